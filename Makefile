@@ -1,0 +1,32 @@
+# `make demo` and `make test` do all set-up on a fresh machine: a virtual environment in .venv, then the package.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.PHONY: demo test check long clean
+
+demo: $(STAMP)
+	$(BIN)/fedgossip demo
+
+test: $(STAMP) check
+	$(BIN)/pytest
+
+check: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+long: $(STAMP)
+	$(BIN)/pytest --long
+
+# torch comes in the same pip call as the project, so that the constraints choose its build.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "fedgossip needs Python 3.11 or newer; $(PYTHON) is older. Try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 2; }
+	@echo "Installing into $(VENV) (a minute or two, most of it PyTorch) ..."
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $(STAMP)
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache

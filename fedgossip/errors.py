@@ -1,0 +1,61 @@
+"""The errors that fedgossip raises on purpose.  The message says what and where, the advice what to do now."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class FedgossipError(Exception):
+    """Base of the family.  ``str(error)`` is the one line of error, ``error.advice`` the one line of advice."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, advice: str = "") -> None:
+        super().__init__(message)
+        self.advice = advice
+
+
+class ConfigError(FedgossipError):
+    """Something you wrote (an experiment file, a graph, an argument, a data file) cannot be used."""
+
+    exit_code = 2
+
+
+class NetworkError(FedgossipError):
+    """A socket could not be opened or nobody could be reached."""
+
+    exit_code = 3
+
+
+class PeerError(FedgossipError):
+    """Another peer sent something that cannot be accepted; ``peer`` is its id, or None where it has none."""
+
+    exit_code = 4
+
+    def __init__(self, message: str, advice: str = "", *, peer: int | None = None) -> None:
+        super().__init__(message, advice)
+        self.peer = peer
+
+
+class ProtocolError(PeerError):
+    """A message that is impossible at this point of the protocol.  The machine's state is unchanged."""
+
+
+class TrainingError(FedgossipError):
+    """Local training failed: the loss is not finite, or the user's own function raised."""
+
+    exit_code = 5
+
+
+class TooFewPeers(FedgossipError):
+    """Too few peers were there to go on."""
+
+    exit_code = 7
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Return "did you mean 'X'?" for the known word nearest to `word`, or the list of known words."""
+    words = sorted(known)
+    close = difflib.get_close_matches(word, words, n=1, cutoff=0.5)
+    return f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(words)}."

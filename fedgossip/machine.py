@@ -1,0 +1,114 @@
+"""A participant is a machine: it is told events and returns effects.
+
+It owns no socket, clock, thread, random source or GPU.  Time is integer nanoseconds and always an argument.  Two
+drivers run machines, the simulator and the ZeroMQ host; whatever is shown of a machine in one holds in the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from fedgossip.messages import Message
+from fedgossip.vectors import Vector
+
+NodeId = int
+
+# --- events: told, past tense -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The driver is ready; told once, first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    sender: NodeId
+    message: Message
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trained:
+    """`update` is trained vector minus given vector, or None where nothing changed (pure averaging)."""
+
+    job: int
+    update: Vector | None
+    examples: int = 0
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Fired:
+    key: Hashable
+
+
+@dataclass(frozen=True, slots=True)
+class PeerJoined:
+    """The link to `node` is up."""
+
+    node: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class PeerGone:
+    """The link to `node` is lost, or the node is known to be dead."""
+
+    node: NodeId
+
+
+Event = Started | Received | Trained | Fired | PeerJoined | PeerGone
+
+# --- effects: asked, imperative ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    to: NodeId
+    message: Message
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Train:
+    """Train from `vector`; answered by `Trained` with the same job."""
+
+    job: int
+    vector: Vector
+
+
+@dataclass(frozen=True, slots=True)
+class SetTimer:
+    """Answered by `Fired(key)` after the delay; the same key replaces, so a key carries what made it relevant."""
+
+    key: Hashable
+    after_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A fact for the records: nothing depends on whether anybody reads it."""
+
+    name: str
+    value: object
+    round: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Finish:
+    """The machine is done; `result` is its model.  Told nothing any more after this."""
+
+    result: Vector
+
+
+Effect = Send | Train | SetTimer | Report | Finish
+
+
+class Machine(Protocol):
+    def handle(self, event: Event, now_ns: int) -> Sequence[Effect]:
+        """Take one event, return what is to be done.
+
+        Raises ProtocolError for a message that is impossible now; the state is then unchanged: a bad message costs
+        that message only.
+        """
+        ...

@@ -1,0 +1,22 @@
+"""Named random streams: every random number is a function of (root seed, purpose, ids), never of a global generator.
+
+Two places that need randomness never share a stream, so that adding one draw here moves no number there, and a
+peer can compute its own stream without knowing anything about the others.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+
+
+def integer(root: int, purpose: str, *ids: int) -> int:
+    """Return a 64-bit integer in [0, 2**63) that depends on (root, purpose, ids) alone."""
+    name = f"fedgossip/{root}/{purpose}/" + "/".join(map(str, ids))
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little") >> 1
+
+
+def stream(root: int, purpose: str, *ids: int) -> np.random.Generator:
+    """Return the generator named (root, purpose, ids); the same name always gives the same numbers."""
+    return np.random.Generator(np.random.PCG64(integer(root, purpose, *ids)))

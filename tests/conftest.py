@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--long", action="store_true", help="also run the long forms (minutes each)")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--long"):
+        return
+    for item in items:
+        if "long" in item.keywords:
+            item.add_marker(pytest.mark.skip(reason="long form: run with --long"))
+
+
+@pytest.fixture
+def real_data() -> Path:
+    """The folder with mnist/ and shakespeare/, named by FEDGOSSIP_DATA or lying in shared/data beside the checkout."""
+    here = Path(os.environ.get("FEDGOSSIP_DATA", Path(__file__).parents[2] / "shared" / "data"))
+    if not (here / "mnist").is_dir():
+        pytest.skip(f"no real data at {here}: set FEDGOSSIP_DATA to a folder with mnist/ and shakespeare/")
+    return here
