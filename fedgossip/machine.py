@@ -58,7 +58,12 @@ class PeerGone:
     node: NodeId
 
 
-Event = Started | Received | Trained | Fired | PeerJoined | PeerGone
+@dataclass(frozen=True, slots=True)
+class Stopping:
+    """The user wants this peer to stop: say goodbye and finish with what is there."""
+
+
+Event = Started | Stopping | Received | Trained | Fired | PeerJoined | PeerGone
 
 # --- effects: asked, imperative ---------------------------------------------------------------------------------
 

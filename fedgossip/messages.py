@@ -34,4 +34,21 @@ class Leaving:
         return 0
 
 
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """The first words on a link, between hosts: peers of two experiments, or of two layouts, must not mix.
+
+    `experiment` is the hash of the resolved experiment, `schema` of the parameter layout, `version` fedgossip's.
+    """
+
+    schema: str
+    experiment: str
+    version: str
+
+    @property
+    def payload_bytes(self) -> int:
+        return 0
+
+
 Message = Model | Leaving
+AnyMessage = Message | Hello

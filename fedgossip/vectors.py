@@ -16,6 +16,9 @@ import numpy.typing as npt
 
 Vector = npt.NDArray[np.floating]
 
+RowGroups = Sequence[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.float64]]]
+"""(nodes [g], ids [g, k], weights [g, k]) for nodes with equal numbers k of terms; ids ascend in each row."""
+
 BLOCK = 16_384  # elements; 64 KiB of float32: the running sum and the product stay in the cache
 
 # Blocks of memory below this size are malloc's business; from here on a fresh block costs a page fault per 4 KiB,
@@ -62,8 +65,8 @@ def frozen(vector: Vector) -> Vector:
 
 
 def add(left: Vector, right: Vector) -> Vector:
-    """Return left + right as a new frozen vector."""
-    return frozen(np.add(left, right, out=empty(left.size, left.dtype)))
+    """Return left + right as a new frozen array, [d] or [n, d]."""
+    return frozen(np.add(left, right, out=empty(left.size, left.dtype).reshape(left.shape)))
 
 
 def ordered_mix(terms: Sequence[tuple[float, Vector]]) -> Vector:
@@ -93,12 +96,38 @@ def ordered_mix(terms: Sequence[tuple[float, Vector]]) -> Vector:
     return frozen(total)
 
 
+def ordered_mix_rows(
+    groups: RowGroups,
+    stacked: npt.NDArray[np.floating],
+    out: npt.NDArray[np.floating],
+) -> None:
+    """Write `ordered_mix` of every row at once: out[i] = sum_k weights[i, k] * stacked[ids[i, k]], the same bits.
+
+    `stacked` and `out` are [n, d], two arrays.  Works in blocks of columns, so that a block of all rows is read from
+    memory once and then gathered from the cache.
+    """
+    n, d = stacked.shape
+    kind = stacked.dtype
+    width = max(64, min(d, (1 << 18) // n))
+    scaled = [(nodes, ids.T, weights.T.astype(kind)[:, :, None]) for nodes, ids, weights in groups]
+    for start in range(0, d, width):
+        block = np.ascontiguousarray(stacked[:, start : start + width])
+        for nodes, ids, weights in scaled:
+            total = block[ids[0]]
+            total *= weights[0]
+            for slot in range(1, len(ids)):
+                term = block[ids[slot]]
+                term *= weights[slot]
+                total += term
+            out[nodes, start : start + width] = total
+
+
 def digest(vectors: Iterable[Vector]) -> str:
     """Return the sha256 over the raw little-endian bytes of all vectors, in the order given (ascending peer id)."""
     total = hashlib.sha256()
     for vector in vectors:
         little = np.ascontiguousarray(vector, dtype=vector.dtype.newbyteorder("<"))
-        total.update(memoryview(little).cast("B"))
+        total.update(little.view(np.uint8).data)
     return total.hexdigest()
 
 

@@ -1,0 +1,1 @@
+"""The driver with sockets: one process per peer, ZeroMQ with CURVE between them."""

@@ -1,0 +1,243 @@
+"""Runs one machine over real sockets.  This thread owns every socket and the machine; one worker thread trains."""
+
+from __future__ import annotations
+
+import heapq
+import queue
+import threading
+import time
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+
+from fedgossip.errors import FedgossipError, PeerError, TrainingError
+from fedgossip.machine import (
+    Effect,
+    Event,
+    Finish,
+    Fired,
+    Machine,
+    NodeId,
+    PeerGone,
+    PeerJoined,
+    Received,
+    Report,
+    Send,
+    SetTimer,
+    Started,
+    Stopping,
+    Train,
+    Trained,
+)
+from fedgossip.messages import Hello, Leaving, Model
+from fedgossip.metrics import EventRow, Meter, PeerRow, Row, event_row
+from fedgossip.net.links import Arrived, LinkDown, LinkEvent, Links, LinkUp, Rejected
+from fedgossip.task import Job, LocalTask, Update
+from fedgossip.vectors import Vector
+from fedgossip.wire import wire_bytes
+
+GRACE_NS = 1_000_000_000
+"""How long a broken link may take to come back before its peer is told as gone."""
+
+FLUSH_SECONDS = 5.0
+IDLE_MS = 500
+"""The longest sleep: signals and a vanished parent are noticed within it."""
+
+REJECTIONS_WRITTEN = 20
+"""How many refused frames are written out; all are counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """What the host needs from outside its own room: where rows go, what to do with vectors, when to stop."""
+
+    write: Callable[[Row], None]
+    outgoing: Callable[[int, Vector], None]
+    """(round, vector): what is about to be mixed in the round that ends as `round`."""
+    mixed: Callable[[int, Vector], float | None]
+    """(round, vector): keep what is wanted; return the accuracy where this round is evaluated."""
+    stop: Callable[[], bool]
+    """Asked at least every half second: true ends the run early, politely."""
+
+
+class Host:
+    """One peer.  `links` are bound and connected; `run` returns the final vector."""
+
+    def __init__(self, node: NodeId, machine: Machine, links: Links, task: LocalTask, hello: Hello, ports: Ports) -> None:
+        self.node, self.machine, self.links, self.task, self.hello, self.ports = node, machine, links, task, hello, ports
+        self.result: Vector | None = None
+        self.counts: dict[str, int] = {}
+        self._meter = Meter(node)
+        self._zero = time.monotonic_ns()
+        self._timers: dict[Hashable, int] = {}
+        self._due: list[tuple[int, int, Hashable]] = []
+        self._sequence = 0
+        self._greeted: set[NodeId] = set()
+        self._up: set[NodeId] = set()
+        self._fatal: FedgossipError | None = None
+        self._round = 0
+        self._jobs: queue.SimpleQueue[Train | None] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[tuple[Train, Update | FedgossipError, int]] = queue.SimpleQueue()
+
+    def clock(self) -> int:
+        """Nanoseconds since this host was made."""
+        return time.monotonic_ns() - self._zero
+
+    def run(self) -> Vector:
+        """Run the machine to its end.  Raises what made it impossible to go on, after saying goodbye."""
+        worker = threading.Thread(target=self._work, name=f"training-{self.node}", daemon=True)
+        worker.start()
+        try:
+            self.tell(Started())
+            while self.result is None:
+                self._step()
+        finally:
+            self._jobs.put(None)
+            self.links.close(FLUSH_SECONDS)
+        worker.join(timeout=FLUSH_SECONDS)
+        if self._fatal:
+            raise self._fatal
+        return self.result
+
+    def tell(self, event: Event) -> None:
+        """Give the machine one event and perform what it asks."""
+        now_ns = self.clock()  # read once: handled, and recorded, with the same value
+        try:
+            effects = self.machine.handle(event, now_ns)
+        except PeerError as error:
+            self._reject(Rejected(error.peer, "refused", str(error), error.advice))
+            return
+        mixing_ns = self.clock() - now_ns
+        for effect in effects:
+            self._perform(effect, now_ns, mixing_ns)
+
+    # --- the loop -------------------------------------------------------------------------------------------------
+
+    def _step(self) -> None:
+        for event in self.links.poll(self._sleep_ms()):
+            self._heard(event)
+        while not self._answers.empty():
+            self._trained(*self._answers.get())
+        while self._due and self._due[0][0] <= self.clock():
+            _, sequence, key = heapq.heappop(self._due)
+            if self._timers.get(key) == sequence:
+                del self._timers[key]
+                self._fire(key)
+        if self.result is None and self.ports.stop():
+            self.tell(Stopping())
+
+    def _sleep_ms(self) -> int:
+        if not self._due:
+            return IDLE_MS
+        return max(0, min(IDLE_MS, (self._due[0][0] - self.clock()) // 1_000_000 + 1))
+
+    def _heard(self, event: LinkEvent) -> None:
+        match event:
+            case Arrived(sender, Hello() as hello):
+                self._greet(sender, hello)
+            case Arrived(sender, (Model() | Leaving()) as message):
+                self._meter.bytes_received += wire_bytes(message)
+                self.tell(Received(sender, message))
+            case LinkUp(node):
+                self._up.add(node)
+                if self._timers.pop(("grace", node), None) is None and node in self._greeted:
+                    self.tell(PeerJoined(node))
+            case LinkDown(node):
+                self._up.discard(node)
+                self._set_timer(("grace", node), GRACE_NS)
+            case Rejected():
+                self._reject(event)
+
+    def _greet(self, sender: NodeId, hello: Hello) -> None:
+        """A partner runs the same experiment, or it is told as gone; nobody but it is harmed by that."""
+        if hello == self.hello:
+            known = sender in self._greeted
+            self._greeted.add(sender)
+            if sender in self._up and not known:
+                self.tell(PeerJoined(sender))
+            return
+        differs = next(k for k in ("version", "schema", "experiment") if getattr(hello, k) != getattr(self.hello, k))
+        meaning = {
+            "version": f"runs fedgossip {hello.version}, this is {self.hello.version}",
+            "schema": "has a model of another layout",
+            "experiment": "runs another experiment",
+        }[differs]
+        advice = "Start every peer from the same experiment file, with the same fedgossip."
+        self._reject(Rejected(sender, differs, f"peer {sender} {meaning}", advice))
+        self.tell(PeerGone(sender))
+
+    def _fire(self, key: Hashable) -> None:
+        match key:
+            case ("grace", int(node)):
+                self.tell(PeerGone(node))
+            case _:
+                self.tell(Fired(key))
+
+    # --- effects --------------------------------------------------------------------------------------------------
+
+    def _perform(self, effect: Effect, now_ns: int, mixing_ns: int) -> None:
+        match effect:
+            case Send(to, message):
+                self._meter.bytes_sent += wire_bytes(message)
+                self.links.send(to, message)
+            case Train():
+                self._meter.train_began(self.clock())
+                self._jobs.put(effect)
+            case SetTimer(key, after_ns):
+                self._set_timer(key, after_ns)
+            case Report("outgoing", tuple() as vectors, number):
+                self.ports.outgoing(number + 1, vectors[0])
+            case Report("mixed", vector, number):
+                self._round = number
+                accuracy = self.ports.mixed(number, vector)  # type: ignore[arg-type]
+                self._row(self._meter.mixed(number, now_ns, mixing_ns, accuracy))
+            case Report("trained"):
+                pass
+            case Report():
+                self._count(effect.name)
+                if row := event_row(self.node, effect):
+                    self.ports.write(row)
+            case Finish(result):
+                self.result = result
+
+    def _row(self, row: PeerRow) -> None:
+        self.ports.write(row)
+
+    def _set_timer(self, key: Hashable, after_ns: int) -> None:
+        self._sequence += 1
+        self._timers[key] = self._sequence
+        heapq.heappush(self._due, (self.clock() + after_ns, self._sequence, key))
+
+    def _count(self, name: str) -> None:
+        self.counts[name] = self.counts.get(name, 0) + 1
+
+    def _reject(self, event: Rejected) -> None:
+        self._count("refused")
+        if self.counts["refused"] <= REJECTIONS_WRITTEN:
+            value = {"from": event.sender, "reason": event.reason, "text": event.text, "advice": event.advice}
+            self.ports.write(EventRow(self._round, self.node, "refused", value))
+
+    # --- training -------------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        """The worker thread: one job after the other until None comes."""
+        while (asked := self._jobs.get()) is not None:
+            answer: Update | FedgossipError
+            try:
+                (answer,) = self.task.train([Job(self.node, asked.job, asked.vector)])
+            except FedgossipError as error:
+                answer = error
+            except Exception as error:  # the user's own model or data function: name it, do not hang
+                answer = TrainingError(
+                    f"node {self.node}, round {asked.job}: training raised {type(error).__name__}: {error}",
+                    "Run it in the simulator with --on sim to see it alone.",
+                )
+            self._answers.put((asked, answer, self.clock()))
+            self.links.wake()
+
+    def _trained(self, asked: Train, answer: Update | FedgossipError, ended_ns: int) -> None:
+        if isinstance(answer, FedgossipError):
+            self._fatal = answer
+            self.tell(Stopping())
+            return
+        self._meter.train_ended(ended_ns, answer.metrics)
+        self.tell(Trained(asked.job, answer.difference, answer.examples, answer.metrics))

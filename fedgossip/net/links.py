@@ -1,0 +1,331 @@
+"""One peer's sockets: a ROUTER to hear everyone, a DEALER per partner to speak to it, CURVE on all of them.
+
+One thread owns everything here.  `send` never blocks: what the socket does not take now waits in a bounded outbox.
+The sender of a message is the peer that the allow-list knows by the connection's key, never what a message says.
+"""
+
+from __future__ import annotations
+
+import socket as os_socket
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from fedgossip.errors import NetworkError
+from fedgossip.machine import NodeId
+from fedgossip.messages import AnyMessage, Hello, Model
+from fedgossip.net.auth import DOMAIN, AllowList
+from fedgossip.net.endpoints import Endpoints
+from fedgossip.net.identity import Identity
+from fedgossip.wire import FRAME_BYTES_MAX, Assembler, Expected, FrameError, frames
+
+ZmqSocket = zmq.Socket[bytes]
+
+QUEUED_CHUNKS = 8
+"""High-water mark of every socket, in messages of at most 256 KiB: 2 MiB per link and direction wait inside ZeroMQ;
+what comes after waits in the outbox as a reference to the vector, and at the receiver as TCP's back-pressure."""
+
+OUTBOX_MESSAGES = 8
+"""Messages that wait for one partner; in a synchronous run two models and a goodbye do."""
+
+HEARTBEAT_MS, SILENCE_MS = 2_000, 10_000
+LINGER_MS = 2_000
+DRAIN_FRAMES = 64
+"""Frames taken from the ROUTER before the other sockets get their turn."""
+
+
+# --- what happens on links ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    sender: NodeId
+    message: AnyMessage
+
+
+@dataclass(frozen=True, slots=True)
+class LinkUp:
+    node: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class LinkDown:
+    node: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A frame, or a caller, that was refused: `reason` in one word.  `sender` is None for an unknown key."""
+
+    sender: NodeId | None
+    reason: str
+    text: str
+    advice: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Woken:
+    """Another thread, or a signal, has something for the owner of the links."""
+
+
+LinkEvent = Arrived | LinkUp | LinkDown | Rejected | Woken
+
+
+@dataclass(slots=True)
+class _Link:
+    """The way out to one partner."""
+
+    node: NodeId
+    dealer: ZmqSocket
+    monitor: ZmqSocket
+    outbox: deque[AnyMessage] = field(default_factory=deque)
+    current: Iterator[tuple[bytes, bytes | memoryview]] | None = None
+    waiting: tuple[bytes, bytes | memoryview] | None = None
+    recent: list[AnyMessage] = field(default_factory=list)  # said again when the link comes back
+    transfer: int = 0
+    up: bool = False
+    broke: bool = False
+
+
+class Links:
+    """Sockets of one peer.  Bind first (`address` then holds the real port), `connect` when all addresses are known."""
+
+    def __init__(self, node: NodeId, bind: str, identity: Identity | None) -> None:
+        """`identity` None leaves encryption out: for measuring what it costs, reachable from no command."""
+        self.node, self.identity = node, identity
+        self._links: dict[NodeId, _Link] = {}
+        self._assemblers: dict[NodeId, Assembler] = {}
+        self._hello = Hello("", "", "")
+        self.bytes_received = self.dropped = 0
+        self.context: zmq.Context[ZmqSocket] = zmq.Context(1)
+        self.context.set(zmq.MAX_SOCKETS, 8192)
+        self.poller = zmq.Poller()
+        self.allow = AllowList(self.context)
+        self.poller.register(self.allow.socket, zmq.POLLIN)
+        self._wake_out, self._wake_in = os_socket.socketpair()
+        self._wake_out.setblocking(False)
+        self._wake_in.setblocking(False)
+        self.poller.register(self._wake_in.fileno(), zmq.POLLIN)
+        self.router = self._socket(zmq.ROUTER)
+        if identity:
+            self.router.curve_server = True
+            self.router.curve_secretkey = identity.secret.encode()
+            self.router.curve_publickey = identity.public.encode()
+            self.router.zap_domain = DOMAIN
+            self.router.zap_enforce_domain = True
+        try:
+            self.router.bind(bind)
+        except zmq.ZMQError as error:
+            self.close()
+            advice = "Stop what listens there, or choose another port." if error.errno == zmq.EADDRINUSE else (
+                "Is this an address of this machine?"
+            )
+            raise NetworkError(f"cannot listen on {bind}: {error.strerror.lower()}", advice) from None
+        self.address = self.router.getsockopt_string(zmq.LAST_ENDPOINT)
+        self.poller.register(self.router, zmq.POLLIN)
+
+    @property
+    def wake_fd(self) -> int:
+        """For signal.set_wakeup_fd."""
+        return self._wake_out.fileno()
+
+    def wake(self) -> None:
+        """Make `poll` return a Woken; callable from any thread."""
+        try:
+            self._wake_out.send(b"!")
+        except (BlockingIOError, OSError):  # full: it will wake anyway; closed: nobody is there to wake
+            return
+
+    def _socket(self, kind: int) -> ZmqSocket:
+        socket = self.context.socket(kind)
+        socket.linger = LINGER_MS
+        socket.sndhwm = socket.rcvhwm = 2 * QUEUED_CHUNKS  # two frames a message
+        socket.immediate = True
+        socket.maxmsgsize = FRAME_BYTES_MAX
+        socket.heartbeat_ivl, socket.heartbeat_timeout, socket.heartbeat_ttl = HEARTBEAT_MS, SILENCE_MS, SILENCE_MS
+        socket.reconnect_ivl, socket.reconnect_ivl_max = 100, 2_000
+        socket.ipv6 = True
+        return socket
+
+    def connect(self, partners: Sequence[NodeId], endpoints: Endpoints, expected: Expected, hello: Hello) -> None:
+        """Allow the partners' keys, and call each of them; `hello` is the first word on every connection."""
+        self._hello = hello
+        if self.identity:
+            self.allow.allow({endpoints[node].key: node for node in partners})
+        for node in partners:
+            dealer = self._socket(zmq.DEALER)
+            if self.identity:
+                dealer.curve_serverkey = endpoints[node].key.encode()
+                dealer.curve_secretkey = self.identity.secret.encode()
+                dealer.curve_publickey = self.identity.public.encode()
+            else:
+                dealer.routing_id = str(self.node).encode()
+            watched = (
+                zmq.EVENT_HANDSHAKE_SUCCEEDED
+                | zmq.EVENT_DISCONNECTED
+                | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+                | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+            )
+            monitor = dealer.get_monitor_socket(watched)
+            self._assemblers[node] = Assembler(expected)
+            self._links[node] = _Link(node, dealer, monitor)
+            self.poller.register(monitor, zmq.POLLIN)
+            dealer.connect(endpoints[node].address)
+
+    # --- sending --------------------------------------------------------------------------------------------------
+
+    def send(self, to: NodeId, message: AnyMessage) -> None:
+        """Queue `message`; the oldest one that has not begun is dropped where more than OUTBOX_MESSAGES wait."""
+        link = self._links[to]
+        if isinstance(message, Model):
+            link.recent.clear()
+        link.recent.append(message)
+        if len(link.outbox) >= OUTBOX_MESSAGES:
+            link.outbox.popleft()
+            self.dropped += 1
+        link.outbox.append(message)
+        self._flush(link)
+
+    def _flush(self, link: _Link) -> None:
+        """Give the socket all that it takes; ask to be called again when it takes more."""
+        while link.up and (pair := self._next(link)) is not None:
+            mark, body = pair
+            try:
+                link.dealer.send(mark, zmq.SNDMORE | zmq.NOBLOCK)
+                link.dealer.send(body, zmq.NOBLOCK)
+            except zmq.Again:
+                self.poller.register(link.dealer, zmq.POLLOUT)
+                return
+            link.waiting = None
+        if link.dealer in self.poller:
+            self.poller.unregister(link.dealer)
+
+    def _next(self, link: _Link) -> tuple[bytes, bytes | memoryview] | None:
+        while link.waiting is None:
+            if link.current is None:
+                if not link.outbox:
+                    return None
+                link.transfer += 1
+                link.current = frames(link.outbox.popleft(), link.transfer)
+            link.waiting = next(link.current, None)
+            if link.waiting is None:
+                link.current = None
+        return link.waiting
+
+    @property
+    def idle(self) -> bool:
+        """Whether everything that can be sent has been handed to ZeroMQ."""
+        return all(
+            not link.up or (not link.outbox and link.current is None and link.waiting is None)
+            for link in self._links.values()
+        )
+
+    # --- hearing --------------------------------------------------------------------------------------------------
+
+    def poll(self, timeout_ms: int) -> list[LinkEvent]:
+        """Wait at most `timeout_ms` for something to happen; return what happened."""
+        ready = dict(self.poller.poll(timeout_ms))
+        events: list[LinkEvent] = []
+        if ready.pop(self._wake_in.fileno(), None):
+            self._wake_in.recv(4096)
+            events.append(Woken())
+        if ready.pop(self.allow.socket, None) and (caller := self.allow.answer()) is not None:
+            text = f"a caller at {caller} with an unknown key was refused"
+            events.append(Rejected(None, "unknown_key", text, "Is its key in endpoints.toml?"))
+        if ready.pop(self.router, None):
+            self._hear(events)
+        for link in self._links.values():
+            if link.monitor in ready:
+                self._watch(link, events)
+            if link.dealer in ready:
+                self._flush(link)
+        return events
+
+    def _hear(self, events: list[LinkEvent]) -> None:
+        for _ in range(DRAIN_FRAMES):
+            try:
+                connection = self.router.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            sender: NodeId | None = None
+            try:
+                mark = self.router.recv(copy=False)
+                sender = self._sender(mark, connection)
+                message = self._body(self._assemblers[sender], mark.bytes)
+            except FrameError as error:
+                while self.router.rcvmore:
+                    self.router.recv_into(bytearray())
+                events.append(Rejected(sender, error.reason, str(error), error.advice))
+                continue
+            if message is not None:
+                events.append(Arrived(sender, message))
+
+    def _sender(self, mark: zmq.Frame, connection: bytes) -> NodeId:
+        try:
+            sender = int(mark.get("User-Id") if self.identity else connection)
+        except (zmq.ZMQError, ValueError, TypeError):
+            raise FrameError("anonymous", "a frame of nobody") from None
+        if sender not in self._assemblers:
+            raise FrameError("stranger", f"a frame from node {sender}, which is no partner")
+        return sender
+
+    def _body(self, assembler: Assembler, mark: bytes) -> AnyMessage | None:
+        if not self.router.rcvmore:
+            raise FrameError("truncated", "a message of one frame")
+        target = assembler.mark(mark)
+        if target is None:
+            body = self.router.recv()
+            self._check_last()
+            self.bytes_received += len(mark) + len(body)
+            return assembler.header(body)
+        size = self.router.recv_into(target)
+        self._check_last()
+        self.bytes_received += len(mark) + size
+        return assembler.landed(size)
+
+    def _check_last(self) -> None:
+        if self.router.rcvmore:
+            raise FrameError("frames", "a message of more than two frames")
+
+    def _watch(self, link: _Link, events: list[LinkEvent]) -> None:
+        event = recv_monitor_message(link.monitor)["event"]
+        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            link.up = True
+            if link.broke:
+                self._restart(link)
+            link.outbox.appendleft(self._hello)
+            events.append(LinkUp(link.node))
+            self._flush(link)
+        elif event == zmq.EVENT_DISCONNECTED:
+            if link.up:
+                link.up, link.broke = False, True
+                events.append(LinkDown(link.node))
+        else:
+            text = f"peer {link.node} does not accept our key, or has not the key that endpoints.toml gives it"
+            events.append(Rejected(link.node, "handshake", text, "Compare the keys: fedgossip keys show."))
+
+    def _restart(self, link: _Link) -> None:
+        """Say the last words again: what was on the broken connection is lost, and repeats do no harm."""
+        link.outbox.clear()
+        link.current = link.waiting = None
+        link.outbox.extend(link.recent)
+
+    def close(self, drain_seconds: float = 0.0) -> None:
+        """Send what can be sent within `drain_seconds`, then close everything; ZeroMQ lingers for LINGER_MS at most."""
+        until = time.monotonic() + drain_seconds
+        while not self.idle and time.monotonic() < until:
+            self.poll(50)
+        for link in self._links.values():
+            link.dealer.disable_monitor()
+            link.monitor.close(0)
+            link.dealer.close()
+        self.router.close(0)
+        self.allow.socket.close(0)
+        self._wake_in.close()
+        self._wake_out.close()
+        self.context.term()
+

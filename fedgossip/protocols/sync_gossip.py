@@ -1,0 +1,264 @@
+"""Synchronous gossip: train, send to the neighbours, wait for theirs, mix; round after round.
+
+    joining --all links up, or start timer--> training --Trained--> waiting --all here, or deadline--> training ...
+                                                                        after the last round --> leaving --> finished
+
+A neighbour is at most one round ahead as long as nobody misses a deadline, for it needs our model of this round; so
+two models per neighbour are kept: this round's and the newest.  Every wait has a timer.
+
+Where we differ from the paper's lockstep (Lian et al. 2017): a neighbour that is gone, or that misses the deadline, is
+left out of the round and its weight goes to oneself; it is not waited for again until a model of the current round
+comes from it.  Who finds that all others have gone on takes the newest round that it has seen.  Only one end may have
+left an edge out, so such a round moves the mean: it is reported, never silent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol
+
+from fedgossip.algorithms.base import GossipAlgorithm, State
+from fedgossip.errors import ProtocolError
+from fedgossip.machine import (
+    Effect,
+    Event,
+    Finish,
+    Fired,
+    NodeId,
+    PeerGone,
+    PeerJoined,
+    Received,
+    Report,
+    Send,
+    SetTimer,
+    Started,
+    Stopping,
+    Train,
+    Trained,
+)
+from fedgossip.messages import Leaving, Model
+from fedgossip.vectors import Vector, ordered_mix
+
+
+class Weights(Protocol):
+    """One round's mixing, as a peer sees it."""
+
+    def row(self, node: NodeId) -> dict[NodeId, float]: ...
+    def targets(self, node: NodeId) -> tuple[NodeId, ...]: ...
+
+
+class Schedule(Protocol):
+    """The mixing of each round; the graph of round r is a pure function of r."""
+
+    @property
+    def period(self) -> int: ...
+    def mixing(self, round: int) -> Weights: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SyncSettings:
+    """Limits of one synchronous run.  Times in nanoseconds."""
+
+    rounds: int
+    deadline_ns: int = 30_000_000_000
+    """How long to wait for the neighbours' models after sending one's own; above the slowest peer's training time."""
+    start_ns: int = 300_000_000_000
+    """How long to wait for all links at the start; people start peers on several machines by hand."""
+    drain_ns: int = 30_000_000_000
+    """How long to stay after the last round for neighbours that are not done."""
+
+
+class SyncGossip(Generic[State]):
+    """One peer of a synchronous run.  `schema` is the layout that its neighbours must share."""
+
+    def __init__(
+        self,
+        node: NodeId,
+        schedule: Schedule,
+        algorithm: GossipAlgorithm[State],
+        initial: Vector,
+        schema: str,
+        settings: SyncSettings,
+    ) -> None:
+        self.node, self.schedule, self.algorithm, self.settings = node, schedule, algorithm, settings
+        self.schema, self.kind, self.length = schema, initial.dtype, initial.size
+        self.state = algorithm.start(initial)
+        self.round = 0
+        self.phase = "new"
+        self.outgoing: tuple[Vector, ...] = ()
+        self.partners = partners_of(node, schedule)
+        self.linked: set[NodeId] = set()
+        self.absent: set[NodeId] = set()  # not waited for
+        self.left: set[NodeId] = set()  # said goodbye: will never send again
+        self.mailbox: dict[NodeId, dict[int, tuple[Vector, ...]]] = {}
+
+    def handle(self, event: Event, now_ns: int) -> Sequence[Effect]:  # noqa: ARG002 (the Machine protocol)
+        if self.phase == "finished":
+            return []
+        match event:
+            case Received(sender, Model() as model):
+                return self._received(sender, model)
+            case Received(sender, Leaving()):
+                return self._left(sender)
+            case Trained(job, update, examples, metrics):
+                assert self.phase == "training" and job == self.round, f"job {job} was not asked for"
+                report = Report("trained", {**metrics, "examples": examples}, self.round)
+                return [report, *self._exchange(update)]
+            case Fired(("deadline", number)) if self.phase == "waiting" and number == self.round:
+                return self._give_up_waiting()
+            case Fired(("start",)) if self.phase == "joining":
+                missing = sorted(set(self.partners) - self.linked)
+                self.absent.update(missing)
+                return [Report("started_without", missing, 0), *self._train()]
+            case Fired(("drain",)) if self.phase == "leaving":
+                return self._finish()
+            case PeerJoined(node):
+                return self._joined(node)
+            case PeerGone(node):
+                return self._gone(node)
+            case Started():
+                self.phase = "joining"
+                return self._begin_if_joined() or [SetTimer(("start",), self.settings.start_ns)]
+            case Stopping():
+                return [*self._goodbye(), *self._finish()]
+            case _:  # a timer that no longer matters
+                return []
+
+    # --- links ----------------------------------------------------------------------------------------------------
+
+    def _joined(self, node: NodeId) -> list[Effect]:
+        self.linked.add(node)
+        return self._begin_if_joined()
+
+    def _begin_if_joined(self) -> list[Effect]:
+        if self.phase == "joining" and set(self.partners) <= self.linked | self.absent:
+            return self._train()
+        return []
+
+    def _gone(self, node: NodeId) -> list[Effect]:
+        self.linked.discard(node)
+        if node in self.left or node not in self.partners:
+            return []
+        self.absent.add(node)
+        report = Report("gone", node, self.round)
+        return [report, *self._begin_if_joined(), *self._mix_if_complete(), *self._finish_if_alone()]
+
+    def _left(self, sender: NodeId) -> list[Effect]:
+        self.left.add(sender)
+        return [*self._mix_if_complete(), *self._finish_if_alone()]
+
+    # --- a round --------------------------------------------------------------------------------------------------
+
+    def _train(self) -> list[Effect]:
+        if self.round >= self.settings.rounds:
+            return self._leave()
+        self.phase = "training"
+        return [Train(self.round, self.algorithm.model(self.state))]
+
+    def _exchange(self, update: Vector | None) -> list[Effect]:
+        effects: list[Effect] = []
+        newest = max((r for kept in self.mailbox.values() for r in kept), default=0)
+        if newest > self.round + 1:  # a neighbour two rounds ahead has given up on us: the rounds between are lost
+            effects.append(Report("skipped", newest - self.round, newest))
+            self.round = newest
+        self.outgoing = self.algorithm.outgoing(self.state, update)
+        self.phase = "waiting"
+        effects.append(Report("outgoing", self.outgoing, self.round))
+        model = Model(self.round, self.schema, self.outgoing)
+        reachable = [to for to in self.schedule.mixing(self.round).targets(self.node) if to not in self.left]
+        effects += [Send(to, model) for to in reachable]
+        effects.append(SetTimer(("deadline", self.round), self.settings.deadline_ns))
+        return effects + self._mix_if_complete()
+
+    def _received(self, sender: NodeId, model: Model) -> list[Effect]:
+        self._check(sender, model)
+        if model.round < self.round:
+            return [Report("late", {"peer": sender, "round": model.round}, self.round)]
+        self.absent.discard(sender)
+        kept = self.mailbox.setdefault(sender, {})
+        if model.round in kept:
+            return [Report("repeated", {"peer": sender, "round": model.round}, self.round)]
+        kept[model.round] = model.vectors
+        for stale in sorted(kept)[1:-1] if self.round in kept else sorted(kept)[:-1]:
+            del kept[stale]
+        return self._mix_if_complete()
+
+    def _check(self, sender: NodeId, model: Model) -> None:
+        where = f"node {self.node}, round {self.round}"
+        if sender not in self.partners:
+            raise ProtocolError(f"{where}: a model from node {sender}, which is no neighbour", peer=sender)
+        if not 0 <= model.round < self.settings.rounds:
+            raise ProtocolError(
+                f"{where}: model of round {model.round} from node {sender}; the run has {self.settings.rounds} rounds",
+                "Were the peers started from the same experiment file?",
+                peer=sender,
+            )
+        shapes = {(v.dtype, v.shape) for v in model.vectors}
+        if model.schema != self.schema or shapes != {(self.kind, (self.length,))}:
+            raise ProtocolError(
+                f"{where}: node {sender} sends a model of another layout (schema {model.schema}, ours {self.schema})",
+                "Give every peer the same [model] section.",
+                peer=sender,
+            )
+
+    def _missing(self) -> list[NodeId]:
+        row = self.schedule.mixing(self.round).row(self.node)
+        return [j for j in row if j != self.node and self.round not in self.mailbox.get(j, ())]
+
+    def _mix_if_complete(self) -> list[Effect]:
+        if self.phase != "waiting":
+            return []
+        missing = self._missing()
+        return self._mix(missing) if set(missing) <= self.absent | self.left else []
+
+    def _give_up_waiting(self) -> list[Effect]:
+        missing = self._missing()
+        self.absent.update(missing)
+        return self._mix(missing)
+
+    def _mix(self, missing: Sequence[NodeId]) -> list[Effect]:
+        row = self.schedule.mixing(self.round).row(self.node)
+        for absent in missing:
+            row[self.node] += row.pop(absent)
+        effects: list[Effect] = [Report("missed", list(missing), self.round)] if missing else []
+        inputs = {j: self.outgoing if j == self.node else self.mailbox[j][self.round] for j in row}
+        mixed = tuple(
+            ordered_mix([(weight, inputs[j][slot]) for j, weight in row.items()]) for slot in range(len(self.outgoing))
+        )
+        self.state = self.algorithm.incoming(self.state, mixed)
+        self.outgoing = ()
+        self.round += 1
+        for kept in self.mailbox.values():
+            for old in [r for r in kept if r < self.round]:
+                del kept[old]
+        effects.append(Report("mixed", self.algorithm.model(self.state), self.round))
+        return effects + self._train()
+
+    # --- the end --------------------------------------------------------------------------------------------------
+
+    def _leave(self) -> list[Effect]:
+        self.phase = "leaving"
+        return [*self._goodbye(), SetTimer(("drain",), self.settings.drain_ns), *self._finish_if_alone()]
+
+    def _goodbye(self) -> list[Effect]:
+        return [Send(to, Leaving(self.round)) for to in self.partners if to not in self.left]
+
+    def _finish_if_alone(self) -> list[Effect]:
+        alone = set(self.partners) <= self.left | self.absent
+        return self._finish() if self.phase == "leaving" and alone else []
+
+    def _finish(self) -> list[Effect]:
+        self.phase = "finished"
+        self.mailbox.clear()
+        return [Finish(self.algorithm.model(self.state))]
+
+
+def partners_of(node: NodeId, schedule: Schedule) -> tuple[NodeId, ...]:
+    """Return all that `node` sends to or receives from in one period, ascending."""
+    partners: set[NodeId] = set()
+    for number in range(schedule.period):
+        mixing = schedule.mixing(number)
+        partners.update(mixing.row(node), mixing.targets(node))
+    return tuple(sorted(partners - {node}))
+

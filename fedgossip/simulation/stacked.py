@@ -1,0 +1,59 @@
+"""All peers' vectors as the rows of one array: no messages, no time, the same bits.
+
+For researchers of topologies: a round is one call of the task, one of the algorithm, and one mixing of rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedgossip.algorithms.base import GossipAlgorithm, State
+from fedgossip.metrics import Meter, Network, Row
+from fedgossip.task import Job, LocalTask
+from fedgossip.vectors import RowGroups, Vector, frozen, ordered_mix_rows
+
+if TYPE_CHECKING:
+    from fedgossip.topology import Schedule
+
+
+def run_stacked(
+    task: LocalTask,
+    schedule: Schedule,
+    algorithm: GossipAlgorithm[State],
+    rounds: int,
+    record: Network,
+    write: Callable[[Row], None],
+) -> list[Vector]:
+    """Run synchronous gossip of all nodes for `rounds`; return the final vectors, one per node."""
+    n = schedule.n
+    meters = [Meter(node) for node in range(n)]
+    state = algorithm.start(frozen(np.stack([task.initial(node) for node in range(n)])))
+    for number in range(rounds):
+        model = algorithm.model(state)
+        updates = task.train([Job(node, number, model[node]) for node in range(n)])
+        outgoing = algorithm.outgoing(state, _stack([u.difference for u in updates]))
+        groups = schedule.mixing(number).rows_by_degree()
+        mixed = tuple(_mix(groups, vectors) for vectors in outgoing)
+        state = algorithm.incoming(state, mixed)
+        model = algorithm.model(state)
+        for node in range(n):
+            meters[node].train_ended(0, updates[node].metrics)
+            record.outgoing(node, number + 1, outgoing[0][node])
+            for row in record.mixed(meters[node].mixed(number + 1, 0, 0, None), model[node]):
+                write(row)
+    return list(algorithm.model(state))
+
+
+def _stack(differences: list[Vector | None]) -> Vector | None:
+    there = [one for one in differences if one is not None]
+    assert len(there) in (0, len(differences)), "a task changes every vector or none"
+    return frozen(np.stack(there)) if there else None
+
+
+def _mix(groups: RowGroups, vectors: Vector) -> Vector:
+    out = np.empty_like(vectors)
+    ordered_mix_rows(groups, vectors, out)
+    return frozen(out)

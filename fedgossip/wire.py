@@ -1,0 +1,189 @@
+"""Bytes on the link: a small msgpack header, then raw numbers in chunks.  Pure: nothing here knows a socket.
+
+Every ZeroMQ message has two frames:
+
+    b"H" + transfer (u32)                  the header, msgpack, at most 64 KiB, unknown fields refused
+    b"C" + transfer (u32) + index (u32)    the index-th chunk of the vectors announced by that header, 256 KiB or less
+
+All integers little-endian, all numbers little-endian IEEE 754.  Chunks overlap the cipher with the copy; a link that
+breaks in the middle of a transfer leaves chunks whose index does not follow, and these are dropped up to the next
+header.  Sizes are checked against the schema before anything is allocated.  Nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from fedgossip.errors import PeerError
+from fedgossip.messages import AnyMessage, Hello, Leaving, Model
+from fedgossip.vectors import Vector, empty, frozen
+
+CHUNK_BYTES = 256 * 1024
+HEADER_BYTES_MAX = 64 * 1024
+FRAME_BYTES_MAX = CHUNK_BYTES
+MARK_BYTES = 9
+
+_MARK = struct.Struct("<cII")
+
+
+class _ModelHeader(msgspec.Struct, tag="model", forbid_unknown_fields=True):
+    round: int
+    schema: str
+    dtype: str
+    lengths: list[int]
+
+
+class _LeavingHeader(msgspec.Struct, tag="leaving", forbid_unknown_fields=True):
+    round: int
+
+
+class _HelloHeader(msgspec.Struct, tag="hello", forbid_unknown_fields=True):
+    schema: str
+    experiment: str
+    version: str
+
+
+_Header = _ModelHeader | _LeavingHeader | _HelloHeader
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(_Header)
+
+
+def _header(message: AnyMessage) -> _Header:
+    match message:
+        case Model(round, schema, vectors):
+            return _ModelHeader(round, schema, vectors[0].dtype.name, [v.size for v in vectors])
+        case Leaving(round):
+            return _LeavingHeader(round)
+        case Hello(schema, experiment, version):
+            return _HelloHeader(schema, experiment, version)
+
+
+def frames(message: AnyMessage, transfer: int) -> Iterator[tuple[bytes, bytes | memoryview]]:
+    """Yield the (mark, body) pairs of `message`; bodies of chunks are views of its vectors, not copies."""
+    yield _MARK.pack(b"H", transfer, 0), _encoder.encode(_header(message))
+    if isinstance(message, Model):
+        index = 0
+        for vector in message.vectors:
+            raw = _little(vector).view(np.uint8).data
+            for start in range(0, len(raw), CHUNK_BYTES):
+                yield _MARK.pack(b"C", transfer, index), raw[start : start + CHUNK_BYTES]
+                index += 1
+
+
+def wire_bytes(message: AnyMessage) -> int:
+    """Return how many bytes of frames `message` costs (without ZeroMQ's framing and the cipher's overhead)."""
+    sizes = [v.nbytes for v in message.vectors] if isinstance(message, Model) else []
+    chunks = sum(-(-size // CHUNK_BYTES) for size in sizes)
+    return len(_encoder.encode(_header(message))) + sum(sizes) + MARK_BYTES * (1 + chunks)
+
+
+def _little(vector: Vector) -> Vector:
+    return vector if sys.byteorder == "little" else vector.astype(vector.dtype.newbyteorder("<"))
+
+
+class FrameError(PeerError):
+    """A frame that cannot be accepted.  `reason` is one word for counting; the transfer it belongs to is dropped."""
+
+    def __init__(self, reason: str, message: str, advice: str = "") -> None:
+        super().__init__(message, advice)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What a model must look like to be allocated: `count` vectors of `length` elements of `dtype`."""
+
+    schema: str
+    dtype: str
+    length: int
+    count: int = 1
+
+
+class Assembler:
+    """Puts one sender's messages together.  One per sender; at most one transfer is open, so memory is bounded."""
+
+    def __init__(self, expected: Expected) -> None:
+        self.expected = expected
+        self._open: tuple[_ModelHeader, tuple[Vector, ...]] | None = None
+        self._transfer = 0
+        self._targets: list[memoryview] = []
+        self._next = 0
+
+    def mark(self, mark: bytes) -> memoryview | None:
+        """Take the first frame.  Return where the second belongs (a chunk), or None (a header: give it to `header`).
+
+        Raises FrameError for a mark that cannot be read or a chunk that does not follow; both frames are to be dropped.
+        """
+        if len(mark) != MARK_BYTES or mark[:1] not in (b"H", b"C"):
+            raise FrameError("mark", f"a frame mark of {len(mark)} bytes")
+        kind, transfer, index = _MARK.unpack(mark)
+        if kind == b"H":
+            self._drop()
+            self._transfer = transfer
+            return None
+        if self._open is None or transfer != self._transfer or index != self._next:
+            self._drop()
+            raise FrameError("order", f"chunk {index} of transfer {transfer} does not follow")
+        return self._targets[self._next]
+
+    def header(self, body: bytes) -> AnyMessage | None:
+        """Take a header: return the message if it is whole, None if chunks follow.  Raises FrameError."""
+        if len(body) > HEADER_BYTES_MAX:
+            raise FrameError("oversized", f"a header of {len(body)} bytes; the limit is {HEADER_BYTES_MAX}")
+        try:
+            header: _Header = _decoder.decode(body)
+        except msgspec.MsgspecError as error:
+            raise FrameError("header", f"a header that cannot be read: {error}") from None
+        match header:
+            case _LeavingHeader(round=number):
+                return Leaving(number)
+            case _HelloHeader(schema=schema, experiment=experiment, version=version):
+                return Hello(schema, experiment, version)
+            case _ModelHeader():
+                self._announce(header)
+        return None
+
+    def _announce(self, header: _ModelHeader) -> None:
+        want = self.expected
+        if header.schema != want.schema:
+            raise FrameError(
+                "schema",
+                f"a model of another layout (schema {header.schema[:12]}, ours {want.schema[:12]})",
+                "Give every peer the same [model] section.",
+            )
+        if header.dtype != want.dtype or header.lengths != [want.length] * want.count:
+            raise FrameError("size", f"a model of {header.lengths[:4]} {header.dtype}, not {want.length} {want.dtype}")
+        vectors = tuple(empty(want.length, want.dtype) for _ in range(want.count))
+        self._open, self._targets, self._next = (header, vectors), list(_slices(vectors)), 0
+
+    def landed(self, size: int) -> Model | None:
+        """The last chunk, of `size` bytes, is in place: return the model if it is whole.  Raises FrameError."""
+        assert self._open is not None
+        if size != len(self._targets[self._next]):
+            expected = len(self._targets[self._next])
+            self._drop()
+            raise FrameError("truncated", f"a chunk of {size} bytes; expected {expected}")
+        self._next += 1
+        if self._next < len(self._targets):
+            return None
+        header, vectors = self._open
+        self._drop()
+        if sys.byteorder == "big":
+            vectors = tuple(v.byteswap() for v in vectors)
+        return Model(header.round, header.schema, tuple(frozen(v) for v in vectors))
+
+    def _drop(self) -> None:
+        self._open, self._targets, self._next = None, [], 0
+
+
+def _slices(vectors: Sequence[Vector]) -> Iterator[memoryview]:
+    for vector in vectors:
+        raw = vector.view(np.uint8).data
+        for start in range(0, len(raw), CHUNK_BYTES):
+            yield raw[start : start + CHUNK_BYTES]
