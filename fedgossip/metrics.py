@@ -236,13 +236,18 @@ class Network:
             total.accuracy_mean_peer, total.accuracy_worst_peer = float(np.mean(accuracies)), min(accuracies)
 
     def measured_contraction(self) -> float | None:
-        """Return sqrt(sum after^2 / sum before^2) over the measured rounds: what one mixing did to disagreement.
+        """Return the geometric mean over the measured rounds of distance after mixing / distance before it.
 
-        At most the slem, whatever the vectors were; for disagreement in a random direction, the spectrum's root mean
-        square.  None where no round was measured, or nothing was there to shrink.
+        At most the slem of a symmetric mixing, whatever the vectors were; it comes near to it where only mixing is
+        left, and to the spectrum's root mean square where training adds disagreement in all directions.  Rounds whose
+        disagreement is rounding error (1e-6 of the largest) are left out.  None where there was nothing to shrink.
         """
-        before = float(np.sum(np.square(self.last_before)))
-        return float(np.sqrt(np.sum(np.square(self.last_after)) / before)) if before > 0 else None
+        before, after = np.array(self.last_before), np.array(self.last_after)
+        counted = before > 1e-6 * before.max(initial=0.0)
+        if not counted.any():
+            return None
+        ratios = np.maximum(after[counted] / before[counted], 1e-300)
+        return float(np.exp(np.log(ratios).mean()))
 
 
 def _ordered(vectors: dict[int, Vector]) -> list[Vector]:

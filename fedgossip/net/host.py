@@ -92,7 +92,7 @@ class Host:
                 self._step()
         finally:
             self._jobs.put(None)
-            self.links.close(FLUSH_SECONDS)
+            self.links.close(FLUSH_SECONDS if self.result is not None and not self.ports.stop() else 1.0)
         worker.join(timeout=FLUSH_SECONDS)
         if self._fatal:
             raise self._fatal
@@ -229,8 +229,9 @@ class Host:
             except Exception as error:  # the user's own model or data function: name it, do not hang
                 answer = TrainingError(
                     f"node {self.node}, round {asked.job}: training raised {type(error).__name__}: {error}",
-                    "Run it in the simulator with --on sim to see it alone.",
+                    "Run it with --on sim to see it alone.",
                 )
+                answer.__cause__ = error
             self._answers.put((asked, answer, self.clock()))
             self.links.wake()
 

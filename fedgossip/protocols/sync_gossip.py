@@ -242,7 +242,8 @@ class SyncGossip(Generic[State]):
         return [*self._goodbye(), SetTimer(("drain",), self.settings.drain_ns), *self._finish_if_alone()]
 
     def _goodbye(self) -> list[Effect]:
-        return [Send(to, Leaving(self.round)) for to in self.partners if to not in self.left]
+        # also to those who said it first: they stay until they hear it from us
+        return [Send(to, Leaving(self.round)) for to in self.partners]
 
     def _finish_if_alone(self) -> list[Effect]:
         alone = set(self.partners) <= self.left | self.absent

@@ -1,4 +1,4 @@
-"""All peers' vectors as the rows of one array: no messages, no time, the same bits.
+"""All peers' vectors as the rows of one array: no messages (their bytes are counted), no time, the same bits.
 
 For researchers of topologies: a round is one call of the task, one of the algorithm, and one mixing of rows.
 """
@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedgossip.algorithms.base import GossipAlgorithm, State
+from fedgossip.messages import Model
 from fedgossip.metrics import Meter, Network, Row
 from fedgossip.task import Job, LocalTask
 from fedgossip.vectors import RowGroups, Vector, frozen, ordered_mix_rows
+from fedgossip.wire import wire_bytes
 
 if TYPE_CHECKING:
     from fedgossip.topology import Schedule
@@ -32,15 +34,18 @@ def run_stacked(
     meters = [Meter(node) for node in range(n)]
     state = algorithm.start(frozen(np.stack([task.initial(node) for node in range(n)])))
     for number in range(rounds):
+        mixing = schedule.mixing(number)
         model = algorithm.model(state)
         updates = task.train([Job(node, number, model[node]) for node in range(n)])
         outgoing = algorithm.outgoing(state, _stack([u.difference for u in updates]))
-        groups = schedule.mixing(number).rows_by_degree()
+        groups = mixing.rows_by_degree()
+        size = wire_bytes(Model(number, task.schema, tuple(vectors[0] for vectors in outgoing)))
         mixed = tuple(_mix(groups, vectors) for vectors in outgoing)
         state = algorithm.incoming(state, mixed)
         model = algorithm.model(state)
         for node in range(n):
             meters[node].train_ended(0, updates[node].metrics)
+            meters[node].bytes_sent = size * len(mixing.targets(node))
             record.outgoing(node, number + 1, outgoing[0][node])
             for row in record.mixed(meters[node].mixed(number + 1, 0, 0, None), model[node]):
                 write(row)

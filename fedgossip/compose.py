@@ -1,0 +1,166 @@
+"""From an experiment to the parts of a run: graph, weights, forecast, task, machines.
+
+Everything here is a function of the experiment alone, so that every peer, on whatever machine, makes the same parts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from fedgossip import __version__
+from fedgossip.algorithms.dsgd import DSGD
+from fedgossip.errors import ConfigError
+from fedgossip.experiment import Experiment
+from fedgossip.learning.analytic import Averaging, Quadratic
+from fedgossip.machine import NodeId
+from fedgossip.messages import Hello
+from fedgossip.protocols.sync_gossip import SyncGossip, SyncSettings
+from fedgossip.task import LocalTask
+from fedgossip.topology import Forecast, Mixing, Topology, build, forecast, resolve, spectrum
+from fedgossip.vectors import Vector
+
+GAMMA = 0.9
+"""The decay at which effective neighbours are counted in records (Vogels et al. 2022)."""
+
+ALGORITHMS = {"dsgd": DSGD}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is known before anything is trained."""
+
+    experiment: Experiment
+    topology: Topology
+    mixing: Mixing
+    forecast: Forecast
+
+    @property
+    def n(self) -> int:
+        return self.topology.n
+
+
+@dataclass(frozen=True)
+class DataShares:
+    """Who has how many examples; `counts` is [n][classes], None where there are no classes."""
+
+    source: str
+    classes: int | None
+    counts: list[list[int]] | None
+    sizes: list[int] | None
+
+
+def plan(experiment: Experiment) -> Plan:
+    """Resolve the graph, its weights and the forecast.  Raises ConfigError."""
+    section = experiment.topology
+    topology = resolve(section.graph, section.n, seed=experiment.seed)
+    mixing = build(topology, section.weights)
+    return Plan(experiment, topology, mixing, forecast(mixing, GAMMA))
+
+
+def task_of(experiment: Experiment, n: int) -> tuple[LocalTask, DataShares]:
+    """Make the task of all `n` peers.  Imports torch for learning, and only then.  Raises ConfigError."""
+    settings = experiment.task
+    if settings.kind == "averaging":
+        averaging = Averaging(n, settings.dim, dtype=settings.dtype, seed=experiment.seed)
+        return averaging, DataShares("none", None, None, None)
+    if settings.kind == "quadratic":
+        quadratic = Quadratic(
+            n,
+            placement=settings.placement,
+            eta=settings.eta,
+            sigma=settings.sigma,
+            dim=settings.dim,
+            dtype=settings.dtype,
+            seed=experiment.seed,
+        )
+        return quadratic, DataShares("none", None, None, None)
+    return _learning(experiment, n)
+
+
+def _learning(experiment: Experiment, n: int) -> tuple[LocalTask, DataShares]:
+    from fedgossip.learning import data, partitions
+
+    e = experiment
+    dataset = data.load(e.data.source, seed=e.seed)
+    train, test = data.split(dataset, e.data.test, e.seed)
+    keys = dict(e.data.partition)
+    kind = keys.pop("kind", None)
+    if not isinstance(kind, str):
+        raise ConfigError("data.partition has no kind", 'Write partition = { kind = "iid" }.')
+    labels = train.y if train.y.ndim == 1 else train.y[:, -1]
+    shares = partitions.partition(kind, labels, n, seed=e.seed, groups=train.groups, **keys)
+    counts = [np.bincount(labels[share], minlength=train.classes).tolist() for share in shares]
+    described = DataShares(e.data.source, train.classes, counts, [len(share) for share in shares])
+
+    from fedgossip.learning.settings import TrainSettings
+    from fedgossip.learning.task import TorchTask
+
+    settings = TrainSettings(**msgspec.structs.asdict(e.train))
+    return TorchTask(train, test, shares, e.model.source, settings, seed=e.seed, rounds=e.rounds), described
+
+
+def machine_of(plan: Plan, node: NodeId, initial: Vector, schema: str) -> SyncGossip[Vector]:
+    """Make the machine of one peer."""
+    algorithm = plan.experiment.algorithm
+    deadline = int(algorithm.deadline * 1e9)
+    settings = SyncSettings(plan.experiment.rounds, deadline, int(algorithm.start_timeout * 1e9), deadline)
+    return SyncGossip(node, plan.mixing, ALGORITHMS[algorithm.name](), initial, schema, settings)
+
+
+def hello_of(plan: Plan, schema: str) -> Hello:
+    """The first words of every peer of this run.  Where files lie differs between machines and does not count."""
+    content = plan.experiment.to_dict()
+    content["topology"]["graph"] = plan.topology.digest
+    kind, colon, path = content["data"]["source"].partition(":")
+    if colon and "/" in path:
+        content["data"]["source"] = f"{kind}:{path.rsplit('/', 1)[1]}"
+    for section, key in (("train", "device"), ("train", "threads")):
+        content[section].pop(key, None)
+    content = {key: value for key, value in content.items() if key not in ("simulation", "name")}
+    text = repr(_sorted(content)).encode()
+    return Hello(schema, hashlib.sha256(text).hexdigest()[:16], __version__)
+
+
+def _sorted(value: Any) -> Any:
+    if isinstance(value, dict):
+        return [(key, _sorted(value[key])) for key in sorted(value)]
+    return value
+
+
+def versions() -> dict[str, str]:
+    """The versions that decide the bits of a run, of what is imported already."""
+    import platform
+    import sys
+
+    found = {"fedgossip": __version__, "python": platform.python_version(), "machine": platform.machine()}
+    for name in ("numpy", "torch", "zmq"):
+        if module := sys.modules.get(name):
+            found[name] = str(module.__version__)
+    return found
+
+
+def describe_topology(plan: Plan, rows_up_to: int = 512) -> dict[str, Any]:
+    """The graph and its weights as plain data, for the summary and the report."""
+    topology, n = plan.topology, plan.n
+    described: dict[str, Any] = {
+        "n": n,
+        "name": topology.name,
+        "directed": topology.directed,
+        "edges": topology.edges.tolist() if len(topology.edges) <= 20_000 else [],
+        "labels": list(topology.labels) if topology.labels else None,
+    }
+    if n <= rows_up_to:
+        described["rows"] = [{str(j): w for j, w in plan.mixing.row(i).items()} for i in range(n)]
+    return described
+
+
+def eigenvalues(plan: Plan, up_to: int = 4096) -> Sequence[float] | None:
+    """The mixing's eigenvalues, descending, where they are known and few enough to keep."""
+    values = spectrum(plan.mixing).eigenvalues if plan.n <= up_to else None
+    return None if values is None else [float(v) for v in values]

@@ -1,0 +1,284 @@
+"""The experiment file: TOML in, typed settings out, and the parts of a run made from them.
+
+Every key but the graph has a default.  An unknown key is an error that names the nearest known one.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fedgossip.errors import ConfigError, nearest
+from fedgossip.machine import NodeId
+
+
+class Data(msgspec.Struct, forbid_unknown_fields=True):
+    """[data]: which examples there are, and who has which."""
+
+    source: str = "digits"
+    """digits | breast-cancer | mnist | fashion-mnist | csv:PATH?label=COLUMN | npz:PATH | text:PATH | module:function"""
+    partition: dict[str, Any] = msgspec.field(default_factory=lambda: {"kind": "iid"})
+    """kind = iid | dirichlet | shard | pathological | size-skewed | natural, and that kind's own keys."""
+    test: float = 0.2
+    """Share of the examples kept for the common test set, between 0 and 1."""
+
+
+class Model(msgspec.Struct, forbid_unknown_fields=True):
+    """[model]"""
+
+    source: str = "softmax"
+    """softmax | mlp:IN-HIDDEN-OUT | cnn:small | cnn:small-bn | chars:WIDTH | module:function"""
+
+
+class Train(msgspec.Struct, forbid_unknown_fields=True):
+    """[train]: what a peer does between two exchanges."""
+
+    optimizer: str = "sgd"
+    lr: float = 0.1
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    nesterov: bool = False
+    schedule: str = "constant"
+    """Learning rate over the rounds: constant | cosine | step:ROUND,FACTOR"""
+    batch_size: int = 16
+    local_steps: int | None = None
+    """Batches per round; 5 where neither this nor local_epochs is given."""
+    local_epochs: int | None = None
+    """Passes over the peer's own data per round, in place of local_steps."""
+    device: str = "auto"
+    """auto | cpu | cuda | mps"""
+    buffers: str = "average"
+    """BatchNorm's running statistics: average (mixed like parameters) | local (each peer keeps its own)"""
+    threads: int = 1
+    """Threads inside one torch operation.  Peers of one machine share its cores; more than 1 can change the bits."""
+    clip_norm: float | None = None
+    """Gradients of a step longer than this are scaled down to it."""
+
+
+class TopologySection(msgspec.Struct, forbid_unknown_fields=True):
+    """[topology]"""
+
+    graph: str
+    """A family (ring, torus:4x4, regular:3, ...), a name of `fedgossip topology list`, or a path."""
+    n: int | None = None
+    """Number of peers, for families that do not fix it."""
+    weights: str = "metropolis"
+    """metropolis | max-degree | uniform | lazy | best-constant"""
+
+
+class Algorithm(msgspec.Struct, forbid_unknown_fields=True):
+    """[algorithm]"""
+
+    name: str = "dsgd"
+    mode: str = "sync"
+    deadline: float = 30.0
+    """Seconds to wait for neighbours' models in a round; choose it above the slowest peer's training time."""
+    start_timeout: float = 300.0
+    """Seconds to wait for all neighbours before the first round."""
+
+
+class Eval(msgspec.Struct, forbid_unknown_fields=True):
+    """[eval]"""
+
+    every: int = 5
+    """Rounds between two evaluations; the last round is always evaluated."""
+
+
+class Simulation(msgspec.Struct, forbid_unknown_fields=True):
+    """[simulation]: the virtual network and devices of `--on sim`; real runs ignore it."""
+
+    latency: float = 0.005
+    jitter: float = 0.0
+    bandwidth: float | None = None
+    loss: float = 0.0
+    training: float = 0.05
+    training_jitter: float = 0.0
+    speed_spread: float = 0.0
+    slow: dict[str, float] = msgspec.field(default_factory=dict)
+    """Peer id -> how many times slower than the rest."""
+    crash: dict[str, float] = msgspec.field(default_factory=dict)
+    """Peer id -> virtual second at which it dies for ever."""
+
+
+class Task(msgspec.Struct, forbid_unknown_fields=True):
+    """[task]: in place of learning from data, a problem with a known answer (pure numpy)."""
+
+    kind: str = "learning"
+    """learning | averaging | quadratic"""
+    dim: int = 1
+    dtype: str = "float32"
+    """float32 | float64; learning is always float32."""
+    eta: float = 0.1
+    """Quadratic: step size."""
+    sigma: float = 0.0
+    """Quadratic: standard deviation of the gradient noise per coordinate."""
+    placement: str = "smooth"
+    """Quadratic: how the targets b_i lie on the node ids: smooth | alternating | random"""
+
+
+class Experiment(msgspec.Struct, forbid_unknown_fields=True):
+    """A whole experiment; see each section."""
+
+    topology: TopologySection
+    seed: int = 1
+    """Every random number of the run follows from it."""
+    rounds: int = 60
+    name: str = ""
+    """For the run directory and the report; the graph's name where empty."""
+    data: Data = msgspec.field(default_factory=Data)
+    model: Model = msgspec.field(default_factory=Model)
+    train: Train = msgspec.field(default_factory=Train)
+    algorithm: Algorithm = msgspec.field(default_factory=Algorithm)
+    eval: Eval = msgspec.field(default_factory=Eval)
+    simulation: Simulation = msgspec.field(default_factory=Simulation)
+    task: Task = msgspec.field(default_factory=Task)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the resolved experiment as plain data, without keys that are None (TOML has no null)."""
+        return typing.cast("dict[str, Any]", _without_none(msgspec.to_builtins(self)))
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def load(source: Path | str | Mapping[str, Any], overrides: Sequence[str] = (), **top: Any) -> Experiment:
+    """Return the experiment of a file, or of a mapping of the same shape.
+
+    `overrides` are "section.key=value" texts (values as in TOML; a bare word is a string); `top` replaces top-level
+    keys.  Relative paths inside a file are relative to that file.  Raises ConfigError, naming the key.
+    """
+    if isinstance(source, Mapping):
+        where, content = "experiment", _copied(source)
+    else:
+        where, content = str(source), _read(Path(source))
+    for override in overrides:
+        _override(content, override)
+    content.update({key: value for key, value in top.items() if value is not None})
+    if not isinstance(source, Mapping):
+        _anchor_paths(content, Path(source).resolve().parent)
+    return checked(content, where)
+
+
+def checked(content: dict[str, Any], where: str) -> Experiment:
+    """Return `content` as an Experiment, or raise ConfigError for the first key that is unknown or has a wrong value."""
+    for path, key, known in _unknown(content, Experiment, ""):
+        raise ConfigError(f"{where}: unknown key {path + key!r}", nearest(key, known))
+    try:
+        experiment = msgspec.convert(content, Experiment)
+    except msgspec.ValidationError as error:
+        text, _, place = str(error).partition(" - at `$.")
+        if "missing required field" in text:
+            raise ConfigError(
+                f"{where}: no graph", 'Give at least:  [topology]  graph = "ring"  n = 8'
+            ) from None
+        raise ConfigError(f"{where}: {place.rstrip('`') or 'the file'}: {text[0].lower()}{text[1:]}", "") from None
+    _check_values(experiment, where)
+    return experiment
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as error:
+        reason = (error.strerror or "cannot be read").lower()
+        raise ConfigError(f"{path}: {reason}", "README shows an experiment file to start from.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not TOML: {error}", "Strings need quotes; sections are [name].") from None
+
+
+def _override(content: dict[str, Any], text: str) -> None:
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise ConfigError(f"--set {text}: no '='", "Write --set section.key=value, for example --set train.lr=0.05")
+    try:
+        parsed = tomllib.loads(f"v = {value.strip()}")["v"]
+    except tomllib.TOMLDecodeError:
+        parsed = value.strip()
+    *sections, last = key.strip().split(".")
+    for section in sections:
+        content = content.setdefault(section, {})
+        if not isinstance(content, dict):
+            raise ConfigError(f"--set {text}: {section!r} is no section", "Write --set section.key=value.")
+    content[last] = parsed
+
+
+def _unknown(content: Mapping[str, Any], kind: type[msgspec.Struct], path: str) -> Iterator[tuple[str, str, list[str]]]:
+    known = {field.name: field.type for field in msgspec.structs.fields(kind)}
+    for key, value in content.items():
+        if key not in known:
+            yield path, key, list(known)
+        elif isinstance(known[key], type) and issubclass(known[key], msgspec.Struct) and isinstance(value, Mapping):
+            yield from _unknown(value, known[key], f"{path}{key}.")
+
+
+def _anchor_paths(content: dict[str, Any], base: Path) -> None:
+    """Make the paths of the graph and of the data absolute: the resolved experiment runs from anywhere."""
+    topology, data = content.get("topology"), content.get("data")
+    if isinstance(topology, dict) and isinstance(graph := topology.get("graph"), str) and _is_path(graph, base):
+        topology["graph"] = str((base / graph).resolve())
+    if isinstance(data, dict) and isinstance(source := data.get("source"), str):
+        kind, colon, rest = source.partition(":")
+        if colon and kind in ("csv", "npz", "text", "mnist", "fashion-mnist"):
+            name, mark, query = rest.partition("?")
+            data["source"] = f"{kind}:{(base / Path(name).expanduser()).resolve()}{mark}{query}"
+
+
+def _is_path(graph: str, base: Path) -> bool:
+    return os.sep in graph or graph.endswith((".toml", ".txt", ".edges")) or (base / graph).is_file()
+
+
+def _check_values(experiment: Experiment, where: str) -> None:
+    e = experiment
+    choices = {
+        "algorithm.name": (e.algorithm.name, ("dsgd",)),
+        "algorithm.mode": (e.algorithm.mode, ("sync",)),
+        "task.kind": (e.task.kind, ("learning", "averaging", "quadratic")),
+        "task.dtype": (e.task.dtype, ("float32", "float64")),
+    }
+    for key, (value, known) in choices.items():
+        if value not in known:
+            raise ConfigError(f"{where}: {key} = {value!r} is not known", nearest(value, known))
+    positive = {
+        "rounds": e.rounds,
+        "eval.every": e.eval.every,
+        "task.dim": e.task.dim,
+        "train.batch_size": e.train.batch_size,
+        "train.lr": e.train.lr,
+        "train.threads": e.train.threads,
+        "algorithm.deadline": e.algorithm.deadline,
+        "algorithm.start_timeout": e.algorithm.start_timeout,
+    }
+    for key, number in positive.items():
+        if not 0 < number < float("inf"):
+            raise ConfigError(f"{where}: {key} = {number} is not positive", f"Set {key} above 0.")
+    if not 0 < e.data.test < 1:
+        raise ConfigError(f"{where}: data.test = {e.data.test} is no share", "Set it between 0 and 1, such as 0.2.")
+    if not 0 <= e.simulation.loss < 1:
+        raise ConfigError(f"{where}: simulation.loss = {e.simulation.loss} is no probability", "Set it from 0 to 1.")
+    if e.seed < 0:
+        raise ConfigError(f"{where}: seed = {e.seed} is negative", "Use 0 or a positive number.")
+    for key, table in (("simulation.slow", e.simulation.slow), ("simulation.crash", e.simulation.crash)):
+        for peer, amount in table.items():
+            if not peer.isdigit() or amount < 0:
+                raise ConfigError(f"{where}: {key}: {peer} = {amount}", 'Write peer ids and numbers: { "3" = 10.0 }')
+
+
+def by_peer(table: Mapping[str, float]) -> dict[NodeId, float]:
+    """Return a TOML table of peer ids with the ids as numbers."""
+    return {int(peer): value for peer, value in table.items()}
+
+
+def _copied(source: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: _copied(v) if isinstance(v, Mapping) else v for k, v in source.items()}
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _without_none(v) for k, v in value.items() if v is not None}
+    return value

@@ -1,0 +1,139 @@
+"""The warmed parent of local peers: imports once what every peer needs, then forks a process per peer.
+
+Importing torch takes seconds; sixteen peers that each do it take a minute of two cores.  This process imports it once,
+opens no socket and starts no thread, so that forking it is safe, and does one thing more: it watches its children and
+ends them when its own parent is gone.
+
+    python -m fedgossip.nursery FD        FD: a stream socket; JSON lines in ({"start": {...}} | {"stop": true}),
+                                          JSON lines out ({"ready": true} | {"exited": id, "code": c})
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import select
+import signal
+import socket
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+STOP_SECONDS = 6.0
+"""Children that have not ended so long after SIGTERM are killed."""
+
+
+class Nursery:
+    """The loop of the warmed parent."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self.control = control
+        self.children: dict[int, int] = {}  # pid -> peer
+        self._buffer = b""
+        self._kill_at: float | None = None
+
+    def run(self) -> None:
+        """Serve until the parent says stop or is gone, and all children have ended."""
+        self._say({"ready": True})
+        while self._kill_at is None or self.children:
+            readable, _, _ = select.select([self.control] if self._kill_at is None else [], [], [], 0.05)
+            if readable:
+                self._hear()
+            self._reap()
+            if self._kill_at is not None and time.monotonic() > self._kill_at:
+                self._signal(signal.SIGKILL)
+
+    def _hear(self) -> None:
+        data = self.control.recv(1 << 20)
+        if not data:
+            self._stop()
+            return
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        for line in lines:
+            order: dict[str, Any] = msgspec.json.decode(line)
+            if "start" in order:
+                self._fork(order["start"])
+            else:
+                self._stop()
+
+    def _stop(self) -> None:
+        self._kill_at = time.monotonic() + STOP_SECONDS
+        self._signal(signal.SIGTERM)
+
+    def _signal(self, number: int) -> None:
+        for pid in self.children:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def _fork(self, spec: dict[str, Any]) -> None:
+        pid = os.fork()
+        if pid == 0:
+            self.control.close()
+            os._exit(_child(spec))
+        self.children[pid] = spec["node"]
+
+    def _reap(self) -> None:
+        for pid in list(self.children):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                self._say({"exited": self.children.pop(pid), "code": os.waitstatus_to_exitcode(status)})
+
+    def _say(self, line: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):  # the parent is gone: the next recv says so
+            self.control.sendall(msgspec.json.encode(line) + b"\n")
+
+
+def _child(spec: dict[str, Any]) -> int:
+    """Be one peer; return the exit code.  What it prints goes to log.txt in its folder."""
+    folder = Path(spec["folder"])
+    log = os.open(folder / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    try:
+        return _peer(spec, folder)
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        return 1
+
+
+def _peer(spec: dict[str, Any], folder: Path) -> int:
+    from fedgossip import compose
+    from fedgossip.errors import FedgossipError
+    from fedgossip.experiment import load
+    from fedgossip.net.identity import Identity
+    from fedgossip.peer import run_peer
+
+    plan = compose.plan(load(Path(spec["experiment"])))
+    try:
+        ended = run_peer(
+            plan,
+            spec["node"],
+            folder,
+            identity=Identity.new(),  # lives and dies with this process; the collector sees the public half only
+            bind=spec["bind"],
+            endpoints=Path(spec["endpoints"]),
+            child=True,
+        )
+    except FedgossipError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
+    return ended.exit_code
+
+
+def main() -> None:
+    """Warm up with the modules named after the descriptor, then serve."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent passes it on
+    control = socket.socket(fileno=int(sys.argv[1]))
+    for module in sys.argv[2:]:
+        importlib.import_module(module)
+    Nursery(control).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,195 @@
+"""The run directory: what a run leaves behind, and what it looks like while it is not finished.
+
+    experiment.toml      the resolved experiment
+    metrics.jsonl        a line per peer and round, per round, per event; written as they come
+    summary.json         written last, in one piece
+    model.safetensors    the averaged model, named parameters
+    report.html          one page, no external request
+    peers/03/            what each real process wrote itself
+    INCOMPLETE           there until all of the above is
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from fedgossip import compose
+from fedgossip.compose import DataShares, Plan
+from fedgossip.errors import ConfigError
+from fedgossip.metrics import EventRow, Network, NetworkRow, Row, RowWriter
+from fedgossip.task import LocalTask
+from fedgossip.vectors import Vector, consensus_distance, digest, mean
+
+INCOMPLETE = "INCOMPLETE"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that ended.  `vectors` holds the final vector of each peer, ascending; None where a peer has none."""
+
+    summary: dict[str, Any]
+    rows: list[Row]
+    vectors: list[Vector | None]
+    directory: Path | None
+
+    @property
+    def digest(self) -> str | None:
+        """sha256 over all final vectors; None where a peer did not finish."""
+        value: str | None = self.summary["digest"]
+        return value
+
+    @property
+    def accuracy(self) -> Mapping[str, float | None]:
+        """averaged, mean_peer, worst_peer, on the common test set."""
+        accuracies: Mapping[str, float | None] = self.summary["accuracy"]
+        return accuracies
+
+    def network(self) -> list[NetworkRow]:
+        """One row per round, for all peers together."""
+        return [row for row in self.rows if isinstance(row, NetworkRow)]
+
+
+class RunDirectory:
+    """Made when a run starts; refuses a folder that holds something else."""
+
+    def __init__(self, path: Path, plan: Plan) -> None:
+        self.path = path
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            if any(path.iterdir()):
+                raise ConfigError(f"{path}: not empty", "Give a new folder with --out, or none to have one made.")
+            (path / INCOMPLETE).write_text("This run has not finished; metrics.jsonl holds what was measured so far.\n")
+            import tomli_w
+
+            (path / "experiment.toml").write_text(tomli_w.dumps(plan.experiment.to_dict()))
+            self.writer = RowWriter(path / "metrics.jsonl")
+        except OSError as error:
+            raise ConfigError(f"{path}: {error.strerror}", "Choose a folder that can be written, with --out.") from None
+
+    def finish(self, summary: Mapping[str, Any], task: LocalTask, model: Vector | None, *, report: bool) -> None:
+        """Write the model, the summary and the report; the run counts as whole when this returns."""
+        self.writer.close()
+        if model is not None:
+            save_model(self.path / "model.safetensors", task, model)
+        write_whole(self.path / "summary.json", msgspec.json.format(msgspec.json.encode(summary), indent=1))
+        if report:
+            from fedgossip.report.page import write_report
+
+            write_report(self.path)
+        if summary["status"] == "finished":
+            (self.path / INCOMPLETE).unlink()
+
+
+def new_path(plan: Plan, driver: str, base: Path) -> Path:
+    """Return runs/NAME-nN-DRIVER-TIME, a folder that is not there yet."""
+    name = plan.experiment.name or plan.topology.name
+    safe = "".join(c if c.isalnum() or c in "-_." else "-" for c in name).strip(".-") or "run"
+    stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    path = base / f"{safe}-n{plan.n}-{driver}-{stamp}"
+    number = 1
+    while path.exists():
+        number += 1
+        path = base / f"{safe}-n{plan.n}-{driver}-{stamp}-{number}"
+    return path
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file so that a reader sees all of it or none."""
+    part = path.with_name(path.name + ".part")
+    part.write_bytes(content)
+    part.replace(path)
+
+
+def save_model(path: Path, task: LocalTask, vector: Vector, **metadata: str) -> None:
+    """Save a vector as safetensors: named parameters where the task has them, else one tensor "vector"."""
+    from safetensors.numpy import save
+
+    unflatten = getattr(task, "parameters_named", None)
+    named = unflatten(vector) if unflatten else {"vector": vector}
+    tensors = {name: np.ascontiguousarray(tensor) for name, tensor in named.items()}
+    write_whole(path, save(tensors, metadata={"schema": task.schema, **metadata}))
+
+
+class Keeper:
+    """Takes every row of a run: to the file, to memory for the caller, to whoever watches."""
+
+    def __init__(self, directory: RunDirectory | None, watch: Callable[[Row], None] | None) -> None:
+        self.rows: list[Row] = []
+        self.events: dict[str, int] = {}
+        self._directory, self._watch = directory, watch
+
+    def __call__(self, row: Row) -> None:
+        self.rows.append(row)
+        if isinstance(row, EventRow):
+            self.events[row.name] = self.events.get(row.name, 0) + 1
+        if self._directory:
+            self._directory.writer.write(row)
+        if self._watch:
+            self._watch(row)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a driver left a run: the final vectors, and the counts of what happened."""
+
+    vectors: Sequence[Vector | None]
+    counts: Mapping[str, int]
+    status: str
+    wall_seconds: float
+
+
+def summarize(
+    plan: Plan, driver: str, task: LocalTask, shares: DataShares, record: Network, keeper: Keeper, ended: Ended
+) -> dict[str, Any]:
+    """Return the summary of a run, as it goes into summary.json and behind `--json`."""
+    networks = [row for row in keeper.rows if isinstance(row, NetworkRow)]
+    last = networks[-1] if networks else NetworkRow(0, plan.n, 0.0, 0)
+    evaluated = next((row for row in reversed(networks) if row.test_loss is not None), last)
+    there = [vector for vector in ended.vectors if vector is not None]
+    whole = len(there) == plan.n and ended.status == "finished"
+    experiment = plan.experiment
+    return {
+        "name": experiment.name or plan.topology.name,
+        "driver": driver,
+        "status": ended.status,
+        "seed": experiment.seed,
+        "n": plan.n,
+        "graph": experiment.topology.graph,
+        "rounds": last.round,
+        "digest": digest(there) if whole else None,
+        "accuracy": {
+            "averaged": evaluated.accuracy_averaged,
+            "mean_peer": evaluated.accuracy_mean_peer,
+            "worst_peer": evaluated.accuracy_worst_peer,
+        },
+        "test_loss": evaluated.test_loss,
+        "consensus_distance": consensus_distance(there) if there else last.consensus_distance,
+        "bytes_sent": last.bytes_sent,
+        "seconds": last.seconds,
+        "wall_seconds": ended.wall_seconds,
+        "parameters": task.length,
+        "dtype": task.dtype.name,
+        "schema": task.schema,
+        "forecast": plan.forecast.to_dict(),
+        "measured_contraction": record.measured_contraction(),
+        "events": dict(sorted({**keeper.events, **ended.counts}.items())),
+        "data": {"source": shares.source, "classes": shares.classes, "shares": shares.counts, "sizes": shares.sizes},
+        "topology": compose.describe_topology(plan),
+        "eigenvalues": compose.eigenvalues(plan),
+        "versions": compose.versions(),
+        "cores": os.cpu_count(),
+    }
+
+
+def averaged(vectors: Sequence[Vector | None]) -> Vector | None:
+    """The mean of the vectors that are there."""
+    there = [vector for vector in vectors if vector is not None]
+    return mean(there) if there else None
