@@ -1,5 +1,72 @@
-"""Decentralized and federated learning: peers that learn together by gossip."""
+"""Decentralized and federated learning: peers that learn together by gossip.
+
+    import fedgossip
+
+    run = fedgossip.simulate("experiment.toml")
+    run.accuracy, run.digest
+
+    ring = fedgossip.resolve("ring", 16)
+    mixing = fedgossip.build(ring, "metropolis")
+    fedgossip.spectrum(mixing).slem
+
+Names are loaded when they are used: `import fedgossip` costs nothing, and torch is imported only to train.
+"""
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from fedgossip.errors import ConfigError, FedgossipError
+    from fedgossip.experiment import Experiment
+    from fedgossip.experiment import load as load_experiment
+    from fedgossip.local import run_local
+    from fedgossip.runs import Run
+    from fedgossip.simulate import simulate
+    from fedgossip.topology import Forecast, Mixing, Spectrum, Topology, build, forecast, resolve, spectrum
+
+_HOMES = {
+    "ConfigError": "fedgossip.errors",
+    "FedgossipError": "fedgossip.errors",
+    "Experiment": "fedgossip.experiment",
+    "load_experiment": "fedgossip.experiment:load",
+    "run_local": "fedgossip.local",
+    "Run": "fedgossip.runs",
+    "simulate": "fedgossip.simulate",
+    **dict.fromkeys(
+        ("Forecast", "Mixing", "Spectrum", "Topology", "build", "forecast", "resolve", "spectrum"), "fedgossip.topology"
+    ),
+}
+
+__all__ = [
+    "ConfigError",
+    "Experiment",
+    "FedgossipError",
+    "Forecast",
+    "Mixing",
+    "Run",
+    "Spectrum",
+    "Topology",
+    "__version__",
+    "build",
+    "forecast",
+    "load_experiment",
+    "resolve",
+    "run_local",
+    "simulate",
+    "spectrum",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'fedgossip' has no attribute {name!r}")
+    module, _, attribute = _HOMES[name].partition(":")
+    return getattr(importlib.import_module(module), attribute or name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

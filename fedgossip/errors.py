@@ -48,7 +48,7 @@ class TrainingError(FedgossipError):
     exit_code = 5
 
 
-class TooFewPeers(FedgossipError):
+class TooFewPeersError(FedgossipError):
     """Too few peers were there to go on."""
 
     exit_code = 7

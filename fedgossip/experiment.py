@@ -22,7 +22,8 @@ class Data(msgspec.Struct, forbid_unknown_fields=True):
     """[data]: which examples there are, and who has which."""
 
     source: str = "digits"
-    """digits | breast-cancer | mnist | fashion-mnist | csv:PATH?label=COLUMN | npz:PATH | text:PATH | module:function"""
+    """digits | breast-cancer | mnist | fashion-mnist | csv:PATH?label=COLUMN | npz:PATH | text:PATH |
+    module:function"""
     partition: dict[str, Any] = msgspec.field(default_factory=lambda: {"kind": "iid"})
     """kind = iid | dirichlet | shard | pathological | size-skewed | natural, and that kind's own keys."""
     test: float = 0.2
@@ -166,7 +167,7 @@ def load(source: Path | str | Mapping[str, Any], overrides: Sequence[str] = (), 
 
 
 def checked(content: dict[str, Any], where: str) -> Experiment:
-    """Return `content` as an Experiment, or raise ConfigError for the first key that is unknown or has a wrong value."""
+    """Return `content` as an Experiment.  Raises ConfigError for the first key that is unknown or wrong."""
     for path, key, known in _unknown(content, Experiment, ""):
         raise ConfigError(f"{where}: unknown key {path + key!r}", nearest(key, known))
     try:

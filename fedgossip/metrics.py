@@ -231,7 +231,7 @@ class Network:
         total.accuracy_averaged = averaged.get("accuracy")
         for peer, metrics in zip(unknown, each, strict=True):
             rows[peer].accuracy = metrics.get("accuracy")
-        accuracies = [row.accuracy for row in rows.values() if row.accuracy is not None]
+        accuracies = [a for a in (rows[peer].accuracy for peer in sorted(rows)) if a is not None]
         if accuracies:
             total.accuracy_mean_peer, total.accuracy_worst_peer = float(np.mean(accuracies)), min(accuracies)
 

@@ -68,9 +68,10 @@ def load(path: Path, n: int) -> dict[NodeId, Endpoint]:
         keys[entry.key] = entry.id
         found[entry.id] = Endpoint(entry.address, entry.key)
     if set(found) != set(range(n)):
-        missing = sorted(set(range(n)) - set(found)) or sorted(set(found) - set(range(n)))
+        missing, extra = sorted(set(range(n)) - set(found)), sorted(set(found) - set(range(n)))
+        wrong = f"no entry for {missing[:5]}" if missing else f"entries for {extra[:5]}"
         raise ConfigError(
-            f"{path}: the graph has peers 0 to {n - 1}; {'no' if len(found) < n else 'unexpected'} entry for {missing[:5]}",
+            f"{path}: the graph has peers 0 to {n - 1}, and there {'is' if missing else 'are'} {wrong}",
             "Write one [[peer]] block per node of the graph.",
         )
     return found

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
-from fedgossip.errors import FedgossipError, PeerError, TrainingError
+from fedgossip.errors import FedgossipError, PeerError, TooFewPeersError, TrainingError
 from fedgossip.machine import (
     Effect,
     Event,
@@ -62,8 +62,11 @@ class Ports:
 class Host:
     """One peer.  `links` are bound and connected; `run` returns the final vector."""
 
-    def __init__(self, node: NodeId, machine: Machine, links: Links, task: LocalTask, hello: Hello, ports: Ports) -> None:
-        self.node, self.machine, self.links, self.task, self.hello, self.ports = node, machine, links, task, hello, ports
+    def __init__(
+        self, node: NodeId, machine: Machine, links: Links, task: LocalTask, hello: Hello, ports: Ports
+    ) -> None:
+        self.node, self.machine, self.links, self.task = node, machine, links, task
+        self.hello, self.ports = hello, ports
         self.result: Vector | None = None
         self.counts: dict[str, int] = {}
         self._meter = Meter(node)
@@ -192,6 +195,9 @@ class Host:
                 self._row(self._meter.mixed(number, now_ns, mixing_ns, accuracy))
             case Report("trained"):
                 pass
+            case Report("nobody_came", missing):
+                advice = "Are they started, and reachable at the addresses in endpoints.toml?"
+                self._fatal = TooFewPeersError(f"none of the neighbours {missing} came", advice)
             case Report():
                 self._count(effect.name)
                 if row := event_row(self.node, effect):

@@ -29,13 +29,13 @@ class Identity:
     def save(self, path: Path) -> None:
         """Write the pair, readable by the owner only; an existing file is never overwritten."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        text = f"# fedgossip peer key: keep this file to yourself.\npublic = '{self.public}'\nsecret = '{self.secret}'\n"
+        pair = f"public = '{self.public}'\nsecret = '{self.secret}'\n"
         try:
             handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         except FileExistsError:
             raise ConfigError(f"{path}: there is a key already", "Use it, or name another file with --out.") from None
         with os.fdopen(handle, "w") as file:
-            file.write(text)
+            file.write("# A fedgossip peer's key pair: keep this file to yourself.\n" + pair)
 
     @classmethod
     def load(cls, path: Path) -> Identity:

@@ -108,9 +108,7 @@ class SyncGossip(Generic[State]):
             case Fired(("deadline", number)) if self.phase == "waiting" and number == self.round:
                 return self._give_up_waiting()
             case Fired(("start",)) if self.phase == "joining":
-                missing = sorted(set(self.partners) - self.linked)
-                self.absent.update(missing)
-                return [Report("started_without", missing, 0), *self._train()]
+                return self._start_with_those_here()
             case Fired(("drain",)) if self.phase == "leaving":
                 return self._finish()
             case PeerJoined(node):
@@ -135,6 +133,13 @@ class SyncGossip(Generic[State]):
         if self.phase == "joining" and set(self.partners) <= self.linked | self.absent:
             return self._train()
         return []
+
+    def _start_with_those_here(self) -> list[Effect]:
+        missing = sorted(set(self.partners) - self.linked)
+        if not self.linked:  # to learn alone would be a surprise, not gossip
+            return [Report("nobody_came", missing, 0), *self._finish()]
+        self.absent.update(missing)
+        return [Report("started_without", missing, 0), *self._train()]
 
     def _gone(self, node: NodeId) -> list[Effect]:
         self.linked.discard(node)

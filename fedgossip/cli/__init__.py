@@ -1,0 +1,84 @@
+"""The command line.  Thin: each command reads its words, calls one function of a lower floor, prints what came out.
+
+Commands are imported when they are used: `fedgossip --help` loads click and nothing else.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import NoReturn
+
+import click
+
+from fedgossip import __version__
+from fedgossip.errors import FedgossipError
+
+COMMANDS = {
+    "demo": ("fedgossip.cli.demo", "Eight graphs and real peers on real data, in under a minute."),
+    "run": ("fedgossip.cli.run", "Run an experiment file: simulated, or as processes of this machine."),
+    "peer": ("fedgossip.cli.peer", "Be one peer of a run over several machines."),
+    "keys": ("fedgossip.cli.keys", "Make and show the keys by which peers know each other."),
+    "topology": ("fedgossip.cli.topology", "Look at graphs: list, show, compare, draw."),
+    "runs": ("fedgossip.cli.runs", "List runs."),
+    "collect": ("fedgossip.cli.runs", "Put the folders of a run's peers together into one run."),
+    "report": ("fedgossip.cli.runs", "Write the report page of a run again, or of several side by side."),
+    "doctor": ("fedgossip.cli.doctor", "Say what this machine can do, and what is missing."),
+}
+
+
+class _Lazy(click.Group):
+    """A group that knows its commands' names and one-line helps, and imports a command only to run it."""
+
+    def list_commands(self, _context: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, _context: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        command: click.Command = getattr(importlib.import_module(COMMANDS[name][0]), name)
+        return command
+
+    def format_commands(self, _context: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="fedgossip")
+def cli() -> None:
+    """Decentralized and federated learning: peers that learn together by gossip.
+
+    Start with `fedgossip demo`.  Exit codes: 0 ok, 2 configuration, 3 network, 4 refused, 5 training failed, 7 too
+    few peers, 130 Ctrl-C.
+    """
+
+
+def main() -> NoReturn:
+    """Run the command line; one line of error and one of advice, no traceback unless FEDGOSSIP_TRACEBACK is set."""
+    try:
+        code = cli(standalone_mode=False)
+    except FedgossipError as error:
+        code = _fail(str(error), error.advice, error.exit_code, error)
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        code = _fail("stopped", "", 130, None)
+    except BrokenPipeError:  # the reader of our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    except Exception as error:
+        advice = "This is a fault of fedgossip: set FEDGOSSIP_TRACEBACK=1 to see where, and report it."
+        code = _fail(f"unexpected {type(error).__name__}: {error}", advice, 1, error)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(message: str, advice: str, code: int, error: BaseException | None) -> int:
+    if error is not None and os.environ.get("FEDGOSSIP_TRACEBACK"):
+        raise error
+    click.echo(f"error: {message}", err=True)
+    if advice:
+        click.echo(advice, err=True)
+    return code

@@ -1,0 +1,63 @@
+"""`fedgossip doctor`: what this machine can do."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+NEEDED = ("torch", "numpy", "scipy", "networkx", "pyzmq", "msgspec", "scikit-learn", "safetensors", "matplotlib")
+
+
+@click.command()
+def doctor() -> int:
+    """Say what this machine can do, and what is missing."""
+    fine = True
+    for good, text in _findings():
+        click.echo(f"{'ok     ' if good else 'missing'}  {text}")
+        fine = fine and good
+    return 0 if fine else 2
+
+
+def _findings() -> Iterator[tuple[bool, str]]:
+    yield True, f"Python {platform.python_version()} on {platform.machine()}, {os.cpu_count()} cores"
+    for name in NEEDED:
+        try:
+            yield True, f"{name} {importlib.metadata.version(name)}"
+        except importlib.metadata.PackageNotFoundError:
+            yield False, f"{name}: install it with pip install {name}"
+    yield _encryption()
+    yield _device()
+    folder = os.environ.get("FEDGOSSIP_DATA")
+    if not folder:
+        yield True, "FEDGOSSIP_DATA is not set: digits and breast-cancer are bundled, MNIST needs it"
+    else:
+        yield Path(folder).is_dir(), f"FEDGOSSIP_DATA is {folder}"
+
+
+def _encryption() -> tuple[bool, str]:
+    import zmq
+
+    from fedgossip.net.identity import Identity
+    from fedgossip.net.links import Links
+
+    if not zmq.has("curve"):
+        return False, "ZeroMQ without CURVE: install a pyzmq wheel, or libzmq built with libsodium"
+    links = Links(0, "tcp://127.0.0.1:*", Identity.new())
+    address = links.address
+    links.close()
+    return True, f"ZeroMQ {zmq.zmq_version()} with CURVE, listened on {address}"
+
+
+def _device() -> tuple[bool, str]:
+    import torch
+
+    if torch.cuda.is_available():
+        return True, f"trains on {torch.cuda.get_device_name()}"
+    if torch.backends.mps.is_available():
+        return True, "trains on Apple's GPU"
+    return True, "trains on the CPU: no GPU was found"

@@ -1,0 +1,110 @@
+"""What a person sees while a run goes on: a line that moves on a terminal, plain lines elsewhere; always on stderr."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import Any
+
+from fedgossip.metrics import EventRow, NetworkRow, PeerRow, Row
+
+EVENTS_SHOWN = 10
+"""Events printed one by one; all are in metrics.jsonl."""
+
+PLAIN_SECONDS = 2.0
+"""Between two plain lines."""
+
+
+class Progress:
+    """Takes the rows of one run as they come.  A context manager."""
+
+    def __init__(self, title: str, rounds: int, n: int) -> None:
+        self.title, self.rounds, self.n = title, rounds, n
+        self._events = 0
+        self._done: dict[int, int] = {}
+        self._last = NetworkRow(0, n, 0.0, 0)
+        self._said = time.monotonic()
+        self._bar: Any = None
+        self._task: Any = None
+
+    def __enter__(self) -> Progress:
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+            from rich.progress import Progress as Bar
+
+            columns = (TextColumn("{task.description}"), BarColumn(24), MofNCompleteColumn(), TextColumn("rounds"))
+            news = TextColumn("[dim]{task.fields[news]}")
+            self._bar = Bar(*columns, TimeElapsedColumn(), news, console=Console(stderr=True), transient=True)
+            self._bar.start()
+            self._task = self._bar.add_task(self.title, total=self.rounds, news="")
+        else:
+            self._say(f"{self.title}: {self.n} peers, {self.rounds} rounds")
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._bar:
+            self._bar.stop()
+
+    def __call__(self, row: Row) -> None:
+        match row:
+            case NetworkRow():
+                self._network(row)
+            case PeerRow(round=number, peer=peer):
+                self._done[peer] = number
+            case EventRow():
+                self._event(row)
+
+    def _network(self, row: NetworkRow) -> None:
+        if row.test_loss is not None:
+            self._last = row
+        news = describe(self._last)
+        if self._bar:
+            self._bar.update(self._task, completed=row.round, news=news)
+        elif time.monotonic() - self._said > PLAIN_SECONDS:
+            self._say(f"{self.title}: round {row.round} of {self.rounds}  {news}")
+
+    def _event(self, row: EventRow) -> None:
+        self._events += 1
+        if self._events <= EVENTS_SHOWN:
+            self._say(f"round {max(row.round, 0)}, peer {row.peer}: {event_text(row)}")
+        if self._events == EVENTS_SHOWN:
+            self._say("more events are in metrics.jsonl")
+
+    def _say(self, text: str) -> None:
+        self._said = time.monotonic()
+        if self._bar:
+            self._bar.console.print(text, markup=False, highlight=False)
+        else:
+            print(text, file=sys.stderr, flush=True)
+
+
+def describe(row: NetworkRow) -> str:
+    """The state of the network in a few words."""
+    words = []
+    if row.accuracy_averaged is not None:
+        words.append(f"accuracy {row.accuracy_averaged:.3f} averaged, {row.accuracy_worst_peer:.3f} worst peer")
+    elif row.test_loss is not None:
+        words.append(f"loss {row.test_loss:.3g}")
+    if row.consensus_distance is not None:
+        words.append(f"disagreement {row.consensus_distance:.3g}")
+    return ", ".join(words)
+
+
+def event_text(row: EventRow) -> str:
+    """An event in words."""
+    value = row.value
+    match row.name:
+        case "gone":
+            return f"peer {value} is gone; its weight goes to oneself"
+        case "missed":
+            return f"went on without {value} in this round; their weight goes to oneself"
+        case "started_without":
+            return f"started without {value}, which did not come"
+        case "skipped":
+            return f"was behind and skipped {value} round(s)"
+        case "refused" if isinstance(value, dict):
+            return f"refused: {value['text']}"
+        case _:
+            return row.name if value is None else f"{row.name}: {value}"

@@ -1,0 +1,137 @@
+"""`fedgossip run`: an experiment file in, a run out."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fedgossip.cli.text import columns
+
+if TYPE_CHECKING:
+    from fedgossip.compose import Plan
+    from fedgossip.runs import Run
+
+
+@click.command()
+@click.argument("experiment", type=click.Path(path_type=Path))
+@click.option("--on", type=click.Choice(["sim", "stacked", "local"]), default="sim", show_default=True,
+              help="sim: machines in virtual time.  stacked: arrays only, fastest.  local: a process per peer, ZeroMQ.")
+@click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True,
+              help="Replace a key of the file, e.g. --set train.lr=0.05; may be repeated.")
+@click.option("--seed", type=int, help="Replace the file's seed.")
+@click.option("--out", type=click.Path(path_type=Path), help="Run directory to make.  [default: runs/NAME-TIME]")
+@click.option("--dry-run", is_flag=True, help="Check everything, print the forecast, train nothing.")
+@click.option("--report/--no-report", default=True, help="Write report.html.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout; all else on stderr.")
+def run(
+    experiment: Path,
+    on: str,
+    overrides: tuple[str, ...],
+    seed: int | None,
+    out: Path | None,
+    dry_run: bool,
+    report: bool,
+    as_json: bool,
+) -> int:
+    """Run the experiment in the file EXPERIMENT."""
+    from fedgossip import compose
+    from fedgossip.experiment import load
+
+    plan = compose.plan(load(experiment, overrides, seed=seed))
+    if dry_run:
+        _show_plan(plan, as_json)
+        return 0
+    from fedgossip.runs import new_path
+
+    finished = _run(plan, on, out or new_path(plan, on, Path("runs")), report)
+    if as_json:
+        print(json.dumps(finished.summary))
+    else:
+        show(finished, report=report)
+    return 130 if finished.summary["status"] == "interrupted" else 0
+
+
+def _run(plan: Plan, on: str, out: Path, report: bool) -> Run:
+    from fedgossip.cli.progress import Progress
+
+    title = f"{plan.experiment.name or plan.topology.name} on {on}"
+    with Progress(title, plan.experiment.rounds, plan.n) as progress:
+        if on == "local":
+            from fedgossip.local import run_local
+
+            return run_local(plan, out, report=report, watch=progress)
+        from fedgossip.simulate import simulate_plan
+
+        return simulate_plan(plan, engine=on, out=out, report=report, watch=progress)
+
+
+def show(finished: Run, *, report: bool = True) -> None:
+    """Print what came out of a run, for people."""
+    print(columns(facts(finished.summary)))
+    if finished.summary["status"] == "interrupted":
+        print("Stopped before the end; what was measured is kept.")
+    if finished.directory:
+        page = finished.directory / "report.html"
+        print(f"Everything is in {finished.directory}" + (f"; open {page}" if report else ""))
+
+
+def facts(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """The lines of a run's summary: what, and the value in words."""
+    forecast, accuracy = summary["forecast"], summary["accuracy"]
+    rows = [("run", f"{summary['n']} peers, {summary['graph']}, {summary['rounds']} rounds, {summary['driver']}")]
+    if accuracy["averaged"] is not None:
+        each = ", ".join(f"{accuracy[k]:.4f} {k.replace('_', ' ')}" for k in ("averaged", "mean_peer", "worst_peer"))
+        rows.append(("test accuracy", each))
+    elif summary["test_loss"] is not None:
+        rows.append(("loss", f"{summary['test_loss']:.6g}"))
+    rows.append(("consensus distance", f"{summary['consensus_distance']:.6g}"))
+    if forecast["slem"] is not None and summary["measured_contraction"] is not None:
+        measured = f"{summary['measured_contraction']:.4f} measured, at most {forecast['slem']:.4f} forecast"
+        rows.append(("contraction per round", measured))
+    rows.append(("sent", f"{summary['bytes_sent'] / 1e6:,.2f} MB by all peers"))
+    kind = "virtual seconds" if summary["driver"] == "sim" else "seconds"
+    if summary["driver"] != "stacked":
+        rows.append(("time", f"{summary['seconds']:.2f} {kind}, {summary['wall_seconds']:.1f} s in all"))
+    if summary["events"]:
+        rows.append(("events", ", ".join(f"{count} {name}" for name, count in summary["events"].items())))
+    rows.append(("digest", summary["digest"] or "none: not every peer finished"))
+    return rows
+
+
+def _show_plan(plan: Plan, as_json: bool) -> None:
+    from fedgossip import compose
+    from fedgossip.messages import Model
+    from fedgossip.wire import wire_bytes
+
+    task, shares = compose.task_of(plan.experiment, plan.n)
+    size = wire_bytes(Model(0, task.schema, (task.initial(0),)))
+    sends = [len(plan.mixing.targets(node)) for node in range(plan.n)]
+    facts = {
+        "n": plan.n,
+        "parameters": task.length,
+        "schema": task.schema,
+        "bytes_per_round": size * sum(sends),
+        "bytes_total": size * sum(sends) * plan.experiment.rounds,
+        "examples": shares.sizes,
+        "forecast": plan.forecast.to_dict(),
+        "experiment": plan.experiment.to_dict(),
+    }
+    if as_json:
+        print(json.dumps(facts))
+        return
+    import tomli_w
+
+    forecast = plan.forecast
+    print(tomli_w.dumps(plan.experiment.to_dict()))
+    print(f"# {plan.n} peers, {len(plan.topology.edges)} links, {task.length:,} parameters in {task.dtype.name}")
+    print(f"# {size * max(sends):,} bytes a round from the busiest peer, {facts['bytes_total']:,} in all")
+    if shares.sizes:
+        print(f"# {sum(shares.sizes):,} training examples, {min(shares.sizes)} to {max(shares.sizes)} per peer")
+    if forecast.slem is not None and forecast.n_w is not None:
+        print(f"# gap {1 - forecast.slem:.6f}, n_W({forecast.gamma}) {forecast.n_w:.2f}", end="")
+        print(f"; disagreement halves in {forecast.rounds_to_halve} rounds, 1 % in {forecast.rounds_to_1_percent}")
+    print("Nothing was trained: this was a dry run.", file=sys.stderr)

@@ -1,0 +1,94 @@
+"""`fedgossip runs`, `collect` and `report`: what past runs left."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fedgossip.cli.text import columns
+
+
+@click.command()
+@click.argument("folder", type=click.Path(path_type=Path), default=Path("runs"))
+@click.option("--json", "as_json", is_flag=True, help="JSON instead of a table.")
+def runs(folder: Path, as_json: bool) -> None:
+    """List the runs in FOLDER."""
+    found = _found(folder)
+    if as_json:
+        print(json.dumps(found))
+        return
+    if not found:
+        print(f"No runs in {folder}.")
+        return
+    rows = [["run", "status", "peers", "rounds", "averaged", "mean peer", "worst peer", "digest"]]
+    for run in found:
+        accuracy = run.get("accuracy") or {}
+        shown = [f"{a:.4f}" if (a := accuracy.get(k)) is not None else "-" for k in _ACCURACIES]
+        facts = [str(run.get("n", "-")), str(run.get("rounds", "-"))]
+        rows.append([run["run_dir"], run["status"], *facts, *shown, (run.get("digest") or "-")[:12]])
+    print(columns(rows))
+
+
+_ACCURACIES = ("averaged", "mean_peer", "worst_peer")
+_KEPT = ("status", "n", "graph", "rounds", "accuracy", "digest", "seconds", "driver", "seed")
+
+
+def _found(folder: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for run in sorted(folder.iterdir()) if folder.is_dir() else []:
+        if (summary := run / "summary.json").exists():
+            content = json.loads(summary.read_text())
+            found.append({"run_dir": str(run), **{key: content.get(key) for key in _KEPT}})
+        elif (run / "INCOMPLETE").exists():
+            found.append({"run_dir": str(run), "status": "incomplete"})
+        elif (run / "ended.json").exists():
+            status = json.loads((run / "ended.json").read_text())["status"]
+            found.append({"run_dir": str(run), "status": f"peer, {status}"})
+    return found
+
+
+@click.command()
+@click.argument("run_dirs", metavar="RUN...", type=click.Path(path_type=Path), nargs=-1, required=True)
+@click.option("--out", type=click.Path(path_type=Path), help="Page to write, for several runs.")
+@click.option("--title", default="Runs compared", show_default=True, help="Its title.")
+def report(run_dirs: tuple[Path, ...], out: Path | None, title: str) -> None:
+    """Write report.html of one RUN, or one page with several side by side."""
+    from fedgossip.report.page import write_comparison, write_report
+
+    if len(run_dirs) == 1 and out is None:
+        click.echo(f"Wrote {write_report(run_dirs[0])}")
+        return
+    click.echo(f"Wrote {write_comparison(out or Path('comparison.html'), list(run_dirs), title)}")
+
+
+@click.command()
+@click.argument("experiment", type=click.Path(path_type=Path))
+@click.argument("folders", metavar="FOLDER...", type=click.Path(path_type=Path), nargs=-1, required=True)
+@click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="As given to the peers.")
+@click.option("--seed", type=int, help="As given to the peers.")
+@click.option("--out", type=click.Path(path_type=Path), help="Run directory to make.  [default: runs/NAME-TIME]")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout; all else on stderr.")
+def collect(
+    experiment: Path,
+    folders: tuple[Path, ...],
+    overrides: tuple[str, ...],
+    seed: int | None,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    """Put the FOLDERs of a run's peers together: digest, three accuracies, report."""
+    from fedgossip import compose
+    from fedgossip.cli.run import show
+    from fedgossip.collect import collect_peers
+    from fedgossip.experiment import load
+    from fedgossip.runs import new_path
+
+    plan = compose.plan(load(experiment, overrides, seed=seed))
+    finished = collect_peers(plan, folders, out or new_path(plan, "peers", Path("runs")))
+    if as_json:
+        print(json.dumps(finished.summary))
+    else:
+        show(finished)

@@ -1,0 +1,123 @@
+"""Problems with a known answer: the mean of vectors, quadratics whose stationary error is a formula; numpy alone."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedgossip.errors import ConfigError, TrainingError, nearest
+from fedgossip.machine import NodeId
+from fedgossip.seeds import stream
+from fedgossip.task import Job, Update
+from fedgossip.vectors import Vector, frozen
+
+PLACEMENTS = ("smooth", "alternating", "random")
+
+
+class Averaging:
+    """n vectors drawn from N(0, I); nothing is learned, the answer is their mean.  A LocalTask."""
+
+    def __init__(self, n: int, dim: int, *, dtype: npt.DTypeLike = np.float32, seed: int = 0) -> None:
+        self.n, self.length, self.dtype = n, dim, _kind(dtype)
+        self.schema = _schema("averaging", dim, self.dtype)
+        self._seed = seed
+        self._mean: npt.NDArray[np.float64] | None = None
+
+    def initial(self, node: NodeId) -> Vector:
+        values = stream(self._seed, "initial", node).standard_normal(self.length)
+        return frozen(values.astype(self.dtype))
+
+    @property
+    def mean(self) -> npt.NDArray[np.float64]:
+        """The true mean of the n initial vectors, summed in float64."""
+        if self._mean is None:
+            total = np.zeros(self.length)
+            for node in range(self.n):
+                total += self.initial(node)
+            self._mean = total / self.n
+        return self._mean
+
+    def train(self, jobs: Sequence[Job]) -> Sequence[Update]:
+        return [Update(None, 0) for _ in jobs]
+
+    def evaluate(self, vectors: Sequence[Vector]) -> Sequence[Mapping[str, float]]:
+        """Return {"loss": mean over coordinates of the squared distance to the true mean}."""
+        return [{"loss": float(np.mean((vector - self.mean) ** 2))} for vector in vectors]
+
+
+class Quadratic:
+    """f_i(x) = 1/2 ||x - b_i||^2, one gradient step with noise per round, all coordinates alike.  A LocalTask.
+
+    b_i on node i of n: "smooth" sqrt(2) cos(2 pi i / n), "alternating" +1 and -1 (sum b^2 = n for both), "random"
+    N(0, 1) per coordinate.  train gives -eta (x - b_i + xi) with xi ~ N(0, sigma^2) from (seed, node, round).
+    The optimum is mean(b); with a symmetric mixing the stationary consensus error has a closed form (see
+    tests/test_analytic.py), which tells adapt-then-combine from combine-then-adapt.
+    """
+
+    def __init__(
+        self,
+        n: int,
+        dim: int = 1,
+        *,
+        placement: str = "smooth",
+        eta: float = 0.1,
+        sigma: float = 0.0,
+        dtype: npt.DTypeLike = np.float64,
+        seed: int = 0,
+    ) -> None:
+        self.n, self.length, self.dtype = n, dim, _kind(dtype)
+        self.eta, self.sigma = eta, sigma
+        self.schema = _schema("quadratic", dim, self.dtype)
+        self.b = _placed(placement, n, dim, seed).astype(self.dtype)
+        self._seed = seed
+
+    def initial(self, node: NodeId) -> Vector:  # noqa: ARG002
+        return frozen(np.zeros(self.length, self.dtype))
+
+    def train(self, jobs: Sequence[Job]) -> Sequence[Update]:
+        return [self._step(job) for job in jobs]
+
+    def _step(self, job: Job) -> Update:
+        away = job.vector - self.b[job.node]
+        loss = float(np.mean(np.square(away, dtype=np.float64))) * self.length / 2
+        if not np.isfinite(loss):
+            raise TrainingError(
+                f"node {job.node}, round {job.round}: the loss is {loss}", f"Use a smaller eta than {self.eta:g}."
+            )
+        if self.sigma:
+            noise = stream(self._seed, "noise", job.node, job.round).standard_normal(self.length)
+            away = away + (self.sigma * noise).astype(self.dtype)
+        return Update(frozen(away * self.dtype.type(-self.eta)), 1, {"loss": loss})
+
+    def evaluate(self, vectors: Sequence[Vector]) -> Sequence[Mapping[str, float]]:
+        """Return {"loss": mean_i f_i(x)}."""
+        centre = self.b.mean(axis=0, dtype=np.float64)
+        spread = float(np.mean(np.sum((self.b - centre) ** 2, axis=1)))
+        return [{"loss": (float(np.sum((vector - centre) ** 2)) + spread) / 2} for vector in vectors]
+
+
+def _placed(placement: str, n: int, dim: int, seed: int) -> npt.NDArray[np.float64]:
+    if placement == "random":
+        return stream(seed, "placement").standard_normal((n, dim))
+    if placement == "smooth":
+        column = np.sqrt(2) * np.cos(2 * np.pi * np.arange(n) / n)
+    elif placement == "alternating":
+        column = np.where(np.arange(n) % 2 == 0, 1.0, -1.0)
+    else:
+        raise ConfigError(f"unknown placement {placement!r}", nearest(placement, PLACEMENTS))
+    return np.repeat(column[:, None], dim, axis=1)
+
+
+def _kind(dtype: npt.DTypeLike) -> np.dtype[np.floating]:
+    kind: np.dtype[Any] = np.dtype(dtype)
+    if kind not in (np.dtype(np.float32), np.dtype(np.float64)):
+        raise ConfigError(f"dtype {kind} of an analytic task", "Use float32 or float64.")
+    return kind
+
+
+def _schema(name: str, dim: int, dtype: np.dtype[np.floating]) -> str:
+    return hashlib.sha256(f"{name}/{dim}/{dtype.str}".encode()).hexdigest()[:16]

@@ -1,0 +1,39 @@
+"""The yardstick: one model on all data, with as many steps and examples as the peers together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from fedgossip.learning.data import Dataset
+from fedgossip.learning.task import TorchTask, TrainSettings
+from fedgossip.task import Job
+from fedgossip.vectors import add
+
+
+def train_centralised(  # noqa: PLR0917
+    train: Dataset,
+    test: Dataset,
+    model_source: str,
+    settings: TrainSettings,
+    seed: int,
+    steps: int,
+    batch_size: int,
+) -> dict[str, float]:
+    """Return {"loss", "accuracy", "train_loss", "steps"} of one model after `steps` steps of `batch_size` examples.
+
+    n peers that take `steps` steps of b examples each see as much as steps here of n * b.  A round is
+    settings.local_steps steps (with local_epochs: one), so that a schedule moves as it does for the peers.
+    """
+    per_round = min(steps, settings.local_steps or 1)
+    rounds = max(1, steps // per_round)
+    pooled = replace(settings, batch_size=batch_size, local_steps=per_round, local_epochs=None)
+    share = np.arange(len(train))
+    task = TorchTask(train, test, [share], model_source, pooled, seed=seed, rounds=rounds)
+    vector, train_loss = task.initial(0), float("nan")
+    for round in range(rounds):
+        (update,) = task.train([Job(0, round, vector)])
+        assert update.difference is not None
+        vector, train_loss = add(vector, update.difference), update.metrics["loss"]
+    return {**task.evaluate([vector])[0], "train_loss": train_loss, "steps": float(rounds * per_round)}

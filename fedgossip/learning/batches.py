@@ -1,0 +1,92 @@
+"""Which examples a node sees in a round: a function of (seed, node, round) alone.
+
+A node goes through its examples in passes, each a new random order.  With local_steps the passes are one endless
+line, and round r takes the next local_steps * batch_size places of it, so that every batch is full; with
+local_epochs a round is that many whole passes and the last batch of a pass may be smaller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from fedgossip.learning.settings import TrainSettings
+from fedgossip.seeds import stream
+
+Indices = npt.NDArray[np.int64]
+
+DRAWN_PLACES = 512  # passes over few examples are drawn together: opening a stream costs more than shuffling them
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """The steps of one job: `indices` [steps, width] into the dataset, of which the first counts[step] are used."""
+
+    indices: Indices
+    counts: Indices
+
+
+class Batches:
+    """Draws plans.  `width` >= batch_size pads every step with unused places to one shape."""
+
+    def __init__(self, shares: Sequence[Indices], settings: TrainSettings, seed: int, width: int) -> None:
+        self._shares, self._seed = shares, seed
+        self._size, self._width = settings.batch_size, width
+        self._steps, self._epochs = settings.local_steps, settings.local_epochs
+        self._full = np.full(self._steps or 0, self._size)
+        self._latest: dict[int, tuple[int, Indices]] = {}  # node -> (stretch, its places): the next round wants it too
+
+    def plan(self, node: int, round: int) -> Plan:
+        """Return what `node` does in `round`."""
+        m = len(self._shares[node])
+        if self._steps is not None:
+            places = self._steps * self._size
+            drawn = self._line(node, round * places, places).reshape(self._steps, self._size)
+            return Plan(self._padded(drawn), self._full)
+        assert self._epochs is not None
+        drawn = self._line(node, round * self._epochs * m, self._epochs * m).reshape(self._epochs, m)
+        return self._passes(drawn)
+
+    def _passes(self, drawn: Indices) -> Plan:
+        epochs, m = drawn.shape
+        steps = -(-m // self._size)
+        indices = np.zeros((epochs, steps * self._size), np.int64)
+        indices[:, :m] = drawn
+        counts = np.full((epochs, steps), self._size)
+        counts[:, -1] = m - (steps - 1) * self._size
+        return Plan(self._padded(indices.reshape(-1, self._size)), counts.reshape(-1))
+
+    def _padded(self, drawn: Indices) -> Indices:
+        if self._width == self._size:
+            return drawn
+        wide = np.zeros((len(drawn), self._width), np.int64)
+        wide[:, : self._size] = drawn
+        return wide
+
+    def _line(self, node: int, start: int, places: int) -> Indices:
+        """Return places start .. start + places of the endless line of passes."""
+        m = len(self._shares[node])
+        length = m * max(1, DRAWN_PLACES // m)
+        number, offset = divmod(start, length)
+        parts = [self._stretch(node, number, length)[offset : offset + places]]
+        left = places - len(parts[0])
+        while left > 0:
+            number += 1
+            parts.append(self._stretch(node, number, length)[:left])
+            left -= length
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def _stretch(self, node: int, number: int, length: int) -> Indices:
+        """Return the places number * length .. (number + 1) * length of the line: whole passes from one stream."""
+        latest = self._latest.get(node)
+        if latest is not None and latest[0] == number:
+            return latest[1]
+        share, random = self._shares[node], stream(self._seed, "batches", node, number)
+        passes = length // len(share)
+        drawn = random.permutation(share) if passes == 1 else random.permuted(np.tile(share, (passes, 1)), axis=1)
+        stretch: Indices = drawn.reshape(-1)
+        self._latest[node] = (number, stretch)
+        return stretch

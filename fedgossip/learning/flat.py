@@ -1,0 +1,101 @@
+"""The layout of a model in a vector: which elements are whose, and the schema that two peers compare."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedgossip.errors import ConfigError
+from fedgossip.vectors import Vector, empty, frozen
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Names, shapes and offsets of the tensors of a module in one float32 vector.
+
+    Parameters that train come first, in named_parameters order; frozen ones (requires_grad False) stay with their
+    module.  With buffers="average" the floating buffers follow (BatchNorm's running mean and variance); with "local"
+    they stay at their node.  Integer buffers (num_batches_tracked) never travel: their mean has no meaning.
+    """
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    parameters: int
+    """Elements that are parameters; the rest of the vector is buffers."""
+
+    @classmethod
+    def from_module(cls, module: nn.Module, buffers: str = "average") -> Layout:
+        trained = [(name, tuple(p.shape)) for name, p in module.named_parameters() if p.requires_grad]
+        kept = [(name, tuple(b.shape)) for name, b in module.named_buffers() if b.is_floating_point()]
+        if not trained:
+            raise ConfigError("the model has no parameter to train", "Is requires_grad off everywhere?")
+        both = trained + (kept if buffers == "average" else [])
+        parameters = sum(math.prod(shape) for _, shape in trained)
+        return cls(tuple(name for name, _ in both), tuple(shape for _, shape in both), parameters)
+
+    @property
+    def dtype(self) -> np.dtype[np.floating]:
+        return np.dtype(np.float32)
+
+    @property
+    def length(self) -> int:
+        return sum(map(math.prod, self.shapes))
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """Where each tensor begins."""
+        return tuple(accumulate(map(math.prod, self.shapes), initial=0))[:-1]
+
+    @property
+    def schema(self) -> str:
+        """16 hex digits of the sha256 over names, shapes and type: equal schemas mean that averaging makes sense."""
+        described = json.dumps([list(self.names), list(self.shapes), self.parameters, self.dtype.str])
+        return hashlib.sha256(described.encode()).hexdigest()[:16]
+
+    def places(self) -> Iterator[tuple[str, slice, tuple[int, ...]]]:
+        """Yield (name, where in the vector, shape) of every tensor."""
+        for name, offset, shape in zip(self.names, self.offsets, self.shapes, strict=True):
+            yield name, slice(offset, offset + math.prod(shape)), shape
+
+    def read(self, module: nn.Module) -> Vector:
+        """Return the module's tensors as a new frozen vector [length]."""
+        tensors = self._tensors(module)
+        vector = empty(self.length, self.dtype)
+        for name, where, _ in self.places():
+            vector[where] = tensors[name].detach().cpu().numpy().reshape(-1)
+        return frozen(vector)
+
+    def write(self, module: nn.Module, vector: Vector) -> None:
+        """Copy the vector into the module's tensors; no graph is built, the vector is not kept."""
+        if vector.shape != (self.length,):
+            raise ConfigError(
+                f"a vector of {vector.size} elements for a model of {self.length}", "Is it another model's?"
+            )
+        tensors = self._tensors(module)
+        with torch.no_grad():
+            for name, where, shape in self.places():
+                # a copy: torch warns of arrays that it may not write to
+                tensors[name].copy_(torch.from_numpy(vector[where].reshape(shape).copy()))
+
+    def unflatten(self, vector: Vector) -> dict[str, np.ndarray]:
+        """Return name -> array, views of the vector (for safetensors)."""
+        return {name: vector[where].reshape(shape) for name, where, shape in self.places()}
+
+    def adopt(self, module: nn.Module, flat: torch.Tensor) -> None:
+        """Make the module's tensors views of `flat` [length], so that one copy loads or reads the whole model."""
+        tensors = self._tensors(module)
+        for name, where, shape in self.places():
+            view = flat[where].view(shape)
+            view.copy_(tensors[name].detach())
+            tensors[name].data = view
+
+    def _tensors(self, module: nn.Module) -> dict[str, torch.Tensor]:
+        return dict(module.named_parameters()) | dict(module.named_buffers())

@@ -1,0 +1,164 @@
+"""One model after another: the engine of every model that `batched` does not know.
+
+The module's tensors are views of one flat tensor: loading a vector is one copy, and so is reading it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+from torch.nn import functional
+
+from fedgossip import seeds
+from fedgossip.learning import optimizers
+from fedgossip.learning.batched import Outcome, State
+from fedgossip.learning.batches import Plan
+from fedgossip.learning.data import Dataset
+from fedgossip.learning.flat import Layout
+from fedgossip.learning.settings import TrainSettings
+from fedgossip.vectors import Vector, empty, frozen
+
+TEST_ROWS = 512  # test examples at a time
+
+
+class ModuleLoop:
+    """Trains and evaluates any torch module, one job at a time.
+
+    Buffers that are not in the layout (integer ones; with buffers="local" the running statistics too) belong to the
+    node: they are loaded before its job and kept after it.  With "local" no vector has statistics of its own, so
+    evaluation then normalises by the statistics of the test batch.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        layout: Layout,
+        train: Dataset,
+        test: Dataset,
+        settings: TrainSettings,
+        *,
+        seed: int,
+        device: torch.device,
+    ) -> None:
+        self.width = settings.batch_size
+        self._module, self._layout, self._settings, self._seed, self._device = module, layout, settings, seed, device
+        module.to(device)
+        self._flat = torch.empty(layout.length, device=device)
+        layout.adopt(module, self._flat)
+        self._weights = self._flat[: layout.parameters].unsqueeze(0)
+        self._gradient = torch.zeros_like(self._weights)
+        self._bind_gradients()
+        self._local = {name: b for name, b in module.named_buffers() if name not in layout.names}
+        self._fresh = {name: b.detach().clone() for name, b in self._local.items()}
+        self._x, self._y = _tensor(train.x).to(device), _tensor(train.y).to(device)
+        self._test = (_tensor(test.x).to(device), _tensor(test.y).to(device))
+
+    def _bind_gradients(self) -> None:
+        tensors = dict(self._module.named_parameters())
+        for name, where, shape in self._layout.places():
+            if name in tensors:
+                tensors[name].grad = self._gradient[0, where].view(shape)
+
+    # --- training ---------------------------------------------------------------------------------------------
+
+    def train_one(self, vector: Vector, plan: Plan, lr: float, state: State, name: tuple[int, int]) -> Outcome:
+        """Train one job; `name` is its (node, round), which seeds dropout."""
+        self._load(vector)
+        self._load_local(state)
+        self._module.train()
+        slots = self._slots_of(state)
+        taken = int(state["steps"]) if "steps" in state else 0
+        rate, root = optimizers.rates(self._settings, [lr], [taken], len(plan.counts))
+        losses = []
+        devices = [self._device] if self._device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices):
+            self._seed_here(*name)
+            for step, (row, count) in enumerate(zip(plan.indices, plan.counts, strict=True)):
+                losses.append(self._gradient_of(torch.from_numpy(row[:count]).to(self._device)))
+                with torch.no_grad():
+                    self._optimise(slots, float(rate[step, 0]), float(root[min(step, len(root) - 1), 0]))
+        self._keep(state, slots, taken + len(losses))
+        difference = empty(self._layout.length, np.float32)
+        np.subtract(self._flat.cpu().numpy(), vector, out=difference)
+        loss = float(torch.stack(losses).double().mean())
+        return Outcome(frozen(difference), loss, bool(np.isfinite(difference.sum())))
+
+    def _slots_of(self, state: State) -> list[torch.Tensor]:
+        names = self._settings.slots
+        kept = [state.get(name, np.zeros(self._layout.parameters, np.float32)) for name in names]
+        return [torch.from_numpy(array.copy()).to(self._device).unsqueeze(0) for array in kept]
+
+    def _gradient_of(self, rows: torch.Tensor) -> torch.Tensor:
+        """Fill the flat gradient from one batch and return its loss."""
+        self._gradient.zero_()
+        loss = _cross_entropy(self._module(self._x[rows]), self._y[rows])
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
+
+    def _optimise(self, slots: Sequence[torch.Tensor], rate: float, root: float) -> None:
+        if self._settings.clip_norm is not None:
+            optimizers.clip([self._gradient], self._settings.clip_norm)
+        pair = torch.tensor([rate, root], device=self._device)
+        optimizers.step(self._settings, self._weights, self._gradient, slots, rate=pair[0], root=pair[1])
+
+    def _seed_here(self, node: int, round: int) -> None:
+        root = seeds.integer(self._seed, "dropout", node, round)
+        torch.default_generator.manual_seed(root)
+        if self._device.type == "cuda":
+            torch.cuda.manual_seed(root)
+
+    def _load(self, vector: Vector) -> None:
+        if self._device.type == "cpu":
+            np.copyto(self._flat.numpy(), vector)
+        else:
+            self._flat.copy_(torch.from_numpy(vector.copy()))
+
+    def _load_local(self, state: State) -> None:
+        for name, buffer in self._local.items():
+            kept = state.get(f"buffer:{name}")
+            buffer.copy_(self._fresh[name] if kept is None else torch.from_numpy(np.array(kept)))
+
+    def _keep(self, state: State, slots: Sequence[torch.Tensor], taken: int) -> None:
+        for name, buffer in self._local.items():
+            state[f"buffer:{name}"] = buffer.detach().cpu().numpy().copy()
+        for slot, tensor in zip(self._settings.slots, slots, strict=True):
+            state[slot] = tensor.reshape(-1).cpu().numpy().copy()
+        if slots:
+            state["steps"] = np.asarray(taken)
+
+    # --- evaluation -------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def evaluate(self, vectors: Sequence[Vector]) -> list[dict[str, float]]:
+        """Return the mean loss and the accuracy on the test set, per vector."""
+        return [self._evaluate_one(vector) for vector in vectors]
+
+    def _evaluate_one(self, vector: Vector) -> dict[str, float]:
+        self._load(vector)
+        self._module.eval()
+        if self._settings.buffers == "local":
+            for part in self._module.modules():
+                if isinstance(part, nn.modules.batchnorm._BatchNorm):
+                    part.train()  # batch statistics; what it does to the buffers goes at the next job's load
+        chunks = -(-len(self._test[0]) // TEST_ROWS)
+        total, hits, predicted = 0.0, 0, 0
+        for x, y in zip(*(part.tensor_split(chunks) for part in self._test), strict=True):
+            logits = self._module(x)
+            total += float(_cross_entropy(logits, y)) * y.numel()
+            hits += int((logits.argmax(-1) == y).sum())
+            predicted += y.numel()
+        return {"loss": total / predicted, "accuracy": hits / predicted}
+
+
+def _cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), labels.reshape(-1))
+
+
+def _tensor(array: npt.NDArray[Any]) -> torch.Tensor:
+    """Return a tensor over the array's memory, or over a copy where torch could not write to it."""
+    return torch.from_numpy(array if array.flags.writeable else array.copy())

@@ -1,0 +1,69 @@
+"""One step of the optimisers on tensors whose first axis is the node; every operation is elementwise.
+
+Products and sums are rounded one by one (no alpha=, no addcmul): the fused forms round once in some lanes and twice
+in others, and then a node's bits would depend on its neighbours in memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fedgossip.learning.settings import TrainSettings
+
+BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8  # Kingma and Ba, Adam, ICLR 2015
+
+
+def rates(
+    settings: TrainSettings, lrs: Sequence[float], taken: Sequence[int], steps: int
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    """Return (rate, root) [steps, k] for nodes that have `taken` steps behind them: Adam's two bias corrections.
+
+    Plain floats, not numpy.power, whose lanes round as they like.  For sgd: the learning rates, and ones.
+    """
+    if settings.optimizer != "adam":
+        flat = np.broadcast_to(np.array(lrs, np.float32), (steps, len(lrs)))
+        return flat, np.ones((1, 1), np.float32)
+    times = [[before + step for before in taken] for step in range(1, steps + 1)]
+    rate = [[lr / (1 - BETA1**t) for lr, t in zip(lrs, row, strict=True)] for row in times]
+    root = [[math.sqrt(1 - BETA2**t) for t in row] for row in times]
+    return np.array(rate, np.float32), np.array(root, np.float32)
+
+
+def step(
+    settings: TrainSettings,
+    weights: torch.Tensor,
+    gradient: torch.Tensor,
+    slots: Sequence[torch.Tensor],
+    *,
+    rate: torch.Tensor,
+    root: torch.Tensor,
+) -> None:
+    """Change `weights` and `slots` in place; `gradient` is used up; rate and root broadcast over the weights."""
+    if settings.weight_decay:
+        gradient.add_(weights * settings.weight_decay)
+    if settings.optimizer == "adam":
+        first, second = slots
+        first.mul_(BETA1).add_(gradient * (1 - BETA1))
+        second.mul_(BETA2).add_(gradient.mul_(gradient).mul_(1 - BETA2))
+        weights.sub_((second.sqrt() / root).add_(EPSILON).reciprocal_().mul_(first).mul_(rate))
+        return
+    if slots:
+        (velocity,) = slots
+        velocity.mul_(settings.momentum).add_(gradient)
+        gradient = gradient.add_(velocity * settings.momentum) if settings.nesterov else velocity
+    weights.sub_(gradient * rate)
+
+
+def clip(gradients: Sequence[torch.Tensor], longest: float) -> None:
+    """Scale each node's gradient, spread over the tensors [k, ...], down to `longest` where it is longer."""
+    for node in range(len(gradients[0])):
+        # node by node: a sum over many rows may take another order than a sum over one
+        square = sum(float(torch.dot(g[node].reshape(-1), g[node].reshape(-1))) for g in gradients)
+        if square > longest * longest:
+            for gradient in gradients:
+                gradient[node].mul_(longest / math.sqrt(square))

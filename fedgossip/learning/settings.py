@@ -1,0 +1,118 @@
+"""How a peer trains between two exchanges.  No torch here: an experiment file is checked without loading it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fedgossip.errors import ConfigError, nearest
+
+# what each optimiser remembers of a node between steps, one number per trained element
+SLOTS: Mapping[str, tuple[str, ...]] = {"sgd": ("velocity",), "adam": ("first", "second")}
+SCHEDULES = ("constant", "cosine", "step")
+DEVICES = ("auto", "cpu", "cuda", "mps")
+BUFFERS = ("average", "local")
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """Local training of one round; exactly one of local_steps and local_epochs (neither given: 5 steps)."""
+
+    optimizer: str = "sgd"
+    """"sgd", or "adam" with its usual 0.9, 0.999 and 1e-8.  What they remember stays at the node between rounds."""
+    lr: float = 0.1
+    """Learning rate, above 0.  Larger learns faster until the loss explodes."""
+    momentum: float = 0.0
+    """sgd: 0 <= momentum < 1, the share of the last step that is kept."""
+    weight_decay: float = 0.0
+    """Added to the gradient as weight_decay * weights; 0 or more."""
+    nesterov: bool = False
+    """sgd with momentum: look ahead."""
+    schedule: str = "constant"
+    """"constant", "cosine" (to 0 at the last round) or "step:ROUNDS,FACTOR" (lr *= FACTOR every ROUNDS rounds)."""
+    batch_size: int = 16
+    """Examples per step, at least 1."""
+    local_steps: int | None = None
+    """Steps per round, each of exactly batch_size examples."""
+    local_epochs: int | None = None
+    """Passes over the node's examples per round; the last batch of a pass may be smaller."""
+    device: str = "auto"
+    """"cpu", "cuda", "mps" or "auto": the first of cuda, mps, cpu that is there."""
+    buffers: str = "average"
+    """Running statistics (BatchNorm): "average" makes them part of the vector, "local" keeps them at the node."""
+    threads: int = 1
+    """Threads of torch in this process.  1: peers share the cores, and sums keep their order."""
+    clip_norm: float | None = None
+    """Scale a step's gradient down to this length where it is longer; None leaves it."""
+
+    def __post_init__(self) -> None:
+        if self.local_steps is None and self.local_epochs is None:
+            object.__setattr__(self, "local_steps", 5)
+        elif self.local_steps is not None and self.local_epochs is not None:
+            raise ConfigError("local_steps and local_epochs are both given", "Give one of them.")
+        _word("optimizer", self.optimizer, tuple(SLOTS))
+        _word("device", self.device, DEVICES)
+        _word("buffers", self.buffers, BUFFERS)
+        for name in ("batch_size", "threads", "local_steps", "local_epochs"):
+            _whole(name, getattr(self, name))
+        _between("lr", self.lr, 0 < self.lr < math.inf, "a number above 0")
+        _between("momentum", self.momentum, 0 <= self.momentum < 1, "0 <= momentum < 1")
+        _between("weight_decay", self.weight_decay, 0 <= self.weight_decay < math.inf, "0 or more")
+        if self.clip_norm is not None:
+            _between("clip_norm", self.clip_norm, 0 < self.clip_norm < math.inf, "a number above 0")
+        if self.nesterov and not self.momentum:
+            raise ConfigError("nesterov without momentum", "Give momentum, 0.9 say.")
+        if self.optimizer != "sgd" and self.momentum:
+            raise ConfigError(f"momentum with {self.optimizer}", "momentum belongs to sgd; leave it out.")
+        _step_schedule(self.schedule)
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """The names of what the optimiser remembers; none for sgd without momentum."""
+        return () if self.optimizer == "sgd" and not self.momentum else SLOTS[self.optimizer]
+
+    @property
+    def plain(self) -> bool:
+        """Whether a step is weights -= lr * gradient and nothing else."""
+        return not (self.slots or self.weight_decay or self.clip_norm)
+
+    def rate(self, round: int, rounds: int) -> float:
+        """Return the learning rate of `round` (from 0) of `rounds`."""
+        if self.schedule == "constant":
+            return self.lr
+        if self.schedule == "cosine":
+            return self.lr * 0.5 * (1 + math.cos(math.pi * min(round, rounds) / max(1, rounds)))
+        every, factor = _step_schedule(self.schedule)
+        return float(self.lr * factor ** (round // every))
+
+
+def _step_schedule(schedule: str) -> tuple[int, float]:
+    kind, _, rest = schedule.partition(":")
+    _word("schedule", kind, SCHEDULES)
+    if kind != "step" and not rest:
+        return 1, 1.0
+    try:
+        every, factor = rest.split(",")
+        if kind == "step" and int(every) >= 1 and 0 < float(factor) < math.inf:
+            return int(every), float(factor)
+    except ValueError:
+        pass
+    raise ConfigError(
+        f"schedule = {schedule!r}", "Write constant, cosine or step:ROUNDS,FACTOR, for instance step:30,0.1."
+    )
+
+
+def _word(name: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ConfigError(f"unknown {name} {value!r}", nearest(str(value), known))
+
+
+def _whole(name: str, value: object) -> None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        raise ConfigError(f"{name} = {value!r}", f"{name} is a whole number, at least 1.")
+
+
+def _between(name: str, value: float, holds: bool, expected: str) -> None:
+    if not holds:
+        raise ConfigError(f"{name} = {value!r}; expected {expected}", "Change it in the training settings.")

@@ -1,0 +1,121 @@
+"""Tables: CSV files and npz archives of people's own."""
+
+from __future__ import annotations
+
+import csv
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from fedgossip.errors import ConfigError, nearest
+from fedgossip.learning.data import Dataset, from_arrays, group_ids
+
+
+def read_csv(path: Path, options: Mapping[str, str]) -> Dataset:
+    """Return a table whose first line names the columns; all but the label, the group and `drop` are numbers.
+
+    Labels may be words or numbers: the classes are their sorted values.  `scale=standard` gives every column mean 0
+    and deviation 1, taken over the whole table.
+    """
+    header, rows, lines = _rows(path)
+    if "label" not in options:
+        raise ConfigError(f"{path}: which column is the label?", f"Write csv:{path.name}?label={header[-1]}.")
+    label = _column(path, header, options["label"])
+    group = _column(path, header, options["group"]) if "group" in options else None
+    dropped = {_column(path, header, name) for name in options.get("drop", "").split(",") if name}
+    features = [c for c in range(len(header)) if c not in dropped | {label, group}]
+    if not features:
+        raise ConfigError(f"{path}: no column is left to learn from", "Drop fewer columns.")
+    x = _numbers(path, header, rows, lines, features)
+    classes, y = np.unique(_labels([row[label] for row in rows]), return_inverse=True)
+    if len(classes) < 2:
+        raise ConfigError(f"{path}: every label is {classes[0]!s}", "Classes are at least two.")
+    ids, names = (None, ()) if group is None else group_ids(np.array([row[group] for row in rows]))
+    scaled = _scaled(path, x, options.get("scale", "none"))
+    return Dataset(path.stem, scaled.astype(np.float32), y.astype(np.int64), len(classes), ids, names)
+
+
+def read_npz(path: Path) -> Dataset:
+    """Return the arrays x, y and (optional) groups of an npz archive; nothing in it is unpickled."""
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            for name in ("x", "y"):
+                if name not in archive.files:
+                    raise ConfigError(
+                        f"{path}: no array {name!r}, only {', '.join(archive.files)}", "Save x=, y= and groups=."
+                    )
+            groups = archive["groups"] if "groups" in archive.files else None
+            return from_arrays(str(path), archive["x"], archive["y"], groups)
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError, TypeError) as error:
+        raise ConfigError(f"{path}: not an npz archive of arrays: {error}", "Write it with numpy.savez.") from error
+
+
+def _rows(path: Path) -> tuple[list[str], list[list[str]], list[int]]:
+    rows, lines = [], []
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.reader(file)
+            header = [name.strip() for name in next(reader, [])]
+            for row in reader:
+                if not row:
+                    continue
+                if len(row) != len(header):
+                    raise ConfigError(
+                        f"{path}, line {reader.line_num}: {len(row)} cells; expected {len(header)}",
+                        "Every line has one cell per column of the first line.",
+                    )
+                rows.append([cell.strip() for cell in row])
+                lines.append(reader.line_num)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}", "It is comma-separated text in UTF-8.") from error
+    if not rows:
+        raise ConfigError(f"{path}: no rows", "The first line names the columns, examples follow.")
+    return header, rows, lines
+
+
+def _column(path: Path, header: Sequence[str], name: str) -> int:
+    if name not in header:
+        raise ConfigError(f"{path}: no column {name!r}", nearest(name, header))
+    return header.index(name)
+
+
+def _numbers(
+    path: Path, header: Sequence[str], rows: list[list[str]], lines: list[int], columns: list[int]
+) -> npt.NDArray[np.float64]:
+    x = np.empty((len(rows), len(columns)))
+    for k, (line, row) in enumerate(zip(lines, rows, strict=True)):
+        try:
+            x[k] = [float(row[c]) for c in columns]
+        except ValueError:
+            x[k] = np.nan
+        if not np.isfinite(x[k]).all():
+            bad = next(c for c in columns if not _is_number(row[c]))
+            raise ConfigError(
+                f"{path}, line {line}, column {header[bad]!r}: {row[bad]!r} is not a number",
+                f"Fill it, or leave the column out with drop={header[bad]}.",
+            )
+    return x
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        return bool(np.isfinite(float(cell)))
+    except ValueError:
+        return False
+
+
+def _labels(cells: list[str]) -> npt.NDArray[np.float64] | npt.NDArray[np.str_]:
+    """Return numbers where all labels are, so that 10 sorts after 2; words otherwise."""
+    return np.array(cells, np.float64) if all(map(_is_number, cells)) else np.array(cells)
+
+
+def _scaled(path: Path, x: npt.NDArray[np.float64], how: str) -> npt.NDArray[np.float64]:
+    if how == "none":
+        return x
+    if how != "standard":
+        raise ConfigError(f"{path}: unknown scale {how!r}", nearest(how, ("none", "standard")))
+    deviation = x.std(axis=0)
+    return np.asarray((x - x.mean(axis=0)) / np.where(deviation > 0, deviation, 1))

@@ -1,0 +1,173 @@
+"""Local training with torch: jobs in, updates out, the same bits whichever jobs share the call."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fedgossip.errors import ConfigError, TrainingError
+from fedgossip.learning import models
+from fedgossip.learning.batched import DenseStack, Outcome, State, sizes_of
+from fedgossip.learning.batches import Batches, Indices, Plan
+from fedgossip.learning.data import Dataset
+from fedgossip.learning.flat import Layout
+from fedgossip.learning.looped import ModuleLoop
+from fedgossip.learning.settings import TrainSettings
+from fedgossip.machine import NodeId
+from fedgossip.task import Job, Update
+from fedgossip.vectors import Vector
+
+__all__ = ["TorchTask", "TrainSettings", "device_for"]
+
+
+class TorchTask:
+    """A LocalTask that trains `model_source` on `train`; node i owns the examples shares[i].
+
+    Every node starts from the same vector.  A batch is a function of (seed, node, round), so a job may be computed
+    anywhere, at any time, alone or with others.  What an optimiser remembers (momentum, Adam's moments) and local
+    buffers stay with their node from job to job, so a node's jobs come in their order; see `state`.
+
+    Stacks of Linear and ReLU train many nodes at once (`batched`), on the CPU bit for bit as one at a time; all else
+    trains one job after another (`looped`).  Sets torch's threads of this process to settings.threads: peers share
+    the cores, and the order of a sum may depend on the number of threads.
+
+    Raises ConfigError where model, data and shares do not fit; TrainingError where a loss or an update is not finite.
+    """
+
+    def __init__(
+        self,
+        train: Dataset,
+        test: Dataset,
+        shares: Sequence[Indices],
+        model_source: str,
+        settings: TrainSettings,
+        *,
+        seed: int,
+        rounds: int,
+        base: Path | None = None,
+    ) -> None:
+        _check_shares(shares, len(train))
+        torch.set_num_threads(settings.threads)
+        device = device_for(settings.device)
+        vocabulary = len(train.vocabulary) if train.vocabulary is not None else None
+        module = models.build(model_source, train.shape, train.classes, seed, vocabulary, base=base)
+        self.settings = settings
+        self.layout = Layout.from_module(module, settings.buffers)
+        self._initial = self.layout.read(module)
+        self._rounds, self._shares = rounds, shares
+        self._states: dict[NodeId, State] = {}
+        self._lock = threading.Lock()  # a host evaluates beside its training thread; the buffers are one
+        sizes = sizes_of(module, self.layout)
+        self._engine: DenseStack | ModuleLoop
+        if sizes is not None and sizes[0] == math.prod(train.shape) and sizes[-1] >= train.classes:
+            self._engine = DenseStack(sizes, train, test, settings, device)
+        else:
+            self._engine = ModuleLoop(module, self.layout, train, test, settings, seed=seed, device=device)
+        self._batches = Batches(shares, settings, seed, self._engine.width)
+
+    @property
+    def length(self) -> int:
+        return self.layout.length
+
+    @property
+    def dtype(self) -> np.dtype[np.floating]:
+        return self.layout.dtype
+
+    @property
+    def schema(self) -> str:
+        return self.layout.schema
+
+    def initial(self, node: NodeId) -> Vector:  # noqa: ARG002
+        return self._initial
+
+    def train(self, jobs: Sequence[Job]) -> Sequence[Update]:
+        if not jobs:
+            return []
+        with self._lock:
+            plans = [self._batches.plan(job.node, job.round) for job in jobs]
+            lrs = [self.settings.rate(job.round, self._rounds) for job in jobs]
+            states = [self._states.setdefault(job.node, {}) for job in jobs]
+            outcomes = self._run(jobs, plans, lrs, states)
+        for job, outcome, lr in zip(jobs, outcomes, lrs, strict=True):
+            if not (outcome.finite and math.isfinite(outcome.loss)):
+                raise _not_finite(job, outcome.loss, lr)
+        return [
+            Update(difference, len(self._shares[job.node]), {"loss": loss})
+            for job, (difference, loss, _) in zip(jobs, outcomes, strict=True)
+        ]
+
+    def _run(
+        self, jobs: Sequence[Job], plans: Sequence[Plan], lrs: Sequence[float], states: Sequence[State]
+    ) -> Sequence[Outcome]:
+        engine = self._engine
+        if isinstance(engine, DenseStack):
+            return engine.train([job.vector for job in jobs], plans, lrs, states)
+        return [
+            _run_one(engine, job, plan, lr, state)
+            for job, plan, lr, state in zip(jobs, plans, lrs, states, strict=True)
+        ]
+
+    def evaluate(self, vectors: Sequence[Vector]) -> Sequence[Mapping[str, float]]:
+        """Return {"loss", "accuracy"} on the test set per vector; for text per character."""
+        with self._lock:
+            return self._engine.evaluate(vectors)
+
+    def state(self, node: NodeId) -> dict[str, np.ndarray]:
+        """Return what the node remembers beside its vector, as copies: optimiser slots, steps taken, local buffers."""
+        return {name: array.copy() for name, array in self._states.get(node, {}).items()}
+
+    def load_state(self, node: NodeId, state: Mapping[str, np.ndarray]) -> None:
+        """Take up what `state` returned; ConfigError where it belongs to another model or optimiser."""
+        for name in self.settings.slots:
+            if name in state and state[name].shape != (self.layout.parameters,):
+                raise ConfigError(
+                    f"node {node}: {name} has {state[name].size} elements; expected {self.layout.parameters}",
+                    "Was the state written with another model?",
+                )
+        self._states[node] = {name: array.copy() for name, array in state.items()}
+
+    def parameters_named(self, vector: Vector) -> dict[str, np.ndarray]:
+        """Return name -> array views of the vector, for safetensors."""
+        return self.layout.unflatten(vector)
+
+
+def device_for(name: str) -> torch.device:
+    """Return the device that `name` means here; "auto" is the first of cuda, mps and cpu."""
+    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if name == "auto":
+        return torch.device(next(kind for kind, ready in there.items() if ready))
+    if not there[name]:
+        raise ConfigError(f"device = {name!r}, but torch finds none here", 'Use "auto" or "cpu".')
+    return torch.device(name)
+
+
+def _run_one(engine: ModuleLoop, job: Job, plan: Plan, lr: float, state: State) -> Outcome:
+    try:
+        return engine.train_one(job.vector, plan, lr, state, (job.node, job.round))
+    except Exception as error:
+        raise TrainingError(
+            f"node {job.node}, round {job.round}: training raised {error!r}",
+            "Does the model fit the data, and each batch the model?  BatchNorm needs more than one example.",
+        ) from error
+
+
+def _check_shares(shares: Sequence[Indices], examples: int) -> None:
+    for node, share in enumerate(shares):
+        if len(share) == 0:
+            raise ConfigError(f"node {node} has no training example", "Use fewer peers or another partition.")
+        if int(np.min(share)) < 0 or int(np.max(share)) >= examples:
+            raise ConfigError(
+                f"node {node}: example {int(np.max(share))} of {examples}", "Were the shares drawn from another set?"
+            )
+
+
+def _not_finite(job: Job, loss: float, lr: float) -> TrainingError:
+    what = f"the loss is {loss}" if not math.isfinite(loss) else "the update is not finite"
+    return TrainingError(
+        f"node {job.node}, round {job.round}: {what}", f"Use a smaller lr than {lr:g}, or clip_norm = 1."
+    )

@@ -1,0 +1,7 @@
+"""From a run directory to one page: what was run, what it learned, how well the peers agreed, and what was forecast."""
+
+from __future__ import annotations
+
+from fedgossip.report.page import write_comparison, write_report
+
+__all__ = ["write_comparison", "write_report"]

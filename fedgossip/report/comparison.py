@@ -1,0 +1,259 @@
+"""Several runs beside each other: one table, their curves in common axes, their graphs in a row."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedgossip.report import drawing, figures, graphs
+from fedgossip.report.drawing import DASHES, SERIES, draw, plain
+from fedgossip.report.markup import Markup, figure, grid, join, paragraph, section, table, text
+from fedgossip.report.numbers import byte_unit, count, data_size, duration, number, percent, plural
+from fedgossip.report.reading import NetworkRow, Run
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Named = tuple[str, Run]
+MARKERS = "osD^vP*X"
+LABELS = {
+    "accuracy_averaged": "test accuracy, averaged model",
+    "accuracy_worst_peer": "test accuracy, worst peer",
+    "consensus_distance": "consensus distance",
+    "loss": "training loss",
+}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A run and the place of its own report, which may not exist."""
+
+    run: Run
+    report: Path
+
+
+def head_and_body(entries: Sequence[Entry], title: str, folder: Path) -> tuple[Markup, Markup]:
+    """Return the head and the body of the page, whose links start in `folder`."""
+    names = _names([entry.run for entry in entries])
+    runs = [(name, entry.run) for name, entry in zip(names, entries, strict=True)]
+    head = join(
+        [
+            paragraph("Comparison of fedgossip runs", "over"),
+            Markup(f"<h1>{text(title)}</h1>"),
+            paragraph(_verdict(runs), "lead"),
+            *(_unfinished(name, run) for name, run in runs if run.summary.status != "finished"),
+        ]
+    )
+    body = join([_table(runs, entries, folder), _curves(runs), _graphs(runs)])
+    return head, body
+
+
+def _names(runs: Sequence[Run]) -> list[str]:
+    """Return a different name for each run: its own, with its graph or a number where two are alike."""
+    names = [run.name for run in runs]
+    if len(set(names)) < len(names):
+        names = [f"{run.name}, {run.summary.graph}" if names.count(run.name) > 1 else run.name for run in runs]
+    total, seen = Counter(names), Counter[str]()
+    for at, name in enumerate(names):
+        seen[name] += 1
+        if total[name] > 1:
+            names[at] = f"{name} #{seen[name]}"
+    return names
+
+
+def _verdict(runs: Sequence[Named]) -> str:
+    def best(pick: Callable[[Run], float | None]) -> tuple[float, str] | None:
+        known = [(value, name) for name, run in runs if (value := pick(run)) is not None]
+        return max(known, key=lambda pair: pair[0]) if known else None
+
+    averaged = best(lambda run: run.summary.accuracy.averaged)
+    worst = best(lambda run: run.summary.accuracy.worst_peer)
+    said = f"{plural(len(runs), 'run')} side by side."
+    if averaged and worst:
+        said += (
+            f" The averaged model is best in “{averaged[1]}” ({percent(averaged[0])}), "
+            f"the worst peer is best off in “{worst[1]}” ({percent(worst[0])})."
+        )
+    return said
+
+
+def _unfinished(name: str, run: Run) -> Markup:
+    said = f"{name} did not finish (status: {run.summary.status}): it shows what was measured until then."
+    return Markup(f'<p class="notice" role="status">{text(said)}</p>')
+
+
+def _table(runs: Sequence[Named], entries: Sequence[Entry], folder: Path) -> Markup:
+    """Return the table of the runs, the best of each column marked."""
+    columns: list[tuple[str, Callable[[Run], float | None], Callable[[float], str], Callable[..., float] | None]] = [
+        ("Peers", lambda run: run.summary.n, lambda value: count(int(value)), None),
+        ("Gap", lambda run: run.summary.forecast.spectral_gap, number, None),
+        ("n_W", lambda run: run.summary.forecast.n_w, number, None),
+        ("Averaged model", lambda run: run.summary.accuracy.averaged, percent, max),
+        ("Mean peer", lambda run: run.summary.accuracy.mean_peer, percent, max),
+        ("Worst peer", lambda run: run.summary.accuracy.worst_peer, percent, max),
+        ("Consensus distance", lambda run: run.summary.consensus_distance, number, min),
+        ("Sent", lambda run: run.summary.bytes_sent, data_size, min),
+        ("Time", lambda run: run.summary.seconds, duration, None),
+    ]
+    columns = [column for column in columns if any(column[1](run) is not None for _, run in runs)]
+    rows = []
+    for at, (name, run) in enumerate(runs):
+        cells = [_linked(at, name, entries[at].report, folder), run.summary.graph]
+        for _, pick, shown, better in columns:
+            value = pick(run)
+            known = [other for _, each in runs if (other := pick(each)) is not None]
+            first = better is not None and value is not None and len(set(known)) > 1 and value == better(known)
+            cell = text("–" if value is None else shown(value))
+            cells.append(Markup(f'<span class="best">{cell}</span>') if first else cell)
+        rows.append(cells)
+    return table(["Run", "Graph", *(column[0] for column in columns)], rows, numbers=len(columns))
+
+
+def _linked(at: int, name: str, report: Path, folder: Path) -> Markup:
+    """Return the colour of the run in the figures and its name, linked to its own report where there is one."""
+    colour = SERIES[at % len(SERIES)]
+    square = f'<rect width="1" height="1" style="fill: {colour}"/>'
+    swatch = f'<svg class="swatch" viewBox="0 0 1 1" aria-hidden="true">{square}</svg>'
+    if not report.is_file():
+        return Markup(f"{swatch}{text(name)}")
+    from urllib.parse import quote
+
+    place = quote(Path(os.path.relpath(report, folder)).as_posix())
+    return Markup(f'{swatch}<a href="./{place}">{text(name)}</a>')
+
+
+def _curves(runs: Sequence[Named]) -> Markup | None:
+    def by_bytes(row: NetworkRow) -> float:
+        return row.bytes_sent / size
+
+    unit, size = byte_unit(max((row.bytes_sent for _, run in runs for row in run.network), default=0))
+    return section(
+        "The curves",
+        grid(
+            figure(
+                "averaged-by-round",
+                _overlay(runs, "averaged-by-round", "accuracy_averaged", drawing.percent_axis),
+                "Averaged model",
+                "Test accuracy of the average of all models in each round: what the network knows together.",
+            ),
+            figure(
+                "worst-by-round",
+                _overlay(runs, "worst-by-round", "accuracy_worst_peer", drawing.percent_axis),
+                "Worst peer",
+                "Test accuracy of the peer that does worst in each round: what everyone can rely on.",
+            ),
+            figure(
+                "averaged-by-bytes",
+                _overlay(
+                    runs,
+                    "averaged-by-bytes",
+                    "accuracy_averaged",
+                    drawing.percent_axis,
+                    (f"sent by all peers together ({unit})", by_bytes),
+                ),
+                "Averaged model by bytes",
+                "The same accuracy against what all peers together have sent: what the network was paid.",
+            ),
+            figure(
+                "consensus-by-round",
+                _overlay(runs, "consensus-by-round", "consensus_distance", drawing.log_axis),
+                "Consensus distance",
+                "How far the models of the peers lie from their mean after each round: lower is closer agreement.",
+            ),
+            figure(
+                "loss-by-round",
+                _overlay(runs, "loss-by-round", "loss", None),
+                "Training loss",
+                "What training makes smaller, as a mean over the peers.",
+            ),
+            figure(
+                "bought",
+                _bought(runs, "bought"),
+                "What the graph bought",
+                "The final accuracy of the worst peer against the number of neighbours whose updates a peer really "
+                "averages, which the graph alone decides.",
+            ),
+        ),
+    )
+
+
+def _overlay(
+    runs: Sequence[Named],
+    name: str,
+    column: str,
+    shape: Callable[[Axes], None] | None,
+    axis: figures.Axis = ("round", lambda row: row.round),
+) -> str | None:
+    """Return one curve of every run in common axes; None where no run has one."""
+    lines = [(at, label, run.series(column)) for at, (label, run) in enumerate(runs)]
+    if column == "consensus_distance":  # a logarithm cannot show the equal models of the start
+        lines = [(at, label, [pair for pair in series if pair[1] > 0]) for at, label, series in lines]
+    if not any(series for _, _, series in lines):
+        return None
+    columns, height = _legend(runs)
+
+    def paint(canvas: Figure) -> None:
+        axes = canvas.subplots()
+        label_of_x, place = axis
+        for at, label, series in lines:
+            x, y = [place(row) for row, _ in series], [value for _, value in series]
+            colour, dash = SERIES[at % len(SERIES)], DASHES[at % len(DASHES)]
+            figures.curve(axes, x, y, label=plain(label, 28), colour=colour, dash=dash)
+        axes.set_xlabel(label_of_x)
+        axes.set_ylabel(LABELS[column])
+        if label_of_x == "round":
+            drawing.whole_axis(axes)
+        if shape is not None:
+            shape(axes)
+        drawing.legend_above(axes, columns)
+
+    return draw(name, height, paint)
+
+
+def _bought(runs: Sequence[Named], name: str) -> str | None:
+    """Return the worst peer's accuracy over n_W, one mark for each run; None with fewer than two."""
+    marks = [
+        (at, label, run.summary.forecast.n_w, run.summary.accuracy.worst_peer) for at, (label, run) in enumerate(runs)
+    ]
+    known = [(at, label, x, y) for at, label, x, y in marks if x is not None and y is not None]
+    if len(known) < 2:
+        return None
+    columns, height = _legend(runs)
+
+    def paint(canvas: Figure) -> None:
+        axes = canvas.subplots()
+        for at, label, x, y in known:
+            shape = MARKERS[at % len(MARKERS)]
+            axes.plot([x], [y], shape, color=SERIES[at % len(SERIES)], markersize=7, label=plain(label, 28))
+        axes.margins(0.12)
+        axes.set_xlabel("effective neighbours n_W")
+        axes.set_ylabel(LABELS["accuracy_worst_peer"])
+        drawing.percent_axis(axes)
+        drawing.legend_above(axes, columns)
+
+    return draw(name, height, paint)
+
+
+def _legend(runs: Sequence[Named]) -> tuple[int, float]:
+    """Return the columns of the legend and the height, in inches, of a figure that has room for it."""
+    columns = 3 if max(len(label) for label, _ in runs) <= 12 else 2
+    return columns, figures.HEIGHT + 0.17 * ((len(runs) - 1) // columns)
+
+
+def _graphs(runs: Sequence[Named]) -> Markup | None:
+    def pictures() -> Iterable[Markup | None]:
+        for at, (name, run) in enumerate(runs):
+            graph = run.summary.topology
+            if graph is None or not graphs.drawable(graph):
+                continue
+            known = run.summary.forecast
+            said = f"{plural(graph.n, 'peer')}, {plural(len(graph.edges), 'edge')}"
+            said += "" if known.n_w is None else f", n_W {number(known.n_w)}"
+            yield figure(f"graph-{at}", graphs.miniature(graph, f"graph-{at}"), name, f"{said}.")
+
+    return section("The graphs", grid(*pictures(), kind="grid small"))

@@ -1,0 +1,161 @@
+"""One way to make a figure: fixed style in, the text of one SVG out, the same bytes every time.
+
+Every colour is written plainly into the SVG, so that a figure that is saved from the page is ready for a paper.  The
+dark page needs no other figures: its style sheet names the few colours of `DARK` and shows others in their place.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+INK, QUIET, EDGE, LINE, PALE = "#1f2430", "#5b6472", "#aeb6c1", "#c9ced6", "#e9ecf0"
+# Okabe and Ito, Color universal design (2008): told apart with every common colour blindness; without the yellow
+BLUE, ORANGE, GREEN, PURPLE, SKY, AMBER = "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00"
+SERIES = (BLUE, ORANGE, GREEN, PURPLE, SKY, AMBER, QUIET)
+# Paul Tol's "muted" (2018): ten classes, safe as neighbouring areas
+CLASSES = (
+    "#332288", "#88ccee", "#44aa99", "#117733", "#999933", "#ddcc77", "#cc6677", "#882255", "#aa4499", "#bbbbbb",
+)  # fmt: skip
+DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.2, 1.4)), (0, (6, 2, 1.2, 2)))
+DARK = {
+    INK: "#e6e9ef",
+    QUIET: "#a3adbb",
+    LINE: "#444c5a",
+    PALE: "#2a303b",
+    EDGE: "#5d6775",
+    BLUE: "#4596e6",
+    SKY: "#a3dafa",
+    ORANGE: "#ff8b4a",
+    GREEN: "#35c79b",
+    "#332288": "#7a6fe0",
+    "#117733": "#3aa35c",
+    "#882255": "#c2558a",
+}
+WIDTH = 4.7  # inches: one column of the page, one column and a little of a paper
+
+# Any: the names of the settings are typed one by one, and other versions of matplotlib know others
+STYLE: Any = {
+    "svg.fonttype": "none",  # text stays text: it can be searched, copied and edited
+    "svg.hashsalt": "fedgossip",
+    "font.family": ["DejaVu Sans"],  # the widest usual font: what fits in it fits in the reader's
+    "font.size": 9.0,
+    "text.parse_math": False,  # a label with two dollars is a label, not a formula
+    "text.color": INK,
+    "axes.labelcolor": QUIET,
+    "axes.labelsize": 9.0,
+    "axes.edgecolor": LINE,
+    "axes.linewidth": 0.8,
+    "axes.facecolor": "none",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.axisbelow": True,
+    "axes.unicode_minus": True,
+    "axes.formatter.useoffset": False,
+    "grid.color": PALE,
+    "grid.linewidth": 0.8,
+    "xtick.color": LINE,
+    "ytick.color": LINE,
+    "xtick.labelcolor": QUIET,
+    "ytick.labelcolor": QUIET,
+    "ytick.major.size": 0,
+    "ytick.minor.size": 0,
+    "xtick.major.size": 3,
+    "lines.linewidth": 1.8,
+    "lines.solid_capstyle": "round",
+    "figure.facecolor": "none",
+    "savefig.facecolor": "none",
+    "legend.frameon": False,
+    "legend.fontsize": 8.5,
+    "legend.handlelength": 2.2,
+}
+
+
+def draw(name: str, height: float, paint: Callable[[Figure], None], width: float = WIDTH) -> str:
+    """Return the SVG of a figure of `width` x `height` inches that `paint` draws; `name` keeps its ids apart."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        # a label may hold characters that the measuring font lacks; the reader's browser draws the text
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        matplotlib.rcdefaults()  # not the reader's matplotlibrc: the same run gives the same page everywhere
+        matplotlib.rcParams.update(STYLE)
+        figure = Figure(figsize=(width, height), layout="constrained")
+        paint(figure)
+        buffer = io.StringIO()
+        figure.savefig(buffer, format="svg")
+    return _inline(buffer.getvalue(), name)
+
+
+def _inline(svg: str, name: str) -> str:
+    """Return `svg` for the inside of a page: no prologue, no metadata, only the ids in use, and these made unique."""
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", svg)
+    svg = re.sub(r"<!--.*?-->\s*", "", svg, flags=re.DOTALL)
+    svg = svg.replace("'DejaVu Sans'", "'DejaVu Sans', sans-serif")
+    used = set(re.findall(r'#([\w.-]+)[")]', svg))
+    svg = re.sub(r'\sid="([\w.-]+)"', lambda m: f' id="{name}-{m[1]}"' if m[1] in used else "", svg)
+    svg = re.sub(r'(href="|url\()#', rf"\1#{name}-", svg)
+    return re.sub(r"\s*\n\s*", "\n", svg).strip()
+
+
+def legend_above(axes: Axes, columns: int = 3) -> None:
+    """Put the legend above the plot, where it hides no data."""
+    axes.legend(
+        loc="lower left",
+        bbox_to_anchor=(0.0, 1.0),
+        ncols=columns,
+        borderaxespad=0.2,
+        columnspacing=1.4,
+        handletextpad=0.6,
+    )
+
+
+def percent_axis(axes: Axes) -> None:
+    """Label the y axis, which holds shares of one, in percent."""
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value * 100:g} %"))
+
+
+def whole_axis(axes: Axes) -> None:
+    """Keep fractions of rounds or peers off the x axis."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes.xaxis.set_major_locator(MaxNLocator(7, integer=True))
+
+
+def log_axis(axes: Axes) -> None:
+    """Make the y axis logarithmic, labelled in plain text: decades, and 2 and 5 between them where there are few.
+
+    To be called when the curves are drawn, whose range decides.
+    """
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
+
+    from fedgossip.report.numbers import power_of_ten
+
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    few = high / low < 200
+    axes.yaxis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0) if few else (1.0,), numticks=8))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: power_of_ten(value)))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def plain(text: str, limit: int = 16) -> str:
+    """Return a user's label fit for a figure: one line, printable, at most `limit` characters."""
+    line = "".join(character if character.isprintable() else " " for character in text).strip()
+    return line if len(line) <= limit else line[: limit - 1] + "…"

@@ -1,0 +1,143 @@
+"""The curves of one run: accuracy, loss and disagreement."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from fedgossip.report import drawing
+from fedgossip.report.drawing import BLUE, DASHES, GREEN, ORANGE, PURPLE, QUIET, draw, legend_above
+from fedgossip.report.forecast import ROUNDING, Band
+from fedgossip.report.numbers import byte_unit, second_unit
+from fedgossip.report.reading import NetworkRow, Run
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+HEIGHT = 3.1
+CONSENSUS_HEIGHT = 4.1  # as high as the table beside it
+ACCURACIES = (
+    ("accuracy_averaged", "averaged model", BLUE, "-"),
+    ("accuracy_mean_peer", "mean peer", GREEN, DASHES[1]),
+    ("accuracy_worst_peer", "worst peer", ORANGE, DASHES[2]),
+)
+Axis = tuple[str, Callable[[NetworkRow], float]]  # a label and the place of a row on it
+
+
+def by_round(_: list[NetworkRow]) -> Axis:
+    return "round", lambda row: row.round
+
+
+def by_bytes(rows: list[NetworkRow]) -> Axis:
+    unit, size = byte_unit(max((row.bytes_sent for row in rows), default=0))
+    return f"sent by all peers together ({unit})", lambda row: row.bytes_sent / size
+
+
+def by_seconds(rows: list[NetworkRow]) -> Axis:
+    unit, length = second_unit(max((row.seconds for row in rows), default=0.0))
+    return f"time since the start ({unit})", lambda row: row.seconds / length
+
+
+def accuracy(run: Run, name: str, axis: Callable[[list[NetworkRow]], Axis]) -> str | None:
+    """Return the three accuracies over rounds, bytes or seconds; None for a task without accuracy."""
+    lines = [(label, colour, dash, run.series(column)) for column, label, colour, dash in ACCURACIES]
+    lines = [line for line in lines if line[3]]
+    if not lines:
+        return None
+
+    def paint(figure: Figure) -> None:
+        axes = figure.subplots()
+        axis_label, place = axis(run.network)
+        for label, colour, dash, series in lines:
+            curve(
+                axes,
+                [place(row) for row, _ in series],
+                [value for _, value in series],
+                label=label,
+                colour=colour,
+                dash=dash,
+            )
+        axes.set_xlabel(axis_label)
+        axes.set_ylabel("test accuracy")
+        if axis is by_round:
+            drawing.whole_axis(axes)
+        drawing.percent_axis(axes)
+        legend_above(axes)
+
+    return draw(name, HEIGHT, paint)
+
+
+def loss(run: Run, name: str) -> str | None:
+    """Return training and test loss by round; None when neither was recorded."""
+    lines = [("on each peer’s own data", BLUE, "-", run.series("loss"))]
+    lines.append(("on the test data", ORANGE, DASHES[1], run.series("test_loss")))
+    lines = [line for line in lines if line[3]]
+    if not lines:
+        return None
+
+    def paint(figure: Figure) -> None:
+        axes = figure.subplots()
+        for label, colour, dash, series in lines:
+            curve(
+                axes,
+                [row.round for row, _ in series],
+                [value for _, value in series],
+                label=label,
+                colour=colour,
+                dash=dash,
+            )
+        axes.set_xlabel("round")
+        axes.set_ylabel("loss")
+        axes.set_ylim(bottom=0.0 if min(axes.get_ylim()) >= 0 else None)
+        drawing.whole_axis(axes)
+        legend_above(axes)
+
+    return draw(name, HEIGHT, paint)
+
+
+def consensus(run: Run, name: str, forecast: Band | None) -> str | None:
+    """Return the consensus distance by round on a logarithmic axis, with its forecast drawn behind it."""
+    after = [(row.round, value) for row, value in run.series("consensus_distance") if value > 0]
+    before = [(row.round, value) for row, value in run.series("consensus_before") if value > 0]
+    if not after:
+        return None
+    smallest, largest = min(value for _, value in after), max(value for _, value in after + before)
+
+    def paint(figure: Figure) -> None:
+        axes = figure.subplots()
+        if forecast is not None:
+            _forecast(axes, forecast, floor=max(smallest * 0.02, largest * ROUNDING * 1e-2))
+        if before and before != after:
+            curve(axes, *_columns(before), label="before mixing", colour=PURPLE, dash=DASHES[2])
+        curve(axes, *_columns(after), label="after mixing" if before else "measured", colour=BLUE, dash="-")
+        drawing.log_axis(axes)
+        axes.set_xlabel("round")
+        axes.set_ylabel("consensus distance")
+        drawing.whole_axis(axes)
+        legend_above(axes)
+
+    return draw(name, CONSENSUS_HEIGHT, paint)
+
+
+def curve(axes: Axes, x: list[float], y: list[float], *, label: str, colour: str, dash: Any) -> None:
+    """Draw one line; with few points each is marked, so that a run of one round shows something."""
+    marker = "o" if len(x) <= 12 else ""
+    axes.plot(x, y, label=label, color=colour, linestyle=dash, marker=marker, markersize=3.5)
+
+
+def _forecast(axes: Axes, forecast: Band, floor: float) -> None:
+    """Draw the band, or the bound, down to `floor`: a bound that falls for ever would flatten what was measured."""
+    rounds, upper = forecast.rounds, forecast.upper
+    seen = upper >= floor
+    if forecast.lower is None:
+        axes.plot(rounds[seen], upper[seen], label="forecast bound", color=QUIET, linestyle=DASHES[1], linewidth=1.4)
+        return
+    lower = forecast.lower.clip(min=floor)
+    axes.fill_between(
+        rounds[seen], lower[seen], upper[seen], label="forecast band", color=drawing.SKY, alpha=0.3, linewidth=0
+    )
+
+
+def _columns(points: list[tuple[int, float]]) -> tuple[list[float], list[float]]:
+    return [float(x) for x, _ in points], [y for _, y in points]

@@ -1,0 +1,126 @@
+"""The forecast of the disagreement beside its measurement: where the band lies, and how often the run was inside it.
+
+Learning keeps pushing the peers apart (the spread of their updates) while mixing pulls them together; from the spread
+of every round and the eigenvalues of the mixing follows a band for the consensus distance.  Without pushing there is
+one curve above the measurement, ‖X_t - X̄‖ <= slem^t ‖X_0 - X̄‖ (Xiao and Boyd, Systems & Control Letters 53, 2004).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedgossip.report.numbers import near_one, number, percent
+from fedgossip.report.reading import Run
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+BOUND_SLACK = 1e-3  # float32 vectors against float64 formulas
+BAND_SLACK = 0.05  # the edges of the band are expected values, around which single rounds scatter
+ROUNDING = 1e-6  # a distance below this share of the first one is rounding, which no mixing shrinks further
+
+
+@dataclass(frozen=True)
+class Band:
+    """A forecast for `rounds`: the distance lies below `upper` and, where it is known, above `lower`."""
+
+    rounds: NDArray[np.int64]
+    lower: NDArray[np.float64] | None
+    upper: NDArray[np.float64]
+
+
+def band(run: Run) -> Band | None:
+    """Return the forecast of the consensus distance, or None where the run recorded too little for one."""
+    if not run.network or not run.series("consensus_distance"):
+        return None
+    spread = _spread(run)
+    if run.summary.eigenvalues is not None and spread is not None:
+        return _disagreement(run, spread)
+    return _contraction(run)
+
+
+def inside(run: Run, forecast: Band) -> float | None:
+    """Return the share of the measured rounds, the start left out, in which the distance keeps to the forecast."""
+    series = run.series("consensus_distance")
+    largest = max((value for _, value in series), default=0.0)
+    slack = BOUND_SLACK if forecast.lower is None else BAND_SLACK
+    held = []
+    for row, value in series:
+        if row.round <= forecast.rounds[0] or value <= ROUNDING * largest:
+            continue
+        at = int(np.searchsorted(forecast.rounds, row.round))
+        if at >= len(forecast.rounds):
+            continue
+        lower = 0.0 if forecast.lower is None else float(forecast.lower[at])
+        held.append(lower * (1 - slack) <= value <= float(forecast.upper[at]) * (1 + slack))
+    return sum(held) / len(held) if held else None
+
+
+def sentence(run: Run, forecast: Band | None) -> str:
+    """Return what the spectrum forecast and what was measured, in plain words."""
+    facts, measured = run.summary.forecast, run.summary.measured_contraction
+    parts = []
+    if facts.slem is not None:
+        typical = "" if facts.mean_contraction is None else f", {number(facts.mean_contraction)} on average"
+        parts.append(
+            f"Forecast: one round of mixing leaves at most {near_one(facts.slem)} of the disagreement{typical}."
+        )
+    if measured is not None:
+        verdict = "" if facts.slem is None else _verdict(measured, facts.slem)
+        parts.append(f"Measured: {near_one(measured)}{verdict}.")
+    share = None if forecast is None else inside(run, forecast)
+    if forecast is not None and share is not None:
+        where = (
+            "below the bound"
+            if forecast.lower is None
+            else f"inside the band, give or take {number(BAND_SLACK * 100)}\u202f%,"
+        )
+        parts.append(f"The measurement lies {where} in {percent(share)} of the rounds.")
+    return " ".join(parts)
+
+
+def _verdict(measured: float, slem: float) -> str:
+    return ", within the bound" if measured <= slem * (1 + BOUND_SLACK) else ", above the bound"
+
+
+def _spread(run: Run) -> NDArray[np.float64] | None:
+    """Return the spread of the updates of rounds 1, 2, ...; a round without one holds the value before it.
+
+    None where no round has a spread or all are zero: then nothing pushes the peers apart.
+    """
+    known = {row.round: value for row, value in run.series("update_spread")}
+    if not any(known.values()):
+        return None
+    held = known.get(0) or known[min(known)]
+    values = []
+    for number_of_round in range(1, run.network[-1].round + 1):
+        held = known.get(number_of_round, held)
+        values.append(held)
+    return np.array(values, dtype=np.float64)
+
+
+def _disagreement(run: Run, spread: NDArray[np.float64]) -> Band:
+    """Return the band of a learning run; a first distance that is not zero decays on top of it."""
+    from fedgossip.topology.spectral import disagreement_band
+
+    eigenvalues = np.array(run.summary.eigenvalues, dtype=np.float64)
+    lower, upper = disagreement_band(eigenvalues, spread)
+    rounds = np.arange(1, len(spread) + 1)
+    first_row, first = run.series("consensus_distance")[0]
+    if first_row.round == 0 and first > 0 and run.summary.forecast.slem is not None:
+        decayed = first * run.summary.forecast.slem**rounds
+        lower, upper = np.maximum(np.asarray(lower) - decayed, 0.0), np.asarray(upper) + decayed
+    return Band(rounds, np.asarray(lower, dtype=np.float64), np.asarray(upper, dtype=np.float64))
+
+
+def _contraction(run: Run) -> Band | None:
+    """Return slem^t from the first distance that is not zero."""
+    slem = run.summary.forecast.slem
+    start = next(((row.round, value) for row, value in run.series("consensus_distance") if value > 0), None)
+    if slem is None or start is None or any(value > 0 for _, value in run.series("update_spread")):
+        return None
+    rounds = np.arange(start[0], run.network[-1].round + 1)
+    return Band(rounds, None, start[1] * slem ** (rounds - start[0]).astype(np.float64))

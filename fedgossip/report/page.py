@@ -1,0 +1,49 @@
+"""Write the page of one run, or of several beside each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedgossip.errors import ConfigError
+from fedgossip.report import comparison, sections
+from fedgossip.report.forecast import band
+from fedgossip.report.markup import document, join, write_atomically
+from fedgossip.report.reading import read_run
+
+
+def write_report(run_dir: Path) -> Path:
+    """Write ``report.html`` into the run directory and return its path.
+
+    The page is one file that loads nothing; the same run gives the same bytes.  Raises ConfigError when the files of
+    the run are missing or cannot be read; a report from before is then left as it was.
+    """
+    run = read_run(run_dir)
+    forecast = band(run)
+    body = join(
+        [
+            sections.learning(run),
+            sections.agreement(run, forecast),
+            sections.graph(run),
+            sections.peers(run),
+            sections.faults(run),
+            sections.provenance(run),
+        ]
+    )
+    path = run_dir / "report.html"
+    write_atomically(path, document(f"{run.name} – fedgossip", sections.head(run), body))
+    return path
+
+
+def write_comparison(path: Path, run_dirs: Sequence[Path], title: str) -> Path:
+    """Write a page to `path` that shows the runs beside each other, in the given order, and return `path`.
+
+    A run whose own report is already written is linked to it.  Raises ConfigError without runs, or as `write_report`
+    does.
+    """
+    if not run_dirs:
+        raise ConfigError("A comparison needs at least one run.", "Name the run directories to compare.")
+    runs = [comparison.Entry(read_run(folder), folder / "report.html") for folder in run_dirs]
+    head, body = comparison.head_and_body(runs, title, path.parent)
+    write_atomically(path, document(title, head, body))
+    return path

@@ -1,0 +1,265 @@
+"""Read a run directory: summary.json, metrics.jsonl and experiment.toml, as typed values.
+
+Unknown kinds and keys are ignored, so that an older page reads a newer run.  The records of the peers are summed while
+they are read: what is kept grows with peers plus rounds, never with their product.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from fedgossip.errors import ConfigError
+
+EVENTS_KEPT = 200
+T = TypeVar("T")
+
+
+class Accuracy(msgspec.Struct, frozen=True):
+    """The three accuracies that are always told together; None for tasks that have no accuracy."""
+
+    averaged: float | None = None
+    mean_peer: float | None = None
+    worst_peer: float | None = None
+
+
+class Forecast(msgspec.Struct, frozen=True):
+    """What the spectrum of the mixing said before the run."""
+
+    slem: float | None = None
+    spectral_gap: float | None = None
+    n_w: float | None = None
+    gamma: float | None = None
+    rounds_to_halve: float | None = None
+    rounds_to_1_percent: float | None = None
+    mean_contraction: float | None = None
+    algebraic_connectivity: float | None = None
+    floor: float | None = None
+    ceiling: float | None = None
+
+
+class Graph(msgspec.Struct, frozen=True):
+    """The graph with its mixing weights: ``rows[i][j]`` is w_ij; no rows where they were too many to store."""
+
+    n: int
+    name: str = ""
+    directed: bool = False
+    edges: list[tuple[int, int]] = []
+    labels: list[str] | None = None
+    rows: list[dict[int, float]] | None = None
+
+
+class Data(msgspec.Struct, frozen=True):
+    """How the examples lie: ``shares[peer][class]`` counts, ``sizes[peer]`` counts."""
+
+    source: str | None = None
+    classes: int | None = None
+    shares: list[list[float]] | None = None
+    sizes: list[float] | None = None
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """summary.json."""
+
+    name: str
+    n: int
+    rounds: int
+    status: str
+    driver: str = ""
+    seed: int | None = None
+    graph: str = ""
+    digest: str | None = None
+    accuracy: Accuracy = Accuracy()
+    consensus_distance: float | None = None
+    bytes_sent: int = 0
+    seconds: float | None = None
+    parameters: int | None = None
+    forecast: Forecast = Forecast()
+    measured_contraction: float | None = None
+    topology: Graph | None = None
+    eigenvalues: list[float] | None = None
+    data: Data | None = None
+    events: dict[str, int] = {}
+    versions: dict[str, Any] = {}
+
+
+class NetworkRow(msgspec.Struct, frozen=True):
+    """One round of the whole network; `bytes_sent` and `seconds` count from the start."""
+
+    round: int
+    seconds: float = 0.0
+    bytes_sent: int = 0
+    loss: float | None = None
+    test_loss: float | None = None
+    accuracy_averaged: float | None = None
+    accuracy_mean_peer: float | None = None
+    accuracy_worst_peer: float | None = None
+    consensus_distance: float | None = None
+    consensus_before: float | None = None
+    update_spread: float | None = None
+
+
+class PeerRow(msgspec.Struct, frozen=True):
+    """One round of one peer; bytes and seconds of that round alone."""
+
+    round: int
+    peer: int
+    loss: float | None = None
+    accuracy: float | None = None
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    seconds_training: float | None = None
+    seconds_waiting: float | None = None
+    seconds_mixing: float | None = None
+
+
+class EventRow(msgspec.Struct, frozen=True):
+    """Something that is not a number of every round: a neighbour missed, a peer gone."""
+
+    round: int
+    peer: int | None
+    name: str
+    value: Any = None
+
+
+@dataclass(slots=True)
+class PeerTotal:
+    """All rounds of one peer: the last known loss and accuracy, the sums of bytes and seconds."""
+
+    rounds: int = 0
+    loss: float | None = None
+    accuracy: float | None = None
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    seconds: dict[str, float] = field(default_factory=lambda: {"training": 0.0, "waiting": 0.0, "mixing": 0.0})
+
+    def add(self, row: PeerRow) -> None:
+        self.rounds = max(self.rounds, row.round)
+        self.loss = self.loss if row.loss is None else row.loss
+        self.accuracy = self.accuracy if row.accuracy is None else row.accuracy
+        self.bytes_sent += row.bytes_sent
+        self.bytes_received += row.bytes_received
+        self.seconds["training"] += row.seconds_training or 0.0
+        self.seconds["waiting"] += row.seconds_waiting or 0.0
+        self.seconds["mixing"] += row.seconds_mixing or 0.0
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run directory, read.  `network` ascends by round; `events` holds the first EVENTS_KEPT."""
+
+    summary: Summary
+    network: list[NetworkRow]
+    peers: list[PeerTotal]
+    events: list[EventRow]
+    experiment: str | None
+
+    @property
+    def name(self) -> str:
+        return self.summary.name
+
+    def series(self, column: str) -> list[tuple[NetworkRow, float]]:
+        """Return (row, value) for the rounds in which `column` was measured."""
+        values = ((row, getattr(row, column)) for row in self.network)
+        return [(row, value) for row, value in values if value is not None]
+
+
+def read_run(folder: Path) -> Run:
+    """Return the run in `folder`.
+
+    Raises ConfigError, naming file and line, when the summary or the metrics are missing or cannot be read.  A last
+    line of metrics.jsonl without its newline is an interrupted write and is left out.
+    """
+    summary = _summary(folder / "summary.json")
+    network: dict[int, NetworkRow] = {}
+    peers = [PeerTotal() for _ in range(summary.n)]
+    events: list[EventRow] = []
+    for place, record in _records(folder / "metrics.jsonl"):
+        kind = record.get("kind")
+        if kind == "peer":
+            row = _convert(record, PeerRow, place)
+            if not 0 <= row.peer < summary.n:
+                raise ConfigError(f"{place}: peer {row.peer}, but the summary says {summary.n} peers.", _MIXED_UP)
+            peers[row.peer].add(row)
+        elif kind == "network":
+            one = _convert(record, NetworkRow, place)
+            network[one.round] = one
+        elif kind == "event" and len(events) < EVENTS_KEPT:
+            events.append(_convert(record, EventRow, place))
+    experiment = folder / "experiment.toml"
+    text = experiment.read_text("utf-8", errors="replace") if experiment.is_file() else None
+    return Run(summary, [network[r] for r in sorted(network)], peers, events, text)
+
+
+_MIXED_UP = "The files of two runs may lie in one folder; run the experiment again into an empty folder."
+_MEND = "Remove that line, or copy the run again."
+_RUN_AGAIN = "Is this the folder of a run?  `fedgossip run experiment.toml` makes one."
+
+
+def _summary(path: Path) -> Summary:
+    place = str(path)
+    try:
+        record = _parse(path.read_bytes())
+    except FileNotFoundError:
+        raise ConfigError(f"{place}: there is no such file.", _RUN_AGAIN) from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{place}: cannot be read as JSON ({error}).", _RUN_AGAIN) from None
+    summary = _convert(record, Summary, place)
+    _check_sizes(summary, place)
+    return summary
+
+
+def _check_sizes(summary: Summary, place: str) -> None:
+    """Raise ConfigError unless every per-peer list is as long as there are peers and every edge ends at a peer."""
+    graph, data = summary.topology, summary.data
+    lists = {
+        "topology.labels": graph.labels if graph else None,
+        "topology.rows": graph.rows if graph else None,
+        "data.shares": data.shares if data else None,
+        "data.sizes": data.sizes if data else None,
+    }
+    for name, values in lists.items():
+        if values is not None and len(values) != summary.n:
+            raise ConfigError(f"{place}: {name} has {len(values)} entries for {summary.n} peers.", _MIXED_UP)
+    if graph and graph.n != summary.n:
+        raise ConfigError(f"{place}: the graph has {graph.n} nodes for {summary.n} peers.", _MIXED_UP)
+    if graph and not all(0 <= node < summary.n for edge in graph.edges for node in edge):
+        raise ConfigError(f"{place}: an edge of the graph ends outside the {summary.n} peers.", _MIXED_UP)
+
+
+def _records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield ("file, line 7", record) for each line of a JSON lines file."""
+    try:
+        with path.open("rb") as lines:
+            for number, line in enumerate(lines, start=1):
+                place = f"{path}, line {number}"
+                try:
+                    record = _parse(line)
+                except ValueError as error:
+                    if not line.endswith(b"\n"):
+                        return
+                    if not line.strip():
+                        continue
+                    raise ConfigError(f"{place}: not JSON ({error}).", _MEND) from None
+                if not isinstance(record, dict):
+                    raise ConfigError(f"{place}: expected one JSON object.", _MEND)
+                yield place, record
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}).", _RUN_AGAIN) from None
+
+
+def _parse(text: bytes) -> Any:
+    """Return the JSON value of `text`; NaN and infinities, which diverging runs write, become None: not measured."""
+    return json.loads(text, parse_constant=lambda _: None)
+
+
+def _convert(record: Any, kind: type[T], place: str) -> T:
+    try:
+        return msgspec.convert(record, kind, str_keys=True)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{place}: {error}.", "Was it written by another version of fedgossip?") from None

@@ -1,0 +1,302 @@
+"""The sections of a report, in reading order; each gives nothing where the run recorded nothing for it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+
+from fedgossip.report import bars, figures, graphs
+from fedgossip.report.forecast import Band, sentence
+from fedgossip.report.markup import (
+    Markup,
+    cards,
+    facts_table,
+    figure,
+    folded,
+    grid,
+    join,
+    paragraph,
+    section,
+    table,
+    text,
+)
+from fedgossip.report.numbers import NOTHING, count, data_size, duration, near_one, number, percent, plural
+from fedgossip.report.reading import Graph, Run
+
+MOST_PEERS_LISTED = 64
+MOST_EVENTS_LISTED = 40
+DRIVERS = {"sim": "in the simulator", "local": "as real processes on one machine"}
+
+
+def head(run: Run) -> Markup:
+    """Return the name of the run, what it was, whether it ended, and its key figures."""
+    summary = run.summary
+    driver = DRIVERS.get(summary.driver, f"on {summary.driver}" if summary.driver else "")
+    finished = summary.status == "finished"
+    facts = [
+        Markup(f'<li class="{"good" if finished else "warn"}">{text(summary.status)}</li>'),
+        *(
+            Markup(f"<li>{text(fact)}</li>")
+            for fact in (
+                summary.graph or (summary.topology.name if summary.topology else ""),
+                plural(summary.n, "peer"),
+                plural(summary.rounds, "round"),
+                driver,
+                "" if summary.seed is None else f"seed {summary.seed}",
+            )
+            if fact
+        ),
+    ]
+    return join(
+        [
+            paragraph("Report of a fedgossip run", "over"),
+            Markup(f"<h1>{text(summary.name)}</h1>"),
+            Markup(f'<ul class="facts">{"".join(facts)}</ul>'),
+            None if finished else _interrupted(run),
+            cards(_key_figures(run)),
+        ]
+    )
+
+
+def _interrupted(run: Run) -> Markup:
+    last = run.network[-1].round if run.network else 0
+    return Markup(
+        f'<p class="notice" role="status"><b>This run did not finish: its status is “{text(run.summary.status)}”.</b> '
+        f"All that follows shows what was measured up to round {last}.</p>"
+    )
+
+
+def _key_figures(run: Run) -> Iterable[tuple[str, str, str]]:
+    summary = run.summary
+    three = summary.accuracy
+    if three != type(three)():
+        yield "Averaged model", percent(three.averaged), "accuracy of the mean of all models"
+        yield "Mean peer", percent(three.mean_peer), "mean accuracy of the peers’ own models"
+        yield "Worst peer", percent(three.worst_peer), _worst(run)
+    else:
+        yield "Contraction", near_one(summary.measured_contraction), "disagreement left by one round, measured"
+    yield "Consensus distance", number(summary.consensus_distance), "how far the models lie from their mean"
+    yield "Sent", data_size(summary.bytes_sent), _per_peer_and_round(run)
+    yield "Time", duration(summary.seconds), plural(summary.rounds, "round")
+    if summary.digest:
+        short = summary.digest.removeprefix("sha256:")[:12]
+        yield "Digest", Markup(f'<code title="{text(summary.digest)}">{text(short)}</code>'), "of all final models"
+
+
+def _worst(run: Run) -> str:
+    known = [(peer.accuracy, node) for node, peer in enumerate(run.peers) if peer.accuracy is not None]
+    return f"peer {_label(run, min(known)[1])} at the end" if known else "the lowest accuracy of one peer"
+
+
+def _per_peer_and_round(run: Run) -> str:
+    turns = run.summary.n * run.summary.rounds
+    return f"{data_size(run.summary.bytes_sent / turns)} per peer and round" if turns else "by all peers together"
+
+
+def _label(run: Run, node: int) -> str:
+    graph = run.summary.topology
+    return f"{node} ({graph.labels[node]})" if graph and graph.labels and graph.labels[node] != str(node) else str(node)
+
+
+def learning(run: Run) -> Markup | None:
+    """Return the learning curves."""
+    return section(
+        "What was learned",
+        grid(
+            figure(
+                "accuracy-by-round",
+                figures.accuracy(run, "accuracy-by-round", figures.by_round),
+                "Accuracy by round",
+                "Test accuracy of the average of all models, of the mean peer and of the worst peer: "
+                "where the lines part, the peers do not agree yet.",
+            ),
+            figure(
+                "loss",
+                figures.loss(run, "loss"),
+                "Loss by round",
+                "What training makes smaller, as a mean over the peers.",
+            ),
+            figure(
+                "accuracy-by-bytes",
+                figures.accuracy(run, "accuracy-by-bytes", figures.by_bytes),
+                "Accuracy by bytes",
+                "The same accuracies against what all peers together have sent: what the network was paid.",
+            ),
+            figure(
+                "accuracy-by-time",
+                figures.accuracy(run, "accuracy-by-time", figures.by_seconds),
+                "Accuracy by time",
+                "The same accuracies against the time that has passed, waiting included.",
+            ),
+        ),
+    )
+
+
+def agreement(run: Run, forecast: Band | None) -> Markup | None:
+    """Return the consensus distance beside its forecast."""
+    title, caption = "Consensus distance by round", "How far the models of the peers lie from their mean."
+    if forecast is not None and forecast.lower is not None:
+        caption = (
+            "How far the models of the peers lie from their mean, drawn over the band that was forecast "
+            "from the graph’s eigenvalues and the spread of the peers’ updates."
+        )
+    elif forecast is not None:
+        caption = (
+            "How far the vectors of the peers lie from their mean, under the bound D₀ · slemᵗ "
+            "that was forecast from the graph’s eigenvalues."
+        )
+    drawn = figure("consensus", figures.consensus(run, "consensus", forecast), title, caption)
+    facts = facts_table("What the graph promised", _forecast_rows(run))
+    said = sentence(run, forecast)
+    if drawn is None and facts is None:
+        return None
+    return section("How well the peers agree", paragraph(said, "lead") if said else None, grid(drawn, facts))
+
+
+def _forecast_rows(run: Run) -> Iterable[tuple[str, str, str]]:
+    facts = run.summary.forecast
+    gamma = "" if facts.gamma is None else f", at γ = {number(facts.gamma)}"
+    rows = (
+        ("Spectral gap", facts.spectral_gap, "1 − slem: the share of disagreement that each round removes at least"),
+        ("Second largest eigenvalue modulus (slem)", facts.slem, "the share that each round leaves at most"),
+        ("Mean contraction", facts.mean_contraction, "the share that a round leaves on average"),
+        ("Effective neighbours n_W", facts.n_w, f"how many peers’ updates one peer really averages{gamma}"),
+        ("Rounds to halve", facts.rounds_to_halve, "until half of the disagreement is left"),
+        ("Rounds to 1 %", facts.rounds_to_1_percent, "until a hundredth of the disagreement is left"),
+        ("Lowest steady disagreement", facts.floor, "per unit of spread that each round adds, if always fresh"),
+        ("Highest steady disagreement", facts.ceiling, "per unit of spread that each round adds, if always the same"),
+        ("Algebraic connectivity", facts.algebraic_connectivity, "the second smallest Laplacian eigenvalue"),
+    )
+    return ((name, near_one(value), why) for name, value, why in rows if value is not None)
+
+
+def graph(run: Run) -> Markup | None:
+    """Return the drawing of the graph and its spectrum."""
+    drawn = run.summary.topology
+    values = "singular values" if drawn is not None and drawn.directed else "eigenvalues"
+    spectrum = figure(
+        "spectrum",
+        graphs.spectrum(run, "spectrum"),
+        "Spectrum",
+        f"The {values} of the mixing: the first is always 1, and the largest other one in size, "
+        "the slem, sets how fast disagreement dies out.",
+    )
+    if drawn is None:
+        return section("The graph", spectrum)
+    facts = facts_table("The graph in numbers", _graph_rows(drawn))
+    right = grid(spectrum, facts, kind="stack")
+    if not graphs.drawable(drawn):
+        size = f"{plural(drawn.n, 'peer')} and {plural(len(drawn.edges), 'edge')}"
+        said = f"With {size} a drawing would show only a blot; its numbers stand here instead."
+        return section("The graph", paragraph(said, "lead"), grid(spectrum, facts))
+    weights = "" if drawn.rows is None else "; a thicker line is a larger mixing weight"
+    colours = "final accuracy" if any(peer.accuracy is not None for peer in run.peers) else "number of neighbours"
+    picture = figure(
+        "graph",
+        graphs.network(run, drawn, "graph"),
+        "Who talks to whom",
+        f"Each disc is a peer, coloured by its {colours}, and each line a pair that exchanges models{weights}.",
+    )
+    return section("The graph", grid(picture, right))
+
+
+def _graph_rows(drawn: Graph) -> Iterable[tuple[str, str, str]]:
+    degrees = Counter(node for edge in drawn.edges for node in edge)
+    low, high = (pick(degrees[node] for node in range(drawn.n)) for pick in (min, max))
+    yield "Graph", drawn.name or NOTHING, ""
+    yield "Peers", count(drawn.n), ""
+    yield ("Arcs" if drawn.directed else "Edges"), count(len(drawn.edges)), ""
+    yield "Neighbours of a peer", str(low) if low == high else f"{low} to {high}", ""
+
+
+def peers(run: Run) -> Markup | None:
+    """Return what each peer had, did and reached."""
+    data = run.summary.data
+    by_class = data is not None and bars.by_class(data)
+    source = f" ({data.source})" if data is not None and data.source else ""
+    return section(
+        "The peers",
+        grid(
+            figure(
+                "data",
+                bars.data_shares(run, "data"),
+                "Data of each peer",
+                f"How many examples each peer holds{source}"
+                + (", coloured by class: unlike bars mean that the peers see unlike worlds." if by_class else "."),
+            ),
+            figure(
+                "time",
+                bars.time_spent(run, "time"),
+                "Where the time went",
+                "How long each peer trained, waited for its neighbours and mixed, over all rounds.",
+            ),
+        ),
+        _peer_table(run) if run.summary.n <= MOST_PEERS_LISTED else None,
+    )
+
+
+def _peer_table(run: Run) -> Markup | None:
+    if not any(peer.rounds for peer in run.peers):
+        return None
+    learned = any(peer.accuracy is not None or peer.loss is not None for peer in run.peers)
+    heads = ["Peer", *(["Accuracy", "Loss"] if learned else []), "Sent", "Received", "Training", "Waiting", "Mixing"]
+    rows = [
+        [
+            _label(run, node),
+            *([percent(peer.accuracy), number(peer.loss)] if learned else []),
+            data_size(peer.bytes_sent),
+            data_size(peer.bytes_received),
+            *(duration(peer.seconds[activity]) for activity, _ in bars.ACTIVITIES),
+        ]
+        for node, peer in enumerate(run.peers)
+    ]
+    listed = table(heads, rows, numbers=len(heads) - 1)
+    return listed if run.summary.n <= 20 else folded(f"All {plural(run.summary.n, 'peer')}", listed)
+
+
+def faults(run: Run) -> Markup | None:
+    """Return what went wrong, counted and then one by one."""
+    counts = run.summary.events or Counter(event.name for event in run.events)
+    if not counts:
+        return None
+    said = ", ".join(f"{name}: {count(amount)}" for name, amount in sorted(counts.items()))
+    rows = [
+        [
+            count(event.round),
+            NOTHING if event.peer is None else str(event.peer),
+            event.name,
+            "" if event.value is None else json.dumps(event.value, ensure_ascii=False)[:80],
+        ]
+        for event in run.events[:MOST_EVENTS_LISTED]
+    ]
+    rest = sum(counts.values()) - len(rows)
+    return section(
+        "Events and faults",
+        paragraph(f"In this run – {said}.", "lead"),
+        table(["Round", "Peer", "Event", "Value"], rows, numbers=0) if rows else None,
+        paragraph(f"{count(rest)} more in metrics.jsonl.", "lead") if rows and rest > 0 else None,
+    )
+
+
+def provenance(run: Run) -> Markup | None:
+    """Return everything that is needed to repeat the run."""
+    summary = run.summary
+    seed = "" if summary.seed is None else f" --seed {summary.seed}"
+    rows = [
+        ("Digest of all final models", summary.digest or NOTHING, ""),
+        ("Seed", NOTHING if summary.seed is None else str(summary.seed), ""),
+        ("Parameters of one model", count(summary.parameters), ""),
+        *((name, str(version), "") for name, version in sorted(summary.versions.items())),
+    ]
+    told = Markup(
+        "<p>In this folder, with its <code>experiment.toml</code>; a synchronous run then ends with the same digest, "
+        f"bit for bit:</p>\n<pre>fedgossip run experiment.toml --on sim{text(seed)}</pre>"
+    )
+    experiment = Markup(f"<pre>{text(run.experiment)}</pre>")
+    return section(
+        "How to repeat this run",
+        told,
+        Markup(f'<div class="wide origin">{facts_table("What ran", rows)}</div>'),
+        folded("The whole experiment (experiment.toml)", experiment) if run.experiment else None,
+    )

@@ -1,0 +1,45 @@
+"""Graphs, the weights on them, and what their spectra promise.  Needs neither torch nor the network.
+
+mixing = build(resolve("torus:4x4"), "metropolis")
+mixing.row(0)                       # {0: 0.2, 1: 0.2, 3: 0.2, 4: 0.2, 12: 0.2}
+forecast(mixing).spectral_gap       # 0.4
+"""
+
+from __future__ import annotations
+
+from fedgossip.topology.files import load, load_weighted, ready, ready_names
+from fedgossip.topology.graph import Topology, require_connected
+from fedgossip.topology.mixing import Mixing, build, rule_names
+from fedgossip.topology.names import family_names, resolve
+from fedgossip.topology.schedules import Schedule
+from fedgossip.topology.spectral import (
+    Forecast,
+    Spectrum,
+    disagreement_band,
+    effective_neighbours,
+    forecast,
+    rounds_to,
+    spectrum,
+)
+
+__all__ = [
+    "Forecast",
+    "Mixing",
+    "Schedule",
+    "Spectrum",
+    "Topology",
+    "build",
+    "disagreement_band",
+    "effective_neighbours",
+    "family_names",
+    "forecast",
+    "load",
+    "load_weighted",
+    "ready",
+    "ready_names",
+    "require_connected",
+    "resolve",
+    "rounds_to",
+    "rule_names",
+    "spectrum",
+]

@@ -1,0 +1,253 @@
+"""Graphs as files: TOML with a source and the numbers it must have, or a plain list of edges.
+
+A graph in a file can be named, cited and exchanged, and says itself what it should come out as: a file whose
+[expect] block does not hold is refused, so that a slip of the pen is not an experiment.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fedgossip.errors import ConfigError, nearest
+from fedgossip.topology import grammar, mixing
+from fedgossip.topology.graph import Topology, require_connected
+from fedgossip.topology.spectral import spectrum
+
+MAX_FILE_BYTES = 64 << 20
+_PACKAGE = Path(__file__).resolve().parent.parent
+READY_FOLDERS = (_PACKAGE / "topologies", _PACKAGE.parent / "topologies")
+"""In an installed wheel inside the package, in a checkout beside it."""
+
+TOLERANCE = 1e-6
+
+
+class Expect(msgspec.Struct, forbid_unknown_fields=True):
+    """What the graph must come out as; rates are under Metropolis weights and hold to 1e-6."""
+
+    n: int | None = None
+    edges: int | None = None
+    degree_min: int | None = None
+    degree_max: int | None = None
+    connected: bool | None = None
+    slem: float | None = None
+    spectral_gap: float | None = None
+    algebraic_connectivity: float | None = None
+
+
+class GraphFile(msgspec.Struct, forbid_unknown_fields=True):
+    """A graph's TOML file.  Either `family`, or `edges` with `nodes` (labels) or `n`."""
+
+    name: str
+    title: str
+    source: str
+    nodes: list[str] | None = None
+    n: int | None = None
+    edges: list[tuple[int | str, int | str]] | None = None
+    family: str | None = None
+    directed: bool = False
+    weights: str | None = None
+    positions: list[tuple[float, float]] | None = None
+    expect: Expect = msgspec.field(default_factory=Expect)
+
+
+def load(path: Path | str) -> Topology:
+    """Return the graph in a file: TOML by its suffix, else one "u v" per line, with # comments.
+
+    Raises ConfigError where the file is missing or too large, cannot be read as what it is, or is not what it
+    expects of itself.
+    """
+    place = Path(path)
+    return load_toml(place) if place.suffix == ".toml" else load_edge_list(place)
+
+
+def load_toml(path: Path) -> Topology:
+    """Return the graph that a TOML file describes, checked against its [expect] block."""
+    described = read(path)
+    topology = replace(_from_description(described, path), weights=described.weights)
+    if described.weights is not None and described.weights not in mixing.rule_names():
+        raise ConfigError(
+            f"{path}: unknown weight rule {described.weights!r}", nearest(described.weights, mixing.rule_names())
+        )
+    _check(described.expect, topology, path)
+    return topology
+
+
+def read(path: Path) -> GraphFile:
+    """Return what a TOML file says, typed, without building the graph."""
+    text = _text(path)
+    try:
+        described = msgspec.toml.decode(text, type=GraphFile)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise ConfigError(f"{path}: {error}", "See topologies/abilene.toml for every field a graph may have.") from None
+    if not described.source.strip():
+        raise ConfigError(f"{path}: source is empty", "Say where the graph is from: a paper, a map, yourself.")
+    return described
+
+
+def ready_names() -> tuple[str, ...]:
+    """Return the names of the graphs that come with fedgossip."""
+    return tuple(sorted({path.stem for folder in READY_FOLDERS for path in folder.glob("*.toml")}))
+
+
+def ready_path(name: str) -> Path | None:
+    """Return the file of a graph that comes with fedgossip, None where there is none of this name."""
+    if not name or not all(letter.isalnum() or letter in "-_" for letter in name):
+        return None
+    return next((path for folder in READY_FOLDERS if (path := folder / f"{name}.toml").is_file()), None)
+
+
+def ready(name: str) -> Topology:
+    """Return a graph that comes with fedgossip; raises ConfigError for an unknown name."""
+    path = ready_path(name)
+    if path is None:
+        raise ConfigError(f"no ready graph is called {name!r}", nearest(name, ready_names()))
+    return load_toml(path)
+
+
+# --- lists of edges ---------------------------------------------------------------------------------------------
+
+
+def load_edge_list(path: Path) -> Topology:
+    """Return the undirected graph of a "u v" file; ids from 0 without a hole, or words, which become labels."""
+    rows = _rows(path, 2)
+    n, ids, labels = _numbered([row[:2] for _, row in rows], path)
+    _refuse_loops(rows, path)
+    edges = [(ids[u], ids[v]) for _, (u, v) in rows]
+    return Topology.from_edges(n, edges, path.stem, labels=labels)
+
+
+def load_weighted(path: Path | str) -> mixing.Mixing:
+    """Return the symmetric mixing of a "u v weight" file; each node keeps what its edges leave of one."""
+    place = Path(path)
+    rows = _rows(place, 3)
+    n, ids, _ = _numbered([row[:2] for _, row in rows], place)
+    _refuse_loops(rows, place)
+    triples = []
+    for line, (u, v, weight) in rows:
+        try:
+            triples.append((ids[u], ids[v], float(weight)))
+        except ValueError:
+            raise ConfigError(f"{place}, line {line}: weight {weight!r} is no number", "Write: u v 0.25.") from None
+    return mixing.Mixing.from_weighted_edges(n, triples, place.stem)
+
+
+def _rows(path: Path, width: int) -> list[tuple[int, list[str]]]:
+    rows = []
+    for line, text in enumerate(_text(path).splitlines(), 1):
+        words = text.split("#", 1)[0].split()
+        if words and len(words) != width:
+            what = "two nodes" if width == 2 else "two nodes and a weight"
+            raise ConfigError(
+                f"{path}, line {line}: {len(words)} words, expected {width}",
+                f"Write {what} per line. Weights are read with fedgossip.topology.load_weighted.",
+            )
+        if words:
+            rows.append((line, words))
+    if not rows:
+        raise ConfigError(f"{path}: no edges", 'Write one "u v" per line.')
+    return rows
+
+
+def _numbered(pairs: list[list[str]], path: Path) -> tuple[int, dict[str, int], tuple[str, ...] | None]:
+    words = list(dict.fromkeys(word for pair in pairs for word in pair))
+    if not all(word.isdecimal() for word in words):
+        return len(words), {word: index for index, word in enumerate(words)}, tuple(words)
+    ids = {word: int(word) for word in words}
+    present = set(ids.values())
+    n = max(present) + 1
+    hole = next((number for number in range(n) if number not in present), None)
+    if hole is not None:
+        raise ConfigError(
+            f"{path}: the ids go up to {n - 1} and node {hole} is missing",
+            "Number the nodes from 0 without a hole, or use words as names; nodes without an edge need a TOML file.",
+        )
+    return n, ids, None
+
+
+def _refuse_loops(rows: list[tuple[int, list[str]]], path: Path) -> None:
+    for line, words in rows:
+        if words[0] == words[1]:
+            raise ConfigError(f"{path}, line {line}: {words[0]!r} is joined to itself", "Take this line out.")
+
+
+def _text(path: Path) -> str:
+    try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise ConfigError(f"{path}: over {MAX_FILE_BYTES >> 20} MiB", "Make the topology in Python instead.")
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}", "Check the path of the graph.") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is not a text file", "Give a TOML file or a list of edges.") from None
+
+
+# --- TOML -------------------------------------------------------------------------------------------------------
+
+
+def _from_description(described: GraphFile, path: Path) -> Topology:
+    if described.family is not None:
+        return _from_family(described, path)
+    if described.edges is None or (described.nodes is None) == (described.n is None):
+        raise ConfigError(f"{path}: the graph is not given", "Give family, or edges together with either nodes or n.")
+    labels = None if described.nodes is None else tuple(described.nodes)
+    n = len(labels) if labels is not None else described.n or 0
+    edges = [(_id(u, labels, path), _id(v, labels, path)) for u, v in described.edges]
+    return Topology.from_edges(
+        n, edges, described.name, described.directed, labels=labels, positions=described.positions
+    )
+
+
+def _from_family(described: GraphFile, path: Path) -> Topology:
+    assert described.family is not None
+    if described.edges is not None or described.nodes is not None or described.directed:
+        raise ConfigError(f"{path}: family and edges, nodes or directed", "Give the one or the other.")
+    made = grammar.family(described.family, described.n)
+    if made is None:
+        raise ConfigError(
+            f"{path}: unknown family {described.family!r}",
+            nearest(described.family.partition(":")[0], grammar.family_names()),
+        )
+    placed = Topology.from_edges(made.n, made.edges, positions=described.positions).positions
+    return replace(made, name=described.name, positions=made.positions if placed is None else placed)
+
+
+def _id(node: int | str, labels: tuple[str, ...] | None, path: Path) -> int:
+    if isinstance(node, int):
+        return node
+    if labels is None or node not in labels:
+        raise ConfigError(
+            f"{path}: an edge names node {node!r}, which is not among the nodes",
+            nearest(node, labels) if labels else "Give nodes = [...], or use ids.",
+        )
+    return labels.index(node)
+
+
+def _check(expect: Expect, topology: Topology, path: Path) -> None:
+    if expect.connected is not False:
+        require_connected(topology)
+    for key, expected in msgspec.structs.asdict(expect).items():
+        if expected is None:
+            continue
+        found = _found(key, topology)
+        near = isinstance(expected, float) and found is not None and abs(found - expected) <= TOLERANCE
+        if not near and found != expected:
+            raise ConfigError(
+                f"{path}: expects {key} = {expected}, found {found}",
+                "One of them has a slip: check the edges against the source, then the number.",
+            )
+
+
+def _found(key: str, topology: Topology) -> Any:
+    counted = {"n": topology.n, "edges": len(topology.edges)}
+    if key in counted:
+        return counted[key]
+    if key == "connected":
+        return topology.is_connected
+    if key.startswith("degree"):
+        degrees = topology.degrees()
+        return int(degrees.min() if key == "degree_min" else degrees.max())
+    return getattr(spectrum(mixing.build(topology)), key)

@@ -1,0 +1,173 @@
+"""What a family's name means: "torus:4x4", "regular:3" with n = 16, "petersen".
+
+The table at the end is the grammar: one line per family, read by `resolve`, the files and `fedgossip topology list`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from fedgossip.errors import ConfigError
+from fedgossip.topology import families
+from fedgossip.topology.graph import Topology
+
+Number = TypeVar("Number", int, float)
+
+
+@dataclass(frozen=True)
+class Request:
+    """One use of a family: `spec` as written, what stands behind its colon, and what was asked for beside it."""
+
+    spec: str
+    arguments: str
+    n: int | None
+    seed: int
+    form: str
+
+    def size(self) -> int:
+        """Return n; ConfigError where none was given."""
+        if self.n is None:
+            raise ConfigError(f"graph {self.spec!r} needs a number of nodes", "Give n, at the command line --n 16.")
+        return self.n
+
+    def numbers(self, kind: Callable[[str], Number], count: int | None, separator: str = ",") -> list[Number]:
+        """Return the numbers behind the colon; ConfigError unless there are `count` of them (None: at least one)."""
+        try:
+            found = [kind(word) for word in self.arguments.split(separator)]
+        except ValueError:
+            found = []
+        if not found or (count is not None and len(found) != count):
+            raise ConfigError(f"graph {self.spec!r} cannot be read", f"Write it as {self.form}.")
+        return found
+
+    def plain(self) -> None:
+        """Raise ConfigError where something stands behind a colon that says nothing for this family."""
+        if self.arguments:
+            raise ConfigError(f"graph {self.spec!r}: nothing belongs behind the colon", f"Write it as {self.form}.")
+
+    def fixed(self, topology: Topology) -> Topology:
+        """Return a graph whose size is given by its name; ConfigError where another n was asked for."""
+        return require_size(topology, self.spec, self.n)
+
+
+@dataclass(frozen=True)
+class Family:
+    form: str
+    """How to write it."""
+    what: str
+    make: Callable[[Request], Topology]
+
+
+def require_size(topology: Topology, spec: str, n: int | None) -> Topology:
+    """Return `topology`; raises ConfigError where `n` was asked for and is not its size."""
+    if n is not None and n != topology.n:
+        raise ConfigError(f"graph {spec!r} has {topology.n} nodes, not {n}", f"Leave n out or set it to {topology.n}.")
+    return topology
+
+
+def family(spec: str, n: int | None = None, seed: int = 0) -> Topology | None:
+    """Return the graph that `spec` names among the families, or None where its first word is no family.
+
+    Raises ConfigError for a size the family does not have and for arguments that cannot be read.
+    """
+    word, _, arguments = spec.strip().partition(":")
+    entry = FAMILIES.get(word.strip().lower())
+    if entry is None:
+        return None
+    return entry.make(Request(spec.strip(), arguments.strip(), n, seed, entry.form))
+
+
+def family_names() -> tuple[str, ...]:
+    """Return the first words of all families."""
+    return tuple(FAMILIES)
+
+
+# --- how each is made -------------------------------------------------------------------------------------------
+
+
+def _sized(make: Callable[[int], Topology]) -> Callable[[Request], Topology]:
+    def made(request: Request) -> Topology:
+        request.plain()
+        return make(request.size())
+
+    return made
+
+
+def _named(make: Callable[[], Topology]) -> Callable[[Request], Topology]:
+    def made(request: Request) -> Topology:
+        request.plain()
+        return request.fixed(make())
+
+    return made
+
+
+def _lattice(make: Callable[[int, int], Topology]) -> Callable[[Request], Topology]:
+    def made(request: Request) -> Topology:
+        if not request.arguments:
+            return make(*families.most_square(request.size()))
+        rows, columns = request.numbers(int, 2, separator="x")
+        return request.fixed(make(rows, columns))
+
+    return made
+
+
+def _circulant(request: Request) -> Topology:
+    return families.circulant(request.size(), tuple(request.numbers(int, None)))
+
+
+def _regular(request: Request) -> Topology:
+    return families.random_regular(request.size(), request.numbers(int, 1)[0], request.seed)
+
+
+def _erdos_renyi(request: Request) -> Topology:
+    return families.erdos_renyi(request.size(), request.numbers(float, 1)[0], request.seed)
+
+
+def _small_world(request: Request) -> Topology:
+    k, p = request.numbers(float, 2)
+    if k != int(k):
+        raise ConfigError(f"graph {request.spec!r} cannot be read", f"Write it as {request.form}.")
+    return families.small_world(request.size(), int(k), p, request.seed)
+
+
+def _barabasi_albert(request: Request) -> Topology:
+    return families.barabasi_albert(request.size(), request.numbers(int, 1)[0], request.seed)
+
+
+def _tree(request: Request) -> Topology:
+    branching = request.numbers(int, 1)[0] if request.arguments else 2
+    return families.tree(request.size(), branching)
+
+
+def _barbell(request: Request) -> Topology:
+    clique, between = request.numbers(int, 2)
+    return request.fixed(families.barbell(clique, between))
+
+
+FAMILIES: dict[str, Family] = {
+    "ring": Family("ring", "each node joined to the next, in a circle", _sized(families.ring)),
+    "path": Family("path", "a ring with one edge taken out", _sized(families.path)),
+    "star": Family("star", "node 0 joined to all others: a server", _sized(families.star)),
+    "complete": Family("complete", "everybody joined to everybody", _sized(families.complete)),
+    "torus": Family("torus or torus:4x4", "a grid whose borders are joined", _lattice(families.torus)),
+    "grid": Family("grid or grid:4x4", "an open grid", _lattice(families.grid)),
+    "hypercube": Family("hypercube", "2^d nodes, joined where one binary digit differs", _sized(families.hypercube)),
+    "exponential": Family("exponential", "joined at distances 1, 2, 4, ...", _sized(families.exponential)),
+    "directed-exponential": Family(
+        "directed-exponential", "sends to the nodes 1, 2, 4, ... further on", _sized(families.directed_exponential)
+    ),
+    "circulant": Family("circulant:1,2,4", "joined at the distances given, on a circle", _circulant),
+    "regular": Family("regular:3", "random, every node with 3 neighbours", _regular),
+    "erdos-renyi": Family("erdos-renyi:0.2", "random, each pair joined with probability 0.2", _erdos_renyi),
+    "small-world": Family("small-world:4,0.1", "a ring with 4 neighbours each, a tenth rewired", _small_world),
+    "barabasi-albert": Family("barabasi-albert:2", "grown, 2 edges per new node: a few hubs", _barabasi_albert),
+    "tree": Family("tree or tree:2", "each node with 2 below it", _tree),
+    "two-cliques": Family("two-cliques", "two complete halves joined by one edge", _sized(families.two_cliques)),
+    "barbell": Family("barbell:5,0", "two complete graphs of 5, 0 nodes between them", _barbell),
+    "petersen": Family("petersen", "10 nodes of degree 3, any two at most 2 apart", _named(families.petersen)),
+    "heawood": Family("heawood", "14 nodes of degree 3, any two at most 3 apart", _named(families.heawood)),
+    "icosahedron": Family("icosahedron", "12 nodes of degree 5", _named(families.icosahedron)),
+    "none": Family("none", "no edge at all: everybody learns alone", _sized(families.empty)),
+}

@@ -1,0 +1,316 @@
+"""Who weighs whom how much in one round: x_i <- sum_j row(i)[j] x_j.
+
+Rows and columns sum to one, so that a round brings the models together and leaves their mean where it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from fedgossip.errors import ConfigError, nearest
+from fedgossip.topology import eigen
+from fedgossip.topology.graph import FloatArray, IntArray, Topology
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
+
+TOLERANCE = 1e-9  # how far a row or a column may sum from one
+
+Group = tuple[IntArray, IntArray, FloatArray]
+"""(nodes [g], ids [g, k], weights [g, k]) of the rows with k entries."""
+
+
+@dataclass(frozen=True, eq=False)
+class Mixing:
+    """A doubly stochastic matrix over a graph, checked on construction.  Make one with `build` or `from_matrix`.
+
+    starts int64 [n + 1], ids int64 [entries], values float64 [entries]: CSR, ids ascending in a row, the diagonal
+    always there.  Read-only.  A Mixing is also the Schedule that uses it in every round.
+    """
+
+    topology: Topology
+    rule: str
+    starts: IntArray
+    ids: IntArray
+    values: FloatArray
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for a row or column that does not sum to one, a negative or a non-finite weight."""
+        for array in (self.starts, self.ids, self.values):
+            array.flags.writeable = False
+        _check_values(self)
+        _check_sums(self, "row", np.add.reduceat(self.values, self.starts[:-1]))
+        _check_sums(self, "column", _sums(self.ids, self.values, self.n))
+
+    @classmethod
+    def from_matrix(cls, W: npt.ArrayLike, topology: Topology | None = None, rule: str = "matrix") -> Mixing:
+        """Return the mixing with the dense weights W [n, n]; W[i, j] is what i gives the model it has from j.
+
+        Without a topology the graph is read off the nonzero weights.  Raises ConfigError where W is not square, not
+        doubly stochastic, or weighs a pair that the topology does not join.
+        """
+        dense = np.array(W, np.float64)
+        if dense.ndim != 2 or dense.shape[0] != dense.shape[1] or not dense.size:
+            raise ConfigError(f"weights of shape {dense.shape}", "Give a square matrix, [n, n].")
+        receivers, senders = np.nonzero((dense != 0) & ~np.eye(len(dense), dtype=bool))
+        graph = topology or _graph_of(len(dense), receivers, senders)
+        if graph.n != len(dense):
+            raise ConfigError(f"weights for {len(dense)} nodes, graph with {graph.n}", "Give them the same size.")
+        _check_joined(graph, receivers, senders)
+        return _assemble(graph, rule, receivers, senders, dense[receivers, senders], np.diag(dense).copy())
+
+    @classmethod
+    def from_weighted_edges(cls, n: int, edges: Iterable[tuple[int, int, float]], name: str = "weighted") -> Mixing:
+        """Return the symmetric mixing with these weights on undirected edges; each node keeps what is left of one."""
+        triples = list(edges)
+        topology = Topology.from_edges(n, [(u, v) for u, v, _ in triples], name)
+        if len(topology.edges) != len(triples):
+            raise ConfigError(f"graph {name!r}: an edge is given twice, and with weights", "Give each edge once.")
+        order = np.argsort([min(u, v) * n + max(u, v) for u, v, _ in triples], kind="stable")
+        weights = np.array([weight for _, _, weight in triples], np.float64)[order]
+        return _from_edge_weights(topology, "given", weights)
+
+    # --- as the peers see it --------------------------------------------------------------------------------------
+
+    def row(self, node: int) -> dict[int, float]:
+        """Return {id: weight} of the models that `node` sums, ids ascending, its own among them."""
+        here = slice(self.starts[node], self.starts[node + 1])
+        return dict(zip(self.ids[here].tolist(), self.values[here].tolist(), strict=True))
+
+    def targets(self, node: int) -> tuple[int, ...]:
+        """Return the others whose rows contain `node`: whom it has to send to; ascending."""
+        starts, receivers = self._columns
+        found = receivers[starts[node] : starts[node + 1]]
+        return tuple(found[found != node].tolist())
+
+    @cached_property
+    def _columns(self) -> tuple[IntArray, IntArray]:
+        order = np.argsort(self.ids, kind="stable")
+        starts = np.zeros(self.n + 1, np.int64)
+        np.cumsum(np.bincount(self.ids, minlength=self.n), out=starts[1:])
+        return starts, self.receivers[order]
+
+    # --- as a whole -----------------------------------------------------------------------------------------------
+
+    @property
+    def n(self) -> int:
+        return self.topology.n
+
+    @property
+    def period(self) -> int:
+        return 1
+
+    def mixing(self, round: int) -> Mixing:
+        """Return this mixing, whatever the round."""
+        del round
+        return self
+
+    @cached_property
+    def symmetric(self) -> bool:
+        """Whether i weighs j as j weighs i."""
+        difference = abs(self.sparse() - self.sparse().T)
+        return bool(difference.nnz == 0 or difference.max() <= 1e-12)
+
+    def matrix(self) -> FloatArray:
+        """Return W as dense float64 [n, n].  For analysis: peers and engines sum rows in order instead."""
+        dense = np.zeros((self.n, self.n))
+        dense[self.receivers, self.ids] = self.values
+        return dense
+
+    def sparse(self) -> csr_array:
+        """Return W as scipy CSR, float64 [n, n]."""
+        from scipy.sparse import csr_array
+
+        return csr_array((self.values, self.ids, self.starts), shape=(self.n, self.n))
+
+    def rows_by_degree(self) -> list[Group]:
+        """Return the rows in groups of equal length, shortest first: what a stacked engine sums column by column."""
+        lengths = np.diff(self.starts)
+        groups = []
+        for length in np.unique(lengths).tolist():
+            nodes = np.flatnonzero(lengths == length).astype(np.int64)
+            places = self.starts[nodes][:, None] + np.arange(length)
+            groups.append((nodes, self.ids[places], self.values[places]))
+        return groups
+
+    @cached_property
+    def generator(self) -> tuple[IntArray, FloatArray] | None:
+        """(offsets, weights) of every row, where all rows are the same but turned; None elsewhere."""
+        lengths = np.diff(self.starts)
+        if self.topology.circulant is None or lengths.min() != lengths.max():
+            return None
+        offsets = (self.ids - self.receivers).reshape(self.n, -1) % self.n
+        order = np.argsort(offsets, axis=1)
+        weights = np.take_along_axis(self.values.reshape(self.n, -1), order, axis=1)
+        first = np.sort(offsets[0]), weights[0]
+        return first if float(np.abs(weights - first[1]).max()) <= 1e-14 else None
+
+    @property
+    def receivers(self) -> IntArray:
+        """int64 [entries]: the row of each entry."""
+        return np.repeat(np.arange(self.n, dtype=np.int64), np.diff(self.starts))
+
+    def __repr__(self) -> str:
+        return f"Mixing({self.topology!r}, {self.rule!r})"
+
+
+# --- rules ------------------------------------------------------------------------------------------------------
+
+
+def build(topology: Topology, rule: str = "metropolis") -> Mixing:
+    """Return the mixing that `rule` makes of the graph.
+
+    metropolis     1 / (1 + max(d_i, d_j)).  On a directed graph where every node sends to d and hears d others, the
+                   same number for all, 1 / (1 + d), which is what the formula would give; ConfigError on others.
+    max-degree     1 / (1 + largest degree)
+    uniform        1 / (1 + d), a plain average; every node must have the same degree d
+    lazy           half Metropolis, half keeping: no negative eigenvalue
+    best-constant  the one edge weight with the fastest worst case, 2 / (mu_2 + mu_n); may weigh oneself negatively
+
+    Raises ConfigError for an unknown rule and for a rule that the graph does not allow.
+
+    Source: Xiao and Boyd, Fast linear iterations for distributed averaging, Systems & Control Letters 53 (2004).
+    """
+    if rule not in _RULES:
+        raise ConfigError(f"unknown weight rule {rule!r}", nearest(rule, _RULES))
+    if topology.directed:
+        return _build_directed(topology, rule)
+    return _from_edge_weights(topology, rule, _RULES[rule](topology))
+
+
+def rule_names() -> tuple[str, ...]:
+    """Return the names that `build` knows."""
+    return tuple(_RULES)
+
+
+def _metropolis(topology: Topology) -> FloatArray:
+    degrees = topology.degrees()
+    u, v = topology.edges.T
+    return np.asarray(1.0 / (1.0 + np.maximum(degrees[u], degrees[v])), np.float64)
+
+
+def _lazy(topology: Topology) -> FloatArray:
+    return 0.5 * _metropolis(topology)
+
+
+def _max_degree(topology: Topology) -> FloatArray:
+    return np.full(len(topology.edges), 1.0 / (1.0 + int(topology.degrees().max())))
+
+
+def _uniform(topology: Topology) -> FloatArray:
+    degrees = topology.degrees()
+    low, high = int(degrees.min()), int(degrees.max())
+    if low != high:
+        raise ConfigError(
+            f"uniform weights on {topology.name!r}, whose degrees go from {low} to {high}: the mean would drift",
+            "Use metropolis, which weighs unequal neighbours so that the mean is kept.",
+        )
+    return np.full(len(topology.edges), 1.0 / (1.0 + high))
+
+
+def _best_constant(topology: Topology) -> FloatArray:
+    if not len(topology.edges):
+        return np.empty(0)
+    ends = eigen.laplacian_ends(topology)
+    if not ends.resolved:
+        raise ConfigError(
+            f"best-constant weights on {topology.name!r}: the spectrum did not resolve in {ends.steps} steps",
+            "Use metropolis, which needs no spectrum.",
+        )
+    return np.full(len(topology.edges), 2.0 / (ends.low + ends.high))
+
+
+_RULES: dict[str, Callable[[Topology], FloatArray]] = {
+    "metropolis": _metropolis,
+    "max-degree": _max_degree,
+    "uniform": _uniform,
+    "lazy": _lazy,
+    "best-constant": _best_constant,
+}
+
+
+def _build_directed(topology: Topology, rule: str) -> Mixing:
+    degrees = np.concatenate([topology.in_degrees, topology.out_degrees])
+    if rule not in ("metropolis", "uniform") or degrees.min() != degrees.max():
+        reason = "whose degrees differ" if degrees.min() != degrees.max() else "which is directed"
+        raise ConfigError(
+            f"{rule} weights on {topology.name!r}, {reason}: they would not keep the mean",
+            "Use an undirected graph, directed-exponential with uniform weights, or push-sum.",
+        )
+    senders, receivers = topology.edges.T
+    weights = np.full(len(senders), 1.0 / (1.0 + int(degrees[0])))
+    own = 1.0 - _sums(receivers, weights, topology.n)
+    return _assemble(topology, "uniform", receivers, senders, weights, own)
+
+
+# --- assembling and checking ------------------------------------------------------------------------------------
+
+
+def _from_edge_weights(topology: Topology, rule: str, weights: FloatArray) -> Mixing:
+    u, v = topology.edges.T
+    receivers, senders, both = np.concatenate([u, v]), np.concatenate([v, u]), np.concatenate([weights, weights])
+    own = 1.0 - _sums(receivers, both, topology.n)
+    return _assemble(topology, rule, receivers, senders, both, own)
+
+
+def _assemble(  # noqa: PLR0917
+    topology: Topology, rule: str, receivers: IntArray, senders: IntArray, weights: FloatArray, own: FloatArray
+) -> Mixing:
+    nodes = np.arange(topology.n, dtype=np.int64)
+    rows, columns = np.concatenate([receivers, nodes]), np.concatenate([senders, nodes])
+    order = np.argsort(rows * topology.n + columns)
+    starts = np.zeros(topology.n + 1, np.int64)
+    np.cumsum(np.bincount(rows, minlength=topology.n), out=starts[1:])
+    return Mixing(topology, rule, starts, columns[order], np.concatenate([weights, own])[order])
+
+
+def _sums(nodes: IntArray, weights: FloatArray, n: int) -> FloatArray:
+    return np.asarray(np.bincount(nodes, weights, n), np.float64)
+
+
+def _check_values(mixing: Mixing) -> None:
+    bad = ~np.isfinite(mixing.values)
+    if mixing.rule != "best-constant":
+        # rounding may leave an own weight of -1e-17 where the neighbours take everything
+        bad |= mixing.values < -1e-12
+    if bad.any():
+        place = int(np.argmax(bad))
+        row = int(np.searchsorted(mixing.starts, place, "right")) - 1
+        raise ConfigError(
+            f"graph {mixing.topology.name!r}: row {row} gives node {mixing.ids[place]} weight {mixing.values[place]:g}",
+            "Weights are finite and not negative; lower the other weights of this row.",
+        )
+
+
+def _check_sums(mixing: Mixing, what: str, sums: FloatArray) -> None:
+    wrong = np.abs(sums - 1.0) > TOLERANCE
+    if wrong.any():
+        index = int(np.argmax(wrong))
+        raise ConfigError(
+            f"graph {mixing.topology.name!r}: the weights of {what} {index} sum to {sums[index]:.12g}, not to 1",
+            "Rows and columns must sum to 1, or the mean of the models drifts; metropolis always does.",
+        )
+
+
+def _check_joined(graph: Topology, receivers: IntArray, senders: IntArray) -> None:
+    starts, ids = graph.outgoing
+    joined = np.repeat(np.arange(graph.n), np.diff(starts)) * graph.n + ids
+    missing = ~np.isin(senders * graph.n + receivers, joined)
+    if missing.any():
+        place = int(np.argmax(missing))
+        raise ConfigError(
+            f"row {receivers[place]} weighs node {senders[place]}, which does not send to it in {graph.name!r}",
+            "Add the edge to the graph, or set the weight to 0.",
+        )
+
+
+def _graph_of(n: int, receivers: IntArray, senders: IntArray) -> Topology:
+    arcs = np.stack([senders, receivers], axis=1)
+    there, back = set(map(tuple, arcs.tolist())), set(map(tuple, arcs[:, ::-1].tolist()))
+    return Topology.from_edges(n, arcs, "matrix", directed=there != back)

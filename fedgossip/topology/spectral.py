@@ -1,0 +1,328 @@
+"""How fast a mixing brings models together, and how many neighbours a model effectively averages with.
+
+Words that papers use differently, here: slem = ||W - J||_2 (for a symmetric W max(|l_2|, |l_n|)), spectral_gap =
+1 - slem.  Two numbers are always given together: the gap is the worst direction's rate, and ranks a star above two
+cliques; the effective number of neighbours n_W is the average direction's, and ranks them as training does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from fedgossip.errors import ConfigError
+from fedgossip.topology import eigen
+from fedgossip.topology.graph import FloatArray
+from fedgossip.topology.mixing import Mixing
+
+_ONE = 1 - 1e-12  # an eigenvalue this near to 1 in size counts as 1
+_QUADRATURE_STEPS = 300
+_EPSILON = float(np.finfo(np.float64).eps)
+
+
+@dataclass(frozen=True, eq=False)
+class Spectrum:
+    """The spectrum of a mixing, or its ends; None for what was not resolved.
+
+    lambda2, lambda_n: second largest and smallest eigenvalue; None for a directed mixing, whose eigenvalues are
+    complex.  eigenvalues: float64 [n], descending, the first belongs to the mean; of a directed mixing the singular
+    values, which are the sizes of the eigenvalues where `normal`.  None for large graphs without a closed form.
+    residual: a bound on the error of the ends.
+    """
+
+    n: int
+    lambda2: float | None
+    lambda_n: float | None
+    slem: float | None
+    spectral_gap: float | None
+    algebraic_connectivity: float | None
+    eigenvalues: FloatArray | None = field(repr=False)
+    method: str
+    residual: float
+    resolved: bool
+    normal: bool = True
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a graph and its weights promise before anything is trained; None for what is not known.
+
+    rounds_to_halve, rounds_to_1_percent: rounds of pure mixing until the disagreement has shrunk to this share in
+    the worst direction; None also for never.  mean_contraction: what one round leaves of a disagreement in a random
+    direction.  floor, ceiling: stationary disagreement per unit of spread added each round, before mixing: `floor`
+    when each round's spread is fresh noise, `ceiling` when it is the same every round.  n_w_error: standard error
+    of n_w, 0 where it is exact.
+    """
+
+    n: int
+    edges: int
+    degree_max: int
+    weights: str
+    lambda2: float | None
+    lambda_n: float | None
+    slem: float | None
+    spectral_gap: float | None
+    algebraic_connectivity: float | None
+    n_w: float | None
+    n_w_error: float
+    gamma: float
+    rounds_to_halve: int | None
+    rounds_to_1_percent: int | None
+    mean_contraction: float
+    floor: float | None
+    ceiling: float | None
+    method: str
+    residual: float
+    resolved: bool
+
+    def to_dict(self) -> dict[str, float | int | str | bool | None]:
+        """Return the fields as a dict that JSON can hold."""
+        return dataclasses.asdict(self)
+
+
+def spectrum(mixing: Mixing) -> Spectrum:
+    """Return slem, gap and, where they can be had, all eigenvalues of `mixing`.
+
+    The distance to the mean shrinks at least by the gap per round: ||X_t - mean|| <= (1 - gap)^t ||X_0 - mean||.
+    Zero for a disconnected graph.  Circulant graphs: the closed form, any size.  Otherwise dense to 3000 nodes and
+    Lanczos beyond, which says "unresolved" (resolved=False, numbers None) rather than give a wrong number.
+
+    Source: Xiao and Boyd, Fast linear iterations for distributed averaging, Systems & Control Letters 53 (2004).
+    """
+    if mixing.n == 1:
+        return Spectrum(1, None, None, 0.0, 1.0, None, np.ones(1), "closed form", 0.0, True)
+    if mixing.generator is not None:
+        return _circulant(mixing)
+    if mixing.n <= eigen.DENSE_LIMIT:
+        return _dense(mixing) if mixing.symmetric else _dense_directed(mixing)
+    return _lanczos(mixing) if mixing.symmetric else _lanczos_directed(mixing)
+
+
+def effective_neighbours(mixing: Mixing, gamma: float) -> float | None:
+    """Return n_W(gamma), with how many models the neighbours' noise is averaged away, between 1 and n.
+
+    n_W = [1 / (1 - gamma)] / mean_i sum_{k>=1} gamma^(k-1) ||(W^k)_i||^2: 1 without exchange, n on a complete graph.
+    gamma in [0, 1) says how long a contribution is remembered; 0.9 is about ten rounds.  Exact where all eigenvalues
+    are at hand; a stochastic estimate (reproducible) for other large graphs; None where that would not be reliable.
+
+    Source: Vogels, Hendrikx and Jaggi, Beyond spectral gap, NeurIPS 2022.
+    """
+    _check_gamma(gamma)
+    return _effective(mixing, gamma, spectrum(mixing))[0]
+
+
+def rounds_to(factor: float, slem: float) -> int | None:
+    """Return the rounds after which slem^rounds <= factor; None where slem >= 1, which is never."""
+    if not 0 < factor < 1:
+        raise ConfigError(f"shrink to {factor:g}", "Give a factor between 0 and 1, e.g. 0.5.")
+    return _rounds(factor, 1.0 - slem)
+
+
+def forecast(mixing: Mixing, gamma: float = 0.9) -> Forecast:
+    """Return everything that the spectrum says about `mixing`; see Forecast."""
+    _check_gamma(gamma)
+    found = spectrum(mixing)
+    n_w, error = _effective(mixing, gamma, found)
+    floor, ceiling = _stationary(found)
+    gap = found.spectral_gap
+    return Forecast(
+        n=mixing.n,
+        edges=len(mixing.topology.edges),
+        degree_max=int(mixing.topology.degrees().max()),
+        weights=mixing.rule,
+        lambda2=found.lambda2,
+        lambda_n=found.lambda_n,
+        slem=found.slem,
+        spectral_gap=gap,
+        algebraic_connectivity=found.algebraic_connectivity,
+        n_w=n_w,
+        n_w_error=error,
+        gamma=gamma,
+        rounds_to_halve=None if gap is None else _rounds(0.5, gap),
+        rounds_to_1_percent=None if gap is None else _rounds(0.01, gap),
+        mean_contraction=_mean_contraction(mixing),
+        floor=floor,
+        ceiling=ceiling,
+        method=found.method,
+        residual=found.residual,
+        resolved=found.resolved,
+    )
+
+
+def disagreement_band(eigenvalues: FloatArray, spread: npt.NDArray[np.floating]) -> tuple[FloatArray, FloatArray]:
+    """Return (lower [t], upper [t]), between which the disagreement lies when round s adds a spread of spread[s].
+
+    eigenvalues: all [n], descending, as in Spectrum; the first, which moves the mean, takes no part.  The update
+    comes first and is mixed: lower_t^2 = sum_{s<=t} spread_s^2 mean_k |l_k|^(2(t-s+1)), for updates that have
+    nothing to do with each other; upper_t^2 = mean_k (sum_{s<=t} |l_k|^(t-s+1) spread_s)^2, for updates that all
+    point the same way.  Exact for normal mixings and for spread that lies in no special direction of the graph.
+    """
+    sizes, counts = np.unique(np.abs(eigenvalues[1:]), return_counts=True)
+    shares = counts / max(1, counts.sum())
+    fresh, steady = np.zeros_like(sizes), np.zeros_like(sizes)
+    lower, upper = np.zeros(len(spread)), np.zeros(len(spread))
+    for t, delta in enumerate(np.asarray(spread, np.float64)):
+        fresh = sizes**2 * (fresh + delta**2)
+        steady = sizes * (steady + delta)
+        lower[t], upper[t] = math.sqrt(shares @ fresh), math.sqrt(shares @ steady**2)
+    return lower, upper
+
+
+# --- spectra ----------------------------------------------------------------------------------------------------
+
+
+def _circulant(mixing: Mixing) -> Spectrum:
+    assert mixing.generator is not None
+    offsets, weights = mixing.generator
+    method = "fft" if offsets.size * mixing.n > eigen.TABLE_LIMIT else "closed form"
+    deficits, imaginary = eigen.circulant_deficits(mixing.n, offsets, weights)
+    if not mixing.symmetric:
+        sizes = np.hypot(1.0 - deficits, imaginary)
+        slem = float(sizes[1:].max())
+        ordered = np.concatenate([[1.0], np.sort(sizes[1:])[::-1]])
+        return Spectrum(mixing.n, None, None, slem, 1.0 - slem, None, ordered, method, 0.0, True)
+    low, high = float(deficits[1:].min()), float(deficits[1:].max())
+    gap = min(low, 2.0 - high)  # from the deficits: 1 - (1 - 1e-11) would keep five digits
+    ordered = np.concatenate([[1.0], np.sort(1.0 - deficits[1:])[::-1]])
+    slem = max(abs(1.0 - low), abs(1.0 - high))
+    connectivity = _connectivity(mixing, low)
+    return Spectrum(mixing.n, 1.0 - low, 1.0 - high, slem, gap, connectivity, ordered, method, 0.0, True)
+
+
+def _dense(mixing: Mixing) -> Spectrum:
+    # W - J moves the mean's eigenvalue from 1 to 0 and touches nothing else: the others cannot be mistaken for it
+    values = np.linalg.eigvalsh(mixing.matrix() - 1.0 / mixing.n)
+    values = np.delete(values, np.argmin(np.abs(values)))[::-1]
+    second, last = float(values[0]), float(values[-1])
+    slem = max(abs(second), abs(last))
+    rounding = mixing.n * _EPSILON
+    gap = 1.0 - slem if 1.0 - slem > rounding else 0.0
+    ordered = np.concatenate([[1.0], values])
+    connectivity = _connectivity(mixing, 1.0 - second)
+    return Spectrum(mixing.n, second, last, slem, gap, connectivity, ordered, "dense", rounding, True)
+
+
+def _dense_directed(mixing: Mixing) -> Spectrum:
+    W = mixing.matrix()
+    sizes = np.linalg.svd(W - 1.0 / mixing.n, compute_uv=False)[:-1]
+    normal = bool(np.abs(W @ W.T - W.T @ W).max() < 1e-12)
+    slem = float(sizes[0])
+    ordered = np.concatenate([[1.0], sizes])
+    gap, rounding = max(0.0, 1.0 - slem), mixing.n * _EPSILON
+    return Spectrum(mixing.n, None, None, slem, gap, None, ordered, "dense", rounding, True, normal)
+
+
+def _lanczos(mixing: Mixing) -> Spectrum:
+    W = mixing.sparse()
+    ends = eigen.lanczos_ends(W.dot, mixing.n, W.nnz, lambda low, high: min(1.0 - high, 1.0 + low))
+    if not ends.resolved:
+        return _unresolved(mixing, ends)
+    slem = max(abs(ends.low), abs(ends.high))
+    connectivity = _connectivity(mixing, 1.0 - ends.high)
+    return Spectrum(mixing.n, ends.high, ends.low, slem, 1.0 - slem, connectivity, None, "lanczos", ends.residual, True)
+
+
+def _lanczos_directed(mixing: Mixing) -> Spectrum:
+    W = mixing.sparse()
+    transposed = W.T.tocsr()
+    ends = eigen.lanczos_ends(
+        lambda x: np.asarray(transposed @ (W @ x)), mixing.n, 2 * W.nnz, lambda _, high: 1.0 - high
+    )
+    if not ends.resolved:
+        return _unresolved(mixing, ends)
+    slem = math.sqrt(max(0.0, ends.high))
+    return Spectrum(mixing.n, None, None, slem, 1.0 - slem, None, None, "lanczos", ends.residual, True, normal=False)
+
+
+def _unresolved(mixing: Mixing, ends: eigen.Ends) -> Spectrum:
+    nothing = dict.fromkeys(("lambda2", "lambda_n", "slem", "spectral_gap", "algebraic_connectivity", "eigenvalues"))
+    return Spectrum(
+        mixing.n, **nothing, method="lanczos", residual=ends.residual, resolved=False, normal=mixing.symmetric
+    )
+
+
+def _connectivity(mixing: Mixing, deficit: float) -> float | None:
+    """Return mu_2: off W's own deficit where all edges weigh the same, W = I - a L; else from the Laplacian."""
+    others = mixing.values[mixing.ids != mixing.receivers]
+    if mixing.topology.directed or not others.size:
+        return 0.0 if not others.size else None
+    if others.max() - others.min() < 1e-15:
+        return deficit / float(others[0])
+    ends = eigen.laplacian_ends(mixing.topology)
+    return ends.low if ends.resolved else None
+
+
+# --- what follows from a spectrum -------------------------------------------------------------------------------
+
+
+def _check_gamma(gamma: float) -> None:
+    if not 0 <= gamma < 1:
+        raise ConfigError(f"gamma {gamma:g}", "Give a memory of at least 0 and below 1, e.g. 0.9.")
+
+
+def _effective(mixing: Mixing, gamma: float, found: Spectrum) -> tuple[float | None, float]:
+    """Return n_W and its standard error."""
+    if found.eigenvalues is not None and found.normal:
+        squares = found.eigenvalues**2
+        return _n_w(mixing.n, gamma, float(np.sum(squares / (1.0 - gamma * squares)))), 0.0
+    if mixing.n <= eigen.DENSE_LIMIT:
+        return _n_w(mixing.n, gamma, _doubled_sum(mixing.matrix(), gamma)), 0.0
+    return _estimated(mixing, gamma) if mixing.symmetric else (None, 0.0)
+
+
+def _n_w(n: int, gamma: float, total: float) -> float:
+    return n / ((1.0 - gamma) * total)
+
+
+def _doubled_sum(W: FloatArray, gamma: float) -> float:
+    """Return sum_{k>=1} gamma^(k-1) ||W^k||_F^2 by doubling: S_2m = S_m + gamma^m W^m S_m W^m'."""
+    total, power, share = W @ W.T, W, gamma
+    while share > 1e-18:
+        total = total + share * (power @ total @ power.T)
+        power, share = power @ power, share * share
+    return float(np.trace(total))
+
+
+def _estimated(mixing: Mixing, gamma: float) -> tuple[float | None, float]:
+    # the nearest poles of l^2 / (1 - gamma l^2) lie at +-1/sqrt(gamma), which sets how fast the quadrature converges
+    edge = 1.0 / math.sqrt(max(gamma, 1e-6))
+    steps = math.ceil(8.0 / math.log(edge + math.sqrt(edge**2 - 1.0)))
+    if steps > _QUADRATURE_STEPS:
+        return None, 0.0
+    W = mixing.sparse()
+    trace, error = eigen.quadrature(
+        W.dot, mixing.n, lambda values: values**2 / (1.0 - gamma * values**2), max(8, steps)
+    )
+    total = trace + 1.0 / (1.0 - gamma)
+    n_w = _n_w(mixing.n, gamma, total)
+    return n_w, n_w * error / total
+
+
+def _mean_contraction(mixing: Mixing) -> float:
+    # sqrt(mean_{k>=2} l_k^2) = ||W - J||_F / sqrt(n - 1), which needs no eigenvalue
+    if mixing.n == 1:
+        return 0.0
+    return math.sqrt(max(0.0, float(mixing.values @ mixing.values) - 1.0) / (mixing.n - 1))
+
+
+def _stationary(found: Spectrum) -> tuple[float | None, float | None]:
+    if found.eigenvalues is None or not found.normal or found.n == 1:
+        return None, None
+    others = found.eigenvalues[1:]
+    if float(np.abs(others).max()) >= _ONE:
+        return None, None
+    fresh, steady = others**2 / (1.0 - others**2), others / (1.0 - others)
+    return math.sqrt(float(fresh.mean())), math.sqrt(float((steady**2).mean()))
+
+
+def _rounds(factor: float, gap: float) -> int | None:
+    if gap <= 0:
+        return None
+    if gap >= 1:
+        return 1
+    # the small allowance keeps 0.5 at a slem of 0.5 one round whatever the logarithms round to
+    return max(1, math.ceil(math.log(factor) / math.log1p(-gap) - 1e-9))

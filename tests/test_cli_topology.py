@@ -1,0 +1,106 @@
+"""`fedgossip topology`: a table for people, JSON for programs, errors left to the main program."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from fedgossip.cli.topology import topology
+from fedgossip.errors import ConfigError
+from fedgossip.topology import family_names, ready_names
+
+FIELDS = {
+    "n",
+    "edges",
+    "degree_max",
+    "weights",
+    "lambda2",
+    "lambda_n",
+    "slem",
+    "spectral_gap",
+    "algebraic_connectivity",
+    "n_w",
+    "rounds_to_halve",
+    "rounds_to_1_percent",
+    "method",
+    "residual",
+    "resolved",
+}
+
+
+def said(*words: str) -> str:
+    result = CliRunner().invoke(topology, words, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_list_names_every_family_and_ready_graph():
+    found = json.loads(said("list", "--json"))
+    assert {entry["name"] for entry in found} == {*family_names(), *ready_names()}
+    text = said("list")
+    assert all(name in text for name in (*family_names(), *ready_names()))
+
+
+def test_show_gives_all_fields_as_json_and_nothing_else():
+    found = json.loads(said("show", "ring", "--n", "16", "--json"))
+    assert found.keys() >= FIELDS
+    assert found["spectral_gap"] == pytest.approx(0.0507469783)
+
+
+def test_the_gap_is_never_shown_without_effective_neighbours():
+    for words in (("show", "star", "--n", "32"), ("compare", "star", "ring", "--n", "32")):
+        text = said(*words)
+        assert "gap" in text
+        assert "n_W" in text
+        assert "1.67" in text
+
+
+def test_show_says_where_a_ready_graph_is_from():
+    assert "Zachary" in said("show", "karate")
+
+
+def test_show_says_never_where_nobody_meets():
+    assert "never" in said("show", "none", "--n", "4")
+
+
+def test_show_uses_the_rule_that_the_file_names(tmp_path):
+    path = tmp_path / "t.toml"
+    path.write_text('name = "t"\ntitle = "t"\nsource = "me"\nfamily = "torus:4x4"\nweights = "lazy"\n')
+    assert json.loads(said("show", str(path), "--json"))["weights"] == "lazy"
+    assert json.loads(said("show", str(path), "--weights", "uniform", "--json"))["weights"] == "uniform"
+
+
+def test_compare_keeps_the_order_given():
+    found = json.loads(said("compare", "star", "complete", "ring", "--n", "8", "--json"))
+    assert [entry["graph"] for entry in found] == ["star", "complete", "ring"]
+
+
+@pytest.mark.parametrize("suffix", ["svg", "png", "pdf"])
+def test_draw_writes_a_picture(tmp_path, suffix):
+    out = tmp_path / f"graph.{suffix}"
+    said("draw", "abilene", "--out", str(out))
+    assert out.stat().st_size > 2000
+
+
+def test_draw_draws_arcs(tmp_path):
+    said("draw", "directed-exponential", "--n", "8", "--out", str(tmp_path / "arcs.svg"))
+    assert (tmp_path / "arcs.svg").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("show", "rign", "--n", "4"), "rign"),
+        (("show", "ring"), "number of nodes"),
+        (("show", "ring", "--n", "4", "--gamma", "1"), "gamma"),
+        (("show", "star", "--n", "4", "--weights", "uniform"), "uniform"),
+        (("draw", "petersen", "--out", "graph.gif"), "graph.gif"),
+        (("draw", "ring", "--n", "5000", "--out", "graph.svg"), "5000"),
+        (("draw", "petersen", "--out", "/nowhere/graph.svg"), "/nowhere"),
+    ],
+)
+def test_errors_are_left_to_the_main_program(words, message):
+    with pytest.raises(ConfigError, match=message):
+        said(*words)
