@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fedgossip.experiment import load as load_experiment
     from fedgossip.local import run_local
     from fedgossip.runs import Run
-    from fedgossip.simulate import simulate
+    from fedgossip.simulated import simulate
     from fedgossip.topology import Forecast, Mixing, Spectrum, Topology, build, forecast, resolve, spectrum
 
 _HOMES = {
@@ -35,7 +35,7 @@ _HOMES = {
     "load_experiment": "fedgossip.experiment:load",
     "run_local": "fedgossip.local",
     "Run": "fedgossip.runs",
-    "simulate": "fedgossip.simulate",
+    "simulate": "fedgossip.simulated",
     **dict.fromkeys(
         ("Forecast", "Mixing", "Spectrum", "Topology", "build", "forecast", "resolve", "spectrum"), "fedgossip.topology"
     ),

@@ -315,6 +315,14 @@ def test_a_run_without_accuracy_shows_none(reports: dict[str, Path]) -> None:
     assert "Accuracy by round" not in page.text
 
 
+def test_a_graph_whose_edges_were_not_kept_is_counted_and_not_drawn(tmp_path: Path) -> None:
+    topology = {"n": 300, "name": "complete(300)", "edges": []}
+    summary = ring_summary(300, topology=topology, forecast={"edges": 44_850, "degree_max": 299})
+    page = Page(write_report(write_run(tmp_path, summary, [])))
+    assert "44\u202f850 edges a drawing would show only a blot" in page.text
+    assert "up to 299" in page.text
+
+
 def test_a_failed_report_leaves_the_old_page_and_no_other_file(tmp_path: Path) -> None:
     folder = bare_run(tmp_path)
     before = write_report(folder).read_bytes()

@@ -73,7 +73,7 @@ def _plan(graph: str, seed: int, rounds: int) -> Plan:
 
 
 def _simulate_all(seed: int, rounds: int, folder: Path) -> dict[str, Run]:
-    from fedgossip.simulate import simulate_plan
+    from fedgossip.simulated import simulate_plan
 
     _line(HEADER)
     results = {}

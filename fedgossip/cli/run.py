@@ -64,7 +64,7 @@ def _run(plan: Plan, on: str, out: Path, report: bool) -> Run:
             from fedgossip.local import run_local
 
             return run_local(plan, out, report=report, watch=progress)
-        from fedgossip.simulate import simulate_plan
+        from fedgossip.simulated import simulate_plan
 
         return simulate_plan(plan, engine=on, out=out, report=report, watch=progress)
 

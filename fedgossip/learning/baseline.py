@@ -12,7 +12,7 @@ from fedgossip.task import Job
 from fedgossip.vectors import add
 
 
-def train_centralised(  # noqa: PLR0917
+def train_centralised(
     train: Dataset,
     test: Dataset,
     model_source: str,

@@ -26,7 +26,8 @@ COLOURS = 40
 
 
 def drawable(graph: Graph) -> bool:
-    return 0 < graph.n <= MOST_NODES and len(graph.edges) <= MOST_EDGES
+    """Return whether the run kept the edges and a drawing of them would show something."""
+    return bool(graph.edges) and graph.n <= MOST_NODES and len(graph.edges) <= MOST_EDGES
 
 
 def network(run: Run, graph: Graph, name: str) -> str:
@@ -152,8 +153,6 @@ def _lying(places: NDArray[np.float64]) -> NDArray[np.float64]:
 def _is_circulant(graph: Graph) -> bool:
     """Return whether i -> i + 1 (mod n) keeps the edges: rings, complete and exponential graphs."""
     n = graph.n
-    if not graph.edges:
-        return True
     arcs = set(graph.edges) if graph.directed else {arc for u, v in graph.edges for arc in ((u, v), (v, u))}
     return all(((u + 1) % n, (v + 1) % n) in arcs for u, v in arcs)
 
@@ -170,8 +169,6 @@ def _edges(axes: Axes, graph: Graph, places: NDArray[np.float64], strength: floa
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path
 
-    if not graph.edges:
-        return
     weights = [_weight(graph, u, v) for u, v in graph.edges]
     largest = max(weights) or 1.0
     classes: dict[int, list[tuple[int, int]]] = {}

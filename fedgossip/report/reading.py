@@ -31,6 +31,8 @@ class Accuracy(msgspec.Struct, frozen=True):
 class Forecast(msgspec.Struct, frozen=True):
     """What the spectrum of the mixing said before the run."""
 
+    edges: int | None = None
+    degree_max: int | None = None
     slem: float | None = None
     spectral_gap: float | None = None
     n_w: float | None = None
@@ -44,7 +46,7 @@ class Forecast(msgspec.Struct, frozen=True):
 
 
 class Graph(msgspec.Struct, frozen=True):
-    """The graph with its mixing weights: ``rows[i][j]`` is w_ij; no rows where they were too many to store."""
+    """The graph with its mixing weights: ``rows[i][j]`` is w_ij; no edges, no rows where they were too many to store."""
 
     n: int
     name: str = ""
@@ -78,6 +80,7 @@ class Summary(msgspec.Struct, frozen=True):
     consensus_distance: float | None = None
     bytes_sent: int = 0
     seconds: float | None = None
+    wall_seconds: float | None = None
     parameters: int | None = None
     forecast: Forecast = Forecast()
     measured_contraction: float | None = None

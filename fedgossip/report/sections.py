@@ -78,7 +78,8 @@ def _key_figures(run: Run) -> Iterable[tuple[str, str, str]]:
         yield "Contraction", near_one(summary.measured_contraction), "disagreement left by one round, measured"
     yield "Consensus distance", number(summary.consensus_distance), "how far the models lie from their mean"
     yield "Sent", data_size(summary.bytes_sent), _per_peer_and_round(run)
-    yield "Time", duration(summary.seconds), plural(summary.rounds, "round")
+    computed = "" if summary.wall_seconds is None else f", computed in {duration(summary.wall_seconds)}"
+    yield "Time", duration(summary.seconds), f"simulated{computed}" if summary.driver == "sim" else "on the wall clock"
     if summary.digest:
         short = summary.digest.removeprefix("sha256:")[:12]
         yield "Digest", Markup(f'<code title="{text(summary.digest)}">{text(short)}</code>'), "of all final models"
@@ -184,10 +185,10 @@ def graph(run: Run) -> Markup | None:
     )
     if drawn is None:
         return section("The graph", spectrum)
-    facts = facts_table("The graph in numbers", _graph_rows(drawn))
+    facts = facts_table("The graph in numbers", _graph_rows(run, drawn))
     right = grid(spectrum, facts, kind="stack")
     if not graphs.drawable(drawn):
-        size = f"{plural(drawn.n, 'peer')} and {plural(len(drawn.edges), 'edge')}"
+        size = f"{plural(drawn.n, 'peer')} and {plural(_edges(run, drawn), 'edge')}"
         said = f"With {size} a drawing would show only a blot; its numbers stand here instead."
         return section("The graph", paragraph(said, "lead"), grid(spectrum, facts))
     weights = "" if drawn.rows is None else "; a thicker line is a larger mixing weight"
@@ -201,13 +202,21 @@ def graph(run: Run) -> Markup | None:
     return section("The graph", grid(picture, right))
 
 
-def _graph_rows(drawn: Graph) -> Iterable[tuple[str, str, str]]:
-    degrees = Counter(node for edge in drawn.edges for node in edge)
-    low, high = (pick(degrees[node] for node in range(drawn.n)) for pick in (min, max))
+def _graph_rows(run: Run, drawn: Graph) -> Iterable[tuple[str, str, str]]:
     yield "Graph", drawn.name or NOTHING, ""
     yield "Peers", count(drawn.n), ""
-    yield ("Arcs" if drawn.directed else "Edges"), count(len(drawn.edges)), ""
-    yield "Neighbours of a peer", str(low) if low == high else f"{low} to {high}", ""
+    yield ("Arcs" if drawn.directed else "Edges"), count(_edges(run, drawn)), ""
+    if drawn.edges:
+        degrees = Counter(node for edge in drawn.edges for node in edge)
+        low, high = (pick(degrees[node] for node in range(drawn.n)) for pick in (min, max))
+        yield "Neighbours of a peer", str(low) if low == high else f"{low} to {high}", ""
+    elif run.summary.forecast.degree_max is not None:
+        yield "Neighbours of a peer", f"up to {run.summary.forecast.degree_max}", ""
+
+
+def _edges(run: Run, drawn: Graph) -> int:
+    """Return the number of edges, also where the run did not keep them."""
+    return len(drawn.edges) or run.summary.forecast.edges or 0
 
 
 def peers(run: Run) -> Markup | None:

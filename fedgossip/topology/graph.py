@@ -45,7 +45,7 @@ class Topology:
     """The weight rule that the graph's file asks for."""
 
     @classmethod
-    def from_edges(  # noqa: PLR0917
+    def from_edges(
         cls,
         n: int,
         edges: Iterable[tuple[int, int]] | npt.ArrayLike,

@@ -259,7 +259,7 @@ def _from_edge_weights(topology: Topology, rule: str, weights: FloatArray) -> Mi
     return _assemble(topology, rule, receivers, senders, both, own)
 
 
-def _assemble(  # noqa: PLR0917
+def _assemble(
     topology: Topology, rule: str, receivers: IntArray, senders: IntArray, weights: FloatArray, own: FloatArray
 ) -> Mixing:
     nodes = np.arange(topology.n, dtype=np.int64)
