@@ -323,6 +323,11 @@ def test_a_graph_whose_edges_were_not_kept_is_counted_and_not_drawn(tmp_path: Pa
     assert "up to 299" in page.text
 
 
+def test_peers_without_edges_are_said_to_be_on_their_own(tmp_path: Path) -> None:
+    summary = ring_summary(3, topology={"n": 3, "edges": []})
+    assert "every peer was on its own" in Page(write_report(write_run(tmp_path, summary, []))).text
+
+
 def test_a_failed_report_leaves_the_old_page_and_no_other_file(tmp_path: Path) -> None:
     folder = bare_run(tmp_path)
     before = write_report(folder).read_bytes()
@@ -372,12 +377,12 @@ def test_a_comparison_names_every_run_and_links_the_reports_that_exist(tmp_path:
 
 
 def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
-    graphs = ("ring(16)", "ring(16)", "star(16)")
-    summaries = [ring_summary(4, graph=graph, topology=None) for graph in graphs]
+    kinds = [("ring", "sim"), ("ring", "local"), ("star", "sim"), ("star", "sim")]
+    summaries = [ring_summary(4, name="x", graph=graph, driver=driver, topology=None) for graph, driver in kinds]
     folders = [write_run(tmp_path / str(k), summary, []) for k, summary in enumerate(summaries)]
     page = Page(write_comparison(tmp_path / "comparison.html", folders, title="x"))
-    assert "digits on a ring, ring(16) #2" in page.text
-    assert "digits on a ring, star(16)" in page.text
+    assert all(f"{name}</td>" in page.source for name in ("x, star #1", "x, star #2"))
+    assert all(f"{name}</td>" in page.source for name in ("x, ring, simulated", "x, ring, real processes"))
 
 
 def test_a_comparison_of_nothing_is_refused(tmp_path: Path) -> None:

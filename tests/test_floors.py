@@ -1,0 +1,96 @@
+"""The house: a module imports only lower floors, or its own package; and heavy libraries stay in their rooms."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "fedgossip"
+
+FLOORS = [
+    {"errors", "seeds", "vectors"},
+    {"messages", "machine", "task"},
+    {"topology", "algorithms"},
+    {"protocols"},
+    {"wire", "metrics", "learning"},
+    {"simulation", "net"},
+    {"experiment", "report"},
+    {"running"},
+    {"cli"},
+]
+FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
+LAZY = {"__init__", "__main__"}  # the package's face: names that are loaded when used
+
+PURE = {"numpy", "dataclasses", "typing", "collections", "__future__"}
+"""All that a protocol may import beside fedgossip: no zmq, torch, time, threading, asyncio, random, logging, os."""
+
+HOMES = {
+    "torch": {"learning"},
+    "sklearn": {"learning"},
+    "zmq": {"net", "cli"},
+    "matplotlib": {"report", "cli"},
+    "pickle": set(),
+    "random": set(),
+}
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Every module that the file imports, at its top or inside a function, for types or for use."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: a relative import"
+            if node.module == "fedgossip":
+                yield from (f"fedgossip.{alias.name}" for alias in node.names)
+            else:
+                yield str(node.module)
+
+
+def room(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def test_every_room_has_a_floor() -> None:
+    assert {room(path) for path in FILES} - LAZY == set(FLOOR)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_a_module_imports_only_lower_floors_or_its_own_package(path: Path) -> None:
+    own = room(path)
+    if own in LAZY:
+        return
+    for name in imports(path):
+        parts = name.split(".")
+        if parts[0] == "fedgossip" and len(parts) > 1 and parts[1] in FLOOR and parts[1] != own:
+            assert FLOOR[parts[1]] < FLOOR[own], f"{path.name} on floor {FLOOR[own]} imports {name}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_heavy_libraries_stay_in_their_rooms(path: Path) -> None:
+    for name in imports(path):
+        top = name.split(".")[0]
+        assert top not in HOMES or room(path) in HOMES[top], f"{path.relative_to(PACKAGE)} imports {name}"
+
+
+@pytest.mark.parametrize("path", sorted((PACKAGE / "protocols").rglob("*.py")), ids=lambda p: p.name)
+def test_protocols_import_nothing_that_acts(path: Path) -> None:
+    assert {name.split(".")[0] for name in imports(path)} <= PURE | {"fedgossip"}
+
+
+@pytest.mark.parametrize("words", [["-c", "import fedgossip, fedgossip.cli"], ["-m", "fedgossip", "--help"]])
+def test_neither_the_import_nor_the_help_loads_torch(words: list[str]) -> None:
+    loaded = subprocess.run(
+        [sys.executable, "-X", "importtime", *words], capture_output=True, text=True, check=True
+    ).stderr
+    modules = {line.rsplit("|", 1)[1].strip() for line in loaded.splitlines() if "|" in line}
+    assert "fedgossip.cli" in modules
+    assert not modules & {"torch", "scipy", "networkx", "zmq", "sklearn", "matplotlib"}

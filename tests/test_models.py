@@ -1,0 +1,125 @@
+"""Models by name, and the layout of their vectors."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from fedgossip.errors import ConfigError
+from fedgossip.learning import models
+from fedgossip.learning.flat import Layout
+
+SOURCES = [
+    ("softmax", (64,), None, (3, 10)),
+    ("mlp:64-32-10", (64,), None, (3, 10)),
+    ("mlp:784-16-10", (1, 28, 28), None, (3, 10)),
+    ("cnn:small", (64,), None, (3, 10)),
+    ("cnn:small", (1, 28, 28), None, (3, 10)),
+    ("cnn:small-bn", (1, 8, 8), None, (3, 10)),
+    ("chars:16", (12,), 10, (3, 12, 10)),
+]
+
+
+def example(shape, vocabulary):
+    return torch.zeros((3, *shape)) if vocabulary is None else torch.zeros((3, *shape), dtype=torch.int64)
+
+
+@pytest.mark.parametrize(("source", "shape", "vocabulary", "out"), SOURCES)
+def test_every_model_takes_its_data(source, shape, vocabulary, out):
+    module = models.build(source, shape, 10, 0, vocabulary)
+    assert module(example(shape, vocabulary)).shape == out
+
+
+@pytest.mark.parametrize(("source", "shape", "vocabulary", "out"), SOURCES)
+def test_first_weights_are_a_function_of_the_seed(source, shape, vocabulary, out):
+    before = torch.get_rng_state()
+    first, again, other = (models.build(source, shape, 10, seed, vocabulary) for seed in (5, 5, 6))
+    assert torch.equal(torch.get_rng_state(), before)
+    layout = Layout.from_module(first)
+    assert np.array_equal(layout.read(first), layout.read(again))
+    assert not np.array_equal(layout.read(first), layout.read(other))
+
+
+@pytest.mark.parametrize(
+    ("source", "advice"),
+    [
+        ("mlp:784-32-10", "mlp:64-32-10"),
+        ("mlp:64-32-2", "mlp:64-32-10"),
+        ("mlp:32", "mlp:64-32-10"),
+        ("mlp:64-a-10", "mlp:64-32-10"),
+        ("mlp", "mlp:64-32-10"),
+        ("softmx", "softmax"),
+        ("cnn:smal", "cnn:small"),
+        ("chars:64", "Use softmax"),
+    ],
+)
+def test_a_model_that_does_not_fit_is_refused_with_the_one_that_does(source, advice):
+    with pytest.raises(ConfigError) as error:
+        models.build(source, (64,), 10, 0)
+    assert advice in error.value.advice
+
+
+def test_a_convolution_refuses_a_table():
+    with pytest.raises(ConfigError, match="images"):
+        models.build("cnn:small", (30,), 2, 0)
+
+
+def test_text_needs_a_model_of_characters():
+    with pytest.raises(ConfigError, match="cannot read text"):
+        models.build("softmax", (32,), 60, 0, 60)
+
+
+def number(shape, classes):
+    return 7
+
+
+def test_a_function_that_gives_no_module_is_refused():
+    with pytest.raises(ConfigError, match="gave a int"):
+        models.build("tests.test_models:number", (4,), 2, 0)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"), [("tests.test_models:numbr", "no function"), ("no_such_module:f", "no module")]
+)
+def test_a_function_that_is_not_there_is_refused(source, message):
+    with pytest.raises(ConfigError, match=message):
+        models.build(source, (4,), 2, 0)
+
+
+def test_a_vector_written_and_read_is_the_same():
+    module = models.build("cnn:small-bn", (64,), 10, 0)
+    layout = Layout.from_module(module)
+    vector = np.arange(layout.length, dtype=np.float32)
+    layout.write(module, vector)
+    assert np.array_equal(layout.read(module), vector)
+    assert all(parameter.grad_fn is None for parameter in module.parameters())
+
+
+def test_the_named_views_cover_the_vector():
+    layout = Layout.from_module(models.build("mlp:64-32-10", (64,), 10, 0))
+    named = layout.unflatten(np.arange(layout.length, dtype=np.float32))
+    assert list(named) == ["layer1.weight", "layer1.bias", "layer2.weight", "layer2.bias"]
+    assert np.array_equal(np.concatenate([array.reshape(-1) for array in named.values()]), np.arange(layout.length))
+
+
+def test_schemas_differ_where_averaging_would_have_no_meaning():
+    def schema(source, buffers="average"):
+        return Layout.from_module(models.build(source, (64,), 10, 0), buffers).schema
+
+    assert schema("softmax") == schema("softmax")
+    found = [schema("softmax"), schema("mlp:64-32-10"), schema("mlp:64-10-32-10"), schema("cnn:small-bn")]
+    assert len({*found, schema("cnn:small-bn", "local")}) == 5
+    assert all(len(one) == 16 for one in found)
+
+
+def test_frozen_parameters_stay_with_their_module():
+    module = models.build("mlp:64-32-10", (64,), 10, 0)
+    module.get_submodule("layer1").requires_grad_(False)
+    assert Layout.from_module(module).names == ("layer2.weight", "layer2.bias")
+
+
+def test_a_vector_of_another_length_is_refused():
+    module = models.build("softmax", (4,), 2, 0)
+    with pytest.raises(ConfigError, match="a vector of 3 elements for a model of 10"):
+        Layout.from_module(module).write(module, np.zeros(3, np.float32))

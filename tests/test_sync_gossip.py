@@ -1,0 +1,258 @@
+"""The synchronous machine alone, and in pairs whose messages are moved by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedgossip.algorithms.dsgd import DSGD
+from fedgossip.errors import ProtocolError
+from fedgossip.machine import (
+    Finish,
+    Fired,
+    PeerGone,
+    PeerJoined,
+    Received,
+    Report,
+    Send,
+    SetTimer,
+    Started,
+    Stopping,
+    Train,
+    Trained,
+)
+from fedgossip.messages import Leaving, Model
+from fedgossip.protocols.sync_gossip import SyncGossip, SyncSettings
+from fedgossip.topology import build, resolve
+from fedgossip.vectors import Vector, frozen, ordered_mix
+
+SCHEMA = "s"
+
+
+def vector(*values: float) -> Vector:
+    return frozen(np.array(values, np.float32))
+
+
+def machine(node: int, graph: str = "ring", n: int = 4, rounds: int = 3) -> SyncGossip[Vector]:
+    mixing = build(resolve(graph, n), "metropolis")
+    return SyncGossip(node, mixing, DSGD(), vector(node, 10 * node), SCHEMA, SyncSettings(rounds))
+
+
+def kinds(effects: Any) -> list[str]:
+    return [type(effect).__name__ for effect in effects]
+
+
+def reports(effects: Any) -> dict[str, object]:
+    return {effect.name: effect.value for effect in effects if isinstance(effect, Report)}
+
+
+def training(node: int = 0, **keys: Any) -> SyncGossip[Vector]:
+    """A machine whose links are all up, in training."""
+    m = machine(node, **keys)
+    m.handle(Started(), 0)
+    for partner in m.partners:
+        m.handle(PeerJoined(partner), 0)
+    assert m.phase == "training"
+    return m
+
+
+def waiting(node: int = 0, **keys: Any) -> SyncGossip[Vector]:
+    """A machine that has sent its model of round 0."""
+    m = training(node, **keys)
+    m.handle(Trained(0, None), 0)
+    assert m.phase in ("waiting", "training")
+    return m
+
+
+def model(round: int, *values: float) -> Model:
+    return Model(round, SCHEMA, (vector(*values),))
+
+
+def test_training_begins_when_every_link_is_up() -> None:
+    m = machine(0)
+    assert kinds(m.handle(Started(), 0)) == ["SetTimer"]
+    assert m.handle(PeerJoined(1), 0) == []
+    (train,) = m.handle(PeerJoined(3), 0)
+    assert isinstance(train, Train) and train.job == 0 and train.vector.tolist() == [0, 0]
+
+
+def test_a_peer_without_neighbours_needs_nobody() -> None:
+    m = machine(0, graph="none", rounds=1)
+    assert kinds(m.handle(Started(), 0)) == ["Train"]
+    effects = m.handle(Trained(0, vector(1, 2)), 0)
+    assert isinstance(effects[-1], Finish) and effects[-1].result.tolist() == [1, 2]
+
+
+def test_what_was_trained_goes_to_every_neighbour_with_a_deadline() -> None:
+    effects = training(0).handle(Trained(0, vector(1, 1)), 0)
+    sends = [effect for effect in effects if isinstance(effect, Send)]
+    assert [send.to for send in sends] == [1, 3]
+    assert all(isinstance(s.message, Model) and s.message.vectors[0].tolist() == [1, 1] for s in sends)
+    assert [effect.key for effect in effects if isinstance(effect, SetTimer)] == [("deadline", 0)]
+
+
+def test_the_mix_is_the_ordered_sum_whatever_the_order_of_arrival() -> None:
+    third = 1 / 3
+    expected = ordered_mix([(third, vector(0, 0)), (third, vector(1, 10)), (third, vector(3, 30))])
+    for order in ([1, 3], [3, 1]):
+        m = waiting(0)
+        for sender in order:
+            effects = m.handle(Received(sender, model(0, sender, 10 * sender)), 0)
+        assert np.array_equal(reports(effects)["mixed"], expected)
+        assert isinstance(effects[-1], Train) and effects[-1].job == 1
+
+
+def test_an_early_model_waits_for_its_round() -> None:
+    m = waiting(0)
+    m.handle(Received(1, model(0, 1, 1)), 0)
+    assert m.handle(Received(1, model(1, 5, 5)), 0) == []
+    m.handle(Received(3, model(0, 3, 3)), 0)
+    assert (m.round, m.phase) == (1, "training")
+    m.handle(Trained(1, None), 0)
+    effects = m.handle(Received(3, model(1, 7, 7)), 0)
+    assert "mixed" in reports(effects)
+
+
+def test_a_late_model_is_data_for_the_log() -> None:
+    m = waiting(0, rounds=5)
+    for sender in (1, 3):
+        m.handle(Received(sender, model(0, 0, 0)), 0)
+    assert reports(m.handle(Received(1, model(0, 0, 0)), 0)) == {"late": {"peer": 1, "round": 0}}
+
+
+def test_a_repeated_model_changes_nothing() -> None:
+    m = waiting(0)
+    m.handle(Received(1, model(0, 1, 1)), 0)
+    assert reports(m.handle(Received(1, model(0, 9, 9)), 0)) == {"repeated": {"peer": 1, "round": 0}}
+    effects = m.handle(Received(3, model(0, 2, 2)), 0)
+    assert np.allclose(reports(effects)["mixed"], [1, 1])
+
+
+def test_the_weight_of_one_who_misses_the_deadline_goes_to_oneself() -> None:
+    m = waiting(0)
+    m.handle(Received(1, model(0, 3, 30)), 0)
+    effects = m.handle(Fired(("deadline", 0)), 0)
+    assert reports(effects)["missed"] == [3]
+    assert np.allclose(reports(effects)["mixed"], [1, 10])  # 2/3 of own [0, 0], 1/3 of [3, 30]
+
+
+def test_who_missed_a_deadline_is_not_waited_for_until_it_is_heard_again() -> None:
+    m = waiting(0)
+    m.handle(Fired(("deadline", 0)), 0)
+    assert m.round == 1
+    effects = m.handle(Trained(1, None), 0)
+    assert m.round == 2 and reports(effects)["missed"] == [1, 3]
+    m.handle(Received(1, model(2, 6, 6)), 0)
+    m.handle(Received(3, model(2, 6, 6)), 0)
+    effects = m.handle(Trained(2, None), 0)
+    assert "missed" not in reports(effects)
+
+
+def test_a_stale_deadline_does_nothing() -> None:
+    m = waiting(0)
+    for sender in (1, 3):
+        m.handle(Received(sender, model(0, 0, 0)), 0)
+    m.handle(Trained(1, None), 0)
+    assert m.handle(Fired(("deadline", 0)), 0) == [] and m.phase == "waiting"
+
+
+def test_a_neighbour_that_dies_is_left_out_at_once() -> None:
+    m = waiting(0)
+    m.handle(Received(1, model(0, 3, 30)), 0)
+    effects = m.handle(PeerGone(3), 0)
+    assert reports(effects)["gone"] == 3 and reports(effects)["missed"] == [3]
+
+
+def test_one_left_behind_takes_the_newest_round() -> None:
+    """Neighbours two rounds ahead have given up on us; their models of the rounds between are lost."""
+    m = training(0, rounds=9)
+    for number in range(5):
+        for sender in (1, 3):
+            m.handle(Received(sender, model(number, 3, 3)), 0)
+    assert all(len(kept) <= 2 for kept in m.mailbox.values())
+    effects = m.handle(Trained(0, None), 0)
+    assert reports(effects)["skipped"] == 4
+    assert np.allclose(reports(effects)["mixed"], [2, 2]) and m.round == 5
+
+
+def test_a_mailbox_keeps_two_models_per_neighbour_however_many_come() -> None:
+    m = training(0, rounds=1000)
+    for number in range(999):
+        m.handle(Received(1, model(number, 0, 0)), 0)
+        assert len(m.mailbox[1]) <= 2
+    assert set(m.mailbox[1]) == {0, 998}
+
+
+@pytest.mark.parametrize(
+    ("sender", "message"),
+    [
+        (2, model(0, 0, 0)),  # no neighbour on the ring of four
+        (1, model(3, 0, 0)),  # a run of three rounds
+        (1, model(-1, 0, 0)),
+        (1, Model(0, "other", (vector(0, 0),))),
+        (1, model(0, 0, 0, 0)),
+        (1, Model(0, SCHEMA, (frozen(np.zeros(2)),))),
+    ],
+    ids=["stranger", "future", "past", "schema", "length", "dtype"],
+)
+def test_a_bad_message_costs_that_message_only(sender: int, message: Model) -> None:
+    m = waiting(0)
+    with pytest.raises(ProtocolError) as caught:
+        m.handle(Received(sender, message), 0)
+    assert caught.value.peer == sender
+    assert (m.round, m.phase, m.mailbox) == (0, "waiting", {})
+
+
+def test_the_start_timer_starts_with_those_who_came() -> None:
+    m = machine(0)
+    m.handle(Started(), 0)
+    m.handle(PeerJoined(1), 0)
+    effects = m.handle(Fired(("start",)), 0)
+    assert reports(effects) == {"started_without": [3]} and isinstance(effects[-1], Train)
+
+
+def test_to_learn_alone_is_no_gossip() -> None:
+    m = machine(0)
+    m.handle(Started(), 0)
+    effects = m.handle(Fired(("start",)), 0)
+    assert reports(effects) == {"nobody_came": [1, 3]} and isinstance(effects[-1], Finish)
+
+
+def test_a_finished_peer_stays_until_its_neighbours_leave() -> None:
+    m = waiting(0, rounds=1)
+    m.handle(Received(1, model(0, 0, 0)), 0)
+    effects = m.handle(Received(3, model(0, 0, 0)), 0)
+    goodbyes = [e.to for e in effects if isinstance(e, Send) and isinstance(e.message, Leaving)]
+    assert goodbyes == [1, 3] and m.phase == "leaving"
+    assert m.handle(Received(1, Leaving(1)), 0) == []
+    assert isinstance(m.handle(Received(3, Leaving(1)), 0)[-1], Finish)
+    assert m.handle(Received(3, model(0, 0, 0)), 0) == []
+
+
+def test_the_drain_timer_ends_the_stay() -> None:
+    m = waiting(0, rounds=1)
+    m.handle(Fired(("deadline", 0)), 0)
+    assert m.phase == "finished" or isinstance(m.handle(Fired(("drain",)), 0)[-1], Finish)
+
+
+def test_stopping_says_goodbye_and_keeps_the_model() -> None:
+    effects = waiting(2).handle(Stopping(), 0)
+    assert kinds(effects) == ["Send", "Send", "Finish"]
+    assert isinstance(effects[-1], Finish) and effects[-1].result.tolist() == [2, 20]
+
+
+def test_one_who_leaves_early_is_not_waited_for() -> None:
+    m = waiting(0)
+    m.handle(Received(1, model(0, 0, 0)), 0)
+    assert "mixed" in reports(m.handle(Received(3, Leaving(0)), 0))
+
+
+def test_on_a_directed_graph_models_flow_along_the_arcs_only() -> None:
+    m = training(0, graph="directed-exponential", n=8)
+    effects = m.handle(Trained(0, None), 0)
+    assert [e.to for e in effects if isinstance(e, Send)] == [1, 2, 4]
+    for sender in (7, 6):
+        assert m.handle(Received(sender, model(0, 0, 0)), 0) == []
+    assert "mixed" in reports(m.handle(Received(4, model(0, 0, 0)), 0))
