@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Named = tuple[str, Run]
+DRIVERS = {"sim": "simulated", "stacked": "stacked", "local": "real processes"}
 MARKERS = "osD^vP*X"
 LABELS = {
     "accuracy_averaged": "test accuracy, averaged model",
@@ -54,10 +55,18 @@ def head_and_body(entries: Sequence[Entry], title: str, folder: Path) -> tuple[M
 
 
 def _names(runs: Sequence[Run]) -> list[str]:
-    """Return a different name for each run: its own, with its graph or a number where two are alike."""
+    """Return a different name for each run: its own; where two are alike with its graph, its driver or a number."""
     names = [run.name for run in runs]
-    if len(set(names)) < len(names):
-        names = [f"{run.name}, {run.summary.graph}" if names.count(run.name) > 1 else run.name for run in runs]
+    tellings: tuple[Callable[[Run], str], ...] = (
+        lambda run: run.summary.graph,
+        lambda run: DRIVERS.get(run.summary.driver, run.summary.driver),
+    )
+    for tell in tellings:
+        for name in [name for name, amount in Counter(names).items() if amount > 1]:
+            alike = [at for at, each in enumerate(names) if each == name]
+            if len({tell(runs[at]) for at in alike}) > 1:
+                for at in alike:
+                    names[at] = f"{name}, {tell(runs[at])}"
     total, seen = Counter(names), Counter[str]()
     for at, name in enumerate(names):
         seen[name] += 1
@@ -97,7 +106,7 @@ def _table(runs: Sequence[Named], entries: Sequence[Entry], folder: Path) -> Mar
         ("Mean peer", lambda run: run.summary.accuracy.mean_peer, percent, max),
         ("Worst peer", lambda run: run.summary.accuracy.worst_peer, percent, max),
         ("Consensus distance", lambda run: run.summary.consensus_distance, number, min),
-        ("Sent", lambda run: run.summary.bytes_sent, data_size, min),
+        ("Sent", lambda run: run.summary.bytes_sent, data_size, None),
         ("Time", lambda run: run.summary.seconds, duration, None),
     ]
     columns = [column for column in columns if any(column[1](run) is not None for _, run in runs)]
@@ -202,7 +211,7 @@ def _overlay(
         label_of_x, place = axis
         for at, label, series in lines:
             x, y = [place(row) for row, _ in series], [value for _, value in series]
-            colour, dash = SERIES[at % len(SERIES)], DASHES[at % len(DASHES)]
+            colour, dash = SERIES[at % len(SERIES)], DASHES[(at + at // len(SERIES)) % len(DASHES)]
             figures.curve(axes, x, y, label=plain(label, 28), colour=colour, dash=dash)
         axes.set_xlabel(label_of_x)
         axes.set_ylabel(LABELS[column])

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 INK, QUIET, EDGE, LINE, PALE = "#1f2430", "#5b6472", "#aeb6c1", "#c9ced6", "#e9ecf0"
 # Okabe and Ito, Color universal design (2008): told apart with every common colour blindness; without the yellow
 BLUE, ORANGE, GREEN, PURPLE, SKY, AMBER = "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00"
-SERIES = (BLUE, ORANGE, GREEN, PURPLE, SKY, AMBER, QUIET)
+SERIES = (BLUE, ORANGE, GREEN, PURPLE, SKY, AMBER, QUIET, INK)
 # Paul Tol's "muted" (2018): ten classes, safe as neighbouring areas
 CLASSES = (
     "#332288", "#88ccee", "#44aa99", "#117733", "#999933", "#ddcc77", "#cc6677", "#882255", "#aa4499", "#bbbbbb",

@@ -40,15 +40,16 @@ def by_seconds(rows: list[NetworkRow]) -> Axis:
 
 
 def accuracy(run: Run, name: str, axis: Callable[[list[NetworkRow]], Axis]) -> str | None:
-    """Return the three accuracies over rounds, bytes or seconds; None for a task without accuracy."""
+    """Return the three accuracies over rounds, bytes or seconds; None without accuracy, or where the
+    axis never moves: peers that send nothing."""
     lines = [(label, colour, dash, run.series(column)) for column, label, colour, dash in ACCURACIES]
     lines = [line for line in lines if line[3]]
-    if not lines:
+    axis_label, place = axis(run.network)
+    if not lines or (len(run.network) > 1 and not any(place(row) for row in run.network)):
         return None
 
     def paint(figure: Figure) -> None:
         axes = figure.subplots()
-        axis_label, place = axis(run.network)
         for label, colour, dash, series in lines:
             curve(
                 axes,

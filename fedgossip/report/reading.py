@@ -46,7 +46,7 @@ class Forecast(msgspec.Struct, frozen=True):
 
 
 class Graph(msgspec.Struct, frozen=True):
-    """The graph with its mixing weights: ``rows[i][j]`` is w_ij; no edges, no rows where they were too many to store."""
+    """The graph with its mixing weights: ``rows[i][j]`` is w_ij; nothing where there were too many."""
 
     n: int
     name: str = ""

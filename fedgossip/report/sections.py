@@ -26,7 +26,8 @@ from fedgossip.report.reading import Graph, Run
 
 MOST_PEERS_LISTED = 64
 MOST_EVENTS_LISTED = 40
-DRIVERS = {"sim": "in the simulator", "local": "as real processes on one machine"}
+DRIVERS = {"sim": "in the simulator", "stacked": "as stacked arrays", "local": "as real processes on one machine"}
+SIMULATED = {"sim", "stacked"}
 
 
 def head(run: Run) -> Markup:
@@ -79,7 +80,11 @@ def _key_figures(run: Run) -> Iterable[tuple[str, str, str]]:
     yield "Consensus distance", number(summary.consensus_distance), "how far the models lie from their mean"
     yield "Sent", data_size(summary.bytes_sent), _per_peer_and_round(run)
     computed = "" if summary.wall_seconds is None else f", computed in {duration(summary.wall_seconds)}"
-    yield "Time", duration(summary.seconds), f"simulated{computed}" if summary.driver == "sim" else "on the wall clock"
+    yield (
+        "Time",
+        duration(summary.seconds),
+        f"simulated{computed}" if summary.driver in SIMULATED else "on the wall clock",
+    )
     if summary.digest:
         short = summary.digest.removeprefix("sha256:")[:12]
         yield "Digest", Markup(f'<code title="{text(summary.digest)}">{text(short)}</code>'), "of all final models"
@@ -190,6 +195,8 @@ def graph(run: Run) -> Markup | None:
     if not graphs.drawable(drawn):
         size = f"{plural(drawn.n, 'peer')} and {plural(_edges(run, drawn), 'edge')}"
         said = f"With {size} a drawing would show only a blot; its numbers stand here instead."
+        if not _edges(run, drawn):
+            said = "There is no edge to draw: every peer was on its own."
         return section("The graph", paragraph(said, "lead"), grid(spectrum, facts))
     weights = "" if drawn.rows is None else "; a thicker line is a larger mixing weight"
     colours = "final accuracy" if any(peer.accuracy is not None for peer in run.peers) else "number of neighbours"
