@@ -256,3 +256,15 @@ def test_on_a_directed_graph_models_flow_along_the_arcs_only() -> None:
     for sender in (7, 6):
         assert m.handle(Received(sender, model(0, 0, 0)), 0) == []
     assert "mixed" in reports(m.handle(Received(4, model(0, 0, 0)), 0))
+
+
+def test_one_that_skipped_keeps_the_model_of_the_round_it_took() -> None:
+    """Found by the random schedules: old models left in the mailbox pushed the current one out."""
+    m = training(0, rounds=20)
+    m.handle(Received(1, model(0, 1, 1)), 0)
+    m.handle(Received(3, model(0, 1, 1)), 0)
+    m.handle(Received(3, model(4, 1, 1)), 0)
+    m.handle(Trained(0, None), 0)
+    assert m.round == 4
+    m.handle(Received(3, model(5, 1, 1)), 0)
+    assert "mixed" in reports(m.handle(Received(1, model(4, 1, 1)), 0))

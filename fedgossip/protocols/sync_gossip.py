@@ -87,6 +87,8 @@ class SyncGossip(Generic[State]):
         self.round = 0
         self.phase = "new"
         self.outgoing: tuple[Vector, ...] = ()
+        self.row: dict[NodeId, float] = {}  # of the round that is being exchanged
+        self.waiting_for: set[NodeId] = set()  # whose model of this round is not here
         self.partners = partners_of(node, schedule)
         self.linked: set[NodeId] = set()
         self.absent: set[NodeId] = set()  # not waited for
@@ -166,13 +168,15 @@ class SyncGossip(Generic[State]):
         newest = max((r for kept in self.mailbox.values() for r in kept), default=0)
         if newest > self.round + 1:  # a neighbour two rounds ahead has given up on us: the rounds between are lost
             effects.append(Report("skipped", newest - self.round, newest))
-            self.round = newest
+            self._go_to(newest)
         self.outgoing = self.algorithm.outgoing(self.state, update)
         self.phase = "waiting"
+        mixing = self.schedule.mixing(self.round)
+        self.row = mixing.row(self.node)
+        self.waiting_for = {j for j in self.row if j != self.node and self.round not in self.mailbox.get(j, ())}
         effects.append(Report("outgoing", self.outgoing, self.round))
         model = Model(self.round, self.schema, self.outgoing)
-        reachable = [to for to in self.schedule.mixing(self.round).targets(self.node) if to not in self.left]
-        effects += [Send(to, model) for to in reachable]
+        effects += [Send(to, model) for to in mixing.targets(self.node) if to not in self.left]
         effects.append(SetTimer(("deadline", self.round), self.settings.deadline_ns))
         return effects + self._mix_if_complete()
 
@@ -185,8 +189,11 @@ class SyncGossip(Generic[State]):
         if model.round in kept:
             return [Report("repeated", {"peer": sender, "round": model.round}, self.round)]
         kept[model.round] = model.vectors
-        for stale in sorted(kept)[1:-1] if self.round in kept else sorted(kept)[:-1]:
+        for stale in set(kept) - {self.round, max(kept)}:
             del kept[stale]
+        if model.round != self.round:
+            return []
+        self.waiting_for.discard(sender)
         return self._mix_if_complete()
 
     def _check(self, sender: NodeId, model: Model) -> None:
@@ -207,38 +214,34 @@ class SyncGossip(Generic[State]):
                 peer=sender,
             )
 
-    def _missing(self) -> list[NodeId]:
-        row = self.schedule.mixing(self.round).row(self.node)
-        return [j for j in row if j != self.node and self.round not in self.mailbox.get(j, ())]
-
     def _mix_if_complete(self) -> list[Effect]:
-        if self.phase != "waiting":
-            return []
-        missing = self._missing()
-        return self._mix(missing) if set(missing) <= self.absent | self.left else []
+        complete = self.phase == "waiting" and all(j in self.absent or j in self.left for j in self.waiting_for)
+        return self._mix() if complete else []
 
     def _give_up_waiting(self) -> list[Effect]:
-        missing = self._missing()
-        self.absent.update(missing)
-        return self._mix(missing)
+        self.absent.update(self.waiting_for)
+        return self._mix()
 
-    def _mix(self, missing: Sequence[NodeId]) -> list[Effect]:
-        row = self.schedule.mixing(self.round).row(self.node)
+    def _mix(self) -> list[Effect]:
+        row, missing = self.row, sorted(self.waiting_for)
         for absent in missing:
             row[self.node] += row.pop(absent)
-        effects: list[Effect] = [Report("missed", list(missing), self.round)] if missing else []
+        effects: list[Effect] = [Report("missed", missing, self.round)] if missing else []
         inputs = {j: self.outgoing if j == self.node else self.mailbox[j][self.round] for j in row}
         mixed = tuple(
             ordered_mix([(weight, inputs[j][slot]) for j, weight in row.items()]) for slot in range(len(self.outgoing))
         )
         self.state = self.algorithm.incoming(self.state, mixed)
         self.outgoing = ()
-        self.round += 1
-        for kept in self.mailbox.values():
-            for old in [r for r in kept if r < self.round]:
-                del kept[old]
+        self._go_to(self.round + 1)
         effects.append(Report("mixed", self.algorithm.model(self.state), self.round))
         return effects + self._train()
+
+    def _go_to(self, round: int) -> None:
+        self.round = round
+        for kept in self.mailbox.values():
+            for old in [r for r in kept if r < round]:
+                del kept[old]
 
     # --- the end --------------------------------------------------------------------------------------------------
 

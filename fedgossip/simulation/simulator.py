@@ -29,6 +29,7 @@ from fedgossip.machine import (
     Train,
     Trained,
 )
+from fedgossip.messages import Message
 from fedgossip.metrics import EventRow, Meter, Network, Row, event_row
 from fedgossip.simulation.network import NS, SimulatedNetwork
 from fedgossip.task import Job, LocalTask, Update
@@ -55,7 +56,8 @@ class Simulator:
         self.dead: set[NodeId] = set()
         self.counts: dict[str, int] = {}
         self._meters = [Meter(node) for node in range(len(machines))]
-        self._heap: list[tuple[int, int, NodeId, Event]] = []
+        self._heap: list[tuple[int, int, NodeId, Event, int]] = []  # time, order, whom, what, bytes
+        self._sized: tuple[Message | None, int] = (None, 0)
         self._sequence = 0
         self._timers: dict[tuple[NodeId, Hashable], int] = {}
         self._jobs: dict[NodeId, Job] = {}
@@ -72,23 +74,22 @@ class Simulator:
             if upcoming and self._heap[0][0] >= upcoming[-1][0]:
                 self._crash(*upcoming.pop())
                 continue
-            self.now_ns, sequence, node, event = heapq.heappop(self._heap)
+            self.now_ns, sequence, node, event, size = heapq.heappop(self._heap)
             if node in self.dead or (isinstance(event, Fired) and self._timers.get((node, event.key)) != sequence):
                 continue
+            self._meters[node].bytes_received += size
             self._tell(node, self._computed(node, event) if isinstance(event, Trained) else event)
         for row in self.record.flush():
             self.write(row)
         return self.results
 
-    def _push(self, at_ns: int, node: NodeId, event: Event) -> int:
+    def _push(self, at_ns: int, node: NodeId, event: Event, size: int = 0) -> int:
         self._sequence += 1
-        heapq.heappush(self._heap, (at_ns, self._sequence, node, event))
+        heapq.heappush(self._heap, (at_ns, self._sequence, node, event, size))
         return self._sequence
 
     def _tell(self, node: NodeId, event: Event) -> None:
-        if isinstance(event, Received):
-            self._meters[node].bytes_received += wire_bytes(event.message)
-        elif isinstance(event, Trained):
+        if isinstance(event, Trained):
             self._meters[node].train_ended(self.now_ns, event.metrics)
         try:
             effects = self.machines[node].handle(event, self.now_ns)
@@ -102,13 +103,13 @@ class Simulator:
     def _perform(self, node: NodeId, effect: Effect) -> None:
         match effect:
             case Send(to, message):
-                size = wire_bytes(message)
+                size = self._size(message)
                 self._meters[node].bytes_sent += size
                 arrival = self.network.arrival_ns(node, to, size, self.now_ns)
                 if arrival is None:
                     self._count("lost")
                 else:
-                    self._push(arrival, to, Received(node, message))
+                    self._push(arrival, to, Received(node, message), size)
             case Train(job, vector):
                 self._meters[node].train_began(self.now_ns)
                 self._jobs[node] = Job(node, job, vector)
@@ -119,6 +120,12 @@ class Simulator:
                 self._report(node, effect)
             case Finish(result):
                 self.results[node] = result
+
+    def _size(self, message: Message) -> int:
+        """The bytes of `message`; a peer sends the same one to all its neighbours, so the last is remembered."""
+        if self._sized[0] is not message:
+            self._sized = message, wire_bytes(message)
+        return self._sized[1]
 
     def _computed(self, node: NodeId, asked: Trained) -> Trained:
         """Return the answer to a training that is due, computing every outstanding one with it."""
