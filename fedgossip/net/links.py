@@ -32,6 +32,9 @@ what comes after waits in the outbox as a reference to the vector, and at the re
 OUTBOX_MESSAGES = 8
 """Messages that wait for one partner; in a synchronous run two models and a goodbye do."""
 
+CIPHER_BYTES = 64
+"""What CURVE may add to a frame (33 bytes today); libzmq compares MAXMSGSIZE with the frame as it is on the wire."""
+
 HEARTBEAT_MS, SILENCE_MS = 2_000, 10_000
 LINGER_MS = 2_000
 DRAIN_FRAMES = 64
@@ -145,7 +148,7 @@ class Links:
         socket.linger = LINGER_MS
         socket.sndhwm = socket.rcvhwm = 2 * QUEUED_CHUNKS  # two frames a message
         socket.immediate = True
-        socket.maxmsgsize = FRAME_BYTES_MAX
+        socket.maxmsgsize = FRAME_BYTES_MAX + CIPHER_BYTES
         socket.heartbeat_ivl, socket.heartbeat_timeout, socket.heartbeat_ttl = HEARTBEAT_MS, SILENCE_MS, SILENCE_MS
         socket.reconnect_ivl, socket.reconnect_ivl_max = 100, 2_000
         socket.ipv6 = True
