@@ -22,7 +22,7 @@ from fedgossip.machine import NodeId
 from fedgossip.messages import Hello
 from fedgossip.protocols.sync_gossip import SyncGossip, SyncSettings
 from fedgossip.task import LocalTask
-from fedgossip.topology import Forecast, Mixing, Topology, build, forecast, resolve, spectrum
+from fedgossip.topology import Forecast, Mixing, Spectrum, Topology, build, forecast, resolve, spectrum
 from fedgossip.vectors import Vector
 
 GAMMA = 0.9
@@ -38,6 +38,7 @@ class Plan:
     experiment: Experiment
     topology: Topology
     mixing: Mixing
+    spectrum: Spectrum
     forecast: Forecast
 
     @property
@@ -59,8 +60,9 @@ def plan(experiment: Experiment) -> Plan:
     """Resolve the graph, its weights and the forecast.  Raises ConfigError."""
     section = experiment.topology
     topology = resolve(section.graph, section.n, seed=experiment.seed)
-    mixing = build(topology, section.weights)
-    return Plan(experiment, topology, mixing, forecast(mixing, GAMMA))
+    mixing = build(topology, section.weights or topology.weights or "metropolis")
+    found = spectrum(mixing)
+    return Plan(experiment, topology, mixing, found, forecast(mixing, GAMMA, found))
 
 
 def task_of(experiment: Experiment, n: int) -> tuple[LocalTask, DataShares]:
@@ -162,5 +164,5 @@ def describe_topology(plan: Plan, rows_up_to: int = 512) -> dict[str, Any]:
 
 def eigenvalues(plan: Plan, up_to: int = 4096) -> Sequence[float] | None:
     """The mixing's eigenvalues, descending, where they are known and few enough to keep."""
-    values = spectrum(plan.mixing).eigenvalues if plan.n <= up_to else None
-    return None if values is None else [float(v) for v in values]
+    values = plan.spectrum.eigenvalues
+    return None if values is None or plan.n > up_to else [float(v) for v in values]

@@ -69,8 +69,8 @@ class TopologySection(msgspec.Struct, forbid_unknown_fields=True):
     """A family (ring, torus:4x4, regular:3, ...), a name of `fedgossip topology list`, or a path."""
     n: int | None = None
     """Number of peers, for families that do not fix it."""
-    weights: str = "metropolis"
-    """metropolis | max-degree | uniform | lazy | best-constant"""
+    weights: str | None = None
+    """metropolis | max-degree | uniform | lazy | best-constant; without it the file's rule, or metropolis."""
 
 
 class Algorithm(msgspec.Struct, forbid_unknown_fields=True):

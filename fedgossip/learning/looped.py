@@ -84,9 +84,10 @@ class ModuleLoop:
                     self._optimise(slots, float(rate[step, 0]), float(root[min(step, len(root) - 1), 0]))
         self._keep(state, slots, taken + len(losses))
         difference = empty(self._layout.length, np.float32)
-        np.subtract(self._flat.cpu().numpy(), vector, out=difference)
-        loss = float(torch.stack(losses).double().mean())
-        return Outcome(frozen(difference), loss, bool(np.isfinite(difference.sum())))
+        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is said so
+            np.subtract(self._flat.cpu().numpy(), vector, out=difference)
+            finite = bool(np.isfinite(difference.sum()))
+        return Outcome(frozen(difference), float(torch.stack(losses).double().mean()), finite)
 
     def _slots_of(self, state: State) -> list[torch.Tensor]:
         names = self._settings.slots

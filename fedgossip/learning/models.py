@@ -56,7 +56,7 @@ def _build(source: str, shape: tuple[int, ...], classes: int, vocabulary: int | 
         return dense(*_sizes(source, rest, math.prod(shape), classes))
     if known:
         return convolutional(source, shape, classes, norm=source.endswith("-bn"))
-    if custom.is_function(source):
+    if custom.is_function(source) and kind not in ("cnn", "softmax"):
         return _own(source, base, shape, classes)
     raise ConfigError(f"unknown model {source!r}", nearest(source, [*KINDS, "module:function"]))
 

@@ -41,7 +41,7 @@ def read_csv(path: Path, options: Mapping[str, str]) -> Dataset:
 def read_npz(path: Path) -> Dataset:
     """Return the arrays x, y and (optional) groups of an npz archive; nothing in it is unpickled."""
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             for name in ("x", "y"):
                 if name not in archive.files:
                     raise ConfigError(

@@ -73,7 +73,7 @@ class Workspace:
         found = self._narrow.get(k)
         if found is None:
             found = self._narrow[k] = object.__new__(Workspace)
-            found.sizes, found.last = self.sizes, self.last
+            found.sizes, found.last, found._narrow = self.sizes, self.last, self._narrow
             found.stacks = [[tensor[:k] for tensor in stack] for stack in self.stacks]
             found.turned, found.inputs, found.z, found.errors = (
                 [tensor[:k] for tensor in tensors] for tensors in (self.turned, self.inputs, self.z, self.errors)

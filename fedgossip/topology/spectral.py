@@ -122,10 +122,10 @@ def rounds_to(factor: float, slem: float) -> int | None:
     return _rounds(factor, 1.0 - slem)
 
 
-def forecast(mixing: Mixing, gamma: float = 0.9) -> Forecast:
-    """Return everything that the spectrum says about `mixing`; see Forecast."""
+def forecast(mixing: Mixing, gamma: float = 0.9, found: Spectrum | None = None) -> Forecast:
+    """Return everything that the spectrum says about `mixing`; see Forecast.  `found`: its spectrum, if at hand."""
     _check_gamma(gamma)
-    found = spectrum(mixing)
+    found = found or spectrum(mixing)
     n_w, error = _effective(mixing, gamma, found)
     floor, ceiling = _stationary(found)
     gap = found.spectral_gap
@@ -195,7 +195,8 @@ def _circulant(mixing: Mixing) -> Spectrum:
 
 def _dense(mixing: Mixing) -> Spectrum:
     # W - J moves the mean's eigenvalue from 1 to 0 and touches nothing else: the others cannot be mistaken for it
-    values = np.linalg.eigvalsh(mixing.matrix() - 1.0 / mixing.n)
+    with eigen.one_thread():
+        values = np.linalg.eigvalsh(mixing.matrix() - 1.0 / mixing.n)
     values = np.delete(values, np.argmin(np.abs(values)))[::-1]
     second, last = float(values[0]), float(values[-1])
     slem = max(abs(second), abs(last))
@@ -208,7 +209,8 @@ def _dense(mixing: Mixing) -> Spectrum:
 
 def _dense_directed(mixing: Mixing) -> Spectrum:
     W = mixing.matrix()
-    sizes = np.linalg.svd(W - 1.0 / mixing.n, compute_uv=False)[:-1]
+    with eigen.one_thread():
+        sizes = np.linalg.svd(W - 1.0 / mixing.n, compute_uv=False)[:-1]
     normal = bool(np.abs(W @ W.T - W.T @ W).max() < 1e-12)
     slem = float(sizes[0])
     ordered = np.concatenate([[1.0], sizes])
