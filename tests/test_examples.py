@@ -1,0 +1,148 @@
+"""Every example runs from anywhere, without arguments and without a warning, and what it prints is true."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import re
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+import fedgossip
+from fedgossip.vectors import digest
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def printed(name: str, folder: Path) -> str:
+    """Run an example in an empty folder and return its output."""
+    done = python(folder, "-W", "error", EXAMPLES / name)
+    assert done.stderr == ""
+    return done.stdout
+
+
+def python(folder: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [sys.executable, *words], cwd=folder, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def loaded(name: str) -> ModuleType:
+    """Import an example, whose name is no identifier, without running its main part."""
+    spec = importlib.util.spec_from_file_location("example", EXAMPLES / name)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def numbers(line: str) -> list[float]:
+    """Return the numbers that stand alone in a line."""
+    return [float(word) for word in line.split() if re.fullmatch(r"-?[\d.]+(e[-+]\d+)?", word)]
+
+
+def test_averaging_keeps_the_mean_and_needs_no_torch(tmp_path: Path) -> None:
+    out = printed("01_averaging_numbers.py", tmp_path)
+    rows = [numbers(line) for line in out.splitlines() if re.match(r" +\d+ ", line)]
+    assert [row[0] for row in rows] == [1, 2, 5, 10, 20, 40, 80]
+    means = [float(np.mean(row[1:9])) for row in rows]
+    assert max(means) - min(means) < 1e-4  # four digits are printed
+    spreads = [row[10] for row in rows]
+    slem = 1 / 3 + 2 / 3 * math.cos(2 * math.pi / 8)  # a ring under Metropolis
+    assert all(later <= earlier * slem for earlier, later in pairwise(spreads))
+    drift = re.search(r"mean moved by (\S+) in", out)
+    assert drift and float(drift[1]) < 1e-15
+    assert "torch was not needed" in out
+
+
+def test_the_predicted_contraction_is_measured(tmp_path: Path) -> None:
+    out = printed("02_gap_predicted_and_measured.py", tmp_path)
+    found = {line.split()[0]: numbers(line) for line in out.splitlines() if line and line[0].islower()}
+    known = {  # closed forms under Metropolis; see docs/numerics.md
+        "ring": 1 / 3 + 2 / 3 * math.cos(2 * math.pi / 16),
+        "path": 1 / 3 + 2 / 3 * math.cos(2 * math.pi / 32),
+        "star": 1 - 1 / 16,
+        "torus:4x4": 1 - 2 / 5 * (1 - math.cos(2 * math.pi / 4)),
+        "hypercube": 3 / 5,
+    }
+    for graph, slem in known.items():
+        gap, forecast, measured = found[graph]
+        assert (gap, forecast, measured) == pytest.approx((1 - slem, slem, slem), abs=2e-6), graph
+    for placement, settled in (("smooth", 0.42462948), ("alternating", 0.00065746)):
+        _, formula, measured = found[placement]
+        assert (formula, measured) == pytest.approx((settled, settled), abs=1e-8)
+    assert "646 times apart" in out
+
+
+def test_n_w_and_not_the_gap_ranks_the_ring_above_the_star(tmp_path: Path) -> None:
+    out = printed("03_gossip_learning.py", tmp_path)
+    found = {line.split()[0]: numbers(line) for line in out.splitlines()[1:] if line and line[0].islower()}
+    gap, n_w, mean_peer, worst_peer = 0, 1, 3, 4
+    assert found["star"][gap] > found["ring"][gap]
+    for column in (n_w, mean_peer, worst_peer):
+        assert found["star"][column] < found["ring"][column] < found["hypercube"][column] <= found["complete"][column]
+    assert found["complete"][2] == found["complete"][worst_peer] > 0.85
+
+
+def test_three_engines_print_one_digest(tmp_path: Path) -> None:
+    out = printed("04_reference_twin.py", tmp_path)
+    assert len(out.splitlines()) == 3
+    assert len(set(re.findall(r"[0-9a-f]{64}", out))) == 1
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        {"kind": "averaging", "dim": 1000},
+        {"kind": "averaging", "dim": 7, "dtype": "float64"},
+        {"kind": "quadratic", "dim": 33, "sigma": 1.0},
+    ],
+    ids=lambda task: f"{task['kind']}-{task.get('dtype', 'float32')}",
+)
+@pytest.mark.parametrize("graph", ["star", "directed-exponential", "erdos-renyi:0.4"])
+def test_the_plain_loops_equal_both_engines(graph: str, task: dict[str, object]) -> None:
+    twin = loaded("04_reference_twin.py").reference_twin
+    experiment = fedgossip.load_experiment({"rounds": 9, "topology": {"graph": graph, "n": 11}, "task": task})
+    expected = digest(twin(experiment))
+    assert fedgossip.simulate(experiment).digest == expected
+    assert fedgossip.simulate(experiment, engine="stacked").digest == expected
+
+
+def test_processes_over_zeromq_end_with_the_simulated_bits(tmp_path: Path) -> None:
+    out = printed("05_peers_over_zeromq.py", tmp_path)
+    digests = re.findall(r"sha256 ([0-9a-f]{64})", out)
+    assert len(digests) == 2
+    assert digests[0] == digests[1]
+
+
+def test_peers_that_know_one_piece_of_the_spirals_each_learn_the_whole_on_a_ring(tmp_path: Path) -> None:
+    out = printed("06_your_own_model_and_data.py", tmp_path)
+    worst = [float(found) for found in re.findall(r"round 60 .* worst ([\d.]+)", out)]
+    assert len(worst) == 2
+    alone, ring = worst
+    assert alone < 0.5
+    assert ring > alone + 0.15
+
+
+def test_the_experiment_file_runs_as_its_first_lines_say(tmp_path: Path) -> None:
+    experiment = EXAMPLES / "07_experiment.toml"
+    done = python(tmp_path, "-m", "fedgossip", "run", experiment, "--json", "--no-report")
+    summary = json.loads(done.stdout)
+    assert summary["status"] == "finished"
+    assert summary["accuracy"]["averaged"] > 0.8
+    # the virtual network decides when things happen, never what comes out
+    assert summary["digest"] == fedgossip.simulate(experiment, engine="stacked").digest
+
+
+def test_every_example_is_tested() -> None:
+    tested = Path(__file__).read_text()
+    assert all(path.name in tested for path in EXAMPLES.glob("0*"))
