@@ -24,4 +24,4 @@ for graph in ("none", "star", "ring", "hypercube", "complete"):
         f"{accuracy['averaged']:11.4f}{accuracy['mean_peer']:12.4f}{accuracy['worst_peer']:13.4f}"
         f"{run.summary['consensus_distance']:15.4f}"
     )
-print("\nThe gap puts the star before the ring.  n_W, the effective neighbours, puts the ring first, and so do the peers.")
+print("\nThe gap ranks the star above the ring.  n_W, the effective neighbours, ranks them as the peers do.")

@@ -25,7 +25,7 @@ GRAPHS = (
 )
 
 HEADER = ("graph", "gap", "n_W", "averaged", "mean peer", "worst peer", "disagreement", "MB sent")
-WIDTHS = (17, 8, 6, 9, 10, 11, 13, 8)
+WIDTHS = (17, 8, 6, 10, 11, 12, 14, 9)
 
 
 @click.command()

@@ -53,5 +53,6 @@ def peer(
         )
     click.echo(f"{ended.status} after {ended.rounds} rounds; everything is in {folder}", err=True)
     if ended.status == "finished":
-        click.echo(f"Copy all peers' folders to one machine and run: fedgossip collect {folder} ...", err=True)
+        click.echo("Copy all peers' folders to one machine; there:", err=True)
+        click.echo(f"fedgossip collect {experiment} {folder} ...", err=True)
     return ended.exit_code

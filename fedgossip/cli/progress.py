@@ -62,7 +62,7 @@ class Progress:
         news = describe(self._last)
         if self._bar:
             self._bar.update(self._task, completed=row.round, news=news)
-        elif time.monotonic() - self._said > PLAIN_SECONDS:
+        elif row.round and time.monotonic() - self._said > PLAIN_SECONDS:
             self._say(f"{self.title}: round {row.round} of {self.rounds}  {news}")
 
     def _event(self, row: EventRow) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,16 +39,25 @@ _KEPT = ("status", "n", "graph", "rounds", "accuracy", "digest", "seconds", "dri
 
 def _found(folder: Path) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
-    for run in sorted(folder.iterdir()) if folder.is_dir() else []:
+    for run in _folders(folder):
         if (summary := run / "summary.json").exists():
             content = json.loads(summary.read_text())
             found.append({"run_dir": str(run), **{key: content.get(key) for key in _KEPT}})
         elif (run / "INCOMPLETE").exists():
             found.append({"run_dir": str(run), "status": "incomplete"})
-        elif (run / "ended.json").exists():
+        else:
             status = json.loads((run / "ended.json").read_text())["status"]
             found.append({"run_dir": str(run), "status": f"peer, {status}"})
     return found
+
+
+def _folders(folder: Path, depth: int = 3) -> Iterator[Path]:
+    """Every run below `folder`: the demo keeps its nine in folders of its own."""
+    for place in sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []:
+        if any((place / name).exists() for name in ("summary.json", "INCOMPLETE", "ended.json")):
+            yield place
+        elif depth > 1:
+            yield from _folders(place, depth - 1)
 
 
 @click.command()
