@@ -18,6 +18,7 @@ from fedgossip.algorithms.dsgd import DSGD
 from fedgossip.errors import ConfigError
 from fedgossip.experiment import Experiment
 from fedgossip.learning.analytic import Averaging, Quadratic
+from fedgossip.learning.data import Dataset
 from fedgossip.machine import NodeId
 from fedgossip.messages import Hello
 from fedgossip.protocols.sync_gossip import SyncGossip, SyncSettings
@@ -85,17 +86,42 @@ def task_of(experiment: Experiment, n: int) -> tuple[LocalTask, DataShares]:
     return _learning(experiment, n)
 
 
+def centralised(plan: Plan) -> dict[str, float]:
+    """Train one model on all peers' data with as many steps, of as many examples, as all peers took together.
+
+    Returns "accuracy" and "loss" on the common test set, "train_loss", "steps".  Raises ConfigError where the
+    experiment does not learn from data.
+    """
+    e = plan.experiment
+    if e.task.kind != "learning":
+        raise ConfigError(f"task {e.task.kind!r} has no centralised counterpart", "Leave --centralised out.")
+    from fedgossip.learning.baseline import train_centralised
+    from fedgossip.learning.settings import TrainSettings
+
+    train, test = _data(e)
+    settings = TrainSettings(**msgspec.structs.asdict(e.train))
+    size = e.train.batch_size * plan.n
+    per_round = settings.local_steps or max(1, round((settings.local_epochs or 1) * len(train) / size))
+    return train_centralised(train, test, e.model.source, settings, e.seed, e.rounds * per_round, size)
+
+
+def _data(experiment: Experiment) -> tuple[Dataset, Dataset]:
+    from fedgossip.learning import data
+
+    dataset = data.load(experiment.data.source, seed=experiment.seed)
+    return data.split(dataset, experiment.data.test, experiment.seed)
+
+
 def _learning(experiment: Experiment, n: int) -> tuple[LocalTask, DataShares]:
-    from fedgossip.learning import data, partitions
+    from fedgossip.learning import partitions
 
     e = experiment
-    dataset = data.load(e.data.source, seed=e.seed)
-    train, test = data.split(dataset, e.data.test, e.seed)
+    train, test = _data(e)
     keys = dict(e.data.partition)
     kind = keys.pop("kind", None)
     if not isinstance(kind, str):
         raise ConfigError("data.partition has no kind", 'Write partition = { kind = "iid" }.')
-    labels = train.y if train.y.ndim == 1 else train.y[:, -1]
+    labels = train.labels
     shares = partitions.partition(kind, labels, n, seed=e.seed, groups=train.groups, **keys)
     counts = [np.bincount(labels[share], minlength=train.classes).tolist() for share in shares]
     described = DataShares(e.data.source, train.classes, counts, [len(share) for share in shares])

@@ -189,6 +189,14 @@ def summarize(
     }
 
 
+def amend(run: Run, **facts: Any) -> None:
+    """Add facts to a finished run's summary, in memory and in its directory."""
+    run.summary.update(facts)
+    if run.directory:
+        stored = {key: value for key, value in run.summary.items() if key != "run_dir"}
+        write_whole(run.directory / "summary.json", msgspec.json.format(msgspec.json.encode(stored), indent=1))
+
+
 def averaged(vectors: Sequence[Vector | None]) -> Vector | None:
     """The mean of the vectors that are there."""
     there = [vector for vector in vectors if vector is not None]

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 @click.option("--out", type=click.Path(path_type=Path), help="Run directory to make.  [default: runs/NAME-TIME]")
 @click.option("--dry-run", is_flag=True, help="Check everything, print the forecast, train nothing.")
 @click.option("--report/--no-report", default=True, help="Write report.html.")
+@click.option("--centralised", is_flag=True,
+              help="Then train one model on all data with as many steps and examples, to compare.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout; all else on stderr.")
 def run(
     experiment: Path,
@@ -35,6 +37,7 @@ def run(
     out: Path | None,
     dry_run: bool,
     report: bool,
+    centralised: bool,
     as_json: bool,
 ) -> int:
     """Run the experiment in the file EXPERIMENT."""
@@ -48,6 +51,10 @@ def run(
     from fedgossip.runs import new_path
 
     finished = _run(plan, on, out or new_path(plan, on, Path("runs")), report)
+    if centralised:
+        from fedgossip.runs import amend
+
+        amend(finished, centralised=compose.centralised(plan))
     if as_json:
         print(json.dumps(finished.summary))
     else:
@@ -86,6 +93,8 @@ def facts(summary: dict[str, Any]) -> list[tuple[str, str]]:
     if accuracy["averaged"] is not None:
         each = ", ".join(f"{accuracy[k]:.4f} {k.replace('_', ' ')}" for k in ("averaged", "mean_peer", "worst_peer"))
         rows.append(("test accuracy", each))
+        if "centralised" in summary:
+            rows.append(("centralised", f"{summary['centralised']['accuracy']:.4f}, as many steps and examples"))
     elif summary["test_loss"] is not None:
         rows.append(("loss", f"{summary['test_loss']:.6g}"))
     rows.append(("consensus distance", f"{summary['consensus_distance']:.6g}"))
