@@ -129,5 +129,5 @@ def _compare(simulated: dict[str, Run], real: Run, folder: Path, began: float) -
         write_report(ring_folder)
     page = write_comparison(folder / "report.html", runs, "Eight graphs, one task")
     click.echo(f"   All of it in pictures: open {page}")
-    click.echo(f"\n{time.monotonic() - began:.0f} seconds.  Next: fedgossip topology compare ring star hypercube --n 16")
+    click.echo(f"\n{time.monotonic() - began:.0f} seconds.  Next: fedgossip topology compare ring star torus --n 16")
     return 0 if same else 1
