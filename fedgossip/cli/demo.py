@@ -52,10 +52,10 @@ def demo(seed: int, rounds: int, out: Path | None) -> int:
     return _compare(simulated, real, folder, began)
 
 
-def experiment(graph: str, seed: int, rounds: int) -> dict[str, Any]:
+def experiment(title: str, graph: str, seed: int, rounds: int) -> dict[str, Any]:
     """The demo's experiment on one graph."""
     return {
-        "name": graph.replace(":", "-"),
+        "name": title,
         "seed": seed,
         "rounds": rounds,
         "data": {"source": "digits", "partition": {"kind": "dirichlet", "alpha": 0.3, "min_size": 10}},
@@ -65,11 +65,11 @@ def experiment(graph: str, seed: int, rounds: int) -> dict[str, Any]:
     }
 
 
-def _plan(graph: str, seed: int, rounds: int) -> Plan:
+def _plan(title: str, graph: str, seed: int, rounds: int) -> Plan:
     from fedgossip import compose
     from fedgossip.experiment import load
 
-    return compose.plan(load(experiment(graph, seed, rounds)))
+    return compose.plan(load(experiment(title, graph, seed, rounds)))
 
 
 def _simulate_all(seed: int, rounds: int, folder: Path) -> dict[str, Run]:
@@ -78,8 +78,7 @@ def _simulate_all(seed: int, rounds: int, folder: Path) -> dict[str, Run]:
     _line(HEADER)
     results = {}
     for title, graph in GRAPHS:
-        plan = _plan(graph, seed, rounds)
-        result = simulate_plan(plan, out=folder / "simulated" / plan.experiment.name)
+        result = simulate_plan(_plan(title, graph, seed, rounds), out=folder / "simulated" / title.replace(" ", "-"))
         results[graph] = result
         _line(_cells(title, result.summary))
     return results
@@ -107,7 +106,7 @@ def _run_real(seed: int, rounds: int, folder: Path, family: Family) -> Run:
     from fedgossip.cli.progress import Progress
     from fedgossip.local import run_local
 
-    plan = _plan("ring", seed, rounds)
+    plan = _plan("ring", "ring", seed, rounds)
     with Progress("   ring, real processes", rounds, plan.n) as progress:
         return run_local(plan, folder / "real-ring", family=family, watch=progress)
 
