@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import fedgossip
+from fedgossip.cli import cli
 from fedgossip.vectors import digest
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -23,17 +24,11 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 
 def printed(name: str, folder: Path) -> str:
     """Run an example in an empty folder and return its output."""
-    done = python(folder, "-W", "error", EXAMPLES / name)
+    words = [sys.executable, "-W", "error", EXAMPLES / name]
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     return done.stdout
-
-
-def python(folder: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [sys.executable, *words], cwd=folder, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done
 
 
 def loaded(name: str) -> ModuleType:
@@ -133,10 +128,13 @@ def test_peers_that_know_one_piece_of_the_spirals_each_learn_the_whole_on_a_ring
     assert ring > alone + 0.15
 
 
-def test_the_experiment_file_runs_as_its_first_lines_say(tmp_path: Path) -> None:
+def test_the_experiment_file_runs_as_its_first_lines_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     experiment = EXAMPLES / "07_experiment.toml"
-    done = python(tmp_path, "-m", "fedgossip", "run", experiment, "--json", "--no-report")
-    summary = json.loads(done.stdout)
+    monkeypatch.chdir(tmp_path)
+    assert cli(["run", str(experiment), "--json", "--no-report"], standalone_mode=False) == 0
+    summary = json.loads(capsys.readouterr().out)
     assert summary["status"] == "finished"
     assert summary["accuracy"]["averaged"] > 0.8
     # the virtual network decides when things happen, never what comes out
