@@ -6,6 +6,7 @@ An HTML comment before a block says what is special about it: `file: NAME` write
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import shlex
@@ -22,7 +23,7 @@ import pytest
 
 import fedgossip
 from fedgossip.cli import cli
-from fedgossip.experiment import Experiment
+from fedgossip.experiment import Experiment, TopologySection
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -157,23 +158,23 @@ def test_every_key_is_in_the_table_with_its_default() -> None:
 
 def _defaults() -> dict[str, str]:
     found = {}
-    for field in msgspec.structs.fields(Experiment):
-        if not (isinstance(field.type, type) and issubclass(field.type, msgspec.Struct)):
-            found[field.name] = _written(field)
-            continue
-        found.update({f"{field.name}.{inner.name}": _written(inner) for inner in msgspec.structs.fields(field.type)})
+    for name, value in _contents(Experiment(TopologySection("required"))).items():
+        inner = {f"{name}.{key}": default for key, default in _contents(value).items()}
+        found.update({key: _written(default) for key, default in (inner or {name: value}).items()})
     return found
 
 
-def _written(field: msgspec.structs.FieldInfo) -> str:
-    if field.required:
-        return "required"
-    value = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
-    if value is None:
-        return "none"
-    if value == {"kind": "iid"}:
-        return '{ kind = "iid" }'
-    return json.dumps(value)
+def _contents(settings: object) -> dict[str, object]:
+    """Return key -> value of a section; nothing of a plain value."""
+    if dataclasses.is_dataclass(settings):
+        return {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
+    return msgspec.structs.asdict(settings) if isinstance(settings, msgspec.Struct) else {}
+
+
+def _written(value: object) -> str:
+    if value in (None, "required"):
+        return "none" if value is None else "required"
+    return '{ kind = "iid" }' if value == {"kind": "iid"} else json.dumps(value)
 
 
 def test_every_link_leads_somewhere() -> None:
