@@ -121,6 +121,9 @@ def _learning(experiment: Experiment, n: int) -> tuple[LocalTask, DataShares]:
     kind = keys.pop("kind", None)
     if not isinstance(kind, str):
         raise ConfigError("data.partition has no kind", 'Write partition = { kind = "iid" }.')
+    if given := sorted(keys.keys() & {"labels", "n", "seed", "groups"}):
+        advice = "Labels, groups, seed and the number of peers are the experiment's own."
+        raise ConfigError(f"data.partition: unknown key {given[0]!r}", advice)
     labels = train.labels
     shares = partitions.partition(kind, labels, n, seed=e.seed, groups=train.groups, **keys)
     counts = [np.bincount(labels[share], minlength=train.classes).tolist() for share in shares]

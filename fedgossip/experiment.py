@@ -6,6 +6,7 @@ Every key but the graph has a default.  An unknown key is an error that names th
 from __future__ import annotations
 
 import os
+import sys
 import tomllib
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -234,6 +235,14 @@ def _is_path(graph: str, base: Path) -> bool:
     return os.sep in graph or graph.endswith((".toml", ".txt", ".edges")) or (base / graph).is_file()
 
 
+LONGEST_SECONDS = 1e9
+"""Thirty years; times are kept in 64-bit nanoseconds."""
+
+ABOVE_0 = sys.float_info.min
+MOST = 2**31 - 1
+"""The largest count."""
+
+
 def _check_values(experiment: Experiment, where: str) -> None:
     e = experiment
     choices = {
@@ -242,31 +251,41 @@ def _check_values(experiment: Experiment, where: str) -> None:
         "task.kind": (e.task.kind, ("learning", "averaging", "quadratic")),
         "task.dtype": (e.task.dtype, ("float32", "float64")),
     }
-    for key, (value, known) in choices.items():
-        if value not in known:
-            raise ConfigError(f"{where}: {key} = {value!r} is not known", nearest(value, known))
-    positive = {
-        "rounds": e.rounds,
-        "eval.every": e.eval.every,
-        "task.dim": e.task.dim,
-        "train.batch_size": e.train.batch_size,
-        "train.lr": e.train.lr,
-        "train.threads": e.train.threads,
-        "algorithm.deadline": e.algorithm.deadline,
-        "algorithm.start_timeout": e.algorithm.start_timeout,
+    for key, (word, known) in choices.items():
+        if word not in known:
+            raise ConfigError(f"{where}: {key} = {word!r} is not known", nearest(word, known))
+    s, seconds, number = e.simulation, LONGEST_SECONDS, sys.float_info.max
+    ranges: dict[str, tuple[float | None, float, float]] = {  # above 0 means: 0 itself is refused
+        "rounds": (e.rounds, 1, MOST),
+        "eval.every": (e.eval.every, 1, MOST),
+        "task.dim": (e.task.dim, 1, MOST),
+        "train.batch_size": (e.train.batch_size, 1, MOST),
+        "train.threads": (e.train.threads, 1, 1024),
+        "train.lr": (e.train.lr, ABOVE_0, number),
+        "algorithm.deadline": (e.algorithm.deadline, ABOVE_0, seconds),
+        "algorithm.start_timeout": (e.algorithm.start_timeout, ABOVE_0, seconds),
+        "simulation.latency": (s.latency, 0, seconds),
+        "simulation.jitter": (s.jitter, 0, seconds),
+        "simulation.bandwidth": (s.bandwidth, ABOVE_0, number),
+        "simulation.training": (s.training, 0, seconds),
+        "simulation.training_jitter": (s.training_jitter, 0, 1e6),
+        "simulation.speed_spread": (s.speed_spread, 0, 10),
+        **{f"simulation.slow, peer {peer}": (factor, ABOVE_0, 1e6) for peer, factor in s.slow.items()},
+        **{f"simulation.crash, peer {peer}": (second, 0, seconds) for peer, second in s.crash.items()},
     }
-    for key, number in positive.items():
-        if not 0 < number < float("inf"):
-            raise ConfigError(f"{where}: {key} = {number} is not positive", f"Set {key} above 0.")
+    for key, (value, low, high) in ranges.items():
+        if value is not None and not low <= value <= high:
+            least = "above 0" if low == ABOVE_0 else f"at least {low:g}"
+            raise ConfigError(f"{where}: {key} = {value} is out of range", f"Set it {least}, at most {high:g}.")
     if not 0 < e.data.test < 1:
         raise ConfigError(f"{where}: data.test = {e.data.test} is no share", "Set it between 0 and 1, such as 0.2.")
     if not 0 <= e.simulation.loss < 1:
         raise ConfigError(f"{where}: simulation.loss = {e.simulation.loss} is no probability", "Set it from 0 to 1.")
     if e.seed < 0:
         raise ConfigError(f"{where}: seed = {e.seed} is negative", "Use 0 or a positive number.")
-    for key, table in (("simulation.slow", e.simulation.slow), ("simulation.crash", e.simulation.crash)):
+    for key, table in (("simulation.slow", s.slow), ("simulation.crash", s.crash)):
         for peer, amount in table.items():
-            if not peer.isdigit() or amount < 0:
+            if not peer.isdecimal():
                 raise ConfigError(f"{where}: {key}: {peer} = {amount}", 'Write peer ids and numbers: { "3" = 10.0 }')
 
 

@@ -88,6 +88,11 @@ class RunDirectory:
             (self.path / INCOMPLETE).unlink()
 
 
+    def abandon(self) -> None:
+        """Leave what was measured so far, and INCOMPLETE beside it."""
+        self.writer.close()
+
+
 def new_path(plan: Plan, driver: str, base: Path) -> Path:
     """Return runs/NAME-nN-DRIVER-TIME, a folder that is not there yet."""
     name = plan.experiment.name or plan.topology.name

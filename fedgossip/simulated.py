@@ -70,6 +70,7 @@ def simulate_plan(
     if task is None:
         task, shares = compose.task_of(plan.experiment, plan.n)
     initial = [task.initial(node) for node in range(plan.n)]
+    settings = network_settings(plan.experiment, plan.n)
     directory = RunDirectory(Path(out), plan) if out is not None else None
     keeper = Keeper(directory, watch)
     e = plan.experiment
@@ -80,12 +81,16 @@ def simulate_plan(
         for row in record.started(initial):
             keeper(row)
         if engine == "sim":
-            vectors, counts = _simulated(plan, task, initial, record, keeper)
+            vectors, counts = _simulated(plan, settings, task, initial, record, keeper)
         else:
             algorithm = compose.ALGORITHMS[e.algorithm.name]()
             vectors = run_stacked(task, plan.mixing, algorithm, e.rounds, record, keeper)
     except KeyboardInterrupt:
         status = "interrupted"
+    except BaseException:
+        if directory:
+            directory.abandon()
+        raise
     ended = Ended(vectors, counts, status, time.monotonic() - began)
     summary = runs.summarize(plan, engine, task, shares, record, keeper, ended)
     if directory:
@@ -95,9 +100,14 @@ def simulate_plan(
 
 
 def _simulated(
-    plan: Plan, task: LocalTask, initial: Sequence[Vector], record: Network, keeper: Keeper
+    plan: Plan,
+    settings: NetworkSettings,
+    task: LocalTask,
+    initial: Sequence[Vector],
+    record: Network,
+    keeper: Keeper,
 ) -> tuple[list[Vector | None], Mapping[str, int]]:
-    network = SimulatedNetwork(network_settings(plan.experiment, plan.n), plan.n, plan.experiment.seed)
+    network = SimulatedNetwork(settings, plan.n, plan.experiment.seed)
     machines = [compose.machine_of(plan, node, initial[node], task.schema) for node in range(plan.n)]
     links = [partners_of(node, plan.mixing) for node in range(plan.n)]
     simulator = Simulator(machines, links, task, network, record, keeper)

@@ -13,7 +13,7 @@ from typing import NoReturn
 import click
 
 from fedgossip import __version__
-from fedgossip.errors import FedgossipError
+from fedgossip.errors import FedgossipError, nearest
 
 COMMANDS = {
     "demo": ("fedgossip.cli.demo", "Eight graphs and real peers on real data, in under a minute."),
@@ -34,9 +34,9 @@ class _Lazy(click.Group):
     def list_commands(self, _context: click.Context) -> list[str]:
         return list(COMMANDS)
 
-    def get_command(self, _context: click.Context, name: str) -> click.Command | None:
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
-            return None
+            raise click.UsageError(f"there is no command {name!r}. {nearest(name, COMMANDS)}", context)
         command: click.Command = getattr(importlib.import_module(COMMANDS[name][0]), name)
         return command
 
@@ -61,14 +61,24 @@ def main() -> NoReturn:
         code = cli(standalone_mode=False)
     except FedgossipError as error:
         code = _fail(str(error), error.advice, error.exit_code, error)
-    except click.ClickException as error:
+    except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         code = error.exit_code
+    except click.ClickException as error:
+        where = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "fedgossip"
+        code = _fail(error.format_message(), f"See {where} --help", error.exit_code, None)
     except (KeyboardInterrupt, click.Abort):
         code = _fail("stopped", "", 130, None)
     except BrokenPipeError:  # the reader of our output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
+    except OSError as error:
+        advice = "Choose a folder that can be written and has room, with --out."
+        where = f"{error.filename}: " if error.filename else ""
+        code = _fail(f"{where}{error.strerror or error}", advice, 2, error)
+    except MemoryError as error:
+        advice = "Use a smaller model, fewer peers, or a machine with more memory."
+        code = _fail(f"out of memory: {error}", advice, 2, error)
     except Exception as error:
         advice = "This is a fault of fedgossip: set FEDGOSSIP_TRACEBACK=1 to see where, and report it."
         code = _fail(f"unexpected {type(error).__name__}: {error}", advice, 1, error)
@@ -78,7 +88,7 @@ def main() -> NoReturn:
 def _fail(message: str, advice: str, code: int, error: BaseException | None) -> int:
     if error is not None and os.environ.get("FEDGOSSIP_TRACEBACK"):
         raise error
-    click.echo(f"error: {message}", err=True)
-    if advice:
-        click.echo(advice, err=True)
+    for line in (f"error: {message}", advice):  # a message from elsewhere may have several lines; ours have one
+        if line:
+            click.echo(" ".join(line.split()), err=True)
     return code

@@ -21,6 +21,7 @@ class Progress:
 
     def __init__(self, title: str, rounds: int, n: int) -> None:
         self.title, self.rounds, self.n = title, rounds, n
+        self._began = False
         self._events = 0
         self._done: dict[int, int] = {}
         self._last = NetworkRow(0, n, 0.0, 0)
@@ -39,8 +40,6 @@ class Progress:
             self._bar = Bar(*columns, TimeElapsedColumn(), news, console=Console(stderr=True), transient=True)
             self._bar.start()
             self._task = self._bar.add_task(self.title, total=self.rounds, news="")
-        else:
-            self._say(f"{self.title}: {self.n} peers, {self.rounds} rounds")
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -48,6 +47,10 @@ class Progress:
             self._bar.stop()
 
     def __call__(self, row: Row) -> None:
+        if not self._began:  # with the first row: a run that is refused says its one line of error and no more
+            self._began = True
+            if not self._bar:
+                self._say(f"{self.title}: {self.n} peers, {self.rounds} rounds")
         match row:
             case NetworkRow():
                 self._network(row)
@@ -104,7 +107,7 @@ def event_text(row: EventRow) -> str:
             return f"started without {value}, which did not come"
         case "skipped":
             return f"was behind and skipped {value} round(s)"
-        case "refused" if isinstance(value, dict):
-            return f"refused: {value['text']}"
+        case "refused" | "failed" if isinstance(value, dict):
+            return f"{row.name}: {value['text']}"
         case _:
             return row.name if value is None else f"{row.name}: {value}"

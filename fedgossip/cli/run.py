@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from fedgossip.cli.text import columns
 
@@ -50,16 +51,27 @@ def run(
         return 0
     from fedgossip.runs import new_path
 
-    finished = _run(plan, on, out or new_path(plan, on, Path("runs")), report)
-    if centralised:
-        from fedgossip.runs import amend
+    with talk_to_stderr() if as_json else contextlib.nullcontext():
+        finished = _run(plan, on, out or new_path(plan, on, Path("runs")), report)
+        if centralised:
+            from fedgossip.runs import amend
 
-        amend(finished, centralised=compose.centralised(plan))
+            amend(finished, centralised=compose.centralised(plan))
     if as_json:
-        print(json.dumps(finished.summary))
+        print_json(finished.summary)
     else:
         show(finished, report=report)
     return 130 if finished.summary["status"] == "interrupted" else 0
+
+
+def talk_to_stderr() -> contextlib.AbstractContextManager[object]:
+    """What is printed inside goes to standard error: a model or data function of the user's own may print."""
+    return contextlib.redirect_stdout(sys.stderr)
+
+
+def print_json(value: object) -> None:
+    """Print one JSON object; a number that is not finite becomes null, for JSON has no other word for it."""
+    print(msgspec.json.encode(value).decode())
 
 
 def _run(plan: Plan, on: str, out: Path, report: bool) -> Run:
@@ -79,7 +91,7 @@ def _run(plan: Plan, on: str, out: Path, report: bool) -> Run:
 def show(finished: Run, *, report: bool = True) -> None:
     """Print what came out of a run, for people."""
     print(columns(facts(finished.summary)))
-    if finished.summary["status"] == "interrupted":
+    if finished.summary["status"] != "finished":
         print("Stopped before the end; what was measured is kept.")
     if finished.directory:
         page = finished.directory / "report.html"
@@ -116,7 +128,8 @@ def _show_plan(plan: Plan, as_json: bool) -> None:
     from fedgossip.messages import Model
     from fedgossip.wire import wire_bytes
 
-    task, shares = compose.task_of(plan.experiment, plan.n)
+    with talk_to_stderr() if as_json else contextlib.nullcontext():
+        task, shares = compose.task_of(plan.experiment, plan.n)
     size = wire_bytes(Model(0, task.schema, (task.initial(0),)))
     sends = [len(plan.mixing.targets(node)) for node in range(plan.n)]
     facts = {
@@ -130,7 +143,7 @@ def _show_plan(plan: Plan, as_json: bool) -> None:
         "experiment": plan.experiment.to_dict(),
     }
     if as_json:
-        print(json.dumps(facts))
+        print_json(facts)
         return
     import tomli_w
 

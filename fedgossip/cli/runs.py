@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,14 +42,22 @@ def _found(folder: Path) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for run in _folders(folder):
         if (summary := run / "summary.json").exists():
-            content = json.loads(summary.read_text())
-            found.append({"run_dir": str(run), **{key: content.get(key) for key in _KEPT}})
+            found.append({"run_dir": str(run), **_read(summary, _KEPT)})
         elif (run / "INCOMPLETE").exists():
             found.append({"run_dir": str(run), "status": "incomplete"})
         else:
-            status = json.loads((run / "ended.json").read_text())["status"]
+            status = _read(run / "ended.json", ("status",))["status"]
             found.append({"run_dir": str(run), "status": f"peer, {status}"})
     return found
+
+
+def _read(path: Path, keys: Sequence[str]) -> dict[str, Any]:
+    """Return some keys of a JSON file; one broken file must not hide the other runs."""
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError):
+        content = None
+    return {key: content.get(key) for key in keys} if isinstance(content, dict) else {"status": "unreadable"}
 
 
 def _folders(folder: Path, depth: int = 3) -> Iterator[Path]:
@@ -91,14 +100,15 @@ def collect(
 ) -> None:
     """Put the FOLDERs of a run's peers together: digest, three accuracies, report."""
     from fedgossip import compose
-    from fedgossip.cli.run import show
+    from fedgossip.cli.run import print_json, show, talk_to_stderr
     from fedgossip.collect import collect_peers
     from fedgossip.experiment import load
     from fedgossip.runs import new_path
 
     plan = compose.plan(load(experiment, overrides, seed=seed))
-    finished = collect_peers(plan, folders, out or new_path(plan, "peers", Path("runs")))
+    with talk_to_stderr() if as_json else contextlib.nullcontext():
+        finished = collect_peers(plan, folders, out or new_path(plan, "peers", Path("runs")))
     if as_json:
-        print(json.dumps(finished.summary))
+        print_json(finished.summary)
     else:
         show(finished)

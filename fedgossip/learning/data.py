@@ -220,7 +220,8 @@ def from_arrays(name: str, x: npt.ArrayLike, y: npt.ArrayLike, groups: npt.Array
     try:
         values = np.ascontiguousarray(x, np.float32)
         labels = np.asarray(y)
-        whole = labels.astype(np.int64)
+        with np.errstate(invalid="ignore"):  # a label that is not a number is refused below, in words
+            whole = labels.astype(np.int64)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{name}: not arrays of numbers: {error}", "x holds numbers, y whole numbers.") from error
     if labels.ndim != 1 or values.ndim < 2 or not np.array_equal(whole, labels):

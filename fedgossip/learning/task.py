@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedgossip.errors import ConfigError, TrainingError
+from fedgossip.errors import ConfigError, FedgossipError, TrainingError
 from fedgossip.learning import models
 from fedgossip.learning.batched import DenseStack, Outcome, State, sizes_of
 from fedgossip.learning.batches import Batches, Indices, Plan
@@ -115,7 +115,13 @@ class TorchTask:
     def evaluate(self, vectors: Sequence[Vector]) -> Sequence[Mapping[str, float]]:
         """Return {"loss", "accuracy"} on the test set per vector; for text per character."""
         with self._lock:
-            return self._engine.evaluate(vectors)
+            try:
+                return self._engine.evaluate(vectors)
+            except FedgossipError:
+                raise
+            except Exception as error:
+                advice = "Does the model fit the test data?"
+                raise TrainingError(f"evaluating raised {error!r}", advice) from error
 
     def state(self, node: NodeId) -> dict[str, np.ndarray]:
         """Return what the node remembers beside its vector, as copies: optimiser slots, steps taken, local buffers."""

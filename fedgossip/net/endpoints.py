@@ -22,7 +22,7 @@ from fedgossip.errors import ConfigError
 from fedgossip.machine import NodeId
 from fedgossip.net.identity import check_public
 
-_ADDRESS = re.compile(r"^(tcp://(\[[0-9a-fA-F:.]+\]|[\w.-]+):\d{1,5}|ipc://.+)$")
+_ADDRESS = re.compile(r"tcp://(\[[0-9a-fA-F:.]+\]|[\w.-]+):(?P<port>\d{1,5})|ipc://.{1,100}")
 
 
 class _Peer(msgspec.Struct, forbid_unknown_fields=True):
@@ -60,7 +60,8 @@ def load(path: Path, n: int) -> dict[NodeId, Endpoint]:
         where = f"{path}: peer {entry.id}"
         if entry.id in found:
             raise ConfigError(f"{where} is there twice", "Give every peer an id of its own.")
-        if not _ADDRESS.match(entry.address):
+        address = _ADDRESS.fullmatch(entry.address)
+        if not address or not 0 < int(address["port"] or 1) < 65536:
             raise ConfigError(f"{where}: {entry.address!r} is no address", "Write tcp://HOST:PORT.")
         check_public(entry.key, where)
         if entry.key in keys:

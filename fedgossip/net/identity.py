@@ -42,6 +42,8 @@ class Identity:
         """Read the pair.  Raises ConfigError for a file that others can read, or that is no pair."""
         try:
             mode, text = path.stat().st_mode, path.read_text()
+        except UnicodeDecodeError:
+            raise ConfigError(f"{path}: not a key pair", "Make a new one: fedgossip keys new --out NEW_FILE") from None
         except OSError as error:
             raise ConfigError(f"{path}: no key there ({error.strerror})", "Make one: fedgossip keys new") from None
         if mode & 0o077:

@@ -1,0 +1,100 @@
+"""The real command line: in this process where only words are judged, as a process of its own where signals are."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from fedgossip.cli import main
+
+COMMAND = (sys.executable, "-m", "fedgossip")
+
+
+@dataclass(frozen=True)
+class Said:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def errors(self) -> list[str]:
+        return [line for line in self.err.splitlines() if line.startswith("error: ")]
+
+
+def in_process(
+    arguments: Sequence[str], cwd: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Said:
+    monkeypatch.chdir(cwd)
+    monkeypatch.setattr(sys, "argv", ["fedgossip", *arguments])
+    monkeypatch.delenv("FEDGOSSIP_TRACEBACK", raising=False)
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capsys.readouterr()
+    return Said(int(ended.value.code or 0), said.out, said.err)
+
+
+def start(arguments: Sequence[str], cwd: Path, **options: object) -> subprocess.Popen[str]:
+    """Start it in a process group of its own, as a shell does."""
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([*COMMAND, *arguments], cwd=cwd, start_new_session=True, **{**pipes, **options})  # type: ignore[call-overload, no-any-return]
+
+
+def finish(process: subprocess.Popen[str], seconds: float) -> Said:
+    """Wait for its end; one that takes longer is killed and fails the test."""
+    try:
+        out, err = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        out, err = process.communicate()
+        pytest.fail(f"still running after {seconds} s; it said: {err[-2000:]}")
+    return Said(process.returncode, out, err)
+
+
+def wait_until(true: Callable[[], object], seconds: float, what: str) -> None:
+    until = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < until, f"not within {seconds} s: {what}"
+        time.sleep(0.02)
+
+
+def alive(pid: int) -> bool:
+    """Whether the process runs: a zombie that waits for its parent to look does not."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    status = Path(f"/proc/{pid}/stat")
+    try:
+        return not status.exists() or status.read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def free_ports(count: int) -> list[int]:
+    holders = [socket.socket() for _ in range(count)]
+    try:
+        for holder in holders:
+            holder.bind(("127.0.0.1", 0))
+        return [holder.getsockname()[1] for holder in holders]
+    finally:
+        for holder in holders:
+            holder.close()
+
+
+def experiment(
+    folder: Path, *, n: int = 4, rounds: int = 3, graph: str = "ring", more: str = "", top: str = ""
+) -> Path:
+    """Write an experiment that only averages: no torch, milliseconds per round."""
+    path = folder / "experiment.toml"
+    text = f'seed = 1\nrounds = {rounds}\n{top}\n[topology]\ngraph = "{graph}"\nn = {n}\n'
+    path.write_text(text + f'[task]\nkind = "averaging"\ndim = 5\n{more}')
+    return path
