@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
 
 import msgspec
 
 from fedgossip import compose, runs
 from fedgossip.compose import Plan
 from fedgossip.errors import ConfigError, FedgossipError, NetworkError
+from fedgossip.messages import Hello
 from fedgossip.metrics import EventRow, Network, PeerRow, Row
 from fedgossip.peer import PeerEnded
 from fedgossip.runs import Ended, Keeper, Run, RunDirectory
@@ -23,11 +23,16 @@ class Collector:
 
     def __init__(self, folders: Sequence[Path], record: Network, keeper: Keeper) -> None:
         self.folders, self.record, self.keeper = folders, record, keeper
+        self.rounds = [0] * len(folders)
+        """How many rounds each peer has behind it."""
+        self.slowest_training = 0.0
+        """Seconds of the longest training seen."""
         self._offsets = [0] * len(folders)
         self._decoder = msgspec.json.Decoder(Row)
 
-    def read(self) -> None:
-        """Take every whole line that is new."""
+    def read(self) -> bool:
+        """Take every whole line that is new; tell whether there was any.  Raises ConfigError for one that is no row."""
+        before = list(self._offsets)
         for node, folder in enumerate(self.folders):
             path = folder / "metrics.jsonl"
             if not path.exists():
@@ -35,15 +40,21 @@ class Collector:
             with path.open("rb") as file:
                 file.seek(self._offsets[node])
                 data = file.read()
-            whole = data.rfind(b"\n") + 1
-            self._offsets[node] += whole
-            for line in data[:whole].splitlines():
-                self._take(node, self._decoder.decode(line))
+            for line in data[: data.rfind(b"\n") + 1].splitlines(keepends=True):
+                try:
+                    row = self._decoder.decode(line)
+                except msgspec.MsgspecError as error:
+                    raise ConfigError(f"{path}: not the rows of a peer: {error}", "Copy the folder again.") from None
+                self._offsets[node] += len(line)
+                self._take(node, row)
+        return before != self._offsets
 
     def _take(self, node: int, row: Row) -> None:
         if isinstance(row, EventRow):
             self.keeper(row)
         elif isinstance(row, PeerRow):
+            self.rounds[node] = row.round
+            self.slowest_training = max(self.slowest_training, row.seconds_training)
             for line in self.record.mixed(row, self._snapshot(node, row.round)):
                 self.keeper(line)
 
@@ -81,38 +92,43 @@ class Collector:
 def last_word(folder: Path) -> PeerEnded | None:
     """How the peer of `folder` ended, or None if it never said."""
     path = folder / "ended.json"
-    return msgspec.json.decode(path.read_bytes(), type=PeerEnded) if path.exists() else None
+    if not path.exists():
+        return None
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=PeerEnded)
+    except msgspec.MsgspecError as error:
+        raise ConfigError(f"{path}: cannot be read: {error}", "Copy the folder again.") from None
 
 
 def _vector(folder: Path) -> Vector | None:
     path = folder / "vector.safetensors"
     if not path.exists():
         return None
+    from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
-    vector: Vector = frozen(load_file(path)["vector"])
+    try:
+        vector: Vector = frozen(load_file(path)["vector"])
+    except (OSError, SafetensorError, KeyError) as error:
+        raise ConfigError(f"{path}: not a peer's vector: {error}", "Copy the folder again.") from None
     return vector
 
 
-def raise_if_all_failed(last_words: Sequence[PeerEnded | None], out: Path) -> None:
-    """Raise the first peer's error where no peer has a result."""
-    if any(ended is not None and ended.status != "failed" for ended in last_words):
-        return
-    raise_first_failure(last_words)
-    raise NetworkError("every peer died", f"Their last words: {out}/peers/*/log.txt")
+def failure_of(last_words: Sequence[PeerEnded | None], out: Path) -> FedgossipError | None:
+    """Return the first peer's error, or that all of them died without a word; None where some peer has a result."""
+    if all(ended is None for ended in last_words):
+        return NetworkError("every peer died", f"Their last words: {out}/peers/*/log.txt")
+    return first_failure(last_words)
 
 
-def raise_first_failure(last_words: Sequence[PeerEnded | None]) -> None:
-    """Raise the error of the first peer that tells one."""
+def first_failure(last_words: Sequence[PeerEnded | None]) -> FedgossipError | None:
+    """Return the error of the first peer that tells one."""
     for ended in last_words:
         if ended is not None and ended.status == "failed":
-            _raise(ended)
-
-
-def _raise(ended: PeerEnded) -> NoReturn:
-    error = FedgossipError(ended.message, ended.advice)
-    error.exit_code = ended.exit_code
-    raise error
+            error = FedgossipError(ended.message, ended.advice)
+            error.exit_code = ended.exit_code
+            return error
+    return None
 
 
 def collect_peers(plan: Plan, given: Sequence[Path], out: Path) -> Run:
@@ -123,6 +139,7 @@ def collect_peers(plan: Plan, given: Sequence[Path], out: Path) -> Run:
     began = time.monotonic()
     folders = _by_peer(plan.n, given)
     task, shares = compose.task_of(plan.experiment, plan.n)
+    _check_same_run(folders, compose.hello_of(plan, task.schema))
     directory = RunDirectory(out, plan)
     keeper = Keeper(directory, None)
     e = plan.experiment
@@ -130,7 +147,11 @@ def collect_peers(plan: Plan, given: Sequence[Path], out: Path) -> Run:
     for row in record.started([task.initial(node) for node in range(plan.n)]):
         keeper(row)
     collector = Collector(folders, record, keeper)
-    vectors, last_words = collector.finish()
+    try:
+        vectors, last_words = collector.finish()
+    except BaseException:
+        directory.abandon()
+        raise
     counts = collector.counts(last_words, {})
     whole = all(ended is not None and ended.status == "finished" for ended in last_words)
     ended = Ended(vectors, counts, "finished" if whole else "interrupted", time.monotonic() - began)
@@ -138,6 +159,14 @@ def collect_peers(plan: Plan, given: Sequence[Path], out: Path) -> Run:
     directory.finish(summary, task, runs.averaged(vectors), report=True)
     summary["run_dir"] = str(out)
     return Run(summary, keeper.rows, vectors, out)
+
+
+def _check_same_run(folders: Sequence[Path], hello: Hello) -> None:
+    for folder in folders:
+        ended = last_word(folder)
+        if ended and (ended.experiment, ended.schema) != (hello.experiment, hello.schema) and ended.experiment:
+            what = "a model of another layout" if ended.schema != hello.schema else "another experiment"
+            raise ConfigError(f"{folder}: this peer ran {what}", "Give the experiment file, --set and --seed it had.")
 
 
 def _by_peer(n: int, given: Sequence[Path]) -> list[Path]:
@@ -148,11 +177,12 @@ def _by_peer(n: int, given: Sequence[Path]) -> list[Path]:
     for folder in given:
         try:
             (peer,) = tomllib.loads((folder / "endpoint.toml").read_text())["peer"]
-        except (OSError, tomllib.TOMLDecodeError, KeyError, ValueError):
+            node = int(peer["id"])
+        except (OSError, tomllib.TOMLDecodeError, KeyError, ValueError, TypeError):
             raise ConfigError(f"{folder}: not the folder of a peer", "It should hold endpoint.toml.") from None
-        if peer["id"] in found:
-            raise ConfigError(f"{folder}: peer {peer['id']} is in {found[peer['id']]} already", "Give each once.")
-        found[peer["id"]] = folder
+        if node in found:
+            raise ConfigError(f"{folder}: peer {node} is in {found[node]} already", "Give each once.")
+        found[node] = folder
     if missing := sorted(set(range(n)) - set(found)):
         raise ConfigError(f"no folder of peers {missing[:5]}", f"The graph has {n} peers: copy all their folders here.")
     return [found[node] for node in range(n)]

@@ -21,14 +21,17 @@ from typing import Any
 import msgspec
 
 from fedgossip import compose, runs
-from fedgossip.collect import Collector, last_word, raise_first_failure, raise_if_all_failed
+from fedgossip.collect import Collector, failure_of, first_failure, last_word
 from fedgossip.compose import Plan
 from fedgossip.errors import NetworkError
-from fedgossip.metrics import Network, Row
+from fedgossip.metrics import EventRow, Network, Row
 from fedgossip.runs import Ended, Keeper, Run, RunDirectory, write_whole
 
 START_SECONDS = 120.0
 """For the warmed parent to import and every peer to listen; a cold disk and sixteen peers need some."""
+
+PATIENCE_SECONDS = 5.0
+"""When a peer has ended, the others may be silent for two trainings, two deadlines and so much longer."""
 
 STOP_SECONDS = 10.0
 POLL_SECONDS = 0.05
@@ -47,10 +50,12 @@ class Family:
             [sys.executable, "-m", "fedgossip.nursery", str(theirs.fileno()), *(LEARNING if learning else NUMERIC)],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
+            process_group=0,  # Ctrl-C reaches us alone, and we pass it on
             env={**os.environ, **one_thread, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
         )
         theirs.close()
         self._control, self._buffer = ours, b""
+        self.pids: dict[int, int] = {}
         self.exited: dict[int, int] = {}
 
     def start(self, spec: dict[str, Any]) -> None:
@@ -59,23 +64,34 @@ class Family:
 
     def poll(self, timeout: float) -> None:
         """Wait for news of the processes, at most `timeout` seconds."""
+        if not self._hear(timeout):
+            raise NetworkError("the process that starts the peers died", "Look at what it printed above.")
+
+    def _hear(self, timeout: float) -> bool:
+        """Take what the warmed parent says within `timeout` seconds; false when it has ended."""
         readable, _, _ = select.select([self._control], [], [], timeout)
         if not readable:
-            return
+            return True
         data = self._control.recv(1 << 16)
-        if not data:
-            raise NetworkError("the process that starts the peers died", "Look at what it printed above.")
         *lines, self._buffer = (self._buffer + data).split(b"\n")
         for line in lines:
             news = msgspec.json.decode(line)
-            if "exited" in news:
+            if "started" in news:
+                self.pids[news["started"]] = news["pid"]
+            elif "exited" in news:
                 self.exited[news["exited"]] = news["code"]
+        return bool(data)
 
     def stop(self) -> None:
         """Ask all peers to end, wait, and end the warmed parent; it kills what does not obey."""
+        if self._process.returncode is not None:
+            return
         self._say({"stop": True})
+        until = time.monotonic() + STOP_SECONDS
+        while self._hear(POLL_SECONDS) and time.monotonic() < until:
+            pass
         try:
-            self._process.wait(STOP_SECONDS)
+            self._process.wait(1.0)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -102,40 +118,59 @@ def run_local(
 ) -> Run:
     """Run every peer as a process of this machine; `out` is a new folder.  `family`: one that is warm already.
 
-    A peer that dies does not stop the others.  Ctrl-C ends all of them and keeps what was measured.  Raises the error
-    of a peer where all of them failed.
+    A peer that dies, or hangs, does not stop the others.  Ctrl-C ends all of them and keeps what was measured.  Raises
+    the error of a peer that failed (its training raised, say) when the others have ended; what was measured is kept.
     """
     began = time.monotonic()
-    directory = RunDirectory(out, plan)
-    keeper = Keeper(directory, watch)
-    folders = [out / "peers" / f"{node:02d}" for node in range(plan.n)]
     with family or Family(learning=plan.experiment.task.kind == "learning") as processes:
+        task, shares = compose.task_of(plan.experiment, plan.n)  # may refuse the experiment: nothing is made before
+        directory = RunDirectory(out, plan)
+        keeper = Keeper(directory, watch)
+        folders = [out / "peers" / f"{node:02d}" for node in range(plan.n)]
+        e = plan.experiment
+        record = Network(plan.n, e.rounds, e.eval.every, task.evaluate, watch_all=False)
+        collector = Collector(folders, record, keeper)
         status = "finished"
         try:
-            _start(out, folders, processes)
-            task, shares = compose.task_of(plan.experiment, plan.n)
-            e = plan.experiment
-            record = Network(plan.n, e.rounds, e.eval.every, task.evaluate, watch_all=False)
-            collector = Collector(folders, record, keeper)
             for row in record.started([task.initial(node) for node in range(plan.n)]):
                 keeper(row)
+            _start(out, folders, processes)
             _await_addresses(out, folders, processes)
-            while len(processes.exited) < plan.n:
-                processes.poll(POLL_SECONDS)
-                collector.read()
+            _gather(plan, processes, collector)
         except KeyboardInterrupt:
             status = "interrupted"
+        except BaseException:
+            directory.abandon()
+            raise
         processes.stop()
     vectors, last_words = collector.finish()
-    if status == "finished":
-        raise_if_all_failed(last_words, out)
+    failure = failure_of(last_words, out) if status == "finished" else None
     counts = collector.counts(last_words, processes.exited if status == "finished" else {})
-    summary = runs.summarize(
-        plan, "local", task, shares, record, keeper, Ended(vectors, counts, status, time.monotonic() - began)
-    )
+    ended = Ended(vectors, counts, "failed" if failure else status, time.monotonic() - began)
+    summary = runs.summarize(plan, "local", task, shares, record, keeper, ended)
     directory.finish(summary, task, runs.averaged(vectors), report=report)
+    if failure:
+        raise failure
     summary["run_dir"] = str(out)
     return Run(summary, keeper.rows, vectors, out)
+
+
+def _gather(plan: Plan, processes: Family, collector: Collector) -> None:
+    """Read what the peers write until all have ended, or until those that are left hang."""
+    settings, silent = plan.experiment.algorithm, 0.0
+    while len(processes.exited) < plan.n:
+        ended = len(processes.exited)
+        processes.poll(POLL_SECONDS)
+        news = collector.read() or len(processes.exited) > ended
+        silent = 0.0 if news else silent + POLL_SECONDS  # polls, not a clock: we may have been suspended with them
+        if not processes.exited:
+            continue  # while all of them work nobody can say what is too long
+        left = [node for node in range(plan.n) if node not in processes.exited]
+        joining = settings.start_timeout if any(collector.rounds[node] == 0 for node in left) else 0.0
+        if silent > joining + 2 * (settings.deadline + collector.slowest_training) + PATIENCE_SECONDS:
+            for node in left:
+                collector.keeper(EventRow(collector.rounds[node], node, "hung"))
+            return
 
 
 def _start(out: Path, folders: Sequence[Path], processes: Family) -> None:
@@ -153,6 +188,7 @@ def _await_addresses(out: Path, folders: Sequence[Path], processes: Family) -> N
         processes.poll(0.02)
         if processes.exited or time.monotonic() > until:
             missing = [node for node, path in enumerate(paths) if not path.exists()]
-            raise_first_failure([last_word(folders[node]) for node in missing])
-            raise NetworkError(f"peers {missing[:5]} did not start", f"Their last words: {out}/peers/*/log.txt")
+            failure = first_failure([last_word(folders[node]) for node in missing])
+            advice = f"Their last words: {out}/peers/*/log.txt"
+            raise failure or NetworkError(f"peers {missing[:5]} did not start", advice)
     write_whole(out / "endpoints.toml", b"\n".join(path.read_bytes() for path in paths))

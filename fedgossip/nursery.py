@@ -5,7 +5,8 @@ opens no socket and starts no thread, so that forking it is safe, and does one t
 ends them when its own parent is gone.
 
     python -m fedgossip.nursery FD        FD: a stream socket; JSON lines in ({"start": {...}} | {"stop": true}),
-                                          JSON lines out ({"ready": true} | {"exited": id, "code": c})
+                                          JSON lines out ({"ready": true} | {"started": id, "pid": p} |
+                                          {"exited": id, "code": c})
 """
 
 from __future__ import annotations
@@ -64,6 +65,7 @@ class Nursery:
     def _stop(self) -> None:
         self._kill_at = time.monotonic() + STOP_SECONDS
         self._signal(signal.SIGTERM)
+        self._signal(signal.SIGCONT)  # one that was suspended hears it too
 
     def _signal(self, number: int) -> None:
         for pid in self.children:
@@ -76,6 +78,7 @@ class Nursery:
             self.control.close()
             os._exit(_child(spec))
         self.children[pid] = spec["node"]
+        self._say({"started": spec["node"], "pid": pid})
 
     def _reap(self) -> None:
         for pid in list(self.children):

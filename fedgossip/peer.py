@@ -11,12 +11,13 @@ It leaves a folder of its own:
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
+from types import FrameType, TracebackType
 
 import msgspec
 
@@ -24,7 +25,8 @@ from fedgossip import compose
 from fedgossip.compose import Plan
 from fedgossip.errors import ConfigError, FedgossipError, NetworkError
 from fedgossip.machine import NodeId
-from fedgossip.metrics import Row, RowWriter
+from fedgossip.messages import Hello
+from fedgossip.metrics import EventRow, Row, RowWriter
 from fedgossip.net import endpoints as endpoint_files
 from fedgossip.net.endpoints import Endpoint, Endpoints
 from fedgossip.net.host import Host, Ports
@@ -36,7 +38,8 @@ from fedgossip.task import LocalTask
 from fedgossip.vectors import Vector
 from fedgossip.wire import Expected
 
-WAIT_FOR_ENDPOINTS_SECONDS = 60.0
+WAIT_FOR_ENDPOINTS_SECONDS = 150.0
+"""For a collector to hear from all peers; longer than it waits itself, so that it is the one to say who is missing."""
 
 
 class PeerEnded(msgspec.Struct):
@@ -48,6 +51,9 @@ class PeerEnded(msgspec.Struct):
     message: str = ""
     advice: str = ""
     exit_code: int = 0
+    experiment: str = ""
+    schema: str = ""
+    """As in the Hello: folders of two runs are not put together."""
 
 
 class Stopper:
@@ -56,9 +62,18 @@ class Stopper:
     def __init__(self, links: Links, *, child: bool) -> None:
         self.asked = False
         self._parent = os.getppid() if child else None
-        signal.signal(signal.SIGTERM, self._stop)
-        signal.signal(signal.SIGINT, signal.SIG_IGN if child else self._stop)  # a child's parent passes Ctrl-C on
-        signal.set_wakeup_fd(links.wake_fd, warn_on_full_buffer=False)
+        self._before = {
+            signal.SIGTERM: signal.signal(signal.SIGTERM, self._stop),
+            signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN if child else self._stop),  # see Family
+        }
+        links.wake_on_signals()
+
+    def __enter__(self) -> Stopper:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
     def _stop(self, number: int, _frame: FrameType | None) -> None:
         if self.asked and number == signal.SIGINT:
@@ -119,7 +134,7 @@ class PeerFiles:
             metadata = {"peer": str(self.node), "round": str(self.round)}
             save_model(self.folder / "model.safetensors", self.task, vector, **metadata)
             write_whole(self.folder / "vector.safetensors", save({"vector": vector}, metadata=metadata))
-        write_whole(self.folder / "ended.json", msgspec.json.encode(ended))
+        write_ended(self.folder, ended)
 
 
 def run_peer(
@@ -140,23 +155,30 @@ def run_peer(
     """
     try:
         links = Links(node, bind, identity)
-        where = Endpoint(links.address, identity.public)
-        write_whole(folder / "endpoint.toml", endpoint_files.block(node, where).encode())
-        stop = Stopper(links, child=child)
-        task, _ = compose.task_of(plan.experiment, plan.n)
-        known = endpoints if not isinstance(endpoints, Path) else _await_endpoints(endpoints, plan.n, stop)
     except FedgossipError as error:
-        write_whole(folder / "ended.json", msgspec.json.encode(failed(error)))
+        write_ended(folder, failed(error))
         raise
-    files = PeerFiles(folder, node, plan, task, snapshots=child)
-    return _gossip(plan, node, links, known, task, files, stop, watch)
+    with contextlib.closing(links), Stopper(links, child=child) as stop:
+        try:
+            where = Endpoint(links.address, identity.public)
+            write_whole(folder / "endpoint.toml", endpoint_files.block(node, where).encode())
+            task, _ = compose.task_of(plan.experiment, plan.n)
+            known = endpoints if not isinstance(endpoints, Path) else _await_endpoints(endpoints, plan.n, stop)
+            hello = compose.hello_of(plan, task.schema)
+            expected = Expected(task.schema, task.dtype.name, task.length)
+            links.connect(partners_of(node, plan.mixing), known, expected, hello)
+        except FedgossipError as error:
+            write_ended(folder, failed(error))
+            raise
+        files = PeerFiles(folder, node, plan, task, snapshots=child)
+        return _gossip(plan, node, links, hello, task, files, stop, watch)
 
 
 def _gossip(
     plan: Plan,
     node: NodeId,
     links: Links,
-    endpoints: Endpoints,
+    hello: Hello,
     task: LocalTask,
     files: PeerFiles,
     stop: Stopper,
@@ -164,10 +186,6 @@ def _gossip(
 ) -> PeerEnded:
     initial = task.initial(node)
     files.started(initial)
-    hello = compose.hello_of(plan, task.schema)
-    links.connect(
-        partners_of(node, plan.mixing), endpoints, Expected(task.schema, task.dtype.name, task.length), hello
-    )
 
     def write(row: Row) -> None:
         files.writer.write(row)
@@ -175,21 +193,35 @@ def _gossip(
             watch(row)
 
     machine = compose.machine_of(plan, node, initial, task.schema)
+    del initial  # the first model would stay in memory for the whole run
     host = Host(node, machine, links, task, hello, Ports(write, files.outgoing, files.mixed, stop))
     try:
         vector = host.run()
     except FedgossipError as error:
-        files.ended(None, failed(error, files.round, host.counts))
+        write(EventRow(files.round, node, "failed", {"text": str(error), "advice": error.advice}))
+        files.ended(None, failed(error, files.round, host.counts, hello))
         raise
-    status = "finished" if files.round == plan.experiment.rounds else "interrupted"
-    ended = PeerEnded(status, files.round, host.counts, exit_code=0 if status == "finished" else 130)
+    status, code = ("finished", 0) if files.round == plan.experiment.rounds else ("interrupted", 130)
+    ended = PeerEnded(
+        status, files.round, host.counts, exit_code=code, experiment=hello.experiment, schema=hello.schema
+    )
     files.ended(vector, ended)
     return ended
 
 
-def failed(error: FedgossipError, rounds: int = 0, counts: dict[str, int] | None = None) -> PeerEnded:
+def write_ended(folder: Path, ended: PeerEnded) -> None:
+    """Write a peer's last word."""
+    write_whole(folder / "ended.json", msgspec.json.encode(ended))
+
+
+def failed(
+    error: FedgossipError, rounds: int = 0, counts: dict[str, int] | None = None, hello: Hello | None = None
+) -> PeerEnded:
     """Return the record of a peer that could not go on."""
-    return PeerEnded("failed", rounds, counts or {}, str(error), error.advice, error.exit_code)
+    ended = PeerEnded("failed", rounds, counts or {}, str(error), error.advice, error.exit_code)
+    if hello:
+        ended.experiment, ended.schema = hello.experiment, hello.schema
+    return ended
 
 
 def _await_endpoints(path: Path, n: int, stop: Stopper) -> dict[NodeId, Endpoint]:

@@ -75,6 +75,7 @@ class Host:
         self._due: list[tuple[int, int, Hashable]] = []
         self._sequence = 0
         self._greeted: set[NodeId] = set()
+        self._refused: set[NodeId] = set()
         self._up: set[NodeId] = set()
         self._fatal: FedgossipError | None = None
         self._round = 0
@@ -96,7 +97,7 @@ class Host:
         finally:
             self._jobs.put(None)
             self.links.close(FLUSH_SECONDS if self.result is not None and not self.ports.stop() else 1.0)
-        worker.join(timeout=FLUSH_SECONDS)
+        worker.join(timeout=1.0)  # it is idle, unless we were stopped in the middle of a training
         if self._fatal:
             raise self._fatal
         return self.result
@@ -137,6 +138,9 @@ class Host:
         match event:
             case Arrived(sender, Hello() as hello):
                 self._greet(sender, hello)
+            case Arrived(sender) if sender not in self._greeted:
+                text = f"peer {sender} has not said that it runs this experiment"
+                self._reject(Rejected(sender, "ungreeted", text))
             case Arrived(sender, (Model() | Leaving()) as message):
                 self._meter.bytes_received += wire_bytes(message)
                 self.tell(Received(sender, message))
@@ -147,6 +151,8 @@ class Host:
             case LinkDown(node):
                 self._up.discard(node)
                 self._set_timer(("grace", node), GRACE_NS)
+            case Rejected(int(), "handshake"):
+                self._give_up_on(event)
             case Rejected():
                 self._reject(event)
 
@@ -155,18 +161,31 @@ class Host:
         if hello == self.hello:
             known = sender in self._greeted
             self._greeted.add(sender)
+            self._refused.discard(sender)
             if sender in self._up and not known:
                 self.tell(PeerJoined(sender))
             return
         differs = next(k for k in ("version", "schema", "experiment") if getattr(hello, k) != getattr(self.hello, k))
         meaning = {
-            "version": f"runs fedgossip {hello.version}, this is {self.hello.version}",
+            "version": f"runs fedgossip {hello.version:.20}, this is {self.hello.version}",
             "schema": "has a model of another layout",
             "experiment": "runs another experiment",
         }[differs]
         advice = "Start every peer from the same experiment file, with the same fedgossip."
-        self._reject(Rejected(sender, differs, f"peer {sender} {meaning}", advice))
-        self.tell(PeerGone(sender))
+        self._give_up_on(Rejected(sender, differs, f"peer {sender} {meaning}", advice))
+
+    def _give_up_on(self, event: Rejected) -> None:
+        """A partner with whom nothing can be exchanged; without any other this peer has nothing to do here."""
+        self._reject(event)
+        assert event.sender is not None
+        self._greeted.discard(event.sender)
+        self._refused.add(event.sender)
+        if self._refused >= set(self.links.partners):
+            rest = ", like every other neighbour" if len(self._refused) > 1 else ""
+            self._fatal = PeerError(_printable(event.text) + rest, event.advice, peer=event.sender)
+            self.tell(Stopping())
+        else:
+            self.tell(PeerGone(event.sender))
 
     def _fire(self, key: Hashable) -> None:
         match key:
@@ -219,7 +238,8 @@ class Host:
     def _reject(self, event: Rejected) -> None:
         self._count("refused")
         if self.counts["refused"] <= REJECTIONS_WRITTEN:
-            value = {"from": event.sender, "reason": event.reason, "text": event.text, "advice": event.advice}
+            text = _printable(event.text)
+            value = {"from": event.sender, "reason": event.reason, "text": text, "advice": event.advice}
             self.ports.write(EventRow(self._round, self.node, "refused", value))
 
     # --- training -------------------------------------------------------------------------------------------------
@@ -239,6 +259,7 @@ class Host:
                 )
                 answer.__cause__ = error
             self._answers.put((asked, answer, self.clock()))
+            del asked, answer  # the next job may be long in coming, and these are two models
             self.links.wake()
 
     def _trained(self, asked: Train, answer: Update | FedgossipError, ended_ns: int) -> None:
@@ -248,3 +269,8 @@ class Host:
             return
         self._meter.train_ended(ended_ns, answer.metrics)
         self.tell(Trained(asked.job, answer.difference, answer.examples, answer.metrics))
+
+
+def _printable(text: str) -> str:
+    """Return text of a stranger's making so that it can go to a terminal: one line, no control characters, not long."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text[:300])

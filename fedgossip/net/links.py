@@ -6,6 +6,7 @@ The sender of a message is the peer that the allow-list knows by the connection'
 
 from __future__ import annotations
 
+import signal
 import socket as os_socket
 import time
 from collections import deque
@@ -104,6 +105,7 @@ class Links:
         self._assemblers: dict[NodeId, Assembler] = {}
         self._hello = Hello("", "", "")
         self.bytes_received = self.dropped = 0
+        self._signals = False
         self.context: zmq.Context[ZmqSocket] = zmq.Context(1)
         self.context.set(zmq.MAX_SOCKETS, 8192)
         self.poller = zmq.Poller()
@@ -132,9 +134,14 @@ class Links:
         self.poller.register(self.router, zmq.POLLIN)
 
     @property
-    def wake_fd(self) -> int:
-        """For signal.set_wakeup_fd."""
-        return self._wake_out.fileno()
+    def partners(self) -> tuple[NodeId, ...]:
+        """Whom this peer speaks to."""
+        return tuple(self._links)
+
+    def wake_on_signals(self) -> None:
+        """Let a signal make `poll` return a Woken, until `close`."""
+        signal.set_wakeup_fd(self._wake_out.fileno(), warn_on_full_buffer=False)
+        self._signals = True
 
     def wake(self) -> None:
         """Make `poll` return a Woken; callable from any thread."""
@@ -172,12 +179,17 @@ class Links:
                 | zmq.EVENT_DISCONNECTED
                 | zmq.EVENT_HANDSHAKE_FAILED_AUTH
                 | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+                | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
             )
             monitor = dealer.get_monitor_socket(watched)
             self._assemblers[node] = Assembler(expected)
             self._links[node] = _Link(node, dealer, monitor)
             self.poller.register(monitor, zmq.POLLIN)
-            dealer.connect(endpoints[node].address)
+            try:
+                dealer.connect(endpoints[node].address)
+            except zmq.ZMQError as error:
+                where = f"cannot call peer {node} at {endpoints[node].address}"
+                raise NetworkError(f"{where}: {error.strerror.lower()}", "Correct endpoints.toml.") from None
 
     # --- sending --------------------------------------------------------------------------------------------------
 
@@ -307,7 +319,11 @@ class Links:
             if link.up:
                 link.up, link.broke = False, True
                 events.append(LinkDown(link.node))
-        else:
+        elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:  # ZeroMQ tries again; a dying peer looks the same
+            if not link.broke:
+                text = f"peer {link.node} hung up when it was greeted; it may have another key than endpoints.toml says"
+                events.append(Rejected(link.node, "hung_up", text, "Compare the keys: fedgossip keys show."))
+        else:  # ZeroMQ does not try again
             text = f"peer {link.node} does not accept our key, or has not the key that endpoints.toml gives it"
             events.append(Rejected(link.node, "handshake", text, "Compare the keys: fedgossip keys show."))
 
@@ -319,6 +335,8 @@ class Links:
 
     def close(self, drain_seconds: float = 0.0) -> None:
         """Send what can be sent within `drain_seconds`, then close everything; ZeroMQ lingers for LINGER_MS at most."""
+        if self.context.closed:
+            return
         until = time.monotonic() + drain_seconds
         while not self.idle and time.monotonic() < until:
             self.poll(50)
@@ -328,6 +346,8 @@ class Links:
             link.dealer.close()
         self.router.close(0)
         self.allow.socket.close(0)
+        if self._signals:  # before the descriptor is closed and means another file
+            signal.set_wakeup_fd(-1)
         self._wake_in.close()
         self._wake_out.close()
         self.context.term()

@@ -132,9 +132,8 @@ class SyncGossip(Generic[State]):
         return self._begin_if_joined()
 
     def _begin_if_joined(self) -> list[Effect]:
-        if self.phase == "joining" and set(self.partners) <= self.linked | self.absent:
-            return self._train()
-        return []
+        ready = set(self.partners) <= self.linked | self.absent and (self.linked or not self.partners)
+        return self._train() if self.phase == "joining" and ready else []  # with nobody there yet: the start timer
 
     def _start_with_those_here(self) -> list[Effect]:
         missing = sorted(set(self.partners) - self.linked)
