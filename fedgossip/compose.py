@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from fedgossip import __version__
@@ -96,13 +95,11 @@ def centralised(plan: Plan) -> dict[str, float]:
     if e.task.kind != "learning":
         raise ConfigError(f"task {e.task.kind!r} has no centralised counterpart", "Leave --centralised out.")
     from fedgossip.learning.baseline import train_centralised
-    from fedgossip.learning.settings import TrainSettings
 
     train, test = _data(e)
-    settings = TrainSettings(**msgspec.structs.asdict(e.train))
     size = e.train.batch_size * plan.n
-    per_round = settings.local_steps or max(1, round((settings.local_epochs or 1) * len(train) / size))
-    return train_centralised(train, test, e.model.source, settings, e.seed, e.rounds * per_round, size)
+    per_round = e.train.local_steps or max(1, round((e.train.local_epochs or 1) * len(train) / size))
+    return train_centralised(train, test, e.model.source, e.train, e.seed, e.rounds * per_round, size)
 
 
 def _data(experiment: Experiment) -> tuple[Dataset, Dataset]:
@@ -129,11 +126,9 @@ def _learning(experiment: Experiment, n: int) -> tuple[LocalTask, DataShares]:
     counts = [np.bincount(labels[share], minlength=train.classes).tolist() for share in shares]
     described = DataShares(e.data.source, train.classes, counts, [len(share) for share in shares])
 
-    from fedgossip.learning.settings import TrainSettings
     from fedgossip.learning.task import TorchTask
 
-    settings = TrainSettings(**msgspec.structs.asdict(e.train))
-    return TorchTask(train, test, shares, e.model.source, settings, seed=e.seed, rounds=e.rounds), described
+    return TorchTask(train, test, shares, e.model.source, e.train, seed=e.seed, rounds=e.rounds), described
 
 
 def machine_of(plan: Plan, node: NodeId, initial: Vector, schema: str) -> SyncGossip[Vector]:

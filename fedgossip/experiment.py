@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from fedgossip.errors import ConfigError, nearest
+from fedgossip.learning.settings import TrainSettings
 from fedgossip.machine import NodeId
 
 
@@ -36,31 +37,6 @@ class Model(msgspec.Struct, forbid_unknown_fields=True):
 
     source: str = "softmax"
     """softmax | mlp:IN-HIDDEN-OUT | cnn:small | cnn:small-bn | chars:WIDTH | module:function"""
-
-
-class Train(msgspec.Struct, forbid_unknown_fields=True):
-    """[train]: what a peer does between two exchanges."""
-
-    optimizer: str = "sgd"
-    lr: float = 0.1
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    nesterov: bool = False
-    schedule: str = "constant"
-    """Learning rate over the rounds: constant | cosine | step:ROUND,FACTOR"""
-    batch_size: int = 16
-    local_steps: int | None = None
-    """Batches per round; 5 where neither this nor local_epochs is given."""
-    local_epochs: int | None = None
-    """Passes over the peer's own data per round, in place of local_steps."""
-    device: str = "auto"
-    """auto | cpu | cuda | mps"""
-    buffers: str = "average"
-    """BatchNorm's running statistics: average (mixed like parameters) | local (each peer keeps its own)"""
-    threads: int = 1
-    """Threads inside one torch operation.  Peers of one machine share its cores; more than 1 can change the bits."""
-    clip_norm: float | None = None
-    """Gradients of a step longer than this are scaled down to it."""
 
 
 class TopologySection(msgspec.Struct, forbid_unknown_fields=True):
@@ -135,7 +111,7 @@ class Experiment(msgspec.Struct, forbid_unknown_fields=True):
     """For the run directory and the report; the graph's name where empty."""
     data: Data = msgspec.field(default_factory=Data)
     model: Model = msgspec.field(default_factory=Model)
-    train: Train = msgspec.field(default_factory=Train)
+    train: TrainSettings = msgspec.field(default_factory=TrainSettings)
     algorithm: Algorithm = msgspec.field(default_factory=Algorithm)
     eval: Eval = msgspec.field(default_factory=Eval)
     simulation: Simulation = msgspec.field(default_factory=Simulation)
@@ -144,6 +120,9 @@ class Experiment(msgspec.Struct, forbid_unknown_fields=True):
     def to_dict(self) -> dict[str, Any]:
         """Return the resolved experiment as plain data, without keys that are None (TOML has no null)."""
         return typing.cast("dict[str, Any]", _without_none(msgspec.to_builtins(self)))
+
+
+SECTIONS = (Data, Model, TrainSettings, TopologySection, Algorithm, Eval, Simulation, Task)
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -173,6 +152,8 @@ def checked(content: dict[str, Any], where: str) -> Experiment:
         raise ConfigError(f"{where}: unknown key {path + key!r}", nearest(key, known))
     try:
         experiment = msgspec.convert(content, Experiment)
+    except ConfigError as error:  # of the [train] section, which checks itself
+        raise ConfigError(f"{where}: [train]: {error}", error.advice) from None
     except msgspec.ValidationError as error:
         text, _, place = str(error).partition(" - at `$.")
         if "missing required field" in text:
@@ -210,12 +191,12 @@ def _override(content: dict[str, Any], text: str) -> None:
     content[last] = parsed
 
 
-def _unknown(content: Mapping[str, Any], kind: type[msgspec.Struct], path: str) -> Iterator[tuple[str, str, list[str]]]:
-    known = {field.name: field.type for field in msgspec.structs.fields(kind)}
+def _unknown(content: Mapping[str, Any], kind: type, path: str) -> Iterator[tuple[str, str, list[str]]]:
+    known = typing.get_type_hints(kind)
     for key, value in content.items():
         if key not in known:
             yield path, key, list(known)
-        elif isinstance(known[key], type) and issubclass(known[key], msgspec.Struct) and isinstance(value, Mapping):
+        elif isinstance(value, Mapping) and known[key] in SECTIONS:
             yield from _unknown(value, known[key], f"{path}{key}.")
 
 

@@ -106,6 +106,24 @@ def test_the_formula_gives_the_printed_values(placement: str, printed: float) ->
     assert stationary_error(PLACEMENTS[placement](np.arange(16)), 0.1) == pytest.approx(printed, abs=5e-9)
 
 
+def test_combine_then_adapt_would_be_seen() -> None:
+    """The other order, x <- W x - eta (x - b), has gain eta / (1 - l_k + eta) per mode: a regression test for ours."""
+    b = PLACEMENTS["alternating"](np.arange(16))
+    eigenvalues = 1 / 3 + 2 / 3 * np.cos(2 * np.pi * np.arange(16) / 16)
+    power = np.abs(np.fft.fft(b)) ** 2 / 16
+    other = float((((0.1 / (1.1 - eigenvalues)) ** 2) * power)[1:].sum() / 16)
+    run = simulate(
+        {
+            "rounds": 250,
+            "task": {"kind": "quadratic", "placement": "alternating", "dtype": "float64"},
+            "topology": {"graph": "ring", "n": 16},
+        }
+    )
+    ours = run.summary["consensus_distance"] ** 2
+    assert ours == pytest.approx(stationary_error(b, 0.1), rel=1e-8)
+    assert other > 5 * ours
+
+
 @pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-4), ("float64", 1e-8)])
 def test_the_stationary_disagreement_over_real_sockets_is_the_formulas(
