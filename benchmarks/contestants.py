@@ -52,12 +52,11 @@ def _gossip(seat: Seat, d: int, warm: int, rounds: int, identity: Identity | Non
     words = seat.meet((links.address, identity.public if identity else ""))
     endpoints = {node: Endpoint(*word) for node, word in enumerate(words)}
     task = Averaging(seat.n, d)
-    initial = task.initial(seat.node)
     hello = Hello(task.schema, "benchmark", "0")
     links.connect(sorted(set(seat.neighbours)), endpoints, Expected(task.schema, "float32", d), hello)
-    mixing = build(resolve(f"ring:{seat.n}"), "metropolis")
+    mixing = build(resolve("ring", seat.n), "metropolis")
     settings = SyncSettings(rounds=warm + rounds)
-    machine = SyncGossip(seat.node, mixing, DSGD(), initial, task.schema, settings)
+    machine = SyncGossip(seat.node, mixing, DSGD(), task.initial(seat.node), task.schema, settings)
     watch = Watch(warm)
 
     def mixed(_round: int, _vector: object) -> None:
@@ -116,7 +115,7 @@ def _recv_all(edge: socket.socket, into: memoryview) -> None:
 
 
 def curve(seat: Seat, d: int, warm: int, rounds: int) -> Measured:
-    """The same bytes through bare CURVE links, 256 KiB a message, landed by recv_into; nothing is mixed."""
+    """The same bytes through bare CURVE links in chunks of the same size, landed by recv_into; nothing is mixed."""
     mine, theirs = _vectors(d)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
     public, secret = zmq.curve_keypair()

@@ -9,12 +9,13 @@ import resource
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-SECONDS = 600.0
+SECONDS = 120.0
 """How long a member may take to answer before the measurement is given up."""
 
 
@@ -81,16 +82,21 @@ def crew(n: int, work: Callable[[Seat], Measured]) -> list[Measured]:
     for member in members:
         member.start()
     try:
-        return _serve([ours for ours, _ in pipes])
-    finally:
+        measured = _serve([ours for ours, _ in pipes])
         for member in members:
             member.join(timeout=10)
+        return measured
+    finally:
+        for member in members:
             member.kill()
 
 
 def _member(work: Callable[[Seat], Measured], seat: Seat) -> None:
-    measured = work(seat)
-    seat.meet(measured)
+    try:
+        seat.meet(work(seat))
+    except Exception as error:
+        seat.pipe.send(error)
+        raise
 
 
 def _serve(pipes: Sequence[Connection]) -> list[Measured]:
@@ -100,6 +106,8 @@ def _serve(pipes: Sequence[Connection]) -> list[Measured]:
             if not pipe.poll(SECONDS):
                 raise TimeoutError(f"a member did not answer within {SECONDS:g} s")
             words.append(pipe.recv())
+            if isinstance(words[-1], Exception):
+                raise words[-1]
         for pipe in pipes:
             pipe.send(words)
         if isinstance(words[0], Measured):
@@ -109,7 +117,7 @@ def _serve(pipes: Sequence[Connection]) -> list[Measured]:
 def round_ms(members: Sequence[Measured]) -> list[float]:
     """Return the milliseconds of each counted round: from the last member's end to the last member's next end."""
     ends = [max(at) for at in zip(*(m.ends_ns for m in members), strict=True)]
-    return [(after - before) / 1e6 for before, after in zip(ends, ends[1:], strict=False)]
+    return [(after - before) / 1e6 for before, after in pairwise(ends)]
 
 
 def machine() -> str:

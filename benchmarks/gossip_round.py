@@ -58,12 +58,14 @@ def table(scores: dict[str, Score]) -> str:
     """Return the scores of one setting as text: medians, cost, and the ratios."""
     first = next(iter(scores.values()))
     lines = [f"\n{first.n} processes, {first.d:,} float32 ({len(first.ms)} rounds each)"]
-    lines.append(f"{'':18}{'ms/round':>10}{'CPU s/GB':>10}{'faults/GB':>11}{'peak, models':>14}{'x TCP':>8}{'x CURVE':>9}")
+    heads = {"ms/round": 10, "CPU s/GB": 10, "faults/GB": 11, "peak, models": 14, "x TCP": 8, "x CURVE": 9, "x gloo": 9}
+    lines.append(" " * 18 + "".join(f"{head:>{width}}" for head, width in heads.items()))
     for s in scores.values():
         peak = f"{s.peak_models:.2f}" if s.peak_models is not None else "-"
-        over = [f"{s.median_ms / scores[floor].median_ms:.2f}" for floor in ("TCP floor", "CURVE floor")]
+        floors = [scores[name] for name in ("TCP floor", "CURVE floor", "gloo all_reduce") if name in scores]
+        over = [f"{s.median_ms / floor.median_ms:.2f}" for floor in floors] + ["-"] * (3 - len(floors))
         cost = f"{s.cpu_seconds / s.gigabytes:>10.2f}{s.faults / s.gigabytes:>11.0f}"
-        lines.append(f"{s.name:18}{s.median_ms:>10.1f}{cost}{peak:>14}{over[0]:>8}{over[1]:>9}")
+        lines.append(f"{s.name:18}{s.median_ms:>10.1f}{cost}{peak:>14}{over[0]:>8}{over[1]:>9}{over[2]:>9}")
     return "\n".join(lines)
 
 

@@ -1,7 +1,9 @@
 """Frozen vectors, and the one function that owns the order of summation.
 
 A vector is a one-dimensional float32 or float64 array that nobody may write to once it has been handed over; so it
-can be sent without a copy, kept in a mailbox and shared between simulated peers.
+can be sent without a copy, kept in a mailbox and shared between simulated peers.  The flag says it: a frozen vector
+may have other readers; one that came over a link is still writeable, belongs to its receiver alone, and is given up to
+the sum that it becomes part of.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ Vector = npt.NDArray[np.floating]
 RowGroups = Sequence[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.float64]]]
 """(nodes [g], ids [g, k], weights [g, k]) for nodes with equal numbers k of terms; ids ascend in each row."""
 
-BLOCK = 16_384  # elements; 64 KiB of float32: the running sum and the product stay in the cache
+BLOCK = 32_768  # elements; 128 KiB of float32: the running sum and the product stay in the second-level cache
 
 # Blocks of memory below this size are malloc's business; from here on a fresh block costs a page fault per 4 KiB,
 # and copying into it runs at about half the speed of warm memory.
@@ -37,7 +39,7 @@ class _Pool:
     def take(self, size: int) -> npt.NDArray[np.uint8]:
         with self._lock:
             for block in self._blocks:
-                # 3: this list, the loop variable and getrefcount's argument.  A view, a sender or a mailbox is one more.
+                # 3: this list, the loop variable, getrefcount's argument.  A view, a sender or a mailbox is one more.
                 if block.nbytes == size and sys.getrefcount(block) == 3:
                     return block[:]
             self._blocks = [b for b in self._blocks if b.nbytes == size][-_POOLED_BLOCKS + 1 :]
@@ -69,31 +71,40 @@ def add(left: Vector, right: Vector) -> Vector:
     return frozen(np.add(left, right, out=empty(left.size, left.dtype).reshape(left.shape)))
 
 
-def ordered_mix(terms: Sequence[tuple[float, Vector]]) -> Vector:
+def ordered_mix(terms: Sequence[tuple[float, Vector]], into: Vector | None = None) -> Vector:
     """Return sum_j weight_j * vector_j, summed in the order given, each term rounded twice (product, then sum).
 
     The caller gives the terms by ascending node id, its own in its place.  The first term is a product alone; each
     weight is rounded to the vectors' type once.  Neither a matrix product (sums in an order of its own) nor a fused
     multiply-add (rounds once) gives these bits, and peers that round differently disagree for ever.
 
-    Shapes: every vector [d], one dtype; returns a new frozen [d] of that dtype.  Raises ValueError on no terms.
+    Shapes: every vector [d], one dtype; returns a frozen [d] of that dtype.  It lies in new memory, or in `into`,
+    which may be one of the vectors: a caller that owns one gives it up and saves a model's worth of memory.
+    Raises ValueError on no terms.
     """
     if not terms:
         raise ValueError("nothing to mix")
-    first_weight, first = terms[0]
-    kind = first.dtype.type
-    total = empty(first.size, first.dtype)
+    first = terms[0][1]
+    scaled = [(first.dtype.type(weight), vector) for weight, vector in terms]
+    total = empty(first.size, first.dtype) if into is None else into
     product = np.empty(min(BLOCK, first.size), first.dtype)
-    rest = [(kind(weight), vector) for weight, vector in terms[1:]]
-    first_scale = kind(first_weight)
+    # a term that is still to be read must not hold the running sum
+    spare = np.empty_like(product) if any(total is vector for _, vector in scaled[1:]) else None
     for start in range(0, first.size, BLOCK):
         stop = min(start + BLOCK, first.size)
-        block, scratch = total[start:stop], product[: stop - start]
-        np.multiply(first[start:stop], first_scale, out=block)
-        for scale, vector in rest:
-            np.multiply(vector[start:stop], scale, out=scratch)
-            np.add(block, scratch, out=block)
+        out, width = total[start:stop], slice(0, stop - start)
+        running = out if spare is None else spare[width]
+        _mix_block([(scale, vector[start:stop]) for scale, vector in scaled], out, running, product[width])
     return frozen(total)
+
+
+def _mix_block(terms: Sequence[tuple[np.floating, Vector]], out: Vector, running: Vector, product: Vector) -> None:
+    """One block of ordered_mix; the last sum goes to `out`, the ones before it to `running`."""
+    (scale, first), *rest = terms
+    np.multiply(first, scale, out=running if rest else out)
+    for left, (scale, vector) in zip(range(len(rest) - 1, -1, -1), rest, strict=True):
+        np.multiply(vector, scale, out=product)
+        np.add(running, product, out=running if left else out)
 
 
 def ordered_mix_rows(

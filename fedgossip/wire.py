@@ -3,7 +3,7 @@
 Every ZeroMQ message has two frames:
 
     b"H" + transfer (u32)                  the header, msgpack, at most 64 KiB, unknown fields refused
-    b"C" + transfer (u32) + index (u32)    the index-th chunk of the vectors announced by that header, 256 KiB or less
+    b"C" + transfer (u32) + index (u32)    the index-th chunk of the vectors announced by that header, 512 KiB or less
 
 All integers little-endian, all numbers little-endian IEEE 754.  Chunks overlap the cipher with the copy; a link that
 breaks in the middle of a transfer leaves chunks whose index does not follow, and these are dropped up to the next
@@ -14,33 +14,42 @@ from __future__ import annotations
 
 import struct
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Annotated, TypeVar
 
 import msgspec
 import numpy as np
 
 from fedgossip.errors import PeerError
 from fedgossip.messages import AnyMessage, Hello, Leaving, Model
-from fedgossip.vectors import Vector, empty, frozen
+from fedgossip.vectors import Vector, empty
 
-CHUNK_BYTES = 256 * 1024
+CHUNK_BYTES = 512 * 1024
+"""Small enough that the cipher, the copy and the network overlap within the cache, large enough that the work per
+message does not show: from 128 KiB to 1 MiB both ends together cost 4.0, 3.8, 3.5, 3.4 CPU seconds per encrypted GB."""
+
 HEADER_BYTES_MAX = 64 * 1024
 FRAME_BYTES_MAX = CHUNK_BYTES
 MARK_BYTES = 9
 
 _MARK = struct.Struct("<cII")
 
+Body = TypeVar("Body")
+
+
+_Round = Annotated[int, msgspec.Meta(ge=0)]
+
 
 class _ModelHeader(msgspec.Struct, tag="model", forbid_unknown_fields=True):
-    round: int
+    round: _Round
     schema: str
     dtype: str
     lengths: list[int]
 
 
 class _LeavingHeader(msgspec.Struct, tag="leaving", forbid_unknown_fields=True):
-    round: int
+    round: _Round
 
 
 class _HelloHeader(msgspec.Struct, tag="hello", forbid_unknown_fields=True):
@@ -64,16 +73,16 @@ def _header(message: AnyMessage) -> _Header:
             return _HelloHeader(schema, experiment, version)
 
 
-def frames(message: AnyMessage, transfer: int) -> Iterator[tuple[bytes, bytes | memoryview]]:
-    """Yield the (mark, body) pairs of `message`; bodies of chunks are views of its vectors, not copies."""
+def chunks(message: AnyMessage) -> list[memoryview]:
+    """Return the vectors of `message` as chunks of at most CHUNK_BYTES: views, not copies; none for small messages."""
+    return list(_slices([_little(v) for v in message.vectors])) if isinstance(message, Model) else []
+
+
+def frames(message: AnyMessage, transfer: int, bodies: Iterable[Body]) -> Iterator[tuple[bytes, bytes | Body]]:
+    """Yield the (mark, body) pairs of `message`; `bodies` are its chunks, in whatever form the caller sends them."""
     yield _MARK.pack(b"H", transfer, 0), _encoder.encode(_header(message))
-    if isinstance(message, Model):
-        index = 0
-        for vector in message.vectors:
-            raw = _little(vector).view(np.uint8).data
-            for start in range(0, len(raw), CHUNK_BYTES):
-                yield _MARK.pack(b"C", transfer, index), raw[start : start + CHUNK_BYTES]
-                index += 1
+    for index, body in enumerate(bodies):
+        yield _MARK.pack(b"C", transfer, index), body
 
 
 def wire_bytes(message: AnyMessage) -> int:
@@ -138,7 +147,7 @@ class Assembler:
             raise FrameError("oversized", f"a header of {len(body)} bytes; the limit is {HEADER_BYTES_MAX}")
         try:
             header: _Header = _decoder.decode(body)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # ValueError: text that is no UTF-8
             raise FrameError("header", f"a header that cannot be read: {error}") from None
         match header:
             case _LeavingHeader(round=number):
@@ -163,7 +172,10 @@ class Assembler:
         self._open, self._targets, self._next = (header, vectors), list(_slices(vectors)), 0
 
     def landed(self, size: int) -> Model | None:
-        """The last chunk, of `size` bytes, is in place: return the model if it is whole.  Raises FrameError."""
+        """The last chunk, of `size` bytes, is in place: return the model if it is whole.  Raises FrameError.
+
+        Its vectors are writeable: nobody but the caller refers to them.
+        """
         assert self._open is not None
         if size != len(self._targets[self._next]):
             expected = len(self._targets[self._next])
@@ -176,7 +188,7 @@ class Assembler:
         self._drop()
         if sys.byteorder == "big":
             vectors = tuple(v.byteswap() for v in vectors)
-        return Model(header.round, header.schema, tuple(frozen(v) for v in vectors))
+        return Model(header.round, header.schema, vectors)
 
     def _drop(self) -> None:
         self._open, self._targets, self._next = None, [], 0

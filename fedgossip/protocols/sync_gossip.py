@@ -38,7 +38,7 @@ from fedgossip.machine import (
     Trained,
 )
 from fedgossip.messages import Leaving, Model
-from fedgossip.vectors import Vector, ordered_mix
+from fedgossip.vectors import Vector, frozen, ordered_mix
 
 
 class Weights(Protocol):
@@ -168,7 +168,7 @@ class SyncGossip(Generic[State]):
         if newest > self.round + 1:  # a neighbour two rounds ahead has given up on us: the rounds between are lost
             effects.append(Report("skipped", newest - self.round, newest))
             self._go_to(newest)
-        self.outgoing = self.algorithm.outgoing(self.state, update)
+        self.outgoing = tuple(frozen(vector) for vector in self.algorithm.outgoing(self.state, update))
         self.phase = "waiting"
         mixing = self.schedule.mixing(self.round)
         self.row = mixing.row(self.node)
@@ -228,7 +228,7 @@ class SyncGossip(Generic[State]):
         effects: list[Effect] = [Report("missed", missing, self.round)] if missing else []
         inputs = {j: self.outgoing if j == self.node else self.mailbox[j][self.round] for j in row}
         mixed = tuple(
-            ordered_mix([(weight, inputs[j][slot]) for j, weight in row.items()]) for slot in range(len(self.outgoing))
+            _mixed([(weight, inputs[j][slot]) for j, weight in row.items()]) for slot in range(len(self.outgoing))
         )
         self.state = self.algorithm.incoming(self.state, mixed)
         self.outgoing = ()
@@ -260,6 +260,11 @@ class SyncGossip(Generic[State]):
         self.phase = "finished"
         self.mailbox.clear()
         return [Finish(self.algorithm.model(self.state))]
+
+
+def _mixed(terms: Sequence[tuple[float, Vector]]) -> Vector:
+    """The sum, in the memory of a term that came over a link, if there is one: it is ours, and not needed again."""
+    return ordered_mix(terms, next((vector for _, vector in terms if vector.flags.writeable), None))
 
 
 def partners_of(node: NodeId, schedule: Schedule) -> tuple[NodeId, ...]:

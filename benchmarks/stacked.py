@@ -1,0 +1,104 @@
+"""Microseconds per node and step of simulated nodes, mixing included, beside a plain torch loop over modules.
+
+    python benchmarks/stacked.py [--nodes 1000] [--rounds R] [--json]
+
+One SGD step of 32 examples a round, a random 4-regular graph, one thread.  The loop trains the same models on the
+same examples and mixes nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from crew import machine, median
+from torch import nn
+
+from fedgossip.learning import data, models
+from fedgossip.learning.task import TorchTask, TrainSettings
+from fedgossip.task import Job
+from fedgossip.topology import build, resolve
+from fedgossip.vectors import frozen, ordered_mix_rows
+
+MODELS = {"softmax 64-10": "softmax", "MLP 64-128-10": "mlp:64-128-10"}
+BATCH, EXAMPLES, LR = 32, 64, 0.1
+"""Examples of a step and of a node; the learning rate."""
+
+
+def examples(n: int) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return rng.standard_normal((n * EXAMPLES, 64), np.float32), rng.integers(0, 10, n * EXAMPLES)
+
+
+def fedgossip_round(source: str, n: int) -> Callable[[int], None]:
+    """Return a function that trains and mixes round r of all n nodes, as the stacked engine does."""
+    dataset = data.from_arrays("random", *examples(n))
+    shares = np.arange(n * EXAMPLES).reshape(n, EXAMPLES)
+    settings = TrainSettings(lr=LR, batch_size=BATCH, local_steps=1, device="cpu")
+    task = TorchTask(dataset, dataset.subset(shares[0]), list(shares), source, settings, seed=0, rounds=1000)
+    groups = build(resolve("regular:4", n, seed=0), "metropolis").rows_by_degree()
+    now = frozen(np.stack([task.initial(node) for node in range(n)]))
+
+    def one(number: int) -> None:
+        nonlocal now
+        updates = task.train([Job(node, number, now[node]) for node in range(n)])
+        outgoing = now + np.stack([update.difference for update in updates if update.difference is not None])
+        mixed = np.empty_like(outgoing)
+        ordered_mix_rows(groups, outgoing, mixed)
+        now = frozen(mixed)
+
+    return one
+
+
+def loop_round(source: str, n: int) -> Callable[[int], None]:
+    """Return a function that takes one step at each of n modules, one after the other; nothing is mixed."""
+    x, y = (torch.from_numpy(values) for values in examples(n))
+    nodes = [models.build(source, (64,), 10, 0) for _ in range(n)]
+    optimizers = [torch.optim.SGD(node.parameters(), LR) for node in nodes]
+    loss = nn.CrossEntropyLoss()
+
+    def one(number: int) -> None:
+        for i, (node, optimizer) in enumerate(zip(nodes, optimizers, strict=True)):
+            rows = slice(i * EXAMPLES + number % 2 * BATCH, i * EXAMPLES + (number % 2 + 1) * BATCH)
+            optimizer.zero_grad()
+            loss(node(x[rows]), y[rows]).backward()
+            optimizer.step()
+
+    return one
+
+
+def measure(source: str, n: int, rounds: int) -> tuple[float, float]:
+    """Return (fedgossip, loop) in us per node-step: medians of rounds taken in turns."""
+    contestants = [fedgossip_round(source, n), loop_round(source, n)]
+    taken: list[list[float]] = [[], []]
+    for number in range(rounds + 1):
+        for times, one in zip(taken, contestants, strict=True):
+            began = time.process_time()  # one thread: other processes of the machine do not count
+            one(number)
+            times.append((time.process_time() - began) / n * 1e6)
+    ours, loop = (median(times[1:]) for times in taken)
+    return ours, loop
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nodes", type=int, default=1000)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    results = {name: measure(source, options.nodes, options.rounds) for name, source in MODELS.items()}
+    if options.json:
+        print(json.dumps(results))
+        return
+    print(f"{machine()}\n{options.nodes} nodes, us per node-step\n{'':16}{'fedgossip':>10}{'loop':>8}{'ratio':>7}")
+    for name, (ours, loop) in results.items():
+        print(f"{name:16}{ours:>10.1f}{loop:>8.0f}{loop / ours:>7.1f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,255 @@
+"""The order of summation is part of the result, and warm memory is nobody else's."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedgossip import vectors
+from fedgossip.vectors import Vector, consensus_distance, digest, empty, frozen, mean, ordered_mix, ordered_mix_rows
+
+POOLED = vectors._POOLED_BYTES // 4
+"""float32 elements of the smallest block that is kept warm."""
+
+kinds = st.sampled_from([np.float32, np.float64])
+
+
+def drawn(seed: int, shape: tuple[int, ...], kind: Any) -> Any:
+    """Numbers of very different sizes: sums in another order have other bits."""
+    rng = np.random.default_rng(seed)
+    return (rng.standard_normal(shape) * 10.0 ** rng.integers(-6, 7, shape)).astype(kind)
+
+
+def two_roundings(weights: list[float], terms: list[Vector]) -> list[bytes]:
+    """The plain loop over single numbers: product, rounded; sum, rounded."""
+    kind = terms[0].dtype.type
+    sums = []
+    for column in range(terms[0].size):
+        total = kind(weights[0]) * terms[0][column]
+        for weight, term in zip(weights[1:], terms[1:], strict=True):
+            total = total + kind(weight) * term[column]
+        sums.append(total.tobytes())
+    return sums
+
+
+# --- ordered_mix ----------------------------------------------------------------------------------------------------
+
+weight_lists = st.lists(st.floats(-2, 2), min_size=1, max_size=6)
+
+
+@settings(max_examples=60, deadline=None)
+@given(weight_lists, st.integers(1, 300), kinds, st.integers(0, 2**32), st.integers(1, 70))
+def test_ordered_mix_is_the_plain_loop_bit_for_bit(
+    weights: list[float], length: int, kind: Any, seed: int, block: int
+) -> None:
+    terms = list(drawn(seed, (len(weights), length), kind))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(vectors, "BLOCK", block)
+        mixed = ordered_mix(list(zip(weights, terms, strict=True)))
+    assert [x.tobytes() for x in mixed] == two_roundings(weights, terms)
+
+
+@pytest.mark.parametrize("length", [vectors.BLOCK - 1, vectors.BLOCK, vectors.BLOCK + 1, 3 * vectors.BLOCK + 5])
+def test_blocks_do_not_show(length: int) -> None:
+    a, b, c = drawn(length, (3, length), np.float32)
+    third = np.float32(1 / 3)
+    assert np.array_equal(ordered_mix([(1 / 3, a), (1 / 3, b), (1 / 3, c)]), (a * third + b * third) + c * third)
+
+
+@settings(max_examples=60, deadline=None)
+@given(weight_lists, st.integers(1, 90), st.integers(0, 2**32), st.integers(1, 40), st.data())
+def test_a_term_given_up_to_the_sum_does_not_change_it(
+    weights: list[float], length: int, seed: int, block: int, data: st.DataObject
+) -> None:
+    terms = list(drawn(seed, (len(weights), length), np.float32))
+    expected = two_roundings(weights, terms)
+    into = terms[data.draw(st.integers(0, len(terms) - 1))]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(vectors, "BLOCK", block)
+        mixed = ordered_mix(list(zip(weights, terms, strict=True)), into)
+    assert mixed is into and [x.tobytes() for x in mixed] == expected
+
+
+def test_only_the_term_given_up_is_written_to() -> None:
+    terms = [frozen(v) for v in drawn(1, (3, 50), np.float32)]
+    before = [v.copy() for v in terms]
+    mixed = ordered_mix([(0.5, v) for v in terms])
+    assert all(np.array_equal(a, b) for a, b in zip(terms, before, strict=True))
+    assert not any(np.shares_memory(mixed, v) for v in terms)
+
+
+def test_the_order_of_terms_shows_in_the_bits() -> None:
+    a, b, c = drawn(7, (3, 1000), np.float32)
+    forward, backward = (ordered_mix([(1 / 3, v) for v in order]) for order in ((a, b, c), (c, b, a)))
+    assert np.allclose(forward, backward, rtol=1e-3) and not np.array_equal(forward, backward)
+
+
+def test_a_mix_is_frozen() -> None:
+    with pytest.raises(ValueError, match="read-only"):
+        ordered_mix([(1.0, np.ones(3, np.float32))])[0] = 2.0
+
+
+def test_mixing_nothing_is_an_error() -> None:
+    with pytest.raises(ValueError, match="nothing to mix"):
+        ordered_mix([])
+
+
+# --- ordered_mix_rows -----------------------------------------------------------------------------------------------
+
+
+def irregular(rng: np.random.Generator, n: int) -> list[dict[int, float]]:
+    """One row of weights per node, ids ascending, its own among them, of any number of neighbours."""
+    rows = []
+    for node in range(n):
+        others = set(rng.choice(n, rng.integers(0, n), replace=False).tolist()) | {node}
+        rows.append({j: float(rng.uniform(-1, 1)) for j in sorted(others)})
+    return rows
+
+
+def grouped(rows: list[dict[int, float]]) -> vectors.RowGroups:
+    groups = []
+    for size in sorted({len(row) for row in rows}):
+        nodes = [i for i, row in enumerate(rows) if len(row) == size]
+        ids = np.array([list(rows[i]) for i in nodes], np.int64)
+        groups.append((np.array(nodes, np.int64), ids, np.array([list(rows[i].values()) for i in nodes], np.float64)))
+    return groups
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 12), st.sampled_from([1, 7, 64, 65, 200]), kinds, st.integers(0, 2**32))
+def test_all_rows_at_once_are_each_row_alone_bit_for_bit(n: int, d: int, kind: Any, seed: int) -> None:
+    rows = irregular(np.random.default_rng(seed), n)
+    stacked, out = drawn(seed, (n, d), kind), np.full((n, d), np.nan, kind)
+    ordered_mix_rows(grouped(rows), stacked, out)
+    for node, row in enumerate(rows):
+        assert out[node].tobytes() == ordered_mix([(w, stacked[j]) for j, w in row.items()]).tobytes()
+
+
+def test_blocks_of_columns_do_not_show() -> None:
+    n, d = 1500, 400  # two blocks and a part of one
+    rng = np.random.default_rng(0)
+    rows = [dict.fromkeys(sorted({(i - 1) % n, i, (i + 1) % n}), 1 / 3) for i in range(n)]
+    stacked, out = rng.standard_normal((n, d)).astype(np.float32), np.empty((n, d), np.float32)
+    ordered_mix_rows(grouped(rows), stacked, out)
+    for node in (0, 1, 700, n - 1):
+        assert np.array_equal(out[node], ordered_mix([(w, stacked[j]) for j, w in rows[node].items()]))
+
+
+# --- warm memory ----------------------------------------------------------------------------------------------------
+
+
+def where(vector: Vector) -> int:
+    return vector.__array_interface__["data"][0]  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vectors, "_pool", vectors._Pool())
+
+
+@pytest.mark.usefixtures("pool")
+def test_memory_that_nobody_refers_to_is_handed_out_again() -> None:
+    first = empty(POOLED, np.float32)
+    at = where(first)
+    del first
+    assert where(empty(POOLED, np.float32)) == at
+
+
+KEEPERS = {
+    "the vector": lambda v: v,
+    "a slice": lambda v: v[5:6],
+    "a view of another type": lambda v: v.view(np.uint8),
+    "a memoryview": lambda v: v.view(np.uint8).data,
+    "a slice of a memoryview": lambda v: v.view(np.uint8).data[7:9],
+    "a reshaped view": lambda v: v.reshape(2, -1),
+    "a frozen vector": frozen,
+    "a tuple": lambda v: (v, 1),
+}
+
+
+@pytest.mark.usefixtures("pool")
+@pytest.mark.parametrize("keep", KEEPERS.values(), ids=KEEPERS)
+def test_memory_that_somebody_refers_to_is_not_handed_out(keep: Any) -> None:
+    first = empty(POOLED, np.float32)
+    at, kept = where(first), keep(first)
+    del first
+    others = [empty(POOLED, np.float32) for _ in range(2 * vectors._POOLED_BLOCKS)]
+    assert at not in {where(v) for v in others}
+    del kept, others
+
+
+@pytest.mark.usefixtures("pool")
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 30), st.sampled_from([POOLED, POOLED + 1])), max_size=60))
+def test_vectors_in_use_never_overlap(steps: list[tuple[bool, int, int]]) -> None:
+    held: list[Vector] = []
+    for take, which, length in steps:
+        if take or not held:
+            held.append(empty(length, np.float32))
+        else:
+            del held[which % len(held)]
+        spans = sorted((where(v), where(v) + v.nbytes) for v in held)
+        assert all(end <= start for (_, end), (start, _) in pairwise(spans))
+
+
+@pytest.mark.usefixtures("pool")
+def test_threads_are_never_handed_the_same_memory() -> None:
+    clashes: list[int] = []
+
+    def work(mark: int) -> None:
+        for _ in range(200):
+            mine = empty(POOLED, np.float32)
+            mine[::4096] = mark
+            if not (mine[::4096] == mark).all():
+                clashes.append(mark)
+
+    threads = [threading.Thread(target=work, args=(mark,)) for mark in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert clashes == []
+
+
+@pytest.mark.usefixtures("pool")
+def test_the_pool_keeps_a_bounded_number_of_blocks() -> None:
+    held = [empty(POOLED, np.float32) for _ in range(40)]
+    assert len(vectors._pool._blocks) <= vectors._POOLED_BLOCKS
+    del held
+
+
+@pytest.mark.usefixtures("pool")
+def test_blocks_of_a_size_no_longer_asked_for_are_let_go() -> None:
+    del_me = [empty(POOLED, np.float32) for _ in range(4)]
+    del del_me
+    other = empty(2 * POOLED, np.float32)
+    assert {block.nbytes for block in vectors._pool._blocks} == {other.nbytes}
+
+
+# --- small ones -----------------------------------------------------------------------------------------------------
+
+
+def test_a_digest_is_the_sha256_of_the_little_endian_bytes_in_order() -> None:
+    a, b = np.arange(5, dtype=np.float32), np.arange(3, dtype=np.float32)
+    expected = hashlib.sha256(a.astype("<f4").tobytes() + b.astype("<f4").tobytes()).hexdigest()
+    assert digest([a, b]) == digest([a.astype(">f4"), b]) == expected
+
+
+@settings(max_examples=30)
+@given(st.integers(1, 9), st.integers(1, 50), st.integers(0, 2**32))
+def test_consensus_distance_is_its_formula(n: int, d: int, seed: int) -> None:
+    x = np.random.default_rng(seed).standard_normal((n, d))
+    expected = np.sqrt(((x - x.mean(axis=0)) ** 2).sum(axis=1).mean())
+    assert consensus_distance(x) == pytest.approx(expected, rel=1e-12, abs=1e-12)
+
+
+def test_a_mean_of_float32_is_rounded_once() -> None:
+    x = drawn(3, (101, 30), np.float32)
+    assert np.array_equal(mean(list(x)), x.astype(np.float64).sum(axis=0).__truediv__(101).astype(np.float32))

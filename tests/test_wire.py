@@ -1,0 +1,311 @@
+"""Frames: what goes in comes out, and nothing that a stranger sends costs more than the frame that carried it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedgossip import wire
+from fedgossip.messages import AnyMessage, Hello, Leaving, Model
+from fedgossip.vectors import Vector, frozen
+from fedgossip.wire import CHUNK_BYTES, HEADER_BYTES_MAX, MARK_BYTES, Assembler, Expected, FrameError
+
+SCHEMA = "0123456789abcdef"
+PER_CHUNK = CHUNK_BYTES // 4
+"""float32 elements in a whole chunk."""
+
+Frames = list[tuple[bytes, bytes]]
+
+
+def cut(message: AnyMessage, transfer: int = 1) -> Frames:
+    """The frames of `message` as they leave a link."""
+    return [(mark, bytes(body)) for mark, body in wire.frames(message, transfer, wire.chunks(message))]
+
+
+def hear(assembler: Assembler, frames: Iterable[tuple[bytes, bytes]]) -> list[AnyMessage]:
+    """Give the frames to `assembler` the way a link does; return the messages that became whole."""
+    heard: list[AnyMessage] = []
+    for mark, body in frames:
+        target = assembler.mark(mark)
+        if target is None:
+            message = assembler.header(body)
+        else:
+            taken = body[: len(target)]  # recv_into: the rest of a longer frame is dropped, its true size returned
+            target[: len(taken)] = taken
+            message = assembler.landed(len(body))
+        if message is not None:
+            heard.append(message)
+    return heard
+
+
+def model(length: int = 10, *, round: int = 3, count: int = 1, dtype: str = "float32", schema: str = SCHEMA) -> Model:
+    rng = np.random.default_rng(length + 31 * count)
+    return Model(round, schema, tuple(frozen(rng.standard_normal(length).astype(dtype)) for _ in range(count)))
+
+
+def expecting(message: Model) -> Assembler:
+    first = message.vectors[0]
+    return Assembler(Expected(message.schema, first.dtype.name, first.size, len(message.vectors)))
+
+
+def same(left: AnyMessage, right: AnyMessage) -> bool:
+    if not (isinstance(left, Model) and isinstance(right, Model)):
+        return left == right
+    vectors = zip(left.vectors, right.vectors, strict=True)
+    return (left.round, left.schema) == (right.round, right.schema) and all(
+        a.dtype == b.dtype and a.tobytes() == b.tobytes() for a, b in vectors
+    )
+
+
+def refusal(assembler: Assembler, frames: Iterable[tuple[bytes, bytes]]) -> str:
+    with pytest.raises(FrameError) as refused:
+        hear(assembler, frames)
+    return refused.value.reason
+
+
+@pytest.fixture
+def allocations(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
+    """What the assembler asked memory for."""
+    asked: list[tuple[int, str]] = []
+
+    def empty(length: int, dtype: str) -> Vector:
+        asked.append((length, dtype))
+        return np.empty(length, dtype)
+
+    monkeypatch.setattr(wire, "empty", empty)
+    return asked
+
+
+# --- what goes in comes out -----------------------------------------------------------------------------------------
+
+lengths = st.one_of(
+    st.integers(1, 40), st.sampled_from([k * PER_CHUNK + off for k in (1, 2, 3) for off in (-1, 0, 1)])
+)
+models = st.builds(
+    model,
+    lengths,
+    round=st.integers(0, 2**40),
+    count=st.integers(1, 3),
+    dtype=st.sampled_from(["float32", "float64"]),
+    schema=st.text(max_size=40),
+)
+small = st.one_of(
+    st.builds(Leaving, st.integers(0, 2**40)), st.builds(Hello, *[st.text(max_size=80) for _ in range(3)])
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(models, st.integers(0, 2**32 - 1))
+def test_a_model_arrives_with_the_same_bits(sent: Model, transfer: int) -> None:
+    (heard,) = hear(expecting(sent), cut(sent, transfer))
+    assert same(heard, sent)
+
+
+@given(small, st.integers(0, 2**32 - 1))
+def test_a_small_message_arrives_equal(sent: AnyMessage, transfer: int) -> None:
+    assert hear(expecting(model()), cut(sent, transfer)) == [sent]
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.one_of(small, st.builds(model, st.just(PER_CHUNK + 5), round=st.integers(0, 99))), max_size=6))
+def test_messages_arrive_in_the_order_sent(sent: list[AnyMessage]) -> None:
+    frames = [pair for transfer, message in enumerate(sent) for pair in cut(message, transfer)]
+    heard = hear(expecting(model(PER_CHUNK + 5)), frames)
+    assert len(heard) == len(sent) and all(map(same, heard, sent))
+
+
+def test_special_numbers_keep_their_bits() -> None:
+    bits = np.array([0x7FC00001, 0xFFC12345, 0x80000000, 0x00000001, 0x7F800000], np.uint32)
+    sent = Model(0, SCHEMA, (frozen(bits.view(np.float32)),))
+    (heard,) = hear(expecting(sent), cut(sent))
+    assert isinstance(heard, Model)
+    assert heard.vectors[0].view(np.uint32).tolist() == bits.tolist()
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.one_of(models, small))
+def test_wire_bytes_is_the_sum_of_the_frames(message: AnyMessage) -> None:
+    assert wire.wire_bytes(message) == sum(len(mark) + len(body) for mark, body in cut(message))
+
+
+def test_chunks_are_views_of_the_vector_and_no_larger_than_the_limit() -> None:
+    sent = model(2 * PER_CHUNK + 7)
+    chunks = wire.chunks(sent)
+    assert [len(chunk) for chunk in chunks] == [CHUNK_BYTES, CHUNK_BYTES, 28]
+    assert all(np.shares_memory(np.frombuffer(chunk, np.uint8), sent.vectors[0]) for chunk in chunks)
+
+
+def test_a_model_that_arrived_belongs_to_its_receiver_alone() -> None:
+    sent = model()
+    first, second = hear(expecting(sent), cut(sent) + cut(sent, 2))
+    assert isinstance(first, Model) and isinstance(second, Model)
+    assert first.vectors[0].flags.writeable and not np.shares_memory(first.vectors[0], second.vectors[0])
+
+
+# --- what is refused ------------------------------------------------------------------------------------------------
+
+
+@given(st.binary(max_size=20).filter(lambda mark: len(mark) != MARK_BYTES or mark[:1] not in (b"H", b"C")))
+def test_a_mark_that_cannot_be_read_is_refused(mark: bytes) -> None:
+    assert refusal(expecting(model()), [(mark, b"")]) == "mark"
+
+
+def test_a_chunk_that_nobody_announced_is_refused() -> None:
+    _header, chunk = cut(model())
+    assert refusal(expecting(model()), [chunk]) == "order"
+
+
+def test_a_chunk_out_of_order_is_refused() -> None:
+    sent = model(3 * PER_CHUNK)
+    header, first, second, third = cut(sent)
+    assert refusal(expecting(sent), [header, second]) == "order"
+    assert refusal(expecting(sent), [header, first, third]) == "order"
+    assert refusal(expecting(sent), [header, first, first]) == "order"
+
+
+def test_a_chunk_of_another_transfer_is_refused() -> None:
+    header, _ = cut(model(), 1)
+    _, chunk = cut(model(), 2)
+    assert refusal(expecting(model()), [header, chunk]) == "order"
+
+
+def test_after_an_interruption_the_rest_is_dropped_and_the_next_header_heard() -> None:
+    sent = model(3 * PER_CHUNK)
+    header, first, *rest = cut(sent)
+    assembler = expecting(sent)
+    hear(assembler, [header, first])
+    assert hear(assembler, cut(Leaving(4), 2)) == [Leaving(4)]
+    for stale in rest:
+        assert refusal(assembler, [stale]) == "order"
+    (heard,) = hear(assembler, cut(sent, 3))
+    assert same(heard, sent)
+
+
+@pytest.mark.parametrize("length", [10, PER_CHUNK + 3])
+@pytest.mark.parametrize("change", [-1, 1, 1000])
+def test_a_chunk_of_the_wrong_size_is_refused(length: int, change: int) -> None:
+    sent = model(length)
+    *before, (mark, body) = cut(sent)
+    wrong = body[:change] if change < 0 else body + bytes(change)
+    assert refusal(expecting(sent), [*before, (mark, wrong)]) == "truncated"
+
+
+def test_a_refused_chunk_closes_its_transfer() -> None:
+    sent = model(PER_CHUNK + 3)
+    assembler = expecting(sent)
+    header, (mark, body), last = cut(sent)
+    assert refusal(assembler, [header, (mark, body[:-4])]) == "truncated"
+    assert refusal(assembler, [last]) == "order"
+
+
+def test_a_header_above_the_limit_is_refused() -> None:
+    frames = cut(Hello("x" * HEADER_BYTES_MAX, "", ""))
+    assert refusal(expecting(model()), frames) == "oversized"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"type": "model", "round": 0, "schema": SCHEMA, "dtype": "float32", "lengths": [10], "extra": 1},
+        {"type": "model", "round": 0, "schema": SCHEMA, "dtype": "float32"},
+        {"type": "model", "round": "0", "schema": SCHEMA, "dtype": "float32", "lengths": [10]},
+        {"type": "leaving", "round": -1},
+        {"type": "leaving", "round": 1.5},
+        {"type": "leaving", "round": None},
+        {"type": "run", "command": "x"},
+        [],
+    ],
+)
+def test_a_header_of_another_shape_is_refused(fields: Any) -> None:
+    (mark, _), *_ = cut(model())
+    assert refusal(expecting(model()), [(mark, msgspec.msgpack.encode(fields))]) == "header"
+
+
+def test_text_that_is_no_utf_8_is_refused() -> None:
+    (mark, body), *_ = cut(Hello("schema", "experiment", "0.1.0"))
+    assert refusal(expecting(model()), [(mark, body.replace(b"schema", b"\xffchema"))]) == "header"
+
+
+def test_a_header_that_is_cut_short_is_refused() -> None:
+    (mark, body), *_ = cut(model())
+    for size in range(len(body)):
+        assert refusal(expecting(model()), [(mark, body[:size])]) == "header"
+
+
+@pytest.mark.parametrize(
+    ("sent", "reason"),
+    [
+        (model(schema="another"), "schema"),
+        (model(11), "size"),
+        (model(dtype="float64"), "size"),
+        (model(count=2), "size"),
+        (model(10**6), "size"),
+    ],
+)
+def test_a_model_of_another_layout_is_refused_before_memory_is_taken(
+    sent: Model, reason: str, allocations: list[tuple[int, str]]
+) -> None:
+    assert refusal(expecting(model()), cut(sent)) == reason
+    assert allocations == []
+
+
+@given(st.integers(), st.text(max_size=9), st.lists(st.integers(-(2**63), 2**64 - 1), max_size=5))
+def test_announced_sizes_are_compared_and_never_believed(round: int, dtype: str, sizes: list[int]) -> None:
+    fields = {"type": "model", "round": round % 2**63, "schema": SCHEMA, "dtype": dtype, "lengths": sizes}
+    (mark, _), *_ = cut(model())
+    reason = refusal(expecting(model()), [(mark, msgspec.msgpack.encode(fields))])
+    assert reason in ("size", "header")
+
+
+marks = st.one_of(
+    st.binary(max_size=12),
+    st.tuples(st.sampled_from([b"H", b"C"]), st.integers(0, 3), st.integers(0, 3)).map(
+        lambda parts: parts[0] + parts[1].to_bytes(4, "little") + parts[2].to_bytes(4, "little")
+    ),
+)
+pieces = st.one_of(
+    st.tuples(marks, st.binary(max_size=200)),
+    st.sampled_from(cut(model(), 1) + cut(model(), 2) + cut(Leaving(1), 3) + cut(model(11), 2)),
+)
+
+
+@settings(max_examples=200)
+@given(st.lists(pieces, max_size=12))
+def test_garbage_raises_frame_errors_only_and_a_good_message_is_heard_after_it(garbage: Frames) -> None:
+    assembler = expecting(model())
+    for pair in garbage:
+        try:
+            hear(assembler, [pair])
+        except FrameError as error:
+            assert error.reason in ("mark", "order", "header", "oversized", "schema", "size", "truncated")
+    (heard,) = hear(assembler, cut(model(), 9))
+    assert same(heard, model())
+
+
+@settings(max_examples=300)
+@given(st.binary(max_size=300))
+def test_random_bytes_are_no_header(body: bytes) -> None:
+    (mark, _), *_ = cut(model())
+    try:
+        heard = hear(expecting(model()), [(mark, body)])
+    except FrameError:
+        return
+    assert all(isinstance(message, Hello | Leaving) for message in heard)
+
+
+@given(st.data())
+def test_a_changed_byte_in_a_header_is_refused_or_read_but_never_another_error(data: st.DataObject) -> None:
+    message = data.draw(st.sampled_from([model(), Leaving(300), Hello("schema", "experiment", "0.1.0")]))
+    (mark, body), *_ = cut(message)
+    at = data.draw(st.integers(0, len(body) - 1))
+    changed = body[:at] + bytes([data.draw(st.integers(0, 255))]) + body[at + 1 :]
+    try:
+        hear(expecting(model()), [(mark, changed)])
+    except FrameError as error:
+        assert error.reason in ("header", "schema", "size")
