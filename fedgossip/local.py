@@ -144,7 +144,11 @@ def run_local(
             raise
         processes.stop()
     vectors, last_words = collector.finish()
-    failure = failure_of(last_words, out) if status == "finished" else None
+    failure = None
+    if status == "finished":
+        failure = failure_of(last_words, out)
+        done = [ended is not None and ended.status == "finished" for ended in last_words]
+        vectors = [vector if whole else None for vector, whole in zip(vectors, done, strict=True)]
     counts = collector.counts(last_words, processes.exited if status == "finished" else {})
     ended = Ended(vectors, counts, "failed" if failure else status, time.monotonic() - began)
     summary = runs.summarize(plan, "local", task, shares, record, keeper, ended)

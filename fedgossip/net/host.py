@@ -75,7 +75,9 @@ class Host:
         self._due: list[tuple[int, int, Hashable]] = []
         self._sequence = 0
         self._greeted: set[NodeId] = set()
-        self._refused: set[NodeId] = set()
+        self._joined: set[NodeId] = set()
+        self._gone: set[NodeId] = set()
+        self._refused: dict[NodeId, Rejected] = {}
         self._up: set[NodeId] = set()
         self._fatal: FedgossipError | None = None
         self._round = 0
@@ -147,7 +149,7 @@ class Host:
             case LinkUp(node):
                 self._up.add(node)
                 if self._timers.pop(("grace", node), None) is None and node in self._greeted:
-                    self.tell(PeerJoined(node))
+                    self._tell_joined(node)
             case LinkDown(node):
                 self._up.discard(node)
                 self._set_timer(("grace", node), GRACE_NS)
@@ -161,9 +163,9 @@ class Host:
         if hello == self.hello:
             known = sender in self._greeted
             self._greeted.add(sender)
-            self._refused.discard(sender)
+            self._refused.pop(sender, None)
             if sender in self._up and not known:
-                self.tell(PeerJoined(sender))
+                self._tell_joined(sender)
             return
         differs = next(k for k in ("version", "schema", "experiment") if getattr(hello, k) != getattr(self.hello, k))
         meaning = {
@@ -175,22 +177,32 @@ class Host:
         self._give_up_on(Rejected(sender, differs, f"peer {sender} {meaning}", advice))
 
     def _give_up_on(self, event: Rejected) -> None:
-        """A partner with whom nothing can be exchanged; without any other this peer has nothing to do here."""
+        """A partner with whom nothing can be exchanged."""
         self._reject(event)
         assert event.sender is not None
         self._greeted.discard(event.sender)
-        self._refused.add(event.sender)
-        if self._refused >= set(self.links.partners):
-            rest = ", like every other neighbour" if len(self._refused) > 1 else ""
-            self._fatal = PeerError(_printable(event.text) + rest, event.advice, peer=event.sender)
+        self._refused[event.sender] = event
+        self._tell_gone(event.sender)
+
+    def _tell_joined(self, node: NodeId) -> None:
+        self._joined.add(node)
+        self._gone.discard(node)
+        self.tell(PeerJoined(node))
+
+    def _tell_gone(self, node: NodeId) -> None:
+        """Tell the machine; but where nobody ever joined, some were refused and the rest has left, there is no run."""
+        self._gone.add(node)
+        if self._refused and not self._joined and self._gone >= set(self.links.partners):
+            first = self._refused[min(self._refused)]
+            self._fatal = PeerError(f"nobody to learn with: {_printable(first.text)}", first.advice, peer=first.sender)
             self.tell(Stopping())
         else:
-            self.tell(PeerGone(event.sender))
+            self.tell(PeerGone(node))
 
     def _fire(self, key: Hashable) -> None:
         match key:
             case ("grace", int(node)):
-                self.tell(PeerGone(node))
+                self._tell_gone(node)
             case _:
                 self.tell(Fired(key))
 

@@ -1,0 +1,311 @@
+"""What real processes do when one of them dies, hangs, fails or is stopped: the others go on, and all of it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import alive, experiment, finish, free_ports, start, wait_until
+
+from fedgossip import compose, local
+from fedgossip.compose import Plan
+from fedgossip.errors import FedgossipError
+from fedgossip.experiment import load
+from fedgossip.local import Family, run_local
+from fedgossip.metrics import PeerRow, Row, read_rows
+from fedgossip.net.endpoints import text as endpoints_text
+from fedgossip.net.identity import Identity
+from fedgossip.runs import Run
+from fedgossip.simulated import simulate_plan
+
+
+def averaging(n: int, rounds: int, deadline: float = 5.0, graph: str = "ring") -> Plan:
+    return compose.plan(
+        load(
+            {
+                "rounds": rounds,
+                "topology": {"graph": graph, "n": n},
+                "task": {"kind": "averaging", "dim": 5},
+                "algorithm": {"deadline": deadline, "start_timeout": 30.0},
+                "eval": {"every": rounds},
+            }
+        )
+    )
+
+
+def run_and(act: Callable[[int], None], plan: Plan, out: Path, at_round: int = 30, node: int = 2) -> Run:
+    """Run `plan`; call `act` with the process id of peer `node` when it has `at_round` rounds behind it."""
+    with Family(learning=False) as family:
+        acted: list[int] = []
+
+        def watch(row: Row) -> None:
+            if isinstance(row, PeerRow) and row.round >= at_round and not acted:
+                acted.append(family.pids[node])
+                act(family.pids[node])
+
+        finished = run_local(plan, out, family=family, report=False, watch=watch)
+    assert acted, "the run was over before anything was done to it"
+    assert not any(alive(pid) for pid in family.pids.values())
+    return finished
+
+
+def summary_of(out: Path) -> dict[str, Any]:
+    summary: dict[str, Any] = json.loads((out / "summary.json").read_text())
+    return summary
+
+
+def looks_finished(out: Path) -> bool:
+    return (out / "summary.json").exists() and not (out / "INCOMPLETE").exists()
+
+
+# --- one of them dies or hangs ------------------------------------------------------------------------------------
+
+
+def test_the_others_finish_when_one_is_killed(tmp_path: Path) -> None:
+    done = run_and(lambda pid: os.kill(pid, signal.SIGKILL), averaging(4, 1500), tmp_path / "run")
+    events = done.summary["events"]
+    assert events["died"] >= 1 and events["gone"] >= 1 and events["missed"] >= 1, events
+    assert [vector is None for vector in done.vectors] == [False, False, True, False]
+    assert done.digest is None and done.summary["rounds"] == 1500
+    others = [row for row in done.rows if isinstance(row, PeerRow) and row.peer != 2]
+    assert {row.peer for row in others if row.round == 1500} == {0, 1, 3}
+
+
+def test_the_others_go_on_when_one_is_suspended_past_the_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "PATIENCE_SECONDS", 0.5)
+    done = run_and(lambda pid: os.kill(pid, signal.SIGSTOP), averaging(4, 600, deadline=0.5), tmp_path / "run")
+    events = done.summary["events"]
+    assert events["missed"] >= 1 and events["hung"] == 1, events
+    finished = {row.peer for row in done.rows if isinstance(row, PeerRow) and row.round == 600}
+    assert finished == {0, 1, 3} and done.digest is None
+
+
+def test_a_run_whose_peers_all_die_is_a_network_error(tmp_path: Path) -> None:
+    plan = averaging(3, 3000)
+    with Family(learning=False) as family:
+
+        def watch(row: Row) -> None:
+            if isinstance(row, PeerRow):
+                for pid in family.pids.values():
+                    if alive(pid):
+                        os.kill(pid, signal.SIGKILL)
+
+        with pytest.raises(FedgossipError, match="every peer died") as raised:
+            run_local(plan, tmp_path / "run", family=family, report=False, watch=watch)
+    assert raised.value.exit_code == 3 and not looks_finished(tmp_path / "run")
+
+
+# --- training fails -----------------------------------------------------------------------------------------------
+
+RAISES_IN_ONE_PEER = """
+import torch, inspect
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(64, 10)
+    def forward(self, x):
+        for frame in inspect.stack():
+            jobs = frame.frame.f_locals.get("asked")
+            if jobs is not None and jobs.job == 3 and frame.frame.f_locals["self"].node == 1:
+                raise RuntimeError("no more")
+        return self.layer(x)
+def model(*shape):
+    return Model()
+"""
+
+
+def test_failed_training_of_one_peer_is_the_runs_error_and_hangs_nobody(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(RAISES_IN_ONE_PEER)
+    path = experiment(tmp_path, n=3, rounds=6, more='[model]\nsource = "own:model"\n[train]\nlocal_steps = 1\n')
+    path.write_text(path.read_text().replace('"averaging"', '"learning"'))
+    said = finish(start(["run", path.name, "--on", "local", "--out", "out", "--json", "--no-report"], tmp_path), 60)
+    assert said.code == 5 and said.out == "" and "Traceback" not in said.err, said
+    assert len(said.errors) == 1 and "node 1, round 3" in said.errors[0] and "no more" in said.errors[0], said.err
+    assert summary_of(tmp_path / "out")["status"] == "failed" and not looks_finished(tmp_path / "out")
+    rows = read_rows(tmp_path / "out" / "metrics.jsonl")
+    assert {row.peer for row in rows if isinstance(row, PeerRow) and row.round == 6} == {0, 2}
+
+
+# --- somebody stops it --------------------------------------------------------------------------------------------
+
+
+def descendants(pid: int) -> set[int]:
+    listed = subprocess.run(["ps", "-eo", "pid,ppid"], capture_output=True, text=True, check=True).stdout
+    parents = [tuple(map(int, line.split())) for line in listed.splitlines()[1:]]
+    found, grown = {pid}, True
+    while grown:
+        more = {child for child, parent in parents if parent in found} - found
+        found, grown = found | more, bool(more)
+    return found - {pid}
+
+
+def rows_in(path: Path) -> int:
+    return sum(b'"peer"' in line for line in path.read_bytes().splitlines()) if path.exists() else 0
+
+
+def endless_run(folder: Path) -> tuple[subprocess.Popen[str], set[int]]:
+    """Start a local run that would take hours; return it, and its processes once rounds are measured."""
+    experiment(folder, rounds=10_000_000)
+    running = start(["run", "experiment.toml", "--on", "local", "--out", "out", "--json"], folder)
+    wait_until(lambda: rows_in(folder / "out" / "metrics.jsonl") > 20, 30, "rounds in metrics.jsonl")
+    children = descendants(running.pid)
+    assert len(children) == 5, "a warmed parent and four peers"
+    return running, children
+
+
+def test_ctrl_c_ends_all_processes_within_seconds_and_keeps_what_was_measured(tmp_path: Path) -> None:
+    running, children = endless_run(tmp_path)
+    os.killpg(running.pid, signal.SIGINT)
+    said = finish(running, 8)
+    assert said.code == 130 and "Traceback" not in said.err, said
+    assert not any(alive(pid) for pid in children)
+    assert json.loads(said.out)["status"] == "interrupted"
+    assert summary_of(tmp_path / "out")["status"] == "interrupted" and not looks_finished(tmp_path / "out")
+    assert rows_in(tmp_path / "out" / "metrics.jsonl") > 20
+
+
+def test_ctrl_c_while_the_peers_start_leaves_no_process(tmp_path: Path) -> None:
+    experiment(tmp_path, rounds=10_000_000)
+    running = start(["run", "experiment.toml", "--on", "local", "--out", "out", "--json"], tmp_path)
+    wait_until(lambda: descendants(running.pid), 30, "a child")
+    children = descendants(running.pid)
+    os.killpg(running.pid, signal.SIGINT)
+    said = finish(running, 12)
+    assert said.code == 130 and "Traceback" not in said.err, said
+    assert not any(alive(pid) for pid in children) and not looks_finished(tmp_path / "out")
+
+
+def test_the_peers_end_by_themselves_when_the_collector_is_killed(tmp_path: Path) -> None:
+    running, children = endless_run(tmp_path)
+    running.kill()
+    finish(running, 5)
+    wait_until(lambda: not any(alive(pid) for pid in children), 8, "the end of all children")
+    assert not looks_finished(tmp_path / "out")
+
+
+def test_the_peers_end_when_their_parent_is_killed_and_the_run_says_so(tmp_path: Path) -> None:
+    running, children = endless_run(tmp_path)
+    (parent,) = (pid for pid in children if descendants(pid))
+    os.kill(parent, signal.SIGKILL)
+    said = finish(running, 10)
+    assert said.code == 3 and said.out == "" and len(said.errors) == 1, said
+    wait_until(lambda: not any(alive(pid) for pid in children), 8, "the end of all children")
+    assert not looks_finished(tmp_path / "out")
+
+
+# --- several machines ---------------------------------------------------------------------------------------------
+
+
+class Machines:
+    """Three "machines": folders with a key each, and processes that meet on loopback ports."""
+
+    def __init__(self, folder: Path, n: int = 3, rounds: int = 20) -> None:
+        self.folder, self.n = folder, n
+        self.file = experiment(folder, n=n, rounds=rounds, more="[algorithm]\ndeadline = 5.0\nstart_timeout = 20.0\n")
+        blocks = []
+        for node, port in enumerate(free_ports(n)):
+            words = ["keys", "new", "--out", f"{node}.key", "--id", str(node), "--address", f"tcp://127.0.0.1:{port}"]
+            made = finish(start(words, folder), 20)
+            assert made.code == 0, made
+            blocks.append(made.out)
+        (folder / "endpoints.toml").write_text("\n".join(blocks))
+
+    def start(self, node: int, *more: str) -> subprocess.Popen[str]:
+        words = ["peer", self.file.name, "--id", str(node), "--key", f"{node}.key", "--endpoints", "endpoints.toml"]
+        return start([*words, "--out", f"peer{node}", *more], self.folder)
+
+    def ended(self, node: int) -> dict[str, Any]:
+        ended: dict[str, Any] = json.loads((self.folder / f"peer{node}" / "ended.json").read_text())
+        return ended
+
+
+def test_peers_on_three_machines_give_the_simulators_digest_and_no_secret_leaves_its_file(tmp_path: Path) -> None:
+    machines = Machines(tmp_path)
+    peers = [machines.start(node) for node in range(3)]
+    said = [finish(peer, 30) for peer in peers]
+    assert [s.code for s in said] == [0, 0, 0], said
+    folders = ["peer2", "peer0", "peer1"]
+    put = finish(start(["collect", "experiment.toml", *folders, "--out", "run", "--json"], tmp_path), 30)
+    assert put.code == 0, put
+    simulated = simulate_plan(compose.plan(load(tmp_path / "experiment.toml")))
+    assert json.loads(put.out)["digest"] == simulated.digest
+
+    secrets = [Identity.load(tmp_path / f"{node}.key").secret.encode() for node in range(3)]
+    files = [path for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".key"]
+    assert len(files) > 10
+    for content in (*(path.read_bytes() for path in files), *(s.out.encode() + s.err.encode() for s in (*said, put))):
+        assert not any(secret in content for secret in secrets)
+    assert all((tmp_path / f"{node}.key").stat().st_mode & 0o777 == 0o600 for node in range(3))
+
+    other = finish(start(["collect", "experiment.toml", *folders, "--seed", "2", "--out", "run2"], tmp_path), 30)
+    assert other.code == 2 and "ran another experiment" in other.err, "folders of another run are refused"
+
+
+def test_peers_whose_every_neighbour_runs_something_else_refuse_soon(tmp_path: Path) -> None:
+    machines = Machines(tmp_path)
+    peers = [machines.start(node, "--seed", str(node)) for node in range(3)]
+    said = [finish(peer, 20) for peer in peers]
+    for node, one in enumerate(said):
+        assert one.code == 4 and one.out == "" and len(one.errors) == 1, one
+        assert "runs another experiment" in one.errors[0] and "Traceback" not in one.err
+        assert machines.ended(node)["status"] == "failed" and machines.ended(node)["exit_code"] == 4
+
+
+def test_two_that_agree_go_on_without_a_third_that_runs_something_else(tmp_path: Path) -> None:
+    machines = Machines(tmp_path)
+    peers = [machines.start(node, *(["--set", "task.dim=7"] if node == 2 else [])) for node in range(3)]
+    said = [finish(peer, 30) for peer in peers]
+    assert [one.code for one in said] == [0, 0, 4], said
+    assert "layout" in said[2].errors[0]
+    assert all(machines.ended(node)["counts"]["refused"] >= 1 for node in (0, 1))
+
+
+def test_a_peer_whose_key_the_others_do_not_know_is_refused(tmp_path: Path) -> None:
+    """Peer 0 was given new keys and only its own file of endpoints knows; it is refused, the others go on."""
+    machines = Machines(tmp_path)
+    others = (tmp_path / "endpoints.toml").read_text()
+    before = Identity.load(tmp_path / "0.key").public
+    Identity.new().save(tmp_path / "fresh.key")
+    mine = others.replace(before, Identity.load(tmp_path / "fresh.key").public)
+    (tmp_path / "mine.toml").write_text(mine)
+    shorter = ("--set", "algorithm.start_timeout=3")
+    stranger = machines.start(0, "--key", "fresh.key", "--endpoints", "mine.toml", *shorter)
+    known = [machines.start(node, *shorter) for node in (1, 2)]
+    refused, *rest = [finish(peer, 30) for peer in (stranger, *known)]
+    assert refused.code == 4 and "does not accept our key" in refused.errors[0], refused
+    assert [one.code for one in rest] == [0, 0], rest
+    assert all("unknown key" in one.err and "started without [0]" in one.err for one in rest), rest
+
+
+def test_a_peer_to_whom_nobody_comes_says_so(tmp_path: Path) -> None:
+    machines = Machines(tmp_path)
+    said = finish(machines.start(0, "--set", "algorithm.start_timeout=0.5"), 15)
+    assert said.code == 7 and "none of the neighbours [1, 2] came" in said.errors[0], said
+
+
+def test_ctrl_c_ends_one_peer_and_the_others_go_on(tmp_path: Path) -> None:
+    machines = Machines(tmp_path, rounds=1500)
+    peers = [machines.start(node) for node in range(3)]
+    wait_until(lambda: rows_in(tmp_path / "peer1" / "metrics.jsonl") > 20, 20, "rounds of peer 1")
+    os.killpg(peers[1].pid, signal.SIGINT)
+    said = [finish(peer, 30) for peer in peers]
+    assert [one.code for one in said] == [0, 130, 0], said
+    assert machines.ended(1)["status"] == "interrupted" and (tmp_path / "peer1" / "vector.safetensors").exists()
+    assert machines.ended(0)["rounds"] == 1500
+    assert "Traceback" not in said[1].err
+
+
+def test_endpoints_text_is_what_keys_new_prints(tmp_path: Path) -> None:
+    machines = Machines(tmp_path)
+    from fedgossip.net.endpoints import load as load_endpoints
+
+    found = load_endpoints(tmp_path / "endpoints.toml", machines.n)
+    assert endpoints_text(sorted(found.items())) == (tmp_path / "endpoints.toml").read_text()
