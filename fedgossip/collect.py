@@ -60,8 +60,8 @@ class Collector:
 
     def _snapshot(self, node: int, round: int) -> Vector | None:
         path = self.folders[node] / "snapshots" / f"{round:06d}.safetensors"
-        if not path.exists():
-            return None
+        if not path.exists():  # folders from other machines hold no snapshots, but the last vector
+            return _vector(self.folders[node]) if round == self.record.rounds else None
         from safetensors.numpy import load_file
 
         vectors = {name: frozen(vector) for name, vector in load_file(path).items()}

@@ -112,6 +112,8 @@ def facts(summary: dict[str, Any]) -> list[tuple[str, str]]:
     rows.append(("consensus distance", f"{summary['consensus_distance']:.6g}"))
     if forecast["slem"] is not None and summary["measured_contraction"] is not None:
         measured = f"{summary['measured_contraction']:.4f} measured, at most {forecast['slem']:.4f} forecast"
+        if {"missed", "gone", "crashed", "died"} & set(summary["events"]):
+            measured += " for rounds in which nobody is missing"
         rows.append(("contraction per round", measured))
     rows.append(("sent", f"{summary['bytes_sent'] / 1e6:,.2f} MB by all peers"))
     kind = "virtual seconds" if summary["driver"] == "sim" else "seconds"
@@ -155,5 +157,13 @@ def _show_plan(plan: Plan, as_json: bool) -> None:
         print(f"# {sum(shares.sizes):,} training examples, {min(shares.sizes)} to {max(shares.sizes)} per peer")
     if forecast.slem is not None and forecast.n_w is not None:
         print(f"# gap {1 - forecast.slem:.6f}, n_W({forecast.gamma}) {forecast.n_w:.2f}", end="")
-        print(f"; disagreement halves in {forecast.rounds_to_halve} rounds, 1 % in {forecast.rounds_to_1_percent}")
+        halved, gone = _rounds(forecast.rounds_to_halve), _rounds(forecast.rounds_to_1_percent)
+        print(f"; disagreement falls to a half {halved}, to 1 % {gone}")
     print("Nothing was trained: this was a dry run.", file=sys.stderr)
+
+
+def _rounds(count: int | None) -> str:
+    """A number of rounds in words; None is never."""
+    if count is None:
+        return "never"
+    return "in 1 round" if count == 1 else f"in {count:,} rounds"
