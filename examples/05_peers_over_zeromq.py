@@ -8,7 +8,6 @@ import tempfile
 from pathlib import Path
 
 import fedgossip
-from fedgossip import compose
 
 EXPERIMENT = {
     "rounds": 20,
@@ -23,7 +22,7 @@ def main() -> None:
     experiment = fedgossip.load_experiment(EXPERIMENT)
     simulated = fedgossip.simulate(experiment)
     with tempfile.TemporaryDirectory() as folder:
-        real = fedgossip.run_local(compose.plan(experiment), Path(folder) / "run", report=False)
+        real = fedgossip.run_local(experiment, Path(folder) / "run", report=False)
         left = sorted(path.name for path in (Path(folder) / "run" / "peers" / "00").iterdir())
     for name, run in (("simulated", simulated), ("real", real)):
         print(f"{name:<10} worst peer {run.accuracy['worst_peer']:.4f}   sha256 {run.digest}")

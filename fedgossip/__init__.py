@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from fedgossip.errors import ConfigError, FedgossipError
     from fedgossip.experiment import Experiment
     from fedgossip.experiment import load as load_experiment
-    from fedgossip.local import run_local
-    from fedgossip.runs import Run
-    from fedgossip.simulated import simulate
+    from fedgossip.running.local import run_local
+    from fedgossip.running.runs import Run
+    from fedgossip.running.simulated import simulate
     from fedgossip.topology import Forecast, Mixing, Spectrum, Topology, build, forecast, resolve, spectrum
 
 _HOMES = {
@@ -33,9 +33,9 @@ _HOMES = {
     "FedgossipError": "fedgossip.errors",
     "Experiment": "fedgossip.experiment",
     "load_experiment": "fedgossip.experiment:load",
-    "run_local": "fedgossip.local",
-    "Run": "fedgossip.runs",
-    "simulate": "fedgossip.simulated",
+    "run_local": "fedgossip.running.local",
+    "Run": "fedgossip.running.runs",
+    "simulate": "fedgossip.running.simulated",
     **dict.fromkeys(
         ("Forecast", "Mixing", "Spectrum", "Topology", "build", "forecast", "resolve", "spectrum"), "fedgossip.topology"
     ),

@@ -5,14 +5,14 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from fedgossip import compose
-from fedgossip.compose import Plan
 from fedgossip.metrics import Row
 from fedgossip.net.endpoints import Endpoint
 from fedgossip.net.host import Host, Ports
 from fedgossip.net.identity import Identity
 from fedgossip.net.links import Links
 from fedgossip.protocols.sync_gossip import partners_of
+from fedgossip.running import compose
+from fedgossip.running.compose import Plan
 from fedgossip.task import LocalTask
 from fedgossip.vectors import Vector
 from fedgossip.wire import Expected

@@ -6,14 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from fedgossip import ConfigError, compose, load_experiment, run_local
-from fedgossip.collect import collect_peers
+from fedgossip import ConfigError, load_experiment, run_local
+from fedgossip.running import compose
+from fedgossip.running.collect import collect_peers
 
 
 def test_collected_folders_tell_what_the_run_told(tmp_path: Path) -> None:
     experiment = {"rounds": 6, "train": {"device": "cpu"}, "topology": {"graph": "path", "n": 3}}
     plan = compose.plan(load_experiment(experiment))
-    run = run_local(plan, tmp_path / "run", report=False)
+    run = run_local(experiment, tmp_path / "run", report=False)
     folders = [tmp_path / "run" / "peers" / name for name in ("02", "00", "01")]
     collected = collect_peers(plan, folders, tmp_path / "collected")
     assert collected.digest == run.digest is not None
@@ -22,7 +23,8 @@ def test_collected_folders_tell_what_the_run_told(tmp_path: Path) -> None:
 
 
 def test_a_folder_too_few_is_named(tmp_path: Path) -> None:
-    plan = compose.plan(load_experiment({"rounds": 2, "task": {"kind": "averaging"}, "topology": {"graph": "path", "n": 3}}))
-    run_local(plan, tmp_path / "run", report=False)
+    experiment = {"rounds": 2, "task": {"kind": "averaging"}, "topology": {"graph": "path", "n": 3}}
+    plan = compose.plan(load_experiment(experiment))
+    run_local(experiment, tmp_path / "run", report=False)
     with pytest.raises(ConfigError, match=r"no folder of peers \[1\]"):
         collect_peers(plan, [tmp_path / "run" / "peers" / name for name in ("00", "02")], tmp_path / "out")

@@ -14,7 +14,9 @@ PACKAGE = Path(__file__).parents[1] / "fedgossip"
 
 FLOORS = [
     {"errors", "seeds", "vectors"},
-    {"messages", "machine", "task"},
+    {"messages"},
+    {"machine"},
+    {"task"},
     {"topology", "algorithms"},
     {"protocols"},
     {"wire", "metrics", "learning"},

@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 from commands import alive, experiment, finish, free_ports, start, wait_until
 
-from fedgossip import compose, local
-from fedgossip.compose import Plan
 from fedgossip.errors import FedgossipError
 from fedgossip.experiment import load
-from fedgossip.local import Family, run_local
 from fedgossip.metrics import PeerRow, Row, read_rows
 from fedgossip.net.endpoints import text as endpoints_text
 from fedgossip.net.identity import Identity
-from fedgossip.runs import Run
-from fedgossip.simulated import simulate_plan
+from fedgossip.running import compose, local
+from fedgossip.running.compose import Plan
+from fedgossip.running.local import Family, run_local_plan
+from fedgossip.running.runs import Run
+from fedgossip.running.simulated import simulate_plan
 
 
 def averaging(n: int, rounds: int, deadline: float = 5.0, graph: str = "ring") -> Plan:
@@ -49,7 +49,7 @@ def run_and(act: Callable[[int], None], plan: Plan, out: Path, at_round: int = 3
                 acted.append(family.pids[node])
                 act(family.pids[node])
 
-        finished = run_local(plan, out, family=family, report=False, watch=watch)
+        finished = run_local_plan(plan, out, family=family, report=False, watch=watch)
     assert acted, "the run was over before anything was done to it"
     assert not any(alive(pid) for pid in family.pids.values())
     return finished
@@ -99,7 +99,7 @@ def test_a_run_whose_peers_all_die_is_a_network_error(tmp_path: Path) -> None:
                         os.kill(pid, signal.SIGKILL)
 
         with pytest.raises(FedgossipError, match="every peer died") as raised:
-            run_local(plan, tmp_path / "run", family=family, report=False, watch=watch)
+            run_local_plan(plan, tmp_path / "run", family=family, report=False, watch=watch)
     assert raised.value.exit_code == 3 and not looks_finished(tmp_path / "run")
 
 

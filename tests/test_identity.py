@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from over_sockets import run_over_sockets
 
-from fedgossip import compose, load_experiment, simulate
+from fedgossip import load_experiment, simulate
+from fedgossip.running import compose
 from fedgossip.task import Job
 from fedgossip.vectors import Vector, digest
 

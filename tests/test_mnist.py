@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fedgossip import compose, load_experiment, run_local
+from fedgossip import load_experiment, run_local
+from fedgossip.running import compose
 
 
 def test_twelve_processes_learn_mnist_as_well_as_one_machine_with_all_data(
@@ -23,7 +24,7 @@ def test_twelve_processes_learn_mnist_as_well_as_one_machine_with_all_data(
         "eval": {"every": 50},
     }
     plan = compose.plan(load_experiment(experiment))
-    run = run_local(plan, tmp_path / "run", report=False)
+    run = run_local(experiment, tmp_path / "run", report=False)
     assert run.summary["status"] == "finished"
     averaged = run.accuracy["averaged"]
     assert averaged is not None and averaged > 0.9

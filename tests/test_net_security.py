@@ -18,8 +18,6 @@ import zmq
 from commands import wait_until
 from zmq.utils.monitor import recv_monitor_message
 
-from fedgossip import compose
-from fedgossip.compose import Plan
 from fedgossip.errors import ConfigError
 from fedgossip.experiment import load
 from fedgossip.messages import Hello, Leaving, Model
@@ -29,6 +27,8 @@ from fedgossip.net.host import REJECTIONS_WRITTEN, Host, Ports
 from fedgossip.net.identity import Identity
 from fedgossip.net.links import Arrived, LinkDown, LinkEvent, Links, Rejected
 from fedgossip.protocols.sync_gossip import partners_of
+from fedgossip.running import compose
+from fedgossip.running.compose import Plan
 from fedgossip.vectors import Vector, frozen, ordered_mix
 from fedgossip.wire import CHUNK_BYTES, Assembler, Expected, FrameError
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from fedgossip.compose import Plan
-    from fedgossip.local import Family
-    from fedgossip.runs import Run
+    from fedgossip.running.compose import Plan
+    from fedgossip.running.local import Family
+    from fedgossip.running.runs import Run
 
 GRAPHS = (
     ("complete", "complete"),
@@ -34,7 +34,7 @@ WIDTHS = (17, 8, 6, 10, 11, 12, 14, 9)
 @click.option("--out", type=click.Path(path_type=Path), help="Folder to make.  [default: runs/demo-TIME]")
 def demo(seed: int, rounds: int, out: Path | None) -> int:
     """Eight graphs in the simulator, then the ring again with real processes: the same bits."""
-    from fedgossip.local import Family
+    from fedgossip.running.local import Family
 
     began = time.monotonic()
     folder = out or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")
@@ -66,14 +66,14 @@ def experiment(title: str, graph: str, seed: int, rounds: int) -> dict[str, Any]
 
 
 def _plan(title: str, graph: str, seed: int, rounds: int) -> Plan:
-    from fedgossip import compose
     from fedgossip.experiment import load
+    from fedgossip.running import compose
 
     return compose.plan(load(experiment(title, graph, seed, rounds)))
 
 
 def _simulate_all(seed: int, rounds: int, folder: Path) -> dict[str, Run]:
-    from fedgossip.simulated import simulate_plan
+    from fedgossip.running.simulated import simulate_plan
 
     _line(HEADER)
     results = {}
@@ -104,11 +104,11 @@ def _line(cells: tuple[str, ...]) -> None:
 
 def _run_real(seed: int, rounds: int, folder: Path, family: Family) -> Run:
     from fedgossip.cli.progress import Progress
-    from fedgossip.local import run_local
+    from fedgossip.running.local import run_local_plan
 
     plan = _plan("ring", "ring", seed, rounds)
     with Progress("   ring, real processes", rounds, plan.n) as progress:
-        return run_local(plan, folder / "real-ring", family=family, watch=progress)
+        return run_local_plan(plan, folder / "real-ring", family=family, watch=progress)
 
 
 def _compare(simulated: dict[str, Run], real: Run, folder: Path, began: float) -> int:

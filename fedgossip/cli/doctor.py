@@ -53,10 +53,6 @@ def _encryption() -> tuple[bool, str]:
 
 
 def _device() -> tuple[bool, str]:
-    import torch
+    from fedgossip.learning.devices import describe, device_for
 
-    if torch.cuda.is_available():
-        return True, f"trains on {torch.cuda.get_device_name()}"
-    if torch.backends.mps.is_available():
-        return True, "trains on Apple's GPU"
-    return True, "trains on the CPU: no GPU was found"
+    return True, f"trains on {describe(device_for('auto'))}"

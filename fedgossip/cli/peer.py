@@ -29,14 +29,14 @@ def peer(
     out: Path | None,
 ) -> int:
     """Be peer K of the run that the file EXPERIMENT describes; every machine needs the same file."""
-    from fedgossip import compose
     from fedgossip.cli.progress import Progress
     from fedgossip.errors import ConfigError
     from fedgossip.experiment import load
     from fedgossip.net.endpoints import load as load_endpoints
     from fedgossip.net.identity import Identity
-    from fedgossip.peer import empty_folder, run_peer
-    from fedgossip.runs import new_path
+    from fedgossip.running import compose
+    from fedgossip.running.peer import empty_folder, run_peer
+    from fedgossip.running.runs import new_path
 
     plan = compose.plan(load(experiment, overrides, seed=seed))
     if node >= plan.n:

@@ -13,8 +13,8 @@ import msgspec
 from fedgossip.cli.text import columns
 
 if TYPE_CHECKING:
-    from fedgossip.compose import Plan
-    from fedgossip.runs import Run
+    from fedgossip.running.compose import Plan
+    from fedgossip.running.runs import Run
 
 
 @click.command()
@@ -42,19 +42,19 @@ def run(
     as_json: bool,
 ) -> int:
     """Run the experiment in the file EXPERIMENT."""
-    from fedgossip import compose
     from fedgossip.experiment import load
+    from fedgossip.running import compose
 
     plan = compose.plan(load(experiment, overrides, seed=seed))
     if dry_run:
         _show_plan(plan, as_json)
         return 0
-    from fedgossip.runs import new_path
+    from fedgossip.running.runs import new_path
 
     with talk_to_stderr() if as_json else contextlib.nullcontext():
         finished = _run(plan, on, out or new_path(plan, on, Path("runs")), report)
         if centralised:
-            from fedgossip.runs import amend
+            from fedgossip.running.runs import amend
 
             amend(finished, centralised=compose.centralised(plan))
     if as_json:
@@ -80,10 +80,10 @@ def _run(plan: Plan, on: str, out: Path, report: bool) -> Run:
     title = f"{plan.experiment.name or plan.topology.name} on {on}"
     with Progress(title, plan.experiment.rounds, plan.n) as progress:
         if on == "local":
-            from fedgossip.local import run_local
+            from fedgossip.running.local import run_local_plan
 
-            return run_local(plan, out, report=report, watch=progress)
-        from fedgossip.simulated import simulate_plan
+            return run_local_plan(plan, out, report=report, watch=progress)
+        from fedgossip.running.simulated import simulate_plan
 
         return simulate_plan(plan, engine=on, out=out, report=report, watch=progress)
 
@@ -126,8 +126,8 @@ def facts(summary: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _show_plan(plan: Plan, as_json: bool) -> None:
-    from fedgossip import compose
     from fedgossip.messages import Model
+    from fedgossip.running import compose
     from fedgossip.wire import wire_bytes
 
     with talk_to_stderr() if as_json else contextlib.nullcontext():

@@ -99,11 +99,11 @@ def collect(
     as_json: bool,
 ) -> None:
     """Put the FOLDERs of a run's peers together: digest, three accuracies, report."""
-    from fedgossip import compose
     from fedgossip.cli.run import print_json, show, talk_to_stderr
-    from fedgossip.collect import collect_peers
     from fedgossip.experiment import load
-    from fedgossip.runs import new_path
+    from fedgossip.running import compose
+    from fedgossip.running.collect import collect_peers
+    from fedgossip.running.runs import new_path
 
     plan = compose.plan(load(experiment, overrides, seed=seed))
     with talk_to_stderr() if as_json else contextlib.nullcontext():

@@ -15,6 +15,7 @@ from fedgossip.learning import models
 from fedgossip.learning.batched import DenseStack, Outcome, State, sizes_of
 from fedgossip.learning.batches import Batches, Indices, Plan
 from fedgossip.learning.data import Dataset
+from fedgossip.learning.devices import device_for
 from fedgossip.learning.flat import Layout
 from fedgossip.learning.looped import ModuleLoop
 from fedgossip.learning.settings import TrainSettings
@@ -22,7 +23,7 @@ from fedgossip.machine import NodeId
 from fedgossip.task import Job, Update
 from fedgossip.vectors import Vector
 
-__all__ = ["TorchTask", "TrainSettings", "device_for"]
+__all__ = ["TorchTask", "TrainSettings"]
 
 
 class TorchTask:
@@ -140,16 +141,6 @@ class TorchTask:
     def parameters_named(self, vector: Vector) -> dict[str, np.ndarray]:
         """Return name -> array views of the vector, for safetensors."""
         return self.layout.unflatten(vector)
-
-
-def device_for(name: str) -> torch.device:
-    """Return the device that `name` means here; "auto" is the first of cuda, mps and cpu."""
-    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
-    if name == "auto":
-        return torch.device(next(kind for kind, ready in there.items() if ready))
-    if not there[name]:
-        raise ConfigError(f"device = {name!r}, but torch finds none here", 'Use "auto" or "cpu".')
-    return torch.device(name)
 
 
 def _run_one(engine: ModuleLoop, job: Job, plan: Plan, lr: float, state: State) -> Outcome:

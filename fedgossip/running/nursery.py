@@ -4,9 +4,10 @@ Importing torch takes seconds; sixteen peers that each do it take a minute of tw
 opens no socket and starts no thread, so that forking it is safe, and does one thing more: it watches its children and
 ends them when its own parent is gone.
 
-    python -m fedgossip.nursery FD        FD: a stream socket; JSON lines in ({"start": {...}} | {"stop": true}),
-                                          JSON lines out ({"ready": true} | {"started": id, "pid": p} |
-                                          {"exited": id, "code": c})
+    python -m fedgossip.running.nursery FD MODULE...
+
+FD is a stream socket.  JSON lines in:  {"start": {...}} | {"stop": true}
+JSON lines out:  {"ready": true} | {"started": id, "pid": p} | {"exited": id, "code": c}
 """
 
 from __future__ import annotations
@@ -106,11 +107,11 @@ def _child(spec: dict[str, Any]) -> int:
 
 
 def _peer(spec: dict[str, Any], folder: Path) -> int:
-    from fedgossip import compose
     from fedgossip.errors import FedgossipError
     from fedgossip.experiment import load
     from fedgossip.net.identity import Identity
-    from fedgossip.peer import run_peer
+    from fedgossip.running import compose
+    from fedgossip.running.peer import run_peer
 
     plan = compose.plan(load(Path(spec["experiment"])))
     try:

@@ -13,19 +13,20 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import msgspec
 
-from fedgossip import compose, runs
-from fedgossip.collect import Collector, failure_of, first_failure, last_word
-from fedgossip.compose import Plan
 from fedgossip.errors import NetworkError
+from fedgossip.experiment import Experiment, load
 from fedgossip.metrics import EventRow, Network, Row
-from fedgossip.runs import Ended, Keeper, Run, RunDirectory, write_whole
+from fedgossip.running import compose, runs
+from fedgossip.running.collect import Collector, failure_of, first_failure, last_word
+from fedgossip.running.compose import Plan
+from fedgossip.running.runs import Ended, Keeper, Run, RunDirectory, write_whole
 
 START_SECONDS = 120.0
 """For the warmed parent to import and every peer to listen; a cold disk and sixteen peers need some."""
@@ -36,7 +37,7 @@ PATIENCE_SECONDS = 5.0
 STOP_SECONDS = 10.0
 POLL_SECONDS = 0.05
 
-NUMERIC = ("fedgossip.peer", "safetensors.numpy", "fedgossip.learning.analytic")
+NUMERIC = ("fedgossip.running.peer", "safetensors.numpy", "fedgossip.learning.analytic")
 LEARNING = (*NUMERIC, "torch", "sklearn.datasets", "fedgossip.learning.task", "fedgossip.learning.data")
 
 
@@ -45,9 +46,10 @@ class Family:
 
     def __init__(self, *, learning: bool = True) -> None:
         ours, theirs = socket.socketpair()
+        modules = LEARNING if learning else NUMERIC
         one_thread = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL")}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "fedgossip.nursery", str(theirs.fileno()), *(LEARNING if learning else NUMERIC)],
+            [sys.executable, "-m", "fedgossip.running.nursery", str(theirs.fileno()), *modules],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             process_group=0,  # Ctrl-C reaches us alone, and we pass it on
@@ -109,6 +111,24 @@ class Family:
 
 
 def run_local(
+    experiment: Experiment | Mapping[str, Any] | Path | str,
+    out: Path | str,
+    *,
+    seed: int | None = None,
+    overrides: Sequence[str] = (),
+    report: bool = True,
+    watch: Callable[[Row], None] | None = None,
+) -> Run:
+    """Run every peer of an experiment as a process of this machine; `out` is a new folder for the run directory.
+
+    `experiment`, `seed`, `overrides` and `watch` as in `simulate`, and a run without faults ends with its digest.
+    """
+    if not isinstance(experiment, Experiment):
+        experiment = load(experiment, overrides, seed=seed)
+    return run_local_plan(compose.plan(experiment), Path(out), report=report, watch=watch)
+
+
+def run_local_plan(
     plan: Plan,
     out: Path,
     *,
@@ -116,7 +136,7 @@ def run_local(
     report: bool = True,
     watch: Callable[[Row], None] | None = None,
 ) -> Run:
-    """Run every peer as a process of this machine; `out` is a new folder.  `family`: one that is warm already.
+    """`run_local`, for an experiment whose graph is resolved already.  `family`: one that is warm already.
 
     A peer that dies, or hangs, does not stop the others.  Ctrl-C ends all of them and keeps what was measured.  Raises
     the error of a peer that failed (its training raised, say) when the others have ended; what was measured is kept.

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import msgspec
 
-from fedgossip import compose, runs
-from fedgossip.compose import Plan
 from fedgossip.errors import ConfigError, FedgossipError, NetworkError
 from fedgossip.messages import Hello
 from fedgossip.metrics import EventRow, Network, PeerRow, Row
-from fedgossip.peer import PeerEnded
-from fedgossip.runs import Ended, Keeper, Run, RunDirectory
+from fedgossip.running import compose, runs
+from fedgossip.running.compose import Plan
+from fedgossip.running.peer import PeerEnded
+from fedgossip.running.runs import Ended, Keeper, Run, RunDirectory
 from fedgossip.vectors import Vector, frozen
 
 

@@ -21,8 +21,6 @@ from types import FrameType, TracebackType
 
 import msgspec
 
-from fedgossip import compose
-from fedgossip.compose import Plan
 from fedgossip.errors import ConfigError, FedgossipError, NetworkError
 from fedgossip.machine import NodeId
 from fedgossip.messages import Hello
@@ -33,7 +31,9 @@ from fedgossip.net.host import Host, Ports
 from fedgossip.net.identity import Identity
 from fedgossip.net.links import Links
 from fedgossip.protocols.sync_gossip import partners_of
-from fedgossip.runs import save_model, write_whole
+from fedgossip.running import compose
+from fedgossip.running.compose import Plan
+from fedgossip.running.runs import save_model, write_whole
 from fedgossip.task import LocalTask
 from fedgossip.vectors import Vector
 from fedgossip.wire import Expected

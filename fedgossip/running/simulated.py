@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedgossip import compose, runs
-from fedgossip.compose import DataShares, Plan
 from fedgossip.errors import ConfigError, nearest
 from fedgossip.experiment import Experiment, by_peer, load
 from fedgossip.machine import NodeId
 from fedgossip.metrics import Network, Row
 from fedgossip.protocols.sync_gossip import partners_of
-from fedgossip.runs import Ended, Keeper, Run, RunDirectory
+from fedgossip.running import compose, runs
+from fedgossip.running.compose import DataShares, Plan
+from fedgossip.running.runs import Ended, Keeper, Run, RunDirectory
 from fedgossip.simulation.network import NetworkSettings, SimulatedNetwork
 from fedgossip.simulation.simulator import Simulator
 from fedgossip.simulation.stacked import run_stacked

@@ -21,10 +21,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from fedgossip import compose
-from fedgossip.compose import DataShares, Plan
 from fedgossip.errors import ConfigError
 from fedgossip.metrics import EventRow, Network, NetworkRow, Row, RowWriter
+from fedgossip.running import compose
+from fedgossip.running.compose import DataShares, Plan
 from fedgossip.task import LocalTask
 from fedgossip.vectors import Vector, consensus_distance, digest, mean
 
