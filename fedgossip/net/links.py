@@ -29,7 +29,7 @@ ZmqSocket = zmq.Socket[bytes]
 Pair = tuple[bytes, bytes | zmq.Frame]
 """The mark and the body of one message of ZeroMQ."""
 
-QUEUED_CHUNKS = 4
+QUEUED_CHUNKS = 2
 """High-water mark of every socket, in messages of one chunk: so much per link and direction waits inside ZeroMQ; what
 comes after waits in the outbox as a reference to the vector, and at the receiver as TCP's back-pressure.  More only
 means that a chunk has left the cache before it is read."""
