@@ -28,8 +28,8 @@ class Data(msgspec.Struct, forbid_unknown_fields=True):
     module:function"""
     partition: dict[str, Any] = msgspec.field(default_factory=lambda: {"kind": "iid"})
     """kind = iid | dirichlet | shard | pathological | size-skewed | natural, and that kind's own keys."""
-    test: float = 0.2
-    """Share of the examples kept for the common test set, between 0 and 1."""
+    test: float | str = 0.2
+    """The common test set: a share of the examples, between 0 and 1, or "own", the one that the source brings."""
 
 
 class Model(msgspec.Struct, forbid_unknown_fields=True):
@@ -258,8 +258,7 @@ def _check_values(experiment: Experiment, where: str) -> None:
         if value is not None and not low <= value <= high:
             least = "above 0" if low == ABOVE_0 else f"at least {low:g}"
             raise ConfigError(f"{where}: {key} = {value} is out of range", f"Set it {least}, at most {high:g}.")
-    if not 0 < e.data.test < 1:
-        raise ConfigError(f"{where}: data.test = {e.data.test} is no share", "Set it between 0 and 1, such as 0.2.")
+    _check_test(e.data.test, where)
     if not 0 <= e.simulation.loss < 1:
         raise ConfigError(f"{where}: simulation.loss = {e.simulation.loss} is no probability", "Set it from 0 to 1.")
     if e.seed < 0:
@@ -268,6 +267,14 @@ def _check_values(experiment: Experiment, where: str) -> None:
         for peer, amount in table.items():
             if not peer.isdecimal():
                 raise ConfigError(f"{where}: {key}: {peer} = {amount}", 'Write peer ids and numbers: { "3" = 10.0 }')
+
+
+def _check_test(test: float | str, where: str) -> None:
+    if isinstance(test, str):
+        if test != "own":
+            raise ConfigError(f"{where}: data.test = {test!r} is no test set", 'Set it to "own", or to a share: 0.2.')
+    elif not 0 < test < 1:
+        raise ConfigError(f"{where}: data.test = {test} is no share", 'Set it between 0 and 1, such as 0.2, or "own".')
 
 
 def by_peer(table: Mapping[str, float]) -> dict[NodeId, float]:

@@ -45,11 +45,13 @@ def test_digits_are_images_in_zero_to_one():
     assert (digits.x.min(), digits.x.max(), digits.classes, digits.shape) == (0, 1, 10, (64,))
 
 
-def test_breast_cancer_is_standardised():
+def test_breast_cancer_is_standardised_by_the_training_examples_alone():
     cancer = load("breast-cancer")
     assert cancer.x.shape == (569, 30)
-    assert np.allclose(cancer.x.mean(0), 0, atol=1e-5)
-    assert np.allclose(cancer.x.std(0), 1, atol=1e-5)
+    train, test = split(cancer, 0.2, 0)
+    assert np.allclose(train.x.mean(0), 0, atol=1e-5)
+    assert np.allclose(train.x.std(0), 1, atol=1e-5)
+    assert np.abs(test.x.mean(0)).max() > 1e-3  # the test set's own statistics are not used
 
 
 # --- IDX --------------------------------------------------------------------------------------------------------
@@ -73,7 +75,7 @@ def test_the_environment_names_the_folder(tmp_path, monkeypatch):
 def test_both_pairs_make_one_set_with_a_test_set_of_its_own(tmp_path):
     write_pair(tmp_path, "train", 9)
     write_pair(tmp_path, "t10k", 6)
-    train, test = split(load(f"mnist:{tmp_path}"), None, 0)
+    train, test = split(load(f"mnist:{tmp_path}"), "own", 0)
     assert (len(train), len(test)) == (9, 6)
 
 
@@ -152,9 +154,21 @@ def test_labels_in_numbers_keep_their_order(tmp_path):
     assert data.y.tolist() == [1, 0, 1]
 
 
-def test_columns_are_dropped_and_scaled(tmp_path):
-    data = load(table(tmp_path, "a,b,name,y\n1,7,ann,0\n3,7,bo,1\n") + "?label=y&drop=name&scale=standard")
-    assert data.x.tolist() == [[-1, 0], [1, 0]]
+def test_columns_are_dropped(tmp_path):
+    data = load(table(tmp_path, "a,b,name,y\n1,7,ann,0\n3,7,bo,1\n") + "?label=y&drop=name")
+    assert data.x.tolist() == [[1, 7], [3, 7]]
+
+
+def test_columns_are_scaled_by_the_training_examples_alone(tmp_path):
+    rows = "".join(f"{1e9 + k},7,{k % 2}\n" for k in range(10))  # a clock's seconds: float32 would lose them
+    data = load(table(tmp_path, "a,b,y\n" + rows) + "?label=y&scale=standard")
+    chosen, _ = split_indices(data, 0.2, 0)
+    train, test = split(data, 0.2, 0)
+    mean, deviation = chosen.mean(), chosen.std()
+    held_out = np.setdiff1d(np.arange(10), chosen)
+    assert train.x.dtype == test.x.dtype == np.float32
+    assert np.allclose(train.x, [[(k - mean) / deviation, 0] for k in chosen], atol=1e-6)
+    assert np.allclose(test.x, [[(k - mean) / deviation, 0] for k in held_out], atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -311,4 +325,4 @@ def test_a_split_with_an_empty_side_is_refused(test):
 
 def test_a_set_without_a_test_set_needs_a_share():
     with pytest.raises(ConfigError, match="no test set of its own"):
-        split(load("digits"), None, 0)
+        split(load("digits"), "own", 0)

@@ -16,8 +16,8 @@ def digits() -> Dataset:
 
 
 def breast_cancer() -> Dataset:
-    """569 patients with 30 measurements, each standardised over all patients; class 1 is benign."""
+    """569 patients with 30 measurements, to be standardised; class 1 is benign."""
     from sklearn.datasets import load_breast_cancer
 
     x, y = load_breast_cancer(return_X_y=True)
-    return Dataset("breast-cancer", ((x - x.mean(0)) / x.std(0)).astype(np.float32), y.astype(np.int64), 2)
+    return Dataset("breast-cancer", x.astype(np.float64), y.astype(np.int64), 2, scale="standard")

@@ -1,10 +1,10 @@
 """Datasets: examples with labels and, where nature gives one, the client that each example belongs to.
 
 load("digits")                                   8x8 digits that come with scikit-learn
-load("breast-cancer")                            569 patients, 30 measurements, standardised
+load("breast-cancer")                            569 patients, 30 measurements, standardised by `split`
 load("mnist")  load("fashion-mnist")             IDX files in the folder that FEDGOSSIP_DATA names
 load("mnist:PATH")                               IDX files in PATH
-load("csv:PATH?label=COLUMN&group=COLUMN")       a table of numbers; drop=A,B leaves columns out, scale=standard
+load("csv:PATH?label=COLUMN&group=COLUMN")       a table of numbers; drop=A,B leaves columns out; scale=standard
 load("npz:PATH")                                 arrays x, y and, if there, groups
 load("text:PATH?context=32&min_chars=1000")      plays: every speaker is a client
 load("module:function")                          yours: gives a Dataset, (x, y) or (x, y, groups)
@@ -37,6 +37,7 @@ class Dataset:
     y: int64 [m], 0 <= y < classes; text: int64 [m, context], the characters that follow those of x one by one.
     groups: int64 [m] or None, the natural client of each example; `group_names[group]` says who that is.
     own_test: where the source brings a test set of its own, its first example (the rest of the set is test).
+    scale: "standard" where `split` has yet to standardise the columns; x is float64 until then.
 
     Raises ConfigError where lengths differ, a value is not finite or a label is out of range.
     """
@@ -49,6 +50,7 @@ class Dataset:
     group_names: tuple[str, ...] = ()
     vocabulary: str | None = field(default=None, repr=False)
     own_test: int | None = None
+    scale: str = "none"
 
     def __post_init__(self) -> None:
         m = len(self.x)
@@ -92,23 +94,43 @@ class Dataset:
 # --- splitting --------------------------------------------------------------------------------------------------
 
 
-def split(dataset: Dataset, test: float | None, seed: int) -> tuple[Dataset, Dataset]:
-    """Return (train, test) datasets; see `split_indices`."""
+OWN = "own"
+
+
+def split(dataset: Dataset, test: float | str, seed: int) -> tuple[Dataset, Dataset]:
+    """Return (train, test) datasets, ready to learn from; see `split_indices` and `scaled`."""
     train, held_out = split_indices(dataset, test, seed)
-    return dataset.subset(train), dataset.subset(held_out)
+    return scaled(dataset.subset(train), dataset.subset(held_out))
 
 
-def split_indices(dataset: Dataset, test: float | None, seed: int) -> tuple[Indices, Indices]:
+def scaled(train: Dataset, test: Dataset) -> tuple[Dataset, Dataset]:
+    """Return both as they are or, where `train.scale` is standard, with columns of mean 0 and deviation 1 in `train`.
+
+    The test set takes no part in the statistics: a model is judged on examples that nothing was fitted to.
+    """
+    if train.scale == "none":
+        return train, test
+    x = train.x.astype(np.float64)
+    mean, deviation = x.mean(axis=0), x.std(axis=0)
+    deviation[deviation == 0] = 1
+
+    def standard(part: Dataset) -> Dataset:
+        return replace(part, x=((part.x - mean) / deviation).astype(np.float32), scale="none")
+
+    return standard(train), standard(test)
+
+
+def split_indices(dataset: Dataset, test: float | str, seed: int) -> tuple[Indices, Indices]:
     """Return ascending (train, test) indices; `test` is a share of the examples, 0 < test < 1.
 
     Stratified: every class gives its share, rounded, chosen by `seed`; a class with one example stays in train.
     Text gives the end of every speaker's words, so that no test window overlaps a training one.
-    None takes the test set that the source brings (MNIST's t10k files beside its train files).
-    Raises ConfigError where a side would be empty.
+    "own" takes the test set that the source brings (MNIST's t10k files beside its train files).
+    Raises ConfigError where a side would be empty, and for "own" where the source brings none.
     """
-    if test is None:
+    if test == OWN:
         return _own_split(dataset)
-    if not 0 < test < 1:
+    if isinstance(test, str) or not 0 < test < 1:
         raise ConfigError(f"test = {test}; expected 0 < test < 1", "0.2 keeps a fifth of the examples for the test.")
     if dataset.vocabulary is not None and dataset.groups is not None:
         held_out = _ranks(dataset.groups, np.arange(len(dataset))[::-1], test)
@@ -125,7 +147,7 @@ def split_indices(dataset: Dataset, test: float | None, seed: int) -> tuple[Indi
 
 def _own_split(dataset: Dataset) -> tuple[Indices, Indices]:
     if dataset.own_test is None:
-        raise ConfigError(f"{dataset.name} brings no test set of its own", "Give the share to hold out: test = 0.2.")
+        raise ConfigError(f"{dataset.name} brings no test set of its own", "Hold out a share: data.test = 0.2.")
     return np.arange(dataset.own_test), np.arange(dataset.own_test, len(dataset))
 
 

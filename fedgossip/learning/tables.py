@@ -13,12 +13,14 @@ import numpy.typing as npt
 from fedgossip.errors import ConfigError, nearest
 from fedgossip.learning.data import Dataset, from_arrays, group_ids
 
+SCALES = ("none", "standard")
+
 
 def read_csv(path: Path, options: Mapping[str, str]) -> Dataset:
     """Return a table whose first line names the columns; all but the label, the group and `drop` are numbers.
 
-    Labels may be words or numbers: the classes are their sorted values.  `scale=standard` gives every column mean 0
-    and deviation 1, taken over the whole table.
+    Labels may be words or numbers: the classes are their sorted values.  With `scale=standard` x is float64, and
+    `split` gives every column mean 0 and deviation 1 over the training examples.
     """
     header, rows, lines = _rows(path)
     if "label" not in options:
@@ -34,8 +36,11 @@ def read_csv(path: Path, options: Mapping[str, str]) -> Dataset:
     if len(classes) < 2:
         raise ConfigError(f"{path}: every label is {classes[0]!s}", "Classes are at least two.")
     ids, names = (None, ()) if group is None else group_ids(np.array([row[group] for row in rows]))
-    scaled = _scaled(path, x, options.get("scale", "none"))
-    return Dataset(path.stem, scaled.astype(np.float32), y.astype(np.int64), len(classes), ids, names)
+    scale = options.get("scale", "none")
+    if scale not in SCALES:
+        raise ConfigError(f"{path}: unknown scale {scale!r}", nearest(scale, SCALES))
+    values = x if scale == "standard" else x.astype(np.float32)
+    return Dataset(path.stem, values, y.astype(np.int64), len(classes), ids, names, scale=scale)
 
 
 def read_npz(path: Path) -> Dataset:
@@ -110,12 +115,3 @@ def _is_number(cell: str) -> bool:
 def _labels(cells: list[str]) -> npt.NDArray[np.float64] | npt.NDArray[np.str_]:
     """Return numbers where all labels are, so that 10 sorts after 2; words otherwise."""
     return np.array(cells, np.float64) if all(map(_is_number, cells)) else np.array(cells)
-
-
-def _scaled(path: Path, x: npt.NDArray[np.float64], how: str) -> npt.NDArray[np.float64]:
-    if how == "none":
-        return x
-    if how != "standard":
-        raise ConfigError(f"{path}: unknown scale {how!r}", nearest(how, ("none", "standard")))
-    deviation = x.std(axis=0)
-    return np.asarray((x - x.mean(axis=0)) / np.where(deviation > 0, deviation, 1))

@@ -51,9 +51,11 @@ class DataShares:
     """Who has how many examples; `counts` is [n][classes], None where there are no classes."""
 
     source: str
-    classes: int | None
-    counts: list[list[int]] | None
-    sizes: list[int] | None
+    classes: int | None = None
+    counts: list[list[int]] | None = None
+    sizes: list[int] | None = None
+    test: str = ""
+    """Which examples the accuracies are of, in words."""
 
 
 def plan(experiment: Experiment) -> Plan:
@@ -70,7 +72,7 @@ def task_of(experiment: Experiment, n: int) -> tuple[LocalTask, DataShares]:
     settings = experiment.task
     if settings.kind == "averaging":
         averaging = Averaging(n, settings.dim, dtype=settings.dtype, seed=experiment.seed)
-        return averaging, DataShares("none", None, None, None)
+        return averaging, DataShares("none")
     if settings.kind == "quadratic":
         quadratic = Quadratic(
             n,
@@ -81,7 +83,7 @@ def task_of(experiment: Experiment, n: int) -> tuple[LocalTask, DataShares]:
             dtype=settings.dtype,
             seed=experiment.seed,
         )
-        return quadratic, DataShares("none", None, None, None)
+        return quadratic, DataShares("none")
     return _learning(experiment, n)
 
 
@@ -109,6 +111,11 @@ def _data(experiment: Experiment) -> tuple[Dataset, Dataset]:
     return data.split(dataset, experiment.data.test, experiment.seed)
 
 
+def _test_set(test: float | str, examples: int) -> str:
+    counted = f"{examples:,}".replace(",", " ")
+    return f"the source's own {counted}" if test == "own" else f"{100 * float(test):g} % of the examples: {counted}"
+
+
 def _learning(experiment: Experiment, n: int) -> tuple[LocalTask, DataShares]:
     from fedgossip.learning import partitions
 
@@ -124,7 +131,8 @@ def _learning(experiment: Experiment, n: int) -> tuple[LocalTask, DataShares]:
     labels = train.labels
     shares = partitions.partition(kind, labels, n, seed=e.seed, groups=train.groups, **keys)
     counts = [np.bincount(labels[share], minlength=train.classes).tolist() for share in shares]
-    described = DataShares(e.data.source, train.classes, counts, [len(share) for share in shares])
+    sizes = [len(share) for share in shares]
+    described = DataShares(e.data.source, train.classes, counts, sizes, _test_set(e.data.test, len(test)))
 
     from fedgossip.learning.task import TorchTask
 

@@ -66,7 +66,7 @@ def simulate_plan(
     if engine not in ("sim", "stacked"):
         raise ConfigError(f"engine {engine!r} is not known", nearest(engine, ("sim", "stacked")))
     began = time.monotonic()
-    shares = DataShares("given", None, None, None)
+    shares = DataShares("given")
     if task is None:
         task, shares = compose.task_of(plan.experiment, plan.n)
     initial = [task.initial(node) for node in range(plan.n)]
