@@ -138,10 +138,17 @@ class Assembler:
             self._drop()
             self._transfer = transfer
             return None
-        if self._open is None or transfer != self._transfer or index != self._next:
-            self._drop()
+        follows = self._open is not None and index == self._next
+        if transfer != self._transfer or not follows:
+            if transfer == self._transfer:  # else it is of a broken connection: the new transfer goes on
+                self._drop()
             raise FrameError("order", f"chunk {index} of transfer {transfer} does not follow")
         return self._targets[self._next]
+
+    @property
+    def coming(self) -> int | None:
+        """The round of the model whose chunks are coming in, or None."""
+        return self._open[0].round if self._open else None
 
     def header(self, body: bytes) -> AnyMessage | None:
         """Take a header: return the message if it is whole, None if chunks follow.  Raises FrameError."""

@@ -113,8 +113,8 @@ class Model(torch.nn.Module):
         self.layer = torch.nn.Linear(64, 10)
     def forward(self, x):
         for frame in inspect.stack():
-            jobs = frame.frame.f_locals.get("asked")
-            if jobs is not None and jobs.job == 3 and frame.frame.f_locals["self"].node == 1:
+            asked = frame.frame.f_locals.get("asked")
+            if getattr(asked, "job", None) == 3 and frame.frame.f_locals["self"].node == 1:
                 raise RuntimeError("no more")
         return self.layer(x)
 def model(*shape):

@@ -73,8 +73,11 @@ def test_one_digest_for_every_kind_of_model(model: str) -> None:
 
 
 def test_one_digest_on_a_directed_graph() -> None:
-    experiment = learning("directed-exponential", 8)
-    assert simulate(experiment).digest == simulate(experiment, engine="stacked").digest == twin(experiment)
+    experiment = learning("directed-exponential", 16, rounds=20)
+    expected = twin(experiment)
+    assert simulate(experiment, engine="stacked").digest == expected
+    for wild in ({}, {"training_jitter": 2.0, "speed_spread": 0.5, "jitter": 0.3}, {"slow": {"3": 10.0}}):
+        assert simulate({**experiment, "simulation": wild}).digest == expected
 
 
 def test_another_seed_gives_another_digest() -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from fedgossip import simulate
 from fedgossip.metrics import EventRow, PeerRow
+from fedgossip.simulation.network import SimulatedNetwork
 from fedgossip.vectors import Vector, mean
 
 GRAPHS = ["ring", "star", "path", "complete", "exponential", "regular:3", "two-cliques", "tree", "erdos-renyi:0.4"]
@@ -149,3 +150,22 @@ def test_means_of_the_record_are_those_of_the_vectors() -> None:
     ended = there(run.vectors)
     distance = np.sqrt(np.mean([np.sum((v - mean(ended)) ** 2) for v in ended]))
     assert np.isclose(run.network()[-1].consensus_distance, distance, rtol=1e-5)
+
+
+def test_after_one_hiccup_the_peers_find_together_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Peer 0 trains once for longer than the deadline; within a few rounds nobody is missed any more."""
+    usual, calls = SimulatedNetwork.training_ns, [0]
+
+    def hiccup(network: SimulatedNetwork, node: int) -> int:
+        calls[0] += node == 0
+        return 1_500_000_000 if node == 0 and calls[0] == 4 else usual(network, node)
+
+    monkeypatch.setattr(SimulatedNetwork, "training_ns", hiccup)
+    run = simulate(averaging("ring", n=6, rounds=200, algorithm={"deadline": 1.0}))
+    missed = [row.round for row in run.rows if isinstance(row, EventRow) and row.name == "missed"]
+    assert missed and max(missed) < 40
+
+
+def test_a_crash_while_messages_are_on_the_way_costs_no_deadline() -> None:
+    network = {"crash": {"3": 0.41}, "jitter": 0.05}
+    assert simulate(averaging("ring", rounds=20, simulation=network)).summary["seconds"] < 10  # the deadline is 30

@@ -25,7 +25,7 @@ from fedgossip.machine import (
 )
 from fedgossip.messages import Leaving, Model
 from fedgossip.protocols.sync_gossip import SyncGossip, SyncSettings
-from fedgossip.topology import build, resolve
+from fedgossip.topology import Topology, build, resolve
 from fedgossip.vectors import Vector, frozen, ordered_mix
 
 SCHEMA = "s"
@@ -35,8 +35,14 @@ def vector(*values: float) -> Vector:
     return frozen(np.array(values, np.float32))
 
 
+def graph_of(graph: str, n: int) -> Topology:
+    if graph == "cycle":
+        return Topology.from_edges(n, [(i, (i + 1) % n) for i in range(n)], name="cycle", directed=True)
+    return resolve(graph, n)
+
+
 def machine(node: int, graph: str = "ring", n: int = 4, rounds: int = 3) -> SyncGossip[Vector]:
-    mixing = build(resolve(graph, n), "metropolis")
+    mixing = build(graph_of(graph, n), "metropolis")
     return SyncGossip(node, mixing, DSGD(), vector(node, 10 * node), SCHEMA, SyncSettings(rounds))
 
 
@@ -233,8 +239,10 @@ def test_a_finished_peer_stays_until_its_neighbours_leave() -> None:
 
 def test_the_drain_timer_ends_the_stay() -> None:
     m = waiting(0, rounds=1)
-    m.handle(Fired(("deadline", 0)), 0)
-    assert m.phase == "finished" or isinstance(m.handle(Fired(("drain",)), 0)[-1], Finish)
+    for sender in (1, 3):
+        m.handle(Received(sender, model(0, 0, 0)), 0)
+    assert m.phase == "leaving"
+    assert isinstance(m.handle(Fired(("drain",)), 0)[-1], Finish)
 
 
 def test_stopping_says_goodbye_and_keeps_the_model() -> None:
@@ -268,3 +276,51 @@ def test_one_that_skipped_keeps_the_model_of_the_round_it_took() -> None:
     assert m.round == 4
     m.handle(Received(3, model(5, 1, 1)), 0)
     assert "mixed" in reports(m.handle(Received(1, model(4, 1, 1)), 0))
+
+
+def test_a_later_model_says_that_this_rounds_was_lost() -> None:
+    """Links keep the order, so nobody waits for the deadline when the next round's model comes first."""
+    m = waiting(0)
+    m.handle(Received(1, model(0, 1, 1)), 0)
+    assert reports(m.handle(Received(3, model(1, 1, 1)), 0))["missed"] == [3]
+
+
+def test_one_late_by_a_round_is_waited_for_again() -> None:
+    m = waiting(0, rounds=9)
+    m.handle(Received(1, model(0, 0, 0)), 0)
+    m.handle(Fired(("deadline", 0)), 0)
+    assert m.absent == {3}
+    m.handle(Received(3, model(0, 0, 0)), 0)
+    m.handle(Trained(1, None), 0)
+    assert m.absent == set() and m.handle(Received(1, model(1, 0, 0)), 0) == []
+
+
+def test_what_was_on_the_way_from_a_dead_peer_does_not_bring_it_back() -> None:
+    m = training(0)
+    m.handle(PeerGone(3), 0)
+    m.handle(Received(3, model(0, 0, 0)), 0)
+    assert m.absent == {3}
+
+
+def test_neighbours_that_leave_before_the_start_are_not_waited_for() -> None:
+    m = machine(0)
+    m.handle(Started(), 0)
+    m.handle(PeerJoined(1), 0)
+    assert m.handle(Received(1, Leaving(0)), 0) == []
+    assert isinstance(m.handle(PeerJoined(3), 0)[-1], Train)
+    m = machine(0)
+    m.handle(Started(), 0)
+    m.handle(Received(1, Leaving(0)), 0)
+    assert isinstance(m.handle(Received(3, Leaving(0)), 0)[-1], Finish)
+
+
+def test_a_source_that_does_not_hear_us_may_run_ahead_and_nothing_is_lost() -> None:
+    """On the directed cycle 0 -> 1 -> 2 -> 3 -> 0 peer 3 can be three rounds ahead of peer 0, which feeds it last."""
+    m = training(0, graph="cycle", rounds=9)
+    assert m.leads == {1: 1, 3: 3}
+    for number in range(4):
+        m.handle(Received(3, model(number, 0, 0)), 0)
+    assert sorted(m.mailbox[3]) == [0, 1, 2, 3]
+    for number in range(4):
+        effects = m.handle(Trained(number, None), 0)
+        assert "skipped" not in reports(effects) and "missed" not in reports(effects)

@@ -31,7 +31,7 @@ from fedgossip.machine import (
 from fedgossip.messages import Hello, Leaving, Model
 from fedgossip.metrics import EventRow, Meter, PeerRow, Row, event_row
 from fedgossip.net.links import Arrived, LinkDown, LinkEvent, Links, LinkUp, Rejected
-from fedgossip.task import Job, LocalTask, Update
+from fedgossip.task import Job, LocalTask
 from fedgossip.vectors import Vector
 from fedgossip.wire import wire_bytes
 
@@ -39,6 +39,9 @@ GRACE_NS = 1_000_000_000
 """How long a broken link may take to come back before its peer is told as gone."""
 
 FLUSH_SECONDS = 5.0
+EVALUATE_SECONDS = 60.0
+"""For the last evaluation, when all else is done."""
+
 IDLE_MS = 500
 """The longest sleep: signals and a vanished parent are noticed within it."""
 
@@ -59,6 +62,14 @@ class Ports:
     """Asked at least every half second: true ends the run early, politely."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Evaluate:
+    """A job for the worker: `row` is written when it is done, before the next training."""
+
+    vector: Vector
+    row: PeerRow
+
+
 class Host:
     """One peer.  `links` are bound and connected; `run` returns the final vector."""
 
@@ -76,13 +87,16 @@ class Host:
         self._sequence = 0
         self._greeted: set[NodeId] = set()
         self._joined: set[NodeId] = set()
+        self._met = False  # whether anybody ever joined
         self._gone: set[NodeId] = set()
         self._refused: dict[NodeId, Rejected] = {}
         self._up: set[NodeId] = set()
         self._fatal: FedgossipError | None = None
         self._round = 0
-        self._jobs: queue.SimpleQueue[Train | None] = queue.SimpleQueue()
-        self._answers: queue.SimpleQueue[tuple[Train, Update | FedgossipError, int]] = queue.SimpleQueue()
+        self._counted = 0
+        self._training_ns: int | None = None  # when the first training began
+        self._jobs: queue.SimpleQueue[Train | Evaluate | None] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[Trained | PeerRow | FedgossipError] = queue.SimpleQueue()
 
     def clock(self) -> int:
         """Nanoseconds since this host was made."""
@@ -99,7 +113,8 @@ class Host:
         finally:
             self._jobs.put(None)
             self.links.close(FLUSH_SECONDS if self.result is not None and not self.ports.stop() else 1.0)
-        worker.join(timeout=1.0)  # it is idle, unless we were stopped in the middle of a training
+        worker.join(timeout=EVALUATE_SECONDS if not self.ports.stop() else 1.0)
+        self._take_answers()
         if self._fatal:
             raise self._fatal
         return self.result
@@ -121,8 +136,7 @@ class Host:
     def _step(self) -> None:
         for event in self.links.poll(self._sleep_ms()):
             self._heard(event)
-        while not self._answers.empty():
-            self._trained(*self._answers.get())
+        self._take_answers()
         while self._due and self._due[0][0] <= self.clock():
             _, sequence, key = heapq.heappop(self._due)
             if self._timers.get(key) == sequence:
@@ -148,8 +162,8 @@ class Host:
                 self.tell(Received(sender, message))
             case LinkUp(node):
                 self._up.add(node)
-                if self._timers.pop(("grace", node), None) is None and node in self._greeted:
-                    self._tell_joined(node)
+                self._timers.pop(("grace", node), None)
+                self._join_if_ready(node)
             case LinkDown(node):
                 self._up.discard(node)
                 self._set_timer(("grace", node), GRACE_NS)
@@ -161,11 +175,9 @@ class Host:
     def _greet(self, sender: NodeId, hello: Hello) -> None:
         """A partner runs the same experiment, or it is told as gone; nobody but it is harmed by that."""
         if hello == self.hello:
-            known = sender in self._greeted
             self._greeted.add(sender)
             self._refused.pop(sender, None)
-            if sender in self._up and not known:
-                self._tell_joined(sender)
+            self._join_if_ready(sender)
             return
         differs = next(k for k in ("version", "schema", "experiment") if getattr(hello, k) != getattr(self.hello, k))
         meaning = {
@@ -184,15 +196,19 @@ class Host:
         self._refused[event.sender] = event
         self._tell_gone(event.sender)
 
-    def _tell_joined(self, node: NodeId) -> None:
-        self._joined.add(node)
-        self._gone.discard(node)
-        self.tell(PeerJoined(node))
+    def _join_if_ready(self, node: NodeId) -> None:
+        """A partner has joined when both directions work: it has greeted us, and we can call it."""
+        if node in self._greeted and node in self._up and node not in self._joined:
+            self._joined.add(node)
+            self._met = True
+            self._gone.discard(node)
+            self.tell(PeerJoined(node))
 
     def _tell_gone(self, node: NodeId) -> None:
         """Tell the machine; but where nobody ever joined, some were refused and the rest has left, there is no run."""
         self._gone.add(node)
-        if self._refused and not self._joined and self._gone >= set(self.links.partners):
+        self._joined.discard(node)
+        if self._refused and not self._met and self._gone >= set(self.links.partners):
             first = self._refused[min(self._refused)]
             self._fatal = PeerError(f"nobody to learn with: {_printable(first.text)}", first.advice, peer=first.sender)
             self.tell(Stopping())
@@ -211,10 +227,8 @@ class Host:
     def _perform(self, effect: Effect, now_ns: int, mixing_ns: int) -> None:
         match effect:
             case Send(to, message):
-                self._meter.bytes_sent += wire_bytes(message)
                 self.links.send(to, message)
             case Train():
-                self._meter.train_began(self.clock())
                 self._jobs.put(effect)
             case SetTimer(key, after_ns):
                 self._set_timer(key, after_ns)
@@ -222,8 +236,10 @@ class Host:
                 self.ports.outgoing(number + 1, vectors[0])
             case Report("mixed", vector, number):
                 self._round = number
-                accuracy = self.ports.mixed(number, vector)  # type: ignore[arg-type]
-                self._row(self._meter.mixed(number, now_ns, mixing_ns, accuracy))
+                self._meter.bytes_sent, self._counted = self.links.bytes_sent - self._counted, self.links.bytes_sent
+                row = self._meter.mixed(number, now_ns, mixing_ns, None)
+                row.seconds -= (self._training_ns or 0) / 1e9  # people start peers minutes apart
+                self._jobs.put(Evaluate(vector, row))  # type: ignore[arg-type]
             case Report("trained"):
                 pass
             case Report("nobody_came", missing):
@@ -231,13 +247,10 @@ class Host:
                 self._fatal = TooFewPeersError(f"none of the neighbours {missing} came", advice)
             case Report():
                 self._count(effect.name)
-                if row := event_row(self.node, effect):
-                    self.ports.write(row)
+                if event := event_row(self.node, effect):
+                    self.ports.write(event)
             case Finish(result):
                 self.result = result
-
-    def _row(self, row: PeerRow) -> None:
-        self.ports.write(row)
 
     def _set_timer(self, key: Hashable, after_ns: int) -> None:
         self._sequence += 1
@@ -254,33 +267,47 @@ class Host:
             value = {"from": event.sender, "reason": event.reason, "text": text, "advice": event.advice}
             self.ports.write(EventRow(self._round, self.node, "refused", value))
 
-    # --- training -------------------------------------------------------------------------------------------------
+    # --- the worker: trains and evaluates, one job after the other ------------------------------------------------
 
     def _work(self) -> None:
-        """The worker thread: one job after the other until None comes."""
-        while (asked := self._jobs.get()) is not None:
-            answer: Update | FedgossipError
+        while (job := self._jobs.get()) is not None:
             try:
-                (answer,) = self.task.train([Job(self.node, asked.job, asked.vector)])
+                answer = self._train(job) if isinstance(job, Train) else self._evaluate(job)
             except FedgossipError as error:
-                answer = error
-            except Exception as error:  # the user's own model or data function: name it, do not hang
-                answer = TrainingError(
-                    f"node {self.node}, round {asked.job}: training raised {type(error).__name__}: {error}",
-                    "Run it with --on sim to see it alone.",
-                )
-                answer.__cause__ = error
-            self._answers.put((asked, answer, self.clock()))
-            del asked, answer  # the next job may be long in coming, and these are two models
+                self._answers.put(error)
+            except BaseException as error:  # the user's own function, SystemExit too: name it, do not hang
+                text = f"node {self.node}, round {self._round}: training raised {type(error).__name__}: {error}"
+                failure = TrainingError(text, "Run it with --on sim to see it alone.")
+                failure.__cause__ = error
+                self._answers.put(failure)
+            else:
+                self._answers.put(answer)
+                del answer
+            del job  # the next may be long in coming, and this is a model
             self.links.wake()
 
-    def _trained(self, asked: Train, answer: Update | FedgossipError, ended_ns: int) -> None:
-        if isinstance(answer, FedgossipError):
-            self._fatal = answer
-            self.tell(Stopping())
-            return
-        self._meter.train_ended(ended_ns, answer.metrics)
-        self.tell(Trained(asked.job, answer.difference, answer.examples, answer.metrics))
+    def _train(self, asked: Train) -> Trained:
+        began = self.clock()
+        self._training_ns = began if self._training_ns is None else self._training_ns
+        (update,) = self.task.train([Job(self.node, asked.job, asked.vector)])
+        self._meter.train_began(began)
+        self._meter.train_ended(self.clock(), update.metrics)
+        return Trained(asked.job, update.difference, update.examples, update.metrics)
+
+    def _evaluate(self, asked: Evaluate) -> PeerRow:
+        asked.row.accuracy = self.ports.mixed(asked.row.round, asked.vector)
+        return asked.row
+
+    def _take_answers(self) -> None:
+        while not self._answers.empty():
+            match self._answers.get():
+                case Trained() as trained:
+                    self.tell(trained)
+                case PeerRow() as row:
+                    self.ports.write(row)
+                case FedgossipError() as error:
+                    self._fatal = self._fatal or error
+                    self.tell(Stopping())
 
 
 def _printable(text: str) -> str:

@@ -23,7 +23,7 @@ from fedgossip.messages import AnyMessage, Hello, Model
 from fedgossip.net.auth import DOMAIN, AllowList
 from fedgossip.net.endpoints import Endpoints
 from fedgossip.net.identity import Identity
-from fedgossip.wire import CHUNK_BYTES, FRAME_BYTES_MAX, Assembler, Expected, FrameError, chunks, frames
+from fedgossip.wire import CHUNK_BYTES, FRAME_BYTES_MAX, Assembler, Expected, FrameError, chunks, frames, wire_bytes
 
 ZmqSocket = zmq.Socket[bytes]
 Pair = tuple[bytes, bytes | zmq.Frame]
@@ -124,7 +124,7 @@ class Links:
         self._assemblers: dict[NodeId, Assembler] = {}
         self._hello = Hello("", "", "")
         self._cut: tuple[AnyMessage, list[zmq.Frame]] = self._hello, []
-        self.bytes_received = self.dropped = 0
+        self.bytes_sent = self.bytes_received = self.dropped = 0
         self._signals = False
         _keep_message_memory()
         self.context: zmq.Context[ZmqSocket] = zmq.Context(1)
@@ -215,16 +215,27 @@ class Links:
     # --- sending --------------------------------------------------------------------------------------------------
 
     def send(self, to: NodeId, message: AnyMessage) -> None:
-        """Queue `message`; the oldest one that has not begun is dropped where more than OUTBOX_MESSAGES wait."""
+        """Queue `message`; where the link is down it is said when it comes up, if it is still one of the last then.
+
+        The oldest that has not begun is dropped where more than OUTBOX_MESSAGES wait.
+        """
         link = self._links[to]
         if isinstance(message, Model):
-            link.recent.clear()
-        link.recent.append(message)
+            models = [said for said in link.recent if isinstance(said, Model)]
+            link.recent = [*models[-1:], message]  # a partner may lack the last one, never the one before
+        else:
+            link.recent.append(message)
+        if not link.up:
+            return
         if len(link.outbox) >= OUTBOX_MESSAGES:
             link.outbox.popleft()
             self.dropped += 1
-        link.outbox.append(message)
+        self._queue(link, message)
         self._flush(link)
+
+    def _queue(self, link: _Link, message: AnyMessage) -> None:
+        link.outbox.append(message)
+        self.bytes_sent += wire_bytes(message)
 
     def _flush(self, link: _Link) -> None:
         """Give the socket all that it takes; ask to be called again when it takes more."""
@@ -303,7 +314,7 @@ class Links:
             try:
                 mark = self.router.recv(copy=False)
                 sender = self._sender(mark, connection)
-                message = self._body(self._assemblers[sender], mark)
+                message = self._body(sender, mark)
             except FrameError as error:
                 while self._more():
                     self.router.recv_into(bytearray())
@@ -323,19 +334,27 @@ class Links:
         self._links[sender].heard = True
         return sender
 
-    def _body(self, assembler: Assembler, mark: zmq.Frame) -> AnyMessage | None:
+    def _body(self, sender: NodeId, mark: zmq.Frame) -> AnyMessage | None:
         if not mark.more:
             raise FrameError("truncated", "a message of one frame")
+        assembler = self._assemblers[sender]
         target = assembler.mark(mark.bytes)
         if target is None:
             body = self.router.recv()
             self._check_last()
             self.bytes_received += len(mark) + len(body)
-            return assembler.header(body)
+            message = assembler.header(body)
+            if assembler.coming is not None:  # before its memory is filled
+                self._has(self._links[sender], assembler.coming)
+            return message
         size = self.router.recv_into(target)
         self._check_last()
         self.bytes_received += len(mark) + size
         return assembler.landed(size)
+
+    def _has(self, link: _Link, round: int) -> None:
+        """The partner is in `round`: it has, or will never use, our models of the rounds before."""
+        link.recent = [said for said in link.recent if not (isinstance(said, Model) and said.round < round)]
 
     def _check_last(self) -> None:
         if self._more():
@@ -348,9 +367,7 @@ class Links:
         event = recv_monitor_message(link.monitor)["event"]
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             link.up = True
-            if link.broke:
-                self._restart(link)
-            link.outbox.appendleft(self._hello)
+            self._restart(link)
             events.append(LinkUp(link.node))
             self._flush(link)
         elif event == zmq.EVENT_DISCONNECTED:
@@ -366,10 +383,12 @@ class Links:
             events.append(Rejected(link.node, "handshake", text, "Compare the keys: fedgossip keys show."))
 
     def _restart(self, link: _Link) -> None:
-        """Say the last words again: what was on the broken connection is lost, and repeats do no harm."""
+        """Greet, and say the last words again: a broken connection has lost some, and repeats do no harm."""
         link.outbox.clear()
         link.current = link.waiting = None
-        link.outbox.extend(link.recent)
+        link.outbox.append(self._hello)
+        for message in link.recent:
+            self._queue(link, message)
 
     def close(self, drain_seconds: float = 0.0) -> None:
         """Send what can be sent within `drain_seconds`, then close everything; ZeroMQ lingers for LINGER_MS at most."""

@@ -3,13 +3,15 @@
     joining --all links up, or start timer--> training --Trained--> waiting --all here, or deadline--> training ...
                                                                         after the last round --> leaving --> finished
 
-A neighbour is at most one round ahead as long as nobody misses a deadline, for it needs our model of this round; so
-two models per neighbour are kept: this round's and the newest.  Every wait has a timer.
+As long as nobody misses a deadline a neighbour is at most one round ahead, for it needs our model of this round; one
+that does not hear us (directed graphs) at most as many as there are links on the way from us to it.  So many rounds
+are kept per neighbour, and the newest.  Every wait has a timer.
 
 Where we differ from the paper's lockstep (Lian et al. 2017): a neighbour that is gone, or that misses the deadline, is
-left out of the round and its weight goes to oneself; it is not waited for again until a model of the current round
-comes from it.  Who finds that all others have gone on takes the newest round that it has seen.  Only one end may have
-left an edge out, so such a round moves the mean: it is reported, never silent.
+left out of the round and its weight goes to oneself; it is not waited for again until a model of this round or the
+last comes from it.  Links keep the order of what is sent: who hears of a later round first will not hear this one, and
+does not wait for it.  Who has not sent yet and hears that one who needs its model has gone on, goes to that round too.
+Only one end may have left an edge out, so such a round moves the mean: it is reported, never silent.
 """
 
 from __future__ import annotations
@@ -90,6 +92,7 @@ class SyncGossip(Generic[State]):
         self.row: dict[NodeId, float] = {}  # of the round that is being exchanged
         self.waiting_for: set[NodeId] = set()  # whose model of this round is not here
         self.partners = partners_of(node, schedule)
+        self.leads = leads_of(node, schedule, self.partners)
         self.linked: set[NodeId] = set()
         self.absent: set[NodeId] = set()  # not waited for
         self.left: set[NodeId] = set()  # said goodbye: will never send again
@@ -132,8 +135,11 @@ class SyncGossip(Generic[State]):
         return self._begin_if_joined()
 
     def _begin_if_joined(self) -> list[Effect]:
-        ready = set(self.partners) <= self.linked | self.absent and (self.linked or not self.partners)
-        return self._train() if self.phase == "joining" and ready else []  # with nobody there yet: the start timer
+        if self.phase != "joining" or not set(self.partners) <= self.linked | self.absent | self.left:
+            return []
+        if self.partners and set(self.partners) <= self.left:  # they stopped before it began
+            return [*self._goodbye(), *self._finish()]
+        return self._train() if self.linked or not self.partners else []  # with nobody there yet: the start timer
 
     def _start_with_those_here(self) -> list[Effect]:
         missing = sorted(set(self.partners) - self.linked)
@@ -152,7 +158,7 @@ class SyncGossip(Generic[State]):
 
     def _left(self, sender: NodeId) -> list[Effect]:
         self.left.add(sender)
-        return [*self._mix_if_complete(), *self._finish_if_alone()]
+        return [*self._begin_if_joined(), *self._mix_if_complete(), *self._finish_if_alone()]
 
     # --- a round --------------------------------------------------------------------------------------------------
 
@@ -164,8 +170,9 @@ class SyncGossip(Generic[State]):
 
     def _exchange(self, update: Vector | None) -> list[Effect]:
         effects: list[Effect] = []
-        newest = max((r for kept in self.mailbox.values() for r in kept), default=0)
-        if newest > self.round + 1:  # a neighbour two rounds ahead has given up on us: the rounds between are lost
+        heard = {j: max(kept) for j, kept in self.mailbox.items() if kept}
+        newest = max((r for j, r in heard.items() if self._given_up_by(j, r)), default=self.round)
+        if newest > self.round:  # the rounds between are lost
             effects.append(Report("skipped", newest - self.round, newest))
             self._go_to(newest)
         self.outgoing = tuple(frozen(vector) for vector in self.algorithm.outgoing(self.state, update))
@@ -181,18 +188,19 @@ class SyncGossip(Generic[State]):
 
     def _received(self, sender: NodeId, model: Model) -> list[Effect]:
         self._check(sender, model)
+        if model.round >= self.round - 1 and sender in self.linked:
+            self.absent.discard(sender)
         if model.round < self.round:
             return [Report("late", {"peer": sender, "round": model.round}, self.round)]
-        self.absent.discard(sender)
         kept = self.mailbox.setdefault(sender, {})
         if model.round in kept:
             return [Report("repeated", {"peer": sender, "round": model.round}, self.round)]
         kept[model.round] = model.vectors
-        for stale in set(kept) - {self.round, max(kept)}:
-            del kept[stale]
-        if model.round != self.round:
-            return []
-        self.waiting_for.discard(sender)
+        if max(kept) > self.round + self.leads[sender]:  # it has gone on without us, and so shall we
+            for stale in set(kept) - {self.round, max(kept)}:
+                del kept[stale]
+        if model.round == self.round:
+            self.waiting_for.discard(sender)
         return self._mix_if_complete()
 
     def _check(self, sender: NodeId, model: Model) -> None:
@@ -214,8 +222,17 @@ class SyncGossip(Generic[State]):
             )
 
     def _mix_if_complete(self) -> list[Effect]:
-        complete = self.phase == "waiting" and all(j in self.absent or j in self.left for j in self.waiting_for)
+        complete = self.phase == "waiting" and all(self._will_not_come(j) for j in self.waiting_for)
         return self._mix() if complete else []
+
+    def _will_not_come(self, node: NodeId) -> bool:
+        """Whether this round's model of `node`, which is not here, is not worth waiting for."""
+        return node in self.absent or node in self.left or bool(self.mailbox.get(node))
+
+    def _given_up_by(self, node: NodeId, round: int) -> bool:
+        """Whether `node`, which has sent its model of `round`, has gone on without our model of the current round."""
+        until = min(round, self.round + self.schedule.period)
+        return any(node in self.schedule.mixing(r).targets(self.node) for r in range(self.round, until))
 
     def _give_up_waiting(self) -> list[Effect]:
         self.absent.update(self.waiting_for)
@@ -275,3 +292,18 @@ def partners_of(node: NodeId, schedule: Schedule) -> tuple[NodeId, ...]:
         partners.update(mixing.row(node), mixing.targets(node))
     return tuple(sorted(partners - {node}))
 
+
+def leads_of(node: NodeId, schedule: Schedule, partners: Sequence[NodeId]) -> dict[NodeId, int]:
+    """Return how many rounds each partner can be ahead of `node` while nobody misses a deadline.
+
+    A peer needs, in every round, what its sources sent in that round; so it is ahead of us by at most one round per
+    link on the way from us to it, where a link of a schedule may be used once in a period.
+    """
+    hops, ring = {node: 0}, [node]
+    while ring and not set(partners) <= hops.keys():
+        after = {
+            to for at in ring for r in range(schedule.period) for to in schedule.mixing(r).targets(at) if to not in hops
+        }
+        hops.update(dict.fromkeys(after, hops[ring[0]] + 1))
+        ring = sorted(after)
+    return {partner: schedule.period * hops.get(partner, 1) for partner in partners}

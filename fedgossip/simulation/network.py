@@ -60,6 +60,10 @@ class SimulatedNetwork:
         self._last_arrival[sender, to] = arrival
         return arrival
 
+    def silent_ns(self, sender: NodeId, to: NodeId, now_ns: int) -> int:
+        """When `to` can know that `sender`, dead from now on, will not be heard any more."""
+        return max(now_ns + int(self.settings.latency * NS), self._last_arrival.get((sender, to), -1) + 1)
+
     def training_ns(self, node: NodeId) -> int:
         """How long this round of training takes on `node`."""
         settings = self.settings

@@ -103,6 +103,8 @@ class Simulator:
     def _perform(self, node: NodeId, effect: Effect) -> None:
         match effect:
             case Send(to, message):
+                if to in self.dead:
+                    return
                 size = self._size(message)
                 self._meters[node].bytes_sent += size
                 arrival = self.network.arrival_ns(node, to, size, self.now_ns)
@@ -158,4 +160,4 @@ class Simulator:
         self._count("crashed")
         self.write(EventRow(round=-1, peer=node, name="crashed"))
         for other in self.links[node]:
-            self._push(at_ns + int(self.network.settings.latency * NS), other, PeerGone(node))
+            self._push(self.network.silent_ns(node, other, at_ns), other, PeerGone(node))

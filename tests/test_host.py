@@ -1,0 +1,113 @@
+"""The host between its links and its machine, with both played by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedgossip.errors import TrainingError
+from fedgossip.learning.analytic import Averaging
+from fedgossip.machine import Effect, Event, PeerGone, PeerJoined, Started, Stopping, Train
+from fedgossip.messages import Hello, Leaving, Model
+from fedgossip.net.endpoints import Endpoint
+from fedgossip.net.host import Host, Ports
+from fedgossip.net.identity import Identity
+from fedgossip.net.links import Arrived, LinkDown, Links, LinkUp
+from fedgossip.task import Job, Update
+from fedgossip.vectors import frozen
+from fedgossip.wire import Expected
+
+HELLO = Hello("s", "e", "v")
+EXPECTED = Expected("s", "float32", 4)
+
+
+class Told:
+    """A machine that only remembers, and asks for one training."""
+
+    def __init__(self, *effects: Effect) -> None:
+        self.events: list[Event] = []
+        self.effects = effects
+
+    def handle(self, event: Event, now_ns: int) -> Sequence[Effect]:
+        self.events.append(event)
+        return self.effects if isinstance(event, Started) else []
+
+    def links_told(self) -> list[Event]:
+        return [event for event in self.events if isinstance(event, PeerJoined | PeerGone)]
+
+
+def ports(rows: list[Any] | None = None) -> Ports:
+    return Ports((rows if rows is not None else []).append, lambda r, v: None, lambda r, v: None, lambda: False)
+
+
+@pytest.fixture
+def links(tmp_path: Path) -> Any:
+    """Peer 0, whose partner 1 is an address at which nobody listens."""
+    made = Links(0, f"ipc://{tmp_path}/0", Identity.new())
+    made.connect((1,), {1: Endpoint(f"ipc://{tmp_path}/1", Identity.new().public)}, EXPECTED, HELLO)
+    yield made
+    made.close()
+
+
+def model(round: int) -> Model:
+    return Model(round, "s", (frozen(np.zeros(4, np.float32)),))
+
+
+def test_a_partner_joins_when_it_has_greeted_and_can_be_called_in_whatever_order(links: Links) -> None:
+    greeted, up, down = Arrived(1, HELLO), LinkUp(1), LinkDown(1)
+    for order in ([up, greeted], [greeted, up], [up, down, greeted, up], [up, greeted, down, up]):
+        machine = Told()
+        host = Host(0, machine, links, Averaging(2, 4), HELLO, ports())
+        for event in order:
+            host._heard(event)
+        assert machine.links_told() == [PeerJoined(1)], order
+
+
+def test_one_that_was_gone_joins_again(links: Links) -> None:
+    machine = Told()
+    host = Host(0, machine, links, Averaging(2, 4), HELLO, ports())
+    for event in (LinkUp(1), Arrived(1, HELLO), LinkDown(1)):
+        host._heard(event)
+    host._fire(("grace", 1))
+    host._heard(LinkUp(1))
+    assert machine.links_told() == [PeerJoined(1), PeerGone(1), PeerJoined(1)]
+
+
+def test_what_cannot_be_said_is_kept_only_while_it_is_news(links: Links) -> None:
+    for number in range(20):
+        links.send(1, model(number))
+    links.send(1, Leaving(20))
+    link = links._links[1]
+    assert not link.outbox and links.bytes_sent == 0
+    assert [type(m).__name__ + str(m.round) for m in link.recent] == ["Model18", "Model19", "Leaving20"]  # type: ignore
+
+
+def test_a_model_that_the_partner_has_used_is_let_go(links: Links) -> None:
+    for number in range(3):
+        links.send(1, model(number))
+    link = links._links[1]
+    links._has(link, 2)
+    assert [m.round for m in link.recent] == [2]  # type: ignore
+
+
+class Exits(Averaging):
+    def train(self, jobs: Sequence[Job]) -> Sequence[Update]:
+        raise SystemExit(3)
+
+
+def test_training_that_exits_ends_the_peer_with_an_error(links: Links) -> None:
+    class Trains(Told):
+        def handle(self, event: Event, now_ns: int) -> Sequence[Effect]:
+            from fedgossip.machine import Finish
+
+            done = [Finish(frozen(np.zeros(4, np.float32)))]
+            return done if isinstance(event, Stopping) else super().handle(event, now_ns)
+
+    task = Exits(2, 4)
+    host = Host(0, Trains(Train(0, task.initial(0))), links, task, HELLO, ports())
+    with pytest.raises(TrainingError, match="SystemExit"):
+        host.run()
