@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from test_data import write_pair
 
@@ -49,3 +50,31 @@ def test_what_is_no_test_set_is_refused(test: object) -> None:
     with pytest.raises(ConfigError, match=r"data\.test = ") as error:
         experiment(test=test)
     assert '"own"' in error.value.advice
+
+
+# --- the first words ------------------------------------------------------------------------------------------------
+
+
+def hello(data: dict[str, Any]) -> str:
+    made = compose.plan(experiment(**data))
+    task, shares = compose.task_of(made.experiment, 3)
+    return compose.hello_of(made, task.schema, shares.digest).experiment
+
+
+def saved(folder: Path, change: float = 0.0, label: int = 0) -> dict[str, Any]:
+    folder.mkdir()
+    x = np.arange(60, dtype=np.float32).reshape(30, 2)
+    x[7, 1] += change
+    y = np.arange(30) % 2
+    y[4] = label
+    np.savez(folder / "a.npz", x=x, y=y)
+    return {"source": f"npz:{folder}/a.npz"}
+
+
+def test_peers_with_the_same_data_in_different_places_say_the_same(tmp_path: Path) -> None:
+    assert hello(saved(tmp_path / "here")) == hello(saved(tmp_path / "there"))
+
+
+@pytest.mark.parametrize("other", [{"change": 0.5}, {"label": 1}])
+def test_peers_whose_files_differ_refuse_each_other(tmp_path: Path, other: dict[str, Any]) -> None:
+    assert hello(saved(tmp_path / "here")) != hello(saved(tmp_path / "there", **other))

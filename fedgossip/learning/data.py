@@ -12,7 +12,9 @@ load("module:function")                          yours: gives a Dataset, (x, y) 
 
 from __future__ import annotations
 
+import hashlib
 import math
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -84,6 +86,16 @@ class Dataset:
     def labels(self) -> Indices:
         """int64 [m], one class per example: y itself, for text the last character."""
         return self.y if self.y.ndim == 1 else self.y[:, -1]
+
+    def digest(self) -> str:
+        """Return a hash of the examples: two peers that agree on it read the same files.
+
+        The features enter by crc32, seven times as quick as sha256: the fault to find is another file, not a forger.
+        """
+        total = hashlib.sha256(repr((self.x.shape, self.x.dtype.str, self.classes, self.scale)).encode())
+        total.update(np.ascontiguousarray(self.y).data)
+        total.update(zlib.crc32(np.ascontiguousarray(self.x).data).to_bytes(4, "little"))
+        return total.hexdigest()
 
     def subset(self, indices: Indices) -> Dataset:
         """Return the examples at `indices`, in that order."""

@@ -139,7 +139,7 @@ def collect_peers(plan: Plan, given: Sequence[Path], out: Path) -> Run:
     began = time.monotonic()
     folders = _by_peer(plan.n, given)
     task, shares = compose.task_of(plan.experiment, plan.n)
-    _check_same_run(folders, compose.hello_of(plan, task.schema))
+    _check_same_run(folders, compose.hello_of(plan, task.schema, shares.digest))
     directory = RunDirectory(out, plan)
     keeper = Keeper(directory, None)
     e = plan.experiment
@@ -165,8 +165,9 @@ def _check_same_run(folders: Sequence[Path], hello: Hello) -> None:
     for folder in folders:
         ended = last_word(folder)
         if ended and (ended.experiment, ended.schema) != (hello.experiment, hello.schema) and ended.experiment:
-            what = "a model of another layout" if ended.schema != hello.schema else "another experiment"
-            raise ConfigError(f"{folder}: this peer ran {what}", "Give the experiment file, --set and --seed it had.")
+            what = "a model of another layout" if ended.schema != hello.schema else "another experiment, or other data"
+            advice = "Give the experiment file, --set, --seed and data files that it had."
+            raise ConfigError(f"{folder}: this peer ran {what}", advice)
 
 
 def _by_peer(n: int, given: Sequence[Path]) -> list[Path]:

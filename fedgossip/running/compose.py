@@ -17,7 +17,7 @@ from fedgossip.algorithms.dsgd import DSGD
 from fedgossip.errors import ConfigError
 from fedgossip.experiment import Experiment
 from fedgossip.learning.analytic import Averaging, Quadratic
-from fedgossip.learning.data import Dataset
+from fedgossip.learning.data import Dataset, Indices
 from fedgossip.machine import NodeId
 from fedgossip.messages import Hello
 from fedgossip.protocols.sync_gossip import SyncGossip, SyncSettings
@@ -56,6 +56,8 @@ class DataShares:
     sizes: list[int] | None = None
     test: str = ""
     """Which examples the accuracies are of, in words."""
+    digest: str = ""
+    """A hash of all examples and of who has which: peers that read different files refuse each other by it."""
 
 
 def plan(experiment: Experiment) -> Plan:
@@ -98,17 +100,28 @@ def centralised(plan: Plan) -> dict[str, float]:
         raise ConfigError(f"task {e.task.kind!r} has no centralised counterpart", "Leave --centralised out.")
     from fedgossip.learning.baseline import train_centralised
 
-    train, test = _data(e)
+    _, train, test = _data(e)
     size = e.train.batch_size * plan.n
     per_round = e.train.local_steps or max(1, round((e.train.local_epochs or 1) * len(train) / size))
     return train_centralised(train, test, e.model.source, e.train, e.seed, e.rounds * per_round, size)
 
 
-def _data(experiment: Experiment) -> tuple[Dataset, Dataset]:
+def _data(experiment: Experiment) -> tuple[str, Dataset, Dataset]:
+    """Return the digest of the examples as they were read, the training set and the test set.
+
+    As read, because scaling them may round differently on unlike machines, which may well train together.
+    """
     from fedgossip.learning import data
 
     dataset = data.load(experiment.data.source, seed=experiment.seed)
-    return data.split(dataset, experiment.data.test, experiment.seed)
+    return dataset.digest(), *data.split(dataset, experiment.data.test, experiment.seed)
+
+
+def _digest(read: str, shares: Sequence[Indices]) -> str:
+    total = hashlib.sha256(read.encode())
+    for share in shares:
+        total.update(len(share).to_bytes(8, "little") + share.data)
+    return total.hexdigest()
 
 
 def _test_set(test: float | str, examples: int) -> str:
@@ -120,7 +133,7 @@ def _learning(experiment: Experiment, n: int) -> tuple[LocalTask, DataShares]:
     from fedgossip.learning import partitions
 
     e = experiment
-    train, test = _data(e)
+    read, train, test = _data(e)
     keys = dict(e.data.partition)
     kind = keys.pop("kind", None)
     if not isinstance(kind, str):
@@ -132,7 +145,8 @@ def _learning(experiment: Experiment, n: int) -> tuple[LocalTask, DataShares]:
     shares = partitions.partition(kind, labels, n, seed=e.seed, groups=train.groups, **keys)
     counts = [np.bincount(labels[share], minlength=train.classes).tolist() for share in shares]
     sizes = [len(share) for share in shares]
-    described = DataShares(e.data.source, train.classes, counts, sizes, _test_set(e.data.test, len(test)))
+    tested = _test_set(e.data.test, len(test))
+    described = DataShares(e.data.source, train.classes, counts, sizes, tested, _digest(read, shares))
 
     from fedgossip.learning.task import TorchTask
 
@@ -147,8 +161,11 @@ def machine_of(plan: Plan, node: NodeId, initial: Vector, schema: str) -> SyncGo
     return SyncGossip(node, plan.mixing, ALGORITHMS[algorithm.name](), initial, schema, settings)
 
 
-def hello_of(plan: Plan, schema: str) -> Hello:
-    """The first words of every peer of this run.  Where files lie differs between machines and does not count."""
+def hello_of(plan: Plan, schema: str, data: str = "") -> Hello:
+    """The first words of every peer of this run; `data` is DataShares.digest, empty where a task has no data.
+
+    Where files lie differs between machines and does not count; what is in them does.
+    """
     content = plan.experiment.to_dict()
     content["topology"]["graph"] = plan.topology.digest
     kind, colon, path = content["data"]["source"].partition(":")
@@ -157,7 +174,7 @@ def hello_of(plan: Plan, schema: str) -> Hello:
     for section, key in (("train", "device"), ("train", "threads")):
         content[section].pop(key, None)
     content = {key: value for key, value in content.items() if key not in ("simulation", "name")}
-    text = repr(_sorted(content)).encode()
+    text = repr((_sorted(content), data)).encode()
     return Hello(schema, hashlib.sha256(text).hexdigest()[:16], __version__)
 
 
