@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import sys
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -29,26 +29,60 @@ _POOLED_BYTES = 1 << 20
 _POOLED_BLOCKS = 12
 
 
-class _Pool:
-    """Warm memory: hands out views of blocks that nobody refers to any more (the block's reference count says so)."""
+Blocks = list[npt.NDArray[np.uint8]]
 
-    def __init__(self) -> None:
-        self._blocks: list[npt.NDArray[np.uint8]] = []
+
+def _references(blocks: Blocks) -> Iterator[int]:
+    """Count the references to each block, those of this very loop included: a view, a sender or a mailbox is one more.
+
+    How many a block has that nobody uses is CPython's own business (3 up to 3.13; from 3.14 on a call may borrow what a
+    local variable holds), so that number is measured, through here; see `_count_of_a_free_block`.
+    """
+    for block in blocks:
+        yield sys.getrefcount(block)
+
+
+def _count_of_a_free_block(references: Callable[[Blocks], Iterator[int]] = _references) -> int | None:
+    """Return what `references` says of a block without a view; None where a view does not make it exactly one more."""
+    if sys.implementation.name != "cpython":
+        return None
+    blocks: Blocks = [np.empty(8, np.uint8)]
+    (free,) = references(blocks)
+    view = blocks[0][:]
+    (viewed,) = references(blocks)
+    other = view.view(np.float32)  # as `empty` makes it; views of views hold the block itself
+    del view
+    (viewed_by_type,) = references(blocks)
+    del other
+    (freed,) = references(blocks)
+    return free if (viewed, viewed_by_type, freed) == (free + 1, free + 1, free) else None
+
+
+class _Pool:
+    """Warm memory: hands out views of blocks that nobody refers to any more (the block's reference count says so).
+
+    `free` is the count of such a block; None where counts cannot be relied on: every block is fresh there.
+    """
+
+    def __init__(self, free: int | None) -> None:
+        self._free = free
+        self._blocks: Blocks = []
         self._lock = threading.Lock()
 
     def take(self, size: int) -> npt.NDArray[np.uint8]:
+        if self._free is None:
+            return np.empty(size, np.uint8)
         with self._lock:
-            for block in self._blocks:
-                # 3: this list, the loop variable, getrefcount's argument.  A view, a sender or a mailbox is one more.
-                if block.nbytes == size and sys.getrefcount(block) == 3:
-                    return block[:]
+            for place, count in enumerate(_references(self._blocks)):
+                if count == self._free and self._blocks[place].nbytes == size:
+                    return self._blocks[place][:]
             self._blocks = [b for b in self._blocks if b.nbytes == size][-_POOLED_BLOCKS + 1 :]
             block = np.empty(size, np.uint8)
             self._blocks.append(block)
             return block[:]
 
 
-_pool = _Pool()
+_pool = _Pool(_count_of_a_free_block())
 
 
 def empty(length: int, dtype: npt.DTypeLike) -> Vector:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 import threading
 from itertools import pairwise
 from typing import Any
@@ -151,7 +152,7 @@ def where(vector: Vector) -> int:
 
 @pytest.fixture
 def pool(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vectors, "_pool", vectors._Pool())
+    monkeypatch.setattr(vectors, "_pool", vectors._Pool(vectors._count_of_a_free_block()))
 
 
 @pytest.mark.usefixtures("pool")
@@ -183,6 +184,33 @@ def test_memory_that_somebody_refers_to_is_not_handed_out(keep: Any) -> None:
     others = [empty(POOLED, np.float32) for _ in range(2 * vectors._POOLED_BLOCKS)]
     assert at not in {where(v) for v in others}
     del kept, others
+
+
+def test_the_count_of_a_free_block_is_measured() -> None:
+    assert vectors._count_of_a_free_block() is not None  # the pool is at work on this interpreter
+
+
+@pytest.mark.parametrize(
+    "blind",
+    [
+        lambda blocks: iter([3] * len(blocks)),  # views are not seen at all
+        lambda blocks: (2 * count for count in vectors._references(blocks)),  # a view is two more
+    ],
+)
+def test_counts_that_do_not_tell_a_view_are_not_relied_on(blind: Any) -> None:
+    assert vectors._count_of_a_free_block(blind) is None
+
+
+def test_an_interpreter_that_counts_otherwise_has_no_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.implementation, "name", "pypy")
+    assert vectors._count_of_a_free_block() is None
+
+
+def test_without_counts_memory_is_fresh_and_never_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vectors, "_pool", vectors._Pool(None))
+    first = empty(POOLED, np.float32)
+    assert not np.shares_memory(first, empty(POOLED, np.float32))
+    assert vectors._pool._blocks == []
 
 
 @pytest.mark.usefixtures("pool")
