@@ -6,6 +6,7 @@ Rounds are counted by completion: row 1 is written when the first round is behin
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -17,7 +18,11 @@ from fedgossip.machine import Report
 from fedgossip.vectors import Vector, consensus_distance, mean
 
 ROUNDS_OPEN = 8
-"""How many unfinished rounds the network's record keeps before it closes the oldest with the peers that are there."""
+"""A round is not held open for a peer that is further behind than this, or than n if that is more; and where rounds are
+not evaluated, vectors of so many are kept."""
+
+ROUNDINGS = 32
+"""Disagreement is measured down to so many roundings of the vectors' size; see `Network.measured_contraction`."""
 
 
 class PeerRow(msgspec.Struct, tag="peer", tag_field="kind"):
@@ -141,31 +146,50 @@ class Meter:
 Evaluate = Callable[[Sequence[Vector]], Sequence[Mapping[str, float]]]
 
 
+class _Round:
+    """What is known of a round that is not closed: rows, and vectors where they are `kept`."""
+
+    def __init__(self, *, kept: bool) -> None:
+        self.kept = kept
+        self.rows: dict[int, PeerRow] = {}
+        self.before: dict[int, Vector] = {}
+        self.outgoing: dict[int, Vector] = {}
+        self.after: dict[int, Vector] = {}
+
+
 class Network:
     """All peers' vectors of a round, put together: disagreement before and after mixing, and the three accuracies.
 
     `evaluate` gives metrics per vector; it is asked in round 0, every `every` rounds, and in the last one.
-    `watch_all`: measure the disagreement in every round, not only in the evaluated ones.
+    `watch_all`: measure the disagreement in other rounds too, not only in the evaluated ones.
+
+    A round is closed when every peer is past it or has ended, or when the first peer is ROUNDS_OPEN or n rounds beyond
+    it; once, and in ascending order.  A peer's rows of closed rounds are given on alone.  (Peers that wait for each
+    other are at most n - 1 rounds apart: further behind is only one that the others went on without.)
     """
 
     def __init__(self, n: int, rounds: int, every: int, evaluate: Evaluate, *, watch_all: bool = True) -> None:
         self.n, self.rounds, self.every = n, rounds, every
+        self.reached = [0] * n
+        """The newest round that each peer has behind it."""
         self._evaluate, self._watch_all = evaluate, watch_all
-        self.last_before: list[float] = []
-        self.last_after: list[float] = []
-        self._before: dict[int, dict[int, Vector]] = {}
-        self._outgoing: dict[int, dict[int, Vector]] = {}
-        self._after: dict[int, dict[int, Vector]] = {}
-        self._rows: dict[int, dict[int, PeerRow]] = {}
+        self._patience = max(ROUNDS_OPEN, n)
+        self._open: dict[int, _Round] = {}
+        self._closed = self._newest = 0
+        self._going = set(range(n))
+        self._behind = set(range(n))  # those of the going that are not past the next round to close
         self._bytes = 0
         self._seconds = 0.0
+        self._disagreed = False
+        self._ratios: list[float] = []
 
     def evaluated(self, round: int) -> bool:
         return round % self.every == 0 or round == self.rounds
 
     def started(self, vectors: Sequence[Vector]) -> list[Row]:
         """Record the state before the first round."""
-        self._before[1] = dict(enumerate(vectors))
+        for peer, vector in enumerate(vectors):
+            self.before(peer, 1, vector)
         row = NetworkRow(round=0, peers=self.n, seconds=0.0, bytes_sent=0)
         self._fill(row, dict(enumerate(vectors)), {peer: Meter(peer).mixed(0, 0, 0, None) for peer in range(self.n)})
         row.consensus_distance = consensus_distance(vectors)
@@ -173,60 +197,93 @@ class Network:
 
     def outgoing(self, peer: int, round: int, vector: Vector) -> None:
         """`vector` is what `peer` mixes in the round that ends as `round`."""
-        if self._watch_all or self.evaluated(round):
-            self._outgoing.setdefault(round, {})[peer] = vector
+        if (opened := self._opened(round)) and opened.kept:
+            opened.outgoing[peer] = vector
 
     def before(self, peer: int, round: int, vector: Vector) -> None:
         """`vector` is what `peer` trained from in the round that ends as `round`."""
-        if self._watch_all or self.evaluated(round):
-            self._before.setdefault(round, {})[peer] = vector
+        if (opened := self._opened(round)) and opened.kept:
+            opened.before[peer] = vector
 
     def mixed(self, row: PeerRow, vector: Vector | None) -> list[Row]:
         """Take a peer's row and, where it is known, its vector after the round; return the rows to be written now."""
+        peer, opened = row.peer, self._opened(row.round)
+        self.reached[peer] = row.round
+        self._newest = max(self._newest, row.round)
         if vector is not None:
-            self._after.setdefault(row.round, {})[row.peer] = vector
-            self.before(row.peer, row.round + 1, vector)
-        self._rows.setdefault(row.round, {})[row.peer] = row
-        out: list[Row] = []
-        while self._rows and (len(self._rows[min(self._rows)]) == self.n or len(self._rows) > ROUNDS_OPEN):
-            out += self._close(min(self._rows))
-        return out
+            self.before(peer, row.round + 1, vector)
+        if opened is None:
+            self._bytes += row.bytes_sent
+            return [row]
+        opened.rows[peer] = row
+        if vector is not None and opened.kept:
+            opened.after[peer] = vector
+        self._behind.discard(peer)
+        return self._close_passed()
+
+    def ended(self, peer: int) -> list[Row]:
+        """Wait no more for `peer`: it finished, or died; return the rows to be written now."""
+        self._going.discard(peer)
+        self._behind.discard(peer)
+        return self._close_passed()
 
     def flush(self) -> list[Row]:
         """Close all open rounds with the peers that are there."""
-        return [row for round in sorted(self._rows) for row in self._close(round)]
+        return [row for peer in range(self.n) for row in self.ended(peer)]
 
-    def _close(self, round: int) -> list[Row]:
-        rows, after = self._rows.pop(round), self._after.pop(round, {})
-        outgoing, before = self._outgoing.pop(round, {}), self._before.pop(round, {})
-        self._bytes += sum(row.bytes_sent for row in rows.values())
-        self._seconds = max(self._seconds, *(row.seconds for row in rows.values()))
-        losses = [row.loss for row in rows.values() if row.loss is not None]
+    def _opened(self, round: int) -> _Round | None:
+        """Return what is known of a round that is not closed; None for one that is, and for one after the last."""
+        if not self._closed < round <= self.rounds:
+            return None
+        if round not in self._open:
+            kept = sum(opened.kept for opened in self._open.values())
+            self._open[round] = _Round(kept=self.evaluated(round) or (self._watch_all and kept < ROUNDS_OPEN))
+        return self._open[round]
+
+    def _close_passed(self) -> list[Row]:
+        out: list[Row] = []
+        while self._closed < self._newest and (not self._behind or self._newest - self._closed > self._patience):
+            self._closed += 1
+            if opened := self._open.pop(self._closed, None):
+                out += self._close(self._closed, opened)
+            self._behind = {peer for peer in self._going if self.reached[peer] <= self._closed}
+        return out
+
+    def _close(self, round: int, of: _Round) -> list[Row]:
+        if not of.rows:  # everyone skipped it
+            return []
+        rows = [of.rows[peer] for peer in sorted(of.rows)]
+        self._bytes += sum(row.bytes_sent for row in rows)
+        self._seconds = max(self._seconds, *(row.seconds for row in rows))
+        losses = [row.loss for row in rows if row.loss is not None]
         total = NetworkRow(round=round, peers=len(rows), seconds=self._seconds, bytes_sent=self._bytes)
         total.loss = float(np.mean(losses)) if losses else None
-        if self.evaluated(round) and after:
-            self._fill(total, after, rows)
-        if after and (self._watch_all or self.evaluated(round)):
-            self._measure(total, before, outgoing, after)
-        return [*(rows[peer] for peer in sorted(rows)), total]
+        if self.evaluated(round) and of.after:
+            self._fill(total, of.after, of.rows)
+        if of.after and (self.evaluated(round) or of.after.keys() == of.rows.keys()):
+            self._measure(total, of)
+        return [*rows, total]
 
-    def _measure(
-        self, row: NetworkRow, before: dict[int, Vector], outgoing: dict[int, Vector], after: dict[int, Vector]
-    ) -> None:
-        row.consensus_distance = consensus_distance(_ordered(after))
-        if set(outgoing) >= set(after):
-            row.consensus_before = consensus_distance([outgoing[peer] for peer in sorted(after)])
-        if set(outgoing) & set(before) >= set(after):
-            row.update_spread = consensus_distance([outgoing[p] - before[p] for p in sorted(after)])
-        if row.consensus_before is not None:
-            self.last_before.append(row.consensus_before)
-            self.last_after.append(row.consensus_distance)
+    def _measure(self, row: NetworkRow, of: _Round) -> None:
+        peers = sorted(of.after)
+        row.consensus_distance = consensus_distance([of.after[peer] for peer in peers])
+        if not of.outgoing.keys() >= of.after.keys():
+            return
+        outgoing = [of.outgoing[peer] for peer in peers]
+        row.consensus_before = consensus_distance(outgoing)
+        if of.before.keys() >= of.after.keys():
+            row.update_spread = consensus_distance([of.outgoing[p] - of.before[p] for p in peers])
+        floor = ROUNDINGS * float(np.finfo(outgoing[0].dtype).eps) * _size(outgoing)
+        self._disagreed |= row.consensus_before > floor
+        if row.consensus_before > floor and row.consensus_distance > floor:
+            self._ratios.append(row.consensus_distance / row.consensus_before)
 
     def _fill(self, total: NetworkRow, vectors: dict[int, Vector], rows: dict[int, PeerRow]) -> None:
         """Put the three accuracies into `total`, and each peer's into its row unless the peer told it itself."""
-        ordered = _ordered(vectors)
-        unknown = [peer for peer in sorted(rows) if rows[peer].accuracy is None]
-        averaged, *each = self._evaluate([mean(ordered), *(vectors[peer] for peer in unknown)])
+        unknown = [peer for peer in sorted(vectors) if rows[peer].accuracy is None]
+        averaged, *each = self._evaluate(
+            [mean([vectors[peer] for peer in sorted(vectors)]), *(vectors[peer] for peer in unknown)]
+        )
         total.test_loss = averaged.get("loss")
         total.accuracy_averaged = averaged.get("accuracy")
         for peer, metrics in zip(unknown, each, strict=True):
@@ -239,19 +296,21 @@ class Network:
         """Return the geometric mean over the measured rounds of distance after mixing / distance before it.
 
         At most the slem of a symmetric mixing, whatever the vectors were; it comes near to it where only mixing is
-        left, and to the spectrum's root mean square where training adds disagreement in all directions.  Rounds whose
-        disagreement is rounding error (1e-6 of the largest) are left out.  None where there was nothing to shrink.
+        left, and to the spectrum's root mean square where training adds disagreement in all directions.
+
+        A sum in floating point is off by about one rounding of the vectors' size, in a direction of its own at each
+        peer: that adds in quadrature, so a distance of 32 roundings is still known to a thousandth, and rounds that
+        end below it are left out.  0.0 where there was disagreement and every round ended so; None where there was
+        nothing to shrink.
         """
-        before, after = np.array(self.last_before), np.array(self.last_after)
-        counted = before > 1e-6 * before.max(initial=0.0)
-        if not counted.any():
+        if not self._disagreed:
             return None
-        ratios = np.maximum(after[counted] / before[counted], 1e-300)
-        return float(np.exp(np.log(ratios).mean()))
+        return float(np.exp(np.log(self._ratios).mean())) if self._ratios else 0.0
 
 
-def _ordered(vectors: dict[int, Vector]) -> list[Vector]:
-    return [vectors[peer] for peer in sorted(vectors)]
+def _size(vectors: Sequence[Vector]) -> float:
+    """The root mean square of the vectors' norms."""
+    return math.sqrt(sum(float(np.vdot(vector, vector)) for vector in vectors) / len(vectors))
 
 
 QUIET = frozenset({"trained", "outgoing", "mixed", "late", "repeated"})

@@ -1,0 +1,132 @@
+"""The record of a network: a row per round, ascending, closed once, whoever is slow, gone or late."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pytest
+
+from fedgossip import simulate
+from fedgossip.metrics import ROUNDS_OPEN, Meter, Network, NetworkRow, PeerRow, Row
+from fedgossip.running.runs import Run
+from fedgossip.vectors import Vector, frozen
+
+
+def nothing(vectors: Sequence[Vector]) -> Sequence[Mapping[str, float]]:
+    return [{} for _ in vectors]
+
+
+def record(n: int, rounds: int) -> Network:
+    made = Network(n, rounds, rounds, nothing)
+    made.started([frozen(np.ones(2)) for _ in range(n)])
+    return made
+
+
+def passes(to: Network, peer: int, *rounds: int) -> list[Row]:
+    meter = Meter(peer)
+    written: list[Row] = []
+    for round in rounds:
+        meter.bytes_sent = 10
+        written += to.mixed(meter.mixed(round, 0, 0, None), frozen(np.ones(2)))
+    return written
+
+
+def network_rows(rows: Sequence[Row]) -> list[tuple[int, int]]:
+    return [(row.round, row.peers) for row in rows if isinstance(row, NetworkRow)]
+
+
+# --- when a round is closed -------------------------------------------------------------------------------------------
+
+
+def test_a_round_is_closed_when_everyone_is_past_it() -> None:
+    """Peers of a path of 30 may be 29 rounds apart, and nobody is missing."""
+    path = record(30, 100)
+    for peer in range(1, 30):
+        assert passes(path, peer, *range(1, peer + 1)) == []
+    assert network_rows(passes(path, 0, 1)) == [(1, 30)]
+
+
+def test_a_peer_that_skipped_a_round_is_past_it() -> None:
+    two = record(2, 10)
+    passes(two, 0, 1, 2, 3)
+    assert network_rows(passes(two, 1, 3)) == [(1, 1), (2, 1), (3, 2)]
+
+
+def test_a_peer_that_ended_is_not_waited_for() -> None:
+    two = record(2, 10)
+    passes(two, 0, 1, 2)
+    assert network_rows([*two.ended(1), *passes(two, 0, 3)]) == [(1, 1), (2, 1), (3, 1)]
+
+
+def test_a_peer_far_behind_is_not_waited_for_and_its_rows_are_given_on_alone() -> None:
+    two = record(2, 100)
+    closed = network_rows(passes(two, 0, *range(1, ROUNDS_OPEN + 2)))
+    assert closed[0] == (1, 1)
+    late = passes(two, 1, 1)
+    assert [type(row) for row in late] == [PeerRow]
+    ahead = network_rows(passes(two, 0, 50))
+    caught_up = network_rows([*passes(two, 1, 60), *passes(two, 0, 60)])
+    assert caught_up[-1] == (60, 2)
+    rounds = [round for round, _ in [*closed, *ahead, *caught_up]]
+    assert rounds == sorted(set(rounds))
+
+
+def test_bytes_of_late_rows_are_counted() -> None:
+    two = record(2, 30)
+    passes(two, 0, *range(1, 21))
+    last = passes(two, 1, *range(1, 21))[-1]
+    assert isinstance(last, NetworkRow) and last.bytes_sent == 40 * 10
+
+
+def test_vectors_of_rounds_that_are_not_evaluated_are_kept_for_few_rounds_only() -> None:
+    wide = record(100, 1000)
+    passes(wide, 0, *range(1, 90))
+    kept = sum(bool(opened.after) for opened in wide._open.values())
+    assert kept <= ROUNDS_OPEN
+
+
+def averaging(**changes: object) -> Run:
+    experiment = {"rounds": 300, "task": {"kind": "averaging"}, "topology": {"graph": "ring", "n": 4}}
+    return simulate({**experiment, **changes})
+
+
+def test_the_simulator_writes_each_round_once_under_loss() -> None:
+    run = averaging(simulation={"loss": 0.2, "jitter": 0.05}, algorithm={"deadline": 0.2})
+    assert [row.round for row in run.network()] == list(range(301))
+
+
+def test_the_simulator_writes_each_round_once_when_a_peer_crashes() -> None:
+    run = averaging(simulation={"crash": {"2": 0.6}})
+    assert [row.round for row in run.network()] == list(range(301))
+    peers = [row.peers for row in run.network()]
+    assert peers[0] == 4 and peers[-1] == 3 and peers == sorted(peers, reverse=True)
+
+
+def test_unequal_speeds_on_a_wide_graph_leave_nobody_out() -> None:
+    run = averaging(topology={"graph": "path", "n": 24}, simulation={"slow": {"0": 20.0}}, algorithm={"deadline": 1e6})
+    assert [(row.round, row.peers) for row in run.network()] == [(round, 24) for round in range(301)]
+
+
+# --- the measured contraction -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_exact_averages_contract_to_zero(dtype: str) -> None:
+    run = averaging(topology={"graph": "complete", "n": 5}, task={"kind": "averaging", "dtype": dtype}, rounds=5)
+    assert run.summary["measured_contraction"] == 0.0
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_rounds_of_rounding_error_do_not_dilute_the_contraction(dtype: str) -> None:
+    """A ring of 4 with weights of a third has the eigenvalues 1, 1/3, 1/3, -1/3: every round leaves exactly a third."""
+    run = averaging(task={"kind": "averaging", "dtype": dtype})
+    assert run.summary["measured_contraction"] == pytest.approx(1 / 3, rel=1e-3)
+
+
+def test_without_disagreement_there_is_no_contraction() -> None:
+    alike = record(3, 2)
+    for peer in range(3):
+        alike.outgoing(peer, 1, frozen(np.ones(2)))
+        passes(alike, peer, 1)
+    assert alike.measured_contraction() is None
