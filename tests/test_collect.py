@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+from commands import in_process
 
-from fedgossip import ConfigError, load_experiment, run_local
+from fedgossip import ConfigError, load_experiment, run_local, simulate
+from fedgossip.cli.run import facts
+from fedgossip.errors import FedgossipError
+from fedgossip.metrics import EventRow
 from fedgossip.running import compose
 from fedgossip.running.collect import collect_peers
+from fedgossip.running.runs import Run, verdict
 
 
 def test_collected_folders_tell_what_the_run_told(tmp_path: Path) -> None:
@@ -22,9 +30,132 @@ def test_collected_folders_tell_what_the_run_told(tmp_path: Path) -> None:
     assert collected.summary["bytes_sent"] == run.summary["bytes_sent"]
 
 
+def averaging(rounds: int = 300) -> dict[str, Any]:
+    return {"rounds": rounds, "task": {"kind": "averaging"}, "topology": {"graph": "ring", "n": 4}}
+
+
+def rounds_and_peers(run: Run) -> list[tuple[int, int]]:
+    return [(row.round, row.peers) for row in run.network()]
+
+
+@pytest.fixture(scope="module")
+def long_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return run_local(averaging(), tmp_path_factory.mktemp("long") / "run", report=False)
+
+
+def folders_of(run: Run, into: Path) -> list[Path]:
+    """Copies of the peers' folders, for a test to change."""
+    assert run.directory
+    shutil.copytree(run.directory / "peers", into)
+    return sorted(into.iterdir())
+
+
+def collected(run: Run, folders: list[Path], out: Path) -> Run:
+    return collect_peers(compose.plan(load_experiment(averaging())), folders, out)
+
+
+def dies(folder: Path, at_round: int) -> None:
+    """Make the folder that of a peer that was killed."""
+    for name in ("ended.json", "vector.safetensors", "model.safetensors"):
+        (folder / name).unlink()
+    lines = (folder / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    (folder / "metrics.jsonl").write_bytes(b"".join(lines[:at_round]))
+
+
+def says(folder: Path, status: str, **more: object) -> None:
+    ended = json.loads((folder / "ended.json").read_text())
+    (folder / "ended.json").write_text(json.dumps({**ended, "status": status, **more}))
+
+
+def test_every_driver_writes_a_row_per_round_of_all_peers(long_run: Run, tmp_path: Path) -> None:
+    expected = [(round, 4) for round in range(301)]
+    assert rounds_and_peers(long_run) == expected
+    assert rounds_and_peers(collected(long_run, folders_of(long_run, tmp_path / "peers"), tmp_path / "out")) == expected
+    assert rounds_and_peers(simulate(averaging())) == expected
+
+
+def test_rows_of_a_peer_that_died_end_and_the_rounds_go_on_without_it(long_run: Run, tmp_path: Path) -> None:
+    folders = folders_of(long_run, tmp_path / "peers")
+    dies(folders[2], at_round=100)
+    run = collected(long_run, folders, tmp_path / "out")
+    assert rounds_and_peers(run) == [(round, 4 if round <= 100 else 3) for round in range(301)]
+    assert [row.value for row in run.rows if isinstance(row, EventRow) and row.name == "died"] == [{"exit_code": None}]
+
+
+def test_a_run_that_a_peer_did_not_finish_is_partial_and_whole(long_run: Run, tmp_path: Path) -> None:
+    folders = folders_of(long_run, tmp_path / "peers")
+    dies(folders[2], at_round=100)
+    run = collected(long_run, folders, tmp_path / "out")
+    assert run.summary["status"] == "partial" and run.digest is None
+    assert [vector is None for vector in run.vectors] == [False, False, True, False]
+    assert not (tmp_path / "out" / "INCOMPLETE").exists()
+
+
+def test_a_run_that_all_peers_stopped_is_interrupted(long_run: Run, tmp_path: Path) -> None:
+    folders = folders_of(long_run, tmp_path / "peers")
+    for folder in folders:
+        says(folder, "interrupted")
+    assert collected(long_run, folders, tmp_path / "out").summary["status"] == "interrupted"
+    assert (tmp_path / "out" / "INCOMPLETE").exists()
+
+
+def test_collect_ends_with_the_error_of_a_peer_that_failed(long_run: Run, tmp_path: Path) -> None:
+    folders = folders_of(long_run, tmp_path / "peers")
+    says(folders[1], "failed", message="node 1, round 3: no more", exit_code=5)
+    with pytest.raises(FedgossipError, match="no more") as raised:
+        collected(long_run, folders, tmp_path / "out")
+    assert raised.value.exit_code == 5
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["status"] == "failed"
+    assert (tmp_path / "out" / "INCOMPLETE").exists()
+
+
+def test_how_long_the_peers_took_in_all_is_not_known_afterwards(long_run: Run, tmp_path: Path) -> None:
+    run = collected(long_run, folders_of(long_run, tmp_path / "peers"), tmp_path / "out")
+    assert run.summary["wall_seconds"] is None
+    assert dict(facts(run.summary))["time"] == f"{run.summary['seconds']:.2f} seconds"
+
+
+@pytest.mark.parametrize(
+    ("peers", "status"),
+    [
+        (["finished", "finished"], "finished"),
+        (["finished", None], "partial"),
+        (["finished", "interrupted"], "partial"),
+        (["interrupted", None], "interrupted"),
+        (["finished", "failed"], "failed"),
+        ([None, None], "failed"),
+    ],
+)
+def test_the_verdict_on_a_run(peers: list[str | None], status: str) -> None:
+    assert verdict(peers) == status
+
+
 def test_a_folder_too_few_is_named(tmp_path: Path) -> None:
     experiment = {"rounds": 2, "task": {"kind": "averaging"}, "topology": {"graph": "path", "n": 3}}
     plan = compose.plan(load_experiment(experiment))
     run_local(experiment, tmp_path / "run", report=False)
     with pytest.raises(ConfigError, match=r"no folder of peers \[1\]"):
         collect_peers(plan, [tmp_path / "run" / "peers" / name for name in ("00", "02")], tmp_path / "out")
+
+
+def test_collect_without_the_experiment_says_that_it_comes_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("p0", "p1"):
+        (tmp_path / name).mkdir()
+    said = in_process(["collect", "p0", "p1"], tmp_path, monkeypatch, capsys)
+    assert said.code == 2 and "EXPERIMENT" in said.err and "first" in said.err, said
+
+
+def test_collect_gives_the_exit_codes_of_run(
+    long_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders = folders_of(long_run, tmp_path / "peers")
+    for folder in folders:
+        says(folder, "interrupted")
+    assert long_run.directory
+    file = str(long_run.directory / "experiment.toml")
+    words = ["collect", file, *map(str, folders)]
+    assert in_process([*words, "--out", "a"], tmp_path, monkeypatch, capsys).code == 130
+    says(folders[1], "failed", message="no more", exit_code=5)
+    assert in_process([*words, "--out", "b"], tmp_path, monkeypatch, capsys).code == 5

@@ -73,6 +73,9 @@ def test_the_others_finish_when_one_is_killed(tmp_path: Path) -> None:
     assert events["died"] >= 1 and events["gone"] >= 1 and events["missed"] >= 1, events
     assert [vector is None for vector in done.vectors] == [False, False, True, False]
     assert done.digest is None and done.summary["rounds"] == 1500
+    assert done.summary["status"] == "partial" and looks_finished(tmp_path / "run")
+    written = [row.round for row in done.network()]
+    assert written == list(range(1501))
     others = [row for row in done.rows if isinstance(row, PeerRow) and row.peer != 2]
     assert {row.peer for row in others if row.round == 1500} == {0, 1, 3}
 
@@ -85,7 +88,7 @@ def test_the_others_go_on_when_one_is_suspended_past_the_deadline(
     events = done.summary["events"]
     assert events["missed"] >= 1 and events["hung"] == 1, events
     finished = {row.peer for row in done.rows if isinstance(row, PeerRow) and row.round == 600}
-    assert finished == {0, 1, 3} and done.digest is None
+    assert finished == {0, 1, 3} and done.digest is None and done.summary["status"] == "partial"
 
 
 def test_a_run_whose_peers_all_die_is_a_network_error(tmp_path: Path) -> None:
@@ -301,6 +304,9 @@ def test_ctrl_c_ends_one_peer_and_the_others_go_on(tmp_path: Path) -> None:
     assert machines.ended(1)["status"] == "interrupted" and (tmp_path / "peer1" / "vector.safetensors").exists()
     assert machines.ended(0)["rounds"] == 1500
     assert "Traceback" not in said[1].err
+    put = finish(start(["collect", "experiment.toml", "peer0", "peer1", "peer2", "--out", "run"], tmp_path), 30)
+    assert put.code == 0 and "Not every peer finished" in put.out, put
+    assert summary_of(tmp_path / "run")["status"] == "partial" and looks_finished(tmp_path / "run")
 
 
 def test_endpoints_text_is_what_keys_new_prints(tmp_path: Path) -> None:

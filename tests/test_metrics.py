@@ -108,6 +108,14 @@ def test_unequal_speeds_on_a_wide_graph_leave_nobody_out() -> None:
     assert [(row.round, row.peers) for row in run.network()] == [(round, 24) for round in range(301)]
 
 
+# --- the verdict ------------------------------------------------------------------------------------------------------
+
+
+def test_a_simulated_run_that_a_peer_did_not_finish_is_partial() -> None:
+    assert averaging(simulation={"crash": {"2": 0.6}}).summary["status"] == "partial"
+    assert averaging().summary["status"] == "finished"
+
+
 # --- the measured contraction -----------------------------------------------------------------------------------------
 
 

@@ -296,6 +296,14 @@ def test_an_interrupted_run_says_so(reports: dict[str, Path]) -> None:
     assert "up to round 3" in page.text
 
 
+def test_a_partial_run_says_that_the_others_went_on(tmp_path: Path) -> None:
+    path = learning_run(tmp_path, status="partial")
+    write_report(path)
+    both = write_comparison(tmp_path / "both.html", [path, path], "two")
+    for page in (path / "report.html", both):
+        assert "ended without some of its peers" in Page(page).text and "did not finish" not in Page(page).text
+
+
 def test_numbers_of_the_summary_stand_on_the_page(reports: dict[str, Path]) -> None:
     page = Page(reports["learning_run"] / "report.html")
     for shown in (

@@ -61,6 +61,11 @@ def run(
         print_json(finished.summary)
     else:
         show(finished, report=report)
+    return exit_code(finished)
+
+
+def exit_code(finished: Run) -> int:
+    """Return 130 for a run that somebody stopped, else 0; a run that failed raised its error."""
     return 130 if finished.summary["status"] == "interrupted" else 0
 
 
@@ -88,11 +93,17 @@ def _run(plan: Plan, on: str, out: Path, report: bool) -> Run:
         return simulate_plan(plan, engine=on, out=out, report=report, watch=progress)
 
 
+ENDINGS = {
+    "partial": "Not every peer finished; the others went on to the end.",
+    "interrupted": "Stopped before the end; what was measured is kept.",
+}
+
+
 def show(finished: Run, *, report: bool = True) -> None:
     """Print what came out of a run, for people."""
     print(columns(facts(finished.summary)))
-    if finished.summary["status"] != "finished":
-        print("Stopped before the end; what was measured is kept.")
+    if words := ENDINGS.get(finished.summary["status"]):
+        print(words)
     if finished.directory:
         page = finished.directory / "report.html"
         print(f"Everything is in {finished.directory}" + (f"; open {page}" if report else ""))
@@ -118,7 +129,8 @@ def facts(summary: dict[str, Any]) -> list[tuple[str, str]]:
     rows.append(("sent", f"{summary['bytes_sent'] / 1e6:,.2f} MB by all peers"))
     kind = "virtual seconds" if summary["driver"] == "sim" else "seconds"
     if summary["driver"] != "stacked":
-        rows.append(("time", f"{summary['seconds']:.2f} {kind}, {summary['wall_seconds']:.1f} s in all"))
+        whole = "" if summary["wall_seconds"] is None else f", {summary['wall_seconds']:.1f} s in all"
+        rows.append(("time", f"{summary['seconds']:.2f} {kind}{whole}"))
     if summary["events"]:
         rows.append(("events", ", ".join(f"{count} {name}" for name, count in summary["events"].items())))
     rows.append(("digest", summary["digest"] or "none: not every peer finished"))

@@ -97,14 +97,18 @@ def collect(
     seed: int | None,
     out: Path | None,
     as_json: bool,
-) -> None:
+) -> int:
     """Put the FOLDERs of a run's peers together: digest, three accuracies, report."""
-    from fedgossip.cli.run import print_json, show, talk_to_stderr
+    from fedgossip.cli.run import exit_code, print_json, show, talk_to_stderr
+    from fedgossip.errors import ConfigError
     from fedgossip.experiment import load
     from fedgossip.running import compose
     from fedgossip.running.collect import collect_peers
     from fedgossip.running.runs import new_path
 
+    if experiment.is_dir():
+        advice = f"fedgossip collect EXPERIMENT {experiment} ..., with the file that the peers were given."
+        raise ConfigError(f"{experiment}: a folder; the EXPERIMENT comes first", advice)
     plan = compose.plan(load(experiment, overrides, seed=seed))
     with talk_to_stderr() if as_json else contextlib.nullcontext():
         finished = collect_peers(plan, folders, out or new_path(plan, "peers", Path("runs")))
@@ -112,3 +116,4 @@ def collect(
         print_json(finished.summary)
     else:
         show(finished)
+    return exit_code(finished)

@@ -14,6 +14,7 @@ from fedgossip.report.drawing import DASHES, SERIES, draw, plain
 from fedgossip.report.markup import Markup, figure, grid, join, paragraph, section, table, text
 from fedgossip.report.numbers import byte_unit, count, data_size, duration, number, percent, plural
 from fedgossip.report.reading import NetworkRow, Run
+from fedgossip.report.sections import notice, unfinished
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -47,7 +48,7 @@ def head_and_body(entries: Sequence[Entry], title: str, folder: Path) -> tuple[M
             paragraph("Comparison of fedgossip runs", "over"),
             Markup(f"<h1>{text(title)}</h1>"),
             paragraph(_verdict(runs), "lead"),
-            *(_unfinished(name, run) for name, run in runs if run.summary.status != "finished"),
+            *(notice(unfinished(name, run)) for name, run in runs if run.summary.status != "finished"),
         ]
     )
     body = join([_table(runs, entries, folder), _curves(runs), _graphs(runs)])
@@ -89,11 +90,6 @@ def _verdict(runs: Sequence[Named]) -> str:
             f"the worst peer is best off in “{worst[1]}” ({percent(worst[0])})."
         )
     return said
-
-
-def _unfinished(name: str, run: Run) -> Markup:
-    said = f"{name} did not finish (status: {run.summary.status}): it shows what was measured until then."
-    return Markup(f'<p class="notice" role="status">{text(said)}</p>')
 
 
 def _table(runs: Sequence[Named], entries: Sequence[Entry], folder: Path) -> Markup:

@@ -54,18 +54,30 @@ def head(run: Run) -> Markup:
             paragraph("Report of a fedgossip run", "over"),
             Markup(f"<h1>{text(summary.name)}</h1>"),
             Markup(f'<ul class="facts">{"".join(facts)}</ul>'),
-            None if finished else _interrupted(run),
+            None if finished else notice(unfinished("This run", run)),
             cards(_key_figures(run)),
         ]
     )
 
 
-def _interrupted(run: Run) -> Markup:
+def unfinished(name: str, run: Run) -> tuple[str, str]:
+    """Return what a reader must know of a run that is not finished, and what it means for what is shown."""
+    status = run.summary.status
+    if status == "partial":
+        return (
+            f"{name} ended without some of its peers: its status is “{status}”.",
+            "They died, hung or were stopped; the others went on to the end, and what is shown last is of them alone.",
+        )
     last = run.network[-1].round if run.network else 0
-    return Markup(
-        f'<p class="notice" role="status"><b>This run did not finish: its status is “{text(run.summary.status)}”.</b> '
-        f"All that follows shows what was measured up to round {last}.</p>"
+    return (
+        f"{name} did not finish: its status is “{status}”.",
+        f"All that follows shows what was measured up to round {last}.",
     )
+
+
+def notice(said: tuple[str, str]) -> Markup:
+    """Return a line that stands out, its first sentence in bold."""
+    return Markup(f'<p class="notice" role="status"><b>{text(said[0])}</b> {text(said[1])}</p>')
 
 
 def _key_figures(run: Run) -> Iterable[tuple[str, str, str]]:

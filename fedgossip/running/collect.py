@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping, Sequence
+import heapq
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -12,9 +13,10 @@ from fedgossip.errors import ConfigError, FedgossipError, NetworkError
 from fedgossip.messages import Hello
 from fedgossip.metrics import EventRow, Network, PeerRow, Row
 from fedgossip.running import compose, runs
-from fedgossip.running.compose import Plan
+from fedgossip.running.compose import DataShares, Plan
 from fedgossip.running.peer import PeerEnded
 from fedgossip.running.runs import Ended, Keeper, Run, RunDirectory
+from fedgossip.task import LocalTask
 from fedgossip.vectors import Vector, frozen
 
 
@@ -33,21 +35,28 @@ class Collector:
     def read(self) -> bool:
         """Take every whole line that is new; tell whether there was any.  Raises ConfigError for one that is no row."""
         before = list(self._offsets)
-        for node, folder in enumerate(self.folders):
-            path = folder / "metrics.jsonl"
-            if not path.exists():
-                continue
-            with path.open("rb") as file:
-                file.seek(self._offsets[node])
-                data = file.read()
-            for line in data[: data.rfind(b"\n") + 1].splitlines(keepends=True):
-                try:
-                    row = self._decoder.decode(line)
-                except msgspec.MsgspecError as error:
-                    raise ConfigError(f"{path}: not the rows of a peer: {error}", "Copy the folder again.") from None
-                self._offsets[node] += len(line)
-                self._take(node, row)
+        news = (self._news(node) for node in range(len(self.folders)))
+        for _, node, row, length in heapq.merge(*news, key=lambda line: line[0]):
+            self._offsets[node] += length
+            self._take(node, row)
         return before != self._offsets
+
+    def _news(self, node: int) -> Iterator[tuple[int, int, Row, int]]:
+        """Yield the new lines of one peer: the round it has behind it, its id, the row, the bytes of the line."""
+        path = self.folders[node] / "metrics.jsonl"
+        if not path.exists():
+            return
+        with path.open("rb") as file:
+            file.seek(self._offsets[node])
+            data = file.read()
+        at = self.rounds[node]
+        for line in data[: data.rfind(b"\n") + 1].splitlines(keepends=True):
+            try:
+                row = self._decoder.decode(line)
+            except msgspec.MsgspecError as error:
+                raise ConfigError(f"{path}: not the rows of a peer: {error}", "Copy the folder again.") from None
+            at = row.round if isinstance(row, PeerRow) else at
+            yield at, node, row, len(line)
 
     def _take(self, node: int, row: Row) -> None:
         if isinstance(row, EventRow):
@@ -56,6 +65,12 @@ class Collector:
             self.rounds[node] = row.round
             self.slowest_training = max(self.slowest_training, row.seconds_training)
             for line in self.record.mixed(row, self._snapshot(node, row.round)):
+                self.keeper(line)
+
+    def ended(self, nodes: Iterable[int]) -> None:
+        """Wait no more for peers whose last line has been read."""
+        for node in nodes:
+            for line in self.record.ended(node):
                 self.keeper(line)
 
     def _snapshot(self, node: int, round: int) -> Vector | None:
@@ -74,19 +89,56 @@ class Collector:
     def finish(self) -> tuple[list[Vector | None], list[PeerEnded | None]]:
         """Read what is left, close the record, and return every peer's final vector and last word."""
         self.read()
-        for row in self.record.flush():
-            self.keeper(row)
+        self.ended(range(len(self.folders)))
         return [_vector(folder) for folder in self.folders], [last_word(folder) for folder in self.folders]
 
-    def counts(self, last_words: Sequence[PeerEnded | None], exits: Mapping[int, int]) -> dict[str, int]:
-        """Add up what the peers counted.  One without a last word died: `exits` says with which code."""
+    def counts(self, last_words: Sequence[PeerEnded | None]) -> dict[str, int]:
+        """Add up what the peers counted."""
         counts: dict[str, int] = {}
-        for node, ended in enumerate(last_words):
+        for ended in last_words:
             for name, count in (ended.counts if ended else {"died": 1}).items():
                 counts[name] = counts.get(name, 0) + count
-            if ended is None and exits:
-                self.keeper(EventRow(-1, node, "died", {"exit_code": exits.get(node)}))
         return counts
+
+
+@dataclass(frozen=True)
+class Watched:
+    """What a driver saw of the peers besides their files.  By default: nothing, they ran elsewhere."""
+
+    interrupted: bool = False
+    exits: Mapping[int, int] = field(default_factory=dict)
+    wall_seconds: float | None = None
+
+
+def conclude(
+    plan: Plan,
+    task: LocalTask,
+    shares: DataShares,
+    collector: Collector,
+    directory: RunDirectory,
+    watched: Watched,
+    *,
+    report: bool = True,
+) -> Run:
+    """Read the peers' last words and write the run's; raise the error of a run that failed when it is written.
+
+    Of a run that was interrupted everyone's last vector counts, else the vectors of those that finished.
+    """
+    vectors, last_words = collector.finish()
+    said = [word.status if word else None for word in last_words]
+    status = "interrupted" if watched.interrupted else runs.verdict(said)
+    if status != "interrupted":
+        for node in (node for node, one in enumerate(said) if one is None):
+            collector.keeper(EventRow(-1, node, "died", {"exit_code": watched.exits.get(node)}))
+        vectors = [vector if one == "finished" else None for vector, one in zip(vectors, said, strict=True)]
+    ended = Ended(vectors, collector.counts(last_words), status, watched.wall_seconds)
+    summary = runs.summarize(plan, "local", task, shares, collector.record, collector.keeper, ended)
+    directory.finish(summary, task, runs.averaged(vectors), report=report)
+    if status == "failed":
+        last = f"Their last words: {collector.folders[0].parent}/*/log.txt"
+        raise first_failure(last_words) or NetworkError("every peer died", last)
+    summary["run_dir"] = str(directory.path)
+    return Run(summary, collector.keeper.rows, vectors, directory.path)
 
 
 def last_word(folder: Path) -> PeerEnded | None:
@@ -114,13 +166,6 @@ def _vector(folder: Path) -> Vector | None:
     return vector
 
 
-def failure_of(last_words: Sequence[PeerEnded | None], out: Path) -> FedgossipError | None:
-    """Return the first peer's error, or that all of them died without a word; None where some peer has a result."""
-    if all(ended is None for ended in last_words):
-        return NetworkError("every peer died", f"Their last words: {out}/peers/*/log.txt")
-    return first_failure(last_words)
-
-
 def first_failure(last_words: Sequence[PeerEnded | None]) -> FedgossipError | None:
     """Return the error of the first peer that tells one."""
     for ended in last_words:
@@ -132,13 +177,13 @@ def first_failure(last_words: Sequence[PeerEnded | None]) -> FedgossipError | No
 
 
 def collect_peers(plan: Plan, given: Sequence[Path], out: Path) -> Run:
-    """Make one run directory of the folders of a run's peers, in any order.  Raises ConfigError for a folder missing.
+    """Make one run directory of the folders of a run's peers, in any order.
 
+    Raises ConfigError for a folder missing; and the error of a peer that failed, when the directory is made.
     Evaluated rounds hold the accuracies that the peers measured themselves; the averaged model is known at the end.
     """
-    began = time.monotonic()
     folders = _by_peer(plan.n, given)
-    task, shares = compose.task_of(plan.experiment, plan.n)
+    task, shares = compose.task_of(plan.experiment, plan.n, [])
     _check_same_run(folders, compose.hello_of(plan, task.schema, shares.digest))
     directory = RunDirectory(out, plan)
     keeper = Keeper(directory, None)
@@ -148,17 +193,10 @@ def collect_peers(plan: Plan, given: Sequence[Path], out: Path) -> Run:
         keeper(row)
     collector = Collector(folders, record, keeper)
     try:
-        vectors, last_words = collector.finish()
+        return conclude(plan, task, shares, collector, directory, Watched())
     except BaseException:
         directory.abandon()
         raise
-    counts = collector.counts(last_words, {})
-    whole = all(ended is not None and ended.status == "finished" for ended in last_words)
-    ended = Ended(vectors, counts, "finished" if whole else "interrupted", time.monotonic() - began)
-    summary = runs.summarize(plan, "local", task, shares, record, keeper, ended)
-    directory.finish(summary, task, runs.averaged(vectors), report=True)
-    summary["run_dir"] = str(out)
-    return Run(summary, keeper.rows, vectors, out)
 
 
 def _check_same_run(folders: Sequence[Path], hello: Hello) -> None:

@@ -23,10 +23,10 @@ import msgspec
 from fedgossip.errors import NetworkError
 from fedgossip.experiment import Experiment, load
 from fedgossip.metrics import EventRow, Network, Row
-from fedgossip.running import compose, runs
-from fedgossip.running.collect import Collector, failure_of, first_failure, last_word
+from fedgossip.running import compose
+from fedgossip.running.collect import Collector, Watched, conclude, first_failure, last_word
 from fedgossip.running.compose import Plan
-from fedgossip.running.runs import Ended, Keeper, Run, RunDirectory, write_whole
+from fedgossip.running.runs import Keeper, Run, RunDirectory, write_whole
 
 START_SECONDS = 120.0
 """For the warmed parent to import and every peer to listen; a cold disk and sixteen peers need some."""
@@ -138,8 +138,9 @@ def run_local_plan(
 ) -> Run:
     """`run_local`, for an experiment whose graph is resolved already.  `family`: one that is warm already.
 
-    A peer that dies, or hangs, does not stop the others.  Ctrl-C ends all of them and keeps what was measured.  Raises
-    the error of a peer that failed (its training raised, say) when the others have ended; what was measured is kept.
+    A peer that dies, or hangs, does not stop the others: the run is "partial".  Ctrl-C ends all of them and keeps what
+    was measured.  Raises the error of a peer that failed (its training raised, say) when the others have ended; what
+    was measured is kept.
     """
     began = time.monotonic()
     with family or Family(learning=plan.experiment.task.kind == "learning") as processes:
@@ -150,7 +151,7 @@ def run_local_plan(
         e = plan.experiment
         record = Network(plan.n, e.rounds, e.eval.every, task.evaluate, watch_all=False)
         collector = Collector(folders, record, keeper)
-        status = "finished"
+        interrupted = False
         try:
             for row in record.started([task.initial(node) for node in range(plan.n)]):
                 keeper(row)
@@ -158,25 +159,13 @@ def run_local_plan(
             _await_addresses(out, folders, processes)
             _gather(plan, processes, collector)
         except KeyboardInterrupt:
-            status = "interrupted"
+            interrupted = True
         except BaseException:
             directory.abandon()
             raise
         processes.stop()
-    vectors, last_words = collector.finish()
-    failure = None
-    if status == "finished":
-        failure = failure_of(last_words, out)
-        done = [ended is not None and ended.status == "finished" for ended in last_words]
-        vectors = [vector if whole else None for vector, whole in zip(vectors, done, strict=True)]
-    counts = collector.counts(last_words, processes.exited if status == "finished" else {})
-    ended = Ended(vectors, counts, "failed" if failure else status, time.monotonic() - began)
-    summary = runs.summarize(plan, "local", task, shares, record, keeper, ended)
-    directory.finish(summary, task, runs.averaged(vectors), report=report)
-    if failure:
-        raise failure
-    summary["run_dir"] = str(out)
-    return Run(summary, keeper.rows, vectors, out)
+    watched = Watched(interrupted, processes.exited, time.monotonic() - began)
+    return conclude(plan, task, shares, collector, directory, watched, report=report)
 
 
 def _gather(plan: Plan, processes: Family, collector: Collector) -> None:
@@ -186,6 +175,7 @@ def _gather(plan: Plan, processes: Family, collector: Collector) -> None:
         ended = len(processes.exited)
         processes.poll(POLL_SECONDS)
         news = collector.read() or len(processes.exited) > ended
+        collector.ended(processes.exited)
         silent = 0.0 if news else silent + POLL_SECONDS  # polls, not a clock: we may have been suspended with them
         if not processes.exited:
             continue  # while all of them work nobody can say what is too long

@@ -6,7 +6,10 @@
     model.safetensors    the averaged model, named parameters
     report.html          one page, no external request
     peers/03/            what each real process wrote itself
-    INCOMPLETE           there until all of the above is
+    INCOMPLETE           there until all of the above is, and still there when a run was interrupted or failed
+
+A run's status is `finished`; `partial`, when it went its way to the end without some of the peers; `interrupted`, by
+somebody; or `failed`, when a peer's training or network did.
 """
 
 from __future__ import annotations
@@ -29,6 +32,9 @@ from fedgossip.task import LocalTask
 from fedgossip.vectors import Vector, consensus_distance, digest, mean
 
 INCOMPLETE = "INCOMPLETE"
+
+WHOLE = frozenset({"finished", "partial"})
+"""The statuses of runs that ended by themselves, and of which nothing is half written."""
 
 
 @dataclass(frozen=True)
@@ -84,9 +90,8 @@ class RunDirectory:
             from fedgossip.report.page import write_report
 
             write_report(self.path)
-        if summary["status"] == "finished":
+        if summary["status"] in WHOLE:
             (self.path / INCOMPLETE).unlink()
-
 
     def abandon(self) -> None:
         """Leave what was measured so far, and INCOMPLETE beside it."""
@@ -141,6 +146,15 @@ class Keeper:
             self._watch(row)
 
 
+def verdict(peers: Sequence[str | None]) -> str:
+    """Return the status of a run from its peers' last words: finished, interrupted, failed; None where one died."""
+    if "failed" in peers or not any(peers):
+        return "failed"
+    if "finished" not in peers:
+        return "interrupted"
+    return "finished" if set(peers) == {"finished"} else "partial"
+
+
 @dataclass(frozen=True)
 class Ended:
     """How a driver left a run: the final vectors, and the counts of what happened."""
@@ -148,7 +162,8 @@ class Ended:
     vectors: Sequence[Vector | None]
     counts: Mapping[str, int]
     status: str
-    wall_seconds: float
+    wall_seconds: float | None
+    """None where the driver was not there."""
 
 
 def summarize(

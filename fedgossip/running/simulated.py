@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedgossip.errors import ConfigError, nearest
+from fedgossip.errors import ConfigError, NetworkError, nearest
 from fedgossip.experiment import Experiment, by_peer, load
 from fedgossip.machine import NodeId
-from fedgossip.metrics import Network, Row
+from fedgossip.metrics import EventRow, Network, Row
 from fedgossip.protocols.sync_gossip import partners_of
 from fedgossip.running import compose, runs
 from fedgossip.running.compose import DataShares, Plan
@@ -76,7 +76,8 @@ def simulate_plan(
     e = plan.experiment
     watch_all = plan.n * task.length <= WATCHED_ELEMENTS
     record = Network(plan.n, e.rounds, e.eval.every, task.evaluate, watch_all=watch_all)
-    status, vectors, counts = "finished", [None] * plan.n, {}  # type: str, Sequence[Vector | None], Mapping[str, int]
+    vectors: Sequence[Vector | None] = [None] * plan.n
+    counts: Mapping[str, int] = {}
     try:
         for row in record.started(initial):
             keeper(row)
@@ -85,6 +86,10 @@ def simulate_plan(
         else:
             algorithm = compose.ALGORITHMS[e.algorithm.name]()
             vectors = run_stacked(task, plan.mixing, algorithm, e.rounds, record, keeper)
+        done = zip(vectors, record.reached, strict=True)
+        status = runs.verdict(
+            [None if vector is None else "finished" if at == e.rounds else "interrupted" for vector, at in done]
+        )
     except KeyboardInterrupt:
         status = "interrupted"
     except BaseException:
@@ -96,6 +101,8 @@ def simulate_plan(
     if directory:
         directory.finish(summary, task, runs.averaged(vectors), report=report)
         summary["run_dir"] = str(directory.path)
+    if status == "failed":
+        raise NetworkError("every peer crashed", "Change simulation.crash.")
     return Run(summary, keeper.rows, list(vectors), directory.path if directory else None)
 
 
@@ -110,7 +117,14 @@ def _simulated(
     network = SimulatedNetwork(settings, plan.n, plan.experiment.seed)
     machines = [compose.machine_of(plan, node, initial[node], task.schema) for node in range(plan.n)]
     links = [partners_of(node, plan.mixing) for node in range(plan.n)]
-    simulator = Simulator(machines, links, task, network, record, keeper)
+
+    def write(row: Row) -> None:
+        keeper(row)
+        if isinstance(row, EventRow) and row.name == "crashed":
+            for closed in record.ended(row.peer):
+                keeper(closed)
+
+    simulator = Simulator(machines, links, task, network, record, write)
     results: dict[NodeId, Vector] = simulator.run()
     return [results.get(node) for node in range(plan.n)], simulator.counts
 
