@@ -47,7 +47,7 @@ def peer(
         raise ConfigError(f"{key} is not the key that {endpoints} gives peer {node}", advice)
     folder = empty_folder(out or new_path(plan, f"peer{node}", Path("runs")))
     click.echo(f"peer {node} at {bind or known[node].address}: waiting for its neighbours", err=True)
-    with Progress(f"peer {node}", plan.experiment.rounds, plan.n) as progress:
+    with Progress(f"peer {node}", plan.experiment.rounds, plan.n, own=node) as progress:
         ended = run_peer(
             plan, node, folder, identity=identity, bind=bind or known[node].address, endpoints=known, watch=progress
         )

@@ -10,21 +10,25 @@ from typing import Any
 from fedgossip.metrics import EventRow, NetworkRow, PeerRow, Row
 
 EVENTS_SHOWN = 10
-"""Events printed one by one; all are in metrics.jsonl."""
+"""Events printed one by one; all are in metrics.jsonl, also those of a round that repeat the round before."""
 
 PLAIN_SECONDS = 2.0
 """Between two plain lines."""
 
 
 class Progress:
-    """Takes the rows of one run as they come.  A context manager."""
+    """Takes the rows of one run as they come.  A context manager.
 
-    def __init__(self, title: str, rounds: int, n: int) -> None:
-        self.title, self.rounds, self.n = title, rounds, n
+    `own`: the one peer whose rows are all that comes; None where rows of the network do.
+    """
+
+    def __init__(self, title: str, rounds: int, n: int, *, own: int | None = None) -> None:
+        self.title, self.rounds, self.n, self.own = title, rounds, n, own
         self._began = False
         self._events = 0
-        self._done: dict[int, int] = {}
+        self._missed: dict[int, tuple[int, object]] = {}
         self._last = NetworkRow(0, n, 0.0, 0)
+        self._accuracy: float | None = None
         self._said = time.monotonic()
         self._bar: Any = None
         self._task: Any = None
@@ -53,20 +57,26 @@ class Progress:
                 self._say(f"{self.title}: {self.n} peers, {self.rounds} rounds")
         match row:
             case NetworkRow():
-                self._network(row)
-            case PeerRow(round=number, peer=peer):
-                self._done[peer] = number
-            case EventRow():
+                self._last = row if row.test_loss is not None else self._last
+                self._moved(row.round, describe(self._last))
+            case PeerRow() if row.peer == self.own:
+                self._accuracy = row.accuracy if row.accuracy is not None else self._accuracy
+                self._moved(row.round, describe_own(row, self._accuracy))
+            case EventRow() if not self._known(row):
                 self._event(row)
 
-    def _network(self, row: NetworkRow) -> None:
-        if row.test_loss is not None:
-            self._last = row
-        news = describe(self._last)
+    def _moved(self, round: int, news: str) -> None:
         if self._bar:
-            self._bar.update(self._task, completed=row.round, news=news)
-        elif row.round and time.monotonic() - self._said > PLAIN_SECONDS:
-            self._say(f"{self.title}: round {row.round} of {self.rounds}  {news}")
+            self._bar.update(self._task, completed=round, news=news)
+        elif round and time.monotonic() - self._said > PLAIN_SECONDS:
+            self._say(f"{self.title}: round {round} of {self.rounds}  {news}")
+
+    def _known(self, row: EventRow) -> bool:
+        """Whether it says of this round what was said of the one before: a peer that is gone is missed in each."""
+        if row.name != "missed":
+            return False
+        before, self._missed[row.peer] = self._missed.get(row.peer), (row.round, row.value)
+        return before == (row.round - 1, row.value)
 
     def _event(self, row: EventRow) -> None:
         self._events += 1
@@ -95,6 +105,14 @@ def describe(row: NetworkRow) -> str:
     return ", ".join(words)
 
 
+def describe_own(row: PeerRow, accuracy: float | None) -> str:
+    """The state of one peer in a few words; `accuracy` is the last that it measured."""
+    words = [] if row.loss is None else [f"loss {row.loss:.3g}"]
+    if accuracy is not None:
+        words.append(f"accuracy {accuracy:.3f}")
+    return ", ".join([*words, f"waited {row.seconds_waiting:.2f} s"])
+
+
 def event_text(row: EventRow) -> str:
     """An event in words."""
     value = row.value
@@ -102,7 +120,7 @@ def event_text(row: EventRow) -> str:
         case "gone":
             return f"peer {value} is gone; its weight goes to oneself"
         case "missed":
-            return f"went on without {value} in this round; their weight goes to oneself"
+            return f"goes on without {value}; their weight goes to oneself"
         case "started_without":
             return f"started without {value}, which did not come"
         case "skipped":
