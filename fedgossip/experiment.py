@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from fedgossip.errors import ConfigError, nearest
+from fedgossip.learning.own import PLACE
 from fedgossip.learning.settings import TrainSettings
 from fedgossip.machine import NodeId
 
@@ -25,11 +26,12 @@ class Data(msgspec.Struct, forbid_unknown_fields=True):
 
     source: str = "digits"
     """digits | breast-cancer | mnist | fashion-mnist | csv:PATH?label=COLUMN | npz:PATH | text:PATH |
-    module:function"""
+    module:function; with {peer} in it, a file of each peer's own, see learning/own.py"""
     partition: dict[str, Any] = msgspec.field(default_factory=lambda: {"kind": "iid"})
-    """kind = iid | dirichlet | shard | pathological | size-skewed | natural, and that kind's own keys."""
+    """kind = iid | dirichlet | shard | pathological | size-skewed | natural | own, and that kind's own keys."""
     test: float | str = 0.2
-    """The common test set: a share of the examples, between 0 and 1, or "own", the one that the source brings."""
+    """The common test set: a share of the examples, between 0 and 1, or "own", the one that the source brings,
+    or a source."""
 
 
 class Model(msgspec.Struct, forbid_unknown_fields=True):
@@ -205,11 +207,13 @@ def _anchor_paths(content: dict[str, Any], base: Path) -> None:
     topology, data = content.get("topology"), content.get("data")
     if isinstance(topology, dict) and isinstance(graph := topology.get("graph"), str) and _is_path(graph, base):
         topology["graph"] = str((base / graph).resolve())
-    if isinstance(data, dict) and isinstance(source := data.get("source"), str):
+    for key in ("source", "test"):
+        if not (isinstance(data, dict) and isinstance(source := data.get(key), str)):
+            continue
         kind, colon, rest = source.partition(":")
         if colon and kind in ("csv", "npz", "text", "mnist", "fashion-mnist"):
             name, mark, query = rest.partition("?")
-            data["source"] = f"{kind}:{(base / Path(name).expanduser()).resolve()}{mark}{query}"
+            data[key] = f"{kind}:{(base / Path(name).expanduser()).resolve()}{mark}{query}"
 
 
 def _is_path(graph: str, base: Path) -> bool:
@@ -259,6 +263,7 @@ def _check_values(experiment: Experiment, where: str) -> None:
             least = "above 0" if low == ABOVE_0 else f"at least {low:g}"
             raise ConfigError(f"{where}: {key} = {value} is out of range", f"Set it {least}, at most {high:g}.")
     _check_test(e.data.test, where)
+    _check_own(e.data, where)
     if not 0 <= e.simulation.loss < 1:
         raise ConfigError(f"{where}: simulation.loss = {e.simulation.loss} is no probability", "Set it from 0 to 1.")
     if e.seed < 0:
@@ -271,10 +276,21 @@ def _check_values(experiment: Experiment, where: str) -> None:
 
 def _check_test(test: float | str, where: str) -> None:
     if isinstance(test, str):
-        if test != "own":
-            raise ConfigError(f"{where}: data.test = {test!r} is no test set", 'Set it to "own", or to a share: 0.2.')
+        if test != "own" and ":" not in test:
+            advice = 'Set it to a share: 0.2, to "own", or to a source: "csv:PATH?label=COLUMN".'
+            raise ConfigError(f"{where}: data.test = {test!r} is no test set", advice)
     elif not 0 < test < 1:
         raise ConfigError(f"{where}: data.test = {test} is no share", 'Set it between 0 and 1, such as 0.2, or "own".')
+
+
+def _check_own(data: Data, where: str) -> None:
+    own = PLACE in data.source
+    if own != (data.partition.get("kind") == "own"):
+        advice = f'A source with {PLACE} in it and partition = {{ kind = "own" }} go together.'
+        raise ConfigError(f"{where}: data.source = {data.source!r}, partition = {data.partition}", advice)
+    if own and not (isinstance(data.test, str) and ":" in data.test and PLACE not in data.test):
+        advice = 'Set it to a file that all peers have: "csv:PATH?label=COLUMN", "npz:PATH".'
+        raise ConfigError(f"{where}: data.test = {data.test!r} is not common to peers with files of their own", advice)
 
 
 def by_peer(table: Mapping[str, float]) -> dict[NodeId, float]:

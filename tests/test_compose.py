@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import fedgossip
 from fedgossip import load_experiment
 from fedgossip.errors import ConfigError
 from fedgossip.running import compose
+from fedgossip.running.collect import collect_peers
+from fedgossip.task import Job, LocalTask, Update
 
 
 def experiment(**data: Any) -> fedgossip.Experiment:
@@ -78,3 +81,103 @@ def test_peers_with_the_same_data_in_different_places_say_the_same(tmp_path: Pat
 @pytest.mark.parametrize("other", [{"change": 0.5}, {"label": 1}])
 def test_peers_whose_files_differ_refuse_each_other(tmp_path: Path, other: dict[str, Any]) -> None:
     assert hello(saved(tmp_path / "here")) != hello(saved(tmp_path / "there", **other))
+
+
+# --- a file of every peer's own -------------------------------------------------------------------------------------
+
+
+def sites(folder: Path, n: int = 3, names: str = "abc") -> dict[str, Any]:
+    """Write a table per site, of unlike sizes and labels, and a common one for the test."""
+    random = np.random.default_rng(0)
+
+    def write(path: Path, rows: int, kinds: str) -> None:
+        lines = [f"{x:.3f},{y:.3f},{kinds[k % len(kinds)]}" for k, (x, y) in enumerate(random.normal(size=(rows, 2)))]
+        path.write_text("\n".join(["u,v,kind", *lines]) + "\n")
+
+    write(folder / "common.csv", 12, names)
+    for site in range(n):
+        write(folder / f"site-{site}.csv", 6 + 5 * site, names[site:])  # the last site knows one kind alone
+    return {
+        "source": f"csv:{folder}/site-{{peer}}.csv?label=kind",
+        "test": f"csv:{folder}/common.csv?label=kind",
+        "partition": {"kind": "own"},
+    }
+
+
+def test_every_peer_learns_from_its_own_file_to_the_same_bits_as_simulated(tmp_path: Path) -> None:
+    settings = experiment(**sites(tmp_path))
+    simulated = fedgossip.simulate(settings)
+    assert simulated.summary["data"]["sizes"] == [6, 11, 16]
+    assert simulated.summary["data"]["shares"] == [[2, 2, 2], [0, 6, 5], [0, 0, 16]]  # as the common file names them
+    tasks = [compose.task_of(settings, 3, [node]) for node in range(3)]
+    assert simulated.digest == fedgossip.simulate(settings, task=Apart([task for task, _ in tasks])).digest
+    assert len({shares.digest for _, shares in tasks}) == 1
+
+
+class Apart:
+    """A task of peers that hold their own data alone."""
+
+    def __init__(self, tasks: Sequence[LocalTask]) -> None:
+        self.tasks = tasks
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.tasks[0], name)
+
+    def train(self, jobs: Sequence[Job]) -> list[Update]:
+        return [self.tasks[job.node].train([job])[0] for job in jobs]
+
+
+def test_processes_with_files_of_their_own_end_with_the_digest_of_the_simulator(tmp_path: Path) -> None:
+    settings = experiment(**sites(tmp_path))
+    run = fedgossip.run_local(settings, tmp_path / "run", report=False)
+    assert run.digest == fedgossip.simulate(settings).digest
+    for site in range(3):
+        (tmp_path / f"site-{site}.csv").unlink()  # who collects has none of them
+    folders = [tmp_path / "run" / "peers" / f"{node:02d}" for node in range(3)]
+    assert collect_peers(compose.plan(settings), folders, tmp_path / "collected").digest == run.digest
+
+
+def test_a_file_that_is_missing_matters_to_its_peer_alone(tmp_path: Path) -> None:
+    settings = experiment(**sites(tmp_path))
+    (tmp_path / "site-1.csv").unlink()
+    compose.task_of(settings, 3, [0])
+    with pytest.raises(ConfigError, match=r"there is no file .*site-1\.csv"):
+        compose.task_of(settings, 3, [1])
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ("v,u,kind\n1,2,a\n", "columns"),
+        ("u,kind\n1,a\n", "columns"),
+        ("u,v,kind\n1,2,z\n", "unknown label 'z'"),
+    ],
+)
+def test_a_file_unlike_the_common_one_is_refused(tmp_path: Path, table: str, message: str) -> None:
+    settings = experiment(**sites(tmp_path))
+    (tmp_path / "site-1.csv").write_text(table)
+    with pytest.raises(ConfigError, match=message):
+        compose.task_of(settings, 3, [1])
+
+
+@pytest.mark.parametrize(
+    "change", [{"partition": {"kind": "iid"}}, {"test": 0.2}, {"test": "own"}, {"source": "digits"}]
+)
+def test_half_of_an_own_data_experiment_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as error:
+        experiment(**{**sites(tmp_path), **change})
+    assert error.value.advice
+
+
+def test_scaling_by_everybodys_statistics_is_refused_for_files_of_ones_own(tmp_path: Path) -> None:
+    data = sites(tmp_path)
+    scaled = {key: f"{data[key]}&scale=standard" for key in ("source", "test")}
+    with pytest.raises(ConfigError, match="statistics of all peers"):
+        compose.task_of(experiment(**{**data, **scaled}), 3, [0])
+
+
+def test_a_test_set_in_another_file_leaves_all_of_the_source_to_train_on(tmp_path: Path) -> None:
+    data = sites(tmp_path)
+    _, shares = compose.task_of(experiment(source=data["source"].format(peer=0), test=data["test"]), 3)
+    assert sum(shares.sizes or []) == 6
+    assert shares.test.endswith("common.csv?label=kind: 12")

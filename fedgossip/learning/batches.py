@@ -7,7 +7,7 @@ local_epochs a round is that many whole passes and the last batch of a pass may 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,7 +32,9 @@ class Plan:
 class Batches:
     """Draws plans.  `width` >= batch_size pads every step with unused places to one shape."""
 
-    def __init__(self, shares: Sequence[Indices], settings: TrainSettings, seed: int, width: int) -> None:
+    def __init__(
+        self, shares: Sequence[Indices] | Mapping[int, Indices], settings: TrainSettings, seed: int, width: int
+    ) -> None:
         self._shares, self._seed = shares, seed
         self._size, self._width = settings.batch_size, width
         self._steps, self._epochs = settings.local_steps, settings.local_epochs

@@ -39,6 +39,7 @@ class Dataset:
     y: int64 [m], 0 <= y < classes; text: int64 [m, context], the characters that follow those of x one by one.
     groups: int64 [m] or None, the natural client of each example; `group_names[group]` says who that is.
     own_test: where the source brings a test set of its own, its first example (the rest of the set is test).
+    columns, class_names: what the features and the classes are called, where the source says so.
     scale: "standard" where `split` has yet to standardise the columns; x is float64 until then.
 
     Raises ConfigError where lengths differ, a value is not finite or a label is out of range.
@@ -53,6 +54,8 @@ class Dataset:
     vocabulary: str | None = field(default=None, repr=False)
     own_test: int | None = None
     scale: str = "none"
+    columns: tuple[str, ...] = ()
+    class_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         m = len(self.x)
@@ -92,7 +95,8 @@ class Dataset:
 
         The features enter by crc32, seven times as quick as sha256: the fault to find is another file, not a forger.
         """
-        total = hashlib.sha256(repr((self.x.shape, self.x.dtype.str, self.classes, self.scale)).encode())
+        facts = (self.x.shape, self.x.dtype.str, self.classes, self.scale, self.columns, self.class_names)
+        total = hashlib.sha256(repr(facts).encode())
         total.update(np.ascontiguousarray(self.y).data)
         total.update(zlib.crc32(np.ascontiguousarray(self.x).data).to_bytes(4, "little"))
         return total.hexdigest()
@@ -179,13 +183,39 @@ def _ranks(keys: Indices, order: Indices, share: float) -> npt.NDArray[np.bool_]
 KINDS = ("digits", "breast-cancer", "mnist", "fashion-mnist", "csv", "npz", "text")
 
 
-def load(source: str, *, base: Path | None = None, seed: int = 0) -> Dataset:  # noqa: ARG001
+def load(
+    source: str,
+    *,
+    base: Path | None = None,
+    seed: int = 0,  # noqa: ARG001
+    like: Dataset | None = None,
+) -> Dataset:
     """Return the dataset that `source` names (the forms are at the top of this file).
 
     Relative paths are taken from `base`, the folder of the experiment file (default: the working directory).
-    `seed` is for sources that draw; the built-in ones do not.  Raises ConfigError where the source cannot be read,
+    `seed` is for sources that draw; the built-in ones do not.  With `like` the classes are those of that set, by name
+    where they have names, and the features have to be.  Raises ConfigError where the source cannot be read,
     naming the file, what was expected and what was found.
     """
+    if like is None:
+        return _load(source, base, ())
+    return _alike(source, _load(source, base, like.class_names), like)
+
+
+def _alike(source: str, found: Dataset, like: Dataset) -> Dataset:
+    for what, has, expected in (
+        ("columns", found.columns, like.columns),
+        ("examples of shape", found.shape, like.shape),
+        ("characters", found.vocabulary, like.vocabulary),
+        ("scale", found.scale, like.scale),
+    ):
+        if has != expected:
+            advice = "Training and test sets, of all peers, have the same features in the same order."
+            raise ConfigError(f"{source}: {what} {has}; {like.name} has {expected}", advice)
+    return replace(found, classes=like.classes)
+
+
+def _load(source: str, base: Path | None, class_names: tuple[str, ...]) -> Dataset:
     kind, colon, rest = source.partition(":")
     if kind not in KINDS:
         if custom.is_function(source):
@@ -197,7 +227,7 @@ def load(source: str, *, base: Path | None = None, seed: int = 0) -> Dataset:  #
         raise ConfigError(f"{source!r} names no file", f"Write {kind}:PATH.")
     if kind in ("digits", "breast-cancer") and colon:
         raise ConfigError(f"{source!r}: {kind} takes nothing after its name", f"Write {kind}.")
-    return _read(kind, (base or Path.cwd()) / Path(path).expanduser() if path else None, options)
+    return _read(kind, (base or Path.cwd()) / Path(path).expanduser() if path else None, options, class_names)
 
 
 _OPTIONS: Mapping[str, tuple[str, ...]] = {
@@ -206,7 +236,7 @@ _OPTIONS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def _read(kind: str, path: Path | None, options: Mapping[str, str]) -> Dataset:
+def _read(kind: str, path: Path | None, options: Mapping[str, str], class_names: tuple[str, ...]) -> Dataset:
     from fedgossip.learning import bundled, idx, tables, text  # they import Dataset from here
 
     match kind:
@@ -215,7 +245,7 @@ def _read(kind: str, path: Path | None, options: Mapping[str, str]) -> Dataset:
         case "breast-cancer":
             return bundled.breast_cancer()
         case "csv":
-            return tables.read_csv(_there(path), options)
+            return tables.read_csv(_there(path), options, class_names)
         case "npz":
             return tables.read_npz(_there(path))
         case "text":

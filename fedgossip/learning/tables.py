@@ -11,16 +11,16 @@ import numpy as np
 import numpy.typing as npt
 
 from fedgossip.errors import ConfigError, nearest
-from fedgossip.learning.data import Dataset, from_arrays, group_ids
+from fedgossip.learning.data import Dataset, Indices, from_arrays, group_ids
 
 SCALES = ("none", "standard")
 
 
-def read_csv(path: Path, options: Mapping[str, str]) -> Dataset:
+def read_csv(path: Path, options: Mapping[str, str], class_names: Sequence[str] = ()) -> Dataset:
     """Return a table whose first line names the columns; all but the label, the group and `drop` are numbers.
 
-    Labels may be words or numbers: the classes are their sorted values.  With `scale=standard` x is float64, and
-    `split` gives every column mean 0 and deviation 1 over the training examples.
+    Labels may be words or numbers: the classes are their sorted values, or `class_names`.  With
+    `scale=standard` x is float64, and `split` gives every column mean 0 and deviation 1 over the training examples.
     """
     header, rows, lines = _rows(path)
     if "label" not in options:
@@ -32,15 +32,30 @@ def read_csv(path: Path, options: Mapping[str, str]) -> Dataset:
     if not features:
         raise ConfigError(f"{path}: no column is left to learn from", "Drop fewer columns.")
     x = _numbers(path, header, rows, lines, features)
-    classes, y = np.unique(_labels([row[label] for row in rows]), return_inverse=True)
-    if len(classes) < 2:
-        raise ConfigError(f"{path}: every label is {classes[0]!s}", "Classes are at least two.")
-    ids, names = (None, ()) if group is None else group_ids(np.array([row[group] for row in rows]))
+    names, y = _classes(path, _labels([row[label] for row in rows]), class_names)
+    ids, groups = (None, ()) if group is None else group_ids(np.array([row[group] for row in rows]))
     scale = options.get("scale", "none")
     if scale not in SCALES:
         raise ConfigError(f"{path}: unknown scale {scale!r}", nearest(scale, SCALES))
     values = x if scale == "standard" else x.astype(np.float32)
-    return Dataset(path.stem, values, y.astype(np.int64), len(classes), ids, names, scale=scale)
+    columns = tuple(header[c] for c in features)
+    return Dataset(
+        path.stem, values, y, len(names), ids, groups, scale=scale, columns=columns, class_names=names
+    )
+
+
+def _classes(
+    path: Path, labels: npt.NDArray[np.float64] | npt.NDArray[np.str_], known: Sequence[str]
+) -> tuple[tuple[str, ...], Indices]:
+    """Return the classes' names and the class of every label: its place in `known`, or where none are, in order."""
+    values, which = np.unique(labels, return_inverse=True)
+    found = [str(v) if isinstance(v, str) else f"{v:.17g}" for v in values]
+    names = tuple(known or found)
+    if len(names) < 2:
+        raise ConfigError(f"{path}: every label is {names[0]}", "Classes are at least two.")
+    if strangers := [name for name in found if name not in names]:
+        raise ConfigError(f"{path}: unknown label {strangers[0]!r}", f"The test set has {', '.join(names[:20])}.")
+    return names, np.array([names.index(name) for name in found], np.int64)[which]
 
 
 def read_npz(path: Path) -> Dataset:

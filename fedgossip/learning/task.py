@@ -27,7 +27,7 @@ __all__ = ["TorchTask", "TrainSettings"]
 
 
 class TorchTask:
-    """A LocalTask that trains `model_source` on `train`; node i owns the examples shares[i].
+    """A LocalTask that trains `model_source` on `train`; node i owns the examples shares[i], if it has any here.
 
     Every node starts from the same vector.  A batch is a function of (seed, node, round), so a job may be computed
     anywhere, at any time, alone or with others.  What an optimiser remembers (momentum, Adam's moments) and local
@@ -44,7 +44,7 @@ class TorchTask:
         self,
         train: Dataset,
         test: Dataset,
-        shares: Sequence[Indices],
+        shares: Sequence[Indices] | Mapping[NodeId, Indices],
         model_source: str,
         settings: TrainSettings,
         *,
@@ -52,7 +52,8 @@ class TorchTask:
         rounds: int,
         base: Path | None = None,
     ) -> None:
-        _check_shares(shares, len(train))
+        owned = shares if isinstance(shares, Mapping) else dict(enumerate(shares))
+        _check_shares(owned, len(train))
         torch.set_num_threads(settings.threads)
         device = device_for(settings.device)
         vocabulary = len(train.vocabulary) if train.vocabulary is not None else None
@@ -60,7 +61,7 @@ class TorchTask:
         self.settings = settings
         self.layout = Layout.from_module(module, settings.buffers)
         self._initial = self.layout.read(module)
-        self._rounds, self._shares = rounds, shares
+        self._rounds, self._shares = rounds, owned
         self._states: dict[NodeId, State] = {}
         self._lock = threading.Lock()  # a host evaluates beside its training thread; the buffers are one
         sizes = sizes_of(module, self.layout)
@@ -69,7 +70,7 @@ class TorchTask:
             self._engine = DenseStack(sizes, train, test, settings, device)
         else:
             self._engine = ModuleLoop(module, self.layout, train, test, settings, seed=seed, device=device)
-        self._batches = Batches(shares, settings, seed, self._engine.width)
+        self._batches = Batches(owned, settings, seed, self._engine.width)
 
     @property
     def length(self) -> int:
@@ -153,8 +154,8 @@ def _run_one(engine: ModuleLoop, job: Job, plan: Plan, lr: float, state: State) 
         ) from error
 
 
-def _check_shares(shares: Sequence[Indices], examples: int) -> None:
-    for node, share in enumerate(shares):
+def _check_shares(shares: Mapping[NodeId, Indices], examples: int) -> None:
+    for node, share in shares.items():
         if len(share) == 0:
             raise ConfigError(f"node {node} has no training example", "Use fewer peers or another partition.")
         if int(np.min(share)) < 0 or int(np.max(share)) >= examples:

@@ -6,8 +6,8 @@ Everything here is a function of the experiment alone, so that every peer, on wh
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -57,7 +57,8 @@ class DataShares:
     test: str = ""
     """Which examples the accuracies are of, in words."""
     digest: str = ""
-    """A hash of all examples and of who has which: peers that read different files refuse each other by it."""
+    """A hash of all examples and of who has which: peers that read different files refuse each other by it.
+    Where every peer has a file of its own, of the common test set with its columns and classes."""
 
 
 def plan(experiment: Experiment) -> Plan:
@@ -69,8 +70,11 @@ def plan(experiment: Experiment) -> Plan:
     return Plan(experiment, topology, mixing, found, forecast(mixing, GAMMA, found))
 
 
-def task_of(experiment: Experiment, n: int) -> tuple[LocalTask, DataShares]:
-    """Make the task of all `n` peers.  Imports torch for learning, and only then.  Raises ConfigError."""
+def task_of(experiment: Experiment, n: int, held: Sequence[NodeId] | None = None) -> tuple[LocalTask, DataShares]:
+    """Make the task of all `n` peers.  Imports torch for learning, and only then.  Raises ConfigError.
+
+    `held`: the peers that will train in this process; files of the others' own are not read.  Without it, all.
+    """
     settings = experiment.task
     if settings.kind == "averaging":
         averaging = Averaging(n, settings.dim, dtype=settings.dtype, seed=experiment.seed)
@@ -86,7 +90,7 @@ def task_of(experiment: Experiment, n: int) -> tuple[LocalTask, DataShares]:
             seed=experiment.seed,
         )
         return quadratic, DataShares("none")
-    return _learning(experiment, n)
+    return _learning(experiment, range(n) if held is None else held, n)
 
 
 def centralised(plan: Plan) -> dict[str, float]:
@@ -100,57 +104,86 @@ def centralised(plan: Plan) -> dict[str, float]:
         raise ConfigError(f"task {e.task.kind!r} has no centralised counterpart", "Leave --centralised out.")
     from fedgossip.learning.baseline import train_centralised
 
-    _, train, test = _data(e)
+    found = _examples(e, range(plan.n), plan.n)
+    train, test = found.train, found.test
     size = e.train.batch_size * plan.n
     per_round = e.train.local_steps or max(1, round((e.train.local_epochs or 1) * len(train) / size))
     return train_centralised(train, test, e.model.source, e.train, e.seed, e.rounds * per_round, size)
 
 
-def _data(experiment: Experiment) -> tuple[str, Dataset, Dataset]:
-    """Return the digest of the examples as they were read, the training set and the test set.
+@dataclass(frozen=True)
+class _Examples:
+    """What is learned from and tested on; shares[node] are places in `train`; `digest` as in DataShares."""
 
-    As read, because scaling them may round differently on unlike machines, which may well train together.
+    train: Dataset
+    test: Dataset
+    shares: Mapping[NodeId, Indices]
+    digest: str
+
+
+def _examples(experiment: Experiment, held: Sequence[NodeId], n: int) -> _Examples:
+    """Read the examples; only where every peer has a file of its own do they depend on who is `held` here.
+
+    The digest is taken of examples as they were read: scaling them may round differently on unlike machines, which may
+    well train together.  What is a peer's own does not enter it.
     """
-    from fedgossip.learning import data
+    from fedgossip.learning import data, own
 
-    dataset = data.load(experiment.data.source, seed=experiment.seed)
-    return dataset.digest(), *data.split(dataset, experiment.data.test, experiment.seed)
-
-
-def _digest(read: str, shares: Sequence[Indices]) -> str:
+    e, source, tested_on = experiment, experiment.data.source, experiment.data.test
+    if own.PLACE in source:
+        test = data.load(str(tested_on), seed=e.seed)
+        train, shares = own.load_own(source, test, held)
+        return _Examples(train, test, shares, test.digest())
+    if isinstance(tested_on, str) and tested_on != data.OWN:
+        test = data.load(tested_on, seed=e.seed)
+        train = data.load(source, seed=e.seed, like=test)
+        read = train.digest() + test.digest()
+        train, test = data.scaled(train, test)
+    else:
+        dataset = data.load(source, seed=e.seed)
+        read = dataset.digest()
+        train, test = data.split(dataset, tested_on, e.seed)
+    divided = _divided(e, train, n)
     total = hashlib.sha256(read.encode())
-    for share in shares:
+    for share in divided:
         total.update(len(share).to_bytes(8, "little") + share.data)
-    return total.hexdigest()
+    return _Examples(train, test, dict(enumerate(divided)), total.hexdigest())
 
 
-def _test_set(test: float | str, examples: int) -> str:
-    counted = f"{examples:,}".replace(",", " ")
-    return f"the source's own {counted}" if test == "own" else f"{100 * float(test):g} % of the examples: {counted}"
-
-
-def _learning(experiment: Experiment, n: int) -> tuple[LocalTask, DataShares]:
+def _divided(experiment: Experiment, train: Dataset, n: int) -> Sequence[Indices]:
     from fedgossip.learning import partitions
 
-    e = experiment
-    read, train, test = _data(e)
-    keys = dict(e.data.partition)
+    keys = dict(experiment.data.partition)
     kind = keys.pop("kind", None)
     if not isinstance(kind, str):
         raise ConfigError("data.partition has no kind", 'Write partition = { kind = "iid" }.')
     if given := sorted(keys.keys() & {"labels", "n", "seed", "groups"}):
         advice = "Labels, groups, seed and the number of peers are the experiment's own."
         raise ConfigError(f"data.partition: unknown key {given[0]!r}", advice)
-    labels = train.labels
-    shares = partitions.partition(kind, labels, n, seed=e.seed, groups=train.groups, **keys)
-    counts = [np.bincount(labels[share], minlength=train.classes).tolist() for share in shares]
-    sizes = [len(share) for share in shares]
-    tested = _test_set(e.data.test, len(test))
-    described = DataShares(e.data.source, train.classes, counts, sizes, tested, _digest(read, shares))
+    return partitions.partition(kind, train.labels, n, seed=experiment.seed, groups=train.groups, **keys)
+
+
+def _test_set(test: float | str, examples: int) -> str:
+    counted = f"{examples:,}".replace(",", " ")
+    if isinstance(test, str):
+        return f"the source's own {counted}" if test == "own" else f"{test}: {counted}"
+    return f"{100 * test:g} % of the examples: {counted}"
+
+
+def _learning(experiment: Experiment, held: Sequence[NodeId], n: int) -> tuple[LocalTask, DataShares]:
+    e = experiment
+    found = _examples(e, held, n)
+    train, shares = found.train, found.shares
+    tested = _test_set(e.data.test, len(found.test))
+    described = DataShares(e.data.source, train.classes, test=tested, digest=found.digest)
+    if len(shares) == n:
+        labels = train.labels
+        counts = [np.bincount(labels[shares[node]], minlength=train.classes).tolist() for node in range(n)]
+        described = replace(described, counts=counts, sizes=[len(shares[node]) for node in range(n)])
 
     from fedgossip.learning.task import TorchTask
 
-    return TorchTask(train, test, shares, e.model.source, e.train, seed=e.seed, rounds=e.rounds), described
+    return TorchTask(train, found.test, shares, e.model.source, e.train, seed=e.seed, rounds=e.rounds), described
 
 
 def machine_of(plan: Plan, node: NodeId, initial: Vector, schema: str) -> SyncGossip[Vector]:
@@ -168,9 +201,10 @@ def hello_of(plan: Plan, schema: str, data: str = "") -> Hello:
     """
     content = plan.experiment.to_dict()
     content["topology"]["graph"] = plan.topology.digest
-    kind, colon, path = content["data"]["source"].partition(":")
-    if colon and "/" in path:
-        content["data"]["source"] = f"{kind}:{path.rsplit('/', 1)[1]}"
+    for key in ("source", "test"):
+        kind, colon, path = str(content["data"][key]).partition(":")
+        if colon and "/" in path:
+            content["data"][key] = f"{kind}:{path.rsplit('/', 1)[1]}"
     for section, key in (("train", "device"), ("train", "threads")):
         content[section].pop(key, None)
     content = {key: value for key, value in content.items() if key not in ("simulation", "name")}

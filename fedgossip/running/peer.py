@@ -162,7 +162,7 @@ def run_peer(
         try:
             where = Endpoint(links.address, identity.public)
             write_whole(folder / "endpoint.toml", endpoint_files.block(node, where).encode())
-            task, shares = compose.task_of(plan.experiment, plan.n)
+            task, shares = compose.task_of(plan.experiment, plan.n, [node])
             known = endpoints if not isinstance(endpoints, Path) else _await_endpoints(endpoints, plan.n, stop)
             hello = compose.hello_of(plan, task.schema, shares.digest)
             expected = Expected(task.schema, task.dtype.name, task.length)
