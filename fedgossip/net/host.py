@@ -183,9 +183,9 @@ class Host:
         meaning = {
             "version": f"runs fedgossip {hello.version:.20}, this is {self.hello.version}",
             "schema": "has a model of another layout",
-            "experiment": "runs another experiment",
+            "experiment": "runs another experiment, or has other data files",
         }[differs]
-        advice = "Start every peer from the same experiment file, with the same fedgossip."
+        advice = "Start every peer from the same experiment file and data, with the same fedgossip."
         self._give_up_on(Rejected(sender, differs, f"peer {sender} {meaning}", advice))
 
     def _give_up_on(self, event: Rejected) -> None:
