@@ -121,7 +121,8 @@ class Assembler:
 
     def __init__(self, expected: Expected) -> None:
         self.expected = expected
-        self._open: tuple[_ModelHeader, tuple[Vector, ...]] | None = None
+        self._open: _ModelHeader | None = None
+        self._vectors: tuple[Vector, ...] = ()  # made when the first chunk is there
         self._transfer = 0
         self._targets: list[memoryview] = []
         self._next = 0
@@ -143,12 +144,16 @@ class Assembler:
             if transfer == self._transfer:  # else it is of a broken connection: the new transfer goes on
                 self._drop()
             raise FrameError("order", f"chunk {index} of transfer {transfer} does not follow")
+        if not self._vectors:
+            want = self.expected
+            self._vectors = tuple(empty(want.length, want.dtype) for _ in range(want.count))
+            self._targets = list(_slices(self._vectors))
         return self._targets[self._next]
 
     @property
     def coming(self) -> int | None:
         """The round of the model whose chunks are coming in, or None."""
-        return self._open[0].round if self._open else None
+        return self._open.round if self._open else None
 
     def header(self, body: bytes) -> AnyMessage | None:
         """Take a header: return the message if it is whole, None if chunks follow.  Raises FrameError."""
@@ -177,8 +182,7 @@ class Assembler:
             )
         if header.dtype != want.dtype or header.lengths != [want.length] * want.count:
             raise FrameError("size", f"a model of {header.lengths[:4]} {header.dtype}, not {want.length} {want.dtype}")
-        vectors = tuple(empty(want.length, want.dtype) for _ in range(want.count))
-        self._open, self._targets, self._next = (header, vectors), list(_slices(vectors)), 0
+        self._open = header
 
     def landed(self, size: int) -> Model | None:
         """The last chunk, of `size` bytes, is in place: return the model if it is whole.  Raises FrameError.
@@ -193,14 +197,14 @@ class Assembler:
         self._next += 1
         if self._next < len(self._targets):
             return None
-        header, vectors = self._open
+        header, vectors = self._open, self._vectors
         self._drop()
         if sys.byteorder == "big":
             vectors = tuple(v.byteswap() for v in vectors)
         return Model(header.round, header.schema, vectors)
 
     def _drop(self) -> None:
-        self._open, self._targets, self._next = None, [], 0
+        self._open, self._vectors, self._targets, self._next = None, (), [], 0
 
 
 def _slices(vectors: Sequence[Vector]) -> Iterator[memoryview]:

@@ -344,7 +344,7 @@ class Links:
             self._check_last()
             self.bytes_received += len(mark) + len(body)
             message = assembler.header(body)
-            if assembler.coming is not None:  # before its memory is filled
+            if assembler.coming is not None:  # before memory is taken for its chunks
                 self._has(self._links[sender], assembler.coming)
             return message
         size = self.router.recv_into(target)
