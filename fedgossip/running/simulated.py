@@ -10,7 +10,7 @@ from typing import Any
 from fedgossip.errors import ConfigError, NetworkError, nearest
 from fedgossip.experiment import Experiment, by_peer, load
 from fedgossip.machine import NodeId
-from fedgossip.metrics import EventRow, Network, Row
+from fedgossip.metrics import Network, Row
 from fedgossip.protocols.sync_gossip import partners_of
 from fedgossip.running import compose, runs
 from fedgossip.running.compose import DataShares, Plan
@@ -118,13 +118,7 @@ def _simulated(
     machines = [compose.machine_of(plan, node, initial[node], task.schema) for node in range(plan.n)]
     links = [partners_of(node, plan.mixing) for node in range(plan.n)]
 
-    def write(row: Row) -> None:
-        keeper(row)
-        if isinstance(row, EventRow) and row.name == "crashed":
-            for closed in record.ended(row.peer):
-                keeper(closed)
-
-    simulator = Simulator(machines, links, task, network, record, write)
+    simulator = Simulator(machines, links, task, network, record, keeper)
     results: dict[NodeId, Vector] = simulator.run()
     return [results.get(node) for node in range(plan.n)], simulator.counts
 

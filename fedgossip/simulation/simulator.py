@@ -159,5 +159,7 @@ class Simulator:
         self._jobs.pop(node, None)
         self._count("crashed")
         self.write(EventRow(round=-1, peer=node, name="crashed"))
+        for row in self.record.ended(node):
+            self.write(row)
         for other in self.links[node]:
             self._push(self.network.silent_ns(node, other, at_ns), other, PeerGone(node))
