@@ -115,7 +115,6 @@ class Meter:
         self.bytes_sent = self.bytes_received = 0
         self.loss: float | None = None
         self._train_began = self._train_ended = 0
-        self._mixing_ns = 0
 
     def train_began(self, now_ns: int) -> None:
         self._train_began = now_ns

@@ -115,6 +115,8 @@ class Host:
             self.links.close(FLUSH_SECONDS if self.result is not None and not self.ports.stop() else 1.0)
         worker.join(timeout=EVALUATE_SECONDS if not self.ports.stop() else 1.0)
         self._take_answers()
+        if self.links.dropped:  # messages that a live link was too slow to take
+            self.counts["dropped"] = self.links.dropped
         if self._fatal:
             raise self._fatal
         return self.result

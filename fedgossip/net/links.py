@@ -124,7 +124,7 @@ class Links:
         self._assemblers: dict[NodeId, Assembler] = {}
         self._hello = Hello("", "", "")
         self._cut: tuple[AnyMessage, list[zmq.Frame]] = self._hello, []
-        self.bytes_sent = self.bytes_received = self.dropped = 0
+        self.bytes_sent = self.dropped = 0
         self._signals = False
         _keep_message_memory()
         self.context: zmq.Context[ZmqSocket] = zmq.Context(1)
@@ -342,14 +342,12 @@ class Links:
         if target is None:
             body = self.router.recv()
             self._check_last()
-            self.bytes_received += len(mark) + len(body)
             message = assembler.header(body)
             if assembler.coming is not None:  # before memory is taken for its chunks
                 self._has(self._links[sender], assembler.coming)
             return message
         size = self.router.recv_into(target)
         self._check_last()
-        self.bytes_received += len(mark) + size
         return assembler.landed(size)
 
     def _has(self, link: _Link, round: int) -> None:
