@@ -28,7 +28,7 @@ from fedgossip.vectors import Vector, empty
 CHUNK_BYTES = 256 * 1024
 """Small enough that the cipher, the copy and the network overlap within the cache, large enough that the work per
 message does not show: 128, 256 and 512 KiB cost 4.0, 3.8 and 3.5 CPU seconds per encrypted GB, both ends together.
-With 512 KiB what waits inside ZeroMQ is two models of a million parameters; with 256 KiB it is half of one."""
+With 512 KiB what waits inside ZeroMQ is two models of a million parameters; with 256 KiB it is 0.6 of one."""
 
 
 HEADER_BYTES_MAX = 64 * 1024
