@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedgossip.errors import ConfigError
-from fedgossip.topology import Mixing, Topology, build, resolve, rule_names
+from fedgossip.topology import Mixing, Topology, build, forecast, push_weights, resolve, rule_names, spectrum
 from fedgossip.topology import families as f
 
 PAW = Topology.from_edges(4, [(0, 1), (0, 2), (1, 2), (2, 3)], "paw")
@@ -167,4 +167,69 @@ def test_weights_that_would_move_the_mean_are_refused(call, words):
 
 
 def test_every_rule_has_a_name():
-    assert set(rule_names()) >= {"metropolis", "max-degree", "uniform", "lazy", "best-constant"}
+    assert set(rule_names()) >= {"metropolis", "max-degree", "uniform", "lazy", "best-constant", "push"}
+
+
+# --- push-sum -----------------------------------------------------------------------------------------------------
+
+CHORD = Topology.from_edges(5, [(0, 1), (1, 2), (2, 3), (3, 4), (4, 0), (0, 2)], "ring with a chord", directed=True)
+
+
+def pushed(mixing: Mixing, rounds: int) -> np.ndarray:
+    """x / y after `rounds` of push-sum from x_i = i + 1, y_i = 1 (Kempe, Dobra and Gehrke, FOCS 2003)."""
+    W, x, y = mixing.matrix(), np.arange(1.0, mixing.n + 1), np.ones(mixing.n)
+    for _ in range(rounds):
+        x, y = W @ x, W @ y
+    return x / y
+
+
+@given(connected_graphs())
+def test_push_gives_equal_shares_to_oneself_and_to_those_one_sends_to(topology):
+    mixing = build(topology, "push")
+    assert mixing.stochastic == "columns"
+    W = mixing.matrix()
+    for node in range(topology.n):
+        column = np.zeros(topology.n)
+        column[[node, *topology.successors(node)]] = 1 / (1 + len(topology.successors(node)))
+        assert np.array_equal(W[:, node], column)
+
+
+def test_push_shares_follow_the_arcs():
+    mixing = push_weights(CHORD)
+    assert mixing.targets(0) == (1, 2)
+    assert mixing.row(2) == {0: 1 / 3, 1: 1 / 2, 2: 1 / 2}
+
+
+def test_push_masses_go_to_the_perron_vector():
+    """Ring of 5 with the chord 0 -> 2: W p = p for p = (3, 2, 4, 4, 4) / 17, by hand."""
+    p = np.array([3, 2, 4, 4, 4]) / 17
+    assert np.allclose(push_weights(CHORD).matrix() @ p, p, atol=1e-15)
+
+
+@pytest.mark.parametrize(("rounds", "error"), [(10, 9.304447e-2), (20, 4.621784e-3), (40, 1.058273e-5)])
+def test_push_sum_finds_the_mean_on_a_directed_graph(rounds, error):
+    assert np.abs(pushed(push_weights(CHORD), rounds) - 3).max() == pytest.approx(error, rel=1e-6)
+
+
+def test_without_the_masses_a_directed_graph_finds_another_number():
+    """Plain averaging with rows normalised weighs node i by the left Perron vector, not by 1 / n."""
+    W = push_weights(CHORD).matrix()
+    rows = Mixing.from_matrix(W / W.sum(axis=1, keepdims=True), stochastic="rows")
+    assert abs((np.linalg.matrix_power(rows.matrix(), 200) @ np.arange(1.0, 6))[0] - 3) > 0.1
+
+
+def test_the_slem_of_push_is_its_rate_in_the_long_run():
+    found = spectrum(push_weights(CHORD))
+    assert found.slem == pytest.approx(0.73603188, abs=5e-9)
+    promise = forecast(push_weights(CHORD))
+    assert (promise.n_w, promise.mean_contraction, promise.floor) == (None, None, None)
+
+
+def test_on_a_regular_graph_push_is_the_plain_average():
+    assert np.allclose(push_weights(f.petersen()).matrix(), build(f.petersen(), "uniform").matrix(), atol=1e-15)
+
+
+@pytest.mark.parametrize("stochastic", ["both", "rows"])
+def test_columns_alone_are_not_taken_for_more(stochastic):
+    with pytest.raises(ConfigError, match="row 0"):
+        Mixing.from_matrix(push_weights(CHORD).matrix(), stochastic=stochastic)

@@ -151,7 +151,7 @@ def _rows(promise: Forecast) -> list[tuple[str, str, str]]:
         ("effective neighbours n_W", _effective(promise), f"{N_W_MEANS} (1 alone, n all)"),
         ("rounds to halve", _rounds(promise.rounds_to_halve, promise), "until the worst disagreement is half"),
         ("rounds to 1 %", _rounds(promise.rounds_to_1_percent, promise), "until 1 % of it is left"),
-        ("one round leaves", f"{promise.mean_contraction:.4f}", "of a disagreement in a random direction"),
+        ("one round leaves", _plain(promise.mean_contraction), "of a disagreement in a random direction"),
         ("slem", _number(promise.slem, promise), "1 - gap; at most this is left after one round"),
     ]
     if promise.lambda2 is not None and promise.lambda_n is not None:
@@ -188,9 +188,13 @@ def _number(value: float | None, promise: Forecast) -> str:
     return f"{value:.7g}" if abs(value) > 1e-14 else "0"
 
 
+def _plain(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"
+
+
 def _effective(promise: Forecast) -> str:
     if promise.n_w is None:
-        return "unresolved"
+        return "-" if promise.resolved else "unresolved"
     return f"{promise.n_w:.2f}" + (f" ± {promise.n_w_error:.2f}" if promise.n_w_error else "")
 
 

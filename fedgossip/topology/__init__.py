@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from fedgossip.topology.files import load, load_weighted, ready, ready_names
 from fedgossip.topology.graph import Topology, require_connected
-from fedgossip.topology.mixing import Mixing, build, rule_names
+from fedgossip.topology.mixing import Mixing, build, push_weights, rule_names
 from fedgossip.topology.names import family_names, resolve
 from fedgossip.topology.schedules import Schedule
 from fedgossip.topology.spectral import (
@@ -35,6 +35,7 @@ __all__ = [
     "forecast",
     "load",
     "load_weighted",
+    "push_weights",
     "ready",
     "ready_names",
     "require_connected",

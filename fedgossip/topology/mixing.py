@@ -1,6 +1,7 @@
 """Who weighs whom how much in one round: x_i <- sum_j row(i)[j] x_j.
 
-Rows and columns sum to one, so that a round brings the models together and leaves their mean where it was.
+Rows and columns sum to one, so that a round brings the models together and leaves their mean where it was.  A mixing
+that promises less says so (`Mixing.stochastic`), and is for algorithms that make up for it.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -22,16 +23,22 @@ if TYPE_CHECKING:
 
 TOLERANCE = 1e-9  # how far a row or a column may sum from one
 
+Stochastic = Literal["both", "rows", "columns"]
+"""What sums to one.  Both: the mean stays and equal models stay equal.  Rows alone: equal models stay equal, the mean
+may move (Epidemic Learning keeps it in expectation).  Columns alone: the sum stays, but a node may gain or lose mass:
+push-sum counts that mass and divides by it."""
+
 Group = tuple[IntArray, IntArray, FloatArray]
 """(nodes [g], ids [g, k], weights [g, k]) of the rows with k entries."""
 
 
 @dataclass(frozen=True, eq=False)
 class Mixing:
-    """A doubly stochastic matrix over a graph, checked on construction.  Make one with `build` or `from_matrix`.
+    """A stochastic matrix over a graph, checked on construction.  Make one with `build` or `from_matrix`.
 
     starts int64 [n + 1], ids int64 [entries], values float64 [entries]: CSR, ids ascending in a row, the diagonal
-    always there.  Read-only.  A Mixing is also the Schedule that uses it in every round.
+    always there.  Read-only.  Doubly stochastic unless `stochastic` says otherwise.  A Mixing is also the Schedule
+    that uses it in every round.
     """
 
     topology: Topology
@@ -39,21 +46,30 @@ class Mixing:
     starts: IntArray
     ids: IntArray
     values: FloatArray
+    stochastic: Stochastic = "both"
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for a row or column that does not sum to one, a negative or a non-finite weight."""
+        """Raise ConfigError for what does not sum to one as promised, a negative or a non-finite weight."""
         for array in (self.starts, self.ids, self.values):
             array.flags.writeable = False
         _check_values(self)
-        _check_sums(self, "row", np.add.reduceat(self.values, self.starts[:-1]))
-        _check_sums(self, "column", _sums(self.ids, self.values, self.n))
+        if self.stochastic != "columns":
+            _check_sums(self, "row", np.add.reduceat(self.values, self.starts[:-1]))
+        if self.stochastic != "rows":
+            _check_sums(self, "column", _sums(self.ids, self.values, self.n))
 
     @classmethod
-    def from_matrix(cls, W: npt.ArrayLike, topology: Topology | None = None, rule: str = "matrix") -> Mixing:
+    def from_matrix(
+        cls,
+        W: npt.ArrayLike,
+        topology: Topology | None = None,
+        rule: str = "matrix",
+        stochastic: Stochastic = "both",
+    ) -> Mixing:
         """Return the mixing with the dense weights W [n, n]; W[i, j] is what i gives the model it has from j.
 
         Without a topology the graph is read off the nonzero weights.  Raises ConfigError where W is not square, not
-        doubly stochastic, or weighs a pair that the topology does not join.
+        as `stochastic` says, or weighs a pair that the topology does not join.
         """
         dense = np.array(W, np.float64)
         if dense.ndim != 2 or dense.shape[0] != dense.shape[1] or not dense.size:
@@ -63,7 +79,8 @@ class Mixing:
         if graph.n != len(dense):
             raise ConfigError(f"weights for {len(dense)} nodes, graph with {graph.n}", "Give them the same size.")
         _check_joined(graph, receivers, senders)
-        return _assemble(graph, rule, receivers, senders, dense[receivers, senders], np.diag(dense).copy())
+        own = np.diag(dense).copy()
+        return assemble(graph, rule, receivers, senders, dense[receivers, senders], own, stochastic)
 
     @classmethod
     def from_weighted_edges(cls, n: int, edges: Iterable[tuple[int, int, float]], name: str = "weighted") -> Mixing:
@@ -172,13 +189,16 @@ def build(topology: Topology, rule: str = "metropolis") -> Mixing:
     uniform        1 / (1 + d), a plain average; every node must have the same degree d
     lazy           half Metropolis, half keeping: no negative eigenvalue
     best-constant  the one edge weight with the fastest worst case, 2 / (mu_2 + mu_n); may weigh oneself negatively
+    push           1 / (1 + successors of the sender), on any graph: columns sum to 1 and rows need not (`push_weights`)
 
     Raises ConfigError for an unknown rule and for a rule that the graph does not allow.
 
     Source: Xiao and Boyd, Fast linear iterations for distributed averaging, Systems & Control Letters 53 (2004).
     """
-    if rule not in _RULES:
-        raise ConfigError(f"unknown weight rule {rule!r}", nearest(rule, _RULES))
+    if rule not in rule_names():
+        raise ConfigError(f"unknown weight rule {rule!r}", nearest(rule, rule_names()))
+    if rule == "push":
+        return push_weights(topology)
     if topology.directed:
         return _build_directed(topology, rule)
     return _from_edge_weights(topology, rule, _RULES[rule](topology))
@@ -186,7 +206,21 @@ def build(topology: Topology, rule: str = "metropolis") -> Mixing:
 
 def rule_names() -> tuple[str, ...]:
     """Return the names that `build` knows."""
-    return tuple(_RULES)
+    return (*_RULES, "push")
+
+
+def push_weights(topology: Topology) -> Mixing:
+    """Return the column-stochastic mixing in which each node gives away equal shares, 1 / (1 + its successors).
+
+    A node needs to know only to how many it sends, so this works on every directed graph.  Rows need not sum to 1:
+    for push-sum, which carries the mass of every node along and divides by it.
+
+    Source: Kempe, Dobra and Gehrke, Gossip-based computation of aggregate information, FOCS 2003.
+    """
+    shares = np.asarray(1.0 / (1.0 + topology.out_degrees), np.float64)
+    starts, receivers = topology.outgoing
+    senders = np.repeat(np.arange(topology.n, dtype=np.int64), np.diff(starts))
+    return assemble(topology, "push", receivers, senders, shares[senders], shares, "columns")
 
 
 def _metropolis(topology: Topology) -> FloatArray:
@@ -246,7 +280,7 @@ def _build_directed(topology: Topology, rule: str) -> Mixing:
     senders, receivers = topology.edges.T
     weights = np.full(len(senders), 1.0 / (1.0 + int(degrees[0])))
     own = 1.0 - _sums(receivers, weights, topology.n)
-    return _assemble(topology, "uniform", receivers, senders, weights, own)
+    return assemble(topology, "uniform", receivers, senders, weights, own)
 
 
 # --- assembling and checking ------------------------------------------------------------------------------------
@@ -256,18 +290,28 @@ def _from_edge_weights(topology: Topology, rule: str, weights: FloatArray) -> Mi
     u, v = topology.edges.T
     receivers, senders, both = np.concatenate([u, v]), np.concatenate([v, u]), np.concatenate([weights, weights])
     own = 1.0 - _sums(receivers, both, topology.n)
-    return _assemble(topology, rule, receivers, senders, both, own)
+    return assemble(topology, rule, receivers, senders, both, own)
 
 
-def _assemble(
-    topology: Topology, rule: str, receivers: IntArray, senders: IntArray, weights: FloatArray, own: FloatArray
+def assemble(
+    topology: Topology,
+    rule: str,
+    receivers: IntArray,
+    senders: IntArray,
+    weights: FloatArray,
+    own: FloatArray,
+    stochastic: Stochastic = "both",
 ) -> Mixing:
+    """Return the mixing in which receivers[k] gives the model of senders[k] weights[k], and everyone its own own[i].
+
+    Arrays [arcs] and own [n]; every arc once, none from a node to itself.
+    """
     nodes = np.arange(topology.n, dtype=np.int64)
     rows, columns = np.concatenate([receivers, nodes]), np.concatenate([senders, nodes])
     order = np.argsort(rows * topology.n + columns)
     starts = np.zeros(topology.n + 1, np.int64)
     np.cumsum(np.bincount(rows, minlength=topology.n), out=starts[1:])
-    return Mixing(topology, rule, starts, columns[order], np.concatenate([weights, own])[order])
+    return Mixing(topology, rule, starts, columns[order], np.concatenate([weights, own])[order], stochastic)
 
 
 def _sums(nodes: IntArray, weights: FloatArray, n: int) -> FloatArray:
@@ -288,13 +332,20 @@ def _check_values(mixing: Mixing) -> None:
         )
 
 
+_PROMISES: dict[Stochastic, str] = {
+    "both": "Rows and columns must sum to 1, or the mean of the models drifts; metropolis always does.",
+    "rows": "Rows must sum to 1, or equal models would not stay equal.",
+    "columns": "Columns must sum to 1, or mass is lost.",
+}
+
+
 def _check_sums(mixing: Mixing, what: str, sums: FloatArray) -> None:
     wrong = np.abs(sums - 1.0) > TOLERANCE
     if wrong.any():
         index = int(np.argmax(wrong))
         raise ConfigError(
             f"graph {mixing.topology.name!r}: the weights of {what} {index} sum to {sums[index]:.12g}, not to 1",
-            "Rows and columns must sum to 1, or the mean of the models drifts; metropolis always does.",
+            _PROMISES[mixing.stochastic],
         )
 
 

@@ -72,7 +72,7 @@ class Forecast:
     gamma: float
     rounds_to_halve: int | None
     rounds_to_1_percent: int | None
-    mean_contraction: float
+    mean_contraction: float | None
     floor: float | None
     ceiling: float | None
     method: str
@@ -90,6 +90,7 @@ def spectrum(mixing: Mixing) -> Spectrum:
     The distance to the mean shrinks at least by the gap per round: ||X_t - mean|| <= (1 - gap)^t ||X_0 - mean||.
     Zero for a disconnected graph.  Circulant graphs: the closed form, any size.  Otherwise dense to 3000 nodes and
     Lanczos beyond, which says "unresolved" (resolved=False, numbers None) rather than give a wrong number.
+    Where only columns or only rows sum to one (push-sum), slem is |l_2|, the rate in the long run; no eigenvalues.
 
     Source: Xiao and Boyd, Fast linear iterations for distributed averaging, Systems & Control Letters 53 (2004).
     """
@@ -97,6 +98,8 @@ def spectrum(mixing: Mixing) -> Spectrum:
         return Spectrum(1, None, None, 0.0, 1.0, None, np.ones(1), "closed form", 0.0, True)
     if mixing.generator is not None:
         return _circulant(mixing)
+    if mixing.stochastic != "both":
+        return _unbalanced(mixing)
     if mixing.n <= eigen.DENSE_LIMIT:
         return _dense(mixing) if mixing.symmetric else _dense_directed(mixing)
     return _lanczos(mixing) if mixing.symmetric else _lanczos_directed(mixing)
@@ -218,6 +221,16 @@ def _dense_directed(mixing: Mixing) -> Spectrum:
     return Spectrum(mixing.n, None, None, slem, gap, None, ordered, "dense", rounding, True, normal)
 
 
+def _unbalanced(mixing: Mixing) -> Spectrum:
+    if mixing.n > eigen.DENSE_LIMIT:
+        return dataclasses.replace(_without_numbers(mixing, "dense", 0.0), normal=False)
+    with eigen.one_thread():
+        sizes = np.sort(np.abs(np.linalg.eigvals(mixing.matrix())))
+    slem, rounding = min(1.0, float(sizes[-2])), mixing.n * _EPSILON
+    gap = 1.0 - slem if 1.0 - slem > rounding else 0.0
+    return Spectrum(mixing.n, None, None, slem, gap, None, None, "dense", rounding, True, normal=False)
+
+
 def _lanczos(mixing: Mixing) -> Spectrum:
     W = mixing.sparse()
     ends = eigen.lanczos_ends(W.dot, mixing.n, W.nnz, lambda low, high: min(1.0 - high, 1.0 + low))
@@ -241,10 +254,12 @@ def _lanczos_directed(mixing: Mixing) -> Spectrum:
 
 
 def _unresolved(mixing: Mixing, ends: eigen.Ends) -> Spectrum:
+    return _without_numbers(mixing, "lanczos", ends.residual)
+
+
+def _without_numbers(mixing: Mixing, method: str, residual: float) -> Spectrum:
     nothing = dict.fromkeys(("lambda2", "lambda_n", "slem", "spectral_gap", "algebraic_connectivity", "eigenvalues"))
-    return Spectrum(
-        mixing.n, **nothing, method="lanczos", residual=ends.residual, resolved=False, normal=mixing.symmetric
-    )
+    return Spectrum(mixing.n, **nothing, method=method, residual=residual, resolved=False, normal=mixing.symmetric)
 
 
 def _connectivity(mixing: Mixing, deficit: float) -> float | None:
@@ -268,6 +283,8 @@ def _check_gamma(gamma: float) -> None:
 
 def _effective(mixing: Mixing, gamma: float, found: Spectrum) -> tuple[float | None, float]:
     """Return n_W and its standard error."""
+    if mixing.stochastic != "both":
+        return None, 0.0
     if found.eigenvalues is not None and found.normal:
         squares = found.eigenvalues**2
         return _n_w(mixing.n, gamma, float(np.sum(squares / (1.0 - gamma * squares)))), 0.0
@@ -304,10 +321,12 @@ def _estimated(mixing: Mixing, gamma: float) -> tuple[float | None, float]:
     return n_w, n_w * error / total
 
 
-def _mean_contraction(mixing: Mixing) -> float:
+def _mean_contraction(mixing: Mixing) -> float | None:
     # sqrt(mean_{k>=2} l_k^2) = ||W - J||_F / sqrt(n - 1), which needs no eigenvalue
     if mixing.n == 1:
         return 0.0
+    if mixing.stochastic != "both":
+        return None
     return math.sqrt(max(0.0, float(mixing.values @ mixing.values) - 1.0) / (mixing.n - 1))
 
 
