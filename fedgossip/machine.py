@@ -46,9 +46,10 @@ class Fired:
 
 @dataclass(frozen=True, slots=True)
 class PeerJoined:
-    """The link to `node` is up."""
+    """The link to `node` is up.  A higher incarnation than before: it has crashed, and knows what it had written."""
 
     node: NodeId
+    incarnation: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,20 @@ class Finish:
     result: Vector
 
 
-Effect = Send | Train | SetTimer | Report | Finish
+@dataclass(frozen=True, slots=True, eq=False)
+class Checkpoint:
+    """All that a new machine of this kind needs to go on from here, after `round` rounds.
+
+    `vectors` [d] and `facts`, plain numbers, texts, lists and mappings with text keys.  Drivers that keep none ignore
+    it; what it refers to never changes.
+    """
+
+    round: int
+    vectors: Mapping[str, Vector]
+    facts: Mapping[str, object] = field(default_factory=dict)
+
+
+Effect = Send | Train | SetTimer | Report | Checkpoint | Finish
 
 
 class Machine(Protocol):

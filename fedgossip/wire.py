@@ -12,17 +12,31 @@ header.  Sizes are checked against the schema before anything is allocated.  Not
 
 from __future__ import annotations
 
+import dataclasses
 import struct
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar, Union
 
 import msgspec
 import numpy as np
 
 from fedgossip.errors import PeerError
-from fedgossip.messages import AnyMessage, Hello, Leaving, Model
+from fedgossip.messages import (
+    CARRIERS,
+    Accepted,
+    Answer,
+    AnyMessage,
+    Decline,
+    Hello,
+    Leaving,
+    Model,
+    Offer,
+    Parcel,
+    Query,
+    Settled,
+)
 from fedgossip.vectors import Vector, empty
 
 CHUNK_BYTES = 256 * 1024
@@ -40,44 +54,115 @@ _MARK = struct.Struct("<cII")
 Body = TypeVar("Body")
 
 
-_Round = Annotated[int, msgspec.Meta(ge=0)]
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+_CountOrNone = Annotated[int, msgspec.Meta(ge=-1)]
+_Word = Annotated[str, msgspec.Meta(max_length=64)]
 
 
-class _ModelHeader(msgspec.Struct, tag="model", forbid_unknown_fields=True):
-    round: _Round
+class _Header(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """A message without its vectors: the same fields by the same names."""
+
+
+class _Carries(_Header):
+    """A message with vectors: their type and lengths in place of them."""
+
     schema: str
     dtype: str
     lengths: list[int]
 
 
-class _LeavingHeader(msgspec.Struct, tag="leaving", forbid_unknown_fields=True):
-    round: _Round
+class _ModelHeader(_Carries, tag="model", kw_only=True):
+    round: _Count
+    used: _CountOrNone = -1
+    missing: _CountOrNone = -1
+    view: _Word = ""
 
 
-class _HelloHeader(msgspec.Struct, tag="hello", forbid_unknown_fields=True):
+class _LeavingHeader(_Header, tag="leaving"):
+    round: _Count
+    used: _CountOrNone = -1
+    missing: _CountOrNone = -1
+
+
+class _OfferHeader(_Carries, tag="offer", kw_only=True):
+    number: _Count
+    round: _Count
+
+
+class _AnswerHeader(_Carries, tag="answer", kw_only=True):
+    number: _Count
+    round: _Count
+
+
+class _DeclineHeader(_Header, tag="decline"):
+    number: _Count
+    round: _Count
+
+
+class _QueryHeader(_Header, tag="query"):
+    number: _Count
+
+
+class _SettledHeader(_Header, tag="settled"):
+    number: _Count
+
+
+class _ParcelHeader(_Carries, tag="parcel", kw_only=True):
+    number: _Count
+    round: _Count
+    weight: float
+
+
+class _AcceptedHeader(_Header, tag="accepted"):
+    number: _Count
+
+
+class _HelloHeader(_Header, tag="hello"):
     schema: str
     experiment: str
     version: str
+    incarnation: _Count = 0
 
 
-_Header = _ModelHeader | _LeavingHeader | _HelloHeader
+_HEADERS: dict[type[AnyMessage], type[_Header]] = {
+    Model: _ModelHeader,
+    Leaving: _LeavingHeader,
+    Offer: _OfferHeader,
+    Answer: _AnswerHeader,
+    Decline: _DeclineHeader,
+    Query: _QueryHeader,
+    Settled: _SettledHeader,
+    Parcel: _ParcelHeader,
+    Accepted: _AcceptedHeader,
+    Hello: _HelloHeader,
+}
+_MESSAGES = {header: message for message, header in _HEADERS.items()}
+_FIELDS = {
+    header: tuple(field.name for field in dataclasses.fields(message) if field.name != "vectors")
+    for header, message in _MESSAGES.items()
+}
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(_Header)
+_decoder: msgspec.msgpack.Decoder[_Header] = msgspec.msgpack.Decoder(Union[tuple(_MESSAGES)])  # noqa: UP007
 
 
 def _header(message: AnyMessage) -> _Header:
-    match message:
-        case Model(round, schema, vectors):
-            return _ModelHeader(round, schema, vectors[0].dtype.name, [v.size for v in vectors])
-        case Leaving(round):
-            return _LeavingHeader(round)
-        case Hello(schema, experiment, version):
-            return _HelloHeader(schema, experiment, version)
+    kind = _HEADERS[type(message)]
+    fields: dict[str, Any] = {name: getattr(message, name) for name in _FIELDS[kind]}
+    if isinstance(message, CARRIERS):
+        fields.update(dtype=message.vectors[0].dtype.name, lengths=[v.size for v in message.vectors])
+    return kind(**fields)
+
+
+def _message(header: _Header, vectors: tuple[Vector, ...] = ()) -> AnyMessage:
+    fields: dict[str, Any] = {name: getattr(header, name) for name in _FIELDS[type(header)]}
+    if isinstance(header, _Carries):
+        fields["vectors"] = vectors
+    return _MESSAGES[type(header)](**fields)
 
 
 def chunks(message: AnyMessage) -> list[memoryview]:
     """Return the vectors of `message` as chunks of at most CHUNK_BYTES: views, not copies; none for small messages."""
-    return list(_slices([_little(v) for v in message.vectors])) if isinstance(message, Model) else []
+    return list(_slices([_little(v) for v in message.vectors])) if isinstance(message, CARRIERS) else []
 
 
 def frames(message: AnyMessage, transfer: int, bodies: Iterable[Body]) -> Iterator[tuple[bytes, bytes | Body]]:
@@ -89,7 +174,7 @@ def frames(message: AnyMessage, transfer: int, bodies: Iterable[Body]) -> Iterat
 
 def wire_bytes(message: AnyMessage) -> int:
     """Return how many bytes of frames `message` costs (without ZeroMQ's framing and the cipher's overhead)."""
-    sizes = [v.nbytes for v in message.vectors] if isinstance(message, Model) else []
+    sizes = [v.nbytes for v in message.vectors] if isinstance(message, CARRIERS) else []
     chunks = sum(-(-size // CHUNK_BYTES) for size in sizes)
     return len(_encoder.encode(_header(message))) + sum(sizes) + MARK_BYTES * (1 + chunks)
 
@@ -121,7 +206,7 @@ class Assembler:
 
     def __init__(self, expected: Expected) -> None:
         self.expected = expected
-        self._open: _ModelHeader | None = None
+        self._open: _Carries | None = None
         self._vectors: tuple[Vector, ...] = ()  # made when the first chunk is there
         self._transfer = 0
         self._targets: list[memoryview] = []
@@ -152,27 +237,23 @@ class Assembler:
 
     @property
     def coming(self) -> int | None:
-        """The round of the model whose chunks are coming in, or None."""
-        return self._open.round if self._open else None
+        """The round of the synchronous model whose chunks are coming in, or None."""
+        return self._open.round if isinstance(self._open, _ModelHeader) else None
 
     def header(self, body: bytes) -> AnyMessage | None:
         """Take a header: return the message if it is whole, None if chunks follow.  Raises FrameError."""
         if len(body) > HEADER_BYTES_MAX:
             raise FrameError("oversized", f"a header of {len(body)} bytes; the limit is {HEADER_BYTES_MAX}")
         try:
-            header: _Header = _decoder.decode(body)
+            header = _decoder.decode(body)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # ValueError: text that is no UTF-8
             raise FrameError("header", f"a header that cannot be read: {error}") from None
-        match header:
-            case _LeavingHeader(round=number):
-                return Leaving(number)
-            case _HelloHeader(schema=schema, experiment=experiment, version=version):
-                return Hello(schema, experiment, version)
-            case _ModelHeader():
-                self._announce(header)
-        return None
+        if isinstance(header, _Carries):
+            self._announce(header)
+            return None
+        return _message(header)
 
-    def _announce(self, header: _ModelHeader) -> None:
+    def _announce(self, header: _Carries) -> None:
         want = self.expected
         if header.schema != want.schema:
             raise FrameError(
@@ -184,8 +265,8 @@ class Assembler:
             raise FrameError("size", f"a model of {header.lengths[:4]} {header.dtype}, not {want.length} {want.dtype}")
         self._open = header
 
-    def landed(self, size: int) -> Model | None:
-        """The last chunk, of `size` bytes, is in place: return the model if it is whole.  Raises FrameError.
+    def landed(self, size: int) -> AnyMessage | None:
+        """The last chunk, of `size` bytes, is in place: return the message if it is whole.  Raises FrameError.
 
         Its vectors are writeable: nobody but the caller refers to them.
         """
@@ -201,7 +282,7 @@ class Assembler:
         self._drop()
         if sys.byteorder == "big":
             vectors = tuple(v.byteswap() for v in vectors)
-        return Model(header.round, header.schema, vectors)
+        return _message(header, vectors)
 
     def _drop(self) -> None:
         self._open, self._vectors, self._targets, self._next = None, (), [], 0

@@ -7,10 +7,11 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fedgossip.errors import FedgossipError, PeerError, TooFewPeersError, TrainingError
 from fedgossip.machine import (
+    Checkpoint,
     Effect,
     Event,
     Finish,
@@ -28,7 +29,7 @@ from fedgossip.machine import (
     Train,
     Trained,
 )
-from fedgossip.messages import Hello, Leaving, Model
+from fedgossip.messages import Hello
 from fedgossip.metrics import EventRow, Meter, PeerRow, Row, event_row
 from fedgossip.net.links import Arrived, LinkDown, LinkEvent, Links, LinkUp, Rejected
 from fedgossip.task import Job, LocalTask
@@ -60,6 +61,8 @@ class Ports:
     """(round, vector): keep what is wanted; return the accuracy where this round is evaluated."""
     stop: Callable[[], bool]
     """Asked at least every half second: true ends the run early, politely."""
+    checkpoint: Callable[[Checkpoint], None] = lambda _: None
+    """Keep what a new machine would need to go on from here, if it is time for that."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,6 +89,7 @@ class Host:
         self._due: list[tuple[int, int, Hashable]] = []
         self._sequence = 0
         self._greeted: set[NodeId] = set()
+        self._lives: dict[NodeId, int] = {}
         self._joined: set[NodeId] = set()
         self._met = False  # whether anybody ever joined
         self._gone: set[NodeId] = set()
@@ -159,7 +163,7 @@ class Host:
             case Arrived(sender) if sender not in self._greeted:
                 text = f"peer {sender} has not said that it runs this experiment"
                 self._reject(Rejected(sender, "ungreeted", text))
-            case Arrived(sender, (Model() | Leaving()) as message):
+            case Arrived(sender, message) if not isinstance(message, Hello):
                 self._meter.bytes_received += wire_bytes(message)
                 self.tell(Received(sender, message))
             case LinkUp(node):
@@ -176,10 +180,8 @@ class Host:
 
     def _greet(self, sender: NodeId, hello: Hello) -> None:
         """A partner runs the same experiment, or it is told as gone; nobody but it is harmed by that."""
-        if hello == self.hello:
-            self._greeted.add(sender)
-            self._refused.pop(sender, None)
-            self._join_if_ready(sender)
+        if replace(hello, incarnation=0) == replace(self.hello, incarnation=0):
+            self._greet_life(sender, hello.incarnation)
             return
         differs = next(k for k in ("version", "schema", "experiment") if getattr(hello, k) != getattr(self.hello, k))
         meaning = {
@@ -189,6 +191,19 @@ class Host:
         }[differs]
         advice = "Start every peer from the same experiment file and data, with the same fedgossip."
         self._give_up_on(Rejected(sender, differs, f"peer {sender} {meaning}", advice))
+
+    def _greet_life(self, sender: NodeId, incarnation: int) -> None:
+        known = self._lives.get(sender, 0)
+        if incarnation < known:
+            text = f"peer {sender} says that this is its life {incarnation}, and was in life {known} already"
+            self._reject(Rejected(sender, "stale_incarnation", text, "Is the same peer started twice?"))
+            return
+        if incarnation > known and sender in self._joined:  # it crashed and is back before its silence was noticed
+            self._tell_gone(sender)
+        self._lives[sender] = incarnation
+        self._greeted.add(sender)
+        self._refused.pop(sender, None)
+        self._join_if_ready(sender)
 
     def _give_up_on(self, event: Rejected) -> None:
         """A partner with whom nothing can be exchanged."""
@@ -204,7 +219,7 @@ class Host:
             self._joined.add(node)
             self._met = True
             self._gone.discard(node)
-            self.tell(PeerJoined(node))
+            self.tell(PeerJoined(node, self._lives[node]))
 
     def _tell_gone(self, node: NodeId) -> None:
         """Tell the machine; but where nobody ever joined, some were refused and the rest has left, there is no run."""
@@ -251,6 +266,8 @@ class Host:
                 self._count(effect.name)
                 if event := event_row(self.node, effect):
                     self.ports.write(event)
+            case Checkpoint():
+                self.ports.checkpoint(effect)
             case Finish(result):
                 self.result = result
 

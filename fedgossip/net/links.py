@@ -19,10 +19,11 @@ from zmq.utils.monitor import recv_monitor_message
 
 from fedgossip.errors import NetworkError
 from fedgossip.machine import NodeId
-from fedgossip.messages import AnyMessage, Hello, Model
+from fedgossip.messages import CARRIERS, AnyMessage, Hello, Leaving, Model
 from fedgossip.net.auth import DOMAIN, AllowList
 from fedgossip.net.endpoints import Endpoints
 from fedgossip.net.identity import Identity
+from fedgossip.vectors import Vector
 from fedgossip.wire import CHUNK_BYTES, FRAME_BYTES_MAX, Assembler, Expected, FrameError, chunks, frames, wire_bytes
 
 ZmqSocket = zmq.Socket[bytes]
@@ -123,7 +124,7 @@ class Links:
         self._links: dict[NodeId, _Link] = {}
         self._assemblers: dict[NodeId, Assembler] = {}
         self._hello = Hello("", "", "")
-        self._cut: tuple[AnyMessage, list[zmq.Frame]] = self._hello, []
+        self._cut: tuple[tuple[Vector, ...], list[zmq.Frame]] = (), []
         self.bytes_sent = self.dropped = 0
         self._signals = False
         _keep_message_memory()
@@ -215,16 +216,17 @@ class Links:
     # --- sending --------------------------------------------------------------------------------------------------
 
     def send(self, to: NodeId, message: AnyMessage) -> None:
-        """Queue `message`; where the link is down it is said when it comes up, if it is still one of the last then.
+        """Queue `message`.  Where the link is down, synchronous gossip's last words are said when it comes up; others
+        are lost: their machines ask again.
 
         The oldest that has not begun is dropped where more than OUTBOX_MESSAGES wait.
         """
         link = self._links[to]
-        if isinstance(message, Model):
-            models = [said for said in link.recent if isinstance(said, Model)]
+        models = [said for said in link.recent if isinstance(said, Model)]
+        if isinstance(message, Model) and message.round > (models[-1].round if models else -1):
             link.recent = [*models[-1:], message]  # a partner may lack the last one, never the one before
-        else:
-            link.recent.append(message)
+        elif isinstance(message, Leaving):
+            link.recent = [*models, message]
         if not link.up:
             return
         if len(link.outbox) >= OUTBOX_MESSAGES:
@@ -265,12 +267,14 @@ class Links:
         return link.waiting
 
     def _bodies(self, message: AnyMessage) -> list[zmq.Frame]:
-        """The chunks of `message` as frames that ZeroMQ reads where they lie; all partners share them.
+        """The chunks of `message` as frames that ZeroMQ reads where they lie; all partners share those of one model.
 
         Making such a frame, and hearing that ZeroMQ is done with it, costs about as much as copying 100 KiB.
         """
-        if self._cut[0] is not message:
-            self._cut = message, [zmq.Frame(chunk) for chunk in chunks(message)]
+        if not isinstance(message, CARRIERS):
+            return []
+        if self._cut[0] is not message.vectors:
+            self._cut = message.vectors, [zmq.Frame(chunk) for chunk in chunks(message)]
         return self._cut[1]
 
     @property

@@ -124,7 +124,7 @@ class Simulator:
                 self.results[node] = result
 
     def _size(self, message: Message) -> int:
-        """The bytes of `message`; a peer sends the same one to all its neighbours, so the last is remembered."""
+        """The bytes of `message`; a peer sends the same one to many neighbours, so the last is remembered."""
         if self._sized[0] is not message:
             self._sized = message, wire_bytes(message)
         return self._sized[1]
