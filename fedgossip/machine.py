@@ -64,7 +64,14 @@ class Stopping:
     """The user wants this peer to stop: say goodbye and finish with what is there."""
 
 
-Event = Started | Stopping | Received | Trained | Fired | PeerJoined | PeerGone
+@dataclass(frozen=True, slots=True, eq=False)
+class Rostered:
+    """Who takes part has changed: from now on `schedule` gives the graph of every round (a `Schedule` of topology/)."""
+
+    schedule: object
+
+
+Event = Started | Stopping | Received | Trained | Fired | PeerJoined | PeerGone | Rostered
 
 # --- effects: asked, imperative ---------------------------------------------------------------------------------
 
@@ -120,7 +127,16 @@ class Checkpoint:
     facts: Mapping[str, object] = field(default_factory=dict)
 
 
-Effect = Send | Train | SetTimer | Report | Checkpoint | Finish
+@dataclass(frozen=True, slots=True)
+class Meet:
+    """From now on let `node` in, who proves it by `key`, and call it at `address`; answered by `PeerJoined`."""
+
+    node: NodeId
+    address: str
+    key: str
+
+
+Effect = Send | Train | SetTimer | Report | Checkpoint | Meet | Finish
 
 
 class Machine(Protocol):
