@@ -54,7 +54,20 @@ class Model(_Carrier):
 
 @dataclass(frozen=True, slots=True)
 class Leaving(_Note):
-    """The sender has no round to come; `round` rounds are behind it.  The account is that of `Model`."""
+    """The sender has no round to come; `round` rounds are behind it.  The account is that of `Model`.
+
+    `done`: the receiver has said so too, and the sender needs nothing more of it.
+    """
+
+    round: int
+    used: int = -1
+    missing: int = -1
+    done: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Account(_Note):
+    """The account of an edge alone, where no model goes along it in `round`."""
 
     round: int
     used: int = -1
@@ -144,7 +157,7 @@ class Hello(_Note):
     incarnation: int = 0
 
 
-Message = Model | Leaving | Offer | Answer | Decline | Query | Settled | Parcel | Accepted
+Message = Model | Leaving | Account | Offer | Answer | Decline | Query | Settled | Parcel | Accepted
 AnyMessage = Message | Hello
 
 CARRIERS = (Model, Offer, Answer, Parcel)

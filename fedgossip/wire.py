@@ -26,6 +26,7 @@ from fedgossip.errors import PeerError
 from fedgossip.messages import (
     CARRIERS,
     Accepted,
+    Account,
     Answer,
     AnyMessage,
     Decline,
@@ -82,6 +83,13 @@ class _LeavingHeader(_Header, tag="leaving"):
     round: _Count
     used: _CountOrNone = -1
     missing: _CountOrNone = -1
+    done: bool = False
+
+
+class _AccountHeader(_Header, tag="account"):
+    round: _Count
+    used: _CountOrNone = -1
+    missing: _CountOrNone = -1
 
 
 class _OfferHeader(_Carries, tag="offer", kw_only=True):
@@ -127,6 +135,7 @@ class _HelloHeader(_Header, tag="hello"):
 _HEADERS: dict[type[AnyMessage], type[_Header]] = {
     Model: _ModelHeader,
     Leaving: _LeavingHeader,
+    Account: _AccountHeader,
     Offer: _OfferHeader,
     Answer: _AnswerHeader,
     Decline: _DeclineHeader,
