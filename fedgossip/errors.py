@@ -54,6 +54,12 @@ class TooFewPeersError(FedgossipError):
     exit_code = 7
 
 
+class ResumeError(FedgossipError):
+    """A run cannot go on from what it left: no checkpoint can be read, or it is of another experiment."""
+
+    exit_code = 8
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return "did you mean 'X'?" for the known word nearest to `word`, or the list of known words."""
     words = sorted(known)

@@ -19,10 +19,10 @@ FLOORS = [
     {"task"},
     {"topology", "algorithms"},
     {"protocols"},
-    {"wire", "metrics", "learning"},
+    {"wire", "metrics", "trace", "checkpoints", "faults", "learning"},
     {"simulation", "net"},
     {"experiment", "report"},
-    {"running"},
+    {"running", "watching"},
     {"cli"},
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}

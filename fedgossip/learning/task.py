@@ -126,8 +126,11 @@ class TorchTask:
                 raise TrainingError(f"evaluating raised {error!r}", advice) from error
 
     def state(self, node: NodeId) -> dict[str, np.ndarray]:
-        """Return what the node remembers beside its vector, as copies: optimiser slots, steps taken, local buffers."""
-        return {name: array.copy() for name, array in self._states.get(node, {}).items()}
+        """Return what the node remembers beside its vector: optimiser slots, steps taken, local buffers.
+
+        It stays as it is: training replaces these arrays and never changes them.
+        """
+        return dict(self._states.get(node, {}))
 
     def load_state(self, node: NodeId, state: Mapping[str, np.ndarray]) -> None:
         """Take up what `state` returned; ConfigError where it belongs to another model or optimiser."""

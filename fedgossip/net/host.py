@@ -62,7 +62,7 @@ class Ports:
     stop: Callable[[], bool]
     """Asked at least every half second: true ends the run early, politely."""
     checkpoint: Callable[[Checkpoint], None] = lambda _: None
-    """Keep what a new machine would need to go on from here, if it is time for that."""
+    """Keep what a new machine would need to go on from here, if it is time for that; called between two trainings."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,7 +99,7 @@ class Host:
         self._round = 0
         self._counted = 0
         self._training_ns: int | None = None  # when the first training began
-        self._jobs: queue.SimpleQueue[Train | Evaluate | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[Train | Evaluate | Checkpoint | None] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[Trained | PeerRow | FedgossipError] = queue.SimpleQueue()
 
     def clock(self) -> int:
@@ -267,7 +267,7 @@ class Host:
                 if event := event_row(self.node, effect):
                     self.ports.write(event)
             case Checkpoint():
-                self.ports.checkpoint(effect)
+                self._jobs.put(effect)
             case Finish(result):
                 self.result = result
 
@@ -291,7 +291,7 @@ class Host:
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
             try:
-                answer = self._train(job) if isinstance(job, Train) else self._evaluate(job)
+                answer = self._done(job)
             except FedgossipError as error:
                 self._answers.put(error)
             except BaseException as error:  # the user's own function, SystemExit too: name it, do not hang
@@ -300,10 +300,21 @@ class Host:
                 failure.__cause__ = error
                 self._answers.put(failure)
             else:
-                self._answers.put(answer)
+                if answer is not None:
+                    self._answers.put(answer)
                 del answer
             del job  # the next may be long in coming, and this is a model
             self.links.wake()
+
+    def _done(self, job: Train | Evaluate | Checkpoint) -> Trained | PeerRow | None:
+        match job:
+            case Train():
+                return self._train(job)
+            case Evaluate():
+                return self._evaluate(job)
+            case Checkpoint():  # here: what the task remembers belongs to it until the next training
+                self.ports.checkpoint(job)
+                return None
 
     def _train(self, asked: Train) -> Trained:
         began = self.clock()

@@ -18,7 +18,7 @@ from fedgossip.errors import ConfigError
 from fedgossip.experiment import Experiment
 from fedgossip.learning.analytic import Averaging, Quadratic
 from fedgossip.learning.data import Dataset, Indices
-from fedgossip.machine import NodeId
+from fedgossip.machine import Checkpoint, NodeId
 from fedgossip.messages import Hello
 from fedgossip.protocols.sync_gossip import SyncGossip, SyncSettings
 from fedgossip.task import LocalTask
@@ -186,11 +186,14 @@ def _learning(experiment: Experiment, held: Sequence[NodeId], n: int) -> tuple[L
     return TorchTask(train, found.test, shares, e.model.source, e.train, seed=e.seed, rounds=e.rounds), described
 
 
-def machine_of(plan: Plan, node: NodeId, initial: Vector, schema: str) -> SyncGossip[Vector]:
-    """Make the machine of one peer."""
+def machine_of(
+    plan: Plan, node: NodeId, initial: Vector, schema: str, resumed: Checkpoint | None = None
+) -> SyncGossip[Vector]:
+    """Make the machine of one peer; one that goes on from `resumed` where that is given."""
     algorithm = plan.experiment.algorithm
     deadline = int(algorithm.deadline * 1e9)
     settings = SyncSettings(plan.experiment.rounds, deadline, int(algorithm.start_timeout * 1e9), deadline)
+    assert resumed is None
     return SyncGossip(node, plan.mixing, ALGORITHMS[algorithm.name](), initial, schema, settings)
 
 

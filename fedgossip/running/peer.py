@@ -7,6 +7,8 @@ It leaves a folder of its own:
     snapshots/000005.*   its vectors around an evaluated round (only when a collector asked for them)
     model.safetensors    its final model;  vector.safetensors: the same as one flat vector, for digests
     ended.json           written last: how it ended
+    checkpoint.*         what a next life goes on from, see checkpoints
+    trace.bin            what its machine was told (only when asked for), see trace
 """
 
 from __future__ import annotations
@@ -14,15 +16,19 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
 import time
+import tomllib
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType, TracebackType
 
 import msgspec
 
+from fedgossip.checkpoints import SECONDS, Checkpoints
 from fedgossip.errors import ConfigError, FedgossipError, NetworkError
-from fedgossip.machine import NodeId
+from fedgossip.machine import Checkpoint, Machine, NodeId
 from fedgossip.messages import Hello
 from fedgossip.metrics import EventRow, Row, RowWriter
 from fedgossip.net import endpoints as endpoint_files
@@ -31,8 +37,9 @@ from fedgossip.net.host import Host, Ports
 from fedgossip.net.identity import Identity
 from fedgossip.net.links import Links
 from fedgossip.protocols.sync_gossip import partners_of
-from fedgossip.running import compose
+from fedgossip.running import compose, lives
 from fedgossip.running.compose import Plan
+from fedgossip.running.lives import Life
 from fedgossip.running.runs import save_model, write_whole
 from fedgossip.task import LocalTask
 from fedgossip.vectors import Vector
@@ -54,6 +61,9 @@ class PeerEnded(msgspec.Struct):
     experiment: str = ""
     schema: str = ""
     """As in the Hello: folders of two runs are not put together."""
+    checkpoint: int | None = None
+    """The round from which a next life would go on; None where nothing is written."""
+    incarnation: int = 0
 
 
 class Stopper:
@@ -91,17 +101,20 @@ class PeerFiles:
         self.folder, self.node, self.task = folder, node, task
         self.rounds, self.every, self.snapshots = plan.experiment.rounds, plan.experiment.eval.every, snapshots
         self.round = 0
+        lives.mend_rows(folder / "metrics.jsonl")  # of a life before
         self.writer = RowWriter(folder / "metrics.jsonl")
         self._before: Vector | None = None
         self._outgoing: Vector | None = None
         if snapshots:
-            (folder / "snapshots").mkdir()
+            (folder / "snapshots").mkdir(exist_ok=True)
 
     def _evaluated(self, round: int) -> bool:
         return round % self.every == 0 or round == self.rounds
 
-    def started(self, vector: Vector) -> None:
-        self._before = vector if self.snapshots and self._evaluated(1) else None
+    def started(self, round: int, vector: Vector) -> None:
+        """The peer begins with `vector`; or it goes on after `round` rounds, with a vector of its own."""
+        self.round = round
+        self._before = vector if self.snapshots and round == 0 and self._evaluated(1) else None
 
     def outgoing(self, round: int, vector: Vector) -> None:
         self._outgoing = vector if self.snapshots and self._evaluated(round) else None
@@ -147,14 +160,21 @@ def run_peer(
     endpoints: Endpoints | Path,
     child: bool = False,
     watch: Callable[[Row], None] | None = None,
+    resume: bool = False,
+    incarnation: int | None = None,
+    checkpoint_seconds: float = SECONDS,
 ) -> PeerEnded:
     """Run peer `node` to the end; `folder` exists and is empty.  Raises FedgossipError, which ended.json also tells.
 
     `endpoints`: where everyone is, or a file that will appear.  `child`: started by a collector on this machine, which
     reads snapshots and passes signals on.
+
+    `resume`: go on in the folder of a life before, from its last checkpoint, or from the beginning where it wrote none.
+    `incarnation` numbers this life; by default one more than the last.  Raises ResumeError for a checkpoint of another
+    experiment, and where there are some and none can be read.
     """
     try:
-        links = Links(node, bind, identity)
+        links = Links(node, _same_port(folder, bind) if resume else bind, identity)
     except FedgossipError as error:
         write_ended(folder, failed(error))
         raise
@@ -163,50 +183,110 @@ def run_peer(
             where = Endpoint(links.address, identity.public)
             write_whole(folder / "endpoint.toml", endpoint_files.block(node, where).encode())
             task, shares = compose.task_of(plan.experiment, plan.n, [node])
+            begin = lives.next_after if resume else lives.first
+            life = begin(plan, node, folder, task.schema, shares.digest, incarnation)
             known = endpoints if not isinstance(endpoints, Path) else _await_endpoints(endpoints, plan.n, stop)
-            hello = compose.hello_of(plan, task.schema, shares.digest)
+            hello = replace(compose.hello_of(plan, task.schema, shares.digest), incarnation=life.about.incarnation)
             expected = Expected(task.schema, task.dtype.name, task.length)
             links.connect(partners_of(node, plan.mixing), known, expected, hello)
         except FedgossipError as error:
-            write_ended(folder, failed(error))
+            if child or not resume:  # a refused resume changes nothing
+                write_ended(folder, failed(error))
             raise
+        if resume and not child:  # a collector has read on: it must find what it has read
+            lives.cut_rows(folder / "metrics.jsonl", life.round)
         files = PeerFiles(folder, node, plan, task, snapshots=child)
-        return _gossip(plan, node, links, hello, task, files, stop, watch)
+        return _Peer(plan, node, task, hello, files, life).run(links, stop, watch, checkpoint_seconds)
 
 
-def _gossip(
-    plan: Plan,
-    node: NodeId,
-    links: Links,
-    hello: Hello,
-    task: LocalTask,
-    files: PeerFiles,
-    stop: Stopper,
-    watch: Callable[[Row], None] | None,
-) -> PeerEnded:
-    initial = task.initial(node)
-    files.started(initial)
+@dataclass(frozen=True)
+class _Peer:
+    """What one life of a peer is made of."""
 
-    def write(row: Row) -> None:
-        files.writer.write(row)
-        if watch:
-            watch(row)
+    plan: Plan
+    node: NodeId
+    task: LocalTask
+    hello: Hello
+    files: PeerFiles
+    life: Life
 
-    machine = compose.machine_of(plan, node, initial, task.schema)
-    del initial  # the first model would stay in memory for the whole run
-    host = Host(node, machine, links, task, hello, Ports(write, files.outgoing, files.mixed, stop))
+    def run(
+        self, links: Links, stop: Stopper, watch: Callable[[Row], None] | None, checkpoint_seconds: float
+    ) -> PeerEnded:
+        """Gossip to the end, and write what came out."""
+        files, turn = self.files, threading.Lock()
+
+        def write(row: Row) -> None:
+            with turn:  # checkpoints are written by a thread of their own
+                files.writer.write(row)
+                if watch:
+                    watch(row)
+
+        def failed_to_write(round: int, error: OSError) -> None:
+            value = {"reason": type(error).__name__, "text": error.strerror or str(error)}
+            write(EventRow(round, self.node, "checkpoint_failed", value))
+
+        kept = Checkpoints(files.folder, self.life.about, failed_to_write, checkpoint_seconds)
+
+        def keep(checkpoint: Checkpoint) -> None:
+            kept.keep(checkpoint, lives.memory_of(self.task, self.node))
+
+        for row in self.life.events():
+            write(row)
+        ports = Ports(write, files.outgoing, files.mixed, stop, keep)
+        host = Host(self.node, self._machine(), links, self.task, self.hello, ports)
+        error, vector = None, None
+        try:
+            vector = host.run()
+        except FedgossipError as failure:
+            error = failure
+            write(EventRow(files.round, self.node, "failed", {"text": str(error), "advice": error.advice}))
+        ended = self._ended(error, kept.close())
+        ended.counts = {**host.counts, **self._counts(kept)}
+        files.ended(vector, ended)
+        if error:
+            raise error
+        return ended
+
+    def _machine(self) -> Machine:
+        initial, life = self.task.initial(self.node), self.life
+        if life.resumed:
+            lives.give_memory(self.task, self.node, life.resumed.task)
+        machine = compose.machine_of(self.plan, self.node, initial, self.task.schema, life.checkpoint)
+        self.files.started(life.round, initial)
+        return machine
+
+    def _ended(self, error: FedgossipError | None, checkpoint: int | None) -> PeerEnded:
+        if error:
+            ended = failed(error, self.files.round, None, self.hello)
+        else:
+            whole = self.files.round == self.plan.experiment.rounds
+            status, code = ("finished", 0) if whole else ("interrupted", 130)
+            ended = PeerEnded(status, self.files.round, {}, exit_code=code)
+            ended.experiment, ended.schema = self.hello.experiment, self.hello.schema
+        ended.checkpoint = self.life.round if checkpoint is None and self.life.resumed else checkpoint
+        ended.incarnation = self.life.about.incarnation
+        return ended
+
+    def _counts(self, kept: Checkpoints) -> dict[str, int]:
+        """What happened in this life and is no report of the machine; nothing is counted as 0."""
+        counts = {
+            "resumed": int(self.life.again),
+            "checkpoint_refused": len(self.life.refused),
+            "checkpoint_failed": kept.failures,
+        }
+        return {name: count for name, count in counts.items() if count}
+
+
+def _same_port(folder: Path, bind: str) -> str:
+    """Return the address of the life before where `bind` leaves the port open: the others look for us there."""
+    if not bind.endswith(":*"):
+        return bind
     try:
-        vector = host.run()
-    except FedgossipError as error:
-        write(EventRow(files.round, node, "failed", {"text": str(error), "advice": error.advice}))
-        files.ended(None, failed(error, files.round, host.counts, hello))
-        raise
-    status, code = ("finished", 0) if files.round == plan.experiment.rounds else ("interrupted", 130)
-    ended = PeerEnded(
-        status, files.round, host.counts, exit_code=code, experiment=hello.experiment, schema=hello.schema
-    )
-    files.ended(vector, ended)
-    return ended
+        (peer,) = tomllib.loads((folder / "endpoint.toml").read_text())["peer"]
+        return str(peer["address"])
+    except (OSError, ValueError, KeyError):
+        return bind
 
 
 def write_ended(folder: Path, ended: PeerEnded) -> None:

@@ -1,0 +1,383 @@
+"""What a peer needs to go on after a crash: its machine's vectors and facts, its task's memory, and whose they are.
+
+    checkpoint.safetensors             the newest
+    checkpoint.previous.safetensors    the one before: taken where the newest cannot be read
+    incarnation                        how many lives this peer has begun; on disk before its first Hello
+
+A checkpoint is a safetensors file: tensors `vector/NAME` (the machine's) and `task/NAME` (optimizer slots, steps taken,
+local buffers), and in its metadata `about` (JSON) with the sha256 over everything.  It is written beside the old one,
+synced, and renamed: a reader sees a whole file or none.  Random streams need no state of their own: they are functions
+of the seed and of the round.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedgossip.errors import FedgossipError, ResumeError
+from fedgossip.machine import Checkpoint, NodeId
+from fedgossip.vectors import frozen
+
+FORMAT = 1
+
+NEWEST, PREVIOUS, LIVES = "checkpoint.safetensors", "checkpoint.previous.safetensors", "incarnation"
+
+SECONDS = 10.0
+"""Between two checkpoints: what a crash may cost."""
+
+HEADER_BYTES_MAX = 16 << 20
+
+Array = npt.NDArray[Any]
+
+_DTYPES = {"float32": "F32", "float64": "F64", "int64": "I64", "int32": "I32", "uint8": "U8", "bool": "BOOL"}
+_KINDS = {name: np.dtype(kind) for kind, name in _DTYPES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """Whose checkpoint it is.  `experiment` is the resolved one, so that a resume can say which keys differ."""
+
+    node: NodeId
+    schema: str
+    version: str
+    experiment: Mapping[str, Any]
+    data: str = ""
+    """DataShares.digest: the hash of the examples."""
+    incarnation: int = 0
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stored:
+    """A checkpoint with all that belongs to it; `task` is what the task remembered after the same round."""
+
+    about: About
+    machine: Checkpoint
+    task: Mapping[str, Array]
+
+
+class RefusedError(FedgossipError):
+    """A checkpoint that cannot be taken; `reason` is one word: missing, corrupt, format, version, peer, model."""
+
+    def __init__(self, path: Path, reason: str, text: str) -> None:
+        super().__init__(f"{path}: {text}")
+        self.path, self.reason = path, reason
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+
+def write(folder: Path, stored: Stored) -> None:
+    """Put `stored` into `folder`, keeping the one before.  Raises OSError (a full disk, say); nothing is lost then."""
+    part = folder / f"{NEWEST}.part"
+    try:
+        with part.open("wb") as file:
+            for piece in _pieces(stored):
+                file.write(piece)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        part.unlink(missing_ok=True)
+        raise
+    if (folder / NEWEST).exists():
+        (folder / NEWEST).replace(folder / PREVIOUS)
+    part.replace(folder / NEWEST)
+    _sync(folder)
+
+
+def _pieces(stored: Stored) -> Iterator[bytes | memoryview]:
+    """Yield the bytes of the file: a safetensors header, then every tensor as it lies in memory, without a copy."""
+    arrays = {name: _plain(array) for name, array in _tensors(stored).items()}
+    about = json.dumps(_described(stored), sort_keys=True)
+    header: dict[str, Any] = {"__metadata__": {"about": about, "sha256": _hash(about, arrays)}}
+    start = 0
+    for name, array in arrays.items():
+        header[name] = {
+            "dtype": _DTYPES[array.dtype.name],
+            "shape": list(array.shape),
+            "data_offsets": [start, start + array.nbytes],
+        }
+        start += array.nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    yield struct.pack("<Q", len(text)) + text
+    for array in arrays.values():
+        yield _bytes(array)
+
+
+def _tensors(stored: Stored) -> dict[str, Array]:
+    machine = {f"vector/{name}": vector for name, vector in stored.machine.vectors.items()}
+    return {**machine, **{f"task/{name}": array for name, array in stored.task.items()}}
+
+
+def _described(stored: Stored) -> dict[str, Any]:
+    about = {name: getattr(stored.about, name) for name in About.__slots__}
+    return {"format": FORMAT, **about, "round": stored.machine.round, "facts": stored.machine.facts}
+
+
+def _plain(array: Array) -> Array:
+    return np.require(array, array.dtype.newbyteorder("<"), ["C"])
+
+
+def _bytes(array: Array) -> memoryview:
+    return array.reshape(-1).view(np.uint8).data
+
+
+def _hash(about: str, arrays: Mapping[str, Array]) -> str:
+    total = hashlib.sha256(about.encode())
+    for name in sorted(arrays):
+        array = arrays[name]
+        total.update(f"/{name}/{array.dtype.name}/{array.shape}/".encode())
+        total.update(_bytes(array))
+    return total.hexdigest()
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def load(folder: Path, about: About) -> tuple[Stored | None, list[RefusedError]]:
+    """Return the newest checkpoint of `folder` that can be taken, and why newer ones were refused.
+
+    None, and nothing refused: this peer had written none.  Raises ResumeError where there are some and all are refused.
+    """
+    refused: list[RefusedError] = []
+    for path in (folder / NEWEST, folder / PREVIOUS):
+        if not path.exists():
+            continue
+        try:
+            return _checked(read(path), about, path), refused
+        except RefusedError as error:
+            refused.append(error)
+    if refused:
+        advice = f"Put a good copy there, or start this peer in a new folder; --resume does not change {folder}."
+        raise ResumeError("; ".join(map(str, refused)), advice)
+    return None, []
+
+
+def _checked(stored: Stored, about: About, path: Path) -> Stored:
+    theirs = stored.about
+    if theirs.node != about.node:
+        raise RefusedError(path, "peer", f"a checkpoint of peer {theirs.node}, this is peer {about.node}")
+    if theirs.version != about.version:
+        raise RefusedError(path, "version", f"written by fedgossip {theirs.version}, this is {about.version}")
+    if theirs.schema != about.schema:
+        raise RefusedError(path, "model", "of a model of another layout")
+    return stored
+
+
+def read(path: Path) -> Stored:
+    """Return the checkpoint in `path`.  Raises RefusedError for one that is cut short, changed or of another format."""
+    try:
+        metadata, arrays = _parsed(path.read_bytes())
+        text = metadata["about"]
+        about = json.loads(text)
+        if about["format"] != FORMAT:
+            raise RefusedError(path, "format", f"of format {about['format']}, this fedgossip writes {FORMAT}")
+        if _hash(text, arrays) != metadata["sha256"]:
+            raise RefusedError(path, "corrupt", "its bytes are not those that were written (sha256)")
+        return _stored(about, arrays)
+    except OSError as error:
+        raise RefusedError(path, "missing", f"cannot be read: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, AttributeError, struct.error, RecursionError) as error:
+        raise RefusedError(path, "corrupt", f"not a whole checkpoint ({type(error).__name__})") from None
+
+
+def _parsed(content: bytes) -> tuple[dict[str, str], dict[str, Array]]:
+    (size,) = struct.unpack_from("<Q", content)
+    if size > min(HEADER_BYTES_MAX, len(content)):
+        raise ValueError("a header longer than the file")
+    header = json.loads(content[8 : 8 + size])
+    metadata = header.pop("__metadata__")
+    arrays: dict[str, Array] = {}
+    end = 0
+    for name, tensor in header.items():
+        start, end = tensor["data_offsets"]
+        raw = np.frombuffer(content, np.uint8, end - start, 8 + size + start)
+        arrays[name] = raw.view(_KINDS[tensor["dtype"]]).reshape(tensor["shape"])
+    if len(content) != 8 + size + end:
+        raise ValueError("not as long as it says")
+    return metadata, arrays
+
+
+def _stored(about: dict[str, Any], arrays: dict[str, Array]) -> Stored:
+    # copies: what is read lies unaligned, and all of it in one block
+    vectors = {n.removeprefix("vector/"): frozen(a.copy()) for n, a in arrays.items() if n.startswith("vector/")}
+    task = {n.removeprefix("task/"): a.copy() for n, a in arrays.items() if n.startswith("task/")}
+    whose = About(**{name: about[name] for name in About.__slots__})
+    return Stored(whose, Checkpoint(about["round"], vectors, about["facts"]), task)
+
+
+# --- lives ------------------------------------------------------------------------------------------------------------
+
+
+def incarnation_of(folder: Path) -> int:
+    """Return the number of the life that was begun last in `folder`; -1 where none was.  Raises ResumeError."""
+    path = folder / LIVES
+    try:
+        return int(path.read_text())
+    except FileNotFoundError:
+        return -1
+    except (OSError, ValueError):
+        advice = "Write a number into it that is higher than that of any life of this peer before."
+        raise ResumeError(f"{path}: not a number", advice) from None
+
+
+def begin_life(folder: Path, incarnation: int) -> None:
+    """Write down that life `incarnation` begins; on disk when this returns."""
+    part = folder / f"{LIVES}.part"
+    with part.open("w") as file:
+        file.write(f"{incarnation}\n")
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(folder / LIVES)
+    _sync(folder)
+
+
+# --- keeping them while a peer runs -----------------------------------------------------------------------------------
+
+
+class Checkpoints:
+    """Keeps the newest checkpoint of a running peer, and has a thread of its own write it every `seconds`.
+
+    `keep` is called between two trainings, by the thread that trains: what the task remembers then belongs to the
+    checkpoint.  Nothing is copied: vectors are frozen, and a task replaces what it remembers and never changes it.
+    `failed` is told, by the writing thread, why a checkpoint could not be written; the one before stays.
+    """
+
+    def __init__(
+        self, folder: Path, about: About, failed: Callable[[int, OSError], None], seconds: float = SECONDS
+    ) -> None:
+        self.folder, self.about, self.seconds = folder, about, seconds
+        self.failures = 0
+        self._failed = failed
+        self._newest: Stored | None = None
+        self._written: Stored | None = None
+        self._due = time.monotonic() + seconds
+        self._condition = threading.Condition()
+        self._asked: Stored | None = None
+        self._ending = False
+        self._thread: threading.Thread | None = None
+
+    def keep(self, checkpoint: Checkpoint, memory: Mapping[str, Array]) -> None:
+        """Take the state after a round; have it written if it is time."""
+        self._newest = Stored(self.about, checkpoint, memory)
+        if time.monotonic() < self._due:
+            return
+        self._due = time.monotonic() + self.seconds
+        with self._condition:
+            self._asked = self._newest
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name=f"checkpoints-{self.about.node}", daemon=True)
+                self._thread.start()
+            self._condition.notify()
+
+    def close(self) -> int | None:
+        """Write the newest if it is not; return the round of the last one that is on disk, None where there is none."""
+        with self._condition:
+            self._ending = True
+            self._condition.notify()
+        if self._thread is not None:
+            self._thread.join()
+        if self._newest is not None and self._newest is not self._written:
+            self._write(self._newest)
+        return None if self._written is None else self._written.machine.round
+
+    def _work(self) -> None:
+        while True:
+            with self._condition:
+                self._condition.wait_for(lambda: self._asked is not None or self._ending)
+                asked, self._asked = self._asked, None
+            if asked is None:
+                return
+            self._write(asked)
+            del asked  # a model or two, and the next may be long in coming
+
+    def _write(self, stored: Stored) -> None:
+        try:
+            write(self.folder, stored)
+        except OSError as error:
+            self.failures += 1
+            self._failed(stored.machine.round, error)
+        else:
+            self._written = stored
+
+
+# --- the same experiment? ---------------------------------------------------------------------------------------------
+
+MAY_DIFFER = ("name", "train.device", "train.threads", "simulation")
+"""Keys that a resume may change, with all below them; and `rounds` may grow."""
+
+
+def differences(stored: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
+    """Return the keys of two resolved experiments that keep one from going on as the other, in words.
+
+    "train.lr: was 0.1, is 0.05".  Where files lie may differ; what is in them is compared by its hash, elsewhere.
+    """
+    was, now = dict(_flat(stored)), dict(_flat(given))
+    found = []
+    for key in sorted(was.keys() | now.keys()):
+        before, after = _tail(key, was.get(key)), _tail(key, now.get(key))
+        if before == after or any(key == one or key.startswith(f"{one}.") for one in MAY_DIFFER):
+            continue
+        if key == "rounds" and isinstance(before, int) and isinstance(after, int) and after > before:
+            if now.get("train.schedule", "constant") == "cosine":
+                found.append(f"rounds: was {before}, is {after}, and train.schedule = cosine follows them")
+            continue
+        found.append(f"{key}: was {_said(before)}, is {_said(after)}")
+    return found
+
+
+def check_same(stored: About, given: About, where: Path | str) -> None:
+    """Raise ResumeError, which says which keys differ, unless `stored` can go on as `given`."""
+    found = differences(stored.experiment, given.experiment)
+    if stored.data != given.data:
+        found.append("the data files: other examples")
+    if found:
+        may = ", ".join(MAY_DIFFER)
+        advice = f"Give the experiment that it had, or start a new run.  These may differ: {may}; rounds may grow."
+        raise ResumeError(f"{where} is of another experiment: {'; '.join(found)}", advice)
+
+
+def _flat(content: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in content.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{path}{key}.")
+        else:
+            yield f"{path}{key}", value
+
+
+def _tail(key: str, value: Any) -> Any:
+    """Return the last part of a path: where a file lies differs between machines, and between then and now."""
+    if key in ("data.source", "data.test", "topology.graph") and isinstance(value, str) and "/" in value:
+        kind, colon, _ = value.partition(":")
+        return f"{kind}{colon}{value.rsplit('/', 1)[1]}" if colon else value.rsplit("/", 1)[1]
+    return value
+
+
+def _said(value: Any) -> str:
+    return "not there" if value is None else json.dumps(value)
+
+
+def names(found: Sequence[RefusedError]) -> list[dict[str, str]]:
+    """Return refusals as plain data, for an event."""
+    return [{"file": error.path.name, "reason": error.reason, "text": str(error)} for error in found]

@@ -1,0 +1,131 @@
+"""One life of a peer, from its start to its end, Ctrl-C or a crash: what it takes up from the one before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fedgossip import __version__, checkpoints
+from fedgossip.checkpoints import About, RefusedError, Stored
+from fedgossip.errors import ResumeError
+from fedgossip.machine import Checkpoint, NodeId
+from fedgossip.metrics import EventRow, PeerRow, Row
+from fedgossip.running import compose
+from fedgossip.running.compose import Plan
+from fedgossip.task import LocalTask
+
+
+@dataclass(frozen=True)
+class Life:
+    """`resumed` is None in a first life, and where the one before wrote no checkpoint: it begins at round 0 then."""
+
+    about: About
+    resumed: Stored | None = None
+    refused: list[RefusedError] = field(default_factory=list)
+    again: bool = False
+
+    @property
+    def checkpoint(self) -> Checkpoint | None:
+        return self.resumed.machine if self.resumed else None
+
+    @property
+    def round(self) -> int:
+        return self.resumed.machine.round if self.resumed else 0
+
+    def events(self) -> list[EventRow]:
+        """What the record should say of the beginning of this life."""
+        if not self.again:
+            return []
+        node, life = self.about.node, self.about.incarnation
+        found = [
+            EventRow(self.round, node, "checkpoint_refused", {"file": r.path.name, "reason": r.reason, "text": str(r)})
+            for r in self.refused
+        ]
+        return [*found, EventRow(self.round, node, "resumed", {"round": self.round, "incarnation": life})]
+
+
+def about_of(plan: Plan, node: NodeId, schema: str, data: str) -> About:
+    """Describe the peer `node` of this experiment, in its first life."""
+    return About(node, schema, __version__, plan.experiment.to_dict(), data, versions=compose.versions())
+
+
+def first(plan: Plan, node: NodeId, folder: Path, schema: str, data: str, incarnation: int | None = None) -> Life:
+    """Begin the first life of a peer; it is on disk when this returns."""
+    about = replace(about_of(plan, node, schema, data), incarnation=incarnation or 0)
+    checkpoints.begin_life(folder, about.incarnation)
+    return Life(about)
+
+
+def next_after(plan: Plan, node: NodeId, folder: Path, schema: str, data: str, incarnation: int | None = None) -> Life:
+    """Begin the life after the one that left `folder`.  Raises ResumeError; the folder is unchanged then."""
+    about = about_of(plan, node, schema, data)
+    stored, refused = checkpoints.load(folder, about)
+    if stored:
+        checkpoints.check_same(stored.about, about, folder)
+    before = checkpoints.incarnation_of(folder)
+    about = replace(about, incarnation=before + 1 if incarnation is None else incarnation)
+    checkpoints.begin_life(folder, about.incarnation)
+    (folder / "ended.json").unlink(missing_ok=True)
+    return Life(about, stored, refused, again=True)
+
+
+def check_experiment(plan: Plan, node: NodeId, folder: Path) -> None:
+    """Raise ResumeError, which says which keys differ, where `folder` holds a checkpoint of another experiment.
+
+    What a person sees first, before data are read; a folder that holds no checkpoint says nothing.
+    """
+    about = about_of(plan, node, "", "")
+    stored, _ = checkpoints.load(folder, about)
+    if stored:
+        checkpoints.check_same(stored.about, replace(about, data=stored.about.data), folder)
+
+
+def memory_of(task: LocalTask, node: NodeId) -> Mapping[str, Any]:
+    """What the task remembers of `node` beside its vector; nothing for tasks that remember nothing."""
+    state = getattr(task, "state", None)
+    return state(node) if state else {}
+
+
+def give_memory(task: LocalTask, node: NodeId, memory: Mapping[str, Any]) -> None:
+    """Let the task take up what `memory_of` returned.  Raises ResumeError for a task that cannot."""
+    load_state = getattr(task, "load_state", None)
+    if load_state:
+        load_state(node, memory)
+    elif memory:
+        raise ResumeError(f"peer {node}: the task has no load_state", "Give it one, beside `state`.")
+
+
+def mend_rows(path: Path) -> None:
+    """Cut off a last line that a crash left unfinished."""
+    if not path.exists():
+        return
+    content = path.read_bytes()
+    whole = content.rfind(b"\n") + 1
+    if whole < len(content):
+        _cut(path, whole)
+
+
+def cut_rows(path: Path, round: int) -> None:
+    """Cut the rows off from where a peer's first row after `round` stands: that part of the history begins again."""
+    if not path.exists():
+        return
+    decoder = msgspec.json.Decoder(Row)
+    kept = 0
+    for line in path.read_bytes().splitlines(keepends=True):
+        try:
+            row = decoder.decode(line)
+        except msgspec.MsgspecError:
+            break
+        if (isinstance(row, PeerRow) and row.round > round) or not line.endswith(b"\n"):
+            break
+        kept += len(line)
+    _cut(path, kept)
+
+
+def _cut(path: Path, size: int) -> None:
+    with path.open("r+b") as file:
+        file.truncate(size)

@@ -1,0 +1,1 @@
+"""What a machine was told."""
