@@ -140,6 +140,150 @@ class Accepted(_Note):
     number: int
 
 
+# --- membership: protocols/roster.py, membership.py, transfer.py ------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A member as it describes itself, signed by itself.  The highest incarnation is the one that counts.
+
+    It takes part in the rounds from `since` on and before `until`; -1: not yet, and no end.  `key` is its public key of
+    the links, `verify` that of its signatures (hex), `admission` the organiser's signature for one that came later.
+    """
+
+    node: int
+    incarnation: int
+    address: str
+    key: str
+    verify: str
+    since: int = -1
+    until: int = -1
+    admission: str = ""
+    signature: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Suspicion:
+    """`by` has no answer from `node`, neither itself nor through others."""
+
+    node: int
+    incarnation: int
+    by: int
+    signature: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """`node` has not refuted a suspicion in time: it takes no part in round `until` and later ones."""
+
+    node: int
+    incarnation: int
+    until: int
+    by: int
+    signature: str = ""
+
+
+News = Entry | Suspicion | Verdict
+
+NEWS_MAX = 32
+"""Pieces of news in one message."""
+
+MEMBERS_MAX = 2000
+"""Members that a roster may hold; a `Compare` of all of them is one header."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ping(_Note):
+    """Are you there?  `round` rounds are behind the sender, -1: it does not take part; `digest` is of its roster."""
+
+    number: int
+    round: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pong(_Note):
+    """Yes: the answer to ping `number`; the rest as in `Ping`."""
+
+    number: int
+    round: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Probe(_Note):
+    """Please ping `node` for me: I do not hear it.  Answered by a `Vouch`, or not at all."""
+
+    number: int
+    node: int
+
+
+@dataclass(frozen=True, slots=True)
+class Vouch(_Note):
+    """I have heard `node` since you sent probe `number`."""
+
+    number: int
+    node: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tidings(_Note):
+    """News of members, at most NEWS_MAX; passed on by whom they are new to."""
+
+    news: tuple[News, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Compare(_Note):
+    """All that the sender knows: (node, incarnation, incarnation of the verdict or -1); answered by what is newer."""
+
+    known: tuple[tuple[int, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Join(_Note):
+    """Let me in: the only message, beside `Hello`, that is taken from one whose key nobody knows."""
+
+    entry: Entry
+
+
+@dataclass(frozen=True, slots=True)
+class Seek(_Note):
+    """What model do you have?  Answered by a `Have`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Have(_Note):
+    """The sender's model after `round` rounds has this digest, and it keeps it for a while."""
+
+    round: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch(_Note):
+    """Send the piece of that model that begins at element `start`; answered by a `Piece`, or a `Have` of another."""
+
+    round: int
+    digest: str
+    start: int
+
+
+PIECE = 256 * 1024
+"""Elements of a model in one piece of it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Piece(_Carrier):
+    """One vector: the elements of a model from `start` on, PIECE or what is left."""
+
+    round: int
+    digest: str
+    start: int
+    schema: str
+    vectors: tuple[Vector, ...]
+
+
 # --- between hosts ----------------------------------------------------------------------------------------------------
 
 
@@ -157,8 +301,11 @@ class Hello(_Note):
     incarnation: int = 0
 
 
-Message = Model | Leaving | Account | Offer | Answer | Decline | Query | Settled | Parcel | Accepted
+Gossip = Model | Leaving | Account | Offer | Answer | Decline | Query | Settled | Parcel | Accepted
+Membership = Ping | Pong | Probe | Vouch | Tidings | Compare | Join
+Transfer = Seek | Have | Fetch | Piece
+Message = Gossip | Membership | Transfer
 AnyMessage = Message | Hello
 
-CARRIERS = (Model, Offer, Answer, Parcel)
-Carrier = Model | Offer | Answer | Parcel
+CARRIERS = (Model, Offer, Answer, Parcel, Piece)
+Carrier = Model | Offer | Answer | Parcel | Piece

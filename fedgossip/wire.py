@@ -25,18 +25,35 @@ import numpy as np
 from fedgossip.errors import PeerError
 from fedgossip.messages import (
     CARRIERS,
+    MEMBERS_MAX,
+    NEWS_MAX,
+    PIECE,
     Accepted,
     Account,
     Answer,
     AnyMessage,
+    Compare,
     Decline,
+    Entry,
+    Fetch,
+    Have,
     Hello,
+    Join,
     Leaving,
     Model,
     Offer,
     Parcel,
+    Piece,
+    Ping,
+    Pong,
+    Probe,
     Query,
+    Seek,
     Settled,
+    Suspicion,
+    Tidings,
+    Verdict,
+    Vouch,
 )
 from fedgossip.vectors import Vector, empty
 
@@ -58,6 +75,7 @@ Body = TypeVar("Body")
 _Count = Annotated[int, msgspec.Meta(ge=0)]
 _CountOrNone = Annotated[int, msgspec.Meta(ge=-1)]
 _Word = Annotated[str, msgspec.Meta(max_length=64)]
+_Text = Annotated[str, msgspec.Meta(max_length=128)]
 
 
 class _Header(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -125,6 +143,92 @@ class _AcceptedHeader(_Header, tag="accepted"):
     number: _Count
 
 
+class _Item(msgspec.Struct, forbid_unknown_fields=True, array_like=True):
+    """A part of a message that has fields of its own, in the order of its dataclass."""
+
+
+class _EntryItem(_Item, tag="entry"):
+    node: _Count
+    incarnation: _Count
+    address: _Text
+    key: _Word
+    verify: _Word
+    since: _CountOrNone
+    until: _CountOrNone
+    admission: _Text
+    signature: _Text
+
+
+class _SuspicionItem(_Item, tag="suspicion"):
+    node: _Count
+    incarnation: _Count
+    by: _Count
+    signature: _Text
+
+
+class _VerdictItem(_Item, tag="verdict"):
+    node: _Count
+    incarnation: _Count
+    until: _Count
+    by: _Count
+    signature: _Text
+
+
+class _PingHeader(_Header, tag="ping"):
+    number: _Count
+    round: _CountOrNone
+    digest: _Word
+
+
+class _PongHeader(_Header, tag="pong"):
+    number: _Count
+    round: _CountOrNone
+    digest: _Word
+
+
+class _ProbeHeader(_Header, tag="probe"):
+    number: _Count
+    node: _Count
+
+
+class _VouchHeader(_Header, tag="vouch"):
+    number: _Count
+    node: _Count
+
+
+class _TidingsHeader(_Header, tag="tidings"):
+    news: Annotated[list[_EntryItem | _SuspicionItem | _VerdictItem], msgspec.Meta(max_length=NEWS_MAX)]
+
+
+class _CompareHeader(_Header, tag="compare"):
+    known: Annotated[list[tuple[_Count, _Count, _CountOrNone]], msgspec.Meta(max_length=MEMBERS_MAX)]
+
+
+class _JoinHeader(_Header, tag="join"):
+    entry: _EntryItem
+
+
+class _SeekHeader(_Header, tag="seek"):
+    pass
+
+
+class _HaveHeader(_Header, tag="have"):
+    round: _Count
+    digest: _Word
+
+
+class _FetchHeader(_Header, tag="fetch"):
+    round: _Count
+    digest: _Word
+    start: _Count
+
+
+class _PieceHeader(_Carries, tag="piece", kw_only=True):
+    round: _Count
+    digest: _Word
+    start: _Count
+
+
 class _HelloHeader(_Header, tag="hello"):
     schema: str
     experiment: str
@@ -143,8 +247,21 @@ _HEADERS: dict[type[AnyMessage], type[_Header]] = {
     Settled: _SettledHeader,
     Parcel: _ParcelHeader,
     Accepted: _AcceptedHeader,
+    Ping: _PingHeader,
+    Pong: _PongHeader,
+    Probe: _ProbeHeader,
+    Vouch: _VouchHeader,
+    Tidings: _TidingsHeader,
+    Compare: _CompareHeader,
+    Join: _JoinHeader,
+    Seek: _SeekHeader,
+    Have: _HaveHeader,
+    Fetch: _FetchHeader,
+    Piece: _PieceHeader,
     Hello: _HelloHeader,
 }
+_ITEMS: dict[type, type[_Item]] = {Entry: _EntryItem, Suspicion: _SuspicionItem, Verdict: _VerdictItem}
+_PARTS = {item: part for part, item in _ITEMS.items()}
 _MESSAGES = {header: message for message, header in _HEADERS.items()}
 _FIELDS = {
     header: tuple(field.name for field in dataclasses.fields(message) if field.name != "vectors")
@@ -156,17 +273,32 @@ _decoder: msgspec.msgpack.Decoder[_Header] = msgspec.msgpack.Decoder(Union[tuple
 
 def _header(message: AnyMessage) -> _Header:
     kind = _HEADERS[type(message)]
-    fields: dict[str, Any] = {name: getattr(message, name) for name in _FIELDS[kind]}
+    fields: dict[str, Any] = {name: _packed(getattr(message, name)) for name in _FIELDS[kind]}
     if isinstance(message, CARRIERS):
         fields.update(dtype=message.vectors[0].dtype.name, lengths=[v.size for v in message.vectors])
     return kind(**fields)
 
 
 def _message(header: _Header, vectors: tuple[Vector, ...] = ()) -> AnyMessage:
-    fields: dict[str, Any] = {name: getattr(header, name) for name in _FIELDS[type(header)]}
+    fields: dict[str, Any] = {name: _unpacked(getattr(header, name)) for name in _FIELDS[type(header)]}
     if isinstance(header, _Carries):
         fields["vectors"] = vectors
     return _MESSAGES[type(header)](**fields)
+
+
+def _packed(value: Any) -> Any:
+    """A field as msgpack has it: lists for tuples, items for parts."""
+    if isinstance(value, tuple):
+        return [_packed(one) for one in value]
+    item = _ITEMS.get(type(value))
+    return value if item is None else item(*(getattr(value, name) for name in item.__struct_fields__))
+
+
+def _unpacked(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(_unpacked(one) for one in value)
+    part = _PARTS.get(type(value))
+    return value if part is None else part(*(getattr(value, name) for name in value.__struct_fields__))
 
 
 def chunks(message: AnyMessage) -> list[memoryview]:
@@ -239,8 +371,8 @@ class Assembler:
                 self._drop()
             raise FrameError("order", f"chunk {index} of transfer {transfer} does not follow")
         if not self._vectors:
-            want = self.expected
-            self._vectors = tuple(empty(want.length, want.dtype) for _ in range(want.count))
+            assert self._open is not None
+            self._vectors = tuple(empty(length, self.expected.dtype) for length in self._open.lengths)
             self._targets = list(_slices(self._vectors))
         return self._targets[self._next]
 
@@ -270,8 +402,13 @@ class Assembler:
                 f"a model of another layout (schema {header.schema[:12]}, ours {want.schema[:12]})",
                 "Give every peer the same [model] section.",
             )
-        if header.dtype != want.dtype or header.lengths != [want.length] * want.count:
-            raise FrameError("size", f"a model of {header.lengths[:4]} {header.dtype}, not {want.length} {want.dtype}")
+        lengths = [want.length] * want.count
+        if isinstance(header, _PieceHeader):
+            if header.start % PIECE or header.start >= want.length:
+                raise FrameError("size", f"a piece that begins at {header.start} of {want.length}")
+            lengths = [min(PIECE, want.length - header.start)]
+        if header.dtype != want.dtype or header.lengths != lengths:
+            raise FrameError("size", f"a model of {header.lengths[:4]} {header.dtype}, not {lengths[:4]} {want.dtype}")
         self._open = header
 
     def landed(self, size: int) -> AnyMessage | None:
