@@ -1,0 +1,48 @@
+"""How long to wait for what usually comes sooner: a deadline that follows the durations that were seen.
+
+    deadline = factor * (median + 4 MAD)        MAD: the median distance from the median
+
+kept within two limits.  Median and MAD, not mean and deviation: a few long waits, which are the ones that a deadline is
+there to cut, hardly move them (up to half of what was seen may be wild).
+
+Source: the estimate of a mean and a deviation that TCP's timer follows (Jacobson, Congestion avoidance and control,
+SIGCOMM 1988), with their robust counterparts.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+WINDOW = 32
+"""So many of the last durations count: a peer that has become slower for good is believed after half of them."""
+
+ENOUGH = 5
+"""With fewer the longest deadline holds."""
+
+DEVIATIONS = 4
+
+
+class Deadline:
+    """Follows durations in nanoseconds; `least_ns` and `longest_ns` are never left, equal ones make it constant."""
+
+    def __init__(self, longest_ns: int, least_ns: int, factor: int = 8) -> None:
+        assert 0 <= least_ns <= longest_ns and factor >= 1
+        self.longest_ns, self.least_ns, self.factor = longest_ns, least_ns, factor
+        self._seen: deque[int] = deque(maxlen=WINDOW)
+
+    def saw(self, duration_ns: int) -> None:
+        """Take note of how long it took this time; what was cut short by the deadline is not to be told."""
+        self._seen.append(duration_ns)
+
+    def now_ns(self) -> int:
+        """The deadline for the next wait."""
+        if len(self._seen) < ENOUGH:
+            return self.longest_ns
+        usual = _median(self._seen)
+        deviation = _median([abs(one - usual) for one in self._seen])
+        return min(max(self.factor * (usual + DEVIATIONS * deviation), self.least_ns), self.longest_ns)
+
+
+def _median(values: Sequence[int]) -> int:
+    return sorted(values)[len(values) // 2]
