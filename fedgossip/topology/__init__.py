@@ -3,6 +3,9 @@
 mixing = build(resolve("torus:4x4"), "metropolis")
 mixing.row(0)                       # {0: 0.2, 1: 0.2, 3: 0.2, 4: 0.2, 12: 0.2}
 forecast(mixing).spectral_gap       # 0.4
+
+schedule = resolve_schedule("base:1", 25)
+forecast_of(schedule).exact_after   # 9
 """
 
 from __future__ import annotations
@@ -10,8 +13,9 @@ from __future__ import annotations
 from fedgossip.topology.files import load, load_weighted, ready, ready_names
 from fedgossip.topology.graph import Topology, require_connected
 from fedgossip.topology.mixing import Mixing, build, push_weights, rule_names
-from fedgossip.topology.names import family_names, resolve
-from fedgossip.topology.schedules import Schedule
+from fedgossip.topology.names import family_names, resolve, resolve_schedule, schedule_names
+from fedgossip.topology.schedules import Cycle, Random, Schedule, union
+from fedgossip.topology.sequences import forecast_of, product_norm
 from fedgossip.topology.spectral import (
     Forecast,
     Spectrum,
@@ -23,8 +27,10 @@ from fedgossip.topology.spectral import (
 )
 
 __all__ = [
+    "Cycle",
     "Forecast",
     "Mixing",
+    "Random",
     "Schedule",
     "Spectrum",
     "Topology",
@@ -33,14 +39,19 @@ __all__ = [
     "effective_neighbours",
     "family_names",
     "forecast",
+    "forecast_of",
     "load",
     "load_weighted",
+    "product_norm",
     "push_weights",
     "ready",
     "ready_names",
     "require_connected",
     "resolve",
+    "resolve_schedule",
     "rounds_to",
     "rule_names",
+    "schedule_names",
     "spectrum",
+    "union",
 ]

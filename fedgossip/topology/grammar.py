@@ -1,6 +1,6 @@
-"""What a family's name means: "torus:4x4", "regular:3" with n = 16, "petersen".
+"""What a name means: of a family, "torus:4x4", "regular:3" with n = 16; or of a schedule, "base:2", "el-oracle:4".
 
-The table at the end is the grammar: one line per family, read by `resolve`, the files and `fedgossip topology list`.
+The two tables at the end are the grammar, read by `resolve`, the files and `fedgossip topology list`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from fedgossip.errors import ConfigError
-from fedgossip.topology import families
+from fedgossip.topology import cycles, drawn, families
 from fedgossip.topology.graph import Topology
+from fedgossip.topology.schedules import Schedule
 
 Number = TypeVar("Number", int, float)
 
@@ -25,6 +26,8 @@ class Request:
     n: int | None
     seed: int
     form: str
+    weights: str | None = None
+    """The rule that was asked for, where a schedule has more than one."""
 
     def size(self) -> int:
         """Return n; ConfigError where none was given."""
@@ -60,6 +63,16 @@ class Family:
     make: Callable[[Request], Topology]
 
 
+@dataclass(frozen=True)
+class TimeVarying:
+    form: str
+    """How to write it."""
+    what: str
+    make: Callable[[Request], Schedule]
+    weights: tuple[str, ...]
+    """The weight rules that may be asked for: names of the numbers it has anyway, or a choice that it offers."""
+
+
 def require_size(topology: Topology, spec: str, n: int | None) -> Topology:
     """Return `topology`; raises ConfigError where `n` was asked for and is not its size."""
     if n is not None and n != topology.n:
@@ -82,6 +95,29 @@ def family(spec: str, n: int | None = None, seed: int = 0) -> Topology | None:
 def family_names() -> tuple[str, ...]:
     """Return the first words of all families."""
     return tuple(FAMILIES)
+
+
+def schedule(spec: str, n: int | None = None, *, weights: str | None = None, seed: int = 0) -> Schedule | None:
+    """Return the time-varying schedule that `spec` names, or None where its first word is none.
+
+    Raises ConfigError for a size that it does not have, arguments that cannot be read and weights that it does not
+    have.
+    """
+    word, _, arguments = spec.strip().partition(":")
+    entry = SCHEDULES.get(word.strip().lower())
+    if entry is None:
+        return None
+    if weights is not None and weights not in entry.weights:
+        known = f"it has {' and '.join(entry.weights)}" if entry.weights else "it has no others"
+        raise ConfigError(
+            f"{weights} weights on {spec.strip()!r}, whose rounds bring their own", f"Leave them out: {known}."
+        )
+    return entry.make(Request(spec.strip(), arguments.strip(), n, seed, entry.form, weights))
+
+
+def schedule_names() -> tuple[str, ...]:
+    """Return the first words of all time-varying schedules."""
+    return tuple(SCHEDULES)
 
 
 # --- how each is made -------------------------------------------------------------------------------------------
@@ -146,6 +182,36 @@ def _barbell(request: Request) -> Topology:
     return request.fixed(families.barbell(clique, between))
 
 
+def _cycle(make: Callable[[int], Schedule]) -> Callable[[Request], Schedule]:
+    def made(request: Request) -> Schedule:
+        request.plain()
+        return make(request.size())
+
+    return made
+
+
+def _matching(request: Request) -> Schedule:
+    request.plain()
+    return drawn.random_matching(request.size(), request.seed)
+
+
+def _base(request: Request) -> Schedule:
+    return cycles.base(request.size(), request.numbers(int, 1)[0])
+
+
+def _simple_base(request: Request) -> Schedule:
+    return cycles.simple_base(request.size(), request.numbers(int, 1)[0])
+
+
+def _oracle(request: Request) -> Schedule:
+    return drawn.epidemic_oracle(request.size(), request.numbers(int, 1)[0], request.seed)
+
+
+def _local(request: Request) -> Schedule:
+    make = drawn.epidemic_push if request.weights == "push" else drawn.epidemic_local
+    return make(request.size(), request.numbers(int, 1)[0], request.seed)
+
+
 FAMILIES: dict[str, Family] = {
     "ring": Family("ring", "each node joined to the next, in a circle", _sized(families.ring)),
     "path": Family("path", "a ring with one edge taken out", _sized(families.path)),
@@ -170,4 +236,36 @@ FAMILIES: dict[str, Family] = {
     "heawood": Family("heawood", "14 nodes of degree 3, any two at most 3 apart", _named(families.heawood)),
     "icosahedron": Family("icosahedron", "12 nodes of degree 5", _named(families.icosahedron)),
     "none": Family("none", "no edge at all: everybody learns alone", _sized(families.empty)),
+}
+
+SCHEDULES: dict[str, TimeVarying] = {
+    "one-peer-exponential": TimeVarying(
+        "one-peer-exponential",
+        "each sends to one other: 1 further on, then 2, 4, ...",
+        _cycle(cycles.one_peer_exponential),
+        ("uniform", "push"),
+    ),
+    "one-peer-hypercube": TimeVarying(
+        "one-peer-hypercube",
+        "2^d nodes in pairs, along one dimension per round: exact after d",
+        _cycle(cycles.one_peer_hypercube),
+        ("metropolis", "uniform", "push"),
+    ),
+    "base": TimeVarying("base:1", "at most 1 link (or K) per node and round: exact after a few, any n", _base, ()),
+    "simple-base": TimeVarying("simple-base:1", "the same, built more simply; sometimes longer", _simple_base, ()),
+    "window-doubling": TimeVarying(
+        "window-doubling",
+        "exact after log2 n rounds, any n; for the algorithm of this name",
+        _cycle(cycles.window_doubling),
+        (),
+    ),
+    "random-matching": TimeVarying(
+        "random-matching", "new random pairs in every round", _matching, ("metropolis", "push")
+    ),
+    "el-oracle": TimeVarying(
+        "el-oracle:4", "a new random graph per round, everybody with 4", _oracle, ("metropolis", "uniform", "push")
+    ),
+    "el-local": TimeVarying(
+        "el-local:4", "each sends to 4 new random others; the mean may wander", _local, ("uniform", "push")
+    ),
 }

@@ -91,7 +91,7 @@ class Mixing:
             raise ConfigError(f"graph {name!r}: an edge is given twice, and with weights", "Give each edge once.")
         order = np.argsort([min(u, v) * n + max(u, v) for u, v, _ in triples], kind="stable")
         weights = np.array([weight for _, _, weight in triples], np.float64)[order]
-        return _from_edge_weights(topology, "given", weights)
+        return from_edge_weights(topology, "given", weights)
 
     # --- as the peers see it --------------------------------------------------------------------------------------
 
@@ -120,8 +120,16 @@ class Mixing:
         return self.topology.n
 
     @property
+    def name(self) -> str:
+        return self.topology.name
+
+    @property
     def period(self) -> int:
         return 1
+
+    def partners(self, node: int) -> tuple[int, ...]:
+        """Return all that `node` sends to or hears from, ascending."""
+        return tuple(sorted({*self.row(node), *self.targets(node)} - {node}))
 
     def mixing(self, round: int) -> Mixing:
         """Return this mixing, whatever the round."""
@@ -201,7 +209,7 @@ def build(topology: Topology, rule: str = "metropolis") -> Mixing:
         return push_weights(topology)
     if topology.directed:
         return _build_directed(topology, rule)
-    return _from_edge_weights(topology, rule, _RULES[rule](topology))
+    return from_edge_weights(topology, rule, _RULES[rule](topology))
 
 
 def rule_names() -> tuple[str, ...]:
@@ -286,7 +294,8 @@ def _build_directed(topology: Topology, rule: str) -> Mixing:
 # --- assembling and checking ------------------------------------------------------------------------------------
 
 
-def _from_edge_weights(topology: Topology, rule: str, weights: FloatArray) -> Mixing:
+def from_edge_weights(topology: Topology, rule: str, weights: FloatArray) -> Mixing:
+    """Return the symmetric mixing with weights[k] on topology.edges[k]; each node keeps what is left of one."""
     u, v = topology.edges.T
     receivers, senders, both = np.concatenate([u, v]), np.concatenate([v, u]), np.concatenate([weights, weights])
     own = 1.0 - _sums(receivers, both, topology.n)

@@ -6,10 +6,12 @@ from pathlib import Path
 
 from fedgossip.errors import ConfigError, nearest
 from fedgossip.topology import files
-from fedgossip.topology.grammar import family, family_names, require_size
+from fedgossip.topology.grammar import family, family_names, require_size, schedule, schedule_names
 from fedgossip.topology.graph import Topology, require_connected
+from fedgossip.topology.mixing import build
+from fedgossip.topology.schedules import Schedule
 
-__all__ = ["family_names", "require_connected", "resolve"]
+__all__ = ["family_names", "require_connected", "resolve", "resolve_schedule", "schedule_names"]
 
 _SUFFIXES = (".toml", ".txt", ".edges", ".edgelist", ".csv", ".tsv")
 
@@ -36,8 +38,29 @@ def resolve(graph: str, n: int | None = None, *, seed: int = 0, base: Path | Non
         return made if made.name == "none" else require_connected(made)
     if files.ready_path(word) is not None:
         return require_size(files.ready(word), word, n)
-    known = (*family_names(), *files.ready_names())
+    if word.partition(":")[0].lower() in schedule_names():
+        advice = "Use it where rounds are asked for: topology.graph of an experiment, or resolve_schedule."
+        raise ConfigError(f"{word!r} is not one graph: every round has its own", advice)
+    known = (*family_names(), *files.ready_names(), *schedule_names())
     raise ConfigError(f"no graph is called {word!r}", nearest(word.partition(":")[0], known))
+
+
+def resolve_schedule(
+    graph: str, n: int | None = None, *, weights: str | None = None, seed: int = 0, base: Path | None = None
+) -> Schedule:
+    """Return the mixings that `graph` names: of one graph with its weights, or of a graph that changes by the round.
+
+    graph: what `resolve` takes, or a schedule ("one-peer-exponential", "base:2", "el-oracle:4"; see
+    grammar.SCHEDULES).  weights: the rule for one graph (None: the one that its file asks for, or metropolis); most
+    schedules bring their own.  seed: for what is drawn.
+
+    Raises ConfigError as `resolve` and `build` do, and for weights that a schedule does not have.
+    """
+    changing = schedule(graph, n, weights=weights, seed=seed)
+    if changing is not None:
+        return changing
+    topology = resolve(graph, n, seed=seed, base=base)
+    return build(topology, weights or topology.weights or "metropolis")
 
 
 def _looks_like_path(word: str) -> bool:

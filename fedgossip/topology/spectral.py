@@ -20,6 +20,7 @@ from fedgossip.topology.graph import FloatArray
 from fedgossip.topology.mixing import Mixing
 
 _ONE = 1 - 1e-12  # an eigenvalue this near to 1 in size counts as 1
+_EXACT = 1e-12  # a slem below this is 0
 _QUADRATURE_STEPS = 300
 _EPSILON = float(np.finfo(np.float64).eps)
 
@@ -56,6 +57,12 @@ class Forecast:
     direction.  floor, ceiling: stationary disagreement per unit of spread added each round, before mixing: `floor`
     when each round's spread is fresh noise, `ceiling` when it is the same every round.  n_w_error: standard error
     of n_w, 0 where it is exact.
+
+    Of a schedule whose graph changes (`sequences.forecast_of`) edges and degree_max are those of the busiest round,
+    and slem, gap and eigenvalues are None: one step says little.  messages: that a node sends per round, on average.
+    period: after how many rounds the mixings repeat; 1 for one graph, 0 for never.  rate: what a round leaves of the
+    worst disagreement in the long run: slem of one graph, ||product of a period - J||^(1/period) of a cycle, the root
+    of the expected share of squares of a random one.  exact_after: rounds to the exact mean; None for never.
     """
 
     n: int
@@ -78,6 +85,10 @@ class Forecast:
     method: str
     residual: float
     resolved: bool
+    messages: float
+    period: int
+    rate: float | None
+    exact_after: int | None
 
     def to_dict(self) -> dict[str, float | int | str | bool | None]:
         """Return the fields as a dict that JSON can hold."""
@@ -114,7 +125,7 @@ def effective_neighbours(mixing: Mixing, gamma: float) -> float | None:
 
     Source: Vogels, Hendrikx and Jaggi, Beyond spectral gap, NeurIPS 2022.
     """
-    _check_gamma(gamma)
+    check_gamma(gamma)
     return _effective(mixing, gamma, spectrum(mixing))[0]
 
 
@@ -127,7 +138,7 @@ def rounds_to(factor: float, slem: float) -> int | None:
 
 def forecast(mixing: Mixing, gamma: float = 0.9, found: Spectrum | None = None) -> Forecast:
     """Return everything that the spectrum says about `mixing`; see Forecast.  `found`: its spectrum, if at hand."""
-    _check_gamma(gamma)
+    check_gamma(gamma)
     found = found or spectrum(mixing)
     n_w, error = _effective(mixing, gamma, found)
     floor, ceiling = _stationary(found)
@@ -153,6 +164,10 @@ def forecast(mixing: Mixing, gamma: float = 0.9, found: Spectrum | None = None) 
         method=found.method,
         residual=found.residual,
         resolved=found.resolved,
+        messages=float(mixing.topology.out_degrees.mean()),
+        period=1,
+        rate=found.slem,
+        exact_after=1 if found.slem is not None and found.slem < _EXACT else None,
     )
 
 
@@ -276,7 +291,8 @@ def _connectivity(mixing: Mixing, deficit: float) -> float | None:
 # --- what follows from a spectrum -------------------------------------------------------------------------------
 
 
-def _check_gamma(gamma: float) -> None:
+def check_gamma(gamma: float) -> None:
+    """Raise ConfigError unless 0 <= gamma < 1."""
     if not 0 <= gamma < 1:
         raise ConfigError(f"gamma {gamma:g}", "Give a memory of at least 0 and below 1, e.g. 0.9.")
 

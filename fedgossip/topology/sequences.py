@@ -1,0 +1,231 @@
+"""What a schedule promises: rounds to the exact mean, the rate over whole periods, effective neighbours.
+
+A sequence is never judged by one step: every round of one-peer exponential has slem 1 for even n, and log2 n of them
+give the exact mean of 2^p nodes.  So slem and gap stay None here, and `rate` says what a round leaves in the long run.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from fedgossip.topology import eigen
+from fedgossip.topology.graph import FloatArray
+from fedgossip.topology.mixing import Mixing
+from fedgossip.topology.schedules import Cycle, Random, Schedule
+from fedgossip.topology.spectral import Forecast, Spectrum, check_gamma, forecast, rounds_to
+
+WORST_LIMIT = 512  # nodes; beyond it the worst direction after each round, an SVD, is not looked for
+MEMORY_LIMIT = 1024  # nodes; beyond it n_w and the floor, dense products, are not computed
+LEAST = 0.01  # how far the worst direction is followed,
+PERIODS = 100  # and for how many periods at most
+EXACT = 1e-12  # a product this near to the mean's is the mean's; for random vectors per unit of their length
+UNKNOWN = (
+    *("lambda2", "lambda_n", "slem", "spectral_gap", "algebraic_connectivity", "n_w", "mean_contraction"),
+    *("rounds_to_halve", "rounds_to_1_percent", "floor", "ceiling", "rate", "exact_after"),
+)  # None unless a schedule's own numbers say more
+
+
+def forecast_of(schedule: Schedule, gamma: float = 0.9, found: Spectrum | None = None) -> Forecast:
+    """Return what is known of any schedule before anything is trained; None for what is not.
+
+    One graph: `spectral.forecast`; `found` is its spectrum, if at hand.  A cycle: the products of its rounds, in
+    closed form where all are circulant, else densely; of large exact ones only when they are exact.  A random one:
+    expected values.
+    """
+    check_gamma(gamma)
+    if isinstance(schedule, Mixing):
+        return forecast(schedule, gamma, found)
+    if isinstance(schedule, Random):
+        return _forecast_random(schedule, gamma)
+    return _forecast_cycle(schedule, gamma)
+
+
+def product_norm(schedule: Schedule) -> float | None:
+    """Return ||W_p ... W_2 W_1 - J||_2 over one period, what it leaves of the worst disagreement.
+
+    None where rounds never repeat, and for what is neither exact nor circulant above 512 nodes.
+    """
+    if not schedule.period:
+        return None
+    if _exact_after(schedule):
+        return 0.0
+    left = _worst_left(schedule)
+    return None if left is None else left[schedule.period - 1]
+
+
+# --- cycles -----------------------------------------------------------------------------------------------------
+
+
+def _forecast_cycle(schedule: Schedule, gamma: float) -> Forecast:
+    if isinstance(schedule, Cycle) and schedule.algorithm:
+        exact: int | None = schedule.period
+        numbers = dict.fromkeys(("exact_after", "rounds_to_halve", "rounds_to_1_percent"), exact)
+        return _report(schedule, gamma, "construction", rate=0.0, **numbers)
+    exact, norm, left = _exact_after(schedule), product_norm(schedule), _worst_left(schedule)
+    deviation, lasting = _deviation(schedule, gamma), _deviation(schedule, 1.0)
+    return _report(
+        schedule,
+        gamma,
+        "dense" if _sizes(schedule) is None else "closed form",
+        rate=None if norm is None else norm ** (1.0 / schedule.period),
+        exact_after=exact,
+        n_w=None if deviation is None else schedule.n / (1.0 + (1.0 - gamma) * deviation),
+        mean_contraction=math.sqrt(_mean_left(schedule)),
+        floor=None if lasting is None else math.sqrt(lasting / (schedule.n - 1)),
+        rounds_to_halve=exact if left is None else _first(left, 0.5),
+        rounds_to_1_percent=exact if left is None else _first(left, LEAST),
+    )
+
+
+def _sizes(schedule: Schedule) -> list[FloatArray] | None:
+    """Return |eigenvalue| [n - 1] per round on the same Fourier modes, the mean's left out; None if not circulant."""
+    found = []
+    for round in range(schedule.period):
+        generator = schedule.mixing(round).generator
+        if generator is None:
+            return None
+        deficits, imaginary = eigen.circulant_deficits(schedule.n, *generator)
+        found.append(np.hypot(1.0 - deficits, imaginary)[1:])
+    return found
+
+
+def _exact_after(schedule: Schedule) -> int | None:
+    """Return the rounds after which everybody has the exact mean; None where one period does not bring it.
+
+    Found by running a period on random vectors: what is not exact leaves something of them.
+    """
+    x = np.random.Generator(np.random.PCG64(0)).standard_normal((schedule.n, 2))
+    mean = x.mean(axis=0)
+    for round in range(schedule.period):
+        x = schedule.mixing(round).sparse() @ x
+        if np.abs(x - mean).max() < EXACT:
+            return round + 1
+    return None
+
+
+def _worst_left(schedule: Schedule) -> list[float] | None:
+    """Return ||W_k ... W_1 - J||_2 for k = 1, 2, ..., a period at least, until 1 % is left; None where too costly."""
+    sizes = _sizes(schedule)
+    if sizes is None and schedule.n > WORST_LIMIT:
+        return None
+    found: list[float] = []
+    for norm in _norms(schedule) if sizes is None else _norms_circulant(sizes):
+        found.append(norm)
+        whole = len(found) >= schedule.period
+        if (whole and norm <= LEAST) or len(found) == PERIODS * schedule.period:
+            break
+    return found
+
+
+def _norms(schedule: Schedule) -> Iterator[float]:
+    product = np.eye(schedule.n)
+    for round in itertools.count():
+        product = schedule.mixing(round).sparse() @ product
+        with eigen.one_thread():
+            yield float(np.linalg.norm(product - 1.0 / schedule.n, 2))
+
+
+def _norms_circulant(sizes: list[FloatArray]) -> Iterator[float]:
+    left = np.ones_like(sizes[0])
+    for size in itertools.cycle(sizes):
+        left = left * size
+        yield float(left.max())
+
+
+def _first(left: list[float], factor: float) -> int | None:
+    return next((rounds for rounds, share in enumerate(left, 1) if share <= factor), None)
+
+
+def _deviation(schedule: Schedule, gamma: float) -> float | None:
+    """Return sum_{k>=1} gamma^(k-1) ||W_{r+k-1} ... W_r - J||_F^2, the mean over the rounds r of a period.
+
+    Backwards: with G_r = sum_k gamma^(k-1) D' D, D = W_{r+k-1} ... W_r - J, is G_r = W_r' (I - J + gamma G_{r+1}) W_r.
+    """
+    sizes = _sizes(schedule)
+    if sizes is not None:
+        return _deviation_circulant(sizes, gamma)
+    if schedule.n > MEMORY_LIMIT or not _exact_after(schedule):
+        return None
+    centred = np.eye(schedule.n) - 1.0 / schedule.n
+    G, total = np.zeros_like(centred), 0.0
+    for round in reversed(range(2 * schedule.period)):  # an exact period clears what G was begun with
+        Wt = schedule.mixing(round).sparse().T.tocsr()
+        G = Wt @ (Wt @ (centred + gamma * G)).T
+        total += float(np.trace(G)) if round < schedule.period else 0.0
+    return total / schedule.period
+
+
+def _deviation_circulant(sizes: list[FloatArray], gamma: float) -> float | None:
+    """The same recursion per mode, g_r = s_r^2 (1 + gamma g_{r+1}), with g periodic: g_0 = a + b g_0."""
+    a, b = np.zeros_like(sizes[0]), np.ones_like(sizes[0])
+    for size in reversed(sizes):
+        a, b = size**2 * (1.0 + gamma * a), size**2 * gamma * b
+    if float(b.max()) >= 1.0:
+        return None
+    g, total = a / (1.0 - b), 0.0
+    for size in reversed(sizes):
+        g = size**2 * (1.0 + gamma * g)
+        total += float(g.sum())
+    return total / len(sizes)
+
+
+def _mean_left(schedule: Schedule) -> float:
+    """Return the mean of (||W_r||_F^2 - 1)/(n - 1) over a period: what a round leaves of the square, on average."""
+    squares = [float(np.sum(schedule.mixing(round).values ** 2)) for round in range(schedule.period)]
+    return max(0.0, (math.fsum(squares) / len(squares) - 1.0) / (schedule.n - 1))
+
+
+# --- random ones ------------------------------------------------------------------------------------------------
+
+
+def _forecast_random(schedule: Random, gamma: float) -> Forecast:
+    """Expected values: with c what a round leaves of sum ||x_i - mean||^2, E ||W_k ... W_1 - J||_F^2 = (n - 1) c^k."""
+    left = schedule.contraction
+    if left is None:
+        return _report(schedule, gamma, "unknown")
+    rate = math.sqrt(left)
+    numbers: dict[str, float | int | None] = {
+        "rate": rate,
+        "mean_contraction": rate,
+        "rounds_to_halve": rounds_to(0.5, rate),
+        "rounds_to_1_percent": rounds_to(0.01, rate),
+    }
+    if schedule.stochastic == "both":  # else the mean moves, and with it what n_w and the floors are about
+        numbers["n_w"] = schedule.n / (1.0 + (schedule.n - 1) * (1.0 - gamma) * left / (1.0 - gamma * left))
+        numbers["floor"] = math.sqrt(left / (1.0 - left))
+        numbers["ceiling"] = math.sqrt(left * (1.0 + 2.0 * _kept(schedule) / (1.0 - _kept(schedule))) / (1.0 - left))
+    return _report(schedule, gamma, "expected", **numbers)
+
+
+def _kept(schedule: Random) -> float:
+    """Return the w of E W = w I + (1 - w) J: what is left of x_i itself, on average over what is drawn."""
+    mixing = schedule.mixing(0)
+    trace = float(mixing.values[mixing.ids == mixing.receivers].sum())
+    return (trace - 1.0) / (schedule.n - 1)
+
+
+# --- both -------------------------------------------------------------------------------------------------------
+
+
+def _report(schedule: Schedule, gamma: float, method: str, **numbers: float | int | None) -> Forecast:
+    mixings = [schedule.mixing(round) for round in range(schedule.period or 1)]
+    sent = [mixing.topology.out_degrees for mixing in mixings]
+    unknown: dict[str, float | int | None] = dict.fromkeys(UNKNOWN)
+    return Forecast(
+        n=schedule.n,
+        edges=max(len(mixing.topology.edges) for mixing in mixings),
+        degree_max=max(int(degrees.max()) for degrees in sent),
+        weights=schedule.rule,
+        n_w_error=0.0,
+        gamma=gamma,
+        method=method,
+        residual=0.0,
+        resolved=True,
+        messages=float(np.mean(sent)),
+        period=schedule.period,
+        **{**unknown, **numbers},  # type: ignore[arg-type]
+    )
