@@ -21,6 +21,7 @@ COMMANDS = {
     "peer": ("fedgossip.cli.peer", "Be one peer of a run over several machines."),
     "keys": ("fedgossip.cli.keys", "Make and show the keys by which peers know each other."),
     "topology": ("fedgossip.cli.topology", "Look at graphs: list, show, compare, draw."),
+    "watch": ("fedgossip.cli.watch", "Watch a run while it goes on: on the terminal, or as a page."),
     "runs": ("fedgossip.cli.runs", "List runs."),
     "collect": ("fedgossip.cli.runs", "Put the folders of a run's peers together into one run."),
     "report": ("fedgossip.cli.runs", "Write the report page of a run again, or of several side by side."),

@@ -1,0 +1,12 @@
+"""A run as it goes on: its files are followed as they grow, folded into one state, and shown.
+
+Nothing here writes, and nothing talks to a peer: what watches cannot disturb what is watched.
+
+    places     what is watched: a run directory, or the folders of peers
+    tail       the new lines of a file that grows
+    state      all rows folded: the newest of each peer, of the network, of the links
+    follow     a place and its state, kept up to date
+    layout     where the nodes of a drawing stand
+    snapshot   a state as plain data, for the page
+    serving    the page on 127.0.0.1
+"""

@@ -1,0 +1,72 @@
+"""A followed run as lines of text, for a pipe: one per round and event, none taken back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fedgossip.metrics import EventRow, NetworkRow, PeerRow, Row
+from fedgossip.report.numbers import number, percent
+from fedgossip.watching.follow import Follower
+from fedgossip.watching.snapshot import Words, in_trouble, line, note, said
+from fedgossip.watching.table import heading
+
+
+class Lines:
+    """Gives the words for each row, and for each peer that came into trouble or out of it.
+
+    Rounds are those of the network; where there is no record of the network, those of a peer that is watched.
+    """
+
+    def __init__(self, follower: Follower, words: Words) -> None:
+        self.follower, self.words = follower, words
+        self._trouble: dict[int, str] = {}
+
+    def heading(self) -> list[str]:
+        """What is watched."""
+        return heading(self.follower)[:1]
+
+    def of(self, row: Row) -> str:
+        """Return the line of a row; empty for one that is part of a line to come."""
+        match row:
+            case EventRow():
+                return f"round {max(row.round, 0)}, peer {row.peer}: {said(row, self.words)}"
+            case NetworkRow():
+                return f"{self._round(row.round)}  {_of_all(row)}".rstrip()
+            case PeerRow() if not self.follower.place.folder:
+                return f"{self._round(row.round)}, peer {row.peer}  {_of_one(row)}".rstrip()
+            case _:
+                return ""
+
+    def _round(self, round: int) -> str:
+        rounds = self.follower.state.rounds
+        return f"round {round} of {rounds}" if rounds else f"round {round}"
+
+    def troubles(self) -> Iterator[str]:
+        """Yield a line for each peer whose state is another than when this was last asked, if one of them is bad."""
+        state = self.follower.state
+        for peer in state.peers.values():
+            word = state.condition(peer)
+            before, now = self._trouble.get(peer.node, ""), word if in_trouble(word) else ""
+            if now != before:
+                self._trouble[peer.node] = now
+                yield line(f"peer {peer.node} is {word}" + (f" ({words})" if (words := note(state, peer)) else ""))
+
+
+def _of_all(row: NetworkRow) -> str:
+    words = []
+    if row.accuracy_averaged is not None:
+        accuracies = (row.accuracy_averaged, row.accuracy_mean_peer, row.accuracy_worst_peer)
+        named = zip(accuracies, ("averaged", "mean peer", "worst peer"), strict=True)
+        words.append("accuracy " + ", ".join(f"{percent(value)} {name}" for value, name in named))
+    elif row.loss is not None or row.test_loss is not None:
+        words.append(f"loss {number(row.test_loss if row.loss is None else row.loss)}")
+    if row.consensus_distance is not None:
+        words.append(f"disagreement {number(row.consensus_distance)}")
+    return ", ".join(words)
+
+
+def _of_one(row: PeerRow) -> str:
+    words = [] if row.loss is None else [f"loss {number(row.loss)}"]
+    if row.accuracy is not None:
+        words.append(f"accuracy {percent(row.accuracy)}")
+    return ", ".join([*words, f"waited {number(row.seconds_waiting)} s"])

@@ -1,0 +1,139 @@
+"""What is watched: the directory of a run, or the folders that peers of a run on several machines write."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedgossip.errors import ConfigError, FedgossipError
+from fedgossip.topology import Topology, resolve
+
+EXPERIMENT, ROWS, SUMMARY, ENDED, INCOMPLETE = (
+    "experiment.toml", "metrics.jsonl", "summary.json", "ended.json", "INCOMPLETE"
+)  # fmt: skip
+OF_A_RUN = (EXPERIMENT, SUMMARY, INCOMPLETE)
+OF_A_PEER = ("endpoint.toml", ENDED, ROWS)
+DEEP = 3
+"""Runs lie at most so many folders below `runs`: the demo keeps its nine in folders of its own."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """`folder` is the directory of a run; or `peers` are folders of peers, by node, and there is no such directory."""
+
+    folder: Path | None
+    peers: dict[int, Path] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return str(self.folder) if self.folder else ", ".join(str(path) for path in self.peers.values())
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a run's experiment says of it; what is not known is empty, 0 or None."""
+
+    name: str = ""
+    graph: str = ""
+    n: int = 0
+    rounds: int = 0
+    topology: Topology | None = None
+
+
+def find(given: Sequence[Path], base: Path = Path("runs")) -> Place:
+    """Return what `given` names; the newest run under `base` where nothing is given.  Raises ConfigError."""
+    if not given:
+        return Place(_newest(base))
+    if len(given) == 1 and _holds(given[0], OF_A_RUN):
+        return Place(given[0])
+    peers: dict[int, Path] = {}
+    for folder in given:
+        node = _node(folder)
+        if node in peers:
+            raise ConfigError(f"{folder}: peer {node} is in {peers[node]} already", "Give each once.")
+        peers[node] = folder
+    return Place(None, peers)
+
+
+def _newest(base: Path) -> Path:
+    runs = list(_runs(base))
+    if not runs:
+        advice = "Start one with `fedgossip run`, or name its folder: fedgossip watch RUN"
+        raise ConfigError(f"{base}: no run there", advice)
+    return max(runs, key=_touched)
+
+
+def _runs(base: Path, deep: int = DEEP) -> Iterator[Path]:
+    for path in sorted(path for path in base.iterdir() if path.is_dir()) if base.is_dir() else []:
+        if _holds(path, OF_A_RUN):
+            yield path
+        elif deep > 1:
+            yield from _runs(path, deep - 1)
+
+
+def _touched(run: Path) -> float:
+    return max((path.stat().st_mtime for name in (EXPERIMENT, ROWS) if (path := run / name).exists()), default=0.0)
+
+
+def _holds(folder: Path, names: Sequence[str]) -> bool:
+    return any((folder / name).is_file() for name in names)
+
+
+def _node(folder: Path) -> int:
+    """Return which peer wrote `folder`: its endpoint.toml says so."""
+    if not folder.is_dir():
+        raise ConfigError(f"{folder}: no such folder", "`fedgossip runs` lists the runs that are there.")
+    if _holds(folder, OF_A_RUN):
+        raise ConfigError(f"{folder}: a whole run among folders of peers", "Watch one run at a time.")
+    if not _holds(folder, OF_A_PEER):
+        raise ConfigError(f"{folder}: neither a run nor a peer", "Give the folder that --out named, or no folder.")
+    try:
+        (peer,) = tomllib.loads((folder / "endpoint.toml").read_text())["peer"]
+        return int(peer["id"])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise ConfigError(f"{folder}: its endpoint.toml does not say which peer it is of", "Give others.") from None
+
+
+def facts_of(place: Place) -> Facts:
+    """Return what the experiment file beside the rows says; nothing where there is none, or none that can be read."""
+    content = next((found for path in _experiments(place) if (found := _read(path))), {})
+    section = content.get("topology")
+    section = section if isinstance(section, dict) else {}
+    graph, n, seed = section.get("graph"), section.get("n"), content.get("seed", 1)
+    topology = _topology(graph, n, seed) if isinstance(graph, str) else None
+    size = topology.n if topology else n if isinstance(n, int) and n > 0 else 0
+    rounds, name = content.get("rounds"), content.get("name")
+    return Facts(
+        name if isinstance(name, str) else "",
+        graph if isinstance(graph, str) else "",
+        size,
+        rounds if isinstance(rounds, int) else 0,
+        topology,
+    )
+
+
+def _experiments(place: Place) -> Iterator[Path]:
+    if place.folder:
+        yield place.folder / EXPERIMENT
+    for path in place.peers.values():
+        yield path / EXPERIMENT
+        if path.resolve().parent.name == "peers":  # of a run on this machine
+            yield path.resolve().parents[1] / EXPERIMENT
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+
+
+def _topology(graph: str, n: object, seed: object) -> Topology | None:
+    """Return the graph; None for a file that lies on another machine: its links are then unknown, and no more."""
+    try:
+        return resolve(graph, n if isinstance(n, int) else None, seed=seed if isinstance(seed, int) else 1)
+    except (FedgossipError, OSError):
+        return None

@@ -1,0 +1,141 @@
+"""A followed run as plain data: what the page is told, and what words a table needs.
+
+Texts from files become one printable line each; what shows them must still treat them as text, not as markup.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fedgossip.metrics import EventRow
+from fedgossip.watching.follow import DRIVERS, Follower
+from fedgossip.watching.layout import MOST_NODES, places
+from fedgossip.watching.state import FALLEN, Peer, State
+
+LISTED = 60
+"""Peers told one by one where there are too many to draw: the most interesting."""
+EVENTS_LISTED = 40
+LONGEST_TEXT = 200
+
+Words = Callable[[EventRow], str]
+
+
+def graph(follower: Follower) -> dict[str, Any]:
+    """What does not change while a run goes on: its name, and the graph with a place for each node, in 0..1."""
+    facts, state = follower.facts, follower.state
+    n = facts.n or max(state.peers, default=-1) + 1
+    found = places(n, facts.topology)
+    labels = facts.topology.labels if facts.topology else None
+    return {
+        "name": line(title(follower)),
+        "graph": line(facts.graph),
+        "n": n,
+        "rounds": facts.rounds,
+        "directed": bool(facts.topology and facts.topology.directed),
+        "nodes": None if found is None else [[round(float(x), 4), round(float(y), 4)] for x, y in found],
+        "edges": state.edges if found is not None else [],
+        "labels": [line(label, 24) for label in labels] if labels and found is not None else None,
+    }
+
+
+def title(follower: Follower) -> str:
+    """What a run is called: its name, else its graph, else its folders."""
+    return follower.facts.name or follower.facts.graph or follower.place.name
+
+
+def moment(follower: Follower, words: Words) -> dict[str, Any]:
+    """What there is to tell now."""
+    state = follower.state
+    down = state.links()
+    all_listed = len(state.peers) <= MOST_NODES
+    shown = sorted(state.peers.values(), key=lambda peer: peer.node) if all_listed else state.by_interest()[:LISTED]
+    tested, distance = state.accuracies, state.distance
+    return {
+        "status": state.status if follower.ended else "",
+        "driver": DRIVERS.get(follower.driver, line(follower.driver)),
+        "round": state.round,
+        "rounds": state.rounds,
+        "n": len(state.peers),
+        "seconds": round(follower.seconds, 1),
+        "pace": follower.rounds_per_second,
+        "read": follower.read_share,
+        "quiet": round(max(0.0, time.time() - follower.news_at), 1),
+        "averaged": tested.accuracy_averaged if tested else None,
+        "mean": tested.accuracy_mean_peer if tested else None,
+        "worst": tested.accuracy_worst_peer if tested else None,
+        "loss": tested.test_loss if tested else None,
+        "distance": distance.consensus_distance if distance else None,
+        "bytes": sum(peer.bytes_sent for peer in state.peers.values()),
+        "links": len(state.edges),
+        "counts": list(state.counts().items()),
+        "peers": [_peer(state, peer, down) for peer in shown],
+        "others": len(state.peers) - len(shown),
+        "down": [[u, v, word] for (u, v), word in sorted(down.items())] if all_listed else [],
+        "curves": {name: [[at, *values] for at, values in curve.points()] for name, curve in state.curves.items()},
+        "events": [
+            {"round": max(row.round, 0), "peer": row.peer, "text": said(row, words)}
+            for row in list(state.events)[: -EVENTS_LISTED - 1 : -1]
+        ],
+        "seen": state.events_seen,
+        "unreadable": follower.unreadable,
+    }
+
+
+def _peer(state: State, peer: Peer, down: dict[tuple[int, int], str]) -> dict[str, Any]:
+    up, degree = links_up(state, peer, down)
+    return {
+        "id": peer.node,
+        "state": state.condition(peer),
+        "round": peer.round,
+        "loss": peer.loss,
+        "accuracy": peer.accuracy,
+        "waiting": peer.waiting,
+        "sent": peer.bytes_sent,
+        "received": peer.bytes_received,
+        "up": up,
+        "degree": degree,
+        "note": note(state, peer),
+    }
+
+
+def links_up(state: State, peer: Peer, down: dict[tuple[int, int], str]) -> tuple[int, int]:
+    """Return how many of a peer's links work, and how many it has."""
+    near = state.neighbours.get(peer.node, [])
+    lost = sum(down.get((min(peer.node, other), max(peer.node, other))) in ("down", "missed") for other in near)
+    return len(near) - lost, len(near)
+
+
+def note(state: State, peer: Peer) -> str:
+    """Who says what of a peer: "gone, say 1 and 3"; empty where nobody says anything."""
+    said_of = []
+    for name, verb in (("gone", "gone for"), ("suspected", "suspected by"), ("missed", "missed by")):
+        if (by := peer.witnesses(name)) and not (peer.ended == "finished" and state.status):
+            said_of.append(f"{verb} {_listed(by)}")
+    return "; ".join(said_of)
+
+
+def _listed(ids: Sequence[int], most: int = 4) -> str:
+    shown = ", ".join(map(str, ids[:most]))
+    return shown if len(ids) <= most else f"{shown} and {len(ids) - most} more"
+
+
+def in_trouble(word: str) -> bool:
+    """Whether a state needs somebody's eye."""
+    return word in (*FALLEN, "gone", "suspected")
+
+
+def said(row: EventRow, words: Words) -> str:
+    """An event in one line of words, whatever its value is."""
+    try:
+        return line(words(row))
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError):  # a value of another shape than its name has
+        return line(f"{row.name}: {row.value}")
+
+
+def line(text: object, most: int = LONGEST_TEXT) -> str:
+    """Return `text` as one printable line: no control characters, none that turn the direction of reading."""
+    shown = "".join(c if c.isprintable() else " " for c in str(text)[: 4 * most])
+    shown = " ".join(shown.split())
+    return shown if len(shown) <= most else shown[: most - 1] + "…"

@@ -1,0 +1,137 @@
+"""A followed run on a terminal: one screen, as large as there is room."""
+
+from __future__ import annotations
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+from fedgossip.report.numbers import data_size, number, percent
+from fedgossip.watching.follow import DRIVERS, Follower
+from fedgossip.watching.snapshot import Words, in_trouble, line, links_up, note, said, title
+from fedgossip.watching.state import Peer, State
+
+COLOURS = {"training": "blue", "done": "green", "suspected": "yellow", "asleep": "magenta", "starting": "dim",
+           "stopped": "dim", "elsewhere": "dim"}  # fmt: skip
+"""Of a state's word; what ends a peer is red.  The word is always there: a colour says nothing alone."""
+EVENTS_SHOWN = 5
+LEAST_ROWS = 3
+NARROW = 84
+"""Columns below which what was received, the loss and the links are left out."""
+
+
+class Screen:
+    """Draws the follower as it is when it is drawn.  `whole`: every peer, however many lines there are."""
+
+    def __init__(self, follower: Follower, words: Words, *, footer: str = "", whole: bool = False) -> None:
+        self.follower, self.words, self.footer, self.whole = follower, words, footer, whole
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        above, below = self._above(), self._below()
+        room = console.height - len(above) - len(below) - 3  # the head of the table, the line of the rest, the cursor
+        state = self.follower.state
+        shown = sorted(state.peers.values(), key=lambda peer: peer.node)
+        if not self.whole and len(shown) > room:
+            shown = state.by_interest()[: max(room, LEAST_ROWS)]
+        yield Group(*above, peers_table(state, shown, options.max_width), *rest(state, shown), *below)
+
+    def _above(self) -> list[RenderableType]:
+        return [_one(text) for text in heading(self.follower)]
+
+    def _below(self) -> list[RenderableType]:
+        found: list[RenderableType] = []
+        for row in list(self.follower.state.events)[-EVENTS_SHOWN:]:
+            found.append(_one(f"round {max(row.round, 0)}, peer {row.peer}: {said(row, self.words)}", "dim"))
+        return [*found, _one(self.footer)] if self.footer else found
+
+
+def heading(follower: Follower) -> list[str]:
+    """What run it is; how far it is; how well it learns."""
+    state, facts = follower.state, follower.facts
+    what = [line(title(follower)), facts.graph if facts.graph != title(follower) else ""]
+    what += [f"{len(state.peers)} peers", DRIVERS.get(follower.driver, follower.driver)]
+    pace = follower.rounds_per_second
+    where = [f"round {state.round} of {state.rounds}" if state.rounds else f"round {state.round}"]
+    where += [clock(follower.seconds), "" if pace is None else f"{number(pace)} rounds/s", status(follower)]
+    lines = [" · ".join(line(part) for part in what if part), " · ".join(part for part in where if part)]
+    return [*lines, words] if (words := " · ".join(learned(state))) else lines
+
+
+def status(follower: Follower) -> str:
+    """How it stands, in a word or two."""
+    if follower.ended:
+        return line(follower.state.status)
+    if follower.read_share < 1:
+        return f"reading, {100 * follower.read_share:.0f} %"
+    return "running"
+
+
+def learned(state: State) -> list[str]:
+    """The three accuracies, or the loss, and the consensus distance, as far as they are measured."""
+    words, tested, distance = [], state.accuracies, state.distance
+    if tested is not None and tested.accuracy_averaged is not None:
+        accuracies = (tested.accuracy_averaged, tested.accuracy_mean_peer, tested.accuracy_worst_peer)
+        named = zip(accuracies, ("averaged", "mean peer", "worst peer"), strict=True)
+        words.append("accuracy " + ", ".join(f"{percent(value)} {name}" for value, name in named))
+    elif tested is not None:
+        words.append(f"loss {number(tested.test_loss)}")
+    if distance is not None:
+        words.append(f"disagreement {number(distance.consensus_distance)}")
+    return words
+
+
+def peers_table(state: State, peers: list[Peer], width: int) -> Table:
+    """One line per peer."""
+    wide = width >= NARROW
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    heads = ("peer", "state", "round", "loss", "accuracy", "waiting", "sent", "received", "links", "what others say")
+    left = ("state", "what others say")
+    for head in heads:
+        if wide or head not in ("loss", "received", "links"):
+            table.add_column(head, justify="left" if head in left else "right", no_wrap=True, overflow="ellipsis")
+    down = state.links()
+    for peer in peers:
+        up, degree = links_up(state, peer, down)
+        cells = {
+            "peer": Text(str(peer.node)),
+            "state": _state(state.condition(peer)),
+            "round": Text(f"{peer.round}/{state.rounds}" if state.rounds else str(peer.round)),
+            "loss": Text(number(peer.loss)),
+            "accuracy": Text(percent(peer.accuracy)),
+            "waiting": Text("–" if peer.waiting is None else f"{100 * peer.waiting:.0f} %"),
+            "sent": Text(data_size(peer.bytes_sent)),
+            "received": Text(data_size(peer.bytes_received)),
+            "links": Text(f"{up}/{degree}" if degree else "–", style="yellow" if up < degree else ""),
+            "what others say": Text(note(state, peer)),
+        }
+        table.add_row(*(cells[str(column.header)] for column in table.columns))
+    return table
+
+
+def rest(state: State, shown: list[Peer]) -> list[RenderableType]:
+    """The peers that are not shown, counted by state."""
+    there = {peer.node for peer in shown}
+    counts: dict[str, int] = {}
+    for peer in state.peers.values():
+        if peer.node not in there:
+            word = state.condition(peer)
+            counts[word] = counts.get(word, 0) + 1
+    if not counts:
+        return []
+    named = ", ".join(f"{count} {word}" for word, count in counts.items())
+    return [_one(f"and {sum(counts.values())} more: {named}", "dim")]
+
+
+def clock(seconds: float) -> str:
+    """Return 1:05:09, or 5:09 below an hour."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def _state(word: str) -> Text:
+    return Text(word, style="bold red" if in_trouble(word) and word != "suspected" else COLOURS.get(word, ""))
+
+
+def _one(text: str, style: str = "") -> Text:
+    return Text(text, style=style, no_wrap=True, overflow="ellipsis")

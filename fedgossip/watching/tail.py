@@ -1,0 +1,66 @@
+"""The new lines of a file that grows, a bounded piece at a time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+PIECE_BYTES = 1 << 20
+"""Read at once; a longer line is no row and is passed over."""
+
+NEWEST_BYTES = 1 << 16
+"""Of a file whose past is told elsewhere, only so much of the end is read."""
+
+
+class Tail:
+    """Reads whole lines; a last line that is not finished is left until it is.
+
+    `newest`: begin near the end.  `again` tells that the file became shorter: it is another file now.
+    """
+
+    def __init__(self, path: Path, *, newest: bool = False) -> None:
+        self.path = path
+        self.offset = 0
+        self.size = 0
+        """When it was last looked at."""
+        self.again = False
+        self._torn = False  # the line at the offset began before it
+        if newest and (size := self._look()) > NEWEST_BYTES:
+            self.offset, self._torn = size - NEWEST_BYTES, True
+
+    @property
+    def behind(self) -> int:
+        """Bytes that were there at the last look and are not read."""
+        return self.size - self.offset
+
+    def lines(self) -> list[bytes]:
+        """Return the next whole lines, PIECE_BYTES at most; none when all that is there is read."""
+        if self._look() == self.offset:
+            return []
+        if self.size < self.offset:
+            self.again = True
+            return []
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self.offset)
+                data = file.read(PIECE_BYTES)
+        except OSError:  # gone since we looked
+            return []
+        return self._whole(data)
+
+    def _look(self) -> int:
+        try:
+            self.size = self.path.stat().st_size
+        except OSError:
+            self.size = self.offset  # not there: nothing new
+        return self.size
+
+    def _whole(self, data: bytes) -> list[bytes]:
+        end = data.rfind(b"\n") + 1
+        if not end:
+            if len(data) == PIECE_BYTES:
+                self.offset, self._torn = self.offset + len(data), True
+            return []
+        self.offset += end
+        first = data.find(b"\n") + 1 if self._torn else 0
+        self._torn = False
+        return data[first:end].splitlines()

@@ -1,0 +1,301 @@
+"use strict";
+// Asks the watcher every second and draws what it says.  Every text goes in as text, never as markup.
+const EVERY_MS = 1000, SLOWEST_MS = 5000, PATIENCE_MS = 8000;
+const FEW = 60; // nodes with room for their number
+const NONE = "–";
+const BAD = ["gone", "crashed", "died", "hung", "failed"];
+const TROUBLE = [...BAD, "suspected"];
+const SAYS = {
+  starting: "not through a round yet", training: "training", done: "done", asleep: "asleep", suspected: "suspected",
+  stopped: "stopped before the end", elsewhere: "not watched here",
+};
+const STATUS = {
+  finished: ["The run has ended: finished", "good"], partial: ["The run has ended: some peers did not finish", "bad"],
+  interrupted: ["The run was stopped before its end", "bad"], failed: ["The run has failed", "bad"],
+};
+const $ = (id) => document.getElementById(id);
+let graph = null, watch = null, misses = 0, updates = 0;
+const nodes = new Map(), links = new Map(), rows = new Map();
+
+// --- pieces -------------------------------------------------------------------------------------------------------
+
+function make(name, attributes = {}, ...inside) {
+  const made = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  made.append(...inside);
+  return made;
+}
+function draw(name, attributes = {}, ...inside) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  made.append(...inside);
+  return made;
+}
+function tell(element, text) {
+  if (element.textContent !== text) element.textContent = text; // what did not change is not announced again
+}
+const number = (value) => (value === null || value === undefined ? NONE : Math.abs(value) >= 1e-3 && Math.abs(value) < 1e5 || value === 0
+  ? String(Number(value.toPrecision(3))) : value.toExponential(1));
+const percent = (value) => (value === null || value === undefined ? NONE : (100 * value).toFixed(1) + "\u202f%");
+function size(bytes) {
+  for (const [unit, length] of [["GB", 1e9], ["MB", 1e6], ["kB", 1e3]])
+    if (bytes >= length) return (bytes / length).toFixed(bytes >= 100 * length ? 0 : 1) + "\u202f" + unit;
+  return bytes + "\u202fB";
+}
+function time(seconds) {
+  const s = Math.floor(seconds), two = (n) => String(n).padStart(2, "0");
+  return s < 3600 ? `${Math.floor(s / 60)}:${two(s % 60)}` : `${Math.floor(s / 3600)}:${two(Math.floor(s / 60) % 60)}:${two(s % 60)}`;
+}
+function dot(state) {
+  return draw("svg", { class: `dot node s-${state}`, viewBox: "-8 -8 16 16", "aria-hidden": "true" }, draw("circle", { r: 6 }), ...cross(state, 3));
+}
+function cross(state, r) {
+  return BAD.includes(state) ? [draw("path", { class: "cross", d: `M${-r} ${-r}L${r} ${r}M${-r} ${r}L${r} ${-r}` })] : [];
+}
+
+// --- the graph ----------------------------------------------------------------------------------------------------
+
+const WIDTH = 640, EDGE = 44;
+function drawGraph() {
+  const place = document.querySelector("#graph .drawing");
+  nodes.clear(); links.clear();
+  if (!graph.nodes) return place.replaceChildren(make("div", { class: "share", id: "share", role: "img" }));
+  const at = graph.nodes.map(([x, y]) => [x * (WIDTH - 2 * EDGE) + EDGE, y * (WIDTH - 2 * EDGE) + EDGE]);
+  const low = Math.min(...at.map((p) => p[1])) - EDGE, high = Math.max(...at.map((p) => p[1])) + EDGE;
+  const svg = draw("svg", { viewBox: `0 ${low} ${WIDTH} ${Math.max(high - low, 2 * EDGE)}`, role: "img", id: "drawn" });
+  for (const [u, v] of graph.edges) {
+    const link = draw("line", { class: "link", x1: at[u][0], y1: at[u][1], x2: at[v][0], y2: at[v][1] });
+    links.set(`${Math.min(u, v)} ${Math.max(u, v)}`, link);
+    svg.append(link);
+  }
+  const r = Math.max(4.5, Math.min(20, 100 / Math.sqrt(at.length)));
+  at.forEach(([x, y], id) => {
+    const node = draw("g", { class: "node", transform: `translate(${x} ${y})` }, draw("title"), draw("circle", { r }));
+    if (at.length <= FEW) {
+      const inside = Math.max(9, r * 0.78);
+      node.append(draw("text", { class: "id", y: inside * 0.36, "font-size": inside }, String(id)));
+      node.append(draw("text", { class: "word", y: r + 16, "font-size": 14 }));
+    }
+    nodes.set(id, node);
+    svg.append(node);
+  });
+  place.replaceChildren(svg);
+}
+function showGraph(now) {
+  const counts = now.counts.map(([state, count]) => `${count} ${state}`).join(", ");
+  if (!graph.nodes) return showShare(now, counts);
+  for (const peer of now.peers) {
+    const node = nodes.get(peer.id);
+    if (!node) continue;
+    const label = graph.labels ? ` (${graph.labels[peer.id]})` : "";
+    node.setAttribute("class", `node s-${peer.state}`);
+    tell(node.querySelector("title"), `peer ${peer.id}${label}: ${peer.state}, round ${peer.round}${peer.note ? ", " + peer.note : ""}`);
+    const word = node.querySelector(".word");
+    if (word) tell(word, peer.state === "training" ? "" : peer.state === "done" ? "✓" : peer.state);
+    if (!word) {
+      node.querySelector(".cross")?.remove();
+      node.append(...cross(peer.state, 3.2));
+    }
+  }
+  const down = new Map(now.down.map(([u, v, word]) => [`${u} ${v}`, word]));
+  for (const [key, link] of links) link.setAttribute("class", `link ${down.get(key) || ""}`);
+  $("drawn").setAttribute("aria-label", `The graph of ${now.n} peers: ${counts}; ${down.size} of ${now.links} links not up.`);
+}
+const COLOUR = (state) => `var(--${BAD.includes(state) ? "bad" : ["stopped", "elsewhere"].includes(state) ? "starting" : state})`;
+function showShare(now, counts) {
+  $("share").setAttribute("aria-label", `${now.n} peers: ${counts}`);
+  $("share").replaceChildren(...now.counts.map(([state, count]) => {
+    const part = make("div", { title: `${count} ${state}` });
+    part.style.flexGrow = count;
+    part.style.background = COLOUR(state);
+    return part;
+  }));
+}
+function showLegend(now) {
+  $("states").replaceChildren(...now.counts.map(([state, count]) => make("li", {}, dot(state), `${count} ${SAYS[state] || state}`)));
+  const sorts = new Set(now.down.map((link) => link[2]));
+  const words = { down: "link down", missed: "a round went on without its model", suspected: "suspected" };
+  const line = (kind) => draw("svg", { viewBox: "0 0 26 14", "aria-hidden": "true" }, draw("line", { class: `link ${kind}`, x1: 0, y1: 7, x2: 26, y2: 7 }));
+  const shown = ["down", "missed", "suspected"].filter((kind) => sorts.has(kind));
+  $("lines").replaceChildren(...(now.links && graph.nodes ? [make("li", {}, line(""), "link up")] : []), ...shown.map((kind) => make("li", {}, line(kind), words[kind])));
+}
+
+// --- charts -------------------------------------------------------------------------------------------------------
+
+const W = 480, H = 216, LEFT = 54, RIGHT = 14, TOP = 8, BOTTOM = 26;
+function chart(place, title, why, lines, { log = false, format = number, step = format } = {}) {
+  const figure = $(place);
+  const all = lines.flatMap((line) => line.points.map((p) => p[1])).filter((y) => !log || y > 0);
+  figure.hidden = !all.length;
+  if (!all.length) return;
+  const scale = log ? Math.log10 : (y) => y;
+  const steps = (log ? decades : ticks)(Math.min(...all), Math.max(...all));
+  const low = scale(Math.min(steps[0], ...all)), high = scale(Math.max(steps.at(-1), ...all));
+  const end = Math.max(1, ...lines.map((line) => line.points.at(-1)[0]));
+  const x = (round) => LEFT + (round / end) * (W - LEFT - RIGHT);
+  const y = (value) => TOP + (1 - (scale(value) - low) / (high - low)) * (H - TOP - BOTTOM);
+  const svg = draw("svg", { class: "plot", viewBox: `0 0 ${W} ${H}`, role: "img" });
+  svg.setAttribute("aria-label", `${title} until round ${end}: ` + lines.map((line) => `${line.name} ${format(line.points.at(-1)[1])}`).join(", "));
+  for (const at of steps) {
+    svg.append(draw("line", { class: "rule", x1: LEFT, x2: W - RIGHT, y1: y(at), y2: y(at) }));
+    svg.append(draw("text", { class: "y", x: LEFT - 8, y: y(at) + 4 }, step(at)));
+  }
+  svg.append(draw("text", { x: LEFT, y: H - 6 }, "0"), draw("text", { class: "y", x: W - RIGHT, y: H - 6 }, `round ${end}`));
+  for (const { colour, dash, points } of lines) {
+    const path = points.filter((p) => !log || p[1] > 0).map((p) => `${x(p[0]).toFixed(1)} ${y(p[1]).toFixed(1)}`);
+    if (!path.length) continue;
+    svg.append(draw("path", { class: "curve", d: "M" + path.join("L"), stroke: colour, "stroke-dasharray": dash }));
+    const [cx, cy] = path.at(-1).split(" ");
+    svg.append(draw("circle", { class: "end", cx, cy, r: 4, fill: colour }));
+  }
+  const keys = lines.map(({ name, colour, dash, points }) => make("li", {}, draw("svg", { viewBox: "0 0 26 10", "aria-hidden": "true" },
+    draw("line", { x1: 1, x2: 25, y1: 5, y2: 5, stroke: colour, "stroke-width": 2.4, "stroke-dasharray": dash })), `${name} ${format(points.at(-1)[1])}`));
+  figure.replaceChildren(make("ul", { class: "keys" }, ...keys), svg, make("figcaption", {}, make("b", {}, `${title}. `), why));
+}
+function ticks(low, high) {
+  if (high - low < 1e-9 * Math.max(Math.abs(high), 1e-9)) [low, high] = [low - (Math.abs(low) || 1) / 2, high + (Math.abs(high) || 1) / 2];
+  const rough = (high - low) / 4, power = 10 ** Math.floor(Math.log10(rough));
+  const step = [1, 2, 2.5, 5, 10].map((m) => m * power).find((s) => s >= rough);
+  const found = [];
+  for (let i = Math.floor(low / step + 1e-9); found.length < 12; i++) {
+    found.push(Number((i * step).toPrecision(12)));
+    if (i * step >= high - 1e-9 * step) break;
+  }
+  return found;
+}
+function decades(low, high) { // 1, 2, 5 times powers of ten around the values; of many, only the powers
+  const from = Math.floor(Math.log10(low)), to = Math.ceil(Math.log10(high) + 1e-9), many = Math.ceil((to - from) / 5);
+  const fine = [], powers = [];
+  for (let power = from; power <= to; power++) {
+    if ((power - from) % many === 0) powers.push(Number(`1e${power}`));
+    for (const m of [1, 2, 5]) fine.push(Number(`${m}e${power}`));
+  }
+  if (to - from > 2) return powers;
+  const first = fine.findLastIndex((at) => at <= low), last = fine.findIndex((at) => at >= high);
+  return fine.slice(first, Math.max(last, first + 1) + 1);
+}
+function column(curve, place) {
+  return curve.filter((point) => point[place] !== null).map((point) => [point[0], point[place]]);
+}
+function showCharts(now) {
+  const { accuracy, loss, distance } = now.curves;
+  const kept = (lines) => lines.filter((line) => line.points.length);
+  const blue = "var(--training)", green = "var(--mean)", orange = "var(--worst)";
+  if (accuracy.length) {
+    chart("accuracy", "Test accuracy", "What a server would publish, and what the peers hold.", kept([
+      { name: "averaged model", colour: blue, dash: "none", points: column(accuracy, 1) },
+      { name: "mean peer", colour: green, dash: "7 4", points: column(accuracy, 2) },
+      { name: "worst peer", colour: orange, dash: "2 4", points: column(accuracy, 3) },
+    ]), { format: percent, step: (y) => `${number(100 * y)}\u202f%` });
+  } else {
+    chart("accuracy", "Loss", "The mean over the peers, and the averaged model’s on the test set.", kept([
+      { name: "on the peers’ own data", colour: blue, dash: "none", points: column(loss, 1) },
+      { name: "of the averaged model", colour: orange, dash: "7 4", points: column(loss, 2) },
+    ]));
+  }
+  chart("distance", "Consensus distance", "How far the peers’ models are from their mean.", kept([
+    { name: "after mixing", colour: blue, dash: "none", points: column(distance, 1) }]), { log: true });
+}
+
+// --- words and tables ---------------------------------------------------------------------------------------------
+
+function showHead(now) {
+  tell($("name"), graph.name);
+  document.title = `${now.round}/${now.rounds || "?"} ${graph.name} – fedgossip watch`;
+  tell($("lead"), [graph.graph && graph.graph !== graph.name ? graph.graph : "", `${now.n} peers`, now.links ? `${now.links} links` : "", now.driver].filter(Boolean).join(" · "));
+  const [words, kind] = now.status ? STATUS[now.status] || [`The run has ended: ${now.status}`, "bad"]
+    : now.read < 1 ? [`reading, ${Math.floor(100 * now.read)} %`, "live"] : ["running", "live"];
+  status(words, kind);
+  document.body.classList.toggle("ended", Boolean(now.status));
+  tell($("elapsed"), time(now.seconds) + (now.status ? " in all" : ""));
+  tell($("pace"), now.pace === null ? "" : `${number(now.pace)} rounds/s`);
+  tell($("quiet"), !now.status && now.quiet > 10 ? `nothing new for ${time(now.quiet)}` : "");
+  const bar = $("bar");
+  bar.hidden = !now.rounds;
+  bar.setAttribute("aria-valuemax", now.rounds);
+  bar.setAttribute("aria-valuenow", now.round);
+  bar.firstChild.style.width = `${Math.min(100, (100 * now.round) / (now.rounds || 1))}%`;
+}
+function status(words, kind) {
+  tell($("status"), words);
+  $("status").className = kind;
+}
+function showCards(now) {
+  const cards = [["rounds", String(now.round), now.rounds ? `of ${now.rounds}, behind all peers` : "behind all peers"]];
+  if (now.averaged !== null) cards.push(["averaged model", percent(now.averaged), "test accuracy"], ["mean peer", percent(now.mean), "test accuracy"], ["worst peer", percent(now.worst), "test accuracy"]);
+  else if (now.loss !== null) cards.push(["loss", number(now.loss), "of the averaged model"]);
+  cards.push(["disagreement", number(now.distance), "consensus distance"], ["sent", size(now.bytes), "by all peers"]);
+  $("cards").replaceChildren(...cards.map(([what, value, note]) => make("div", {}, make("dt", {}, what), make("dd", { class: "value" }, value), make("dd", { class: "note" }, note))));
+}
+function showPeers(now) {
+  const body = $("peers"), there = new Set();
+  now.peers.forEach((peer, place) => {
+    there.add(peer.id);
+    let row = rows.get(peer.id);
+    if (!row) {
+      row = make("tr", {}, make("th", { scope: "row" }), make("td"));
+      for (let i = 0; i < 7; i++) row.append(make("td", { class: "number" }));
+      row.append(make("td", { class: "said" }));
+      rows.set(peer.id, row);
+    }
+    if (body.children[place] !== row) body.insertBefore(row, body.children[place] || null);
+    fill(row, peer, now);
+  });
+  for (const [id, row] of rows) if (!there.has(id)) { row.remove(); rows.delete(id); }
+  $("others").hidden = !now.others;
+  tell($("others"), `These are the ${now.peers.length} most in need of a look; ${now.others} more are not listed.`);
+}
+function fill(row, peer, now) {
+  row.className = TROUBLE.includes(peer.state) ? "trouble" : "";
+  row.dataset.peer = peer.id;
+  const name = graph.labels ? `${peer.id} ${graph.labels[peer.id] ?? ""}` : String(peer.id);
+  const links = peer.degree ? `${peer.up} / ${peer.degree}` : NONE;
+  const round = now.rounds ? `${peer.round} / ${now.rounds}` : String(peer.round);
+  const cells = [name, peer.state, round, number(peer.loss), percent(peer.accuracy),
+    peer.waiting === null ? NONE : Math.round(100 * peer.waiting) + "\u202f%", size(peer.sent), size(peer.received), links, peer.note];
+  cells.forEach((text, place) => {
+    const cell = row.children[place];
+    if (place !== 1) return tell(cell, text);
+    if (cell.dataset.state !== text) { cell.dataset.state = text; cell.replaceChildren(dot(text), text); }
+  });
+}
+function showEvents(now) {
+  $("events").replaceChildren(...now.events.map((event) => make("li", {}, make("span", {}, `round ${event.round}`), make("span", {}, `peer ${event.peer}`), make("b", {}, event.text))));
+  const more = now.seen - now.events.length;
+  tell($("seen"), !now.seen ? "Nothing out of the ordinary so far." : more > 0 ? `${now.seen} in all. Here are the newest, without those that only repeat who is missed.` : "");
+  if (now.unreadable) $("seen").append(` ${now.unreadable} lines could not be read.`);
+}
+
+// --- asking -------------------------------------------------------------------------------------------------------
+
+async function ask(path) {
+  const answer = await fetch(path, { cache: "no-store", signal: AbortSignal.timeout(PATIENCE_MS) });
+  if (!answer.ok) throw new Error(`${answer.status}`);
+  return answer.json();
+}
+async function news() {
+  const now = await ask("state.json");
+  if (now.watch !== watch || !graph || now.n > graph.n) { // another watcher took this port, or peers came that nobody foretold
+    graph = await ask("graph.json");
+    watch = graph.watch;
+    rows.forEach((row) => row.remove());
+    rows.clear();
+    drawGraph();
+  }
+  return now;
+}
+function show(now) {
+  for (const part of [showHead, showCards, showGraph, showLegend, showCharts, showPeers, showEvents]) part(now);
+  document.body.dataset.updates = ++updates;
+}
+const LOST = "Connection lost: the watcher does not answer. The run may well go on. Start fedgossip watch again with the same --port, and this page goes on by itself.";
+async function loop() {
+  const now = await news().catch(() => null);
+  misses = now ? 0 : misses + 1;
+  if (now) show(now);
+  else { status("connection lost", "bad"); tell($("notice"), LOST); }
+  $("notice").hidden = !misses;
+  document.body.classList.toggle("lost", misses > 0);
+  setTimeout(loop, Math.min(SLOWEST_MS, EVERY_MS * (1 + misses)));
+}
+loop();

@@ -1,0 +1,730 @@
+"""Watching a run: its files folded into a state, told on a pipe, drawn on a page."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedgossip.cli.progress import event_text
+from fedgossip.errors import ConfigError, NetworkError
+from fedgossip.metrics import EventRow, NetworkRow, PeerRow, Row, RowWriter
+from fedgossip.topology import Topology, resolve
+from fedgossip.watching import snapshot
+from fedgossip.watching.follow import Follower
+from fedgossip.watching.layout import places
+from fedgossip.watching.lines import Lines
+from fedgossip.watching.places import find
+from fedgossip.watching.serving import Site
+from fedgossip.watching.state import POINTS_KEPT, Curve, State
+from fedgossip.watching.tail import PIECE_BYTES, Tail
+from tests.commands import finish, in_process, start, wait_until
+
+MEAN = """seed = 1
+rounds = {rounds}
+name = {name}
+[topology]
+graph = "{graph}"
+n = {n}
+[task]
+kind = "averaging"
+"""
+
+
+# --- runs that never ran ------------------------------------------------------------------------------------------
+
+
+def peer_row(peer: int, round: int, **changes: Any) -> PeerRow:
+    facts = {"loss": 0.5, "accuracy": None, "bytes_sent": 1000, "bytes_received": 900, "seconds": 0.1 * round}
+    return PeerRow(round, peer, **{**facts, **changes}, seconds_training=0.3, seconds_waiting=0.1, seconds_mixing=0.0)
+
+
+def network_row(round: int, n: int = 4, accuracy: float | None = None, distance: float | None = 0.25) -> NetworkRow:
+    row = NetworkRow(round, n, 0.1 * round, 1000 * n * round, loss=0.5, consensus_distance=distance)
+    if accuracy is not None:
+        row.test_loss = 0.4
+        row.accuracy_averaged, row.accuracy_mean_peer, row.accuracy_worst_peer = (
+            accuracy,
+            accuracy - 0.1,
+            accuracy - 0.2,
+        )
+    return row
+
+
+def rounds(first: int, last: int, peers: Iterator[int] | range = range(4), accuracy: float | None = None) -> list[Row]:
+    """All rows of these rounds, as a run writes them."""
+    peers = list(peers)
+    return [
+        row
+        for r in range(first, last + 1)
+        for row in (*(peer_row(p, r) for p in peers), network_row(r, len(peers), accuracy))
+    ]
+
+
+class Written:
+    """A run directory that is being written."""
+
+    def __init__(self, path: Path, n: int = 4, total: int = 20, graph: str = "ring", name: str = "it") -> None:
+        path.mkdir(parents=True)
+        self.path = path
+        (path / "INCOMPLETE").touch()
+        (path / "experiment.toml").write_text(MEAN.format(rounds=total, graph=graph, n=n, name=json.dumps(name)))
+        self.add(network_row(0, n))
+
+    def add(self, *rows: Row) -> None:
+        with RowWriter(self.path / "metrics.jsonl") as writer:
+            for row in rows:
+                writer.write(row)
+
+    def end(self, status: str = "finished") -> None:
+        (self.path / "summary.json").write_text(json.dumps({"status": status, "driver": "sim", "wall_seconds": 2.5}))
+        (self.path / "INCOMPLETE").unlink()
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Written:
+    return Written(tmp_path / "run")
+
+
+def read(*folders: Path) -> Follower:
+    follower = Follower(find(folders))
+    while follower.poll(10.0):
+        pass
+    return follower
+
+
+def told(*rows: Row, n: int = 4, graph: str = "ring") -> State:
+    state = State(n, 20, resolve(graph, n))
+    for row in rows:
+        state.take(row)
+    return state
+
+
+def conditions(state: State) -> list[str]:
+    return [state.condition(state.peers[node]) for node in sorted(state.peers)]
+
+
+def gone(by: int, node: int, round: int) -> EventRow:
+    return EventRow(round, by, "gone", node)
+
+
+def missed(by: int, round: int, *nodes: int) -> EventRow:
+    return EventRow(round, by, "missed", list(nodes))
+
+
+# --- reading what grows ---------------------------------------------------------------------------------------------
+
+
+def test_a_torn_last_line_waits_for_its_rest(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b"one\ntw")
+    tail = Tail(path)
+    assert tail.lines() == [b"one"]
+    assert tail.lines() == []
+    with path.open("ab") as file:
+        file.write(b"o\nthree\n")
+    assert tail.lines() == [b"two", b"three"]
+    assert not tail.behind
+
+
+def test_a_file_may_come_later(tmp_path: Path) -> None:
+    tail = Tail(tmp_path / "metrics.jsonl")
+    assert tail.lines() == []
+    tail.path.write_bytes(b"one\n")
+    assert tail.lines() == [b"one"]
+
+
+def test_a_large_file_is_read_in_pieces_and_a_line_longer_than_one_is_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b"first\n" + b"x" * (2 * PIECE_BYTES) + b"\nlast\n")
+    tail, found, asked = Tail(path), [], 0
+    while tail.behind or not asked:
+        found += tail.lines()
+        asked += 1
+    assert found == [b"first", b"last"]
+    assert asked > 2
+
+
+def test_of_a_past_that_is_told_elsewhere_only_whole_lines_of_the_end_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b"".join(b"%07d\n" % i for i in range(100_000)))
+    lines = Tail(path, newest=True).lines()
+    assert 1000 < len(lines) < 10_000
+    assert lines == [b"%07d" % i for i in range(100_000 - len(lines), 100_000)]
+
+
+def test_what_is_written_while_one_watches_is_seen(run: Written) -> None:
+    follower = read(run.path)
+    assert follower.state.round == 0
+    run.add(*rounds(1, 3, accuracy=0.75))
+    assert follower.poll()
+    assert follower.state.round == 3
+    assert [peer.round for peer in follower.state.peers.values()] == [3, 3, 3, 3]
+    assert not follower.poll()
+    assert not follower.ended
+
+
+def test_a_file_that_begins_again_is_a_run_that_begins_again(run: Written) -> None:
+    run.add(*rounds(1, 5))
+    follower = read(run.path)
+    (run.path / "metrics.jsonl").write_bytes(b"")
+    run.add(*rounds(1, 1))
+    while follower.poll():
+        pass
+    assert follower.state.round == 1
+    assert follower.state.peers[0].bytes_sent == 1000
+
+
+def test_lines_that_are_no_rows_are_counted_and_passed_over(run: Written) -> None:
+    with (run.path / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"kind":"weather"}\nnot json\n[[[[\n\n\xff\xfe\n{"kind":"peer","round":"x"}\n')
+    run.add(*rounds(1, 1))
+    follower = read(run.path)
+    assert follower.state.round == 1
+    assert follower.unreadable == 5
+
+
+def test_a_run_ends_when_its_summary_is_there_and_all_is_read(run: Written) -> None:
+    run.add(*rounds(1, 20))
+    follower = read(run.path)
+    assert not follower.ended
+    run.end("partial")
+    follower.poll()
+    assert follower.ended
+    assert (follower.state.status, follower.driver, follower.seconds) == ("partial", "sim", 2.5)
+
+
+# --- folding rows into a state --------------------------------------------------------------------------------------
+
+
+def test_bytes_are_summed_and_other_figures_are_the_newest() -> None:
+    state = told(peer_row(1, 1, accuracy=0.5), peer_row(1, 2, loss=0.25), peer_row(1, 2, loss=0.25))
+    peer = state.peers[1]
+    assert (peer.round, peer.loss, peer.accuracy, peer.bytes_sent, peer.bytes_received) == (2, 0.25, 0.5, 2000, 1800)
+    assert peer.waiting == pytest.approx(0.1 / 0.4)
+
+
+def test_a_peers_own_row_is_ahead_of_the_record_and_counts_once() -> None:
+    state = told(*rounds(1, 1))
+    state.preview(peer_row(2, 2, loss=0.125))
+    assert (state.peers[2].round, state.peers[2].loss, state.peers[2].bytes_sent) == (2, 0.125, 1000)
+    state.take(peer_row(2, 2, loss=0.125))
+    assert state.peers[2].bytes_sent == 2000
+
+
+def test_peers_start_then_train_then_are_done() -> None:
+    state = told()
+    assert conditions(state) == ["starting"] * 4
+    state.take(peer_row(0, 1))
+    assert conditions(state) == ["training", "training", "starting", "training"]  # who has a neighbour beyond round 1
+    for row in rounds(2, 20):
+        state.take(row)
+    assert conditions(state) == ["done"] * 4
+
+
+def test_a_peer_is_gone_when_a_neighbour_says_so_and_its_links_are_down() -> None:
+    state = told(*rounds(1, 5), gone(1, 2, 5))
+    assert conditions(state) == ["training", "training", "gone", "training"]
+    assert state.links() == {(1, 2): "down", (2, 3): "down"}
+    assert state.peers[2].witnesses("gone") == [1]
+
+
+def test_a_gone_peer_that_writes_rows_again_is_back_and_so_is_the_link_that_no_round_misses() -> None:
+    absent = [row for r in (6, 7) for row in (missed(1, r - 1, 2), *rounds(r, r, [0, 1, 3]))]
+    state = told(*rounds(1, 5), gone(1, 2, 5), *absent)
+    assert state.condition(state.peers[2]) == "gone"
+    state.take(peer_row(2, 8))
+    assert state.condition(state.peers[2]) == "training"
+    assert state.links() == {(1, 2): "down"}  # peer 1 has not said that it hears it
+    for row in rounds(8, 9):
+        state.take(row)
+    assert state.links() == {}
+
+
+def test_a_row_from_before_it_was_gone_brings_no_peer_back() -> None:
+    """A neighbour is at most one round ahead, and the record holds rows until all have passed the round."""
+    state = told(*rounds(1, 5), gone(1, 2, 5), peer_row(2, 6))
+    assert state.condition(state.peers[2]) == "gone"
+
+
+@pytest.mark.parametrize("word", [EventRow(6, 1, "joined", 2), EventRow(6, 2, "joined")])
+def test_a_gone_peer_that_joins_is_back_at_once(word: EventRow) -> None:
+    state = told(*rounds(1, 5), gone(1, 2, 5), word, peer_row(2, 7))
+    assert conditions(state) == ["training"] * 4
+    assert state.links() == {}
+
+
+def test_a_deadline_that_passed_is_a_link_missed_until_the_next_round() -> None:
+    state = told(*rounds(1, 5), missed(1, 5, 2), *rounds(6, 6))
+    assert state.links() == {(1, 2): "missed"}
+    assert conditions(state) == ["training"] * 4
+    for row in rounds(7, 7):
+        state.take(row)
+    assert state.links() == {}
+
+
+def test_a_peer_is_suspected_until_it_refutes() -> None:
+    state = told(*rounds(1, 5), EventRow(5, 0, "suspected", 1), EventRow(5, 2, "suspected", 1))
+    assert conditions(state)[1] == "suspected"
+    assert snapshot.note(state, state.peers[1]) == "suspected by 0, 2"
+    assert state.links() == {(0, 1): "suspected", (1, 2): "suspected"}
+    state.take(EventRow(6, 1, "refuted"))
+    assert conditions(state)[1] == "training"
+    assert state.links() == {}
+
+
+@pytest.mark.parametrize("name", ["crashed", "died", "hung", "failed"])
+def test_who_fell_is_told_in_that_word_and_takes_its_links_down(name: str) -> None:
+    state = told(*rounds(1, 5), EventRow(-1, 3, name, {"text": "why"}))
+    assert conditions(state)[3] == name
+    assert state.links() == {(0, 3): "down", (2, 3): "down"}
+
+
+def test_a_partition_is_down_between_its_parts_until_they_merge() -> None:
+    cut = EventRow(5, 0, "partition", {"unreachable": [1]})
+    state = told(*rounds(1, 5), cut)
+    assert state.links()[0, 1] == "down"
+    state.take(EventRow(7, 0, "merged"))
+    assert state.links() == {}
+
+
+@pytest.mark.parametrize(
+    "value", [None, 2, [2, "x"], {"unreachable": 5}, "\x1b[2J", [[[]]], {"text": None}, -1, 10**30]
+)
+@pytest.mark.parametrize(
+    "name", ["tickled", "gone", "missed", "suspected", "partition", "refused", "joined", "skipped"]
+)
+def test_whatever_an_event_is_called_and_holds_it_can_be_told_in_one_line(name: str, value: object) -> None:
+    state = told(*rounds(1, 2), EventRow(2, 1, name, value), EventRow(2, 99, name, value))
+    for row in state.events:
+        text = snapshot.said(row, event_text)
+        assert text.isprintable() and text
+    assert len(state.peers) == 4
+    state.links()
+
+
+def test_who_goes_on_missing_another_is_told_once() -> None:
+    state = told(*rounds(1, 5), gone(1, 2, 5))
+    assert [state.take(missed(1, r, 2)) for r in range(5, 9)] == [False] * 4
+    assert state.take(missed(1, 9, 0, 2))
+    assert (len(state.events), state.events_seen) == (2, 6)
+
+
+def test_where_no_experiment_is_known_peers_appear_as_they_are_named() -> None:
+    state = State()
+    state.take(peer_row(3, 1))
+    state.take(gone(3, 7, 1))
+    state.take(gone(3, 10**9, 1))
+    assert sorted(state.peers) == [3, 7]
+    assert state.condition(state.peers[7]) == "gone"
+
+
+def test_a_curve_is_thinned_and_keeps_its_ends() -> None:
+    curve = Curve()
+    for round in range(10_001):
+        curve.add(round, round / 2)
+    points = curve.points()
+    assert len(points) <= POINTS_KEPT + 1
+    assert (points[0], points[-1]) == ((0, (0.0,)), (10_000, (5000.0,)))
+    assert points == sorted(points)
+
+
+def test_the_peers_to_look_at_come_first() -> None:
+    state = told(*rounds(1, 5), EventRow(-1, 3, "died"), EventRow(5, 0, "suspected", 1), peer_row(0, 6), n=5)
+    assert [peer.node for peer in state.by_interest()] == [3, 1, 4, 2, 0]
+    assert state.counts() == {"died": 1, "suspected": 1, "training": 3}
+
+
+# --- what is watched ------------------------------------------------------------------------------------------------
+
+
+def peer_folder(path: Path, node: int, *rows: Row, ended: str = "") -> Path:
+    path.mkdir(parents=True)
+    (path / "endpoint.toml").write_text(f'[[peer]]\nid = {node}\naddress = "tcp://127.0.0.1:5700"\nkey = "k"\n')
+    with RowWriter(path / "metrics.jsonl") as writer:
+        for row in rows:
+            writer.write(row)
+    if ended:
+        (path / "ended.json").write_text(json.dumps({"status": ended, "rounds": 3, "counts": {}}))
+    return path
+
+
+def test_the_folder_of_one_peer_can_be_watched_alone(tmp_path: Path) -> None:
+    folder = peer_folder(tmp_path / "peer4", 4, peer_row(4, 1), peer_row(4, 2), gone(4, 5, 2))
+    follower = read(folder)
+    assert {node: follower.state.condition(peer) for node, peer in follower.state.peers.items()} == {
+        4: "training",
+        5: "gone",
+    }
+    assert follower.state.round == 2
+    (folder / "ended.json").write_text('{"status": "finished"}')
+    follower.poll()
+    assert follower.ended
+    assert follower.state.condition(follower.state.peers[4]) == "done"
+
+
+def test_several_peers_folders_are_one_run(tmp_path: Path) -> None:
+    folders = [
+        peer_folder(tmp_path / f"peer{k}", k, *(peer_row(k, r) for r in range(1, 4)), ended="finished") for k in (0, 1)
+    ]
+    follower = read(*folders)
+    assert follower.ended
+    assert follower.state.counts() == {"done": 2}
+
+
+def test_peers_of_a_run_on_this_machine_know_its_graph(run: Written) -> None:
+    folder = peer_folder(run.path / "peers" / "01", 1, peer_row(1, 1))
+    state = read(folder).state
+    assert (state.n, state.rounds, len(state.edges)) == (4, 20, 4)
+    assert conditions(state) == ["elsewhere", "training", "elsewhere", "elsewhere"]
+
+
+def test_a_run_on_this_machine_is_watched_ahead_of_its_record(run: Written) -> None:
+    run.add(*rounds(1, 1))
+    for node in range(4):
+        peer_folder(run.path / "peers" / f"{node:02d}", node, *(peer_row(node, r) for r in range(1, 4 + node)))
+    follower = read(run.path)
+    assert [peer.round for peer in follower.state.peers.values()] == [3, 4, 5, 6]
+    assert follower.driver == "local"
+
+
+def test_without_a_run_the_newest_is_watched(tmp_path: Path) -> None:
+    for age, name in enumerate(["new", "old", "older"]):
+        written = Written(tmp_path / "runs" / ("deep" if age else ".") / name)
+        for file in written.path.iterdir():
+            os.utime(file, (1e9 - age, 1e9 - age))
+    assert find([], tmp_path / "runs").folder == tmp_path / "runs" / "new"
+
+
+@pytest.mark.parametrize("names", [["nothing"], ["empty"], ["peer", "peer"], ["peer", "run"], []])
+def test_what_cannot_be_watched_is_refused_with_advice(tmp_path: Path, names: list[str]) -> None:
+    (tmp_path / "empty").mkdir()
+    peer_folder(tmp_path / "peer", 0)
+    Written(tmp_path / "run")
+    with pytest.raises(ConfigError) as refused:
+        find([tmp_path / name for name in names], tmp_path / "empty")
+    assert refused.value.advice
+
+
+def test_a_graph_that_lies_elsewhere_costs_the_links_only(tmp_path: Path) -> None:
+    run = Written(tmp_path / "run", graph="/not/on/this/machine.toml")
+    run.add(*rounds(1, 2))
+    state = read(run.path).state
+    assert (state.round, state.edges, state.counts()) == (2, [], {"training": 4})
+
+
+# --- the terminal and the pipe --------------------------------------------------------------------------------------
+
+
+def test_a_pipe_gets_a_line_per_round_and_event(
+    run: Written, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.add(*rounds(1, 1, accuracy=0.75), gone(1, 2, 1), missed(1, 1, 2), *rounds(2, 2))
+    run.end("partial")
+    said = in_process(["watch", str(run.path)], run.path, monkeypatch, capsys)
+    assert (said.code, said.err) == (0, "")
+    assert said.out.replace("\u202f", " ").splitlines() == [
+        "it · ring · 4 peers",
+        "round 0 of 20  loss 0.5, disagreement 0.25",
+        "round 1 of 20  accuracy 75.0 % averaged, 65.0 % mean peer, 55.0 % worst peer, disagreement 0.25",
+        f"round 1, peer 1: {event_text(gone(1, 2, 1))}",
+        "round 2 of 20  loss 0.5, disagreement 0.25",
+        "peer 2 is gone (gone for 1)",
+        f"The run has ended: partial. Everything is in {run.path}",
+    ]
+
+
+def test_the_folder_of_a_peer_gives_a_line_per_round(tmp_path: Path) -> None:
+    follower = Follower(find([peer_folder(tmp_path / "peer2", 2)]))
+    assert Lines(follower, event_text).of(peer_row(2, 7, accuracy=0.5)) == (
+        "round 7, peer 2  loss 0.5, accuracy 50.0\u202f%, waited 0.1 s"
+    )
+
+
+def test_once_prints_every_peer_whatever_the_state_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Written(tmp_path / "run", n=30, name="[red]it[/red]\x1b[2J")
+    run.add(*rounds(1, 5, range(30)), gone(1, 2, 5))
+    said = in_process(["watch", "--once", str(run.path)], tmp_path, monkeypatch, capsys)
+    assert (said.code, said.err) == (0, "")
+    assert "\x1b" not in said.out
+    assert "[red]it[/red] [2J · ring · 30 peers" in said.out
+    assert "round 5 of 20" in said.out and "running" in said.out
+    table = [line.split() for line in said.out.splitlines() if re.match(r" *\d+  ", line)]
+    assert [int(line[0]) for line in table] == list(range(30))
+    assert table[2][:2] == ["2", "gone"] and said.out.count("gone for 1") == 1
+    assert table[1][-1] == "1/2"
+
+
+def test_on_a_small_terminal_the_peers_in_trouble_are_shown_and_the_others_counted(tmp_path: Path) -> None:
+    from rich.console import Console
+
+    from fedgossip.watching.table import Screen
+
+    run = Written(tmp_path / "run", n=300)
+    run.add(*rounds(1, 5, range(300)), EventRow(-1, 200, "died"))
+    screen = Screen(read(run.path), event_text, footer="the end")
+    console = Console(width=80, height=24)
+    with console.capture() as captured:
+        console.print(screen)
+    lines = captured.get().splitlines()
+    assert len(lines) < 24
+    assert lines[-1] == "the end"
+    assert max(map(len, lines)) <= 80
+    assert any(re.match(r" *200 +died", line) for line in lines)
+    assert any(re.fullmatch(r"and \d+ more: \d+ training", line.strip()) for line in lines)
+
+
+def test_help_and_a_table_need_no_torch(run: Written) -> None:
+    run.add(*rounds(1, 2))
+    for words in (["--help"], ["--once", str(run.path)]):
+        done = subprocess.run(
+            [sys.executable, "-X", "importtime", "-m", "fedgossip", "watch", *words],
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        modules = {line.rsplit("|", 1)[1].strip() for line in done.stderr.splitlines() if "|" in line}
+        assert not modules & {"torch", "zmq", "sklearn", "matplotlib"}
+
+
+@pytest.mark.parametrize("words", [["--once", "--web"], ["--port", "1"], ["--open"], ["--web", "--port", "70000"]])
+def test_words_that_exclude_each_other_are_refused(
+    words: list[str], run: Written, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert in_process(["watch", *words, str(run.path)], run.path, monkeypatch, capsys).code == 2
+
+
+def test_ctrl_c_ends_the_watching_quietly(run: Written) -> None:
+    process = start(["watch", str(run.path)], run.path)
+    assert process.stdout and process.stdout.readline() == "it · ring · 4 peers\n"
+    process.send_signal(signal.SIGINT)
+    said = finish(process, 20)
+    assert (said.code, said.err) == (130, "")
+
+
+# --- the page -------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def site(follower: Follower, before: Callable[[int], None] = lambda asked: None) -> Iterator[Site]:
+    """Serve `follower`, polled whenever it is asked; `before` is told how often it was."""
+    asked = 0
+    lock = threading.Lock()
+
+    def moment() -> dict[str, Any]:
+        nonlocal asked
+        with lock:
+            asked += 1
+            before(asked)
+            follower.poll()
+            return snapshot.moment(follower, event_text)
+
+    with Site(lambda: snapshot.graph(follower), moment) as served:
+        yield served
+
+
+def ask(port: int, path: str, method: str = "GET", **headers: str) -> tuple[int, http.client.HTTPMessage, bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    try:
+        connection.request(method, path, headers={"Host": f"127.0.0.1:{port}", **headers})
+        answer = connection.getresponse()
+        return answer.status, answer.headers, answer.read()
+    finally:
+        connection.close()
+
+
+def test_the_page_is_whole_in_itself_and_may_ask_its_own_server_only(run: Written) -> None:
+    with site(read(run.path)) as served:
+        status, headers, page = ask(served.port, "/")
+    assert (status, headers["Content-Type"]) == (200, "text/html; charset=utf-8")
+    assert "default-src 'none'" in headers["Content-Security-Policy"]
+    assert "connect-src 'self'" in headers["Content-Security-Policy"]
+    assert "Access-Control-Allow-Origin" not in headers
+    text = page.decode()
+    assert not re.search(r"""(src|href)=["'](?!data:)""", text)
+    assert "innerHTML" not in text and "/*S" not in text
+
+
+def test_the_states_are_plain_data(run: Written) -> None:
+    run.add(*rounds(1, 5, accuracy=0.75), gone(1, 2, 5))
+    with site(read(run.path)) as served:
+        graph = json.loads(ask(served.port, "/graph.json")[2])
+        now = json.loads(ask(served.port, "/state.json?again")[2])
+    assert graph["watch"] == now["watch"]
+    assert (graph["name"], graph["n"], graph["rounds"], len(graph["nodes"])) == ("it", 4, 20, 4)
+    assert sorted(graph["edges"]) == [[0, 1], [0, 3], [1, 2], [2, 3]]
+    assert (now["round"], now["status"], now["averaged"], now["distance"]) == (5, "", 0.75, 0.25)
+    assert [peer["state"] for peer in now["peers"]] == ["training", "training", "gone", "training"]
+    assert now["peers"][2]["note"] == "gone for 1"
+    assert (now["peers"][1]["up"], now["peers"][1]["degree"]) == (1, 2)
+    assert now["down"] == [[1, 2, "down"], [2, 3, "down"]]
+    assert [event["text"] for event in now["events"]] == [event_text(gone(1, 2, 5))]
+    assert now["curves"]["accuracy"][-1] == [5, 0.75, pytest.approx(0.65), pytest.approx(0.55)]
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:{port}", "127.0.0.1", "127.0.0.1.evil.example:{port}"])
+def test_a_name_that_was_pointed_here_is_not_answered(host: str, run: Written) -> None:
+    with site(read(run.path)) as served:
+        status, _, content = ask(served.port, "/state.json", Host=host.format(port=served.port))
+    assert status == 403
+    assert b"it" not in content.split()
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "/../run/experiment.toml", 404), ("GET", "/favicon.ico", 404), ("POST", "/state.json", 501),
+     ("PUT", "/", 501), ("DELETE", "/state.json", 501)],
+)  # fmt: skip
+def test_nothing_but_the_page_and_its_data_is_there(method: str, path: str, status: int, run: Written) -> None:
+    with site(read(run.path)) as served:
+        assert ask(served.port, path, method)[0] == status
+
+
+def test_only_this_machine_is_listened_to(run: Written) -> None:
+    with site(read(run.path)) as served:
+        assert served.url.startswith("http://127.0.0.1:")
+        assert served._server.server_address[0] == "127.0.0.1"
+
+
+def test_a_port_that_is_taken_is_a_network_error(run: Written) -> None:
+    with site(read(run.path)) as served, pytest.raises(NetworkError, match="port"):
+        Site(dict, dict, served.port)
+
+
+def test_a_run_of_thousands_is_told_by_its_worst_peers(tmp_path: Path) -> None:
+    run = Written(tmp_path / "run", n=3000)
+    run.add(*rounds(1, 2, range(3000)), EventRow(-1, 2718, "crashed"))
+    follower = read(run.path)
+    now, graph = snapshot.moment(follower, event_text), snapshot.graph(follower)
+    assert graph["nodes"] is None and graph["edges"] == []
+    assert now["peers"][0]["id"] == 2718
+    assert len(now["peers"]) + now["others"] == 3000
+    assert len(json.dumps(now)) < 100_000
+
+
+def test_nodes_stand_apart_in_the_unit_square() -> None:
+    for graph, n in (("ring", 12), ("star", 9), ("two-cliques", 16), ("none", 5), ("grid:3x4", None), ("karate", None)):
+        topology: Topology = resolve(graph, n)
+        found = places(topology.n, topology)
+        assert found is not None and found.shape == (topology.n, 2)
+        assert found.min() >= 0 and found.max() <= 1
+        apart = ((found[:, None] - found[None]) ** 2).sum(axis=2) ** 0.5
+        assert sorted(apart.ravel())[topology.n] > 0.01, graph
+
+
+def test_the_command_serves_until_ctrl_c_and_tells_where(run: Written) -> None:
+    process = start(["watch", "--web", str(run.path)], run.path)
+    assert process.stdout
+    url = process.stdout.readline().strip()
+    port = int(url.rsplit(":", 1)[1].strip("/"))
+    assert ask(port, "/")[0] == 200
+    run.add(*rounds(1, 3))
+    wait_until(lambda: json.loads(ask(port, "/state.json")[2])["round"] == 3, 20, "the new rounds are told")
+    run.end()
+    wait_until(lambda: json.loads(ask(port, "/state.json")[2])["status"] == "finished", 20, "the end is told")
+    process.send_signal(signal.SIGINT)
+    said = finish(process, 20)
+    assert (said.code, said.err) == (0, "")
+    assert "The run has ended: finished" in said.out
+
+
+# --- the page in a real browser -------------------------------------------------------------------------------------
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+
+
+def rendered(url: str, folder: Path, milliseconds: int = 2500) -> str:
+    """Return the page as a real browser has it after some seconds of its own, virtual time."""
+    browser = next((found for name in BROWSERS if (found := shutil.which(name))), None)
+    if browser is None:
+        pytest.skip(f"no browser: none of {', '.join(BROWSERS)} is on the path")
+    words = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'browser'}"]
+    done = subprocess.run(
+        [browser, *words, f"--virtual-time-budget={milliseconds}", "--dump-dom", url],
+        capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    assert "<body" in done.stdout, done.stderr[-2000:]
+    return done.stdout
+
+
+def drawn(page: str) -> dict[int, tuple[str, str]]:
+    """Return node -> (state by which it is coloured, word that is written at it), as they stand in the drawing."""
+    found = re.findall(r'<g class="node s-(\w+)".*?<title>peer (\d+).*?class="word"[^>]*>(.*?)</text>', page)
+    return {int(node): (state, word) for state, node, word in found}
+
+
+def test_a_browser_draws_who_is_gone_and_what_is_down(run: Written, tmp_path: Path) -> None:
+    run.add(*rounds(1, 5, accuracy=0.75), gone(1, 2, 5))
+    with site(read(run.path)) as served:
+        page = rendered(served.url, tmp_path)
+    assert drawn(page) == {0: ("training", ""), 1: ("training", ""), 2: ("gone", "gone"), 3: ("training", "")}
+    assert page.count('class="link down"') == 2 + 1  # and one in the legend
+    assert re.search(r"<li><svg.*?</svg>1 gone</li>", page)
+    assert 'aria-label="Test accuracy until round 5: averaged model 75.0' in page
+    assert '<li id="status" role="status" class="live">running</li>' in page
+
+
+def test_what_happens_while_a_browser_looks_is_drawn_without_loading_the_page_again(
+    run: Written, tmp_path: Path
+) -> None:
+    run.add(*rounds(1, 5), gone(1, 2, 5))
+
+    def go_on(asked: int) -> None:
+        if asked == 3:
+            run.add(EventRow(6, 1, "joined", 2), *rounds(7, 8), EventRow(8, 3, "suspected", 0))
+        if asked == 5:
+            run.add(*rounds(9, 20))
+            run.end()
+
+    with site(read(run.path), go_on) as served:
+        page = rendered(served.url, tmp_path, 3400)
+        assert int(re.findall(r'data-updates="(\d+)"', page)[0]) in (3, 4)
+        assert drawn(page) == {0: ("suspected", "suspected"), **dict.fromkeys((1, 2, 3), ("training", ""))}
+        page = rendered(served.url, tmp_path)
+    assert [state for state, _ in drawn(page).values()] == ["done"] * 4
+    assert "The run has ended: finished" in page
+
+
+def test_a_page_whose_watcher_is_gone_says_so(run: Written, tmp_path: Path) -> None:
+    run.add(*rounds(1, 5))
+
+    def leave(asked: int) -> None:
+        if asked == 2:
+            raise RuntimeError("gone")
+
+    with site(read(run.path), leave) as served:
+        page = rendered(served.url, tmp_path, 1800)
+    assert re.search(r'id="status"[^>]*>connection lost<', page)
+    assert 'class="lost"' in page and "Connection lost: the watcher does not answer" in page
+
+
+def test_hostile_words_in_the_files_stay_words_in_a_browser(tmp_path: Path) -> None:
+    trap = "<img src=x onerror=document.title=1><script>document.title=2</script>"
+    run = Written(tmp_path / "run", name=trap)
+    run.add(*rounds(1, 2), EventRow(2, 1, trap, {trap: trap}), EventRow(2, 1, "failed", {"text": trap, "advice": trap}))
+    with site(read(run.path)) as served:
+        page = rendered(served.url, tmp_path)
+    assert "<img" not in page and page.count("<script") == 1
+    assert "&lt;img src=x onerror" in page
+    assert "<title>2/20 &lt;img" in page
+
+
+def test_a_browser_is_not_given_thousands_of_nodes(tmp_path: Path) -> None:
+    run = Written(tmp_path / "run", n=3000)
+    run.add(*rounds(1, 2, range(3000)), EventRow(-1, 2718, "crashed"))
+    with site(read(run.path)) as served:
+        page = rendered(served.url, tmp_path)
+    assert page.count("<tr") == 1 + snapshot.LISTED
+    assert 'aria-label="3000 peers: 1 crashed, 2999 training"' in page
