@@ -156,7 +156,7 @@ def _deviation(schedule: Schedule, gamma: float) -> float | None:
         Wt = schedule.mixing(round).sparse().T.tocsr()
         G = Wt @ (Wt @ (centred + gamma * G)).T
         total += float(np.trace(G)) if round < schedule.period else 0.0
-    return total / schedule.period
+    return max(0.0, total) / schedule.period
 
 
 def _deviation_circulant(sizes: list[FloatArray], gamma: float) -> float | None:
