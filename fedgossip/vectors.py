@@ -105,6 +105,13 @@ def add(left: Vector, right: Vector) -> Vector:
     return frozen(np.add(left, right, out=empty(left.size, left.dtype).reshape(left.shape)))
 
 
+def scaled_difference(scale: float, left: Vector, right: Vector) -> Vector:
+    """Return scale * (left - right) as a new frozen vector."""
+    out = np.subtract(left, right, out=empty(left.size, left.dtype))
+    out *= left.dtype.type(scale)
+    return frozen(out)
+
+
 def ordered_mix(terms: Sequence[tuple[float, Vector]], into: Vector | None = None) -> Vector:
     """Return sum_j weight_j * vector_j, summed in the order given, each term rounded twice (product, then sum).
 

@@ -232,8 +232,9 @@ def test_a_finished_peer_stays_until_its_neighbours_leave() -> None:
     effects = m.handle(Received(3, model(0, 0, 0)), 0)
     goodbyes = [e.to for e in effects if isinstance(e, Send) and isinstance(e.message, Leaving)]
     assert goodbyes == [1, 3] and m.phase == "leaving"
-    assert m.handle(Received(1, Leaving(1)), 0) == []
-    assert isinstance(m.handle(Received(3, Leaving(1)), 0)[-1], Finish)
+    assert m.handle(Received(1, Leaving(1)), 0) == [Send(1, Leaving(1, used=0, done=True))]
+    assert m.handle(Received(1, Leaving(1, done=True)), 0) == []
+    assert isinstance(m.handle(Received(3, Leaving(1, done=True)), 0)[-1], Finish)
     assert m.handle(Received(3, model(0, 0, 0)), 0) == []
 
 

@@ -27,3 +27,15 @@ class GossipAlgorithm(Protocol[State]):
     def model(self, state: State) -> Vector:
         """The vector to train from, and to evaluate."""
         ...
+
+    def corrected(self, state: State, differences: tuple[Vector, ...]) -> State:
+        """The state after `differences`, one per mixed vector, have been added to what was mixed."""
+        ...
+
+    def saved(self, state: State) -> tuple[Vector, ...]:
+        """All that the state is, for a checkpoint."""
+        ...
+
+    def restored(self, saved: tuple[Vector, ...]) -> State:
+        """The state that `saved` was taken of."""
+        ...

@@ -27,3 +27,14 @@ class DSGD:
 
     def model(self, state: Vector) -> Vector:
         return state
+
+    def corrected(self, state: Vector, differences: tuple[Vector, ...]) -> Vector:
+        (difference,) = differences
+        return add(state, difference)
+
+    def saved(self, state: Vector) -> tuple[Vector, ...]:
+        return (state,)
+
+    def restored(self, saved: tuple[Vector, ...]) -> Vector:
+        (x,) = saved
+        return x

@@ -1,7 +1,7 @@
 """Synchronous gossip: train, send to the neighbours, wait for theirs, mix; round after round.
 
     joining --all links up, or start timer--> training --Trained--> waiting --all here, or deadline--> training ...
-                                                                        after the last round --> leaving --> finished
+                                                              after the last round --> leaving --all settled--> finished
 
 As long as nobody misses a deadline a neighbour is at most one round ahead, for it needs our model of this round; one
 that does not hear us (directed graphs) at most as many as there are links on the way from us to it.  So many rounds
@@ -11,18 +11,22 @@ Where we differ from the paper's lockstep (Lian et al. 2017): a neighbour that i
 left out of the round and its weight goes to oneself; it is not waited for again until a model of this round or the
 last comes from it.  Links keep the order of what is sent: who hears of a later round first will not hear this one, and
 does not wait for it.  Who has not sent yet and hears that one who needs its model has gone on, goes to that round too.
-Only one end may have left an edge out, so such a round moves the mean: it is reported, never silent.
+
+An edge counts in a round at both ends or at neither, or what one end did alone is made up for later (`edges`): the
+mean is kept whatever is lost.  Only an arc without its reverse (directed graphs) has no way to tell: a round without
+it moves the mean, and is reported as `one_sided`; push-sum is the method for such graphs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol
 
 from fedgossip.algorithms.base import GossipAlgorithm, State
 from fedgossip.errors import ProtocolError
 from fedgossip.machine import (
+    Checkpoint,
     Effect,
     Event,
     Finish,
@@ -32,6 +36,7 @@ from fedgossip.machine import (
     PeerJoined,
     Received,
     Report,
+    Rostered,
     Send,
     SetTimer,
     Started,
@@ -39,8 +44,10 @@ from fedgossip.machine import (
     Train,
     Trained,
 )
-from fedgossip.messages import Leaving, Model
-from fedgossip.vectors import Vector, frozen, ordered_mix
+from fedgossip.messages import Account, Leaving, Model
+from fedgossip.protocols.deadlines import Deadline
+from fedgossip.protocols.edges import Edge, Open
+from fedgossip.vectors import Vector, frozen, ordered_mix, scaled_difference
 
 
 class Weights(Protocol):
@@ -51,11 +58,15 @@ class Weights(Protocol):
 
 
 class Schedule(Protocol):
-    """The mixing of each round; the graph of round r is a pure function of r."""
+    """The mixing of each round; the graph of round r is a pure function of r.  `period` 0: it never repeats.
+
+    Where the roster can change there is a method `view(round)` too, a name for who takes part in a round.
+    """
 
     @property
     def period(self) -> int: ...
     def mixing(self, round: int) -> Weights: ...
+    def partners(self, node: NodeId) -> tuple[NodeId, ...]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +75,35 @@ class SyncSettings:
 
     rounds: int
     deadline_ns: int = 30_000_000_000
-    """How long to wait for the neighbours' models after sending one's own; above the slowest peer's training time."""
+    """The longest wait for the neighbours' models after sending one's own; above the slowest peer's training time."""
+    least_deadline_ns: int = 5_000_000_000
+    """The deadline follows the rounds that were seen, within these two; equal: it is constant."""
     start_ns: int = 300_000_000_000
     """How long to wait for all links at the start; people start peers on several machines by hand."""
     drain_ns: int = 30_000_000_000
     """How long to stay after the last round for neighbours that are not done."""
+    again_ns: int = 500_000_000
+    """After so long a goodbye that was not answered is said again."""
+
+
+KEPT_ROUNDS = 8
+"""So many of our own models are kept for partners that may ask for them; without losses one is."""
+
+FAREWELL_ROUNDS = 4
+"""Whom we met in so many last rounds hears our goodbye; where the graph never changes that is everybody."""
+
+FAR_ROUNDS = 64
+"""So far ahead we do not follow one neighbour while others are there that do not say so."""
+
+LEAD_ROUNDS = 16
+"""So far ahead a partner's models are kept where the graph never repeats."""
 
 
 class SyncGossip(Generic[State]):
-    """One peer of a synchronous run.  `schema` is the layout that its neighbours must share."""
+    """One peer of a synchronous run.  `schema` is the layout that its neighbours must share.
+
+    `resumed`: go on from there, in a new life, in which no edge has a past.
+    """
 
     def __init__(
         self,
@@ -82,131 +113,220 @@ class SyncGossip(Generic[State]):
         initial: Vector,
         schema: str,
         settings: SyncSettings,
+        resumed: Checkpoint | None = None,
     ) -> None:
         self.node, self.schedule, self.algorithm, self.settings = node, schedule, algorithm, settings
         self.schema, self.kind, self.length = schema, initial.dtype, initial.size
-        self.state = algorithm.start(initial)
-        self.round = 0
+        self.round = resumed.round if resumed else 0
+        self.state = algorithm.restored(_slots(resumed)) if resumed else algorithm.start(initial)
         self.phase = "new"
         self.outgoing: tuple[Vector, ...] = ()
         self.row: dict[NodeId, float] = {}  # of the round that is being exchanged
+        self.one_way: set[NodeId] = set()  # those in it that do not hear us in this round
         self.waiting_for: set[NodeId] = set()  # whose model of this round is not here
-        self.partners = partners_of(node, schedule)
-        self.leads = leads_of(node, schedule, self.partners)
         self.linked: set[NodeId] = set()
+        self.lives: dict[NodeId, int] = {}
         self.absent: set[NodeId] = set()  # not waited for
-        self.left: set[NodeId] = set()  # said goodbye: will never send again
-        self.mailbox: dict[NodeId, dict[int, tuple[Vector, ...]]] = {}
+        self.left: set[NodeId] = set()  # said goodbye: will begin no round
+        self.done: set[NodeId] = set()  # need nothing more of us
+        self.told: set[NodeId] = set()  # know that we need nothing more of them
+        self.mailbox: dict[NodeId, dict[int, Model]] = {}
+        self.edges: dict[NodeId, Edge] = {}
+        self.sent: dict[int, tuple[Vector, ...]] = {}  # ours, which partners may ask for
+        self.repairs: list[tuple[Vector, ...]] = []  # to be added when the round is mixed
+        self.met: dict[NodeId, int] = {}  # the last round in which we exchanged
+        self.patient = True  # at the end: whether to wait for those, too, that did not answer of late
+        self.deadline = Deadline(settings.deadline_ns, settings.least_deadline_ns)
+        self.began_ns = 0
+        self._take_schedule(schedule)
 
-    def handle(self, event: Event, now_ns: int) -> Sequence[Effect]:  # noqa: ARG002 (the Machine protocol)
+    def _take_schedule(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+        self.view: Callable[[int], str] = getattr(schedule, "view", lambda _: "")
+        self.partners = schedule.partners(self.node)
+        self.leads = leads_of(self.node, schedule, self.partners)
+
+    def handle(self, event: Event, now_ns: int) -> Sequence[Effect]:
         if self.phase == "finished":
             return []
         match event:
             case Received(sender, Model() as model):
-                return self._received(sender, model)
-            case Received(sender, Leaving()):
-                return self._left(sender)
+                return self._received(sender, model, now_ns)
+            case Received(sender, Account(round, used, missing)):
+                self._check_partner(sender, "an account")
+                return self._account(sender, round, used, missing)
+            case Received(sender, Leaving() as leaving):
+                return self._left(sender, leaving, now_ns)
             case Trained(job, update, examples, metrics):
                 assert self.phase == "training" and job == self.round, f"job {job} was not asked for"
                 report = Report("trained", {**metrics, "examples": examples}, self.round)
-                return [report, *self._exchange(update)]
+                return [report, *self._exchange(update, now_ns)]
             case Fired(("deadline", number)) if self.phase == "waiting" and number == self.round:
-                return self._give_up_waiting()
+                self.absent.update(self.waiting_for)
+                return self._mix(now_ns)
             case Fired(("start",)) if self.phase == "joining":
-                return self._start_with_those_here()
+                return self._start_with_those_here(now_ns)
+            case Fired(("again",)) if self.phase == "leaving":
+                return [*self._goodbye(), SetTimer(("again",), self.settings.again_ns)]
+            case Fired(("hung",)) if self.phase == "leaving":
+                self.patient = False
+                return self._finish_if_alone()
             case Fired(("drain",)) if self.phase == "leaving":
                 return self._finish()
-            case PeerJoined(node):
-                return self._joined(node)
+            case PeerJoined(node, incarnation):
+                return self._joined(node, incarnation, now_ns)
             case PeerGone(node):
-                return self._gone(node)
+                return self._gone(node, now_ns)
             case Started():
                 self.phase = "joining"
-                return self._begin_if_joined() or [SetTimer(("start",), self.settings.start_ns)]
+                return self._begin_if_joined(now_ns) or [SetTimer(("start",), self.settings.start_ns)]
             case Stopping():
                 return [*self._goodbye(), *self._finish()]
+            case Rostered(schedule):
+                self._take_schedule(schedule)  # type: ignore[arg-type]
+                return self._begin_if_joined(now_ns)
+            case Received(sender, message):
+                kind = type(message).__name__.lower()
+                raise ProtocolError(
+                    f"node {self.node}: a message of kind {kind!r} from node {sender} in a synchronous run",
+                    "Were the peers started from the same experiment file?",
+                    peer=sender,
+                )
             case _:  # a timer that no longer matters
                 return []
 
     # --- links ----------------------------------------------------------------------------------------------------
 
-    def _joined(self, node: NodeId) -> list[Effect]:
+    def _joined(self, node: NodeId, incarnation: int, now_ns: int) -> list[Effect]:
         self.linked.add(node)
-        return self._begin_if_joined()
+        effects: list[Effect] = []
+        if incarnation > self.lives.get(node, incarnation):  # what it had not written down is lost, and our account too
+            if not self._edge(node).settled:
+                effects.append(Report("unsettled", {"peer": node, "round": self.round}, self.round))
+            self.edges[node] = Edge()
+            self.left.discard(node)
+            self.done.discard(node)
+            self.told.discard(node)
+            self.mailbox.pop(node, None)
+        self.lives[node] = incarnation
+        if node in self.absent:
+            effects.append(Report("joined", node, self.round))
+        return effects + self._begin_if_joined(now_ns)
 
-    def _begin_if_joined(self) -> list[Effect]:
+    def _begin_if_joined(self, now_ns: int) -> list[Effect]:
         if self.phase != "joining" or not set(self.partners) <= self.linked | self.absent | self.left:
             return []
         if self.partners and set(self.partners) <= self.left:  # they stopped before it began
             return [*self._goodbye(), *self._finish()]
-        return self._train() if self.linked or not self.partners else []  # with nobody there yet: the start timer
+        return self._train(now_ns) if self.linked or not self.partners else []  # with nobody there: the start timer
 
-    def _start_with_those_here(self) -> list[Effect]:
+    def _start_with_those_here(self, now_ns: int) -> list[Effect]:
         missing = sorted(set(self.partners) - self.linked)
         if not self.linked:  # to learn alone would be a surprise, not gossip
-            return [Report("nobody_came", missing, 0), *self._finish()]
+            return [Report("nobody_came", missing, self.round), *self._finish()]
         self.absent.update(missing)
-        return [Report("started_without", missing, 0), *self._train()]
+        return [Report("started_without", missing, self.round), *self._train(now_ns)]
 
-    def _gone(self, node: NodeId) -> list[Effect]:
+    def _gone(self, node: NodeId, now_ns: int) -> list[Effect]:
         self.linked.discard(node)
         if node in self.left or node not in self.partners:
-            return []
+            return self._finish_if_alone()
         self.absent.add(node)
         report = Report("gone", node, self.round)
-        return [report, *self._begin_if_joined(), *self._mix_if_complete(), *self._finish_if_alone()]
+        return [report, *self._begin_if_joined(now_ns), *self._mix_if_complete(now_ns), *self._finish_if_alone()]
 
-    def _left(self, sender: NodeId) -> list[Effect]:
+    def _left(self, sender: NodeId, leaving: Leaving, now_ns: int) -> list[Effect]:
+        self._check_partner(sender, "a goodbye")
         self.left.add(sender)
-        return [*self._begin_if_joined(), *self._mix_if_complete(), *self._finish_if_alone()]
+        if leaving.done:
+            self.done.add(sender)
+        effects = self._account(sender, leaving.round, leaving.used, leaving.missing)
+        effects += [*self._begin_if_joined(now_ns), *self._mix_if_complete(now_ns)]
+        if self.phase == "leaving" and (sender not in self.told or not leaving.done) and self._edge(sender).settled:
+            effects.append(Send(sender, self._leaving(sender)))
+        return effects + self._finish_if_alone()
 
     # --- a round --------------------------------------------------------------------------------------------------
 
-    def _train(self) -> list[Effect]:
+    def _train(self, now_ns: int) -> list[Effect]:
         if self.round >= self.settings.rounds:
             return self._leave()
-        self.phase = "training"
+        self.phase, self.began_ns = "training", now_ns
         return [Train(self.round, self.algorithm.model(self.state))]
 
-    def _exchange(self, update: Vector | None) -> list[Effect]:
+    def _exchange(self, update: Vector | None, now_ns: int) -> list[Effect]:
         effects: list[Effect] = []
-        heard = {j: max(kept) for j, kept in self.mailbox.items() if kept}
-        newest = max((r for j, r in heard.items() if self._given_up_by(j, r)), default=self.round)
-        if newest > self.round:  # the rounds between are lost
+        if (newest := self._newest_heard(effects)) > self.round:  # the rounds between are lost
             effects.append(Report("skipped", newest - self.round, newest))
             self._go_to(newest)
         self.outgoing = tuple(frozen(vector) for vector in self.algorithm.outgoing(self.state, update))
         self.phase = "waiting"
         mixing = self.schedule.mixing(self.round)
+        targets = mixing.targets(self.node)
         self.row = mixing.row(self.node)
+        self.one_way = self.row.keys() - {self.node, *targets}
         self.waiting_for = {j for j in self.row if j != self.node and self.round not in self.mailbox.get(j, ())}
+        self.met.update(dict.fromkeys((*self.row, *targets), self.round))
         effects.append(Report("outgoing", self.outgoing, self.round))
-        model = Model(self.round, self.schema, self.outgoing)
-        effects += [Send(to, model) for to in mixing.targets(self.node) if to not in self.left]
-        effects.append(SetTimer(("deadline", self.round), self.settings.deadline_ns))
-        return effects + self._mix_if_complete()
+        models = self._models([to for to in targets if to not in self.left])
+        effects += [Send(to, model) for to, model in models]
+        asking = [j for j, edge in self.edges.items() if edge.open and j not in targets and j not in self.done]
+        effects += [Send(j, Account(self.round, self.edges[j].used, self.edges[j].missing)) for j in asking]
+        effects.append(SetTimer(("deadline", self.round), self.deadline.now_ns()))
+        return effects + self._mix_if_complete(now_ns)
 
-    def _received(self, sender: NodeId, model: Model) -> list[Effect]:
+    def _newest_heard(self, effects: list[Effect]) -> int:
+        """The latest round to which one who needs our model has gone on; one voice against others counts little."""
+        heard = {j: max(kept) for j, kept in self.mailbox.items() if kept}
+        ahead = sorted((r, j) for j, r in heard.items() if r > self.round and self._given_up_by(j, r))
+        others = [j for j in self.linked - self.absent if ahead and j != ahead[-1][1]]
+        if others and len(ahead) == 1 and ahead[0][0] > self.round + FAR_ROUNDS:
+            round, liar = ahead.pop()
+            del self.mailbox[liar][round]
+            effects.append(Report("far_ahead", {"peer": liar, "round": round}, self.round))
+        return ahead[-1][0] if ahead else self.round
+
+    def _models(self, targets: Sequence[NodeId]) -> list[tuple[NodeId, Model]]:
+        """Our model of this round with the account of each target's edge; one object for all equal ones."""
+        view, made, models = self.view(self.round), {}, []
+        for to in targets:
+            edge = self._edge(to)
+            edge.offer(self.round)
+            account = edge.used, edge.missing
+            if account not in made:
+                made[account] = Model(self.round, self.schema, self.outgoing, *account, view)
+            models.append((to, made[account]))
+        return models
+
+    def _received(self, sender: NodeId, model: Model, now_ns: int) -> list[Effect]:
         self._check(sender, model)
+        effects = self._account(sender, model.round, model.used, model.missing)
         if model.round >= self.round - 1 and sender in self.linked:
             self.absent.discard(sender)
         if model.round < self.round:
-            return [Report("late", {"peer": sender, "round": model.round}, self.round)]
+            self._edge(sender).late(model)
+            effects.append(Report("late", {"peer": sender, "round": model.round}, self.round))
+            return [*effects, *self._repair(sender), *self._finish_if_alone()]
         kept = self.mailbox.setdefault(sender, {})
         if model.round in kept:
-            return [Report("repeated", {"peer": sender, "round": model.round}, self.round)]
-        kept[model.round] = model.vectors
-        if max(kept) > self.round + self.leads[sender]:  # it has gone on without us, and so shall we
+            return [*effects, Report("repeated", {"peer": sender, "round": model.round}, self.round)]
+        kept[model.round] = model
+        if max(kept) > self.round + self.leads.get(sender, LEAD_ROUNDS):  # it has gone on without us, and so shall we
             for stale in set(kept) - {self.round, max(kept)}:
                 del kept[stale]
         if model.round == self.round:
             self.waiting_for.discard(sender)
-        return self._mix_if_complete()
+        return effects + self._mix_if_complete(now_ns)
+
+    def _check_partner(self, sender: NodeId, what: str) -> None:
+        if sender not in self.partners:
+            raise ProtocolError(
+                f"node {self.node}, round {self.round}: {what} from node {sender}, which is no neighbour", peer=sender
+            )
 
     def _check(self, sender: NodeId, model: Model) -> None:
+        self._check_partner(sender, "a model")
         where = f"node {self.node}, round {self.round}"
-        if sender not in self.partners:
-            raise ProtocolError(f"{where}: a model from node {sender}, which is no neighbour", peer=sender)
         if not 0 <= model.round < self.settings.rounds:
             raise ProtocolError(
                 f"{where}: model of round {model.round} from node {sender}; the run has {self.settings.rounds} rounds",
@@ -221,9 +341,9 @@ class SyncGossip(Generic[State]):
                 peer=sender,
             )
 
-    def _mix_if_complete(self) -> list[Effect]:
+    def _mix_if_complete(self, now_ns: int) -> list[Effect]:
         complete = self.phase == "waiting" and all(self._will_not_come(j) for j in self.waiting_for)
-        return self._mix() if complete else []
+        return self._mix(now_ns) if complete else []
 
     def _will_not_come(self, node: NodeId) -> bool:
         """Whether this round's model of `node`, which is not here, is not worth waiting for."""
@@ -231,27 +351,51 @@ class SyncGossip(Generic[State]):
 
     def _given_up_by(self, node: NodeId, round: int) -> bool:
         """Whether `node`, which has sent its model of `round`, has gone on without our model of the current round."""
-        until = min(round, self.round + self.schedule.period)
+        until = min(round, self.round + (self.schedule.period or LEAD_ROUNDS))
         return any(node in self.schedule.mixing(r).targets(self.node) for r in range(self.round, until))
 
-    def _give_up_waiting(self) -> list[Effect]:
-        self.absent.update(self.waiting_for)
-        return self._mix()
-
-    def _mix(self) -> list[Effect]:
-        row, missing = self.row, sorted(self.waiting_for)
-        for absent in missing:
-            row[self.node] += row.pop(absent)
+    def _mix(self, now_ns: int) -> list[Effect]:
+        missing = sorted(self.waiting_for)
         effects: list[Effect] = [Report("missed", missing, self.round)] if missing else []
-        inputs = {j: self.outgoing if j == self.node else self.mailbox[j][self.round] for j in row}
+        if one_sided := [j for j in missing if j in self.one_way]:
+            effects.append(Report("one_sided", one_sided, self.round))
+        if not missing:
+            self.deadline.saw(now_ns - self.began_ns)
+        row = self._agreed(missing)
+        inputs = {j: self.outgoing if j == self.node else self.mailbox[j][self.round].vectors for j in row}
         mixed = tuple(
             _mixed([(weight, inputs[j][slot]) for j, weight in row.items()]) for slot in range(len(self.outgoing))
         )
         self.state = self.algorithm.incoming(self.state, mixed)
+        self.sent[self.round] = self.outgoing
         self.outgoing = ()
+        self._forget()
         self._go_to(self.round + 1)
+        for repair in self.repairs:
+            self.state = self.algorithm.corrected(self.state, repair)
+        self.repairs.clear()
+        self.phase = "mixed"
         effects.append(Report("mixed", self.algorithm.model(self.state), self.round))
-        return effects + self._train()
+        effects.append(self._checkpoint())
+        return effects + self._train(now_ns)
+
+    def _agreed(self, missing: Sequence[NodeId]) -> dict[NodeId, float]:
+        """This round's weights, those of edges that do not count given to oneself; settles who has mixed whom."""
+        row, view = dict(self.row), self.view(self.round)
+        for j in [j for j in self.row if j != self.node]:
+            edge = self._edge(j)
+            if j in missing:
+                edge.missed(self.round, row[j], self.outgoing)
+            elif j in self.one_way:
+                continue
+            elif edge.counts(self.mailbox[j][self.round], view):
+                edge.mixed(self.round)
+                continue
+            row[self.node] += row.pop(j)
+        return row
+
+    def _checkpoint(self) -> Checkpoint:
+        return Checkpoint(self.round, {f"state/{k}": v for k, v in enumerate(self.algorithm.saved(self.state))})
 
     def _go_to(self, round: int) -> None:
         self.round = round
@@ -259,24 +403,101 @@ class SyncGossip(Generic[State]):
             for old in [r for r in kept if r < round]:
                 del kept[old]
 
+    # --- accounts -------------------------------------------------------------------------------------------------
+
+    def _edge(self, node: NodeId) -> Edge:
+        return self.edges.setdefault(node, Edge())
+
+    def _account(self, sender: NodeId, round: int, used: int, missing: int) -> list[Effect]:
+        """Take what a partner says of our edge: repair our round, send what it misses, forget what it has."""
+        edge = self._edge(sender)
+        edge.heard(round, used, missing)
+        effects = self._repair(sender)
+        if 0 <= missing < self.round:
+            effects += self._help(sender, edge, missing)
+        self._forget()
+        return effects
+
+    def _help(self, sender: NodeId, edge: Edge, missing: int) -> list[Effect]:
+        """The partner mixed round `missing` without us: tell it whether we mixed with it, with our model if so."""
+        if edge.used > missing or (edge.used == missing and edge.confirmed):  # an old message that was overtaken
+            return []
+        if edge.used == missing and missing in self.sent:
+            view = self.view(missing)
+            return [Send(sender, Model(missing, self.schema, self.sent[missing], edge.used, edge.missing, view))]
+        effects: list[Effect] = []
+        if edge.used == missing:  # too long ago
+            effects.append(Report("unsettled", {"peer": sender, "round": missing}, self.round))
+            edge.used, edge.confirmed = -1, True
+        return [*effects, Send(sender, Account(self.round, edge.used, edge.missing))]
+
+    def _repair(self, node: NodeId) -> list[Effect]:
+        repaired = self._edge(node).repair()
+        if repaired is None:
+            return []
+        assert repaired.theirs is not None
+        differences = tuple(
+            scaled_difference(repaired.weight, theirs, own)
+            for theirs, own in zip(repaired.theirs, repaired.own, strict=True)
+        )
+        if self.phase == "waiting":  # the round's model is out already
+            self.repairs.append(differences)
+        else:
+            self.state = self.algorithm.corrected(self.state, differences)
+        return [Report("repaired", {"peer": node, "round": repaired.round}, self.round)]
+
+    def _forget(self) -> None:
+        """Keep our own models of those rounds only for which a partner may ask."""
+        wanted = {edge.used for edge in self.edges.values() if not edge.confirmed}
+        for old in sorted(self.sent):
+            if old not in wanted or len(self.sent) > KEPT_ROUNDS:
+                del self.sent[old]
+
     # --- the end --------------------------------------------------------------------------------------------------
 
     def _leave(self) -> list[Effect]:
         self.phase = "leaving"
-        return [*self._goodbye(), SetTimer(("drain",), self.settings.drain_ns), *self._finish_if_alone()]
+        waits = {"drain": self.settings.drain_ns, "hung": self.deadline.now_ns(), "again": self.settings.again_ns}
+        timers = [SetTimer((key,), after_ns) for key, after_ns in waits.items()]
+        return [*self._goodbye(), *timers, *self._finish_if_alone()]
+
+    def _farewell(self) -> list[NodeId]:
+        """Whom we have to say goodbye to: who may wait for us, or has an account with us."""
+        recent = {j for j, round in self.met.items() if round > self.round - 1 - FAREWELL_ROUNDS} - {self.node}
+        unsettled = {j for j, edge in self.edges.items() if not edge.settled}
+        changing = self.schedule.period != 1 and self.met
+        return sorted(recent | unsettled if changing else set(self.partners) | unsettled)
+
+    def _leaving(self, to: NodeId) -> Leaving:
+        edge = self._edge(to)
+        done = to in self.left and edge.settled
+        if done:
+            self.told.add(to)
+        return Leaving(self.round, edge.used, edge.missing, done)
 
     def _goodbye(self) -> list[Effect]:
         # also to those who said it first: they stay until they hear it from us
-        return [Send(to, Leaving(self.round)) for to in self.partners]
+        return [Send(to, self._leaving(to)) for to in self._farewell() if to not in self.done]
 
     def _finish_if_alone(self) -> list[Effect]:
-        alone = set(self.partners) <= self.left | self.absent
-        return self._finish() if self.phase == "leaving" and alone else []
+        if self.phase != "leaving":
+            return []
+        return [] if any(self._must_wait_for(j) for j in self._farewell()) else self._finish()
+
+    def _must_wait_for(self, node: NodeId) -> bool:
+        finished = node in self.done and self._edge(node).settled
+        return node in self.linked and not finished and (self.patient or node not in self.absent)
 
     def _finish(self) -> list[Effect]:
+        effects: list[Effect] = [
+            Report("unsettled", {"peer": j, "round": edge.missing}, self.round)
+            for j, edge in sorted(self.edges.items())
+            if edge.open
+        ]
         self.phase = "finished"
         self.mailbox.clear()
-        return [Finish(self.algorithm.model(self.state))]
+        self.sent.clear()
+        return [*effects, Finish(self.algorithm.model(self.state))]
 
 
 def _mixed(terms: Sequence[tuple[float, Vector]]) -> Vector:
@@ -284,13 +505,13 @@ def _mixed(terms: Sequence[tuple[float, Vector]]) -> Vector:
     return ordered_mix(terms, next((vector for _, vector in terms if vector.flags.writeable), None))
 
 
+def _slots(checkpoint: Checkpoint) -> tuple[Vector, ...]:
+    return tuple(checkpoint.vectors[f"state/{k}"] for k in range(len(checkpoint.vectors)))
+
+
 def partners_of(node: NodeId, schedule: Schedule) -> tuple[NodeId, ...]:
-    """Return all that `node` sends to or receives from in one period, ascending."""
-    partners: set[NodeId] = set()
-    for number in range(schedule.period):
-        mixing = schedule.mixing(number)
-        partners.update(mixing.row(node), mixing.targets(node))
-    return tuple(sorted(partners - {node}))
+    """Return all that `node` may send to or receive from, ascending."""
+    return schedule.partners(node)
 
 
 def leads_of(node: NodeId, schedule: Schedule, partners: Sequence[NodeId]) -> dict[NodeId, int]:
@@ -299,6 +520,8 @@ def leads_of(node: NodeId, schedule: Schedule, partners: Sequence[NodeId]) -> di
     A peer needs, in every round, what its sources sent in that round; so it is ahead of us by at most one round per
     link on the way from us to it, where a link of a schedule may be used once in a period.
     """
+    if not schedule.period:
+        return dict.fromkeys(partners, LEAD_ROUNDS)
     hops, ring = {node: 0}, [node]
     while ring and not set(partners) <= hops.keys():
         after = {

@@ -189,12 +189,17 @@ def _learning(experiment: Experiment, held: Sequence[NodeId], n: int) -> tuple[L
 def machine_of(
     plan: Plan, node: NodeId, initial: Vector, schema: str, resumed: Checkpoint | None = None
 ) -> SyncGossip[Vector]:
-    """Make the machine of one peer; one that goes on from `resumed` where that is given."""
-    algorithm = plan.experiment.algorithm
-    deadline = int(algorithm.deadline * 1e9)
-    settings = SyncSettings(plan.experiment.rounds, deadline, int(algorithm.start_timeout * 1e9), deadline)
-    assert resumed is None
-    return SyncGossip(node, plan.mixing, ALGORITHMS[algorithm.name](), initial, schema, settings)
+    """Make the machine of one peer; with `resumed`, one that goes on from there."""
+    a = plan.experiment.algorithm
+    deadline_ns = int(a.deadline * 1e9)
+    settings = SyncSettings(
+        rounds=plan.experiment.rounds,
+        deadline_ns=deadline_ns,
+        least_deadline_ns=min(deadline_ns, int(a.least_deadline * 1e9)),
+        start_ns=int(a.start_timeout * 1e9),
+        drain_ns=deadline_ns,
+    )
+    return SyncGossip(node, plan.mixing, ALGORITHMS[a.name](), initial, schema, settings, resumed)
 
 
 def hello_of(plan: Plan, schema: str, data: str = "") -> Hello:

@@ -1,0 +1,206 @@
+"""Loss-safe synchronous gossip: an edge counts at both ends or at neither, or is made up for; the mean never moves."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedgossip import seeds
+from fedgossip.algorithms.dsgd import DSGD
+from fedgossip.machine import (
+    Effect,
+    Event,
+    Finish,
+    Fired,
+    PeerJoined,
+    Received,
+    Report,
+    Send,
+    SetTimer,
+    Started,
+    Train,
+    Trained,
+)
+from fedgossip.messages import Account, Leaving, Model
+from fedgossip.protocols.edges import Edge
+from fedgossip.protocols.sync_gossip import SyncGossip, SyncSettings
+from fedgossip.topology import build, resolve
+from fedgossip.vectors import Vector, frozen
+
+SCHEMA = "s"
+STEPS = 20_000
+
+
+def one(value: float) -> Vector:
+    return frozen(np.array([value], np.float64))
+
+
+class Hand:
+    """Moves every message and fires every timer of a few machines in an order drawn from a seed.
+
+    A message may be lost, said twice, or overtaken; a timer may fire at any time.  After `wild` steps nothing is lost.
+    """
+
+    def __init__(self, graph: str, n: int, seed: int, *, loss: float, rounds: int = 6, wild: int = 400) -> None:
+        self.random = seeds.stream(seed, "hand")
+        self.start = seeds.stream(seed, "start").normal(size=n)
+        mixing = build(resolve(graph, n, seed=seed), "metropolis")
+        limits = SyncSettings(rounds)
+        self.machines = [SyncGossip(i, mixing, DSGD(), one(self.start[i]), SCHEMA, limits) for i in range(n)]
+        self.loss, self.wild = loss, wild
+        self.links: dict[tuple[int, int], deque[Any]] = {}
+        self.jobs: dict[int, int] = {}
+        self.timers: dict[int, set[Any]] = {i: set() for i in range(n)}
+        self.results: dict[int, float] = {}
+        self.reports: dict[str, int] = {}
+        for i in range(n):
+            self.tell(i, Started())
+            for j in self.machines[i].partners:
+                self.tell(i, PeerJoined(j))
+
+    def tell(self, node: int, event: Event) -> None:
+        for effect in self.machines[node].handle(event, 0):
+            self.perform(node, effect)
+
+    def perform(self, node: int, effect: Effect) -> None:
+        match effect:
+            case Send(to, message):
+                copies = 1 if self.wild <= 0 else int(self.random.random() > self.loss) * (1 + (self.random.random() < 0.1))
+                self.links.setdefault((node, to), deque()).extend([message] * copies)
+            case Train(job, _):
+                self.jobs[node] = job
+            case SetTimer(key, _):
+                self.timers[node].add(key)
+            case Report(name):
+                self.reports[name] = self.reports.get(name, 0) + 1
+            case Finish(result):
+                self.results[node] = float(result[0])
+
+    def step(self) -> bool:
+        """Do one thing that can be done; false when there is nothing.  Timers come last when all is calm."""
+        self.wild -= 1
+        messages = [("message", key) for key, queue in sorted(self.links.items()) if queue]
+        trained = [("trained", node) for node in sorted(self.jobs)]
+        fired = [("timer", (node, key)) for node, keys in self.timers.items() for key in sorted(keys, key=str)]
+        calm = messages + trained
+        ready = calm + [t for t in fired if t[1][1][0] == "deadline" or not calm] if self.wild > 0 else calm or fired
+        if not ready or len(self.results) == len(self.machines):
+            return False
+        what, where = ready[int(self.random.integers(len(ready)))]
+        if what == "message":
+            queue = self.links[where]
+            late = self.wild > 0 and len(queue) > 1 and self.random.random() < 0.2
+            message = queue[1] if late else queue[0]
+            del queue[int(late)]
+            self.tell(where[1], Received(where[0], message))
+        elif what == "trained":
+            self.tell(where, Trained(self.jobs.pop(where), None))
+        else:
+            node, key = where
+            self.timers[node].discard(key)
+            if key[0] not in ("drain", "hung", "start") or self.wild < -5000:
+                self.tell(node, Fired(key))
+            else:
+                self.timers[node].add(key)
+        return True
+
+    def run(self) -> None:
+        for _ in range(STEPS):
+            if not self.step():
+                return
+        raise AssertionError("it does not end")
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.sampled_from([("ring", 3), ("ring", 5), ("complete", 4), ("star", 5), ("path", 2), ("regular:3", 6)]),
+    st.integers(0, 10**9),
+    st.sampled_from([0.0, 0.05, 0.2, 0.5]),
+)
+def test_the_mean_is_kept_whatever_is_lost_repeated_or_overtaken(
+    graph: tuple[str, int], seed: int, loss: float
+) -> None:
+    hand = Hand(*graph, seed, loss=loss)
+    hand.run()
+    assert len(hand.results) == graph[1] and "unsettled" not in hand.reports, hand.reports
+    assert np.mean(list(hand.results.values())) == pytest.approx(hand.start.mean(), abs=1e-12)
+
+
+def test_nothing_more_is_said_when_nothing_is_lost() -> None:
+    """One model per edge and round in each direction, and the goodbyes: no extra round trip."""
+    said: list[Any] = []
+
+    class Counting(Hand):
+        def perform(self, node: int, effect: Effect) -> None:
+            if isinstance(effect, Send):
+                said.append(effect.message)
+            super().perform(node, effect)
+
+    hand = Counting("ring", 6, 1, loss=0.0, wild=0)
+    hand.run()
+    assert len(hand.results) == 6
+    assert sum(isinstance(m, Model) for m in said) == 6 * 2 * 6
+    assert not any(isinstance(m, Account) for m in said)
+    assert sum(isinstance(m, Leaving) for m in said) <= 2 * 6 * 2
+
+
+# --- the account alone ------------------------------------------------------------------------------------------------
+
+
+def model(round: int, value: float, used: int = -1, missing: int = -1) -> Model:
+    return Model(round, SCHEMA, (one(value),), used, missing)
+
+
+def test_a_round_that_the_partner_mixed_is_made_up_for() -> None:
+    edge = Edge()
+    edge.offer(4)
+    edge.missed(4, 0.25, (one(1.0),))
+    edge.heard(4, used=3, missing=-1)  # of the same round: it may not have mixed yet
+    assert edge.missing == 4 and edge.repair() is None
+    edge.heard(5, used=4, missing=-1)
+    assert edge.repair() is None
+    edge.late(model(4, 5.0, used=4))
+    repaired = edge.repair()
+    assert repaired is not None and repaired.theirs is not None
+    assert (repaired.weight, repaired.theirs[0].tolist(), edge.settled) == (0.25, [5.0], True)
+
+
+def test_a_round_that_neither_mixed_is_forgotten() -> None:
+    edge = Edge()
+    edge.offer(4)
+    edge.missed(4, 0.25, (one(1.0),))
+    edge.heard(6, used=3, missing=4)
+    assert edge.settled
+
+
+def test_while_a_round_is_open_the_edge_does_not_count_at_either_end() -> None:
+    mine, theirs = Edge(), Edge()
+    mine.offer(4)
+    mine.missed(4, 0.5, (one(0.0),))
+    mine.offer(5)
+    theirs.offer(5)
+    assert not mine.counts(model(5, 1.0), "")
+    assert not theirs.counts(model(5, 0.0, missing=mine.missing), "")
+
+
+def test_two_ends_that_use_different_graphs_do_not_mix() -> None:
+    edge = Edge()
+    edge.offer(4)
+    assert edge.counts(model(4, 1.0), "") and not edge.counts(model(4, 1.0), "another roster")
+
+
+def test_our_model_is_kept_until_the_partner_is_known_to_have_it() -> None:
+    edge = Edge()
+    edge.offer(4)
+    edge.mixed(4)
+    edge.heard(4, used=3, missing=-1)
+    assert not edge.confirmed
+    edge.heard(5, used=3, missing=4)  # it lacks it
+    assert not edge.confirmed
+    edge.heard(6, used=3, missing=-1)
+    assert edge.confirmed
