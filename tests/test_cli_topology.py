@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from fedgossip.cli.topology import topology
 from fedgossip.errors import ConfigError
-from fedgossip.topology import family_names, ready_names
+from fedgossip.topology import family_names, ready_names, schedule_names
 
 FIELDS = {
     "n",
@@ -36,11 +36,12 @@ def said(*words: str) -> str:
     return result.stdout
 
 
-def test_list_names_every_family_and_ready_graph():
+def test_list_names_every_family_schedule_and_ready_graph():
+    names = {*family_names(), *schedule_names(), *ready_names()}
     found = json.loads(said("list", "--json"))
-    assert {entry["name"] for entry in found} == {*family_names(), *ready_names()}
+    assert {entry["name"] for entry in found} == names
     text = said("list")
-    assert all(name in text for name in (*family_names(), *ready_names()))
+    assert all(name in text for name in names)
 
 
 def test_show_gives_all_fields_as_json_and_nothing_else():
@@ -77,6 +78,36 @@ def test_compare_keeps_the_order_given():
     assert [entry["graph"] for entry in found] == ["star", "complete", "ring"]
 
 
+def test_show_says_in_words_when_a_schedule_is_exact():
+    text = said("show", "base:2", "--n", "25")
+    assert "after 6 rounds" in text
+    assert "slem" not in text  # one step says little
+    assert "never" in said("show", "el-oracle:4", "--n", "25")
+
+
+def test_compare_puts_schedules_beside_one_graph():
+    """Nothing is cut off at 80 columns; base:1 is exact after 9 rounds (Takezawa et al., NeurIPS 2023)."""
+    text = said("compare", "ring", "one-peer-exponential", "base:1", "el-oracle:4", "window-doubling", "--n", "25")
+    (row,) = (line.split() for line in text.splitlines() if line.strip().startswith("base:1"))
+    assert row[-1] == "9"
+    assert "one-peer-exponential " in text
+    assert "drawn afresh" in text
+
+
+def test_compare_shows_sizes_where_they_differ():
+    text = said("compare", "petersen", "karate")
+    assert "nodes" in text
+    assert "34" in text
+
+
+@pytest.mark.parametrize(("graph", "rounds"), [("base:1", 5), ("one-peer-exponential", 4), ("el-local:3", 4)])
+def test_draw_shows_the_rounds_of_a_schedule_side_by_side(tmp_path, graph, rounds):
+    """All of a period (base:1 has 5 at n = 12, Takezawa et al.), and some examples of what is drawn afresh."""
+    out = tmp_path / "rounds.svg"
+    said("draw", graph, "--n", "12", "--out", str(out))
+    assert out.read_text().count('<g id="axes_') == rounds
+
+
 @pytest.mark.parametrize("suffix", ["svg", "png", "pdf"])
 def test_draw_writes_a_picture(tmp_path, suffix):
     out = tmp_path / f"graph.{suffix}"
@@ -96,6 +127,8 @@ def test_draw_draws_arcs(tmp_path):
         (("show", "ring"), "number of nodes"),
         (("show", "ring", "--n", "4", "--gamma", "1"), "gamma"),
         (("show", "star", "--n", "4", "--weights", "uniform"), "uniform"),
+        (("show", "base:0", "--n", "4"), "base:0"),
+        (("show", "one-peer-hypercube", "--n", "12"), "power of two"),
         (("draw", "petersen", "--out", "graph.gif"), "graph.gif"),
         (("draw", "ring", "--n", "5000", "--out", "graph.svg"), "5000"),
         (("draw", "petersen", "--out", "/nowhere/graph.svg"), "/nowhere"),

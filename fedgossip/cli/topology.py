@@ -9,18 +9,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedgossip import topology as graphs
-from fedgossip.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from fedgossip.topology import Forecast, Schedule
 
-    from fedgossip.topology import Forecast, Mixing, Topology
-
-DRAW_LIMIT = 2000  # nodes; beyond it a drawing is a blot
-FORMATS = (".svg", ".png", ".pdf")
-
+COMPARED = ("edges", "degree", "gap", "n_W", "to halve", "to 1 %", "exact")
 GAP_MEANS = "worst case: share of a disagreement that one round removes"
 N_W_MEANS = "typical case: models that each one in effect averages"
+CHANGING_MEANS = (
+    "Where every round has another graph: edges and degree of the busiest round, gap per round of a whole period, "
+    "or in expectation where rounds are drawn afresh."
+)
 
 _nodes = click.option("--n", "n", type=click.IntRange(min=1), help="Number of nodes, where the graph leaves it open.")
 _weights = click.option("--weights", help=f"Weight rule: {', '.join(graphs.rule_names())}.  [default: metropolis]")
@@ -34,27 +33,32 @@ _json = click.option("--json", "as_json", is_flag=True, help="JSON instead of a 
 def topology() -> None:
     """Graphs: who exchanges models with whom, and how fast that brings them together.
 
-    GRAPH is a family (ring, torus:4x4, regular:3), a ready graph (karate, abilene) or the path of a TOML file or a
-    list of edges.
+    GRAPH is a family (ring, torus:4x4, regular:3), a ready graph (karate, abilene), the path of a TOML file or a list
+    of edges, or a schedule, whose graph is another one in every round (base:2, el-oracle:4).
     """
 
 
 @topology.command("list")
 @_json
 def list_graphs(as_json: bool) -> None:
-    """List the families and the ready graphs."""
+    """List the families, the schedules and the ready graphs."""
     from fedgossip.topology import files
-    from fedgossip.topology.grammar import FAMILIES
+    from fedgossip.topology.grammar import FAMILIES, SCHEDULES
 
     described = {name: files.read(path) for name in graphs.ready_names() if (path := files.ready_path(name))}
     if as_json:
         found = [{"name": k, "form": f.form, "what": f.what, "kind": "family"} for k, f in FAMILIES.items()]
         ready = [{"name": k, "what": g.title, "source": g.source, "kind": "ready"} for k, g in described.items()]
-        _print_json([*found, *ready])
+        changing = [{"name": k, "form": s.form, "what": s.what, "kind": "schedule"} for k, s in SCHEDULES.items()]
+        _print_json([*found, *changing, *ready])
         return
     console, table = _console(), _table("Families", "write", "what it is")
     for family in FAMILIES.values():
         table.add_row(family.form, family.what)
+    console.print(table)
+    table = _table("Schedules: another graph in every round", "write", "what it is")
+    for schedule in SCHEDULES.values():
+        table.add_row(schedule.form, schedule.what)
     console.print(table)
     table = _table("Ready graphs, each with its source", "write", "what it is")
     for name, graph in described.items():
@@ -72,13 +76,13 @@ def list_graphs(as_json: bool) -> None:
 @_json
 def show(graph: str, n: int | None, weights: str | None, gamma: float, seed: int, as_json: bool) -> None:
     """Show what GRAPH and its weights promise before anything is trained."""
-    mixing = _mixing(graph, n, weights, seed)
-    promise = graphs.forecast(mixing, gamma)
+    schedule = graphs.resolve_schedule(graph, n, weights=weights, seed=seed)
+    promise = graphs.forecast_of(schedule, gamma)
     if as_json:
         _print_json({"graph": graph, **promise.to_dict()})
         return
-    console, table = _console(), _table(_title(mixing), "quantity", "value", "what it means")
-    for row in _rows(promise):
+    console, table = _console(), _table(title(schedule), "quantity", "value", "what it means")
+    for row in _rows(promise) if promise.period == 1 else _rows_of_rounds(promise):
         table.add_row(*row)
     console.print(table)
     console.print(_ranking(gamma), highlight=False)
@@ -95,20 +99,25 @@ def show(graph: str, n: int | None, weights: str | None, gamma: float, seed: int
 @_json
 def compare(graph: tuple[str, ...], n: int | None, weights: str | None, gamma: float, seed: int, as_json: bool) -> None:
     """Put several GRAPHs side by side."""
-    promises = {name: graphs.forecast(_mixing(name, n, weights, seed), gamma) for name in graph}
+    found = {name: graphs.resolve_schedule(name, n, weights=weights, seed=seed) for name in graph}
+    promises = {name: graphs.forecast_of(schedule, gamma) for name, schedule in found.items()}
     if as_json:
         _print_json([{"graph": name, **promise.to_dict()} for name, promise in promises.items()])
         return
-    heads = ("graph", "nodes", "edges", "degree", "gap", "n_W", "to halve", "to 1 %")
-    table = _table("", *heads)
+    sizes = {promise.n for promise in promises.values()}
+    heads = ("graph", *(["nodes"] if len(sizes) > 1 else []), *COMPARED)
+    table = _table("" if len(sizes) > 1 else f"{sizes.pop()} nodes", *heads)
     for column in table.columns[1:]:
         column.justify = "right"
     for name, promise in promises.items():
-        table.add_row(name, *_compared(promise))
+        table.add_row(name, *_compared(promise)[-len(heads) + 1 :])
     console = _console()
     console.print(table)
     console.print(f"gap: {GAP_MEANS}.\nn_W: {N_W_MEANS}.", highlight=False)
     console.print("degree: most neighbours of a node.  to halve, to 1 %: rounds, in the worst case.", highlight=False)
+    console.print("exact: rounds until everybody has exactly the mean.", highlight=False)
+    if any(promise.period != 1 for promise in promises.values()):
+        console.print(CHANGING_MEANS, highlight=False)
     console.print(_ranking(gamma), highlight=False)
 
 
@@ -119,29 +128,26 @@ def compare(graph: tuple[str, ...], n: int | None, weights: str | None, gamma: f
 @_seed
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="FILE.svg, .png or .pdf.")
 def draw(graph: str, n: int | None, weights: str | None, seed: int, out: Path | None) -> None:
-    """Draw GRAPH; the heavier an edge weighs, the wider it is."""
-    mixing = _mixing(graph, n, weights, seed)
-    place = out or Path(f"{mixing.topology.name}.svg")
-    if place.suffix.lower() not in FORMATS:
-        raise ConfigError(f"cannot draw to {place}", f"End the name in {', '.join(FORMATS)}.")
-    if mixing.n > DRAW_LIMIT:
-        raise ConfigError(f"{mixing.n} nodes are too many to draw", f"Draw at most {DRAW_LIMIT}, e.g. --n 64.")
-    _draw(mixing, place)
+    """Draw GRAPH; the heavier an edge weighs, the wider it is.  Of a schedule: its rounds, side by side."""
+    from fedgossip.cli import drawing
+
+    schedule = graphs.resolve_schedule(graph, n, weights=weights, seed=seed)
+    place = out or Path(f"{schedule.name.replace(':', '-')}.svg")
+    drawing.save(schedule, title(schedule), place)
     click.echo(f"Drawn to {place}", err=True)
 
 
 # --- what is said -----------------------------------------------------------------------------------------------
 
 
-def _mixing(graph: str, n: int | None, weights: str | None, seed: int) -> Mixing:
-    found = graphs.resolve(graph, n, seed=seed)
-    return graphs.build(found, weights or found.weights or "metropolis")
-
-
-def _title(mixing: Mixing) -> str:
-    graph = mixing.topology
-    word = "arcs" if graph.directed else "edges"
-    return f"{graph.name}: {graph.n} nodes, {len(graph.edges)} {word}, {mixing.rule} weights"
+def title(schedule: Schedule) -> str:
+    """Return the head of a table or a drawing."""
+    graph = schedule.mixing(0).topology
+    if schedule.period == 1:
+        word = "arcs" if graph.directed else "edges"
+        return f"{graph.name}: {graph.n} nodes, {len(graph.edges)} {word}, {schedule.rule} weights"
+    rounds = f"{schedule.period} rounds that repeat" if schedule.period else "every round drawn afresh"
+    return f"{schedule.name}: {schedule.n} nodes, {rounds}, {schedule.rule} weights"
 
 
 def _rows(promise: Forecast) -> list[tuple[str, str, str]]:
@@ -162,6 +168,40 @@ def _rows(promise: Forecast) -> list[tuple[str, str, str]]:
     return [*rows, ("computed by", promise.method, _error(promise))]
 
 
+def _rows_of_rounds(promise: Forecast) -> list[tuple[str, str, str]]:
+    """What a schedule promises: nothing of one step, which says little."""
+    repeats = f"after {promise.period} rounds" if promise.period else "never"
+    left = "in the long run" if promise.period else "in expectation"
+    rate = [] if not promise.rate else [("a round leaves", _plain(promise.rate), f"of the worst disagreement, {left}")]
+    return [
+        ("exact", _exact(promise), "when everybody has exactly the mean of all models"),
+        ("rounds to halve", _rounds(promise.rounds_to_halve, promise), "until the worst disagreement is half"),
+        ("rounds to 1 %", _rounds(promise.rounds_to_1_percent, promise), "until 1 % of it is left"),
+        *rate,
+        ("one round leaves", _plain(promise.mean_contraction), "of a disagreement in a random direction"),
+        ("effective neighbours n_W", _effective(promise), f"{N_W_MEANS} (1 alone, n all)"),
+        ("most neighbours", str(promise.degree_max), "models that the busiest node sends in a round"),
+        ("messages", f"{promise.messages:.3g}", "models that a node sends in a round, on average"),
+        ("repeats", repeats, "each round's graph follows from its number and the seed"),
+        ("computed by", promise.method, _METHODS.get(promise.method, "exact to rounding")),
+    ]
+
+
+_METHODS = {
+    "expected": "averages over what is drawn; exact to rounding",
+    "construction": "what the algorithm of this name makes of it",
+    "unknown": "no formula is known",
+}
+
+
+def _exact(promise: Forecast) -> str:
+    return "never" if promise.exact_after is None else f"after {_counted(promise.exact_after)}"
+
+
+def _counted(rounds: int) -> str:
+    return "1 round" if rounds == 1 else f"{rounds} rounds"
+
+
 def _error(promise: Forecast) -> str:
     if not promise.resolved:
         return "did not converge: the gap is tiny or the graph too large"
@@ -169,15 +209,26 @@ def _error(promise: Forecast) -> str:
 
 
 def _compared(promise: Forecast) -> tuple[str, ...]:
+    """The cells behind the name; callers may leave out the first ones."""
     return (
         str(promise.n),
         str(promise.edges),
         str(promise.degree_max),
-        f"{promise.spectral_gap:.4g}" if promise.spectral_gap is not None else "unresolved",
+        _gap(promise),
         _effective(promise),
         _rounds(promise.rounds_to_halve, promise),
         _rounds(promise.rounds_to_1_percent, promise),
+        "-" if promise.exact_after is None else str(promise.exact_after),
     )
+
+
+def _gap(promise: Forecast) -> str:
+    """The gap, of a schedule over its rounds; none of an exact one, whose rounds differ too much for one number."""
+    if promise.period != 1 and promise.rate:
+        return f"{1 - promise.rate:.4g}"
+    if promise.spectral_gap is None:
+        return "-" if promise.resolved else "unresolved"
+    return f"{promise.spectral_gap:.4g}"
 
 
 def _number(value: float | None, promise: Forecast) -> str:
@@ -199,6 +250,8 @@ def _effective(promise: Forecast) -> str:
 
 
 def _rounds(value: int | None, promise: Forecast) -> str:
+    if value is None and promise.rate is None:
+        return "-" if promise.resolved else "unresolved"
     if value is None:
         return "never" if promise.resolved else "unresolved"
     return str(value)
@@ -240,48 +293,3 @@ def _table(title: str, *heads: str) -> Any:
     for place, head in enumerate(heads):
         table.add_column(head, no_wrap=place < len(heads) - 1 or len(heads) > 3, overflow="fold")
     return table
-
-
-def _draw(mixing: Mixing, place: Path) -> None:
-    import networkx as nx
-    from matplotlib.figure import Figure
-
-    graph = mixing.topology
-    side = min(12.0, 4.0 + graph.n / 20)
-    figure = Figure(figsize=(side, side), layout="constrained")
-    axes = figure.add_subplot()
-    axes.set_axis_off()
-    axes.set_aspect("equal", adjustable="datalim")
-    picture, places = graph.to_networkx(), _places(graph)
-    weights = [mixing.row(v).get(u, 0.0) for u, v in picture.edges]
-    heaviest = max((abs(weight) for weight in weights), default=1.0) or 1.0
-    widths = [0.3 + 1.9 * abs(weight) / heaviest for weight in weights]
-    size = max(8.0, 320.0 - 4 * graph.n)
-    nx.draw_networkx_edges(picture, places, ax=axes, width=widths, edge_color="#7a8b99", node_size=size)
-    nx.draw_networkx_nodes(picture, places, ax=axes, node_size=size, node_color="#cfe3f5", edgecolors="#33658a")
-    if graph.n <= 64:
-        labels = {node: graph.label(node) for node in range(graph.n)}
-        nx.draw_networkx_labels(picture, places, labels, ax=axes, font_size=8, clip_on=False)
-    axes.set_title(_title(mixing), fontsize=10)
-    axes.margins(0.1)
-    _save(figure, place)
-
-
-def _save(figure: Any, place: Path) -> None:
-    try:
-        figure.savefig(place, dpi=150)
-    except OSError as error:
-        raise ConfigError(f"{place}: {error.strerror or error}", "Give --out a folder that you may write to.") from None
-
-
-def _places(graph: Topology) -> dict[int, Any]:
-    """Return a place per node: its own where it has one, on a circle where the graph is one, else by forces."""
-    import networkx as nx
-
-    if graph.positions is not None:
-        return dict(enumerate(graph.positions))
-    picture = graph.to_networkx().to_undirected()
-    if graph.circulant is not None:
-        return dict(nx.circular_layout(picture))
-    layout: Callable[..., Any] = nx.kamada_kawai_layout if graph.n <= 300 else nx.spring_layout
-    return dict(layout(picture) if graph.n <= 300 else layout(picture, seed=0))
