@@ -18,7 +18,7 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -268,7 +268,6 @@ class Checkpoints:
         self, folder: Path, about: About, failed: Callable[[int, OSError], None], seconds: float = SECONDS
     ) -> None:
         self.folder, self.about, self.seconds = folder, about, seconds
-        self.failures = 0
         self._failed = failed
         self._newest: Stored | None = None
         self._written: Stored | None = None
@@ -280,6 +279,8 @@ class Checkpoints:
 
     def keep(self, checkpoint: Checkpoint, memory: Mapping[str, Array]) -> None:
         """Take the state after a round; have it written if it is time."""
+        if self._ending:
+            return
         self._newest = Stored(self.about, checkpoint, memory)
         if time.monotonic() < self._due:
             return
@@ -316,7 +317,6 @@ class Checkpoints:
         try:
             write(self.folder, stored)
         except OSError as error:
-            self.failures += 1
             self._failed(stored.machine.round, error)
         else:
             self._written = stored
@@ -376,8 +376,3 @@ def _tail(key: str, value: Any) -> Any:
 
 def _said(value: Any) -> str:
     return "not there" if value is None else json.dumps(value)
-
-
-def names(found: Sequence[RefusedError]) -> list[dict[str, str]]:
-    """Return refusals as plain data, for an event."""
-    return [{"file": error.path.name, "reason": error.reason, "text": str(error)} for error in found]

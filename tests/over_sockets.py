@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
+from fedgossip.machine import Machine
 from fedgossip.metrics import Row
 from fedgossip.net.endpoints import Endpoint
 from fedgossip.net.host import Host, Ports
@@ -17,9 +19,16 @@ from fedgossip.task import LocalTask
 from fedgossip.vectors import Vector
 from fedgossip.wire import Expected
 
+Wrap = Callable[[int, Machine], Machine]
 
-def run_over_sockets(plan: Plan, task: LocalTask) -> tuple[list[Vector], list[Row]]:
-    """Return every peer's final vector, ascending, and all rows that the hosts wrote."""
+
+def run_over_sockets(
+    plan: Plan, task: LocalTask, wrap: Wrap = lambda _node, machine: machine
+) -> tuple[list[Vector], list[Row]]:
+    """Return every peer's final vector, ascending, and all rows that the hosts wrote.
+
+    `wrap` may put something round a machine.
+    """
     identities = [Identity.new() for _ in range(plan.n)]
     links = [Links(node, "tcp://127.0.0.1:*", identities[node]) for node in range(plan.n)]
     endpoints = {node: Endpoint(links[node].address, identities[node].public) for node in range(plan.n)}
@@ -32,7 +41,7 @@ def run_over_sockets(plan: Plan, task: LocalTask) -> tuple[list[Vector], list[Ro
         try:
             expected = Expected(task.schema, task.dtype.name, task.length)
             links[node].connect(partners_of(node, plan.mixing), endpoints, expected, hello)
-            machine = compose.machine_of(plan, node, task.initial(node), task.schema)
+            machine = wrap(node, compose.machine_of(plan, node, task.initial(node), task.schema))
             ports = Ports(rows.append, _ignore, _ignore, lambda: bool(failures))
             results[node] = Host(node, machine, links[node], task, hello, ports).run()
         except BaseException as error:

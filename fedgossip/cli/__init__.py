@@ -24,6 +24,7 @@ COMMANDS = {
     "watch": ("fedgossip.cli.watch", "Watch a run while it goes on: on the terminal, or as a page."),
     "runs": ("fedgossip.cli.runs", "List runs."),
     "collect": ("fedgossip.cli.runs", "Put the folders of a run's peers together into one run."),
+    "replay": ("fedgossip.cli.replay", "Tell fresh machines what those of a run were told: the same bits?"),
     "report": ("fedgossip.cli.runs", "Write the report page of a run again, or of several side by side."),
     "doctor": ("fedgossip.cli.doctor", "Say what this machine can do, and what is missing."),
 }
@@ -52,7 +53,7 @@ def cli() -> None:
     """Decentralized and federated learning: peers that learn together by gossip.
 
     Start with `fedgossip demo`.  Exit codes: 0 ok, 2 configuration, 3 network, 4 refused, 5 training failed, 7 too
-    few peers, 130 Ctrl-C.
+    few peers, 8 cannot be resumed, 130 Ctrl-C.
     """
 
 

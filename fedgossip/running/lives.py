@@ -84,6 +84,11 @@ def check_experiment(plan: Plan, node: NodeId, folder: Path) -> None:
         checkpoints.check_same(stored.about, replace(about, data=stored.about.data), folder)
 
 
+def trace_path(folder: Path, incarnation: int) -> Path:
+    """Return where the trace of a peer's life is: trace.bin, then trace.1.bin, ..."""
+    return folder / (f"trace.{incarnation}.bin" if incarnation else "trace.bin")
+
+
 def memory_of(task: LocalTask, node: NodeId) -> Mapping[str, Any]:
     """What the task remembers of `node` beside its vector; nothing for tasks that remember nothing."""
     state = getattr(task, "state", None)

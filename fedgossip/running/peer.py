@@ -20,7 +20,7 @@ import threading
 import time
 import tomllib
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType, TracebackType
 
@@ -42,6 +42,7 @@ from fedgossip.running.compose import Plan
 from fedgossip.running.lives import Life
 from fedgossip.running.runs import save_model, write_whole
 from fedgossip.task import LocalTask
+from fedgossip.trace.files import Opening, Trace, Traced
 from fedgossip.vectors import Vector
 from fedgossip.wire import Expected
 
@@ -163,6 +164,7 @@ def run_peer(
     resume: bool = False,
     incarnation: int | None = None,
     checkpoint_seconds: float = SECONDS,
+    trace_bytes: int = 0,
 ) -> PeerEnded:
     """Run peer `node` to the end; `folder` exists and is empty.  Raises FedgossipError, which ended.json also tells.
 
@@ -172,6 +174,9 @@ def run_peer(
     `resume`: go on in the folder of a life before, from its last checkpoint, or from the beginning where it wrote none.
     `incarnation` numbers this life; by default one more than the last.  Raises ResumeError for a checkpoint of another
     experiment, and where there are some and none can be read.
+
+    `checkpoint_seconds` lie between two checkpoints; `trace_bytes` is the longest trace of what the machine is told,
+    0 for none.
     """
     try:
         links = Links(node, _same_port(folder, bind) if resume else bind, identity)
@@ -196,86 +201,98 @@ def run_peer(
         if resume and not child:  # a collector has read on: it must find what it has read
             lives.cut_rows(folder / "metrics.jsonl", life.round)
         files = PeerFiles(folder, node, plan, task, snapshots=child)
-        return _Peer(plan, node, task, hello, files, life).run(links, stop, watch, checkpoint_seconds)
+        return _Peer(plan, task, hello, files, life, watch, checkpoint_seconds).run(links, stop, trace_bytes)
 
 
-@dataclass(frozen=True)
 class _Peer:
-    """What one life of a peer is made of."""
+    """One life of a peer, all its parts made."""
 
-    plan: Plan
-    node: NodeId
-    task: LocalTask
-    hello: Hello
-    files: PeerFiles
-    life: Life
+    def __init__(
+        self,
+        plan: Plan,
+        task: LocalTask,
+        hello: Hello,
+        files: PeerFiles,
+        life: Life,
+        watch: Callable[[Row], None] | None,
+        checkpoint_seconds: float,
+    ) -> None:
+        self.plan, self.task, self.hello, self.files, self.life, self.watch = plan, task, hello, files, life, watch
+        self.node = files.node
+        self.counts: dict[str, int] = {}
+        """What happened and is no report of the machine."""
+        self._turn = threading.Lock()
+        self._kept = Checkpoints(files.folder, life.about, self._not_written, checkpoint_seconds)
 
-    def run(
-        self, links: Links, stop: Stopper, watch: Callable[[Row], None] | None, checkpoint_seconds: float
-    ) -> PeerEnded:
+    def run(self, links: Links, stop: Stopper, trace_bytes: int) -> PeerEnded:
         """Gossip to the end, and write what came out."""
-        files, turn = self.files, threading.Lock()
-
-        def write(row: Row) -> None:
-            with turn:  # checkpoints are written by a thread of their own
-                files.writer.write(row)
-                if watch:
-                    watch(row)
-
-        def failed_to_write(round: int, error: OSError) -> None:
-            value = {"reason": type(error).__name__, "text": error.strerror or str(error)}
-            write(EventRow(round, self.node, "checkpoint_failed", value))
-
-        kept = Checkpoints(files.folder, self.life.about, failed_to_write, checkpoint_seconds)
-
-        def keep(checkpoint: Checkpoint) -> None:
-            kept.keep(checkpoint, lives.memory_of(self.task, self.node))
-
+        files, error, vector = self.files, None, None
         for row in self.life.events():
-            write(row)
-        ports = Ports(write, files.outgoing, files.mixed, stop, keep)
-        host = Host(self.node, self._machine(), links, self.task, self.hello, ports)
-        error, vector = None, None
-        try:
-            vector = host.run()
-        except FedgossipError as failure:
-            error = failure
-            write(EventRow(files.round, self.node, "failed", {"text": str(error), "advice": error.advice}))
-        ended = self._ended(error, kept.close())
-        ended.counts = {**host.counts, **self._counts(kept)}
+            self._event(row)
+        with contextlib.ExitStack() as stack:
+            machine = self._machine(trace_bytes, stack)
+            ports = Ports(self._write, files.outgoing, files.mixed, stop, self._keep)
+            host = Host(self.node, machine, links, self.task, self.hello, ports)
+            del machine
+            try:
+                vector = host.run()
+            except FedgossipError as failure:
+                error = failure
+                self._write(EventRow(files.round, self.node, "failed", {"text": str(error), "advice": error.advice}))
+        ended = self._ended(error)
+        ended.counts = {**host.counts, **self.counts}
         files.ended(vector, ended)
         if error:
             raise error
         return ended
 
-    def _machine(self) -> Machine:
-        initial, life = self.task.initial(self.node), self.life
+    def _machine(self, trace_bytes: int, stack: contextlib.ExitStack) -> Machine:
+        """Make the machine, in the state that the life before left, or with its first vector."""
+        node, life, initial = self.node, self.life, self.task.initial(self.node)
         if life.resumed:
-            lives.give_memory(self.task, self.node, life.resumed.task)
-        machine = compose.machine_of(self.plan, self.node, initial, self.task.schema, life.checkpoint)
+            lives.give_memory(self.task, node, life.resumed.task)
         self.files.started(life.round, initial)
-        return machine
+        machine = compose.machine_of(self.plan, node, initial, self.task.schema, life.checkpoint)
+        if not trace_bytes:
+            return machine
+        about = life.about
+        opening = Opening(
+            node, about.incarnation, self.task.schema, about.version, about.experiment, initial, life.checkpoint
+        )
+        path = lives.trace_path(self.files.folder, about.incarnation)
+        trace = stack.enter_context(contextlib.closing(Trace(path, opening, self._not_traced, trace_bytes)))
+        return Traced(machine, trace)
 
-    def _ended(self, error: FedgossipError | None, checkpoint: int | None) -> PeerEnded:
+    def _write(self, row: Row) -> None:
+        with self._turn:  # checkpoints are written by a thread of their own
+            self.files.writer.write(row)
+            if self.watch:
+                self.watch(row)
+
+    def _event(self, row: EventRow) -> None:
+        self.counts[row.name] = self.counts.get(row.name, 0) + 1
+        self._write(row)
+
+    def _keep(self, checkpoint: Checkpoint) -> None:
+        self._kept.keep(checkpoint, lives.memory_of(self.task, self.node))
+
+    def _not_written(self, round: int, error: OSError) -> None:
+        value = {"reason": type(error).__name__, "text": error.strerror or str(error)}
+        self._event(EventRow(round, self.node, "checkpoint_failed", value))
+
+    def _not_traced(self, name: str, text: str) -> None:
+        self._event(EventRow(self.files.round, self.node, name, {"text": text}))
+
+    def _ended(self, error: FedgossipError | None) -> PeerEnded:
+        rounds, written = self.files.round, self._kept.close()
+        whole = rounds == self.plan.experiment.rounds
+        ended = PeerEnded("finished", rounds, {}) if whole else PeerEnded("interrupted", rounds, {}, exit_code=130)
         if error:
-            ended = failed(error, self.files.round, None, self.hello)
-        else:
-            whole = self.files.round == self.plan.experiment.rounds
-            status, code = ("finished", 0) if whole else ("interrupted", 130)
-            ended = PeerEnded(status, self.files.round, {}, exit_code=code)
-            ended.experiment, ended.schema = self.hello.experiment, self.hello.schema
-        ended.checkpoint = self.life.round if checkpoint is None and self.life.resumed else checkpoint
+            ended = failed(error, rounds)
+        ended.experiment, ended.schema = self.hello.experiment, self.hello.schema
+        ended.checkpoint = self.life.round if written is None and self.life.resumed else written
         ended.incarnation = self.life.about.incarnation
         return ended
-
-    def _counts(self, kept: Checkpoints) -> dict[str, int]:
-        """What happened in this life and is no report of the machine; nothing is counted as 0."""
-        counts = {
-            "resumed": int(self.life.again),
-            "checkpoint_refused": len(self.life.refused),
-            "checkpoint_failed": kept.failures,
-        }
-        return {name: count for name, count in counts.items() if count}
 
 
 def _same_port(folder: Path, bind: str) -> str:
@@ -294,14 +311,9 @@ def write_ended(folder: Path, ended: PeerEnded) -> None:
     write_whole(folder / "ended.json", msgspec.json.encode(ended))
 
 
-def failed(
-    error: FedgossipError, rounds: int = 0, counts: dict[str, int] | None = None, hello: Hello | None = None
-) -> PeerEnded:
+def failed(error: FedgossipError, rounds: int = 0) -> PeerEnded:
     """Return the record of a peer that could not go on."""
-    ended = PeerEnded("failed", rounds, counts or {}, str(error), error.advice, error.exit_code)
-    if hello:
-        ended.experiment, ended.schema = hello.experiment, hello.schema
-    return ended
+    return PeerEnded("failed", rounds, {}, str(error), error.advice, error.exit_code)
 
 
 def _await_endpoints(path: Path, n: int, stop: Stopper) -> dict[NodeId, Endpoint]:

@@ -1,0 +1,91 @@
+"""`fedgossip replay`: tell fresh machines what those of a real run were told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from fedgossip.running.replay import Replayed
+    from fedgossip.trace.files import Entry
+
+
+@click.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--peer", type=click.IntRange(min=0), help="One peer of the run.")
+@click.option("--until", type=click.IntRange(min=1), metavar="N", help="Stop after event N.")
+@click.option("--show", is_flag=True, help="Print every event, and what came of it.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per trace.")
+def replay(run: Path, peer: int | None, until: int | None, show: bool, as_json: bool) -> int:
+    """Replay RUN: a run directory, a peer's folder or a trace.
+
+    Prints per trace whether every effect and the final model have the same bits, or the first event that differs; ends
+    with code 1 then.
+    """
+    from fedgossip.running.replay import replay as replay_one
+    from fedgossip.running.replay import traces_of
+
+    equal = True
+    for path in traces_of(run, peer):
+        replayed = replay_one(path, until=until, show=_show if show else None)
+        equal = equal and replayed.equal
+        print(json.dumps(_facts(replayed)) if as_json else _said(replayed))
+    return 0 if equal else 1
+
+
+def _show(entry: Entry) -> None:
+    from fedgossip.trace.events import described
+
+    print(f"{entry.number:6d}  {entry.now_ns / 1e9:9.4f} s  {described(entry.event)}")
+    for line in entry.answer or []:
+        print(f"{'':21}-> {line}")
+
+
+_ENDS = {
+    "finished": "to its end",
+    "torn": "the trace is cut short there",
+    "open": "the trace ends there",
+    "until": "as far as was asked",
+}
+
+
+def _said(replayed: Replayed) -> str:
+    life = f", life {replayed.incarnation}" if replayed.incarnation else ""
+    head = f"peer {replayed.node}{life}: {replayed.events:,} events"
+    if replayed.difference:
+        return f"{head}, then a difference\n  {_difference(replayed)}{_version(replayed)}"
+    if not replayed.equal:
+        return f"{head}, all equal, but vector.safetensors holds another vector"
+    vector = f", final vector sha256 {replayed.digest}" if replayed.digest else ""
+    return f"{head}, equal, {_ENDS[replayed.end]}{vector}"
+
+
+def _difference(replayed: Replayed) -> str:
+    found = replayed.difference
+    assert found is not None
+    return f"event {found.event}: {found.told}\n  was {found.was or 'nothing'}\n  is  {found.now or 'nothing'}"
+
+
+def _version(replayed: Replayed) -> str:
+    from fedgossip import __version__
+
+    if replayed.version == __version__:
+        return ""
+    return f"\n  It was recorded by fedgossip {replayed.version}; this is {__version__}."
+
+
+def _facts(replayed: Replayed) -> dict[str, Any]:
+    found = replayed.difference
+    return {
+        "trace": str(replayed.path),
+        "peer": replayed.node,
+        "incarnation": replayed.incarnation,
+        "events": replayed.events,
+        "equal": replayed.equal,
+        "end": replayed.end,
+        "digest": replayed.digest,
+        "difference": found and {"event": found.event, "told": found.told, "was": found.was, "is": found.now},
+    }

@@ -1,1 +1,0 @@
-"""What a machine was told."""

@@ -1,0 +1,118 @@
+"""Events as plain fields and arrays, and back; and anything that machines say as one line."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedgossip import messages
+from fedgossip.errors import ConfigError
+from fedgossip.machine import Event, Received, Rostered, Trained
+from fedgossip.messages import CARRIERS
+from fedgossip.topology import Mixing, Topology
+
+Array = npt.NDArray[Any]
+
+
+class TraceError(ConfigError):
+    """A trace that cannot be read, or told again."""
+
+
+_MESSAGES = {name: kind for name, kind in vars(messages).items() if dataclasses.is_dataclass(kind)}
+"""All that may stand in a message, messages themselves among it."""
+_EVENTS = {kind.__name__: kind for kind in typing.get_args(Event)}
+
+
+def taken_apart(event: Event) -> tuple[dict[str, Any], list[Array]]:
+    """Return an event's plain fields and its arrays."""
+    match event:
+        case Received(sender, message):
+            vectors = list(message.vectors) if isinstance(message, CARRIERS) else []
+            return {"sender": sender, "message": _plain(message)}, vectors
+        case Trained(job, update, examples, metrics):
+            fields = {"job": job, "examples": examples, "metrics": dict(metrics)}
+            return fields, [] if update is None else [update]
+        case Rostered(Mixing() as mixing):
+            graph = mixing.topology
+            fields = {"n": graph.n, "name": graph.name, "directed": graph.directed, "rule": mixing.rule}
+            fields["stochastic"] = mixing.stochastic
+            return fields, [graph.edges.reshape(-1), mixing.starts, mixing.ids, mixing.values]
+        case Rostered(schedule):
+            return {"opaque": type(schedule).__name__}, []
+        case _:
+            return {f.name: _plain(getattr(event, f.name)) for f in dataclasses.fields(event)}, []
+
+
+def put_together(name: str, fields: dict[str, Any], arrays: list[Array]) -> Event:
+    """Return the event that `taken_apart` came from.  Raises TraceError for one that cannot be told again."""
+    match name:
+        case "Received":
+            return Received(fields["sender"], _whole(fields["message"], tuple(arrays)))
+        case "Trained":
+            return Trained(fields["job"], arrays[0] if arrays else None, fields["examples"], fields["metrics"])
+        case "Rostered" if "opaque" in fields:
+            advice = "Only changes to a graph that is the same in every round are written whole."
+            raise TraceError(f"a new schedule of kind {fields['opaque']} cannot be told again", advice)
+        case "Rostered":
+            edges, starts, ids, values = arrays
+            graph = Topology.from_edges(fields["n"], edges.reshape(-1, 2), fields["name"], fields["directed"])
+            return Rostered(Mixing(graph, fields["rule"], starts, ids, values, fields["stochastic"]))
+        case _:
+            event: Event = _EVENTS[name](**{key: _whole(value) for key, value in fields.items()})
+            return event
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as msgpack can hold it: a message by its name, and a tuple marked, for a list is none."""
+    if dataclasses.is_dataclass(value):
+        fields = (f.name for f in dataclasses.fields(value) if f.name != "vectors")
+        return {"is": type(value).__name__, **{name: _plain(getattr(value, name)) for name in fields}}
+    if isinstance(value, tuple):
+        return {"is": "tuple", "of": [_plain(one) for one in value]}
+    return value
+
+
+def _whole(value: Any, vectors: tuple[Array, ...] = ()) -> Any:
+    """Return what `_plain` came from; `vectors` are those of a message."""
+    if not isinstance(value, dict):
+        return value
+    name = value.pop("is")
+    if name == "tuple":
+        return tuple(_whole(one) for one in value["of"])
+    kind: Any = _MESSAGES[name]
+    fields = {key: _whole(one) for key, one in value.items()}
+    return kind(**fields, vectors=vectors) if issubclass(kind, CARRIERS) else kind(**fields)
+
+
+def described(value: object, digests: dict[int, str] | None = None) -> str:
+    """Return an event, an effect or what is in one as one line, arrays by the first 16 digits of their sha256.
+
+    Equal lines mean equal values.  `digests` remembers those of arrays that stand in several effects.
+    """
+    known = {} if digests is None else digests
+    if isinstance(value, np.ndarray):
+        if id(value) not in known:
+            known[id(value)] = hashlib.sha256(raw(value)).hexdigest()[:16]
+        return f"<{value.dtype.name} {value.size} {known[id(value)]}>"
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = ((f.name, getattr(value, f.name)) for f in dataclasses.fields(value))
+        return f"{type(value).__name__}({', '.join(f'{name}={described(one, known)}' for name, one in fields)})"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {described(one, known)}" for key, one in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(described(one, known) for one in value) + "]"
+    if isinstance(value, set | frozenset):
+        return "{" + ", ".join(sorted(described(one, known) for one in value)) + "}"
+    return repr(value.item() if isinstance(value, np.generic) else value)
+
+
+def raw(array: Array) -> memoryview:
+    """Return the little-endian bytes of an array, a view where they lie so already."""
+    little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
+    return little.reshape(-1).view(np.uint8).data
