@@ -16,9 +16,9 @@ from typing import Any
 import msgspec
 
 from fedgossip.errors import ConfigError, nearest
+from fedgossip.faults import KINDS, Fault
 from fedgossip.learning.own import PLACE
 from fedgossip.learning.settings import TrainSettings
-from fedgossip.machine import NodeId
 
 
 class Data(msgspec.Struct, forbid_unknown_fields=True):
@@ -58,7 +58,9 @@ class Algorithm(msgspec.Struct, forbid_unknown_fields=True):
     name: str = "dsgd"
     mode: str = "sync"
     deadline: float = 30.0
-    """Seconds to wait for neighbours' models in a round; choose it above the slowest peer's training time."""
+    """The longest wait for neighbours' models in a round, in seconds; above the slowest peer's training time."""
+    least_deadline: float = 5.0
+    """The shortest: between the two the deadline follows the rounds that a peer has seen."""
     start_timeout: float = 300.0
     """Seconds to wait for all neighbours before the first round."""
 
@@ -76,14 +78,11 @@ class Simulation(msgspec.Struct, forbid_unknown_fields=True):
     latency: float = 0.005
     jitter: float = 0.0
     bandwidth: float | None = None
-    loss: float = 0.0
+    detection: float = 1.0
+    """Seconds of silence after which a peer is told that a link is lost; a shorter cut only delays what is sent."""
     training: float = 0.05
     training_jitter: float = 0.0
     speed_spread: float = 0.0
-    slow: dict[str, float] = msgspec.field(default_factory=dict)
-    """Peer id -> how many times slower than the rest."""
-    crash: dict[str, float] = msgspec.field(default_factory=dict)
-    """Peer id -> virtual second at which it dies for ever."""
 
 
 class Task(msgspec.Struct, forbid_unknown_fields=True):
@@ -118,6 +117,8 @@ class Experiment(msgspec.Struct, forbid_unknown_fields=True):
     eval: Eval = msgspec.field(default_factory=Eval)
     simulation: Simulation = msgspec.field(default_factory=Simulation)
     task: Task = msgspec.field(default_factory=Task)
+    faults: list[Fault] = msgspec.field(default_factory=list)
+    """[[faults]]: what goes wrong, when, and to whom; in the simulator and in real processes of one machine."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the resolved experiment as plain data, without keys that are None (TOML has no null)."""
@@ -158,7 +159,7 @@ def checked(content: dict[str, Any], where: str) -> Experiment:
         raise ConfigError(f"{where}: [train]: {error}", error.advice) from None
     except msgspec.ValidationError as error:
         text, _, place = str(error).partition(" - at `$.")
-        if "missing required field" in text:
+        if "missing required field" in text and ("`topology`" in text or "`graph`" in text):
             raise ConfigError(
                 f"{where}: no graph", 'Give at least:  [topology]  graph = "ring"  n = 8'
             ) from None
@@ -200,6 +201,21 @@ def _unknown(content: Mapping[str, Any], kind: type, path: str) -> Iterator[tupl
             yield path, key, list(known)
         elif isinstance(value, Mapping) and known[key] in SECTIONS:
             yield from _unknown(value, known[key], f"{path}{key}.")
+        elif key == "faults" and isinstance(value, Sequence):
+            for number, entry in enumerate(value):
+                yield from _unknown_of_fault(entry, f"faults[{number}]")
+
+
+def _unknown_of_fault(entry: object, where: str) -> Iterator[tuple[str, str, list[str]]]:
+    """Raise ConfigError for a kind that there is not; yield the keys that its kind has not."""
+    if not isinstance(entry, Mapping):
+        return  # refused as what it is
+    kind = entry.get("kind")
+    if kind not in KINDS:
+        what = f"kind = {kind!r} is not known" if "kind" in entry else "no kind"
+        raise ConfigError(f"{where}: {what}", nearest(str(kind), KINDS))
+    known = [*KINDS[kind].__struct_fields__, "kind"]
+    yield from ((f"{where} ({kind}).", key, known) for key in entry if key not in known)
 
 
 def _anchor_paths(content: dict[str, Any], base: Path) -> None:
@@ -248,6 +264,7 @@ def _check_values(experiment: Experiment, where: str) -> None:
         "train.threads": (e.train.threads, 1, 1024),
         "train.lr": (e.train.lr, ABOVE_0, number),
         "algorithm.deadline": (e.algorithm.deadline, ABOVE_0, seconds),
+        "algorithm.least_deadline": (e.algorithm.least_deadline, 0, seconds),
         "algorithm.start_timeout": (e.algorithm.start_timeout, ABOVE_0, seconds),
         "simulation.latency": (s.latency, 0, seconds),
         "simulation.jitter": (s.jitter, 0, seconds),
@@ -255,8 +272,7 @@ def _check_values(experiment: Experiment, where: str) -> None:
         "simulation.training": (s.training, 0, seconds),
         "simulation.training_jitter": (s.training_jitter, 0, 1e6),
         "simulation.speed_spread": (s.speed_spread, 0, 10),
-        **{f"simulation.slow, peer {peer}": (factor, ABOVE_0, 1e6) for peer, factor in s.slow.items()},
-        **{f"simulation.crash, peer {peer}": (second, 0, seconds) for peer, second in s.crash.items()},
+        "simulation.detection": (s.detection, 0, seconds),
     }
     for key, (value, low, high) in ranges.items():
         if value is not None and not low <= value <= high:
@@ -264,14 +280,8 @@ def _check_values(experiment: Experiment, where: str) -> None:
             raise ConfigError(f"{where}: {key} = {value} is out of range", f"Set it {least}, at most {high:g}.")
     _check_test(e.data.test, where)
     _check_own(e.data, where)
-    if not 0 <= e.simulation.loss < 1:
-        raise ConfigError(f"{where}: simulation.loss = {e.simulation.loss} is no probability", "Set it from 0 to 1.")
     if e.seed < 0:
         raise ConfigError(f"{where}: seed = {e.seed} is negative", "Use 0 or a positive number.")
-    for key, table in (("simulation.slow", s.slow), ("simulation.crash", s.crash)):
-        for peer, amount in table.items():
-            if not peer.isdecimal():
-                raise ConfigError(f"{where}: {key}: {peer} = {amount}", 'Write peer ids and numbers: { "3" = 10.0 }')
 
 
 def _check_test(test: float | str, where: str) -> None:
@@ -293,11 +303,6 @@ def _check_own(data: Data, where: str) -> None:
         raise ConfigError(f"{where}: data.test = {data.test!r} is not common to peers with files of their own", advice)
 
 
-def by_peer(table: Mapping[str, float]) -> dict[NodeId, float]:
-    """Return a TOML table of peer ids with the ids as numbers."""
-    return {int(peer): value for peer, value in table.items()}
-
-
 def _copied(source: Mapping[str, Any]) -> dict[str, Any]:
     return {k: _copied(v) if isinstance(v, Mapping) else v for k, v in source.items()}
 
@@ -305,4 +310,4 @@ def _copied(source: Mapping[str, Any]) -> dict[str, Any]:
 def _without_none(value: Any) -> Any:
     if isinstance(value, dict):
         return {k: _without_none(v) for k, v in value.items() if v is not None}
-    return value
+    return [_without_none(v) for v in value] if isinstance(value, list) else value

@@ -76,8 +76,9 @@ def test_one_digest_on_a_directed_graph() -> None:
     experiment = learning("directed-exponential", 16, rounds=20)
     expected = twin(experiment)
     assert simulate(experiment, engine="stacked").digest == expected
-    for wild in ({}, {"training_jitter": 2.0, "speed_spread": 0.5, "jitter": 0.3}, {"slow": {"3": 10.0}}):
-        assert simulate({**experiment, "simulation": wild}).digest == expected
+    uneven = {"simulation": {"training_jitter": 2.0, "speed_spread": 0.5, "jitter": 0.3}}
+    for wild in ({}, uneven, {"faults": [{"kind": "slow", "peers": [3], "factor": 10.0}]}):
+        assert simulate({**experiment, **wild}).digest == expected
 
 
 def test_another_seed_gives_another_digest() -> None:

@@ -92,19 +92,21 @@ def averaging(**changes: object) -> Run:
 
 
 def test_the_simulator_writes_each_round_once_under_loss() -> None:
-    run = averaging(simulation={"loss": 0.2, "jitter": 0.05}, algorithm={"deadline": 0.2})
+    loss = [{"kind": "drop", "probability": 0.2}]
+    run = averaging(faults=loss, simulation={"jitter": 0.05}, algorithm={"deadline": 0.2})
     assert [row.round for row in run.network()] == list(range(301))
 
 
 def test_the_simulator_writes_each_round_once_when_a_peer_crashes() -> None:
-    run = averaging(simulation={"crash": {"2": 0.6}})
+    run = averaging(faults=[{"kind": "crash", "peers": [2], "start": 0.6}])
     assert [row.round for row in run.network()] == list(range(301))
     peers = [row.peers for row in run.network()]
     assert peers[0] == 4 and peers[-1] == 3 and peers == sorted(peers, reverse=True)
 
 
 def test_unequal_speeds_on_a_wide_graph_leave_nobody_out() -> None:
-    run = averaging(topology={"graph": "path", "n": 24}, simulation={"slow": {"0": 20.0}}, algorithm={"deadline": 1e6})
+    slow = [{"kind": "slow", "peers": [0], "factor": 20.0}]
+    run = averaging(topology={"graph": "path", "n": 24}, faults=slow, algorithm={"deadline": 1e6})
     assert [(row.round, row.peers) for row in run.network()] == [(round, 24) for round in range(301)]
 
 
@@ -112,7 +114,7 @@ def test_unequal_speeds_on_a_wide_graph_leave_nobody_out() -> None:
 
 
 def test_a_simulated_run_that_a_peer_did_not_finish_is_partial() -> None:
-    assert averaging(simulation={"crash": {"2": 0.6}}).summary["status"] == "partial"
+    assert averaging(faults=[{"kind": "crash", "peers": [2], "start": 0.6}]).summary["status"] == "partial"
     assert averaging().summary["status"] == "finished"
 
 

@@ -79,15 +79,18 @@ def test_the_mean_is_kept_for_a_thousand_rounds(graph: str, seed: int, jitter: f
 def test_every_run_ends_whatever_is_lost_or_dies(
     graph: str, seed: int, loss: float, crash: dict[str, float], slow: dict[str, float]
 ) -> None:
-    network = {"loss": loss, "crash": crash, "slow": slow, "jitter": 0.02}
-    run = simulate(averaging(graph, rounds=10, seed=seed, simulation=network, algorithm={"deadline": 0.5}))
+    faults = [{"kind": "drop", "probability": loss}]
+    faults += [{"kind": "crash", "peers": [int(peer)], "start": at} for peer, at in crash.items()]
+    faults += [{"kind": "slow", "peers": [int(peer)], "factor": factor} for peer, factor in slow.items()]
+    timing = {"simulation": {"jitter": 0.02}, "algorithm": {"deadline": 0.5}}
+    run = simulate(averaging(graph, rounds=10, seed=seed, faults=faults, **timing))
     survivors = {i for i in range(8) if str(i) not in crash}
     assert survivors <= {i for i, vector in enumerate(run.vectors) if vector is not None}
     assert all(np.isfinite(vector).all() for vector in there(run.vectors))
 
 
 def test_a_peer_that_dies_is_reported_and_the_others_agree_without_it() -> None:
-    run = simulate(averaging("ring", rounds=60, simulation={"crash": {"3": 0.4}}))
+    run = simulate(averaging("ring", rounds=60, faults=[{"kind": "crash", "peers": [3], "start": 0.4}]))
     gone = [(row.peer, row.value) for row in run.rows if isinstance(row, EventRow) and row.name == "gone"]
     assert sorted(gone) == [(2, 3), (4, 3)]
     assert run.vectors[3] is None and run.digest is None
@@ -98,7 +101,7 @@ def test_a_peer_that_dies_is_reported_and_the_others_agree_without_it() -> None:
 
 def test_one_slow_peer_delays_nobody_beyond_its_deadline() -> None:
     """Without a deadline 20 rounds would take 20 x 50 x 0.05 = 50 virtual seconds."""
-    slow = {"simulation": {"slow": {"0": 50.0}}, "algorithm": {"deadline": 0.2}}
+    slow = {"faults": [{"kind": "slow", "peers": [0], "factor": 50.0}], "algorithm": {"deadline": 0.2}}
     run = simulate(averaging("ring", rounds=20, **slow))
     others = [row.seconds for row in run.rows if isinstance(row, PeerRow) and row.peer != 0]
     assert max(others) < 5.0
@@ -115,7 +118,8 @@ def test_late_training_never_changes_what_training_in_one_call_gives() -> None:
 
 
 def test_the_same_seed_gives_the_same_record() -> None:
-    noisy = averaging("regular:3", simulation={"jitter": 0.1, "loss": 0.1}, algorithm={"deadline": 0.3})
+    loss = {"faults": [{"kind": "drop", "probability": 0.1}], "simulation": {"jitter": 0.1}}
+    noisy = averaging("regular:3", algorithm={"deadline": 0.3}, **loss)
     assert simulate(noisy).rows == simulate(noisy).rows
     assert simulate(noisy, seed=2).rows != simulate(noisy).rows
 
@@ -167,5 +171,5 @@ def test_after_one_hiccup_the_peers_find_together_again(monkeypatch: pytest.Monk
 
 
 def test_a_crash_while_messages_are_on_the_way_costs_no_deadline() -> None:
-    network = {"crash": {"3": 0.41}, "jitter": 0.05}
-    assert simulate(averaging("ring", rounds=20, simulation=network)).summary["seconds"] < 10  # the deadline is 30
+    crash = {"faults": [{"kind": "crash", "peers": [3], "start": 0.41}], "simulation": {"jitter": 0.05}}
+    assert simulate(averaging("ring", rounds=20, **crash)).summary["seconds"] < 10  # the deadline is 30

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from fedgossip.errors import ConfigError, NetworkError, nearest
-from fedgossip.experiment import Experiment, by_peer, load
-from fedgossip.machine import NodeId
+from fedgossip.experiment import Experiment, load
+from fedgossip.faults import FaultScript
+from fedgossip.machine import Checkpoint, Machine, NodeId
 from fedgossip.metrics import Network, Row
 from fedgossip.protocols.sync_gossip import partners_of
 from fedgossip.running import compose, runs
@@ -70,7 +71,9 @@ def simulate_plan(
     if task is None:
         task, shares = compose.task_of(plan.experiment, plan.n)
     initial = [task.initial(node) for node in range(plan.n)]
-    settings = network_settings(plan.experiment, plan.n)
+    script = faults_of(plan)
+    if engine == "stacked" and script:
+        raise ConfigError("the stacked engine has no time and no messages: no faults", "Run it with --on sim.")
     directory = RunDirectory(Path(out), plan) if out is not None else None
     keeper = Keeper(directory, watch)
     e = plan.experiment
@@ -82,7 +85,7 @@ def simulate_plan(
         for row in record.started(initial):
             keeper(row)
         if engine == "sim":
-            vectors, counts = _simulated(plan, settings, task, initial, record, keeper)
+            vectors, counts = _simulated(plan, script, task, initial, record, keeper)
         else:
             algorithm = compose.ALGORITHMS[e.algorithm.name]()
             vectors = run_stacked(task, plan.mixing, algorithm, e.rounds, record, keeper)
@@ -102,42 +105,45 @@ def simulate_plan(
         directory.finish(summary, task, runs.averaged(vectors), report=report)
         summary["run_dir"] = str(directory.path)
     if status == "failed":
-        raise NetworkError("every peer crashed", "Change simulation.crash.")
+        raise NetworkError("every peer crashed", "Change [[faults]].")
     return Run(summary, keeper.rows, list(vectors), directory.path if directory else None)
 
 
 def _simulated(
     plan: Plan,
-    settings: NetworkSettings,
+    script: FaultScript,
     task: LocalTask,
     initial: Sequence[Vector],
     record: Network,
     keeper: Keeper,
 ) -> tuple[list[Vector | None], Mapping[str, int]]:
-    network = SimulatedNetwork(settings, plan.n, plan.experiment.seed)
+    network = SimulatedNetwork(network_settings(plan.experiment), plan.n, plan.experiment.seed)
     machines = [compose.machine_of(plan, node, initial[node], task.schema) for node in range(plan.n)]
     links = [partners_of(node, plan.mixing) for node in range(plan.n)]
 
-    simulator = Simulator(machines, links, task, network, record, keeper)
+    def rebirth(node: NodeId, _incarnation: int, saved: Checkpoint | None) -> Machine:
+        return compose.machine_of(plan, node, initial[node], task.schema, saved)
+
+    simulator = Simulator(machines, links, task, network, record, keeper, script=script, rebirth=rebirth)
     results: dict[NodeId, Vector] = simulator.run()
     return [results.get(node) for node in range(plan.n)], simulator.counts
 
 
-def network_settings(experiment: Experiment, n: int) -> NetworkSettings:
-    """The [simulation] section as the simulator wants it.  Raises ConfigError for a peer that is not there."""
+def faults_of(plan: Plan) -> FaultScript:
+    """The [[faults]] of a run.  Raises ConfigError for peers or links that are not there."""
+    links = {(node, other) for node in range(plan.n) for other in partners_of(node, plan.mixing)}
+    return FaultScript(plan.experiment.faults, plan.n, plan.experiment.seed, links)
+
+
+def network_settings(experiment: Experiment) -> NetworkSettings:
+    """The [simulation] section as the simulator wants it."""
     s = experiment.simulation
-    for key, table in (("slow", s.slow), ("crash", s.crash)):
-        for peer in by_peer(table):
-            if peer >= n:
-                raise ConfigError(f"simulation.{key}: there is no peer {peer}", f"The graph has peers 0 to {n - 1}.")
     return NetworkSettings(
         latency=s.latency,
         jitter=s.jitter,
         bandwidth=s.bandwidth,
-        loss=s.loss,
+        detection=s.detection,
         training=s.training,
         speed_spread=s.speed_spread,
         training_jitter=s.training_jitter,
-        slow=by_peer(s.slow),
-        crashes=by_peer(s.crash),
     )

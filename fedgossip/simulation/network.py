@@ -1,8 +1,8 @@
-"""A seeded network of virtual links and devices: how long a message and a round of training take, and what is lost."""
+"""A seeded network of virtual links and devices: how long a message and a round of training take."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from fedgossip import seeds
 from fedgossip.machine import NodeId
@@ -12,7 +12,7 @@ NS = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class NetworkSettings:
-    """Seconds, bytes per second, probabilities."""
+    """Seconds, bytes per second."""
 
     latency: float = 0.005
     """One way, on every link."""
@@ -20,18 +20,14 @@ class NetworkSettings:
     """Each message takes up to this much longer, uniformly; messages of one link never overtake each other."""
     bandwidth: float | None = None
     """Bytes per second that a peer can send, over all its links; None: no limit."""
-    loss: float = 0.0
-    """Probability that a message is lost."""
+    detection: float = 1.0
+    """After so long without a sign a link is given up; what a shorter cut has held up arrives late."""
     training: float = 0.05
     """What one round of training takes on a peer of speed 1."""
     speed_spread: float = 0.0
     """Peers' speeds are exp(N(0, spread^2)), drawn once; 0: all equal."""
     training_jitter: float = 0.0
     """Each training takes a factor in [1, 1 + this] longer, uniformly."""
-    slow: dict[NodeId, float] = field(default_factory=dict)
-    """Peers that are this many times slower than the rest."""
-    crashes: dict[NodeId, float] = field(default_factory=dict)
-    """Peers that die for ever, and when."""
 
 
 class SimulatedNetwork:
@@ -46,28 +42,26 @@ class SimulatedNetwork:
         self._uplink_free = [0] * n
         self._last_arrival: dict[tuple[NodeId, NodeId], int] = {}
 
-    def arrival_ns(self, sender: NodeId, to: NodeId, size: int, now_ns: int) -> int | None:
-        """When `size` bytes sent now arrive, or None if they are lost."""
+    def arrival_ns(self, sender: NodeId, to: NodeId, size: int, now_ns: int, delay_ns: int = 0) -> int:
+        """When `size` bytes sent now arrive, with `delay_ns` above what the link takes."""
         settings, rng = self.settings, self._links[sender]
         sent = now_ns
         if settings.bandwidth:
             sent = max(now_ns, self._uplink_free[sender]) + int(size / settings.bandwidth * NS)
             self._uplink_free[sender] = sent
-        if settings.loss and rng.random() < settings.loss:
-            return None
         delay = settings.latency + (settings.jitter * rng.random() if settings.jitter else 0.0)
-        arrival = max(sent + int(delay * NS), self._last_arrival.get((sender, to), -1) + 1)
+        arrival = max(sent + int(delay * NS) + delay_ns, self._last_arrival.get((sender, to), -1) + 1)
         self._last_arrival[sender, to] = arrival
         return arrival
 
     def silent_ns(self, sender: NodeId, to: NodeId, now_ns: int) -> int:
-        """When `to` can know that `sender`, dead from now on, will not be heard any more."""
+        """When `to` can know what became of `sender` now: a latency later, after all that is on the way to it."""
         return max(now_ns + int(self.settings.latency * NS), self._last_arrival.get((sender, to), -1) + 1)
 
     def training_ns(self, node: NodeId) -> int:
         """How long this round of training takes on `node`."""
         settings = self.settings
-        factor = settings.slow.get(node, 1.0) / self._speed[node]
+        factor = 1.0 / self._speed[node]
         if settings.training_jitter:
             factor *= 1.0 + settings.training_jitter * self._devices[node].random()
         return int(settings.training * factor * NS)

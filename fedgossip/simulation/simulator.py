@@ -3,21 +3,30 @@
 A Train effect is scheduled to finish at its virtual time but not computed; when the first such event comes up, every
 outstanding job is computed in one call (their inputs are fixed already).  The history is the same as if each had been
 computed alone, for a task's update depends on its own job only.
+
+What a fault script does to peers and links happens between events, before those of the same time.  A peer that dies
+and comes back is a new machine, of a higher incarnation, made from the newest checkpoint that the old one gave; what
+was on the way to the old one is lost.  What happens to a peer that sleeps waits, in order, until it wakes.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from fedgossip.errors import ProtocolError
+from fedgossip.faults import NOTHING, UNHARMED, FaultScript, Happening, Strike, Turn
 from fedgossip.machine import (
+    Checkpoint,
     Effect,
     Event,
     Finish,
     Fired,
     Machine,
+    Meet,
     NodeId,
     PeerGone,
     PeerJoined,
@@ -31,14 +40,42 @@ from fedgossip.machine import (
 )
 from fedgossip.messages import Message
 from fedgossip.metrics import EventRow, Meter, Network, Row, event_row
+from fedgossip.simulation.connections import Connections, Link, Look
 from fedgossip.simulation.network import NS, SimulatedNetwork
 from fedgossip.task import Job, LocalTask, Update
 from fedgossip.vectors import Vector
 from fedgossip.wire import wire_bytes
 
+Rebirth = Callable[[NodeId, int, Checkpoint | None], Machine]
+"""(node, incarnation, its newest checkpoint): the machine that takes the place of the dead one."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Begin:
+    """A peer starts that was not there."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Restart:
+    """A peer that has died starts again."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Wake:
+    """A peer that sleeps goes on."""
+
+
+_Coming = Event | Look | _Begin | _Restart | _Wake
+_Lives = tuple[int, int]
+"""Incarnations: of the sender, and of the receiver as the sender knows it."""
+
 
 class Simulator:
-    """One run.  `links[i]` are the peers that i knows; `write` takes the rows of the record as they come."""
+    """One run.  `links[i]` are the peers that i knows; `write` takes the rows of the record as they come.
+
+    `rebirth` is needed where the script restarts peers; every `checkpoint_every`-th round's checkpoint is kept.
+    `starts`: peers that come later, and at which second.  `on_crash(node, machine)` is called when one dies.
+    """
 
     def __init__(
         self,
@@ -48,45 +85,105 @@ class Simulator:
         network: SimulatedNetwork,
         record: Network,
         write: Callable[[Row], None],
+        *,
+        script: FaultScript = NOTHING,
+        rebirth: Rebirth | None = None,
+        checkpoint_every: int = 1,
+        starts: Mapping[NodeId, float] | None = None,
+        on_crash: Callable[[NodeId, Machine], None] | None = None,
     ) -> None:
-        self.machines, self.links, self.task, self.network = machines, links, task, network
+        assert rebirth or not script.restarts, "the script restarts peers: give rebirth"
+        self.machines, self.task, self.network = list(machines), task, network
         self.record, self.write = record, write
+        self.script, self.rebirth, self.on_crash = script, rebirth, on_crash
+        self.checkpoint_every, self.starts = checkpoint_every, dict(starts or {})
+        self.connections = Connections(links)
         self.now_ns = 0
         self.results: dict[NodeId, Vector] = {}
-        self.dead: set[NodeId] = set()
+        self.dead: set[NodeId] = set(self.starts)
+        """Peers that are not there: not yet, not now, or never again."""
+        self.lives = [0] * len(machines)
+        self.checkpoints: dict[NodeId, Checkpoint] = {}
         self.counts: dict[str, int] = {}
         self._meters = [Meter(node) for node in range(len(machines))]
-        self._heap: list[tuple[int, int, NodeId, Event, int]] = []  # time, order, whom, what, bytes
+        self._heap: list[tuple[int, int, NodeId, _Coming, int, _Lives]] = []  # time, order, whom, what, bytes, lives
         self._sized: tuple[Message | None, int] = (None, 0)
         self._sequence = 0
         self._timers: dict[tuple[NodeId, Hashable], int] = {}
         self._jobs: dict[NodeId, Job] = {}
         self._updates: dict[NodeId, Update] = {}
+        self._states: dict[NodeId, Any] = {}  # what the task remembers of a peer, with its checkpoint
+        self._asleep: dict[NodeId, int] = {}  # since when
+        self._held: dict[NodeId, list[tuple[int, _Coming, int, _Lives]]] = {}
+        self._sent: dict[Link, int] = {}
+        self._touched = script.touches_messages
+        self._latency_ns = int(network.settings.latency * NS)
+        self._detection_ns = int(network.settings.detection * NS)
 
     def run(self, limit_seconds: float = math.inf) -> dict[NodeId, Vector]:
         """Run until nothing is left to happen, or virtual time passes the limit; return each finished peer's vector."""
-        for node, known in enumerate(self.links):
-            self._push(0, node, Started())
-            for other in known:
-                self._push(0, node, PeerJoined(other))
-        upcoming = sorted(((int(at * NS), node) for node, at in self.network.settings.crashes.items()), reverse=True)
+        self._start()
+        happenings = self.script.happenings()
+        upcoming = next(happenings, None)
         while self._heap and self._heap[0][0] <= limit_seconds * NS:
-            if upcoming and self._heap[0][0] >= upcoming[-1][0]:
-                self._crash(*upcoming.pop())
+            if upcoming is not None and self._heap[0][0] >= upcoming.at_ns:
+                self.now_ns = upcoming.at_ns
+                self._happen(upcoming)
+                upcoming = next(happenings, None)
                 continue
-            self.now_ns, sequence, node, event, size = heapq.heappop(self._heap)
-            if node in self.dead or (isinstance(event, Fired) and self._timers.get((node, event.key)) != sequence):
-                continue
-            self._meters[node].bytes_received += size
-            self._tell(node, self._computed(node, event) if isinstance(event, Trained) else event)
+            self.now_ns, sequence, node, event, size, lives = heapq.heappop(self._heap)
+            self._comes(sequence, node, event, size, lives)
         for row in self.record.flush():
             self.write(row)
         return self.results
 
-    def _push(self, at_ns: int, node: NodeId, event: Event, size: int = 0) -> int:
+    def _start(self) -> None:
+        for node, known in enumerate(self.connections.known):
+            if node in self.starts:
+                self._push(int(self.starts[node] * NS), node, _Begin())
+                self.connections.forget(node)
+                continue
+            self._push(0, node, Started())
+            for other in known:
+                if other in self.starts:
+                    self.connections.give_up((node, other))
+                else:
+                    self._push(0, node, PeerJoined(other))
+
+    # --- events ---------------------------------------------------------------------------------------------------
+
+    def _push(self, at_ns: int, node: NodeId, event: _Coming, size: int = 0, lives: _Lives | None = None) -> int:
         self._sequence += 1
-        heapq.heappush(self._heap, (at_ns, self._sequence, node, event, size))
+        heapq.heappush(self._heap, (at_ns, self._sequence, node, event, size, lives or (0, self.lives[node])))
         return self._sequence
+
+    def _comes(self, sequence: int, node: NodeId, event: _Coming, size: int, lives: _Lives) -> None:
+        if isinstance(event, _Begin | _Restart):
+            self._begin(node) if isinstance(event, _Begin) else self._restart(node)
+        elif node in self.dead or lives[1] != self.lives[node]:
+            return  # what was meant for the dead is not for who takes its place
+        elif isinstance(event, _Wake):
+            self._wake(node)
+        elif node in self._asleep:
+            self._held[node].append((sequence, event, size, lives))
+        else:
+            self._take(sequence, node, event, size, lives)
+
+    def _take(self, sequence: int, node: NodeId, event: _Coming, size: int, lives: _Lives) -> None:
+        match event:
+            case _Begin() | _Restart() | _Wake():
+                raise AssertionError("not for a machine")
+            case Look(other):
+                self._look(node, other)
+            case Fired(key) if self._timers.get((node, key)) != sequence:
+                return
+            case Received(sender) if lives[0] < self.connections.lives.get((node, sender), 0):
+                return  # held back since before the sender died: its connection is gone
+            case Trained():
+                self._tell(node, self._computed(node, event))
+            case _:
+                self._meters[node].bytes_received += size
+                self._tell(node, event)
 
     def _tell(self, node: NodeId, event: Event) -> None:
         if isinstance(event, Trained):
@@ -103,25 +200,45 @@ class Simulator:
     def _perform(self, node: NodeId, effect: Effect) -> None:
         match effect:
             case Send(to, message):
-                if to in self.dead:
-                    return
-                size = self._size(message)
-                self._meters[node].bytes_sent += size
-                arrival = self.network.arrival_ns(node, to, size, self.now_ns)
-                if arrival is None:
-                    self._count("lost")
-                else:
-                    self._push(arrival, to, Received(node, message), size)
+                self._send(node, to, message)
             case Train(job, vector):
                 self._meters[node].train_began(self.now_ns)
                 self._jobs[node] = Job(node, job, vector)
-                self._push(self.now_ns + self.network.training_ns(node), node, Trained(job, None))
+                takes = int(self.network.training_ns(node) * self.script.factor(node, self.now_ns))
+                self._push(self.now_ns + takes, node, Trained(job, None))
             case SetTimer(key, after_ns):
                 self._timers[node, key] = self._push(self.now_ns + after_ns, node, Fired(key))
             case Report():
                 self._report(node, effect)
+            case Checkpoint():
+                self._keep(node, effect)
+            case Meet(other):
+                self._meet(node, other)
             case Finish(result):
                 self.results[node] = result
+
+    def _send(self, node: NodeId, to: NodeId, message: Message) -> None:
+        link = node, to
+        if to in self.dead or link in self.connections.down:
+            return
+        self._meters[node].bytes_sent += self._size(message)
+        if self.connections.cut_since(link) is None:
+            self._carry(link, message)
+        else:
+            self.connections.wait(link, message)
+
+    def _carry(self, link: Link, message: Message) -> None:
+        (sender, to), size = link, self._size(message)
+        self._sent[link] = number = self._sent.get(link, -1) + 1
+        fate = self.script.fate(sender, to, number, self.now_ns) if self._touched else UNHARMED
+        arrival = self.network.arrival_ns(sender, to, size, self.now_ns, fate.delay_ns)
+        lives = self.lives[sender], self.connections.lives.get(link, 0)
+        for held_ns in fate.held_ns:
+            self._push(arrival + held_ns, to, Received(sender, message), size, lives)
+        if fate.lost:
+            self._count("lost")
+        elif len(fate.held_ns) > 1:
+            self._count("duplicated")
 
     def _size(self, message: Message) -> int:
         """The bytes of `message`; a peer sends the same one to many neighbours, so the last is remembered."""
@@ -151,15 +268,125 @@ class Simulator:
             if event := event_row(node, report):
                 self.write(event)
 
-    def _count(self, name: str) -> None:
-        self.counts[name] = self.counts.get(name, 0) + 1
+    def _count(self, name: str, times: int = 1) -> None:
+        if times:
+            self.counts[name] = self.counts.get(name, 0) + times
 
-    def _crash(self, at_ns: int, node: NodeId) -> None:
+    # --- links ----------------------------------------------------------------------------------------------------
+
+    def _look(self, node: NodeId, other: NodeId) -> None:
+        """Tell `node` how its link to `other` is, where that has changed."""
+        link = node, other
+        if link not in self.connections.down and self._is_lost(link):
+            self._count("lost", self.connections.give_up(link))
+            self._tell(node, PeerGone(other))
+        if link in self.connections.down and self._is_whole(link):
+            self.connections.open(link, self.lives[other])
+            self._tell(node, PeerJoined(other, self.lives[other]))
+
+    def _is_lost(self, link: Link) -> bool:
+        other = link[1]
+        another = self.connections.lives.get(link, 0) != self.lives[other]
+        since = [at for at in (self.connections.cut_since(link), self._asleep.get(other)) if at is not None]
+        silent = bool(since) and self.now_ns - min(since) >= self._detection_ns
+        return other in self.dead or another or silent
+
+    def _is_whole(self, link: Link) -> bool:
+        gone = link[1] in self.dead or link[1] in self._asleep or link[1] in self.results
+        return not gone and self.connections.cut_since(link) is None
+
+    def _meet(self, node: NodeId, other: NodeId) -> None:
+        if not 0 <= other < len(self.machines):
+            return
+        for link in ((node, other), (other, node)):
+            if self.connections.add(*link):
+                self._cut_or_heal(link)
+                self._push(self.now_ns + self._latency_ns, link[0], Look(link[1]))
+
+    def _cut_or_heal(self, link: Link) -> None:
+        apart, since = self.script.cut(*link, self.now_ns), self.connections.cut_since(link)
+        if apart and since is None:
+            self.connections.cut(link, self.now_ns)
+            self._push(self.now_ns + self._detection_ns + self._latency_ns, link[0], Look(link[1]))
+        elif not apart and since is not None:
+            waited = self.connections.heal(link)
+            self._push(self.now_ns + self._latency_ns, link[0], Look(link[1]))
+            for message in waited:
+                self._carry(link, message)
+
+    # --- what the script does -------------------------------------------------------------------------------------
+
+    def _happen(self, happening: Happening) -> None:
+        match happening:
+            case Turn(_, name, peer, value):
+                self._note(name, peer, value)
+                for link in list(self.connections) if name != "slow" else ():
+                    self._cut_or_heal(link)
+            case Strike(_, _, node) if node in self.dead or node in self.results:
+                return
+            case Strike(_, "sleep", node, back_ns):
+                self._sleep(node, back_ns)
+            case Strike(_, _, node, back_ns):
+                self._crash(node, back_ns)
+
+    def _crash(self, node: NodeId, back_ns: int | None) -> None:
+        if self.on_crash:
+            self.on_crash(node, self.machines[node])
         self.dead.add(node)
+        self._asleep.pop(node, None)
         self._jobs.pop(node, None)
-        self._count("crashed")
-        self.write(EventRow(round=-1, peer=node, name="crashed"))
-        for row in self.record.ended(node):
-            self.write(row)
-        for other in self.links[node]:
-            self._push(self.network.silent_ns(node, other, at_ns), other, PeerGone(node))
+        self._updates.pop(node, None)
+        self._note("crashed", node)
+        if back_ns is not None:
+            self._push(back_ns, node, _Restart())
+        else:
+            for row in self.record.ended(node):
+                self.write(row)
+        for other in self.connections.known[node]:
+            self._push(self.network.silent_ns(node, other, self.now_ns), other, Look(node))
+
+    def _restart(self, node: NodeId) -> None:
+        assert self.rebirth is not None
+        self.lives[node] += 1
+        self.connections.forget(node)
+        self.machines[node] = self.rebirth(node, self.lives[node], self.checkpoints.get(node))
+        if restore := getattr(self.task, "load_state", None):
+            restore(node, self._states.get(node, {}))
+        self._note("restarted", node)
+        self._begin(node)
+
+    def _begin(self, node: NodeId) -> None:
+        self.dead.discard(node)
+        self._tell(node, Started())
+        for other in self.connections.known[node]:
+            self._push(self.now_ns + self._latency_ns, node, Look(other))
+            self._push(self.network.silent_ns(node, other, self.now_ns), other, Look(node))
+
+    def _sleep(self, node: NodeId, until_ns: int | None) -> None:
+        if node in self._asleep:
+            return
+        self._asleep[node], self._held[node] = self.now_ns, []
+        self._note("asleep", node)
+        assert until_ns is not None, "who sleeps wakes"
+        self._push(until_ns, node, _Wake())
+        for other in self.connections.known[node]:
+            self._push(self.now_ns + self._detection_ns + self._latency_ns, other, Look(node))
+
+    def _wake(self, node: NodeId) -> None:
+        del self._asleep[node]
+        self._note("awake", node)
+        for sequence, event, size, lives in self._held.pop(node):
+            self._take(sequence, node, event, size, lives)
+        for other in self.connections.known[node]:
+            self._push(self.now_ns + self._latency_ns, other, Look(node))
+
+    def _keep(self, node: NodeId, checkpoint: Checkpoint) -> None:
+        if checkpoint.round % self.checkpoint_every:
+            return
+        self.checkpoints[node] = checkpoint
+        if self.script.restarts and (state := getattr(self.task, "state", None)):
+            self._states[node] = state(node)
+
+    def _note(self, name: str, peer: NodeId, value: object = None) -> None:
+        self._count(name)
+        self.write(EventRow(round=-1, peer=peer, name=name, value=value))

@@ -1,0 +1,415 @@
+"""Fault scripts: what goes wrong in a run, when, and to whom; the same words for the simulator and for real processes.
+
+A script is a function of the experiment's [[faults]] and its seed: it owns no clock and no socket, and answers the
+questions of the drivers.  What becomes of a message depends on (seed, fault, link, count of messages on that link)
+alone.  Seconds count from the beginning of the run: virtual ones in the simulator; of real processes, from the first
+training of the run.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, count
+from typing import Annotated, NoReturn
+
+import msgspec
+
+from fedgossip import seeds
+from fedgossip.errors import ConfigError
+from fedgossip.machine import NodeId
+
+NS = 1_000_000_000
+
+
+def ns(seconds: float) -> int:
+    """Seconds as the integer nanoseconds that everything here is compared in."""
+    return round(seconds * NS)
+
+
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+Period = Annotated[float, msgspec.Meta(ge=0.001, le=1e9)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Peer = Annotated[int, msgspec.Meta(ge=0)]
+
+
+# --- the words of the file --------------------------------------------------------------------------------------------
+
+
+class Window(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind"):
+    """What every kind has: when it acts."""
+
+    start: Seconds = 0.0
+    """Seconds after the run began."""
+    stop: Seconds | None = None
+    """Left out: to the end."""
+
+    def __post_init__(self) -> None:
+        numbers = (getattr(self, name) for name in self.__struct_fields__)
+        if any(isinstance(one, float) and not math.isfinite(one) for one in numbers):
+            raise ValueError("a number is not finite")
+        if self.stop is not None and self.stop <= self.start:
+            raise ValueError(f"stop = {self.stop:g} is not after start = {self.start:g}")
+
+    def on(self, now_ns: int) -> bool:
+        return ns(self.start) <= now_ns and (self.stop is None or now_ns < ns(self.stop))
+
+
+class _OnLinks(Window, frozen=True, kw_only=True):
+    """Hits the links named, both ways, and all links of the peers named; where nothing is named, every link."""
+
+    peers: tuple[Peer, ...] | None = None
+    links: tuple[tuple[Peer, Peer], ...] | None = None
+
+    def hits(self, a: NodeId, b: NodeId) -> bool:
+        if self.peers is None and self.links is None:
+            return True
+        return bool(self.links and ((a, b) in self.links or (b, a) in self.links)) or bool(
+            self.peers and (a in self.peers or b in self.peers)
+        )
+
+
+class Drop(_OnLinks, frozen=True, kw_only=True, tag="drop"):
+    """A message is lost."""
+
+    probability: Share = 1.0
+
+
+class Delay(_OnLinks, frozen=True, kw_only=True, tag="delay"):
+    """A message takes `seconds` longer; what is sent after it on the link waits behind it."""
+
+    seconds: Seconds
+    probability: Share = 1.0
+
+
+class Duplicate(_OnLinks, frozen=True, kw_only=True, tag="duplicate"):
+    """A message arrives twice."""
+
+    probability: Share = 1.0
+
+
+class Reorder(_OnLinks, frozen=True, kw_only=True, tag="reorder"):
+    """A message is held back for up to `seconds`; others overtake it."""
+
+    seconds: Seconds
+    probability: Share = 1.0
+
+
+class Flap(_OnLinks, frozen=True, kw_only=True, tag="flap"):
+    """Links go down for the second half of every `seconds`."""
+
+    seconds: Period
+
+
+class Partition(Window, frozen=True, kw_only=True, tag="partition"):
+    """Nothing passes between peers of two groups; those in no group are one more."""
+
+    groups: tuple[tuple[Peer, ...], ...]
+
+
+class _OnPeers(Window, frozen=True, kw_only=True):
+    """Hits the peers named; where none is named, all."""
+
+    peers: tuple[Peer, ...] | None = None
+
+
+class Slow(_OnPeers, frozen=True, kw_only=True, tag="slow"):
+    """Training takes `factor` times as long."""
+
+    factor: Annotated[float, msgspec.Meta(ge=1, le=1e6)]
+
+
+class _Struck(_OnPeers, frozen=True, kw_only=True):
+    """Strikes all its peers at `start`; or, with `every`, one of them each time, drawn from the seed, until `stop`."""
+
+    every: Period | None = None
+
+    @property
+    def back(self) -> float | None:
+        """Seconds after which who is struck comes back; None: never."""
+        raise NotImplementedError
+
+
+class Crash(_Struck, frozen=True, kw_only=True, tag="crash"):
+    """The process dies at once; `after` seconds later it starts again from what it had written, or never."""
+
+    after: Seconds | None = None
+
+    @property
+    def back(self) -> float | None:
+        return self.after
+
+
+class Sleep(_Struck, frozen=True, kw_only=True, tag="sleep"):
+    """The process does nothing for `seconds`, or until `stop`; then goes on."""
+
+    seconds: Seconds | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.seconds is None and (self.stop is None or self.every is not None):
+            raise ValueError("give `seconds`, how long it sleeps")
+
+    @property
+    def back(self) -> float:
+        return self.seconds if self.seconds is not None else (self.stop or 0.0) - self.start
+
+
+Fault = Drop | Delay | Duplicate | Reorder | Flap | Partition | Slow | Crash | Sleep
+KINDS: dict[str, type[Window]] = {
+    str(kind.__struct_config__.tag): kind
+    for kind in (Drop, Delay, Duplicate, Reorder, Flap, Partition, Slow, Crash, Sleep)
+}
+
+
+# --- what drivers are told --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Fate:
+    """What becomes of a message: it takes `delay_ns` longer, as what follows it on the link; and one copy arrives for
+    each of `held_ns`, held back alone for so long.  None there: it is lost.
+    """
+
+    delay_ns: int = 0
+    held_ns: tuple[int, ...] = (0,)
+
+    @property
+    def lost(self) -> bool:
+        return not self.held_ns
+
+
+UNHARMED, LOST = Fate(), Fate(held_ns=())
+
+
+@dataclass(frozen=True, slots=True)
+class Strike:
+    """`node` dies at `at_ns`, or falls asleep; it is back at `back_ns`, or never."""
+
+    at_ns: int
+    kind: str
+    """crash | sleep"""
+    node: NodeId
+    back_ns: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Something begins or ends that is no strike: `name` is what a reader of the run is told of `peer`."""
+
+    at_ns: int
+    name: str
+    """partition | healed | link_down | link_up | slow"""
+    peer: NodeId
+    value: object
+
+
+Happening = Strike | Turn
+
+
+class FaultScript:
+    """The faults of one run of `n` peers.  `links`: which pairs exchange anything; None: not known.
+
+    Raises ConfigError naming the entry that cannot be meant.
+    """
+
+    def __init__(
+        self, faults: Sequence[Fault], n: int, seed: int, links: Collection[tuple[NodeId, NodeId]] | None = None
+    ) -> None:
+        self.faults, self.n, self.seed = tuple(faults), n, seed
+        _check(self.faults, n, links)
+        self._named = list(enumerate(self.faults))
+        self._of_link: dict[tuple[NodeId, NodeId], list[tuple[int, Fault]]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self.faults)
+
+    @property
+    def touches_messages(self) -> bool:
+        """Whether it acts on links at all, so that drivers must ask `fate` or `cut`."""
+        return any(isinstance(fault, _OnLinks | Partition) for fault in self.faults)
+
+    @property
+    def restarts(self) -> bool:
+        """Whether a peer that dies is started again."""
+        return any(isinstance(fault, Crash) and fault.after is not None for fault in self.faults)
+
+    def fate(self, sender: NodeId, to: NodeId, number: int, now_ns: int) -> Fate:
+        """What becomes of the message `number` that `sender` sends to `to`; cuts are not its business."""
+        delay, held, copies = 0, 0, 1
+        for index, fault in self._on(sender, to):
+            if not fault.on(now_ns) or isinstance(fault, Flap | Partition | _OnPeers):
+                continue
+            if fault.probability < 1 and self._drawn(index, sender, to, number, 0) >= fault.probability:
+                continue
+            match fault:
+                case Drop():
+                    return LOST
+                case Delay(seconds=seconds):
+                    delay += ns(seconds)
+                case Reorder(seconds=seconds):
+                    held += ns(seconds * self._drawn(index, sender, to, number, 1))
+                case Duplicate():
+                    copies += 1
+        return Fate(delay, (held,) * copies) if delay or held or copies > 1 else UNHARMED
+
+    def cut(self, a: NodeId, b: NodeId, now_ns: int) -> bool:
+        """Whether a partition or a flap keeps `a` and `b` apart."""
+        return any(
+            (isinstance(fault, Partition) and fault.on(now_ns))
+            or (isinstance(fault, Flap) and fault.on(now_ns) and _down(fault, now_ns))
+            for _, fault in self._on(a, b)
+        )
+
+    def factor(self, node: NodeId, now_ns: int) -> float:
+        """How many times longer a training that begins now takes at `node`."""
+        slowing = (f for f in self.faults if isinstance(f, Slow) and (f.peers is None or node in f.peers))
+        return math.prod(fault.factor for fault in slowing if fault.on(now_ns))
+
+    def happenings(self) -> Iterator[Happening]:
+        """Yield what happens to peers and when links go down and up, in order of time; there may be no end to it."""
+        each = [self._happenings(index, fault) for index, fault in self._named]
+        return heapq.merge(*each, key=lambda one: one.at_ns)
+
+    def schedule(self, until: float) -> list[Happening]:
+        """Return what happens in the first `until` seconds."""
+        found = []
+        for one in self.happenings():
+            if one.at_ns > ns(until):
+                break
+            found.append(one)
+        return found
+
+    # --- one fault ------------------------------------------------------------------------------------------------
+
+    def _on(self, a: NodeId, b: NodeId) -> list[tuple[int, Fault]]:
+        if (a, b) not in self._of_link:
+            self._of_link[a, b] = [(index, fault) for index, fault in self._named if _hits(fault, a, b)]
+        return self._of_link[a, b]
+
+    def _drawn(self, index: int, sender: NodeId, to: NodeId, number: int, what: int) -> float:
+        return seeds.integer(self.seed, "faults", index, sender, to, number, what) / 2**63
+
+    def _happenings(self, index: int, fault: Fault) -> Iterator[Happening]:
+        begin, end = ns(fault.start), None if fault.stop is None else ns(fault.stop)
+        match fault:
+            case Partition(groups=groups):
+                value = [list(group) for group in groups]
+                yield Turn(begin, "partition", groups[0][0], value)
+                if end is not None:
+                    yield Turn(end, "healed", groups[0][0], value)
+            case Flap():
+                yield from _flapping(fault)
+            case Slow(factor=factor):
+                for node in self._peers(fault):
+                    yield Turn(begin, "slow", node, factor)
+            case Crash() | Sleep():
+                yield from self._strikes(index, fault)
+
+    def _strikes(self, index: int, fault: Crash | Sleep) -> Iterator[Strike]:
+        kind, peers = str(type(fault).__struct_config__.tag), self._peers(fault)
+        begin, lasting = ns(fault.start), None if fault.back is None else ns(fault.back)
+        if fault.every is None:
+            for node in peers:
+                yield Strike(begin, kind, node, None if lasting is None else begin + lasting)
+            return
+        away: dict[NodeId, float] = {}  # until when
+        last: NodeId | None = None
+        for number in count():
+            at = begin + number * ns(fault.every)
+            if fault.stop is not None and at >= ns(fault.stop):
+                return
+            here = [node for node in peers if away.get(node, -1) < at]
+            here = [node for node in here if node != last] or here
+            if here:
+                last = here[seeds.integer(self.seed, "strikes", index, number) % len(here)]
+                away[last] = math.inf if lasting is None else at + lasting
+                yield Strike(at, kind, last, None if lasting is None else at + lasting)
+            elif lasting is None:
+                return
+
+    def _peers(self, fault: _OnPeers) -> list[NodeId]:
+        return list(range(self.n)) if fault.peers is None else sorted(set(fault.peers))
+
+
+def _hits(fault: Fault, a: NodeId, b: NodeId) -> bool:
+    match fault:
+        case Partition(groups=groups):
+            return _group(groups, a) != _group(groups, b)
+        case Drop() | Delay() | Duplicate() | Reorder() | Flap():
+            return fault.hits(a, b)
+        case _:
+            return False
+
+
+def _group(groups: Sequence[Sequence[NodeId]], node: NodeId) -> int:
+    return next((number for number, group in enumerate(groups) if node in group), len(groups))
+
+
+def _down(fault: Flap, now_ns: int) -> bool:
+    period = ns(fault.seconds)
+    return (now_ns - ns(fault.start)) % period >= period - period // 2
+
+
+def _flapping(fault: Flap) -> Iterator[Turn]:
+    period, begin = ns(fault.seconds), ns(fault.start)
+    peer = min([*(fault.peers or ()), *chain(*(fault.links or ()))], default=0)
+    value = {"links": [list(link) for link in fault.links or ()], "peers": list(fault.peers or ())}
+    for number in count():
+        down, up = begin + (number + 1) * period - period // 2, begin + (number + 1) * period
+        if fault.stop is not None and down >= ns(fault.stop):
+            return
+        yield Turn(down, "link_down", peer, value)
+        yield Turn(up if fault.stop is None else min(up, ns(fault.stop)), "link_up", peer, value)
+
+
+# --- what cannot be meant ---------------------------------------------------------------------------------------------
+
+
+def _check(faults: Sequence[Fault], n: int, links: Collection[tuple[NodeId, NodeId]] | None) -> None:
+    for index, fault in enumerate(faults):
+        where = f"faults[{index}] ({fault.__struct_config__.tag})"
+        peers, pairs = getattr(fault, "peers", None), getattr(fault, "links", None)
+        if peers == () or pairs == ():
+            _refuse(where, "an empty list hits nobody", "Leave the key out to hit all.")
+        for node in (*(peers or ()), *chain(*(pairs or ())), *chain(*getattr(fault, "groups", ()))):
+            if node >= n:
+                _refuse(where, f"there is no peer {node}", f"The graph has peers 0 to {n - 1}.")
+        for a, b in pairs or ():
+            if links is not None and (a, b) not in links and (b, a) not in links:
+                _refuse(where, f"{a} and {b} are no neighbours", "Name links of the graph: fedgossip topology show.")
+        if isinstance(fault, Partition):
+            _check_groups(where, fault.groups, n)
+    gone: set[NodeId] = set()
+    for fault in faults:
+        if isinstance(fault, Crash) and fault.after is None:
+            gone.update(_killed(fault, n))
+    if n and len(gone) == n:
+        raise ConfigError("faults: every peer crashes for ever", "Let some come back: after = 2.0, or name peers.")
+
+
+def _killed(fault: Crash, n: int) -> list[NodeId]:
+    """The peers that `fault` kills for ever; where too few strikes are made for all, one fewer."""
+    peers = list(range(n)) if fault.peers is None else sorted(set(fault.peers))
+    if fault.every is None or fault.stop is None:
+        return peers
+    return peers[: math.ceil((fault.stop - fault.start) / fault.every)]
+
+
+def _check_groups(where: str, groups: Sequence[Sequence[NodeId]], n: int) -> None:
+    grouped = [node for group in groups for node in group]
+    if len(set(grouped)) < len(grouped):
+        twice = next(node for node in grouped if grouped.count(node) > 1)
+        _refuse(where, f"peer {twice} is in two groups, or twice in one", "Name each peer once.")
+    if not all(groups) or len(groups) + (len(grouped) < n) < 2:
+        _refuse(where, "these groups part nobody", "Name two groups, or one that leaves somebody out.")
+
+
+def _refuse(where: str, what: str, advice: str) -> NoReturn:
+    raise ConfigError(f"{where}: {what}", advice)
+
+
+NOTHING = FaultScript((), 0, 0)
+"""No faults."""

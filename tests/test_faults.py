@@ -1,0 +1,395 @@
+"""Fault scripts: each kind does what its words say, the same each time, and nonsense is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedgossip import simulate
+from fedgossip.errors import ConfigError
+from fedgossip.experiment import load
+from fedgossip.faults import KINDS, NS, FaultScript, Strike, Turn
+from fedgossip.learning.analytic import Averaging
+from fedgossip.machine import (
+    Checkpoint,
+    Effect,
+    Event,
+    Finish,
+    Fired,
+    Meet,
+    NodeId,
+    PeerGone,
+    PeerJoined,
+    Received,
+    Send,
+    SetTimer,
+    Started,
+)
+from fedgossip.messages import Leaving
+from fedgossip.metrics import EventRow, Network, Row
+from fedgossip.simulation.network import NetworkSettings, SimulatedNetwork
+from fedgossip.simulation.simulator import Simulator
+
+RING = {(i, (i + 1) % 8) for i in range(8)}
+
+
+def script(*faults: dict[str, Any], n: int = 8, seed: int = 1, links: Any = None) -> FaultScript:
+    content = {"topology": {"graph": "ring", "n": n}, "faults": list(faults)}
+    return FaultScript(load(content).faults, n, seed, links)
+
+
+# --- the script alone -----------------------------------------------------------------------------------------------
+
+
+def test_so_many_messages_are_lost_as_the_probability_says() -> None:
+    drop = script({"kind": "drop", "probability": 0.25})
+    lost = [drop.fate(0, 1, number, 0).lost for number in range(4000)]
+    deviation = np.sqrt(4000 * 0.25 * 0.75)
+    assert sum(lost) == pytest.approx(0.25 * 4000, abs=4 * deviation)
+
+
+def test_what_becomes_of_a_message_depends_on_seed_link_and_count_alone() -> None:
+    words = {"kind": "drop", "probability": 0.5}, {"kind": "reorder", "seconds": 2.0}
+    one, same, other = script(*words), script(*words), script(*words, seed=2)
+    messages = [(a, b, number) for a, b in RING for number in range(50)]
+    backwards = {of: same.fate(*of, 7) for of in reversed(messages)}
+    assert {of: one.fate(*of, 7) for of in messages} == backwards
+    assert {of: other.fate(*of, 7) for of in messages} != backwards
+    assert [one.fate(0, 1, n, 0).lost for n in range(50)] != [one.fate(1, 0, n, 0).lost for n in range(50)]
+
+
+def test_a_fault_acts_in_its_window_and_on_its_links_only() -> None:
+    drop = script({"kind": "drop", "links": [[0, 1]], "start": 1.0, "stop": 2.0})
+    assert [drop.fate(0, 1, 0, int(at * NS)).lost for at in (0.99, 1.0, 1.99, 2.0)] == [False, True, True, False]
+    assert drop.fate(1, 0, 0, NS).lost and not drop.fate(1, 2, 0, NS).lost
+    near = script({"kind": "drop", "peers": [3]})
+    assert near.fate(3, 4, 0, 0).lost and near.fate(2, 3, 0, 0).lost and not near.fate(1, 2, 0, 0).lost
+
+
+def test_faults_of_one_message_add_up() -> None:
+    both = script({"kind": "delay", "seconds": 0.5}, {"kind": "delay", "seconds": 0.25}, {"kind": "duplicate"})
+    fate = both.fate(0, 1, 0, 0)
+    assert (fate.delay_ns, fate.held_ns) == (NS * 3 // 4, (0, 0))
+    slow = script({"kind": "slow", "factor": 2.0}, {"kind": "slow", "factor": 3.0, "peers": [1], "stop": 5.0})
+    assert [slow.factor(1, 0), slow.factor(1, 5 * NS), slow.factor(0, 0)] == [6.0, 2.0, 2.0]
+
+
+def test_peers_in_no_group_of_a_partition_are_one_more() -> None:
+    parted = script({"kind": "partition", "groups": [[0, 1], [2]]})
+    assert [parted.cut(a, b, 0) for a, b in ((0, 1), (0, 2), (0, 5), (5, 7))] == [False, True, True, False]
+
+
+@given(st.integers(1, 50), st.integers(0, 40), st.none() | st.integers(41, 200))
+def test_the_turns_of_a_flap_are_where_its_links_go_down_and_up(period: int, start: int, stop: int | None) -> None:
+    times = {"seconds": period / 10, "start": start / 10, **({"stop": stop / 10} if stop else {})}
+    flap = script({"kind": "flap", **times})
+    turns = [turn for turn in flap.schedule(30.0) if isinstance(turn, Turn)]
+    for turn in turns:
+        down = turn.name == "link_down"
+        assert (flap.cut(0, 1, turn.at_ns), flap.cut(0, 1, turn.at_ns - 1)) == (down, not down)
+    assert [turn.name for turn in turns] == [("link_down", "link_up")[k % 2] for k in range(len(turns))]
+
+
+def test_every_so_often_another_peer_is_struck_and_nobody_who_is_away() -> None:
+    soak = script({"kind": "crash", "every": 5.0, "after": 12.0, "start": 5.0})
+    strikes = [one for one in soak.schedule(2000.0) if isinstance(one, Strike)]
+    assert [one.at_ns for one in strikes] == [5 * NS * (k + 1) for k in range(400)]
+    assert {one.node for one in strikes} == set(range(8))
+    for k, one in enumerate(strikes):
+        assert one.node not in {before.node for before in strikes[max(0, k - 2) : k]}, "it was away"
+        assert one.back_ns == one.at_ns + 12 * NS
+    assert strikes == soak.schedule(2000.0)
+
+
+@pytest.mark.parametrize(
+    ("fault", "what"),
+    [
+        ({"kind": "crsh"}, r"faults\[0\]: kind = 'crsh'"),
+        ({}, r"faults\[0\]: no kind"),
+        ({"kind": "drop", "factor": 2.0}, r"unknown key 'faults\[0\] \(drop\).factor'"),
+        ({"kind": "drop", "probability": 1.1}, r"faults\[0\].probability"),
+        ({"kind": "delay"}, "seconds"),
+        ({"kind": "delay", "seconds": -1.0}, r"faults\[0\].seconds"),
+        ({"kind": "slow", "factor": 0.5}, r"faults\[0\].factor"),
+        ({"kind": "slow", "factor": 2.0, "peers": [8]}, r"faults\[0\] \(slow\): there is no peer 8"),
+        ({"kind": "slow", "factor": 2.0, "peers": [-1]}, r"faults\[0\].peers\[0\]"),
+        ({"kind": "drop", "peers": []}, "hits nobody"),
+        ({"kind": "drop", "links": [[0, 2]]}, "0 and 2 are no neighbours"),
+        ({"kind": "drop", "links": [[0, 1, 2]]}, r"faults\[0\].links\[0\]"),
+        ({"kind": "drop", "start": 5.0, "stop": 5.0}, "not after start"),
+        ({"kind": "partition", "groups": [[0, 1], [1, 2]]}, "peer 1 is in two groups"),
+        ({"kind": "partition", "groups": [list(range(8))]}, "part nobody"),
+        ({"kind": "partition", "groups": []}, "part nobody"),
+        ({"kind": "sleep"}, "how long it sleeps"),
+        ({"kind": "crash"}, "every peer crashes for ever"),
+        ({"kind": "crash", "every": 1.0}, "every peer crashes for ever"),
+        ({"kind": "flap", "seconds": 0.0}, r"faults\[0\].seconds"),
+    ],
+)
+def test_nonsense_is_refused_and_named(fault: dict[str, Any], what: str) -> None:
+    with pytest.raises(ConfigError, match=what):
+        script(fault, links=RING)
+
+
+def test_an_experiment_with_faults_is_read_again_as_it_was_written() -> None:
+    faults = [
+        {"kind": "drop", "probability": 0.1, "links": [[0, 1]]},
+        {"kind": "partition", "groups": [[0, 1], [2, 3]], "start": 1.0, "stop": 2.0},
+        {"kind": "crash", "peers": [2], "after": 1.0},
+    ]
+    once = load({"topology": {"graph": "ring", "n": 4}, "faults": faults})
+    assert load(once.to_dict()) == once and len(once.faults) == 3
+    assert set(KINDS) >= {fault["kind"] for fault in faults}
+
+
+# --- in the simulator ---------------------------------------------------------------------------------------------
+
+
+class Teller:
+    """Says a number to its neighbours every tenth of a second, `rounds` times, and remembers all that it is told."""
+
+    def __init__(self, node: NodeId, neighbours: Sequence[NodeId], rounds: int = 100, first: int = 0) -> None:
+        self.node, self.neighbours, self.rounds, self.round = node, list(neighbours), rounds, first
+        self.first = first
+        self.told: list[tuple[float, Event]] = []
+
+    def handle(self, event: Event, now_ns: int) -> list[Effect]:
+        self.told.append((now_ns / NS, event))
+        match event:
+            case Started():
+                return [SetTimer("next", NS // 10)]
+            case Fired("next"):
+                self.round += 1
+                kept = Checkpoint(self.round, {"x": np.full(1, self.round, np.float32)})
+                said: list[Effect] = [Send(to, Leaving(self.round)) for to in self.neighbours]
+                done: Effect = Finish(kept.vectors["x"]) if self.round >= self.rounds else SetTimer("next", NS // 10)
+                return [*said, kept, done]
+            case _:
+                return []
+
+    def heard(self, sender: NodeId) -> list[tuple[float, int]]:
+        return [
+            (at, event.message.round)
+            for at, event in self.told
+            if isinstance(event, Received) and event.sender == sender and isinstance(event.message, Leaving)
+        ]
+
+    def links(self, node: NodeId) -> list[tuple[float, str]]:
+        """When it was told that the link to `node` is up or gone, after the beginning."""
+        return [
+            (round(at, 3), f"joined {event.incarnation}" if isinstance(event, PeerJoined) else "gone")
+            for at, event in self.told
+            if isinstance(event, PeerJoined | PeerGone) and event.node == node and at > 0
+        ]
+
+
+class Scene:
+    """A pair, or a ring, of tellers in the simulator; latency 10 ms, detection 1 s."""
+
+    def __init__(self, *faults: dict[str, Any], n: int = 2, rounds: int = 100, **options: Any) -> None:
+        around = [sorted({(i - 1) % n, (i + 1) % n} - {i}) for i in range(n)]
+        self.tellers = [Teller(i, around[i], rounds) for i in range(n)]
+        self.reborn: list[tuple[NodeId, int, Checkpoint | None]] = []
+        self.rows: list[Row] = []
+        self.crashed: list[NodeId] = []
+        task = Averaging(n, 1, seed=0)
+        self.simulator = Simulator(
+            self.tellers,
+            options.pop("links", around),
+            task,
+            SimulatedNetwork(NetworkSettings(latency=0.01), n, 0),
+            Network(n, rounds, rounds, task.evaluate),
+            self.rows.append,
+            script=script(*faults, n=n),
+            rebirth=self._rebirth,
+            on_crash=lambda node, _machine: self.crashed.append(node),
+            **options,
+        )
+        self.results = self.simulator.run(limit_seconds=60.0)
+
+    def _rebirth(self, node: NodeId, incarnation: int, saved: Checkpoint | None) -> Teller:
+        self.reborn.append((node, incarnation, saved))
+        before = self.tellers[node]
+        self.tellers[node] = Teller(node, before.neighbours, before.rounds, saved.round if saved else 0)
+        return self.tellers[node]
+
+    def events(self, *names: str) -> list[tuple[str, int]]:
+        return [(row.name, row.peer) for row in self.rows if isinstance(row, EventRow) and row.name in names]
+
+
+def test_without_faults_everything_arrives_once_in_order_after_the_latency() -> None:
+    quiet = Scene()
+    expected = [(pytest.approx(0.1 * k + 0.01, abs=1e-6), k) for k in range(1, 101)]
+    assert quiet.tellers[1].heard(0) == expected
+    assert quiet.rows == [] and quiet.simulator.counts == {}
+
+
+def test_drop_loses_messages_and_counts_them() -> None:
+    scene = Scene({"kind": "drop", "start": 2.0, "stop": 3.0})
+    assert [number for _, number in scene.tellers[1].heard(0)] == [*range(1, 20), *range(30, 101)]
+    assert scene.simulator.counts == {"lost": 20}  # ten in each direction
+
+
+def test_delay_holds_up_what_follows_on_the_link() -> None:
+    scene = Scene({"kind": "delay", "seconds": 0.5, "start": 2.0, "stop": 2.05})
+    heard = scene.tellers[1].heard(0)
+    assert [number for _, number in heard] == list(range(1, 101))
+    assert [round(at, 2) for at, number in heard if number in (19, 20, 21, 25)] == [1.91, 2.51, 2.51, 2.51]
+
+
+def test_a_duplicated_message_arrives_twice() -> None:
+    numbers = [number for _, number in Scene({"kind": "duplicate"}).tellers[1].heard(0)]
+    assert numbers == [number for number in range(1, 101) for _ in range(2)]
+
+
+def test_only_reordering_lets_messages_overtake_each_other() -> None:
+    numbers = [number for _, number in Scene({"kind": "reorder", "seconds": 0.5}).tellers[1].heard(0)]
+    assert sorted(numbers) == list(range(1, 101)) and numbers != sorted(numbers)
+
+
+def test_slow_makes_training_take_so_many_times_longer() -> None:
+    quiet = {"rounds": 10, "task": {"kind": "averaging"}, "topology": {"graph": "ring", "n": 4}}
+    slow = {**quiet, "faults": [{"kind": "slow", "factor": 10.0}]}
+    once = simulate({**quiet, "simulation": {"latency": 0.0}}).summary["seconds"]
+    assert simulate({**slow, "simulation": {"latency": 0.0}}).summary["seconds"] == pytest.approx(10 * once, rel=0.001)
+
+
+def test_a_short_cut_only_delays_and_is_told_to_nobody() -> None:
+    scene = Scene({"kind": "partition", "groups": [[0], [1]], "start": 2.05, "stop": 2.55})
+    heard = scene.tellers[1].heard(0)
+    assert [number for _, number in heard] == list(range(1, 101))
+    assert {round(at, 2) for at, number in heard if 21 <= number <= 25} == {2.56}
+    assert scene.tellers[1].links(0) == [] and "lost" not in scene.simulator.counts
+    assert scene.events("partition", "healed") == [("partition", 0), ("healed", 0)]
+
+
+def test_a_long_cut_is_told_to_both_and_loses_what_was_said() -> None:
+    scene = Scene({"kind": "partition", "groups": [[0], [1]], "start": 2.05, "stop": 5.05})
+    for node in (0, 1):
+        other = 1 - node
+        assert scene.tellers[node].links(other) == [(3.06, "gone"), (5.06, "joined 0")]
+        # what is said between the heal and the news of it is lost as well
+        assert [number for _, number in scene.tellers[node].heard(other)] == [*range(1, 21), *range(51, 101)]
+
+
+def test_a_flapping_link_is_noticed_only_where_it_is_down_for_long() -> None:
+    quick = Scene({"kind": "flap", "seconds": 1.0})
+    assert quick.tellers[0].links(1) == []
+    assert [number for _, number in quick.tellers[1].heard(0)] == list(range(1, 101))
+    long = Scene({"kind": "flap", "seconds": 4.0, "stop": 8.0})
+    assert [what for _, what in long.tellers[0].links(1)] == ["gone", "joined 0"] * 2
+
+
+def test_who_sleeps_takes_all_in_order_when_it_wakes() -> None:
+    scene = Scene({"kind": "sleep", "peers": [1], "start": 2.05, "seconds": 0.5})
+    sleeper = scene.tellers[1]
+    held = [(round(at, 2), number) for at, number in sleeper.heard(0) if 20 < number < 27]
+    assert held == [(2.55, 21), (2.55, 22), (2.55, 23), (2.55, 24), (2.55, 25), (2.61, 26)]
+    assert round(sleeper.told[-1][0] - 10.0, 2) == 0.45  # its one timer fired on waking, 0.45 s late
+    assert scene.tellers[0].links(1) == [] and scene.events("asleep", "awake") == [("asleep", 1), ("awake", 1)]
+
+
+def test_who_sleeps_long_is_given_up_and_found_again() -> None:
+    scene = Scene({"kind": "sleep", "peers": [1], "start": 2.05, "stop": 5.05})
+    assert scene.tellers[0].links(1) == [(3.06, "gone"), (5.06, "joined 0")]
+    assert scene.tellers[1].links(0) == []  # it has noticed nothing
+
+
+def test_a_crash_for_ever_is_told_after_the_latency() -> None:
+    scene = Scene({"kind": "crash", "peers": [1], "start": 2.05})
+    assert scene.tellers[0].links(1) == [(2.06, "gone")]
+    assert scene.crashed == [1] and set(scene.results) == {0} and not scene.reborn
+
+
+def test_a_crash_with_restart_goes_on_from_the_newest_checkpoint() -> None:
+    scene = Scene({"kind": "crash", "peers": [1], "start": 2.05, "after": 1.0})
+    ((node, incarnation, saved),) = scene.reborn
+    assert (node, incarnation) == (1, 1) and saved is not None and saved.round == 20
+    assert scene.tellers[0].links(1) == [(2.06, "gone"), (3.06, "joined 1")]
+    assert scene.tellers[1].links(0) == [(3.06, "joined 0")]
+    assert [number for _, number in scene.tellers[0].heard(1)] == list(range(1, 101))
+    assert [number for _, number in scene.tellers[1].heard(0)] == list(range(31, 101))
+    assert set(scene.results) == {0, 1} and scene.events("crashed", "restarted") == [("crashed", 1), ("restarted", 1)]
+
+
+def test_checkpoints_are_kept_as_seldom_as_asked() -> None:
+    scene = Scene({"kind": "crash", "peers": [1], "start": 2.05, "after": 1.0}, checkpoint_every=8)
+    assert scene.reborn[0][2] is not None and scene.reborn[0][2].round == 16
+
+
+def test_a_quick_restart_is_told_as_gone_and_joined_and_old_words_do_not_reach_the_new_life() -> None:
+    scene = Scene({"kind": "crash", "peers": [1], "start": 2.005, "after": 0.001})
+    assert scene.tellers[0].links(1) == [(2.015, "gone"), (2.015, "joined 1")]
+    assert scene.tellers[1].heard(0)[0][1] == 21  # number 20 was on the way
+
+
+def test_what_the_dead_had_sent_still_arrives_but_never_after_its_next_life_has_called() -> None:
+    late = {"kind": "reorder", "seconds": 5.0, "stop": 2.0}
+    scene = Scene(late, {"kind": "crash", "peers": [1], "start": 2.05, "after": 1.0})
+    told = [(at, event) for at, event in scene.tellers[0].told if isinstance(event, Received | PeerJoined)]
+    joined = next(at for at, event in told if isinstance(event, PeerJoined) and event.incarnation == 1)
+    between = [number for at, number in scene.tellers[0].heard(1) if 2.06 < at < joined]
+    after = [number for at, number in scene.tellers[0].heard(1) if at > joined]
+    assert between and all(number <= 20 for number in between)
+    assert after == sorted(after) and after[0] == 21
+
+
+def test_a_peer_that_comes_later_is_told_and_told_of() -> None:
+    scene = Scene(starts={1: 3.0})
+    assert scene.tellers[0].links(1) == [(3.01, "joined 0")] and scene.tellers[1].links(0) == [(3.01, "joined 0")]
+    assert scene.tellers[1].told[0][0] == 3.0
+
+
+def test_who_asks_to_meet_a_peer_gets_a_link_both_ways() -> None:
+    class Asker(Teller):
+        def handle(self, event: Event, now_ns: int) -> list[Effect]:
+            more: list[Effect] = [Meet(2, "", "")] if event == Fired("next") and self.round == 9 else []
+            return [*super().handle(event, now_ns), *more]
+
+    n, task = 3, Averaging(3, 1, seed=0)
+    tellers = [Asker(0, [1]), Teller(1, [0]), Teller(2, [])]
+    record, network = Network(n, 100, 100, task.evaluate), SimulatedNetwork(NetworkSettings(latency=0.01), n, 0)
+    Simulator(tellers, [[1], [0], []], task, network, record, lambda _: None).run()
+    assert tellers[0].links(2) == [(1.01, "joined 0")] == tellers[2].links(0)
+
+
+# --- whole runs ---------------------------------------------------------------------------------------------------
+
+EVERYTHING = [
+    {"kind": "drop", "probability": 0.05},
+    {"kind": "delay", "seconds": 0.1, "probability": 0.1},
+    {"kind": "duplicate", "probability": 0.1},
+    {"kind": "reorder", "seconds": 0.2, "probability": 0.1},
+    {"kind": "slow", "peers": [2], "factor": 3.0},
+    {"kind": "crash", "peers": [3], "start": 1.0},
+    {"kind": "sleep", "every": 2.0, "seconds": 1.5, "stop": 10.0},
+    {"kind": "partition", "groups": [[0, 1, 2]], "start": 3.0, "stop": 6.0},
+    {"kind": "flap", "links": [[5, 6]], "seconds": 3.0},
+]
+
+
+def whole(*faults: dict[str, Any], rounds: int = 40, **top: Any) -> dict[str, Any]:
+    task = {"kind": "averaging", "dim": 3}
+    sections = {"topology": {"graph": "ring", "n": 8}, "algorithm": {"deadline": 0.5}}
+    return {"rounds": rounds, "task": task, **sections, "faults": faults, **top}
+
+
+def test_the_same_seed_gives_the_same_history_whatever_goes_wrong() -> None:
+    once, again = simulate(whole(*EVERYTHING)), simulate(whole(*EVERYTHING))
+    assert once.rows == again.rows and once.summary["events"] == again.summary["events"]
+    assert simulate(whole(*EVERYTHING), seed=2).rows != once.rows
+
+
+def test_a_run_with_everything_that_can_go_wrong_ends() -> None:
+    events = simulate(whole(*EVERYTHING)).summary["events"]
+    assert {"crashed", "asleep", "awake", "partition", "healed", "link_down", "slow", "lost"} <= set(events)
+
+
+def test_the_stacked_engine_has_no_faults() -> None:
+    with pytest.raises(ConfigError, match="stacked"):
+        simulate(whole({"kind": "duplicate"}), engine="stacked")
