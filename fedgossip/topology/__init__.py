@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from fedgossip.topology.files import load, load_weighted, ready, ready_names
 from fedgossip.topology.graph import Topology, require_connected
-from fedgossip.topology.mixing import Mixing, build, push_weights, rule_names
+from fedgossip.topology.mixing import Mixing
 from fedgossip.topology.names import family_names, resolve, resolve_schedule, schedule_names
 from fedgossip.topology.schedules import Cycle, Random, Schedule, union
 from fedgossip.topology.sequences import forecast_of, product_norm
@@ -25,6 +25,7 @@ from fedgossip.topology.spectral import (
     rounds_to,
     spectrum,
 )
+from fedgossip.topology.weights import build, push_weights, rule_names
 
 __all__ = [
     "Cycle",

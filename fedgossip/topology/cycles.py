@@ -12,8 +12,9 @@ import numpy as np
 from fedgossip.errors import ConfigError
 from fedgossip.topology import base_graph
 from fedgossip.topology.graph import IntArray, Topology
-from fedgossip.topology.mixing import Mixing, assemble, build, from_edge_weights
+from fedgossip.topology.mixing import Mixing, assemble, from_edge_weights
 from fedgossip.topology.schedules import Cycle
+from fedgossip.topology.weights import build
 
 
 def one_peer_exponential(n: int) -> Cycle:

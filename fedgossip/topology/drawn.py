@@ -7,8 +7,9 @@ import numpy as np
 from fedgossip.errors import ConfigError
 from fedgossip.topology import families
 from fedgossip.topology.graph import IntArray, Topology
-from fedgossip.topology.mixing import Mixing, assemble, build, push_weights
+from fedgossip.topology.mixing import Mixing, assemble
 from fedgossip.topology.schedules import Random
+from fedgossip.topology.weights import build, push_weights
 
 
 def random_matching(n: int, seed: int) -> Random:

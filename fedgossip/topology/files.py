@@ -13,9 +13,11 @@ from typing import Any
 import msgspec
 
 from fedgossip.errors import ConfigError, nearest
-from fedgossip.topology import grammar, mixing
+from fedgossip.topology import grammar
 from fedgossip.topology.graph import Topology, require_connected
+from fedgossip.topology.mixing import Mixing
 from fedgossip.topology.spectral import spectrum
+from fedgossip.topology.weights import build, rule_names
 
 MAX_FILE_BYTES = 64 << 20
 _PACKAGE = Path(__file__).resolve().parent.parent
@@ -68,9 +70,9 @@ def load_toml(path: Path) -> Topology:
     """Return the graph that a TOML file describes, checked against its [expect] block."""
     described = read(path)
     topology = replace(_from_description(described, path), weights=described.weights)
-    if described.weights is not None and described.weights not in mixing.rule_names():
+    if described.weights is not None and described.weights not in rule_names():
         raise ConfigError(
-            f"{path}: unknown weight rule {described.weights!r}", nearest(described.weights, mixing.rule_names())
+            f"{path}: unknown weight rule {described.weights!r}", nearest(described.weights, rule_names())
         )
     _check(described.expect, topology, path)
     return topology
@@ -120,7 +122,7 @@ def load_edge_list(path: Path) -> Topology:
     return Topology.from_edges(n, edges, path.stem, labels=labels)
 
 
-def load_weighted(path: Path | str) -> mixing.Mixing:
+def load_weighted(path: Path | str) -> Mixing:
     """Return the symmetric mixing of a "u v weight" file; each node keeps what its edges leave of one."""
     place = Path(path)
     rows = _rows(place, 3)
@@ -132,7 +134,7 @@ def load_weighted(path: Path | str) -> mixing.Mixing:
             triples.append((ids[u], ids[v], float(weight)))
         except ValueError:
             raise ConfigError(f"{place}, line {line}: weight {weight!r} is no number", "Write: u v 0.25.") from None
-    return mixing.Mixing.from_weighted_edges(n, triples, place.stem)
+    return Mixing.from_weighted_edges(n, triples, place.stem)
 
 
 def _rows(path: Path, width: int) -> list[tuple[int, list[str]]]:
@@ -250,4 +252,4 @@ def _found(key: str, topology: Topology) -> Any:
     if key.startswith("degree"):
         degrees = topology.degrees()
         return int(degrees.min() if key == "degree_min" else degrees.max())
-    return getattr(spectrum(mixing.build(topology)), key)
+    return getattr(spectrum(build(topology)), key)

@@ -6,7 +6,7 @@ that promises less says so (`Mixing.stochastic`), and is for algorithms that mak
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import numpy.typing as npt
 
-from fedgossip.errors import ConfigError, nearest
-from fedgossip.topology import eigen
+from fedgossip.errors import ConfigError
 from fedgossip.topology.graph import FloatArray, IntArray, Topology
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ Group = tuple[IntArray, IntArray, FloatArray]
 
 @dataclass(frozen=True, eq=False)
 class Mixing:
-    """A stochastic matrix over a graph, checked on construction.  Make one with `build` or `from_matrix`.
+    """A stochastic matrix over a graph, checked on construction.  Make one with `weights.build` or `from_matrix`.
 
     starts int64 [n + 1], ids int64 [entries], values float64 [entries]: CSR, ids ascending in a row, the diagonal
     always there.  Read-only.  Doubly stochastic unless `stochastic` says otherwise.  A Mixing is also the Schedule
@@ -183,112 +182,6 @@ class Mixing:
 
     def __repr__(self) -> str:
         return f"Mixing({self.topology!r}, {self.rule!r})"
-
-
-# --- rules ------------------------------------------------------------------------------------------------------
-
-
-def build(topology: Topology, rule: str = "metropolis") -> Mixing:
-    """Return the mixing that `rule` makes of the graph.
-
-    metropolis     1 / (1 + max(d_i, d_j)).  On a directed graph where every node sends to d and hears d others, the
-                   same number for all, 1 / (1 + d), which is what the formula would give; ConfigError on others.
-    max-degree     1 / (1 + largest degree)
-    uniform        1 / (1 + d), a plain average; every node must have the same degree d
-    lazy           half Metropolis, half keeping: no negative eigenvalue
-    best-constant  the one edge weight with the fastest worst case, 2 / (mu_2 + mu_n); may weigh oneself negatively
-    push           1 / (1 + successors of the sender), on any graph: columns sum to 1 and rows need not (`push_weights`)
-
-    Raises ConfigError for an unknown rule and for a rule that the graph does not allow.
-
-    Source: Xiao and Boyd, Fast linear iterations for distributed averaging, Systems & Control Letters 53 (2004).
-    """
-    if rule not in rule_names():
-        raise ConfigError(f"unknown weight rule {rule!r}", nearest(rule, rule_names()))
-    if rule == "push":
-        return push_weights(topology)
-    if topology.directed:
-        return _build_directed(topology, rule)
-    return from_edge_weights(topology, rule, _RULES[rule](topology))
-
-
-def rule_names() -> tuple[str, ...]:
-    """Return the names that `build` knows."""
-    return (*_RULES, "push")
-
-
-def push_weights(topology: Topology) -> Mixing:
-    """Return the column-stochastic mixing in which each node gives away equal shares, 1 / (1 + its successors).
-
-    A node needs to know only to how many it sends, so this works on every directed graph.  Rows need not sum to 1:
-    for push-sum, which carries the mass of every node along and divides by it.
-
-    Source: Kempe, Dobra and Gehrke, Gossip-based computation of aggregate information, FOCS 2003.
-    """
-    shares = np.asarray(1.0 / (1.0 + topology.out_degrees), np.float64)
-    starts, receivers = topology.outgoing
-    senders = np.repeat(np.arange(topology.n, dtype=np.int64), np.diff(starts))
-    return assemble(topology, "push", receivers, senders, shares[senders], shares, "columns")
-
-
-def _metropolis(topology: Topology) -> FloatArray:
-    degrees = topology.degrees()
-    u, v = topology.edges.T
-    return np.asarray(1.0 / (1.0 + np.maximum(degrees[u], degrees[v])), np.float64)
-
-
-def _lazy(topology: Topology) -> FloatArray:
-    return 0.5 * _metropolis(topology)
-
-
-def _max_degree(topology: Topology) -> FloatArray:
-    return np.full(len(topology.edges), 1.0 / (1.0 + int(topology.degrees().max())))
-
-
-def _uniform(topology: Topology) -> FloatArray:
-    degrees = topology.degrees()
-    low, high = int(degrees.min()), int(degrees.max())
-    if low != high:
-        raise ConfigError(
-            f"uniform weights on {topology.name!r}, whose degrees go from {low} to {high}: the mean would drift",
-            "Use metropolis, which weighs unequal neighbours so that the mean is kept.",
-        )
-    return np.full(len(topology.edges), 1.0 / (1.0 + high))
-
-
-def _best_constant(topology: Topology) -> FloatArray:
-    if not len(topology.edges):
-        return np.empty(0)
-    ends = eigen.laplacian_ends(topology)
-    if not ends.resolved:
-        raise ConfigError(
-            f"best-constant weights on {topology.name!r}: the spectrum did not resolve in {ends.steps} steps",
-            "Use metropolis, which needs no spectrum.",
-        )
-    return np.full(len(topology.edges), 2.0 / (ends.low + ends.high))
-
-
-_RULES: dict[str, Callable[[Topology], FloatArray]] = {
-    "metropolis": _metropolis,
-    "max-degree": _max_degree,
-    "uniform": _uniform,
-    "lazy": _lazy,
-    "best-constant": _best_constant,
-}
-
-
-def _build_directed(topology: Topology, rule: str) -> Mixing:
-    degrees = np.concatenate([topology.in_degrees, topology.out_degrees])
-    if rule not in ("metropolis", "uniform") or degrees.min() != degrees.max():
-        reason = "whose degrees differ" if degrees.min() != degrees.max() else "which is directed"
-        raise ConfigError(
-            f"{rule} weights on {topology.name!r}, {reason}: they would not keep the mean",
-            "Use an undirected graph, directed-exponential with uniform weights, or push-sum.",
-        )
-    senders, receivers = topology.edges.T
-    weights = np.full(len(senders), 1.0 / (1.0 + int(degrees[0])))
-    own = 1.0 - _sums(receivers, weights, topology.n)
-    return assemble(topology, "uniform", receivers, senders, weights, own)
 
 
 # --- assembling and checking ------------------------------------------------------------------------------------

@@ -8,8 +8,8 @@ from fedgossip.errors import ConfigError, nearest
 from fedgossip.topology import files
 from fedgossip.topology.grammar import family, family_names, require_size, schedule, schedule_names
 from fedgossip.topology.graph import Topology, require_connected
-from fedgossip.topology.mixing import build
 from fedgossip.topology.schedules import Schedule
+from fedgossip.topology.weights import build
 
 __all__ = ["family_names", "require_connected", "resolve", "resolve_schedule", "schedule_names"]
 

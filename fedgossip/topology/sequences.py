@@ -126,7 +126,8 @@ def _norms(schedule: Schedule) -> Iterator[float]:
     for round in itertools.count():
         product = schedule.mixing(round).sparse() @ product
         with eigen.one_thread():
-            yield float(np.linalg.norm(product - 1.0 / schedule.n, 2))
+            norm = float(np.linalg.norm(product - 1.0 / schedule.n, 2))
+        yield norm
 
 
 def _norms_circulant(sizes: list[FloatArray]) -> Iterator[float]:
