@@ -81,10 +81,21 @@ class RefusedError(FedgossipError):
 
 def write(folder: Path, stored: Stored) -> None:
     """Put `stored` into `folder`, keeping the one before.  Raises OSError (a full disk, say); nothing is lost then."""
+    machine = {f"vector/{name}": vector for name, vector in stored.machine.vectors.items()}
+    about = {name: getattr(stored.about, name) for name in About.__slots__}
+    put(
+        folder,
+        {**about, "round": stored.machine.round, "facts": stored.machine.facts},
+        {**machine, **{f"task/{name}": array for name, array in stored.task.items()}},
+    )
+
+
+def put(folder: Path, about: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
+    """Write plain data and arrays as the newest checkpoint of `folder`; as `write`."""
     part = folder / f"{NEWEST}.part"
     try:
         with part.open("wb") as file:
-            for piece in _pieces(stored):
+            for piece in _pieces(about, {name: _plain(array) for name, array in arrays.items()}):
                 file.write(piece)
             file.flush()
             os.fsync(file.fileno())
@@ -97,34 +108,20 @@ def write(folder: Path, stored: Stored) -> None:
     _sync(folder)
 
 
-def _pieces(stored: Stored) -> Iterator[bytes | memoryview]:
+def _pieces(about: Mapping[str, Any], arrays: Mapping[str, Array]) -> Iterator[bytes | memoryview]:
     """Yield the bytes of the file: a safetensors header, then every tensor as it lies in memory, without a copy."""
-    arrays = {name: _plain(array) for name, array in _tensors(stored).items()}
-    about = json.dumps(_described(stored), sort_keys=True)
-    header: dict[str, Any] = {"__metadata__": {"about": about, "sha256": _hash(about, arrays)}}
+    text = json.dumps({"format": FORMAT, **about}, sort_keys=True)
+    header: dict[str, Any] = {"__metadata__": {"about": text, "sha256": _hash(text, arrays)}}
     start = 0
     for name, array in arrays.items():
-        header[name] = {
-            "dtype": _DTYPES[array.dtype.name],
-            "shape": list(array.shape),
-            "data_offsets": [start, start + array.nbytes],
-        }
+        offsets = [start, start + array.nbytes]
+        header[name] = {"dtype": _DTYPES[array.dtype.name], "shape": list(array.shape), "data_offsets": offsets}
         start += array.nbytes
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    yield struct.pack("<Q", len(text)) + text
+    head = json.dumps(header).encode()
+    head += b" " * (-len(head) % 8)
+    yield struct.pack("<Q", len(head)) + head
     for array in arrays.values():
         yield _bytes(array)
-
-
-def _tensors(stored: Stored) -> dict[str, Array]:
-    machine = {f"vector/{name}": vector for name, vector in stored.machine.vectors.items()}
-    return {**machine, **{f"task/{name}": array for name, array in stored.task.items()}}
-
-
-def _described(stored: Stored) -> dict[str, Any]:
-    about = {name: getattr(stored.about, name) for name in About.__slots__}
-    return {"format": FORMAT, **about, "round": stored.machine.round, "facts": stored.machine.facts}
 
 
 def _plain(array: Array) -> Array:
@@ -186,20 +183,29 @@ def _checked(stored: Stored, about: About, path: Path) -> Stored:
 
 
 def read(path: Path) -> Stored:
-    """Return the checkpoint in `path`.  Raises RefusedError for one that is cut short, changed or of another format."""
+    """Return a peer's checkpoint.  Raises RefusedError for one that is cut short, changed or of another format."""
+    about, arrays = take(path)
+    try:
+        return _stored(about, arrays)
+    except (ValueError, KeyError, TypeError) as error:
+        raise RefusedError(path, "corrupt", f"not a peer's checkpoint ({type(error).__name__})") from None
+
+
+def take(path: Path) -> tuple[dict[str, Any], dict[str, Array]]:
+    """Return what `put` wrote.  Raises RefusedError."""
     try:
         metadata, arrays = _parsed(path.read_bytes())
         text = metadata["about"]
-        about = json.loads(text)
+        about: dict[str, Any] = json.loads(text)
         if about["format"] != FORMAT:
             raise RefusedError(path, "format", f"of format {about['format']}, this fedgossip writes {FORMAT}")
         if _hash(text, arrays) != metadata["sha256"]:
             raise RefusedError(path, "corrupt", "its bytes are not those that were written (sha256)")
-        return _stored(about, arrays)
     except OSError as error:
         raise RefusedError(path, "missing", f"cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError, struct.error, RecursionError) as error:
         raise RefusedError(path, "corrupt", f"not a whole checkpoint ({type(error).__name__})") from None
+    return about, arrays
 
 
 def _parsed(content: bytes) -> tuple[dict[str, str], dict[str, Array]]:
@@ -212,17 +218,18 @@ def _parsed(content: bytes) -> tuple[dict[str, str], dict[str, Array]]:
     end = 0
     for name, tensor in header.items():
         start, end = tensor["data_offsets"]
-        raw = np.frombuffer(content, np.uint8, end - start, 8 + size + start)
-        arrays[name] = raw.view(_KINDS[tensor["dtype"]]).reshape(tensor["shape"])
+        kind = _KINDS[tensor["dtype"]]
+        # a copy: what is read lies unaligned, and all of it in one block
+        flat = np.frombuffer(content, kind, (end - start) // kind.itemsize, 8 + size + start).copy()
+        arrays[name] = flat.reshape(tensor["shape"])
     if len(content) != 8 + size + end:
         raise ValueError("not as long as it says")
     return metadata, arrays
 
 
 def _stored(about: dict[str, Any], arrays: dict[str, Array]) -> Stored:
-    # copies: what is read lies unaligned, and all of it in one block
-    vectors = {n.removeprefix("vector/"): frozen(a.copy()) for n, a in arrays.items() if n.startswith("vector/")}
-    task = {n.removeprefix("task/"): a.copy() for n, a in arrays.items() if n.startswith("task/")}
+    vectors = {n.removeprefix("vector/"): frozen(a) for n, a in arrays.items() if n.startswith("vector/")}
+    task = {n.removeprefix("task/"): a for n, a in arrays.items() if n.startswith("task/")}
     whose = About(**{name: about[name] for name in About.__slots__})
     return Stored(whose, Checkpoint(about["round"], vectors, about["facts"]), task)
 
@@ -324,20 +331,24 @@ class Checkpoints:
 
 # --- the same experiment? ---------------------------------------------------------------------------------------------
 
-MAY_DIFFER = ("name", "train.device", "train.threads", "simulation")
-"""Keys that a resume may change, with all below them; and `rounds` may grow."""
+MAY_DIFFER = ("name", "train.device", "train.threads")
+"""Keys that a resume may change; and `rounds` may grow."""
+
+OF_SIMULATIONS = ("simulation", "faults")
+"""Sections that real runs ignore."""
 
 
-def differences(stored: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
+def differences(stored: Mapping[str, Any], given: Mapping[str, Any], *, simulated: bool = False) -> list[str]:
     """Return the keys of two resolved experiments that keep one from going on as the other, in words.
 
     "train.lr: was 0.1, is 0.05".  Where files lie may differ; what is in them is compared by its hash, elsewhere.
     """
+    free = MAY_DIFFER if simulated else MAY_DIFFER + OF_SIMULATIONS
     was, now = dict(_flat(stored)), dict(_flat(given))
     found = []
     for key in sorted(was.keys() | now.keys()):
         before, after = _tail(key, was.get(key)), _tail(key, now.get(key))
-        if before == after or any(key == one or key.startswith(f"{one}.") for one in MAY_DIFFER):
+        if before == after or any(key == one or key.startswith(f"{one}.") for one in free):
             continue
         if key == "rounds" and isinstance(before, int) and isinstance(after, int) and after > before:
             if now.get("train.schedule", "constant") == "cosine":
@@ -347,15 +358,15 @@ def differences(stored: Mapping[str, Any], given: Mapping[str, Any]) -> list[str
     return found
 
 
-def check_same(stored: About, given: About, where: Path | str) -> None:
+def check_same(stored: About, given: About, where: Path | str, *, simulated: bool = False) -> None:
     """Raise ResumeError, which says which keys differ, unless `stored` can go on as `given`."""
-    found = differences(stored.experiment, given.experiment)
+    found = differences(stored.experiment, given.experiment, simulated=simulated)
     if stored.data != given.data:
         found.append("the data files: other examples")
     if found:
         may = ", ".join(MAY_DIFFER)
         advice = f"Give the experiment that it had, or start a new run.  These may differ: {may}; rounds may grow."
-        raise ResumeError(f"{where} is of another experiment: {'; '.join(found)}", advice)
+        raise ResumeError(f"{where}: a checkpoint of another experiment: {'; '.join(found)}", advice)
 
 
 def _flat(content: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:

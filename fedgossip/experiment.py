@@ -5,6 +5,7 @@ Every key but the graph has a default.  An unknown key is an error that names th
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 import tomllib
@@ -122,7 +123,9 @@ class Experiment(msgspec.Struct, forbid_unknown_fields=True):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the resolved experiment as plain data, without keys that are None (TOML has no null)."""
-        return typing.cast("dict[str, Any]", _without_none(msgspec.to_builtins(self)))
+        content = msgspec.to_builtins(self)
+        content["train"] = dataclasses.asdict(self.train)  # msgspec leaves out the fields that it did not set itself
+        return typing.cast("dict[str, Any]", _without_none(content))
 
 
 SECTIONS = (Data, Model, TrainSettings, TopologySection, Algorithm, Eval, Simulation, Task)
@@ -247,7 +250,7 @@ MOST = 2**31 - 1
 def _check_values(experiment: Experiment, where: str) -> None:
     e = experiment
     choices = {
-        "algorithm.name": (e.algorithm.name, ("dsgd",)),
+        "algorithm.name": (e.algorithm.name, ("dsgd", "window-doubling")),
         "algorithm.mode": (e.algorithm.mode, ("sync",)),
         "task.kind": (e.task.kind, ("learning", "averaging", "quadratic")),
         "task.dtype": (e.task.dtype, ("float32", "float64")),
