@@ -169,15 +169,14 @@ def _rows(promise: Forecast) -> list[tuple[str, str, str]]:
 
 
 def _rows_of_rounds(promise: Forecast) -> list[tuple[str, str, str]]:
-    """What a schedule promises: nothing of one step, which says little."""
+    """What a schedule promises, as far as it is known: nothing of one step, which says little."""
     repeats = f"after {promise.period} rounds" if promise.period else "never"
     left = "in the long run" if promise.period else "in expectation"
-    rate = [] if not promise.rate else [("a round leaves", _plain(promise.rate), f"of the worst disagreement, {left}")]
-    return [
+    rows = [
         ("exact", _exact(promise), "when everybody has exactly the mean of all models"),
         ("rounds to halve", _rounds(promise.rounds_to_halve, promise), "until the worst disagreement is half"),
         ("rounds to 1 %", _rounds(promise.rounds_to_1_percent, promise), "until 1 % of it is left"),
-        *rate,
+        ("a round leaves", _plain(promise.rate or None), f"of the worst disagreement, {left}"),
         ("one round leaves", _plain(promise.mean_contraction), "of a disagreement in a random direction"),
         ("effective neighbours n_W", _effective(promise), f"{N_W_MEANS} (1 alone, n all)"),
         ("most neighbours", str(promise.degree_max), "models that the busiest node sends in a round"),
@@ -185,6 +184,7 @@ def _rows_of_rounds(promise: Forecast) -> list[tuple[str, str, str]]:
         ("repeats", repeats, "each round's graph follows from its number and the seed"),
         ("computed by", promise.method, _METHODS.get(promise.method, "exact to rounding")),
     ]
+    return [row for row in rows if row[1] != "-"]
 
 
 _METHODS = {
