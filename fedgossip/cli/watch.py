@@ -59,6 +59,12 @@ def _read_all(follower: Follower) -> None:
         pass
 
 
+def _rest(follower: Follower) -> None:
+    """Let the run have the processor, unless there is much to read still or nothing to come."""
+    if not follower.behind and not follower.ended:
+        time.sleep(POLL_SECONDS)
+
+
 def _print(follower: Follower) -> None:
     """Print the table whole: a pipe and a scrolling terminal have room for every peer."""
     from rich.console import Console
@@ -86,8 +92,8 @@ def _live(follower: Follower) -> None:
             with Live(screen, console=Console(highlight=False), screen=True, auto_refresh=False) as live:
                 while not follower.ended:
                     live.refresh()
-                    if not follower.poll():
-                        time.sleep(POLL_SECONDS)
+                    follower.poll()
+                    _rest(follower)
     finally:
         _print(follower)
         print(_last_line(follower))
@@ -110,14 +116,13 @@ def _lines(follower: Follower) -> None:
         _say(text)
     told_quiet = False
     while not follower.ended:
-        news = follower.poll()
+        follower.poll()
         for text in lines.troubles():
             _say(text)
         if time.time() - follower.news_at > QUIET_SECONDS and not told_quiet:
             told_quiet = True
             print(f"nothing new for {QUIET_SECONDS:.0f} s: was the run stopped?  {LEAVE}", file=sys.stderr)
-        if not news:
-            time.sleep(POLL_SECONDS)
+        _rest(follower)
     print(_last_line(follower))
 
 
@@ -149,8 +154,8 @@ def _serve(follower: Follower, port: int, opened: bool) -> None:
         told = False
         while True:
             with lock:
-                news = follower.poll()
+                follower.poll()
             if follower.ended and not told:
                 told = True
                 print(f"{_last_line(follower)}\nThe page stays until Ctrl-C.", flush=True)
-            time.sleep(0.0 if news and follower.behind else POLL_SECONDS)
+            time.sleep(0.01 if follower.behind else POLL_SECONDS)  # also when it has ended: the page stays

@@ -4,8 +4,11 @@ Nothing here writes, and nothing talks to a peer: what watches cannot disturb wh
 
     places     what is watched: a run directory, or the folders of peers
     tail       the new lines of a file that grows
+    peers      what is known of one peer
+    curves     what is drawn over rounds, thinned out
     state      all rows folded: the newest of each peer, of the network, of the links
     follow     a place and its state, kept up to date
+    table      it on a terminal;  lines: on a pipe
     layout     where the nodes of a drawing stand
     snapshot   a state as plain data, for the page
     serving    the page on 127.0.0.1

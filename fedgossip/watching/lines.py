@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from fedgossip.metrics import EventRow, NetworkRow, PeerRow, Row
 from fedgossip.report.numbers import number, percent
 from fedgossip.watching.follow import Follower
-from fedgossip.watching.snapshot import Words, in_trouble, line, note, said
+from fedgossip.watching.snapshot import Words, event_line, in_trouble, line, note
 from fedgossip.watching.table import heading
 
 
@@ -29,7 +29,7 @@ class Lines:
         """Return the line of a row; empty for one that is part of a line to come."""
         match row:
             case EventRow():
-                return f"round {max(row.round, 0)}, peer {row.peer}: {said(row, self.words)}"
+                return event_line(row, self.words)
             case NetworkRow():
                 return f"{self._round(row.round)}  {_of_all(row)}".rstrip()
             case PeerRow() if not self.follower.place.folder:

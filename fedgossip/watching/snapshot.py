@@ -12,7 +12,8 @@ from typing import Any
 from fedgossip.metrics import EventRow
 from fedgossip.watching.follow import DRIVERS, Follower
 from fedgossip.watching.layout import MOST_NODES, places
-from fedgossip.watching.state import FALLEN, Peer, State
+from fedgossip.watching.peers import Peer
+from fedgossip.watching.state import FALLEN, State
 
 LISTED = 60
 """Peers told one by one where there are too many to draw: the most interesting."""
@@ -75,7 +76,7 @@ def moment(follower: Follower, words: Words) -> dict[str, Any]:
         "down": [[u, v, word] for (u, v), word in sorted(down.items())] if all_listed else [],
         "curves": {name: [[at, *values] for at, values in curve.points()] for name, curve in state.curves.items()},
         "events": [
-            {"round": max(row.round, 0), "peer": row.peer, "text": said(row, words)}
+            {"round": row.round if row.round >= 0 else None, "peer": row.peer, "text": said(row, words)}
             for row in list(state.events)[: -EVENTS_LISTED - 1 : -1]
         ],
         "seen": state.events_seen,
@@ -124,6 +125,12 @@ def _listed(ids: Sequence[int], most: int = 4) -> str:
 def in_trouble(word: str) -> bool:
     """Whether a state needs somebody's eye."""
     return word in (*FALLEN, "gone", "suspected")
+
+
+def event_line(row: EventRow, words: Words) -> str:
+    """An event with its round, where it has one, and who tells it."""
+    when = f"round {row.round}, " if row.round >= 0 else ""
+    return f"{when}peer {row.peer}: {said(row, words)}"
 
 
 def said(row: EventRow, words: Words) -> str:

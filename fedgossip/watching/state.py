@@ -3,23 +3,22 @@
 Its size grows with the peers, never with the rounds.  Rows come from outside: a node that cannot be is passed over, an
 event with an unknown name is told in its words and changes nothing else.
 
-What somebody says of a neighbour is a *mark*: gone, missed or suspected.  A round of the one who said it in which the
-neighbour was not missed lifts the first two; so does the word that it joined again.  A peer is gone where somebody
-says so and it writes no rows of its own after that.
+What somebody says of another is a *mark*: gone, missed or suspected.  The word that the other joined again, or refutes
+it, lifts it; and `missed` a round of the one who said it in which the other was not missed.  A peer is gone where
+somebody says so and it writes no rows of its own after that.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 
 from fedgossip.metrics import EventRow, NetworkRow, PeerRow, Row
 from fedgossip.topology import Topology
+from fedgossip.watching.curves import Curve
+from fedgossip.watching.peers import Mark, Peer
 
 EVENTS_KEPT = 200
-POINTS_KEPT = 400
-"""Of a curve; it is thinned out to half when it has more."""
 MOST_PEERS = 100_000
 """A row of a peer with a higher id is passed over, where no experiment tells how many there are."""
 MOST_WITNESSES = 64
@@ -29,81 +28,19 @@ MOST_EDGES = 200_000
 
 FALLEN = ("crashed", "died", "hung", "failed")
 """Events that end a peer; the name is its state."""
-SERIOUS = ("failed", "died", "crashed", "hung", "gone", "suspected", "asleep", "starting", "stopped", "training",
-           "done", "elsewhere")  # fmt: skip
+MARKING = {
+    "gone": "gone",
+    "partition": "gone",
+    "suspected": "suspected",
+    "missed": "missed",
+    "started_without": "missed",
+}
+"""Events by which one marks others."""
+RETURNING = ("joined", "joins", "refuted", "merged")
+"""Events that say of somebody, who is named or the one who tells, that it is there."""
+SERIOUS = ("failed", "died", "crashed", "hung", "gone", "suspected", "asleep", "starting", "left", "stopped",
+           "training", "done", "elsewhere")  # fmt: skip
 """Every state of a peer, the most interesting first."""
-SMOOTHING = 0.3
-"""The weight of a peer's newest round in its share of waiting."""
-
-
-@dataclass(slots=True)
-class Mark:
-    """What one says of another: "gone", "missed" or "suspected", when it had `round` rounds behind it."""
-
-    name: str
-    round: int
-
-
-@dataclass(slots=True)
-class Peer:
-    """The newest of one peer.  `bytes_*` are sums over the rounds in the record, `waiting` a share of recent time."""
-
-    node: int
-    watched: bool = True
-    round: int = 0
-    loss: float | None = None
-    accuracy: float | None = None
-    bytes_sent: int = 0
-    bytes_received: int = 0
-    waiting: float | None = None
-    fallen: str = ""
-    asleep: bool = False
-    ended: str = ""
-    """Its last word: finished, interrupted, failed."""
-    gone_since: int | None = None
-    """Rounds behind the one who said so."""
-    counted: int = 0
-    """The round up to which bytes are in the sums."""
-    seen_by: dict[int, Mark] = field(default_factory=dict)
-
-    def witnesses(self, name: str) -> list[int]:
-        """Who says `name` of this peer, ascending."""
-        return sorted(other for other, mark in self.seen_by.items() if mark.name == name)
-
-    def step(self, row: PeerRow) -> None:
-        """Take a row that is newer than what is known."""
-        self.round = row.round
-        self.loss = row.loss if row.loss is not None else self.loss
-        self.accuracy = row.accuracy if row.accuracy is not None else self.accuracy
-        whole = row.seconds_training + row.seconds_waiting + row.seconds_mixing
-        if whole > 0:
-            share = row.seconds_waiting / whole
-            self.waiting = share if self.waiting is None else self.waiting + SMOOTHING * (share - self.waiting)
-        if self.gone_since is not None and row.round > self.gone_since + 1:  # a neighbour is at most one round ahead
-            self.gone_since = None
-
-
-class Curve:
-    """Points (round, values), thinned evenly to POINTS_KEPT; the newest is always there."""
-
-    def __init__(self) -> None:
-        self._points: list[tuple[int, tuple[float | None, ...]]] = []
-        self._every = 1
-        self._count = 0
-        self._last: tuple[int, tuple[float | None, ...]] | None = None
-
-    def add(self, round: int, *values: float | None) -> None:
-        self._last = (round, values)
-        if self._count % self._every == 0:
-            self._points.append(self._last)
-        self._count += 1
-        if len(self._points) > POINTS_KEPT:
-            del self._points[1::2]
-            self._every *= 2
-
-    def points(self) -> list[tuple[int, tuple[float | None, ...]]]:
-        last = [self._last] if self._last and self._last is not self._points[-1] else []
-        return self._points + last
 
 
 class State:
@@ -140,6 +77,9 @@ class State:
         if not isinstance(node, int) or isinstance(node, bool) or not 0 <= node < (self.n or MOST_PEERS):
             return None
         return self.peers.setdefault(node, Peer(node, watched=False)) if not self.n else self.peers.get(node)
+
+    def _known(self, value: object) -> list[int]:
+        return [node for node in named(value) if node in self.peers]
 
     @property
     def round(self) -> int:
@@ -193,37 +133,40 @@ class State:
         peer = self.peer(row.peer)
         if peer is None:
             return
-        value: object = row.value
-        match row.name:
-            case "gone" | "suspected":
-                self._mark(peer.node, value, row.name, row.round)
-            case "missed" | "started_without":
-                for node in _ids(value):
-                    self._mark(peer.node, node, "missed", row.round)
-            case "partition":
-                for node in _ids(value.get("unreachable") if isinstance(value, Mapping) else None):
-                    self._mark(peer.node, node, "gone", row.round)
-            case "joined" | "refuted":
-                self._clear(peer, value)
-            case "merged":
-                self._merged(peer.node)
-            case "asleep" | "awake":
-                peer.asleep = row.name == "asleep"
-            case "restarted":
-                peer.fallen, peer.gone_since = "", None
-            case name if name in FALLEN:
-                peer.fallen = name
+        if row.name in MARKING:
+            for node in named(row.value):
+                self._mark(_witness(row), node, MARKING[row.name], row.round)
+        elif row.name in RETURNING:
+            self._back(peer, row)
+        elif row.name in FALLEN:
+            peer.fallen = row.name
+        elif row.name in ("asleep", "awake"):
+            peer.asleep = row.name == "asleep"
+        elif row.name in ("restarted", "resumed"):
+            peer.returned(_round(row.value))
+        elif row.name == "left":
+            for node in self._known(row.value):
+                self.peers[node].left = True
+
+    def _back(self, peer: Peer, row: EventRow) -> None:
+        """Somebody is there again: for `peer`, which says so; for all, where the one itself is known to say it."""
+        nodes = self._known(row.value)
+        itself = not nodes or row.name in ("joins", "refuted")
+        for node in nodes or [peer.node]:
+            for by in list(self.peers[node].seen_by) if itself else [peer.node]:
+                self._lift(by, node)
+            self.peers[node].back()
 
     def _repeated(self, row: EventRow) -> bool:
         """Whether it misses the same neighbours as in the round before: a peer that is gone is missed in each."""
         if row.name != "missed":
             return False
-        missed = [self.peers[node].seen_by.get(row.peer) for node in _ids(row.value) if node in self.peers]
+        missed = [self.peers[node].seen_by.get(row.peer) for node in self._known(row.value)]
         return bool(missed) and all(mark and mark.round in (row.round - 1, row.round) for mark in missed)
 
     # --- what one says of another -----------------------------------------------------------------------------------
 
-    def _mark(self, by: int, node: object, name: str, round: int) -> None:
+    def _mark(self, by: int, node: int, name: str, round: int) -> None:
         peer = self.peer(node)
         if peer is None or peer.node == by:
             return
@@ -242,36 +185,16 @@ class State:
         self.peers[node].seen_by.pop(by, None)
         self._marked.get(by, set()).discard(node)
 
-    def _clear(self, peer: Peer, value: object) -> None:
-        """`peer` says that others are there again; without naming anyone: that it is itself."""
-        nodes = [node for node in _ids(value) if node in self.peers]
-        for node in nodes:
-            self._lift(peer.node, node)
-            self._risen(self.peers[node])
-        if not nodes:
-            for by in list(peer.seen_by):
-                self._lift(by, peer.node)
-            self._risen(peer)
-
-    def _merged(self, by: int) -> None:
-        """`by` says that the parts of the network are one again: what it says of others falls."""
-        for node in list(self._marked.get(by, ())):
-            self._lift(by, node)
-            if not self.peers[node].witnesses("gone"):
-                self.peers[node].gone_since = None
-
-    @staticmethod
-    def _risen(peer: Peer) -> None:
-        """It is there again.  A simulated peer that crashed may come back; a process that died may not."""
-        peer.gone_since = None
-        if peer.fallen == "crashed":
-            peer.fallen = ""
-
     def _heard_all(self, by: int, round: int) -> None:
-        """`by` has mixed its round number `round`: whom it did not miss in that or the one before, it hears again."""
+        """`by` has mixed its round number `round`: whom it did not miss in that or the one before, it hears again.
+
+        Unless it said that it is gone and nobody has heard of it since: then it is not even waited for.
+        """
         for node in list(self._marked.get(by, ())):
-            mark = self.peers[node].seen_by[by]
-            if mark.name != "suspected" and round >= mark.round + 2:
+            peer = self.peers[node]
+            mark = peer.seen_by[by]
+            heard = mark.name == "missed" or (mark.name == "gone" and peer.gone_since is None)
+            if heard and round >= mark.round + 2:
                 self._lift(by, node)
 
     # --- what follows from it ---------------------------------------------------------------------------------------
@@ -282,8 +205,8 @@ class State:
             return peer.fallen or "failed"
         if peer.ended == "finished" or (self.rounds and peer.round >= self.rounds):
             return "done"
-        if peer.gone_since is not None:
-            return "gone"
+        if peer.gone_since is not None or peer.left:
+            return "left" if peer.left else "gone"
         if peer.ended or self.status:
             return "stopped"
         if peer.witnesses("suspected"):
@@ -332,7 +255,7 @@ class State:
     def _troubles(self) -> Iterator[tuple[int, int, str]]:
         for node, peer in self.peers.items():
             near: Iterable[int] = self.neighbours.get(node, ())
-            if self.condition(peer) in (*FALLEN, "gone"):
+            if self.condition(peer) in (*FALLEN, "gone", "left"):
                 yield from ((node, other, "down") for other in near)
             elif peer.seen_by:
                 for other, mark in peer.seen_by.items():
@@ -340,7 +263,20 @@ class State:
                         yield node, other, "down" if mark.name == "gone" else mark.name
 
 
-def _ids(value: object) -> list[int]:
-    """The ids in a value: one, or a list of them; what else it may hold is passed over."""
+def named(value: object) -> list[int]:
+    """Return the ids that an event names: one, a list of them, or what a mapping holds as "node" and the like."""
+    if isinstance(value, Mapping):
+        value = next((value[key] for key in ("node", "unreachable", "back") if key in value), None)
     found = value if isinstance(value, list | tuple) else [value]
     return [one for one in found if isinstance(one, int) and not isinstance(one, bool)]
+
+
+def _witness(row: EventRow) -> int:
+    """Return who says it: the one who tells the event, unless it names another."""
+    by = row.value.get("by") if isinstance(row.value, Mapping) else None
+    return by if isinstance(by, int) and not isinstance(by, bool) else row.peer
+
+
+def _round(value: object) -> int | None:
+    round = value.get("round") if isinstance(value, Mapping) else None
+    return round if isinstance(round, int) and not isinstance(round, bool) and round >= 0 else None

@@ -8,11 +8,12 @@ from rich.text import Text
 
 from fedgossip.report.numbers import data_size, number, percent
 from fedgossip.watching.follow import DRIVERS, Follower
-from fedgossip.watching.snapshot import Words, in_trouble, line, links_up, note, said, title
-from fedgossip.watching.state import Peer, State
+from fedgossip.watching.peers import Peer
+from fedgossip.watching.snapshot import Words, event_line, in_trouble, line, links_up, note, title
+from fedgossip.watching.state import State
 
 COLOURS = {"training": "blue", "done": "green", "suspected": "yellow", "asleep": "magenta", "starting": "dim",
-           "stopped": "dim", "elsewhere": "dim"}  # fmt: skip
+           "left": "dim", "stopped": "dim", "elsewhere": "dim"}  # fmt: skip
 """Of a state's word; what ends a peer is red.  The word is always there: a colour says nothing alone."""
 EVENTS_SHOWN = 5
 LEAST_ROWS = 3
@@ -41,7 +42,7 @@ class Screen:
     def _below(self) -> list[RenderableType]:
         found: list[RenderableType] = []
         for row in list(self.follower.state.events)[-EVENTS_SHOWN:]:
-            found.append(_one(f"round {max(row.round, 0)}, peer {row.peer}: {said(row, self.words)}", "dim"))
+            found.append(_one(event_line(row, self.words), "dim"))
         return [*found, _one(self.footer)] if self.footer else found
 
 

@@ -7,7 +7,7 @@ const BAD = ["gone", "crashed", "died", "hung", "failed"];
 const TROUBLE = [...BAD, "suspected"];
 const SAYS = {
   starting: "not through a round yet", training: "training", done: "done", asleep: "asleep", suspected: "suspected",
-  stopped: "stopped before the end", elsewhere: "not watched here",
+  left: "left", stopped: "stopped before the end", elsewhere: "not watched here",
 };
 const STATUS = {
   finished: ["The run has ended: finished", "good"], partial: ["The run has ended: some peers did not finish", "bad"],
@@ -34,8 +34,13 @@ function draw(name, attributes = {}, ...inside) {
 function tell(element, text) {
   if (element.textContent !== text) element.textContent = text; // what did not change is not announced again
 }
-const number = (value) => (value === null || value === undefined ? NONE : Math.abs(value) >= 1e-3 && Math.abs(value) < 1e5 || value === 0
-  ? String(Number(value.toPrecision(3))) : value.toExponential(1));
+function number(value) {
+  if (value === null || value === undefined) return NONE;
+  if (value === 0 || (Math.abs(value) >= 1e-3 && Math.abs(value) < 1e5)) return String(Number(value.toPrecision(3)));
+  const [mantissa, power] = value.toExponential(1).split("e");
+  const ten = "10" + [...String(Number(power))].map((digit) => "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"["-0123456789".indexOf(digit)]).join("");
+  return Number(mantissa) === 1 ? ten : `${Number(mantissa)}\u202f·\u202f${ten}`;
+}
 const percent = (value) => (value === null || value === undefined ? NONE : (100 * value).toFixed(1) + "\u202f%");
 function size(bytes) {
   for (const [unit, length] of [["GB", 1e9], ["MB", 1e6], ["kB", 1e3]])
@@ -59,7 +64,10 @@ const WIDTH = 640, EDGE = 44;
 function drawGraph() {
   const place = document.querySelector("#graph .drawing");
   nodes.clear(); links.clear();
-  if (!graph.nodes) return place.replaceChildren(make("div", { class: "share", id: "share", role: "img" }));
+  if (!graph.nodes) {
+    const words = "Too many to draw one by one: each state’s share of the peers.";
+    return place.replaceChildren(make("div", { class: "share", id: "share", role: "img" }), make("p", { class: "note" }, words));
+  }
   const at = graph.nodes.map(([x, y]) => [x * (WIDTH - 2 * EDGE) + EDGE, y * (WIDTH - 2 * EDGE) + EDGE]);
   const low = Math.min(...at.map((p) => p[1])) - EDGE, high = Math.max(...at.map((p) => p[1])) + EDGE;
   const svg = draw("svg", { viewBox: `0 ${low} ${WIDTH} ${Math.max(high - low, 2 * EDGE)}`, role: "img", id: "drawn" });
@@ -101,7 +109,7 @@ function showGraph(now) {
   for (const [key, link] of links) link.setAttribute("class", `link ${down.get(key) || ""}`);
   $("drawn").setAttribute("aria-label", `The graph of ${now.n} peers: ${counts}; ${down.size} of ${now.links} links not up.`);
 }
-const COLOUR = (state) => `var(--${BAD.includes(state) ? "bad" : ["stopped", "elsewhere"].includes(state) ? "starting" : state})`;
+const COLOUR = (state) => `var(--${BAD.includes(state) ? "bad" : ["left", "stopped", "elsewhere"].includes(state) ? "starting" : state})`;
 function showShare(now, counts) {
   $("share").setAttribute("aria-label", `${now.n} peers: ${counts}`);
   $("share").replaceChildren(...now.counts.map(([state, count]) => {
@@ -208,7 +216,7 @@ function showHead(now) {
   status(words, kind);
   document.body.classList.toggle("ended", Boolean(now.status));
   tell($("elapsed"), time(now.seconds) + (now.status ? " in all" : ""));
-  tell($("pace"), now.pace === null ? "" : `${number(now.pace)} rounds/s`);
+  tell($("pace"), !now.pace ? "" : `${number(now.pace)} rounds/s`);
   tell($("quiet"), !now.status && now.quiet > 10 ? `nothing new for ${time(now.quiet)}` : "");
   const bar = $("bar");
   bar.hidden = !now.rounds;
@@ -221,7 +229,7 @@ function status(words, kind) {
   $("status").className = kind;
 }
 function showCards(now) {
-  const cards = [["rounds", String(now.round), now.rounds ? `of ${now.rounds}, behind all peers` : "behind all peers"]];
+  const cards = [["rounds", String(now.round), now.rounds ? `of ${now.rounds}` : "behind all peers"]];
   if (now.averaged !== null) cards.push(["averaged model", percent(now.averaged), "test accuracy"], ["mean peer", percent(now.mean), "test accuracy"], ["worst peer", percent(now.worst), "test accuracy"]);
   else if (now.loss !== null) cards.push(["loss", number(now.loss), "of the averaged model"]);
   cards.push(["disagreement", number(now.distance), "consensus distance"], ["sent", size(now.bytes), "by all peers"]);
@@ -260,7 +268,7 @@ function fill(row, peer, now) {
   });
 }
 function showEvents(now) {
-  $("events").replaceChildren(...now.events.map((event) => make("li", {}, make("span", {}, `round ${event.round}`), make("span", {}, `peer ${event.peer}`), make("b", {}, event.text))));
+  $("events").replaceChildren(...now.events.map((event) => make("li", {}, make("span", {}, event.round === null ? "" : `round ${event.round}`), make("span", {}, `peer ${event.peer}`), make("b", {}, event.text))));
   const more = now.seen - now.events.length;
   tell($("seen"), !now.seen ? "Nothing out of the ordinary so far." : more > 0 ? `${now.seen} in all. Here are the newest, without those that only repeat who is missed.` : "");
   if (now.unreadable) $("seen").append(` ${now.unreadable} lines could not be read.`);

@@ -1,0 +1,70 @@
+"""What is known of one peer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from fedgossip.metrics import PeerRow
+
+SMOOTHING = 0.3
+"""The weight of a peer's newest round in its share of waiting."""
+
+
+@dataclass(slots=True)
+class Mark:
+    """What one says of another: "gone", "missed" or "suspected", when it had `round` rounds behind it."""
+
+    name: str
+    round: int
+
+
+@dataclass(slots=True)
+class Peer:
+    """The newest of one peer.  `bytes_*` are sums over the rounds in the record, `waiting` a share of recent time."""
+
+    node: int
+    watched: bool = True
+    round: int = 0
+    loss: float | None = None
+    accuracy: float | None = None
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    waiting: float | None = None
+    fallen: str = ""
+    asleep: bool = False
+    ended: str = ""
+    """Its last word: finished, interrupted, failed."""
+    left: bool = False
+    """It said that it goes."""
+    gone_since: int | None = None
+    """Rounds behind the one who said so."""
+    counted: int = 0
+    """The round up to which bytes are in the sums."""
+    seen_by: dict[int, Mark] = field(default_factory=dict)
+
+    def witnesses(self, name: str) -> list[int]:
+        """Who says `name` of this peer, ascending."""
+        return sorted(other for other, mark in self.seen_by.items() if mark.name == name)
+
+    def step(self, row: PeerRow) -> None:
+        """Take a row that is newer than what is known."""
+        self.round = row.round
+        self.loss = row.loss if row.loss is not None else self.loss
+        self.accuracy = row.accuracy if row.accuracy is not None else self.accuracy
+        whole = row.seconds_training + row.seconds_waiting + row.seconds_mixing
+        if whole > 0:
+            share = row.seconds_waiting / whole
+            self.waiting = share if self.waiting is None else self.waiting + SMOOTHING * (share - self.waiting)
+        if self.gone_since is not None and row.round > self.gone_since + 1:  # a neighbour is at most one round ahead
+            self.gone_since = None
+
+    def back(self) -> None:
+        """It is there again, as somebody says.  Who crashed may come back; a process that died may not."""
+        self.gone_since, self.left = None, False
+        if self.fallen == "crashed":
+            self.fallen = ""
+
+    def returned(self, round: int | None) -> None:
+        """It lives again, from `round` on where that is known: what it had done after that is lost."""
+        self.gone_since, self.left, self.fallen = None, False, ""
+        self.round = self.round if round is None else round
