@@ -12,7 +12,6 @@ from fedgossip.net.endpoints import Endpoint
 from fedgossip.net.host import Host, Ports
 from fedgossip.net.identity import Identity
 from fedgossip.net.links import Links
-from fedgossip.protocols.sync_gossip import partners_of
 from fedgossip.running import compose
 from fedgossip.running.compose import Plan
 from fedgossip.task import LocalTask
@@ -40,7 +39,7 @@ def run_over_sockets(
     def be(node: int) -> None:
         try:
             expected = Expected(task.schema, task.dtype.name, task.length)
-            links[node].connect(partners_of(node, plan.mixing), endpoints, expected, hello)
+            links[node].connect(plan.schedule.partners(node), endpoints, expected, hello)
             machine = wrap(node, compose.machine_of(plan, node, task.initial(node), task.schema))
             ports = Ports(rows.append, _ignore, _ignore, lambda: bool(failures))
             results[node] = Host(node, machine, links[node], task, hello, ports).run()

@@ -81,6 +81,32 @@ def test_one_digest_on_a_directed_graph() -> None:
         assert simulate({**experiment, **wild}).digest == expected
 
 
+@pytest.mark.parametrize(
+    "graph", ["one-peer-exponential", "one-peer-hypercube", "random-matching", "el-oracle:3", "el-local:2", "base:2"]
+)
+def test_one_digest_where_the_graph_changes_by_the_round(graph: str) -> None:
+    experiment = learning(graph, 8, rounds=12)
+    expected = simulate(experiment, engine="stacked").digest
+    for wild in ({}, {"training_jitter": 2.0, "speed_spread": 0.5, "jitter": 0.3}):
+        assert simulate({**experiment, "simulation": wild}).digest == expected
+    plan = compose.plan(load_experiment(experiment))
+    task, _ = compose.task_of(plan.experiment, plan.n)
+    vectors, _ = run_over_sockets(plan, task)
+    assert digest(vectors) == expected
+
+
+def test_window_doubling_ends_with_one_digest_and_with_the_exact_mean() -> None:
+    experiment = {
+        "rounds": 4,
+        "task": {"kind": "averaging", "dim": 3, "dtype": "float64"},
+        "topology": {"graph": "window-doubling", "n": 13},
+        "algorithm": {"name": "window-doubling"},
+    }
+    stacked = simulate(experiment, engine="stacked")
+    assert stacked.digest == simulate(experiment).digest
+    assert stacked.summary["consensus_distance"] < 1e-14
+
+
 def test_another_seed_gives_another_digest() -> None:
     assert simulate(learning("ring", 4)).digest != simulate(learning("ring", 4), seed=4).digest
 

@@ -26,7 +26,6 @@ from fedgossip.net.endpoints import Endpoint
 from fedgossip.net.host import REJECTIONS_WRITTEN, Host, Ports
 from fedgossip.net.identity import Identity
 from fedgossip.net.links import Arrived, LinkDown, LinkEvent, Links, Rejected
-from fedgossip.protocols.sync_gossip import partners_of
 from fedgossip.running import compose
 from fedgossip.running.compose import Plan
 from fedgossip.vectors import Vector, frozen, ordered_mix
@@ -337,7 +336,7 @@ def test_a_run_beside_a_partner_that_lies_ends_with_the_right_bits() -> None:
     rows: list[Row] = []
     expected = Expected(task.schema, "float32", SMALL)
     for node, link in peers.items():
-        link.connect(partners_of(node, plan.mixing), where, expected, hello)
+        link.connect(plan.schedule.partners(node), where, expected, hello)
         machine = compose.machine_of(plan, node, task.initial(node), task.schema)
         ports = Ports(rows.append, lambda *_: None, lambda *_: None, lambda: False)
         hosts[node] = Host(node, machine, link, task, hello, ports)

@@ -121,8 +121,12 @@ def facts(summary: dict[str, Any]) -> list[tuple[str, str]]:
     elif summary["test_loss"] is not None:
         rows.append(("loss", f"{summary['test_loss']:.6g}"))
     rows.append(("consensus distance", f"{summary['consensus_distance']:.6g}"))
-    if forecast["slem"] is not None and summary["measured_contraction"] is not None:
-        measured = f"{summary['measured_contraction']:.4f} measured, at most {forecast['slem']:.4f} forecast"
+    promised = forecast["slem"] if forecast["slem"] is not None else forecast.get("rate")
+    if promised is not None and summary["measured_contraction"] is not None:
+        words = f"at most {promised:.4f} forecast" if forecast["slem"] is not None else f"{promised:.4f} in the long run"
+        if forecast.get("exact_after") and forecast["slem"] is None:
+            words = f"without training exactly 0 after {forecast['exact_after']} rounds"
+        measured = f"{summary['measured_contraction']:.4f} measured, {words}"
         if {"missed", "gone", "crashed", "died"} & set(summary["events"]):
             measured += " for rounds in which nobody is missing"
         rows.append(("contraction per round", measured))
@@ -145,13 +149,13 @@ def _show_plan(plan: Plan, as_json: bool) -> None:
     with talk_to_stderr() if as_json else contextlib.nullcontext():
         task, shares = compose.task_of(plan.experiment, plan.n)
     size = wire_bytes(Model(0, task.schema, (task.initial(0),)))
-    sends = [len(plan.mixing.targets(node)) for node in range(plan.n)]
+    per_round = plan.forecast.messages * plan.n
     facts = {
         "n": plan.n,
         "parameters": task.length,
         "schema": task.schema,
-        "bytes_per_round": size * sum(sends),
-        "bytes_total": size * sum(sends) * plan.experiment.rounds,
+        "bytes_per_round": int(size * per_round),
+        "bytes_total": int(size * per_round) * plan.experiment.rounds,
         "examples": shares.sizes,
         "forecast": plan.forecast.to_dict(),
         "experiment": plan.experiment.to_dict(),
@@ -164,9 +168,11 @@ def _show_plan(plan: Plan, as_json: bool) -> None:
     forecast = plan.forecast
     print(tomli_w.dumps(plan.experiment.to_dict()))
     print(f"# {plan.n} peers, {len(plan.topology.edges)} links, {task.length:,} parameters in {task.dtype.name}")
-    print(f"# {size * max(sends):,} bytes a round from the busiest peer, {facts['bytes_total']:,} in all")
+    print(f"# {int(size * plan.forecast.messages):,} bytes a round from a peer, {facts['bytes_total']:,} in all")
     if shares.sizes:
         print(f"# {sum(shares.sizes):,} training examples, {min(shares.sizes)} to {max(shares.sizes)} per peer")
+    if plan.schedule.period != 1 and forecast.exact_after:
+        print(f"# the exact mean after {forecast.exact_after} rounds, for the rounds change and complete each other")
     if forecast.slem is not None and forecast.n_w is not None:
         print(f"# gap {1 - forecast.slem:.6f}, n_W({forecast.gamma}) {forecast.n_w:.2f}", end="")
         halved, gone = _rounds(forecast.rounds_to_halve), _rounds(forecast.rounds_to_1_percent)

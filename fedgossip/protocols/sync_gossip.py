@@ -89,8 +89,8 @@ class SyncSettings:
 KEPT_ROUNDS = 8
 """So many of our own models are kept for partners that may ask for them; without losses one is."""
 
-FAREWELL_ROUNDS = 4
-"""Whom we met in so many last rounds hears our goodbye; where the graph never changes that is everybody."""
+FAREWELL_ROUNDS, FAREWELL_PEERS = 8, 64
+"""All that we met hear our goodbye; where they are more than so many, those of so many last rounds."""
 
 FAR_ROUNDS = 64
 """So far ahead we do not follow one neighbour while others are there that do not say so."""
@@ -229,7 +229,7 @@ class SyncGossip(Generic[State]):
 
     def _gone(self, node: NodeId, now_ns: int) -> list[Effect]:
         self.linked.discard(node)
-        if node in self.left or node not in self.partners:
+        if node in self.left or node not in self.partners or (self.phase == "leaving" and node not in self._farewell()):
             return self._finish_if_alone()
         self.absent.add(node)
         report = Report("gone", node, self.round)
@@ -463,10 +463,10 @@ class SyncGossip(Generic[State]):
 
     def _farewell(self) -> list[NodeId]:
         """Whom we have to say goodbye to: who may wait for us, or has an account with us."""
-        recent = {j for j, round in self.met.items() if round > self.round - 1 - FAREWELL_ROUNDS} - {self.node}
-        unsettled = {j for j, edge in self.edges.items() if not edge.settled}
-        changing = self.schedule.period != 1 and self.met
-        return sorted(recent | unsettled if changing else set(self.partners) | unsettled)
+        if len(self.partners) <= FAREWELL_PEERS:
+            return list(self.partners)
+        recent = {j for j, round in self.met.items() if round >= self.round - FAREWELL_ROUNDS}
+        return sorted((recent | {j for j, edge in self.edges.items() if edge.open}) - {self.node})
 
     def _leaving(self, to: NodeId) -> Leaving:
         edge = self._edge(to)
@@ -507,11 +507,6 @@ def _mixed(terms: Sequence[tuple[float, Vector]]) -> Vector:
 
 def _slots(checkpoint: Checkpoint) -> tuple[Vector, ...]:
     return tuple(checkpoint.vectors[f"state/{k}"] for k in range(len(checkpoint.vectors)))
-
-
-def partners_of(node: NodeId, schedule: Schedule) -> tuple[NodeId, ...]:
-    """Return all that `node` may send to or receive from, ascending."""
-    return schedule.partners(node)
 
 
 def leads_of(node: NodeId, schedule: Schedule, partners: Sequence[NodeId]) -> dict[NodeId, int]:

@@ -6,14 +6,16 @@ Everything here is a function of the experiment alone, so that every peer, on wh
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from fedgossip import __version__
+from fedgossip.algorithms.base import GossipAlgorithm
 from fedgossip.algorithms.dsgd import DSGD
+from fedgossip.algorithms.window_doubling import WindowDoubling
 from fedgossip.errors import ConfigError
 from fedgossip.experiment import Experiment
 from fedgossip.learning.analytic import Averaging, Quadratic
@@ -22,24 +24,47 @@ from fedgossip.machine import Checkpoint, NodeId
 from fedgossip.messages import Hello
 from fedgossip.protocols.sync_gossip import SyncGossip, SyncSettings
 from fedgossip.task import LocalTask
-from fedgossip.topology import Forecast, Mixing, Spectrum, Topology, build, forecast, resolve, spectrum
+from fedgossip.topology import (
+    Forecast,
+    Mixing,
+    Schedule,
+    Spectrum,
+    Topology,
+    forecast_of,
+    resolve_schedule,
+    spectrum,
+    union,
+)
 from fedgossip.vectors import Vector
 
 GAMMA = 0.9
 """The decay at which effective neighbours are counted in records (Vogels et al. 2022)."""
 
-ALGORITHMS = {"dsgd": DSGD}
+ALGORITHMS: dict[str, Callable[[int], GossipAlgorithm[Any]]] = {
+    "dsgd": lambda _n: DSGD(),
+    "window-doubling": WindowDoubling,
+}
+"""By name, made for a number of peers."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is known before anything is trained."""
+    """What is known before anything is trained.
+
+    `topology` has the links of all rounds of one period (where none repeats, of the first); `spectrum` is None where
+    the graph changes.
+    """
 
     experiment: Experiment
+    schedule: Schedule
     topology: Topology
-    mixing: Mixing
-    spectrum: Spectrum
+    spectrum: Spectrum | None
     forecast: Forecast
+
+    @property
+    def mixing(self) -> Mixing:
+        """Of every round, where the graph never changes; else of the first."""
+        return self.schedule.mixing(0)
 
     @property
     def n(self) -> int:
@@ -64,10 +89,22 @@ class DataShares:
 def plan(experiment: Experiment) -> Plan:
     """Resolve the graph, its weights and the forecast.  Raises ConfigError."""
     section = experiment.topology
-    topology = resolve(section.graph, section.n, seed=experiment.seed)
-    mixing = build(topology, section.weights or topology.weights or "metropolis")
-    found = spectrum(mixing)
-    return Plan(experiment, topology, mixing, found, forecast(mixing, GAMMA, found))
+    schedule = resolve_schedule(section.graph, section.n, weights=section.weights, seed=experiment.seed)
+    _check_pair(experiment, schedule)
+    found = spectrum(schedule) if isinstance(schedule, Mixing) else None
+    return Plan(experiment, schedule, union(schedule), found, forecast_of(schedule, GAMMA, found))
+
+
+def _check_pair(experiment: Experiment, schedule: Schedule) -> None:
+    """Raise ConfigError where the algorithm and the graph do not go together."""
+    name = experiment.algorithm.name
+    made_for = getattr(schedule, "algorithm", None)
+    if (made_for or name) != name:
+        advice = f'Set algorithm.name = "{made_for}".'
+        raise ConfigError(f"the rounds of {schedule.name!r} are those of {made_for}, not of {name}", advice)
+    if name == "window-doubling" and made_for != name:
+        advice = 'Set topology.graph = "window-doubling".'
+        raise ConfigError(f"window-doubling has its own graph, not {schedule.name!r}", advice)
 
 
 def task_of(experiment: Experiment, n: int, held: Sequence[NodeId] | None = None) -> tuple[LocalTask, DataShares]:
@@ -199,7 +236,7 @@ def machine_of(
         start_ns=int(a.start_timeout * 1e9),
         drain_ns=deadline_ns,
     )
-    return SyncGossip(node, plan.mixing, ALGORITHMS[a.name](), initial, schema, settings, resumed)
+    return SyncGossip(node, plan.schedule, ALGORITHMS[a.name](plan.n), initial, schema, settings, resumed)
 
 
 def hello_of(plan: Plan, schema: str, data: str = "") -> Hello:
@@ -250,10 +287,12 @@ def describe_topology(plan: Plan, rows_up_to: int = 512) -> dict[str, Any]:
     }
     if n <= rows_up_to:
         described["rows"] = [{str(j): w for j, w in plan.mixing.row(i).items()} for i in range(n)]
+    if plan.schedule.period != 1:
+        described["period"] = plan.schedule.period
     return described
 
 
 def eigenvalues(plan: Plan, up_to: int = 4096) -> Sequence[float] | None:
     """The mixing's eigenvalues, descending, where they are known and few enough to keep."""
-    values = plan.spectrum.eigenvalues
+    values = plan.spectrum.eigenvalues if plan.spectrum else None
     return None if values is None or plan.n > up_to else [float(v) for v in values]

@@ -33,10 +33,10 @@ from fedgossip.messages import Hello
 from fedgossip.metrics import EventRow, Row, RowWriter
 from fedgossip.net import endpoints as endpoint_files
 from fedgossip.net.endpoints import Endpoint, Endpoints
+from fedgossip.net.faulty import Faults
 from fedgossip.net.host import Host, Ports
 from fedgossip.net.identity import Identity
 from fedgossip.net.links import Links
-from fedgossip.protocols.sync_gossip import partners_of
 from fedgossip.running import compose, lives
 from fedgossip.running.compose import Plan
 from fedgossip.running.lives import Life
@@ -165,6 +165,7 @@ def run_peer(
     incarnation: int | None = None,
     checkpoint_seconds: float = SECONDS,
     trace_bytes: int = 0,
+    faults: Faults | None = None,
 ) -> PeerEnded:
     """Run peer `node` to the end; `folder` exists and is empty.  Raises FedgossipError, which ended.json also tells.
 
@@ -176,7 +177,7 @@ def run_peer(
     experiment, and where there are some and none can be read.
 
     `checkpoint_seconds` lie between two checkpoints; `trace_bytes` is the longest trace of what the machine is told,
-    0 for none.
+    0 for none.  `faults`: what a fault script does inside this process.
     """
     try:
         links = Links(node, _same_port(folder, bind) if resume else bind, identity)
@@ -188,12 +189,13 @@ def run_peer(
             where = Endpoint(links.address, identity.public)
             write_whole(folder / "endpoint.toml", endpoint_files.block(node, where).encode())
             task, shares = compose.task_of(plan.experiment, plan.n, [node])
+            task = faults.on_task(task) if faults else task
             begin = lives.next_after if resume else lives.first
             life = begin(plan, node, folder, task.schema, shares.digest, incarnation)
             known = endpoints if not isinstance(endpoints, Path) else _await_endpoints(endpoints, plan.n, stop)
             hello = replace(compose.hello_of(plan, task.schema, shares.digest), incarnation=life.about.incarnation)
             expected = Expected(task.schema, task.dtype.name, task.length)
-            links.connect(partners_of(node, plan.mixing), known, expected, hello)
+            links.connect(plan.schedule.partners(node), known, expected, hello)
         except FedgossipError as error:
             if child or not resume:  # a refused resume changes nothing
                 write_ended(folder, failed(error))
@@ -201,7 +203,9 @@ def run_peer(
         if resume and not child:  # a collector has read on: it must find what it has read
             lives.cut_rows(folder / "metrics.jsonl", life.round)
         files = PeerFiles(folder, node, plan, task, snapshots=child)
-        return _Peer(plan, task, hello, files, life, watch, checkpoint_seconds).run(links, stop, trace_bytes)
+        return _Peer(plan, task, hello, files, life, watch, checkpoint_seconds).run(
+            faults.on_links(links) if faults else links, stop, trace_bytes
+        )
 
 
 class _Peer:

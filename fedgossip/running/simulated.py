@@ -7,18 +7,20 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from fedgossip.errors import ConfigError, NetworkError, nearest
 from fedgossip.experiment import Experiment, load
 from fedgossip.faults import FaultScript
 from fedgossip.machine import Checkpoint, Machine, NodeId
 from fedgossip.metrics import Network, Row
-from fedgossip.protocols.sync_gossip import partners_of
-from fedgossip.running import compose, runs
+from fedgossip.running import compose, lives, pausing, runs
 from fedgossip.running.compose import DataShares, Plan
+from fedgossip.running.pausing import Left, Pauses, Simulation
 from fedgossip.running.runs import Ended, Keeper, Run, RunDirectory
 from fedgossip.simulation.network import NetworkSettings, SimulatedNetwork
 from fedgossip.simulation.simulator import Simulator
-from fedgossip.simulation.stacked import run_stacked
+from fedgossip.simulation.stacked import first_stack, run_stacked
 from fedgossip.task import LocalTask
 from fedgossip.vectors import Vector
 
@@ -62,8 +64,12 @@ def simulate_plan(
     out: Path | str | None = None,
     report: bool = False,
     watch: Watch | None = None,
+    resume: bool = False,
 ) -> Run:
-    """`simulate`, for an experiment whose graph is resolved already."""
+    """`simulate`, for an experiment whose graph is resolved already.
+
+    `resume`: go on with the run that was stopped in `out`, bit for bit.  Raises ResumeError where it is another's.
+    """
     if engine not in ("sim", "stacked"):
         raise ConfigError(f"engine {engine!r} is not known", nearest(engine, ("sim", "stacked")))
     began = time.monotonic()
@@ -74,21 +80,28 @@ def simulate_plan(
     script = faults_of(plan)
     if engine == "stacked" and script:
         raise ConfigError("the stacked engine has no time and no messages: no faults", "Run it with --on sim.")
-    directory = RunDirectory(Path(out), plan) if out is not None else None
+    folder = Path(out) if out is not None else None
+    about = lives.about_of(plan, -1, task.schema, shares.digest)
+    left, refused = pausing.left_in(folder, about) if folder and resume else (None, [])
+    directory = _directory(folder, plan, engine, left, resume=resume) if folder else None
     keeper = Keeper(directory, watch)
     e = plan.experiment
     watch_all = plan.n * task.length <= WATCHED_ELEMENTS
     record = Network(plan.n, e.rounds, e.eval.every, task.evaluate, watch_all=watch_all)
     vectors: Sequence[Vector | None] = [None] * plan.n
     counts: Mapping[str, int] = {}
+    make = _simulator if engine == "sim" else _stacked
+    run, finish, known = make(plan, script, task, initial, record, keeper)
+    simulation = Simulation(run, record, task, plan.n, {"schedule": plan.schedule, "write": keeper, **known})
+    pauses = Pauses(folder, about, simulation, keeper)
     try:
-        for row in record.started(initial):
+        if left and directory:
+            simulation.restore(left.arrays)
+            keeper.remember(directory.rows())
+        for row in [*refused, *([] if left else record.started(initial))]:
             keeper(row)
-        if engine == "sim":
-            vectors, counts = _simulated(plan, script, task, initial, record, keeper)
-        else:
-            algorithm = compose.ALGORITHMS[e.algorithm.name]()
-            vectors = run_stacked(task, plan.mixing, algorithm, e.rounds, record, keeper)
+        with pauses:
+            vectors, counts = finish(pauses)
         done = zip(vectors, record.reached, strict=True)
         status = runs.verdict(
             [None if vector is None else "finished" if at == e.rounds else "interrupted" for vector, at in done]
@@ -109,29 +122,64 @@ def simulate_plan(
     return Run(summary, keeper.rows, list(vectors), directory.path if directory else None)
 
 
-def _simulated(
+def _directory(folder: Path, plan: Plan, engine: str, left: Left | None, *, resume: bool) -> RunDirectory:
+    if resume:
+        return RunDirectory.again(folder, plan, left.rows if left else 0)
+    directory = RunDirectory(folder, plan)
+    runs.write_whole(folder / pausing.ENGINE, msgspec.json.encode(pausing.Engine(engine)))
+    return directory
+
+
+Results = tuple[Sequence[Vector | None], Mapping[str, int]]
+Made = tuple[object, Callable[[Callable[[], None]], Results], Mapping[str, object]]
+"""What a run is, as an image takes it; what brings it to its end; and what of it the experiment makes anew."""
+
+
+def _simulator(
     plan: Plan,
     script: FaultScript,
     task: LocalTask,
     initial: Sequence[Vector],
     record: Network,
     keeper: Keeper,
-) -> tuple[list[Vector | None], Mapping[str, int]]:
+) -> Made:
     network = SimulatedNetwork(network_settings(plan.experiment), plan.n, plan.experiment.seed)
     machines = [compose.machine_of(plan, node, initial[node], task.schema) for node in range(plan.n)]
-    links = [partners_of(node, plan.mixing) for node in range(plan.n)]
+    links = [plan.schedule.partners(node) for node in range(plan.n)]
 
     def rebirth(node: NodeId, _incarnation: int, saved: Checkpoint | None) -> Machine:
         return compose.machine_of(plan, node, initial[node], task.schema, saved)
 
     simulator = Simulator(machines, links, task, network, record, keeper, script=script, rebirth=rebirth)
-    results: dict[NodeId, Vector] = simulator.run()
-    return [results.get(node) for node in range(plan.n)], simulator.counts
+
+    def finish(between: Callable[[], None]) -> Results:
+        results = simulator.run(between=between)
+        return [results.get(node) for node in range(plan.n)], simulator.counts
+
+    return simulator, finish, {"script": script, "rebirth": rebirth}
+
+
+def _stacked(
+    plan: Plan,
+    _script: FaultScript,
+    task: LocalTask,
+    _initial: Sequence[Vector],
+    record: Network,
+    keeper: Keeper,
+) -> Made:
+    algorithm = compose.ALGORITHMS[plan.experiment.algorithm.name](plan.n)
+    stack = first_stack(task, plan.n, algorithm)
+
+    def finish(between: Callable[[], None]) -> Results:
+        rounds = plan.experiment.rounds
+        return run_stacked(task, plan.schedule, algorithm, rounds, record, keeper, stack=stack, between=between), {}
+
+    return stack, finish, {}
 
 
 def faults_of(plan: Plan) -> FaultScript:
     """The [[faults]] of a run.  Raises ConfigError for peers or links that are not there."""
-    links = {(node, other) for node in range(plan.n) for other in partners_of(node, plan.mixing)}
+    links = {(node, other) for node in range(plan.n) for other in plan.schedule.partners(node)}
     return FaultScript(plan.experiment.faults, plan.n, plan.experiment.seed, links)
 
 
