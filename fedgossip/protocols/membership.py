@@ -1,0 +1,596 @@
+"""Who is there: pings, suspicion and its refutation (SWIM), news of members, partitions named.  No special peer.
+
+    every period      ping the next member; no answer: ask helpers to ping it; nothing from it: suspect it
+    a suspicion       is told to all, the suspect too, which refutes it by an entry with a higher incarnation
+    not refuted       a verdict: gone as of a round, told to all; it may still be refuted by one who was only cut off
+    every ping        carries a digest of the roster; where two differ the peers compare, and send what is newer
+
+Where we differ from the paper: news is not carried by pings.  Who has news tells everyone it has a link to, who hears
+it first tells a few, and the digests find what was lost.  The first silence makes us ping everybody at once, so that a
+partition is seen as a whole.  Who slept (its own timers come late) forgets what it suspected and asks again first, for
+it is more likely itself that was away (as in Lifeguard).  A link that breaks is a silence that needs no ping.
+
+What comes back from `handle` is to be done (effects), or to be told to the gossip machine beside (events).
+
+Sources: Das, Gupta and Motivala, SWIM, DSN 2002.  Dadgar, Phillips and Currey, Lifeguard, DSN-W 2018.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fedgossip import seeds
+from fedgossip.machine import (
+    Effect,
+    Event,
+    Fired,
+    Meet,
+    NodeId,
+    PeerGone,
+    PeerJoined,
+    Received,
+    Report,
+    Rostered,
+    Send,
+    SetTimer,
+    Started,
+)
+from fedgossip.messages import (
+    NEWS_MAX,
+    Compare,
+    Entry,
+    Join,
+    Message,
+    News,
+    Ping,
+    Pong,
+    Probe,
+    Suspicion,
+    Tidings,
+    Verdict,
+    Vouch,
+)
+from fedgossip.protocols.roster import (
+    Make,
+    Places,
+    Refusal,
+    Roster,
+    RosterSchedule,
+    Sign,
+    Trust,
+    boundary_after,
+    check_suspicion,
+    merge,
+    signed,
+)
+
+Outcome = Effect | Event
+"""An effect for the driver, or an event for the gossip machine."""
+
+PAGES = 4
+"""Tidings sent in answer to one comparison; what is left comes with the next."""
+
+ASKED_MAX = 256
+"""Probes of others that are open here."""
+
+REFUSALS_TOLD = 100
+"""Kinds of refused news that are reported; all are counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemberSettings:
+    """Times in nanoseconds.  The defaults are memberlist's for a local network."""
+
+    period_ns: int = 1_000_000_000
+    """Between two pings; in a network of n every member is pinged once in a period on average."""
+    answer_ns: int = 400_000_000
+    """How long an answer may take before helpers are asked; above the slowest link's round trip, below the period."""
+    helpers: int = 3
+    """Members that are asked to ping a silent one."""
+    suspicion_ns: int = 4_000_000_000
+    """How long a suspect has to refute, times log10(n) above ten members; longer: fewer errors, later verdicts."""
+    relays: int = 3
+    """To how many links news that is new here is passed on."""
+    links: int = 64
+    """Up to so many members everyone has links to all; above, to its partners and O(log n) others."""
+
+    def suspicion_of(self, n: int) -> int:
+        """How long a suspect among `n` members has to refute."""
+        return int(self.suspicion_ns * max(1.0, float(np.log10(n))))
+
+
+@dataclass(slots=True)
+class _Asking:
+    """A ping that waits for its answer."""
+
+    node: NodeId
+    began_ns: int
+
+
+class Membership:
+    """One member's view of all.  `me` is its first entry; its incarnation is above those of its earlier lives."""
+
+    def __init__(
+        self, me: Entry, roster: Roster, trust: Trust, sign: Sign, make: Make, settings: MemberSettings, seed: int
+    ) -> None:
+        self.node, self.me, self.roster, self.trust = me.node, me, roster, trust
+        self.settings = settings
+        self.round = -1
+        """How many rounds are behind us; -1: we do not take part yet.  Kept by the owner."""
+        self.contact = False
+        """Whether somebody told us what it knows of us."""
+        self.returning = False
+        """Whether we were here before, in an earlier life."""
+        self.announced = False
+        """Whether we have told anybody of this life; before, what is said of us is said of an earlier one."""
+        self.superseded = False
+        """Whether another process runs with our id and key, and began later."""
+        self.refusals: dict[str, int] = {}
+        self.contacts: list[NodeId] = []
+        self.linked: set[NodeId] = set()
+        self.rounds: dict[NodeId, int] = {}
+        self.suspects: dict[NodeId, tuple[Suspicion, int]] = {}  # and since when
+        self.suspected_at = -1
+        """The highest incarnation in which somebody suspected us."""
+        self._sign, self._make = sign, make
+        self._hashed: tuple[Roster, str] = roster, roster.digest()
+        self._made: dict[tuple[NodeId, ...], Places] = {}
+        self._rng = seeds.stream(seed, "membership", me.node)
+        self._watching: tuple[Roster | None, set[NodeId]] = None, set()
+        self._number = self._ticks = self._told_refusals = 0
+        self._seen_ns = self._swept_ns = -1
+        self._lives: dict[NodeId, int] = {}
+        self._heard: dict[NodeId, int] = {}
+        self._asking: dict[int, _Asking] = {}
+        self._asked: dict[int, tuple[NodeId, int]] = {}  # our ping: for whom, and its number there
+        self._compared: dict[NodeId, int] = {}
+        self._order: list[NodeId] = []
+        self._met: dict[NodeId, tuple[str, str]] = {}
+        self._lost: dict[NodeId, int] = {}  # when the verdict came
+        self._apart: set[NodeId] = set()  # named as on the other side of a partition
+        self._back: set[NodeId] = set()
+        if me.node not in roster.entries:
+            self._announce(me)  # nobody has a link yet: it goes out with the first word on each
+
+    # --- what others may ask --------------------------------------------------------------------------------------
+
+    def _digest(self) -> str:
+        if self._hashed[0] is not self.roster:
+            self._hashed = self.roster, self.roster.digest()
+        return self._hashed[1]
+
+    def schedule(self) -> RosterSchedule:
+        """The graphs of all rounds, as the roster is now."""
+        return RosterSchedule(self.roster, self._make, self._made)
+
+    def others(self) -> list[NodeId]:
+        """Everybody who is neither gone nor leaving, but us; ascending."""
+        return [node for node in self.roster.present() if node != self.node]
+
+    def network_round(self) -> int:
+        """The latest round that anybody is known to have behind it; -1: nobody has begun."""
+        return max((self.rounds.get(node, -1) for node in self.others()), default=-1)
+
+    def introduction(self) -> Join | None:
+        """The first word to members that do not know us; None where everybody does."""
+        return None if self.node in self.trust.founders else Join(self.me)
+
+    def announce(self, since: int, until: int = -1) -> list[Outcome]:
+        """Say to all that we take part from round `since` on, and before `until`."""
+        return self._announce(replace(self.me, since=since, until=until))
+
+    def _announce(self, entry: Entry) -> list[Outcome]:
+        known = self.roster.entries.get(self.node)
+        verdict = self.roster.verdicts.get(self.node)
+        least = max(known.incarnation if known else 0, verdict.incarnation if verdict else 0) + 1
+        said = signed(replace(entry, incarnation=max(entry.incarnation, least)), self._sign)
+        assert isinstance(said, Entry)
+        before = self.roster
+        verdicts = {node: verdict for node, verdict in before.verdicts.items() if node != self.node}
+        self.roster = Roster({**before.entries, self.node: said}, verdicts)
+        self.me, self.announced = said, True
+        return [*self._tell(self.linked, [said]), *self._rostered(before, [said])]
+
+    # --- events ---------------------------------------------------------------------------------------------------
+
+    def handle(self, event: Event, now_ns: int) -> list[Outcome]:
+        """Take one event; the messages and timers of others are none of ours."""
+        slept = self._seen_ns >= 0 and now_ns - self._seen_ns > 3 * self.settings.period_ns
+        woken = self._wake(now_ns) if slept else []
+        self._seen_ns = now_ns
+        match event:
+            case Started():
+                return [*self._meet(), *self._tick(now_ns)]
+            case Received(sender, Join(entry)):
+                return woken + self._take([entry], sender, now_ns)
+            case Received(sender, message) if sender in self.roster.entries:
+                self._heard[sender] = now_ns
+                return woken + self._received(sender, message, now_ns)
+            case PeerJoined(node, incarnation):
+                return woken + self._linked(node, incarnation, now_ns)
+            case PeerGone(node):
+                return woken + self._unlinked(node, now_ns)
+            case Fired(("member", *rest)):
+                return woken + self._fired(rest, now_ns)
+            case _:
+                return woken
+
+    def _fired(self, key: Sequence[object], now_ns: int) -> list[Outcome]:
+        match key:
+            case ["tick"]:
+                return self._tick(now_ns)
+            case ["late", int(number)]:
+                return self._late(number)
+            case ["end", int(number)]:
+                return self._end(number, now_ns)
+            case ["verdict", int(node)]:
+                return self._judge(node, now_ns)
+            case ["partition"]:
+                return self._name_partition(now_ns)
+            case ["merged"]:
+                back, self._back = sorted(self._back), set()
+                self._apart -= set(back)
+                return [self._report("merged", {"back": back})] if back else []
+        return []
+
+    def _received(self, sender: NodeId, message: Message, now_ns: int) -> list[Outcome]:
+        match message:
+            case Ping(number, round, digest):
+                pong = Send(sender, Pong(number, max(self.round, -1), self._digest()))
+                return [pong, *self._warn(sender), *self._noted(sender, round, digest, now_ns)]
+            case Pong(number, round, digest):
+                asker = self._asked.pop(number, None)
+                vouch: list[Outcome] = [Send(asker[0], Vouch(asker[1], sender))] if asker else []
+                return vouch + self._noted(sender, round, digest, now_ns)
+            case Probe(number, node):
+                return self._probe_for(sender, number, node)
+            case Vouch(number, node) if number in self._asking and self._asking[number].node == node:
+                self._heard[node] = now_ns
+                return []
+            case Tidings(news):
+                return self._take(news, sender, now_ns)
+            case Compare(known):
+                return self._compare(sender, known, now_ns)
+            case _:
+                return []
+
+    # --- links ----------------------------------------------------------------------------------------------------
+
+    def _linked(self, node: NodeId, incarnation: int, now_ns: int) -> list[Outcome]:
+        if node not in self.roster.entries:
+            return []
+        self.linked.add(node)
+        self._lives[node] = incarnation
+        self._heard[node] = now_ns
+        joined: list[Outcome] = [] if self.roster.gone(node) else [PeerJoined(node, incarnation)]
+        self._compared[node] = now_ns
+        return [*joined, Send(node, Compare(self.roster.known()))]
+
+    def _unlinked(self, node: NodeId, now_ns: int) -> list[Outcome]:
+        if node not in self.linked:
+            return []
+        self.linked.discard(node)
+        return [PeerGone(node), *self._ask(node, now_ns)]
+
+    def _meet(self, before: Roster | None = None, new: Iterable[News] = ()) -> list[Outcome]:
+        """Let in, and call, whom we are to have a link to and have not met at this address."""
+        shown = [news.node for news in new if isinstance(news, Entry)]
+        if before is None or any(_span(before, news.node) != _span(self.roster, news.node) for news in new):
+            shown = self.contacts = self._contacts()
+        found: list[Outcome] = []
+        for node in shown:
+            entry = self.roster.entries[node]
+            if node in self.contacts and self._met.get(node) != (entry.address, entry.key):
+                self._met[node] = entry.address, entry.key
+                found.append(Meet(node, entry.address, entry.key))
+        return found
+
+    def _contacts(self) -> list[NodeId]:
+        """Whom we have links to, whoever is gone included: it may come back.  Symmetric: they have links to us."""
+        ids = sorted(self.roster.entries)
+        if len(ids) <= self.settings.links or self.node not in ids:
+            return [node for node in ids if node != self.node]
+        own = ids.index(self.node)
+        steps = [1 << k for k in range((len(ids) - 1).bit_length())]
+        found = {ids[(own + sign * step) % len(ids)] for step in steps for sign in (1, -1)}
+        return sorted((found | set(self.schedule().partners(self.node))) - {self.node})
+
+    # --- pings ----------------------------------------------------------------------------------------------------
+
+    def _tick(self, now_ns: int) -> list[Outcome]:
+        self._ticks += 1
+        effects: list[Outcome] = [SetTimer(("member", "tick"), self.settings.period_ns)]
+        there = {node for node in self._watched() if not self._not_begun(node)}
+        while self._order and self._order[-1] not in there:
+            self._order.pop()
+        if not self._order and there:
+            self._order = self._rng.permutation(sorted(there)).tolist()
+        if self._order:
+            effects += self._ask(self._order.pop(), now_ns)
+        gone = [node for node in self.linked if self.roster.gone(node)]
+        if gone and self._ticks % 2 == 0:  # it may only have been cut off
+            effects.append(self._ping(gone[int(self._rng.integers(len(gone)))]))
+        return effects
+
+    def _watched(self) -> set[NodeId]:
+        """Whom to ping: those we are to have a link to; where it is broken, through others."""
+        if self._watching[0] is not self.roster:
+            self._watching = self.roster, set(self.contacts) & set(self.others())
+        return self._watching[1]
+
+    def _not_begun(self, node: NodeId) -> bool:
+        """Whether `node` has never been heard of, in a run that has not begun: people start peers minutes apart."""
+        begun = self.round > 0 or self.network_round() > 0
+        return self.roster.entries[node].incarnation == 0 and node not in self.linked and not begun
+
+    def _ping(self, node: NodeId) -> Send:
+        self._number += 1
+        return Send(node, Ping(self._number, self.round, self._digest()))
+
+    def _ask(self, node: NodeId, now_ns: int) -> list[Outcome]:
+        """Ping `node`; without an answer ask others, at once where we have no link to it."""
+        if node not in self._watched() or any(asking.node == node for asking in self._asking.values()):
+            return []
+        ping = self._ping(node)
+        self._asking[self._number] = _Asking(node, now_ns)
+        if node not in self.linked:
+            return self._late(self._number)
+        return [ping, SetTimer(("member", "late", self._number), self.settings.answer_ns)]
+
+    def _late(self, number: int) -> list[Outcome]:
+        asking = self._asking.get(number)
+        if asking is None or self._answered(asking):
+            self._asking.pop(number, None)
+            return []
+        able = [node for node in self.others() if node in self.linked and node not in (asking.node, *self.suspects)]
+        helpers = self._some(able, self.settings.helpers)
+        probes: list[Outcome] = [Send(helper, Probe(number, asking.node)) for helper in helpers]
+        return [*probes, SetTimer(("member", "end", number), self.settings.period_ns)]
+
+    def _end(self, number: int, now_ns: int) -> list[Outcome]:
+        asking = self._asking.pop(number, None)
+        return [] if asking is None or self._answered(asking) else self._suspect(asking.node, now_ns)
+
+    def _answered(self, asking: _Asking) -> bool:
+        return self._heard.get(asking.node, -1) >= asking.began_ns
+
+    def _probe_for(self, asker: NodeId, number: int, node: NodeId) -> list[Outcome]:
+        if node not in self.linked or len(self._asked) >= ASKED_MAX:
+            self._asked.clear()  # of pings that nobody will answer any more
+            return []
+        ping = self._ping(node)
+        self._asked[self._number] = asker, number
+        return [ping]
+
+    def _wake(self, now_ns: int) -> list[Outcome]:
+        """We were away for longer than others wait: suspect nobody for that, and ask them all."""
+        self._asking.clear()
+        effects: list[Outcome] = [self._report("slept", (now_ns - self._seen_ns) / 1e9)]
+        for node, (suspicion, _) in self.suspects.items():
+            self.suspects[node] = suspicion, now_ns
+            effects.append(self._verdict_timer(node))
+        self._swept_ns = -1
+        return effects + self._sweep(now_ns)
+
+    def _sweep(self, now_ns: int) -> list[Outcome]:
+        """Ping everybody we have a link to, once in the time that a suspect has."""
+        if self._swept_ns >= 0 and now_ns - self._swept_ns < self._window_ns():
+            return []
+        self._swept_ns = now_ns
+        return [effect for node in self.others() if node in self.linked for effect in self._ask(node, now_ns)]
+
+    # --- suspicion ------------------------------------------------------------------------------------------------
+
+    def _window_ns(self) -> int:
+        return self.settings.suspicion_of(len(self.roster.present()))
+
+    def _verdict_timer(self, node: NodeId) -> SetTimer:
+        return SetTimer(("member", "verdict", node), self._window_ns())
+
+    def _suspect(self, node: NodeId, now_ns: int) -> list[Outcome]:
+        if node in self.suspects or node not in self.others():
+            return []
+        suspicion = signed(Suspicion(node, self.roster.entries[node].incarnation, self.node), self._sign)
+        assert isinstance(suspicion, Suspicion)
+        return [*self._suspected(suspicion, now_ns), *self._tell(self.linked, [suspicion]), *self._sweep(now_ns)]
+
+    def _suspected(self, suspicion: Suspicion, now_ns: int) -> list[Outcome]:
+        self.suspects[suspicion.node] = suspicion, now_ns
+        report = self._report("suspected", {"node": suspicion.node, "by": suspicion.by})
+        return [report, self._verdict_timer(suspicion.node)]
+
+    def _judge(self, node: NodeId, now_ns: int) -> list[Outcome]:
+        """The suspect had its time.  Who was heard since then is not gone, whoever said so."""
+        if node not in self.suspects:
+            return []
+        suspicion, since_ns = self.suspects[node]
+        if now_ns - since_ns < self._window_ns() * 3 // 4:  # a timer from before we slept
+            return []
+        if self._heard.get(node, -1) > since_ns:
+            del self.suspects[node]
+            return [self._report("refuted", node)]
+        until = boundary_after(max(self.round, self.network_round(), 0))
+        verdict = signed(Verdict(node, suspicion.incarnation, until, self.node), self._sign)
+        return self._take([verdict], self.node, now_ns)
+
+    def _warn(self, node: NodeId) -> list[Outcome]:
+        """Tell `node` what is said of it, so that it can refute it."""
+        if self.roster.gone(node):
+            return [Send(node, Tidings((self.roster.verdicts[node],)))]
+        return [Send(node, Tidings((self.suspects[node][0],)))] if node in self.suspects else []
+
+    def _refute(self) -> list[Outcome]:
+        """Say with a higher incarnation that we are here; from a later round on where our end came too near."""
+        if not self.announced or not self._blamed():
+            return []
+        since, round = self.me.since, max(self.round, self.network_round())
+        if self.roster.gone(self.node) and since >= 0 and self.roster.verdicts[self.node].until <= round + 1:
+            since = max(since, boundary_after(round))
+        return self._announce(replace(self.me, since=since))
+
+    def _blamed(self) -> bool:
+        """Whether the latest that is known of us is not our own word."""
+        return self.roster.gone(self.node) or self.suspected_at >= self.me.incarnation
+
+    # --- news -----------------------------------------------------------------------------------------------------
+
+    def _take(self, news: Iterable[News], sender: NodeId, now_ns: int) -> list[Outcome]:
+        effects: list[Outcome] = []
+        fresh: list[News] = []
+        told: list[News] = []
+        for item in news:
+            if isinstance(item, Suspicion):
+                effects += self._hear_suspicion(item, sender, fresh, now_ns)
+            elif isinstance(item, Entry) and item.node == self.node:
+                effects += self._hear_of_ourselves(item, sender)
+            else:
+                told.append(item)
+        before = self.roster
+        merged = merge(before, told, self.trust)
+        self.roster = merged.roster
+        for refusal in merged.refused:
+            effects += self._refuse(refusal, sender)
+        for item in merged.new:
+            effects += self._entered(item, before) if isinstance(item, Entry) else self._pronounced(item, now_ns)
+        fresh += merged.new
+        everyone = self.linked if sender == self.node else self._some(self.linked - {sender}, self.settings.relays)
+        effects += self._tell(everyone, fresh)
+        return [*self._meet(before, merged.new), *effects, *self._rostered(before, merged.new)]
+
+    def _entered(self, entry: Entry, before: Roster) -> list[Outcome]:
+        """A member has come, come back, moved, or is leaving."""
+        node, known = entry.node, before.entries.get(entry.node)
+        effects: list[Outcome] = []
+        suspected = self.suspects.pop(node, None)
+        was_gone = known is not None and before.gone(node)
+        if was_gone or suspected:
+            effects.append(self._report("refuted", node))
+        if entry.until >= 0 and (known is None or known.until < 0):
+            effects.append(self._report("left", {"node": node, "until": entry.until}))
+        elif entry.since >= 0 and (known is None or known.since != entry.since):
+            effects.append(self._report("joins", {"node": node, "since": entry.since}))
+        if was_gone:
+            self._lost.pop(node, None)
+            if node in self.linked:
+                effects.append(PeerJoined(node, self._lives.get(node, 0)))
+            if node in self._apart:
+                self._back.add(node)
+                effects.append(SetTimer(("member", "merged"), 2 * self.settings.period_ns))
+        return effects
+
+    def _pronounced(self, verdict: News, now_ns: int) -> list[Outcome]:
+        assert isinstance(verdict, Verdict)
+        node = verdict.node
+        if node == self.node:
+            return self._refute()
+        self.suspects.pop(node, None)
+        if not self.roster.gone(node) or node in self._lost:
+            return []
+        self._lost[node] = now_ns
+        report = self._report("gone", {"node": node, "until": verdict.until, "by": verdict.by})
+        return [report, PeerGone(node), SetTimer(("member", "partition"), 2 * self.settings.period_ns)]
+
+    def _hear_suspicion(
+        self, suspicion: Suspicion, sender: NodeId, fresh: list[News], now_ns: int
+    ) -> list[Outcome]:
+        node, known = suspicion.node, self.roster.entries.get(suspicion.node)
+        if known and suspicion.incarnation < known.incarnation:
+            return []
+        if reason := check_suspicion(self.roster, suspicion, self.trust):
+            return self._refuse(Refusal(reason, suspicion), sender)
+        if node == self.node:
+            self.suspected_at = max(self.suspected_at, suspicion.incarnation)
+            return self._refute()
+        if node in self.suspects or node not in self.others():
+            return []
+        fresh.append(suspicion)
+        return [*self._suspected(suspicion, now_ns), *self._ask(node, now_ns)]
+
+    def _hear_of_ourselves(self, entry: Entry, sender: NodeId) -> list[Outcome]:
+        """An entry of ours: of this life, of an earlier one, or of another process that has our key."""
+        if entry == self.me or entry.incarnation < self.me.incarnation:
+            return []
+        if merge(Roster({}, {}), [entry], replace(self.trust, founders={self.node: (self.me.key, self.me.verify)})).new:
+            if not self.contact or self.me.since < 0:  # an earlier life, whose clock was ahead of ours
+                self.me = replace(self.me, incarnation=entry.incarnation + 1)
+                self.returning = True
+                return []
+            if entry.incarnation == self.me.incarnation:
+                self.suspected_at = entry.incarnation
+                return [*self._refuse(Refusal("twin", entry), sender), *self._refute()]
+            if self.superseded:
+                return []
+            self.superseded = True
+            return [self._report("superseded", {"node": self.node, "address": entry.address})]
+        return self._refuse(Refusal("identity", entry), sender)
+
+    def _refuse(self, refusal: Refusal, sender: NodeId) -> list[Outcome]:
+        """Count it, and tell it once for each kind and member: news is passed on, and so comes often."""
+        key = f"{refusal.reason} {refusal.news.node} {refusal.news.incarnation}"
+        first = key not in self.refusals and len(self.refusals) < REFUSALS_TOLD
+        if first or key in self.refusals:
+            self.refusals[key] = self.refusals.get(key, 0) + 1
+        value = {"from": sender, "reason": refusal.reason, "node": refusal.news.node}
+        return [self._report("refused", value)] if first else []
+
+    def _tell(self, whom: Iterable[NodeId], news: Sequence[News]) -> list[Outcome]:
+        pages = [tuple(news[start : start + NEWS_MAX]) for start in range(0, len(news), NEWS_MAX)]
+        return [Send(node, Tidings(page)) for page in pages for node in sorted(whom)]
+
+    def _some(self, nodes: Iterable[NodeId], count: int) -> list[NodeId]:
+        ordered = sorted(nodes)
+        return self._rng.permutation(ordered).tolist()[:count] if ordered else []
+
+    # --- comparing ------------------------------------------------------------------------------------------------
+
+    def _noted(self, sender: NodeId, round: int, digest: str, now_ns: int) -> list[Outcome]:
+        self.rounds[sender] = round
+        recently = now_ns - self._compared.get(sender, -self.settings.period_ns) < self.settings.period_ns
+        if digest == self._digest() or recently:
+            return []
+        self._compared[sender] = now_ns
+        return [Send(sender, Compare(self.roster.known()))]
+
+    def _compare(self, sender: NodeId, known: Sequence[tuple[NodeId, int, int]], now_ns: int) -> list[Outcome]:
+        effects: list[Outcome] = []
+        said = next(((life, verdict) for node, life, verdict in known if node == self.node), (0, -1))
+        if not self.contact:
+            self.contact = True
+            self.returning |= said[0] not in (0, self.me.incarnation) or said[1] >= 0
+            if not self.returning and self.me.since >= 0:
+                effects += self._announce(self.me)
+        news = self.roster.newer_than(known)[: PAGES * NEWS_MAX]
+        effects += self._tell([sender], news)
+        ours = {node: (life, verdict) for node, life, verdict in self.roster.known()}
+        here = [(life, verdict, *ours.get(node, (0, -1))) for node, life, verdict in known]
+        lack = any(life > own or verdict > heard for life, verdict, own, heard in here)
+        if lack and now_ns - self._compared.get(sender, -1) > self.settings.answer_ns:
+            self._compared[sender] = now_ns
+            effects.append(Send(sender, Compare(self.roster.known())))
+        return effects
+
+    # --- what it means --------------------------------------------------------------------------------------------
+
+    def _rostered(self, before: Roster, new: Iterable[News]) -> list[Outcome]:
+        """The gossip machine is told where the graph of some round is another one now."""
+        changed = any(_span(before, news.node) != _span(self.roster, news.node) for news in new)
+        return [Rostered(self.schedule())] if changed else []
+
+    def _name_partition(self, now_ns: int) -> list[Outcome]:
+        window = self._window_ns() + 3 * self.settings.period_ns
+        recent = {node for node, at in self._lost.items() if now_ns - at <= window}
+        if len(recent) < 2 or recent <= self._apart:
+            return []
+        self._apart |= recent
+        here = [self.node, *self.others()]
+        return [self._report("partition", {"unreachable": sorted(recent), "here": sorted(here)})]
+
+    def _report(self, name: str, value: object) -> Report:
+        return Report(name, value, max(self.round, 0))
+
+
+def _span(roster: Roster, node: NodeId) -> tuple[int, int] | None:
+    return (roster.entries[node].since, roster.end(node)) if node in roster.entries else None
