@@ -348,6 +348,12 @@ def test_what_cannot_be_watched_is_refused_with_advice(tmp_path: Path, names: li
     assert refused.value.advice
 
 
+def test_of_a_graph_that_changes_by_the_round_all_links_are_known(tmp_path: Path) -> None:
+    """One-peer exponential on 8 nodes: i sends to i + 1, i + 2, i + 4 in turn."""
+    state = read(Written(tmp_path / "run", n=8, graph="one-peer-exponential").path).state
+    assert set(state.neighbours[0]) == {1, 2, 4, 6, 7}
+
+
 def test_a_graph_that_lies_elsewhere_costs_the_links_only(tmp_path: Path) -> None:
     run = Written(tmp_path / "run", graph="/not/on/this/machine.toml")
     run.add(*rounds(1, 2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgossip.errors import ConfigError, FedgossipError
-from fedgossip.topology import Topology, resolve
+from fedgossip.topology import Topology, resolve, resolve_schedule, union
 
 EXPERIMENT, ROWS, SUMMARY, ENDED, INCOMPLETE = (
     "experiment.toml", "metrics.jsonl", "summary.json", "ended.json", "INCOMPLETE"
@@ -132,8 +133,14 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _topology(graph: str, n: object, seed: object) -> Topology | None:
-    """Return the graph; None for a file that lies on another machine: its links are then unknown, and no more."""
-    try:
-        return resolve(graph, n if isinstance(n, int) else None, seed=seed if isinstance(seed, int) else 1)
-    except (FedgossipError, OSError):
-        return None
+    """Return the graph, of one that changes by the round all links that it ever has.
+
+    None for a file that lies on another machine: its links are then unknown, and no more.
+    """
+    size = n if isinstance(n, int) else None
+    root = seed if isinstance(seed, int) else 1
+    with contextlib.suppress(FedgossipError, OSError):
+        return resolve(graph, size, seed=root)
+    with contextlib.suppress(FedgossipError, OSError):
+        return union(resolve_schedule(graph, size, seed=root))
+    return None
