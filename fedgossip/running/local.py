@@ -27,12 +27,20 @@ from fedgossip.running import compose
 from fedgossip.running.collect import Collector, Watched, conclude, first_failure, last_word
 from fedgossip.running.compose import Plan
 from fedgossip.running.runs import Keeper, Run, RunDirectory, write_whole
+from fedgossip.running.simulated import faults_of
+from fedgossip.running.striking import Striker
 
 START_SECONDS = 120.0
 """For the warmed parent to import and every peer to listen; a cold disk and sixteen peers need some."""
 
 PATIENCE_SECONDS = 5.0
 """When a peer has ended, the others may be silent for two trainings, two deadlines and so much longer."""
+
+CHECKPOINT_SECONDS = 0.5
+"""Between two checkpoints of a peer that the script will kill and start again."""
+
+BEGAN = "began"
+"""When the first training of the run began, in nanoseconds of this machine's clock: the fault scripts' zero."""
 
 STOP_SECONDS = 10.0
 POLL_SECONDS = 0.05
@@ -61,8 +69,13 @@ class Family:
         self.exited: dict[int, int] = {}
 
     def start(self, spec: dict[str, Any]) -> None:
-        """Fork one peer."""
+        """Fork one peer; for the second time, where it has exited."""
+        self.exited.pop(spec["node"], None)
         self._say({"start": spec})
+
+    def signal(self, node: int, number: int) -> None:
+        """Send a signal to a peer, if it runs."""
+        self._say({"signal": node, "number": number})
 
     def poll(self, timeout: float) -> None:
         """Wait for news of the processes, at most `timeout` seconds."""
@@ -144,6 +157,7 @@ def run_local_plan(
     """
     began = time.monotonic()
     with family or Family(learning=plan.experiment.task.kind == "learning") as processes:
+        script = faults_of(plan)
         task, shares = compose.task_of(plan.experiment, plan.n)  # may refuse the experiment: nothing is made before
         directory = RunDirectory(out, plan)
         keeper = Keeper(directory, watch)
@@ -152,12 +166,19 @@ def run_local_plan(
         record = Network(plan.n, e.rounds, e.eval.every, task.evaluate, watch_all=False)
         collector = Collector(folders, record, keeper)
         interrupted = False
+
+        def note(name: str, peer: int, value: object = None) -> None:
+            keeper(EventRow(collector.rounds[peer], peer, name, value))
+
         try:
             for row in record.started([task.initial(node) for node in range(plan.n)]):
                 keeper(row)
-            _start(out, folders, processes)
+            specs = _specs(out, folders, restarts=script.restarts)
+            for folder, spec in zip(folders, specs.values(), strict=True):
+                folder.mkdir(parents=True)
+                processes.start(spec)
             _await_addresses(out, folders, processes)
-            _gather(plan, processes, collector)
+            _gather(plan, processes, collector, Striker(script, processes, specs, note), out / BEGAN)
         except KeyboardInterrupt:
             interrupted = True
         except BaseException:
@@ -168,15 +189,21 @@ def run_local_plan(
     return conclude(plan, task, shares, collector, directory, watched, report=report)
 
 
-def _gather(plan: Plan, processes: Family, collector: Collector) -> None:
-    """Read what the peers write until all have ended, or until those that are left hang."""
-    settings, silent = plan.experiment.algorithm, 0.0
-    while len(processes.exited) < plan.n:
+def _gather(plan: Plan, processes: Family, collector: Collector, striker: Striker, began: Path) -> None:
+    """Read what the peers write until all have ended, or until those that are left hang; do what the script says."""
+    settings, silent, zero = plan.experiment.algorithm, 0.0, 0
+    while len(processes.exited) < plan.n or striker.away:
         ended = len(processes.exited)
         processes.poll(POLL_SECONDS)
         news = collector.read() or len(processes.exited) > ended
-        collector.ended(processes.exited)
-        silent = 0.0 if news else silent + POLL_SECONDS  # polls, not a clock: we may have been suspended with them
+        if not zero and any(collector.rounds):
+            zero = time.monotonic_ns() - int(collector.slowest_training * 1e9)
+            write_whole(began, str(zero).encode())
+        if zero:
+            striker.act(time.monotonic_ns() - zero)
+        collector.ended(processes.exited.keys() - striker.away)
+        # polls, not a clock: we may have been suspended with them
+        silent = 0.0 if news or striker.away else silent + POLL_SECONDS
         if not processes.exited:
             continue  # while all of them work nobody can say what is too long
         left = [node for node in range(plan.n) if node not in processes.exited]
@@ -187,11 +214,15 @@ def _gather(plan: Plan, processes: Family, collector: Collector) -> None:
             return
 
 
-def _start(out: Path, folders: Sequence[Path], processes: Family) -> None:
-    for node, folder in enumerate(folders):
-        folder.mkdir(parents=True)
-        spec = {"node": node, "folder": str(folder.resolve()), "experiment": str((out / "experiment.toml").resolve())}
-        processes.start({**spec, "bind": "tcp://127.0.0.1:*", "endpoints": str((out / "endpoints.toml").resolve())})
+def _specs(out: Path, folders: Sequence[Path], *, restarts: bool) -> dict[int, dict[str, Any]]:
+    """What each peer's process is told; a peer that may be started again keeps its key, and checkpoints often."""
+    experiment, endpoints, began = ((out / name).resolve() for name in ("experiment.toml", "endpoints.toml", BEGAN))
+    files = {"experiment": str(experiment), "endpoints": str(endpoints), "began": str(began)}
+    common = {**files, "bind": "tcp://127.0.0.1:*", "restarts": restarts}
+    often = {"checkpoint_seconds": CHECKPOINT_SECONDS} if restarts else {}
+    return {
+        node: {"node": node, "folder": str(folder.resolve()), **common, **often} for node, folder in enumerate(folders)
+    }
 
 
 def _await_addresses(out: Path, folders: Sequence[Path], processes: Family) -> None:

@@ -6,7 +6,7 @@ ends them when its own parent is gone.
 
     python -m fedgossip.running.nursery FD MODULE...
 
-FD is a stream socket.  JSON lines in:  {"start": {...}} | {"stop": true}
+FD is a stream socket.  JSON lines in:  {"start": {...}} | {"signal": id, "number": s} | {"stop": true}
 JSON lines out:  {"ready": true} | {"started": id, "pid": p} | {"exited": id, "code": c}
 """
 
@@ -22,9 +22,12 @@ import sys
 import time
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
+
+if TYPE_CHECKING:
+    from fedgossip.net.identity import Identity
 
 STOP_SECONDS = 6.0
 """Children that have not ended so long after SIGTERM are killed."""
@@ -60,6 +63,8 @@ class Nursery:
             order: dict[str, Any] = msgspec.json.decode(line)
             if "start" in order:
                 self._fork(order["start"])
+            elif "signal" in order:
+                self._signal(order["number"], order["signal"])
             else:
                 self._stop()
 
@@ -68,10 +73,11 @@ class Nursery:
         self._signal(signal.SIGTERM)
         self._signal(signal.SIGCONT)  # one that was suspended hears it too
 
-    def _signal(self, number: int) -> None:
-        for pid in self.children:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
+    def _signal(self, number: int, only: int | None = None) -> None:
+        for pid, peer in self.children.items():  # ours, and not reaped: no other process has these numbers
+            if only in (None, peer):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
 
     def _fork(self, spec: dict[str, Any]) -> None:
         pid = os.fork()
@@ -109,9 +115,10 @@ def _child(spec: dict[str, Any]) -> int:
 def _peer(spec: dict[str, Any], folder: Path) -> int:
     from fedgossip.errors import FedgossipError
     from fedgossip.experiment import load
-    from fedgossip.net.identity import Identity
+    from fedgossip.net.faulty import Faults, RunClock
     from fedgossip.running import compose
     from fedgossip.running.peer import run_peer
+    from fedgossip.running.simulated import faults_of
 
     plan = compose.plan(load(Path(spec["experiment"])))
     try:
@@ -119,15 +126,30 @@ def _peer(spec: dict[str, Any], folder: Path) -> int:
             plan,
             spec["node"],
             folder,
-            identity=Identity.new(),  # lives and dies with this process; the collector sees the public half only
+            identity=_identity(folder, kept=bool(spec.get("restarts"))),
             bind=spec["bind"],
             endpoints=Path(spec["endpoints"]),
             child=True,
+            faults=Faults(faults_of(plan), spec["node"], RunClock(Path(spec["began"]))),
+            **{key: spec[key] for key in ("resume", "incarnation", "checkpoint_seconds") if key in spec},
         )
     except FedgossipError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return error.exit_code
     return ended.exit_code
+
+
+def _identity(folder: Path, *, kept: bool) -> Identity:
+    """A key pair that lives and dies with this process; or one that is kept for the peer's next life."""
+    from fedgossip.net.identity import Identity
+
+    path = folder / "key.toml"
+    if kept and path.exists():
+        return Identity.load(path)
+    identity = Identity.new()
+    if kept:
+        identity.save(path)
+    return identity
 
 
 def main() -> None:

@@ -1,0 +1,183 @@
+"""A fault script at one real peer: between its machine and its sockets, and around its training.
+
+Put there only where the experiment has such faults.  What is sent is lost, doubled, delayed, held back; a link that the
+script cuts is told as down, and as up when it heals: the host's patience then decides, as it does for a broken cable,
+whether anybody is told.  What was said within that patience is delivered late, what was said after it is lost but for
+the last words of a synchronous run, which `Links` repeats on a new connection too.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from fedgossip.faults import FaultScript, Flap, Partition, Slow
+from fedgossip.machine import NodeId
+from fedgossip.messages import AnyMessage, Leaving, Model
+from fedgossip.net.links import LinkDown, LinkEvent, Links, LinkUp
+from fedgossip.task import Job, LocalTask, Update
+
+PATIENCE_NS = 1_000_000_000
+"""So long a cut link keeps what is sent; not longer than the host's patience with a broken link."""
+
+CUT_MS = 20
+"""How late a cut may begin or end."""
+
+WAITING_MESSAGES = 1024
+"""So many messages are held back at most; what is sent beyond is lost."""
+
+Clock = Callable[[], int | None]
+"""Nanoseconds since the run began; None before."""
+
+
+class RunClock:
+    """The run's time: nanoseconds since the beginning that somebody wrote into `path`, on the clock of this machine."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._zero: int | None = None
+
+    def __call__(self) -> int | None:
+        if self._zero is None and self.path.exists():
+            self._zero = int(self.path.read_text())
+        return None if self._zero is None else time.monotonic_ns() - self._zero
+
+
+@dataclass(frozen=True)
+class Faults:
+    """What of `script` acts inside the process of peer `node`."""
+
+    script: FaultScript
+    node: NodeId
+    clock: Clock
+
+    def on_links(self, links: Links) -> Links:
+        """Return `links` with the script between them and their user."""
+        return cast(Links, FaultyLinks(links, self)) if self.script.touches_messages else links
+
+    def on_task(self, task: LocalTask) -> LocalTask:
+        """Return `task`, slow when the script says so."""
+        slowed = any(isinstance(fault, Slow) for fault in self.script.faults)
+        return cast(LocalTask, SlowTask(task, self)) if slowed else task
+
+
+class FaultyLinks:
+    """Has the methods of `Links`; those that are not here are those of the links."""
+
+    def __init__(self, links: Links, faults: Faults) -> None:
+        self._links, self._faults = links, faults
+        self._cuts = any(isinstance(fault, Flap | Partition) for fault in faults.script.faults)
+        self._cut: dict[NodeId, int] = {}  # since when
+        self._up: set[NodeId] = set()  # whatever the script says
+        self._said: dict[NodeId, list[AnyMessage]] = {}  # on links that are cut
+        self._later: list[tuple[int, int, NodeId, AnyMessage]] = []  # due, order, to, what
+        self._last_due: dict[NodeId, int] = {}
+        self._sent: dict[NodeId, int] = {}
+        self._sequence = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._links, name)
+
+    def send(self, to: NodeId, message: AnyMessage) -> None:
+        now_ns = self._faults.clock()
+        if now_ns is None:
+            self._links.send(to, message)
+        elif to not in self._cut:
+            self._pass(to, message, now_ns)
+        elif len(self._said[to]) < WAITING_MESSAGES and (self._patient(to, now_ns) or _is_last_word(message)):
+            self._said[to].append(message)
+
+    def _pass(self, to: NodeId, message: AnyMessage, now_ns: int) -> None:
+        number = self._sent[to] = self._sent.get(to, -1) + 1
+        fate = self._faults.script.fate(self._faults.node, to, number, now_ns)
+        due = max(now_ns + fate.delay_ns, self._last_due.get(to, 0))  # in order, but for what is held back
+        self._last_due[to] = due
+        for held_ns in fate.held_ns:
+            if due + held_ns <= now_ns:
+                self._links.send(to, message)
+            elif len(self._later) < WAITING_MESSAGES:
+                self._sequence += 1
+                heapq.heappush(self._later, (due + held_ns, self._sequence, to, message))
+
+    def poll(self, timeout_ms: int) -> list[LinkEvent]:
+        """As `Links.poll`, with the links that the script cuts told as down."""
+        now_ns = self._faults.clock()
+        if now_ns is not None and self._later:
+            timeout_ms = max(0, min(timeout_ms, (self._later[0][0] - now_ns) // 1_000_000 + 1))
+        events = self._seen(self._links.poll(min(timeout_ms, CUT_MS) if self._cuts else timeout_ms))
+        if (now_ns := self._faults.clock()) is not None:
+            self._release(now_ns)
+            if self._cuts:
+                self._turn(now_ns, events)
+        return events
+
+    def _seen(self, events: Sequence[LinkEvent]) -> list[LinkEvent]:
+        """Note which links are up in truth; nobody hears of it while they are cut."""
+        told: list[LinkEvent] = []
+        for event in events:
+            if isinstance(event, LinkUp | LinkDown):
+                (self._up.add if isinstance(event, LinkUp) else self._up.discard)(event.node)
+                if event.node in self._cut:
+                    continue
+            told.append(event)
+        return told
+
+    def _release(self, now_ns: int) -> None:
+        while self._later and self._later[0][0] <= now_ns:
+            _, _, to, message = heapq.heappop(self._later)
+            self._links.send(to, message)
+
+    def _turn(self, now_ns: int, events: list[LinkEvent]) -> None:
+        for other in self._links.partners:
+            apart = self._faults.script.cut(self._faults.node, other, now_ns)
+            if apart and other not in self._cut:
+                self._cut[other], self._said[other] = now_ns, []
+                if other in self._up:
+                    events.append(LinkDown(other))
+            elif not apart and other in self._cut:
+                self._heal(other, now_ns, events)
+
+    def _heal(self, other: NodeId, now_ns: int, events: list[LinkEvent]) -> None:
+        said = self._said.pop(other)
+        if not self._patient(other, now_ns):
+            said = [message for message in said if _is_last_word(message)][-2:]
+        del self._cut[other]
+        if other in self._up:
+            events.append(LinkUp(other))
+        for message in said:
+            self._pass(other, message, now_ns)
+
+    def _patient(self, other: NodeId, now_ns: int) -> bool:
+        return now_ns - self._cut[other] < PATIENCE_NS
+
+    def close(self, drain_seconds: float = 0.0) -> None:
+        """As `Links.close`; what was held back goes first."""
+        for _, _, to, message in sorted(self._later, key=lambda one: one[:2]):
+            self._links.send(to, message)
+        self._later.clear()
+        self._links.close(drain_seconds)
+
+
+def _is_last_word(message: AnyMessage) -> bool:
+    return isinstance(message, Model | Leaving)
+
+
+class SlowTask:
+    """A task that takes as many times longer as the script says; its methods are those of the task."""
+
+    def __init__(self, task: LocalTask, faults: Faults) -> None:
+        self._task, self._faults = task, faults
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._task, name)
+
+    def train(self, jobs: Sequence[Job]) -> Sequence[Update]:
+        now_ns, began = self._faults.clock(), time.monotonic()
+        updates = self._task.train(jobs)
+        factor = 1.0 if now_ns is None else self._faults.script.factor(self._faults.node, now_ns)
+        time.sleep((factor - 1) * (time.monotonic() - began))
+        return updates

@@ -1,0 +1,92 @@
+"""Does to real processes what a fault script says: kills and starts them again, suspends and wakes them.
+
+What it does goes into the record.  What happens to messages and trainings happens inside the processes, see net/faulty.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Protocol
+
+from fedgossip.faults import FaultScript, Happening, Strike, Turn
+from fedgossip.machine import NodeId
+
+
+class Processes(Protocol):
+    """The peers' processes, as Family keeps them."""
+
+    @property
+    def exited(self) -> Mapping[int, int]: ...
+    def start(self, spec: dict[str, Any]) -> None: ...
+    def signal(self, node: NodeId, number: int) -> None: ...
+
+
+class Striker:
+    """Call `act` often.  `specs[i]` is what peer i was started with; `note(name, peer, value)` takes what was done."""
+
+    def __init__(
+        self,
+        script: FaultScript,
+        processes: Processes,
+        specs: Mapping[NodeId, dict[str, Any]],
+        note: Callable[[str, NodeId, object], None],
+    ) -> None:
+        self.processes, self.specs, self.note = processes, specs, note
+        self._lives = dict.fromkeys(specs, 0)
+        self._happenings = script.happenings()
+        self._upcoming: Happening | None = next(self._happenings, None)
+        self._killed: dict[NodeId, int | None] = {}  # when it comes back; None: never
+        self._asleep: dict[NodeId, int] = {}  # until when
+        self._dying: set[NodeId] = set()  # killed, and not heard of yet
+
+    @property
+    def away(self) -> Collection[NodeId]:
+        """Peers that are not there and will come back."""
+        return {node for node, back in self._killed.items() if back is not None} | self._asleep.keys()
+
+    def act(self, now_ns: int) -> None:
+        """Do what is due at `now_ns` of the run."""
+        while self._upcoming is not None and self._upcoming.at_ns <= now_ns:
+            self._happen(self._upcoming)
+            self._upcoming = next(self._happenings, None)
+        for node in sorted(self._dying & self.processes.exited.keys()):
+            self._died(node)
+        for node, until_ns in list(self._asleep.items()):
+            if until_ns <= now_ns:
+                del self._asleep[node]
+                self.processes.signal(node, signal.SIGCONT)
+                self.note("awake", node, None)
+        for node, back_ns in list(self._killed.items()):
+            if back_ns is not None and back_ns <= now_ns and node in self.processes.exited:
+                self._restart(node)
+
+    def _happen(self, happening: Happening) -> None:
+        match happening:
+            case Turn(_, name, peer, value):
+                self.note(name, peer, value)
+            case Strike(_, _, node) if node in self.processes.exited or node in self._killed:
+                return  # it has finished, or is dead already
+            case Strike(_, "sleep", node, back_ns):
+                if node not in self._asleep and back_ns is not None:
+                    self._asleep[node] = back_ns
+                    self.processes.signal(node, signal.SIGSTOP)
+                    self.note("asleep", node, None)
+            case Strike(_, _, node, back_ns):
+                self._asleep.pop(node, None)
+                self._killed[node] = back_ns
+                self._dying.add(node)
+                self.processes.signal(node, signal.SIGKILL)
+
+    def _died(self, node: NodeId) -> None:
+        self._dying.discard(node)
+        if self.processes.exited[node] == -signal.SIGKILL:
+            self.note("crashed", node, None)
+        else:  # it had finished before the signal came
+            del self._killed[node]
+
+    def _restart(self, node: NodeId) -> None:
+        del self._killed[node]
+        self._lives[node] += 1
+        self.processes.start({**self.specs[node], "resume": True, "incarnation": self._lives[node]})
+        self.note("restarted", node, None)
