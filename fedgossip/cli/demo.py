@@ -30,10 +30,19 @@ WIDTHS = (17, 8, 6, 10, 11, 12, 14, 9)
 
 @click.command()
 @click.option("--seed", default=1, show_default=True, help="Every random number follows from it.")
-@click.option("--rounds", default=60, show_default=True, type=click.IntRange(min=1), help="Rounds of every run.")
+@click.option("--rounds", type=click.IntRange(min=1), help="Rounds of every run.  [default: 60; with --chaos 200]")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder to make.  [default: runs/demo-TIME]")
-def demo(seed: int, rounds: int, out: Path | None) -> int:
+@click.option("--chaos", is_flag=True, help="Eight processes that are killed, suspended and parted while they learn.")
+def demo(seed: int, rounds: int | None, out: Path | None, chaos: bool) -> int:
     """Eight graphs in the simulator, then the ring again with real processes: the same bits."""
+    if chaos:
+        from fedgossip.cli import chaos as demonstration
+
+        return demonstration.chaos(seed, rounds or 200, out)
+    return _graphs(seed, rounds or 60, out)
+
+
+def _graphs(seed: int, rounds: int, out: Path | None) -> int:
     from fedgossip.running.local import Family
 
     began = time.monotonic()
