@@ -41,8 +41,11 @@ HEADER_BYTES_MAX = 16 << 20
 
 Array = npt.NDArray[Any]
 
-_DTYPES = {"float32": "F32", "float64": "F64", "int64": "I64", "int32": "I32", "uint8": "U8", "bool": "BOOL"}
-_KINDS = {name: np.dtype(kind) for kind, name in _DTYPES.items()}
+_KINDS = ["float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
+DTYPES = {"bool": "BOOL", **{kind: kind[0].upper() + kind.lstrip("floatuin") for kind in _KINDS}}
+"""The types of arrays that a checkpoint holds, and what safetensors calls them."""
+
+_OF_NAME = {name: np.dtype(kind) for kind, name in DTYPES.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +118,7 @@ def _pieces(about: Mapping[str, Any], arrays: Mapping[str, Array]) -> Iterator[b
     start = 0
     for name, array in arrays.items():
         offsets = [start, start + array.nbytes]
-        header[name] = {"dtype": _DTYPES[array.dtype.name], "shape": list(array.shape), "data_offsets": offsets}
+        header[name] = {"dtype": DTYPES[array.dtype.name], "shape": list(array.shape), "data_offsets": offsets}
         start += array.nbytes
     head = json.dumps(header).encode()
     head += b" " * (-len(head) % 8)
@@ -218,7 +221,7 @@ def _parsed(content: bytes) -> tuple[dict[str, str], dict[str, Array]]:
     end = 0
     for name, tensor in header.items():
         start, end = tensor["data_offsets"]
-        kind = _KINDS[tensor["dtype"]]
+        kind = _OF_NAME[tensor["dtype"]]
         # a copy: what is read lies unaligned, and all of it in one block
         flat = np.frombuffer(content, kind, (end - start) // kind.itemsize, 8 + size + start).copy()
         arrays[name] = flat.reshape(tensor["shape"])
@@ -344,7 +347,7 @@ def differences(stored: Mapping[str, Any], given: Mapping[str, Any], *, simulate
     "train.lr: was 0.1, is 0.05".  Where files lie may differ; what is in them is compared by its hash, elsewhere.
     """
     free = MAY_DIFFER if simulated else MAY_DIFFER + OF_SIMULATIONS
-    was, now = dict(_flat(stored)), dict(_flat(given))
+    was, now = (dict(_flat(json.loads(json.dumps(one)))) for one in (stored, given))  # a tuple came back as a list
     found = []
     for key in sorted(was.keys() | now.keys()):
         before, after = _tail(key, was.get(key)), _tail(key, now.get(key))

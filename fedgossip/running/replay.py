@@ -45,7 +45,10 @@ class Difference:
 
 @dataclass(frozen=True)
 class Replayed:
-    """What came of a replay.  `end`: the machine `finished`; or the trace is `torn`, or `open`: it ends earlier; or `until` was."""
+    """What came of a replay.
+
+    `end`: the machine `finished`; or the trace is `torn`, or `open`: it ends before that; or `until` was reached.
+    """
 
     path: Path
     node: NodeId

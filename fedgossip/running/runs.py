@@ -24,8 +24,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from fedgossip.checkpoints import NEWEST, PREVIOUS
 from fedgossip.errors import ConfigError
-from fedgossip.metrics import EventRow, Network, NetworkRow, Row, RowWriter
+from fedgossip.metrics import EventRow, Network, NetworkRow, Row, RowWriter, read_rows
 from fedgossip.running import compose
 from fedgossip.running.compose import DataShares, Plan
 from fedgossip.task import LocalTask
@@ -67,18 +68,33 @@ class RunDirectory:
     """Made when a run starts; refuses a folder that holds something else."""
 
     def __init__(self, path: Path, plan: Plan) -> None:
-        self.path = path
         try:
             path.mkdir(parents=True, exist_ok=True)
             if any(path.iterdir()):
                 raise ConfigError(f"{path}: not empty", "Give a new folder with --out, or none to have one made.")
-            (path / INCOMPLETE).write_text("This run has not finished; metrics.jsonl holds what was measured so far.\n")
-            import tomli_w
-
-            (path / "experiment.toml").write_text(tomli_w.dumps(plan.experiment.to_dict()))
-            self.writer = RowWriter(path / "metrics.jsonl")
+            self._open(path, plan)
         except OSError as error:
-            raise ConfigError(f"{path}: {error.strerror}", "Choose a folder that can be written, with --out.") from None
+            raise _not_writable(path, error) from None
+
+    @classmethod
+    def again(cls, path: Path, plan: Plan, rows: int) -> RunDirectory:
+        """Open the directory of a run that was stopped, and cut its record to the first `rows` bytes."""
+        directory = cls.__new__(cls)
+        try:
+            directory._open(path, plan)
+            os.truncate(path / "metrics.jsonl", min(rows, (path / "metrics.jsonl").stat().st_size))
+            (path / "summary.json").unlink(missing_ok=True)
+        except OSError as error:
+            raise _not_writable(path, error) from None
+        return directory
+
+    def _open(self, path: Path, plan: Plan) -> None:
+        import tomli_w
+
+        self.path = path
+        (path / INCOMPLETE).write_text("This run has not finished; metrics.jsonl holds what was measured so far.\n")
+        write_whole(path / "experiment.toml", tomli_w.dumps(plan.experiment.to_dict()).encode())
+        self.writer = RowWriter(path / "metrics.jsonl")
 
     def finish(self, summary: Mapping[str, Any], task: LocalTask, model: Vector | None, *, report: bool) -> None:
         """Write the model, the summary and the report; the run counts as whole when this returns."""
@@ -91,11 +107,20 @@ class RunDirectory:
 
             write_report(self.path)
         if summary["status"] in WHOLE:
-            (self.path / INCOMPLETE).unlink()
+            for name in (INCOMPLETE, NEWEST, PREVIOUS):
+                (self.path / name).unlink(missing_ok=True)
+
+    def rows(self) -> list[Row]:
+        """Return the record so far."""
+        return read_rows(self.path / "metrics.jsonl")
 
     def abandon(self) -> None:
         """Leave what was measured so far, and INCOMPLETE beside it."""
         self.writer.close()
+
+
+def _not_writable(path: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"{path}: {error.strerror}", "Choose a folder that can be written, with --out.")
 
 
 def new_path(plan: Plan, driver: str, base: Path) -> Path:
@@ -136,10 +161,15 @@ class Keeper:
         self.events: dict[str, int] = {}
         self._directory, self._watch = directory, watch
 
+    def remember(self, rows: Sequence[Row]) -> None:
+        """Take the rows of the part of the run that is written already."""
+        self.rows += rows
+        for row in rows:
+            if isinstance(row, EventRow):
+                self.events[row.name] = self.events.get(row.name, 0) + 1
+
     def __call__(self, row: Row) -> None:
-        self.rows.append(row)
-        if isinstance(row, EventRow):
-            self.events[row.name] = self.events.get(row.name, 0) + 1
+        self.remember([row])
         if self._directory:
             self._directory.writer.write(row)
         if self._watch:

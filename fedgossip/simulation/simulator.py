@@ -15,6 +15,7 @@ import heapq
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from fedgossip.errors import ProtocolError
@@ -119,15 +120,23 @@ class Simulator:
         self._touched = script.touches_messages
         self._latency_ns = int(network.settings.latency * NS)
         self._detection_ns = int(network.settings.detection * NS)
+        self._happened = 0  # of what the script brings
 
-    def run(self, limit_seconds: float = math.inf) -> dict[NodeId, Vector]:
-        """Run until nothing is left to happen, or virtual time passes the limit; return each finished peer's vector."""
-        self._start()
-        happenings = self.script.happenings()
+    def run(self, limit_seconds: float = math.inf, between: Callable[[], None] = lambda: None) -> dict[NodeId, Vector]:
+        """Run until nothing is left to happen, or virtual time passes the limit; return each finished peer's vector.
+
+        `between` is called between two events: all that the run is stands in this object's attributes then, the
+        record's, and what the task remembers.  A simulator that was given them goes on from there.
+        """
+        if not self._sequence:
+            self._start()
+        happenings = islice(self.script.happenings(), self._happened, None)
         upcoming = next(happenings, None)
         while self._heap and self._heap[0][0] <= limit_seconds * NS:
+            between()
             if upcoming is not None and self._heap[0][0] >= upcoming.at_ns:
                 self.now_ns = upcoming.at_ns
+                self._happened += 1
                 self._happen(upcoming)
                 upcoming = next(happenings, None)
                 continue

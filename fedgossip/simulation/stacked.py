@@ -6,7 +6,8 @@ For researchers of topologies: a round is one call of the task, one of the algor
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic
 
 import numpy as np
 
@@ -21,6 +22,21 @@ if TYPE_CHECKING:
     from fedgossip.topology import Schedule
 
 
+@dataclass
+class Stack(Generic[State]):
+    """Where a run stands between two rounds."""
+
+    round: int
+    state: State
+    meters: list[Meter]
+
+
+def first_stack(task: LocalTask, n: int, algorithm: GossipAlgorithm[State]) -> Stack[State]:
+    """Return where a run begins."""
+    initial = frozen(np.stack([task.initial(node) for node in range(n)]))
+    return Stack(0, algorithm.start(initial), [Meter(node) for node in range(n)])
+
+
 def run_stacked(
     task: LocalTask,
     schedule: Schedule,
@@ -28,12 +44,19 @@ def run_stacked(
     rounds: int,
     record: Network,
     write: Callable[[Row], None],
+    *,
+    stack: Stack[State] | None = None,
+    between: Callable[[], None] = lambda: None,
 ) -> list[Vector]:
-    """Run synchronous gossip of all nodes for `rounds`; return the final vectors, one per node."""
+    """Run synchronous gossip of all nodes for `rounds`, or from `stack` on; return the final vectors, one per node.
+
+    `between` is called between two rounds: `stack`, the record and the task's memory are all that the run is then.
+    """
     n = schedule.n
-    meters = [Meter(node) for node in range(n)]
-    state = algorithm.start(frozen(np.stack([task.initial(node) for node in range(n)])))
-    for number in range(rounds):
+    stack = stack or first_stack(task, n, algorithm)
+    meters, state = stack.meters, stack.state
+    for number in range(stack.round, rounds):
+        between()
         mixing = schedule.mixing(number)
         model = algorithm.model(state)
         updates = task.train([Job(node, number, model[node]) for node in range(n)])
@@ -49,6 +72,7 @@ def run_stacked(
             record.outgoing(node, number + 1, outgoing[0][node])
             for row in record.mixed(meters[node].mixed(number + 1, 0, 0, None), model[node]):
                 write(row)
+        stack.round, stack.state = number + 1, state
     return list(algorithm.model(state))
 
 
