@@ -38,6 +38,8 @@ class PeerRow(msgspec.Struct, tag="peer", tag_field="kind"):
     seconds_waiting: float
     seconds_mixing: float
     seconds: float
+    staleness: int | None = None
+    """Asynchronous runs: how often the model changed while this round was trained from an older one."""
 
 
 class NetworkRow(msgspec.Struct, tag="network", tag_field="kind"):
@@ -114,6 +116,7 @@ class Meter:
         self.peer = peer
         self.bytes_sent = self.bytes_received = 0
         self.loss: float | None = None
+        self.staleness: int | None = None
         self._train_began = self._train_ended = 0
 
     def train_began(self, now_ns: int) -> None:
@@ -122,6 +125,11 @@ class Meter:
     def train_ended(self, now_ns: int, metrics: Mapping[str, float]) -> None:
         self._train_ended = now_ns
         self.loss = metrics.get("loss")
+
+    def trained(self, facts: object) -> None:
+        """Take the value of a machine's report "trained": there are things about a training that only it knows."""
+        staleness = facts.get("staleness") if isinstance(facts, Mapping) else None
+        self.staleness = staleness if isinstance(staleness, int) else None
 
     def mixed(self, round: int, now_ns: int, mixing_ns: int, accuracy: float | None) -> PeerRow:
         """Close the round: `now_ns` is when the last model arrived, `mixing_ns` what summing then took."""
@@ -136,6 +144,7 @@ class Meter:
             seconds_waiting=max(0, now_ns - self._train_ended) / 1e9,
             seconds_mixing=mixing_ns / 1e9,
             seconds=(now_ns + mixing_ns) / 1e9,
+            staleness=self.staleness,
         )
         self.bytes_sent = self.bytes_received = 0
         self.loss = None
@@ -312,8 +321,8 @@ def _size(vectors: Sequence[Vector]) -> float:
     return math.sqrt(sum(float(np.vdot(vector, vector)) for vector in vectors) / len(vectors))
 
 
-QUIET = frozenset({"trained", "outgoing", "mixed", "late", "repeated"})
-"""Reports that are no events of their own; the last two are counted."""
+QUIET = frozenset({"trained", "outgoing", "mixed", "late", "repeated", "exchanged", "declined", "withheld"})
+"""Reports that are no events of their own; all but the first three are counted."""
 
 
 def event_row(peer: int, report: Report) -> EventRow | None:

@@ -105,6 +105,16 @@ def add(left: Vector, right: Vector) -> Vector:
     return frozen(np.add(left, right, out=empty(left.size, left.dtype).reshape(left.shape)))
 
 
+def subtract(left: Vector, right: Vector) -> Vector:
+    """Return left - right as a new frozen vector."""
+    return frozen(np.subtract(left, right, out=empty(left.size, left.dtype)))
+
+
+def all_finite(vector: Vector) -> bool:
+    """Whether no element is infinite or not a number; in blocks, at less than the cost of one sum."""
+    return all(bool(np.isfinite(vector[at : at + BLOCK]).all()) for at in range(0, vector.size, BLOCK))
+
+
 def scaled_difference(scale: float, left: Vector, right: Vector) -> Vector:
     """Return scale * (left - right) as a new frozen vector."""
     out = np.subtract(left, right, out=empty(left.size, left.dtype))

@@ -281,3 +281,18 @@ def test_consensus_distance_is_its_formula(n: int, d: int, seed: int) -> None:
 def test_a_mean_of_float32_is_rounded_once() -> None:
     x = drawn(3, (101, 30), np.float32)
     assert np.array_equal(mean(list(x)), x.astype(np.float64).sum(axis=0).__truediv__(101).astype(np.float32))
+
+
+def test_a_difference_is_new_and_frozen() -> None:
+    left, right = np.array([3.0, 5.0]), np.array([1.0, 1.5])
+    out = vectors.subtract(left, right)
+    assert out.tolist() == [2.0, 3.5] and not out.flags.writeable and left.tolist() == [3.0, 5.0]
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("place", [0, vectors.BLOCK - 1, vectors.BLOCK, 2 * vectors.BLOCK])
+def test_one_element_that_is_not_finite_is_seen_wherever_it_is(bad: float, place: int) -> None:
+    x = np.zeros(2 * vectors.BLOCK + 1, np.float32)
+    assert vectors.all_finite(x)
+    x[place] = bad
+    assert not vectors.all_finite(x)

@@ -1,0 +1,41 @@
+"""What vectors from others must be like before they touch ours."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedgossip.errors import ProtocolError
+from fedgossip.machine import NodeId
+from fedgossip.messages import Carrier, Piece
+from fedgossip.vectors import Vector, all_finite
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """One vector [length] of type `kind`, as `node` has it; `schema` is the hash of what lies where in it."""
+
+    node: NodeId
+    schema: str
+    like: Vector
+
+    def check(self, sender: NodeId, message: Carrier) -> Vector:
+        """Return the message's one vector.  Raises ProtocolError where it is of another layout."""
+        assert not isinstance(message, Piece)
+        shapes = [(vector.dtype, vector.shape) for vector in message.vectors]
+        if message.schema != self.schema or shapes != [(self.like.dtype, self.like.shape)]:
+            raise ProtocolError(
+                f"node {self.node}: a model of another layout from node {sender}, round {message.round}"
+                f" (schema {message.schema}, ours {self.schema})",
+                "Give every peer the same [model] section.",
+                peer=sender,
+            )
+        return message.vectors[0]
+
+    def check_finite(self, sender: NodeId, vector: Vector) -> None:
+        """Raise ProtocolError for what would destroy our model."""
+        if not all_finite(vector):
+            raise ProtocolError(
+                f"node {self.node}: a model from node {sender} with values that are not finite",
+                "Its training has diverged: lower train.lr.",
+                peer=sender,
+            )
