@@ -86,6 +86,9 @@ class SyncSettings:
     """After so long a goodbye that was not answered is said again."""
 
 
+AGAIN_TIMES = 8
+"""A goodbye is said again at least so often before a neighbour counts as hung."""
+
 KEPT_ROUNDS = 8
 """So many of our own models are kept for partners that may ask for them; without losses one is."""
 
@@ -142,7 +145,7 @@ class SyncGossip(Generic[State]):
 
     def _take_schedule(self, schedule: Schedule) -> None:
         self.schedule = schedule
-        self.view: Callable[[int], str] = getattr(schedule, "view", lambda _: "")
+        self.view: Callable[[int], str] = getattr(schedule, "view", _one_view)
         self.partners = schedule.partners(self.node)
         self.leads = leads_of(self.node, schedule, self.partners)
 
@@ -168,7 +171,7 @@ class SyncGossip(Generic[State]):
                 return self._start_with_those_here(now_ns)
             case Fired(("again",)) if self.phase == "leaving":
                 return [*self._goodbye(), SetTimer(("again",), self.settings.again_ns)]
-            case Fired(("hung",)) if self.phase == "leaving":
+            case Fired(("hung",)):
                 self.patient = False
                 return self._finish_if_alone()
             case Fired(("drain",)) if self.phase == "leaving":
@@ -201,13 +204,16 @@ class SyncGossip(Generic[State]):
         self.linked.add(node)
         effects: list[Effect] = []
         if incarnation > self.lives.get(node, incarnation):  # what it had not written down is lost, and our account too
-            if not self._edge(node).settled:
+            asked = self.phase == "waiting" and self._edge(node).offered == self.round
+            if asked or not self._edge(node).settled:  # it may have mixed our model, and we not its own
                 effects.append(Report("unsettled", {"peer": node, "round": self.round}, self.round))
             self.edges[node] = Edge()
             self.left.discard(node)
             self.done.discard(node)
             self.told.discard(node)
-            self.mailbox.pop(node, None)
+            said = self.mailbox.pop(node, {})
+            if self.phase == "waiting" and self.round in said:  # heard in time; by the new account it does not count
+                self.mailbox[node] = {self.round: said[self.round]}
         self.lives[node] = incarnation
         if node in self.absent:
             effects.append(Report("joined", node, self.round))
@@ -457,7 +463,9 @@ class SyncGossip(Generic[State]):
 
     def _leave(self) -> list[Effect]:
         self.phase = "leaving"
-        waits = {"drain": self.settings.drain_ns, "hung": self.deadline.now_ns(), "again": self.settings.again_ns}
+        again_ns = self.settings.again_ns
+        hung_ns = max(self.deadline.now_ns(), AGAIN_TIMES * again_ns)
+        waits = {"drain": max(self.settings.drain_ns, hung_ns), "hung": hung_ns, "again": again_ns}
         timers = [SetTimer((key,), after_ns) for key, after_ns in waits.items()]
         return [*self._goodbye(), *timers, *self._finish_if_alone()]
 
@@ -485,14 +493,17 @@ class SyncGossip(Generic[State]):
         return [] if any(self._must_wait_for(j) for j in self._farewell()) else self._finish()
 
     def _must_wait_for(self, node: NodeId) -> bool:
-        finished = node in self.done and self._edge(node).settled
-        return node in self.linked and not finished and (self.patient or node not in self.absent)
+        edge = self._edge(node)
+        if node not in self.linked:  # it may come back and tell
+            return self.patient and edge.open is not None and edge.missing >= self.round - FAREWELL_ROUNDS
+        finished = node in self.done and edge.settled
+        return not finished and (self.patient or node not in self.absent)
 
     def _finish(self) -> list[Effect]:
         effects: list[Effect] = [
-            Report("unsettled", {"peer": j, "round": edge.missing}, self.round)
+            Report("unsettled", {"peer": j, "round": edge.missing if edge.open else edge.used}, self.round)
             for j, edge in sorted(self.edges.items())
-            if edge.open
+            if edge.open or (not edge.confirmed and j in self.absent)
         ]
         self.phase = "finished"
         self.mailbox.clear()
@@ -525,3 +536,8 @@ def leads_of(node: NodeId, schedule: Schedule, partners: Sequence[NodeId]) -> di
         hops.update(dict.fromkeys(after, hops[ring[0]] + 1))
         ring = sorted(after)
     return {partner: schedule.period * hops.get(partner, 1) for partner in partners}
+
+
+def _one_view(_round: int) -> str:
+    """The view of a roster that never changes."""
+    return ""
