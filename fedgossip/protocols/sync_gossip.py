@@ -503,7 +503,7 @@ class SyncGossip(Generic[State]):
         effects: list[Effect] = [
             Report("unsettled", {"peer": j, "round": edge.missing if edge.open else edge.used}, self.round)
             for j, edge in sorted(self.edges.items())
-            if edge.open or (not edge.confirmed and j in self.absent)
+            if edge.open or (not edge.confirmed and (j in self.absent or j in self.left - self.linked))
         ]
         self.phase = "finished"
         self.mailbox.clear()
