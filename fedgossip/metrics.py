@@ -203,6 +203,12 @@ class Network:
         row.consensus_distance = consensus_distance(vectors)
         return [row]
 
+    def went_on(self, last: NetworkRow) -> None:
+        """Begin after the round of `last`, which is written already, with all peers behind it."""
+        self._closed = self._newest = last.round
+        self._bytes, self._seconds = last.bytes_sent, last.seconds
+        self.reached = [last.round] * self.n
+
     def outgoing(self, peer: int, round: int, vector: Vector) -> None:
         """`vector` is what `peer` mixes in the round that ends as `round`."""
         if (opened := self._opened(round)) and opened.kept:

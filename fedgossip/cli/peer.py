@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from pathlib import Path
 
 import click
@@ -18,6 +20,10 @@ import click
 @click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Replace a key of the file; on all peers.")
 @click.option("--seed", type=int, help="Replace the file's seed; on all peers.")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder to make.  [default: runs/NAME-peerK-TIME]")
+@click.option("--resume", is_flag=True, help="Go on from the last checkpoint in the folder --out.")
+@click.option("--trace", is_flag=True, help="Write down all that this peer is told, for `fedgossip replay`.")
+@click.option("--trace-limit", metavar="GB", type=click.FloatRange(min=0, min_open=True), default=2.0,
+              show_default=True, help="The longest trace; the run goes on without.")
 def peer(
     experiment: Path,
     node: int,
@@ -27,6 +33,9 @@ def peer(
     overrides: tuple[str, ...],
     seed: int | None,
     out: Path | None,
+    resume: bool,
+    trace: bool,
+    trace_limit: float,
 ) -> int:
     """Be peer K of the run that the file EXPERIMENT describes; every machine needs the same file."""
     from fedgossip.cli.progress import Progress
@@ -45,14 +54,45 @@ def peer(
     if known[node].key != identity.public:
         advice = f"Put `fedgossip keys show {key}` there, or name the right file with --key."
         raise ConfigError(f"{key} is not the key that {endpoints} gives peer {node}", advice)
-    folder = empty_folder(out or new_path(plan, f"peer{node}", Path("runs")))
+    folder = _left(out) if resume else empty_folder(out or new_path(plan, f"peer{node}", Path("runs")))
     click.echo(f"peer {node} at {bind or known[node].address}: waiting for its neighbours", err=True)
     with Progress(f"peer {node}", plan.experiment.rounds, plan.n, own=node) as progress:
         ended = run_peer(
-            plan, node, folder, identity=identity, bind=bind or known[node].address, endpoints=known, watch=progress
+            plan,
+            node,
+            folder,
+            identity=identity,
+            bind=bind or known[node].address,
+            endpoints=known,
+            watch=progress,
+            resume=resume,
+            trace_bytes=int(trace_limit * 1e9) if trace else 0,
         )
     click.echo(f"{ended.status} after {ended.rounds} rounds; everything is in {folder}", err=True)
     if ended.status == "finished":
         click.echo("Copy all peers' folders to one machine; there:", err=True)
         click.echo(f"fedgossip collect {experiment} {folder} ...", err=True)
+    if ended.status == "interrupted":
+        click.echo(f"To go on: {_line(folder)}", err=True)
     return ended.exit_code
+
+
+def _left(out: Path | None) -> Path:
+    """Return the folder of a life before.  Raises ConfigError, ResumeError."""
+    from fedgossip.checkpoints import incarnation_of
+    from fedgossip.errors import ConfigError, ResumeError
+
+    if out is None:
+        raise ConfigError("--resume needs the folder to go on in", "Name it with --out.")
+    if incarnation_of(out) < 0:
+        raise ResumeError(f"{out}: no peer has run here", "Leave --resume out to start one.")
+    return out
+
+
+def _line(folder: Path) -> str:
+    """The command as it was given, that goes on in `folder`."""
+    words = [word for word in sys.argv[1:] if word != "--resume" and not word.startswith("--out=")]
+    if "--out" in words:
+        place = words.index("--out")
+        del words[place : place + 2]
+    return shlex.join(["fedgossip", *words, "--out", str(folder), "--resume"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,24 +19,32 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("experiment", type=click.Path(path_type=Path))
+@click.argument("experiment", type=click.Path(path_type=Path), required=False)
 @click.option("--on", type=click.Choice(["sim", "stacked", "local"]), default="sim", show_default=True,
               help="sim: machines in virtual time.  stacked: arrays only, fastest.  local: a process per peer, ZeroMQ.")
 @click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True,
               help="Replace a key of the file, e.g. --set train.lr=0.05; may be repeated.")
 @click.option("--seed", type=int, help="Replace the file's seed.")
 @click.option("--out", type=click.Path(path_type=Path), help="Run directory to make.  [default: runs/NAME-TIME]")
+@click.option("--resume", "stopped", metavar="RUN", type=click.Path(path_type=Path),
+              help="Go on with a run that was stopped, in its folder; EXPERIMENT may be left out.")
+@click.option("--trace", is_flag=True, help="With --on local: write down all that peers are told, for replay.")
+@click.option("--trace-limit", metavar="GB", type=click.FloatRange(min=0, min_open=True), default=2.0,
+              show_default=True, help="The longest trace of a peer; the run goes on without.")
 @click.option("--dry-run", is_flag=True, help="Check everything, print the forecast, train nothing.")
 @click.option("--report/--no-report", default=True, help="Write report.html.")
 @click.option("--centralised", is_flag=True,
               help="Then train one model on all data with as many steps and examples, to compare.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout; all else on stderr.")
 def run(
-    experiment: Path,
+    experiment: Path | None,
     on: str,
     overrides: tuple[str, ...],
     seed: int | None,
     out: Path | None,
+    stopped: Path | None,
+    trace: bool,
+    trace_limit: float,
     dry_run: bool,
     report: bool,
     centralised: bool,
@@ -43,16 +52,26 @@ def run(
 ) -> int:
     """Run the experiment in the file EXPERIMENT."""
     from fedgossip.experiment import load
-    from fedgossip.running import compose
+    from fedgossip.running import compose, resume
 
-    plan = compose.plan(load(experiment, overrides, seed=seed))
+    if stopped:
+        on = resume.engine_of(stopped)
+        source = experiment or resume.experiment_in(stopped)
+    else:
+        if experiment is None:
+            raise click.UsageError("which experiment?  Give its file, or --resume RUN.")
+        source = experiment
+    if trace and on != "local":
+        raise click.UsageError("--trace goes with --on local: a simulation can be run again as it is")
+    plan = compose.plan(load(source, overrides, seed=seed))
     if dry_run:
         _show_plan(plan, as_json)
         return 0
     from fedgossip.running.runs import new_path
 
+    drive = _Drive(on, report, int(trace_limit * 1e9) if trace else 0)
     with talk_to_stderr() if as_json else contextlib.nullcontext():
-        finished = _run(plan, on, out or new_path(plan, on, Path("runs")), report)
+        finished = drive(plan, stopped or out or new_path(plan, on, Path("runs")), resumed=stopped is not None)
         if centralised:
             from fedgossip.running.runs import amend
 
@@ -61,6 +80,8 @@ def run(
         print_json(finished.summary)
     else:
         show(finished, report=report)
+    if exit_code(finished) and finished.directory:
+        click.echo(f"To go on: {resume.line(finished.directory)}", err=True)
     return exit_code(finished)
 
 
@@ -79,23 +100,39 @@ def print_json(value: object) -> None:
     print(msgspec.json.encode(value).decode())
 
 
-def _run(plan: Plan, on: str, out: Path, report: bool) -> Run:
-    from fedgossip.cli.progress import Progress
+@dataclass(frozen=True)
+class _Drive:
+    """How to run."""
 
-    title = f"{plan.experiment.name or plan.topology.name} on {on}"
-    with Progress(title, plan.experiment.rounds, plan.n) as progress:
-        if on == "local":
-            from fedgossip.running.local import run_local_plan
+    on: str
+    report: bool
+    trace_bytes: int
 
-            return run_local_plan(plan, out, report=report, watch=progress)
-        from fedgossip.running.simulated import simulate_plan
+    def __call__(self, plan: Plan, out: Path, *, resumed: bool) -> Run:
+        from fedgossip.cli.progress import Progress
 
-        return simulate_plan(plan, engine=on, out=out, report=report, watch=progress)
+        title = f"{plan.experiment.name or plan.topology.name} on {self.on}"
+        with Progress(title, plan.experiment.rounds, plan.n) as progress:
+            if resumed:
+                from fedgossip.running.resume import resume
+
+                return resume(
+                    out, plan.experiment, report=self.report, watch=progress, trace_bytes=self.trace_bytes
+                )
+            if self.on == "local":
+                from fedgossip.running.local import run_local_plan
+
+                return run_local_plan(
+                    plan, out, report=self.report, watch=progress, trace_bytes=self.trace_bytes
+                )
+            from fedgossip.running.simulated import simulate_plan
+
+            return simulate_plan(plan, engine=self.on, out=out, report=self.report, watch=progress)
 
 
 ENDINGS = {
     "partial": "Not every peer finished; the others went on to the end.",
-    "interrupted": "Stopped before the end; what was measured is kept.",
+    "interrupted": "Stopped before the end; all that was done is kept.",
 }
 
 
@@ -123,7 +160,7 @@ def facts(summary: dict[str, Any]) -> list[tuple[str, str]]:
     rows.append(("consensus distance", f"{summary['consensus_distance']:.6g}"))
     promised = forecast["slem"] if forecast["slem"] is not None else forecast.get("rate")
     if promised is not None and summary["measured_contraction"] is not None:
-        words = f"at most {promised:.4f} forecast" if forecast["slem"] is not None else f"{promised:.4f} in the long run"
+        words = f"{promised:.4f} in the long run" if forecast["slem"] is None else f"at most {promised:.4f} forecast"
         if forecast.get("exact_after") and forecast["slem"] is None:
             words = f"without training exactly 0 after {forecast['exact_after']} rounds"
         measured = f"{summary['measured_contraction']:.4f} measured, {words}"

@@ -32,6 +32,10 @@ class Collector:
         self._offsets = [0] * len(folders)
         self._decoder = msgspec.json.Decoder(Row)
 
+    def went_on(self, round: int, offsets: Sequence[int]) -> None:
+        """Begin after `round`, where `offsets` bytes of the peers' rows have been read."""
+        self.rounds, self._offsets = [round] * len(self.folders), list(offsets)
+
     def read(self) -> bool:
         """Take every whole line that is new; tell whether there was any.  Raises ConfigError for one that is no row."""
         before = list(self._offsets)
@@ -83,7 +87,8 @@ class Collector:
         path.unlink()
         if "before" in vectors:
             self.record.before(node, round, vectors["before"])
-        self.record.outgoing(node, round, vectors["outgoing"])
+        if "outgoing" in vectors:  # an asynchronous peer has no vectors that a round mixes
+            self.record.outgoing(node, round, vectors["outgoing"])
         return vectors["mixed"]
 
     def finish(self) -> tuple[list[Vector | None], list[PeerEnded | None]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from fedgossip import __version__, checkpoints
 from fedgossip.checkpoints import About, RefusedError, Stored
 from fedgossip.errors import ResumeError
 from fedgossip.machine import Checkpoint, NodeId
-from fedgossip.metrics import EventRow, PeerRow, Row
+from fedgossip.metrics import EventRow, PeerRow, Row, read_rows
 from fedgossip.running import compose
 from fedgossip.running.compose import Plan
 from fedgossip.task import LocalTask
@@ -73,17 +73,6 @@ def next_after(plan: Plan, node: NodeId, folder: Path, schema: str, data: str, i
     return Life(about, stored, refused, again=True)
 
 
-def check_experiment(plan: Plan, node: NodeId, folder: Path) -> None:
-    """Raise ResumeError, which says which keys differ, where `folder` holds a checkpoint of another experiment.
-
-    What a person sees first, before data are read; a folder that holds no checkpoint says nothing.
-    """
-    about = about_of(plan, node, "", "")
-    stored, _ = checkpoints.load(folder, about)
-    if stored:
-        checkpoints.check_same(stored.about, replace(about, data=stored.about.data), folder)
-
-
 def trace_path(folder: Path, incarnation: int) -> Path:
     """Return where the trace of a peer's life is: trace.bin, then trace.1.bin, ..."""
     return folder / (f"trace.{incarnation}.bin" if incarnation else "trace.bin")
@@ -115,9 +104,15 @@ def mend_rows(path: Path) -> None:
 
 
 def cut_rows(path: Path, round: int) -> None:
-    """Cut the rows off from where a peer's first row after `round` stands: that part of the history begins again."""
+    """Cut the rows off from where the first row of a later round stands: that part of the history begins again."""
+    if path.exists():
+        _cut(path, bytes_up_to(path, round))
+
+
+def bytes_up_to(path: Path, round: int) -> int:
+    """Return how many bytes of a record come before the first row of a later round, or before what is no row."""
     if not path.exists():
-        return
+        return 0
     decoder = msgspec.json.Decoder(Row)
     kept = 0
     for line in path.read_bytes().splitlines(keepends=True):
@@ -125,12 +120,51 @@ def cut_rows(path: Path, round: int) -> None:
             row = decoder.decode(line)
         except msgspec.MsgspecError:
             break
-        if (isinstance(row, PeerRow) and row.round > round) or not line.endswith(b"\n"):
+        if (not isinstance(row, EventRow) and row.round > round) or not line.endswith(b"\n"):
             break
         kept += len(line)
-    _cut(path, kept)
+    return kept
+
+
+def seconds_in(path: Path) -> float:
+    """Return how long the peer had run when it wrote its last row."""
+    if not path.exists():
+        return 0.0
+    return max((row.seconds for row in read_rows(path) if isinstance(row, PeerRow)), default=0.0)
 
 
 def _cut(path: Path, size: int) -> None:
     with path.open("r+b") as file:
         file.truncate(size)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run of local peers that can go on: from `round`, behind which all of them are.
+
+    `rows`: bytes of the run's record up to there; `offsets`: the same of the peers' own.
+    """
+
+    round: int
+    rows: int
+    offsets: list[int]
+
+
+def prepare(out: Path, folders: Sequence[Path], plan: Plan, schema: str, data: str) -> Prepared:
+    """Make ready what the peers of a stopped run left.  Raises ResumeError; nothing is changed then."""
+    rounds = []
+    for node, folder in enumerate(folders):
+        about = about_of(plan, node, schema, data)
+        stored, _ = checkpoints.load(folder, about)
+        if stored:
+            checkpoints.check_same(stored.about, about, folder)
+        rounds.append(stored.machine.round if stored else 0)
+    for folder, round in zip(folders, rounds, strict=True):
+        folder.mkdir(parents=True, exist_ok=True)
+        cut_rows(folder / "metrics.jsonl", round)
+        for path in (folder / "endpoint.toml", folder / "ended.json", *(folder / "snapshots").glob("*")):
+            path.unlink(missing_ok=True)
+    (out / "endpoints.toml").unlink(missing_ok=True)
+    common = min(rounds)
+    offsets = [bytes_up_to(folder / "metrics.jsonl", common) for folder in folders]
+    return Prepared(common, bytes_up_to(out / "metrics.jsonl", common) if common else 0, offsets)

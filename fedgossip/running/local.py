@@ -22,8 +22,8 @@ import msgspec
 
 from fedgossip.errors import NetworkError
 from fedgossip.experiment import Experiment, load
-from fedgossip.metrics import EventRow, Network, Row
-from fedgossip.running import compose
+from fedgossip.metrics import EventRow, Network, NetworkRow, Row
+from fedgossip.running import compose, lives
 from fedgossip.running.collect import Collector, Watched, conclude, first_failure, last_word
 from fedgossip.running.compose import Plan
 from fedgossip.running.runs import Keeper, Run, RunDirectory, write_whole
@@ -148,20 +148,26 @@ def run_local_plan(
     family: Family | None = None,
     report: bool = True,
     watch: Callable[[Row], None] | None = None,
+    resume: bool = False,
+    trace_bytes: int = 0,
 ) -> Run:
     """`run_local`, for an experiment whose graph is resolved already.  `family`: one that is warm already.
 
     A peer that dies, or hangs, does not stop the others: the run is "partial".  Ctrl-C ends all of them and keeps what
     was measured.  Raises the error of a peer that failed (its training raised, say) when the others have ended; what
     was measured is kept.
+
+    `resume`: all peers of the run that was stopped in `out` go on from their last checkpoints.  Raises ResumeError.
+    `trace_bytes`: the longest trace of what a peer's machine is told, 0 for none.
     """
     began = time.monotonic()
     with family or Family(learning=plan.experiment.task.kind == "learning") as processes:
         script = faults_of(plan)
         task, shares = compose.task_of(plan.experiment, plan.n)  # may refuse the experiment: nothing is made before
-        directory = RunDirectory(out, plan)
-        keeper = Keeper(directory, watch)
         folders = [out / "peers" / f"{node:02d}" for node in range(plan.n)]
+        left = lives.prepare(out, folders, plan, task.schema, shares.digest) if resume else None
+        directory = RunDirectory.again(out, plan, left.rows) if left else RunDirectory(out, plan)
+        keeper = Keeper(directory, watch)
         e = plan.experiment
         record = Network(plan.n, e.rounds, e.eval.every, task.evaluate, watch_all=False)
         collector = Collector(folders, record, keeper)
@@ -171,12 +177,18 @@ def run_local_plan(
             keeper(EventRow(collector.rounds[peer], peer, name, value))
 
         try:
-            for row in record.started([task.initial(node) for node in range(plan.n)]):
-                keeper(row)
-            specs = _specs(out, folders, restarts=script.restarts)
+            if left and left.round:
+                keeper.remember(directory.rows())
+                record.went_on(next(row for row in reversed(keeper.rows) if isinstance(row, NetworkRow)))
+                collector.went_on(left.round, left.offsets)
+            else:
+                for row in record.started([task.initial(node) for node in range(plan.n)]):
+                    keeper(row)
+            specs = _specs(out, folders, restarts=script.restarts, resume=resume, trace_bytes=trace_bytes)
             for folder, spec in zip(folders, specs.values(), strict=True):
-                folder.mkdir(parents=True)
+                folder.mkdir(parents=True, exist_ok=True)
                 processes.start(spec)
+            (out / BEGAN).unlink(missing_ok=True)
             _await_addresses(out, folders, processes)
             _gather(plan, processes, collector, Striker(script, processes, specs, note), out / BEGAN)
         except KeyboardInterrupt:
@@ -214,11 +226,13 @@ def _gather(plan: Plan, processes: Family, collector: Collector, striker: Strike
             return
 
 
-def _specs(out: Path, folders: Sequence[Path], *, restarts: bool) -> dict[int, dict[str, Any]]:
+def _specs(
+    out: Path, folders: Sequence[Path], *, restarts: bool, resume: bool, trace_bytes: int
+) -> dict[int, dict[str, Any]]:
     """What each peer's process is told; a peer that may be started again keeps its key, and checkpoints often."""
     experiment, endpoints, began = ((out / name).resolve() for name in ("experiment.toml", "endpoints.toml", BEGAN))
     files = {"experiment": str(experiment), "endpoints": str(endpoints), "began": str(began)}
-    common = {**files, "bind": "tcp://127.0.0.1:*", "restarts": restarts}
+    common = {**files, "bind": "tcp://127.0.0.1:*", "restarts": restarts, "resume": resume, "trace_bytes": trace_bytes}
     often = {"checkpoint_seconds": CHECKPOINT_SECONDS} if restarts else {}
     return {
         node: {"node": node, "folder": str(folder.resolve()), **common, **often} for node, folder in enumerate(folders)

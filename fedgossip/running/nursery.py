@@ -131,7 +131,7 @@ def _peer(spec: dict[str, Any], folder: Path) -> int:
             endpoints=Path(spec["endpoints"]),
             child=True,
             faults=Faults(faults_of(plan), spec["node"], RunClock(Path(spec["began"]))),
-            **{key: spec[key] for key in ("resume", "incarnation", "checkpoint_seconds") if key in spec},
+            **{key: spec[key] for key in ("resume", "incarnation", "checkpoint_seconds", "trace_bytes") if key in spec},
         )
     except FedgossipError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)

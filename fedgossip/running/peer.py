@@ -30,7 +30,7 @@ from fedgossip.checkpoints import SECONDS, Checkpoints
 from fedgossip.errors import ConfigError, FedgossipError, NetworkError
 from fedgossip.machine import Checkpoint, Machine, NodeId
 from fedgossip.messages import Hello
-from fedgossip.metrics import EventRow, Row, RowWriter
+from fedgossip.metrics import EventRow, PeerRow, Row, RowWriter
 from fedgossip.net import endpoints as endpoint_files
 from fedgossip.net.endpoints import Endpoint, Endpoints
 from fedgossip.net.faulty import Faults
@@ -223,6 +223,7 @@ class _Peer:
     ) -> None:
         self.plan, self.task, self.hello, self.files, self.life, self.watch = plan, task, hello, files, life, watch
         self.node = files.node
+        self._seconds_before = lives.seconds_in(files.folder / "metrics.jsonl") if life.again else 0.0
         self.counts: dict[str, int] = {}
         """What happened and is no report of the machine."""
         self._turn = threading.Lock()
@@ -268,6 +269,8 @@ class _Peer:
         return Traced(machine, trace)
 
     def _write(self, row: Row) -> None:
+        if isinstance(row, PeerRow):
+            row.seconds += self._seconds_before
         with self._turn:  # checkpoints are written by a thread of their own
             self.files.writer.write(row)
             if self.watch:
