@@ -1,10 +1,4 @@
-"""Fault scripts: what goes wrong in a run, when, and to whom; the same words for the simulator and for real processes.
-
-A script is a function of the experiment's [[faults]] and its seed: it owns no clock and no socket, and answers the
-questions of the drivers.  What becomes of a message depends on (seed, fault, link, count of messages on that link)
-alone.  Seconds count from the beginning of the run: virtual ones in the simulator; of real processes, from the first
-training of the run.
-"""
+"""The script: answers the drivers' questions, as a function of the faults and the seed."""
 
 from __future__ import annotations
 
@@ -13,158 +7,25 @@ import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, count
-from typing import Annotated, NoReturn
-
-import msgspec
 
 from fedgossip import seeds
-from fedgossip.errors import ConfigError
+from fedgossip.faults.words import (
+    Crash,
+    Delay,
+    Drop,
+    Duplicate,
+    Fault,
+    Flap,
+    OnLinks,
+    OnPeers,
+    Partition,
+    Reorder,
+    Sleep,
+    Slow,
+    check,
+    ns,
+)
 from fedgossip.machine import NodeId
-
-NS = 1_000_000_000
-
-
-def ns(seconds: float) -> int:
-    """Seconds as the integer nanoseconds that everything here is compared in."""
-    return round(seconds * NS)
-
-
-Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
-Period = Annotated[float, msgspec.Meta(ge=0.001, le=1e9)]
-Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
-Peer = Annotated[int, msgspec.Meta(ge=0)]
-
-
-# --- the words of the file --------------------------------------------------------------------------------------------
-
-
-class Window(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind"):
-    """What every kind has: when it acts."""
-
-    start: Seconds = 0.0
-    """Seconds after the run began."""
-    stop: Seconds | None = None
-    """Left out: to the end."""
-
-    def __post_init__(self) -> None:
-        numbers = (getattr(self, name) for name in self.__struct_fields__)
-        if any(isinstance(one, float) and not math.isfinite(one) for one in numbers):
-            raise ValueError("a number is not finite")
-        if self.stop is not None and self.stop <= self.start:
-            raise ValueError(f"stop = {self.stop:g} is not after start = {self.start:g}")
-
-    def on(self, now_ns: int) -> bool:
-        return ns(self.start) <= now_ns and (self.stop is None or now_ns < ns(self.stop))
-
-
-class _OnLinks(Window, frozen=True, kw_only=True):
-    """Hits the links named, both ways, and all links of the peers named; where nothing is named, every link."""
-
-    peers: tuple[Peer, ...] | None = None
-    links: tuple[tuple[Peer, Peer], ...] | None = None
-
-    def hits(self, a: NodeId, b: NodeId) -> bool:
-        if self.peers is None and self.links is None:
-            return True
-        return bool(self.links and ((a, b) in self.links or (b, a) in self.links)) or bool(
-            self.peers and (a in self.peers or b in self.peers)
-        )
-
-
-class Drop(_OnLinks, frozen=True, kw_only=True, tag="drop"):
-    """A message is lost."""
-
-    probability: Share = 1.0
-
-
-class Delay(_OnLinks, frozen=True, kw_only=True, tag="delay"):
-    """A message takes `seconds` longer; what is sent after it on the link waits behind it."""
-
-    seconds: Seconds
-    probability: Share = 1.0
-
-
-class Duplicate(_OnLinks, frozen=True, kw_only=True, tag="duplicate"):
-    """A message arrives twice."""
-
-    probability: Share = 1.0
-
-
-class Reorder(_OnLinks, frozen=True, kw_only=True, tag="reorder"):
-    """A message is held back for up to `seconds`; others overtake it."""
-
-    seconds: Seconds
-    probability: Share = 1.0
-
-
-class Flap(_OnLinks, frozen=True, kw_only=True, tag="flap"):
-    """Links go down for the second half of every `seconds`."""
-
-    seconds: Period
-
-
-class Partition(Window, frozen=True, kw_only=True, tag="partition"):
-    """Nothing passes between peers of two groups; those in no group are one more."""
-
-    groups: tuple[tuple[Peer, ...], ...]
-
-
-class _OnPeers(Window, frozen=True, kw_only=True):
-    """Hits the peers named; where none is named, all."""
-
-    peers: tuple[Peer, ...] | None = None
-
-
-class Slow(_OnPeers, frozen=True, kw_only=True, tag="slow"):
-    """Training takes `factor` times as long."""
-
-    factor: Annotated[float, msgspec.Meta(ge=1, le=1e6)]
-
-
-class _Struck(_OnPeers, frozen=True, kw_only=True):
-    """Strikes all its peers at `start`; or, with `every`, one of them each time, drawn from the seed, until `stop`."""
-
-    every: Period | None = None
-
-    @property
-    def back(self) -> float | None:
-        """Seconds after which who is struck comes back; None: never."""
-        raise NotImplementedError
-
-
-class Crash(_Struck, frozen=True, kw_only=True, tag="crash"):
-    """The process dies at once; `after` seconds later it starts again from what it had written, or never."""
-
-    after: Seconds | None = None
-
-    @property
-    def back(self) -> float | None:
-        return self.after
-
-
-class Sleep(_Struck, frozen=True, kw_only=True, tag="sleep"):
-    """The process does nothing for `seconds`, or until `stop`; then goes on."""
-
-    seconds: Seconds | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.seconds is None and (self.stop is None or self.every is not None):
-            raise ValueError("give `seconds`, how long it sleeps")
-
-    @property
-    def back(self) -> float:
-        return self.seconds if self.seconds is not None else (self.stop or 0.0) - self.start
-
-
-Fault = Drop | Delay | Duplicate | Reorder | Flap | Partition | Slow | Crash | Sleep
-KINDS: dict[str, type[Window]] = {
-    str(kind.__struct_config__.tag): kind
-    for kind in (Drop, Delay, Duplicate, Reorder, Flap, Partition, Slow, Crash, Sleep)
-}
-
-
-# --- what drivers are told --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +80,7 @@ class FaultScript:
         self, faults: Sequence[Fault], n: int, seed: int, links: Collection[tuple[NodeId, NodeId]] | None = None
     ) -> None:
         self.faults, self.n, self.seed = tuple(faults), n, seed
-        _check(self.faults, n, links)
+        check(self.faults, n, links)
         self._named = list(enumerate(self.faults))
         self._of_link: dict[tuple[NodeId, NodeId], list[tuple[int, Fault]]] = {}
 
@@ -229,7 +90,7 @@ class FaultScript:
     @property
     def touches_messages(self) -> bool:
         """Whether it acts on links at all, so that drivers must ask `fate` or `cut`."""
-        return any(isinstance(fault, _OnLinks | Partition) for fault in self.faults)
+        return any(isinstance(fault, OnLinks | Partition) for fault in self.faults)
 
     @property
     def restarts(self) -> bool:
@@ -240,7 +101,7 @@ class FaultScript:
         """What becomes of the message `number` that `sender` sends to `to`; cuts are not its business."""
         delay, held, copies = 0, 0, 1
         for index, fault in self._on(sender, to):
-            if not fault.on(now_ns) or isinstance(fault, Flap | Partition | _OnPeers):
+            if not fault.on(now_ns) or isinstance(fault, Flap | Partition | OnPeers):
                 continue
             if fault.probability < 1 and self._drawn(index, sender, to, number, 0) >= fault.probability:
                 continue
@@ -330,7 +191,7 @@ class FaultScript:
             elif lasting is None:
                 return
 
-    def _peers(self, fault: _OnPeers) -> list[NodeId]:
+    def _peers(self, fault: OnPeers) -> list[NodeId]:
         return list(range(self.n)) if fault.peers is None else sorted(set(fault.peers))
 
 
@@ -363,52 +224,6 @@ def _flapping(fault: Flap) -> Iterator[Turn]:
             return
         yield Turn(down, "link_down", peer, value)
         yield Turn(up if fault.stop is None else min(up, ns(fault.stop)), "link_up", peer, value)
-
-
-# --- what cannot be meant ---------------------------------------------------------------------------------------------
-
-
-def _check(faults: Sequence[Fault], n: int, links: Collection[tuple[NodeId, NodeId]] | None) -> None:
-    for index, fault in enumerate(faults):
-        where = f"faults[{index}] ({fault.__struct_config__.tag})"
-        peers, pairs = getattr(fault, "peers", None), getattr(fault, "links", None)
-        if peers == () or pairs == ():
-            _refuse(where, "an empty list hits nobody", "Leave the key out to hit all.")
-        for node in (*(peers or ()), *chain(*(pairs or ())), *chain(*getattr(fault, "groups", ()))):
-            if node >= n:
-                _refuse(where, f"there is no peer {node}", f"The graph has peers 0 to {n - 1}.")
-        for a, b in pairs or ():
-            if links is not None and (a, b) not in links and (b, a) not in links:
-                _refuse(where, f"{a} and {b} are no neighbours", "Name links of the graph: fedgossip topology show.")
-        if isinstance(fault, Partition):
-            _check_groups(where, fault.groups, n)
-    gone: set[NodeId] = set()
-    for fault in faults:
-        if isinstance(fault, Crash) and fault.after is None:
-            gone.update(_killed(fault, n))
-    if n and len(gone) == n:
-        raise ConfigError("faults: every peer crashes for ever", "Let some come back: after = 2.0, or name peers.")
-
-
-def _killed(fault: Crash, n: int) -> list[NodeId]:
-    """The peers that `fault` kills for ever; where too few strikes are made for all, one fewer."""
-    peers = list(range(n)) if fault.peers is None else sorted(set(fault.peers))
-    if fault.every is None or fault.stop is None:
-        return peers
-    return peers[: math.ceil((fault.stop - fault.start) / fault.every)]
-
-
-def _check_groups(where: str, groups: Sequence[Sequence[NodeId]], n: int) -> None:
-    grouped = [node for group in groups for node in group]
-    if len(set(grouped)) < len(grouped):
-        twice = next(node for node in grouped if grouped.count(node) > 1)
-        _refuse(where, f"peer {twice} is in two groups, or twice in one", "Name each peer once.")
-    if not all(groups) or len(groups) + (len(grouped) < n) < 2:
-        _refuse(where, "these groups part nobody", "Name two groups, or one that leaves somebody out.")
-
-
-def _refuse(where: str, what: str, advice: str) -> NoReturn:
-    raise ConfigError(f"{where}: {what}", advice)
 
 
 NOTHING = FaultScript((), 0, 0)
