@@ -20,6 +20,7 @@ from fedgossip.errors import ConfigError, nearest
 from fedgossip.faults import KINDS, Fault
 from fedgossip.learning.own import PLACE
 from fedgossip.learning.settings import TrainSettings
+from fedgossip.protocols.partners import RULES
 
 
 class Data(msgspec.Struct, forbid_unknown_fields=True):
@@ -57,7 +58,13 @@ class Algorithm(msgspec.Struct, forbid_unknown_fields=True):
     """[algorithm]"""
 
     name: str = "dsgd"
+    """dsgd | window-doubling"""
     mode: str = "sync"
+    """sync: rounds that wait for the neighbours.  async: pairwise exchanges beside training; nobody waits."""
+    partner: str = "uniform"
+    """Whom an asynchronous peer meets next: uniform | matching (in turn) | speed (who answers sooner, more often)."""
+    exchanges: int = 1
+    """That an asynchronous peer begins per round of training."""
     deadline: float = 30.0
     """The longest wait for neighbours' models in a round, in seconds; above the slowest peer's training time."""
     least_deadline: float = 5.0
@@ -251,7 +258,8 @@ def _check_values(experiment: Experiment, where: str) -> None:
     e = experiment
     choices = {
         "algorithm.name": (e.algorithm.name, ("dsgd", "window-doubling")),
-        "algorithm.mode": (e.algorithm.mode, ("sync",)),
+        "algorithm.mode": (e.algorithm.mode, ("sync", "async")),
+        "algorithm.partner": (e.algorithm.partner, RULES),
         "task.kind": (e.task.kind, ("learning", "averaging", "quadratic")),
         "task.dtype": (e.task.dtype, ("float32", "float64")),
     }
@@ -267,6 +275,7 @@ def _check_values(experiment: Experiment, where: str) -> None:
         "train.threads": (e.train.threads, 1, 1024),
         "train.lr": (e.train.lr, ABOVE_0, number),
         "algorithm.deadline": (e.algorithm.deadline, ABOVE_0, seconds),
+        "algorithm.exchanges": (e.algorithm.exchanges, 1, 1000),
         "algorithm.least_deadline": (e.algorithm.least_deadline, 0, seconds),
         "algorithm.start_timeout": (e.algorithm.start_timeout, ABOVE_0, seconds),
         "simulation.latency": (s.latency, 0, seconds),

@@ -20,8 +20,10 @@ from fedgossip.errors import ConfigError
 from fedgossip.experiment import Experiment
 from fedgossip.learning.analytic import Averaging, Quadratic
 from fedgossip.learning.data import Dataset, Indices
-from fedgossip.machine import Checkpoint, NodeId
+from fedgossip.machine import Checkpoint, Machine, NodeId
 from fedgossip.messages import Hello
+from fedgossip.protocols.async_gossip import AsyncGossip, AsyncSettings
+from fedgossip.protocols.partners import rule_of
 from fedgossip.protocols.sync_gossip import SyncGossip, SyncSettings
 from fedgossip.task import LocalTask
 from fedgossip.topology import (
@@ -98,6 +100,8 @@ def plan(experiment: Experiment) -> Plan:
 def _check_pair(experiment: Experiment, schedule: Schedule) -> None:
     """Raise ConfigError where the algorithm and the graph do not go together."""
     name = experiment.algorithm.name
+    if experiment.algorithm.mode == "async":
+        _check_async(schedule)
     made_for = getattr(schedule, "algorithm", None)
     if (made_for or name) != name:
         advice = f'Set algorithm.name = "{made_for}".'
@@ -105,6 +109,15 @@ def _check_pair(experiment: Experiment, schedule: Schedule) -> None:
     if name == "window-doubling" and made_for != name:
         advice = 'Set topology.graph = "window-doubling".'
         raise ConfigError(f"window-doubling has its own graph, not {schedule.name!r}", advice)
+
+
+def _check_async(schedule: Schedule) -> None:
+    if not isinstance(schedule, Mixing):
+        advice = "Name one graph; whom a peer meets when is drawn anyway: algorithm.partner."
+        raise ConfigError(f"asynchronous gossip has no rounds in which {schedule.name!r} could change", advice)
+    if schedule.topology.directed:
+        advice = 'Use an undirected graph, or algorithm.name = "push-sum".'
+        raise ConfigError(f"asynchronous gossip exchanges both ways, and {schedule.name!r} is directed", advice)
 
 
 def task_of(experiment: Experiment, n: int, held: Sequence[NodeId] | None = None) -> tuple[LocalTask, DataShares]:
@@ -223,20 +236,48 @@ def _learning(experiment: Experiment, held: Sequence[NodeId], n: int) -> tuple[L
     return TorchTask(train, found.test, shares, e.model.source, e.train, seed=e.seed, rounds=e.rounds), described
 
 
-def machine_of(
-    plan: Plan, node: NodeId, initial: Vector, schema: str, resumed: Checkpoint | None = None
-) -> SyncGossip[Vector]:
+def machine_of(plan: Plan, node: NodeId, initial: Vector, schema: str, resumed: Checkpoint | None = None) -> Machine:
     """Make the machine of one peer; with `resumed`, one that goes on from there."""
+    if plan.experiment.algorithm.mode == "async":
+        return _async_gossip(plan, node, initial, schema, resumed)
+    return _sync_gossip(plan, node, initial, schema, resumed)
+
+
+def _sync_gossip(
+    plan: Plan, node: NodeId, initial: Vector, schema: str, resumed: Checkpoint | None
+) -> SyncGossip[Any]:
     a = plan.experiment.algorithm
-    deadline_ns = int(a.deadline * 1e9)
+    deadline_ns = _ns(a.deadline)
     settings = SyncSettings(
         rounds=plan.experiment.rounds,
         deadline_ns=deadline_ns,
-        least_deadline_ns=min(deadline_ns, int(a.least_deadline * 1e9)),
-        start_ns=int(a.start_timeout * 1e9),
+        least_deadline_ns=min(deadline_ns, _ns(a.least_deadline)),
+        start_ns=_ns(a.start_timeout),
         drain_ns=deadline_ns,
     )
     return SyncGossip(node, plan.schedule, ALGORITHMS[a.name](plan.n), initial, schema, settings, resumed)
+
+
+def _async_gossip(plan: Plan, node: NodeId, initial: Vector, schema: str, resumed: Checkpoint | None) -> AsyncGossip:
+    e, a = plan.experiment, plan.experiment.algorithm
+    settings = AsyncSettings(
+        rounds=e.rounds, exchanges=a.exchanges, seed=e.seed, start_ns=_ns(a.start_timeout), drain_ns=_ns(a.deadline)
+    )
+    rule = rule_of(a.partner, node, e.seed, [(int(u), int(v)) for u, v in plan.topology.edges])
+    return AsyncGossip(node, plan.schedule.partners(node), rule, initial, schema, settings, resumed)
+
+
+def whole(plan: Plan, rounds: int, *, stopped: bool = False) -> bool:
+    """Whether a peer that ended after so many rounds has done its part.
+
+    An asynchronous one that nobody stopped has: its neighbours have all done theirs, and it had nobody to learn with.
+    """
+    alone = plan.experiment.algorithm.mode == "async" and not stopped
+    return rounds == plan.experiment.rounds or alone
+
+
+def _ns(seconds: float) -> int:
+    return int(seconds * 1e9)
 
 
 def hello_of(plan: Plan, schema: str, data: str = "") -> Hello:
@@ -245,7 +286,8 @@ def hello_of(plan: Plan, schema: str, data: str = "") -> Hello:
     Where files lie differs between machines and does not count; what is in them does.
     """
     content = plan.experiment.to_dict()
-    content["topology"]["graph"] = plan.topology.digest
+    one = isinstance(plan.schedule, Mixing)
+    content["topology"]["graph"] = plan.topology.digest if one else f"{plan.schedule.name}/{plan.n}"
     for key in ("source", "test"):
         kind, colon, path = str(content["data"][key]).partition(":")
         if colon and "/" in path:

@@ -244,7 +244,7 @@ class _Peer:
             except FedgossipError as failure:
                 error = failure
                 self._write(EventRow(files.round, self.node, "failed", {"text": str(error), "advice": error.advice}))
-        ended = self._ended(error)
+        ended = self._ended(error, stopped=stop())
         ended.counts = {**host.counts, **self.counts}
         files.ended(vector, ended)
         if error:
@@ -290,9 +290,9 @@ class _Peer:
     def _not_traced(self, name: str, text: str) -> None:
         self._event(EventRow(self.files.round, self.node, name, {"text": text}))
 
-    def _ended(self, error: FedgossipError | None) -> PeerEnded:
+    def _ended(self, error: FedgossipError | None, *, stopped: bool) -> PeerEnded:
         rounds, written = self.files.round, self._kept.close()
-        whole = rounds == self.plan.experiment.rounds
+        whole = compose.whole(self.plan, rounds, stopped=stopped)
         ended = PeerEnded("finished", rounds, {}) if whole else PeerEnded("interrupted", rounds, {}, exit_code=130)
         if error:
             ended = failed(error, rounds)

@@ -78,6 +78,8 @@ def simulate_plan(
         task, shares = compose.task_of(plan.experiment, plan.n)
     initial = [task.initial(node) for node in range(plan.n)]
     script = faults_of(plan)
+    if engine == "stacked" and plan.experiment.algorithm.mode == "async":
+        raise ConfigError("the stacked engine goes by rounds: no asynchronous gossip", "Run it with --on sim.")
     if engine == "stacked" and script:
         raise ConfigError("the stacked engine has no time and no messages: no faults", "Run it with --on sim.")
     folder = Path(out) if out is not None else None
@@ -104,7 +106,7 @@ def simulate_plan(
             vectors, counts = finish(pauses)
         done = zip(vectors, record.reached, strict=True)
         status = runs.verdict(
-            [None if vector is None else "finished" if at == e.rounds else "interrupted" for vector, at in done]
+            [None if vector is None else "finished" if compose.whole(plan, at) else "interrupted" for vector, at in done]
         )
     except KeyboardInterrupt:
         status = "interrupted"
