@@ -237,7 +237,7 @@ class Recorded:
 
     def start(self, spec: dict[str, Any]) -> None:
         self.exited.pop(spec["node"], None)
-        self.done.append(("start", spec["node"], spec["incarnation"]))
+        self.done.append(("start", spec["node"], int(spec["resume"])))
 
     def signal(self, node: int, number: int) -> None:
         self.done.append(("signal", node, int(number)))

@@ -33,7 +33,6 @@ class Striker:
         note: Callable[[str, NodeId, object], None],
     ) -> None:
         self.processes, self.specs, self.note = processes, specs, note
-        self._lives = dict.fromkeys(specs, 0)
         self._happenings = script.happenings()
         self._upcoming: Happening | None = next(self._happenings, None)
         self._killed: dict[NodeId, int | None] = {}  # when it comes back; None: never
@@ -87,6 +86,5 @@ class Striker:
 
     def _restart(self, node: NodeId) -> None:
         del self._killed[node]
-        self._lives[node] += 1
-        self.processes.start({**self.specs[node], "resume": True, "incarnation": self._lives[node]})
+        self.processes.start({**self.specs[node], "resume": True})  # it counts its lives itself, in its folder
         self.note("restarted", node, None)
