@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedgossip import seeds
+from fedgossip.errors import ProtocolError
 from fedgossip.machine import (
     Effect,
     Event,
@@ -92,6 +93,7 @@ class World:
         self.told: list[tuple[float, NodeId, Event]] = []
         self.met: set[tuple[NodeId, NodeId]] = set()
         self.sent = 0
+        self._arrivals: dict[tuple[NodeId, NodeId], float] = {}
         self._heap: list[tuple[int, int, NodeId, Event]] = []
         self._timers: dict[tuple[NodeId, Hashable], int] = {}
         self._held: dict[NodeId, list[Event]] = {}
@@ -148,7 +150,12 @@ class World:
 
     def tell(self, node: NodeId, event: Event) -> None:
         self.before(node)
-        for effect in self.machines[node].handle(event, self.now_ns):
+        try:
+            effects = self.machines[node].handle(event, self.now_ns)
+        except ProtocolError as error:  # costs that message only, as in every driver
+            self.reports.append((self.now, node, "refused", str(error)))
+            return
+        for effect in effects:
             self.perform(node, effect)
 
     def perform(self, node: NodeId, effect: Effect | Event) -> None:
@@ -157,7 +164,9 @@ class World:
                 self.sent += 1
                 lost = self.rng.random() < self.loss
                 if not lost and self.sides.get(node, 0) == self.sides.get(to, 0) and to not in self.dead:
-                    self.push(self.latency * (1 + self.rng.random()), to, Received(node, message))
+                    at = self.now + self.latency * (1 + self.rng.random())  # links keep the order
+                    self._arrivals[node, to] = at = max(at, self._arrivals.get((node, to), 0.0) + 1e-6)
+                    self.push(at - self.now, to, Received(node, message))
             case SetTimer(key, after_ns):
                 self.push(after_ns / SECOND, node, Fired(key))
             case Report(name, value):

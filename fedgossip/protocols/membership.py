@@ -138,11 +138,12 @@ class Membership:
         self._sign, self._make = sign, make
         self._hashed: tuple[Roster, str] = roster, roster.digest()
         self._made: dict[tuple[NodeId, ...], Places] = {}
+        self._partners: tuple[NodeId, ...] = ()
         self._rng = seeds.stream(seed, "membership", me.node)
         self._watching: tuple[Roster | None, set[NodeId]] = None, set()
         self._number = self._ticks = self._told_refusals = 0
         self._seen_ns = self._swept_ns = -1
-        self._lives: dict[NodeId, int] = {}
+        self.lives: dict[NodeId, int] = {}
         self._heard: dict[NodeId, int] = {}
         self._asking: dict[int, _Asking] = {}
         self._asked: dict[int, tuple[NodeId, int]] = {}  # our ping: for whom, and its number there
@@ -164,7 +165,10 @@ class Membership:
 
     def schedule(self) -> RosterSchedule:
         """The graphs of all rounds, as the roster is now."""
-        return RosterSchedule(self.roster, self._make, self._made)
+        schedule = RosterSchedule(self.roster, self._make, self._made)
+        schedule.earlier[self.node] = self._partners
+        self._partners = schedule.partners(self.node)
+        return schedule
 
     def others(self) -> list[NodeId]:
         """Everybody who is neither gone nor leaving, but us; ascending."""
@@ -263,7 +267,7 @@ class Membership:
         if node not in self.roster.entries:
             return []
         self.linked.add(node)
-        self._lives[node] = incarnation
+        self.lives[node] = incarnation
         self._heard[node] = now_ns
         joined: list[Outcome] = [] if self.roster.gone(node) else [PeerJoined(node, incarnation)]
         self._compared[node] = now_ns
@@ -475,7 +479,7 @@ class Membership:
         if was_gone:
             self._lost.pop(node, None)
             if node in self.linked:
-                effects.append(PeerJoined(node, self._lives.get(node, 0)))
+                effects.append(PeerJoined(node, self.lives.get(node, 0)))
             if node in self._apart:
                 self._back.add(node)
                 effects.append(SetTimer(("member", "merged"), 2 * self.settings.period_ns))

@@ -251,6 +251,8 @@ class Weights(Protocol):
 class Places(Protocol):
     """A schedule over the places 0 to m - 1."""
 
+    @property
+    def period(self) -> int: ...
     def mixing(self, round: int) -> Weights: ...
     def partners(self, node: NodeId) -> tuple[NodeId, ...]: ...
 
@@ -280,18 +282,23 @@ class _Named:
 class RosterSchedule:
     """The mixing of each round among those who take part in it: a function of (roster, round), the same at every peer.
 
-    `made` keeps the graphs of each set of members, and may be shared from one schedule to the next.
+    `made` keeps the graphs of each set of members, and may be shared from one schedule to the next; `earlier` are those
+    that one node exchanged with under rosters before: they may still have an account to settle.
     """
-
-    period = 0
-    """It never repeats."""
 
     def __init__(self, roster: Roster, make: Make, made: dict[tuple[NodeId, ...], Places] | None = None) -> None:
         self.roster, self._make = roster, make
+        self.earlier: dict[NodeId, tuple[NodeId, ...]] = {}
         self._made = {} if made is None else made
         self._changes = roster.changes()
         self._ids: dict[int, tuple[NodeId, ...]] = {}  # by the last change before
         self._views: dict[int, str] = {}
+
+    @property
+    def period(self) -> int:
+        """After how many rounds the mixings of those who take part at last repeat; 0: never."""
+        ids = self.participants(LAST_ROUND - 1)
+        return self._places(ids).period if ids else 1
 
     def _change(self, round: int) -> int:
         return max((change for change in self._changes if change <= round), default=0)
@@ -316,8 +323,8 @@ class RosterSchedule:
         return self._views[change]
 
     def partners(self, node: NodeId) -> tuple[NodeId, ...]:
-        """Return all that `node` sends to or hears from in any round, ascending; those who meet it later too."""
-        found: set[NodeId] = set()
+        """Return all that `node` sends to or hears from in any round, or did, ascending."""
+        found = set(self.earlier.get(node, ()))
         for change in (0, *self._changes):
             ids = self.participants(change)
             if node in ids:

@@ -1,0 +1,236 @@
+"""One participant of a run whose members come and go: membership, a gossip machine, and the model for a late start.
+
+    founder    gossips from the first round on; where others tell that it was here before, it comes back as below
+    joiner     contact --> fetch the model --> announce the first round to take part in --> that round --> gossip
+
+Whoever was here before and has no verdict on it takes its place again at once.  The gossip machine knows nothing of
+all this: it is told of links, and of a new schedule; messages and timers of membership and transfer pass it by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from fedgossip.machine import (
+    Checkpoint,
+    Effect,
+    Event,
+    Finish,
+    Fired,
+    Machine,
+    NodeId,
+    PeerGone,
+    PeerJoined,
+    Received,
+    Report,
+    Rostered,
+    Started,
+    Stopping,
+    Train,
+    Trained,
+)
+from fedgossip.messages import Compare, Fetch, Have, Join, Model, Piece, Ping, Pong, Probe, Seek, Tidings, Vouch
+from fedgossip.protocols.membership import Membership, Outcome
+from fedgossip.protocols.roster import RosterSchedule, boundary_after
+from fedgossip.protocols.transfer import Giver, Taker
+from fedgossip.vectors import Vector
+
+OURS = (Ping, Pong, Probe, Vouch, Tidings, Compare, Join, Seek, Have, Fetch, Piece)
+
+NEAR_ROUNDS = 16
+"""One that comes back and is not further behind goes on from what it had written down."""
+
+MakeGossip = Callable[[RosterSchedule, Checkpoint | None], Machine]
+
+
+class Member:
+    """`make` gives the gossip machine, from a checkpoint where the run has begun.  `layout`: schema, length, dtype.
+
+    `join`: the run has begun without us.  `resumed`: what an earlier life had written down.  `rounds`: of the run.
+    """
+
+    def __init__(
+        self,
+        membership: Membership,
+        make: MakeGossip,
+        layout: tuple[str, int, str],
+        rounds: int,
+        *,
+        join: bool = False,
+        resumed: Checkpoint | None = None,
+    ) -> None:
+        self.membership, self.rounds, self.resumed = membership, rounds, resumed
+        self.gossip: Machine | None = None
+        self.joining = join
+        self.since: int | None = None
+        """The round in which we begin, once it is announced."""
+        self.giver = Giver(layout[0])
+        self.taker = Taker(*layout)
+        self._make = make
+        self._early: dict[NodeId, Model] = {}
+        self._training = self._forgotten = 0
+        self._finished = self._seeking = self._mixed = False
+
+    def introduction(self) -> Join | None:
+        """The first word on every link, before the members know us; None where they do."""
+        return self.membership.introduction()
+
+    def handle(self, event: Event, now_ns: int) -> Sequence[Effect]:
+        """Take one event; see machine.Machine."""
+        if self._finished:
+            return []
+        if isinstance(event, Stopping):
+            return self._stop(now_ns)
+        effects = self._settle(self.membership.handle(event, now_ns), now_ns)
+        effects += self._transferred(event, now_ns)
+        match event:
+            case Started() if not self.joining:
+                effects += self._begin(self.resumed, now_ns)
+            case Trained() if self._forgotten:
+                self._forgotten -= 1
+            case Received(sender, Model() as model) if self.gossip is None:
+                self._early[sender] = model  # one per neighbour: the latest is what we begin with
+            case PeerJoined() | PeerGone() | Started() | Fired(("member" | "transfer", *_)):
+                pass  # membership says what the gossip machine is to know of links
+            case Received(_, message) if isinstance(message, OURS):
+                pass
+            case _:
+                effects += self._gossiped(event, now_ns)
+        if self.membership.superseded:
+            return [*effects, *self._stop(now_ns)]
+        if self.membership.returning and self.since is None and not (self._mixed or self.joining):
+            self._come_back()
+        return [*effects, *self._join(now_ns)] if self.joining else effects
+
+    def _transferred(self, event: Event, now_ns: int) -> list[Effect]:
+        match event:
+            case Received(sender, Seek() | Fetch() as asked):
+                return self.giver.handle(sender, asked, now_ns)
+            case Received(sender, Have() | Piece() as offered) if self._seeking:
+                return self.taker.handle(sender, offered)
+            case Fired(("transfer", *rest)) if self._seeking:
+                return self.taker.fired(rest)
+            case PeerJoined(node) if self._seeking:
+                return self.taker.joined(node)
+            case PeerGone(node) if self._seeking:
+                return self.taker.gone(node)
+        return []
+
+    # --- the gossip machine ---------------------------------------------------------------------------------------
+
+    def _settle(self, outcomes: Iterable[Outcome], now_ns: int) -> list[Effect]:
+        """Sort what membership says: effects for the driver, events for the gossip machine."""
+        effects: list[Effect] = []
+        for outcome in outcomes:
+            if isinstance(outcome, PeerJoined | PeerGone | Rostered):
+                effects += self._gossiped(outcome, now_ns)
+            else:
+                effects.append(outcome)  # type: ignore[arg-type]
+        return effects
+
+    def _gossiped(self, event: Event, now_ns: int) -> list[Effect]:
+        if self.gossip is None or self._finished:
+            return []
+        if isinstance(event, Trained):
+            self._training -= 1
+        effects: list[Effect] = []
+        for effect in self.gossip.handle(event, now_ns):
+            match effect:
+                case Report("mixed", vector, round):
+                    self._mixed, self.membership.round = True, round
+                    self.giver.latest = round, vector  # type: ignore[assignment]
+                case Train():
+                    self._training += 1
+                case Finish():
+                    self._finished = True
+                    effects += self._farewell()
+            effects.append(effect)
+        return effects
+
+    def _begin(self, resumed: Checkpoint | None, now_ns: int) -> list[Effect]:
+        schedule = self.membership.schedule()
+        self.gossip = self._make(schedule, resumed)
+        self.membership.round = resumed.round if resumed else 0
+        effects = self._gossiped(Started(), now_ns)
+        for node in sorted(self.membership.linked):
+            effects += self._gossiped(PeerJoined(node, self.membership.lives.get(node, 0)), now_ns)
+        if self.joining:  # the others have begun: who is not there now is not waited for
+            for node in schedule.partners(self.membership.node):
+                if node not in self.membership.linked:
+                    effects += self._gossiped(PeerGone(node), now_ns)
+        self.joining = self._seeking = False
+        for sender, model in sorted(self._early.items()):
+            effects += self._gossiped(Received(sender, model), now_ns)
+        self._early.clear()
+        return effects
+
+    # --- coming later, or again -----------------------------------------------------------------------------------
+
+    def _come_back(self) -> None:
+        """We were here before: what was begun as if this were the start is given up."""
+        self.joining, self.gossip = True, None
+        self._forgotten, self._training = self._forgotten + self._training, 0
+        self.membership.round = -1
+
+    def _join(self, now_ns: int) -> list[Effect]:
+        members = self.membership
+        if not members.contact or not members.linked:
+            return []
+        if self.since is not None:
+            return self._begin_if_time(now_ns)
+        effects: list[Effect] = []
+        model = self._model()
+        if model is None:
+            if not self._seeking:
+                self._seeking = True
+                effects += self.taker.begin(sorted(members.linked))
+            return effects
+        reached = max(members.network_round(), model[0])
+        there = members.roster.takes_part(members.node, reached) and not members.roster.gone(members.node)
+        self.since = reached if there else boundary_after(reached)
+        if self.since >= self.rounds:
+            self._finished = True
+            return [Report("too_late", {"round": reached, "rounds": self.rounds}, reached), Finish(model[1])]
+        since = members.roster.entries[members.node].since if there else self.since
+        return [*self._settle(members.announce(since), now_ns), *self._begin_if_time(now_ns)]
+
+    def _model(self) -> tuple[int, Vector] | None:
+        """What to begin with: what was fetched, or what we had, if it is not too old."""
+        if self.taker.model is None and self.resumed is not None:
+            near = self.membership.network_round() - self.resumed.round <= NEAR_ROUNDS
+            return (self.resumed.round, self.resumed.vectors["state/0"]) if near else None
+        return self.taker.model
+
+    def _begin_if_time(self, now_ns: int) -> list[Effect]:
+        """Begin when the others are about to reach our first round, or have."""
+        assert self.since is not None
+        heard = max((model.round for model in self._early.values()), default=-1)
+        reached = max(self.membership.network_round(), heard)
+        model = self._model()
+        if reached < self.since - 1 or model is None:
+            return []
+        round = max(self.since, reached)
+        self.giver.latest = model
+        return self._begin(Checkpoint(round, {"state/0": model[1]}), now_ns)
+
+    # --- the end --------------------------------------------------------------------------------------------------
+
+    def _stop(self, now_ns: int) -> list[Effect]:
+        if self.gossip is not None:
+            return self._gossiped(Stopping(), now_ns)
+        self._finished = True
+        model = self._model()
+        if model is None:  # nothing was learned here: begin for its initial model, and end
+            self.gossip = self._make(self.membership.schedule(), None)
+            self._finished = False
+            return self._gossiped(Stopping(), now_ns)
+        return [*self._farewell(), Finish(model[1])]
+
+    def _farewell(self) -> list[Effect]:
+        """Tell the others that we leave, so that nobody looks for us; they go on without us from a round to come."""
+        members = self.membership
+        if not members.announced or members.superseded:
+            return []
+        until = boundary_after(max(members.round, members.network_round(), 0))
+        said = members.announce(members.me.since, until)
+        return [one for one in said if not isinstance(one, PeerJoined | PeerGone | Rostered)]  # type: ignore[misc]

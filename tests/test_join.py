@@ -1,0 +1,295 @@
+"""Whole members in virtual time: they come late through any other, leave, crash, come back, and part and merge."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from members import World, graphs, membership
+
+from fedgossip.algorithms.dsgd import DSGD
+from fedgossip.errors import ProtocolError
+from fedgossip.machine import (
+    Checkpoint,
+    Effect,
+    Event,
+    Finish,
+    NodeId,
+    PeerGone,
+    PeerJoined,
+    Received,
+    Send,
+    SetTimer,
+    Stopping,
+    Train,
+    Trained,
+)
+from fedgossip.messages import PIECE, Fetch, Have, Piece, Seek
+from fedgossip.protocols.member import Member
+from fedgossip.protocols.sync_gossip import SyncGossip, SyncSettings
+from fedgossip.protocols.transfer import KEPT_NS, Giver, Taker
+from fedgossip.vectors import Vector, digest, frozen
+
+SCHEMA = "s"
+SECOND = 1_000_000_000
+SEEDS = range(8)
+
+
+def vector(node: int) -> Vector:
+    return frozen(np.array([node, 1.0, -node], np.float64))
+
+
+def member(node: NodeId, n: int, rounds: int = 4000, *, life: int = 1, join: bool = False, seed: int = 0) -> Member:
+    def make(schedule: Any, resumed: Checkpoint | None) -> SyncGossip[Any]:
+        settings = SyncSettings(rounds, deadline_ns=5 * SECOND, start_ns=60 * SECOND, drain_ns=5 * SECOND)
+        return SyncGossip(node, schedule, DSGD(), vector(node), SCHEMA, settings, resumed)
+
+    members = membership(node, n, life=life, since=-1 if node >= n else 0, seed=seed, make=graphs)
+    return Member(members, make, (SCHEMA, 3, "float64"), rounds, join=join)
+
+
+class Learning(World):
+    """Whole members: training takes a tenth of a second and finds nothing to learn, so the mean is what they have."""
+
+    def __init__(self, machines: dict[NodeId, Any], seed: int = 0, **keys: float) -> None:
+        self.results: dict[NodeId, Vector] = {}
+        super().__init__(machines, seed, **keys)
+
+    def other(self, node: NodeId, effect: Effect | Event) -> None:
+        match effect:
+            case Train(job, _):
+                self.push(0.1, node, Trained(job, None))
+            case Finish(result):
+                self.results[node] = result
+
+    def rounds(self) -> dict[NodeId, int]:
+        return {node: self.machines[node].membership.round for node in self.living}
+
+
+def learning(n: int, seed: int = 0, **keys: Any) -> Learning:
+    return Learning({node: member(node, n, seed=seed, **keys) for node in range(n)}, seed)
+
+
+def mixed_with(w: Learning, node: NodeId, since: float) -> set[NodeId]:
+    """Whose models `node` would mix now, and that it really did not miss any lately."""
+    machine = w.machines[node]
+    assert not [value for at, who, value in w.named("missed") if who == node and at > since]
+    return set(machine.membership.schedule().mixing(machine.membership.round).row(node))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_members_that_stay_learn_as_without_membership(seed: int) -> None:
+    w = learning(3 + seed % 3, seed, rounds=30)
+    w.run(30)
+    n = 3 + seed % 3
+    assert set(w.results) == set(range(n)) and not w.named("missed") and not w.named("suspected")
+    assert all(np.allclose(result, np.mean([vector(k) for k in range(n)], axis=0)) for result in w.results.values())
+
+
+@pytest.mark.parametrize("first_dies", [False, True])
+def test_a_third_comes_in_through_either_of_two_also_when_the_first_is_dead(first_dies: bool) -> None:
+    w = learning(2)
+    w.run(10)
+    if first_dies:
+        w.crash(0, notice=True)
+        w.run(12)
+    alive = 1
+    before = w.rounds()[alive]
+    joiner = member(2, 2, join=True, life=77)
+    w.start(2, joiner)
+    said = joiner.introduction()
+    assert said is not None
+    w.push(0, alive, Received(-1, said))
+    w.run(10)
+    assert w.rounds()[2] > before and not joiner.joining
+    w.run(5)
+    others = {1, 2} if first_dies else {0, 1, 2}
+    assert mixed_with(w, 2, w.now - 5) == mixed_with(w, alive, w.now - 5) == others
+    fetched = w.named("fetched", [2])
+    assert len(fetched) == 1 and fetched[0][2]["model_of_round"] >= before - 1
+
+
+@pytest.mark.parametrize("pause", [1.0, 30.0], ids=["before the verdict", "after it"])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_one_that_was_killed_comes_back_with_the_others_model(seed: int, pause: float) -> None:
+    n = 3 + seed % 3
+    w = learning(n, seed)
+    w.run(8)
+    victim = seed % n
+    w.crash(victim, notice=True)
+    w.run(pause)
+    reached = max(w.rounds().values())
+    w.start(victim, member(victim, n, life=2, seed=seed))
+    w.run(15)
+    rounds = w.rounds()
+    assert min(rounds.values()) > reached and max(rounds.values()) - min(rounds.values()) <= n
+    assert mixed_with(w, victim, w.now - 5) >= {victim} and len(mixed_with(w, victim, w.now - 5)) == min(n, 3)
+    models = [w.machines[node].giver.latest[1] for node in w.living]
+    assert np.allclose(models[0], models[-1], atol=0.1)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_both_sides_of_a_partition_learn_on_and_merge(seed: int) -> None:
+    n = 5
+    w = learning(n, seed)
+    w.run(8)
+    right = {3, 4}
+    w.sides = dict.fromkeys(right, 1)
+    w.run(30)
+    during = w.rounds()
+    for node in range(n):
+        other = {0, 1, 2} if node in right else right
+        assert set().union(*(value["unreachable"] for _, _, value in w.named("partition", [node]))) == other
+    w.run(5)
+    assert all(w.rounds()[node] > during[node] + 10 for node in range(n))
+    w.sides = {}
+    w.run(25)
+    rounds = w.rounds()
+    assert max(rounds.values()) - min(rounds.values()) <= n
+    assert {node for _, node, _ in w.named("merged")} == set(range(n))
+    assert all(mixed_with(w, node, w.now - 5) for node in range(n))
+
+
+def test_one_that_leaves_is_not_missed() -> None:
+    w = learning(4)
+    w.run(8)
+    w.push(0, 2, Stopping())
+    w.run(1)
+    assert 2 in w.results
+    w.crash(2)
+    w.run(20)
+    assert not w.named("suspected") and not w.named("gone", [0, 1, 3])
+    assert w.machines[0].membership.roster.participants(w.rounds()[0]) == (0, 1, 3)
+
+
+def test_one_that_comes_after_the_last_round_is_told_so() -> None:
+    w = learning(2, rounds=100)
+    w.run(9.5)
+    assert 60 < w.rounds()[0] < 92
+    w.machines[2] = late = member(2, 2, rounds=w.rounds()[0] + 6, join=True, life=9)
+    w.start(2, late)
+    said = late.introduction()
+    assert said
+    w.push(0, 0, Received(-1, said))
+    w.run(3)
+    assert w.named("too_late", [2]) and 2 in w.results
+
+
+# --- the transfer -----------------------------------------------------------------------------------------------------
+
+BIG = frozen(np.arange(2 * PIECE + 7, dtype=np.float32))
+
+
+def giver(round: int = 5, model: Vector = BIG) -> Giver:
+    made = Giver(SCHEMA)
+    made.latest = round, model
+    return made
+
+
+def pump(taker: Taker, givers: dict[NodeId, Giver], effects: list[Effect], pieces: int = 99) -> list[Effect]:
+    """Move messages by hand until `pieces` pieces came or nothing is left; return what was not moved."""
+    queue = list(effects)
+    while queue:
+        effect = queue.pop(0)
+        if isinstance(effect, SetTimer) and effect.key == ("transfer", "gather"):
+            queue += taker.fired(["gather"])
+        if not isinstance(effect, Send):
+            continue
+        for answer in givers[effect.to].handle(effect.to, effect.message, 0):  # type: ignore[arg-type]
+            assert isinstance(answer, Send)
+            if isinstance(answer.message, Piece):
+                if pieces == 0:
+                    return [effect]
+                pieces -= 1
+            queue += taker.handle(effect.to, answer.message)  # type: ignore[arg-type]
+    return []
+
+
+def test_the_newest_model_is_fetched_whole() -> None:
+    taker = Taker(SCHEMA, BIG.size, "float32")
+    pump(taker, {1: giver(4, frozen(BIG + 1)), 2: giver(5)}, taker.begin([1, 2]))
+    assert taker.model is not None and taker.model[0] == 5
+    assert np.array_equal(taker.model[1], BIG) and not taker.model[1].flags.writeable
+
+
+def test_after_a_broken_link_it_goes_on_where_it_was() -> None:
+    taker, givers = Taker(SCHEMA, BIG.size, "float32"), {1: giver()}
+    pump(taker, givers, taker.begin([1]), pieces=1)
+    assert taker.gone(1) == [] and taker.start == PIECE
+    again = taker.joined(1)
+    assert isinstance(again[0], Send) and again[0].message == Fetch(5, digest([BIG]), PIECE)
+    pump(taker, givers, again)
+    assert taker.model is not None and np.array_equal(taker.model[1], BIG)
+
+
+def test_another_with_the_same_model_goes_on_where_the_first_stopped() -> None:
+    taker, givers = Taker(SCHEMA, BIG.size, "float32"), {1: giver(), 2: giver()}
+    pump(taker, givers, taker.begin([1, 2]), pieces=1)
+    assert taker.source == 1
+    effects = taker.gone(1)
+    assert isinstance(effects[0], Send) and effects[0].to == 2
+    assert isinstance(effects[0].message, Fetch) and effects[0].message.start == PIECE
+    pump(taker, givers, effects)
+    assert taker.model is not None and np.array_equal(taker.model[1], BIG)
+
+
+def test_one_that_does_not_answer_is_given_up_for_the_next_best() -> None:
+    taker, givers = Taker(SCHEMA, BIG.size, "float32"), {1: giver(9), 2: giver(5)}
+    pump(taker, givers, taker.begin([1, 2]), pieces=0)
+    assert taker.source == 1
+    for _ in range(3):
+        effects = taker.fired(["piece", 1, 0])
+    pump(taker, givers, effects)
+    assert taker.model is not None and taker.model[0] == 5
+
+
+def test_a_model_that_is_not_what_was_promised_is_refused_and_the_next_one_taken() -> None:
+    class Liar(Giver):
+        def handle(self, sender: NodeId, message: Seek | Fetch, now_ns: int) -> list[Effect]:
+            if isinstance(message, Seek):
+                return [Send(sender, Have(9, "f" * 64))]
+            part = BIG[message.start : message.start + PIECE]
+            return [Send(sender, Piece(9, "f" * 64, message.start, SCHEMA, (part,)))]
+
+    taker = Taker(SCHEMA, BIG.size, "float32")
+    pump(taker, {1: Liar(SCHEMA), 2: giver()}, taker.begin([1, 2]))
+    assert taker.model is not None and taker.model[0] == 5
+
+
+def test_what_nobody_asked_for_changes_nothing() -> None:
+    taker = Taker(SCHEMA, BIG.size, "float32")
+    pump(taker, {1: giver()}, taker.begin([1]), pieces=1)
+    for piece in (Piece(5, digest([BIG]), 0, SCHEMA, (BIG[:PIECE],)), Piece(5, "x", PIECE, SCHEMA, (BIG[:PIECE],))):
+        assert taker.handle(1, piece) == [] and taker.start == PIECE
+    assert taker.handle(2, Piece(5, digest([BIG]), PIECE, SCHEMA, (BIG[:PIECE],))) == []
+    with pytest.raises(ProtocolError):
+        taker.handle(1, Piece(5, digest([BIG]), PIECE, SCHEMA, (BIG[:9],)))
+    assert taker.start == PIECE
+
+
+def test_an_offered_model_is_kept_for_a_while_and_not_for_ever() -> None:
+    member = giver()
+    (have,) = member.handle(7, Seek(), 0)
+    assert isinstance(have, Send) and isinstance(have.message, Have)
+    member.latest = 6, frozen(BIG + 1)
+    fetch = Fetch(have.message.round, have.message.digest, 0)
+    (piece,) = member.handle(7, fetch, KEPT_NS)
+    assert isinstance(piece, Send) and isinstance(piece.message, Piece)
+    (other,) = member.handle(7, fetch, 3 * KEPT_NS)
+    assert isinstance(other, Send) and other.message == Have(6, digest([member.latest[1]]))
+
+
+def test_links_are_told_to_the_gossip_machine_by_membership_alone() -> None:
+    m = member(0, 2)
+    seen: list[Event] = []
+
+    class Ears:
+        def handle(self, event: Event, now_ns: int) -> list[Effect]:
+            seen.append(event)
+            return []
+
+    m.gossip = Ears()
+    m.handle(PeerJoined(1, 3), 0)
+    m.handle(PeerGone(1), 1)
+    assert seen == [PeerJoined(1, 3), PeerGone(1)]
