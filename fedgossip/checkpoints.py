@@ -158,7 +158,8 @@ def _sync(folder: Path) -> None:
 def load(folder: Path, about: About) -> tuple[Stored | None, list[RefusedError]]:
     """Return the newest checkpoint of `folder` that can be taken, and why newer ones were refused.
 
-    None, and nothing refused: this peer had written none.  Raises ResumeError where there are some and all are refused.
+    None, and nothing refused: this peer had written none.  Raises ResumeError for one of another experiment, and where
+    there are some and all are refused.
     """
     refused: list[RefusedError] = []
     for path in (folder / NEWEST, folder / PREVIOUS):
@@ -180,6 +181,7 @@ def _checked(stored: Stored, about: About, path: Path) -> Stored:
         raise RefusedError(path, "peer", f"a checkpoint of peer {theirs.node}, this is peer {about.node}")
     if theirs.version != about.version:
         raise RefusedError(path, "version", f"written by fedgossip {theirs.version}, this is {about.version}")
+    check_same(theirs, about, path)
     if theirs.schema != about.schema:
         raise RefusedError(path, "model", "of a model of another layout")
     return stored

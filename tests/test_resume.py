@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 import signal
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import Said, finish, free_ports, start, wait_until
+from commands import experiment as experiment_file
 
 from fedgossip import checkpoints
 from fedgossip.errors import ResumeError
@@ -168,5 +173,131 @@ def test_rounds_may_grow(tmp_path: Path) -> None:
     assert resumed(tmp_path, more, "sim").digest == simulate_plan(compose.plan(more)).digest
 
 
-def rounds_of(path: Path) -> list[int]:
-    return [row.round for row in read_rows(path) if isinstance(row, PeerRow)]
+# --- real peers, and the command line -------------------------------------------------------------------------------
+
+
+def last_round(path: Path) -> int:
+    return max((row.round for row in read_rows(path) if isinstance(row, PeerRow)), default=0) if path.exists() else 0
+
+
+def check_rows(path: Path, rounds: int, peer: int | None = None) -> None:
+    """Every round once, in order; nothing of a life that is no more."""
+    rows = read_rows(path)
+    assert [row.round for row in rows if isinstance(row, PeerRow) and row.peer == (peer or 0)] == list(
+        range(1, rounds + 1)
+    )
+    if peer is None:
+        assert [row.round for row in rows if isinstance(row, NetworkRow)] == list(range(rounds + 1))
+    seconds = [row.seconds for row in rows if isinstance(row, PeerRow) and row.peer == (peer or 0)]
+    assert seconds == sorted(seconds)
+
+
+def interrupted_in(process: subprocess.Popen[str], rows: Path, round: int) -> Said:
+    """Press Ctrl-C when so many rounds are behind; return what it said."""
+    wait_until(lambda: last_round(rows) >= round or process.poll() is not None, 60, f"round {round}")
+    process.send_signal(signal.SIGINT)
+    said = finish(process, 40)
+    assert said.code == 130, said
+    return said
+
+
+def words_after(said: Said) -> list[str]:
+    """The line that goes on, as the shell would take it apart."""
+    (line,) = (line.partition(": ")[2] for line in said.err.splitlines() if line.startswith("To go on: "))
+    program, *words = shlex.split(line)
+    assert program == "fedgossip"
+    return words
+
+
+@pytest.mark.parametrize("on", ["sim", "stacked", "local"])
+def test_ctrl_c_prints_the_line_that_goes_on(tmp_path: Path, on: str) -> None:
+    file = experiment_file(tmp_path, rounds=ENOUGH, more="" if on == "local" else "[eval]\nevery = 1\n")
+    process = start(["run", file.name, "--on", on, "--out", "a run", "--no-report", *SLOW[on]], tmp_path)
+    words = words_after(interrupted_in(process, tmp_path / "a run" / "metrics.jsonl", 3))
+    assert words == ["run", "--resume", "a run"]
+    stopped_at = last_round(tmp_path / "a run" / "metrics.jsonl")
+    said = finish(start([*words, "--no-report", "--json"], tmp_path), 120)
+    assert said.code == 0, said
+    summary = json.loads(said.out)
+    assert summary["status"] == "finished" and summary["rounds"] == ENOUGH > stopped_at
+    check_rows(tmp_path / "a run" / "metrics.jsonl", ENOUGH)
+    if on != "local":
+        whole = finish(start(["run", file.name, "--on", on, "--no-report", "--json", *SLOW[on]], tmp_path), 120)
+        assert summary["digest"] == json.loads(whole.out)["digest"]
+    again = finish(start(words, tmp_path), 60)
+    assert again.code == 8 and "has come to its end" in again.errors[0]
+
+
+ENOUGH = 80
+SLOW = {
+    "sim": ["--set", "task.dim=60000"],
+    "stacked": ["--set", "task.dim=400000"],
+    "local": ["--set", "task.dim=200000"],
+}
+"""So that there is time to press the keys."""
+
+
+def test_real_peers_remember_what_their_optimizer_did(tmp_path: Path) -> None:
+    """All peers go on from one round: then the run ends with the digest of one that was never stopped."""
+    more = '[train]\ndevice = "cpu"\nmomentum = 0.9\nlocal_steps = 1\n[model]\nsource = "softmax"\n'
+    file = tmp_path / "learning.toml"
+    file.write_text(f'rounds = 4\n{more}[topology]\ngraph = "ring"\nn = 3\n')
+    first = finish(start(["run", file.name, "--on", "local", "--out", "r", "--no-report", "--trace"], tmp_path), 90)
+    assert first.code == 0, first
+    words = ["run", file.name, "--resume", "r", "--set", "rounds=9", "--no-report", "--json", "--trace"]
+    said = finish(start(words, tmp_path), 90)
+    assert said.code == 0, said
+    whole = simulate_plan(compose.plan(load(file, ["rounds=9"])))
+    assert json.loads(said.out)["digest"] == whole.digest
+    check_rows(tmp_path / "r" / "metrics.jsonl", 9)
+    for peer in range(3):
+        check_rows(tmp_path / "r" / "peers" / f"0{peer}" / "metrics.jsonl", 9, peer)
+    replayed = finish(start(["replay", "r", "--json"], tmp_path), 60)
+    lives = [json.loads(line) for line in replayed.out.splitlines()]
+    assert replayed.code == 0 and [(one["peer"], one["incarnation"]) for one in lives] == [
+        (peer, life) for peer in range(3) for life in (0, 1)
+    ]
+    assert all(one["equal"] and one["end"] == "finished" for one in lives)
+
+
+def test_a_peer_goes_on_in_its_folder_by_the_line_that_it_printed(tmp_path: Path) -> None:
+    file = experiment_file(tmp_path, n=2, rounds=80, graph="complete", top="[algorithm]\nleast_deadline = 30.0\n")
+    ports = free_ports(2)
+    text = ""
+    for k in range(2):
+        said = finish(
+            start(
+                ["keys", "new", "--id", str(k), "--address", f"tcp://127.0.0.1:{ports[k]}", "--out", f"{k}.key"],
+                tmp_path,
+            ),
+            30,
+        )
+        assert said.code == 0, said
+        text += said.out
+    (tmp_path / "endpoints.toml").write_text(text)
+
+    def words(k: int) -> list[str]:
+        given = ["peer", file.name, "--id", str(k), "--endpoints", "endpoints.toml", "--key", f"{k}.key"]
+        return [*given, "--out", f"p{k}", "--set", "task.dim=100000"]
+
+    one, other = (start(words(k), tmp_path) for k in range(2))
+    rows = tmp_path / "p0" / "metrics.jsonl"
+    wait_until(lambda: last_round(rows) >= 5, 60, "round 5")
+    for process in (one, other):
+        process.send_signal(signal.SIGINT)
+    lines = [words_after(finish(process, 40)) for process in (one, other)]
+    assert lines == [[*words(k)[:-4], *words(k)[-2:], "--out", f"p{k}", "--resume"] for k in range(2)]
+    refused = finish(start([*lines[0], "--set", "task.dtype=float64"], tmp_path), 60)
+    assert refused.code == 8 and 'task.dtype: was "float32", is "float64"' in refused.errors[0], refused
+    both = [finish(process, 90) for process in [start(line, tmp_path) for line in lines]]
+    assert [said.code for said in both] == [0, 0], both
+    for k in range(2):
+        check_rows(tmp_path / f"p{k}" / "metrics.jsonl", 80, k)
+        assert checkpoints.incarnation_of(tmp_path / f"p{k}") == 1
+
+
+def test_what_is_no_run_cannot_be_resumed(tmp_path: Path) -> None:
+    said = finish(start(["run", "--resume", "nowhere"], tmp_path), 30)
+    assert said.code == 8 and len(said.err.splitlines()) == 2, said
+    said = finish(start(["run"], tmp_path), 30)
+    assert said.code == 2 and "--resume RUN" in said.errors[0]

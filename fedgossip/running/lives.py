@@ -64,8 +64,6 @@ def next_after(plan: Plan, node: NodeId, folder: Path, schema: str, data: str, i
     """Begin the life after the one that left `folder`.  Raises ResumeError; the folder is unchanged then."""
     about = about_of(plan, node, schema, data)
     stored, refused = checkpoints.load(folder, about)
-    if stored:
-        checkpoints.check_same(stored.about, about, folder)
     before = checkpoints.incarnation_of(folder)
     about = replace(about, incarnation=before + 1 if incarnation is None else incarnation)
     checkpoints.begin_life(folder, about.incarnation)
@@ -156,8 +154,6 @@ def prepare(out: Path, folders: Sequence[Path], plan: Plan, schema: str, data: s
     for node, folder in enumerate(folders):
         about = about_of(plan, node, schema, data)
         stored, _ = checkpoints.load(folder, about)
-        if stored:
-            checkpoints.check_same(stored.about, about, folder)
         rounds.append(stored.machine.round if stored else 0)
     for folder, round in zip(folders, rounds, strict=True):
         folder.mkdir(parents=True, exist_ok=True)
