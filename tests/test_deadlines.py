@@ -23,6 +23,13 @@ def test_the_longest_deadline_holds_until_enough_was_seen(seen: list[int]) -> No
     assert after(seen) == 10_000 * MS
 
 
+def test_where_it_costs_little_to_be_wrong_the_first_deadline_is_short() -> None:
+    deadline = Deadline(10_000 * MS, 10 * MS, first_ns=1_000 * MS)
+    assert deadline.now_ns() == 1_000 * MS
+    assert Deadline(10_000 * MS, 10 * MS, first_ns=0).now_ns() == 10 * MS
+    assert Deadline(10, 5, first_ns=1_000).now_ns() == 10
+
+
 def test_a_stable_history_gives_a_short_deadline() -> None:
     assert after([50 * MS] * ENOUGH) == 8 * 50 * MS
     assert after([48 * MS, 50 * MS, 52 * MS] * 10) == 8 * (50 + 4 * 2) * MS

@@ -78,7 +78,9 @@ class AsyncSettings:
     """Of the moments at which offers are made."""
     answer_ns: int = 10_000_000_000
     """The longest wait for an answer before it is asked for, and the longest between two such questions."""
-    least_answer_ns: int = 500_000_000
+    first_answer_ns: int = 1_000_000_000
+    """That wait until some answers were seen."""
+    least_answer_ns: int = 100_000_000
     """The wait follows the answers that were seen, within these two; equal: it is constant."""
     start_ns: int = 300_000_000_000
     """How long to wait for all links at the start; people start peers on several machines by hand."""
@@ -143,7 +145,8 @@ class AsyncGossip:
         self.began_ns = self.training_ns = 0
         self.usual_ns = 0  # of an answer, from anybody
         self.times_ns: dict[NodeId, int] = {}
-        self.patience = Deadline(settings.answer_ns, min(settings.least_answer_ns, settings.answer_ns))
+        least_ns = min(settings.least_answer_ns, settings.answer_ns)
+        self.patience = Deadline(settings.answer_ns, least_ns, first_ns=settings.first_answer_ns)
         self.clear: set[NodeId] = set()  # have left, and have no offer of theirs open
         self.hurried = False
         self.eager = resumed is not None  # the others are on their way: begin with whom is there

@@ -18,16 +18,20 @@ WINDOW = 32
 """So many of the last durations count: a peer that has become slower for good is believed after half of them."""
 
 ENOUGH = 5
-"""With fewer the longest deadline holds."""
+"""With fewer the first deadline holds."""
 
 DEVIATIONS = 4
 
 
 class Deadline:
-    """Follows durations in nanoseconds; `least_ns` and `longest_ns` are never left, equal ones make it constant."""
+    """Follows durations in nanoseconds; `least_ns` and `longest_ns` are never left, equal ones make it constant.
 
-    def __init__(self, longest_ns: int, least_ns: int, factor: int = 8) -> None:
+    `first_ns` holds until enough is known, where it costs little to be wrong; without it the longest does.
+    """
+
+    def __init__(self, longest_ns: int, least_ns: int, factor: int = 8, first_ns: int | None = None) -> None:
         assert 0 <= least_ns <= longest_ns and factor >= 1
+        self.first_ns = longest_ns if first_ns is None else min(max(first_ns, least_ns), longest_ns)
         self.longest_ns, self.least_ns, self.factor = longest_ns, least_ns, factor
         self._seen: deque[int] = deque(maxlen=WINDOW)
 
@@ -38,7 +42,7 @@ class Deadline:
     def now_ns(self) -> int:
         """The deadline for the next wait."""
         if len(self._seen) < ENOUGH:
-            return self.longest_ns
+            return self.first_ns
         usual = _median(self._seen)
         deviation = _median([abs(one - usual) for one in self._seen])
         return min(max(self.factor * (usual + DEVIATIONS * deviation), self.least_ns), self.longest_ns)

@@ -1,0 +1,76 @@
+"""The accounts of mass that is given away: a parcel is its sender's until it is known to be accepted.
+
+    at its sender      out --Accepted(number)--> gone          at most one per receiver; sent again until then
+                        \\--Leaving(used < number)--> back       the receiver takes no more: it is the sender's again
+    at its receiver    number > taken: taken, and Accepted; otherwise it was taken before: Accepted again
+
+So nothing is lost and nothing counts twice, whatever is lost, repeated or overtaken on the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedgossip.machine import NodeId
+from fedgossip.messages import Parcel
+from fedgossip.vectors import Vector
+
+LIFE = 1 << 32
+"""The numbers of each life of a peer begin at a multiple of this: no parcel is taken for one of an earlier life."""
+
+
+class Arcs:
+    """One peer's accounts with all it sends to and hears from."""
+
+    def __init__(self, life: int) -> None:
+        self.life = life
+        self.out: dict[NodeId, Parcel] = {}
+        """Given away, and not known to be accepted."""
+        self.sent: dict[NodeId, int] = {}
+        """The newest number to each."""
+        self.taken: dict[NodeId, int] = {}
+        """The newest number from each."""
+
+    def pack(self, to: NodeId, round: int, schema: str, vector: Vector, weight: float) -> Parcel:
+        assert to not in self.out, "the last parcel is not accepted"
+        number = max(self.sent.get(to, -1) + 1, self.life * LIFE)
+        self.sent[to] = number
+        self.out[to] = parcel = Parcel(number, round, schema, (vector,), weight)
+        return parcel
+
+    def accepted(self, to: NodeId, number: int) -> bool:
+        """Forget what was accepted; tell whether that was any."""
+        if to not in self.out or self.out[to].number > number:
+            return False
+        del self.out[to]
+        return True
+
+    def take(self, sender: NodeId, number: int) -> bool:
+        """Tell whether the parcel is new; it counts as taken from now on."""
+        if number <= self.taken.get(sender, -1):
+            return False
+        self.taken[sender] = number
+        return True
+
+    # --- for a new life of this peer ------------------------------------------------------------------------------
+
+    def saved(self) -> tuple[dict[str, Vector], dict[str, object]]:
+        vectors = {f"out/{to}": parcel.vectors[0] for to, parcel in self.out.items()}
+        return vectors, {
+            "life": self.life,
+            "sent": {str(to): number for to, number in self.sent.items()},
+            "taken": {str(sender): number for sender, number in self.taken.items()},
+            "out": {str(to): [p.number, p.round, p.weight] for to, p in self.out.items()},
+        }
+
+    @classmethod
+    def restored(cls, vectors: Mapping[str, Vector], facts: Mapping[str, Any], schema: str, life: int) -> Arcs:
+        arcs = cls(max(life, facts["life"] + 1))
+        arcs.sent = {int(to): number for to, number in facts["sent"].items()}
+        arcs.taken = {int(sender): number for sender, number in facts["taken"].items()}
+        arcs.out = {
+            int(to): Parcel(number, round, schema, (vectors[f"out/{to}"],), weight)
+            for to, (number, round, weight) in facts["out"].items()
+        }
+        return arcs

@@ -1,0 +1,599 @@
+"""Push-sum, synchronous and asynchronous: learning on directed and changing graphs, where no mixing keeps the mean.
+
+Stochastic gradient push (Assran, Loizou, Ballas and Rabbat, ICML 2019), at node i, in every round:
+
+    x_i  <-  x_i + u_i                             u_i: what local training changed, from z_i
+    send  (a x_i, a w_i)  to each out-neighbour;  keep as much             a = 1 / (1 + out-neighbours)
+    x_i, w_i  <-  the sums of what was kept and what has come
+    z_i  <-  x_i / w_i                             the model
+
+Nobody needs to know who hears it, nor that anybody does: the sums of x and of w over all nodes stay.
+
+Where we differ: the network may lose messages.  What is sent is a numbered `Parcel` of the sender's mass, sent again
+until it is `Accepted`; a receiver that is gone or has left, or whose last one is not accepted in time, gets none, and
+its share stays where it is.  Mass that is late counts when it comes.  So nothing is lost and nothing counts twice
+(`parcels`); and where no deadline is missed, whatever was lost on the way, the bits are those of the stacked engine.
+
+`PushSum` waits in every round for the acceptance of its last parcels, then for the parcels of its in-neighbours, or
+until the deadline; it tells a receiver that gets none (`Account`).  `AsyncPushSum` (overlapped
+SGP without a bound on staleness; also Spiridonoff, Olshevsky and Paschalidis 2020) adds what comes when it comes; it
+waits only where no arc is free, so that it is a network's breadth ahead of its parcels and not a run's.
+
+The end.  A peer that has done its rounds waits until its parcels are accepted, then says `Leaving`: the last number
+that it has taken of each.  From then on it takes nothing; what is on the way goes back to who sent it.  Who is left
+behind alone ends its run early.  A parcel to a peer that is gone is taken back at the very end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from fedgossip import seeds
+from fedgossip.algorithms.push_sum import debiased
+from fedgossip.errors import ProtocolError
+from fedgossip.machine import (
+    Checkpoint,
+    Effect,
+    Event,
+    Finish,
+    Fired,
+    NodeId,
+    PeerGone,
+    PeerJoined,
+    Received,
+    Report,
+    Rostered,
+    Send,
+    SetTimer,
+    Started,
+    Stopping,
+    Train,
+    Trained,
+)
+from fedgossip.messages import Accepted, Account, Leaving, Parcel
+from fedgossip.protocols.company import Company
+from fedgossip.protocols.deadlines import Deadline
+from fedgossip.protocols.layout import Layout
+from fedgossip.protocols.parcels import Arcs
+from fedgossip.protocols.sync_gossip import Schedule, leads_of
+from fedgossip.vectors import Vector, add, ordered_mix
+
+
+@dataclass(frozen=True, slots=True)
+class PushSettings:
+    """Limits of one run of push-sum.  Times in nanoseconds."""
+
+    rounds: int
+    seed: int = 0
+    targets: Literal["all", "one"] = "all"
+    """Asynchronous: push to every out-neighbour in a round, or half of the mass to one of them."""
+    deadline_ns: int = 30_000_000_000
+    """Synchronous: the longest wait for the in-neighbours' parcels after sending one's own."""
+    least_deadline_ns: int = 5_000_000_000
+    """The deadline follows the rounds that were seen, within these two; equal: it is constant."""
+    answer_ns: int = 10_000_000_000
+    """The longest wait for an acceptance before a parcel is sent again."""
+    first_answer_ns: int = 1_000_000_000
+    """That wait until some answers were seen."""
+    least_answer_ns: int = 100_000_000
+    """That wait follows the acceptances that were seen, within these two."""
+    start_ns: int = 300_000_000_000
+    """How long to wait for all links at the start; people start peers on several machines by hand."""
+    drain_ns: int = 30_000_000_000
+    """How long to stay after the last round until parcels are accepted, and for partners that are not done."""
+    hurry_ns: int = 1_000_000_000
+    """How long to wait for acceptances when the user stops the run."""
+    again_ns: int = 500_000_000
+    """After so long a goodbye is said again."""
+
+
+LONGER = 3
+"""So often the wait for an acceptance doubles: a parcel holds back the round of its receiver."""
+
+Share = tuple[Vector, float]
+"""A part of the sums: of x, and of the weight."""
+
+
+class _Peer:
+    """What both kinds have in common: links, parcels, the beginning and the end."""
+
+    def __init__(
+        self,
+        node: NodeId,
+        schedule: Schedule,
+        initial: Vector,
+        schema: str,
+        settings: PushSettings,
+        resumed: Checkpoint | None = None,
+        incarnation: int = 0,
+    ) -> None:
+        self.node, self.schedule, self.settings, self.schema = node, schedule, settings, schema
+        self.layout = Layout(node, schema, initial)
+        self.company = Company(node, schedule.partners(node))
+        self.x, self.weight = initial, 1.0
+        self.round = 0
+        self.phase = "new"
+        self.arcs = Arcs(incarnation)
+        self.packed_ns: dict[NodeId, int] = {}  # when the parcel that is out was sent, if that was once
+        least_ns = min(settings.least_answer_ns, settings.answer_ns)
+        self.patience = Deadline(settings.answer_ns, least_ns, first_ns=settings.first_answer_ns)
+        self.changes = self.trained_from = 0
+        self.eager = resumed is not None
+        self.hurried = False
+        if resumed:
+            facts: Mapping[str, Any] = resumed.facts
+            self.round, self.x, self.weight = resumed.round, resumed.vectors["x"], facts["weight"]
+            self.arcs = Arcs.restored(resumed.vectors, facts, schema, incarnation)
+
+    # --- what the two kinds do differently ------------------------------------------------------------------------
+
+    def _exchange(self, now_ns: int) -> list[Effect]:
+        """The update is in x: give shares away, and go on."""
+        raise NotImplementedError
+
+    def _arrived(self, sender: NodeId, round: int, share: Share, now_ns: int) -> list[Effect]:
+        """Mass has come from `sender`, or back from there in the round in which it was given."""
+        raise NotImplementedError
+
+    def _none(self, sender: NodeId, round: int, now_ns: int) -> list[Effect]:
+        """Nothing comes from `sender` in `round`."""
+        raise NotImplementedError
+
+    def _freed(self, now_ns: int) -> list[Effect]:
+        """An arc is free again, or who is here has changed."""
+        raise NotImplementedError
+
+    def _fold(self) -> None:
+        """Bring all mass that is here into x and the weight."""
+        raise NotImplementedError
+
+    def _timer(self, key: Hashable, now_ns: int) -> list[Effect]:
+        raise NotImplementedError
+
+    # --- events ---------------------------------------------------------------------------------------------------
+
+    def handle(self, event: Event, now_ns: int) -> Sequence[Effect]:
+        if self.phase == "finished":
+            return []
+        match event:
+            case Received(sender, message):
+                self.company.check(sender, f"a message of kind {type(message).__name__.lower()!r}")
+                return self._received(event, now_ns)
+            case Trained(job, update, examples, metrics):
+                if self.phase != "training":  # the run has ended meanwhile
+                    return []
+                assert job == self.round, f"job {job} was not asked for"
+                return self._trained(update, {**metrics, "examples": examples}, now_ns)
+            case Fired(key):
+                return self._fired(key, now_ns)
+            case PeerJoined(node, incarnation):
+                return self._joined(node, incarnation, now_ns)
+            case PeerGone(node):
+                return self._gone(node, now_ns)
+            case Started():
+                self.phase = "joining"
+                return self._begin_if_joined(now_ns) or [SetTimer(("start",), self.settings.start_ns)]
+            case Stopping():
+                return self._hurry()
+            case Rostered(schedule):
+                self.schedule = schedule  # type: ignore[assignment]
+                self.company.change(self.schedule.partners(self.node))
+                return self._begin_if_joined(now_ns)
+
+    def _received(self, event: Received, now_ns: int) -> list[Effect]:
+        sender = event.sender
+        match event.message:
+            case Parcel() as parcel:
+                return self._parcel(sender, parcel, now_ns)
+            case Accepted(number):
+                return self._accepted(sender, number, now_ns)
+            case Account(round):
+                return self._none(sender, round, now_ns)
+            case Leaving() as leaving:
+                return self._left(sender, leaving, now_ns)
+            case message:
+                raise ProtocolError(
+                    f"node {self.node}: a message of kind {type(message).__name__.lower()!r} from node {sender}"
+                    " in a run of push-sum",
+                    "Were the peers started from the same experiment file?",
+                    peer=sender,
+                )
+
+    def _fired(self, key: Hashable, now_ns: int) -> list[Effect]:
+        match key:
+            case ("parcel", int(to), number, int(attempt)) if self._is_out(to, number):
+                self.packed_ns.pop(to, None)  # which one is accepted cannot be told (Karn and Partridge, SIGCOMM 1987)
+                return self._send_out(to, attempt + 1)
+            case ("start",) if self.phase == "joining":
+                return self._start_with_those_here(now_ns)
+            case ("again",) if self.phase == "leaving":
+                return [*self._goodbye(), SetTimer(("again",), self.settings.again_ns)]
+            case ("drain",) if self.phase == "closing":
+                return [*self._leave(), *(self._finish() if self.phase == "leaving" else [])]
+            case ("drain",) if self.phase == "leaving":
+                return self._finish()
+            case _:
+                return self._timer(key, now_ns)
+
+    # --- links ----------------------------------------------------------------------------------------------------
+
+    def _joined(self, node: NodeId, incarnation: int, now_ns: int) -> list[Effect]:
+        self.company.joined(node, incarnation)
+        effects: list[Effect] = []
+        if self.phase not in ("new", "joining"):
+            effects.append(Report("joined", node, self.round))
+        if node in self.arcs.out:
+            effects += self._send_out(node, 0)
+        if self.phase == "leaving":
+            effects.append(Send(node, self._leaving(node)))
+        return effects + self._begin_if_joined(now_ns) + self._freed(now_ns)
+
+    def _gone(self, node: NodeId, now_ns: int) -> list[Effect]:
+        if node not in self.company.linked:
+            return []
+        self.company.linked.discard(node)
+        effects: list[Effect] = []
+        if node not in self.company.left:
+            effects.append(Report("gone", node, self.round))
+        return effects + self._freed(now_ns) + self._end_if_possible()
+
+    def _begin_if_joined(self, now_ns: int) -> list[Effect]:
+        if self.phase != "joining":
+            return []
+        company = self.company
+        if company.partners and set(company.partners) <= company.left:
+            return self._close(self.settings.drain_ns)
+        ready = not company.missing() or (self.eager and bool(company.here()))
+        return self._train(now_ns) if ready else []
+
+    def _start_with_those_here(self, now_ns: int) -> list[Effect]:
+        missing = self.company.missing()
+        if not self.company.here():  # to learn alone would be a surprise, not gossip
+            return [Report("nobody_came", missing, self.round), *self._finish()]
+        return [Report("started_without", missing, self.round), *self._train(now_ns)]
+
+    # --- a round --------------------------------------------------------------------------------------------------
+
+    def _train(self, now_ns: int) -> list[Effect]:
+        del now_ns
+        if self.round >= self.settings.rounds:
+            return self._close(self.settings.drain_ns)
+        self.phase, self.trained_from = "training", self.changes
+        return [Train(self.round, debiased(self.x, self.weight))]
+
+    def _trained(self, update: Vector | None, facts: Mapping[str, object], now_ns: int) -> list[Effect]:
+        report = Report("trained", {**facts, "staleness": self.changes - self.trained_from}, self.round)
+        if update is not None:
+            self.x = add(self.x, update)
+        return [report, *self._exchange(now_ns)]
+
+    def _mixed(self) -> list[Effect]:
+        """The round is behind us."""
+        self.round += 1
+        return [Report("mixed", debiased(self.x, self.weight), self.round), self._checkpoint()]
+
+    def _checkpoint(self) -> Checkpoint:
+        vectors, facts = self.arcs.saved()
+        return Checkpoint(self.round, {"x": self.x, **vectors}, {"weight": self.weight, **facts})
+
+    def _free(self, targets: Sequence[NodeId]) -> list[NodeId]:
+        """Those of the targets that can be sent to now."""
+        here = set(self.company.here())
+        return [to for to in targets if to in here and to not in self.arcs.out]
+
+    def _give(self, shares: Mapping[NodeId, float], now_ns: int) -> list[Effect]:
+        """Send each its share; what is left is not taken off x and the weight."""
+        made: dict[float, Vector] = {}
+        effects: list[Effect] = []
+        for to, share in shares.items():
+            if share not in made:
+                made[share] = ordered_mix([(share, self.x)])
+            self.arcs.pack(to, self.round, self.schema, made[share], self.weight * share)
+            self.packed_ns[to] = now_ns
+            effects += self._send_out(to, 0)
+        return effects
+
+    def _send_out(self, to: NodeId, attempt: int) -> list[Effect]:
+        """Send the parcel that is out; to one who is gone: when it is back."""
+        if to not in self.company.linked:
+            return []
+        parcel = self.arcs.out[to]
+        wait = min(self.patience.now_ns() << min(attempt, LONGER), self.settings.answer_ns)
+        return [Send(to, parcel), SetTimer(("parcel", to, parcel.number, attempt), wait)]
+
+    def _is_out(self, to: NodeId, number: object) -> bool:
+        return to in self.arcs.out and self.arcs.out[to].number == number
+
+    def _add(self, share: Share) -> None:
+        self.x, self.weight = add(self.x, share[0]), self.weight + share[1]
+        self.changes += 1
+
+    # --- parcels --------------------------------------------------------------------------------------------------
+
+    def _parcel(self, sender: NodeId, parcel: Parcel, now_ns: int) -> list[Effect]:
+        vector = self.layout.check(sender, parcel)
+        if not 0 <= parcel.round < self.settings.rounds or not 0 < parcel.weight < float("inf"):
+            raise ProtocolError(
+                f"node {self.node}, round {self.round}: a parcel of round {parcel.round} and weight {parcel.weight:g}"
+                f" from node {sender}; the run has {self.settings.rounds} rounds",
+                "Were the peers started from the same experiment file?",
+                peer=sender,
+            )
+        self.layout.check_finite(sender, vector)
+        if self.phase == "leaving" and parcel.number > self.arcs.taken.get(sender, -1):
+            return [Send(sender, self._leaving(sender))]  # it is the sender's again
+        effects: list[Effect] = []
+        if self.arcs.take(sender, parcel.number):
+            effects = self._arrived(sender, parcel.round, (vector, parcel.weight), now_ns)
+        return [Send(sender, Accepted(self.arcs.taken[sender])), *effects]
+
+    def _accepted(self, sender: NodeId, number: int, now_ns: int) -> list[Effect]:
+        if number > self.arcs.sent.get(sender, -1):
+            raise ProtocolError(
+                f"node {self.node}: node {sender} accepts parcel {number}, which was never sent", peer=sender
+            )
+        if not self.arcs.accepted(sender, number):
+            return []
+        if sender in self.packed_ns:
+            self.patience.saw(now_ns - self.packed_ns.pop(sender))
+        return self._freed(now_ns) + self._end_if_possible()
+
+    # --- the end --------------------------------------------------------------------------------------------------
+
+    def _left(self, sender: NodeId, leaving: Leaving, now_ns: int) -> list[Effect]:
+        self.company.left.add(sender)
+        self.arcs.accepted(sender, leaving.used)
+        effects: list[Effect] = []
+        if parcel := self.arcs.out.pop(sender, None):
+            share = parcel.vectors[0], parcel.weight
+            effects.append(Report("returned", {"from": sender, "weight": parcel.weight}, self.round))
+            effects += self._arrived(self.node, parcel.round, share, now_ns)
+        effects += self._begin_if_joined(now_ns) + self._freed(now_ns)
+        return effects + self._end_if_possible()
+
+    def _end_if_possible(self) -> list[Effect]:
+        last = self.phase == "training" and self.round == self.settings.rounds - 1  # as good as done
+        if self.phase in ("training", "blocked", "waiting", "pausing") and self.company.deserted and not last:
+            effects: list[Effect] = []
+            if self.round < self.settings.rounds:
+                effects.append(Report("stopped_with_the_others", {"rounds": self.round}, self.round))
+            return effects + self._close(self.settings.drain_ns)
+        if self.phase == "closing":
+            return self._leave_if_accepted()
+        return self._finish_if_alone()
+
+    def _hurry(self) -> list[Effect]:
+        if self.hurried:
+            return []
+        self.hurried = True
+        stay = min(self.settings.hurry_ns, self.settings.drain_ns)
+        if self.phase in ("closing", "leaving"):
+            return [SetTimer(("drain",), stay), *self._end_if_possible()]
+        return self._close(stay)
+
+    def _close(self, stay_ns: int) -> list[Effect]:
+        """No round comes any more: take what comes until our own parcels are accepted."""
+        self._fold()
+        self.phase = "closing"
+        return [SetTimer(("drain",), stay_ns), *self._leave_if_accepted()]
+
+    def _leave_if_accepted(self) -> list[Effect]:
+        return self._leave() if not self._free_of_parcels() else []
+
+    def _free_of_parcels(self) -> list[NodeId]:
+        return [to for to in self.arcs.out if to in self.company.linked]
+
+    def _leave(self) -> list[Effect]:
+        self.phase = "leaving"
+        return [*self._goodbye(), SetTimer(("again",), self.settings.again_ns), *self._finish_if_alone()]
+
+    def _goodbye(self) -> list[Effect]:
+        return [Send(to, self._leaving(to)) for to in self.company.partners if to in self.company.linked]
+
+    def _leaving(self, to: NodeId) -> Leaving:
+        """`used`: the last parcel of yours that I have taken, or ever will."""
+        return Leaving(self.round, used=self.arcs.taken.get(to, -1))
+
+    def _finish_if_alone(self) -> list[Effect]:
+        waits = self.phase != "leaving" or self._free_of_parcels() or (self.company.here() and not self.hurried)
+        return [] if waits else [*self._goodbye(), *self._finish()]
+
+    def _finish(self) -> list[Effect]:
+        """What is out to those who are gone is ours again; of who is there and says nothing we do not know."""
+        effects: list[Effect] = []
+        for to, parcel in sorted(self.arcs.out.items()):
+            gone = to not in self.company.linked
+            if gone:
+                self._add((parcel.vectors[0], parcel.weight))
+            name = "taken_back" if gone else "unsettled"
+            effects.append(Report(name, {"to": to, "weight": parcel.weight}, self.round))
+        self.phase = "finished"
+        return [*effects, Finish(debiased(self.x, self.weight))]
+
+
+class PushSum(_Peer):
+    """One peer of a synchronous run: a round is mixed when the parcels of all in-neighbours are here."""
+
+    def __init__(
+        self,
+        node: NodeId,
+        schedule: Schedule,
+        initial: Vector,
+        schema: str,
+        settings: PushSettings,
+        resumed: Checkpoint | None = None,
+        incarnation: int = 0,
+    ) -> None:
+        super().__init__(node, schedule, initial, schema, settings, resumed, incarnation)
+        self.mailbox: dict[NodeId, dict[int, Share]] = {}
+        self.late: Share | None = None  # mass of rounds that are behind, and of rounds that are far ahead
+        self.kept: float | None = None  # the own share, between giving and mixing
+        self.waiting_for: set[NodeId] = set()
+        self.absent: set[NodeId] = set()  # in-neighbours that are not waited for
+        self.silent: set[NodeId] = set()  # out-neighbours whose acceptance is not waited for
+        self.none: dict[NodeId, int] = {}  # the last round in which nothing comes
+        self.leads = leads_of(node, schedule, self.company.partners)
+        self.deadline = Deadline(settings.deadline_ns, min(settings.least_deadline_ns, settings.deadline_ns))
+        self.sent_ns = 0
+        if resumed:
+            self._restore(resumed.vectors, resumed.facts)
+
+    def _exchange(self, now_ns: int) -> list[Effect]:
+        if self._blocked():
+            self.phase = "blocked"
+            return [SetTimer(("blocked", self.round), self.deadline.now_ns())]
+        return self._share(now_ns)
+
+    def _blocked(self) -> set[NodeId]:
+        """Those whose last parcel is not accepted yet: until it is they cannot get this round's."""
+        targets = set(self.schedule.mixing(self.round).targets(self.node)) - self.silent
+        return targets & self.arcs.out.keys() & set(self.company.here())
+
+    def _share(self, now_ns: int) -> list[Effect]:
+        mixing = self.schedule.mixing(self.round)
+        row, targets = mixing.row(self.node), mixing.targets(self.node)
+        shares = {to: mixing.row(to)[self.node] for to in targets}
+        given = {to: shares[to] for to in self._free(targets)}
+        withheld = [to for to in targets if to not in given]
+        self.kept = row[self.node] + sum(shares[to] for to in withheld)
+        self.waiting_for = {j for j in row if j != self.node and self.round not in self.mailbox.get(j, ())}
+        self.phase, self.sent_ns = "waiting", now_ns
+        effects: list[Effect] = [Report("outgoing", (debiased(self.x, self.weight),), self.round)]
+        effects += self._give(given, now_ns)
+        effects += [Report("withheld", to, self.round) for to in withheld]
+        effects += [Send(to, Account(self.round)) for to in withheld if to in self.company.here()]
+        effects.append(SetTimer(("deadline", self.round), self.deadline.now_ns()))
+        return effects + self._mix_if_complete(now_ns)
+
+    def _arrived(self, sender: NodeId, round: int, share: Share, now_ns: int) -> list[Effect]:
+        if self.phase in ("closing", "leaving"):
+            self._add(share)
+            return []
+        if round >= self.round - 1:
+            self.absent.discard(sender)
+        if round < self.round or round > self.round + self.leads.get(sender, 0) or sender == self.node:
+            self.late = share if self.late is None else (add(self.late[0], share[0]), self.late[1] + share[1])
+        else:
+            self.mailbox.setdefault(sender, {})[round] = share
+        if round == self.round:
+            self.waiting_for.discard(sender)
+        elif round > self.round:
+            self.none[sender] = max(round - 1, self.none.get(sender, -1))
+        return self._mix_if_complete(now_ns)
+
+    def _none(self, sender: NodeId, round: int, now_ns: int) -> list[Effect]:
+        if not 0 <= round < self.settings.rounds:
+            raise ProtocolError(f"node {self.node}: node {sender} speaks of round {round}", peer=sender)
+        self.none[sender] = max(round, self.none.get(sender, -1))
+        return self._mix_if_complete(now_ns)
+
+    def _freed(self, now_ns: int) -> list[Effect]:
+        self.silent &= self.arcs.out.keys()
+        if self.phase == "blocked":
+            return [] if self._blocked() else self._share(now_ns)
+        return self._mix_if_complete(now_ns)
+
+    def _timer(self, key: Hashable, now_ns: int) -> list[Effect]:
+        if self.phase == "blocked" and key == ("blocked", self.round):
+            self.silent |= self._blocked()
+            return self._share(now_ns)
+        if self.phase == "waiting" and key == ("deadline", self.round):
+            self.absent.update(self.waiting_for)
+            return self._mix(now_ns)
+        return []
+
+    def _mix_if_complete(self, now_ns: int) -> list[Effect]:
+        complete = self.phase == "waiting" and all(self._will_not_come(j) for j in self.waiting_for)
+        return self._mix(now_ns) if complete else []
+
+    def _will_not_come(self, node: NodeId) -> bool:
+        here = node in self.company.linked and node not in self.company.left
+        return not here or node in self.absent or self.none.get(node, -1) >= self.round
+
+    def _mix(self, now_ns: int) -> list[Effect]:
+        missing = sorted(self.waiting_for)
+        effects: list[Effect] = [Report("missed", missing, self.round)] if missing else []
+        if not missing:
+            self.deadline.saw(now_ns - self.sent_ns)
+        self._sum(self.round)
+        effects += self._mixed()
+        return effects + self._train(now_ns)
+
+    def _sum(self, until: int) -> None:
+        """Mix what is here of rounds up to `until`, by ascending ids, our own in its place; late mass comes last."""
+        terms: list[tuple[NodeId, int, float, Share]] = [(self.node, 0, self._own_share(), (self.x, self.weight))]
+        for j, kept in self.mailbox.items():
+            terms += [(j, round, 1.0, kept.pop(round)) for round in sorted(kept) if round <= until]
+        terms.sort(key=lambda term: term[:2])
+        self.x = ordered_mix([(factor, x) for _, _, factor, (x, _) in terms])
+        self.weight = terms[0][2] * terms[0][3][1]
+        for _, _, factor, (_, weight) in terms[1:]:
+            self.weight += factor * weight
+        if self.late:
+            self._add(self.late)
+        self.late, self.kept = None, None
+
+    def _own_share(self) -> float:
+        return 1.0 if self.kept is None else self.kept
+
+    def _fold(self) -> None:
+        if self.late or self.kept is not None or any(self.mailbox.values()):
+            self._sum(self.settings.rounds)
+
+    def _checkpoint(self) -> Checkpoint:
+        saved = super()._checkpoint()
+        vectors, facts = dict(saved.vectors), dict(saved.facts)
+        mail: list[list[float]] = []
+        for j, kept in self.mailbox.items():
+            for round, (vector, weight) in kept.items():
+                vectors[f"mail/{j}/{round}"] = vector
+                mail.append([j, round, weight])
+        return Checkpoint(saved.round, vectors, {**facts, "mail": mail})
+
+    def _restore(self, vectors: Mapping[str, Vector], facts: Mapping[str, Any]) -> None:
+        for j, round, weight in facts["mail"]:
+            self.mailbox.setdefault(int(j), {})[int(round)] = vectors[f"mail/{j}/{round}"], weight
+
+
+class AsyncPushSum(_Peer):
+    """One peer of an asynchronous run: what comes is added when it comes."""
+
+    def _exchange(self, now_ns: int) -> list[Effect]:
+        targets = self.schedule.mixing(self.round).targets(self.node)
+        given = self._shares(targets)
+        effects = self._give(given, now_ns)
+        left = 1.0 - sum(given.values())
+        self.x, self.weight = ordered_mix([(left, self.x)]), self.weight * left
+        effects += self._mixed()
+        if given or not set(targets) & set(self.company.here()) or self.round >= self.settings.rounds:
+            return effects + self._train(now_ns)
+        self.phase = "pausing"
+        return [*effects, SetTimer(("pause", self.round), self.patience.now_ns())]
+
+    def _shares(self, targets: Sequence[NodeId]) -> dict[NodeId, float]:
+        free = self._free(targets)
+        if self.settings.targets == "all":
+            mixing = self.schedule.mixing(self.round)
+            return {to: mixing.row(to)[self.node] for to in free}
+        drawn = seeds.integer(self.settings.seed, "target", self.node, self.round)
+        return {free[drawn % len(free)]: 0.5} if free else {}
+
+    def _arrived(self, sender: NodeId, round: int, share: Share, now_ns: int) -> list[Effect]:
+        del sender, round, now_ns
+        self._add(share)
+        return []
+
+    def _none(self, sender: NodeId, round: int, now_ns: int) -> list[Effect]:
+        del round, now_ns
+        raise ProtocolError(f"node {self.node}: an account from node {sender} in an asynchronous run", peer=sender)
+
+    def _freed(self, now_ns: int) -> list[Effect]:
+        return self._train(now_ns) if self.phase == "pausing" else []
+
+    def _fold(self) -> None:
+        pass
+
+    def _timer(self, key: Hashable, now_ns: int) -> list[Effect]:
+        return self._train(now_ns) if self.phase == "pausing" and key == ("pause", self.round) else []
