@@ -111,6 +111,16 @@ def test_faults_go_on_too(tmp_path: Path) -> None:
     assert run.summary["events"] == whole.summary["events"]
 
 
+def test_asynchronous_gossip_goes_on_too(tmp_path: Path) -> None:
+    what = experiment("algorithm.mode=async", "train.momentum=0.9", "simulation.training=0.02")
+    whole = simulate_plan(compose.plan(what))
+    stopped(tmp_path, what, "sim", 1)
+    for round in (3, 5):
+        resumed(tmp_path, what, "sim", ctrl_c_after(round))
+    run = resumed(tmp_path, what, "sim")
+    assert run.digest == whole.digest and run.rows == whole.rows
+
+
 def test_a_run_that_was_killed_goes_on_from_the_image_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     what = experiment()
     whole = simulate_plan(compose.plan(what))

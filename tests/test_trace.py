@@ -250,6 +250,14 @@ def test_a_run_over_tcp_replays_with_equal_bits(tmp_path: Path, overrides: list[
         assert replayed.equal and replayed.events > 3 * 12
 
 
+def test_an_asynchronous_run_over_tcp_replays_with_equal_bits(tmp_path: Path) -> None:
+    """Its order belongs to the network: no other run of it has these bits, but a replay has."""
+    paths = recorded(tmp_path, [*QUADRATIC, "algorithm.mode=async"], rounds=150)
+    replays = [replay(path) for path in paths]
+    assert all(replayed.equal and replayed.end == "finished" for replayed in replays)
+    assert sum(replayed.events for replayed in replays) >= 1000
+
+
 def in_the_last_bit(event: Event) -> Trained:
     """Return a training whose update differs in the last bit of one number."""
     assert isinstance(event, Trained) and event.update is not None
