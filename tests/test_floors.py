@@ -35,6 +35,7 @@ HOMES = {
     "torch": {"learning"},
     "sklearn": {"learning"},
     "zmq": {"net", "cli"},
+    "cryptography": {"net"},
     "matplotlib": {"report", "cli"},
     "pickle": set(),
     "random": set(),

@@ -6,6 +6,7 @@ serves any key, so the handler is bound before any address and ZAP_ENFORCE_DOMAI
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 
 import zmq
@@ -15,12 +16,21 @@ from fedgossip.machine import NodeId
 
 DOMAIN = b"fedgossip"
 
+GUEST = "guest "
+"""Begins the User-Id of a caller whose key nobody knows; the key follows."""
+
+GUESTS, GUESTS_SECONDS = 16, 10.0
+"""So many guests are let in within so many seconds."""
+
 
 class AllowList:
     """Answers the context's authentication requests.  Owned and polled by the thread that owns the sockets."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         self.allowed: dict[bytes, NodeId] = {}
+        self.guests = False
+        """Whether a caller with an unknown key may come in, to ask to become a member; see Links."""
+        self._let_in: list[float] = []
         self.socket = context.socket(zmq.REP)
         self.socket.linger = 0
         self.socket.bind("inproc://zeromq.zap.01")
@@ -37,5 +47,18 @@ class AllowList:
         if version == b"1.0" and domain == DOMAIN and mechanism == b"CURVE" and known is not None:
             self.socket.send_multipart([b"1.0", number, b"200", b"OK", str(known).encode(), b""])
             return None
+        if version == b"1.0" and domain == DOMAIN and mechanism == b"CURVE" and credentials and self._room():
+            guest = (GUEST + z85.encode(credentials[0]).decode()).encode()
+            self.socket.send_multipart([b"1.0", number, b"200", b"OK", guest, b""])
+            return None
         self.socket.send_multipart([b"1.0", number, b"400", b"unknown key", b"", b""])
         return address.decode(errors="replace")
+
+    def _room(self) -> bool:
+        """Whether one more guest may come in now."""
+        now = time.monotonic()
+        self._let_in = [at for at in self._let_in if now - at < GUESTS_SECONDS]
+        if not self.guests or len(self._let_in) >= GUESTS:
+            return False
+        self._let_in.append(now)
+        return True

@@ -6,6 +6,9 @@
     key = "..."                              # the public one, 40 characters
 
 The file is the allow-list too: a key that is not in it is never served.
+
+Where members may come and go every block has `verify` too, the key of the peer's signatures, and a line `organiser`
+above the blocks names the key that may let others in; their blocks have an `admission`, which it has signed.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from fedgossip.errors import ConfigError
 from fedgossip.machine import NodeId
 from fedgossip.net.identity import check_public
 
+_HEX_KEY = re.compile(r"[0-9a-f]{64}")
 _ADDRESS = re.compile(r"tcp://(\[[0-9a-fA-F:.]+\]|[\w.-]+):(?P<port>\d{1,5})|ipc://.{1,100}")
 
 
@@ -29,45 +33,60 @@ class _Peer(msgspec.Struct, forbid_unknown_fields=True):
     id: int
     address: str
     key: str
+    verify: str = ""
+    admission: str = ""
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
     peer: list[_Peer]
+    organiser: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a peer listens, and its public key."""
+    """Where a peer listens, and its public keys: of its links, and of its signatures where members come and go."""
 
     address: str
     key: str
+    verify: str = ""
+    admission: str = ""
+    """The organiser's signature, for one that is no founder."""
 
 
 Endpoints = Mapping[NodeId, Endpoint]
 
 
+@dataclass(frozen=True, slots=True)
+class Members:
+    """Who may be there: those of the file, and whom the organiser lets in ("": nobody else)."""
+
+    endpoints: Mapping[NodeId, Endpoint]
+    organiser: str = ""
+
+    @property
+    def founders(self) -> dict[NodeId, Endpoint]:
+        """Those with whom the run begins."""
+        return {node: endpoint for node, endpoint in self.endpoints.items() if not endpoint.admission}
+
+
+def load_members(path: Path, node: NodeId) -> Members:
+    """Read the endpoints of a run whose members come and go, for `node`.  Raises ConfigError."""
+    found, organiser = _read(path)
+    for one, endpoint in found.items():
+        if not _HEX_KEY.fullmatch(endpoint.verify):
+            advice = "Put what `fedgossip keys show --block` prints there: members sign what they say."
+            raise ConfigError(f"{path}: peer {one} has no key of signatures (verify)", advice)
+    if organiser and not _HEX_KEY.fullmatch(organiser):
+        raise ConfigError(f"{path}: organiser is no public key", "Put what `fedgossip keys organiser` prints there.")
+    if node not in found:
+        advice = "Put your own [[peer]] block there too: `fedgossip keys admit` prints it."
+        raise ConfigError(f"{path}: there is no entry for peer {node}", advice)
+    return Members(found, organiser)
+
+
 def load(path: Path, n: int) -> dict[NodeId, Endpoint]:
     """Read the endpoints of all `n` peers.  Raises ConfigError naming the entry that is wrong or missing."""
-    try:
-        entries = msgspec.convert(tomllib.loads(path.read_text()), _File).peer
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}", "Name the file with --endpoints.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:
-        raise ConfigError(f"{path}: {error}", "Each [[peer]] has id, address and key.") from None
-    found: dict[NodeId, Endpoint] = {}
-    keys: dict[str, NodeId] = {}
-    for entry in entries:
-        where = f"{path}: peer {entry.id}"
-        if entry.id in found:
-            raise ConfigError(f"{where} is there twice", "Give every peer an id of its own.")
-        address = _ADDRESS.fullmatch(entry.address)
-        if not address or not 0 < int(address["port"] or 1) < 65536:
-            raise ConfigError(f"{where}: {entry.address!r} is no address", "Write tcp://HOST:PORT.")
-        check_public(entry.key, where)
-        if entry.key in keys:
-            raise ConfigError(f"{where} has the key of peer {keys[entry.key]}", "Make a key on each machine.")
-        keys[entry.key] = entry.id
-        found[entry.id] = Endpoint(entry.address, entry.key)
+    found, _ = _read(path)
     if set(found) != set(range(n)):
         missing, extra = sorted(set(range(n)) - set(found)), sorted(set(found) - set(range(n)))
         wrong = f"no entry for {missing[:5]}" if missing else f"entries for {extra[:5]}"
@@ -78,9 +97,41 @@ def load(path: Path, n: int) -> dict[NodeId, Endpoint]:
     return found
 
 
+def _read(path: Path) -> tuple[dict[NodeId, Endpoint], str]:
+    try:
+        file = msgspec.convert(tomllib.loads(path.read_text()), _File)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}", "Name the file with --endpoints.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:
+        raise ConfigError(f"{path}: {error}", "Each [[peer]] has id, address and key.") from None
+    found: dict[NodeId, Endpoint] = {}
+    keys: dict[str, NodeId] = {}
+    for entry in file.peer:
+        where = f"{path}: peer {entry.id}"
+        if entry.id in found:
+            raise ConfigError(f"{where} is there twice", "Give every peer an id of its own.")
+        check_address(entry.address, where)
+        check_public(entry.key, where)
+        if entry.key in keys:
+            raise ConfigError(f"{where} has the key of peer {keys[entry.key]}", "Make a key on each machine.")
+        keys[entry.key] = entry.id
+        found[entry.id] = Endpoint(entry.address, entry.key, entry.verify, entry.admission)
+    return found, file.organiser
+
+
+def check_address(address: str, where: str) -> None:
+    """Raise ConfigError, naming `where`, for what no peer can be called at."""
+    parts = _ADDRESS.fullmatch(address)
+    if not parts or not 0 < int(parts["port"] or 1) < 65536:
+        raise ConfigError(f"{where}: {address!r} is no address", "Write tcp://HOST:PORT.")
+
+
 def block(node: NodeId, endpoint: Endpoint) -> str:
     """Return the [[peer]] block as text."""
-    return f"[[peer]]\nid = {node}\naddress = '{endpoint.address}'\nkey = '{endpoint.key}'\n"
+    lines = ["[[peer]]", f"id = {node}", f"address = '{endpoint.address}'", f"key = '{endpoint.key}'"]
+    lines += [f"verify = '{endpoint.verify}'"] if endpoint.verify else []
+    lines += [f"admission = '{endpoint.admission}'"] if endpoint.admission else []
+    return "\n".join(lines) + "\n"
 
 
 def text(endpoints: Iterable[tuple[NodeId, Endpoint]]) -> str:

@@ -17,6 +17,7 @@ from fedgossip.machine import (
     Finish,
     Fired,
     Machine,
+    Meet,
     NodeId,
     PeerGone,
     PeerJoined,
@@ -29,9 +30,10 @@ from fedgossip.machine import (
     Train,
     Trained,
 )
-from fedgossip.messages import Hello
+from fedgossip.messages import Hello, Join
 from fedgossip.metrics import EventRow, Meter, PeerRow, Row, event_row
-from fedgossip.net.links import Arrived, LinkDown, LinkEvent, Links, LinkUp, Rejected
+from fedgossip.net.endpoints import Endpoint
+from fedgossip.net.links import NOBODY, Arrived, LinkDown, LinkEvent, Links, LinkUp, Rejected
 from fedgossip.task import Job, LocalTask
 from fedgossip.vectors import Vector
 from fedgossip.wire import wire_bytes
@@ -160,6 +162,8 @@ class Host:
         match event:
             case Arrived(sender, Hello() as hello):
                 self._greet(sender, hello)
+            case Arrived(sender, Join() as join) if sender == NOBODY:
+                self.tell(Received(NOBODY, join))
             case Arrived(sender) if sender not in self._greeted:
                 text = f"peer {sender} has not said that it runs this experiment"
                 self._reject(Rejected(sender, "ungreeted", text))
@@ -259,17 +263,33 @@ class Host:
                 self._jobs.put(Evaluate(vector, row))  # type: ignore[arg-type]
             case Report("trained"):
                 pass
-            case Report("nobody_came", missing):
-                advice = "Are they started, and reachable at the addresses in endpoints.toml?"
-                self._fatal = TooFewPeersError(f"none of the neighbours {missing} came", advice)
             case Report():
-                self._count(effect.name)
-                if event := event_row(self.node, effect):
-                    self.ports.write(event)
+                self._noted(effect)
+            case Meet(node, address, key):
+                self._meet(node, Endpoint(address, key))
             case Checkpoint():
                 self._jobs.put(effect)
             case Finish(result):
                 self.result = result
+
+    def _noted(self, report: Report) -> None:
+        """Count and write what happened; where it ends the run, keep the error that says so."""
+        if report.name == "nobody_came":
+            advice = "Are they started, and reachable at the addresses in endpoints.toml?"
+            self._fatal = TooFewPeersError(f"none of the neighbours {report.value} came", advice)
+            return
+        if report.name == "superseded":
+            text = f"another process runs as peer {self.node}, with its key, and began later"
+            self._fatal = PeerError(text, "Stop one of the two; give each peer an id and a key of its own.")
+        self._count(report.name)
+        if event := event_row(self.node, report):
+            self.ports.write(event)
+
+    def _meet(self, node: NodeId, endpoint: Endpoint) -> None:
+        try:
+            self.links.meet(node, endpoint)
+        except FedgossipError as error:  # a member's own word: it costs us that member, no more
+            self._reject(Rejected(node, "endpoint", str(error), error.advice))
 
     def _set_timer(self, key: Hashable, after_ns: int) -> None:
         self._sequence += 1

@@ -1,4 +1,8 @@
-"""Who a peer is: a CURVE key pair, and the file that keeps it.  The secret never leaves that file and this process."""
+"""Who a peer is: a CURVE key pair, and the file that keeps it.  The secret never leaves that file and this process.
+
+The key of its signatures (Ed25519) is derived from the secret (HKDF-SHA256, with a label that says what for): one file
+keeps both, and files of earlier versions work.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import zmq
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from zmq.utils import z85
 
 from fedgossip.errors import ConfigError
@@ -25,6 +33,19 @@ class Identity:
         """Return a fresh key pair, from the system's randomness."""
         public, secret = zmq.curve_keypair()
         return cls(public.decode(), secret.decode())
+
+    @property
+    def verify(self) -> str:
+        """The public key of this peer's signatures, in hex."""
+        return self._signer().public_key().public_bytes_raw().hex()
+
+    def sign(self, data: bytes) -> str:
+        """Return the signature of `data`, in hex."""
+        return self._signer().sign(data).hex()
+
+    def _signer(self) -> Ed25519PrivateKey:
+        seed = HKDF(SHA256(), 32, None, b"fedgossip 1 signatures of a peer").derive(z85.decode(self.secret))
+        return Ed25519PrivateKey.from_private_bytes(seed)
 
     def save(self, path: Path) -> None:
         """Write the pair, readable by the owner only; an existing file is never overwritten."""
@@ -57,6 +78,15 @@ class Identity:
         if not matches:
             raise ConfigError(f"{path}: not a key pair", "Make a new one: fedgossip keys new --out NEW_FILE")
         return identity
+
+
+def verify(key: str, data: bytes, signature: str) -> bool:
+    """Return whether `signature` is that of `data` by the holder of `key`; texts in hex, False for any nonsense."""
+    try:
+        Ed25519PublicKey.from_public_bytes(bytes.fromhex(key)).verify(bytes.fromhex(signature), data)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
 
 
 def check_public(key: str, where: str) -> str:

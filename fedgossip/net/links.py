@@ -15,14 +15,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import zmq
+from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
 from fedgossip.errors import NetworkError
 from fedgossip.machine import NodeId
-from fedgossip.messages import CARRIERS, AnyMessage, Hello, Leaving, Model
-from fedgossip.net.auth import DOMAIN, AllowList
-from fedgossip.net.endpoints import Endpoints
-from fedgossip.net.identity import Identity
+from fedgossip.messages import CARRIERS, AnyMessage, Hello, Join, Leaving, Model
+from fedgossip.net.auth import DOMAIN, GUEST, GUESTS, AllowList
+from fedgossip.net.endpoints import Endpoint, Endpoints, check_address
+from fedgossip.net.identity import Identity, check_public
 from fedgossip.vectors import Vector
 from fedgossip.wire import CHUNK_BYTES, FRAME_BYTES_MAX, Assembler, Expected, FrameError, chunks, frames, wire_bytes
 
@@ -43,6 +44,12 @@ CIPHER_BYTES = 64
 
 HEARTBEAT_MS, SILENCE_MS = 2_000, 10_000
 LINGER_MS = 2_000
+GUEST_WORDS, GUEST_BYTES = 32, 2048
+"""What one that is no member may say, in messages and in bytes each: a Hello and an entry, on every new connection."""
+
+NOBODY: NodeId = -1
+"""The sender of what a guest says."""
+
 DRAIN_FRAMES = 64
 """Frames taken from the ROUTER before the other sockets get their turn."""
 
@@ -105,6 +112,15 @@ class _Link:
     heard: bool = False
 
 
+@dataclass(slots=True)
+class _Guest:
+    """A caller whose key nobody knows."""
+
+    assembler: Assembler
+    hello: Hello | None = None
+    said: int = 0
+
+
 def _keep_message_memory() -> None:
     """Let freed messages be used again: glibc hands blocks of a chunk's size back to the system at each free, and a
     page fault per 4 KiB of every message costs a fifth of the plain link's processor time.  Other C libraries: nothing.
@@ -124,6 +140,10 @@ class Links:
         self._links: dict[NodeId, _Link] = {}
         self._assemblers: dict[NodeId, Assembler] = {}
         self._hello = Hello("", "", "")
+        self._join: Join | None = None
+        self._expected = Expected("", "", 0)
+        self._guests: dict[str, _Guest] = {}
+        self._late: list[LinkEvent] = []
         self._cut: tuple[tuple[Vector, ...], list[zmq.Frame]] = (), []
         self.bytes_sent = self.dropped = 0
         self._signals = False
@@ -185,33 +205,72 @@ class Links:
 
     def connect(self, partners: Sequence[NodeId], endpoints: Endpoints, expected: Expected, hello: Hello) -> None:
         """Allow the partners' keys, and call each of them; `hello` is the first word on every connection."""
-        self._hello = hello
-        if self.identity:
-            self.allow.allow({endpoints[node].key: node for node in partners})
+        self._hello, self._expected = hello, expected
         for node in partners:
-            dealer = self._socket(zmq.DEALER)
-            if self.identity:
-                dealer.curve_serverkey = endpoints[node].key.encode()
-                dealer.curve_secretkey = self.identity.secret.encode()
-                dealer.curve_publickey = self.identity.public.encode()
-            else:
-                dealer.routing_id = str(self.node).encode()
-            watched = (
-                zmq.EVENT_HANDSHAKE_SUCCEEDED
-                | zmq.EVENT_DISCONNECTED
-                | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-                | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-                | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-            )
-            monitor = dealer.get_monitor_socket(watched)
-            self._assemblers[node] = Assembler(expected)
-            self._links[node] = _Link(node, dealer, monitor)
-            self.poller.register(monitor, zmq.POLLIN)
-            try:
-                dealer.connect(endpoints[node].address)
-            except zmq.ZMQError as error:
-                where = f"cannot call peer {node} at {endpoints[node].address}"
-                raise NetworkError(f"{where}: {error.strerror.lower()}", "Correct endpoints.toml.") from None
+            self.meet(node, endpoints[node])
+
+    def admit_guests(self, join: Join | None) -> None:
+        """Let callers with unknown keys ask to become members; say `join` on every link to ask it ourselves."""
+        self.allow.guests, self._join = True, join
+
+    def meet(self, node: NodeId, endpoint: Endpoint) -> None:
+        """Allow the key of `node`, and call it; where it has moved, call it there.
+
+        Raises ConfigError or NetworkError for an address or a key that cannot be used; nothing is changed then.
+        """
+        where = f"peer {node}"
+        check_address(endpoint.address, where)
+        if self.identity:
+            check_public(endpoint.key, where)
+        known = self._links.get(node)
+        link = self._call(node, endpoint)
+        if known is not None:
+            self._close(known)
+            if known.up:
+                self._late.append(LinkDown(node))
+            link.recent, link.transfer = known.recent, known.transfer
+        if self.identity:
+            self.allow.allow({endpoint.key: node})
+        self._links[node] = link
+        self._assemblers.setdefault(node, Assembler(self._expected))
+        self.poller.register(link.monitor, zmq.POLLIN)
+        guest = self._guests.pop(endpoint.key, None)
+        if guest and guest.hello:  # it has said it before it was known
+            self._late.append(Arrived(node, guest.hello))
+
+    def _call(self, node: NodeId, endpoint: Endpoint) -> _Link:
+        dealer = self._socket(zmq.DEALER)
+        if self.identity:
+            dealer.curve_serverkey = endpoint.key.encode()
+            dealer.curve_secretkey = self.identity.secret.encode()
+            dealer.curve_publickey = self.identity.public.encode()
+        else:
+            dealer.routing_id = str(self.node).encode()
+        watched = (
+            zmq.EVENT_HANDSHAKE_SUCCEEDED
+            | zmq.EVENT_DISCONNECTED
+            | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+            | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+            | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+        )
+        monitor = dealer.get_monitor_socket(watched)
+        try:
+            dealer.connect(endpoint.address)
+        except zmq.ZMQError as error:
+            where = f"cannot call peer {node} at {endpoint.address}"
+            dealer.disable_monitor()
+            monitor.close(0)
+            dealer.close(0)
+            raise NetworkError(f"{where}: {error.strerror.lower()}", "Correct endpoints.toml.") from None
+        return _Link(node, dealer, monitor)
+
+    def _close(self, link: _Link) -> None:
+        for socket in (link.monitor, link.dealer):
+            if socket in self.poller:
+                self.poller.unregister(socket)
+        link.dealer.disable_monitor()
+        link.monitor.close(0)
+        link.dealer.close()
 
     # --- sending --------------------------------------------------------------------------------------------------
 
@@ -221,7 +280,9 @@ class Links:
 
         The oldest that has not begun is dropped where more than OUTBOX_MESSAGES wait.
         """
-        link = self._links[to]
+        link = self._links.get(to)
+        if link is None:  # a member that we have no link to
+            return
         models = [said for said in link.recent if isinstance(said, Model)]
         if isinstance(message, Model) and message.round > (models[-1].round if models else -1):
             link.recent = [*models[-1:], message]  # a partner may lack the last one, never the one before
@@ -291,8 +352,8 @@ class Links:
 
     def poll(self, timeout_ms: int) -> list[LinkEvent]:
         """Wait at most `timeout_ms` for something to happen; return what happened."""
-        ready = dict(self.poller.poll(timeout_ms))
-        events: list[LinkEvent] = []
+        events, self._late = self._late, []
+        ready = dict(self.poller.poll(0 if events else timeout_ms))
         if ready.pop(self._wake_in.fileno(), None):
             self._wake_in.recv(4096)
             events.append(Woken())
@@ -317,6 +378,9 @@ class Links:
             sender: NodeId | None = None
             try:
                 mark = self.router.recv(copy=False)
+                if self.allow.guests and (key := self._guest(mark)):
+                    self._hear_guest(key, mark, events)
+                    continue
                 sender = self._sender(mark, connection)
                 message = self._body(sender, mark)
             except FrameError as error:
@@ -328,10 +392,42 @@ class Links:
                 events.append(Arrived(sender, message))
                 return  # it may complete a round, whose memory is then free for the frame that comes next
 
+    def _guest(self, mark: zmq.Frame) -> str:
+        """Return the key of the guest that speaks, "" for a member: who was a guest when it called may be one now."""
+        user = str(mark.get("User-Id"))
+        key = user.removeprefix(GUEST)
+        return key if key != user and z85.decode(key) not in self.allow.allowed else ""
+
+    def _hear_guest(self, key: str, mark: zmq.Frame, events: list[LinkEvent]) -> None:
+        """A guest may say Hello, and ask to join, in its own name; nothing else, and not often."""
+        guest = self._guests.get(key) or _Guest(Assembler(Expected("", "", 0)))
+        guest.said += 1
+        if guest.said > GUEST_WORDS or (key not in self._guests and len(self._guests) >= GUESTS):
+            raise FrameError("guest", "one that is no member says too much")
+        self._guests[key] = guest
+        if not mark.more or guest.assembler.mark(mark.bytes) is not None:
+            raise FrameError("truncated", "a message of one frame")
+        body = self.router.recv()
+        self._check_last()
+        if len(body) > GUEST_BYTES:
+            raise FrameError("oversized", f"{len(body)} bytes from one that is no member")
+        message = guest.assembler.header(body)
+        if isinstance(message, Hello):
+            guest.hello = message
+        elif isinstance(message, Join) and message.entry.key == key:
+            events.append(Arrived(NOBODY, message))
+        else:
+            raise FrameError("guest", "one that is no member may only ask to join, in its own name")
+
+    def _user(self, mark: zmq.Frame) -> int:
+        user = str(mark.get("User-Id"))
+        key = user.removeprefix(GUEST)
+        return int(user) if key == user else self.allow.allowed[z85.decode(key)]
+
     def _sender(self, mark: zmq.Frame, connection: bytes) -> NodeId:
         try:
-            sender = int(mark.get("User-Id") if self.identity else connection)
-        except (zmq.ZMQError, ValueError, TypeError):
+            sender = self._user(mark) if self.identity else int(connection)
+        except (zmq.ZMQError, ValueError, TypeError, KeyError):
             raise FrameError("anonymous", "a frame of nobody") from None
         if sender not in self._assemblers:
             raise FrameError("stranger", f"a frame from node {sender}, which is no partner")
@@ -389,6 +485,8 @@ class Links:
         link.outbox.clear()
         link.current = link.waiting = None
         link.outbox.append(self._hello)
+        if self._join:
+            link.outbox.append(self._join)
         for message in link.recent:
             self._queue(link, message)
 
@@ -400,9 +498,7 @@ class Links:
         while not self.idle and time.monotonic() < until:
             self.poll(50)
         for link in self._links.values():
-            link.dealer.disable_monitor()
-            link.monitor.close(0)
-            link.dealer.close()
+            self._close(link)
         self.router.close(0)
         self.allow.socket.close(0)
         if self._signals:  # before the descriptor is closed and means another file

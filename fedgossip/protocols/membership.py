@@ -209,7 +209,9 @@ class Membership:
             case Started():
                 return [*self._meet(), *self._tick(now_ns)]
             case Received(sender, Join(entry)):
-                return woken + self._take([entry], sender, now_ns)
+                known = self.roster.entries.get(entry.node)
+                old = known and known.key == entry.key and known.incarnation >= entry.incarnation
+                return woken if old else woken + self._take([entry], sender, now_ns)  # said on every new connection
             case Received(sender, message) if sender in self.roster.entries:
                 self._heard[sender] = now_ns
                 return woken + self._received(sender, message, now_ns)
