@@ -497,8 +497,9 @@ def test_the_sum_is_kept_under_any_schedule(
     assert len(hand.results) == n
     trained = np.sum([m.round * steps[i] for i, m in enumerate(hand.machines)], axis=0)
     kept = np.allclose(total([hand.results[i] for i in range(n)]), start + trained, rtol=0, atol=1e-12)
-    # who ends while a link is broken cannot know, and says so
-    assert (kept and not hand.reports["unsettled"]) or (breaks and hand.reports["unsettled"])
+    # who ends while a link is broken cannot know, and says so; a lost goodbye may make that a false alarm
+    assert kept or (breaks and hand.reports["unsettled"])
+    assert not hand.reports["unsettled"] or loss or breaks
 
 
 @settings(max_examples=40, deadline=None)

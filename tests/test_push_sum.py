@@ -65,7 +65,7 @@ def machine(kind: Any = PushSum, node: int = 0, graph: Topology | None = None, r
 
 
 def training(kind: Any = PushSum, node: int = 0, graph: Topology | None = None, **keys: Any) -> Any:
-    """A machine whose links are all up, in training.  On the cycle 0 -> 1 -> 2 -> 0 node 0 hears 2 and is heard by 1."""
+    """A machine whose links are all up, in training.  On the cycle 0 -> 1 -> 2 -> 0 node 0 hears 2, and 1 hears it."""
     m = machine(kind, node, graph, **keys)
     m.handle(Started(), 0)
     for partner in m.company.partners:
@@ -370,7 +370,8 @@ def test_mass_and_weight_are_kept_under_any_schedule(
     weighed = abs(sum(m.weight for m in hand.machines) - n) < 1e-12
     # who ends while a link is broken cannot know, and says so
     open_ = hand.reports["unsettled"] + hand.reports["taken_back"]
-    assert (kept and weighed and not open_) or (breaks and open_)
+    assert (kept and weighed) or (breaks and open_)
+    assert not open_ or loss or breaks
 
 
 def counting(method: Any, trained: list[int], node: int) -> Any:

@@ -1,0 +1,146 @@
+"""Asynchrony pays: the time to the same loss with one peer ten times slower, synchronous over asynchronous.
+
+    python benchmarks/stragglers.py [--peers 16] [--slower 10] [--rounds 60] [--json]
+
+Digits, a softmax classifier, one epoch a round, virtual time: a round of training takes 50 ms, of the slow peer 500,
+a message 5 ms.  The target is the test loss of the averaged model that the synchronous run ends with; what counts is
+when each run had it for good.  An asynchronous peer may train LONGER times as many rounds until then; the slow one has
+done a few when the others have done all.  Everything follows from the seed.
+
+Real processes are compared by `fedgossip.run_local` with the same sections and mode = "sync" or "async".
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from fedgossip import load_experiment
+from fedgossip.algorithms.dsgd import DSGD
+from fedgossip.faults import FaultScript, Slow
+from fedgossip.machine import Machine, NodeId, Report
+from fedgossip.metrics import Network
+from fedgossip.protocols.async_gossip import AsyncGossip, AsyncSettings
+from fedgossip.protocols.partners import rule_of
+from fedgossip.protocols.push_sum import AsyncPushSum, PushSettings
+from fedgossip.protocols.sync_gossip import SyncGossip, SyncSettings
+from fedgossip.running import compose
+from fedgossip.simulation.network import NS, NetworkSettings, SimulatedNetwork
+from fedgossip.simulation.simulator import Simulator
+from fedgossip.task import LocalTask
+from fedgossip.topology import Topology, build, resolve
+from fedgossip.vectors import Vector, mean
+
+GRAPHS = ("ring", "regular:4", "complete")
+SLOW: NodeId = 3
+LOOKS_A_SECOND = 40
+"""How often the averaged model is evaluated, in virtual time."""
+
+LONGER = 3
+
+Make = Callable[[NodeId], Machine]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Test losses of the averaged model over virtual seconds."""
+
+    seconds: list[float]
+    losses: list[float]
+
+    def reached(self, target: float) -> float | None:
+        """The first second at which the loss is at most `target` and stays so; None where it never is."""
+        above = [at for at, loss in enumerate(self.losses) if loss > target]
+        after = above[-1] + 1 if above else 0
+        return self.seconds[after] if after < len(self.seconds) else None
+
+
+class Watched(Simulator):
+    """A simulator that evaluates the average of all peers' newest models as time passes."""
+
+    def watch(self, models: Sequence[Vector]) -> None:
+        self.models, self.curve, self._next_ns = list(models), Curve([], []), 0
+
+    def _report(self, node: NodeId, report: Report) -> None:
+        if report.name == "mixed":
+            self.models[node] = report.value  # type: ignore[call-overload]
+            if self.now_ns >= self._next_ns:
+                self._next_ns = self.now_ns + NS // LOOKS_A_SECOND
+                (found,) = self.task.evaluate([mean(self.models)])
+                self.curve.seconds.append(self.now_ns / NS)
+                self.curve.losses.append(found["loss"])
+        super()._report(node, report)
+
+
+def learn(make: Make, graph: Topology, task: LocalTask, rounds: int, slower: float) -> Curve:
+    n = graph.n
+    record = Network(n, rounds, 10**9, task.evaluate, watch_all=False)
+    script = FaultScript([Slow(peers=(SLOW,), factor=slower)], n, 1) if slower > 1 else FaultScript((), n, 1)
+    network = SimulatedNetwork(NetworkSettings(), n, 1)
+    links = [graph.neighbours(node) for node in range(n)]
+    run = Watched([make(i) for i in range(n)], links, task, network, record, lambda row: None, script=script)
+    run.watch([task.initial(node) for node in range(n)])
+    run.run()
+    return run.curve
+
+
+def contestants(graph: Topology, task: LocalTask, rounds: int) -> dict[str, Make]:
+    """Each peer's machine, by method.  The deadline of the synchronous one is above the slow peer's training."""
+    edges = [(int(u), int(v)) for u, v in graph.edges]
+    mixing, push = build(graph), build(graph, "push")
+    waiting, free = SyncSettings(rounds), AsyncSettings(LONGER * rounds)
+
+    def paired(rule: str) -> Make:
+        return lambda i: AsyncGossip(
+            i, graph.neighbours(i), rule_of(rule, i, 1, edges), task.initial(i), task.schema, free
+        )
+
+    return {
+        "synchronous": lambda i: SyncGossip(i, mixing, DSGD(), task.initial(i), task.schema, waiting),
+        "pairs, uniform": paired("uniform"),
+        "pairs, matching": paired("matching"),
+        "pairs, speed": paired("speed"),
+        "push-sum": lambda i: AsyncPushSum(i, push, task.initial(i), task.schema, PushSettings(LONGER * rounds)),
+    }
+
+
+def measure(name: str, peers: int, rounds: int, slower: float) -> dict[str, float | None]:
+    """Virtual seconds of each method to the loss that the synchronous run ends with."""
+    graph = resolve(name, peers, seed=1)
+    experiment = load_experiment({"rounds": LONGER * rounds, "topology": {"graph": name, "n": peers}})
+    task, _ = compose.task_of(experiment, peers)
+    curves = {
+        method: learn(make, graph, task, LONGER * rounds, slower)
+        for method, make in contestants(graph, task, rounds).items()
+    }
+    target = curves["synchronous"].losses[-1]
+    return {"target loss": target, **{method: curve.reached(target) for method, curve in curves.items()}}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peers", type=int, default=16)
+    parser.add_argument("--slower", type=float, default=10.0)
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    results = {graph: measure(graph, options.peers, options.rounds, options.slower) for graph in GRAPHS}
+    if options.json:
+        print(json.dumps(results))
+        return
+    print(f"{options.peers} peers, one {options.slower:g} times slower; virtual seconds to the synchronous run's loss")
+    for graph, found in results.items():
+        waited = found["synchronous"]
+        print(f"\n{graph}, test loss {found['target loss']:.4f}")
+        for method, seconds in found.items():
+            if method == "target loss":
+                continue
+            took = "never" if seconds is None else f"{seconds:7.2f} s"
+            ratio = "" if seconds is None or waited is None else f"{waited / seconds:6.1f} x"
+            print(f"  {method:16} {took:>10} {ratio}")
+
+
+if __name__ == "__main__":
+    main()
