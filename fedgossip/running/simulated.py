@@ -104,10 +104,7 @@ def simulate_plan(
             keeper(row)
         with pauses:
             vectors, counts = finish(pauses)
-        done = zip(vectors, record.reached, strict=True)
-        status = runs.verdict(
-            [None if vector is None else "finished" if compose.whole(plan, at) else "interrupted" for vector, at in done]
-        )
+        status = _verdict(plan, vectors, record)
     except KeyboardInterrupt:
         status = "interrupted"
     except BaseException:
@@ -122,6 +119,12 @@ def simulate_plan(
     if status == "failed":
         raise NetworkError("every peer crashed", "Change [[faults]].")
     return Run(summary, keeper.rows, list(vectors), directory.path if directory else None)
+
+
+def _verdict(plan: Plan, vectors: Sequence[Vector | None], record: Network) -> str:
+    words = {True: "finished", False: "interrupted"}
+    done = zip(vectors, record.reached, strict=True)
+    return runs.verdict([None if vector is None else words[compose.whole(plan, at)] for vector, at in done])
 
 
 def _directory(folder: Path, plan: Plan, engine: str, left: Left | None, *, resume: bool) -> RunDirectory:
