@@ -26,13 +26,51 @@ def new(out: Path, node: int, address: str) -> None:
     identity = Identity.new()
     identity.save(out)
     click.echo(f"The secret key is in {out}, readable by you alone.  For endpoints.toml on every machine:", err=True)
-    click.echo(block(node, Endpoint(address, identity.public)), nl=False)
+    click.echo(block(node, Endpoint(address, identity.public, identity.verify)), nl=False)
 
 
 @keys.command()
 @click.argument("file", type=click.Path(path_type=Path), default=DEFAULT)
-def show(file: Path) -> None:
+@click.option("--id", "node", type=click.IntRange(min=0), help="Print the whole block of this peer instead.")
+@click.option("--address", default="tcp://192.168.1.10:5700", help="Where this peer will listen, for that block.")
+def show(file: Path, node: int | None, address: str) -> None:
     """Print the public key of FILE."""
+    from fedgossip.net.endpoints import Endpoint, block
     from fedgossip.net.identity import Identity
 
-    click.echo(Identity.load(file).public)
+    identity = Identity.load(file)
+    if node is None:
+        click.echo(identity.public)
+    else:
+        click.echo(block(node, Endpoint(address, identity.public, identity.verify)), nl=False)
+
+
+@keys.command()
+@click.option("--out", type=click.Path(path_type=Path), default=Path("organiser.key"), show_default=True,
+              help="File to make.")
+def organiser(out: Path) -> None:
+    """Make the key that may let others in, and print the line for the top of endpoints.toml."""
+    from fedgossip.net.identity import Identity
+
+    identity = Identity.new()
+    identity.save(out)
+    click.echo(f"The secret key is in {out}, readable by you alone.  For the top of endpoints.toml:", err=True)
+    click.echo(f"organiser = '{identity.verify}'")
+
+
+@keys.command()
+@click.argument("peer_block", type=click.Path(path_type=Path))
+@click.option("--organiser", "organiser_key", type=click.Path(path_type=Path), default=Path("organiser.key"),
+              show_default=True, help="The organiser's key.")
+def admit(peer_block: Path, organiser_key: Path) -> None:
+    """Print the [[peer]] block in the file PEER_BLOCK with the organiser's admission."""
+    from dataclasses import replace
+
+    from fedgossip.net.endpoints import block, load_blocks
+    from fedgossip.net.identity import Identity
+    from fedgossip.protocols.roster import admission_of
+
+    key = Identity.load(organiser_key)
+    for node, endpoint in load_blocks(peer_block).items():
+        admission = key.sign(admission_of(node, endpoint.key, endpoint.verify))
+        click.echo(block(node, replace(endpoint, admission=admission)), nl=False)

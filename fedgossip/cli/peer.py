@@ -20,6 +20,9 @@ import click
 @click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Replace a key of the file; on all peers.")
 @click.option("--seed", type=int, help="Replace the file's seed; on all peers.")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder to make.  [default: runs/NAME-peerK-TIME]")
+@click.option("--members", "open_run", is_flag=True,
+              help="Peers may come and go: the endpoints are those it begins with.  On all peers.")
+@click.option("--join", is_flag=True, help="The run has begun: fetch the model from its members.  Implies --members.")
 @click.option("--resume", is_flag=True, help="Go on from the last checkpoint in the folder --out.")
 @click.option("--trace", is_flag=True, help="Write down all that this peer is told, for `fedgossip replay`.")
 @click.option("--trace-limit", metavar="GB", type=click.FloatRange(min=0, min_open=True), default=2.0,
@@ -33,6 +36,8 @@ def peer(
     overrides: tuple[str, ...],
     seed: int | None,
     out: Path | None,
+    open_run: bool,
+    join: bool,
     resume: bool,
     trace: bool,
     trace_limit: float,
@@ -42,6 +47,7 @@ def peer(
     from fedgossip.errors import ConfigError
     from fedgossip.experiment import load
     from fedgossip.net.endpoints import load as load_endpoints
+    from fedgossip.net.endpoints import load_members
     from fedgossip.net.identity import Identity
     from fedgossip.running import compose
     from fedgossip.running.peer import empty_folder, run_peer
@@ -50,7 +56,8 @@ def peer(
     plan = compose.plan(load(experiment, overrides, seed=seed))
     if node >= plan.n:
         raise ConfigError(f"there is no peer {node}", f"The graph has peers 0 to {plan.n - 1}.")
-    known, identity = load_endpoints(endpoints, plan.n), Identity.load(key)
+    members = load_members(endpoints, node) if open_run or join else None
+    known, identity = members.endpoints if members else load_endpoints(endpoints, plan.n), Identity.load(key)
     if known[node].key != identity.public:
         advice = f"Put `fedgossip keys show {key}` there, or name the right file with --key."
         raise ConfigError(f"{key} is not the key that {endpoints} gives peer {node}", advice)
@@ -66,6 +73,8 @@ def peer(
             endpoints=known,
             watch=progress,
             resume=resume,
+            members=members,
+            join=join,
             trace_bytes=int(trace_limit * 1e9) if trace else 0,
         )
     click.echo(f"{ended.status} after {ended.rounds} rounds; everything is in {folder}", err=True)

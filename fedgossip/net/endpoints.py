@@ -71,17 +71,23 @@ class Members:
 
 def load_members(path: Path, node: NodeId) -> Members:
     """Read the endpoints of a run whose members come and go, for `node`.  Raises ConfigError."""
-    found, organiser = _read(path)
-    for one, endpoint in found.items():
-        if not _HEX_KEY.fullmatch(endpoint.verify):
-            advice = "Put what `fedgossip keys show --block` prints there: members sign what they say."
-            raise ConfigError(f"{path}: peer {one} has no key of signatures (verify)", advice)
+    found, organiser = load_blocks(path), _read(path)[1]
     if organiser and not _HEX_KEY.fullmatch(organiser):
         raise ConfigError(f"{path}: organiser is no public key", "Put what `fedgossip keys organiser` prints there.")
     if node not in found:
         advice = "Put your own [[peer]] block there too: `fedgossip keys admit` prints it."
         raise ConfigError(f"{path}: there is no entry for peer {node}", advice)
     return Members(found, organiser)
+
+
+def load_blocks(path: Path) -> dict[NodeId, Endpoint]:
+    """Read blocks that all have a key of signatures.  Raises ConfigError."""
+    found, _ = _read(path)
+    for node, endpoint in found.items():
+        if not _HEX_KEY.fullmatch(endpoint.verify):
+            advice = f"Put what `fedgossip keys show --id {node}` prints on its machine there: members sign."
+            raise ConfigError(f"{path}: peer {node} has no key of signatures (verify)", advice)
+    return found
 
 
 def load(path: Path, n: int) -> dict[NodeId, Endpoint]:

@@ -32,7 +32,7 @@ from fedgossip.machine import Checkpoint, Machine, NodeId
 from fedgossip.messages import Hello
 from fedgossip.metrics import EventRow, PeerRow, Row, RowWriter
 from fedgossip.net import endpoints as endpoint_files
-from fedgossip.net.endpoints import Endpoint, Endpoints
+from fedgossip.net.endpoints import Endpoint, Endpoints, Members
 from fedgossip.net.faulty import Faults
 from fedgossip.net.host import Host, Ports
 from fedgossip.net.identity import Identity
@@ -40,6 +40,7 @@ from fedgossip.net.links import Links
 from fedgossip.running import compose, lives
 from fedgossip.running.compose import Plan
 from fedgossip.running.lives import Life
+from fedgossip.running.members import member_of
 from fedgossip.running.runs import save_model, write_whole
 from fedgossip.task import LocalTask
 from fedgossip.trace.files import Opening, Trace, Traced
@@ -166,6 +167,8 @@ def run_peer(
     checkpoint_seconds: float = SECONDS,
     trace_bytes: int = 0,
     faults: Faults | None = None,
+    members: Members | None = None,
+    join: bool = False,
 ) -> PeerEnded:
     """Run peer `node` to the end; `folder` exists and is empty.  Raises FedgossipError, which ended.json also tells.
 
@@ -177,7 +180,8 @@ def run_peer(
     experiment, and where there are some and none can be read.
 
     `checkpoint_seconds` lie between two checkpoints; `trace_bytes` is the longest trace of what the machine is told,
-    0 for none.  `faults`: what a fault script does inside this process.
+    0 for none.  `faults`: what a fault script does inside this process.  `members`: others may come and go, and so may
+    we; `join`: the run has begun.
     """
     try:
         links = Links(node, _same_port(folder, bind) if resume else bind, identity)
@@ -186,7 +190,7 @@ def run_peer(
         raise
     with contextlib.closing(links), Stopper(links, child=child) as stop:
         try:
-            where = Endpoint(links.address, identity.public)
+            where = Endpoint(links.address, identity.public, identity.verify)
             write_whole(folder / "endpoint.toml", endpoint_files.block(node, where).encode())
             task, shares = compose.task_of(plan.experiment, plan.n, [node])
             task = faults.on_task(task) if faults else task
@@ -195,7 +199,7 @@ def run_peer(
             known = endpoints if not isinstance(endpoints, Path) else _await_endpoints(endpoints, plan.n, stop)
             hello = replace(compose.hello_of(plan, task.schema, shares.digest), incarnation=life.about.incarnation)
             expected = Expected(task.schema, task.dtype.name, task.length)
-            links.connect(plan.schedule.partners(node), known, expected, hello)
+            links.connect(() if members else plan.schedule.partners(node), known, expected, hello)
         except FedgossipError as error:
             if child or not resume:  # a refused resume changes nothing
                 write_ended(folder, failed(error))
@@ -203,9 +207,32 @@ def run_peer(
         if resume and not child:  # a collector has read on: it must find what it has read
             lives.cut_rows(folder / "metrics.jsonl", life.round)
         files = PeerFiles(folder, node, plan, task, snapshots=child)
-        return _Peer(plan, task, hello, files, life, watch, checkpoint_seconds).run(
+        make = _maker(plan, node, task.schema, links, identity, members, join=join)
+        return _Peer(plan, task, hello, files, life, watch, checkpoint_seconds, make).run(
             faults.on_links(links) if faults else links, stop, trace_bytes
         )
+
+
+MakeMachine = Callable[[Vector, Checkpoint | None], Machine]
+
+
+def _maker(
+    plan: Plan, node: NodeId, schema: str, links: Links, identity: Identity, members: Members | None, *, join: bool
+) -> MakeMachine:
+    """Return what makes this peer's machine: one of a fixed graph, or a member."""
+
+    def fixed(initial: Vector, checkpoint: Checkpoint | None) -> Machine:
+        return compose.machine_of(plan, node, initial, schema, checkpoint)
+
+    def member(initial: Vector, checkpoint: Checkpoint | None) -> Machine:
+        assert members is not None
+        life = int(time.time())  # above those of earlier lives, as long as the clock is not set back
+        machine = member_of(plan, node, initial, schema, identity, members, life, join=join, resumed=checkpoint)
+        if members.organiser:
+            links.admit_guests(machine.introduction())
+        return machine
+
+    return member if members else fixed
 
 
 class _Peer:
@@ -220,7 +247,9 @@ class _Peer:
         life: Life,
         watch: Callable[[Row], None] | None,
         checkpoint_seconds: float,
+        make: MakeMachine,
     ) -> None:
+        self._make = make
         self.plan, self.task, self.hello, self.files, self.life, self.watch = plan, task, hello, files, life, watch
         self.node = files.node
         self._seconds_before = lives.seconds_in(files.folder / "metrics.jsonl") if life.again else 0.0
@@ -257,7 +286,7 @@ class _Peer:
         if life.resumed:
             lives.give_memory(self.task, node, life.resumed.task)
         self.files.started(life.round, initial)
-        machine = compose.machine_of(self.plan, node, initial, self.task.schema, life.checkpoint)
+        machine = self._make(initial, life.checkpoint)
         if not trace_bytes:
             return machine
         about = life.about

@@ -1,0 +1,78 @@
+"""A member from a plan: the machine of a peer where others come and go.
+
+    members = load_members(endpoints_file, node)
+    links.admit_guests(...), links.connect((), {}, expected, hello): the machine says whom to meet
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import cast
+
+from fedgossip.errors import ConfigError
+from fedgossip.machine import Checkpoint, Machine, NodeId
+from fedgossip.messages import Entry
+from fedgossip.net.endpoints import Members
+from fedgossip.net.identity import Identity, verify
+from fedgossip.protocols.member import Member
+from fedgossip.protocols.membership import MemberSettings, Membership
+from fedgossip.protocols.roster import Make, Places, Roster, RosterSchedule, Trust
+from fedgossip.running import compose
+from fedgossip.running.compose import Plan
+from fedgossip.topology import Schedule, resolve_schedule
+from fedgossip.vectors import Vector
+
+
+def graphs_of(plan: Plan) -> Make:
+    """The experiment's graph for any number of members; where its family has no such size, the exponential graph."""
+    section = plan.experiment.topology
+
+    def make(ids: tuple[NodeId, ...]) -> Places:
+        if len(ids) == plan.n:
+            return plan.schedule
+        if len(ids) == 1:
+            return resolve_schedule("none", 1, weights="metropolis", seed=plan.experiment.seed)
+        try:
+            return resolve_schedule(section.graph, len(ids), weights=section.weights, seed=plan.experiment.seed)
+        except ConfigError:
+            return resolve_schedule("exponential", len(ids), weights="metropolis", seed=plan.experiment.seed)
+
+    return make
+
+
+def member_of(
+    plan: Plan,
+    node: NodeId,
+    initial: Vector,
+    schema: str,
+    identity: Identity,
+    members: Members,
+    life: int,
+    *,
+    address: str = "",
+    join: bool = False,
+    resumed: Checkpoint | None = None,
+) -> Member:
+    """Make the machine of one member.
+
+    `life` is above the incarnations of its earlier lives: the time of its start in seconds.  `address`: where the
+    others reach it, by default as `members` says.  `join`: the run has begun.  `resumed`: what a life before wrote.
+    """
+    own = members.endpoints[node]
+    founders = members.founders
+    roster = Roster.founding({i: (e.address, e.key, e.verify) for i, e in founders.items()})
+    trust = Trust({i: (e.key, e.verify) for i, e in founders.items()}, verify, members.organiser)
+    late = node not in founders
+    me = Entry(
+        node, life, address or own.address, identity.public, identity.verify, -1 if late else 0, admission=own.admission
+    )
+    membership = Membership(
+        me, roster, trust, identity.sign, graphs_of(plan), MemberSettings(), plan.experiment.seed
+    )
+
+    def make(schedule: RosterSchedule, checkpoint: Checkpoint | None) -> Machine:
+        theirs = replace(plan, schedule=cast(Schedule, schedule))
+        return compose.machine_of(theirs, node, initial, schema, checkpoint)
+
+    layout = schema, initial.size, initial.dtype.name
+    return Member(membership, make, layout, plan.experiment.rounds, join=join or late, resumed=resumed)
