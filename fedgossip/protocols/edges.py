@@ -48,6 +48,18 @@ class Edge:
     confirmed: bool = True
     """Whether the partner is known to have our model of round `used`: it may ask for it until then."""
     open: Open | None = None
+    helped: tuple[int, int, int] = (-1, 0, 0)
+    """The round for which the partner got our model again, how often, and when."""
+
+    def may_help(self, round: int, now_ns: int, again_ns: int) -> bool:
+        """Whether to send our model of `round` again now: at once, then after longer and longer waits."""
+        of, times, at_ns = self.helped
+        if of != round:
+            times = 0
+        elif now_ns < at_ns + again_ns * 2 ** min(times - 1, 3):
+            return False
+        self.helped = round, times + 1, now_ns
+        return True
 
     @property
     def missing(self) -> int:

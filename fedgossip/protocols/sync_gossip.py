@@ -69,6 +69,11 @@ class Schedule(Protocol):
     def partners(self, node: NodeId) -> tuple[NodeId, ...]: ...
 
 
+AGAIN_NS = 250_000_000
+AGAIN_TIMES = 20
+"""A goodbye is said again at least so often before a neighbour counts as hung."""
+
+
 @dataclass(frozen=True, slots=True)
 class SyncSettings:
     """Limits of one synchronous run.  Times in nanoseconds."""
@@ -82,12 +87,9 @@ class SyncSettings:
     """How long to wait for all links at the start; people start peers on several machines by hand."""
     drain_ns: int = 30_000_000_000
     """How long to stay after the last round for neighbours that are not done."""
-    again_ns: int = 500_000_000
+    again_ns: int = AGAIN_NS
     """After so long a goodbye that was not answered is said again."""
 
-
-AGAIN_TIMES = 8
-"""A goodbye is said again at least so often before a neighbour counts as hung."""
 
 KEPT_ROUNDS = 8
 """So many of our own models are kept for partners that may ask for them; without losses one is."""
@@ -157,16 +159,17 @@ class SyncGossip(Generic[State]):
                 return self._received(sender, model, now_ns)
             case Received(sender, Account(round, used, missing)):
                 self._check_partner(sender, "an account")
-                return self._account(sender, round, used, missing)
+                return self._account(sender, round, used, missing, now_ns)
             case Received(sender, Leaving() as leaving):
                 return self._left(sender, leaving, now_ns)
             case Trained(job, update, examples, metrics):
                 assert self.phase == "training" and job == self.round, f"job {job} was not asked for"
                 report = Report("trained", {**metrics, "examples": examples}, self.round)
                 return [report, *self._exchange(update, now_ns)]
-            case Fired(("deadline", number)) if self.phase == "waiting" and number == self.round:
-                self.absent.update(self.waiting_for)
-                return self._mix(now_ns)
+            case Fired(("deadline" | "pace" as key, number)) if self.phase == "waiting" and number == self.round:
+                if key == "deadline":
+                    self.absent.update(self.waiting_for)
+                return self._mix(now_ns) if all(map(self._will_not_come, self.waiting_for)) else []
             case Fired(("start",)) if self.phase == "joining":
                 return self._start_with_those_here(now_ns)
             case Fired(("again",)) if self.phase == "leaving":
@@ -246,7 +249,7 @@ class SyncGossip(Generic[State]):
         self.left.add(sender)
         if leaving.done:
             self.done.add(sender)
-        effects = self._account(sender, leaving.round, leaving.used, leaving.missing)
+        effects = self._account(sender, leaving.round, leaving.used, leaving.missing, now_ns)
         effects += [*self._begin_if_joined(now_ns), *self._mix_if_complete(now_ns)]
         if self.phase == "leaving" and (sender not in self.told or not leaving.done) and self._edge(sender).settled:
             effects.append(Send(sender, self._leaving(sender)))
@@ -306,8 +309,8 @@ class SyncGossip(Generic[State]):
 
     def _received(self, sender: NodeId, model: Model, now_ns: int) -> list[Effect]:
         self._check(sender, model)
-        effects = self._account(sender, model.round, model.used, model.missing)
-        if model.round >= self.round - 1 and sender in self.linked:
+        effects = self._account(sender, model.round, model.used, model.missing, now_ns)
+        if sender in self.linked and (model.round >= self.round - 1 or self._alone()):
             self.absent.discard(sender)
         if model.round < self.round:
             self._edge(sender).late(model)
@@ -348,8 +351,16 @@ class SyncGossip(Generic[State]):
             )
 
     def _mix_if_complete(self, now_ns: int) -> list[Effect]:
-        complete = self.phase == "waiting" and all(self._will_not_come(j) for j in self.waiting_for)
-        return self._mix(now_ns) if complete else []
+        if self.phase != "waiting" or not all(self._will_not_come(j) for j in self.waiting_for):
+            return []
+        early_ns = self.began_ns + self.deadline.usual_ns() - now_ns
+        if early_ns > 0 and self._alone():
+            return [SetTimer(("pace", self.round), early_ns)]
+        return self._mix(now_ns)
+
+    def _alone(self) -> bool:
+        """Whether nobody takes part in this round but us; it then takes its usual time, or we would run away."""
+        return bool(self.waiting_for) and self.waiting_for == self.row.keys() - {self.node}
 
     def _will_not_come(self, node: NodeId) -> bool:
         """Whether this round's model of `node`, which is not here, is not worth waiting for."""
@@ -414,21 +425,23 @@ class SyncGossip(Generic[State]):
     def _edge(self, node: NodeId) -> Edge:
         return self.edges.setdefault(node, Edge())
 
-    def _account(self, sender: NodeId, round: int, used: int, missing: int) -> list[Effect]:
+    def _account(self, sender: NodeId, round: int, used: int, missing: int, now_ns: int) -> list[Effect]:
         """Take what a partner says of our edge: repair our round, send what it misses, forget what it has."""
         edge = self._edge(sender)
         edge.heard(round, used, missing)
         effects = self._repair(sender)
         if 0 <= missing < self.round:
-            effects += self._help(sender, edge, missing)
+            effects += self._help(sender, edge, missing, now_ns)
         self._forget()
         return effects
 
-    def _help(self, sender: NodeId, edge: Edge, missing: int) -> list[Effect]:
+    def _help(self, sender: NodeId, edge: Edge, missing: int, now_ns: int) -> list[Effect]:
         """The partner mixed round `missing` without us: tell it whether we mixed with it, with our model if so."""
         if edge.used > missing or (edge.used == missing and edge.confirmed):  # an old message that was overtaken
             return []
         if edge.used == missing and missing in self.sent:
+            if not edge.may_help(missing, now_ns, self.settings.again_ns):  # it is on its way
+                return []
             view = self.view(missing)
             return [Send(sender, Model(missing, self.schema, self.sent[missing], edge.used, edge.missing, view))]
         effects: list[Effect] = []

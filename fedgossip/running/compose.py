@@ -24,7 +24,7 @@ from fedgossip.machine import Checkpoint, Machine, NodeId
 from fedgossip.messages import Hello
 from fedgossip.protocols.async_gossip import AsyncGossip, AsyncSettings
 from fedgossip.protocols.partners import rule_of
-from fedgossip.protocols.sync_gossip import SyncGossip, SyncSettings
+from fedgossip.protocols.sync_gossip import AGAIN_NS, AGAIN_TIMES, SyncGossip, SyncSettings
 from fedgossip.task import LocalTask
 from fedgossip.topology import (
     Forecast,
@@ -254,6 +254,7 @@ def _sync_gossip(
         least_deadline_ns=min(deadline_ns, _ns(a.least_deadline)),
         start_ns=_ns(a.start_timeout),
         drain_ns=deadline_ns,
+        again_ns=min(AGAIN_NS, deadline_ns // AGAIN_TIMES),
     )
     return SyncGossip(node, plan.schedule, ALGORITHMS[a.name](plan.n), initial, schema, settings, resumed)
 
