@@ -1,0 +1,109 @@
+"""What one whose key nobody knows can do at a peer that lets guests ask to join: ask, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from test_net_security import DIM, EXPECTED, HELLO, arrived, calling, greeting, header, heard_until, mark, reasons
+
+from fedgossip.errors import ConfigError
+from fedgossip.messages import Entry, Join
+from fedgossip.net.endpoints import Endpoint, block, load_members
+from fedgossip.net.identity import Identity, verify
+from fedgossip.net.links import GUEST_WORDS, NOBODY, Links
+from fedgossip.wire import frames
+
+SAID = b"what was signed"
+
+
+@pytest.fixture
+def links(tmp_path: Path) -> Iterator[Links]:
+    made = Links(0, f"ipc://{tmp_path}/0", Identity.new())
+    made.connect((), {}, EXPECTED, HELLO)
+    made.admit_guests(None)
+    yield made
+    made.close()
+
+
+def asking(identity: Identity, address: str) -> Join:
+    return Join(Entry(7, 1, address, identity.public, identity.verify))
+
+
+def said(message: Join) -> tuple[bytes, bytes]:
+    ((first, body),) = frames(message, 1, ())
+    return first, bytes(body)
+
+
+def test_a_guest_may_ask_to_join_and_is_heard_as_a_member_once_it_is_let_in(links: Links, tmp_path: Path) -> None:
+    stranger = Identity.new()
+    with calling(links, stranger) as caller:
+        caller.send(*greeting(HELLO))
+        caller.send(*said(asking(stranger, f"ipc://{tmp_path}/7")))
+        (asked,) = arrived(heard_until(links, arrived))
+        assert asked.sender == NOBODY and isinstance(asked.message, Join)
+        links.meet(7, Endpoint(asked.message.entry.address, asked.message.entry.key))
+        (greeted,) = arrived(heard_until(links, arrived))  # what it said before it was known
+        assert (greeted.sender, greeted.message) == (7, HELLO)
+        caller.send(*greeting(HELLO))
+        assert arrived(heard_until(links, arrived))[0].sender == 7
+
+
+def test_a_guest_is_not_heard_in_another_name_nor_with_another_message(links: Links, tmp_path: Path) -> None:
+    stranger, other = Identity.new(), Identity.new()
+    model = header(type="model", round=0, schema="layout", dtype="float32", lengths=[DIM])
+    with calling(links, stranger) as caller:
+        caller.send(*said(asking(other, f"ipc://{tmp_path}/7")))
+        caller.send(mark(b"H", 1), header(type="leaving", round=0))
+        caller.send(mark(b"H", 1), model)
+        caller.send(mark(b"H", 1), bytes(10_000))
+        caller.send(mark(b"C", 1), bytes(100))
+        events = heard_until(links, lambda heard: len(reasons(heard)) == 5)
+    assert reasons(events) == ["guest", "guest", "schema", "oversized", "order"] and not arrived(events)
+
+
+def test_a_guest_that_talks_on_is_not_listened_to(links: Links) -> None:
+    with calling(links, Identity.new()) as caller:
+        for _ in range(GUEST_WORDS + 5):
+            caller.send(*greeting(HELLO))
+        events = heard_until(links, lambda heard: len(reasons(heard)) == 5)
+    assert set(reasons(events)) == {"guest"} and not arrived(events)
+
+
+def test_an_address_or_a_key_that_cannot_be_used_costs_nothing_but_itself(links: Links) -> None:
+    for endpoint in (Endpoint("http://x", Identity.new().public), Endpoint("tcp://10.0.0.1:1", "short")):
+        with pytest.raises(ConfigError):
+            links.meet(7, endpoint)
+    assert links.partners == ()
+
+
+def test_signatures_are_those_of_the_key_in_the_file(tmp_path: Path) -> None:
+    identity = Identity.new()
+    identity.save(tmp_path / "peer.key")
+    signature = Identity.load(tmp_path / "peer.key").sign(SAID)
+    assert verify(identity.verify, SAID, signature)
+    for key, data, text in (
+        (Identity.new().verify, SAID, signature),
+        (identity.verify, SAID + b"!", signature),
+        (identity.verify, SAID, signature[:-2] + "00"),
+        ("nonsense", SAID, signature),
+        (identity.verify, SAID, "ü"),
+    ):
+        assert not verify(key, data, text)
+
+
+def test_the_file_of_members_needs_keys_of_signatures_and_ones_own_block(tmp_path: Path) -> None:
+    path, identity = tmp_path / "endpoints.toml", Identity.new()
+    full = Endpoint("tcp://10.0.0.1:5700", identity.public, identity.verify)
+    path.write_text(f"organiser = '{identity.verify}'\n" + block(0, full))
+    members = load_members(path, 0)
+    assert members.organiser == identity.verify and set(members.founders) == {0}
+    for text, words in ((block(0, replace(full, verify="")), "verify"), (block(1, full), "no entry for peer 0")):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match=words):
+            load_members(path, 0)
+    path.write_text("organiser = 'x'\n" + block(0, full))
+    with pytest.raises(ConfigError, match="organiser"):
+        load_members(path, 0)
