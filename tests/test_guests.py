@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 from test_net_security import DIM, EXPECTED, HELLO, arrived, calling, greeting, header, heard_until, mark, reasons
 
+from fedgossip.cli import cli
 from fedgossip.errors import ConfigError
 from fedgossip.messages import Entry, Join
 from fedgossip.net.endpoints import Endpoint, block, load_members
 from fedgossip.net.identity import Identity, verify
 from fedgossip.net.links import GUEST_WORDS, NOBODY, Links
+from fedgossip.protocols.roster import admission_of
 from fedgossip.wire import frames
 
 SAID = b"what was signed"
@@ -107,3 +109,24 @@ def test_the_file_of_members_needs_keys_of_signatures_and_ones_own_block(tmp_pat
     path.write_text("organiser = 'x'\n" + block(0, full))
     with pytest.raises(ConfigError, match="organiser"):
         load_members(path, 0)
+
+
+def test_the_organisers_commands_make_an_admission_that_members_believe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def says(*words: str) -> str:
+        capsys.readouterr()
+        cli(["keys", *words], standalone_mode=False)
+        return capsys.readouterr().out
+
+    line = says("organiser")
+    first = says("new", "--out", "0.key", "--id", "0", "--address", "tcp://10.0.0.1:5700")
+    (tmp_path / "block.toml").write_text(says("new", "--out", "2.key", "--id", "2", "--address", "tcp://10.0.0.2:5700"))
+    assert says("show", "2.key", "--id", "2", "--address", "tcp://10.0.0.2:5700") == (tmp_path / "block.toml").read_text()
+    (tmp_path / "endpoints.toml").write_text(line + first + says("admit", "block.toml"))
+    members = load_members(tmp_path / "endpoints.toml", 2)
+    late = members.endpoints[2]
+    assert set(members.founders) == {0} and set(members.endpoints) == {0, 2}
+    assert verify(members.organiser, admission_of(2, late.key, late.verify), late.admission)

@@ -142,7 +142,7 @@ class SyncGossip(Generic[State]):
         self.met: dict[NodeId, int] = {}  # the last round in which we exchanged
         self.patient = True  # at the end: whether to wait for those, too, that did not answer of late
         self.deadline = Deadline(settings.deadline_ns, settings.least_deadline_ns)
-        self.began_ns = 0
+        self.began_ns = self.heard_ns = 0  # when this round began, and when the last model of it came
         self._take_schedule(schedule)
 
     def _take_schedule(self, schedule: Schedule) -> None:
@@ -260,7 +260,7 @@ class SyncGossip(Generic[State]):
     def _train(self, now_ns: int) -> list[Effect]:
         if self.round >= self.settings.rounds:
             return self._leave()
-        self.phase, self.began_ns = "training", now_ns
+        self.phase, self.began_ns, self.heard_ns = "training", now_ns, now_ns
         return [Train(self.round, self.algorithm.model(self.state))]
 
     def _exchange(self, update: Vector | None, now_ns: int) -> list[Effect]:
@@ -269,7 +269,7 @@ class SyncGossip(Generic[State]):
             effects.append(Report("skipped", newest - self.round, newest))
             self._go_to(newest)
         self.outgoing = tuple(frozen(vector) for vector in self.algorithm.outgoing(self.state, update))
-        self.phase = "waiting"
+        self.phase, self.heard_ns = "waiting", now_ns  # who was here before us was in time
         mixing = self.schedule.mixing(self.round)
         targets = mixing.targets(self.node)
         self.row = mixing.row(self.node)
@@ -325,6 +325,7 @@ class SyncGossip(Generic[State]):
                 del kept[stale]
         if model.round == self.round:
             self.waiting_for.discard(sender)
+            self.heard_ns = now_ns
         return effects + self._mix_if_complete(now_ns)
 
     def _check_partner(self, sender: NodeId, what: str) -> None:
@@ -376,8 +377,8 @@ class SyncGossip(Generic[State]):
         effects: list[Effect] = [Report("missed", missing, self.round)] if missing else []
         if one_sided := [j for j in missing if j in self.one_way]:
             effects.append(Report("one_sided", one_sided, self.round))
-        if not missing:
-            self.deadline.saw(now_ns - self.began_ns)
+        if len(missing) < len(self.row) - 1:
+            self.deadline.saw(self.heard_ns - self.began_ns)
         row = self._agreed(missing)
         inputs = {j: self.outgoing if j == self.node else self.mailbox[j][self.round].vectors for j in row}
         mixed = tuple(
