@@ -123,8 +123,10 @@ def test_the_organisers_commands_make_an_admission_that_members_believe(
 
     line = says("organiser")
     first = says("new", "--out", "0.key", "--id", "0", "--address", "tcp://10.0.0.1:5700")
-    (tmp_path / "block.toml").write_text(says("new", "--out", "2.key", "--id", "2", "--address", "tcp://10.0.0.2:5700"))
-    assert says("show", "2.key", "--id", "2", "--address", "tcp://10.0.0.2:5700") == (tmp_path / "block.toml").read_text()
+    words = ("--id", "2", "--address", "tcp://10.0.0.2:5700")
+    late_block = says("new", "--out", "2.key", *words)
+    assert says("show", "2.key", *words) == late_block
+    (tmp_path / "block.toml").write_text(late_block)
     (tmp_path / "endpoints.toml").write_text(line + first + says("admit", "block.toml"))
     members = load_members(tmp_path / "endpoints.toml", 2)
     late = members.endpoints[2]
