@@ -86,6 +86,12 @@ class Site:
             pipes = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
             self.processes[node] = subprocess.Popen(there, cwd=self.folder, **pipes)  # type: ignore[call-overload]
 
+    def again(self, node: NodeId) -> None:
+        """Start one that was killed; what it had is gone."""
+        self.processes[node].wait()
+        shutil.rmtree(self.folder / f"out{node}")
+        self.start(node, "--join")
+
     def rows(self, node: NodeId) -> list[dict[str, Any]]:
         path = self.folder / f"out{node}" / "metrics.jsonl"
         lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
@@ -125,5 +131,10 @@ def test_a_third_joins_two_from_another_machine(two_machines: None, tmp_path: Pa
         for one, other in ((1, 2), (2, 1)):
             reached = site.round(one)
             wait_until(lambda other=other, at=reached: site.round(other) > at, SECONDS, "they go on together")
+        if first_dies:
+            site.again(0)
+            wait_until(lambda: site.events(0, "fetched"), SECONDS, "0 fetches the model")
+            reached = site.round(2)
+            wait_until(lambda: site.round(0) > reached, SECONDS, "0 learns with the others again")
     finally:
         site.stop()

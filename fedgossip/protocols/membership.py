@@ -99,7 +99,7 @@ class MemberSettings:
 
     def suspicion_of(self, n: int) -> int:
         """How long a suspect among `n` members has to refute."""
-        return int(self.suspicion_ns * max(1.0, float(np.log10(n))))
+        return int(self.suspicion_ns * max(1.0, float(np.log10(max(1, n)))))
 
 
 @dataclass(slots=True)
@@ -364,9 +364,10 @@ class Membership:
         return self._heard.get(asking.node, -1) >= asking.began_ns
 
     def _probe_for(self, asker: NodeId, number: int, node: NodeId) -> list[Outcome]:
-        if node not in self.linked or len(self._asked) >= ASKED_MAX:
-            self._asked.clear()  # of pings that nobody will answer any more
+        if node not in self.linked:
             return []
+        if len(self._asked) >= ASKED_MAX:
+            self._asked.clear()  # of pings that nobody will answer any more
         ping = self._ping(node)
         self._asked[self._number] = asker, number
         return [ping]
