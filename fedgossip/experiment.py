@@ -58,7 +58,7 @@ class Algorithm(msgspec.Struct, forbid_unknown_fields=True):
     """[algorithm]"""
 
     name: str = "dsgd"
-    """dsgd | window-doubling"""
+    """dsgd | push-sum (directed graphs too) | window-doubling (with the graph of that name)"""
     mode: str = "sync"
     """sync: rounds that wait for the neighbours.  async: pairwise exchanges beside training; nobody waits."""
     partner: str = "uniform"
@@ -257,7 +257,7 @@ MOST = 2**31 - 1
 def _check_values(experiment: Experiment, where: str) -> None:
     e = experiment
     choices = {
-        "algorithm.name": (e.algorithm.name, ("dsgd", "window-doubling")),
+        "algorithm.name": (e.algorithm.name, ("dsgd", "push-sum", "window-doubling")),
         "algorithm.mode": (e.algorithm.mode, ("sync", "async")),
         "algorithm.partner": (e.algorithm.partner, RULES),
         "task.kind": (e.task.kind, ("learning", "averaging", "quadratic")),

@@ -19,6 +19,7 @@ from fedgossip.errors import FedgossipError
 from fedgossip.machine import Checkpoint, Machine
 from fedgossip.metrics import EventRow, Network, Row
 from fedgossip.protocols.async_gossip import AsyncGossip
+from fedgossip.protocols.push_sum import AsyncPushSum, PushSum
 from fedgossip.running import compose
 from fedgossip.running.simulated import faults_of, network_settings
 from fedgossip.simulation.network import SimulatedNetwork
@@ -29,7 +30,7 @@ SCHEDULES = {
     "dsgd": ["base:1", "base:2", "el-oracle:2", "random-matching"],
     "push-sum": ["one-peer-exponential", "directed-exponential", "el-oracle:2"],
 }
-MODES = [("dsgd", "sync"), ("dsgd", "sync"), ("dsgd", "async")]
+MODES = [("dsgd", "sync"), ("dsgd", "sync"), ("dsgd", "async"), ("push-sum", "sync"), ("push-sum", "async")]
 LONGEST = 3_600.0
 """Virtual seconds after which a run counts as hung."""
 
@@ -102,7 +103,8 @@ class Outcome:
     unfinished: list[int] = field(default_factory=list)
     crashed: bool = False
     rewound: bool = False
-    """An asynchronous peer came back: which of its exchanges since the checkpoint count, both ends' notes decide."""
+    """A peer came back, and which of its exchanges since its checkpoint count, both ends' notes decide; or one that
+    had parcels on the way died."""
     seconds: float = 0.0
 
     @property
@@ -114,7 +116,7 @@ class Outcome:
             return f"peers {self.unfinished} never ended"
         if refused := self.counts.get("refused"):
             return f"{refused} messages of honest peers were refused"
-        reported = self.counts.get("unsettled") or self.counts.get("one_sided")
+        reported = {"unsettled", "one_sided", "taken_back"} & self.counts.keys()
         if not (reported or self.rewound) and self.drift > 1e-5:
             return f"the mean moved by {self.drift:.1e} of the spread, and nothing was reported"
         return ""
@@ -130,8 +132,8 @@ def run(seed: int, write: Any = lambda _: None, keys: dict[str, Any] | None = No
     machines = [compose.machine_of(plan, node, initial[node], task.schema) for node in range(plan.n)]
     lost: list[np.ndarray[Any, Any]] = []
 
-    def reborn(node: int, _life: int, saved: Checkpoint | None) -> Machine:
-        machine = compose.machine_of(plan, node, initial[node], task.schema, saved)
+    def reborn(node: int, life: int, saved: Checkpoint | None) -> Machine:
+        machine = compose.machine_of(plan, node, initial[node], task.schema, saved, incarnation=life)
         lost.append(mass(machine))
         return machine
 
@@ -149,7 +151,8 @@ def run(seed: int, write: Any = lambda _: None, keys: dict[str, Any] | None = No
     )
     crashes = [fault for fault in content["faults"] if fault["kind"] == "crash"]
     back = any("after" in fault for fault in crashes)
-    outcome = Outcome(seed, crashed=bool(crashes), rewound=back and content["algorithm"]["mode"] == "async")
+    pushes, sync = content["algorithm"]["name"] == "push-sum", content["algorithm"]["mode"] == "sync"
+    outcome = Outcome(seed, crashed=bool(crashes), rewound=bool(crashes) and pushes or back and not sync)
     try:
         results = simulator.run(LONGEST)
     except FedgossipError as error:
@@ -162,7 +165,8 @@ def run(seed: int, write: Any = lambda _: None, keys: dict[str, Any] | None = No
     outcome.unfinished = [node for node in range(plan.n) if node not in results and node not in simulator.dead]
     start = np.stack(initial)
     spread = float(np.sqrt(((start - start.mean(axis=0)) ** 2).sum(axis=1).mean()))
-    moved = sum(results.values()) - sum(lost, start.sum(axis=0))
+    held = [mass(simulator.machines[node]) if pushes else results[node] for node in results]
+    moved = sum(held) - sum(lost, start.sum(axis=0))
     outcome.drift = float(np.linalg.norm(moved)) / plan.n / spread
     return outcome
 
@@ -170,6 +174,8 @@ def run(seed: int, write: Any = lambda _: None, keys: dict[str, Any] | None = No
 def mass(machine: Any) -> np.ndarray[Any, Any]:
     """What a machine holds of the sum of all: its vector, and what it will add to it."""
     if isinstance(machine, AsyncGossip):
+        return np.asarray(machine.x)
+    if isinstance(machine, PushSum | AsyncPushSum):
         return np.asarray(machine.x)
     return sum((repair[0] for repair in machine.repairs), machine.algorithm.model(machine.state))
 

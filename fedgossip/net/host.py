@@ -261,8 +261,8 @@ class Host:
                 row = self._meter.mixed(number, now_ns, mixing_ns, None)
                 row.seconds -= (self._training_ns or 0) / 1e9  # people start peers minutes apart
                 self._jobs.put(Evaluate(vector, row))  # type: ignore[arg-type]
-            case Report("trained"):
-                pass
+            case Report("trained", facts):
+                self._meter.trained(facts)
             case Report():
                 self._noted(effect)
             case Meet(node, address, key):

@@ -261,7 +261,8 @@ class AsyncGossip:
     def _start_with_those_here(self, now_ns: int) -> list[Effect]:
         missing = self.company.missing()
         if not self.company.here():  # to learn alone would be a surprise, not gossip
-            return [Report("nobody_came", missing, self.round), *self._finish()]
+            word = Report("stopped_with_the_others", {"rounds": self.round}, self.round)  # they have done theirs
+            return [word if self.eager else Report("nobody_came", missing, self.round), *self._finish()]
         return [Report("started_without", missing, self.round), *self._train(now_ns)]
 
     # --- training -------------------------------------------------------------------------------------------------

@@ -39,6 +39,10 @@ class Arcs:
         self.out[to] = parcel = Parcel(number, round, schema, (vector,), weight)
         return parcel
 
+    def may_have_sent(self, to: NodeId, number: int) -> bool:
+        """Whether parcel `number` can be ours: what an earlier life has sent, this one may not know."""
+        return number <= max(self.sent.get(to, -1), self.life * LIFE - 1)
+
     def accepted(self, to: NodeId, number: int) -> bool:
         """Forget what was accepted; tell whether that was any."""
         if to not in self.out or self.out[to].number > number:

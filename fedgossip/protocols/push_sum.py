@@ -250,7 +250,7 @@ class _Peer:
 
     def _start_with_those_here(self, now_ns: int) -> list[Effect]:
         missing = self.company.missing()
-        if not self.company.here():  # to learn alone would be a surprise, not gossip
+        if not (self.company.here() or self.eager):  # to learn alone would be a surprise, not gossip
             return [Report("nobody_came", missing, self.round), *self._finish()]
         return [Report("started_without", missing, self.round), *self._train(now_ns)]
 
@@ -330,7 +330,7 @@ class _Peer:
         return [Send(sender, Accepted(self.arcs.taken[sender])), *effects]
 
     def _accepted(self, sender: NodeId, number: int, now_ns: int) -> list[Effect]:
-        if number > self.arcs.sent.get(sender, -1):
+        if not self.arcs.may_have_sent(sender, number):
             raise ProtocolError(
                 f"node {self.node}: node {sender} accepts parcel {number}, which was never sent", peer=sender
             )

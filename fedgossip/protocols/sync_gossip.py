@@ -19,7 +19,7 @@ it moves the mean, and is reported as `one_sided`; push-sum is the method for su
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol
 
@@ -44,9 +44,9 @@ from fedgossip.machine import (
     Train,
     Trained,
 )
-from fedgossip.messages import Account, Leaving, Model
+from fedgossip.messages import Account, Leaving, Message, Model
 from fedgossip.protocols.deadlines import Deadline
-from fedgossip.protocols.edges import Edge, Open
+from fedgossip.protocols.edges import Edge
 from fedgossip.vectors import Vector, frozen, ordered_mix, scaled_difference
 
 
@@ -124,6 +124,7 @@ class SyncGossip(Generic[State]):
         self.schema, self.kind, self.length = schema, initial.dtype, initial.size
         self.round = resumed.round if resumed else 0
         self.state = algorithm.restored(_slots(resumed)) if resumed else algorithm.start(initial)
+        self.again = resumed is not None
         self.phase = "new"
         self.outgoing: tuple[Vector, ...] = ()
         self.row: dict[NodeId, float] = {}  # of the round that is being exchanged
@@ -155,30 +156,14 @@ class SyncGossip(Generic[State]):
         if self.phase == "finished":
             return []
         match event:
-            case Received(sender, Model() as model):
-                return self._received(sender, model, now_ns)
-            case Received(sender, Account(round, used, missing)):
-                self._check_partner(sender, "an account")
-                return self._account(sender, round, used, missing, now_ns)
-            case Received(sender, Leaving() as leaving):
-                return self._left(sender, leaving, now_ns)
+            case Received(sender, message):
+                return self._heard(sender, message, now_ns)
             case Trained(job, update, examples, metrics):
                 assert self.phase == "training" and job == self.round, f"job {job} was not asked for"
                 report = Report("trained", {**metrics, "examples": examples}, self.round)
                 return [report, *self._exchange(update, now_ns)]
-            case Fired(("deadline" | "pace" as key, number)) if self.phase == "waiting" and number == self.round:
-                if key == "deadline":
-                    self.absent.update(self.waiting_for)
-                return self._mix(now_ns) if all(map(self._will_not_come, self.waiting_for)) else []
-            case Fired(("start",)) if self.phase == "joining":
-                return self._start_with_those_here(now_ns)
-            case Fired(("again",)) if self.phase == "leaving":
-                return [*self._goodbye(), SetTimer(("again",), self.settings.again_ns)]
-            case Fired(("hung",)):
-                self.patient = False
-                return self._finish_if_alone()
-            case Fired(("drain",)) if self.phase == "leaving":
-                return self._finish()
+            case Fired(key):
+                return self._fired(key, now_ns)
             case PeerJoined(node, incarnation):
                 return self._joined(node, incarnation, now_ns)
             case PeerGone(node):
@@ -191,15 +176,39 @@ class SyncGossip(Generic[State]):
             case Rostered(schedule):
                 self._take_schedule(schedule)  # type: ignore[arg-type]
                 return self._begin_if_joined(now_ns)
-            case Received(sender, message):
-                kind = type(message).__name__.lower()
-                raise ProtocolError(
-                    f"node {self.node}: a message of kind {kind!r} from node {sender} in a synchronous run",
-                    "Were the peers started from the same experiment file?",
-                    peer=sender,
-                )
-            case _:  # a timer that no longer matters
-                return []
+
+    def _heard(self, sender: NodeId, message: Message, now_ns: int) -> list[Effect]:
+        match message:
+            case Model():
+                return self._received(sender, message, now_ns)
+            case Account(round, used, missing):
+                self._check_partner(sender, "an account")
+                return self._account(sender, round, used, missing, now_ns)
+            case Leaving():
+                return self._left(sender, message, now_ns)
+        raise ProtocolError(
+            f"node {self.node}: a message of kind {type(message).__name__} from node {sender} in a synchronous run",
+            "Were the peers started from the same experiment file?",
+            peer=sender,
+        )
+
+    def _fired(self, key: Hashable, now_ns: int) -> list[Effect]:
+        match self.phase, key:
+            case "waiting", ("deadline", self.round):
+                self.absent.update(self.waiting_for)
+                return self._mix(now_ns)
+            case "waiting", ("pace", self.round) if all(map(self._will_not_come, self.waiting_for)):
+                return self._mix(now_ns)
+            case "joining", ("start",):
+                return self._start_with_those_here(now_ns)
+            case "leaving", ("again",):
+                return [*self._goodbye(), SetTimer(("again",), self.settings.again_ns)]
+            case "leaving", ("hung",):
+                self.patient = False
+                return self._finish_if_alone()
+            case "leaving", ("drain",):
+                return self._finish()
+        return []  # a timer that no longer matters
 
     # --- links ----------------------------------------------------------------------------------------------------
 
@@ -231,7 +240,7 @@ class SyncGossip(Generic[State]):
 
     def _start_with_those_here(self, now_ns: int) -> list[Effect]:
         missing = sorted(set(self.partners) - self.linked)
-        if not self.linked:  # to learn alone would be a surprise, not gossip
+        if not (self.linked or self.again):  # to learn alone would be a surprise, not gossip
             return [Report("nobody_came", missing, self.round), *self._finish()]
         self.absent.update(missing)
         return [Report("started_without", missing, self.round), *self._train(now_ns)]

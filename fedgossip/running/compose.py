@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from fedgossip import __version__
+from fedgossip.algorithms import push_sum
 from fedgossip.algorithms.base import GossipAlgorithm
 from fedgossip.algorithms.dsgd import DSGD
 from fedgossip.algorithms.window_doubling import WindowDoubling
@@ -24,6 +25,7 @@ from fedgossip.machine import Checkpoint, Machine, NodeId
 from fedgossip.messages import Hello
 from fedgossip.protocols.async_gossip import AsyncGossip, AsyncSettings
 from fedgossip.protocols.partners import rule_of
+from fedgossip.protocols.push_sum import AsyncPushSum, PushSettings, PushSum
 from fedgossip.protocols.sync_gossip import AGAIN_NS, AGAIN_TIMES, SyncGossip, SyncSettings
 from fedgossip.task import LocalTask
 from fedgossip.topology import (
@@ -34,6 +36,7 @@ from fedgossip.topology import (
     Topology,
     forecast_of,
     resolve_schedule,
+    schedule_names,
     spectrum,
     union,
 )
@@ -44,6 +47,7 @@ GAMMA = 0.9
 
 ALGORITHMS: dict[str, Callable[[int], GossipAlgorithm[Any]]] = {
     "dsgd": lambda _n: DSGD(),
+    "push-sum": lambda _n: push_sum.PushSum(),
     "window-doubling": WindowDoubling,
 }
 """By name, made for a number of peers."""
@@ -91,17 +95,30 @@ class DataShares:
 def plan(experiment: Experiment) -> Plan:
     """Resolve the graph, its weights and the forecast.  Raises ConfigError."""
     section = experiment.topology
-    schedule = resolve_schedule(section.graph, section.n, weights=section.weights, seed=experiment.seed)
+    weights = section.weights or _own_weights(experiment)
+    schedule = resolve_schedule(section.graph, section.n, weights=weights, seed=experiment.seed)
     _check_pair(experiment, schedule)
     found = spectrum(schedule) if isinstance(schedule, Mixing) else None
     return Plan(experiment, schedule, union(schedule), found, forecast_of(schedule, GAMMA, found))
 
 
+def _own_weights(experiment: Experiment) -> str | None:
+    """The weights that the algorithm brings: push-sum weighs by the sender, where rounds bring none themselves."""
+    word = experiment.topology.graph.partition(":")[0].strip().lower()
+    brings = word in schedule_names() and word != "el-local"
+    return "push" if experiment.algorithm.name == "push-sum" and not brings else None
+
+
 def _check_pair(experiment: Experiment, schedule: Schedule) -> None:
     """Raise ConfigError where the algorithm and the graph do not go together."""
     name = experiment.algorithm.name
-    if experiment.algorithm.mode == "async":
+    if experiment.algorithm.mode == "async" and name != "push-sum":
         _check_async(schedule)
+    unfit = {"push-sum": "rows", "dsgd": "columns", "window-doubling": "columns"}.get(name)
+    if schedule.stochastic == unfit:
+        sums = "rows" if unfit == "columns" else "columns"
+        advice = 'Take other weights, or algorithm.name = "push-sum".' if unfit == "columns" else "Take other weights."
+        raise ConfigError(f"{name} on {schedule.name!r}: the {sums} of its weights do not sum to one", advice)
     made_for = getattr(schedule, "algorithm", None)
     if (made_for or name) != name:
         advice = f'Set algorithm.name = "{made_for}".'
@@ -236,8 +253,18 @@ def _learning(experiment: Experiment, held: Sequence[NodeId], n: int) -> tuple[L
     return TorchTask(train, found.test, shares, e.model.source, e.train, seed=e.seed, rounds=e.rounds), described
 
 
-def machine_of(plan: Plan, node: NodeId, initial: Vector, schema: str, resumed: Checkpoint | None = None) -> Machine:
-    """Make the machine of one peer; with `resumed`, one that goes on from there."""
+def machine_of(
+    plan: Plan,
+    node: NodeId,
+    initial: Vector,
+    schema: str,
+    resumed: Checkpoint | None = None,
+    *,
+    incarnation: int = 0,
+) -> Machine:
+    """Make the machine of one peer, in life `incarnation`; with `resumed`, one that goes on from there."""
+    if plan.experiment.algorithm.name == "push-sum":
+        return _push_sum(plan, node, initial, schema, resumed, incarnation)
     if plan.experiment.algorithm.mode == "async":
         return _async_gossip(plan, node, initial, schema, resumed)
     return _sync_gossip(plan, node, initial, schema, resumed)
@@ -268,12 +295,29 @@ def _async_gossip(plan: Plan, node: NodeId, initial: Vector, schema: str, resume
     return AsyncGossip(node, plan.schedule.partners(node), rule, initial, schema, settings, resumed)
 
 
+def _push_sum(
+    plan: Plan, node: NodeId, initial: Vector, schema: str, resumed: Checkpoint | None, incarnation: int
+) -> PushSum | AsyncPushSum:
+    e, a = plan.experiment, plan.experiment.algorithm
+    settings = PushSettings(
+        rounds=e.rounds,
+        seed=e.seed,
+        deadline_ns=_ns(a.deadline),
+        least_deadline_ns=min(_ns(a.deadline), _ns(a.least_deadline)),
+        start_ns=_ns(a.start_timeout),
+        drain_ns=_ns(a.deadline),
+    )
+    kind = PushSum if a.mode == "sync" else AsyncPushSum
+    return kind(node, plan.schedule, initial, schema, settings, resumed, incarnation)
+
+
 def whole(plan: Plan, rounds: int, *, stopped: bool = False) -> bool:
     """Whether a peer that ended after so many rounds has done its part.
 
     An asynchronous one that nobody stopped has: its neighbours have all done theirs, and it had nobody to learn with.
     """
-    alone = plan.experiment.algorithm.mode == "async" and not stopped
+    a = plan.experiment.algorithm
+    alone = (a.mode == "async" or a.name == "push-sum") and not stopped
     return rounds == plan.experiment.rounds or alone
 
 
@@ -293,7 +337,7 @@ def hello_of(plan: Plan, schema: str, data: str = "") -> Hello:
         kind, colon, path = str(content["data"][key]).partition(":")
         if colon and "/" in path:
             content["data"][key] = f"{kind}:{path.rsplit('/', 1)[1]}"
-    for section, key in (("train", "device"), ("train", "threads")):
+    for section, key in (("train", "device"), ("train", "threads"), ("algorithm", "start_timeout")):
         content[section].pop(key, None)
     content = {key: value for key, value in content.items() if key not in ("simulation", "name")}
     text = repr((_sorted(content), data)).encode()

@@ -213,7 +213,8 @@ def run_peer(
         )
 
 
-MakeMachine = Callable[[Vector, Checkpoint | None], Machine]
+MakeMachine = Callable[[Vector, Checkpoint | None, int], Machine]
+"""(first vector, what the life before left, the number of this life)."""
 
 
 def _maker(
@@ -221,10 +222,10 @@ def _maker(
 ) -> MakeMachine:
     """Return what makes this peer's machine: one of a fixed graph, or a member."""
 
-    def fixed(initial: Vector, checkpoint: Checkpoint | None) -> Machine:
-        return compose.machine_of(plan, node, initial, schema, checkpoint)
+    def fixed(initial: Vector, checkpoint: Checkpoint | None, incarnation: int) -> Machine:
+        return compose.machine_of(plan, node, initial, schema, checkpoint, incarnation=incarnation)
 
-    def member(initial: Vector, checkpoint: Checkpoint | None) -> Machine:
+    def member(initial: Vector, checkpoint: Checkpoint | None, _incarnation: int) -> Machine:
         assert members is not None
         life = int(time.time())  # above those of earlier lives, as long as the clock is not set back
         machine = member_of(plan, node, initial, schema, identity, members, life, join=join, resumed=checkpoint)
@@ -286,7 +287,7 @@ class _Peer:
         if life.resumed:
             lives.give_memory(self.task, node, life.resumed.task)
         self.files.started(life.round, initial)
-        machine = self._make(initial, life.checkpoint)
+        machine = self._make(initial, life.checkpoint, life.about.incarnation)
         if not trace_bytes:
             return machine
         about = life.about

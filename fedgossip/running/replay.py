@@ -154,7 +154,8 @@ def machine_of(opening: Opening) -> Machine:
     """Make the machine that a trace was opened for.  Raises TraceError where its experiment cannot be read."""
     try:
         plan = _plan(msgspec.json.encode(opening.experiment))
-        return compose.machine_of(plan, opening.node, opening.initial, opening.schema, opening.resumed)
+        o = opening
+        return compose.machine_of(plan, o.node, o.initial, o.schema, o.resumed, incarnation=o.incarnation)
     except ConfigError as error:
         advice = f"It was written by fedgossip {opening.version}, this is {__version__}."
         raise TraceError(f"the trace of peer {opening.node}: {error}", advice) from None

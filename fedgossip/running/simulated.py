@@ -152,8 +152,8 @@ def _simulator(
     machines = [compose.machine_of(plan, node, initial[node], task.schema) for node in range(plan.n)]
     links = [plan.schedule.partners(node) for node in range(plan.n)]
 
-    def rebirth(node: NodeId, _incarnation: int, saved: Checkpoint | None) -> Machine:
-        return compose.machine_of(plan, node, initial[node], task.schema, saved)
+    def rebirth(node: NodeId, incarnation: int, saved: Checkpoint | None) -> Machine:
+        return compose.machine_of(plan, node, initial[node], task.schema, saved, incarnation=incarnation)
 
     simulator = Simulator(machines, links, task, network, record, keeper, script=script, rebirth=rebirth)
 

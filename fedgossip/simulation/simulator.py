@@ -272,7 +272,9 @@ class Simulator:
             row = self._meters[node].mixed(report.round, self.now_ns, 0, None)
             for line in self.record.mixed(row, report.value):  # type: ignore[arg-type]
                 self.write(line)
-        elif report.name != "trained":
+        elif report.name == "trained":
+            self._meters[node].trained(report.value)
+        else:
             self._count(report.name)
             if event := event_row(node, report):
                 self.write(event)
