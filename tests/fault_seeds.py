@@ -104,7 +104,7 @@ class Outcome:
     crashed: bool = False
     rewound: bool = False
     """A peer came back, and which of its exchanges since its checkpoint count, both ends' notes decide; or one that
-    had parcels on the way died."""
+    had parcels on the way died; or two died between whom an exchange was open, which nobody is left to tell."""
     seconds: float = 0.0
 
     @property
@@ -152,7 +152,7 @@ def run(seed: int, write: Any = lambda _: None, keys: dict[str, Any] | None = No
     crashes = [fault for fault in content["faults"] if fault["kind"] == "crash"]
     back = any("after" in fault for fault in crashes)
     pushes, sync = content["algorithm"]["name"] == "push-sum", content["algorithm"]["mode"] == "sync"
-    outcome = Outcome(seed, crashed=bool(crashes), rewound=bool(crashes) and pushes or back and not sync)
+    outcome = Outcome(seed, crashed=bool(crashes), rewound=(bool(crashes) and pushes) or (back and not sync) or len(crashes) > 1)
     try:
         results = simulator.run(LONGEST)
     except FedgossipError as error:
