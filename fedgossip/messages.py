@@ -140,6 +140,44 @@ class Accepted(_Note):
     number: int
 
 
+# --- federated: protocols/coordinator.py, client.py -------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Invite(_Carrier):
+    """Take part in `round`: train from these vectors, the model first.
+
+    `counted` is the last round in which a contribution of the receiver was counted: what it remembers since then, and
+    was not counted, it forgets.
+    """
+
+    round: int
+    schema: str
+    vectors: tuple[Vector, ...]
+    counted: int = -1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Contribution(_Carrier):
+    """What a client gives to `round`: vectors, of so many `examples` and local `steps`; the mean `loss` of these."""
+
+    round: int
+    schema: str
+    vectors: tuple[Vector, ...]
+    examples: int
+    steps: int
+    loss: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Final(_Carrier):
+    """The run is over after `round` rounds, and this is what came out.  Answered by a `Leaving`."""
+
+    round: int
+    schema: str
+    vectors: tuple[Vector, ...]
+
+
 # --- membership: protocols/roster.py, membership.py, transfer.py ------------------------------------------------------
 
 
@@ -304,8 +342,9 @@ class Hello(_Note):
 Gossip = Model | Leaving | Account | Offer | Answer | Decline | Query | Settled | Parcel | Accepted
 Membership = Ping | Pong | Probe | Vouch | Tidings | Compare | Join
 Transfer = Seek | Have | Fetch | Piece
-Message = Gossip | Membership | Transfer
+Federation = Invite | Contribution | Final
+Message = Gossip | Federation | Membership | Transfer
 AnyMessage = Message | Hello
 
-CARRIERS = (Model, Offer, Answer, Parcel, Piece)
-Carrier = Model | Offer | Answer | Parcel | Piece
+CARRIERS = (Model, Offer, Answer, Parcel, Invite, Contribution, Final, Piece)
+Carrier = Model | Offer | Answer | Parcel | Invite | Contribution | Final | Piece

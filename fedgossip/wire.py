@@ -33,11 +33,14 @@ from fedgossip.messages import (
     Answer,
     AnyMessage,
     Compare,
+    Contribution,
     Decline,
     Entry,
     Fetch,
+    Final,
     Have,
     Hello,
+    Invite,
     Join,
     Leaving,
     Model,
@@ -141,6 +144,22 @@ class _ParcelHeader(_Carries, tag="parcel", kw_only=True):
 
 class _AcceptedHeader(_Header, tag="accepted"):
     number: _Count
+
+
+class _InviteHeader(_Carries, tag="invite", kw_only=True):
+    round: _Count
+    counted: _CountOrNone = -1
+
+
+class _ContributionHeader(_Carries, tag="contribution", kw_only=True):
+    round: _Count
+    examples: _Count
+    steps: _Count
+    loss: float
+
+
+class _FinalHeader(_Carries, tag="final", kw_only=True):
+    round: _Count
 
 
 class _Item(msgspec.Struct, forbid_unknown_fields=True, array_like=True):
@@ -247,6 +266,9 @@ _HEADERS: dict[type[AnyMessage], type[_Header]] = {
     Settled: _SettledHeader,
     Parcel: _ParcelHeader,
     Accepted: _AcceptedHeader,
+    Invite: _InviteHeader,
+    Contribution: _ContributionHeader,
+    Final: _FinalHeader,
     Ping: _PingHeader,
     Pong: _PongHeader,
     Probe: _ProbeHeader,

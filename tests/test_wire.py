@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
@@ -18,10 +19,13 @@ from fedgossip.messages import (
     PIECE,
     AnyMessage,
     Compare,
+    Contribution,
     Entry,
     Fetch,
+    Final,
     Have,
     Hello,
+    Invite,
     Join,
     Leaving,
     Model,
@@ -106,9 +110,7 @@ def allocations(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
 
 # --- what goes in comes out -----------------------------------------------------------------------------------------
 
-lengths = st.one_of(
-    st.integers(1, 40), st.sampled_from([k * PER_CHUNK + off for k in (1, 2, 3) for off in (-1, 0, 1)])
-)
+lengths = st.one_of(st.integers(1, 40), st.sampled_from([k * PER_CHUNK + off for k in (1, 2, 3) for off in (-1, 0, 1)]))
 models = st.builds(
     model,
     lengths,
@@ -217,6 +219,23 @@ def test_too_much_news_or_too_long_a_text_is_refused() -> None:
     many, long = Tidings((entry,) * (NEWS_MAX + 1)), Join(Entry(1, 1, "a" * 129, "k", "v"))
     for message in (many, long, Compare(((1, -1, 0),)), Tidings((Verdict(1, 1, -1, 1),))):
         assert refusal(expecting(model()), cut(message)) == "header"
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        lambda v: Invite(7, SCHEMA, v, 5),
+        lambda v: Contribution(7, SCHEMA, v, 60, 12, 0.5),
+        lambda v: Final(7, SCHEMA, v),
+    ],
+)
+@pytest.mark.parametrize("count", [1, 2])
+def test_what_a_coordinator_and_a_client_say_arrives_whole(of: Any, count: int) -> None:
+    sent = of(model(PER_CHUNK + 3, count=count).vectors)
+    (heard,) = hear(Assembler(Expected(SCHEMA, "float32", PER_CHUNK + 3, count)), cut(sent))
+    fields = [f.name for f in dataclasses.fields(sent) if f.name != "vectors"]
+    assert type(heard) is type(sent) and all(getattr(heard, name) == getattr(sent, name) for name in fields)
+    assert [v.tobytes() for v in heard.vectors] == [v.tobytes() for v in sent.vectors]
 
 
 # --- what is refused ------------------------------------------------------------------------------------------------
