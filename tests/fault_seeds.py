@@ -152,7 +152,8 @@ def run(seed: int, write: Any = lambda _: None, keys: dict[str, Any] | None = No
     crashes = [fault for fault in content["faults"] if fault["kind"] == "crash"]
     back = any("after" in fault for fault in crashes)
     pushes, sync = content["algorithm"]["name"] == "push-sum", content["algorithm"]["mode"] == "sync"
-    outcome = Outcome(seed, crashed=bool(crashes), rewound=(bool(crashes) and pushes) or (back and not sync) or len(crashes) > 1)
+    rewound = (bool(crashes) and pushes) or (back and not sync) or len(crashes) > 1
+    outcome = Outcome(seed, crashed=bool(crashes), rewound=rewound)
     try:
         results = simulator.run(LONGEST)
     except FedgossipError as error:

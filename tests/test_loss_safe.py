@@ -73,7 +73,8 @@ class Hand:
     def perform(self, node: int, effect: Effect) -> None:
         match effect:
             case Send(to, message):
-                copies = 1 if self.wild <= 0 else int(self.random.random() > self.loss) * (1 + (self.random.random() < 0.1))
+                here, twice = self.random.random() > self.loss, self.random.random() < 0.1
+                copies = int(here) * (1 + twice) if self.wild > 0 else 1
                 self.links.setdefault((node, to), deque()).extend([message] * copies)
             case Train(job, _):
                 self.jobs[node] = job

@@ -34,7 +34,7 @@ class Band:
 
 def band(run: Run) -> Band | None:
     """Return the forecast of the consensus distance, or None where the run recorded too little for one."""
-    if not run.network or not run.series("consensus_distance"):
+    if not run.network or not run.series("consensus_distance") or run.summary.mode != "sync":
         return None
     spread = _spread(run)
     if run.summary.eigenvalues is not None and spread is not None:
@@ -63,6 +63,11 @@ def sentence(run: Run, forecast: Band | None) -> str:
     """Return what the spectrum forecast and what was measured, in plain words."""
     facts, measured = run.summary.forecast, run.summary.measured_contraction
     parts = []
+    if run.summary.mode != "sync":
+        return (
+            "These peers exchanged in pairs, or gave shares away, when it suited them.  What the graph promised is of"
+            " synchronous rounds: it ranks graphs for both, but bounds only those."
+        )
     if facts.slem is not None:
         typical = "" if facts.mean_contraction is None else f", {number(facts.mean_contraction)} on average"
         parts.append(

@@ -75,6 +75,7 @@ class Summary(msgspec.Struct, frozen=True):
     driver: str = ""
     seed: int | None = None
     graph: str = ""
+    mode: str = "sync"
     digest: str | None = None
     accuracy: Accuracy = Accuracy()
     consensus_distance: float | None = None

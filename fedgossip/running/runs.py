@@ -213,6 +213,8 @@ def summarize(
         "seed": experiment.seed,
         "n": plan.n,
         "graph": experiment.topology.graph,
+        "algorithm": experiment.algorithm.name,
+        "mode": experiment.algorithm.mode,
         "rounds": last.round,
         "digest": digest(there) if whole else None,
         "accuracy": {
