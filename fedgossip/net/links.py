@@ -43,6 +43,11 @@ CIPHER_BYTES = 64
 """What CURVE may add to a frame (33 bytes today); libzmq compares MAXMSGSIZE with the frame as it is on the wire."""
 
 HEARTBEAT_MS, SILENCE_MS = 2_000, 10_000
+CONNECT_MS = 3_000
+"""A call that nobody takes is made anew after so long.  Left to TCP, which waits twice as long each time, it would be
+long after the network has healed; the same holds for what was sent and not acknowledged for SILENCE_MS.  ZeroMQ's own
+heartbeat does not tell then: it waits behind what cannot be sent."""
+
 LINGER_MS = 2_000
 GUEST_WORDS, GUEST_BYTES = 32, 2048
 """What one that is no member may say, in messages and in bytes each: a Hello and an entry, on every new connection."""
@@ -200,6 +205,7 @@ class Links:
         socket.maxmsgsize = FRAME_BYTES_MAX + CIPHER_BYTES
         socket.heartbeat_ivl, socket.heartbeat_timeout, socket.heartbeat_ttl = HEARTBEAT_MS, SILENCE_MS, SILENCE_MS
         socket.reconnect_ivl, socket.reconnect_ivl_max = 100, 2_000
+        socket.connect_timeout, socket.tcp_maxrt, socket.handshake_ivl = CONNECT_MS, SILENCE_MS, SILENCE_MS
         socket.ipv6 = True
         return socket
 

@@ -1,0 +1,91 @@
+"""Machines with addresses of their own: network namespaces round a switch, whose cables can be cut.
+
+A namespace sees its own end of its cable alone.  `cut` sets the switch's end of it down, `silence` the switch itself:
+then nobody is told, and what is sent is lost, as when a router in between dies.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+SWITCH = "br0"
+
+
+class Machines:
+    """`addresses`: the IPv4 addresses of each machine, by its name; all are of one network of 256."""
+
+    def __init__(self, addresses: Mapping[str, Sequence[str]]) -> None:
+        self.addresses = addresses
+        self._mark = f"fg{os.getpid()}"  # other tests may have their own at the same time
+        self._switch = f"{self._mark}-switch"
+
+    def name(self, machine: str) -> str:
+        return f"{self._mark}-{machine}"
+
+    def make(self) -> None:
+        """Make namespaces and cables.  Raises CalledProcessError; `remove` then removes what there is."""
+        _ip("netns", "add", self._switch)
+        _ip("-n", self._switch, "link", "add", SWITCH, "type", "bridge")
+        _ip("-n", self._switch, "link", "set", SWITCH, "up")
+        for machine, addresses in self.addresses.items():
+            name = self.name(machine)
+            _ip("netns", "add", name)
+            _ip("link", "add", "eth0", "netns", name, "type", "veth", "peer", "name", machine, "netns", self._switch)
+            _ip("-n", self._switch, "link", "set", machine, "master", SWITCH, "up")
+            for address in addresses:
+                _ip("-n", name, "addr", "add", f"{address}/24", "dev", "eth0")
+            _ip("-n", name, "link", "set", "eth0", "up")
+            _ip("-n", name, "link", "set", "lo", "up")
+
+    def remove(self) -> None:
+        for name in (self._switch, *map(self.name, self.addresses)):
+            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+
+    def cut(self, machine: str) -> None:
+        """Unplug a machine's cable: it sees that."""
+        _ip("-n", self._switch, "link", "set", machine, "down")
+
+    def mend(self, machine: str) -> None:
+        _ip("-n", self._switch, "link", "set", machine, "up")
+
+    def silence(self) -> None:
+        """Nothing passes the switch any more, and nobody is told."""
+        _ip("-n", self._switch, "link", "set", SWITCH, "down")
+
+    def speak(self) -> None:
+        _ip("-n", self._switch, "link", "set", SWITCH, "up")
+
+    def start(self, machine: str, arguments: Sequence[str], cwd: Path, log: Path) -> subprocess.Popen[bytes]:
+        """Start `fedgossip ARGUMENTS` on a machine; what it prints goes to `log`."""
+        command = ["ip", "netns", "exec", self.name(machine), sys.executable, "-m", "fedgossip", *arguments]
+        with log.open("ab") as said:  # `ip` replaces itself by the command: the process is ours to signal
+            return subprocess.Popen(command, cwd=cwd, stdin=subprocess.DEVNULL, stdout=said, stderr=said)
+
+
+@contextmanager
+def machines(addresses: Mapping[str, Sequence[str]]) -> Iterator[Machines]:
+    """Make machines, and remove them at the end; skips the test where that cannot be done."""
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        pytest.skip("needs root and `ip` to make network namespaces")
+    made = Machines(addresses)
+    try:
+        made.make()
+    except subprocess.CalledProcessError as error:
+        made.remove()
+        pytest.skip(f"network namespaces cannot be made here: {error.stderr.decode().strip()}")
+    try:
+        yield made
+    finally:
+        made.remove()
+
+
+def _ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True)
