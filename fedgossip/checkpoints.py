@@ -336,7 +336,7 @@ class Checkpoints:
 
 # --- the same experiment? ---------------------------------------------------------------------------------------------
 
-MAY_DIFFER = ("name", "train.device", "train.threads")
+MAY_DIFFER = ("name", "train.device", "train.threads", "algorithm.start_timeout")
 """Keys that a resume may change; and `rounds` may grow."""
 
 OF_SIMULATIONS = ("simulation", "faults")

@@ -190,7 +190,7 @@ def run_local_plan(
                 processes.start(spec)
             (out / BEGAN).unlink(missing_ok=True)
             _await_addresses(out, folders, processes)
-            _gather(plan, processes, collector, Striker(script, processes, specs, note), out / BEGAN)
+            _gather(plan, processes, collector, Striker(script, processes, _again(plan, specs), note), out / BEGAN)
         except KeyboardInterrupt:
             interrupted = True
         except BaseException:
@@ -237,6 +237,13 @@ def _specs(
     return {
         node: {"node": node, "folder": str(folder.resolve()), **common, **often} for node, folder in enumerate(folders)
     }
+
+
+def _again(plan: Plan, specs: dict[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
+    """What a peer is told that is started again: the others have long begun, or have finished; it waits for no more."""
+    settings = plan.experiment.algorithm
+    overrides = [f"algorithm.start_timeout={min(settings.start_timeout, settings.deadline)}"]
+    return {node: {**spec, "overrides": overrides} for node, spec in specs.items()}
 
 
 def _await_addresses(out: Path, folders: Sequence[Path], processes: Family) -> None:

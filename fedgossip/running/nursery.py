@@ -120,7 +120,7 @@ def _peer(spec: dict[str, Any], folder: Path) -> int:
     from fedgossip.running.peer import run_peer
     from fedgossip.running.simulated import faults_of
 
-    plan = compose.plan(load(Path(spec["experiment"])))
+    plan = compose.plan(load(Path(spec["experiment"]), spec.get("overrides", ())))
     try:
         ended = run_peer(
             plan,
