@@ -83,11 +83,31 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Terms:
+    """What a federated client adds to its local training; see algorithms/federated."""
+
+    pull: float = 0.0
+    """Each step's gradient gets pull * (weights - the given vector), the mu of FedProx."""
+    correction: Vector | None = None
+    """[d], added to each step's gradient: SCAFFOLD's c - c_i."""
+
+    @property
+    def active(self) -> bool:
+        """Whether a step differs from one without them."""
+        return bool(self.pull) or self.correction is not None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Train:
-    """Train from `vector`; answered by `Trained` with the same job."""
+    """Train from `vector`; answered by `Trained` with the same job.
+
+    With `terms` the job stands alone: what the optimiser remembers of earlier jobs does not enter it, and the metrics
+    hold "steps" and "rate" too.
+    """
 
     job: int
     vector: Vector
+    terms: Terms | None = None
 
 
 @dataclass(frozen=True, slots=True)

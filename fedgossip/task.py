@@ -12,17 +12,21 @@ from typing import Protocol
 
 import numpy as np
 
-from fedgossip.machine import NodeId
+from fedgossip.machine import NodeId, Terms
 from fedgossip.vectors import Vector
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Job:
-    """Train `node` in `round` from `vector`.  (node, round) names the random stream, so no job depends on another."""
+    """Train `node` in `round` from `vector`.  (node, round) names the random stream, so no job depends on another.
+
+    `terms`: of a federated client; see `machine.Train`.
+    """
 
     node: NodeId
     round: int
     vector: Vector
+    terms: Terms | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

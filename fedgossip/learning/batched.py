@@ -30,6 +30,7 @@ from fedgossip.learning.data import Dataset
 from fedgossip.learning.flat import Layout
 from fedgossip.learning.settings import TrainSettings
 from fedgossip.learning.workspace import Workspace, node_bytes, padded
+from fedgossip.machine import Terms
 from fedgossip.vectors import Vector, empty, frozen
 
 State = dict[str, npt.NDArray[Any]]
@@ -76,6 +77,7 @@ class Steps:
     rate: torch.Tensor  # [steps, k, 1, 1]
     root: torch.Tensor
     active: list[int]  # how many nodes still have a step
+    pull: torch.Tensor | None  # [k, 1, 1]: that of the terms; None where the jobs have none
 
 
 class DenseStack:
@@ -91,29 +93,44 @@ class DenseStack:
         self._length = sum(outputs * (inputs + 1) for inputs, outputs in pairwise(sizes))
         self._test = test
         self._test_blocks: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self._copies = 1 if settings.plain else 2 + len(settings.slots)
-        self._workspaces: dict[int, Workspace] = {}
-        self._minus_ones = torch.full((self._block(self.width) * self.width,), -1.0, device=device)
+        self._workspaces: dict[tuple[int, int], Workspace] = {}
+        self._minus_ones = torch.full((self._block(self.width, self._copies()) * self.width,), -1.0, device=device)
 
     # --- training ---------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def train(
-        self, vectors: Sequence[Vector], plans: Sequence[Plan], lrs: Sequence[float], states: Sequence[State]
+        self,
+        vectors: Sequence[Vector],
+        plans: Sequence[Plan],
+        lrs: Sequence[float],
+        states: Sequence[State],
+        terms: Sequence[Terms | None],
     ) -> list[Outcome]:
         """Return one outcome per vector; `states` are changed in place."""
-        order = sorted(range(len(plans)), key=lambda j: -len(plans[j].counts))
-        block = self._block(self.width)
         outcomes: dict[int, Outcome] = {}
-        for start in range(0, len(order), block):
-            part = order[start : start + block]
-            taken = [int(states[j].get("steps", 0)) for j in part]
-            steps = self._steps([plans[j] for j in part], [lrs[j] for j in part], taken)
-            found = self._train_block(steps, [vectors[j] for j in part], [states[j] for j in part])
-            outcomes.update(zip(part, found, strict=True))
+        pulled = {j: one for j, one in enumerate(terms) if one is not None and one.active}
+        for group in ([j for j in range(len(plans)) if j not in pulled], list(pulled)):  # each job's path is its own
+            order = sorted(group, key=lambda j: -len(plans[j].counts))
+            block = self._block(self.width, self._copies(bool(group and group[0] in pulled)))
+            for start in range(0, len(order), block):
+                part = order[start : start + block]
+                taken = [int(states[j].get("steps", 0)) for j in part]
+                pulls = [pulled[j] for j in part if j in pulled]
+                steps = self._steps([plans[j] for j in part], [lrs[j] for j in part], taken, pulls)
+                found = self._train_block(steps, [vectors[j] for j in part], [states[j] for j in part], pulls)
+                outcomes.update(zip(part, found, strict=True))
         return [outcomes[j] for j in range(len(vectors))]
 
-    def _steps(self, plans: Sequence[Plan], lrs: Sequence[float], taken: Sequence[int]) -> Steps:
+    def _copies(self, pulled: bool = False) -> int:
+        """Stacks of a workspace: weights, gradients, the optimiser's slots; with terms the given weights, c - c_i."""
+        if self.settings.plain and not pulled:
+            return 1
+        return 2 + len(self.settings.slots) + 2 * pulled
+
+    def _steps(
+        self, plans: Sequence[Plan], lrs: Sequence[float], taken: Sequence[int], pulls: Sequence[Terms]
+    ) -> Steps:
         k, most = len(plans), len(plans[0].counts)
         if len(plans[-1].counts) == most:
             indices = np.stack([plan.indices for plan in plans], axis=1)
@@ -126,7 +143,7 @@ class DenseStack:
         used = np.arange(self.width) < counts[:, :, None]
         weight = used * (np.float32(1) / np.maximum(counts, 1).astype(np.float32))[:, :, None]
         rate, root = optimizers.rates(self.settings, lrs, taken, most)
-        scale = weight * -rate[:, :, None] if self.settings.plain else weight
+        scale = weight * -rate[:, :, None] if self.settings.plain and not pulls else weight
         rows = (np.arange(k) * self.sizes[-1])[:, None] + self._labels[indices]
         return Steps(
             self._tensor(indices.reshape(most, -1)).unbind(),
@@ -136,14 +153,22 @@ class DenseStack:
             self._tensor(rate[:, :, None, None]),
             self._tensor(np.broadcast_to(root[:, :, None, None], (*rate.shape, 1, 1))),
             (counts > 0).sum(axis=1).tolist(),
+            self._tensor(np.array([[[one.pull]] for one in pulls], np.float32)) if pulls else None,
         )
 
-    def _train_block(self, steps: Steps, vectors: Sequence[Vector], states: Sequence[State]) -> Iterator[Outcome]:
+    def _train_block(
+        self, steps: Steps, vectors: Sequence[Vector], states: Sequence[State], pulls: Sequence[Terms]
+    ) -> Iterator[Outcome]:
         k = len(vectors)
-        workspace = self._workspace(k, self.width)
+        workspace = self._workspace(k, self.width, self._copies(bool(pulls)))
         given = np.stack(vectors)
         workspace.load(0, self._tensor(given))
         self._load_slots(workspace, states)
+        if pulls:
+            workspace.load(-2, self._tensor(given))
+            zeros = np.zeros(self._length, np.float32)
+            corrections = [zeros if one.correction is None else one.correction for one in pulls]
+            workspace.load(-1, self._tensor(np.stack(corrections)))
         picked = torch.zeros(
             (len(steps.rows), k * self.width), device=self.device
         )  # log p(y); 0 for what a node does not do
@@ -171,7 +196,7 @@ class DenseStack:
         torch.softmax(ws.logits, 1, out=ws.top)
         ws.flat_top.index_add_(0, targets, self._minus_ones[:places])
         ws.top.mul_(scale)
-        plain = self.settings.plain
+        plain = self.settings.plain and steps.pull is None
         for layer in range(ws.last, -1, -1):
             if layer:
                 _backward(ws, layer)
@@ -180,14 +205,18 @@ class DenseStack:
             else:
                 torch.bmm(*ws.factors[layer], out=ws.stacks[1][layer])
         if not plain:
-            self._optimise(ws, steps.rate[step, :active], steps.root[step, :active])
+            pull = None if steps.pull is None else steps.pull[:active]
+            self._optimise(ws, steps.rate[step, :active], steps.root[step, :active], pull)
 
-    def _optimise(self, ws: Workspace, rate: torch.Tensor, root: torch.Tensor) -> None:
+    def _optimise(self, ws: Workspace, rate: torch.Tensor, root: torch.Tensor, pull: torch.Tensor | None) -> None:
         gradients = ws.stacks[1]
         if self.settings.clip_norm is not None:
             optimizers.clip(gradients, self.settings.clip_norm)
         for layer, gradient in enumerate(gradients):
-            slots = [stack[layer] for stack in ws.stacks[2:]]
+            if pull is not None:
+                anchor, correction = ws.stacks[-2][layer], ws.stacks[-1][layer]
+                optimizers.Pull(pull, anchor, correction).add_to(gradient, ws.weights[layer])
+            slots = [stack[layer] for stack in ws.stacks[2 : 2 + len(self.settings.slots)]]
             optimizers.step(self.settings, ws.weights[layer], gradient, slots, rate=rate, root=root)
 
     def _load_slots(self, ws: Workspace, states: Sequence[State]) -> None:
@@ -214,7 +243,7 @@ class DenseStack:
     @torch.no_grad()
     def evaluate(self, vectors: Sequence[Vector]) -> list[dict[str, float]]:
         """Return the mean loss and the accuracy on the test set, per vector."""
-        block = self._block(TEST_ROWS)
+        block = self._block(TEST_ROWS, self._copies())
         found: list[dict[str, float]] = []
         for start in range(0, len(vectors), block):
             found += self._evaluate_block(np.stack(vectors[start : start + block]))
@@ -222,7 +251,7 @@ class DenseStack:
 
     def _evaluate_block(self, flat: npt.NDArray[np.float32]) -> list[dict[str, float]]:
         k, m = len(flat), len(self._test)
-        ws = self._workspace(k, TEST_ROWS)
+        ws = self._workspace(k, TEST_ROWS, self._copies())
         ws.load(0, self._tensor(flat))
         picked, hits = [], []
         for x, labels in self._test_set():
@@ -251,18 +280,18 @@ class DenseStack:
 
     # --- buffers ----------------------------------------------------------------------------------------------
 
-    def _block(self, rows: int) -> int:
+    def _block(self, rows: int, copies: int) -> int:
         """Return how many nodes fit the cache together."""
         if self.device.type != "cpu":
             return LARGEST_BLOCK_ELSEWHERE
-        return max(1, min(LARGEST_BLOCK, CACHE_BYTES // node_bytes(self.sizes, rows, self._copies)))
+        return max(1, min(LARGEST_BLOCK, CACHE_BYTES // node_bytes(self.sizes, rows, copies)))
 
-    def _workspace(self, k: int, rows: int) -> Workspace:
+    def _workspace(self, k: int, rows: int, copies: int) -> Workspace:
         """Return the first k nodes of a workspace that grows by doubling up to a block."""
-        found = self._workspaces.get(rows)
+        found = self._workspaces.get((rows, copies))
         if found is None or len(found.logits) < k:
-            room = min(self._block(rows), 1 << (k - 1).bit_length())
-            found = self._workspaces[rows] = Workspace(self.sizes, room, rows, self._copies, self.device)
+            room = min(self._block(rows, copies), 1 << (k - 1).bit_length())
+            found = self._workspaces[rows, copies] = Workspace(self.sizes, room, rows, copies, self.device)
         return found.narrow(k)
 
     def _tensor(self, array: npt.NDArray[Any]) -> torch.Tensor:

@@ -21,6 +21,7 @@ from fedgossip.learning.batches import Plan
 from fedgossip.learning.data import Dataset
 from fedgossip.learning.flat import Layout
 from fedgossip.learning.settings import TrainSettings
+from fedgossip.machine import Terms
 from fedgossip.vectors import Vector, empty, frozen
 
 TEST_ROWS = 512  # test examples at a time
@@ -66,12 +67,14 @@ class ModuleLoop:
 
     # --- training ---------------------------------------------------------------------------------------------
 
-    def train_one(self, vector: Vector, plan: Plan, lr: float, state: State, name: tuple[int, int]) -> Outcome:
+    def train_one(
+        self, vector: Vector, plan: Plan, lr: float, state: State, name: tuple[int, int], terms: Terms | None = None
+    ) -> Outcome:
         """Train one job; `name` is its (node, round), which seeds dropout."""
         self._load(vector)
         self._load_local(state)
         self._module.train()
-        slots = self._slots_of(state)
+        slots, pull = self._slots_of(state), self._pull_of(terms)
         taken = int(state["steps"]) if "steps" in state else 0
         rate, root = optimizers.rates(self._settings, [lr], [taken], len(plan.counts))
         losses = []
@@ -81,7 +84,7 @@ class ModuleLoop:
             for step, (row, count) in enumerate(zip(plan.indices, plan.counts, strict=True)):
                 losses.append(self._gradient_of(torch.from_numpy(row[:count]).to(self._device)))
                 with torch.no_grad():
-                    self._optimise(slots, float(rate[step, 0]), float(root[min(step, len(root) - 1), 0]))
+                    self._optimise(slots, pull, float(rate[step, 0]), float(root[min(step, len(root) - 1), 0]))
         self._keep(state, slots, taken + len(losses))
         difference = empty(self._layout.length, np.float32)
         with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is said so
@@ -94,6 +97,13 @@ class ModuleLoop:
         kept = [state.get(name, np.zeros(self._layout.parameters, np.float32)) for name in names]
         return [torch.from_numpy(array.copy()).to(self._device).unsqueeze(0) for array in kept]
 
+    def _pull_of(self, terms: Terms | None) -> optimizers.Pull | None:
+        if terms is None or not terms.active:
+            return None
+        correction = np.zeros(self._layout.length, np.float32) if terms.correction is None else terms.correction
+        towards = torch.from_numpy(correction[: self._layout.parameters].copy()).to(self._device).unsqueeze(0)
+        return optimizers.Pull(torch.tensor(terms.pull, device=self._device), self._weights.clone(), towards)
+
     def _gradient_of(self, rows: torch.Tensor) -> torch.Tensor:
         """Fill the flat gradient from one batch and return its loss."""
         self._gradient.zero_()
@@ -101,9 +111,11 @@ class ModuleLoop:
         loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
-    def _optimise(self, slots: Sequence[torch.Tensor], rate: float, root: float) -> None:
+    def _optimise(self, slots: Sequence[torch.Tensor], pull: optimizers.Pull | None, rate: float, root: float) -> None:
         if self._settings.clip_norm is not None:
             optimizers.clip([self._gradient], self._settings.clip_norm)
+        if pull is not None:
+            pull.add_to(self._gradient, self._weights)
         pair = torch.tensor([rate, root], device=self._device)
         optimizers.step(self._settings, self._weights, self._gradient, slots, rate=pair[0], root=pair[1])
 

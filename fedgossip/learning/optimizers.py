@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,18 @@ import torch
 from fedgossip.learning.settings import TrainSettings
 
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8  # Kingma and Ba, Adam, ICLR 2015
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pull:
+    """The terms of a federated client on tensors [k, ...]: gradient += mu * (weights - anchor) + correction."""
+
+    mu: torch.Tensor
+    anchor: torch.Tensor
+    correction: torch.Tensor
+
+    def add_to(self, gradient: torch.Tensor, weights: torch.Tensor) -> None:
+        gradient.add_((weights - self.anchor).mul_(self.mu)).add_(self.correction)
 
 
 def rates(

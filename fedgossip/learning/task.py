@@ -93,22 +93,30 @@ class TorchTask:
         with self._lock:
             plans = [self._batches.plan(job.node, job.round) for job in jobs]
             lrs = [self.settings.rate(job.round, self._rounds) for job in jobs]
-            states = [self._states.setdefault(job.node, {}) for job in jobs]
+            states = [self._state_for(job) for job in jobs]
             outcomes = self._run(jobs, plans, lrs, states)
         for job, outcome, lr in zip(jobs, outcomes, lrs, strict=True):
             if not (outcome.finite and math.isfinite(outcome.loss)):
                 raise _not_finite(job, outcome.loss, lr)
         return [
-            Update(difference, len(self._shares[job.node]), {"loss": loss})
-            for job, (difference, loss, _) in zip(jobs, outcomes, strict=True)
+            Update(outcome.difference, len(self._shares[job.node]), _metrics(job, outcome, plan, lr))
+            for job, outcome, plan, lr in zip(jobs, outcomes, plans, lrs, strict=True)
         ]
+
+    def _state_for(self, job: Job) -> State:
+        """Return what the node remembers, changed by training; for a job with terms without the optimiser's slots."""
+        state = self._states.setdefault(job.node, {})
+        if job.terms is not None:
+            for name in (*self.settings.slots, "steps"):
+                state.pop(name, None)
+        return state
 
     def _run(
         self, jobs: Sequence[Job], plans: Sequence[Plan], lrs: Sequence[float], states: Sequence[State]
     ) -> Sequence[Outcome]:
         engine = self._engine
         if isinstance(engine, DenseStack):
-            return engine.train([job.vector for job in jobs], plans, lrs, states)
+            return engine.train([job.vector for job in jobs], plans, lrs, states, [job.terms for job in jobs])
         return [
             _run_one(engine, job, plan, lr, state)
             for job, plan, lr, state in zip(jobs, plans, lrs, states, strict=True)
@@ -149,12 +157,18 @@ class TorchTask:
 
 def _run_one(engine: ModuleLoop, job: Job, plan: Plan, lr: float, state: State) -> Outcome:
     try:
-        return engine.train_one(job.vector, plan, lr, state, (job.node, job.round))
+        return engine.train_one(job.vector, plan, lr, state, (job.node, job.round), job.terms)
     except Exception as error:
         raise TrainingError(
             f"node {job.node}, round {job.round}: training raised {error!r}",
             "Does the model fit the data, and each batch the model?  BatchNorm needs more than one example.",
         ) from error
+
+
+def _metrics(job: Job, outcome: Outcome, plan: Plan, lr: float) -> dict[str, float]:
+    if job.terms is None:
+        return {"loss": outcome.loss}
+    return {"loss": outcome.loss, "steps": len(plan.counts), "rate": lr}
 
 
 def _check_shares(shares: Mapping[NodeId, Indices], examples: int) -> None:

@@ -210,9 +210,9 @@ class Simulator:
         match effect:
             case Send(to, message):
                 self._send(node, to, message)
-            case Train(job, vector):
+            case Train(job, vector, terms):
                 self._meters[node].train_began(self.now_ns)
-                self._jobs[node] = Job(node, job, vector)
+                self._jobs[node] = Job(node, job, vector, terms)
                 takes = int(self.network.training_ns(node) * self.script.factor(node, self.now_ns))
                 self._push(self.now_ns + takes, node, Trained(job, None))
             case SetTimer(key, after_ns):

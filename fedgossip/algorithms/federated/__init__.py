@@ -1,0 +1,1 @@
+"""Federated algorithms: one small file each, that reads like its paper."""

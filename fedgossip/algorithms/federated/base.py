@@ -1,0 +1,120 @@
+"""What a federated algorithm is: three boxes, with the network taken out.
+
+    x  --down-->  each client of the cohort trains from x          ClientRule      terms, upload
+                  their vectors become one                         Aggregation     a mean, a median, ...
+    x  <-- step                                                    ServerRule      broadcast, step
+
+Any three fit together whose number of vectors is the same: the proximal clients of FedProx, a median and the server of
+FedAdam, say.  `names` puts together those of the papers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Generic, Protocol, TypeVar
+
+import numpy as np
+
+from fedgossip.machine import NodeId, Terms
+from fedgossip.vectors import Vector
+
+State = TypeVar("State")
+
+Vectors = tuple[Vector, ...]
+"""What goes down or up: always as many, each [d] and of the model's type; the first belongs to the model."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Work:
+    """What local training gave: `update` [d] after `steps` steps of learning rate `rate` over `examples`."""
+
+    update: Vector
+    examples: int = 1
+    steps: int = 1
+    rate: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Aggregate:
+    """What a round's contributions became: vectors [d], of how many `clients`, the mean of their `steps` by weight."""
+
+    vectors: Vectors
+    clients: int
+    steps: float
+
+
+class ClientRule(Protocol):
+    """What a client does with what it receives.  `memory` is its own, () at first; nothing is changed in place."""
+
+    @property
+    def vectors(self) -> int:
+        """How many go down, and up."""
+        ...
+
+    def weight(self, examples: int) -> float:
+        """What a contribution counts in the mean; above 0."""
+        ...
+
+    def terms(self, received: Vectors, memory: Vectors) -> Terms:
+        """What local training from received[0] adds to its gradients."""
+        ...
+
+    def upload(self, received: Vectors, memory: Vectors, work: Work) -> tuple[Vectors, Vectors]:
+        """(what goes up, the memory if that is counted)."""
+        ...
+
+
+class ServerRule(Protocol[State]):
+    """What the coordinator does with the aggregate.  A state is a frozen dataclass of vectors, the model `x` first."""
+
+    def start(self, x: Vector) -> State: ...
+    def broadcast(self, state: State) -> Vectors:
+        """What goes down; the model first."""
+        ...
+
+    def step(self, state: State, aggregate: Aggregate) -> State: ...
+
+
+class Accumulator(Protocol):
+    """Takes contributions in any order; the aggregate does not depend on it."""
+
+    def fits(self, weight: float, vectors: Vectors) -> bool:
+        """Whether they can be added: finite, and within what can be summed exactly."""
+        ...
+
+    def add(self, node: NodeId, weight: float, vectors: Vectors, steps: int) -> None: ...
+    def aggregate(self) -> Aggregate:
+        """Of at least one contribution; what was added is used up."""
+        ...
+
+
+class Aggregation(Protocol):
+    """How contributions become one."""
+
+    @property
+    def least(self) -> int:
+        """With fewer of them there is no aggregate."""
+        ...
+
+    def accumulator(self, vectors: int, length: int, kind: np.dtype[np.floating]) -> Accumulator:
+        """A fresh one for a round of so many vectors [length] of type `kind`."""
+        ...
+
+
+@dataclass(frozen=True)
+class Federated(Generic[State]):
+    clients: ClientRule
+    aggregation: Aggregation
+    server: ServerRule[State]
+
+
+def saved(state: Any) -> dict[str, Vector]:
+    """All that a server's state is, for a checkpoint."""
+    return {field.name: getattr(state, field.name) for field in fields(state)}
+
+
+def restored(server: ServerRule[State], vectors: Mapping[str, Vector]) -> State:
+    """The state that `saved` was taken of."""
+    state: Any = replace(server.start(vectors["x"]), **vectors)  # type: ignore[type-var]
+    return state  # type: ignore[no-any-return]

@@ -1,0 +1,62 @@
+"""Federated averaging (McMahan, Moore, Ramage, Hampson and Aguera y Arcas, AISTATS 2017), algorithm 1:
+
+    server    x <- x + eta * sum_k (n_k / n) u_k        n_k: client k's examples, n their sum over the cohort
+    client    u_k = ClientUpdate(x) - x                  E passes over its examples, in batches of B
+
+eta = 1 is the paper's: the mean of the clients' models.  With one client it is that client's own SGD, bit for bit, for
+elements of its updates of 2^-41 and more (see `sums`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedgossip.algorithms.federated.base import Aggregate, Vectors, Work
+from fedgossip.machine import Terms
+from fedgossip.vectors import Vector, add, frozen
+
+
+@dataclass(frozen=True)
+class Training:
+    """The client: plain local training; with `mu` it is pulled back to what it received, see `fedprox`."""
+
+    mu: float = 0.0
+    weighting: str = "examples"
+    """"examples": a client counts as many times as it has examples; "clients": all count the same."""
+
+    vectors = 1
+
+    def weight(self, examples: int) -> float:
+        return float(examples) if self.weighting == "examples" else 1.0
+
+    def terms(self, _received: Vectors, _memory: Vectors) -> Terms:
+        return Terms(self.mu)
+
+    def upload(self, _received: Vectors, memory: Vectors, work: Work) -> tuple[Vectors, Vectors]:
+        return (work.update,), memory
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    x: Vector
+
+
+@dataclass(frozen=True)
+class Averaging:
+    """The server: x <- x + lr * mean update."""
+
+    lr: float = 1.0
+
+    def start(self, x: Vector) -> Model:
+        return Model(x)
+
+    def broadcast(self, state: Model) -> Vectors:
+        return (state.x,)
+
+    def step(self, state: Model, aggregate: Aggregate) -> Model:
+        return Model(add(state.x, scaled(self.lr, aggregate.vectors[0])))
+
+
+def scaled(factor: float, vector: Vector) -> Vector:
+    """Return factor * vector in the vector's type; the vector itself for 1."""
+    return vector if factor == 1.0 else frozen(vector * vector.dtype.type(factor))

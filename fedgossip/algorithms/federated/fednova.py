@@ -1,0 +1,68 @@
+"""FedNova (Wang, Liu, Liang, Joshi and Poor, NeurIPS 2020), equations 8 and 11:
+
+    client    d_k = u_k / ||a_k||_1                        u_k: its update, of tau_k steps
+    server    x <- x + tau_eff * sum_k p_k d_k             p_k = n_k / n,  tau_eff = sum_k p_k ||a_k||_1
+
+    ||a||_1 = tau                                                  plain SGD
+              (tau - rho (1 - rho^tau) / (1 - rho)) / (1 - rho)    with momentum rho
+
+A client that takes ten times as many steps as the others does not pull the model towards its own optimum ten times as
+hard.  Where all take the same number it is FedAvg, to rounding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedgossip.algorithms.federated.base import Aggregate, Vectors, Work
+from fedgossip.algorithms.federated.fedavg import Model, scaled
+from fedgossip.machine import Terms
+from fedgossip.vectors import Vector, add
+
+
+def accumulated(steps: float, momentum: float = 0.0) -> float:
+    """Return ||a||_1: how many gradients' worth of change `steps` steps make, momentum starting at rest."""
+    if momentum == 0.0:
+        return steps
+    left: float = momentum**steps
+    return (steps - momentum * (1 - left) / (1 - momentum)) / (1 - momentum)
+
+
+@dataclass(frozen=True)
+class Normalised:
+    """The client.  `momentum`: that of its training settings."""
+
+    momentum: float = 0.0
+
+    vectors = 1
+
+    def weight(self, examples: int) -> float:
+        return float(examples)
+
+    def terms(self, _received: Vectors, _memory: Vectors) -> Terms:
+        return Terms()
+
+    def upload(self, _received: Vectors, memory: Vectors, work: Work) -> tuple[Vectors, Vectors]:
+        return (scaled(1 / accumulated(work.steps, self.momentum), work.update),), memory
+
+
+@dataclass(frozen=True)
+class Nova:
+    """The server: x <- x + lr * tau_eff * mean d.
+
+    Where we differ with momentum: ||a|| of the mean number of steps stands for the mean of ||a||, equal where all
+    clients take the same number; the coordinator is told steps, not norms.
+    """
+
+    lr: float = 1.0
+    momentum: float = 0.0
+
+    def start(self, x: Vector) -> Model:
+        return Model(x)
+
+    def broadcast(self, state: Model) -> Vectors:
+        return (state.x,)
+
+    def step(self, state: Model, aggregate: Aggregate) -> Model:
+        effective = accumulated(aggregate.steps, self.momentum)
+        return Model(add(state.x, scaled(self.lr * effective, aggregate.vectors[0])))

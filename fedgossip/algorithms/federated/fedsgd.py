@@ -1,0 +1,49 @@
+"""Federated SGD (McMahan et al. 2017): the clients send gradients, the server takes the step.
+
+    client    g_k = grad F_k(x)                          one step on all of its examples: B = infinity, E = 1
+    server    x <- x - eta * sum_k (n_k / n) g_k
+
+With eta the clients' learning rate it is FedAvg with one local step, to rounding.  Where a client takes several steps,
+g_k is the mean of their gradients.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedgossip.algorithms.federated.base import Aggregate, Vectors, Work
+from fedgossip.algorithms.federated.fedavg import Model, scaled
+from fedgossip.machine import Terms
+from fedgossip.vectors import Vector, add
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """The client: u_k = -steps * rate * g_k, so g_k is had back from its update."""
+
+    vectors = 1
+
+    def weight(self, examples: int) -> float:
+        return float(examples)
+
+    def terms(self, _received: Vectors, _memory: Vectors) -> Terms:
+        return Terms()
+
+    def upload(self, _received: Vectors, memory: Vectors, work: Work) -> tuple[Vectors, Vectors]:
+        return (scaled(-1 / (work.steps * work.rate), work.update),), memory
+
+
+@dataclass(frozen=True)
+class Descent:
+    """The server: x <- x - lr * mean gradient."""
+
+    lr: float = 0.1
+
+    def start(self, x: Vector) -> Model:
+        return Model(x)
+
+    def broadcast(self, state: Model) -> Vectors:
+        return (state.x,)
+
+    def step(self, state: Model, aggregate: Aggregate) -> Model:
+        return Model(add(state.x, scaled(-self.lr, aggregate.vectors[0])))

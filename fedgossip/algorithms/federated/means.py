@@ -1,0 +1,43 @@
+"""The weighted mean as an aggregation: one exact sum per vector, whatever the number of clients."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedgossip.algorithms.federated.base import Aggregate, Vectors
+from fedgossip.algorithms.federated.sums import ExactSum
+from fedgossip.machine import NodeId
+
+
+class MeanOf:
+    """sum_k w_k v_k / sum_k w_k, the same bits for every order of arrival."""
+
+    def __init__(self, vectors: int, length: int, kind: np.dtype[np.floating]) -> None:
+        self._sums = [ExactSum(length) for _ in range(vectors)]
+        self._kind = kind
+        self._steps: list[float] = []
+
+    def fits(self, weight: float, vectors: Vectors) -> bool:
+        return all(total.fits(weight, vector) for total, vector in zip(self._sums, vectors, strict=True))
+
+    def add(self, node: NodeId, weight: float, vectors: Vectors, steps: int) -> None:  # noqa: ARG002
+        for total, vector in zip(self._sums, vectors, strict=True):
+            total.add(weight, vector)
+        self._steps.append(weight * steps)
+
+    def aggregate(self) -> Aggregate:
+        steps = math.fsum(self._steps) / self._sums[0].weight
+        return Aggregate(tuple(total.mean(self._kind) for total in self._sums), len(self._steps), steps)
+
+
+@dataclass(frozen=True)
+class Mean:
+    """The aggregation of every algorithm that a secure sum can serve."""
+
+    least = 1
+
+    def accumulator(self, vectors: int, length: int, kind: np.dtype[np.floating]) -> MeanOf:
+        return MeanOf(vectors, length, kind)

@@ -1,0 +1,124 @@
+"""The algorithms by name, put together as their papers have them.
+
+    make("fedprox", clients=100, mu=0.1)
+
+Every option has the default of the function that takes it, and those of the server (lr) may be given to all.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from fedgossip.algorithms.federated import fedopt, robust
+from fedgossip.algorithms.federated.base import Aggregation, Federated
+from fedgossip.algorithms.federated.fedavg import Averaging, Training
+from fedgossip.algorithms.federated.fedavgm import Momentum
+from fedgossip.algorithms.federated.fednova import Normalised, Nova
+from fedgossip.algorithms.federated.fedprox import proximal
+from fedgossip.algorithms.federated.fedsgd import Descent, Gradient
+from fedgossip.algorithms.federated.means import Mean
+from fedgossip.algorithms.federated.scaffold import Controlled, Scaffold
+from fedgossip.errors import ConfigError, nearest
+
+Made = Federated[Any]
+
+
+def fedavg(*, lr: float = 1.0, weighting: str = "examples") -> Made:
+    return Federated(Training(weighting=weighting), Mean(), Averaging(lr))
+
+
+def fedsgd(*, lr: float = 0.1) -> Made:
+    return Federated(Gradient(), Mean(), Descent(lr))
+
+
+def fedprox(*, mu: float = 0.01, lr: float = 1.0, weighting: str = "examples") -> Made:
+    return Federated(proximal(mu, weighting), Mean(), Averaging(lr))
+
+
+def scaffold(*, clients: int, lr: float = 1.0) -> Made:
+    return Federated(Controlled(), Mean(), Scaffold(clients, lr))
+
+
+def fednova(*, lr: float = 1.0, momentum: float = 0.0) -> Made:
+    return Federated(Normalised(momentum), Mean(), Nova(lr, momentum))
+
+
+def fedavgm(*, lr: float = 1.0, beta: float = 0.9) -> Made:
+    return Federated(Training(), Mean(), Momentum(lr, beta))
+
+
+def fedadagrad(*, lr: float = 0.01, beta1: float = 0.0, tau: float = 1e-3) -> Made:
+    return Federated(Training(), Mean(), fedopt.Adaptive(fedopt.adagrad, lr, beta1, 0.0, tau))
+
+
+def fedyogi(*, lr: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3) -> Made:
+    return Federated(Training(), Mean(), fedopt.Adaptive(fedopt.yogi, lr, beta1, beta2, tau))
+
+
+def fedadam(*, lr: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3) -> Made:
+    return Federated(Training(), Mean(), fedopt.Adaptive(fedopt.adam, lr, beta1, beta2, tau))
+
+
+def _robust(aggregation: Aggregation, lr: float) -> Made:
+    return Federated(Training(weighting="clients"), aggregation, Averaging(lr))
+
+
+def median(*, lr: float = 1.0) -> Made:
+    return _robust(robust.ByRule(robust.median), lr)
+
+
+def trimmed_mean(*, cut: int = 1, lr: float = 1.0) -> Made:
+    return _robust(robust.ByRule(robust.trimmed_mean, {"cut": cut}, 2 * cut + 1), lr)
+
+
+def krum(*, faulty: int = 1, lr: float = 1.0) -> Made:
+    return _robust(robust.ByRule(robust.krum, {"faulty": faulty}, 2 * faulty + 3), lr)
+
+
+def multi_krum(*, faulty: int = 1, keep: int = 2, lr: float = 1.0) -> Made:
+    least = max(2 * faulty + 3, keep + faulty)
+    return _robust(robust.ByRule(robust.multi_krum, {"faulty": faulty, "keep": keep}, least), lr)
+
+
+def geometric_median(*, lr: float = 1.0) -> Made:
+    return _robust(robust.ByRule(robust.geometric_median), lr)
+
+
+def clipped_mean(*, longest: float = 1.0, lr: float = 1.0) -> Made:
+    return _robust(robust.ByRule(robust.clipped_mean, {"longest": longest}), lr)
+
+
+ALGORITHMS: dict[str, Callable[..., Made]] = {
+    made.__name__.replace("_", "-"): made
+    for made in (
+        fedavg,
+        fedsgd,
+        fedprox,
+        scaffold,
+        fednova,
+        fedavgm,
+        fedadagrad,
+        fedyogi,
+        fedadam,
+        median,
+        trimmed_mean,
+        krum,
+        multi_krum,
+        geometric_median,
+        clipped_mean,
+    )
+}
+"""By the names of an experiment file.  "fedbuff" is fedavg, or any other, on `protocols.buffered`."""
+
+
+def make(name: str, *, clients: int, **options: Any) -> Made:
+    """Return the algorithm `name` for `clients` clients.  Raises ConfigError where it, or an option, is not known."""
+    if name not in ALGORITHMS:
+        raise ConfigError(f"algorithm {name!r} is not known", nearest(name, ALGORITHMS))
+    known = set(inspect.signature(ALGORITHMS[name]).parameters)
+    for option in options:
+        if option not in known:
+            raise ConfigError(f"{name} has no option {option!r}", nearest(option, known - {"clients"}))
+    return ALGORITHMS[name](**options, **({"clients": clients} if "clients" in known else {}))

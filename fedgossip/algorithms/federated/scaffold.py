@@ -1,0 +1,70 @@
+"""SCAFFOLD (Karimireddy, Kale, Mohri, Reddi, Stich and Suresh, ICML 2020), algorithm 1, option II:
+
+    client i    K steps      y <- y - eta_l (g_i(y) - c_i + c)               from y = x
+                c_i+  =  c_i - c + (x - y) / (K eta_l)
+                sends  y - x  and  c_i+ - c_i
+    server      x <- x + eta_g  mean (y - x)
+                c <- c + (|S| / N) mean (c_i+ - c_i)                         N clients in all, S the cohort
+
+c_i corrects the drift of a client's steps towards its own optimum.  With one step and all clients there the corrections
+cancel in the mean: FedSGD, to rounding.  For plain SGD at the clients: momentum would have its own drift.
+
+Where we differ: c_i+ becomes c_i only when the coordinator says that the contribution was counted, so c stays the mean
+of all c_i whoever is cut off.  All clients count alike, as in the paper.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fedgossip.algorithms.federated.base import Aggregate, Vectors, Work
+from fedgossip.algorithms.federated.fedavg import scaled
+from fedgossip.machine import Terms
+from fedgossip.vectors import Vector, add, frozen, subtract
+
+
+@dataclass(frozen=True)
+class Controlled:
+    """The client; its memory is (c_i,), or nothing while that is 0."""
+
+    vectors = 2
+
+    def weight(self, _examples: int) -> float:
+        return 1.0
+
+    def terms(self, received: Vectors, memory: Vectors) -> Terms:
+        _, c = received
+        return Terms(correction=subtract(c, memory[0]) if memory else c)
+
+    def upload(self, received: Vectors, memory: Vectors, work: Work) -> tuple[Vectors, Vectors]:
+        _, c = received
+        gradient = scaled(-1 / (work.steps * work.rate), work.update)  # (x - y) / (K eta_l)
+        difference = subtract(gradient, c)  # c_i+ - c_i
+        return (work.update, difference), (add(memory[0], difference) if memory else difference,)
+
+
+@dataclass(frozen=True, eq=False)
+class Controls:
+    x: Vector
+    c: Vector
+
+
+@dataclass(frozen=True)
+class Scaffold:
+    """The server of `clients` clients in all."""
+
+    clients: int
+    lr: float = 1.0
+
+    def start(self, x: Vector) -> Controls:
+        return Controls(x, frozen(np.zeros_like(x)))
+
+    def broadcast(self, state: Controls) -> Vectors:
+        return state.x, state.c
+
+    def step(self, state: Controls, aggregate: Aggregate) -> Controls:
+        moved, drifted = aggregate.vectors
+        share = aggregate.clients / self.clients
+        return replace(state, x=add(state.x, scaled(self.lr, moved)), c=add(state.c, scaled(share, drifted)))

@@ -1,0 +1,94 @@
+"""Sums of vectors as they come, the same bits whatever their order, in memory that does not grow with their number.
+
+Each term is rounded once to the whole multiples of FINE (most terms are such a multiple already), and is added in two
+words whose sums are exact: multiples of COARSE, and what is left of each term, multiples of FINE.  Sums of whole
+numbers have no order; the secure sum relies on the same, modulo 2^32 and with a coarser grid.
+
+    term    = weight * vector                    one rounding in float64, none for a weight below 2^29 and float32
+    coarse += term to the nearest COARSE         exact: multiples of 2^-16, the sum below 2^36
+    fine   += the rest to the nearest FINE       exact: multiples of 2^-64, CARRY of them below 2^-10, then carried over
+
+So a float32 element of 2^-41 or more is summed exactly, and a smaller one to 2^-65.
+
+Source: pre-rounded reproducible sums, Demmel and Nguyen, Parallel reproducible summation, IEEE Trans. Computers 64
+(2015), with a grid that is fixed, so that terms may come one by one.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from fedgossip.vectors import BLOCK, Vector, frozen
+
+COARSE, FINE = 2.0**-16, 2.0**-64
+CARRY = 64
+"""Terms until the fine word is carried over."""
+REACH = 2.0**36
+"""The weighted sum of the terms' largest elements stays below this."""
+
+_TO_COARSE, _TO_FINE = 1.5 * 2.0**52 * COARSE, 1.5 * 2.0**52 * FINE
+"""Adding one of these and taking it away again rounds to the nearest multiple, half to even."""
+
+Words = npt.NDArray[np.float64]
+
+
+def largest(vector: Vector) -> float:
+    """Return the largest absolute value, nan where an element is not a number; two passes, nothing allocated."""
+    return max(float(vector.max()), -float(vector.min())) if vector.size else 0.0
+
+
+class ExactSum:
+    """sum_k weight_k * vector_k of vectors [d], 16 bytes an element."""
+
+    def __init__(self, length: int) -> None:
+        self._coarse, self._fine = np.zeros(length), np.zeros(length)
+        self._weights: list[float] = []
+        self._reach = 0.0
+        self._uncarried = 0
+
+    @property
+    def weight(self) -> float:
+        """The sum of the weights, rounded once."""
+        return math.fsum(self._weights)
+
+    def fits(self, weight: float, vector: Vector) -> bool:
+        """Whether the term can be added: finite, and not so large that the sum could lose a bit."""
+        return self._reach + weight * largest(vector) < REACH
+
+    def add(self, weight: float, vector: Vector) -> None:
+        assert weight > 0 and self.fits(weight, vector), "ask `fits` first"
+        self._weights.append(weight)
+        self._reach += weight * largest(vector)
+        term, part = np.empty((2, min(BLOCK, vector.size)))
+        for start in range(0, vector.size, BLOCK):
+            where = slice(start, min(start + BLOCK, vector.size))
+            width = where.stop - start
+            np.multiply(vector[where], weight, out=term[:width], dtype=np.float64)
+            _split(term[:width], self._coarse[where], part[:width], _TO_COARSE)
+            _split(term[:width], self._fine[where], part[:width], _TO_FINE)
+        self._uncarried += 1
+        if self._uncarried == CARRY:
+            self._carry()
+
+    def _carry(self) -> None:
+        part = np.empty(min(BLOCK, self._fine.size))
+        for start in range(0, self._fine.size, BLOCK):
+            fine, coarse = self._fine[start : start + BLOCK], self._coarse[start : start + BLOCK]
+            _split(fine, coarse, part[: fine.size], _TO_COARSE)
+        self._uncarried = 0
+
+    def mean(self, kind: np.dtype[np.floating]) -> Vector:
+        """Return the sum over the weights' sum, frozen [d] of type `kind`; of one term the term itself."""
+        self._carry()
+        return frozen(((self._coarse + self._fine) / self.weight).astype(kind))
+
+
+def _split(term: Words, into: Words, part: Words, magic: float) -> None:
+    """Move what `term` has of whole multiples into `into`; the rest stays."""
+    np.add(term, magic, out=part)
+    part -= magic
+    into += part
+    term -= part

@@ -1,0 +1,82 @@
+"""Who takes part: a function of the seed, the round and who is there, with the probabilities that it promises."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedgossip.algorithms.sampling import BySize, Poisson, Sampling, Uniform, participating
+
+CLIENTS = tuple(range(20))
+SIZES = {node: 1 + node % 5 for node in CLIENTS}
+KINDS: dict[str, Sampling] = {
+    "uniform": Uniform(7, CLIENTS, 6, over=1.5),
+    "by size": BySize(7, SIZES, 6, over=1.5),
+    "poisson": Poisson(7, CLIENTS, 0.3),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(round=st.integers(0, 10**6), gone=st.sets(st.sampled_from(CLIENTS)))
+@settings(max_examples=50, deadline=None)
+def test_a_cohort_is_ascending_distinct_there_and_drawn_again_alike(kind: str, round: int, gone: set[int]) -> None:
+    here = set(CLIENTS) - gone
+    draw = KINDS[kind].draw(round, here)
+    assert list(draw.invited) == sorted(set(draw.invited)) and set(draw.invited) <= here
+    assert draw.wanted <= len(draw.invited)
+    assert draw == KINDS[kind].draw(round, sorted(here))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(round=st.integers(0, 1000), missing=st.sampled_from(CLIENTS))
+@settings(max_examples=50, deadline=None)
+def test_one_that_is_missing_costs_its_own_place_and_moves_nobody(kind: str, round: int, missing: int) -> None:
+    whole = KINDS[kind].draw(round, CLIENTS).invited
+    without = KINDS[kind].draw(round, set(CLIENTS) - {missing}).invited
+    assert set(whole) - {missing} <= set(without) and len(set(without) - set(whole)) <= 1
+
+
+def test_other_rounds_and_other_seeds_draw_others() -> None:
+    cohorts = {Uniform(seed, CLIENTS, 6).draw(round, CLIENTS).invited for seed in range(5) for round in range(20)}
+    assert len(cohorts) > 90
+
+
+@pytest.mark.parametrize(("count", "over", "invited"), [(10, 1.0, 10), (10, 1.1, 11), (10, 1.3, 13), (7, 1.3, 10)])
+def test_over_selection_invites_more_than_it_waits_for(count: int, over: float, invited: int) -> None:
+    draw = Uniform(0, CLIENTS, count, over).draw(3, CLIENTS)
+    assert (len(draw.invited), draw.wanted) == (invited, count)
+
+
+def test_fewer_than_wanted_are_all_invited_and_all_waited_for() -> None:
+    draw = Uniform(0, CLIENTS, 10).draw(0, {1, 2, 3})
+    assert (draw.invited, draw.wanted) == ((1, 2, 3), 3)
+
+
+def frequencies(sampling: Sampling, rounds: int) -> np.ndarray:
+    drawn = [node for round in range(rounds) for node in sampling.draw(round, CLIENTS).invited]
+    return np.bincount(drawn, minlength=len(CLIENTS)) / rounds
+
+
+def test_uniform_draws_everyone_as_often() -> None:
+    """6 of 20: 0.3 each, standard deviation sqrt(0.3 * 0.7 / 2000) = 0.0102; five of these."""
+    assert np.abs(frequencies(Uniform(1, CLIENTS, 6), 2000) - 0.3).max() < 0.052
+
+
+def test_by_size_draws_a_single_one_in_proportion_to_its_examples() -> None:
+    """Of one draw the probability is size / sum exactly (Efraimidis and Spirakis 2006)."""
+    sizes = np.array([SIZES[node] for node in CLIENTS])
+    assert np.abs(frequencies(BySize(1, SIZES, 1), 4000) - sizes / sizes.sum()).max() < 0.024
+
+
+def test_poisson_draws_each_alone() -> None:
+    """The size of a cohort is binomial: mean n q, variance n q (1 - q); uniform draws have no variance at all."""
+    sizes = [len(Poisson(2, CLIENTS, 0.3).draw(round, CLIENTS).invited) for round in range(3000)]
+    assert np.mean(sizes) == pytest.approx(6, abs=0.2)
+    assert np.var(sizes) == pytest.approx(20 * 0.3 * 0.7, rel=0.15)
+    assert min(len(Poisson(2, (1, 2), 0.2).draw(round, (1, 2)).invited) for round in range(20)) == 0
+
+
+def test_a_share_of_the_clients_is_at_least_one() -> None:
+    assert [participating(100, share) for share in (0.1, 1.0, 0.001)] == [10, 100, 1]
