@@ -144,3 +144,10 @@ def test_the_experiment_file_runs_as_its_first_lines_say(
 def test_every_example_is_tested() -> None:
     tested = Path(__file__).read_text()
     assert all(path.name in tested for path in EXAMPLES.glob("0*"))
+
+
+def test_the_mean_stays_whatever_is_lost_and_pairs_do_not_wait_for_the_slow_one(tmp_path: Path) -> None:
+    text = printed("08_bad_networks.py", tmp_path)
+    drifts = [float(word) for word in re.findall(r"\d+e-\d+", text)]
+    assert len(drifts) == 8 and max(drifts) < 1e-12
+    assert float(re.findall(r"([\d.]+) times sooner", text)[0]) > 3
