@@ -17,7 +17,7 @@ FLOORS = [
     {"messages"},
     {"machine"},
     {"task"},
-    {"topology", "algorithms"},
+    {"topology", "algorithms", "secure"},
     {"protocols"},
     {"wire", "metrics", "trace", "checkpoints", "faults", "learning"},
     {"simulation", "net"},
@@ -35,7 +35,7 @@ HOMES = {
     "torch": {"learning"},
     "sklearn": {"learning"},
     "zmq": {"net", "cli"},
-    "cryptography": {"net"},
+    "cryptography": {"net", "secure"},
     "matplotlib": {"report", "cli"},
     "pickle": set(),
     "random": set(),
@@ -87,6 +87,12 @@ def test_heavy_libraries_stay_in_their_rooms(path: Path) -> None:
 @pytest.mark.parametrize("path", sorted((PACKAGE / "protocols").rglob("*.py")), ids=lambda p: p.name)
 def test_protocols_import_nothing_that_acts(path: Path) -> None:
     assert {name.split(".")[0] for name in imports(path)} <= PURE | {"fedgossip"}
+
+
+@pytest.mark.parametrize("path", sorted((PACKAGE / "secure").rglob("*.py")), ids=lambda p: p.name)
+def test_the_secure_sum_imports_no_clock_socket_or_random_source(path: Path) -> None:
+    computing = {"cryptography", "msgspec", "contextlib", "enum", "functools", "hashlib", "itertools", "math"}
+    assert {name.split(".")[0] for name in imports(path)} <= PURE | computing | {"fedgossip"}
 
 
 @pytest.mark.parametrize("words", [["-c", "import fedgossip, fedgossip.cli"], ["-m", "fedgossip", "--help"]])

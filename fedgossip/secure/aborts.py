@@ -1,0 +1,82 @@
+"""Why a secure sum is given up.  Typed: a driver decides by `reason`, a person reads the line."""
+
+from __future__ import annotations
+
+from enum import IntEnum, StrEnum
+
+from fedgossip.errors import FedgossipError
+
+
+class Stage(IntEnum):
+    """The stages of a session; a client that is gone before stage s has sent nothing of it."""
+
+    KEYS = 0
+    SHARES = 1
+    MASKED = 2
+    CONSIST = 3
+    UNMASK = 4
+    RESULT = 5
+
+
+class Reason(StrEnum):
+    POLICY = "POLICY"
+    """The session is not one that this client's own policy allows."""
+    ROSTER = "ROSTER"
+    """Somebody is not in the pinned roster, or the roster is another one."""
+    SIG = "SIG"
+    """A client's signature, passed on by the coordinator, is not that client's."""
+    DUPKEY = "DUPKEY"
+    """A key is not one client's alone: used twice, or of small order, so that everybody agrees with it on zero."""
+    TOO_FEW = "TOO_FEW"
+    AEAD = "AEAD"
+    """A sealed share was changed on its way, or sealed by another key; `peer` is who should have sealed it."""
+    SCHEMA = "SCHEMA"
+    """Numbers of another length, type or layout than agreed."""
+    MODEL_HASH = "MODEL_HASH"
+    """The coordinator's model is not the one that is here."""
+    REPLAY = "REPLAY"
+    """A round that is not later than the last."""
+    TWICE = "TWICE"
+    """What is done once in a session was asked for again."""
+    INCONSISTENT_U3 = "INCONSISTENT_U3"
+    """Lists of survivors that cannot all be true."""
+    SHARE_INVALID = "SHARE_INVALID"
+    """No set of shares gives back the secret that `peer` committed itself to."""
+    OVERFLOW = "OVERFLOW"
+    """A number, or a sum of so many, that the ring cannot hold; not finite ones among them."""
+    DEADLINE = "DEADLINE"
+
+
+_ADVICE = {
+    Reason.POLICY: "Ask who runs the coordinator, or change your policy file if you agree with the session.",
+    Reason.ROSTER: "Was every participant given the same roster file?",
+    Reason.TOO_FEW: "Wait for more clients; the next attempt is a new session with fresh keys.",
+    Reason.DEADLINE: "The next attempt is a new session with fresh keys.",
+    Reason.OVERFLOW: "Use fewer bits or clients; look for a diverged model if a number was not finite.",
+    Reason.MODEL_HASH: "Every client must train on the same model: fetch it again, or distrust the coordinator.",
+}
+_UNTRUSTED = "Somebody does not follow the protocol: do not repeat this before you know who, and why."
+
+
+class RoundAbandoned(FedgossipError):  # noqa: N818  (what happened, as the others of the family that may be retried)
+    """The session is over and its secrets are erased.  What was masked in it must never be masked again."""
+
+    def __init__(
+        self,
+        reason: Reason,
+        what: str,
+        *,
+        peer: int | None = None,
+        stage: Stage | None = None,
+        have: int | None = None,
+        need: int | None = None,
+    ) -> None:
+        where = f", stage {stage.name}" if stage is not None else ""
+        super().__init__(f"secure sum abandoned ({reason}{where}): {what}", _ADVICE.get(reason, _UNTRUSTED))
+        self.reason, self.peer, self.stage, self.have, self.need = reason, peer, stage, have, need
+        self.exit_code = 7 if reason in (Reason.TOO_FEW, Reason.DEADLINE) else 4
+
+
+def too_few(stage: Stage, have: int, need: int, what: str) -> RoundAbandoned:
+    """Return the abort for `have` of `need` clients."""
+    return RoundAbandoned(Reason.TOO_FEW, f"{have} {what}, {need} are needed", stage=stage, have=have, need=need)

@@ -1,0 +1,348 @@
+"""The client's side of FG-SecAgg/1, as steps that cannot be misordered: each returns the next and is used up by it.
+
+    Client.join(invite, model)      -> Advertised     S0  fresh keys, signed          (or those announced a round ahead)
+    Advertised.share(neighbourhood) -> Shared         S1  shares of both secrets, sealed for each neighbour
+    Shared.mask(delivery, integers) -> MaskedInput    S2  the vector under its masks, in chunks; keys for the next round
+    MaskedInput.consent(survivors)  -> Consented      S3  a signature on the survivors, one per session
+    Consented.reveal(consents)      -> Revealed       S4  one share of each neighbour, then everything is erased
+    Revealed.finish(result, words)  -> Words          S5  the sum, if it is the one that was agreed on
+
+`step.frame` is what to send.  A step that was used raises RoundAbandoned (TWICE) and cannot be copied.  Three outcomes:
+
+- the next step;
+- ProtocolError: the frame is not authentic, or not of this session and stage; nothing has changed, the step is usable;
+- RoundAbandoned: the coordinator signed what no honest one would, or too few are left; all secrets are erased.
+
+Beside Bonawitz et al. (CCS 2017): the share group is the neighbours and the client itself, as there; the mask seed is
+committed to; every message is bound to a session hash that holds the model, the roster and all parameters; a second,
+different message of a stage ends the session.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Generic, NoReturn, TypeVar
+
+import numpy as np
+
+from fedgossip.secure import frames, shamir
+from fedgossip.secure.aborts import Reason, RoundAbandoned, Stage, too_few
+from fedgossip.secure.checks import check_consents, check_keys, check_survivors
+from fedgossip.secure.fixed_point import Quantised
+from fedgossip.secure.keeping import Ahead, Ended, Erasable, Fate, Holding, OwnKeys, SharePair, Sharing, fresh_keys
+from fedgossip.secure.masks import mask_key, self_key
+from fedgossip.secure.primitives import Agreement, Entropy, Secret, Sign, derive, digest, seal, transcript, unseal
+from fedgossip.secure.ring import Words, add_streams, chunks, little, subtract_streams
+from fedgossip.secure.session import Descriptor, Policy, Roster, sid0_of
+
+UNFINISHED = 64
+"""Inputs of sessions without a result that a client remembers, so that none of them is masked again."""
+
+Held = TypeVar("Held", bound=Erasable)
+Wanted = TypeVar("Wanted", bound=frames.Frame)
+
+
+class Client:
+    """One participant, through many sessions.  `entropy` is os.urandom; `after_round` the last round ever joined."""
+
+    def __init__(
+        self, me: int, roster: Roster, policy: Policy, sign: Sign, entropy: Entropy, *, after_round: int = -1
+    ) -> None:
+        self.me, self.roster, self.policy = me, roster, policy
+        self._sign, self._entropy = sign, entropy
+        self.round = after_round
+        self._cohort: frozenset[int] = frozenset()
+        self._unfinished: deque[bytes] = deque(maxlen=UNFINISHED)
+
+    def join(self, invite: bytes, model: bytes, ahead: Ahead | None = None) -> Advertised:
+        """Take part in the session that the coordinator proposes; `model` is the hash of the global model here.
+
+        `ahead`: the keys that the last masked message announced; they are used if the session is the one they are for,
+        and erased if not.  Raises ProtocolError, RoundAbandoned; a client that refuses has sent nothing.
+        """
+        message = frames.from_coordinator(invite, self.policy.coordinator)
+        if not isinstance(message, frames.Invite):
+            raise frames.refused(frames.COORDINATOR, f"{message!r} where an invitation is due")
+        d = message.descriptor
+        self.policy.check(d, self.roster, self.me, model)
+        if d.round <= self.round:
+            raise RoundAbandoned(Reason.REPLAY, f"round {d.round} after round {self.round}", stage=Stage.KEYS)
+        if self._cohort and len(self._cohort ^ set(d.cohort)) == 1:
+            raise RoundAbandoned(
+                Reason.POLICY, "one client more or less: the difference of the sums would be its input"
+            )
+        self.round, self._cohort = d.round, frozenset(d.cohort)
+        sid0 = sid0_of(d)
+        own = ahead.take(d) if ahead else None
+        session = _Session(
+            self.me, d, sid0, self.roster, self.policy, d.neighbours(sid0)[self.me], self._sign, self._entropy,
+            self._unfinished,
+        )  # fmt: skip
+        session.seen[frames.Invite] = hashlib.sha256(invite).digest()
+        if own:
+            return Advertised(session, own, b"")
+        own = fresh_keys(sid0, d, d.round, self.me, self._sign, self._entropy)
+        return Advertised(session, own, session.pack(frames.Advertise(sid0, own.public)))
+
+    def __repr__(self) -> str:
+        return f"<client {self.me} after round {self.round}>"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class _Session:
+    """What does not change from step to step; `sid` is sid0 until the keys are known."""
+
+    me: int
+    descriptor: Descriptor
+    sid: bytes
+    roster: Roster
+    policy: Policy
+    neighbours: tuple[int, ...]
+    sign: Sign
+    entropy: Entropy
+    unfinished: deque[bytes]
+    seen: dict[type[frames.Frame], bytes] = field(default_factory=dict)
+
+    @property
+    def group(self) -> frozenset[int]:
+        """The share group: the neighbours and the client itself."""
+        return frozenset((*self.neighbours, self.me))
+
+    def pack(self, message: frames.Frame) -> bytes:
+        return frames.pack(message, self.me, self.sign)
+
+    def enough(self, stage: Stage, have: int, what: str) -> None:
+        if have < self.descriptor.t:
+            raise too_few(stage, have, self.descriptor.t, what)
+
+
+class _Step(Generic[Held]):
+    """One step: what it holds is handed to the next, or erased."""
+
+    def __init__(self, session: _Session, held: Held, frame: bytes) -> None:
+        self._session, self._held, self.frame = session, held, frame
+        self._used = False
+
+    def abandon(self, reason: Reason = Reason.DEADLINE, what: str = "the coordinator was not heard") -> RoundAbandoned:
+        """Give the session up: erase everything, return the error to raise or report."""
+        self._used = True
+        self._held.erase()
+        return RoundAbandoned(reason, what)
+
+    def _read(self, frame: bytes, kind: type[Wanted]) -> Wanted:
+        """Return the message that this step is for.  A repeated frame is refused, a different one ends the session."""
+        if self._used:
+            raise RoundAbandoned(Reason.TWICE, f"{self!r} has been used", stage=kind.stage)
+        s = self._session
+        message = frames.from_coordinator(frame, s.policy.coordinator)
+        if isinstance(message, frames.Invite) or message.sid != s.sid or getattr(message, "to", s.me) != s.me:
+            raise frames.refused(frames.COORDINATOR, f"{message!r} of another session, or for another client")
+        name = hashlib.sha256(frame).digest()
+        if not isinstance(message, kind):
+            if s.seen.get(type(message), name) != name:
+                reason = Reason.INCONSISTENT_U3 if isinstance(message, frames.Survivors) else Reason.TWICE
+                raise self.abandon(reason, f"a second, different {message!r}")
+            raise frames.refused(frames.COORDINATOR, f"{message!r} where a {kind.__name__} is due")
+        s.seen[kind] = name
+        return message
+
+    @contextmanager
+    def _spend(self) -> Iterator[Held]:
+        """Use the step up; what it held is erased if the next one is not reached."""
+        self._used = True
+        try:
+            yield self._held
+        except BaseException:
+            self._held.erase()
+            raise
+
+    def __repr__(self) -> str:
+        used = ", used" if self._used else ""
+        return f"<{type(self).__name__} client {self._session.me}, round {self._session.descriptor.round}{used}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a step of a secure sum is neither copied nor pickled")
+
+
+class Advertised(_Step[OwnKeys]):
+    """S0 is behind: the keys are announced.  `frame` is empty where they were announced a round ahead."""
+
+    def share(self, neighbourhood: bytes) -> Shared:
+        """Split both secrets among the share group, and seal each neighbour's shares for it alone."""
+        message = self._read(neighbourhood, frames.Neighbourhood)
+        with self._spend() as own:
+            s = self._session
+            keys = check_keys(message, s.descriptor, s.sid, s.roster, own.public, s.neighbours)
+            s.enough(Stage.SHARES, len(keys), "of the share group have keys")
+            session = replace(s, sid=digest("sid", s.sid, message.h1))
+            neighbours = {v: keys[v] for v in sorted(keys) if v != s.me}
+            agreed = _agreements(own.c, {v: found.c_pk for v, found in neighbours.items()})
+            _agreements(own.s, {v: found.s_pk for v, found in neighbours.items()})  # refused before anything is shared
+            pairs = _split(own, sorted(keys), s.descriptor.t, s.entropy)
+            openers, sealed = _sealed(session, agreed, pairs)
+            own.c.erase()
+            frame = session.pack(frames.Shares(session.sid, sealed))
+            return Shared(session, Sharing(own, openers, neighbours, {s.me: pairs[s.me]}), frame)
+
+
+class Shared(_Step[Sharing]):
+    """S1 is behind: the shares are sealed."""
+
+    def mask(self, delivery: bytes, integers: Quantised) -> MaskedInput:
+        """Open the others' shares, and hide `integers` under one's own mask and one per neighbour that has shared."""
+        message = self._read(delivery, frames.Delivery)
+        with self._spend() as held:
+            s = self._session
+            self._check_input(integers)
+            _open(s, held, message)
+            s.enough(Stage.MASKED, len(held.shares), "of the share group have shared")
+            words = integers.values.copy()
+            _add_masks(words, s, held)
+            held.own.erase()
+            s.unfinished.append(integers.fingerprint)
+            d = s.descriptor
+            ahead = Ahead(fresh_keys(s.sid, d, d.round + 1, s.me, s.sign, s.entropy), d.task_id, d.round + 1)
+            head = frames.Masked(s.sid, words.size, hashlib.sha256(little(words)).digest(), ahead.public)
+            return MaskedInput(s, Holding(held.shares), s.pack(head), words, ahead, integers.fingerprint)
+
+    def _check_input(self, integers: Quantised) -> None:
+        need = self._session.policy.fixed.words
+        if integers.values.dtype != np.uint32 or integers.values.shape != (need,):
+            what = f"{integers.values.dtype} {integers.values.shape} to be masked; {need} words of 32 bits were agreed"
+            raise RoundAbandoned(Reason.SCHEMA, what, stage=Stage.MASKED)
+        if integers.fingerprint in self._session.unfinished:
+            what = "this input was masked in a session that had no result; train again"
+            raise RoundAbandoned(Reason.TWICE, what, stage=Stage.MASKED)
+
+
+class MaskedInput(_Step[Holding]):
+    """S2 is behind: `frame`, then every chunk.  `ahead` holds the keys for the next round: keep it, or erase it."""
+
+    def __init__(
+        self, session: _Session, held: Holding, frame: bytes, words: Words, ahead: Ahead, fingerprint: bytes
+    ) -> None:
+        super().__init__(session, held, frame)
+        self.ahead, self._words, self._fingerprint = ahead, words, fingerprint
+
+    def chunks(self) -> Iterator[memoryview]:
+        """Yield the masked vector, at most 256 KiB at a time."""
+        return chunks(self._words)
+
+    def consent(self, survivors: bytes) -> Consented:
+        """Sign the survivors, if they can be true and are enough."""
+        message = self._read(survivors, frames.Survivors)
+        with self._spend() as held:
+            s = self._session
+            check_survivors(message.ids, s.descriptor, s.me, s.group, held.shares.keys())
+            s.enough(Stage.CONSIST, len(s.group & set(message.ids)), "of the share group survive")
+            signature = s.sign(frames.consent_content(s.sid, frames.hash_of_ids(message.ids)))
+            held.survivors = message.ids
+            return Consented(s, held, s.pack(frames.Consent(s.sid, signature)), self._fingerprint)
+
+
+class Consented(_Step[Holding]):
+    """S3 is behind: the survivors are signed."""
+
+    def __init__(self, session: _Session, held: Holding, frame: bytes, fingerprint: bytes) -> None:
+        super().__init__(session, held, frame)
+        self._fingerprint = fingerprint
+
+    def reveal(self, consents: bytes) -> Revealed:
+        """Give one share of each client in the group: of b if it survives, of its mask key if not."""
+        message = self._read(consents, frames.Consents)
+        with self._spend() as held:
+            s = self._session
+            signed = check_consents(message, s.sid, s.me, s.roster, s.group, held.survivors)
+            s.enough(Stage.UNMASK, signed + 1, "of the share group have signed these survivors")
+            alive = set(held.survivors)
+            fates = {v: Fate.ALIVE if v in alive else Fate.DEAD for v in sorted(held.shares)}
+            shares = tuple((v, fate is Fate.ALIVE, held.shares[v].give(fate)) for v, fate in fates.items())
+            frame = s.pack(frames.Reveal(s.sid, shares))
+            return Revealed(s, Ended(held.survivors, lambda: self._forget(s)), frame)
+
+    def _forget(self, session: _Session) -> None:
+        """A session with a result: its input is in a sum, once."""
+        if self._fingerprint in session.unfinished:
+            session.unfinished.remove(self._fingerprint)
+
+
+class Revealed(_Step[Ended]):
+    """S4 is behind: no secret is left here."""
+
+    def finish(self, result: bytes, words: Words) -> Words:
+        """Return the sum if it is of the survivors that were signed, and has the hash that the coordinator signed."""
+        message = self._read(result, frames.Result)
+        with self._spend() as held:
+            if message.survivors != frames.hash_of_ids(held.survivors):
+                raise RoundAbandoned(Reason.INCONSISTENT_U3, "a sum of other clients", stage=Stage.RESULT)
+            right = words.dtype == np.uint32 and words.shape == (self._session.policy.fixed.words,)
+            if not right or message.digest != hashlib.sha256(little(words)).digest():
+                raise RoundAbandoned(Reason.SCHEMA, "not the sum that the coordinator signed", stage=Stage.RESULT)
+            held.finished()
+            return words
+
+
+# --- the cryptography of the steps ------------------------------------------------------------------------------------
+
+
+def _split(own: OwnKeys, group: list[int], t: int, entropy: Entropy) -> dict[int, SharePair]:
+    """Share the mask key and b among the group; a member's x is its place in the roster plus one."""
+    places = [v + 1 for v in group]
+    of_key, of_b = (shamir.split(secret.read(), places, t, entropy) for secret in (own.s, own.b))
+    return {v: SharePair(Secret(of_b[v + 1]), Secret(of_key[v + 1])) for v in group}
+
+
+def bound(sid: bytes, sealer: int, opener: int) -> bytes:
+    """Return what a seal is bound to: the session, from whom, to whom."""
+    return transcript("share", sid, sealer, opener)
+
+
+def _agreements(secret: Secret, publics: dict[int, bytes]) -> dict[int, bytes]:
+    """Agree with each client's key.  Raises RoundAbandoned (DUPKEY) for one with which everybody agrees on zero."""
+    agreement, agreed = Agreement(secret.read()), {}
+    for v, public in publics.items():
+        try:
+            agreed[v] = agreement.with_(public)
+        except ValueError:
+            raise RoundAbandoned(Reason.DUPKEY, f"a key of client {v} is of small order", peer=v) from None
+    return agreed
+
+
+def _sealed(
+    s: _Session, agreed: dict[int, bytes], pairs: dict[int, SharePair]
+) -> tuple[dict[int, Secret], tuple[tuple[int, bytes], ...]]:
+    """Return the keys that open each neighbour's seal, and the shares under one's own; those are kept no longer."""
+    openers, sealed = {}, []
+    for v, shared in agreed.items():
+        openers[v] = Secret(derive(s.sid, shared, "enc", v, s.me))
+        sealed.append((v, seal(derive(s.sid, shared, "enc", s.me, v), pairs[v].packed(), bound(s.sid, s.me, v))))
+        pairs[v].erase()
+    return openers, tuple(sealed)
+
+
+def _open(s: _Session, held: Sharing, message: frames.Delivery) -> None:
+    """Open every seal.  Raises RoundAbandoned (AEAD) naming the first that does not open."""
+    for v, sealed in message.sealed:
+        if v not in held.openers:
+            raise RoundAbandoned(Reason.ROSTER, f"shares of {v}, who has no keys here", peer=v, stage=Stage.MASKED)
+        if v in held.shares:
+            raise RoundAbandoned(Reason.TWICE, f"shares of {v} twice", peer=v, stage=Stage.MASKED)
+        plain = unseal(held.openers[v].read(), sealed, bound(s.sid, v, s.me))
+        if plain is None:
+            raise RoundAbandoned(Reason.AEAD, f"what {v} sealed does not open", peer=v, stage=Stage.MASKED)
+        held.shares[v] = SharePair.unpacked(plain)
+    for opener in held.openers.values():
+        opener.erase()
+
+
+def _add_masks(words: Words, s: _Session, held: Sharing) -> None:
+    """One's own mask, and one per neighbour that has shared: + towards higher ids, - towards lower."""
+    others = {v: held.neighbours[v].s_pk for v in held.shares if v != s.me}
+    keys = {v: mask_key(s.sid, z, s.me, v, words.size) for v, z in _agreements(held.own.s, others).items()}
+    add_streams(words, [self_key(s.sid, held.own.b.read(), s.me, words.size)])
+    add_streams(words, (key for v, key in keys.items() if s.me < v))
+    subtract_streams(words, (key for v, key in keys.items() if s.me > v))

@@ -1,0 +1,183 @@
+"""Updates as integers of the ring: clipped, weighted by samples, rounded at random so that the mean is kept.
+
+    x = clip_inf(clip_l2(update, S), C)        w = samples / W in (0, 1]
+    q = stochastic_round(w x (2^(b-1) - 1) / C)
+
+The weight, whether anything was clipped, a count of one and every declared metric are further coordinates of the same
+vector: nothing about a site leaves in clear but that it took part.  The sum cannot wrap around: n (2^(b-1) - 1) +
+8 sigma < 2^31 is checked before a session starts (`check_sum`); b = 24 is right up to 100 clients, 20 up to 1000.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from fedgossip.errors import ConfigError
+from fedgossip.secure.aborts import Reason, RoundAbandoned
+from fedgossip.secure.primitives import Entropy, digest, keystream
+from fedgossip.secure.ring import BLOCK, RING_BITS, Words, centred
+from fedgossip.vectors import Vector, all_finite, frozen
+
+_BESIDE = 3
+"""Coordinates after the update and before the metrics: weight, clipped, count."""
+
+
+@dataclass(frozen=True, eq=False)
+class Quantised:
+    """One client's input to a sum; masked in one session and never again.  `fingerprint` says what it was made from."""
+
+    values: Words = field(repr=False)
+    fingerprint: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, eq=False)
+class Aggregate:
+    """What a sum says: the mean of the clipped updates, weighted by samples, and of the metrics."""
+
+    mean: Vector
+    samples: float
+    clients: int
+    clipped: int
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class FixedPoint:
+    """How numbers become integers; the same at every client, pinned by each.  Raises ConfigError."""
+
+    length: int
+    """Elements of an update."""
+    clip_l2: float
+    """S: no update is longer than this; smaller hides a client better and moves the model less."""
+    clip_inf: float
+    """C: no element is larger than this; smaller rounds finer."""
+    weight_max: int
+    """W: the samples that weigh one; a client with more is refused."""
+    q_bits: int = 24
+    """b: an element is at most 2^(b-1) - 1; more bits round finer and allow fewer clients."""
+    metrics: tuple[tuple[str, float], ...] = ()
+    """(name, bound) of each declared metric; a value beyond its bound counts as the bound."""
+    layout: str = ""
+    """The hash of the parameters' names and shapes."""
+
+    def __post_init__(self) -> None:
+        positive = (self.clip_l2, self.clip_inf, *(bound for _, bound in self.metrics))
+        names = {name for name, _ in self.metrics}
+        if not all(0 < value < math.inf for value in positive) or len(names) < len(self.metrics):
+            raise ConfigError("clip bounds and metrics", "Bounds are finite and above zero, names of metrics differ.")
+        if self.length < 1 or self.weight_max < 1 or not 2 <= self.q_bits <= RING_BITS - 1:
+            raise ConfigError(
+                f"length {self.length}, weight_max {self.weight_max}, q_bits {self.q_bits}",
+                "Length and weight are at least 1, bits 2 to 31.",
+            )
+
+    @property
+    def words(self) -> int:
+        """Coordinates of the masked vector."""
+        return self.length + _BESIDE + len(self.metrics)
+
+    @property
+    def limit(self) -> int:
+        return (1 << (self.q_bits - 1)) - 1
+
+    @property
+    def schema(self) -> bytes:
+        """The hash of the coordinates: how many, in which order, and what each means."""
+        named = [part for name, bound in self.metrics for part in (name, float(bound).hex())]
+        return digest("schema", self.layout, self.length, "weight", "clipped", "count", *named)
+
+    def check_sum(self, n: int, sigma: float = 0.0) -> None:
+        """Raise RoundAbandoned (OVERFLOW) where the sum of `n` clients with noise `sigma` could wrap around."""
+        if not n * self.limit + 8 * sigma < 1 << (RING_BITS - 1):
+            raise RoundAbandoned(
+                Reason.OVERFLOW, f"the sum of {n} numbers of {self.q_bits} bits may not fit in {RING_BITS} bits"
+            )
+
+    # --- one client -------------------------------------------------------------------------------------------------
+
+    def encode(self, update: Vector, samples: int, metrics: Mapping[str, float], entropy: Entropy) -> Quantised:
+        """Return the client's coordinates.  Raises RoundAbandoned: SCHEMA for another length, type or set of metrics,
+        OVERFLOW for what is not finite and for samples out of 1 to W."""
+        self._check(update, samples, metrics)
+        weight = samples / self.weight_max
+        values = np.empty(self.words, np.uint32)
+        clipped = self._encode_update(update, weight, entropy, values[: self.length])
+        beside = [weight * self.limit, float(clipped), 1.0]
+        for name, bound in self.metrics:
+            beside.append(min(max(metrics[name] / bound, -1.0), 1.0) * weight * self.limit)
+        values[self.length :] = np.rint(beside).astype(np.int32).view(np.uint32)
+        seen = hashlib.blake2b(np.ascontiguousarray(update).view(np.uint8).data, digest_size=16)
+        seen.update(repr((samples, sorted(metrics.items()))).encode())
+        return Quantised(values, seen.digest())
+
+    def _check(self, update: Vector, samples: int, metrics: Mapping[str, float]) -> None:
+        if update.shape != (self.length,) or not np.issubdtype(update.dtype, np.floating):
+            raise RoundAbandoned(
+                Reason.SCHEMA, f"an update of {update.dtype} {update.shape}; {self.length} floats were agreed"
+            )
+        if set(metrics) != {name for name, _ in self.metrics}:
+            raise RoundAbandoned(Reason.SCHEMA, f"metrics {sorted(metrics)}; agreed {[n for n, _ in self.metrics]}")
+        if not all_finite(update) or not all(math.isfinite(value) for value in metrics.values()):
+            raise RoundAbandoned(Reason.OVERFLOW, "an update or a metric is not finite")
+        if isinstance(samples, bool) or not isinstance(samples, int) or not 1 <= samples <= self.weight_max:
+            raise RoundAbandoned(Reason.OVERFLOW, f"a weight that is not 1 to {self.weight_max} whole samples")
+
+    def _encode_update(self, update: Vector, weight: float, entropy: Entropy, out: Words) -> bool:
+        """Write the rounded elements; return whether anything was clipped."""
+        norm = _norm(update)
+        shrink = self.clip_l2 / norm if norm > self.clip_l2 else 1.0
+        clipped, scale = shrink < 1.0, weight * self.limit / self.clip_inf
+        dice = keystream(entropy(32))
+        for start in range(0, self.length, BLOCK):
+            x = update[start : start + BLOCK].astype(np.float64)
+            x *= shrink
+            clipped |= bool(np.abs(x).max() > self.clip_inf)
+            np.clip(x, -self.clip_inf, self.clip_inf, out=x)
+            x *= scale
+            # 24 bits of chance: with more, 2^23 + u would be rounded up to the next integer in float64
+            x += (np.frombuffer(dice.update(bytes(4 * x.size)), "<u4") >> 8) * 2.0**-24
+            np.floor(x, out=x)
+            np.clip(x, -self.limit, self.limit, out=x)
+            out[start : start + BLOCK] = x.astype(np.int32).view(np.uint32)
+        return clipped
+
+    # --- the sum ----------------------------------------------------------------------------------------------------
+
+    def decode(self, total: Words, clients: int) -> Aggregate:
+        """Return what the sum over `clients` says.  Raises RoundAbandoned: SCHEMA for another length, OVERFLOW where
+        the count or the weight in it cannot be those of so many clients."""
+        if total.shape != (self.words,):
+            raise RoundAbandoned(Reason.SCHEMA, f"a sum of {total.size} words; {self.words} were agreed")
+        scaled, clipped, count, *metrics = (int(value) for value in centred(total[self.length :]))
+        if count != clients or not 0 < scaled <= clients * self.limit or not 0 <= clipped <= clients:
+            raise RoundAbandoned(Reason.OVERFLOW, f"a sum that says {count} clients, of which there are {clients}")
+        weight = scaled / self.limit
+        mean: npt.NDArray[np.float32] = (
+            total[: self.length].view(np.int32) * (self.clip_inf / self.limit / weight)
+        ).astype(np.float32)
+        named = zip(self.metrics, metrics, strict=True)
+        return Aggregate(
+            frozen(mean),
+            weight * self.weight_max,
+            clients,
+            clipped,
+            {name: value * bound / scaled for (name, bound), value in named},
+        )
+
+
+def _norm(update: Vector) -> float:
+    """The Euclidean length; of very large numbers too, whose squares would not be finite."""
+    peak = float(np.abs(update).max())
+    if peak == 0.0:
+        return 0.0
+    squares = 0.0
+    for start in range(0, update.size, BLOCK):
+        block = update[start : start + BLOCK].astype(np.float64) / peak
+        squares += float(block @ block)
+    return peak * math.sqrt(squares)

@@ -1,0 +1,227 @@
+"""What crosses the network: signed frames.  The signature is checked before a byte of the body is read.
+
+    frame = Ed25519 signature (64 bytes) of ("frame", sender, SHA-256(body)) | body, strict msgpack
+
+The sender is known from the authenticated link; its key from the roster, the coordinator's from the client's policy.
+A frame that is not authentic, not a message, or of another session costs that frame only: ProtocolError, nothing has
+changed.  The session's hash is in every body, and the recipient in those that are for one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Annotated, ClassVar, TypeVar
+
+import msgspec
+
+from fedgossip.errors import ProtocolError
+from fedgossip.secure.aborts import Stage
+from fedgossip.secure.graph import COHORT_MAX
+from fedgossip.secure.primitives import Sign, digest, transcript, verify
+from fedgossip.secure.session import Descriptor, Hash, Id
+
+FRAME_MAX = 1 << 20
+SIGNATURE = 64
+COORDINATOR = -1
+"""The sender's number of who has no place in the roster."""
+
+Signature = Annotated[bytes, msgspec.Meta(min_length=SIGNATURE, max_length=SIGNATURE)]
+Share = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+Pair = Annotated[bytes, msgspec.Meta(min_length=80, max_length=80)]
+"""Two sealed shares and the seal's tag."""
+_Many = msgspec.Meta(max_length=COHORT_MAX)
+
+
+class Frame(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+    """A message; its repr shows its kind alone."""
+
+    stage: ClassVar[Stage]
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}>"
+
+
+class Keys(Frame, frozen=True):
+    """A client's keys for one round, signed by itself; passed on to its neighbours.
+
+    `origin` is the session in which they were announced: sid0 of their own, or sid of the one before.
+    """
+
+    stage = Stage.KEYS
+    client: Id
+    origin: Hash
+    c_pk: Hash
+    s_pk: Hash
+    commitment: Hash
+    signature: Signature
+
+    def content(self, descriptor: Descriptor, round: int) -> bytes:
+        """Return what the client signs."""
+        d = descriptor
+        return transcript(
+            "keys", self.origin, d.task_id, round, d.roster_hash, self.client, self.c_pk, self.s_pk, self.commitment
+        )
+
+
+def commitment(origin: bytes, client: int, b: bytes) -> bytes:
+    """Return SHA-256(LABEL, "b", sid0, id, b)."""
+    return digest("b", origin, client, b)
+
+
+def hash_of_keys(keys: dict[int, Keys]) -> bytes:
+    """Return h1, the hash of all of U1."""
+    return digest("U1", *(p for v in sorted(keys) for p in (v, keys[v].c_pk, keys[v].s_pk, keys[v].commitment)))
+
+
+def hash_of_ids(ids: tuple[int, ...]) -> bytes:
+    """Return SHA-256(U3), of the ascending ids."""
+    return digest("ids", *ids)
+
+
+def consent_content(sid: bytes, u3: bytes) -> bytes:
+    """Return what a client signs of the survivors."""
+    return transcript("U3", sid, u3)
+
+
+# --- from the coordinator ---------------------------------------------------------------------------------------------
+
+
+class Invite(Frame, frozen=True):
+    stage = Stage.KEYS
+    descriptor: Descriptor
+
+
+class Neighbourhood(Frame, frozen=True):
+    """The keys of the recipient's neighbours, and its own; `h1` is the hash of everybody's."""
+
+    stage = Stage.SHARES
+    sid: Hash  # sid0: it is h1 that makes it sid
+    to: Id
+    h1: Hash
+    keys: Annotated[tuple[Keys, ...], _Many]
+
+
+class Delivery(Frame, frozen=True):
+    """The sealed shares for the recipient, by who sealed them."""
+
+    stage = Stage.MASKED
+    sid: Hash
+    to: Id
+    sealed: Annotated[tuple[tuple[Id, Pair], ...], _Many]
+
+
+class Survivors(Frame, frozen=True):
+    """U3: whose masked vectors are in the sum."""
+
+    stage = Stage.CONSIST
+    sid: Hash
+    ids: Annotated[tuple[Id, ...], _Many]
+
+
+class Consents(Frame, frozen=True):
+    """Signatures of the recipient's neighbours on the survivors."""
+
+    stage = Stage.UNMASK
+    sid: Hash
+    to: Id
+    signatures: Annotated[tuple[tuple[Id, Signature], ...], _Many]
+
+
+class Result(Frame, frozen=True):
+    """The hash of the sum, of the survivors in it; its words follow in chunks."""
+
+    stage = Stage.RESULT
+    sid: Hash
+    survivors: Hash
+    digest: Hash
+
+
+# --- from a client ----------------------------------------------------------------------------------------------------
+
+
+class Advertise(Frame, frozen=True):
+    stage = Stage.KEYS
+    sid: Hash  # sid0
+    keys: Keys
+
+
+class Shares(Frame, frozen=True):
+    """Sealed shares for each neighbour that has keys."""
+
+    stage = Stage.SHARES
+    sid: Hash
+    sealed: Annotated[tuple[tuple[Id, Pair], ...], _Many]
+
+
+class Masked(Frame, frozen=True):
+    """The masked vector's length in words and SHA-256; it follows in chunks.  `ahead`: keys for the next round."""
+
+    stage = Stage.MASKED
+    sid: Hash
+    length: Id
+    digest: Hash
+    ahead: Keys | None = None
+
+
+class Consent(Frame, frozen=True):
+    stage = Stage.CONSIST
+    sid: Hash
+    signature: Signature
+
+
+class Reveal(Frame, frozen=True):
+    """One share of each neighbour: (whose, whether it survives, the share of b if so and of its mask key if not)."""
+
+    stage = Stage.UNMASK
+    sid: Hash
+    shares: Annotated[tuple[tuple[Id, bool, Share], ...], _Many]
+
+
+Kind = TypeVar("Kind")
+Downward = Invite | Neighbourhood | Delivery | Survivors | Consents | Result
+Upward = Advertise | Shares | Masked | Consent | Reveal
+
+_DOWN: msgspec.msgpack.Decoder[Downward] = msgspec.msgpack.Decoder(Downward)
+_UP: msgspec.msgpack.Decoder[Upward] = msgspec.msgpack.Decoder(Upward)
+
+
+def pack(message: Frame, sender: int, sign: Sign) -> bytes:
+    """Return the message as a signed frame."""
+    body = msgspec.msgpack.encode(message)
+    return sign(_signed(sender, body)) + body
+
+
+def from_coordinator(frame: bytes, identity: bytes) -> Downward:
+    """Return the coordinator's message.  Raises ProtocolError for anything else."""
+    return _decoded(_authentic(frame, COORDINATOR, identity), COORDINATOR, _DOWN)
+
+
+def from_client(frame: bytes, client: int, identity: bytes) -> Upward:
+    """Return the client's message.  Raises ProtocolError for anything else."""
+    return _decoded(_authentic(frame, client, identity), client, _UP)
+
+
+def _signed(sender: int, body: bytes) -> bytes:
+    return transcript("frame", sender, hashlib.sha256(body).digest())
+
+
+def _authentic(frame: bytes, sender: int, identity: bytes) -> bytes:
+    if not SIGNATURE < len(frame) <= FRAME_MAX:
+        raise refused(sender, f"a frame of {len(frame)} bytes")
+    signature, body = bytes(frame[:SIGNATURE]), bytes(frame[SIGNATURE:])
+    if not verify(identity, signature, _signed(sender, body)):
+        raise refused(sender, "a frame that it did not sign")
+    return body
+
+
+def _decoded(body: bytes, sender: int, decoder: msgspec.msgpack.Decoder[Kind]) -> Kind:
+    try:
+        return decoder.decode(body)
+    except (msgspec.MsgspecError, ValueError):
+        raise refused(sender, "a signed frame that is no message") from None  # nothing of it in the traceback
+
+
+def refused(sender: int, what: str) -> ProtocolError:
+    """Return the error for one frame that changes nothing."""
+    who = "coordinator" if sender == COORDINATOR else f"client {sender}"
+    return ProtocolError(f"{who}: {what}", "It was ignored.", peer=None if sender == COORDINATOR else sender)

@@ -1,0 +1,147 @@
+"""What a client keeps secret during a session, and for how long: every holder can be erased, none can be copied."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NoReturn, Protocol
+
+from fedgossip.secure import shamir
+from fedgossip.secure.frames import Keys, commitment
+from fedgossip.secure.primitives import Entropy, Secret, Sign, public_of
+from fedgossip.secure.session import Descriptor
+
+
+class Erasable(Protocol):
+    def erase(self) -> None: ...
+
+
+def erase(things: Iterable[Erasable]) -> None:
+    for thing in things:
+        thing.erase()
+
+
+class Fate(Enum):
+    """What is said of a client, once: that it survives, or that it does not."""
+
+    ALIVE = "alive"
+    DEAD = "dead"
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class SharePair:
+    """The shares of one client's b and of its mask key, of which only one can ever be given."""
+
+    of_b: Secret
+    of_key: Secret
+
+    @classmethod
+    def unpacked(cls, plain: bytes) -> SharePair:
+        """Take apart what was sealed: share of the mask key, share of b."""
+        return cls(of_b=Secret(plain[32:]), of_key=Secret(plain[:32]))
+
+    def packed(self) -> bytes:
+        return self.of_key.read() + self.of_b.read()
+
+    def give(self, fate: Fate) -> bytes:
+        """Return the share for this fate; both are erased, so that no other fate can be said of the same client."""
+        share = (self.of_b if fate is Fate.ALIVE else self.of_key).read()
+        self.erase()
+        return share
+
+    def erase(self) -> None:
+        self.of_b.erase()
+        self.of_key.erase()
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class OwnKeys:
+    """A client's secrets of one session: two X25519 keys, the seed of its own mask; and what it said of them."""
+
+    c: Secret
+    s: Secret
+    b: Secret
+    public: Keys
+
+    def erase(self) -> None:
+        erase((self.c, self.s, self.b))
+
+
+def fresh_keys(origin: bytes, descriptor: Descriptor, round: int, me: int, sign: Sign, entropy: Entropy) -> OwnKeys:
+    """Return new keys for `round`, announced in the session of `origin`."""
+    c, s, b = entropy(32), shamir.draw(entropy), shamir.draw(entropy)
+    unsigned = Keys(me, origin, public_of(c), public_of(s), commitment(origin, me, b), bytes(64))
+    signature = sign(unsigned.content(descriptor, round))
+    public = Keys(me, origin, unsigned.c_pk, unsigned.s_pk, unsigned.commitment, signature)
+    return OwnKeys(Secret(c), Secret(s), Secret(b), public)
+
+
+class Ahead:
+    """Keys that a masked message has announced for the next round; taken once, or erased."""
+
+    __slots__ = ("_own", "_task_id", "round")
+
+    def __init__(self, own: OwnKeys, task_id: str, round: int) -> None:
+        self._own: OwnKeys | None = own
+        self._task_id, self.round = task_id, round
+
+    @property
+    def public(self) -> Keys | None:
+        """What was announced; None once the keys are taken or erased."""
+        return self._own.public if self._own else None
+
+    def take(self, descriptor: Descriptor) -> OwnKeys | None:
+        """Return the keys if this is the session that they were announced for; otherwise they are erased."""
+        own, d = self._own, descriptor
+        if own and (d.previous, d.task_id, d.round) == (own.public.origin, self._task_id, self.round):
+            self._own = None
+            return own
+        self.erase()
+        return None
+
+    def erase(self) -> None:
+        if self._own:
+            self._own.erase()
+        self._own = None
+
+    def __repr__(self) -> str:
+        return f"<keys for round {self.round}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("keys are neither copied nor pickled")
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Sharing:
+    """Between shares sent and vector masked: own keys, the keys that open each neighbour's seal, shares held."""
+
+    own: OwnKeys
+    openers: dict[int, Secret]
+    neighbours: dict[int, Keys]
+    shares: dict[int, SharePair]
+
+    def erase(self) -> None:
+        erase((self.own, *self.openers.values(), *self.shares.values()))
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Holding:
+    """From the masked vector to the end: the shares held, by whose they are; own keys are erased."""
+
+    shares: dict[int, SharePair]
+    survivors: tuple[int, ...] = ()
+
+    def erase(self) -> None:
+        erase(self.shares.values())
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Ended:
+    """Nothing secret: the survivors, and what is to be told of the end."""
+
+    survivors: tuple[int, ...]
+    finished: Callable[[], None] = field(default=lambda: None)
+
+    def erase(self) -> None:
+        """Nothing is left to erase."""

@@ -1,0 +1,151 @@
+"""The primitives, each named by its purpose: X25519, HKDF-SHA256, AES-256-CTR, ChaCha20-Poly1305, Ed25519.
+
+What is hashed or signed is a `transcript`: the protocol's label, what it is for, and every part preceded by its length,
+so that no two different lists of parts are the same bytes.  Keys are derived with the session in the salt and the
+purpose and both ids in the info: no key has two uses.
+
+Sources: RFC 7748 (X25519), 5869 (HKDF), 8439 (ChaCha20-Poly1305), 8032 (Ed25519); NIST SP 800-38A (CTR).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import NoReturn
+
+from cryptography.exceptions import InvalidSignature, InvalidTag
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+LABEL = "fedgossip/secagg/1"
+
+Entropy = Callable[[int], bytes]
+"""Gives so many random bytes: os.urandom, everywhere but in tests."""
+
+Sign = Callable[[bytes], bytes]
+"""Signs with the participant's Ed25519 identity, which stays where it is."""
+
+_PREFIX = len(LABEL).to_bytes(4, "big") + LABEL.encode()
+_NONCE = bytes(12)  # each key seals one message
+_COUNTER = bytes(16)
+
+
+class Secret:
+    """Bytes that no repr, comparison, copy or pickle shows.
+
+    `erase` overwrites them here; copies that Python or OpenSSL made on the way are freed, not overwritten.
+    """
+
+    __slots__ = ("_bytes",)
+
+    def __init__(self, value: bytes) -> None:
+        self._bytes = bytearray(value)
+
+    def read(self) -> bytes:
+        """Return the bytes.  Raises ValueError once they are erased."""
+        if not self._bytes:
+            raise ValueError("this secret is erased")
+        return bytes(self._bytes)
+
+    def erase(self) -> None:
+        self._bytes[:] = bytes(len(self._bytes))
+        self._bytes.clear()
+
+    @property
+    def erased(self) -> bool:
+        return not self._bytes
+
+    def __repr__(self) -> str:
+        return "<secret>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a secret is neither copied nor pickled")
+
+
+def transcript(purpose: str, *parts: bytes | str | int) -> bytes:
+    """Return the label, the purpose and the parts, each with its length; integers as text."""
+    pieces = [_PREFIX]
+    for part in (purpose, *parts):
+        value = part if isinstance(part, bytes) else str(part).encode()
+        pieces += (len(value).to_bytes(4, "big"), value)
+    return b"".join(pieces)
+
+
+def digest(purpose: str, *parts: bytes | str | int) -> bytes:
+    """Return the SHA-256 of that transcript, 32 bytes."""
+    return hashlib.sha256(transcript(purpose, *parts)).digest()
+
+
+def derive(salt: bytes, key: bytes, purpose: str, *parts: bytes | str | int) -> bytes:
+    """Return 32 bytes of HKDF-SHA256 for this purpose alone."""
+    return HKDF(SHA256(), 32, salt, transcript(purpose, *parts)).derive(key)
+
+
+# --- agreement --------------------------------------------------------------------------------------------------------
+
+
+def public_of(secret: bytes) -> bytes:
+    """Return the X25519 public key of 32 secret bytes."""
+    return X25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw()
+
+
+def small_order(public: bytes) -> bool:
+    """Return whether everybody agrees on zero with this key."""
+    try:
+        Agreement(bytes(32)).with_(public)
+    except ValueError:
+        return True
+    return False
+
+
+class Agreement:
+    """One X25519 secret, ready for many agreements."""
+
+    __slots__ = ("_key",)
+
+    def __init__(self, secret: bytes) -> None:
+        self._key = X25519PrivateKey.from_private_bytes(secret)
+
+    def with_(self, public: bytes) -> bytes:
+        """Return the shared 32 bytes.  Raises ValueError where they are zero: `public` is of small order."""
+        return self._key.exchange(X25519PublicKey.from_public_bytes(public))
+
+    def __repr__(self) -> str:
+        return "<agreement>"
+
+
+# --- streams and seals ------------------------------------------------------------------------------------------------
+
+
+def keystream(key: bytes) -> CipherContext:
+    """Return the AES-256-CTR stream of `key` from counter 0: what it makes of zeros is the keystream."""
+    return Cipher(algorithms.AES(key), modes.CTR(_COUNTER)).encryptor()
+
+
+def seal(key: bytes, plain: bytes, bound: bytes) -> bytes:
+    """Return `plain` sealed for the one holder of `key`, who must name the same `bound`."""
+    return ChaCha20Poly1305(key).encrypt(_NONCE, plain, bound)
+
+
+def unseal(key: bytes, sealed: bytes, bound: bytes) -> bytes | None:
+    """Return what was sealed, or None where it was not sealed like this."""
+    try:
+        return ChaCha20Poly1305(key).decrypt(_NONCE, sealed, bound)
+    except InvalidTag:
+        return None
+
+
+# --- signatures -------------------------------------------------------------------------------------------------------
+
+
+def verify(identity: bytes, signature: bytes, data: bytes) -> bool:
+    """Return whether the holder of this Ed25519 key signed `data`; False for any nonsense."""
+    try:
+        Ed25519PublicKey.from_public_bytes(identity).verify(signature, data)
+    except (InvalidSignature, ValueError):
+        return False
+    return True

@@ -1,0 +1,297 @@
+"""The coordinator's side of FG-SecAgg/1, as steps: each collects what clients send, and `close` returns the next.
+
+    invite(...)  -> Inviting     frame                for all         take(client, frame)   keys
+    .close()     -> Distributing frame_for(client)    their keys      take(client, frame)   sealed shares
+    .close()     -> Summing      frame_for(client)    their shares    take(client, frame)   -> Intake: chunk, done
+    .close()     -> Consenting   frame                the survivors   take(client, frame)   signatures
+    .close()     -> Unmasking    frame_for(client)    the signatures  take(client, frame)   shares
+    .close()     -> Summed       total, survivors, culprits, ahead; frame, for all
+
+The driver decides when a stage is over (everybody in `waiting` has answered, or the deadline is past).  `take` raises
+ProtocolError for a frame that is not authentic, not of this stage, or a second one: nothing has changed.  `close`
+raises RoundAbandoned: TOO_FEW, or SHARE_INVALID.  Who drops at any stage is simply not in the next set.
+
+Vectors are added as they are complete: memory is the sum and `lanes` vectors on their way, however many clients.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fedgossip.secure import frames
+from fedgossip.secure.aborts import Stage, too_few
+from fedgossip.secure.checks import keys_are_signed
+from fedgossip.secure.collecting import Collecting, Session
+from fedgossip.secure.fixed_point import FixedPoint
+from fedgossip.secure.primitives import Sign, digest, small_order, verify
+from fedgossip.secure.ring import CHUNK_BYTES, Words, chunks, little
+from fedgossip.secure.session import NONE, Descriptor, Roster, check_sound, sid0_of
+from fedgossip.secure.unmasking import unmask
+
+LANES = 4
+"""Vectors that may be on their way at one time."""
+
+
+def invite(
+    roster: Roster,
+    descriptor: Descriptor,
+    fixed: FixedPoint,
+    sign: Sign,
+    ahead: Mapping[int, frames.Keys] | None = None,
+) -> Inviting:
+    """Open a session.  `ahead`: keys from the masked messages of the session that `descriptor.previous` names.
+
+    Raises RoundAbandoned for a descriptor that no client would accept.
+    """
+    check_sound(descriptor, roster, fixed)
+    sid0 = sid0_of(descriptor)
+    session = Session(roster, descriptor, sid0, fixed.words, sign, descriptor.neighbours(sid0))
+    return Inviting(session, ahead or {})
+
+
+class Inviting(Collecting[frames.Keys]):
+    """S0: who wants to take part, and with which keys."""
+
+    def __init__(self, session: Session, ahead: Mapping[int, frames.Keys]) -> None:
+        super().__init__(session, frozenset(session.descriptor.cohort))
+        self.frame = session.pack(frames.Invite(session.descriptor))
+        for client in sorted(ahead.keys() & self.expected):
+            if ahead[client].origin == session.descriptor.previous != NONE:
+                self._accept(client, ahead[client])
+
+    def take(self, client: int, frame: bytes) -> None:
+        message = self._read(client, frame, frames.Advertise)
+        if message.keys.origin != self.session.sid:
+            raise frames.refused(client, "keys of another session")
+        self._accept(client, message.keys)
+
+    def _accept(self, client: int, keys: frames.Keys) -> None:
+        d = self.session.descriptor
+        if keys.client != client or not keys_are_signed(keys, d, d.round, self.session.roster):
+            raise frames.refused(client, "keys that it did not sign")
+        if small_order(keys.c_pk) or small_order(keys.s_pk):
+            raise frames.refused(client, "a key of small order")
+        used = {public for other in self._answers.values() for public in (other.c_pk, other.s_pk)}
+        if keys.c_pk == keys.s_pk or used & {keys.c_pk, keys.s_pk}:
+            raise frames.refused(client, "a key that is there already")
+        self._answers[client] = keys
+
+    def close(self) -> Distributing:
+        """Return the next step, with all that have keys."""
+        keys, s = dict(sorted(self._end().items())), self.session
+        s.check(Stage.KEYS, frozenset(keys), "clients have keys and enough neighbours")
+        h1 = frames.hash_of_keys(keys)
+        return Distributing(replace(s, keys=keys, sid=digest("sid", s.sid, h1)), s.sid, h1)
+
+
+class Distributing(Collecting[dict[int, bytes]]):
+    """S1: each client seals a share of its secrets for each neighbour."""
+
+    def __init__(self, session: Session, sid0: bytes, h1: bytes) -> None:
+        super().__init__(session, frozenset(session.keys))
+        self._sid0, self._h1 = sid0, h1
+
+    def frame_for(self, client: int) -> bytes:
+        s = self.session
+        keys = tuple(s.keys[v] for v in sorted(s.group(client) & s.keys.keys()))
+        return s.pack(frames.Neighbourhood(self._sid0, client, self._h1, keys))
+
+    def take(self, client: int, frame: bytes) -> None:
+        message = self._read(client, frame, frames.Shares)
+        sealed, s = dict(message.sealed), self.session
+        if len(sealed) < len(message.sealed) or sealed.keys() != (s.group(client) & s.keys.keys()) - {client}:
+            raise frames.refused(client, "shares that are not one for each neighbour")
+        self._answers[client] = sealed
+
+    def close(self) -> Summing:
+        sealed, s = self._end(), self.session
+        s.check(Stage.SHARES, frozenset(sealed), "clients have shared, with enough neighbours")
+        return Summing(s, sealed)
+
+
+class Intake:
+    """One client's vector on its way: its signed hash is here, its chunks come in order."""
+
+    def __init__(self, summing: Summing, client: int, head: frames.Masked, buffer: Words) -> None:
+        self.client, self.head = client, head
+        self._summing, self._buffer = summing, buffer
+        self._at, self._hash = 0, hashlib.sha256()
+
+    def chunk(self, data: bytes | memoryview) -> None:
+        """Take the next chunk.  Raises ProtocolError where it does not fit: the vector is then given up."""
+        into = self._buffer.view(np.uint8)
+        size = memoryview(data).nbytes
+        if not self._summing.receiving(self):
+            raise frames.refused(self.client, "a chunk of a vector that was given up")
+        if not 0 < size <= min(CHUNK_BYTES, into.size - self._at):
+            self._summing.drop(self)
+            raise frames.refused(self.client, f"a chunk of {size} bytes at byte {self._at} of {into.size}")
+        into[self._at : self._at + size] = np.frombuffer(data, np.uint8)
+        self._hash.update(data)
+        self._at += size
+
+    def done(self) -> None:
+        """Add the vector to the sum.  Raises ProtocolError where it is not the one that was signed: it is given up."""
+        if not self._summing.receiving(self):
+            raise frames.refused(self.client, "a vector that was given up")
+        if self._at != self._buffer.nbytes or self._hash.digest() != self.head.digest:
+            self._summing.drop(self)
+            raise frames.refused(self.client, "another vector than it signed")
+        self._summing.add(self, self._buffer)
+
+
+class Summing(Collecting[None]):
+    """S2: masked vectors are added as they come.  Who is not complete when it closes is not in the sum."""
+
+    def __init__(self, session: Session, sealed: dict[int, dict[int, bytes]], lanes: int = LANES) -> None:
+        super().__init__(session, frozenset(sealed))
+        self._sealed = sealed
+        self._total = np.zeros(session.words, np.uint32)
+        self._free: list[Words] = []
+        self._lanes = lanes
+        self._intakes: dict[int, Intake] = {}
+        self._ahead: dict[int, frames.Keys] = {}
+
+    def frame_for(self, client: int) -> bytes:
+        s = self.session
+        senders = sorted(v for v in s.neighbours[client] if v in self._sealed)
+        pairs = tuple((v, self._sealed[v][client]) for v in senders)
+        return s.pack(frames.Delivery(s.sid, client, pairs))
+
+    @property
+    def full(self) -> bool:
+        """Whether as many vectors are on their way as may be: ask the next client later."""
+        return len(self._intakes) >= self._lanes
+
+    def take(self, client: int, frame: bytes) -> Intake:
+        """Return what takes the client's chunks.  A second head gives up what had come of the first."""
+        head = self._read(client, frame, frames.Masked)
+        d, s = self.session.descriptor, self.session
+        if head.length != s.words:
+            raise frames.refused(client, f"a vector of {head.length} words; {s.words} were agreed")
+        ahead = head.ahead
+        if ahead and not (
+            (ahead.client, ahead.origin) == (client, s.sid) and keys_are_signed(ahead, d, d.round + 1, s.roster)
+        ):
+            raise frames.refused(client, "keys for the next round that it did not sign")
+        if client in self._intakes:
+            self.drop(self._intakes[client])
+        if self.full:
+            raise frames.refused(client, f"a vector while {self._lanes} others are on their way")
+        buffer = self._free.pop() if self._free else np.empty(s.words, "<u4")
+        self._intakes[client] = Intake(self, client, head, buffer)
+        return self._intakes[client]
+
+    def receiving(self, intake: Intake) -> bool:
+        return not self._closed and self._intakes.get(intake.client) is intake
+
+    def drop(self, intake: Intake) -> None:
+        """Give up a vector that is not complete; its client may begin again."""
+        if self.receiving(intake):
+            self._free.append(self._intakes.pop(intake.client)._buffer)
+
+    def add(self, intake: Intake, words: Words) -> None:
+        """Add a complete vector (called by its intake)."""
+        np.add(self._total, words, out=self._total)
+        self.drop(intake)
+        self._answers[intake.client] = None
+        if intake.head.ahead:
+            self._ahead[intake.client] = intake.head.ahead
+
+    def close(self) -> Consenting:
+        there, s = frozenset(self._end()), self.session
+        self._intakes, self._free = {}, []
+        s.check(Stage.MASKED, there, "clients have sent their vector, with enough neighbours")
+        return Consenting(s, _Sum(self._total, frozenset(self._sealed), tuple(sorted(there)), self._ahead))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class _Sum:
+    """The masked sum, who has shared (U2), who is in it (U3), and the keys that came with it."""
+
+    total: Words
+    shared: frozenset[int]
+    survivors: tuple[int, ...]
+    ahead: dict[int, frames.Keys]
+
+
+class Consenting(Collecting[bytes]):
+    """S3: the survivors sign who they are."""
+
+    def __init__(self, session: Session, masked: _Sum) -> None:
+        super().__init__(session, frozenset(masked.survivors))
+        self._sum = masked
+        self._content = frames.consent_content(session.sid, frames.hash_of_ids(masked.survivors))
+        self.frame = session.pack(frames.Survivors(session.sid, masked.survivors))
+
+    def take(self, client: int, frame: bytes) -> None:
+        message = self._read(client, frame, frames.Consent)
+        if not verify(self.session.roster.identity(client), message.signature, self._content):
+            raise frames.refused(client, "a signature on other survivors")
+        self._answers[client] = message.signature
+
+    def close(self) -> Unmasking:
+        signatures, s = self._end(), self.session
+        s.check(Stage.CONSIST, frozenset(signatures), "clients have signed the survivors, with enough neighbours")
+        return Unmasking(s, self._sum, signatures)
+
+
+class Unmasking(Collecting[dict[int, bytes]]):
+    """S4: one share of each client from each of its group; then the masks come off."""
+
+    def __init__(self, session: Session, masked: _Sum, signatures: dict[int, bytes]) -> None:
+        super().__init__(session, frozenset(signatures))
+        self._sum, self._signatures = masked, signatures
+
+    def frame_for(self, client: int) -> bytes:
+        """Return as many signatures of others in the group as make the threshold with the client's own."""
+        s = self.session
+        others = sorted((s.group(client) & self._signatures.keys()) - {client})[: s.descriptor.t - 1]
+        return s.pack(frames.Consents(s.sid, client, tuple((v, self._signatures[v]) for v in others)))
+
+    def take(self, client: int, frame: bytes) -> None:
+        message = self._read(client, frame, frames.Reveal)
+        alive = set(self._sum.survivors)
+        due = [(v, v in alive) for v in sorted(self.session.group(client) & self._sum.shared)]
+        if [(v, lives) for v, lives, _ in message.shares] != due:
+            raise frames.refused(client, "shares that are not one of each in its group, of the right kind")
+        self._answers[client] = {v: share for v, _, share in message.shares}
+
+    def close(self) -> Summed:
+        answers, s = self._end(), self.session
+        masked = self._sum
+        revealed = {
+            v: {holder + 1: answers[holder][v] for holder in sorted(s.group(v) & answers.keys())}
+            for v in sorted(masked.shared)
+        }
+        for v, shares in revealed.items():
+            if len(shares) < s.descriptor.t:
+                raise too_few(Stage.UNMASK, len(shares), s.descriptor.t, f"shares of client {v} are here")
+        culprits = unmask(masked.total, s, masked.survivors, revealed)
+        result = frames.Result(
+            s.sid, frames.hash_of_ids(masked.survivors), hashlib.sha256(little(masked.total)).digest()
+        )
+        return Summed(masked.total, masked.survivors, culprits, s.sid, masked.ahead, s.pack(result))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Summed:
+    """S5: the sum over `survivors`, in the ring."""
+
+    total: Words
+    survivors: tuple[int, ...]
+    culprits: tuple[tuple[int, int], ...]
+    """(whose, held by whom): shares that do not fit; the holder changed them, or the owner dealt them so."""
+    sid: bytes
+    ahead: Mapping[int, frames.Keys]
+    """Keys for the next round; the next descriptor's `previous` is `sid`."""
+    frame: bytes
+    """The result, for every client; the words follow in `chunks`."""
+
+    def chunks(self) -> Iterator[memoryview]:
+        """Yield the sum, at most 256 KiB at a time."""
+        return chunks(self.total)

@@ -1,0 +1,245 @@
+"""What a session is, who may be in it, and what an honest client refuses whatever the coordinator says.
+
+The coordinator proposes a descriptor; each client holds it against its own policy, a local file that nothing from the
+network changes.  Everything that matters is hashed into sid0: clients with different ideas of the model, the roster or
+the bounds derive different keys, and their masks do not cancel.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Annotated
+
+import msgspec
+
+from fedgossip.errors import ConfigError
+from fedgossip.secure import graph
+from fedgossip.secure.aborts import Reason, RoundAbandoned, Stage, too_few
+from fedgossip.secure.fixed_point import FixedPoint
+from fedgossip.secure.primitives import LABEL, Sign, digest, transcript, verify
+from fedgossip.secure.ring import RING_BITS
+
+Hash = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+Id = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+Text = Annotated[str, msgspec.Meta(max_length=200)]
+
+N_MIN = 3
+NONE = bytes(32)
+"""No session before this one."""
+
+
+# --- the roster -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Member:
+    """One participant as it signed itself: the Ed25519 key that it is, its key of the links, where it is, and more."""
+
+    identity: bytes
+    curve: str
+    endpoint: str
+    attributes: tuple[tuple[str, str], ...] = ()
+    signature: bytes = b""
+
+    def content(self) -> bytes:
+        """Return what the member signs."""
+        named = [part for pair in sorted(self.attributes) for part in pair]
+        return transcript("member", self.identity, self.curve, self.endpoint, *named)
+
+    def signed(self, sign: Sign) -> Member:
+        return Member(self.identity, self.curve, self.endpoint, self.attributes, sign(self.content()))
+
+
+@dataclass(frozen=True)
+class Roster:
+    """Everybody who may ever take part; a member's id is its place.  Pinned by each client, checked on construction."""
+
+    members: tuple[Member, ...]
+
+    def __post_init__(self) -> None:
+        if len({member.identity for member in self.members}) < len(self.members):
+            raise RoundAbandoned(Reason.ROSTER, "an identity is there twice")
+        for place, member in enumerate(self.members):
+            if not verify(member.identity, member.signature, member.content()):
+                raise RoundAbandoned(Reason.ROSTER, f"member {place} has not signed its entry", peer=place)
+
+    @cached_property
+    def hash(self) -> bytes:
+        return digest("roster", *(part for member in self.members for part in (member.content(), member.signature)))
+
+    def identity(self, member: int) -> bytes:
+        return self.members[member].identity
+
+
+# --- the descriptor ---------------------------------------------------------------------------------------------------
+
+
+class Noise(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Distributed differential privacy: standard deviation, in the ring's units, of the noise in the sum; 0: none."""
+
+    sigma: float = 0.0
+
+
+class Descriptor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A session as the coordinator proposes it."""
+
+    proto: Text = LABEL
+    task_id: Text
+    round: Id
+    roster_hash: Hash
+    previous: Hash = NONE
+    """sid of the session before, whose masked messages brought the keys for this one."""
+    cohort: Annotated[tuple[Id, ...], msgspec.Meta(max_length=graph.COHORT_MAX)]
+    graph: Text
+    """"complete" or "harary"."""
+    k: Id
+    """Neighbours of each client; n - 1 in the complete graph."""
+    t: Id
+    """Shares that give a secret back, of the k + 1 of a share group: the neighbours and the client itself."""
+    n_min: Id
+    """Clients without which nothing is summed."""
+    ring_bits: Id = RING_BITS
+    q_bits: Id
+    clip_l2: float
+    clip_inf: float
+    weight_max: Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
+    schema_hash: Hash
+    model_hash: Hash
+    dp: Noise = Noise()
+    deadlines: Annotated[tuple[Annotated[int, msgspec.Meta(ge=0, lt=2**62)], ...], msgspec.Meta(max_length=6)] = ()
+    """Nanoseconds of each stage; the drivers' business, inside the hash so that all have the same."""
+
+    def neighbours(self, sid0: bytes) -> dict[int, tuple[int, ...]]:
+        """Return who shares masks with whom."""
+        if self.graph == "complete":
+            return graph.complete(self.cohort)
+        return graph.harary(self.cohort, self.k, sid0)
+
+
+def sid0_of(descriptor: Descriptor) -> bytes:
+    """Return the hash of the descriptor; fields have one order and one encoding each."""
+    return digest("desc", msgspec.msgpack.encode(descriptor))
+
+
+def model_hash(model: bytes | memoryview) -> bytes:
+    """Return the hash of the global model's bytes."""
+    return hashlib.sha256(model).digest()
+
+
+def proposal(
+    roster: Roster,
+    fixed: FixedPoint,
+    cohort: Sequence[int],
+    *,
+    task_id: str,
+    round: int,
+    model: bytes,
+    n_min: int = 5,
+    k: int | None = None,
+    t: int | None = None,
+    previous: bytes = NONE,
+) -> Descriptor:
+    """Return a descriptor that clients with the same roster and numbers accept; `model` is the model's hash.
+
+    Up to 64 clients complete; above, a Harary graph with k neighbours, for 5 % of the clients corrupt and 5 % dropping
+    where k is not given.  t is the smallest that the policy of an honest client allows, where not given.
+    """
+    n = len(cohort)
+    kind = "complete" if n <= graph.COMPLETE_MAX or k == n - 1 else "harary"
+    if kind == "complete":
+        k = n - 1
+    elif k is None:
+        k = (graph.parameters(n, 0.05, 0.05, semi_malicious=True) or (n - 1 - (n - 1) % 2, 0))[0]
+    return Descriptor(
+        task_id=task_id,
+        round=round,
+        roster_hash=roster.hash,
+        previous=previous,
+        cohort=tuple(sorted(cohort)),
+        graph=kind,
+        k=k,
+        t=graph.policy_threshold(k + 1) if t is None else t,
+        n_min=n_min,
+        q_bits=fixed.q_bits,
+        clip_l2=fixed.clip_l2,
+        clip_inf=fixed.clip_inf,
+        weight_max=fixed.weight_max,
+        schema_hash=fixed.schema,
+        model_hash=model,
+    )
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+def _refuse(reason: Reason, what: str) -> RoundAbandoned:
+    return RoundAbandoned(reason, what, stage=Stage.KEYS)
+
+
+def check_sound(d: Descriptor, roster: Roster, fixed: FixedPoint) -> None:
+    """Raise RoundAbandoned for a descriptor that nobody should accept, whoever wrote it."""
+    n, m = len(d.cohort), d.k + 1
+    if d.proto != LABEL or d.ring_bits != RING_BITS:
+        raise _refuse(Reason.POLICY, f"protocol {d.proto!r} in {d.ring_bits} bits; this is {LABEL!r} in {RING_BITS}")
+    if d.roster_hash != roster.hash:
+        raise _refuse(Reason.ROSTER, "another roster")
+    if list(d.cohort) != sorted(set(d.cohort)) or not n or d.cohort[-1] >= len(roster.members):
+        raise _refuse(Reason.ROSTER, "a cohort that is not an ascending list of members")
+    if n > graph.COHORT_MAX:
+        raise _refuse(Reason.POLICY, f"{n} clients; at most {graph.COHORT_MAX}")
+    if n < max(d.n_min, N_MIN):
+        raise too_few(Stage.KEYS, n, max(d.n_min, N_MIN), "clients in the cohort")
+    if d.graph == "harary":
+        fits = n > graph.COMPLETE_MAX and d.k % 2 == 0 and 2 <= d.k < n
+    else:
+        fits = d.graph == "complete" and d.k == n - 1
+    if not fits:
+        raise _refuse(Reason.POLICY, f"graph {d.graph!r} with {d.k} neighbours for {n} clients")
+    if not graph.policy_threshold(m) <= d.t <= m:
+        raise _refuse(Reason.POLICY, f"threshold {d.t} of {m}; at least {graph.policy_threshold(m)}")
+    if d.dp.sigma != 0:
+        raise _refuse(Reason.POLICY, "noise inside the sum, which this version cannot add")
+    fixed.check_sum(n, d.dp.sigma)
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What one client insists on.  From a local file, never from the network."""
+
+    coordinator: bytes = field(repr=False)
+    """The coordinator's Ed25519 key: what it has not signed changes nothing here."""
+    task_id: str
+    fixed: FixedPoint
+    n_min: int = 5
+    """Never sum with fewer clients; 3 or more."""
+    cohort_max: int = graph.COHORT_MAX
+
+    def __post_init__(self) -> None:
+        if self.n_min < N_MIN or not self.n_min <= self.cohort_max <= graph.COHORT_MAX:
+            raise ConfigError(
+                f"n_min = {self.n_min}, cohort_max = {self.cohort_max}",
+                f"A sum of fewer than {N_MIN} tells about each; at most {graph.COHORT_MAX} take part.",
+            )
+
+    def check(self, d: Descriptor, roster: Roster, me: int, model: bytes) -> None:
+        """Raise RoundAbandoned for a descriptor that this client does not accept; `model` is the hash of its own."""
+        check_sound(d, roster, self.fixed)
+        if me not in d.cohort:
+            raise _refuse(Reason.ROSTER, "a cohort without this client")
+        mine = self.fixed
+        if (d.clip_l2, d.clip_inf, d.q_bits, d.weight_max) != (
+            mine.clip_l2, mine.clip_inf, mine.q_bits, mine.weight_max,
+        ):  # fmt: skip
+            raise _refuse(Reason.POLICY, "other clipping, bits or weights than pinned here")
+        if d.task_id != self.task_id or d.n_min < self.n_min or len(d.cohort) > self.cohort_max:
+            raise _refuse(
+                Reason.POLICY, f"task {d.task_id!r} with {d.n_min} to {len(d.cohort)} clients; pinned here are "
+                f"{self.task_id!r} and {self.n_min} to {self.cohort_max}",
+            )  # fmt: skip
+        if d.schema_hash != mine.schema:
+            raise _refuse(Reason.SCHEMA, "another layout of the masked vector than pinned here")
+        if d.model_hash != model:
+            raise _refuse(Reason.MODEL_HASH, "another global model than the one here")

@@ -1,0 +1,109 @@
+"""Shamir's secret sharing over the prime field of p = 2^256 - 189: any t shares give the secret, t - 1 tell nothing.
+
+A share is the value of a random polynomial of degree t - 1 at the holder's x, its place in the roster plus one; the
+secret is the value at 0.
+
+Source: Shamir, How to share a secret, Communications of the ACM 22 (1979).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import combinations, islice
+
+from fedgossip.secure.primitives import Entropy
+
+P = 2**256 - 189
+SIZE = 32
+"""Bytes of a secret and of a share, little-endian."""
+
+TRIES_MAX = 512
+"""Sets of t shares that are tried before a secret is given up."""
+
+
+def draw(entropy: Entropy) -> bytes:
+    """Return 32 uniform bytes below p: 2^-248 of all draws are drawn again."""
+    while True:
+        value = entropy(SIZE)
+        if int.from_bytes(value, "little") < P:
+            return value
+
+
+def split(secret: bytes, holders: Sequence[int], t: int, entropy: Entropy) -> dict[int, bytes]:
+    """Return a share per holder, {x: 32 bytes}; any `t` of them give `secret` back.
+
+    Raises ValueError for t out of 1 to len(holders), for an x that is 0 or there twice, and for a secret of p or more.
+    """
+    value = int.from_bytes(secret, "little")
+    if not 1 <= t <= len(holders) or len(set(holders)) != len(holders) or min(holders) < 1:
+        raise ValueError(f"{t} shares of {len(holders)} holders: they need distinct positive places")
+    if len(secret) != SIZE or value >= P:
+        raise ValueError("a secret is 32 bytes, below p")
+    falling = [int.from_bytes(draw(entropy), "little") for _ in range(t - 1)]
+    return {x: _at(falling, value, x).to_bytes(SIZE, "little") for x in holders}
+
+
+def _at(falling: Sequence[int], constant: int, x: int) -> int:
+    """Horner: coefficients from the highest power down to x^1, then the constant."""
+    total = 0
+    for coefficient in falling:
+        total = (total + coefficient) * x % P
+    return (total + constant) % P
+
+
+def combine(shares: Mapping[int, bytes]) -> bytes:
+    """Return the secret that all these shares lie on: the value at 0 of the polynomial through them."""
+    return _value(shares, tuple(shares), 0).to_bytes(SIZE, "little")
+
+
+def _value(shares: Mapping[int, bytes], places: tuple[int, ...], x: int) -> int:
+    factors = basis(places, x)
+    return sum(f * int.from_bytes(shares[p], "little") for f, p in zip(factors, places, strict=True)) % P
+
+
+@lru_cache(maxsize=64)
+def basis(places: tuple[int, ...], x: int = 0) -> tuple[int, ...]:
+    """Return the Lagrange factors at `x` for these places; they are public.  One inversion for all of them."""
+    tops = [math.prod(x - q for q in places if q != p) % P for p in places]
+    bottoms = [math.prod(p - q for q in places if q != p) % P for p in places]
+    before = [1]
+    for bottom in bottoms:
+        before.append(before[-1] * bottom % P)
+    inverse, factors = pow(before[-1], -1, P), [0] * len(places)
+    for i in range(len(places) - 1, -1, -1):
+        factors[i] = tops[i] * before[i] * inverse % P
+        inverse = inverse * bottoms[i] % P
+    return tuple(factors)
+
+
+# --- with shares that may be wrong ------------------------------------------------------------------------------------
+
+
+def recover(
+    shares: Mapping[int, bytes], t: int, right: Callable[[bytes], bool]
+) -> tuple[bytes, tuple[int, ...]] | None:
+    """Return the secret that is `right`, and the places whose shares do not lie on its polynomial; None: not found.
+
+    Tries the first t shares, then sets that leave out one, two, ... of the others, TRIES_MAX sets in all.  A share that
+    does not fit is its holder's fault, or of who dealt it: the polynomial does not tell.
+    """
+    for places in islice(_sets(tuple(shares), t), TRIES_MAX):
+        value = _value(shares, places, 0)
+        secret = value.to_bytes(SIZE, "little")
+        if right(secret):
+            rest = (p for p in shares if p not in places)
+            return secret, tuple(p for p in rest if _value(shares, places, p).to_bytes(SIZE, "little") != shares[p])
+    return None
+
+
+def _sets(places: tuple[int, ...], t: int) -> Iterator[tuple[int, ...]]:
+    """Every set of t places at most once: the first t, then those that replace one of them, two of them, ..."""
+    first, spare = places[:t], places[t:]
+    if len(first) < t:
+        return
+    for wrong in range(min(t, len(spare)) + 1):
+        for out in combinations(first, wrong):
+            for new in combinations(spare, wrong):
+                yield tuple(p for p in first if p not in out) + new

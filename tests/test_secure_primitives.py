@@ -1,0 +1,249 @@
+"""Known answers of the standards and of the papers, and the arithmetic below a secure sum."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import hmac
+import pickle
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from secure_kit import entropy_of
+
+from fedgossip.secure import graph, primitives, ring, shamir
+from fedgossip.secure.primitives import Secret, keystream, transcript
+
+# --- the standards' vectors -------------------------------------------------------------------------------------------
+
+
+def test_x25519_gives_the_answer_of_rfc_7748() -> None:
+    secret = bytes.fromhex("a546e36bf0527c9d3b16154b82465edd62144c0ac1fc5a18506a2244ba449ac4")
+    public = bytes.fromhex("e6db6867583030db3594c1a424b15f7c726624ec26b3353b10a903a6d0ab1c4c")
+    shared = "c3da55379de9c6908e94ea4df28d084f32eccf03491c71f754b4075577a28552"
+    assert primitives.Agreement(secret).with_(public).hex() == shared
+
+
+def test_ed25519_gives_the_answer_of_rfc_8032() -> None:
+    key = Ed25519PrivateKey.from_private_bytes(
+        bytes.fromhex("9d61b19deffd5a60ba844af492ec2cc44449c5697b326919703bac031cae7f60")
+    )
+    public = bytes.fromhex("d75a980182b10ab7d54bfed3c964073a0ee172f3daa62325af021a68f707511a")
+    signature = bytes.fromhex(
+        "e5564300c360ac729086e2cc806e828a84877f1eb8e5d974d873e065224901555fb8821590a33bacc61e39701cf9b46bd25bf5f0595bbe24"
+        "655141438e7a100b"
+    )
+    assert key.sign(b"") == signature
+    assert primitives.verify(public, signature, b"")
+    assert not primitives.verify(public, signature, b"other")
+
+
+def hkdf(salt: bytes, key: bytes, info: bytes, size: int) -> bytes:
+    """RFC 5869, in five lines."""
+    pseudorandom, block, out = hmac.digest(salt, key, "sha256"), b"", b""
+    while len(out) < size:
+        block = hmac.digest(pseudorandom, block + info + bytes([len(out) // 32 + 1]), "sha256")
+        out += block
+    return out[:size]
+
+
+def test_hkdf_gives_the_answer_of_rfc_5869_and_derive_is_hkdf() -> None:
+    answer = "3cb25f25faacd57a90434f64d0362f2a2d2d0a90cf1a5a4c5db02d56ecc4c5bf34007208d5b887185865"
+    assert hkdf(bytes(range(13)), b"\x0b" * 22, bytes(range(0xF0, 0xFA)), 42).hex() == answer
+    named = transcript("mask", 1, 2, 1000)
+    assert primitives.derive(b"salt", b"key", "mask", 1, 2, 1000) == hkdf(b"salt", b"key", named, 32)
+
+
+def test_chacha20_poly1305_gives_the_answer_of_rfc_8439() -> None:
+    text = (
+        b"Ladies and Gentlemen of the class of '99: "
+        b"If I could offer you only one tip for the future, sunscreen would be it."
+    )
+    sealed = ChaCha20Poly1305(bytes(range(0x80, 0xA0))).encrypt(
+        bytes.fromhex("070000004041424344454647"), text, bytes.fromhex("50515253c0c1c2c3c4c5c6c7")
+    )
+    assert sealed[:4].hex() == "d31a8d34" and sealed[-16:].hex() == "1ae10b594f09e26a7e902ecbd0600691"
+
+
+def test_the_keystream_is_aes_256_in_counter_mode_from_zero() -> None:
+    # AES-256 of zeros under the zero key: the first block of the stream
+    assert keystream(bytes(32)).update(bytes(16)).hex() == "dc95c078a2408989ad48a21492842087"
+
+
+def test_a_seal_opens_for_the_same_key_and_binding_alone() -> None:
+    sealed = primitives.seal(b"k" * 32, b"shares", b"1 to 2")
+    assert primitives.unseal(b"k" * 32, sealed, b"1 to 2") == b"shares"
+    assert primitives.unseal(b"k" * 32, sealed, b"2 to 1") is None
+    assert primitives.unseal(b"j" * 32, sealed, b"1 to 2") is None
+
+
+@settings(max_examples=200, deadline=None)
+@given(*(st.lists(st.one_of(st.binary(max_size=3), st.integers(0, 300)), max_size=4) for _ in range(2)))
+def test_two_different_lists_of_parts_are_never_the_same_bytes(
+    left: list[bytes | int], right: list[bytes | int]
+) -> None:
+    def texts(parts: list[bytes | int]) -> list[bytes]:
+        return [part if isinstance(part, bytes) else str(part).encode() for part in parts]
+
+    assert (transcript("p", *left) == transcript("p", *right)) == (texts(left) == texts(right))
+
+
+def test_a_secret_is_neither_shown_nor_copied_and_can_be_erased() -> None:
+    secret = Secret(b"live key bytes")
+    assert "live" not in repr(secret) + str(secret) + f"{secret!r}"
+    for escape in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError):
+            escape(secret)
+    secret.erase()
+    with pytest.raises(ValueError, match="erased"):
+        secret.read()
+
+
+def test_keys_of_small_order_are_recognised() -> None:
+    assert primitives.small_order(bytes(32))
+    assert primitives.small_order((1).to_bytes(32, "little"))
+    assert not primitives.small_order(primitives.public_of(b"s" * 32))
+
+
+# --- the ring ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("length", [1, 7, ring.BLOCK, ring.BLOCK + 3, 3 * ring.BLOCK + 1])
+@pytest.mark.parametrize("streams", [0, 1, ring.STREAMS, ring.STREAMS + 1, 2 * ring.STREAMS + 5])
+def test_added_streams_are_the_sum_of_the_streams_and_come_off_again(length: int, streams: int) -> None:
+    keys = [hashlib.sha256(bytes([i])).digest() for i in range(streams)]
+    total = np.arange(length, dtype=np.uint32)
+    expected = total.astype(np.uint64)
+    for key in keys:
+        expected += np.frombuffer(keystream(key).update(bytes(4 * length)), "<u4")
+    ring.add_streams(total, keys)
+    assert (total == (expected % 2**32).astype(np.uint32)).all()
+    ring.subtract_streams(total, iter(keys))
+    assert (total == np.arange(length)).all()
+
+
+@given(st.lists(st.integers(-(2**31), 2**31 - 1), min_size=1, max_size=20))
+def test_signed_integers_survive_the_ring(numbers: list[int]) -> None:
+    assert ring.centred(ring.words(np.array(numbers, np.int64))).tolist() == numbers
+
+
+def test_a_uniform_mask_from_the_ring_leaves_nothing_to_see() -> None:
+    """Zeros and large numbers, masked, have the same statistics: each byte value about equally often."""
+    for fill in (0, 0x7FFFFFFF):
+        words = np.full(1 << 16, fill, np.uint32)
+        ring.add_streams(words, [b"m" * 32])
+        counts = np.bincount(words.view(np.uint8), minlength=256)
+        assert abs(counts - 1024).max() < 6 * 32  # six standard deviations of a binomial
+
+
+# --- Shamir -----------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(1, 12), st.integers(0, 8), st.integers(0, shamir.P - 1), st.randoms(use_true_random=False))
+def test_any_t_shares_give_the_secret_back(t: int, more: int, value: int, order: object) -> None:
+    secret = value.to_bytes(32, "little")
+    holders = list(range(1, t + more + 1))
+    shares = shamir.split(secret, holders, t, entropy_of("shamir", value, t))
+    order.shuffle(holders)  # type: ignore[attr-defined]
+    assert shamir.combine({x: shares[x] for x in holders[:t]}) == secret
+
+
+def test_fewer_shares_fit_every_secret() -> None:
+    """For t - 1 shares of one secret there is a polynomial through any other secret: they tell nothing."""
+    shares = shamir.split(bytes(32), [1, 2, 3], 3, entropy_of("perfect"))
+    for other in (b"\x01" * 32, b"\x7f" * 32):
+        through = {0: other, 1: shares[1], 2: shares[2]}
+        third = sum(f * int.from_bytes(through[p], "little") for p, f in enumerate(shamir.basis((0, 1, 2), 3)))
+        assert shamir.combine({1: shares[1], 2: shares[2], 3: (third % shamir.P).to_bytes(32, "little")}) == other
+
+
+@pytest.mark.parametrize("wrong", [(1,), (2, 3), (1, 4, 6)])
+def test_wrong_shares_are_found_and_their_holders_named(wrong: tuple[int, ...]) -> None:
+    secret = b"\x05" * 32
+    shares = shamir.split(secret, range(1, 11), 5, entropy_of("wrong"))
+    spoilt = {x: bytes(32) if x in wrong else share for x, share in shares.items()}
+    found = shamir.recover(spoilt, 5, lambda value: value == secret)
+    assert found is not None and found[0] == secret and sorted(found[1]) == sorted(wrong)
+
+
+def test_too_many_wrong_shares_are_no_secret_and_the_search_is_bounded() -> None:
+    tried = []
+    shares = shamir.split(b"\x05" * 32, range(1, 41), 20, entropy_of("lost"))
+    assert shamir.recover(shares, 20, lambda value: bool(tried.append(value))) is None
+    assert len(tried) == shamir.TRIES_MAX
+    assert shamir.recover({1: shares[1]}, 20, lambda value: True) is None
+
+
+@pytest.mark.parametrize(("holders", "t"), [([1, 1], 2), ([0, 1], 2), ([1, 2], 3), ([1, 2], 0)])
+def test_shares_that_could_not_work_are_refused(holders: list[int], t: int) -> None:
+    with pytest.raises(ValueError, match="places"):
+        shamir.split(bytes(32), holders, t, entropy_of())
+
+
+def test_a_draw_of_p_or_more_is_drawn_again() -> None:
+    draws = iter([b"\xff" * 32, shamir.P.to_bytes(32, "little"), b"\x01" * 32])
+    assert shamir.draw(lambda size: next(draws)) == b"\x01" * 32
+
+
+def test_the_field_is_the_largest_prime_below_two_to_the_256() -> None:
+    assert shamir.P == 2**256 - 189
+    assert all(pow(a, shamir.P - 1, shamir.P) == 1 for a in (2, 3, 5, 7, 11, 13))
+
+
+# --- graphs -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("n", "corrupt", "dropping", "semi_malicious", "answer"),
+    [
+        (100, 0.05, 0.33, False, (28, 6)),
+        (1000, 0.05, 0.33, False, (72, 24)),
+        (100, 0.05, 0.33, True, (72, 39)),
+        (100, 0.33, 0.05, False, (34, 29)),
+        (1000, 0.33, 0.05, True, (132, 109)),
+        (100, 0.05, 0.05, False, (12, 6)),
+        (10, 0.33, 0.33, False, (8, 4)),
+        (100, 0.1, 0.3, False, (34, 11)),
+        (100, 0.1, 0.3, True, (72, 42)),
+        (1000, 0.1, 0.3, False, (88, 36)),
+        (1000, 0.1, 0.3, True, (414, 247)),
+    ],
+)
+def test_the_graph_parameters_are_the_known_ones(
+    n: int, corrupt: float, dropping: float, semi_malicious: bool, answer: tuple[int, int]
+) -> None:
+    assert graph.parameters(n, corrupt, dropping, semi_malicious=semi_malicious) == answer
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(65, 200), st.integers(1, 30), st.binary(min_size=32, max_size=32))
+def test_the_harary_graph_is_regular_symmetric_and_its_circle_connects_all(n: int, half: int, sid0: bytes) -> None:
+    cohort = range(0, 3 * n, 3)
+    neighbours = graph.harary(cohort, 2 * half, sid0)
+    assert all(len(set(of) - {u}) == 2 * half for u, of in neighbours.items())
+    assert all(u in neighbours[v] for u, of in neighbours.items() for v in of)
+    assert sorted(graph.shuffled(cohort, sid0)) == list(cohort)
+
+
+def test_every_client_computes_the_same_graph_and_each_session_another() -> None:
+    first = graph.harary(range(100), 34, b"a" * 32)
+    assert first == graph.harary(range(100), 34, b"a" * 32) != graph.harary(range(100), 34, b"b" * 32)
+
+
+@pytest.mark.parametrize("k", [0, 1, 3, 70, 71])
+def test_a_harary_graph_that_is_none_is_refused(k: int) -> None:
+    with pytest.raises(ValueError, match="even number"):
+        graph.harary(range(70), k, bytes(32))
+
+
+def test_the_threshold_leaves_no_room_for_two_lists_of_survivors() -> None:
+    """Each honest client answers one list, a third of the group both: 2 t is more than they can give."""
+    for m in range(4, 1001):
+        t, corrupt = graph.policy_threshold(m), m // 3
+        assert 2 * t > (m - corrupt) + 2 * corrupt
+        assert t > corrupt
