@@ -91,7 +91,12 @@ class Quadratic:
         if self.sigma:
             noise = stream(self._seed, "noise", job.node, job.round).standard_normal(self.length)
             away = away + (self.sigma * noise).astype(self.dtype)
-        return Update(frozen(away * self.dtype.type(-self.eta)), 1, {"loss": loss})
+        if job.terms is None:
+            return Update(frozen(away * self.dtype.type(-self.eta)), 1, {"loss": loss})
+        if job.terms.correction is not None:
+            away = away + job.terms.correction
+        metrics = {"loss": loss, "steps": 1, "rate": self.eta}
+        return Update(frozen(away * self.dtype.type(-self.eta)), 1, metrics)
 
     def evaluate(self, vectors: Sequence[Vector]) -> Sequence[Mapping[str, float]]:
         """Return {"loss": mean_i f_i(x)}."""

@@ -1,0 +1,184 @@
+"""How the contributions of one round come together: in the clear here, one phase; by a secure sum, in several.
+
+The coordinator opens an exchange, hands it what it hears, and looks at `result` after every event:
+
+    result    None while it goes on;  an Aggregate;  or Abandoned
+
+`phase` names what is waited for; each has a deadline of its own, and the coordinator sets it whenever the name changes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from fedgossip.algorithms.federated.base import Accumulator, Aggregate, ClientRule, Vectors
+from fedgossip.algorithms.sampling import Draw
+from fedgossip.errors import ProtocolError
+from fedgossip.machine import Effect, NodeId, Report, Send
+from fedgossip.messages import Contribution, Invite, Message
+
+
+@dataclass(frozen=True, slots=True)
+class Abandoned:
+    """The round changes nothing: `have` contributions, `need` were needed."""
+
+    have: int
+    need: int
+
+
+class Exchange(Protocol):
+    """One round.  On ProtocolError it is unchanged."""
+
+    @property
+    def phase(self) -> str: ...
+    @property
+    def result(self) -> Aggregate | Abandoned | None: ...
+    @property
+    def counted(self) -> Iterable[NodeId]:
+        """Whose contributions are in the aggregate."""
+        ...
+
+    @property
+    def waiting(self) -> Iterable[NodeId]:
+        """Who was invited and has not answered: at the end, whom it went on without."""
+        ...
+
+    @property
+    def cut(self) -> bool:
+        """Whether a deadline ended it."""
+        ...
+
+    def begin(self) -> list[Effect]: ...
+    def heard(self, sender: NodeId, message: Message) -> list[Effect]: ...
+    def lost(self, node: NodeId) -> list[Effect]:
+        """A client is gone, or has left."""
+        ...
+
+    def back(self, node: NodeId) -> list[Effect]:
+        """A client is there that was not, or that has lost what it was told."""
+        ...
+
+    def expired(self) -> list[Effect]:
+        """The deadline of the phase has passed."""
+        ...
+
+    def facts(self) -> Mapping[str, object]:
+        """For the records."""
+        ...
+
+
+class PlainRound:
+    """Invite, and add up what comes, as it comes: the first `draw.wanted` contributions count.
+
+    It ends when these are here, when nobody is left to wait for, or at the deadline; with fewer than `quorum` it is
+    abandoned.  `counted_before` is the last round in which each client was counted.
+    """
+
+    phase = "update"
+
+    def __init__(
+        self,
+        round: int,
+        draw: Draw,
+        quorum: int,
+        rule: ClientRule,
+        accumulator: Accumulator,
+        invite: Invite,
+        counted_before: Mapping[NodeId, int],
+    ) -> None:
+        self.round, self.draw, self.quorum, self.rule = round, draw, quorum, rule
+        self.accumulator, self.invite, self.counted_before = accumulator, invite, counted_before
+        self.waiting = set(draw.invited)
+        self.cut = False
+        self.counted: set[NodeId] = set()
+        self.examples = 0
+        self.losses: list[float] = []
+        self.result: Aggregate | Abandoned | None = None
+
+    def begin(self) -> list[Effect]:
+        made: dict[int, Invite] = {}  # one object for all whose words are equal
+        effects: list[Effect] = []
+        for node in self.draw.invited:
+            counted = self.counted_before.get(node, -1)
+            if counted not in made:
+                made[counted] = self._invite(counted)
+            effects.append(Send(node, made[counted]))
+        self._end_if_complete()
+        return effects
+
+    def _invite(self, counted: int) -> Invite:
+        return Invite(self.round, self.invite.schema, self.invite.vectors, counted)
+
+    def heard(self, sender: NodeId, message: Message) -> list[Effect]:
+        assert isinstance(message, Contribution) and message.round == self.round
+        if sender in self.counted:
+            return [Report("repeated", {"peer": sender, "round": self.round}, self.round)]
+        self._check(sender, message)
+        weight = self.rule.weight(message.examples)
+        self.accumulator.add(sender, weight, message.vectors, message.steps)
+        self.examples += message.examples
+        self.losses.append(message.loss * message.examples)
+        self.counted.add(sender)
+        self.waiting.discard(sender)
+        self._end_if_complete()
+        return []
+
+    def _check(self, sender: NodeId, message: Contribution) -> None:
+        where = f"round {self.round}: the contribution of client {sender}"
+        if sender not in self.draw.invited:
+            raise ProtocolError(f"{where}, which is not invited", peer=sender)
+        check_layout(where, sender, message.schema, message.vectors, self.invite)
+        if message.examples < 1 or message.steps < 1 or not math.isfinite(message.loss):
+            counts = f"{message.examples} examples, {message.steps} steps, a loss of {message.loss:g}"
+            raise ProtocolError(f"{where} is of {counts}", "Has the client data?", peer=sender)
+        if not self.accumulator.fits(self.rule.weight(message.examples), message.vectors):
+            raise ProtocolError(
+                f"{where} is not finite, or too large to be summed", "Did its training explode?", peer=sender
+            )
+
+    def lost(self, node: NodeId) -> list[Effect]:
+        self.waiting.discard(node)
+        self._end_if_complete()
+        return []
+
+    def back(self, node: NodeId) -> list[Effect]:
+        if node not in self.draw.invited or node in self.counted:
+            return []
+        self.waiting.add(node)
+        return [Send(node, self._invite(self.counted_before.get(node, -1)))]
+
+    def expired(self) -> list[Effect]:
+        self.cut = True
+        self._end()
+        return []
+
+    def _end_if_complete(self) -> None:
+        if len(self.counted) >= self.draw.wanted or not self.waiting:
+            self._end()
+
+    def _end(self) -> None:
+        if len(self.counted) >= max(1, self.quorum):
+            self.result = self.accumulator.aggregate()
+        else:
+            self.result = Abandoned(len(self.counted), self.quorum)
+
+    def facts(self) -> Mapping[str, object]:
+        loss = math.fsum(self.losses) / self.examples if self.examples else None
+        return {"clients": len(self.counted), "examples": self.examples, "loss": loss}
+
+
+def check_layout(where: str, sender: NodeId, schema: str, vectors: Vectors, like: Invite) -> None:
+    """Raise ProtocolError where the vectors are not of the layout of `like`."""
+    shapes = [(v.dtype, v.shape) for v in vectors]
+    if schema != like.schema or shapes != [(v.dtype, v.shape) for v in like.vectors]:
+        text = f"{where} is of another layout (schema {schema:.16}, ours {like.schema}; {len(vectors)} vectors)"
+        raise ProtocolError(text, "Give every client the same [model] section and algorithm.", peer=sender)
+
+
+def finite(vectors: Vectors) -> bool:
+    return all(bool(np.isfinite(vector).all()) for vector in vectors)

@@ -1,0 +1,97 @@
+"""A coordinator and its clients in the simulator: node n is the coordinator of clients 0 to n - 1."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
+
+from fedgossip.algorithms.federated.base import Federated
+from fedgossip.algorithms.sampling import Sampling, Uniform
+from fedgossip.faults import Fault, FaultScript
+from fedgossip.machine import Checkpoint, Effect, Event, Machine, Report
+from fedgossip.metrics import Network, Row
+from fedgossip.protocols.client import Client, ClientSettings
+from fedgossip.protocols.coordinator import Coordinator, CoordinatorSettings
+from fedgossip.simulation.network import NetworkSettings, SimulatedNetwork
+from fedgossip.simulation.simulator import Simulator
+from fedgossip.task import LocalTask
+from fedgossip.vectors import Vector, digest
+
+SECOND = 1_000_000_000
+SETTINGS = CoordinatorSettings(
+    10, deadline_ns=300 * SECOND, start_ns=5 * SECOND, return_ns=3 * SECOND, drain_ns=5 * SECOND, again_ns=SECOND // 4
+)
+QUIET = NetworkSettings()
+PATIENT = ClientSettings(silence_ns=60 * SECOND, idle_ns=600 * SECOND)
+
+
+@dataclass
+class Federation:
+    """What is run; `make` gives the machine of a node, a fresh one or one that goes on."""
+
+    of: Federated[Any]
+    task: LocalTask
+    n: int
+    sampling: Sampling | None = None
+    settings: CoordinatorSettings = SETTINGS
+    client_settings: ClientSettings = PATIENT
+    network: NetworkSettings = QUIET
+    faults: Sequence[dict[str, Any]] = ()
+    seed: int = 0
+    coordinator_type: Callable[..., Machine] = Coordinator
+    rows: list[Row] = field(default_factory=list)
+    told: list[tuple[int, Report]] = field(default_factory=list)
+    """(node, report) of all machines, as they came."""
+
+    def make(self, node: int, resumed: Checkpoint | None = None) -> Machine:
+        initial = self.task.initial(node)
+        if node < self.n:
+            return Client(node, self.n, self.of.clients, initial, self.task.schema, self.client_settings, resumed)
+        clients = tuple(range(self.n))
+        sampling = self.sampling or Uniform(self.seed, clients, self.n)
+        schema = self.task.schema
+        return self.coordinator_type(node, clients, self.of, sampling, initial, schema, self.settings, resumed)
+
+    def simulator(self) -> Simulator:
+        links = [(self.n,)] * self.n + [tuple(range(self.n))]
+        known = {(node, other) for node, others in enumerate(links) for other in others}
+        script = FaultScript(msgspec.convert(list(self.faults), list[Fault]), self.n + 1, self.seed, known)
+        record = Network(self.n + 1, self.settings.rounds, 1, self.task.evaluate, watch_all=False)
+        for client in range(self.n):
+            record.ended(client)  # has no rounds of its own
+        machines = [_Heard(self.make(node), node, self.told) for node in range(self.n + 1)]
+
+        def reborn(node: int, _life: int, saved: Checkpoint | None) -> Machine:
+            return _Heard(self.make(node, saved), node, self.told)
+
+        network = SimulatedNetwork(self.network, self.n + 1, self.seed)
+        write = self.rows.append
+        return Simulator(machines, links, self.task, network, record, write, script=script, rebirth=reborn)
+
+    def run(self, limit: float = 3600.0) -> tuple[dict[int, Vector], Simulator]:
+        simulator = self.simulator()
+        return simulator.run(limit), simulator
+
+    def digest(self, **changed: Any) -> str:
+        """Of the coordinator's last model."""
+        results, _ = replace(self, rows=[], told=[], **changed).run()
+        return digest([results[self.n]])
+
+    def reports(self, name: str, node: int | None = None) -> list[Any]:
+        of = self.n if node is None else node
+        return [report.value for at, report in self.told if at == of and report.name == name]
+
+
+class _Heard:
+    """Stands round a machine and keeps what it reports."""
+
+    def __init__(self, machine: Machine, node: int, told: list[tuple[int, Report]]) -> None:
+        self.machine, self.node, self.told = machine, node, told
+
+    def handle(self, event: Event, now_ns: int) -> Sequence[Effect]:
+        effects = self.machine.handle(event, now_ns)
+        self.told += [(self.node, effect) for effect in effects if isinstance(effect, Report)]
+        return effects
