@@ -9,7 +9,6 @@ The coordinator opens an exchange, hands it what it hears, and looks at `result`
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -17,6 +16,7 @@ from typing import Protocol
 import numpy as np
 
 from fedgossip.algorithms.federated.base import Accumulator, Aggregate, ClientRule, Vectors
+from fedgossip.algorithms.federated.sums import mean_of
 from fedgossip.algorithms.sampling import Draw
 from fedgossip.errors import ProtocolError
 from fedgossip.machine import Effect, NodeId, Report, Send
@@ -97,7 +97,7 @@ class PlainRound:
         self.cut = False
         self.counted: set[NodeId] = set()
         self.examples = 0
-        self.losses: list[float] = []
+        self.losses: list[tuple[int, float]] = []
         self.result: Aggregate | Abandoned | None = None
 
     def begin(self) -> list[Effect]:
@@ -122,7 +122,7 @@ class PlainRound:
         weight = self.rule.weight(message.examples)
         self.accumulator.add(sender, weight, message.vectors, message.steps)
         self.examples += message.examples
-        self.losses.append(message.loss * message.examples)
+        self.losses.append((message.examples, message.loss))
         self.counted.add(sender)
         self.waiting.discard(sender)
         self._end_if_complete()
@@ -133,7 +133,7 @@ class PlainRound:
         if sender not in self.draw.invited:
             raise ProtocolError(f"{where}, which is not invited", peer=sender)
         check_layout(where, sender, message.schema, message.vectors, self.invite)
-        if message.examples < 1 or message.steps < 1 or not math.isfinite(message.loss):
+        if message.examples < 1 or message.steps < 1 or not np.isfinite(message.loss):
             counts = f"{message.examples} examples, {message.steps} steps, a loss of {message.loss:g}"
             raise ProtocolError(f"{where} is of {counts}", "Has the client data?", peer=sender)
         if not self.accumulator.fits(self.rule.weight(message.examples), message.vectors):
@@ -168,7 +168,7 @@ class PlainRound:
             self.result = Abandoned(len(self.counted), self.quorum)
 
     def facts(self) -> Mapping[str, object]:
-        loss = math.fsum(self.losses) / self.examples if self.examples else None
+        loss = mean_of(self.losses) if self.losses else None
         return {"clients": len(self.counted), "examples": self.examples, "loss": loss}
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 
 from fedgossip.algorithms.federated.base import Aggregate, Vectors
-from fedgossip.algorithms.federated.sums import ExactSum
+from fedgossip.algorithms.federated.sums import ExactSum, mean_of
 from fedgossip.machine import NodeId
 
 
@@ -18,7 +17,7 @@ class MeanOf:
     def __init__(self, vectors: int, length: int, kind: np.dtype[np.floating]) -> None:
         self._sums = [ExactSum(length) for _ in range(vectors)]
         self._kind = kind
-        self._steps: list[float] = []
+        self._steps: list[tuple[float, float]] = []
 
     def fits(self, weight: float, vectors: Vectors) -> bool:
         return all(total.fits(weight, vector) for total, vector in zip(self._sums, vectors, strict=True))
@@ -26,11 +25,10 @@ class MeanOf:
     def add(self, node: NodeId, weight: float, vectors: Vectors, steps: int) -> None:  # noqa: ARG002
         for total, vector in zip(self._sums, vectors, strict=True):
             total.add(weight, vector)
-        self._steps.append(weight * steps)
+        self._steps.append((weight, steps))
 
     def aggregate(self) -> Aggregate:
-        steps = math.fsum(self._steps) / self._sums[0].weight
-        return Aggregate(tuple(total.mean(self._kind) for total in self._sums), len(self._steps), steps)
+        return Aggregate(tuple(total.mean(self._kind) for total in self._sums), len(self._steps), mean_of(self._steps))
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ Source: pre-rounded reproducible sums, Demmel and Nguyen, Parallel reproducible 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +32,13 @@ REACH = 2.0**36
 
 _TO_COARSE, _TO_FINE = 1.5 * 2.0**52 * COARSE, 1.5 * 2.0**52 * FINE
 """Adding one of these and taking it away again rounds to the nearest multiple, half to even."""
+
+
+def mean_of(weighted: Iterable[tuple[float, float]]) -> float:
+    """Return the mean of (weight, number)s, the same bits for every order; at least one."""
+    terms = list(weighted)
+    return math.fsum(weight * number for weight, number in terms) / math.fsum(weight for weight, _ in terms)
+
 
 Words = npt.NDArray[np.float64]
 
