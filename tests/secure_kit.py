@@ -169,15 +169,18 @@ def run(
     summed_before: Summed | None = None,
     up: Hook = lambda stage, client, frame: frame,
     down: Hook = lambda stage, client, frame: frame,
+    course: Course | None = None,
 ) -> Course:
     """Run a session; client v drops before stage drops[v].  `up` and `down` see and may change every frame.
+
+    `course` is filled as it goes, for hooks that look, and for what the coordinator abandons.
 
     A client that abandons the session is one that drops.  Raises what the coordinator raises.
     """
     d = descriptor or room.proposal()
     inputs = inputs or room.inputs()
     ahead, known = ahead or {}, summed_before.ahead if summed_before else {}
-    course = Course()
+    course = Course() if course is None else course
 
     def there(stage: int, clients: Any) -> list[int]:
         return [v for v in clients if (drops or {}).get(v, NEVER) > stage]

@@ -18,7 +18,7 @@ from secure_kit import NEVER, Course, Room, drawn, numbers, plain_sum, run, uplo
 from fedgossip.errors import ProtocolError
 from fedgossip.secure import frames
 from fedgossip.secure.aborts import Reason, RoundAbandoned
-from fedgossip.secure.server import LANES
+from fedgossip.secure.server import LANES, invite
 
 
 @pytest.fixture(scope="module")
@@ -191,10 +191,8 @@ def test_a_newcomer_without_announced_keys_joins_beside_those_with(quick: None) 
 # --- the coordinator's step objects -----------------------------------------------------------------------------------
 
 
-def at_summing(room: Room, length_changes: int = 0) -> Course:
+def at_summing(room: Room) -> Course:
     """A session whose masked vectors are ready; the coordinator has taken none of them."""
-    from fedgossip.secure.server import invite
-
     course, inputs = Course(), room.inputs()
     inviting = invite(room.roster, room.proposal(), room.fixed, secure_kit.signer(-1))
     for v, client in room.clients.items():
