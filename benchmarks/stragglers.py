@@ -1,27 +1,34 @@
 """Asynchrony pays: the time to the same loss with one peer ten times slower, synchronous over asynchronous.
 
-    python benchmarks/stragglers.py [--peers 16] [--slower 10] [--rounds 60] [--json]
+    python benchmarks/stragglers.py [--peers 16] [--slower 10] [--rounds 60] [--real] [--json]
 
 Digits, a softmax classifier, one epoch a round, virtual time: a round of training takes 50 ms, of the slow peer 500,
 a message 5 ms.  The target is the test loss of the averaged model that the synchronous run ends with; what counts is
 when each run had it for good.  An asynchronous peer may train LONGER times as many rounds until then; the slow one has
 done a few when the others have done all.  Everything follows from the seed.
 
-Real processes are compared by `fedgossip.run_local` with the same sections and mode = "sync" or "async".
+With --real they are processes, on a ring and a random 4-regular graph.  So that sixteen of them do not compete for the
+processor, all training is stretched by sleeping, STRETCH times as long (a `slow` fault), and of the slow peer that many
+times more.  The curve is then made of the rows that the peers write: the mean of all peers' newest training losses over
+the seconds since each began; the slow one's is old by then, which is to the disadvantage of asynchrony.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import tempfile
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
 
-from fedgossip import load_experiment
+from fedgossip import load_experiment, run_local
 from fedgossip.algorithms.dsgd import DSGD
 from fedgossip.faults import FaultScript, Slow
 from fedgossip.machine import Machine, NodeId, Report
-from fedgossip.metrics import Network
+from fedgossip.metrics import Network, PeerRow, Row
 from fedgossip.protocols.async_gossip import AsyncGossip, AsyncSettings
 from fedgossip.protocols.partners import rule_of
 from fedgossip.protocols.push_sum import AsyncPushSum, PushSettings
@@ -39,6 +46,13 @@ LOOKS_A_SECOND = 40
 """How often the averaged model is evaluated, in virtual time."""
 
 LONGER = 3
+
+REAL_GRAPHS = ("ring", "regular:4")
+STRETCH = 60.0
+"""Real training of a millisecond or two becomes a tenth of a second, nearly all of it sleep."""
+
+SMOOTH = 3
+"""A peer's loss is the mean of its newest few: one round's is that of ninety examples."""
 
 Make = Callable[[NodeId], Machine]
 
@@ -119,21 +133,60 @@ def measure(name: str, peers: int, rounds: int, slower: float) -> dict[str, floa
     return {"target loss": target, **{method: curve.reached(target) for method, curve in curves.items()}}
 
 
+def curve_of(rows: Sequence[Row], peers: int) -> Curve:
+    """Return the mean of all peers' newest losses, from when each has one."""
+    newest: list[deque[float]] = [deque(maxlen=SMOOTH) for _ in range(peers)]
+    curve = Curve([], [])
+    told = [row for row in rows if isinstance(row, PeerRow) and row.loss is not None]
+    for row in sorted(told, key=lambda row: row.seconds):
+        newest[row.peer].append(row.loss or 0.0)
+        if all(newest):
+            curve.seconds.append(row.seconds)
+            curve.losses.append(fmean(map(fmean, newest)))
+    return curve
+
+
+def learn_really(name: str, peers: int, rounds: int, slower: float, mode: str) -> Curve:
+    """Let processes of this machine learn."""
+    slowed = [{"kind": "slow", "factor": STRETCH}, {"kind": "slow", "peers": [SLOW], "factor": slower}]
+    experiment = {
+        "rounds": rounds,
+        "topology": {"graph": name, "n": peers},
+        "algorithm": {"mode": mode},
+        "train": {"local_epochs": 1, "device": "cpu"},
+        "eval": {"every": rounds},
+        "faults": slowed,
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        return curve_of(run_local(experiment, Path(folder) / "run", report=False).rows, peers)
+
+
+def measure_really(name: str, peers: int, rounds: int, slower: float) -> dict[str, float | None]:
+    """Seconds of both modes to the loss that the synchronous run ends with."""
+    synchronous = learn_really(name, peers, rounds, slower, "sync")
+    asynchronous = learn_really(name, peers, LONGER * rounds, slower, "async")
+    target = synchronous.losses[-1]
+    found = {"synchronous": synchronous.reached(target), "pairs, uniform": asynchronous.reached(target)}
+    return {"target loss": target, **found}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peers", type=int, default=16)
     parser.add_argument("--slower", type=float, default=10.0)
     parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--real", action="store_true")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    results = {graph: measure(graph, options.peers, options.rounds, options.slower) for graph in GRAPHS}
+    run, graphs, loss = (measure_really, REAL_GRAPHS, "training") if options.real else (measure, GRAPHS, "test")
+    results = {graph: run(graph, options.peers, options.rounds, options.slower) for graph in graphs}
     if options.json:
         print(json.dumps(results))
         return
-    print(f"{options.peers} peers, one {options.slower:g} times slower; virtual seconds to the synchronous run's loss")
+    print(f"{options.peers} peers, one {options.slower:g} times slower; seconds to the synchronous run's loss")
     for graph, found in results.items():
         waited = found["synchronous"]
-        print(f"\n{graph}, test loss {found['target loss']:.4f}")
+        print(f"\n{graph}, {loss} loss {found['target loss']:.4f}")
         for method, seconds in found.items():
             if method == "target loss":
                 continue
