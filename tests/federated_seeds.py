@@ -20,6 +20,7 @@ from fedgossip.algorithms.federated.names import make
 from fedgossip.algorithms.sampling import BySize, Poisson, Sampling, Uniform
 from fedgossip.learning.analytic import Quadratic
 from fedgossip.metrics import EventRow
+from fedgossip.protocols.buffered import BufferedSettings
 from fedgossip.protocols.coordinator import CoordinatorSettings
 from fedgossip.simulation.network import NetworkSettings
 from fedgossip.vectors import digest
@@ -35,6 +36,8 @@ def scenario(seed: int) -> Federation:
     n, rounds = int(random.integers(3, 10)), int(random.integers(4, 13))
     count = int(random.integers(2, n + 1))
     over = float(random.choice([1.0, 1.0, 1.3, 2.0]))
+    if random.random() < 0.2:
+        return _buffered(seed, random, n, rounds)
     clients = tuple(range(n))
     kinds: list[Sampling] = [
         Uniform(seed, clients, count, over),
@@ -51,6 +54,31 @@ def scenario(seed: int) -> Federation:
         drain_ns=5 * SECOND,
         again_ns=SECOND // 4,
     )
+    name = ALGORITHMS[int(random.integers(len(ALGORITHMS)))]
+    sampling = kinds[int(random.integers(len(kinds)))]
+    task = Quadratic(n, 2, placement="random", seed=seed)
+    weather = _weather(random, n, rounds)
+    return Federation(make(name, clients=n), task, n, sampling, settings, **weather, seed=seed)
+
+
+def _buffered(seed: int, random: np.random.Generator, n: int, rounds: int) -> Federation:
+    settings = BufferedSettings(
+        rounds,
+        goal=int(random.integers(1, n + 1)),
+        at_once=int(random.integers(1, n + 1)),
+        most_stale=int(random.integers(0, 5)),
+        deadline_ns=SECOND,
+        start_ns=5 * SECOND,
+        drain_ns=5 * SECOND,
+        again_ns=SECOND // 4,
+        seed=seed,
+    )
+    task = Quadratic(n, 2, placement="random", seed=seed)
+    of = make("fedavg", clients=n, weighting="clients")
+    return Federation(of, task, n, settings=settings, **_weather(random, n, rounds), seed=seed)
+
+
+def _weather(random: np.random.Generator, n: int, rounds: int) -> dict[str, Any]:
     network = NetworkSettings(
         latency=float(random.uniform(0, 0.05)),
         jitter=float(random.uniform(0, 0.05)),
@@ -60,17 +88,7 @@ def scenario(seed: int) -> Federation:
         detection=float(random.uniform(0.1, 1.0)),
     )
     faults = [fault_seeds._fault(random, n + 1, rounds * 0.2) for _ in range(int(random.integers(0, 5)))]
-    name = ALGORITHMS[int(random.integers(len(ALGORITHMS)))]
-    return Federation(
-        make(name, clients=n),
-        Quadratic(n, 2, placement="random", seed=seed),
-        n,
-        kinds[int(random.integers(len(kinds)))],
-        settings,
-        network=network,
-        faults=faults,
-        seed=seed,
-    )
+    return {"network": network, "faults": faults}
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from fedgossip.algorithms.sampling import Sampling, Uniform
 from fedgossip.faults import Fault, FaultScript
 from fedgossip.machine import Checkpoint, Effect, Event, Machine, Report
 from fedgossip.metrics import Network, Row
+from fedgossip.protocols.buffered import Buffered, BufferedSettings
 from fedgossip.protocols.client import Client, ClientSettings
 from fedgossip.protocols.coordinator import Coordinator, CoordinatorSettings
 from fedgossip.simulation.network import NetworkSettings, SimulatedNetwork
@@ -36,12 +37,11 @@ class Federation:
     task: LocalTask
     n: int
     sampling: Sampling | None = None
-    settings: CoordinatorSettings = SETTINGS
+    settings: CoordinatorSettings | BufferedSettings = SETTINGS
     client_settings: ClientSettings = PATIENT
     network: NetworkSettings = QUIET
     faults: Sequence[dict[str, Any]] = ()
     seed: int = 0
-    coordinator_type: Callable[..., Machine] = Coordinator
     rows: list[Row] = field(default_factory=list)
     told: list[tuple[int, Report]] = field(default_factory=list)
     """(node, report) of all machines, as they came."""
@@ -51,9 +51,11 @@ class Federation:
         if node < self.n:
             return Client(node, self.n, self.of.clients, initial, self.task.schema, self.client_settings, resumed)
         clients = tuple(range(self.n))
+        if isinstance(self.settings, BufferedSettings):
+            return Buffered(node, clients, self.of, initial, self.task.schema, self.settings, resumed)
         sampling = self.sampling or Uniform(self.seed, clients, self.n)
         schema = self.task.schema
-        return self.coordinator_type(node, clients, self.of, sampling, initial, schema, self.settings, resumed)
+        return Coordinator(node, clients, self.of, sampling, initial, schema, self.settings, resumed)
 
     def simulator(self) -> Simulator:
         links = [(self.n,)] * self.n + [tuple(range(self.n))]

@@ -14,7 +14,7 @@ from federation import SECOND, SETTINGS, Federation
 from test_federated import Run, digits
 
 from fedgossip.algorithms.federated.names import make
-from fedgossip.algorithms.sampling import Poisson, Uniform
+from fedgossip.algorithms.sampling import BySize, Poisson, Uniform
 from fedgossip.errors import ProtocolError
 from fedgossip.learning.analytic import Quadratic
 from fedgossip.learning.data import load
@@ -37,6 +37,7 @@ from fedgossip.machine import (
 )
 from fedgossip.messages import Contribution, Final, Invite, Leaving, Model
 from fedgossip.metrics import NetworkRow
+from fedgossip.protocols.buffered import Buffered, BufferedSettings
 from fedgossip.protocols.client import Client, ClientSettings
 from fedgossip.protocols.coordinator import Coordinator, CoordinatorSettings
 from fedgossip.simulation.network import NetworkSettings
@@ -468,6 +469,67 @@ def test_a_thousand_clients_with_a_cohort_of_a_hundred_run_quickly() -> None:
     assert [facts["clients"] for facts in one.reports("aggregated")] == [100] * 10
 
 
+# --- FedBuff ----------------------------------------------------------------------------------------------------------
+
+
+def buffered(n: int = 4, **keys: Any) -> Buffered[Any]:
+    """A coordinator whose clients are all there."""
+    settings = BufferedSettings(**({"rounds": 5, "goal": 2, "at_once": 3} | keys))
+    of = make("fedavg", clients=n, weighting="clients")
+    c = Buffered(COORDINATOR, tuple(range(n)), of, vector(0, 0), SCHEMA, settings)
+    c.handle(Started(), 0)
+    for node in range(n):
+        c.handle(PeerJoined(node), 0)
+    return c
+
+
+def test_as_many_train_as_are_wanted_and_an_answer_makes_room_for_another() -> None:
+    c = buffered()
+    assert len(c.flying) == 3
+    (idle,) = {0, 1, 2, 3} - c.flying.keys()
+    first = min(c.flying)
+    assert sends(c.handle(Received(first, contribution(1, 1)), 0), Invite) == [idle]
+
+
+def test_a_step_is_the_mean_of_goal_answers_weighted_by_staleness() -> None:
+    """s(0) = 1, s(1) = 1 / sqrt(2): answers 2 and 6 of staleness 1 and 0 give (2 / sqrt 2 + 6) / (1 / sqrt 2 + 1)."""
+    c = buffered()
+    a, b, old = sorted(c.flying)
+    c.handle(Received(a, contribution(4, 0)), 0)
+    effects = c.handle(Received(b, contribution(8, 0)), 0)
+    assert c.round == 1 and c.model.tolist() == [6, 0] and reports(effects)["aggregated"]["staleness"] == 0
+    c.handle(Received(old, contribution(2, 0)), 0)
+    fresh = next(node for node, round in c.flying.items() if round == 1)
+    c.handle(Received(fresh, contribution(6, 0, round=1)), 0)
+    assert c.model[0] == pytest.approx(6 + (2 / 2**0.5 + 6) / (1 / 2**0.5 + 1))
+
+
+def test_an_answer_that_is_too_stale_is_dropped_and_one_that_comes_twice_is_late() -> None:
+    c = buffered(most_stale=0)
+    a, b, old = sorted(c.flying)
+    c.handle(Received(a, contribution(4, 0)), 0)
+    c.handle(Received(b, contribution(8, 0)), 0)
+    assert "stale" in reports(c.handle(Received(old, contribution(2, 0)), 0))
+    assert "late" in reports(c.handle(Received(old, contribution(2, 0)), 0)) and len(c.staleness) == 0
+
+
+def test_who_does_not_answer_in_time_is_given_up() -> None:
+    c = buffered()
+    silent = min(c.flying)
+    effects = c.handle(Fired(("answer", silent, 0)), 0)
+    assert reports(effects)["missed"] == [silent] and len(c.flying) == 3
+
+
+def test_one_slow_client_does_not_hold_the_others_up() -> None:
+    slow = [{"kind": "slow", "peers": [0], "factor": 1000.0}]
+    quadratic = Quadratic(6, 2, placement="random")
+    settings = BufferedSettings(30, goal=3, at_once=6)
+    buffered = Federation(make("fedavg", clients=6), quadratic, 6, settings=settings, faults=slow)
+    buffered.run()
+    assert len(buffered.reports("aggregated")) == 30
+    assert max(row.seconds for row in buffered.rows if isinstance(row, NetworkRow)) < 30 * 0.2
+
+
 # --- faults by seed ---------------------------------------------------------------------------------------------------
 
 BLOCK, BLOCKS, LONG_BLOCKS = 50, 6, 100
@@ -502,7 +564,8 @@ def test_the_seeds_meet_every_fault_and_every_algorithm() -> None:
     kinds = {fault["kind"] for one in met for fault in one.faults}
     assert kinds == {"drop", "duplicate", "reorder", "delay", "flap", "partition", "slow", "sleep", "crash"}
     assert {type(one.of.clients).__name__ for one in met} == {"Training", "Gradient", "Controlled", "Normalised"}
-    assert {type(one.sampling).__name__ for one in met} == {"Uniform", "BySize", "Poisson"}
+    assert {type(one.sampling) for one in met} == {Uniform, BySize, Poisson, type(None)}
+    assert {type(one.settings) for one in met} == {CoordinatorSettings, BufferedSettings}
 
 
 def test_a_client_that_did_not_ask_whether_it_was_counted_would_be_caught(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -129,17 +129,9 @@ class PlainRound:
         return []
 
     def _check(self, sender: NodeId, message: Contribution) -> None:
-        where = f"round {self.round}: the contribution of client {sender}"
         if sender not in self.draw.invited:
-            raise ProtocolError(f"{where}, which is not invited", peer=sender)
-        check_layout(where, sender, message.schema, message.vectors, self.invite)
-        if message.examples < 1 or message.steps < 1 or not np.isfinite(message.loss):
-            counts = f"{message.examples} examples, {message.steps} steps, a loss of {message.loss:g}"
-            raise ProtocolError(f"{where} is of {counts}", "Has the client data?", peer=sender)
-        if not self.accumulator.fits(self.rule.weight(message.examples), message.vectors):
-            raise ProtocolError(
-                f"{where} is not finite, or too large to be summed", "Did its training explode?", peer=sender
-            )
+            raise ProtocolError(f"round {self.round}: client {sender} answers, which is not invited", peer=sender)
+        check_contribution(sender, message, self.invite, self.accumulator, self.rule.weight(message.examples))
 
     def lost(self, node: NodeId) -> list[Effect]:
         self.waiting.discard(node)
@@ -170,6 +162,20 @@ class PlainRound:
     def facts(self) -> Mapping[str, object]:
         loss = mean_of(self.losses) if self.losses else None
         return {"clients": len(self.counted), "examples": self.examples, "loss": loss}
+
+
+def check_contribution(
+    sender: NodeId, message: Contribution, like: Invite, accumulator: Accumulator, weight: float
+) -> None:
+    """Raise ProtocolError where the contribution cannot be added with `weight`."""
+    where = f"round {message.round}: the contribution of client {sender}"
+    check_layout(where, sender, message.schema, message.vectors, like)
+    if message.examples < 1 or message.steps < 1 or not np.isfinite(message.loss):
+        counts = f"{message.examples} examples, {message.steps} steps, a loss of {message.loss:g}"
+        raise ProtocolError(f"{where} is of {counts}", "Has the client data?", peer=sender)
+    if not accumulator.fits(weight, message.vectors):
+        text = f"{where} is not finite, or too large to be summed"
+        raise ProtocolError(text, "Did its training explode?", peer=sender)
 
 
 def check_layout(where: str, sender: NodeId, schema: str, vectors: Vectors, like: Invite) -> None:
