@@ -67,11 +67,12 @@ class Leaving(_Note):
 
 @dataclass(frozen=True, slots=True)
 class Account(_Note):
-    """The account of an edge alone, where no model goes along it in `round`."""
+    """The account of an edge alone.  `asks`: the sender waits for the receiver's model of `round`; say it again."""
 
     round: int
     used: int = -1
     missing: int = -1
+    asks: bool = False
 
 
 # --- asynchronous gossip: protocols/async_gossip.py -------------------------------------------------------------------

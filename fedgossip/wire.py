@@ -111,6 +111,7 @@ class _AccountHeader(_Header, tag="account"):
     round: _Count
     used: _CountOrNone = -1
     missing: _CountOrNone = -1
+    asks: bool = False
 
 
 class _OfferHeader(_Carries, tag="offer", kw_only=True):

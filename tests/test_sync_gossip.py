@@ -23,7 +23,7 @@ from fedgossip.machine import (
     Train,
     Trained,
 )
-from fedgossip.messages import Leaving, Model
+from fedgossip.messages import Account, Leaving, Model
 from fedgossip.protocols.sync_gossip import SyncGossip, SyncSettings
 from fedgossip.topology import Topology, build, resolve
 from fedgossip.vectors import Vector, frozen, ordered_mix
@@ -96,7 +96,16 @@ def test_what_was_trained_goes_to_every_neighbour_with_a_deadline() -> None:
     sends = [effect for effect in effects if isinstance(effect, Send)]
     assert [send.to for send in sends] == [1, 3]
     assert all(isinstance(s.message, Model) and s.message.vectors[0].tolist() == [1, 1] for s in sends)
-    assert [effect.key for effect in effects if isinstance(effect, SetTimer)] == [("deadline", 0)]
+    assert [effect.key for effect in effects if isinstance(effect, SetTimer)] == [("deadline", 0), ("ask", 0, 0)]
+
+
+def test_a_model_that_does_not_come_is_asked_for_and_said_again() -> None:
+    m = waiting(0)
+    m.handle(Received(1, model(0, 0, 0)), 0)
+    (ask,) = [e for e in m.handle(Fired(("ask", 0, 0)), 0) if isinstance(e, Send)]
+    assert (ask.to, ask.message) == (3, Account(0, asks=True))
+    (again,) = waiting(0).handle(Received(3, Account(0, asks=True)), 0)
+    assert isinstance(again, Send) and isinstance(again.message, Model) and again.message.round == 0
 
 
 def test_the_mix_is_the_ordered_sum_whatever_the_order_of_arrival() -> None:

@@ -8,7 +8,7 @@ mixed and the other not.  Nothing is asked while nothing is lost: every model ca
 
     i mixed round s without j's model, and had sent its own: it may have been mixed at j.   i: open(s)
     from now on i says missing = s, and neither end mixes over this edge until it is settled:
-      j says used = s, in a later round:   j has mixed.  i adds w (x_j - x_i), both of round s, when x_j is there;
+      j says used = s:                     j has mixed.  i adds w (x_j - x_i), both of round s, when x_j is there;
                                            j sends it again to who misses it
       j says used < s, in a later round:   j has not.  The edge did not count in round s
 
@@ -84,11 +84,10 @@ class Edge:
 
     def heard(self, round: int, used: int, missing: int) -> None:
         """The partner, in `round`, says this of its own account."""
-        if self.open and round > self.open.round:
-            if used == self.open.round:
-                self.open.counted = True
-            else:
-                self.open = None
+        if self.open and used == self.open.round:
+            self.open.counted = True
+        elif self.open and round > self.open.round:
+            self.open = None
         if round > self.used != missing:
             self.confirmed = True
 

@@ -88,7 +88,7 @@ class SyncSettings:
     drain_ns: int = 30_000_000_000
     """How long to stay after the last round for neighbours that are not done."""
     again_ns: int = AGAIN_NS
-    """After so long a goodbye that was not answered is said again."""
+    """After so long a model is asked for, and a goodbye that was not answered said again."""
 
 
 KEPT_ROUNDS = 8
@@ -141,6 +141,7 @@ class SyncGossip(Generic[State]):
         self.sent: dict[int, tuple[Vector, ...]] = {}  # ours, which partners may ask for
         self.repairs: list[tuple[Vector, ...]] = []  # to be added when the round is mixed
         self.met: dict[NodeId, int] = {}  # the last round in which we exchanged
+        self.newest: dict[NodeId, int] = {}  # the latest round that each was heard of in
         self.patient = True  # at the end: whether to wait for those, too, that did not answer of late
         self.deadline = Deadline(settings.deadline_ns, settings.least_deadline_ns)
         self.began_ns = self.heard_ns = 0  # when this round began, and when the last model of it came
@@ -181,9 +182,11 @@ class SyncGossip(Generic[State]):
         match message:
             case Model():
                 return self._received(sender, message, now_ns)
-            case Account(round, used, missing):
+            case Account(round, used, missing, asks):
                 self._check_partner(sender, "an account")
-                return self._account(sender, round, used, missing, now_ns)
+                effects = self._account(sender, round, used, missing, now_ns)
+                effects += self._say_again(sender, round, now_ns) if asks else []
+                return effects + self._mix_if_complete(now_ns)
             case Leaving():
                 return self._left(sender, message, now_ns)
         raise ProtocolError(
@@ -199,6 +202,8 @@ class SyncGossip(Generic[State]):
                 return self._mix(now_ns)
             case "waiting", ("pace", self.round) if all(map(self._will_not_come, self.waiting_for)):
                 return self._mix(now_ns)
+            case "waiting", ("ask", self.round, int(times)):
+                return self._ask(times)
             case "joining", ("start",):
                 return self._start_with_those_here(now_ns)
             case "leaving", ("again",):
@@ -223,6 +228,7 @@ class SyncGossip(Generic[State]):
             self.left.discard(node)
             self.done.discard(node)
             self.told.discard(node)
+            self.newest.pop(node, None)
             said = self.mailbox.pop(node, {})
             if self.phase == "waiting" and self.round in said:  # heard in time; by the new account it does not count
                 self.mailbox[node] = {self.round: said[self.round]}
@@ -291,7 +297,34 @@ class SyncGossip(Generic[State]):
         asking = [j for j, edge in self.edges.items() if edge.open and j not in targets and j not in self.done]
         effects += [Send(j, Account(self.round, self.edges[j].used, self.edges[j].missing)) for j in asking]
         effects.append(SetTimer(("deadline", self.round), self.deadline.now_ns()))
+        effects.append(SetTimer(("ask", self.round, 0), self._patience_ns(0)))
         return effects + self._mix_if_complete(now_ns)
+
+    def _patience_ns(self, times: int) -> int:
+        """How long to wait before a model is asked for: a lost one costs this, not the deadline."""
+        return self.settings.again_ns << min(times, 6)  # not what is usual: asking makes it longer
+
+    def _ask(self, times: int) -> list[Effect]:
+        late = [j for j in sorted(self.waiting_for) if j in self.linked and j not in self.one_way | self.absent]
+        asks = [Send(j, Account(self.round, self._edge(j).used, self._edge(j).missing, asks=True)) for j in late]
+        return [*asks, SetTimer(("ask", self.round, times + 1), self._patience_ns(times + 1))]
+
+    def _say_again(self, sender: NodeId, round: int, now_ns: int) -> list[Effect]:
+        """The partner waits for our model of `round`: say it again, and what was said with it, that it may be mixed."""
+        edge = self._edge(sender)
+        ours = self.sent.get(round)
+        if round == self.round and self.phase == "waiting":
+            ours = self.outgoing
+        elif edge.open and edge.open.round == round:
+            ours = edge.open.own
+        if not ours and round < self.round:  # it did not count
+            return [Send(sender, Account(self.round, edge.used, edge.missing))]
+        if not (ours and edge.may_help(round, now_ns, self._patience_ns(0))):
+            return []
+        missing = -1
+        if round not in (edge.offered, edge.used, edge.missing):  # it went out while the edge was held
+            missing = edge.missing if edge.open else round  # so that it does not count
+        return [Send(sender, Model(round, self.schema, ours, edge.used, missing, self.view(round)))]
 
     def _newest_heard(self, effects: list[Effect]) -> int:
         """The latest round to which one who needs our model has gone on; one voice against others counts little."""
@@ -374,7 +407,7 @@ class SyncGossip(Generic[State]):
 
     def _will_not_come(self, node: NodeId) -> bool:
         """Whether this round's model of `node`, which is not here, is not worth waiting for."""
-        return node in self.absent or node in self.left or bool(self.mailbox.get(node))
+        return node in self.absent or node in self.left or self.newest.get(node, -1) > self.round
 
     def _given_up_by(self, node: NodeId, round: int) -> bool:
         """Whether `node`, which has sent its model of `round`, has gone on without our model of the current round."""
@@ -439,6 +472,7 @@ class SyncGossip(Generic[State]):
         """Take what a partner says of our edge: repair our round, send what it misses, forget what it has."""
         edge = self._edge(sender)
         edge.heard(round, used, missing)
+        self.newest[sender] = max(round, self.newest.get(sender, -1))
         effects = self._repair(sender)
         if 0 <= missing < self.round:
             effects += self._help(sender, edge, missing, now_ns)
@@ -450,7 +484,7 @@ class SyncGossip(Generic[State]):
         if edge.used > missing or (edge.used == missing and edge.confirmed):  # an old message that was overtaken
             return []
         if edge.used == missing and missing in self.sent:
-            if not edge.may_help(missing, now_ns, self.settings.again_ns):  # it is on its way
+            if not edge.may_help(missing, now_ns, self._patience_ns(0)):  # it is on its way
                 return []
             view = self.view(missing)
             return [Send(sender, Model(missing, self.schema, self.sent[missing], edge.used, edge.missing, view))]
