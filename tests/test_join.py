@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,13 +21,15 @@ from fedgossip.machine import (
     PeerGone,
     PeerJoined,
     Received,
+    Report,
     Send,
     SetTimer,
+    Started,
     Stopping,
     Train,
     Trained,
 )
-from fedgossip.messages import PIECE, Fetch, Have, Piece, Seek
+from fedgossip.messages import PIECE, Fetch, Have, Model, Piece, Ping, Seek
 from fedgossip.protocols.member import Member
 from fedgossip.protocols.sync_gossip import SyncGossip, SyncSettings
 from fedgossip.protocols.transfer import KEPT_NS, Giver, Taker
@@ -71,6 +75,16 @@ def learning(n: int, seed: int = 0, **keys: Any) -> Learning:
     return Learning({node: member(node, n, seed=seed, **keys) for node in range(n)}, seed)
 
 
+def join(w: Learning, node: NodeId, through: NodeId, **keys: Any) -> Member:
+    """One that comes later, and is known to `through` first."""
+    joiner = member(node, 2, join=True, life=77, **keys)
+    w.start(node, joiner)
+    said = joiner.introduction()
+    assert said is not None
+    w.push(0, through, Received(-1, said))
+    return joiner
+
+
 def mixed_with(w: Learning, node: NodeId, since: float) -> set[NodeId]:
     """Whose models `node` would mix now, and that it really did not miss any lately."""
     machine = w.machines[node]
@@ -96,11 +110,7 @@ def test_a_third_comes_in_through_either_of_two_also_when_the_first_is_dead(firs
         w.run(12)
     alive = 1
     before = w.rounds()[alive]
-    joiner = member(2, 2, join=True, life=77)
-    w.start(2, joiner)
-    said = joiner.introduction()
-    assert said is not None
-    w.push(0, alive, Received(-1, said))
+    joiner = join(w, 2, through=alive)
     w.run(10)
     assert w.rounds()[2] > before and not joiner.joining
     w.run(5)
@@ -149,6 +159,39 @@ def test_both_sides_of_a_partition_learn_on_and_merge(seed: int) -> None:
     assert max(rounds.values()) - min(rounds.values()) <= n
     assert {node for _, node, _ in w.named("merged")} == set(range(n))
     assert all(mixed_with(w, node, w.now - 5) for node in range(n))
+
+
+class Bending(Learning):
+    """What node 1 sends to node 2 as its model is not what it should be."""
+
+    bent: Mapping[str, Any]
+
+    def perform(self, node: NodeId, effect: Effect | Event) -> None:
+        match effect:
+            case Send(2, Model() as model) if node == 1:
+                effect = Send(2, replace(model, **self.bent))
+        super().perform(node, effect)
+
+
+@pytest.mark.parametrize("bent", [{"schema": "other"}, {"round": 2**40}], ids=lambda bent: next(iter(bent)))
+def test_a_refused_early_model_does_not_keep_a_joiner_from_beginning(bent: Mapping[str, Any]) -> None:
+    w = Bending({node: member(node, 2) for node in range(2)})
+    w.bent = bent
+    w.run(10)
+    joiner = join(w, 2, through=0)
+    w.run(20)
+    assert joiner.since and not joiner.joining and joiner.membership.round > joiner.since
+    assert w.named("refused", [2]) and all(value["from"] == 1 for _, _, value in w.named("refused", [2]))
+
+
+def test_what_membership_did_with_a_refused_message_stays_done() -> None:
+    m = member(0, 3)
+    m.handle(Started(), 0)
+    m.handle(PeerJoined(1), 0)
+    effects = m.handle(Received(1, Model(0, "other", (vector(1),))), 60 * SECOND)
+    names = [effect.name for effect in effects if isinstance(effect, Report)]
+    assert names == ["slept", "refused"]
+    assert any(isinstance(effect, Send) and isinstance(effect.message, Ping) for effect in effects)
 
 
 def test_one_that_leaves_is_not_missed() -> None:

@@ -263,6 +263,8 @@ class Host:
                 self._jobs.put(Evaluate(vector, row))  # type: ignore[arg-type]
             case Report("trained", facts):
                 self._meter.trained(facts)
+            case Report("refused", {"from": sender, "reason": str(reason), "text": str(text), "advice": str(advice)}):
+                self._reject(Rejected(sender, reason, text, advice))
             case Report():
                 self._noted(effect)
             case Meet(node, address, key):

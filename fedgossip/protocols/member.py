@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from fedgossip.errors import ProtocolError
 from fedgossip.machine import (
     Checkpoint,
     Effect,
@@ -31,6 +32,7 @@ from fedgossip.machine import (
 )
 from fedgossip.messages import Compare, Fetch, Have, Join, Model, Piece, Ping, Pong, Probe, Seek, Tidings, Vouch
 from fedgossip.protocols.membership import Membership, Outcome
+from fedgossip.protocols.refusals import refused_by
 from fedgossip.protocols.roster import RosterSchedule, boundary_after
 from fedgossip.protocols.transfer import Giver, Taker
 from fedgossip.vectors import Vector
@@ -82,14 +84,14 @@ class Member:
         if isinstance(event, Stopping):
             return self._stop(now_ns)
         effects = self._settle(self.membership.handle(event, now_ns), now_ns)
-        effects += self._transferred(event, now_ns)
+        effects += self._unless_refused(lambda: self._transferred(event, now_ns))
         match event:
             case Started() if not self.joining:
                 effects += self._begin(self.resumed, now_ns)
             case Trained() if self._forgotten:
                 self._forgotten -= 1
             case Received(sender, Model() as model) if self.gossip is None:
-                self._early[sender] = model  # one per neighbour: the latest is what we begin with
+                effects += self._unless_refused(lambda: self._keep(sender, model))
             case PeerJoined() | PeerGone() | Started() | Fired(("member" | "transfer", *_)):
                 pass  # membership says what the gossip machine is to know of links
             case Received(_, message) if isinstance(message, OURS):
@@ -116,6 +118,13 @@ class Member:
                 return self.taker.gone(node)
         return []
 
+    def _unless_refused(self, tell: Callable[[], Sequence[Effect]]) -> Sequence[Effect]:
+        """Return the effects, or the report that a part of us has refused the message: the others have not."""
+        try:
+            return tell()
+        except ProtocolError as error:
+            return [refused_by(error, max(self.membership.round, 0))]
+
     # --- the gossip machine ---------------------------------------------------------------------------------------
 
     def _settle(self, outcomes: Iterable[Outcome], now_ns: int) -> list[Effect]:
@@ -133,8 +142,8 @@ class Member:
             return []
         if isinstance(event, Trained):
             self._training -= 1
-        effects: list[Effect] = []
-        for effect in self.gossip.handle(event, now_ns):
+        gossip, effects = self.gossip, list[Effect]()
+        for effect in self._unless_refused(lambda: gossip.handle(event, now_ns)):
             match effect:
                 case Report("mixed", vector, round):
                     self._mixed, self.membership.round = True, round
@@ -163,6 +172,14 @@ class Member:
             effects += self._gossiped(Received(sender, model), now_ns)
         self._early.clear()
         return effects
+
+    def _keep(self, sender: NodeId, model: Model) -> list[Effect]:
+        """A model that came before we begin: one per neighbour, the latest is what we begin with."""
+        if not model.round < self.rounds:
+            text = f"model of round {model.round} from node {sender}; the run has {self.rounds} rounds"
+            raise ProtocolError(text, "Were the peers started from the same experiment file?", peer=sender)
+        self._early[sender] = model
+        return []
 
     # --- coming later, or again -----------------------------------------------------------------------------------
 
@@ -204,7 +221,8 @@ class Member:
     def _begin_if_time(self, now_ns: int) -> list[Effect]:
         """Begin when the others are about to reach our first round, or have."""
         assert self.since is not None
-        heard = max((model.round for model in self._early.values()), default=-1)
+        partners = self.membership.schedule().partners(self.membership.node) if self._early else ()
+        heard = max((model.round for sender, model in self._early.items() if sender in partners), default=-1)
         reached = max(self.membership.network_round(), heard)
         model = self._model()
         if reached < self.since - 1 or model is None:

@@ -53,6 +53,7 @@ from fedgossip.messages import (
     Verdict,
     Vouch,
 )
+from fedgossip.protocols.refusals import refused
 from fedgossip.protocols.roster import (
     Make,
     Places,
@@ -540,8 +541,9 @@ class Membership:
         first = key not in self.refusals and len(self.refusals) < REFUSALS_TOLD
         if first or key in self.refusals:
             self.refusals[key] = self.refusals.get(key, 0) + 1
-        value = {"from": sender, "reason": refusal.reason, "node": refusal.news.node}
-        return [self._report("refused", value)] if first else []
+        kind, about = type(refusal.news).__name__.lower(), refusal.news.node
+        text = f"node {self.node}: {kind} about node {about} from node {sender}: {refusal.reason}"
+        return [refused(sender, refusal.reason, text, max(self.round, 0))] if first else []
 
     def _tell(self, whom: Iterable[NodeId], news: Sequence[News]) -> list[Outcome]:
         pages = [tuple(news[start : start + NEWS_MAX]) for start in range(0, len(news), NEWS_MAX)]

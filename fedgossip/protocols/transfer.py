@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from fedgossip.errors import ProtocolError
 from fedgossip.machine import Effect, NodeId, Report, Send, SetTimer
 from fedgossip.messages import PIECE, Fetch, Have, Piece, Seek
+from fedgossip.protocols.refusals import refused
 from fedgossip.vectors import Vector, digest, empty, frozen
 
 GATHER_NS = 500_000_000
@@ -162,7 +163,7 @@ class Taker:
         if digest([self._buffer]) != expected:
             self.offers = {node: offer for node, offer in self.offers.items() if offer != self.want}
             self.want, self.source, self.start = None, None, 0
-            report = Report("refused", {"from": sender, "reason": "digest", "node": sender}, round)
-            return [report, *self._choose()]
+            text = f"the model of round {round} that node {sender} gave last is not what was promised"
+            return [refused(sender, "digest", text, round), *self._choose()]
         self.model, self._buffer = (round, frozen(self._buffer)), None
         return [Report("fetched", {"from": sender, "model_of_round": round}, round)]
