@@ -242,3 +242,21 @@ def test_the_one_sided_rule_would_drift(loss: float, least: float, monkeypatch: 
     """A lost neighbour's weight given to oneself at one end only: per cents of the spread (root mean square of 4)."""
     monkeypatch.setattr(Edge, "missed", lambda *_: None)
     assert np.sqrt(np.mean([drift(loss, seed) ** 2 for seed in range(4)])) > least
+
+
+def test_halves_that_drifted_far_apart_become_one_again() -> None:
+    """Found by real peers: one half was 100 rounds ahead, and nobody followed its one voice at the border."""
+    run = simulate(
+        {
+            "rounds": 600,
+            "topology": {"graph": "ring", "n": 6},
+            "task": {"kind": "averaging", "dim": 2},
+            "algorithm": {"deadline": 1.0, "least_deadline": 0.3},
+            "eval": {"every": 1000},
+            "faults": [
+                {"kind": "slow", "peers": [3, 4, 5], "factor": 3.0},
+                {"kind": "partition", "groups": [[0, 1, 2], [3, 4, 5]], "start": 1.0, "stop": 15.0},
+            ],
+        }
+    )
+    assert run.summary["status"] == "finished" and run.summary["consensus_distance"] < 1e-6

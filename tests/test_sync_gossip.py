@@ -16,6 +16,7 @@ from fedgossip.machine import (
     PeerJoined,
     Received,
     Report,
+    Rostered,
     Send,
     SetTimer,
     Started,
@@ -334,3 +335,37 @@ def test_a_source_that_does_not_hear_us_may_run_ahead_and_nothing_is_lost() -> N
     for number in range(4):
         effects = m.handle(Trained(number, None), 0)
         assert "skipped" not in reports(effects) and "missed" not in reports(effects)
+
+
+def test_a_model_that_is_not_finite_is_refused() -> None:
+    m = waiting(0)
+    with pytest.raises(ProtocolError, match="not finite"):
+        m.handle(Received(1, model(0, float("nan"), 0)), 0)
+    assert m.waiting_for == {1, 3}
+
+
+def test_one_neighbour_that_speaks_of_a_far_round_is_not_followed() -> None:
+    m = training(0, rounds=2000)
+    m.handle(Received(1, model(1, 0, 0)), 0)
+    m.handle(Received(3, model(999, 0, 0)), 0)
+    effects = m.handle(Trained(0, None), 0)
+    assert reports(effects)["far_ahead"] == {"peer": 3, "round": 999} and m.round <= 2
+
+
+def test_a_roster_that_changes_between_sending_and_mixing_moves_no_mean() -> None:
+    """Found in review: what was sent under one view must be mixed under it, or one end counts and the other not."""
+    m = waiting(0)
+    m.handle(Received(1, model(0, 9, 9)), 0)
+
+    class Renamed:
+        period = 1
+        mixing, partners = m.schedule.mixing, m.schedule.partners
+
+        @staticmethod
+        def view(round: int) -> str:
+            return "new"
+
+    m.handle(Rostered(Renamed()), 0)
+    other = Model(0, SCHEMA, (vector(9, 9),), view="new")
+    effects = m.handle(Received(3, other), 0)
+    assert np.allclose(reports(effects)["mixed"], [3, 3])  # 1/3 of neighbour 1; neighbour 3 mixes under another view

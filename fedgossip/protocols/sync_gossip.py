@@ -47,7 +47,7 @@ from fedgossip.machine import (
 from fedgossip.messages import Account, Leaving, Message, Model
 from fedgossip.protocols.deadlines import Deadline
 from fedgossip.protocols.edges import Edge
-from fedgossip.vectors import Vector, frozen, ordered_mix, scaled_difference
+from fedgossip.vectors import Vector, all_finite, frozen, ordered_mix, scaled_difference
 
 
 class Weights(Protocol):
@@ -97,8 +97,9 @@ KEPT_ROUNDS = 8
 FAREWELL_ROUNDS, FAREWELL_PEERS = 8, 64
 """All that we met hear our goodbye; where they are more than so many, those of so many last rounds."""
 
-FAR_ROUNDS = 64
-"""So far ahead we do not follow one neighbour while others are there that do not say so."""
+FAR_ROUNDS, FAR_TIMES = 64, 3
+"""So far ahead we follow one neighbour, while others are there that do not say so, only when it has said it so often:
+half of a network that was parted may be far ahead, and one message may be anything."""
 
 LEAD_ROUNDS = 16
 """So far ahead a partner's models are kept where the graph never repeats."""
@@ -124,7 +125,7 @@ class SyncGossip(Generic[State]):
         self.schema, self.kind, self.length = schema, initial.dtype, initial.size
         self.round = resumed.round if resumed else 0
         self.state = algorithm.restored(_slots(resumed)) if resumed else algorithm.start(initial)
-        self.again = resumed is not None
+        self.eager = resumed is not None  # a new life
         self.phase = "new"
         self.outgoing: tuple[Vector, ...] = ()
         self.row: dict[NodeId, float] = {}  # of the round that is being exchanged
@@ -139,6 +140,8 @@ class SyncGossip(Generic[State]):
         self.mailbox: dict[NodeId, dict[int, Model]] = {}
         self.edges: dict[NodeId, Edge] = {}
         self.sent: dict[int, tuple[Vector, ...]] = {}  # ours, which partners may ask for
+        self.views: dict[int, str] = {}  # under which they went out: the roster may have changed since
+        self.far: dict[NodeId, set[int]] = {}  # the rounds far ahead that each has spoken of
         self.repairs: list[tuple[Vector, ...]] = []  # to be added when the round is mixed
         self.met: dict[NodeId, int] = {}  # the last round in which we exchanged
         self.newest: dict[NodeId, int] = {}  # the latest round that each was heard of in
@@ -246,7 +249,7 @@ class SyncGossip(Generic[State]):
 
     def _start_with_those_here(self, now_ns: int) -> list[Effect]:
         missing = sorted(set(self.partners) - self.linked)
-        if not (self.linked or self.again):  # to learn alone would be a surprise, not gossip
+        if not (self.linked or self.eager):  # to learn alone would be a surprise, not gossip
             return [Report("nobody_came", missing, self.round), *self._finish()]
         self.absent.update(missing)
         return [Report("started_without", missing, self.round), *self._train(now_ns)]
@@ -285,6 +288,7 @@ class SyncGossip(Generic[State]):
             self._go_to(newest)
         self.outgoing = tuple(frozen(vector) for vector in self.algorithm.outgoing(self.state, update))
         self.phase, self.heard_ns = "waiting", now_ns  # who was here before us was in time
+        self.views[self.round] = self.view(self.round)
         mixing = self.schedule.mixing(self.round)
         targets = mixing.targets(self.node)
         self.row = mixing.row(self.node)
@@ -324,22 +328,27 @@ class SyncGossip(Generic[State]):
         missing = -1
         if round not in (edge.offered, edge.used, edge.missing):  # it went out while the edge was held
             missing = edge.missing if edge.open else round  # so that it does not count
-        return [Send(sender, Model(round, self.schema, ours, edge.used, missing, self.view(round)))]
+        return [Send(sender, Model(round, self.schema, ours, edge.used, missing, self.views[round]))]
 
     def _newest_heard(self, effects: list[Effect]) -> int:
         """The latest round to which one who needs our model has gone on; one voice against others counts little."""
-        heard = {j: max(kept) for j, kept in self.mailbox.items() if kept}
-        ahead = sorted((r, j) for j, r in heard.items() if r > self.round and self._given_up_by(j, r))
-        others = [j for j in self.linked - self.absent if ahead and j != ahead[-1][1]]
-        if others and len(ahead) == 1 and ahead[0][0] > self.round + FAR_ROUNDS:
-            round, liar = ahead.pop()
-            del self.mailbox[liar][round]
-            effects.append(Report("far_ahead", {"peer": liar, "round": round}, self.round))
-        return ahead[-1][0] if ahead else self.round
+        heard = {j: max(self.mailbox.get(j) or [self.round]) for j in self.partners if j in self.linked - self.absent}
+        believed = sorted(heard.values())[-2] if len(heard) > 1 else max(heard.values(), default=self.round)
+        for alone, round in heard.items():
+            if round > believed + FAR_ROUNDS and len(self._far(alone, round)) < FAR_TIMES:
+                del self.mailbox[alone][round]
+                effects.append(Report("far_ahead", {"peer": alone, "round": round}, self.round))
+        newest = {j: max(kept) for j, kept in self.mailbox.items() if kept}
+        return max((r for j, r in newest.items() if r > self.round and self._given_up_by(j, r)), default=self.round)
+
+    def _far(self, node: NodeId, round: int) -> set[int]:
+        """The rounds from `round` down, at most FAR_ROUNDS, that this partner has spoken of."""
+        self.far[node] = {round, *(r for r in self.far.get(node, ()) if round - FAR_ROUNDS < r < round)}
+        return self.far[node]
 
     def _models(self, targets: Sequence[NodeId]) -> list[tuple[NodeId, Model]]:
         """Our model of this round with the account of each target's edge; one object for all equal ones."""
-        view, made, models = self.view(self.round), {}, []
+        view, made, models = self.views[self.round], {}, []
         for to in targets:
             edge = self._edge(to)
             edge.offer(self.round)
@@ -392,6 +401,12 @@ class SyncGossip(Generic[State]):
                 "Give every peer the same [model] section.",
                 peer=sender,
             )
+        if not all(map(all_finite, model.vectors)):
+            raise ProtocolError(
+                f"{where}: a model from node {sender} with values that are not finite",
+                "Its training has diverged: lower train.lr.",
+                peer=sender,
+            )
 
     def _mix_if_complete(self, now_ns: int) -> list[Effect]:
         if self.phase != "waiting" or not all(self._will_not_come(j) for j in self.waiting_for):
@@ -441,7 +456,7 @@ class SyncGossip(Generic[State]):
 
     def _agreed(self, missing: Sequence[NodeId]) -> dict[NodeId, float]:
         """This round's weights, those of edges that do not count given to oneself; settles who has mixed whom."""
-        row, view = dict(self.row), self.view(self.round)
+        row, view = dict(self.row), self.views[self.round]
         for j in [j for j in self.row if j != self.node]:
             edge = self._edge(j)
             if j in missing:
@@ -486,7 +501,7 @@ class SyncGossip(Generic[State]):
         if edge.used == missing and missing in self.sent:
             if not edge.may_help(missing, now_ns, self._patience_ns(0)):  # it is on its way
                 return []
-            view = self.view(missing)
+            view = self.views[missing]
             return [Send(sender, Model(missing, self.schema, self.sent[missing], edge.used, edge.missing, view))]
         effects: list[Effect] = []
         if edge.used == missing:  # too long ago
@@ -515,6 +530,8 @@ class SyncGossip(Generic[State]):
         for old in sorted(self.sent):
             if old not in wanted or len(self.sent) > KEPT_ROUNDS:
                 del self.sent[old]
+        asked = {*self.sent, self.round, *(edge.missing for edge in self.edges.values())}
+        self.views = {round: view for round, view in self.views.items() if round in asked}
 
     # --- the end --------------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from fedgossip import __version__
@@ -263,11 +264,22 @@ def machine_of(
     incarnation: int = 0,
 ) -> Machine:
     """Make the machine of one peer, in life `incarnation`; with `resumed`, one that goes on from there."""
+    machine: SyncGossip[Any] | AsyncGossip | PushSum | AsyncPushSum
     if plan.experiment.algorithm.name == "push-sum":
-        return _push_sum(plan, node, initial, schema, resumed, incarnation)
-    if plan.experiment.algorithm.mode == "async":
-        return _async_gossip(plan, node, initial, schema, resumed)
-    return _sync_gossip(plan, node, initial, schema, resumed)
+        machine = _push_sum(plan, node, initial, schema, resumed, incarnation)
+    elif plan.experiment.algorithm.mode == "async":
+        machine = _async_gossip(plan, node, initial, schema, resumed)
+    else:
+        machine = _sync_gossip(plan, node, initial, schema, resumed)
+    machine.eager |= incarnation > 0  # who comes back finds the others at work, or gone
+    return machine
+
+
+def impatient(plan: Plan) -> Plan:
+    """Return the plan of a peer that comes back: it waits for the others no longer than in a round."""
+    a = plan.experiment.algorithm
+    soon = msgspec.structs.replace(a, start_timeout=min(a.start_timeout, a.deadline))
+    return replace(plan, experiment=msgspec.structs.replace(plan.experiment, algorithm=soon))
 
 
 def _sync_gossip(

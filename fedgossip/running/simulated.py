@@ -151,9 +151,10 @@ def _simulator(
     network = SimulatedNetwork(network_settings(plan.experiment), plan.n, plan.experiment.seed)
     machines = [compose.machine_of(plan, node, initial[node], task.schema) for node in range(plan.n)]
     links = [plan.schedule.partners(node) for node in range(plan.n)]
+    soon = compose.impatient(plan)
 
     def rebirth(node: NodeId, incarnation: int, saved: Checkpoint | None) -> Machine:
-        return compose.machine_of(plan, node, initial[node], task.schema, saved, incarnation=incarnation)
+        return compose.machine_of(soon, node, initial[node], task.schema, saved, incarnation=incarnation)
 
     simulator = Simulator(machines, links, task, network, record, keeper, script=script, rebirth=rebirth)
 
