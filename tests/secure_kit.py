@@ -49,6 +49,7 @@ def signer(number: int) -> Sign:
     return identity(number).sign
 
 
+@lru_cache(maxsize=2048)
 def public(number: int) -> bytes:
     return identity(number).public_key().public_bytes_raw()
 

@@ -181,12 +181,14 @@ class Advertised(_Step[OwnKeys]):
             session = replace(s, sid=digest("sid", s.sid, message.h1))
             neighbours = {v: keys[v] for v in sorted(keys) if v != s.me}
             agreed = _agreements(own.c, {v: found.c_pk for v, found in neighbours.items()})
-            _agreements(own.s, {v: found.s_pk for v, found in neighbours.items()})  # refused before anything is shared
+            for_masks = _agreements(own.s, {v: found.s_pk for v, found in neighbours.items()})
             pairs = _split(own, sorted(keys), s.descriptor.t, s.entropy)
             openers, sealed = _sealed(session, agreed, pairs)
             own.c.erase()
+            own.s.erase()
+            seeds = {v: Secret(z) for v, z in for_masks.items()}
             frame = session.pack(frames.Shares(session.sid, sealed))
-            return Shared(session, Sharing(own, openers, neighbours, {s.me: pairs[s.me]}), frame)
+            return Shared(session, Sharing(own.b, seeds, openers, {s.me: pairs[s.me]}), frame)
 
 
 class Shared(_Step[Sharing]):
@@ -202,7 +204,7 @@ class Shared(_Step[Sharing]):
             s.enough(Stage.MASKED, len(held.shares), "of the share group have shared")
             words = integers.values.copy()
             _add_masks(words, s, held)
-            held.own.erase()
+            held.b.erase()
             s.unfinished.append(integers.fingerprint)
             d = s.descriptor
             ahead = Ahead(fresh_keys(s.sid, d, d.round + 1, s.me, s.sign, s.entropy), d.task_id, d.round + 1)
@@ -341,8 +343,13 @@ def _open(s: _Session, held: Sharing, message: frames.Delivery) -> None:
 
 def _add_masks(words: Words, s: _Session, held: Sharing) -> None:
     """One's own mask, and one per neighbour that has shared: + towards higher ids, - towards lower."""
-    others = {v: held.neighbours[v].s_pk for v in held.shares if v != s.me}
-    keys = {v: mask_key(s.sid, z, s.me, v, words.size) for v, z in _agreements(held.own.s, others).items()}
-    add_streams(words, [self_key(s.sid, held.own.b.read(), s.me, words.size)])
-    add_streams(words, (key for v, key in keys.items() if s.me < v))
-    subtract_streams(words, (key for v, key in keys.items() if s.me > v))
+    others = [v for v in held.shares if v != s.me]
+
+    def keys(of: list[int]) -> Iterator[bytes]:
+        return (mask_key(s.sid, held.agreed[v].read(), s.me, v, words.size) for v in of)
+
+    add_streams(words, [self_key(s.sid, held.b.read(), s.me, words.size)])
+    add_streams(words, keys([v for v in others if s.me < v]))
+    subtract_streams(words, keys([v for v in others if s.me > v]))
+    for agreed in held.agreed.values():
+        agreed.erase()

@@ -114,15 +114,16 @@ class Ahead:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Sharing:
-    """Between shares sent and vector masked: own keys, the keys that open each neighbour's seal, shares held."""
+    """Between shares sent and vector masked: the seed of the own mask, what was agreed on with each neighbour for the
+    masks, the keys that open each neighbour's seal, and the shares held."""
 
-    own: OwnKeys
+    b: Secret
+    agreed: dict[int, Secret]
     openers: dict[int, Secret]
-    neighbours: dict[int, Keys]
     shares: dict[int, SharePair]
 
     def erase(self) -> None:
-        erase((self.own, *self.openers.values(), *self.shares.values()))
+        erase((self.b, *self.agreed.values(), *self.openers.values(), *self.shares.values()))
 
 
 @dataclass(slots=True, eq=False, repr=False)
