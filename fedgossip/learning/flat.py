@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from itertools import accumulate
 
 import numpy as np
@@ -23,7 +24,8 @@ class Layout:
 
     Parameters that train come first, in named_parameters order; frozen ones (requires_grad False) stay with their
     module.  With buffers="average" the floating buffers follow (BatchNorm's running mean and variance); with "local"
-    they stay at their node.  Integer buffers (num_batches_tracked) never travel: their mean has no meaning.
+    they stay at their node.  Integer buffers (num_batches_tracked) never travel: their mean has no meaning.  Neither
+    do personal parameters, which have a layout of their own: `personal_of`.
     """
 
     names: tuple[str, ...]
@@ -32,14 +34,27 @@ class Layout:
     """Elements that are parameters; the rest of the vector is buffers."""
 
     @classmethod
-    def from_module(cls, module: nn.Module, buffers: str = "average") -> Layout:
-        trained = [(name, tuple(p.shape)) for name, p in module.named_parameters() if p.requires_grad]
+    def from_module(cls, module: nn.Module, buffers: str = "average", personal: Sequence[str] = ()) -> Layout:
+        trained = [one for one in _trained(module) if not _matches(one[0], personal)]
         kept = [(name, tuple(b.shape)) for name, b in module.named_buffers() if b.is_floating_point()]
         if not trained:
-            raise ConfigError("the model has no parameter to train", "Is requires_grad off everywhere?")
+            advice = "Is requires_grad off everywhere, or every layer personal?"
+            raise ConfigError("the model has no parameter to train and to share", advice)
         both = trained + (kept if buffers == "average" else [])
         parameters = sum(math.prod(shape) for _, shape in trained)
         return cls(tuple(name for name, _ in both), tuple(shape for _, shape in both), parameters)
+
+    @classmethod
+    def personal_of(cls, module: nn.Module, personal: Sequence[str]) -> Layout:
+        """The layout of the parameters that stay at their node.  Raises ConfigError for a pattern that names none."""
+        trained = _trained(module)
+        for pattern in personal:
+            if not any(_matches(name, [pattern]) for name, _ in trained):
+                known = ", ".join(name for name, _ in trained)
+                raise ConfigError(f"train.personal: no parameter matches {pattern!r}", f"There are: {known}.")
+        own = [one for one in trained if _matches(one[0], personal)]
+        elements = sum(math.prod(shape) for _, shape in own)
+        return cls(tuple(name for name, _ in own), tuple(shape for _, shape in own), elements)
 
     @property
     def dtype(self) -> np.dtype[np.floating]:
@@ -99,3 +114,11 @@ class Layout:
 
     def _tensors(self, module: nn.Module) -> dict[str, torch.Tensor]:
         return dict(module.named_parameters()) | dict(module.named_buffers())
+
+
+def _trained(module: nn.Module) -> list[tuple[str, tuple[int, ...]]]:
+    return [(name, tuple(p.shape)) for name, p in module.named_parameters() if p.requires_grad]
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)

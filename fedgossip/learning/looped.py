@@ -24,6 +24,9 @@ from fedgossip.learning.settings import TrainSettings
 from fedgossip.machine import Terms
 from fedgossip.vectors import Vector, empty, frozen
 
+PERSONAL = "personal"
+"""Under this name a node's state holds its personal parameters."""
+
 TEST_ROWS = 512  # test examples at a time
 
 
@@ -49,21 +52,28 @@ class ModuleLoop:
         self.width = settings.batch_size
         self._module, self._layout, self._settings, self._seed, self._device = module, layout, settings, seed, device
         module.to(device)
-        self._flat = torch.empty(layout.length, device=device)
+        own = Layout.personal_of(module, settings.stays)
+        self._p = own.length  # elements that stay at the node come first, so that all that is trained lies together
+        self.trained = own.length + layout.parameters
+        self._all = torch.empty(own.length + layout.length, device=device)
+        self._own, self._flat = self._all[: own.length], self._all[own.length :]
         layout.adopt(module, self._flat)
-        self._weights = self._flat[: layout.parameters].unsqueeze(0)
+        own.adopt(module, self._own)
+        self._fresh_own = self._own.clone()
+        self._weights = self._all[: self.trained].unsqueeze(0)
         self._gradient = torch.zeros_like(self._weights)
-        self._bind_gradients()
+        self._bind_gradients(own, self._gradient[0, : own.length])
+        self._bind_gradients(layout, self._gradient[0, own.length :])
         self._local = {name: b for name, b in module.named_buffers() if name not in layout.names}
         self._fresh = {name: b.detach().clone() for name, b in self._local.items()}
         self._x, self._y = _tensor(train.x).to(device), _tensor(train.y).to(device)
         self._test = (_tensor(test.x).to(device), _tensor(test.y).to(device))
 
-    def _bind_gradients(self) -> None:
+    def _bind_gradients(self, layout: Layout, gradient: torch.Tensor) -> None:
         tensors = dict(self._module.named_parameters())
-        for name, where, shape in self._layout.places():
+        for name, where, shape in layout.places():
             if name in tensors:
-                tensors[name].grad = self._gradient[0, where].view(shape)
+                tensors[name].grad = gradient[where].view(shape)
 
     # --- training ---------------------------------------------------------------------------------------------
 
@@ -94,7 +104,7 @@ class ModuleLoop:
 
     def _slots_of(self, state: State) -> list[torch.Tensor]:
         names = self._settings.slots
-        kept = [state.get(name, np.zeros(self._layout.parameters, np.float32)) for name in names]
+        kept = [state.get(name, np.zeros(self.trained, np.float32)) for name in names]
         return [torch.from_numpy(array.copy()).to(self._device).unsqueeze(0) for array in kept]
 
     def _pull_of(self, terms: Terms | None) -> optimizers.Pull | None:
@@ -102,7 +112,9 @@ class ModuleLoop:
             return None
         correction = np.zeros(self._layout.length, np.float32) if terms.correction is None else terms.correction
         towards = torch.from_numpy(correction[: self._layout.parameters].copy()).to(self._device).unsqueeze(0)
-        return optimizers.Pull(torch.tensor(terms.pull, device=self._device), self._weights.clone(), towards)
+        return optimizers.Pull(
+            torch.tensor(terms.pull, device=self._device), self._weights[:, self._p :].clone(), towards
+        )
 
     def _gradient_of(self, rows: torch.Tensor) -> torch.Tensor:
         """Fill the flat gradient from one batch and return its loss."""
@@ -115,7 +127,7 @@ class ModuleLoop:
         if self._settings.clip_norm is not None:
             optimizers.clip([self._gradient], self._settings.clip_norm)
         if pull is not None:
-            pull.add_to(self._gradient, self._weights)
+            pull.add_to(self._gradient[:, self._p :], self._weights[:, self._p :])
         pair = torch.tensor([rate, root], device=self._device)
         optimizers.step(self._settings, self._weights, self._gradient, slots, rate=pair[0], root=pair[1])
 
@@ -135,10 +147,13 @@ class ModuleLoop:
         for name, buffer in self._local.items():
             kept = state.get(f"buffer:{name}")
             buffer.copy_(self._fresh[name] if kept is None else torch.from_numpy(np.array(kept)))
+        self._own.copy_(torch.from_numpy(np.array(state[PERSONAL])) if PERSONAL in state else self._fresh_own)
 
     def _keep(self, state: State, slots: Sequence[torch.Tensor], taken: int) -> None:
         for name, buffer in self._local.items():
             state[f"buffer:{name}"] = buffer.detach().cpu().numpy().copy()
+        if self._p:
+            state[PERSONAL] = self._own.cpu().numpy().copy()
         for slot, tensor in zip(self._settings.slots, slots, strict=True):
             state[slot] = tensor.reshape(-1).cpu().numpy().copy()
         if slots:
@@ -149,7 +164,14 @@ class ModuleLoop:
     @torch.no_grad()
     def evaluate(self, vectors: Sequence[Vector]) -> list[dict[str, float]]:
         """Return the mean loss and the accuracy on the test set, per vector."""
+        self._own.copy_(self._fresh_own)
         return [self._evaluate_one(vector) for vector in vectors]
+
+    @torch.no_grad()
+    def evaluate_own(self, vector: Vector, state: State) -> dict[str, float]:
+        """The same of one node: with its personal layers and local buffers."""
+        self._load_local(state)
+        return self._evaluate_one(vector)
 
     def _evaluate_one(self, vector: Vector) -> dict[str, float]:
         self._load(vector)

@@ -41,6 +41,9 @@ class TrainSettings:
     """"cpu", "cuda", "mps" or "auto": the first of cuda, mps, cpu that is there."""
     buffers: str = "average"
     """Running statistics (BatchNorm): "average" makes them part of the vector, "local" keeps them at the node."""
+    personal: str = ""
+    """Parameters that never leave their node: patterns of names, with commas between.  "layer.*" gives every node a
+    head of its own (Arivazhagan et al. 2019), "norm*" with buffers = "local" is FedBN (Li et al., ICLR 2021)."""
     threads: int = 1
     """Threads of torch in this process.  1: peers share the cores, and sums keep their order."""
     clip_norm: float | None = None
@@ -71,6 +74,11 @@ class TrainSettings:
     def slots(self) -> tuple[str, ...]:
         """The names of what the optimiser remembers; none for sgd without momentum."""
         return () if self.optimizer == "sgd" and not self.momentum else SLOTS[self.optimizer]
+
+    @property
+    def stays(self) -> tuple[str, ...]:
+        """The patterns of `personal`."""
+        return tuple(pattern.strip() for pattern in self.personal.split(",") if pattern.strip())
 
     @property
     def plain(self) -> bool:

@@ -59,7 +59,7 @@ class TorchTask:
         vocabulary = len(train.vocabulary) if train.vocabulary is not None else None
         module = models.build(model_source, train.shape, train.classes, seed, vocabulary, base=base)
         self.settings = settings
-        self.layout = Layout.from_module(module, settings.buffers)
+        self.layout = Layout.from_module(module, settings.buffers, settings.stays)
         self._initial = self.layout.read(module)
         self._rounds, self._shares = rounds, owned
         self._states: dict[NodeId, State] = {}
@@ -70,6 +70,7 @@ class TorchTask:
             self._engine = DenseStack(sizes, train, test, settings, device)
         else:
             self._engine = ModuleLoop(module, self.layout, train, test, settings, seed=seed, device=device)
+        self._trained = getattr(self._engine, "trained", self.layout.parameters)
         self._batches = Batches(owned, settings, seed, self._engine.width)
 
     @property
@@ -133,6 +134,13 @@ class TorchTask:
                 advice = "Does the model fit the test data?"
                 raise TrainingError(f"evaluating raised {error!r}", advice) from error
 
+    def evaluate_own(self, node: NodeId, vector: Vector) -> Mapping[str, float]:
+        """`evaluate` of the vector with what is the node's own: personal layers and local buffers."""
+        with self._lock:
+            if isinstance(self._engine, DenseStack):
+                return self._engine.evaluate([vector])[0]
+            return self._engine.evaluate_own(vector, self._states.get(node, {}))
+
     def state(self, node: NodeId) -> dict[str, np.ndarray]:
         """Return what the node remembers beside its vector: optimiser slots, steps taken, local buffers.
 
@@ -143,9 +151,9 @@ class TorchTask:
     def load_state(self, node: NodeId, state: Mapping[str, np.ndarray]) -> None:
         """Take up what `state` returned; ConfigError where it belongs to another model or optimiser."""
         for name in self.settings.slots:
-            if name in state and state[name].shape != (self.layout.parameters,):
+            if name in state and state[name].shape != (self._trained,):
                 raise ConfigError(
-                    f"node {node}: {name} has {state[name].size} elements; expected {self.layout.parameters}",
+                    f"node {node}: {name} has {state[name].size} elements; expected {self._trained}",
                     "Was the state written with another model?",
                 )
         self._states[node] = {name: array.copy() for name, array in state.items()}
