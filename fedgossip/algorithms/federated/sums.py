@@ -22,11 +22,14 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-from fedgossip.vectors import BLOCK, Vector, frozen
+from fedgossip.vectors import Vector, empty, frozen
 
 COARSE, FINE = 2.0**-16, 2.0**-64
 CARRY = 64
 """Terms until the fine word is carried over."""
+TOGETHER = 4
+"""So many terms are kept and added in one go: the two words are four times as much memory to go through as a term."""
+BLOCK = 8192  # elements; both words, the term and its part stay in the second-level cache
 REACH = 2.0**36
 """The weighted sum of the terms' largest elements stays below this."""
 
@@ -56,6 +59,7 @@ class ExactSum:
         self._weights: list[float] = []
         self._reach = 0.0
         self._uncarried = 0
+        self._waiting: list[tuple[float, Vector]] = []
 
     @property
     def weight(self) -> float:
@@ -67,31 +71,43 @@ class ExactSum:
         return self._reach + weight * largest(vector) < REACH
 
     def add(self, weight: float, vector: Vector) -> None:
-        assert weight > 0 and self.fits(weight, vector), "ask `fits` first"
+        reach = self._reach + weight * largest(vector)
+        assert weight > 0 and reach < REACH, "ask `fits` first"
         self._weights.append(weight)
-        self._reach += weight * largest(vector)
-        term, part = np.empty((2, min(BLOCK, vector.size)))
-        for start in range(0, vector.size, BLOCK):
-            where = slice(start, min(start + BLOCK, vector.size))
-            width = where.stop - start
-            np.multiply(vector[where], weight, out=term[:width], dtype=np.float64)
-            _split(term[:width], self._coarse[where], part[:width], _TO_COARSE)
-            _split(term[:width], self._fine[where], part[:width], _TO_FINE)
-        self._uncarried += 1
-        if self._uncarried == CARRY:
-            self._carry()
+        self._reach = reach
+        self._waiting.append((weight, vector))
+        if len(self._waiting) == TOGETHER:
+            self._add_waiting()
 
-    def _carry(self) -> None:
-        part = np.empty(min(BLOCK, self._fine.size))
-        for start in range(0, self._fine.size, BLOCK):
-            fine, coarse = self._fine[start : start + BLOCK], self._coarse[start : start + BLOCK]
-            _split(fine, coarse, part[: fine.size], _TO_COARSE)
-        self._uncarried = 0
+    def _add_waiting(self) -> None:
+        """Add what waits, a block of all at a time: the words are read and written once."""
+        term, part = np.empty((2, min(BLOCK, self._coarse.size)))
+        self._uncarried += len(self._waiting)
+        carry = self._uncarried >= CARRY
+        for start in range(0, self._coarse.size, BLOCK):
+            coarse, fine = self._coarse[start : start + BLOCK], self._fine[start : start + BLOCK]
+            t, p = term[: coarse.size], part[: coarse.size]
+            for weight, vector in self._waiting:
+                np.multiply(vector[start : start + BLOCK], weight, out=t, dtype=np.float64)
+                _split(t, coarse, p, _TO_COARSE)
+                _split(t, fine, p, _TO_FINE)
+            if carry:
+                _split(fine, coarse, p, _TO_COARSE)
+        self._uncarried = 0 if carry else self._uncarried
+        self._waiting.clear()
 
     def mean(self, kind: np.dtype[np.floating]) -> Vector:
         """Return the sum over the weights' sum, frozen [d] of type `kind`; of one term the term itself."""
-        self._carry()
-        return frozen(((self._coarse + self._fine) / self.weight).astype(kind))
+        self._add_waiting()
+        weight, out = self.weight, empty(self._coarse.size, kind)
+        total = np.empty(min(BLOCK, out.size))
+        for start in range(0, out.size, BLOCK):
+            coarse, fine = self._coarse[start : start + BLOCK], self._fine[start : start + BLOCK]
+            block = total[: coarse.size]
+            np.add(coarse, fine, out=block)  # one rounding of the exact sum, wherever the words divide it
+            block /= weight
+            out[start : start + BLOCK] = block
+        return frozen(out)
 
 
 def _split(term: Words, into: Words, part: Words, magic: float) -> None:
