@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from members import World, membership
+from members import World, membership, signer
 
 from fedgossip.machine import PeerGone, PeerJoined, Received, Rostered
-from fedgossip.messages import Tidings
+from fedgossip.messages import Suspicion, Tidings, Verdict
+from fedgossip.protocols.roster import signed
 
 SEEDS = range(12)
 NOTICED = 15.0
@@ -147,6 +148,40 @@ def test_one_that_crashed_knows_that_it_was_here_before(seed: int) -> None:
         w.perform(0, effect)
     w.run(5)
     assert agreed(w) and gone(w) == set()
+
+
+@pytest.mark.parametrize("verdict", [False, True], ids=["before the verdict", "after it"])
+def test_one_whose_clock_went_back_comes_back_all_the_same(verdict: bool) -> None:
+    w = Learning({node: membership(node, 3, life=1000) for node in range(3)})
+    w.run(10)
+    w.crash(0, notice=True)
+    w.run(30 if verdict else 1)
+    again = membership(0, 3, life=500)
+    w.start(0, again)
+    w.run(5)
+    assert again.returning and not again.superseded and again.roster.gone(0) == verdict
+    for effect in again.announce(200):
+        w.perform(0, effect)
+    w.run(5)
+    assert agreed(w) and gone(w) == set() and again.me.incarnation > 1000
+    assert not w.named("superseded")
+
+
+@pytest.mark.parametrize("incarnation", [2**53 + 1, 2**64 - 1])
+@pytest.mark.parametrize("kind", [Suspicion, Verdict])
+def test_nobody_is_made_to_refute_what_is_said_of_no_life_of_its_own(
+    kind: type[Suspicion] | type[Verdict], incarnation: int
+) -> None:
+    w = world(3)
+    w.run(5)
+    victim = w.machines[1]
+    life = victim.me.incarnation
+    for said_of in (incarnation, life + 1):
+        said = Suspicion(1, said_of, 2) if kind is Suspicion else Verdict(1, said_of, 8, 2)
+        w.push(0, 1, Received(2, Tidings((signed(said, signer("sign2")),))))
+    w.run(5)
+    assert victim.me.incarnation == life and gone(w) == set()
+    assert sorted(victim.refusals) == sorted([f"ahead 1 {life + 1}", f"range 1 {incarnation}"])
 
 
 def test_of_two_processes_with_one_identity_the_older_one_stops_and_nobody_else_minds() -> None:

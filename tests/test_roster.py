@@ -13,6 +13,7 @@ from members import entry_of, founders, graphs, signer, trust
 from fedgossip.messages import Entry, News, Suspicion, Verdict
 from fedgossip.protocols.roster import (
     BLOCK_ROUNDS,
+    LAST_INCARNATION,
     LEAD_ROUNDS,
     Roster,
     RosterSchedule,
@@ -59,7 +60,7 @@ said: st.SearchStrategy[News] = st.one_of(
 @given(st.lists(said, max_size=12), st.data())
 def test_any_order_and_duplication_of_news_gives_the_same_roster(news: list[News], data: st.DataObject) -> None:
     again = data.draw(st.permutations(news + data.draw(st.lists(st.sampled_from(news), max_size=4)) if news else news))
-    one_by_one = taken(*([item] for item in again))
+    one_by_one = taken(*([item] for item in again), news)  # a verdict that came before its entry is said again
     assert one_by_one == taken(news)
     assert one_by_one.digest() == taken(news).digest()
     assert merge(one_by_one, news, TRUST).new == ()
@@ -77,7 +78,7 @@ def test_two_that_compare_know_the_same_afterwards(ours: list[News], theirs: lis
 def test_a_higher_incarnation_refutes_a_verdict_and_a_lower_one_does_not() -> None:
     assert taken([entry(1, 5), verdict(1, 5, 12)]).participants(12) == (0, 2, 3)
     assert taken([entry(1, 5), verdict(1, 5, 12)], [entry(1, 6)]).participants(12) == (0, 1, 2, 3)
-    assert taken([verdict(1, 5, 12)], [entry(1, 4)]).participants(12) == (0, 2, 3)
+    assert taken([entry(1, 5), verdict(1, 5, 12)], [entry(1, 4)]).participants(12) == (0, 2, 3)
 
 
 def test_who_takes_part_is_known_for_every_round() -> None:
@@ -113,6 +114,9 @@ BAD: list[tuple[str, News]] = [
     ("unadmitted", signed(replace(STRANGER, admission=entry(5, 1).admission), signer("sign9"))),
     ("range", signed(replace(entry(1, 7), since=2**40), signer("sign1"))),
     ("range", signed(replace(entry(1, 7), incarnation=0), signer("sign1"))),
+    ("range", entry(1, LAST_INCARNATION + 1)),
+    ("range", verdict(1, LAST_INCARNATION + 1, 8)),
+    ("ahead", verdict(1, 4, 8)),
     ("stranger", verdict(8, 1, 8)),
     ("stranger", verdict(1, 3, 8, by=8)),
 ]
@@ -137,6 +141,9 @@ def test_a_suspicion_is_believed_of_a_member_only() -> None:
     assert check_suspicion(ROSTER, suspicion, TRUST) == ""
     assert check_suspicion(ROSTER, replace(suspicion, by=3), TRUST) == "signature"
     assert check_suspicion(ROSTER, replace(suspicion, by=9), TRUST) == "stranger"
+    for incarnation, reason in ((1, "ahead"), (2**64 - 1, "range")):
+        said = signed(replace(suspicion, incarnation=incarnation), signer("sign2"))
+        assert isinstance(said, Suspicion) and check_suspicion(ROSTER, said, TRUST) == reason
 
 
 def test_every_peer_computes_the_same_graph_of_a_round_from_its_roster_alone() -> None:

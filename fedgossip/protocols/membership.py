@@ -452,7 +452,7 @@ class Membership:
         for item in news:
             if isinstance(item, Suspicion):
                 effects += self._hear_suspicion(item, sender, fresh, now_ns)
-            elif isinstance(item, Entry) and item.node == self.node:
+            elif isinstance(item, Entry) and item.node == self.node and self.announced:
                 effects += self._hear_of_ourselves(item, sender)
             else:
                 told.append(item)
@@ -472,6 +472,10 @@ class Membership:
         """A member has come, come back, moved, or is leaving."""
         node, known = entry.node, before.entries.get(entry.node)
         effects: list[Outcome] = []
+        if node == self.node:  # of an earlier life, whose clock may have been ahead of ours
+            self.me = replace(self.me, incarnation=max(self.me.incarnation, entry.incarnation + 1))
+            self.returning = True
+            return []
         suspected = self.suspects.pop(node, None)
         was_gone = known is not None and before.gone(node)
         if was_gone or suspected:
@@ -522,7 +526,7 @@ class Membership:
         if entry == self.me or entry.incarnation < self.me.incarnation:
             return []
         if merge(Roster({}, {}), [entry], replace(self.trust, founders={self.node: (self.me.key, self.me.verify)})).new:
-            if not self.contact or self.me.since < 0:  # an earlier life, whose clock was ahead of ours
+            if self.me.since < 0:  # an earlier life, whose clock was ahead of ours
                 self.me = replace(self.me, incarnation=entry.incarnation + 1)
                 self.returning = True
                 return []

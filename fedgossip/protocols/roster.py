@@ -1,9 +1,10 @@
 """Who the members are: entries that each signed itself, and verdicts on those that are gone.  Pure and immutable.
 
-What is known of a member is the entry with its highest incarnation and, if there is one, a verdict on an incarnation
-that is not lower; the highest counts, and of two on the same the one with the earlier end.  So the order in which news
-comes does not matter, nor how often, and a member refutes what is said of it by an entry with a higher incarnation (as
-in SWIM).
+What is known of a member is the entry with its highest incarnation and, if there is one, a verdict on just that one, of
+two the one with the earlier end.  Nobody has to refute what is said of a life that it has not begun: else it could be
+driven to the last incarnation there is.  So the order in which news comes does not matter, nor how often, as long as a
+verdict that came before its entry is said again (whoever has it has the entry too, and says both); and a member refutes
+what is said of it by an entry with a higher incarnation (as in SWIM).
 
 Who takes part in a round is a function of the roster and the round, and so is the round's graph (`RosterSchedule`).
 Changes take effect at the boundaries of blocks of rounds, far enough ahead for the news to get around; peers that hear
@@ -34,6 +35,9 @@ LEAD_ROUNDS = 4
 other are as many rounds apart as there are links between them."""
 
 LAST_ROUND = 2**31 - 1
+
+LAST_INCARNATION = 2**53
+"""Far above every second of a start; with room below what the wire holds, for a refutation is one higher."""
 
 
 def boundary_after(round: int) -> int:
@@ -92,7 +96,7 @@ class Roster:
     def gone(self, node: NodeId) -> bool:
         """Whether there is a verdict on `node` that it has not refuted."""
         verdict = self.verdicts.get(node)
-        return verdict is not None and verdict.incarnation >= self.entries[node].incarnation
+        return verdict is not None and verdict.incarnation == self.entries[node].incarnation
 
     def end(self, node: NodeId) -> int:
         """Return the first round in which `node` does not take part any more."""
@@ -169,8 +173,9 @@ def merge(roster: Roster, news: Iterable[News], trust: Trust) -> Merged:
     """Take what is new and signed.  The order of news does not matter, except that a verdict needs its judge's entry.
 
     Refused: "signature", "identity" (another member's id), "unadmitted" (nobody let it in), "twin" (two entries of one
-    incarnation: two processes run with one key), "stale" (an older incarnation), "stranger" (of or by one who is not
-    in the roster), "range" (no possible round), "full".  Suspicions change no roster; see `check_suspicion`.
+    incarnation: two processes run with one key), "stale" (an older incarnation), "ahead" (of a life that nobody has
+    heard of), "stranger" (of or by one who is not in the roster), "range" (no possible round or incarnation), "full".
+    Suspicions change no roster; see `check_suspicion`.
     """
     entries, verdicts = dict(roster.entries), dict(roster.verdicts)
     known = Roster(entries, verdicts)
@@ -207,7 +212,7 @@ def _entry_refused(roster: Roster, entry: Entry, trust: Trust) -> str:
     known = roster.entries.get(entry.node)
     if entry == known:
         return ""
-    if not (entry.incarnation > 0 and entry.since <= LAST_ROUND and entry.until <= LAST_ROUND):
+    if not (0 < entry.incarnation <= LAST_INCARNATION and max(entry.since, entry.until) <= LAST_ROUND):
         return "range"
     if known and (entry.key, entry.verify) != (known.key, known.verify):
         return "identity"
@@ -233,11 +238,12 @@ def _said_refused(roster: Roster, said: Suspicion | Verdict, trust: Trust) -> st
         return ""
     if said.node not in roster.entries or said.by not in roster.entries:
         return "stranger"
-    if isinstance(said, Verdict) and said.until > LAST_ROUND:
+    if said.incarnation > LAST_INCARNATION or (isinstance(said, Verdict) and said.until > LAST_ROUND):
         return "range"
     if not trust.verify(roster.entries[said.by].verify, content(said), said.signature):
         return "signature"
-    return "stale" if said.incarnation < roster.entries[said.node].incarnation else ""
+    life = roster.entries[said.node].incarnation
+    return "" if said.incarnation == life else "stale" if said.incarnation < life else "ahead"
 
 
 # --- the graph of each round ------------------------------------------------------------------------------------------
