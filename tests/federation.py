@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,7 +13,12 @@ from fedgossip.algorithms.federated.base import Federated
 from fedgossip.algorithms.sampling import Sampling, Uniform
 from fedgossip.faults import Fault, FaultScript
 from fedgossip.machine import Checkpoint, Effect, Event, Machine, Report
+from fedgossip.messages import Hello
 from fedgossip.metrics import Network, Row
+from fedgossip.net.endpoints import Endpoint
+from fedgossip.net.host import Host, Ports
+from fedgossip.net.identity import Identity
+from fedgossip.net.links import Links
 from fedgossip.protocols.buffered import Buffered, BufferedSettings
 from fedgossip.protocols.client import Client, ClientSettings
 from fedgossip.protocols.coordinator import Coordinator, CoordinatorSettings
@@ -20,6 +26,7 @@ from fedgossip.simulation.network import NetworkSettings, SimulatedNetwork
 from fedgossip.simulation.simulator import Simulator
 from fedgossip.task import LocalTask
 from fedgossip.vectors import Vector, digest
+from fedgossip.wire import Expected
 
 SECOND = 1_000_000_000
 SETTINGS = CoordinatorSettings(
@@ -85,6 +92,35 @@ class Federation:
     def reports(self, name: str, node: int | None = None) -> list[Any]:
         of = self.n if node is None else node
         return [report.value for at, report in self.told if at == of and report.name == name]
+
+
+def over_sockets(of: Federation) -> dict[int, Vector]:
+    """Run it over TCP with CURVE, every host a thread of this process; return every node's result."""
+    links = [(of.n,)] * of.n + [tuple(range(of.n))]
+    identities = [Identity.new() for _ in range(of.n + 1)]
+    sockets = [Links(node, "tcp://127.0.0.1:*", identities[node]) for node in range(of.n + 1)]
+    endpoints = {node: Endpoint(sockets[node].address, identities[node].public) for node in range(of.n + 1)}
+    expected = Expected(of.task.schema, of.task.dtype.name, of.task.length, of.of.clients.vectors)
+    hello = Hello(of.task.schema, "federation", "test")
+    results: dict[int, Vector] = {}
+    failures: list[BaseException] = []
+
+    def be(node: int) -> None:
+        try:
+            sockets[node].connect(links[node], endpoints, expected, hello)
+            ports = Ports(lambda _: None, lambda *_: None, lambda *_: None, lambda: bool(failures))
+            results[node] = Host(node, of.make(node), sockets[node], of.task, hello, ports).run()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=be, args=(node,)) for node in range(of.n + 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+    return results
 
 
 class _Heard:

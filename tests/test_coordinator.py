@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import replace
 from itertools import pairwise
@@ -10,7 +11,7 @@ from typing import Any
 import federated_seeds
 import numpy as np
 import pytest
-from federation import SECOND, SETTINGS, Federation
+from federation import SECOND, SETTINGS, Federation, over_sockets
 from test_federated import Run, digits
 
 from fedgossip.algorithms.federated.names import make
@@ -40,6 +41,7 @@ from fedgossip.metrics import NetworkRow
 from fedgossip.protocols.buffered import Buffered, BufferedSettings
 from fedgossip.protocols.client import Client, ClientSettings
 from fedgossip.protocols.coordinator import Coordinator, CoordinatorSettings
+from fedgossip.running import images
 from fedgossip.simulation.network import NetworkSettings
 from fedgossip.vectors import Vector, digest, frozen
 
@@ -396,6 +398,39 @@ def test_every_client_ends_with_the_last_model() -> None:
     results, simulator = Federation(make("fedavg", clients=5), digits(n=5), 5).run()
     assert set(results) == set(range(6)) and "refused" not in simulator.counts
     assert len({digest([vector]) for vector in results.values()}) == 1
+
+
+def test_over_real_sockets_the_bits_are_the_simulators() -> None:
+    federation = Federation(make("fedavg", clients=4), digits("mlp:64-32-10"), 4, Uniform(1, (0, 1, 2, 3), 3))
+    results = over_sockets(federation)
+    assert {digest([vector]) for vector in results.values()} == {federation.digest(task=digits("mlp:64-32-10"))}
+
+
+def test_a_simulation_that_was_written_down_on_the_way_goes_on_with_the_same_bits() -> None:
+    class Stopped(Exception):
+        pass
+
+    for seed in range(20):
+        of, whole = (federated_seeds.scenario(seed) for _ in range(2))
+        simulator, count, image = of.simulator(), 0, dict[str, Any]()
+        simulator.machines = [of.make(node) for node in range(of.n + 1)]
+        simulator.rebirth = lambda node, _life, saved, of=of: of.make(node, saved)
+        names = ("script", "write", "rebirth", "task", "record")
+        known = {name: getattr(simulator, name) for name in names}
+
+        def between(simulator: Any = simulator, known: Any = known, image: Any = image) -> None:
+            nonlocal count
+            count += 1
+            if count == 60:
+                image.update(images.taken(simulator, known))
+                raise Stopped
+
+        with contextlib.suppress(Stopped):
+            simulator.run(3600, between=between)
+        if image:
+            results = images.restored(image, known).run(3600)
+            expected, _ = whole.run()
+            assert {k: digest([v]) for k, v in results.items()} == {k: digest([v]) for k, v in expected.items()}
 
 
 def test_a_coordinator_that_crashes_at_any_time_ends_with_the_same_bits() -> None:
