@@ -71,11 +71,12 @@ def membership(
     seed: int = 0,
     settings: MemberSettings | None = None,
     make: Callable[[tuple[NodeId, ...]], Any] = graphs,
+    rounds: int = 10_000,
 ) -> Membership:
     """The member `node` of a run that began with `n`; ids from `n` on come later, admitted by the organiser."""
     me = entry_of(node, life, since=since, admitted=node >= n)
     roster = Roster.founding(founders(n))
-    return Membership(me, roster, trust(n), signer(me.verify), make, settings or MemberSettings(), seed)
+    return Membership(me, roster, trust(n), signer(me.verify), make, settings or MemberSettings(), seed, rounds)
 
 
 class World:

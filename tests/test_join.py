@@ -29,7 +29,7 @@ from fedgossip.machine import (
     Train,
     Trained,
 )
-from fedgossip.messages import PIECE, Fetch, Have, Model, Piece, Ping, Seek
+from fedgossip.messages import PIECE, Fetch, Have, Model, Piece, Ping, Pong, Seek
 from fedgossip.protocols.member import Member
 from fedgossip.protocols.sync_gossip import SyncGossip, SyncSettings
 from fedgossip.protocols.transfer import KEPT_NS, Giver, Taker
@@ -49,7 +49,7 @@ def member(node: NodeId, n: int, rounds: int = 4000, *, life: int = 1, join: boo
         settings = SyncSettings(rounds, deadline_ns=5 * SECOND, start_ns=60 * SECOND, drain_ns=5 * SECOND)
         return SyncGossip(node, schedule, DSGD(), vector(node), SCHEMA, settings, resumed)
 
-    members = membership(node, n, life=life, since=-1 if node >= n else 0, seed=seed, make=graphs)
+    members = membership(node, n, life=life, since=-1 if node >= n else 0, seed=seed, make=graphs, rounds=rounds)
     return Member(members, make, (SCHEMA, 3, "float64"), rounds, join=join)
 
 
@@ -162,14 +162,15 @@ def test_both_sides_of_a_partition_learn_on_and_merge(seed: int) -> None:
 
 
 class Bending(Learning):
-    """What node 1 sends to node 2 as its model is not what it should be."""
+    """What node 1 sends to node 2 is not what it should be."""
 
+    kinds: type | tuple[type, ...] = Model
     bent: Mapping[str, Any]
 
     def perform(self, node: NodeId, effect: Effect | Event) -> None:
         match effect:
-            case Send(2, Model() as model) if node == 1:
-                effect = Send(2, replace(model, **self.bent))
+            case Send(2, message) if node == 1 and isinstance(message, self.kinds):
+                effect = Send(2, replace(message, **self.bent))
         super().perform(node, effect)
 
 
@@ -182,6 +183,16 @@ def test_a_refused_early_model_does_not_keep_a_joiner_from_beginning(bent: Mappi
     w.run(20)
     assert joiner.since and not joiner.joining and joiner.membership.round > joiner.since
     assert w.named("refused", [2]) and all(value["from"] == 1 for _, _, value in w.named("refused", [2]))
+
+
+def test_a_round_that_the_run_has_not_does_not_end_a_joiner() -> None:
+    w = Bending({node: member(node, 2) for node in range(2)})
+    w.kinds, w.bent = (Ping, Pong, Have), {"round": 2**40}
+    w.run(10)
+    joiner = join(w, 2, through=0)
+    w.run(20)
+    assert joiner.since and not joiner.joining and joiner.membership.round > joiner.since
+    assert {value["reason"] for _, _, value in w.named("refused", [2])} == {"far_ahead"}
 
 
 def test_what_membership_did_with_a_refused_message_stays_done() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from members import World, membership, signer
 
-from fedgossip.machine import PeerGone, PeerJoined, Received, Rostered
-from fedgossip.messages import Suspicion, Tidings, Verdict
+from fedgossip.machine import PeerGone, PeerJoined, Received, Report, Rostered, Started
+from fedgossip.messages import Ping, Pong, Suspicion, Tidings, Verdict
 from fedgossip.protocols.roster import signed
 
 SEEDS = range(12)
@@ -182,6 +182,20 @@ def test_nobody_is_made_to_refute_what_is_said_of_no_life_of_its_own(
     w.run(5)
     assert victim.me.incarnation == life and gone(w) == set()
     assert sorted(victim.refusals) == sorted([f"ahead 1 {life + 1}", f"range 1 {incarnation}"])
+
+
+@pytest.mark.parametrize("kind", [Ping, Pong])
+def test_a_round_that_the_run_has_not_changes_nothing(kind: type[Ping] | type[Pong]) -> None:
+    machine = membership(0, 3, rounds=100)
+    machine.handle(Started(), 0)
+    machine.handle(PeerJoined(1), 0)
+    before = machine.network_round()
+    (report,) = machine.handle(Received(1, kind(1, 101, machine.roster.digest())), 1)
+    assert isinstance(report, Report) and report.name == "refused"
+    assert isinstance(report.value, dict) and report.value["reason"] == "far_ahead"
+    assert machine.network_round() == before
+    machine.handle(Received(1, kind(1, 100, machine.roster.digest())), 1)
+    assert machine.network_round() == 100
 
 
 def test_of_two_processes_with_one_identity_the_older_one_stops_and_nobody_else_minds() -> None:

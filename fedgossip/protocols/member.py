@@ -32,7 +32,7 @@ from fedgossip.machine import (
 )
 from fedgossip.messages import Compare, Fetch, Have, Join, Model, Piece, Ping, Pong, Probe, Seek, Tidings, Vouch
 from fedgossip.protocols.membership import Membership, Outcome
-from fedgossip.protocols.refusals import refused_by
+from fedgossip.protocols.refusals import far_ahead, refused_by
 from fedgossip.protocols.roster import RosterSchedule, boundary_after
 from fedgossip.protocols.transfer import Giver, Taker
 from fedgossip.vectors import Vector
@@ -108,6 +108,8 @@ class Member:
         match event:
             case Received(sender, Seek() | Fetch() as asked):
                 return self.giver.handle(sender, asked, now_ns)
+            case Received(sender, Have(round)) if round > self.rounds:
+                return [far_ahead(sender, round, self.rounds)]
             case Received(sender, Have() | Piece() as offered) if self._seeking:
                 return self.taker.handle(sender, offered)
             case Fired(("transfer", *rest)) if self._seeking:

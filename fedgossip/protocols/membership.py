@@ -53,7 +53,7 @@ from fedgossip.messages import (
     Verdict,
     Vouch,
 )
-from fedgossip.protocols.refusals import refused
+from fedgossip.protocols.refusals import far_ahead, refused
 from fedgossip.protocols.roster import (
     Make,
     Places,
@@ -112,13 +112,24 @@ class _Asking:
 
 
 class Membership:
-    """One member's view of all.  `me` is its first entry; its incarnation is above those of its earlier lives."""
+    """One member's view of all.  `me` is its first entry; its incarnation is above those of its earlier lives.
+
+    `rounds`: of the run; who says that more are behind it is not heard.
+    """
 
     def __init__(
-        self, me: Entry, roster: Roster, trust: Trust, sign: Sign, make: Make, settings: MemberSettings, seed: int
+        self,
+        me: Entry,
+        roster: Roster,
+        trust: Trust,
+        sign: Sign,
+        make: Make,
+        settings: MemberSettings,
+        seed: int,
+        rounds: int,
     ) -> None:
         self.node, self.me, self.roster, self.trust = me.node, me, roster, trust
-        self.settings = settings
+        self.settings, self.rounds = settings, rounds
         self.round = -1
         """How many rounds are behind us; -1: we do not take part yet.  Kept by the owner."""
         self.contact = False
@@ -132,7 +143,8 @@ class Membership:
         self.refusals: dict[str, int] = {}
         self.contacts: list[NodeId] = []
         self.linked: set[NodeId] = set()
-        self.rounds: dict[NodeId, int] = {}
+        self.reached: dict[NodeId, int] = {}
+        """How many rounds each has behind it."""
         self.suspects: dict[NodeId, tuple[Suspicion, int]] = {}  # and since when
         self.suspected_at = -1
         """The highest incarnation in which somebody suspected us."""
@@ -177,7 +189,7 @@ class Membership:
 
     def network_round(self) -> int:
         """The latest round that anybody is known to have behind it; -1: nobody has begun."""
-        return max((self.rounds.get(node, -1) for node in self.others()), default=-1)
+        return max((self.reached.get(node, -1) for node in self.others()), default=-1)
 
     def introduction(self) -> Join | None:
         """The first word to members that do not know us; None where everybody does."""
@@ -213,6 +225,8 @@ class Membership:
                 known = self.roster.entries.get(entry.node)
                 old = known and known.key == entry.key and known.incarnation >= entry.incarnation
                 return woken if old else woken + self._take([entry], sender, now_ns)  # said on every new connection
+            case Received(sender, Ping(_, round) | Pong(_, round)) if round > self.rounds:
+                return [*woken, far_ahead(sender, round, self.rounds)]
             case Received(sender, message) if sender in self.roster.entries:
                 self._heard[sender] = now_ns
                 return woken + self._received(sender, message, now_ns)
@@ -560,7 +574,7 @@ class Membership:
     # --- comparing ------------------------------------------------------------------------------------------------
 
     def _noted(self, sender: NodeId, round: int, digest: str, now_ns: int) -> list[Outcome]:
-        self.rounds[sender] = round
+        self.reached[sender] = round
         recently = now_ns - self._compared.get(sender, -self.settings.period_ns) < self.settings.period_ns
         if digest == self._digest() or recently:
             return []

@@ -66,9 +66,8 @@ def member_of(
     me = Entry(
         node, life, address or own.address, identity.public, identity.verify, -1 if late else 0, admission=own.admission
     )
-    membership = Membership(
-        me, roster, trust, identity.sign, graphs_of(plan), MemberSettings(), plan.experiment.seed
-    )
+    e = plan.experiment
+    membership = Membership(me, roster, trust, identity.sign, graphs_of(plan), MemberSettings(), e.seed, e.rounds)
 
     def make(schedule: RosterSchedule, checkpoint: Checkpoint | None) -> Machine:
         theirs = replace(plan, schedule=cast(Schedule, schedule))
