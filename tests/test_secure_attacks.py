@@ -376,6 +376,22 @@ def test_a_client_does_not_sign(name: str) -> None:
     assert VICTIM not in course.consented and VICTIM not in dict(reveals)
 
 
+def test_a_client_counts_the_survivors_also_where_the_threshold_would_do() -> None:
+    room = Room(N, n_min=6)  # t = 5
+    course, reveals = attacked("survivors", lambda f, c: changed(f, ids=(0, 1, 2, 3, 4)), room=room)
+    abort = course.client_aborts[VICTIM]
+    assert (abort.reason, abort.have, abort.need) == (Reason.TOO_FEW, 5, 6)
+    assert VICTIM not in dict(reveals)
+
+
+def test_an_honest_coordinator_counts_them_too() -> None:
+    with pytest.raises(RoundAbandoned) as caught:
+        run(Room(N, n_min=6), drops={5: 2})
+    assert (caught.value.reason, caught.value.have, caught.value.need) == (Reason.TOO_FEW, 5, 6)
+    course = run(Room(N, n_min=6), drops={5: 3})  # who has sent its vector counts, though it is gone
+    assert course.summed is not None and len(course.summed.survivors) == N
+
+
 def test_who_never_shared_does_not_survive() -> None:
     course, _ = attacked("survivors", lambda f, c: changed(f, ids=tuple(range(N))), drops={5: 1})
     assert course.client_aborts[VICTIM].reason is Reason.INCONSISTENT_U3
