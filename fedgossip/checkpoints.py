@@ -18,7 +18,7 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedgossip.errors import FedgossipError, ResumeError
+from fedgossip.errors import FedgossipError, NotWrittenError, ResumeError
 from fedgossip.machine import Checkpoint, NodeId
 from fedgossip.vectors import frozen
 
@@ -96,19 +96,24 @@ def write(folder: Path, stored: Stored) -> None:
 def put(folder: Path, about: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
     """Write plain data and arrays as the newest checkpoint of `folder`; as `write`."""
     part = folder / f"{NEWEST}.part"
+    _synced(part, _pieces(about, {name: _plain(array) for name, array in arrays.items()}))
+    if (folder / NEWEST).exists():
+        (folder / NEWEST).replace(folder / PREVIOUS)
+    part.replace(folder / NEWEST)
+    _sync(folder)
+
+
+def _synced(part: Path, pieces: Iterable[bytes | memoryview]) -> None:
+    """Write a file that will be renamed; on disk when this returns, and not there where it raises OSError."""
     try:
         with part.open("wb") as file:
-            for piece in _pieces(about, {name: _plain(array) for name, array in arrays.items()}):
+            for piece in pieces:
                 file.write(piece)
             file.flush()
             os.fsync(file.fileno())
     except OSError:
         part.unlink(missing_ok=True)
         raise
-    if (folder / NEWEST).exists():
-        (folder / NEWEST).replace(folder / PREVIOUS)
-    part.replace(folder / NEWEST)
-    _sync(folder)
 
 
 def _pieces(about: Mapping[str, Any], arrays: Mapping[str, Array]) -> Iterator[bytes | memoryview]:
@@ -255,14 +260,14 @@ def incarnation_of(folder: Path) -> int:
 
 
 def begin_life(folder: Path, incarnation: int) -> None:
-    """Write down that life `incarnation` begins; on disk when this returns."""
+    """Write down that life `incarnation` begins; on disk when this returns.  Raises NotWrittenError."""
     part = folder / f"{LIVES}.part"
-    with part.open("w") as file:
-        file.write(f"{incarnation}\n")
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(folder / LIVES)
-    _sync(folder)
+    try:
+        _synced(part, [f"{incarnation}\n".encode()])
+        part.replace(folder / LIVES)
+        _sync(folder)
+    except OSError as error:
+        raise NotWrittenError(folder / LIVES, error) from None
 
 
 # --- keeping them while a peer runs -----------------------------------------------------------------------------------

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class FedgossipError(Exception):
@@ -20,6 +22,28 @@ class ConfigError(FedgossipError):
     """Something you wrote (an experiment file, a graph, an argument, a data file) cannot be used."""
 
     exit_code = 2
+
+
+class NotWrittenError(ConfigError):
+    """A file of a run that could not be written, because the disk is full, say; `path` is as it was."""
+
+    def __init__(self, path: Path, error: OSError) -> None:
+        reason = error.strerror or str(error)
+        advice = "Make room there and go on with --resume, or choose a folder on another disk with --out."
+        super().__init__(f"{path}: not written: {reason}{_room(path)}", advice)
+        self.path = path
+
+
+def _room(path: Path) -> str:
+    """Say which disk a path is on, and what room it has; nothing where that cannot be known."""
+    try:
+        disk = path.resolve().parent
+        while not disk.is_mount():
+            disk = disk.parent
+        left = os.statvfs(disk)
+    except OSError:
+        return ""
+    return f"; the disk at {disk} has {left.f_bavail * left.f_frsize / 1e6:,.1f} MB left"
 
 
 class NetworkError(FedgossipError):

@@ -72,17 +72,57 @@ Row = PeerRow | NetworkRow | EventRow
 
 
 class RowWriter:
-    """Appends rows to a JSON-lines file, each line whole: what was measured survives Ctrl-C and kill."""
+    """Appends rows to a JSON-lines file, each line whole: what was measured survives Ctrl-C and kill.
+
+    A row for which the disk has no room is dropped; the event `rows_lost` says how many were, when there is room again.
+    """
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("ab", buffering=0)
         self._encoder = msgspec.json.Encoder(enc_hook=_plain)
+        self.lost = 0
+        """Rows dropped in all."""
+        self._untold = 0
+        self._reason = ""
+        self._place = -1, -1
 
-    def write(self, row: Row) -> None:
-        self._file.write(self._encoder.encode(row) + b"\n")
+    def write(self, row: Row) -> EventRow | None:
+        """Append a row.  Returns the event `rows_lost` where that was written too, after the first row that fitted."""
+        self._place = row.round, -1 if isinstance(row, NetworkRow) else row.peer
+        if self._append(row):
+            return self._tell()
+        self.lost += 1
+        self._untold += 1
+        return None
 
-    def close(self) -> None:
+    def close(self) -> EventRow | None:
+        """Close the file.  Returns as `write`."""
+        if self._file.closed:
+            return None
+        told = self._tell()
         self._file.close()
+        return told
+
+    def _tell(self) -> EventRow | None:
+        if not self._untold:
+            return None
+        event = EventRow(*self._place, "rows_lost", {"count": self._untold, "reason": self._reason})
+        if not self._append(event):
+            return None
+        self._untold = 0
+        return event
+
+    def _append(self, row: Row) -> bool:
+        line, written = self._encoder.encode(row) + b"\n", 0
+        try:
+            while written < len(line):  # what room is left is filled before the disk says that it is full
+                written += self._file.write(line[written:])
+        except OSError as error:
+            self._reason = error.strerror or str(error)
+            if written:
+                self._file.truncate(self._file.tell() - written)
+            return False
+        return True
 
     def __enter__(self) -> RowWriter:
         return self

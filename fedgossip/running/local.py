@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from fedgossip.errors import NetworkError
+from fedgossip.errors import NetworkError, NotWrittenError
 from fedgossip.experiment import Experiment, load
 from fedgossip.metrics import EventRow, Network, NetworkRow, Row
 from fedgossip.running import compose, lives
@@ -210,7 +210,9 @@ def _gather(plan: Plan, processes: Family, collector: Collector, striker: Strike
         news = collector.read() or len(processes.exited) > ended
         if not zero and any(collector.rounds):
             zero = time.monotonic_ns() - int(collector.slowest_training * 1e9)
-            write_whole(began, str(zero).encode())
+        if zero and not began.exists():
+            with contextlib.suppress(NotWrittenError):  # soon, perhaps: the run goes on
+                write_whole(began, str(zero).encode())
         if zero:
             striker.act(time.monotonic_ns() - zero)
         collector.ended(processes.exited.keys() - striker.away)

@@ -101,14 +101,15 @@ class Nursery:
 def _child(spec: dict[str, Any]) -> int:
     """Be one peer; return the exit code.  What it prints goes to log.txt in its folder."""
     folder = Path(spec["folder"])
-    log = os.open(folder / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
     try:
+        log = os.open(folder / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
         return _peer(spec, folder)
     except BaseException:
-        traceback.print_exc()
-        sys.stderr.flush()
+        with contextlib.suppress(OSError):  # a full disk has no room for the log either
+            traceback.print_exc()
+            sys.stderr.flush()
         return 1
 
 
@@ -134,7 +135,8 @@ def _peer(spec: dict[str, Any], folder: Path) -> int:
             **{key: spec[key] for key in ("resume", "incarnation", "checkpoint_seconds", "trace_bytes") if key in spec},
         )
     except FedgossipError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):
+            print(f"error: {error}", file=sys.stderr, flush=True)
         return error.exit_code
     return ended.exit_code
 

@@ -27,7 +27,7 @@ from types import FrameType, TracebackType
 import msgspec
 
 from fedgossip.checkpoints import SECONDS, Checkpoints
-from fedgossip.errors import ConfigError, FedgossipError, NetworkError
+from fedgossip.errors import ConfigError, FedgossipError, NetworkError, NotWrittenError
 from fedgossip.machine import Checkpoint, Machine, NodeId
 from fedgossip.messages import Hello
 from fedgossip.metrics import EventRow, PeerRow, Row, RowWriter
@@ -104,11 +104,15 @@ class PeerFiles:
         self.rounds, self.every, self.snapshots = plan.experiment.rounds, plan.experiment.eval.every, snapshots
         self.round = 0
         lives.mend_rows(folder / "metrics.jsonl")  # of a life before
-        self.writer = RowWriter(folder / "metrics.jsonl")
+        self.snapshots_lost = 0
         self._before: Vector | None = None
         self._outgoing: Vector | None = None
-        if snapshots:
-            (folder / "snapshots").mkdir(exist_ok=True)
+        try:
+            self.writer = RowWriter(folder / "metrics.jsonl")
+            if snapshots:
+                (folder / "snapshots").mkdir(exist_ok=True)
+        except OSError as error:
+            raise NotWrittenError(folder / "metrics.jsonl", error) from None
 
     def _evaluated(self, round: int) -> bool:
         return round % self.every == 0 or round == self.rounds
@@ -136,20 +140,27 @@ class PeerFiles:
         from safetensors.numpy import save
 
         vectors = {"before": self._before, "outgoing": self._outgoing, "mixed": vector}
-        write_whole(
-            self.folder / "snapshots" / f"{round:06d}.safetensors",
-            save({name: v for name, v in vectors.items() if v is not None}),
-        )
+        content = save({name: v for name, v in vectors.items() if v is not None})
+        try:
+            write_whole(self.folder / "snapshots" / f"{round:06d}.safetensors", content)
+        except NotWrittenError:  # the collector measures this round without us
+            self.snapshots_lost += 1
 
-    def ended(self, vector: Vector | None, ended: PeerEnded) -> None:
+    def lost(self) -> dict[str, int]:
+        """Close the record; return how much of it and of the snapshots the disk had no room for."""
         self.writer.close()
-        if vector is not None:
-            from safetensors.numpy import save
+        found = {"rows_lost": self.writer.lost, "snapshots_lost": self.snapshots_lost}
+        return {name: count for name, count in found.items() if count}
 
-            metadata = {"peer": str(self.node), "round": str(self.round)}
-            save_model(self.folder / "model.safetensors", self.task, vector, **metadata)
-            write_whole(self.folder / "vector.safetensors", save({"vector": vector}, metadata=metadata))
-        write_ended(self.folder, ended)
+    def save(self, vector: Vector | None) -> None:
+        """Write the final model, if there is one.  Raises NotWrittenError."""
+        if vector is None:
+            return
+        from safetensors.numpy import save
+
+        metadata = {"peer": str(self.node), "round": str(self.round)}
+        save_model(self.folder / "model.safetensors", self.task, vector, **metadata)
+        write_whole(self.folder / "vector.safetensors", save({"vector": vector}, metadata=metadata))
 
 
 def run_peer(
@@ -186,7 +197,7 @@ def run_peer(
     try:
         links = Links(node, _same_port(folder, bind) if resume else bind, identity)
     except FedgossipError as error:
-        write_ended(folder, failed(error))
+        _try_to_tell(folder, failed(error))
         raise
     with contextlib.closing(links), Stopper(links, child=child) as stop:
         try:
@@ -200,13 +211,13 @@ def run_peer(
             hello = replace(compose.hello_of(plan, task.schema, shares.digest), incarnation=life.about.incarnation)
             expected = Expected(task.schema, task.dtype.name, task.length)
             links.connect(() if members else plan.schedule.partners(node), known, expected, hello)
+            if resume and not child:  # a collector has read on: it must find what it has read
+                lives.cut_rows(folder / "metrics.jsonl", life.round)
+            files = PeerFiles(folder, node, plan, task, snapshots=child)
         except FedgossipError as error:
             if child or not resume:  # a refused resume changes nothing
-                write_ended(folder, failed(error))
+                _try_to_tell(folder, failed(error))
             raise
-        if resume and not child:  # a collector has read on: it must find what it has read
-            lives.cut_rows(folder / "metrics.jsonl", life.round)
-        files = PeerFiles(folder, node, plan, task, snapshots=child)
         make = _maker(plan, node, task.schema, links, identity, members, join=join)
         return _Peer(plan, task, hello, files, life, watch, checkpoint_seconds, make).run(
             faults.on_links(links) if faults else links, stop, trace_bytes
@@ -261,7 +272,8 @@ class _Peer:
 
     def run(self, links: Links, stop: Stopper, trace_bytes: int) -> PeerEnded:
         """Gossip to the end, and write what came out."""
-        files, error, vector = self.files, None, None
+        files, vector = self.files, None
+        error: FedgossipError | None = None
         for row in self.life.events():
             self._event(row)
         with contextlib.ExitStack() as stack:
@@ -273,12 +285,19 @@ class _Peer:
                 vector = host.run()
             except FedgossipError as failure:
                 error = failure
-                self._write(EventRow(files.round, self.node, "failed", {"text": str(error), "advice": error.advice}))
-        ended = self._ended(error, stopped=stop())
-        ended.counts = {**host.counts, **self.counts}
-        files.ended(vector, ended)
+        written = self._kept.close()
+        try:
+            files.save(vector)
+        except NotWrittenError as failure:
+            error = failure
         if error:
+            self._write(EventRow(files.round, self.node, "failed", {"text": str(error), "advice": error.advice}))
+        ended = self._ended(error, written, stopped=stop())
+        ended.counts = {**host.counts, **self.counts, **files.lost()}
+        if error:
+            _try_to_tell(files.folder, ended)
             raise error
+        write_ended(files.folder, ended)
         return ended
 
     def _machine(self, trace_bytes: int, stack: contextlib.ExitStack) -> Machine:
@@ -302,9 +321,11 @@ class _Peer:
         if isinstance(row, PeerRow):
             row.seconds += self._seconds_before
         with self._turn:  # checkpoints are written by a thread of their own
-            self.files.writer.write(row)
+            told = self.files.writer.write(row)
             if self.watch:
                 self.watch(row)
+                if told:
+                    self.watch(told)
 
     def _event(self, row: EventRow) -> None:
         self.counts[row.name] = self.counts.get(row.name, 0) + 1
@@ -320,8 +341,8 @@ class _Peer:
     def _not_traced(self, name: str, text: str) -> None:
         self._event(EventRow(self.files.round, self.node, name, {"text": text}))
 
-    def _ended(self, error: FedgossipError | None, *, stopped: bool) -> PeerEnded:
-        rounds, written = self.files.round, self._kept.close()
+    def _ended(self, error: FedgossipError | None, written: int | None, *, stopped: bool) -> PeerEnded:
+        rounds = self.files.round
         whole = compose.whole(self.plan, rounds, stopped=stopped)
         ended = PeerEnded("finished", rounds, {}) if whole else PeerEnded("interrupted", rounds, {}, exit_code=130)
         if error:
@@ -344,8 +365,14 @@ def _same_port(folder: Path, bind: str) -> str:
 
 
 def write_ended(folder: Path, ended: PeerEnded) -> None:
-    """Write a peer's last word."""
+    """Write a peer's last word.  Raises NotWrittenError."""
     write_whole(folder / "ended.json", msgspec.json.encode(ended))
+
+
+def _try_to_tell(folder: Path, ended: PeerEnded) -> None:
+    """Write the last word of a peer that failed; where there is no room for it the error itself is all that is said."""
+    with contextlib.suppress(NotWrittenError):
+        write_ended(folder, ended)
 
 
 def failed(error: FedgossipError, rounds: int = 0) -> PeerEnded:

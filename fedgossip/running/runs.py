@@ -14,6 +14,7 @@ somebody; or `failed`, when a peer's training or network did.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +26,7 @@ import msgspec
 import numpy as np
 
 from fedgossip.checkpoints import NEWEST, PREVIOUS
-from fedgossip.errors import ConfigError
+from fedgossip.errors import ConfigError, NotWrittenError
 from fedgossip.metrics import EventRow, Network, NetworkRow, Row, RowWriter, read_rows
 from fedgossip.running import compose
 from fedgossip.running.compose import DataShares, Plan
@@ -105,7 +106,10 @@ class RunDirectory:
         if report:
             from fedgossip.report.page import write_report
 
-            write_report(self.path)
+            try:
+                write_report(self.path)
+            except OSError as error:
+                raise NotWrittenError(self.path / "report.html", error) from None
         if summary["status"] in WHOLE:
             for name in (INCOMPLETE, NEWEST, PREVIOUS):
                 (self.path / name).unlink(missing_ok=True)
@@ -137,10 +141,15 @@ def new_path(plan: Plan, driver: str, base: Path) -> Path:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file so that a reader sees all of it or none."""
+    """Write a file so that a reader sees all of it or none.  Raises NotWrittenError; `path` is unchanged then."""
     part = path.with_name(path.name + ".part")
-    part.write_bytes(content)
-    part.replace(path)
+    try:
+        part.write_bytes(content)
+        part.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise NotWrittenError(path, error) from None
 
 
 def save_model(path: Path, task: LocalTask, vector: Vector, **metadata: str) -> None:
@@ -161,6 +170,11 @@ class Keeper:
         self.events: dict[str, int] = {}
         self._directory, self._watch = directory, watch
 
+    @property
+    def lost(self) -> int:
+        """How many rows the run's record had no room for."""
+        return self._directory.writer.lost if self._directory else 0
+
     def remember(self, rows: Sequence[Row]) -> None:
         """Take the rows of the part of the run that is written already."""
         self.rows += rows
@@ -169,11 +183,11 @@ class Keeper:
                 self.events[row.name] = self.events.get(row.name, 0) + 1
 
     def __call__(self, row: Row) -> None:
-        self.remember([row])
-        if self._directory:
-            self._directory.writer.write(row)
-        if self._watch:
-            self._watch(row)
+        told = self._directory.writer.write(row) if self._directory else None
+        for one in [row, told] if told else [row]:
+            self.remember([one])
+            if self._watch:
+                self._watch(one)
 
 
 def verdict(peers: Sequence[str | None]) -> str:
@@ -206,6 +220,9 @@ def summarize(
     there = [vector for vector in ended.vectors if vector is not None]
     whole = len(there) == plan.n and ended.status == "finished"
     experiment = plan.experiment
+    events = {**keeper.events, **ended.counts}
+    if keeper.lost:
+        events["rows_lost"] = ended.counts.get("rows_lost", 0) + keeper.lost
     return {
         "name": experiment.name or plan.topology.name,
         "driver": driver,
@@ -232,7 +249,7 @@ def summarize(
         "schema": task.schema,
         "forecast": plan.forecast.to_dict(),
         "measured_contraction": record.measured_contraction(),
-        "events": dict(sorted({**keeper.events, **ended.counts}.items())),
+        "events": dict(sorted(events.items())),
         "data": {
             "source": shares.source,
             "test": shares.test,

@@ -175,7 +175,10 @@ class Trace:
         if file:
             with contextlib.suppress(OSError):  # what is still in the buffer has no room either
                 file.close()
-            os.truncate(self.path, self._size)
+            if self._size > len(MAGIC):
+                os.truncate(self.path, self._size)
+            else:  # not even the opening: no trace
+                self.path.unlink(missing_ok=True)
         self._stopped(name, text)
 
     def close(self) -> None:

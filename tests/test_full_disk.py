@@ -1,0 +1,212 @@
+"""A full disk costs what was to be written, not the run; what is lost is counted, and told when there is room again."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import experiment as experiment_file
+from commands import finish, start
+
+from fedgossip import checkpoints
+from fedgossip.errors import NotWrittenError
+from fedgossip.metrics import EventRow, NetworkRow, Row, RowWriter, read_rows
+from fedgossip.running import pausing, runs
+from fedgossip.running.local import run_local
+from fedgossip.running.simulated import simulate
+
+
+class Disk:
+    """A small disk of its own, which can be filled to the last byte and emptied again."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def fill(self) -> None:
+        with (self.path / "filling").open("ab", buffering=0) as file, contextlib.suppress(OSError):
+            while True:
+                file.write(bytes(4096))
+
+    def free(self) -> None:
+        (self.path / "filling").unlink()
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Disk]:
+    path = tmp_path / "disk"
+    path.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(path)], check=False, capture_output=True, text=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"no disk of our own can be mounted here: {mounted.stderr.strip()}")
+    try:
+        yield Disk(path)
+    finally:
+        subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+EXPERIMENT: dict[str, Any] = {
+    "rounds": 12,
+    "topology": {"graph": "ring", "n": 4},
+    "task": {"kind": "averaging", "dim": 5},
+    "eval": {"every": 1},
+}
+
+
+def at_round(steps: dict[int, Callable[[], None]]) -> Callable[[Row], None]:
+    """Do something when the network's row of a round comes."""
+
+    def watch(row: Row) -> None:
+        if isinstance(row, NetworkRow) and row.round in steps:
+            steps[row.round]()
+
+    return watch
+
+
+def losses(rows: list[Row]) -> list[int]:
+    events = [row for row in rows if isinstance(row, EventRow) and row.name == "rows_lost"]
+    assert all(isinstance(event.value, dict) and event.value["reason"] for event in events)
+    return [event.value["count"] for event in events]  # type: ignore[index]
+
+
+def parts(folder: Path) -> list[Path]:
+    return list(folder.rglob("*.part"))
+
+
+# --- rows -----------------------------------------------------------------------------------------------------------
+
+
+class Short:
+    """A file on a disk that has room for so many bytes."""
+
+    def __init__(self, inner: Any, room: int) -> None:
+        self.inner, self.room = inner, room
+
+    def write(self, data: bytes) -> int:
+        if not self.room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written = int(self.inner.write(data[: self.room]))
+        self.room -= written
+        return written
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+def test_rows_without_room_are_dropped_whole_and_counted(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    writer = RowWriter(path)
+    file = writer._file
+    writer._file = Short(file, 100)  # type: ignore[assignment]
+    told = [writer.write(NetworkRow(round, 4, 0.0, 0)) for round in range(5)]
+    writer._file = file
+    assert told == [None] * 5 and writer.lost == 5
+    assert path.read_bytes() == b""  # no half line
+    event = writer.write(NetworkRow(5, 4, 0.0, 0))
+    assert event == EventRow(5, -1, "rows_lost", {"count": 5, "reason": "No space left on device"})
+    writer.close()
+    assert read_rows(path) == [NetworkRow(5, 4, 0.0, 0), event]
+
+
+# --- a simulation ---------------------------------------------------------------------------------------------------
+
+
+def test_a_simulation_goes_on_over_a_full_disk_and_tells_what_was_lost(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pausing, "SECONDS", 0.0)
+    out = disk.path / "run"
+    run = simulate(EXPERIMENT, out=out, report=True, watch=at_round({4: disk.fill, 8: disk.free}))
+    assert run.summary["status"] == "finished" and run.digest == simulate(EXPERIMENT).digest
+    rows = read_rows(out / "metrics.jsonl")
+    assert rows[-1] == run.rows[-1]
+    assert sum(losses(rows)) == run.summary["events"]["rows_lost"] > 0
+    assert len(rows) == len(run.rows) - run.summary["events"]["rows_lost"]
+    assert not parts(out)
+
+
+def test_a_disk_that_stays_full_ends_a_simulation_with_its_name(disk: Disk) -> None:
+    with pytest.raises(NotWrittenError) as error:
+        simulate(EXPERIMENT, out=disk.path / "run", watch=at_round({4: disk.fill}))
+    assert error.value.exit_code == 2
+    text = str(error.value)
+    assert f"{disk.path}/run/model.safetensors: not written: No space left on device" in text
+    assert f"the disk at {disk.path} has 0.0 MB left" in text
+    assert not parts(disk.path) and (disk.path / "run" / "INCOMPLETE").exists()
+
+
+# --- real peers -----------------------------------------------------------------------------------------------------
+
+ROUNDS = 240
+
+SLOW = {
+    "rounds": ROUNDS,
+    "topology": {"graph": "ring", "n": 3},
+    "task": {"kind": "averaging", "dim": 100_000},
+    "eval": {"every": 10},
+}
+"""So that there is time for a disk to be full."""
+
+
+def test_real_peers_go_on_over_a_full_disk(disk: Disk) -> None:
+    out = disk.path / "run"
+    timer = threading.Timer(0.5, disk.free)  # peers that write nothing are not heard of: a clock, not a round
+
+    def fill() -> None:
+        disk.fill()
+        timer.start()
+
+    run = run_local(SLOW, out, report=False, watch=at_round({3: fill}))
+    timer.join()
+    assert run.summary["status"] == "finished" and run.digest == simulate(SLOW).digest
+    assert run.summary["events"]["rows_lost"] > 0
+    for node in range(3):
+        rows = read_rows(out / "peers" / f"{node:02d}" / "metrics.jsonl")
+        assert losses(rows) and rows[-1].round == ROUNDS
+    assert not parts(out)
+
+
+def test_peers_that_cannot_write_their_model_name_it_and_the_disk(disk: Disk, tmp_path: Path) -> None:
+    file = experiment_file(tmp_path, rounds=40, n=3, more="").rename(tmp_path / "e.toml")
+    words = ["run", str(file), "--on", "local", "--out", str(disk.path / "run"), "--no-report"]
+    process = start([*words, "--set", "task.dim=100000"], tmp_path)
+    rows = disk.path / "run" / "metrics.jsonl"
+    while process.poll() is None and not (rows.exists() and b'"round":2' in rows.read_bytes()):
+        pass
+    disk.fill()
+    said = finish(process, 60)
+    assert said.code in (2, 3) and "Traceback" not in said.err, said
+    assert f"{disk.path}/run" in said.errors[0] and f"the disk at {disk.path} has 0." in said.errors[0], said
+    assert not parts(disk.path)
+
+
+# --- checkpoints ----------------------------------------------------------------------------------------------------
+
+
+def test_a_life_that_cannot_be_written_down_leaves_no_half_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(NotWrittenError, match="incarnation: not written: No space"):
+        checkpoints.begin_life(tmp_path, 1)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_whole_file_that_does_not_fit_leaves_the_old_one(disk: Disk) -> None:
+    runs.write_whole(disk.path / "ended.json", b"before")
+    disk.fill()
+    with pytest.raises(NotWrittenError):
+        runs.write_whole(disk.path / "ended.json", bytes(100_000))
+    assert (disk.path / "ended.json").read_bytes() == b"before"
+    assert not parts(disk.path)
