@@ -180,6 +180,12 @@ def load(folder: Path, about: About) -> tuple[Stored | None, list[RefusedError]]
     return None, []
 
 
+def drop(refused: Iterable[RefusedError]) -> None:
+    """Delete files that were refused where another was taken: the next one written must not push them onto that."""
+    for error in refused:
+        error.path.unlink(missing_ok=True)
+
+
 def _checked(stored: Stored, about: About, path: Path) -> Stored:
     theirs = stored.about
     if theirs.node != about.node:

@@ -67,6 +67,7 @@ def next_after(plan: Plan, node: NodeId, folder: Path, schema: str, data: str, i
     before = checkpoints.incarnation_of(folder)
     about = replace(about, incarnation=before + 1 if incarnation is None else incarnation)
     checkpoints.begin_life(folder, about.incarnation)
+    checkpoints.drop(refused)
     (folder / "ended.json").unlink(missing_ok=True)
     return Life(about, stored, refused, again=True)
 

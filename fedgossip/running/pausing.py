@@ -81,9 +81,10 @@ class Left:
 def left_in(folder: Path, about: About) -> tuple[Left | None, list[EventRow]]:
     """Return the newest image that can be taken, None where the run begins again; and events that say what was refused.
 
-    Raises ResumeError for a run of another experiment.
+    What was refused is deleted where another is taken.  Raises ResumeError for a run of another experiment.
     """
     events: list[EventRow] = []
+    refused: list[RefusedError] = []
     for path in (folder / checkpoints.NEWEST, folder / checkpoints.PREVIOUS):
         if not path.exists():
             continue
@@ -95,10 +96,15 @@ def left_in(folder: Path, about: About) -> tuple[Left | None, list[EventRow]]:
             checkpoints.check_same(theirs, about, path, simulated=True)
             if theirs.experiment["rounds"] != about.experiment["rounds"]:
                 return None, events
-            return Left(arrays, found["rows"], found["round"]), events
+            left = Left(arrays, found["rows"], found["round"])
+            checkpoints.drop(refused)
+            return left, events
         except (RefusedError, KeyError, TypeError) as error:
-            reason = error.reason if isinstance(error, RefusedError) else "corrupt"
-            value = {"file": path.name, "reason": reason, "text": str(error)}
+            found_bad = (
+                error if isinstance(error, RefusedError) else RefusedError(path, "corrupt", f"no image ({error!r})")
+            )
+            refused.append(found_bad)
+            value = {"file": path.name, "reason": found_bad.reason, "text": str(found_bad)}
             events.append(EventRow(-1, -1, "checkpoint_refused", value))
     return None, events
 
