@@ -7,6 +7,7 @@ import os
 import shlex
 import signal
 import subprocess
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from fedgossip import checkpoints
 from fedgossip.errors import ResumeError
 from fedgossip.experiment import Experiment, load
 from fedgossip.metrics import EventRow, NetworkRow, PeerRow, Row, read_rows
-from fedgossip.running import compose, pausing
+from fedgossip.running import compose, images, pausing
 from fedgossip.running.runs import Run
 from fedgossip.running.simulated import simulate_plan
 
@@ -111,6 +112,33 @@ def test_faults_go_on_too(tmp_path: Path) -> None:
     assert run.summary["events"] == whole.summary["events"]
 
 
+def test_deadlines_go_on_as_they_were(tmp_path: Path) -> None:
+    """They follow the last 32 waits: a resumed run must not remember more of them than one that was never stopped."""
+    faults = [{"kind": "slow", "peers": [1], "factor": 30.0, "start": 2.5}, {"kind": "drop", "probability": 0.02}]
+    least = "algorithm.least_deadline=0.1"
+    what = experiment(
+        *MODELS["averaging"], "simulation.training=0.05", least, faults=faults, rounds=140, eval={"every": 20}
+    )
+    whole = simulate_plan(compose.plan(what))
+    assert whole.summary["events"]["missed"] > 10
+    stopped(tmp_path, what, "sim", 40)
+    run = resumed(tmp_path, what, "sim")
+    assert run.summary["events"] == whole.summary["events"]
+    assert run.summary["seconds"] == whole.summary["seconds"]
+    assert run.rows == whole.rows and run.digest == whole.digest
+
+
+def test_what_an_image_cannot_hold_whole_is_refused() -> None:
+    """A container of another kind has more to it than its contents: a length, a default, an order of its own."""
+    kept = [deque([1, 2, 3], maxlen=3), deque([1]), [0.1], (2**70,), {1: {2}}, frozenset({3})]
+    assert [one.maxlen for one in images.restored(images.taken(kept, {}), {})[:2]] == [3, None]
+    assert images.restored(images.taken(kept, {}), {}) == kept
+    mine = type("Mine", (tuple,), {"__module__": "fedgossip.here"})
+    for one in (defaultdict(list), Counter("a"), OrderedDict(), b"a", signal.SIGINT, mine((1,))):
+        with pytest.raises(images.ImageError):
+            images.taken([one], {})
+
+
 def test_asynchronous_gossip_goes_on_too(tmp_path: Path) -> None:
     what = experiment("algorithm.mode=async", "train.momentum=0.9", "simulation.training=0.02")
     whole = simulate_plan(compose.plan(what))
@@ -151,6 +179,19 @@ def test_a_bad_image_is_told_and_the_run_begins_again(tmp_path: Path) -> None:
     (told,) = (row for row in run.rows if isinstance(row, EventRow))
     assert told.name == "checkpoint_refused" and isinstance(told.value, dict) and told.value["reason"] == "corrupt"
     assert run.summary["events"] == {"checkpoint_refused": 1}
+
+
+def test_a_bad_image_is_not_written_over_the_good_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    what = experiment()
+    monkeypatch.setattr(pausing, "SECONDS", 0.0)
+    stopped(tmp_path, what, "sim", 2)
+    good = (tmp_path / checkpoints.PREVIOUS).read_bytes()
+    (tmp_path / checkpoints.NEWEST).write_bytes(b"not an image")
+    monkeypatch.setattr(pausing, "SECONDS", 1e9)
+    run = resumed(tmp_path, what, "sim", ctrl_c_after(4))
+    assert run.summary["status"] == "interrupted"
+    assert (tmp_path / checkpoints.PREVIOUS).read_bytes() == good
+    assert resumed(tmp_path, what, "sim").digest == simulate_plan(compose.plan(what)).digest
 
 
 def test_a_full_disk_costs_the_image_and_not_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,10 @@ Array = npt.NDArray[Any]
 _PLAIN = (type(None), bool, int, float, str)
 _LONGEST = 1 << 63
 
+_CONTAINERS = (list, tuple, set, frozenset)
+_WITH_CONTENTS = (*_CONTAINERS, dict, deque, int, float, str, bytes)
+"""A subclass of these has contents that are no attributes."""
+
 
 class ImageError(Exception):
     """Something in a simulation that cannot be written down; the run goes on without images."""
@@ -63,7 +67,7 @@ class _Writer:
                 return ["number", value.dtype.name, value.item()]
             case np.dtype():
                 return ["dtype", value.name]
-            case int():
+            case int() if type(value) is int:
                 return ["int", str(value)]
             case FunctionType() if _is_ours(value):
                 return ["function", f"{value.__module__}:{value.__qualname__}"]
@@ -73,17 +77,16 @@ class _Writer:
                 return ["stream", self.ref(dict(value.bit_generator.state))]
             case dict() if type(value) is dict:
                 return ["dict", [[self.ref(key), self.ref(one)] for key, one in value.items()]]
-            case list() | tuple() | set() | frozenset() | deque() if type(value).__module__ in (
-                "builtins",
-                "collections",
-            ):
+            case deque() if type(value) is deque:
+                return ["deque", [self.ref(one) for one in value], value.maxlen]
+            case list() | tuple() | set() | frozenset() if type(value) in _CONTAINERS:
                 return [type(value).__name__, [self.ref(one) for one in value]]
             case _:
                 return self._object(value)
 
     def _object(self, value: Any) -> list[Any]:
         kind = type(value)
-        if not _is_ours(kind):
+        if not _is_ours(kind) or isinstance(value, _WITH_CONTENTS):
             raise ImageError(f"{kind.__module__}.{kind.__qualname__}")
         fields = []
         for name in _attributes(value):
