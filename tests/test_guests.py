@@ -111,6 +111,25 @@ def test_the_file_of_members_needs_keys_of_signatures_and_ones_own_block(tmp_pat
         load_members(path, 0)
 
 
+@pytest.mark.parametrize("flag", ["--members", "--join"])
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (("--set", "algorithm.name=window-doubling", "--set", "topology.graph=window-doubling"), "window doubling"),
+        (("--trace",), "replayed"),
+    ],
+)
+def test_what_cannot_go_on_with_members_is_refused_before_anything_is_made(
+    tmp_path: Path, flag: str, words: tuple[str, ...], error: str
+) -> None:
+    experiment, out = tmp_path / "experiment.toml", tmp_path / "out"
+    experiment.write_text('[topology]\ngraph = "ring"\nn = 4\n')
+    given = [str(experiment), "--id", "0", "--endpoints", str(tmp_path / "none.toml"), "--out", str(out), flag, *words]
+    with pytest.raises(ConfigError, match=error) as refused:
+        cli(["peer", *given], standalone_mode=False)
+    assert refused.value.exit_code == 2 and refused.value.advice and not out.exists()
+
+
 def test_the_organisers_commands_make_an_admission_that_members_believe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

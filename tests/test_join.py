@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 from members import World, graphs, membership
 
-from fedgossip.algorithms.dsgd import DSGD
-from fedgossip.errors import ProtocolError
+from fedgossip.errors import ConfigError, ProtocolError
+from fedgossip.experiment import checked
 from fedgossip.machine import (
     Checkpoint,
     Effect,
     Event,
     Finish,
+    Machine,
     NodeId,
     PeerGone,
     PeerJoined,
@@ -31,8 +33,10 @@ from fedgossip.machine import (
 )
 from fedgossip.messages import PIECE, Fetch, Have, Model, Piece, Ping, Pong, Seek
 from fedgossip.protocols.member import Member
-from fedgossip.protocols.sync_gossip import SyncGossip, SyncSettings
 from fedgossip.protocols.transfer import KEPT_NS, Giver, Taker
+from fedgossip.running import compose
+from fedgossip.running.compose import Plan
+from fedgossip.running.members import check_open
 from fedgossip.vectors import Vector, digest, frozen
 
 SCHEMA = "s"
@@ -44,13 +48,33 @@ def vector(node: int) -> Vector:
     return frozen(np.array([node, 1.0, -node], np.float64))
 
 
-def member(node: NodeId, n: int, rounds: int = 4000, *, life: int = 1, join: bool = False, seed: int = 0) -> Member:
-    def make(schedule: Any, resumed: Checkpoint | None) -> SyncGossip[Any]:
-        settings = SyncSettings(rounds, deadline_ns=5 * SECOND, start_ns=60 * SECOND, drain_ns=5 * SECOND)
-        return SyncGossip(node, schedule, DSGD(), vector(node), SCHEMA, settings, resumed)
+def plan_of(rounds: int, **algorithm: str) -> Plan:
+    section = {"deadline": 5.0, "least_deadline": 5.0, "start_timeout": 60.0, **algorithm}
+    topology = {"graph": "complete", "n": 3}
+    task = {"kind": "averaging", "dim": 3}
+    return compose.plan(checked({"rounds": rounds, "algorithm": section, "topology": topology, "task": task}, "test"))
+
+
+def member(
+    node: NodeId,
+    n: int,
+    rounds: int = 4000,
+    *,
+    life: int = 1,
+    join: bool = False,
+    seed: int = 0,
+    resumed: Checkpoint | None = None,
+    **algorithm: str,
+) -> Member:
+    plan = plan_of(rounds, **algorithm)
+
+    def make(schedule: Any, checkpoint: Checkpoint | None, incarnation: int) -> Machine:
+        theirs = replace(plan, schedule=schedule)
+        return compose.machine_of(theirs, node, vector(node), SCHEMA, checkpoint, incarnation=incarnation)
 
     members = membership(node, n, life=life, since=-1 if node >= n else 0, seed=seed, make=graphs, rounds=rounds)
-    return Member(members, make, (SCHEMA, 3, "float64"), rounds, join=join)
+    take_up = partial(compose.taken_up, plan)
+    return Member(members, make, take_up, (SCHEMA, 3, "float64"), rounds, join=join, resumed=resumed)
 
 
 class Learning(World):
@@ -77,7 +101,7 @@ def learning(n: int, seed: int = 0, **keys: Any) -> Learning:
 
 def join(w: Learning, node: NodeId, through: NodeId, **keys: Any) -> Member:
     """One that comes later, and is known to `through` first."""
-    joiner = member(node, 2, join=True, life=77, **keys)
+    joiner = member(node, 2, join=True, **({"life": 77} | keys))
     w.start(node, joiner)
     said = joiner.introduction()
     assert said is not None
@@ -159,6 +183,56 @@ def test_both_sides_of_a_partition_learn_on_and_merge(seed: int) -> None:
     assert max(rounds.values()) - min(rounds.values()) <= n
     assert {node for _, node, _ in w.named("merged")} == set(range(n))
     assert all(mixed_with(w, node, w.now - 5) for node in range(n))
+
+
+KINDS: list[dict[str, Any]] = [{"mode": "async"}, {"name": "push-sum"}, {"name": "push-sum", "mode": "async"}]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: "-".join(kind.values()))
+def test_one_joins_a_run_of_any_kind_with_the_others_model_dies_and_joins_again(kind: dict[str, Any]) -> None:
+    w = learning(2, **kind)
+    w.run(10)
+    before = max(w.rounds().values())
+    for life in (77, 78):
+        joiner = join(w, 2, through=1, **(kind | {"life": life}))
+        w.run(15)
+        assert not joiner.joining and joiner.membership.round > before
+        models = [w.machines[node].giver.latest[1] for node in range(3)]
+        assert np.allclose(models, np.mean([vector(0), vector(1)], axis=0), atol=0.1)
+        assert not w.named("unanswered", [2]) and not w.named("unsettled")
+        before = max(w.rounds().values())
+        w.crash(2, notice=True)
+        w.run(10)
+
+
+@pytest.mark.parametrize("kind", [{}, *KINDS], ids=lambda kind: "-".join(kind.values()) or "sync")
+def test_one_that_kept_a_checkpoint_goes_on_from_it_where_it_is_not_far_behind(kind: dict[str, Any]) -> None:
+    class Kept(Learning):
+        last: Checkpoint
+
+        def other(self, node: NodeId, effect: Effect | Event) -> None:
+            if isinstance(effect, Checkpoint) and node == 2:
+                self.last = effect
+            super().other(node, effect)
+
+    w = Kept({node: member(node, 3, **kind) for node in range(3)})
+    w.run(10)
+    w.crash(2, notice=True)
+    w.run(0.5)
+    again = member(2, 3, life=9, resumed=w.last, **kind)
+    w.start(2, again)
+    w.run(15)
+    assert not again.joining and again.membership.round > w.last.round - 1 and not w.named("fetched")
+    w.push(0, 2, Stopping())
+    w.run(10)
+    assert 2 in w.results
+
+
+def test_nobody_can_join_where_the_peers_are_counted() -> None:
+    section = {"name": "window-doubling"}
+    plan = compose.plan(checked({"algorithm": section, "topology": {"graph": "window-doubling", "n": 4}}, "test"))
+    with pytest.raises(ConfigError, match="window doubling"):
+        check_open(plan)
 
 
 class Bending(Learning):

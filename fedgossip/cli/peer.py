@@ -50,12 +50,18 @@ def peer(
     from fedgossip.net.endpoints import load_members
     from fedgossip.net.identity import Identity
     from fedgossip.running import compose
+    from fedgossip.running.members import check_open
     from fedgossip.running.peer import empty_folder, run_peer
     from fedgossip.running.runs import new_path
 
     plan = compose.plan(load(experiment, overrides, seed=seed))
     if node >= plan.n:
         raise ConfigError(f"there is no peer {node}", f"The graph has peers 0 to {plan.n - 1}.")
+    if open_run or join:
+        check_open(plan)
+        if trace:
+            advice = "Leave --trace out, or run it without --members and --join."
+            raise ConfigError("what a member is told cannot be replayed yet", advice)
     members = load_members(endpoints, node) if open_run or join else None
     known, identity = members.endpoints if members else load_endpoints(endpoints, plan.n), Identity.load(key)
     if known[node].key != identity.public:

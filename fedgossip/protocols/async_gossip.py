@@ -116,7 +116,8 @@ class Flight:
 class AsyncGossip:
     """One peer of an asynchronous run.  `schema` is the layout that its partners must share.
 
-    `resumed`: go on from there, in a new life; offers that were open then are asked for.
+    `resumed`: go on from there, in a new life; offers that were open then are asked for.  `incarnation` numbers this
+    life where it may know nothing of the ones before: its offers are taken for none of theirs.
     """
 
     def __init__(
@@ -128,12 +129,13 @@ class AsyncGossip:
         schema: str,
         settings: AsyncSettings,
         resumed: Checkpoint | None = None,
+        incarnation: int = 0,
     ) -> None:
         self.node, self.rule, self.settings = node, rule, settings
         self.schema, self.layout = schema, Layout(node, schema, initial)
         self.company = Company(node, partners)
         self.x = initial
-        self.ledger = Ledger()
+        self.ledger = Ledger(incarnation)
         self.round = 0
         self.count = 0  # of offers, for the seeded draws
         self.phase = "new"
@@ -152,7 +154,7 @@ class AsyncGossip:
         self.eager = resumed is not None  # the others are on their way: begin with whom is there
         if resumed:
             self.round, self.x, self.count = resumed.round, resumed.vectors["x"], int(str(resumed.facts["count"]))
-            self.ledger = Ledger.restored(resumed.vectors, resumed.facts, schema)
+            self.ledger = Ledger.restored(resumed.vectors, resumed.facts, schema, incarnation)
 
     def handle(self, event: Event, now_ns: int) -> Sequence[Effect]:
         if self.phase == "finished":
@@ -487,3 +489,9 @@ class AsyncGossip:
 
 def _running(before: int, now: int) -> int:
     return before + (now - before) // MEMORY
+
+
+def taken_up(round: int, model: Vector) -> Checkpoint:
+    """Return from where a peer goes on that has `model` after `round` rounds: what another has learned."""
+    vectors, facts = Ledger().saved()
+    return Checkpoint(round, {"x": model, **vectors}, {"count": 0, **facts})

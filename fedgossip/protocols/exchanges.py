@@ -23,9 +23,13 @@ LIFE = 1 << 20
 
 
 class Ledger:
-    """One peer's accounts with all partners.  `round` and `schema` of messages are the machine's business."""
+    """One peer's accounts with all partners.  `round` and `schema` of messages are the machine's business.
 
-    def __init__(self) -> None:
+    `life` numbers the life of a peer that may know nothing of those before.
+    """
+
+    def __init__(self, life: int = 0) -> None:
+        self.life = life
         self.last: dict[NodeId, int] = {}
         """Of the offers to each partner, the newest number."""
         self.open: dict[NodeId, int] = {}
@@ -40,7 +44,7 @@ class Ledger:
     def offer(self, to: NodeId) -> int:
         """Open an account; return its number."""
         assert to not in self.open, "the last offer is not settled"
-        self.open[to] = self.last[to] = self.last.get(to, -1) + 1
+        self.open[to] = self.last[to] = max(self.last.get(to, -1) + 1, self.life * LIFE)
         return self.open[to]
 
     def knows(self, to: NodeId, number: int) -> bool:
@@ -100,8 +104,8 @@ class Ledger:
         return vectors, facts
 
     @classmethod
-    def restored(cls, vectors: Mapping[str, Vector], facts: Mapping[str, Any], schema: str) -> Ledger:
-        ledger = cls()
+    def restored(cls, vectors: Mapping[str, Vector], facts: Mapping[str, Any], schema: str, life: int = 0) -> Ledger:
+        ledger = cls(life)
         ledger.last = {int(node): number + LIFE for node, number in facts["last"].items()}
         ledger.open = {int(node): number for node, number in facts["open"].items()}
         ledger.seen = {int(node): number for node, number in facts["seen"].items()}

@@ -10,6 +10,7 @@ all this: it is told of links, and of a new schedule; messages and timers of mem
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from fedgossip.errors import ProtocolError
 from fedgossip.machine import (
@@ -42,19 +43,25 @@ OURS = (Ping, Pong, Probe, Vouch, Tidings, Compare, Join, Seek, Have, Fetch, Pie
 NEAR_ROUNDS = 16
 """One that comes back and is not further behind goes on from what it had written down."""
 
-MakeGossip = Callable[[RosterSchedule, Checkpoint | None], Machine]
+MakeGossip = Callable[[RosterSchedule, Checkpoint | None, int], Machine]
+"""(graphs, from where to go on, our incarnation)."""
+
+TakeUp = Callable[[int, Vector], Checkpoint]
+"""(round, model): from where a machine goes on that has this model after so many rounds."""
 
 
 class Member:
     """`make` gives the gossip machine, from a checkpoint where the run has begun.  `layout`: schema, length, dtype.
 
-    `join`: the run has begun without us.  `resumed`: what an earlier life had written down.  `rounds`: of the run.
+    `take_up` makes that checkpoint from a model of others.  `join`: the run has begun without us.  `resumed`: what an
+    earlier life had written down.  `rounds`: of the run.
     """
 
     def __init__(
         self,
         membership: Membership,
         make: MakeGossip,
+        take_up: TakeUp,
         layout: tuple[str, int, str],
         rounds: int,
         *,
@@ -68,7 +75,7 @@ class Member:
         """The round in which we begin, once it is announced."""
         self.giver = Giver(layout[0])
         self.taker = Taker(*layout)
-        self._make = make
+        self._make, self._take_up = make, take_up
         self._early: dict[NodeId, Model] = {}
         self._training = self._forgotten = 0
         self._finished = self._seeking = self._mixed = False
@@ -160,7 +167,7 @@ class Member:
 
     def _begin(self, resumed: Checkpoint | None, now_ns: int) -> list[Effect]:
         schedule = self.membership.schedule()
-        self.gossip = self._make(schedule, resumed)
+        self.gossip = self._make(schedule, resumed, self.membership.me.incarnation)
         self.membership.round = resumed.round if resumed else 0
         effects = self._gossiped(Started(), now_ns)
         for node in sorted(self.membership.linked):
@@ -198,27 +205,26 @@ class Member:
         if self.since is not None:
             return self._begin_if_time(now_ns)
         effects: list[Effect] = []
-        model = self._model()
-        if model is None:
+        start = self._start()
+        if start is None:
             if not self._seeking:
                 self._seeking = True
                 effects += self.taker.begin(sorted(members.linked))
             return effects
-        reached = max(members.network_round(), model[0])
+        reached = max(members.network_round(), start.round)
         there = members.roster.takes_part(members.node, reached) and not members.roster.gone(members.node)
         self.since = reached if there else boundary_after(reached)
         if self.since >= self.rounds:
-            self._finished = True
-            return [Report("too_late", {"round": reached, "rounds": self.rounds}, reached), Finish(model[1])]
+            return [Report("too_late", {"round": reached, "rounds": self.rounds}, reached), *self._stop(now_ns)]
         since = members.roster.entries[members.node].since if there else self.since
         return [*self._settle(members.announce(since), now_ns), *self._begin_if_time(now_ns)]
 
-    def _model(self) -> tuple[int, Vector] | None:
+    def _start(self) -> Checkpoint | None:
         """What to begin with: what was fetched, or what we had, if it is not too old."""
-        if self.taker.model is None and self.resumed is not None:
-            near = self.membership.network_round() - self.resumed.round <= NEAR_ROUNDS
-            return (self.resumed.round, self.resumed.vectors["state/0"]) if near else None
-        return self.taker.model
+        if self.taker.model is not None:
+            return self._take_up(*self.taker.model)
+        near = self.resumed and self.membership.network_round() - self.resumed.round <= NEAR_ROUNDS
+        return self.resumed if near else None
 
     def _begin_if_time(self, now_ns: int) -> list[Effect]:
         """Begin when the others are about to reach our first round, or have."""
@@ -226,25 +232,20 @@ class Member:
         partners = self.membership.schedule().partners(self.membership.node) if self._early else ()
         heard = max((model.round for sender, model in self._early.items() if sender in partners), default=-1)
         reached = max(self.membership.network_round(), heard)
-        model = self._model()
-        if reached < self.since - 1 or model is None:
+        start = self._start()
+        if reached < self.since - 1 or start is None:
             return []
-        round = max(self.since, reached)
-        self.giver.latest = model
-        return self._begin(Checkpoint(round, {"state/0": model[1]}), now_ns)
+        self.giver.latest = self.taker.model
+        return self._begin(replace(start, round=max(self.since, reached)), now_ns)
 
     # --- the end --------------------------------------------------------------------------------------------------
 
     def _stop(self, now_ns: int) -> list[Effect]:
-        if self.gossip is not None:
-            return self._gossiped(Stopping(), now_ns)
-        self._finished = True
-        model = self._model()
-        if model is None:  # nothing was learned here: begin for its initial model, and end
-            self.gossip = self._make(self.membership.schedule(), None)
-            self._finished = False
-            return self._gossiped(Stopping(), now_ns)
-        return [*self._farewell(), Finish(model[1])]
+        if self.gossip is None:  # begin for the model that is here, and end
+            start = self._start() or self.resumed
+            self.gossip = self._make(self.membership.schedule(), start, self.membership.me.incarnation)
+            self.joining = False
+        return self._gossiped(Stopping(), now_ns)
 
     def _farewell(self) -> list[Effect]:
         """Tell the others that we leave, so that nobody looks for us; they go on without us from a round to come."""

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol
+from typing import Any, Generic, Protocol
 
 from fedgossip.algorithms.base import GossipAlgorithm, State
 from fedgossip.errors import ProtocolError
@@ -588,6 +588,12 @@ class SyncGossip(Generic[State]):
 def _mixed(terms: Sequence[tuple[float, Vector]]) -> Vector:
     """The sum, in the memory of a term that came over a link, if there is one: it is ours, and not needed again."""
     return ordered_mix(terms, next((vector for _, vector in terms if vector.flags.writeable), None))
+
+
+def taken_up(algorithm: GossipAlgorithm[Any], round: int, model: Vector) -> Checkpoint:
+    """Return from where a peer goes on that has `model` after `round` rounds: what another has learned."""
+    saved = algorithm.saved(algorithm.start(model))
+    return Checkpoint(round, {f"state/{k}": vector for k, vector in enumerate(saved)})
 
 
 def _slots(checkpoint: Checkpoint) -> tuple[Vector, ...]:

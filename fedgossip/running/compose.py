@@ -24,6 +24,8 @@ from fedgossip.learning.analytic import Averaging, Quadratic
 from fedgossip.learning.data import Dataset, Indices
 from fedgossip.machine import Checkpoint, Machine, NodeId
 from fedgossip.messages import Hello
+from fedgossip.protocols import async_gossip, sync_gossip
+from fedgossip.protocols import push_sum as push_sum_peers
 from fedgossip.protocols.async_gossip import AsyncGossip, AsyncSettings
 from fedgossip.protocols.partners import rule_of
 from fedgossip.protocols.push_sum import AsyncPushSum, PushSettings, PushSum
@@ -96,14 +98,14 @@ class DataShares:
 def plan(experiment: Experiment) -> Plan:
     """Resolve the graph, its weights and the forecast.  Raises ConfigError."""
     section = experiment.topology
-    weights = section.weights or _own_weights(experiment)
+    weights = section.weights or own_weights(experiment)
     schedule = resolve_schedule(section.graph, section.n, weights=weights, seed=experiment.seed)
     _check_pair(experiment, schedule)
     found = spectrum(schedule) if isinstance(schedule, Mixing) else None
     return Plan(experiment, schedule, union(schedule), found, forecast_of(schedule, GAMMA, found))
 
 
-def _own_weights(experiment: Experiment) -> str | None:
+def own_weights(experiment: Experiment) -> str | None:
     """The weights that the algorithm brings: push-sum weighs by the sender, where rounds bring none themselves."""
     word = experiment.topology.graph.partition(":")[0].strip().lower()
     brings = word in schedule_names() and word != "el-local"
@@ -268,7 +270,7 @@ def machine_of(
     if plan.experiment.algorithm.name == "push-sum":
         machine = _push_sum(plan, node, initial, schema, resumed, incarnation)
     elif plan.experiment.algorithm.mode == "async":
-        machine = _async_gossip(plan, node, initial, schema, resumed)
+        machine = _async_gossip(plan, node, initial, schema, resumed, incarnation)
     else:
         machine = _sync_gossip(plan, node, initial, schema, resumed)
     machine.eager |= incarnation > 0  # who comes back finds the others at work, or gone
@@ -280,6 +282,16 @@ def impatient(plan: Plan) -> Plan:
     a = plan.experiment.algorithm
     soon = msgspec.structs.replace(a, start_timeout=min(a.start_timeout, a.deadline))
     return replace(plan, experiment=msgspec.structs.replace(plan.experiment, algorithm=soon))
+
+
+def taken_up(plan: Plan, round: int, model: Vector) -> Checkpoint:
+    """Return from where a machine goes on that has `model` after `round` rounds: what others have learned."""
+    a = plan.experiment.algorithm
+    if a.name == "push-sum":
+        return push_sum_peers.taken_up(round, model)
+    if a.mode == "async":
+        return async_gossip.taken_up(round, model)
+    return sync_gossip.taken_up(ALGORITHMS[a.name](plan.n), round, model)
 
 
 def _sync_gossip(
@@ -298,13 +310,15 @@ def _sync_gossip(
     return SyncGossip(node, plan.schedule, ALGORITHMS[a.name](plan.n), initial, schema, settings, resumed)
 
 
-def _async_gossip(plan: Plan, node: NodeId, initial: Vector, schema: str, resumed: Checkpoint | None) -> AsyncGossip:
+def _async_gossip(
+    plan: Plan, node: NodeId, initial: Vector, schema: str, resumed: Checkpoint | None, incarnation: int
+) -> AsyncGossip:
     e, a = plan.experiment, plan.experiment.algorithm
     settings = AsyncSettings(
         rounds=e.rounds, exchanges=a.exchanges, seed=e.seed, start_ns=_ns(a.start_timeout), drain_ns=_ns(a.deadline)
     )
     rule = rule_of(a.partner, node, e.seed, [(int(u), int(v)) for u, v in plan.topology.edges])
-    return AsyncGossip(node, plan.schedule.partners(node), rule, initial, schema, settings, resumed)
+    return AsyncGossip(node, plan.schedule.partners(node), rule, initial, schema, settings, resumed, incarnation)
 
 
 def _push_sum(

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import cast
 
 from fedgossip.errors import ConfigError
@@ -26,6 +27,7 @@ from fedgossip.vectors import Vector
 def graphs_of(plan: Plan) -> Make:
     """The experiment's graph for any number of members; where its family has no such size, the exponential graph."""
     section = plan.experiment.topology
+    own = compose.own_weights(plan.experiment)
 
     def make(ids: tuple[NodeId, ...]) -> Places:
         if len(ids) == plan.n:
@@ -33,11 +35,18 @@ def graphs_of(plan: Plan) -> Make:
         if len(ids) == 1:
             return resolve_schedule("none", 1, weights="metropolis", seed=plan.experiment.seed)
         try:
-            return resolve_schedule(section.graph, len(ids), weights=section.weights, seed=plan.experiment.seed)
+            return resolve_schedule(section.graph, len(ids), weights=section.weights or own, seed=plan.experiment.seed)
         except ConfigError:
-            return resolve_schedule("exponential", len(ids), weights="metropolis", seed=plan.experiment.seed)
+            return resolve_schedule("exponential", len(ids), weights=own or "metropolis", seed=plan.experiment.seed)
 
     return make
+
+
+def check_open(plan: Plan) -> None:
+    """Raise ConfigError where nobody can come later: the algorithm's sums are of a fixed number of peers."""
+    if plan.experiment.algorithm.name == "window-doubling":
+        advice = 'Leave --members and --join out, or set algorithm.name = "dsgd" with another graph.'
+        raise ConfigError("window doubling counts its peers: nobody can join or leave", advice)
 
 
 def member_of(
@@ -57,7 +66,9 @@ def member_of(
 
     `life` is above the incarnations of its earlier lives: the time of its start in seconds.  `address`: where the
     others reach it, by default as `members` says.  `join`: the run has begun.  `resumed`: what a life before wrote.
+    Raises ConfigError for an algorithm whose peers must all be there all the time.
     """
+    check_open(plan)
     own = members.endpoints[node]
     founders = members.founders
     roster = Roster.founding({i: (e.address, e.key, e.verify) for i, e in founders.items()})
@@ -69,9 +80,10 @@ def member_of(
     e = plan.experiment
     membership = Membership(me, roster, trust, identity.sign, graphs_of(plan), MemberSettings(), e.seed, e.rounds)
 
-    def make(schedule: RosterSchedule, checkpoint: Checkpoint | None) -> Machine:
+    def make(schedule: RosterSchedule, checkpoint: Checkpoint | None, incarnation: int) -> Machine:
         theirs = replace(plan, schedule=cast(Schedule, schedule))
-        return compose.machine_of(theirs, node, initial, schema, checkpoint)
+        return compose.machine_of(theirs, node, initial, schema, checkpoint, incarnation=incarnation)
 
     layout = schema, initial.size, initial.dtype.name
-    return Member(membership, make, layout, plan.experiment.rounds, join=join or late, resumed=resumed)
+    take_up = partial(compose.taken_up, plan)
+    return Member(membership, make, take_up, layout, e.rounds, join=join or late, resumed=resumed)
