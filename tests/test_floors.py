@@ -91,7 +91,17 @@ def test_protocols_import_nothing_that_acts(path: Path) -> None:
 
 @pytest.mark.parametrize("path", sorted((PACKAGE / "secure").rglob("*.py")), ids=lambda p: p.name)
 def test_the_secure_sum_imports_no_clock_socket_or_random_source(path: Path) -> None:
-    computing = {"cryptography", "msgspec", "contextlib", "enum", "functools", "hashlib", "itertools", "math"}
+    computing = {
+        "cryptography",
+        "msgspec",
+        "contextlib",
+        "enum",
+        "functools",
+        "hashlib",
+        "itertools",
+        "math",
+        "operator",
+    }
     assert {name.split(".")[0] for name in imports(path)} <= PURE | computing | {"fedgossip"}
 
 

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import combinations, islice
+from operator import mul
 
 from fedgossip.secure.primitives import Entropy
 
@@ -60,7 +61,9 @@ def combine(shares: Mapping[int, bytes]) -> bytes:
 
 def _value(shares: Mapping[int, bytes], places: tuple[int, ...], x: int) -> int:
     factors = basis(places, x)
-    return sum(f * int.from_bytes(shares[p], "little") for f, p in zip(factors, places, strict=True)) % P
+    values = [int.from_bytes(shares[p], "little") for p in places]
+    total: int = sum(map(mul, factors, values))
+    return total % P
 
 
 @lru_cache(maxsize=64)
@@ -86,14 +89,16 @@ def recover(
 ) -> tuple[bytes, tuple[int, ...]] | None:
     """Return the secret that is `right`, and the places whose shares do not lie on its polynomial; None: not found.
 
-    Tries the first t shares, then sets that leave out one, two, ... of the others, TRIES_MAX sets in all.  A share that
-    does not fit is its holder's fault, or of who dealt it: the polynomial does not tell.
+    Tries the first t shares, then sets that replace one, two, ... of them, TRIES_MAX sets in all.  Where the first is
+    right the others are not looked at: a round in which all is well pays for t shares.  A share that does not fit is
+    its holder's fault, or of who dealt it: the polynomial does not tell.
     """
+    first = tuple(shares)[:t]
     for places in islice(_sets(tuple(shares), t), TRIES_MAX):
         value = _value(shares, places, 0)
         secret = value.to_bytes(SIZE, "little")
         if right(secret):
-            rest = (p for p in shares if p not in places)
+            rest = () if places == first else tuple(p for p in shares if p not in places)
             return secret, tuple(p for p in rest if _value(shares, places, p).to_bytes(SIZE, "little") != shares[p])
     return None
 
