@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
-from fedgossip.cli import progress
+import fedgossip
+from fedgossip.cli import progress, wording
 from fedgossip.cli.progress import Progress
-from fedgossip.metrics import EventRow, Meter, NetworkRow, PeerRow, Row
+from fedgossip.cli.wording import event_text
+from fedgossip.metrics import QUIET, EventRow, Meter, NetworkRow, PeerRow, Row
 
 
 @pytest.fixture
@@ -60,3 +64,81 @@ def test_a_missing_peer_is_told_again_when_it_changes(capsys: pytest.CaptureFixt
     rows = [missed(5, 1, 2), missed(6, 1, 2), missed(7, 1, 0, 2), missed(8, 1, 0, 2), missed(12, 1, 0, 2)]
     said = lines(rows, capsys)
     assert [line.split(",")[0] for line in said] == ["round 5", "round 7", "round 12"]
+
+
+# --- every event has words --------------------------------------------------------------------------------------------
+
+SAYERS = {"Report": 0, "_report": 0, "note": 0, "_note": 0, "_give_up": 0, "Turn": 1, "EventRow": 2}
+"""What is called to tell an event, and which argument is its name."""
+
+
+def names_told() -> set[str]:
+    """Every name of an event that stands in the source, also by way of a variable."""
+    found: set[str] = set()
+    for path in Path(fedgossip.__file__).parent.rglob("*.py"):
+        for function in ast.walk(ast.parse(path.read_text())):
+            if isinstance(function, ast.FunctionDef):
+                found |= _names_in(function)
+    return {name for name in found if name.isidentifier()}
+
+
+def _names_in(function: ast.FunctionDef) -> set[str]:
+    nodes = list(ast.walk(function))
+    given = {}
+    for node in nodes:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            given[node.targets[0].id] = node.value
+    found: set[str] = set()
+    for node in nodes:
+        called = getattr(node.func, "id", getattr(node.func, "attr", "")) if isinstance(node, ast.Call) else ""
+        if isinstance(node, ast.Call) and called in SAYERS and len(node.args) > SAYERS[called]:
+            name = node.args[SAYERS[called]]
+            name = given.get(name.id, name) if isinstance(name, ast.Name) else name
+            found |= {
+                one.value for one in _leaves(name) if isinstance(one, ast.Constant) and isinstance(one.value, str)
+            }
+    return found
+
+
+def _leaves(name: ast.expr) -> list[ast.expr]:
+    return [name.body, name.orelse] if isinstance(name, ast.IfExp) else [name]
+
+
+def test_every_event_has_words() -> None:
+    told = names_told() - QUIET
+    assert {"taken_back", "deserted", "partition", "trace_full", "hung", "crashed", "suspected", "unsettled"} <= told
+    assert told - {*wording.WORDS, *wording.FACTS, "died"} == set()
+
+
+def test_facts_are_told_without_braces() -> None:
+    for name in sorted(names_told()):
+        for value in (
+            None,
+            3,
+            [1, 2],
+            {"peer": 1, "round": 2},
+            {"to": 1, "weight": 0.5},
+            {"text": "x"},
+            {"weight": "x"},
+        ):
+            text = event_text(EventRow(1, 0, name, value))
+            assert text and "{" not in text and "[" not in text, (name, value, text)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("died", {"exit_code": -9}, "was killed"),
+        ("died", {"exit_code": 3}, "ended with code 3 and no last word"),
+        ("missed", [2, 5], "goes on without 2, 5; their weight goes to oneself"),
+        ("gone", 4, "peer 4 is gone; its weight goes to oneself"),
+        ("gone", {"node": 4, "until": 8}, "peer 4 is gone; the graph goes on without it from round 8 on"),
+        ("partition", [[0, 1], [2]], "the fault script parts the network: 0, 1 | 2"),
+        ("unsettled", {"peer": 1, "offer": 7}, "whether peer 1 has taken offer 7 could not be known"),
+        ("refused", {"from": 1, "reason": "digest"}, "refused what came from peer 1: digest"),
+        ("rows_lost", {"count": 3, "reason": "no space"}, "3 rows of the record are lost: no space"),
+        ("never_seen", {"a": 1}, "never seen: a 1"),
+    ],
+)
+def test_an_event_reads_as_a_sentence(name: str, value: object, text: str) -> None:
+    assert event_text(EventRow(1, 0, name, value)) == text

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fedgossip.cli.progress import event_text
+from fedgossip.cli.wording import event_text
 from fedgossip.errors import ConfigError
 from fedgossip.metrics import EventRow, Row, RowWriter
 from fedgossip.watching import snapshot

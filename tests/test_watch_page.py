@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from fedgossip.cli.progress import event_text
+from fedgossip.cli.wording import event_text
 from fedgossip.errors import NetworkError
 from fedgossip.metrics import EventRow
 from fedgossip.topology import Topology, resolve

@@ -7,6 +7,7 @@ import time
 from types import TracebackType
 from typing import Any
 
+from fedgossip.cli.wording import event_text
 from fedgossip.metrics import EventRow, NetworkRow, PeerRow, Row
 
 EVENTS_SHOWN = 10
@@ -111,35 +112,3 @@ def describe_own(row: PeerRow, accuracy: float | None) -> str:
     if accuracy is not None:
         words.append(f"accuracy {accuracy:.3f}")
     return ", ".join([*words, f"waited {row.seconds_waiting:.2f} s"])
-
-
-MEMBERSHIP_KEYS = ("node", "by", "until", "since", "from", "unreachable", "back", "model_of_round")
-MEMBERSHIP = {
-    "suspected": "peer {node} does not answer peer {by}",
-    "gone": "peer {node} is gone; the graph goes on without it from round {until} on",
-    "left": "peer {node} leaves; the graph goes on without it from round {until} on",
-    "joins": "peer {node} takes part from round {since} on",
-    "partition": "the network is parted: {unreachable} cannot be reached; going on with the others",
-    "merged": "the network is whole again: {back} are back",
-    "fetched": "has the model of round {model_of_round} from peer {from}",
-}
-
-
-def event_text(row: EventRow) -> str:
-    """An event in words."""
-    value = row.value
-    if isinstance(value, dict) and row.name in MEMBERSHIP:
-        return MEMBERSHIP[row.name].format_map({key: value.get(key, "?") for key in MEMBERSHIP_KEYS})
-    match row.name:
-        case "gone":
-            return f"peer {value} is gone; its weight goes to oneself"
-        case "missed":
-            return f"goes on without {value}; their weight goes to oneself"
-        case "started_without":
-            return f"started without {value}, which did not come"
-        case "skipped":
-            return f"was behind and skipped {value} round(s)"
-        case "refused" | "failed" if isinstance(value, dict):
-            return f"{row.name}: {value['text']}"
-        case _:
-            return row.name if value is None else f"{row.name}: {value}"

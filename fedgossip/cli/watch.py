@@ -69,7 +69,7 @@ def _print(follower: Follower) -> None:
     """Print the table whole: a pipe and a scrolling terminal have room for every peer."""
     from rich.console import Console
 
-    from fedgossip.cli.progress import event_text
+    from fedgossip.cli.wording import event_text
     from fedgossip.watching.table import Screen
 
     console = Console()
@@ -82,7 +82,7 @@ def _live(follower: Follower) -> None:
     from rich.console import Console
     from rich.live import Live
 
-    from fedgossip.cli.progress import event_text
+    from fedgossip.cli.wording import event_text
     from fedgossip.watching.table import Screen
 
     follower.poll()
@@ -107,7 +107,7 @@ def _last_line(follower: Follower) -> str:
 
 def _lines(follower: Follower) -> None:
     """Print a line per round and per event until the run ends."""
-    from fedgossip.cli.progress import event_text
+    from fedgossip.cli.wording import event_text
     from fedgossip.watching.lines import Lines
 
     lines = Lines(follower, event_text)
@@ -133,7 +133,7 @@ def _say(text: str) -> None:
 
 def _serve(follower: Follower, port: int, opened: bool) -> None:
     """Serve the page until Ctrl-C, also after the run's end: somebody may be looking at it."""
-    from fedgossip.cli.progress import event_text
+    from fedgossip.cli.wording import event_text
     from fedgossip.watching import snapshot
     from fedgossip.watching.serving import Site
 
