@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from test_net_security import DIM, EXPECTED, HELLO, arrived, calling, greeting, 
 from fedgossip.cli import cli
 from fedgossip.errors import ConfigError
 from fedgossip.messages import Entry, Join
+from fedgossip.net.auth import GUESTS
 from fedgossip.net.endpoints import Endpoint, block, load_members
 from fedgossip.net.identity import Identity, verify
 from fedgossip.net.links import GUEST_WORDS, NOBODY, Links
@@ -72,6 +74,49 @@ def test_a_guest_that_talks_on_is_not_listened_to(links: Links) -> None:
             caller.send(*greeting(HELLO))
         events = heard_until(links, lambda heard: len(reasons(heard)) == 5)
     assert set(reasons(events)) == {"guest"} and not arrived(events)
+
+
+def test_a_guest_that_talked_too_much_is_heard_again_after_a_while(
+    links: Links, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stranger = Identity.new()
+    with calling(links, stranger) as caller:
+        for _ in range(GUEST_WORDS + 1):
+            caller.send(*greeting(HELLO))
+        heard_until(links, lambda heard: len(reasons(heard)) == 1)
+        monkeypatch.setattr("fedgossip.net.links.GUEST_SECONDS", 0.0)
+        caller.send(*said(asking(stranger, f"ipc://{tmp_path}/7")))
+        assert arrived(heard_until(links, arrived))[0].sender == NOBODY
+
+
+def test_strangers_do_not_shut_the_door(links: Links, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedgossip.net.auth.GUESTS_SECONDS", 0.0)
+    asked, late = Identity.new(), Identity.new()
+    with ExitStack() as stack:
+        for number in range(GUESTS):
+            caller = stack.enter_context(calling(links, asked if number == 0 else Identity.new()))
+            caller.send(*greeting(HELLO))
+            heard_until(links, lambda _, number=number: len(links._guests) == number + 1)  # type: ignore[misc]
+            if number == 0:
+                caller.send(*said(asking(asked, f"ipc://{tmp_path}/6")))
+                heard_until(links, arrived)
+        caller = stack.enter_context(calling(links, late))
+        caller.send(*greeting(HELLO))
+        caller.send(*said(asking(late, f"ipc://{tmp_path}/7")))
+        assert arrived(heard_until(links, arrived))[0].sender == NOBODY
+        assert len(links._guests) == GUESTS and {asked.public, late.public} <= links._guests.keys()
+
+
+def test_a_guest_for_whom_there_is_no_room_tries_again(
+    links: Links, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedgossip.net.auth.GUESTS", 0)
+    late = Identity.new()
+    with calling(links, late) as caller:
+        caller.send(*said(asking(late, f"ipc://{tmp_path}/7")))
+        heard_until(links, lambda heard: "unknown_key" in reasons(heard))
+        monkeypatch.setattr("fedgossip.net.auth.GUESTS", 16)
+        assert arrived(heard_until(links, arrived))[0].sender == NOBODY
 
 
 def test_an_address_or_a_key_that_cannot_be_used_costs_nothing_but_itself(links: Links) -> None:

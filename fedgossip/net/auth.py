@@ -51,7 +51,8 @@ class AllowList:
             guest = (GUEST + z85.encode(credentials[0]).decode()).encode()
             self.socket.send_multipart([b"1.0", number, b"200", b"OK", guest, b""])
             return None
-        self.socket.send_multipart([b"1.0", number, b"400", b"unknown key", b"", b""])
+        status = b"300" if self.guests else b"400"  # 300: hung up on, and calls again later; 400: never again
+        self.socket.send_multipart([b"1.0", number, status, b"unknown key", b"", b""])
         return address.decode(errors="replace")
 
     def _room(self) -> bool:

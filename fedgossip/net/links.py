@@ -52,6 +52,9 @@ LINGER_MS = 2_000
 GUEST_WORDS, GUEST_BYTES = 32, 2048
 """What one that is no member may say, in messages and in bytes each: a Hello and an entry, on every new connection."""
 
+GUEST_SECONDS = 60.0
+"""After so long a guest is forgotten, and may say as much again."""
+
 NOBODY: NodeId = -1
 """The sender of what a guest says."""
 
@@ -122,7 +125,9 @@ class _Guest:
     """A caller whose key nobody knows."""
 
     assembler: Assembler
+    since: float
     hello: Hello | None = None
+    asked: bool = False
     said: int = 0
 
 
@@ -406,11 +411,10 @@ class Links:
 
     def _hear_guest(self, key: str, mark: zmq.Frame, events: list[LinkEvent]) -> None:
         """A guest may say Hello, and ask to join, in its own name; nothing else, and not often."""
-        guest = self._guests.get(key) or _Guest(Assembler(Expected("", "", 0)))
+        guest = self._guest_of(key)
         guest.said += 1
-        if guest.said > GUEST_WORDS or (key not in self._guests and len(self._guests) >= GUESTS):
+        if guest.said > GUEST_WORDS:
             raise FrameError("guest", "one that is no member says too much")
-        self._guests[key] = guest
         if not mark.more or guest.assembler.mark(mark.bytes) is not None:
             raise FrameError("truncated", "a message of one frame")
         body = self.router.recv()
@@ -421,9 +425,20 @@ class Links:
         if isinstance(message, Hello):
             guest.hello = message
         elif isinstance(message, Join) and message.entry.key == key:
+            guest.asked = True
             events.append(Arrived(NOBODY, message))
         else:
             raise FrameError("guest", "one that is no member may only ask to join, in its own name")
+
+    def _guest_of(self, key: str) -> _Guest:
+        """Who speaks; a new one takes the place of the one that is here longest, of those first that asked nothing."""
+        now = time.monotonic()
+        self._guests = {k: guest for k, guest in self._guests.items() if now - guest.since < GUEST_SECONDS}
+        if key not in self._guests:
+            while len(self._guests) >= GUESTS:
+                del self._guests[min(self._guests, key=lambda k: (self._guests[k].asked, self._guests[k].since))]
+            self._guests[key] = _Guest(Assembler(Expected("", "", 0)), now)
+        return self._guests[key]
 
     def _user(self, mark: zmq.Frame) -> int:
         user = str(mark.get("User-Id"))
