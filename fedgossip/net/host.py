@@ -341,7 +341,7 @@ class Host:
     def _train(self, asked: Train) -> Trained:
         began = self.clock()
         self._training_ns = began if self._training_ns is None else self._training_ns
-        (update,) = self.task.train([Job(self.node, asked.job, asked.vector)])
+        (update,) = self.task.train([Job(self.node, asked.job, asked.vector, asked.terms)])
         self._meter.train_began(began)
         self._meter.train_ended(self.clock(), update.metrics)
         return Trained(asked.job, update.difference, update.examples, update.metrics)
