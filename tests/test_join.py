@@ -31,7 +31,7 @@ from fedgossip.machine import (
     Train,
     Trained,
 )
-from fedgossip.messages import PIECE, Fetch, Have, Model, Piece, Ping, Pong, Seek
+from fedgossip.messages import PIECE, Compare, Fetch, Have, Model, Piece, Ping, Pong, Seek, Tidings
 from fedgossip.protocols.member import Member
 from fedgossip.protocols.transfer import KEPT_NS, Giver, Taker
 from fedgossip.running import compose
@@ -48,7 +48,7 @@ def vector(node: int) -> Vector:
     return frozen(np.array([node, 1.0, -node], np.float64))
 
 
-def plan_of(rounds: int, **algorithm: str) -> Plan:
+def plan_of(rounds: int, **algorithm: Any) -> Plan:
     section = {"deadline": 5.0, "least_deadline": 5.0, "start_timeout": 60.0, **algorithm}
     topology = {"graph": "complete", "n": 3}
     task = {"kind": "averaging", "dim": 3}
@@ -64,7 +64,7 @@ def member(
     join: bool = False,
     seed: int = 0,
     resumed: Checkpoint | None = None,
-    **algorithm: str,
+    **algorithm: Any,
 ) -> Member:
     plan = plan_of(rounds, **algorithm)
 
@@ -74,7 +74,8 @@ def member(
 
     members = membership(node, n, life=life, since=-1 if node >= n else 0, seed=seed, make=graphs, rounds=rounds)
     take_up = partial(compose.taken_up, plan)
-    return Member(members, make, take_up, (SCHEMA, 3, "float64"), rounds, join=join, resumed=resumed)
+    layout, start_ns = (SCHEMA, 3, "float64"), 60 * SECOND
+    return Member(members, make, take_up, layout, rounds, join=join, resumed=resumed, start_ns=start_ns)
 
 
 class Learning(World):
@@ -226,6 +227,41 @@ def test_one_that_kept_a_checkpoint_goes_on_from_it_where_it_is_not_far_behind(k
     w.push(0, 2, Stopping())
     w.run(10)
     assert 2 in w.results
+
+
+def test_one_that_reaches_nobody_ends_after_the_start_timeout_and_says_whom_it_asked() -> None:
+    w = Learning({2: member(2, 2, join=True)})
+    w.run(59)
+    assert not w.results and [value for _, _, value in w.named("asks")] == [[0, 1]]
+    w.run(2)
+    assert [value for _, _, value in w.named("nobody_came")] == [[0, 1]] and 2 in w.results
+
+
+def test_one_that_reaches_only_those_that_leave_ends_with_them() -> None:
+    w = learning(2)
+    w.run(5)
+    for node in range(2):
+        w.push(0, node, Stopping())
+    joiner = member(2, 2, join=True, life=9)
+    w.start(2, joiner)
+    said = joiner.introduction()
+    assert said
+    w.push(0, 0, Received(-1, said))
+    w.run(0.1)
+    joiner.handle(PeerJoined(0), w.now_ns)
+    joiner.handle(Received(0, Compare(w.machines[0].membership.roster.known())), w.now_ns)
+    for page in w.machines[0].membership.roster.newer_than(()):
+        joiner.handle(Received(0, Tidings((page,))), w.now_ns)
+    w.run(70)
+    assert w.named("stopped_with_the_others", [2]) and 2 in w.results and not w.named("nobody_came")
+
+
+def test_one_that_waits_for_a_run_to_begin_goes_on_waiting() -> None:
+    w = Learning({1: member(1, 2, start_timeout=600.0)})  # it waits for 0, and has no model to give
+    w.run(1)
+    joiner = join(w, 2, through=1)
+    w.run(100)
+    assert joiner.joining and 2 not in w.results
 
 
 def test_nobody_can_join_where_the_peers_are_counted() -> None:

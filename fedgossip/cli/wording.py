@@ -14,6 +14,7 @@ WORDS: dict[str, str | tuple[str, ...]] = {
     "gone": "peer {value} is gone; its weight goes to oneself",
     "missed": "goes on without {value}; their weight goes to oneself",
     "started_without": "started without {value}, which did not come",
+    "asks": "asks peers {value} to let it in",
     "nobody_came": "none of {value} came",
     "one_sided": "nothing came from {value}, and no account can settle it: the mean moves",
     "skipped": "was behind and skipped {value} round(s)",

@@ -26,6 +26,7 @@ from fedgossip.machine import (
     Received,
     Report,
     Rostered,
+    SetTimer,
     Started,
     Stopping,
     Train,
@@ -54,7 +55,7 @@ class Member:
     """`make` gives the gossip machine, from a checkpoint where the run has begun.  `layout`: schema, length, dtype.
 
     `take_up` makes that checkpoint from a model of others.  `join`: the run has begun without us.  `resumed`: what an
-    earlier life had written down.  `rounds`: of the run.
+    earlier life had written down.  `rounds`: of the run.  `start_ns`: how long a joiner waits for one that answers.
     """
 
     def __init__(
@@ -67,8 +68,9 @@ class Member:
         *,
         join: bool = False,
         resumed: Checkpoint | None = None,
+        start_ns: int = 300_000_000_000,
     ) -> None:
-        self.membership, self.rounds, self.resumed = membership, rounds, resumed
+        self.membership, self.rounds, self.resumed, self.start_ns = membership, rounds, resumed, start_ns
         self.gossip: Machine | None = None
         self.joining = join
         self.since: int | None = None
@@ -95,11 +97,15 @@ class Member:
         match event:
             case Started() if not self.joining:
                 effects += self._begin(self.resumed, now_ns)
+            case Started():
+                effects += [Report("asks", self.membership.contacts, 0), self._start_timer()]
+            case Fired(("member", "start")) if self.joining:
+                return [*effects, *self._go_on_waiting(now_ns)]
             case Trained() if self._forgotten:
                 self._forgotten -= 1
             case Received(sender, Model() as model) if self.gossip is None:
                 effects += self._unless_refused(lambda: self._keep(sender, model))
-            case PeerJoined() | PeerGone() | Started() | Fired(("member" | "transfer", *_)):
+            case PeerJoined() | PeerGone() | Fired(("member" | "transfer", *_)):
                 pass  # membership says what the gossip machine is to know of links
             case Received(_, message) if isinstance(message, OURS):
                 pass
@@ -108,7 +114,7 @@ class Member:
         if self.membership.superseded:
             return [*effects, *self._stop(now_ns)]
         if self.membership.returning and self.since is None and not (self._mixed or self.joining):
-            self._come_back()
+            effects += self._come_back()
         return [*effects, *self._join(now_ns)] if self.joining else effects
 
     def _transferred(self, event: Event, now_ns: int) -> list[Effect]:
@@ -192,11 +198,23 @@ class Member:
 
     # --- coming later, or again -----------------------------------------------------------------------------------
 
-    def _come_back(self) -> None:
+    def _come_back(self) -> list[Effect]:
         """We were here before: what was begun as if this were the start is given up."""
         self.joining, self.gossip = True, None
         self._forgotten, self._training = self._forgotten + self._training, 0
         self.membership.round = -1
+        return [self._start_timer()]
+
+    def _start_timer(self) -> SetTimer:
+        return SetTimer(("member", "start"), self.start_ns)
+
+    def _go_on_waiting(self, now_ns: int) -> list[Effect]:
+        """Wait on where somebody is there to learn with, else end."""
+        members = self.membership
+        if members.contact and members.others():
+            return [self._start_timer()]
+        stopped = Report("stopped_with_the_others", {"rounds": max(members.network_round(), 0)}, 0)
+        return [stopped if members.contact else Report("nobody_came", members.contacts, 0), *self._stop(now_ns)]
 
     def _join(self, now_ns: int) -> list[Effect]:
         members = self.membership

@@ -86,4 +86,5 @@ def member_of(
 
     layout = schema, initial.size, initial.dtype.name
     take_up = partial(compose.taken_up, plan)
-    return Member(membership, make, take_up, layout, e.rounds, join=join or late, resumed=resumed)
+    start_ns = int(e.algorithm.start_timeout * 1e9)
+    return Member(membership, make, take_up, layout, e.rounds, join=join or late, resumed=resumed, start_ns=start_ns)
