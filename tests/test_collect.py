@@ -12,7 +12,7 @@ from commands import in_process
 
 from fedgossip import ConfigError, load_experiment, run_local, simulate
 from fedgossip.cli.run import facts
-from fedgossip.errors import FedgossipError
+from fedgossip.errors import FedgossipError, NetworkError
 from fedgossip.metrics import EventRow
 from fedgossip.running import compose
 from fedgossip.running.collect import collect_peers
@@ -107,6 +107,20 @@ def test_collect_ends_with_the_error_of_a_peer_that_failed(long_run: Run, tmp_pa
     assert raised.value.exit_code == 5
     assert json.loads((tmp_path / "out" / "summary.json").read_text())["status"] == "failed"
     assert (tmp_path / "out" / "INCOMPLETE").exists()
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_peers_without_a_round_are_no_run_to_collect(long_run: Run, tmp_path: Path, killed: bool) -> None:
+    folders = folders_of(long_run, tmp_path / "peers")
+    for folder in folders:
+        (folder / "metrics.jsonl").write_bytes(b"")
+        says(folder, "interrupted", rounds=0)
+        if killed:
+            (folder / "ended.json").unlink()
+    with pytest.raises(NetworkError, match="no peer has finished its first round") as error:
+        collected(long_run, folders, tmp_path / "out")
+    assert error.value.exit_code == 3 and "--resume" in error.value.advice
+    assert not (tmp_path / "out").exists()
 
 
 def test_how_long_the_peers_took_in_all_is_not_known_afterwards(long_run: Run, tmp_path: Path) -> None:

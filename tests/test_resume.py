@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import Said, finish, free_ports, start, wait_until
+from commands import Said, finish, free_ports, in_process, start, wait_until
 from commands import experiment as experiment_file
 
 from fedgossip import checkpoints
@@ -345,6 +345,48 @@ def test_a_peer_goes_on_in_its_folder_by_the_line_that_it_printed(tmp_path: Path
     for k in range(2):
         check_rows(tmp_path / f"p{k}" / "metrics.jsonl", 80, k)
         assert checkpoints.incarnation_of(tmp_path / f"p{k}") == 1
+
+
+def test_replay_tells_which_lives_were_recorded(tmp_path: Path) -> None:
+    file = experiment_file(tmp_path, n=2, graph="complete")
+    first = finish(start(["run", file.name, "--on", "local", "--out", "r", "--no-report", "--trace"], tmp_path), 60)
+    assert first.code == 0, first
+    said = finish(start(["replay", "r"], tmp_path), 60)
+    assert all("equal, to its end" in line and "life" not in line for line in said.out.splitlines()), said
+    again = finish(start(["run", "--resume", "r", "--set", "rounds=5", "--no-report"], tmp_path), 60)
+    assert again.code == 0, again
+    said = finish(start(["replay", "r"], tmp_path), 60)
+    traces, rest = said.out.splitlines()[:2], said.out.splitlines()[2:]
+    assert said.code == 0
+    assert all(f"peer {k}, life 0 of 0 to 1: " in traces[k] for k in range(2)), said
+    assert all("equal, to the end of this life" in line for line in traces)
+    assert [line.partition(";")[0] for line in rest] == [f"peer {k}, life 1: not recorded" for k in range(2)]
+
+
+def test_peers_that_a_fault_script_starts_again_are_replayed_life_by_life(tmp_path: Path) -> None:
+    crash = '[[faults]]\nkind = "crash"\npeers = [1]\nstart = 0.4\nafter = 0.3\n'
+    file = experiment_file(tmp_path, n=3, rounds=150, more=crash, top="[algorithm]\ndeadline = 2.0\n")
+    words = ["run", file.name, "--on", "local", "--out", "r", "--no-report", "--trace", "--set", "task.dim=100000"]
+    run = finish(start([*words, "--set", "eval.every=50"], tmp_path), 90)
+    assert run.code == 0 and "1 restarted" in run.out, run
+    said = finish(start(["replay", "r"], tmp_path), 60)
+    assert said.code == 0 and "not recorded" not in said.out, said
+    lines = said.out.splitlines()
+    assert [line.partition(":")[0] for line in lines] == [
+        "peer 0",
+        "peer 1, life 0 of 0 to 1",
+        "peer 1, life 1 of 0 to 1",
+        "peer 2",
+    ]
+    assert all(", equal, " in line for line in lines)
+
+
+@pytest.mark.parametrize("words", [["run", "--resume", "nowhere"], ["replay", "nowhere"]])
+def test_a_folder_that_is_not_there_is_named_so(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = in_process(words, tmp_path, monkeypatch, capsys)
+    assert said.code in (2, 8) and "nowhere: no such" in said.errors[0], said
 
 
 def test_what_is_no_run_cannot_be_resumed(tmp_path: Path) -> None:

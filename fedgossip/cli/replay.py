@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,17 +24,32 @@ def replay(run: Path, peer: int | None, until: int | None, show: bool, as_json: 
     """Replay RUN: a run directory, a peer's folder or a trace.
 
     Prints per trace whether every effect and the final model have the same bits, or the first event that differs; ends
-    with code 1 then.
+    with code 1 then.  A peer that was started again has a trace of each life that was recorded.
     """
+    from fedgossip.running.replay import lives_of, traces_of
     from fedgossip.running.replay import replay as replay_one
-    from fedgossip.running.replay import traces_of
 
     equal = True
+    recorded: dict[Path, list[Replayed]] = {}
     for path in traces_of(run, peer):
-        replayed = replay_one(path, until=until, show=_show if show else None)
+        replayed, lives = replay_one(path, until=until, show=_show if show else None), lives_of(path.parent)
         equal = equal and replayed.equal
-        print(json.dumps(_facts(replayed)) if as_json else _said(replayed))
+        recorded.setdefault(path.parent, []).append(replayed)
+        print(json.dumps(_facts(replayed, lives)) if as_json else _said(replayed, lives))
+    if not as_json and run.is_dir():
+        for folder, replays in recorded.items():
+            if words := _unrecorded({one.incarnation for one in replays}, lives_of(folder)):
+                print(f"peer {replays[0].node}, {words}")
     return 0 if equal else 1
+
+
+def _unrecorded(recorded: Collection[int], lives: int) -> str:
+    """Say which lives of a peer have no trace; nothing where all have."""
+    missing = [life for life in range(lives) if life not in recorded]
+    if not missing:
+        return ""
+    what = "life" if len(missing) == 1 else "lives"
+    return f"{what} {', '.join(map(str, missing))}: not recorded; --trace is given anew to each"
 
 
 def _show(entry: Entry) -> None:
@@ -52,15 +68,17 @@ _ENDS = {
 }
 
 
-def _said(replayed: Replayed) -> str:
-    life = f", life {replayed.incarnation}" if replayed.incarnation else ""
+def _said(replayed: Replayed, lives: int) -> str:
+    several = lives > 1 or replayed.incarnation > 0
+    life = f", life {replayed.incarnation}" + (f" of 0 to {lives - 1}" if lives > 1 else "") if several else ""
     head = f"peer {replayed.node}{life}: {replayed.events:,} events"
     if replayed.difference:
         return f"{head}, then a difference\n  {_difference(replayed)}{_version(replayed)}"
     if not replayed.equal:
         return f"{head}, all equal, but vector.safetensors holds another vector"
     vector = f", final vector sha256 {replayed.digest}" if replayed.digest else ""
-    return f"{head}, equal, {_ENDS[replayed.end]}{vector}"
+    end = "to the end of this life" if several and replayed.end == "finished" else _ENDS[replayed.end]
+    return f"{head}, equal, {end}{vector}"
 
 
 def _difference(replayed: Replayed) -> str:
@@ -77,12 +95,13 @@ def _version(replayed: Replayed) -> str:
     return f"\n  It was recorded by fedgossip {replayed.version}; this is {__version__}."
 
 
-def _facts(replayed: Replayed) -> dict[str, Any]:
+def _facts(replayed: Replayed, lives: int) -> dict[str, Any]:
     found = replayed.difference
     return {
         "trace": str(replayed.path),
         "peer": replayed.node,
         "incarnation": replayed.incarnation,
+        "lives": lives or None,
         "events": replayed.events,
         "equal": replayed.equal,
         "end": replayed.end,

@@ -11,7 +11,7 @@ import msgspec
 
 from fedgossip.errors import ConfigError, FedgossipError, NetworkError
 from fedgossip.messages import Hello
-from fedgossip.metrics import EventRow, Network, PeerRow, Row
+from fedgossip.metrics import EventRow, Network, PeerRow, Row, read_rows
 from fedgossip.running import compose, runs
 from fedgossip.running.compose import DataShares, Plan
 from fedgossip.running.peer import PeerEnded
@@ -184,12 +184,14 @@ def first_failure(last_words: Sequence[PeerEnded | None]) -> FedgossipError | No
 def collect_peers(plan: Plan, given: Sequence[Path], out: Path) -> Run:
     """Make one run directory of the folders of a run's peers, in any order.
 
-    Raises ConfigError for a folder missing; and the error of a peer that failed, when the directory is made.
+    Raises ConfigError for a folder missing; NetworkError where no peer has a round behind it; and the error of a peer
+    that failed, when the directory is made.
     Evaluated rounds hold the accuracies that the peers measured themselves; the averaged model is known at the end.
     """
     folders = _by_peer(plan.n, given)
     task, shares = compose.task_of(plan.experiment, plan.n, [])
     _check_same_run(folders, compose.hello_of(plan, task.schema, shares.digest))
+    _check_began(folders)
     directory = RunDirectory(out, plan)
     keeper = Keeper(directory, None)
     e = plan.experiment
@@ -211,6 +213,20 @@ def _check_same_run(folders: Sequence[Path], hello: Hello) -> None:
             what = "a model of another layout" if ended.schema != hello.schema else "another experiment, or other data"
             advice = "Give the experiment file, --set, --seed and data files that it had."
             raise ConfigError(f"{folder}: this peer ran {what}", advice)
+
+
+def _check_began(folders: Sequence[Path]) -> None:
+    words = [last_word(folder) for folder in folders]
+    if any(word and word.rounds for word in words) or any(_last_round(folder) for folder in folders):
+        return
+    advice = "Start them again, each with --resume; what they said is in their ended.json and metrics.jsonl."
+    raise first_failure(words) or NetworkError("nothing to collect: no peer has finished its first round", advice)
+
+
+def _last_round(folder: Path) -> int:
+    path = folder / "metrics.jsonl"
+    rows = read_rows(path) if path.exists() else []
+    return max((row.round for row in rows if isinstance(row, PeerRow)), default=0)
 
 
 def _by_peer(n: int, given: Sequence[Path]) -> list[Path]:

@@ -18,7 +18,8 @@ from pathlib import Path
 import msgspec
 
 from fedgossip import __version__
-from fedgossip.errors import ConfigError, ProtocolError
+from fedgossip.checkpoints import incarnation_of
+from fedgossip.errors import ConfigError, ProtocolError, ResumeError
 from fedgossip.experiment import checked
 from fedgossip.machine import Finish, Machine, NodeId
 from fedgossip.running import compose
@@ -174,6 +175,14 @@ def traces_in(folder: Path) -> list[Path]:
     )
 
 
+def lives_of(folder: Path) -> int:
+    """Return how many lives the peer of a folder has begun; 0 where the folder does not tell."""
+    try:
+        return incarnation_of(folder) + 1
+    except ResumeError:
+        return 0
+
+
 def traces_of(run: Path, peer: NodeId | None = None) -> list[Path]:
     """Return the traces of a run, a peer's folder or a trace itself; of `peer` alone where given.
 
@@ -181,6 +190,8 @@ def traces_of(run: Path, peer: NodeId | None = None) -> list[Path]:
     """
     if run.is_file():
         return [run]
+    if not run.is_dir():
+        raise TraceError(f"{run}: no such file or folder", "`fedgossip runs` lists the runs that are there.")
     folders = [run, *sorted((run / "peers").glob("*"))] if peer is None else [run / "peers" / f"{peer:02d}"]
     found = [path for folder in folders for path in traces_in(folder)]
     if not found:

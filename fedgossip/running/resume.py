@@ -54,6 +54,7 @@ def resume(
 
 def experiment_in(run: Path) -> Path:
     """Return the experiment file of a run directory.  Raises ResumeError for a folder that is none."""
+    _check_there(run)
     path = run / "experiment.toml"
     if not path.is_file():
         raise ResumeError(f"{run}: no run to go on with", "Give the folder of a run; `fedgossip runs` lists them.")
@@ -62,6 +63,7 @@ def experiment_in(run: Path) -> Path:
 
 def engine_of(run: Path) -> str:
     """Return sim, stacked or local.  Raises ResumeError where the folder does not tell."""
+    _check_there(run)
     if (run / "peers").is_dir():
         return "local"
     engine = pausing.engine_of(run)
@@ -69,6 +71,11 @@ def engine_of(run: Path) -> str:
         advice = "A peer of a run over several machines: fedgossip peer ... --resume, in its own folder."
         raise ResumeError(f"{run}: neither a simulated run nor one of local processes", advice)
     return engine
+
+
+def _check_there(run: Path) -> None:
+    if not run.is_dir():
+        raise ResumeError(f"{run}: no such folder", "`fedgossip runs` lists the runs that are there.")
 
 
 def _status(run: Path) -> str | None:
