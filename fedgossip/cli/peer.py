@@ -12,40 +12,21 @@ import click
 @click.command()
 @click.argument("experiment", type=click.Path(path_type=Path))
 @click.option("--id", "node", type=click.IntRange(min=0), required=True, help="Which node of the graph this is.")
-@click.option(
-    "--endpoints",
-    type=click.Path(path_type=Path),
-    required=True,
-    help="File with every peer's id, address and public key.",
-)
-@click.option(
-    "--key",
-    type=click.Path(path_type=Path),
-    default=Path("peer.key"),
-    show_default=True,
-    help="This peer's key pair, from `fedgossip keys new`.",
-)
+@click.option("--endpoints", type=click.Path(path_type=Path), required=True,
+              help="File with every peer's id, address and public key.")
+@click.option("--key", type=click.Path(path_type=Path), default=Path("peer.key"), show_default=True,
+              help="This peer's key pair, from `fedgossip keys new`.")
 @click.option("--bind", help="Where to listen, e.g. tcp://*:5700.  [default: this peer's address in the endpoints]")
 @click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Replace a key of the file; on all peers.")
 @click.option("--seed", type=int, help="Replace the file's seed; on all peers.")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder to make.  [default: runs/NAME-peerK-TIME]")
-@click.option(
-    "--members",
-    "open_run",
-    is_flag=True,
-    help="Peers may come and go: the endpoints are those it begins with.  On all peers.",
-)
+@click.option("--members", "open_run", is_flag=True,
+              help="Peers may come and go: the endpoints are those it begins with.  On all peers.")
 @click.option("--join", is_flag=True, help="The run has begun: fetch the model from its members.  Implies --members.")
 @click.option("--resume", is_flag=True, help="Go on from the last checkpoint in the folder --out.")
 @click.option("--trace", is_flag=True, help="Write down all that this peer is told, for `fedgossip replay`.")
-@click.option(
-    "--trace-limit",
-    metavar="GB",
-    type=click.FloatRange(min=0, min_open=True),
-    default=2.0,
-    show_default=True,
-    help="The longest trace; the run goes on without.",
-)
+@click.option("--trace-limit", metavar="GB", type=click.FloatRange(min=0, min_open=True), default=2.0,
+              show_default=True, help="The longest trace; the run goes on without.")
 def peer(
     experiment: Path,
     node: int,
