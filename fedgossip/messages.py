@@ -331,13 +331,15 @@ class Hello(_Note):
     """The first words on a link, between hosts: peers of two experiments, or of two layouts, must not mix.
 
     `experiment` is the hash of the resolved experiment, `schema` of the parameter layout, `version` fedgossip's.
-    `incarnation` counts the lives of the sender: after a crash it is a higher one.
+    `incarnation` counts the lives of the sender: after a crash it is a higher one.  `process` is drawn at its start, so
+    that two with one identity can be told apart; 0: not said.
     """
 
     schema: str
     experiment: str
     version: str
     incarnation: int = 0
+    process: int = 0
 
 
 Gossip = Model | Leaving | Account | Offer | Answer | Decline | Query | Settled | Parcel | Accepted

@@ -254,6 +254,7 @@ class _HelloHeader(_Header, tag="hello"):
     experiment: str
     version: str
     incarnation: _Count = 0
+    process: _Count = 0
 
 
 _HEADERS: dict[type[AnyMessage], type[_Header]] = {

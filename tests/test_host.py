@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,37 @@ def test_one_that_was_gone_joins_again(links: Links) -> None:
     host._fire(("grace", 1))
     host._heard(LinkUp(1))
     assert machine.links_told() == [PeerJoined(1), PeerGone(1), PeerJoined(1)]
+
+
+def process(number: int, incarnation: int = 0) -> Arrived:
+    return Arrived(1, replace(HELLO, process=number, incarnation=incarnation))
+
+
+def test_a_second_process_with_one_identity_is_a_twin_and_changes_nothing(links: Links) -> None:
+    machine, rows = Told(), list[Any]()
+    host = Host(0, machine, links, Averaging(2, 4), HELLO, ports(rows))
+    for event in (LinkUp(1), process(5), process(6), process(6)):
+        host._heard(event)
+    assert [row.value["reason"] for row in rows] == ["twin", "twin"] and host.counts == {"refused": 2}
+    assert machine.links_told() == [PeerJoined(1)]
+
+
+@pytest.mark.parametrize(
+    "later",
+    [
+        [process(5)],  # the same one, on a new connection
+        [process(6, incarnation=1)],  # its next life
+        [LinkDown(1), LinkUp(1), process(6)],  # started anew without --resume
+        [LinkDown(1), process(6), LinkUp(1)],
+    ],
+    ids=["again", "next life", "anew", "anew, heard first"],
+)
+def test_one_that_calls_again_or_was_started_anew_is_no_twin(links: Links, later: list[Any]) -> None:
+    rows = list[Any]()
+    host = Host(0, Told(), links, Averaging(2, 4), HELLO, ports(rows))
+    for event in (LinkUp(1), process(5), *later):
+        host._heard(event)
+    assert rows == [] and host.counts == {}
 
 
 def test_what_cannot_be_said_is_kept_only_while_it_is_news(links: Links) -> None:

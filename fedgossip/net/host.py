@@ -92,6 +92,7 @@ class Host:
         self._sequence = 0
         self._greeted: set[NodeId] = set()
         self._lives: dict[NodeId, int] = {}
+        self._processes: dict[NodeId, int] = {}  # of those that have greeted since the link to them came up
         self._joined: set[NodeId] = set()
         self._met = False  # whether anybody ever joined
         self._gone: set[NodeId] = set()
@@ -176,6 +177,7 @@ class Host:
                 self._join_if_ready(node)
             case LinkDown(node):
                 self._up.discard(node)
+                self._processes.pop(node, None)  # it may be started anew, with nothing left to number its life by
                 self._set_timer(("grace", node), GRACE_NS)
             case Rejected(int(), "handshake"):
                 self._give_up_on(event)
@@ -184,8 +186,8 @@ class Host:
 
     def _greet(self, sender: NodeId, hello: Hello) -> None:
         """A partner runs the same experiment, or it is told as gone; nobody but it is harmed by that."""
-        if replace(hello, incarnation=0) == replace(self.hello, incarnation=0):
-            self._greet_life(sender, hello.incarnation)
+        if replace(hello, incarnation=0, process=0) == replace(self.hello, incarnation=0, process=0):
+            self._greet_life(sender, hello.incarnation, hello.process)
             return
         differs = next(k for k in ("version", "schema", "experiment") if getattr(hello, k) != getattr(self.hello, k))
         meaning = {
@@ -196,15 +198,19 @@ class Host:
         advice = "Start every peer from the same experiment file and data, with the same fedgossip."
         self._give_up_on(Rejected(sender, differs, f"peer {sender} {meaning}", advice))
 
-    def _greet_life(self, sender: NodeId, incarnation: int) -> None:
+    def _greet_life(self, sender: NodeId, incarnation: int, process: int) -> None:
         known = self._lives.get(sender, 0)
         if incarnation < known:
             text = f"peer {sender} says that this is its life {incarnation}, and was in life {known} already"
             self._reject(Rejected(sender, "stale_incarnation", text, "Is the same peer started twice?"))
             return
+        if incarnation == known and self._processes.get(sender, process) != process:
+            text = f"two processes run as peer {sender}, with its key: another one greets while the first is there"
+            self._reject(Rejected(sender, "twin", text, "Stop one of them; give each peer an id and a key of its own."))
+            return
         if incarnation > known and sender in self._joined:  # it crashed and is back before its silence was noticed
             self._tell_gone(sender)
-        self._lives[sender] = incarnation
+        self._lives[sender], self._processes[sender] = incarnation, process
         self._greeted.add(sender)
         self._refused.pop(sender, None)
         self._join_if_ready(sender)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import signal
 import threading
 import time
@@ -208,7 +209,11 @@ def run_peer(
             begin = lives.next_after if resume else lives.first
             life = begin(plan, node, folder, task.schema, shares.digest, incarnation)
             known = endpoints if not isinstance(endpoints, Path) else _await_endpoints(endpoints, plan.n, stop)
-            hello = replace(compose.hello_of(plan, task.schema, shares.digest), incarnation=life.about.incarnation)
+            hello = replace(
+                compose.hello_of(plan, task.schema, shares.digest),
+                incarnation=life.about.incarnation,
+                process=secrets.randbits(53),
+            )
             expected = Expected(task.schema, task.dtype.name, task.length)
             links.connect(() if members else plan.schedule.partners(node), known, expected, hello)
             if resume and not child:  # a collector has read on: it must find what it has read
