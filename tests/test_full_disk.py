@@ -13,10 +13,12 @@ from typing import Any
 
 import pytest
 from commands import experiment as experiment_file
-from commands import finish, start
+from commands import finish, start, wait_until
 
 from fedgossip import checkpoints
+from fedgossip.checkpoints import NEWEST, About, Checkpoints
 from fedgossip.errors import NotWrittenError
+from fedgossip.machine import Checkpoint
 from fedgossip.metrics import EventRow, NetworkRow, Row, RowWriter, read_rows
 from fedgossip.running import pausing, runs
 from fedgossip.running.local import run_local
@@ -189,6 +191,25 @@ def test_peers_that_cannot_write_their_model_name_it_and_the_disk(disk: Disk, tm
 
 
 # --- checkpoints ----------------------------------------------------------------------------------------------------
+
+
+def test_checkpoints_are_written_again_when_there_is_room_again(disk: Disk) -> None:
+    """Also where the row that says so found no room: it is written by the same thread."""
+    writer = RowWriter(disk.path / "metrics.jsonl")
+
+    def failed(round: int, _: OSError) -> None:
+        writer.write(EventRow(round, 0, "checkpoint_failed"))
+
+    kept = Checkpoints(disk.path, About(0, "layout", "1", {}), failed, seconds=0)
+    disk.fill()
+    kept.keep(Checkpoint(1, {}, {}), {})
+    wait_until(lambda: writer.lost, 20, "a row is dropped")
+    disk.free()
+    kept.keep(Checkpoint(2, {}, {}), {})
+    wait_until((disk.path / NEWEST).exists, 20, "a checkpoint")
+    assert kept.close() == 2
+    writer.close()
+    assert losses(read_rows(disk.path / "metrics.jsonl")) == [1]
 
 
 def test_a_life_that_cannot_be_written_down_leaves_no_half_file(
