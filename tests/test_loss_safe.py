@@ -120,7 +120,7 @@ class Hand:
         raise AssertionError("it does not end")
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     st.sampled_from([("ring", 3), ("ring", 5), ("complete", 4), ("star", 5), ("path", 2), ("regular:3", 6)]),
     st.integers(0, 10**9),
@@ -239,9 +239,9 @@ def test_the_mean_does_not_drift_under_loss(loss: float) -> None:
 
 @pytest.mark.parametrize(("loss", "least"), [(0.01, 1e-3), (0.05, 5e-3), (0.2, 1e-2)])
 def test_the_one_sided_rule_would_drift(loss: float, least: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lost neighbour's weight given to oneself at one end only: per cents of the spread (root mean square of 4)."""
+    """A lost neighbour's weight given to oneself at one end only: per cents of the spread (root mean square of 2)."""
     monkeypatch.setattr(Edge, "missed", lambda *_: None)
-    assert np.sqrt(np.mean([drift(loss, seed) ** 2 for seed in range(4)])) > least
+    assert np.sqrt(np.mean([drift(loss, seed) ** 2 for seed in range(2)])) > least
 
 
 def test_halves_that_drifted_far_apart_become_one_again() -> None:
