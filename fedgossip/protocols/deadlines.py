@@ -39,6 +39,10 @@ class Deadline:
         """Take note of how long it took this time; what was cut short by the deadline is not to be told."""
         self._seen.append(duration_ns)
 
+    def quickest_ns(self) -> int:
+        """The shortest that was seen, which no loss has made longer; 0 before the first."""
+        return min(self._seen, default=0)
+
     def usual_ns(self) -> int:
         """How long it takes usually: the median; 0 while too little is known."""
         return _median(self._seen) if len(self._seen) >= ENOUGH else 0

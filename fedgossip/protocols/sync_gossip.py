@@ -306,7 +306,9 @@ class SyncGossip(Generic[State]):
 
     def _patience_ns(self, times: int) -> int:
         """How long to wait before a model is asked for: a lost one costs this, not the deadline."""
-        return self.settings.again_ns << min(times, 6)  # not what is usual: asking makes it longer
+        again_ns = self.settings.again_ns
+        quickest_ns = self.deadline.quickest_ns()  # not what is usual, which asking makes longer
+        return (max(again_ns, 4 * quickest_ns) if quickest_ns else 4 * again_ns) << min(times, 6)
 
     def _ask(self, times: int) -> list[Effect]:
         late = [j for j in sorted(self.waiting_for) if j in self.linked and j not in self.one_way | self.absent]
