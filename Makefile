@@ -10,7 +10,7 @@ demo: $(STAMP)
 	$(BIN)/fedgossip demo
 
 test: $(STAMP) check
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist loadfile
 
 check: $(STAMP)
 	$(BIN)/ruff check .

@@ -315,6 +315,14 @@ class Checkpoints:
                 self._thread.start()
             self._condition.notify()
 
+    def now(self, checkpoint: Checkpoint) -> None:
+        """Take the state after a round, and write it: it is on disk when this returns, or `failed` is told.
+
+        For a peer whose task remembers nothing; not to be mixed with `keep`.
+        """
+        self._newest = Stored(self.about, checkpoint, {})
+        self._write(self._newest)
+
     def close(self) -> int | None:
         """Write the newest if it is not; return the round of the last one that is on disk, None where there is none."""
         with self._condition:
@@ -347,7 +355,10 @@ class Checkpoints:
 
 # --- the same experiment? ---------------------------------------------------------------------------------------------
 
-MAY_DIFFER = ("name", "train.device", "train.threads", "algorithm.start_timeout")
+OF_THE_MACHINE = ("device", "threads", "channels_last", "compile", "prefetch", "processes", "parallel")
+"""Keys of `[train]` that say how a machine computes, not what: as in learning.settings, a room of the same floor."""
+
+MAY_DIFFER = ("name", "algorithm.start_timeout", *(f"train.{key}" for key in OF_THE_MACHINE))
 """Keys that a resume may change; and `rounds` may grow."""
 
 OF_SIMULATIONS = ("simulation", "faults")

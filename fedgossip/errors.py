@@ -72,6 +72,12 @@ class TrainingError(FedgossipError):
     exit_code = 5
 
 
+class BudgetError(FedgossipError):
+    """The next release would spend more privacy than the budget allows; nothing was released."""
+
+    exit_code = 6
+
+
 class TooFewPeersError(FedgossipError):
     """Too few peers were there to go on."""
 

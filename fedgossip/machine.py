@@ -102,12 +102,29 @@ class Train:
     """Train from `vector`; answered by `Trained` with the same job.
 
     With `terms` the job stands alone: what the optimiser remembers of earlier jobs does not enter it, and the metrics
-    hold "steps" and "rate" too.
+    hold "steps" and "rate" too.  `tested`: the given vector is first tested on examples that this node keeps for that;
+    "accuracy" and "tested", their number, are in the metrics.
     """
 
     job: int
     vector: Vector
     terms: Terms | None = None
+    tested: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Witness:
+    """A signed frame of a secure session, for its transcript: sent to `client` (None: to all), or taken from it.
+
+    Without a frame the session is over, with this `outcome` (secure/aborts.Reason, or SUMMED).  Drivers that keep no
+    transcripts ignore it.
+    """
+
+    session: int
+    client: NodeId | None
+    frame: bytes
+    sent: bool
+    outcome: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,12 +156,26 @@ class Checkpoint:
     """All that a new machine of this kind needs to go on from here, after `round` rounds.
 
     `vectors` [d] and `facts`, plain numbers, texts, lists and mappings with text keys.  Drivers that keep none ignore
-    it; what it refers to never changes.
+    it; what it refers to never changes.  `durable`: it is on disk before any later effect is performed; else it may be
+    written when it is time.
     """
 
     round: int
     vectors: Mapping[str, Vector]
     facts: Mapping[str, object] = field(default_factory=dict)
+    durable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """A line of this participant's own log: what leaves it, what it refuses, and what a next life must know.
+
+    On disk before any later effect is performed; lives after this one are given all lines.  Facts are plain numbers
+    and texts; nothing secret, nothing of the data.
+    """
+
+    kind: str
+    facts: Mapping[str, int | float | str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +187,7 @@ class Meet:
     key: str
 
 
-Effect = Send | Train | SetTimer | Report | Checkpoint | Meet | Finish
+Effect = Send | Train | SetTimer | Report | Checkpoint | Log | Witness | Meet | Finish
 
 
 class Machine(Protocol):

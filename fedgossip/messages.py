@@ -7,6 +7,7 @@ another layout must never be averaged.  Numbers of rounds and of exchanges start
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from fedgossip.vectors import Vector
 
@@ -73,6 +74,25 @@ class Account(_Note):
     used: int = -1
     missing: int = -1
     asks: bool = False
+
+
+# --- private gossip: protocols/private_gossip.py ----------------------------------------------------------------------
+
+
+CHECK_WORDS = 4
+"""Words of a masked vector after those of the model: each sender puts a one there, so that the sum counts them."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Masked(_Carrier):
+    """The sender's share of what the receiver adds up in `round`, under masks that cancel in the sum alone.
+
+    One vector, of uint32 whatever its type says, [d + CHECK_WORDS]: integers modulo 2^32.
+    """
+
+    round: int
+    schema: str
+    vectors: tuple[Vector, ...]
 
 
 # --- asynchronous gossip: protocols/async_gossip.py -------------------------------------------------------------------
@@ -149,25 +169,62 @@ class Invite(_Carrier):
     """Take part in `round`: train from these vectors, the model first.
 
     `counted` is the last round in which a contribution of the receiver was counted: what it remembers since then, and
-    was not counted, it forgets.
+    was not counted, it forgets.  `session`: the number and the signed invitation of the secure sum that the answer is
+    to go into; without it the answer is a `Contribution`.
     """
 
     round: int
     schema: str
     vectors: tuple[Vector, ...]
     counted: int = -1
+    session: int = -1
+    frame: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Contribution(_Carrier):
-    """What a client gives to `round`: vectors, of so many `examples` and local `steps`; the mean `loss` of these."""
+    """What a client gives to `round`: vectors, of so many `examples` and local `steps`; their mean `loss`, or None.
+
+    `accuracy` is that of the model it was sent, on `tested` examples that it keeps for that.
+    """
 
     round: int
     schema: str
     vectors: tuple[Vector, ...]
     examples: int
     steps: int
-    loss: float
+    loss: float | None
+    accuracy: float = 0.0
+    tested: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Secured(_Note):
+    """A signed frame of a secure sum, see secure/frames.py: of this session and stage.  Either way."""
+
+    session: int
+    stage: int
+    frame: bytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MaskedInput(_Carrier):
+    """A client's masked vector, uint32 words of the ring, behind the frame that signs it."""
+
+    session: int
+    stage: int
+    frame: bytes
+    schema: str
+    vectors: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal(_Note):
+    """The sender takes no part in `round`, or no further; `reason` is one word (secure/aborts.py)."""
+
+    round: int
+    session: int
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -342,12 +399,12 @@ class Hello(_Note):
     process: int = 0
 
 
-Gossip = Model | Leaving | Account | Offer | Answer | Decline | Query | Settled | Parcel | Accepted
+Gossip = Model | Masked | Leaving | Account | Offer | Answer | Decline | Query | Settled | Parcel | Accepted
 Membership = Ping | Pong | Probe | Vouch | Tidings | Compare | Join
 Transfer = Seek | Have | Fetch | Piece
-Federation = Invite | Contribution | Final
+Federation = Invite | Contribution | Final | Secured | MaskedInput | Refusal
 Message = Gossip | Federation | Membership | Transfer
 AnyMessage = Message | Hello
 
-CARRIERS = (Model, Offer, Answer, Parcel, Invite, Contribution, Final, Piece)
-Carrier = Model | Offer | Answer | Parcel | Invite | Contribution | Final | Piece
+CARRIERS = (Model, Masked, Offer, Answer, Parcel, Invite, Contribution, MaskedInput, Final, Piece)
+Carrier = Model | Masked | Offer | Answer | Parcel | Invite | Contribution | MaskedInput | Final | Piece

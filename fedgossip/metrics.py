@@ -40,6 +40,14 @@ class PeerRow(msgspec.Struct, tag="peer", tag_field="kind"):
     seconds: float
     staleness: int | None = None
     """Asynchronous runs: how often the model changed while this round was trained from an older one."""
+    clients: int | None = None
+    """A coordinator's rows: how many contributions are in the round; loss is their mean."""
+    accuracy_clients: float | None = None
+    """A coordinator's: the mean accuracy of the model that it sent, on examples that the clients keep for that."""
+    accuracy_worst_client: float | None = None
+    """The worst of those, where it can be seen."""
+    epsilon: float | None = None
+    """What this participant has spent of its budget of privacy."""
 
 
 class NetworkRow(msgspec.Struct, tag="network", tag_field="kind"):
@@ -157,6 +165,8 @@ class Meter:
         self.bytes_sent = self.bytes_received = 0
         self.loss: float | None = None
         self.staleness: int | None = None
+        self.epsilon: float | None = None
+        self._aggregated: Mapping[str, float] = {}
         self._train_began = self._train_ended = 0
 
     def train_began(self, now_ns: int) -> None:
@@ -170,6 +180,21 @@ class Meter:
         """Take the value of a machine's report "trained": there are things about a training that only it knows."""
         staleness = facts.get("staleness") if isinstance(facts, Mapping) else None
         self.staleness = staleness if isinstance(staleness, int) else None
+
+    def aggregated(self, facts: object) -> None:
+        """Take the value of a coordinator's report "aggregated": what the clients' contributions were like."""
+        if isinstance(facts, Mapping):
+            self._aggregated = {name: value for name, value in facts.items() if isinstance(value, int | float)}
+            self.loss = self._aggregated.get("loss")
+            self.epsilon = self._aggregated.get("epsilon")
+
+    def contributed(self, facts: object) -> float | None:
+        """Take the value of a client's report "contributed"; return the accuracy that it measured."""
+        if not isinstance(facts, Mapping):
+            return None
+        self.epsilon = facts.get("epsilon")
+        accuracy = facts.get("accuracy")
+        return accuracy if isinstance(accuracy, float) else None
 
     def mixed(self, round: int, now_ns: int, mixing_ns: int, accuracy: float | None) -> PeerRow:
         """Close the round: `now_ns` is when the last model arrived, `mixing_ns` what summing then took."""
@@ -185,7 +210,13 @@ class Meter:
             seconds_mixing=mixing_ns / 1e9,
             seconds=(now_ns + mixing_ns) / 1e9,
             staleness=self.staleness,
+            epsilon=self.epsilon,
         )
+        if self._aggregated:
+            row.clients = int(self._aggregated["clients"])
+            row.accuracy_clients = self._aggregated.get("accuracy")
+            row.accuracy_worst_client = self._aggregated.get("worst")
+            self._aggregated = {}
         self.bytes_sent = self.bytes_received = 0
         self.loss = None
         return row
@@ -216,16 +247,27 @@ class Network:
     other are at most n - 1 rounds apart: further behind is only one that the others went on without.)
     """
 
-    def __init__(self, n: int, rounds: int, every: int, evaluate: Evaluate, *, watch_all: bool = True) -> None:
+    def __init__(
+        self,
+        n: int,
+        rounds: int,
+        every: int,
+        evaluate: Evaluate,
+        *,
+        watch_all: bool = True,
+        counted: Sequence[int] | None = None,
+    ) -> None:
         self.n, self.rounds, self.every = n, rounds, every
+        self.counted = tuple(range(n) if counted is None else counted)
+        """Whose rounds and vectors these are; others only add rows, and bytes, of their own."""
         self.reached = [0] * n
         """The newest round that each peer has behind it."""
         self._evaluate, self._watch_all = evaluate, watch_all
         self._patience = max(ROUNDS_OPEN, n)
         self._open: dict[int, _Round] = {}
         self._closed = self._newest = 0
-        self._going = set(range(n))
-        self._behind = set(range(n))  # those of the going that are not past the next round to close
+        self._going = set(self.counted)
+        self._behind = set(self.counted)  # those of the going that are not past the next round to close
         self._bytes = 0
         self._seconds = 0.0
         self._disagreed = False
@@ -236,11 +278,18 @@ class Network:
 
     def started(self, vectors: Sequence[Vector]) -> list[Row]:
         """Record the state before the first round."""
-        for peer, vector in enumerate(vectors):
+        there = {peer: vectors[peer] for peer in self.counted}
+        for peer, vector in there.items():
             self.before(peer, 1, vector)
-        row = NetworkRow(round=0, peers=self.n, seconds=0.0, bytes_sent=0)
-        self._fill(row, dict(enumerate(vectors)), {peer: Meter(peer).mixed(0, 0, 0, None) for peer in range(self.n)})
-        row.consensus_distance = consensus_distance(vectors)
+        row = NetworkRow(round=0, peers=len(there), seconds=0.0, bytes_sent=0)
+        self._fill(row, there, {peer: Meter(peer).mixed(0, 0, 0, None) for peer in there})
+        row.consensus_distance = consensus_distance(list(there.values()))
+        return [row]
+
+    def aside(self, row: PeerRow) -> list[Row]:
+        """Take the row of one whose rounds are not counted; return the rows to be written now."""
+        self.reached[row.peer] = row.round
+        self._bytes += row.bytes_sent
         return [row]
 
     def went_on(self, last: NetworkRow) -> None:
@@ -310,7 +359,8 @@ class Network:
         self._bytes += sum(row.bytes_sent for row in rows)
         self._seconds = max(self._seconds, *(row.seconds for row in rows))
         losses = [row.loss for row in rows if row.loss is not None]
-        total = NetworkRow(round=round, peers=len(rows), seconds=self._seconds, bytes_sent=self._bytes)
+        peers = sum(1 if row.clients is None else row.clients for row in rows)
+        total = NetworkRow(round=round, peers=peers, seconds=self._seconds, bytes_sent=self._bytes)
         total.loss = float(np.mean(losses)) if losses else None
         if self.evaluated(round) and of.after:
             self._fill(total, of.after, of.rows)
@@ -342,9 +392,15 @@ class Network:
         total.accuracy_averaged = averaged.get("accuracy")
         for peer, metrics in zip(unknown, each, strict=True):
             rows[peer].accuracy = metrics.get("accuracy")
-        accuracies = [a for a in (rows[peer].accuracy for peer in sorted(rows)) if a is not None]
-        if accuracies:
-            total.accuracy_mean_peer, total.accuracy_worst_peer = float(np.mean(accuracies)), min(accuracies)
+        self._fill_peers(total, [rows[peer] for peer in sorted(rows)])
+
+    def _fill_peers(self, total: NetworkRow, rows: Sequence[PeerRow]) -> None:
+        """What the peers hold; of a coordinator's clients what they say of the model on examples of their own."""
+        mean = [row.accuracy if row.accuracy_clients is None else row.accuracy_clients for row in rows]
+        worst = [row.accuracy if row.accuracy_clients is None else row.accuracy_worst_client for row in rows]
+        if known := [a for a in mean if a is not None]:
+            total.accuracy_mean_peer = float(np.mean(known))
+        total.accuracy_worst_peer = min((a for a in worst if a is not None), default=None)
 
     def measured_contraction(self) -> float | None:
         """Return the geometric mean over the measured rounds of distance after mixing / distance before it.
@@ -367,8 +423,22 @@ def _size(vectors: Sequence[Vector]) -> float:
     return math.sqrt(sum(float(np.vdot(vector, vector)) for vector in vectors) / len(vectors))
 
 
-QUIET = frozenset({"trained", "outgoing", "mixed", "late", "repeated", "exchanged", "declined", "withheld"})
-"""Reports that are no events of their own; all but the first three are counted."""
+QUIET = frozenset(
+    {
+        "trained",
+        "outgoing",
+        "mixed",
+        "aggregated",
+        "contributed",
+        "late",
+        "repeated",
+        "exchanged",
+        "declined",
+        "withheld",
+        "outdated",
+    }
+)
+"""Reports that are no events of their own; those that drivers make rows of are not counted either."""
 
 
 def event_row(peer: int, report: Report) -> EventRow | None:

@@ -20,18 +20,20 @@ from fedgossip.vectors import Vector
 class Job:
     """Train `node` in `round` from `vector`.  (node, round) names the random stream, so no job depends on another.
 
-    `terms`: of a federated client; see `machine.Train`.
+    `terms`, `tested`: of a federated client; see `machine.Train`.
     """
 
     node: NodeId
     round: int
     vector: Vector
     terms: Terms | None = None
+    tested: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Update:
-    """`difference` is trained minus given, [d], or None where nothing changed; `metrics` holds at least "loss"."""
+    """`difference` is trained minus given, [d], or None where nothing changed; `metrics` holds "loss", but where
+    training is private: then no loss is known."""
 
     difference: Vector | None
     examples: int

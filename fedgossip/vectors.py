@@ -27,6 +27,7 @@ BLOCK = 32_768  # elements; 128 KiB of float32: the running sum and the product 
 # and copying into it runs at about half the speed of warm memory.
 _POOLED_BYTES = 1 << 20
 _POOLED_BLOCKS = 12
+_PAGE_BYTES = 4096
 
 
 Blocks = list[npt.NDArray[np.uint8]]
@@ -72,14 +73,15 @@ class _Pool:
     def take(self, size: int) -> npt.NDArray[np.uint8]:
         if self._free is None:
             return np.empty(size, np.uint8)
+        room = -(-size // _PAGE_BYTES) * _PAGE_BYTES  # vectors of nearly the same length share blocks
         with self._lock:
             for place, count in enumerate(_references(self._blocks)):
-                if count == self._free and self._blocks[place].nbytes == size:
-                    return self._blocks[place][:]
-            self._blocks = [b for b in self._blocks if b.nbytes == size][-_POOLED_BLOCKS + 1 :]
-            block = np.empty(size, np.uint8)
+                if count == self._free and self._blocks[place].nbytes == room:
+                    return self._blocks[place][:size]
+            self._blocks = [b for b in self._blocks if b.nbytes == room][-_POOLED_BLOCKS + 1 :]
+            block = np.empty(room, np.uint8)
             self._blocks.append(block)
-            return block[:]
+            return block[:size]
 
 
 _pool = _Pool(_count_of_a_free_block())

@@ -25,6 +25,7 @@ import numpy as np
 from fedgossip.errors import PeerError
 from fedgossip.messages import (
     CARRIERS,
+    CHECK_WORDS,
     MEMBERS_MAX,
     NEWS_MAX,
     PIECE,
@@ -43,6 +44,8 @@ from fedgossip.messages import (
     Invite,
     Join,
     Leaving,
+    Masked,
+    MaskedInput,
     Model,
     Offer,
     Parcel,
@@ -51,6 +54,8 @@ from fedgossip.messages import (
     Pong,
     Probe,
     Query,
+    Refusal,
+    Secured,
     Seek,
     Settled,
     Suspicion,
@@ -67,6 +72,9 @@ With 512 KiB what waits inside ZeroMQ is two models of a million parameters; wit
 
 
 HEADER_BYTES_MAX = 64 * 1024
+FRAME_OF_A_SUM_MAX = 60 * 1024
+"""A signed frame of a secure sum travels in a header: keys of up to 200 neighbours fit."""
+
 FRAME_BYTES_MAX = CHUNK_BYTES
 MARK_BYTES = 9
 
@@ -79,6 +87,7 @@ _Count = Annotated[int, msgspec.Meta(ge=0)]
 _CountOrNone = Annotated[int, msgspec.Meta(ge=-1)]
 _Word = Annotated[str, msgspec.Meta(max_length=64)]
 _Text = Annotated[str, msgspec.Meta(max_length=128)]
+_Frame = Annotated[bytes, msgspec.Meta(max_length=FRAME_OF_A_SUM_MAX)]
 
 
 class _Header(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -98,6 +107,10 @@ class _ModelHeader(_Carries, tag="model", kw_only=True):
     used: _CountOrNone = -1
     missing: _CountOrNone = -1
     view: _Word = ""
+
+
+class _MaskedHeader(_Carries, tag="masked", kw_only=True):
+    round: _Count
 
 
 class _LeavingHeader(_Header, tag="leaving"):
@@ -150,13 +163,35 @@ class _AcceptedHeader(_Header, tag="accepted"):
 class _InviteHeader(_Carries, tag="invite", kw_only=True):
     round: _Count
     counted: _CountOrNone = -1
+    session: _CountOrNone = -1
+    frame: _Frame = b""
 
 
 class _ContributionHeader(_Carries, tag="contribution", kw_only=True):
     round: _Count
     examples: _Count
     steps: _Count
-    loss: float
+    loss: float | None
+    accuracy: float = 0.0
+    tested: _Count = 0
+
+
+class _SecuredHeader(_Header, tag="secured"):
+    session: _Count
+    stage: _Count
+    frame: _Frame
+
+
+class _MaskedInputHeader(_Carries, tag="masked input", kw_only=True):
+    session: _Count
+    stage: _Count
+    frame: _Frame
+
+
+class _RefusalHeader(_Header, tag="refusal"):
+    round: _Count
+    session: _CountOrNone
+    reason: _Word
 
 
 class _FinalHeader(_Carries, tag="final", kw_only=True):
@@ -259,6 +294,7 @@ class _HelloHeader(_Header, tag="hello"):
 
 _HEADERS: dict[type[AnyMessage], type[_Header]] = {
     Model: _ModelHeader,
+    Masked: _MaskedHeader,
     Leaving: _LeavingHeader,
     Account: _AccountHeader,
     Offer: _OfferHeader,
@@ -270,6 +306,9 @@ _HEADERS: dict[type[AnyMessage], type[_Header]] = {
     Accepted: _AcceptedHeader,
     Invite: _InviteHeader,
     Contribution: _ContributionHeader,
+    Secured: _SecuredHeader,
+    MaskedInput: _MaskedInputHeader,
+    Refusal: _RefusalHeader,
     Final: _FinalHeader,
     Ping: _PingHeader,
     Pong: _PongHeader,
@@ -358,12 +397,20 @@ class FrameError(PeerError):
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What a model must look like to be allocated: `count` vectors of `length` elements of `dtype`."""
+    """What a model must look like to be allocated: `count` vectors of `length` elements of `dtype`.
+
+    `words`: those of a masked vector; 0 where nothing is masked.
+    """
 
     schema: str
     dtype: str
     length: int
     count: int = 1
+    words: int = 0
+
+    @property
+    def payload_bytes(self) -> int:
+        return self.count * self.length * np.dtype(self.dtype).itemsize
 
 
 class Assembler:
@@ -396,14 +443,26 @@ class Assembler:
             raise FrameError("order", f"chunk {index} of transfer {transfer} does not follow")
         if not self._vectors:
             assert self._open is not None
-            self._vectors = tuple(empty(length, self.expected.dtype) for length in self._open.lengths)
+            self._vectors = tuple(empty(length, self._open.dtype) for length in self._open.lengths)
             self._targets = list(_slices(self._vectors))
         return self._targets[self._next]
 
     @property
     def coming(self) -> int | None:
         """The round of the synchronous model whose chunks are coming in, or None."""
-        return self._open.round if isinstance(self._open, _ModelHeader) else None
+        return self._open.round if isinstance(self._open, _ModelHeader | _MaskedHeader) else None
+
+    @property
+    def to_come(self) -> int:
+        """How many chunks of the message that is coming in are not there yet."""
+        if self._open is None:
+            return 0
+        bytes_each = np.dtype(self.expected.dtype).itemsize
+        return sum(-(-length * bytes_each // CHUNK_BYTES) for length in self._open.lengths) - self._next
+
+    def give_up(self) -> None:
+        """Forget the message that is coming in, and its memory."""
+        self._drop()
 
     def header(self, body: bytes) -> AnyMessage | None:
         """Take a header: return the message if it is whole, None if chunks follow.  Raises FrameError."""
@@ -426,13 +485,17 @@ class Assembler:
                 f"a model of another layout (schema {header.schema[:12]}, ours {want.schema[:12]})",
                 "Give every peer the same [model] section.",
             )
-        lengths = [want.length] * want.count
+        lengths, dtype = [want.length] * want.count, want.dtype
+        if isinstance(header, _MaskedHeader):
+            lengths, dtype = [want.length + CHECK_WORDS], "uint32"
+        if isinstance(header, _MaskedInputHeader):
+            lengths, dtype = [want.words] * bool(want.words), "uint32"
         if isinstance(header, _PieceHeader):
             if header.start % PIECE or header.start >= want.length:
                 raise FrameError("size", f"a piece that begins at {header.start} of {want.length}")
             lengths = [min(PIECE, want.length - header.start)]
-        if header.dtype != want.dtype or header.lengths != lengths:
-            raise FrameError("size", f"a model of {header.lengths[:4]} {header.dtype}, not {lengths[:4]} {want.dtype}")
+        if header.dtype != dtype or header.lengths != lengths or not lengths:
+            raise FrameError("size", f"a model of {header.lengths[:4]} {header.dtype}, not {lengths[:4]} {dtype}")
         self._open = header
 
     def landed(self, size: int) -> AnyMessage | None:

@@ -129,11 +129,11 @@ def run(seed: int, write: Any = lambda _: None, keys: dict[str, Any] | None = No
     task, _ = compose.task_of(plan.experiment, plan.n)
     initial = [task.initial(node) for node in range(plan.n)]
     network = SimulatedNetwork(network_settings(plan.experiment), plan.n, seed)
-    machines = [compose.machine_of(plan, node, initial[node], task.schema) for node in range(plan.n)]
+    machines = [plan.machine(node, initial[node], task.schema) for node in range(plan.n)]
     lost: list[np.ndarray[Any, Any]] = []
 
     def reborn(node: int, life: int, saved: Checkpoint | None) -> Machine:
-        machine = compose.machine_of(plan, node, initial[node], task.schema, saved, incarnation=life)
+        machine = plan.machine(node, initial[node], task.schema, saved, incarnation=life)
         lost.append(mass(machine))
         return machine
 

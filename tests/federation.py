@@ -15,10 +15,13 @@ from fedgossip.faults import Fault, FaultScript
 from fedgossip.machine import Checkpoint, Effect, Event, Machine, Report
 from fedgossip.messages import Hello
 from fedgossip.metrics import Network, Row
-from fedgossip.net.endpoints import Endpoint
+from fedgossip.net.endpoints import Endpoint, Endpoints
 from fedgossip.net.host import Host, Ports
+from fedgossip.net.hub import Hub
 from fedgossip.net.identity import Identity
 from fedgossip.net.links import Links
+from fedgossip.net.spoke import Spoke
+from fedgossip.net.transport import Transport
 from fedgossip.protocols.buffered import Buffered, BufferedSettings
 from fedgossip.protocols.client import Client, ClientSettings
 from fedgossip.protocols.coordinator import Coordinator, CoordinatorSettings
@@ -96,10 +99,23 @@ class Federation:
 
 def over_sockets(of: Federation) -> dict[int, Vector]:
     """Run it over TCP with CURVE, every host a thread of this process; return every node's result."""
-    links = [(of.n,)] * of.n + [tuple(range(of.n))]
     identities = [Identity.new() for _ in range(of.n + 1)]
     sockets = [Links(node, "tcp://127.0.0.1:*", identities[node]) for node in range(of.n + 1)]
     endpoints = {node: Endpoint(sockets[node].address, identities[node].public) for node in range(of.n + 1)}
+    return _run(of, sockets, endpoints)
+
+
+def over_hub(of: Federation) -> dict[int, Vector]:
+    """The same, with clients that only call and a coordinator that is only called."""
+    identities = [Identity.new() for _ in range(of.n + 1)]
+    hub = Hub(of.n, "tcp://127.0.0.1:*", identities[of.n])
+    spokes = [Spoke(node, identities[node]) for node in range(of.n)]
+    endpoints = {node: Endpoint("", identity.public) for node, identity in enumerate(identities)}
+    return _run(of, [*spokes, hub], {**endpoints, of.n: Endpoint(hub.address, identities[of.n].public)})
+
+
+def _run(of: Federation, sockets: Sequence[Transport], endpoints: Endpoints) -> dict[int, Vector]:
+    links = [(of.n,)] * of.n + [tuple(range(of.n))]
     expected = Expected(of.task.schema, of.task.dtype.name, of.task.length, of.of.clients.vectors)
     hello = Hello(of.task.schema, "federation", "test")
     results: dict[int, Vector] = {}

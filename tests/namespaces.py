@@ -65,9 +65,19 @@ class Machines:
 
     def start(self, machine: str, arguments: Sequence[str], cwd: Path, log: Path) -> subprocess.Popen[bytes]:
         """Start `fedgossip ARGUMENTS` on a machine; what it prints goes to `log`."""
-        command = ["ip", "netns", "exec", self.name(machine), sys.executable, "-m", "fedgossip", *arguments]
+        return self.spawn(machine, [sys.executable, "-m", "fedgossip", *arguments], cwd, log)
+
+    def spawn(self, machine: str, command: Sequence[str], cwd: Path, log: Path) -> subprocess.Popen[bytes]:
+        """Start any command on a machine; what it prints goes to `log`."""
+        inside = ["ip", "netns", "exec", self.name(machine), *command]
         with log.open("ab") as said:  # `ip` replaces itself by the command: the process is ours to signal
-            return subprocess.Popen(command, cwd=cwd, stdin=subprocess.DEVNULL, stdout=said, stderr=said)
+            return subprocess.Popen(inside, cwd=cwd, stdin=subprocess.DEVNULL, stdout=said, stderr=said)
+
+    def ask(self, machine: str, command: Sequence[str]) -> str:
+        """Run a command on a machine to its end; return all that it prints, errors too."""
+        inside = ["ip", "netns", "exec", self.name(machine), *command]
+        done = subprocess.run(inside, check=False, capture_output=True, text=True)
+        return done.stdout + done.stderr
 
 
 @contextmanager

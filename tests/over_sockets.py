@@ -7,13 +7,16 @@ from collections.abc import Callable
 from typing import Any
 
 from fedgossip.machine import Machine
+from fedgossip.messages import Hello
 from fedgossip.metrics import Row
-from fedgossip.net.endpoints import Endpoint
+from fedgossip.net.endpoints import Endpoints, signed
 from fedgossip.net.host import Host, Ports
 from fedgossip.net.identity import Identity
 from fedgossip.net.links import Links
 from fedgossip.running import compose
 from fedgossip.running.compose import Plan
+from fedgossip.running.credentials import Own, real
+from fedgossip.running.private import agreed_pairs, run_hash
 from fedgossip.task import LocalTask
 from fedgossip.vectors import Vector
 from fedgossip.wire import Expected
@@ -30,7 +33,7 @@ def run_over_sockets(
     """
     identities = [Identity.new() for _ in range(plan.n)]
     links = [Links(node, "tcp://127.0.0.1:*", identities[node]) for node in range(plan.n)]
-    endpoints = {node: Endpoint(links[node].address, identities[node].public) for node in range(plan.n)}
+    endpoints = {node: signed(identities[node], links[node].address) for node in range(plan.n)}
     hello = compose.hello_of(plan, task.schema)
     results: dict[int, Vector] = {}
     failures: list[BaseException] = []
@@ -38,9 +41,10 @@ def run_over_sockets(
 
     def be(node: int) -> None:
         try:
-            expected = Expected(task.schema, task.dtype.name, task.length)
-            links[node].connect(plan.schedule.partners(node), endpoints, expected, hello)
-            machine = wrap(node, compose.machine_of(plan, node, task.initial(node), task.schema))
+            expected = Expected(task.schema, task.dtype.name, task.length, plan.vectors, plan.masked(task.length))
+            links[node].connect(plan.partners(node), endpoints, expected, hello)
+            own = _own(plan, node, identities[node], endpoints, hello)
+            machine = wrap(node, plan.machine(node, task.initial(node), task.schema, own=own))
             ports = Ports(rows.append, _ignore, _ignore, lambda: bool(failures))
             results[node] = Host(node, machine, links[node], task, hello, ports).run()
         except BaseException as error:
@@ -54,6 +58,15 @@ def run_over_sockets(
     if failures:
         raise failures[0]
     return [results[node] for node in range(plan.n)], rows
+
+
+def _own(plan: Plan, node: int, identity: Identity, endpoints: Endpoints, hello: Hello) -> Own | None:
+    """Real keys: of the links for private gossip, of the roster for secure sums."""
+    if not plan.masks:
+        return None
+    if isinstance(plan, compose.GossipPlan):
+        return agreed_pairs(node, identity, endpoints, run_hash(hello, endpoints))
+    return real(identity, endpoints)
 
 
 def _ignore(_round: int, _vector: Vector) -> Any:

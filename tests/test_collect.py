@@ -16,7 +16,7 @@ from fedgossip.errors import FedgossipError, NetworkError
 from fedgossip.metrics import EventRow
 from fedgossip.running import compose
 from fedgossip.running.collect import collect_peers
-from fedgossip.running.runs import Run, verdict
+from fedgossip.running.runs import Run
 
 
 def test_collected_folders_tell_what_the_run_told(tmp_path: Path) -> None:
@@ -141,7 +141,8 @@ def test_how_long_the_peers_took_in_all_is_not_known_afterwards(long_run: Run, t
     ],
 )
 def test_the_verdict_on_a_run(peers: list[str | None], status: str) -> None:
-    assert verdict(peers) == status
+    plan = compose.plan(load_experiment({"topology": {"graph": "path", "n": len(peers)}}))
+    assert plan.verdict(peers) == status
 
 
 def test_a_folder_too_few_is_named(tmp_path: Path) -> None:

@@ -151,3 +151,13 @@ def test_the_mean_stays_whatever_is_lost_and_pairs_do_not_wait_for_the_slow_one(
     drifts = [float(word) for word in re.findall(r"\d+e-\d+", text)]
     assert len(drifts) == 8 and max(drifts) < 1e-12
     assert float(re.findall(r"([\d.]+) times sooner", text)[0]) > 3
+
+
+def test_hospitals_learn_by_sums_and_bear_two_that_vanish(tmp_path: Path) -> None:
+    out = printed("09_hospitals.py", tmp_path)
+    secure, plain = (float(found) for found in re.findall(r"([\d.]+) % (?:by|in)", out))
+    assert secure > 85 and abs(secure - plain) < 0.5
+    apart = re.search(r"differ by (\S+) at most", out)
+    assert apart and 0 < float(apart[1]) < 1e-3
+    sites = [int(count) for count in re.search(r"\[([\d, ]+)\]", out)[1].split(",")]  # type: ignore[index]
+    assert sites[0] == 8 and sites[-1] == 6 and len(sites) == 15

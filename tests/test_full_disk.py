@@ -170,9 +170,9 @@ def test_real_peers_go_on_over_a_full_disk(disk: Disk) -> None:
     timer.join()
     assert run.summary["status"] == "finished" and run.digest == simulate(SLOW).digest
     assert run.summary["events"]["rows_lost"] > 0
-    for node in range(3):
-        rows = read_rows(out / "peers" / f"{node:02d}" / "metrics.jsonl")
-        assert losses(rows) and rows[-1].round == ROUNDS
+    told = [read_rows(out / "peers" / f"{node:02d}" / "metrics.jsonl") for node in range(3)]
+    assert all(rows[-1].round == ROUNDS for rows in told)
+    assert any(losses(rows) for rows in told)  # a file's last block may have had room for one peer's rows
     assert not parts(out)
 
 

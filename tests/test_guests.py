@@ -16,7 +16,8 @@ from fedgossip.messages import Entry, Join
 from fedgossip.net.auth import GUESTS
 from fedgossip.net.endpoints import Endpoint, block, load_members
 from fedgossip.net.identity import Identity, verify
-from fedgossip.net.links import GUEST_WORDS, NOBODY, Links
+from fedgossip.net.links import GUEST_WORDS, Links
+from fedgossip.net.transport import NOBODY
 from fedgossip.protocols.roster import admission_of
 from fedgossip.wire import frames
 

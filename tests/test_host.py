@@ -13,11 +13,12 @@ import pytest
 from fedgossip.errors import TrainingError
 from fedgossip.learning.analytic import Averaging
 from fedgossip.machine import Effect, Event, PeerGone, PeerJoined, Started, Stopping, Train
-from fedgossip.messages import Hello, Leaving, Model
+from fedgossip.messages import Hello, Leaving, Masked, Model
 from fedgossip.net.endpoints import Endpoint
 from fedgossip.net.host import Host, Ports
 from fedgossip.net.identity import Identity
-from fedgossip.net.links import Arrived, LinkDown, Links, LinkUp
+from fedgossip.net.links import Links
+from fedgossip.net.transport import Arrived, LinkDown, LinkUp
 from fedgossip.task import Job, Update
 from fedgossip.vectors import frozen
 from fedgossip.wire import Expected
@@ -58,6 +59,16 @@ def model(round: int) -> Model:
     return Model(round, "s", (frozen(np.zeros(4, np.float32)),))
 
 
+def masked(round: int) -> Masked:
+    return Masked(round, "s", (frozen(np.zeros(8, np.uint32)),))  # type: ignore[type-var]
+
+
+@pytest.fixture(params=[model, masked], ids=["in clear", "masked"])
+def say(request: pytest.FixtureRequest) -> Any:
+    """What a peer says in a round."""
+    return request.param
+
+
 def test_a_partner_joins_when_it_has_greeted_and_can_be_called_in_whatever_order(links: Links) -> None:
     greeted, up, down = Arrived(1, HELLO), LinkUp(1), LinkDown(1)
     for order in ([up, greeted], [greeted, up], [up, down, greeted, up], [up, greeted, down, up]):
@@ -76,6 +87,15 @@ def test_one_that_was_gone_joins_again(links: Links) -> None:
     host._fire(("grace", 1))
     host._heard(LinkUp(1))
     assert machine.links_told() == [PeerJoined(1), PeerGone(1), PeerJoined(1)]
+
+
+def test_where_the_links_say_nothing_again_the_machine_is_told_of_every_new_connection(links: Links) -> None:
+    """What was on its way is lost: it must ask, or say it, again, though nobody was told as gone."""
+    machine = Told()
+    host = Host(0, machine, links, Averaging(2, 4), HELLO, ports())
+    for event in (Arrived(1, HELLO), LinkUp(1, afresh=True), LinkDown(1), Arrived(1, HELLO), LinkUp(1, afresh=True)):
+        host._heard(event)
+    assert machine.links_told() == [PeerJoined(1), PeerJoined(1)] and ("grace", 1) not in host._timers
 
 
 def process(number: int, incarnation: int = 0) -> Arrived:
@@ -109,18 +129,19 @@ def test_one_that_calls_again_or_was_started_anew_is_no_twin(links: Links, later
     assert rows == [] and host.counts == {}
 
 
-def test_what_cannot_be_said_is_kept_only_while_it_is_news(links: Links) -> None:
+def test_what_cannot_be_said_is_kept_only_while_it_is_news(links: Links, say: Any) -> None:
     for number in range(20):
-        links.send(1, model(number))
+        links.send(1, say(number))
     links.send(1, Leaving(20))
     link = links._links[1]
     assert not link.outbox and links.bytes_sent == 0
-    assert [type(m).__name__ + str(m.round) for m in link.recent] == ["Model18", "Model19", "Leaving20"]  # type: ignore
+    kind = type(say(0)).__name__
+    assert [type(m).__name__ + str(m.round) for m in link.recent] == [f"{kind}18", f"{kind}19", "Leaving20"]  # type: ignore
 
 
-def test_a_model_that_the_partner_has_used_is_let_go(links: Links) -> None:
+def test_a_model_that_the_partner_has_used_is_let_go(links: Links, say: Any) -> None:
     for number in range(3):
-        links.send(1, model(number))
+        links.send(1, say(number))
     link = links._links[1]
     links._has(link, 2)
     assert [m.round for m in link.recent] == [2]  # type: ignore

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -70,10 +69,10 @@ def member(
 
     def make(schedule: Any, checkpoint: Checkpoint | None, incarnation: int) -> Machine:
         theirs = replace(plan, schedule=schedule)
-        return compose.machine_of(theirs, node, vector(node), SCHEMA, checkpoint, incarnation=incarnation)
+        return theirs.machine(node, vector(node), SCHEMA, checkpoint, incarnation=incarnation)
 
     members = membership(node, n, life=life, since=-1 if node >= n else 0, seed=seed, make=graphs, rounds=rounds)
-    take_up = partial(compose.taken_up, plan)
+    take_up = plan.taken_up
     layout, start_ns = (SCHEMA, 3, "float64"), 60 * SECOND
     return Member(members, make, take_up, layout, rounds, join=join, resumed=resumed, start_ns=start_ns)
 

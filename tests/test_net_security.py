@@ -25,7 +25,8 @@ from fedgossip.metrics import EventRow, Row
 from fedgossip.net.endpoints import Endpoint
 from fedgossip.net.host import REJECTIONS_WRITTEN, Host, Ports
 from fedgossip.net.identity import Identity
-from fedgossip.net.links import Arrived, LinkDown, LinkEvent, Links, Rejected
+from fedgossip.net.links import Links
+from fedgossip.net.transport import Arrived, LinkDown, LinkEvent, Rejected
 from fedgossip.running import compose
 from fedgossip.running.compose import Plan
 from fedgossip.vectors import Vector, frozen, ordered_mix
@@ -337,7 +338,7 @@ def test_a_run_beside_a_partner_that_lies_ends_with_the_right_bits() -> None:
     expected = Expected(task.schema, "float32", SMALL)
     for node, link in peers.items():
         link.connect(plan.schedule.partners(node), where, expected, hello)
-        machine = compose.machine_of(plan, node, task.initial(node), task.schema)
+        machine = plan.machine(node, task.initial(node), task.schema)
         ports = Ports(rows.append, lambda *_: None, lambda *_: None, lambda: False)
         hosts[node] = Host(node, machine, link, task, hello, ports)
 
@@ -386,7 +387,7 @@ def test_what_a_stranger_writes_cannot_reach_the_terminal_as_it_is() -> None:
     hello = compose.hello_of(plan, task.schema)
     rows: list[Row] = []
     links = Links(0, "tcp://127.0.0.1:*", Identity.new())
-    machine = compose.machine_of(plan, 0, task.initial(0), task.schema)
+    machine = plan.machine(0, task.initial(0), task.schema)
     host = Host(0, machine, links, task, hello, Ports(rows.append, lambda *_: None, lambda *_: None, lambda: False))
     try:
         host._heard(Rejected(1, "header", "\x1b[2J\r\n" + "x" * 60_000))

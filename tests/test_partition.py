@@ -21,7 +21,7 @@ from fedgossip.learning.analytic import Quadratic
 from fedgossip.machine import NodeId
 from fedgossip.net.endpoints import Endpoint, text
 from fedgossip.net.identity import Identity
-from fedgossip.net.links import SILENCE_MS
+from fedgossip.net.sockets import SILENCE_MS
 from fedgossip.vectors import consensus_distance
 
 LEFT, RIGHT = (0, 1), (2, 3)

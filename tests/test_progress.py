@@ -11,8 +11,9 @@ import pytest
 import fedgossip
 from fedgossip.cli import progress, wording
 from fedgossip.cli.progress import Progress
-from fedgossip.cli.wording import event_text
+from fedgossip.cli.wording import event_text, words_for
 from fedgossip.metrics import QUIET, EventRow, Meter, NetworkRow, PeerRow, Row
+from fedgossip.report.naming import Names
 
 
 @pytest.fixture
@@ -137,8 +138,77 @@ def test_facts_are_told_without_braces() -> None:
         ("unsettled", {"peer": 1, "offer": 7}, "whether peer 1 has taken offer 7 could not be known"),
         ("refused", {"from": 1, "reason": "digest"}, "refused what came from peer 1: digest"),
         ("rows_lost", {"count": 3, "reason": "no space"}, "3 rows of the record are lost: no space"),
+        (
+            "abandoned",
+            {"contributions": 2, "needed": 5, "reason": "TOO_FEW", "text": ""},
+            "the round is abandoned: too few clients: 2 came through, 5 are needed",
+        ),
+        (
+            "abandoned",
+            {"contributions": 0, "needed": 5, "reason": "INTERRUPTED", "text": "the coordinator was stopped"},
+            "the round is abandoned: the coordinator was stopped in it",
+        ),
+        ("abstained", {"peer": 3, "reason": "ROSTER"},
+         "client 3 stays out of the round: somebody is not in the roster, or the rosters differ"),
+        ("abandoned_here", {"reason": "MODEL_HASH", "text": "...", "advice": "..."},
+         "stays out of the round: the model is not the one that was announced"),
+        ("cut", {"cut": 2, "of": 5},
+         "cut to the bound: updates of 2 clients out of 5; raise coordinator.secure.bound, or lower lr"),
+        ("misfits", {"of": 4, "held_by": 2}, "what client 2 gave back of client 4’s secret does not fit"),
+        ("too_few", {"clients": 3, "needed": 5}, "too few clients: 3 are here, a round needs 5"),
+        ("late", {"peer": 3, "round": 7}, "what client 3 says of round 7 comes too late"),
+        ("late", {"peer": 8, "session": 7}, "a word of session 7 comes too late"),
+        ("outdated", {"now": 5}, "what it trained is of no use any more: goes over to round 5"),
+        ("resumed", {"round": 3, "incarnation": 1}, "goes on after round 3, in life 1"),
         ("never_seen", {"a": 1}, "never seen: a 1"),
     ],
 )
 def test_an_event_reads_as_a_sentence(name: str, value: object, text: str) -> None:
     assert event_text(EventRow(1, 0, name, value)) == text
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("gone", 4, "client 4 is gone"),
+        ("missed", [2, 5], "the round goes on without 2, 5"),
+        ("started_without", [2], "begins without 2, which did not come"),
+        ("deserted", [8], "the coordinator is gone: ends here"),
+        ("crashed", None, "killed by the fault script"),
+        ("died", {"exit_code": -9}, "was killed"),
+    ],
+)
+def test_a_coordinator_speaks_of_clients_and_not_of_weights(name: str, value: object, text: str) -> None:
+    assert words_for(Names(8))(EventRow(1, 8, name, value)) == text
+
+
+@pytest.mark.usefixtures("no_pause")
+def test_a_federated_run_counts_its_clients_and_tells_of_one_model(capsys: pytest.CaptureFixture[str]) -> None:
+    tested = NetworkRow(1, 2, 0.1, 0, test_loss=0.5, accuracy_averaged=0.75, accuracy_worst_peer=0.75)
+    tested.consensus_distance = 0.0
+    rows: list[Row] = [NetworkRow(0, 1, 0.0, 0), own_row(0, 1), missed(1, 4, 3), EventRow(-1, 3, "crashed"), tested]
+    with Progress("it", 20, 4, names=Names(4)) as shown:
+        for row in rows:
+            shown(row)
+    assert capsys.readouterr().err.splitlines() == [
+        "it: 4 clients, 20 rounds",
+        "round 2, coordinator: the round goes on without 3",
+        "round 0, client 3: killed by the fault script",
+        "it: round 1 of 20  accuracy 0.750",
+    ]
+
+
+@pytest.mark.usefixtures("no_pause")
+def test_a_coordinator_sees_contributions_and_a_client_its_loss(capsys: pytest.CaptureFixture[str]) -> None:
+    own = own_row(4, 1)
+    own.clients = 3
+    for node, rows in ((4, [own, own_row(4, 2, loss=None)]), (2, [own_row(2, 1)])):
+        with Progress("it", 20, 4, own=node, names=Names(4)) as shown:
+            for row in rows:
+                shown(row)
+    said = [line for line in capsys.readouterr().err.splitlines() if "of 20" in line]
+    assert said == [
+        "it: round 1 of 20  loss 0.5, 3 contributions",
+        "it: round 2 of 20  0 contributions",
+        "it: round 1 of 20  loss 0.5",
+    ]

@@ -23,10 +23,11 @@ import pytest
 
 import fedgossip
 from fedgossip.cli import cli
-from fedgossip.experiment import Experiment, TopologySection
+from fedgossip.experiment import Coordinator, Experiment, TopologySection
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
+COORDINATOR = (ROOT / "docs" / "coordinator.md").read_text()
 MACHINES = 3
 
 BLOCK = re.compile(
@@ -147,7 +148,7 @@ def test_only_blocks_with_a_reason_are_left_out() -> None:
 
 def test_every_key_is_in_the_table_with_its_default() -> None:
     shown: dict[str, str] = {}
-    for line in README.splitlines():
+    for line in (README + COORDINATOR).splitlines():
         cells = [cell.strip() for cell in line.strip("|").split(" | ")]
         if line.startswith("| `") and len(cells) == 3:
             names = re.findall(r"`([\w.]+)`", cells[0])
@@ -158,10 +159,18 @@ def test_every_key_is_in_the_table_with_its_default() -> None:
 
 
 def _defaults() -> dict[str, str]:
-    found = {}
-    for name, value in _contents(Experiment(TopologySection("required"))).items():
-        inner = {f"{name}.{key}": default for key, default in _contents(value).items()}
-        found.update({key: _written(default) for key, default in (inner or {name: value}).items()})
+    graph, coordinator = (
+        _flat(Experiment(**kind))
+        for kind in ({"topology": TopologySection("required")}, {"coordinator": Coordinator("required")})  # type: ignore[arg-type]
+    )
+    found = {**coordinator, **graph, "coordinator": None}
+    return {key: _written(value) for key, value in found.items() if key != "topology"}
+
+
+def _flat(settings: object, path: str = "") -> dict[str, object]:
+    found: dict[str, object] = {}
+    for name, value in _contents(settings).items():
+        found.update(_flat(value, f"{path}{name}.") if _contents(value) else {path + name: value})
     return found
 
 

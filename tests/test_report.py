@@ -260,6 +260,11 @@ def test_the_same_run_gives_the_same_bytes(folder: Path) -> None:
     assert write_report(folder).read_bytes() == first
 
 
+def test_nothing_is_said_of_clients_where_there_are_peers(folder: Path) -> None:
+    words = Page(folder / "report.html").text.lower()
+    assert "client" not in words and "coordinator" not in words
+
+
 def test_a_name_that_is_a_script_is_only_a_name(tmp_path: Path) -> None:
     evil = "<script>alert(1)</script>\"'&"
     folder = learning_run(tmp_path, name=evil, graph=evil, digest=evil, versions={evil: evil}, events={evil: 2})

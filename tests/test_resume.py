@@ -61,6 +61,7 @@ MODELS = {
     "averaging": ["task.kind=averaging", "task.dim=9"],
     "momentum": ["train.momentum=0.9", "train.nesterov=true"],
     "adam": ["train.optimizer=adam", "train.lr=0.01", "train.schedule=cosine"],
+    "private": ["task.kind=averaging", "task.dim=9", "algorithm.private=true", "topology.graph=complete"],
     "norm": ["model.source=cnn:small-bn", "train.buffers=local", "train.local_steps=1", "train.batch_size=4"],
 }
 
@@ -130,11 +131,11 @@ def test_deadlines_go_on_as_they_were(tmp_path: Path) -> None:
 
 def test_what_an_image_cannot_hold_whole_is_refused() -> None:
     """A container of another kind has more to it than its contents: a length, a default, an order of its own."""
-    kept = [deque([1, 2, 3], maxlen=3), deque([1]), [0.1], (2**70,), {1: {2}}, frozenset({3})]
+    kept = [deque([1, 2, 3], maxlen=3), deque([1]), [0.1], b"a", (2**70,), {1: {2}}, frozenset({3})]
     assert [one.maxlen for one in images.restored(images.taken(kept, {}), {})[:2]] == [3, None]
     assert images.restored(images.taken(kept, {}), {}) == kept
     mine = type("Mine", (tuple,), {"__module__": "fedgossip.here"})
-    for one in (defaultdict(list), Counter("a"), OrderedDict(), b"a", signal.SIGINT, mine((1,))):
+    for one in (defaultdict(list), Counter("a"), OrderedDict(), signal.SIGINT, mine((1,))):
         with pytest.raises(images.ImageError):
             images.taken([one], {})
 

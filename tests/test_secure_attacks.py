@@ -22,7 +22,7 @@ from secure_kit import MODEL, Course, Room, drawn, entropy_of, numbers, public, 
 from fedgossip.errors import ConfigError, ProtocolError
 from fedgossip.secure import frames
 from fedgossip.secure.aborts import Reason, RoundAbandoned
-from fedgossip.secure.client import Client, Revealed
+from fedgossip.secure.client import Client, Past, Revealed
 from fedgossip.secure.keeping import Fate, SharePair
 from fedgossip.secure.primitives import Secret
 from fedgossip.secure.server import invite
@@ -136,7 +136,7 @@ def test_a_round_is_joined_once_and_never_an_earlier_one() -> None:
         with pytest.raises(RoundAbandoned) as caught:
             client.join(down(frames.Invite(room.proposal(round))), MODEL)
         assert caught.value.reason is Reason.REPLAY
-    late = Client(VICTIM, room.roster, room.policy, signer(VICTIM), entropy_of("late"), after_round=9)
+    late = Client(VICTIM, room.roster, room.policy, signer(VICTIM), entropy_of("late"), Past(round=9))
     with pytest.raises(RoundAbandoned):
         late.join(down(frames.Invite(room.proposal(9))), MODEL)
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from fedgossip.cli.wording import event_text
+from fedgossip.cli.wording import event_text, words_for
 from fedgossip.errors import NetworkError
 from fedgossip.metrics import EventRow
 from fedgossip.topology import Topology, resolve
@@ -48,7 +48,7 @@ def site(follower: Follower, before: Callable[[int], None] = lambda asked: None)
             asked += 1
             before(asked)
             follower.poll()
-            return snapshot.moment(follower, event_text)
+            return snapshot.moment(follower, words_for(follower.state.names))
 
     with Site(lambda: snapshot.graph(follower), moment) as served:
         yield served

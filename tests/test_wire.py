@@ -165,6 +165,19 @@ def test_messages_arrive_in_the_order_sent(sent: list[AnyMessage]) -> None:
     assert len(heard) == len(sent) and all(map(same, heard, sent))
 
 
+@given(st.integers(1, 3), st.integers(1, 4 * PER_CHUNK))
+@settings(max_examples=20, deadline=None)
+def test_the_chunks_to_come_are_counted_down_and_given_up(count: int, length: int) -> None:
+    sent = model(length, count=count)
+    assembler, frames = expecting(sent), cut(sent)
+    assert assembler.expected.payload_bytes == sent.payload_bytes and assembler.to_come == 0
+    for left in range(len(frames) - 1, 0, -1):
+        hear(assembler, [frames[len(frames) - 1 - left]])
+        assert assembler.to_come == left
+    assembler.give_up()
+    assert assembler.to_come == 0 and refusal(assembler, frames[-1:]) == "order"
+
+
 def test_special_numbers_keep_their_bits() -> None:
     bits = np.array([0x7FC00001, 0xFFC12345, 0x80000000, 0x00000001, 0x7F800000], np.uint32)
     sent = Model(0, SCHEMA, (frozen(bits.view(np.float32)),))

@@ -19,6 +19,9 @@ COMMANDS = {
     "demo": ("fedgossip.cli.demo", "Eight graphs and real peers on real data, in under a minute."),
     "run": ("fedgossip.cli.run", "Run an experiment file: simulated, or as processes of this machine."),
     "peer": ("fedgossip.cli.peer", "Be one peer of a run over several machines."),
+    "coordinator": ("fedgossip.cli.federation", "Be the coordinator of a federated run over several machines."),
+    "client": ("fedgossip.cli.federation", "Be one client of a federated run over several machines."),
+    "privacy": ("fedgossip.cli.privacy", "What a federated run promises: plan a budget, pin a policy."),
     "keys": ("fedgossip.cli.keys", "Make and show the keys by which peers know each other."),
     "topology": ("fedgossip.cli.topology", "Look at graphs: list, show, compare, draw."),
     "watch": ("fedgossip.cli.watch", "Watch a run while it goes on: on the terminal, or as a page."),
@@ -26,6 +29,7 @@ COMMANDS = {
     "collect": ("fedgossip.cli.runs", "Put the folders of a run's peers together into one run."),
     "replay": ("fedgossip.cli.replay", "Tell fresh machines what those of a run were told: the same bits?"),
     "report": ("fedgossip.cli.runs", "Write the report page of a run again, or of several side by side."),
+    "audit": ("fedgossip.cli.audit", "Show, verify and export what left a participant; verify a coordinator's rounds."),
     "doctor": ("fedgossip.cli.doctor", "Say what this machine can do, and what is missing."),
 }
 
@@ -52,8 +56,8 @@ class _Lazy(click.Group):
 def cli() -> None:
     """Decentralized and federated learning: peers that learn together by gossip.
 
-    Start with `fedgossip demo`.  Exit codes: 0 ok, 2 configuration, 3 network, 4 refused, 5 training failed, 7 too
-    few peers, 8 cannot be resumed, 130 Ctrl-C.
+    Start with `fedgossip demo`.  Exit codes: 0 ok, 2 configuration, 3 network, 4 refused, 5 training failed,
+    6 privacy budget used up, 7 too few peers, 8 cannot be resumed, 130 Ctrl-C.
     """
 
 

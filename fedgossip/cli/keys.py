@@ -8,6 +8,11 @@ import click
 
 DEFAULT = Path("peer.key")
 
+_WHERE = click.option(
+    "--address", default="tcp://192.168.1.10:5700", help="Where this peer will listen, for that block."
+)
+_CALLS = click.option("--client", "calls", is_flag=True, help="A client of a coordinator: it listens nowhere.")
+
 
 @click.group()
 def keys() -> None:
@@ -17,32 +22,34 @@ def keys() -> None:
 @keys.command()
 @click.option("--out", type=click.Path(path_type=Path), default=DEFAULT, show_default=True, help="File to make.")
 @click.option("--id", "node", type=click.IntRange(min=0), default=0, help="Peer id, for the block that is printed.")
-@click.option("--address", default="tcp://192.168.1.10:5700", help="Where this peer will listen, for that block.")
-def new(out: Path, node: int, address: str) -> None:
+@_WHERE
+@_CALLS
+def new(out: Path, node: int, address: str, calls: bool) -> None:
     """Make a key pair, and print the block for endpoints.toml."""
-    from fedgossip.net.endpoints import Endpoint, block
+    from fedgossip.net.endpoints import block, signed
     from fedgossip.net.identity import Identity
 
     identity = Identity.new()
     identity.save(out)
     click.echo(f"The secret key is in {out}, readable by you alone.  For endpoints.toml on every machine:", err=True)
-    click.echo(block(node, Endpoint(address, identity.public, identity.verify)), nl=False)
+    click.echo(block(node, signed(identity, "" if calls else address)), nl=False)
 
 
 @keys.command()
 @click.argument("file", type=click.Path(path_type=Path), default=DEFAULT)
 @click.option("--id", "node", type=click.IntRange(min=0), help="Print the whole block of this peer instead.")
-@click.option("--address", default="tcp://192.168.1.10:5700", help="Where this peer will listen, for that block.")
-def show(file: Path, node: int | None, address: str) -> None:
+@_WHERE
+@_CALLS
+def show(file: Path, node: int | None, address: str, calls: bool) -> None:
     """Print the public key of FILE."""
-    from fedgossip.net.endpoints import Endpoint, block
+    from fedgossip.net.endpoints import block, signed
     from fedgossip.net.identity import Identity
 
     identity = Identity.load(file)
     if node is None:
         click.echo(identity.public)
     else:
-        click.echo(block(node, Endpoint(address, identity.public, identity.verify)), nl=False)
+        click.echo(block(node, signed(identity, "" if calls else address)), nl=False)
 
 
 @keys.command()

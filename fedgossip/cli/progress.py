@@ -5,10 +5,14 @@ from __future__ import annotations
 import sys
 import time
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fedgossip.cli.wording import event_text
+from fedgossip.cli.wording import words_for
 from fedgossip.metrics import EventRow, NetworkRow, PeerRow, Row
+from fedgossip.report.naming import PEERS, Names
+
+if TYPE_CHECKING:
+    from fedgossip.running.plan import Plan
 
 EVENTS_SHOWN = 10
 """Events printed one by one; all are in metrics.jsonl, also those of a round that repeat the round before."""
@@ -20,11 +24,12 @@ PLAIN_SECONDS = 2.0
 class Progress:
     """Takes the rows of one run as they come.  A context manager.
 
-    `own`: the one peer whose rows are all that comes; None where rows of the network do.
+    `n`: how many learn.  `own`: the one whose rows are all that comes; None where rows of the network do.
     """
 
-    def __init__(self, title: str, rounds: int, n: int, *, own: int | None = None) -> None:
-        self.title, self.rounds, self.n, self.own = title, rounds, n, own
+    def __init__(self, title: str, rounds: int, n: int, *, own: int | None = None, names: Names = PEERS) -> None:
+        self.title, self.rounds, self.n, self.own, self.names = title, rounds, n, own, names
+        self._words = words_for(names)
         self._began = False
         self._events = 0
         self._missed: dict[int, tuple[int, object]] = {}
@@ -55,14 +60,14 @@ class Progress:
         if not self._began:  # with the first row: a run that is refused says its one line of error and no more
             self._began = True
             if not self._bar:
-                self._say(f"{self.title}: {self.n} peers, {self.rounds} rounds")
+                self._say(f"{self.title}: {self.n} {self.names.one}s, {self.rounds} rounds")
         match row:
             case NetworkRow():
                 self._last = row if row.test_loss is not None else self._last
-                self._moved(row.round, describe(self._last))
+                self._moved(row.round, describe(self._last, self.names))
             case PeerRow() if row.peer == self.own:
                 self._accuracy = row.accuracy if row.accuracy is not None else self._accuracy
-                self._moved(row.round, describe_own(row, self._accuracy))
+                self._moved(row.round, describe_own(row, self._accuracy, self.names))
             case EventRow() if not self._known(row):
                 self._event(row)
 
@@ -82,7 +87,8 @@ class Progress:
     def _event(self, row: EventRow) -> None:
         self._events += 1
         if self._events <= EVENTS_SHOWN:
-            self._say(f"round {max(row.round, 0)}, peer {row.peer}: {event_text(row)}")
+            round = max(self.names.round(row.name, row.round), 0)
+            self._say(f"round {round}, {self.names.of(row.peer)}: {self._words(row)}")
         if self._events == EVENTS_SHOWN:
             self._say("more events are in metrics.jsonl")
 
@@ -94,21 +100,32 @@ class Progress:
             print(text, file=sys.stderr, flush=True)
 
 
-def describe(row: NetworkRow) -> str:
-    """The state of the network in a few words."""
+def names_of(plan: Plan) -> Names:
+    """What the participants of a run are called."""
+    return Names(plan.learners) if plan.learners < plan.n else PEERS
+
+
+def describe(row: NetworkRow, names: Names = PEERS) -> str:
+    """The state of the network in a few words; of a federated run that of the global model."""
+    alone = names.coordinator is not None
     words = []
     if row.accuracy_averaged is not None:
-        words.append(f"accuracy {row.accuracy_averaged:.3f} averaged, {row.accuracy_worst_peer:.3f} worst peer")
+        worst = "" if alone else f" averaged, {row.accuracy_worst_peer:.3f} worst peer"
+        words.append(f"accuracy {row.accuracy_averaged:.3f}{worst}")
     elif row.test_loss is not None:
         words.append(f"loss {row.test_loss:.3g}")
-    if row.consensus_distance is not None:
+    if row.consensus_distance is not None and not alone:
         words.append(f"disagreement {row.consensus_distance:.3g}")
     return ", ".join(words)
 
 
-def describe_own(row: PeerRow, accuracy: float | None) -> str:
-    """The state of one peer in a few words; `accuracy` is the last that it measured."""
+def describe_own(row: PeerRow, accuracy: float | None, names: Names = PEERS) -> str:
+    """The state of one participant in a few words; `accuracy` is the last that it measured."""
     words = [] if row.loss is None else [f"loss {row.loss:.3g}"]
     if accuracy is not None:
         words.append(f"accuracy {accuracy:.3f}")
-    return ", ".join([*words, f"waited {row.seconds_waiting:.2f} s"])
+    if row.peer == names.coordinator:
+        words.append(f"{row.clients or 0} contributions")
+    elif names.coordinator is None:
+        words.append(f"waited {row.seconds_waiting:.2f} s")
+    return ", ".join(words)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ import msgspec
 from fedgossip.cli.text import columns
 
 if TYPE_CHECKING:
+    from fedgossip.metrics import Row
     from fedgossip.running.compose import Plan
     from fedgossip.running.runs import Run
 
@@ -65,8 +67,12 @@ def run(
         raise click.UsageError("--trace goes with --on local: a simulation can be run again as it is")
     plan = compose.plan(load(source, overrides, seed=seed))
     if dry_run:
-        _show_plan(plan, as_json)
+        from fedgossip.cli.dry import show_plan
+
+        show_plan(plan, as_json=as_json)
         return 0
+    for line in plan.head:
+        click.echo(line, err=True)
     from fedgossip.running.runs import new_path
 
     drive = _Drive(on, report, int(trace_limit * 1e9) if trace else 0)
@@ -75,19 +81,19 @@ def run(
         if centralised:
             from fedgossip.running.runs import amend
 
-            amend(finished, centralised=compose.centralised(plan))
+            amend(finished, centralised=compose.centralised(plan.experiment, plan.learners))
     if as_json:
         print_json(finished.summary)
     else:
         show(finished, report=report)
-    if exit_code(finished) and finished.directory:
+    if exit_code(finished) == 130 and finished.directory:
         click.echo(f"To go on: {resume.line(finished.directory)}", err=True)
     return exit_code(finished)
 
 
 def exit_code(finished: Run) -> int:
-    """Return 130 for a run that somebody stopped, else 0; a run that failed raised its error."""
-    return 130 if finished.summary["status"] == "interrupted" else 0
+    """Return 130 for a run that somebody stopped, 6 for one that its budget ended; one that failed raised its error."""
+    return {"interrupted": 130, "exhausted": 6}.get(finished.summary["status"], 0)
 
 
 def talk_to_stderr() -> contextlib.AbstractContextManager[object]:
@@ -109,10 +115,10 @@ class _Drive:
     trace_bytes: int
 
     def __call__(self, plan: Plan, out: Path, *, resumed: bool) -> Run:
-        from fedgossip.cli.progress import Progress
+        from fedgossip.cli.progress import Progress, names_of
 
-        title = f"{plan.experiment.name or plan.topology.name} on {self.on}"
-        with Progress(title, plan.experiment.rounds, plan.n) as progress:
+        title = f"{plan.experiment.name or plan.name} on {self.on}"
+        with Progress(title, plan.experiment.rounds, plan.learners, names=names_of(plan)) as progress:
             if resumed:
                 from fedgossip.running.resume import resume
 
@@ -131,30 +137,73 @@ class _Drive:
 
 
 ENDINGS = {
-    "partial": "Not every peer finished; the others went on to the end.",
+    "partial": "Not every {} finished; the others went on to the end.",
     "interrupted": "Stopped before the end; all that was done is kept.",
+    "exhausted": "Ended by the budget of privacy: the next round would have crossed it.  The model so far is kept.",
 }
 
 
 def show(finished: Run, *, report: bool = True) -> None:
     """Print what came out of a run, for people."""
-    print(columns(facts(finished.summary)))
+    print(columns(facts(finished.summary, finished.rows)))
     if words := ENDINGS.get(finished.summary["status"]):
-        print(words)
+        print(words.format("client" if finished.summary["mode"] == "federated" else "peer"))
     if finished.directory:
         page = finished.directory / "report.html"
         print(f"Everything is in {finished.directory}" + (f"; open {page}" if report else ""))
 
 
-def facts(summary: dict[str, Any]) -> list[tuple[str, str]]:
-    """The lines of a run's summary: what, and the value in words."""
+def facts(summary: dict[str, Any], record: Sequence[Row] = ()) -> list[tuple[str, str]]:
+    """The lines of a run's summary: what, and the value in words.  Some are only in its record."""
+    rows = _federated(summary, record) if summary["mode"] == "federated" else _gossiped(summary)
+    rows.append(("sent", f"{summary['bytes_sent'] / 1e6:,.2f} MB by all"))
+    kind = "virtual seconds" if summary["driver"] == "sim" else "seconds"
+    if summary["driver"] != "stacked":
+        whole = "" if summary["wall_seconds"] is None else f", {summary['wall_seconds']:.1f} s in all"
+        rows.append(("time", f"{summary['seconds']:.2f} {kind}{whole}"))
+    if summary["events"]:
+        rows.append(("events", ", ".join(f"{count} {name}" for name, count in summary["events"].items())))
+    rows.append(("digest", summary["digest"] or "none: it did not come to its end"))
+    return rows
+
+
+def _compared(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    if "centralised" not in summary:
+        return []
+    return [("centralised", f"{summary['centralised']['accuracy']:.4f}, as many steps and examples")]
+
+
+def _federated(summary: dict[str, Any], record: Sequence[Row]) -> list[tuple[str, str]]:
+    accuracy, sees = summary["accuracy"], "sums alone" if summary["secure"] else "EVERY UPDATE: no secure sum"
+    what = f"{summary['clients']} clients, {summary['algorithm']}, {summary['rounds']} rounds, {summary['driver']}"
+    rows = [("run", what), ("coordinator sees", sees)]
+    if accuracy["averaged"] is not None:
+        rows.append(("test accuracy", f"{accuracy['averaged']:.4f}"))
+        rows += _at_clients(record)
+        rows += _compared(summary)
+    elif summary["test_loss"] is not None:
+        rows.append(("loss", f"{summary['test_loss']:.6g}"))
+    if "epsilon" in summary:
+        p = summary["privacy"]
+        spent = "at" if summary["epsilon"] is None else f"{summary['epsilon']:.3f}, at"  # or known to clients alone
+        rows.append(("epsilon", f"{spent} most {p['max_epsilon']:g}, delta {p['delta']:g}, per {p['unit']}"))
+    if summary["rounds_abandoned"]:
+        rows.append(("abandoned", f"{summary['rounds_abandoned']} of {summary['rounds']} rounds changed nothing"))
+    return rows
+
+
+def _at_clients(record: Sequence[Row]) -> list[tuple[str, str]]:
+    """What the clients measured last: the coordinator's row tells it of the model that it sent, of the round before."""
+    tested = [(row.round - 1, at) for row in record if (at := getattr(row, "accuracy_clients", None)) is not None]
+    return [("at the clients", f"{at:.4f} on their own examples, in round {round}") for round, at in tested[-1:]]
+
+
+def _gossiped(summary: dict[str, Any]) -> list[tuple[str, str]]:
     forecast, accuracy = summary["forecast"], summary["accuracy"]
     rows = [("run", f"{summary['n']} peers, {summary['graph']}, {summary['rounds']} rounds, {summary['driver']}")]
     if accuracy["averaged"] is not None:
         each = ", ".join(f"{accuracy[k]:.4f} {k.replace('_', ' ')}" for k in ("averaged", "mean_peer", "worst_peer"))
-        rows.append(("test accuracy", each))
-        if "centralised" in summary:
-            rows.append(("centralised", f"{summary['centralised']['accuracy']:.4f}, as many steps and examples"))
+        rows += [("test accuracy", each), *_compared(summary)]
     elif summary["test_loss"] is not None:
         rows.append(("loss", f"{summary['test_loss']:.6g}"))
     rows.append(("consensus distance", f"{summary['consensus_distance']:.6g}"))
@@ -164,61 +213,7 @@ def facts(summary: dict[str, Any]) -> list[tuple[str, str]]:
         if forecast.get("exact_after") and forecast["slem"] is None:
             words = f"without training exactly 0 after {forecast['exact_after']} rounds"
         measured = f"{summary['measured_contraction']:.4f} measured, {words}"
-        if {"missed", "gone", "crashed", "died"} & set(summary["events"]):
+        if {"missed", "skipped_mix", "gone", "crashed", "died"} & set(summary["events"]):
             measured += " for rounds in which nobody is missing"
         rows.append(("contraction per round", measured))
-    rows.append(("sent", f"{summary['bytes_sent'] / 1e6:,.2f} MB by all peers"))
-    kind = "virtual seconds" if summary["driver"] == "sim" else "seconds"
-    if summary["driver"] != "stacked":
-        whole = "" if summary["wall_seconds"] is None else f", {summary['wall_seconds']:.1f} s in all"
-        rows.append(("time", f"{summary['seconds']:.2f} {kind}{whole}"))
-    if summary["events"]:
-        rows.append(("events", ", ".join(f"{count} {name}" for name, count in summary["events"].items())))
-    rows.append(("digest", summary["digest"] or "none: not every peer finished"))
     return rows
-
-
-def _show_plan(plan: Plan, as_json: bool) -> None:
-    from fedgossip.messages import Model
-    from fedgossip.running import compose
-    from fedgossip.wire import wire_bytes
-
-    with talk_to_stderr() if as_json else contextlib.nullcontext():
-        task, shares = compose.task_of(plan.experiment, plan.n)
-    size = wire_bytes(Model(0, task.schema, (task.initial(0),)))
-    per_round = plan.forecast.messages * plan.n
-    facts = {
-        "n": plan.n,
-        "parameters": task.length,
-        "schema": task.schema,
-        "bytes_per_round": int(size * per_round),
-        "bytes_total": int(size * per_round) * plan.experiment.rounds,
-        "examples": shares.sizes,
-        "forecast": plan.forecast.to_dict(),
-        "experiment": plan.experiment.to_dict(),
-    }
-    if as_json:
-        print_json(facts)
-        return
-    import tomli_w
-
-    forecast = plan.forecast
-    print(tomli_w.dumps(plan.experiment.to_dict()))
-    print(f"# {plan.n} peers, {len(plan.topology.edges)} links, {task.length:,} parameters in {task.dtype.name}")
-    print(f"# {int(size * plan.forecast.messages):,} bytes a round from a peer, {facts['bytes_total']:,} in all")
-    if shares.sizes:
-        print(f"# {sum(shares.sizes):,} training examples, {min(shares.sizes)} to {max(shares.sizes)} per peer")
-    if plan.schedule.period != 1 and forecast.exact_after:
-        print(f"# the exact mean after {forecast.exact_after} rounds, for the rounds change and complete each other")
-    if forecast.slem is not None and forecast.n_w is not None:
-        print(f"# gap {1 - forecast.slem:.6f}, n_W({forecast.gamma}) {forecast.n_w:.2f}", end="")
-        halved, gone = _rounds(forecast.rounds_to_halve), _rounds(forecast.rounds_to_1_percent)
-        print(f"; disagreement falls to a half {halved}, to 1 % {gone}")
-    print("Nothing was trained: this was a dry run.", file=sys.stderr)
-
-
-def _rounds(count: int | None) -> str:
-    """A number of rounds in words; None is never."""
-    if count is None:
-        return "never"
-    return "in 1 round" if count == 1 else f"in {count:,} rounds"

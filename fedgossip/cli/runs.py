@@ -25,24 +25,51 @@ def runs(folder: Path, as_json: bool) -> None:
     if not found:
         print(f"No runs in {folder}.")
         return
-    rows = [["run", "status", "peers", "rounds", "averaged", "mean peer", "worst peer", "digest"]]
-    for run in found:
+    print(columns(_table(found)))
+
+
+def _table(found: Sequence[dict[str, Any]]) -> list[list[str]]:
+    """Return the lines of the table: with what peers have alone, where there are peers."""
+    coordinated = [_federated(run) for run in found]
+    own = [] if all(coordinated) else ["mean peer", "worst peer"]
+    words = ["members", "rounds", "model"] if any(coordinated) else ["peers", "rounds", "averaged"]
+    rows = [["run", "status", *words, *own, "digest"]]
+    for run, alone in zip(found, coordinated, strict=True):
         accuracy = run.get("accuracy") or {}
-        shown = [f"{a:.4f}" if (a := accuracy.get(k)) is not None else "-" for k in _ACCURACIES]
-        facts = [str(run.get("n", "-")), str(run.get("rounds", "-"))]
-        rows.append([run["run_dir"], run["status"], *facts, *shown, (run.get("digest") or "-")[:12]])
-    print(columns(rows))
+        known = [accuracy.get("averaged"), *([None] * 2 if alone else [accuracy.get(k) for k in _OF_PEERS])]
+        shown = [f"{value:.4f}" if value is not None else "-" for value in known[: 1 + len(own)]]
+        members = _members(run) if any(coordinated) else str(run.get("n", "-"))
+        rows.append([run["run_dir"], run["status"], members, _rounds(run), *shown, (run.get("digest") or "-")[:12]])
+    return rows
 
 
-_ACCURACIES = ("averaged", "mean_peer", "worst_peer")
+def _federated(run: dict[str, Any]) -> bool:
+    return run.get("mode") == "federated"
+
+
+def _members(run: dict[str, Any]) -> str:
+    """Who took part; of a federated run also what its coordinator saw."""
+    if not _federated(run):
+        return f"{run['n']} peers" if run.get("n") else "-"
+    return f"{run['n']} clients, {run.get('algorithm')}, {'secure' if run.get('secure') else 'IN THE CLEAR'}"
+
+
+def _rounds(run: dict[str, Any]) -> str:
+    lost = run.get("rounds_abandoned")
+    return f"{run.get('rounds', '-')}" + (f", {lost} abandoned" if lost else "")
+
+
+_OF_PEERS = ("mean_peer", "worst_peer")
 _KEPT = ("status", "n", "graph", "rounds", "accuracy", "digest", "seconds", "driver", "seed")
+_OF_FEDERATED = ("mode", "algorithm", "clients", "cohort", "secure", "rounds_abandoned", "privacy")
+"""Kept where they are there."""
 
 
 def _found(folder: Path) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for run in _folders(folder):
         if (summary := run / "summary.json").exists():
-            found.append({"run_dir": str(run), **_read(summary, _KEPT)})
+            found.append({"run_dir": str(run), **_read(summary, _KEPT, _OF_FEDERATED)})
         elif (run / "INCOMPLETE").exists():
             found.append({"run_dir": str(run), "status": "incomplete"})
         else:
@@ -51,13 +78,16 @@ def _found(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
-def _read(path: Path, keys: Sequence[str]) -> dict[str, Any]:
+def _read(path: Path, keys: Sequence[str], optional: Sequence[str] = ()) -> dict[str, Any]:
     """Return some keys of a JSON file; one broken file must not hide the other runs."""
     try:
         content = json.loads(path.read_text())
     except (OSError, ValueError):
         content = None
-    return {key: content.get(key) for key in keys} if isinstance(content, dict) else {"status": "unreadable"}
+    if not isinstance(content, dict):
+        return {"status": "unreadable"}
+    there = (key for key in optional if key in content)
+    return {**{key: content.get(key) for key in keys}, **{key: content[key] for key in there}}
 
 
 def _folders(folder: Path, depth: int = 3) -> Iterator[Path]:

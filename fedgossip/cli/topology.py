@@ -137,6 +137,39 @@ def draw(graph: str, n: int | None, weights: str | None, seed: int, out: Path | 
     click.echo(f"Drawn to {place}", err=True)
 
 
+@topology.command()
+@click.argument("graph")
+@_nodes
+@_weights
+@_seed
+@click.option("--rounds", type=click.IntRange(min=1), default=20, show_default=True, help="Rounds that are watched.")
+@click.option("--colluding", metavar="K", type=click.IntRange(min=1), default=1, show_default=True,
+              help="Nodes that put together what they see.")
+@_json
+def audit(
+    graph: str, n: int | None, weights: str | None, seed: int, rounds: int, colluding: int, as_json: bool
+) -> None:
+    """Say what curious nodes of GRAPH can solve for: whose models, and after how many rounds.
+
+    For plain gossip, where each sees its neighbours' models, and for private gossip (algorithm.private), where each
+    sees their sum; without training, and with one mixing per local update.
+    """
+    from fedgossip.cli import exposures
+    from fedgossip.topology import curiosity
+
+    schedule = graphs.resolve_schedule(graph, n, weights=weights, seed=seed)
+    found, refused = curiosity.audit(schedule, rounds, colluding), exposures.refused(schedule, rounds)
+    if as_json:
+        _print_json({"graph": graph, "refused": refused, **found.to_dict()})
+        return
+    console, table = _console(), _table(title(schedule), *exposures.HEADS)
+    for row in exposures.rows(found):
+        table.add_row(*row)
+    console.print(table)
+    for line in (*exposures.meanings(found), "", *exposures.verdict(found, schedule, refused)):
+        console.print(line, highlight=False, markup=False)
+
+
 # --- what is said -----------------------------------------------------------------------------------------------
 
 

@@ -69,12 +69,12 @@ def _print(follower: Follower) -> None:
     """Print the table whole: a pipe and a scrolling terminal have room for every peer."""
     from rich.console import Console
 
-    from fedgossip.cli.wording import event_text
+    from fedgossip.cli.wording import words_for
     from fedgossip.watching.table import Screen
 
-    console = Console()
+    console, words = Console(), words_for(follower.state.names)
     width = console.width if console.is_terminal else 160
-    Console(width=width, highlight=False).print(Screen(follower, event_text, whole=True))
+    Console(width=width, highlight=False).print(Screen(follower, words, whole=True))
 
 
 def _live(follower: Follower) -> None:
@@ -82,13 +82,13 @@ def _live(follower: Follower) -> None:
     from rich.console import Console
     from rich.live import Live
 
-    from fedgossip.cli.wording import event_text
+    from fedgossip.cli.wording import words_for
     from fedgossip.watching.table import Screen
 
     follower.poll()
     try:
         if not follower.ended:
-            screen = Screen(follower, event_text, footer=LEAVE)
+            screen = Screen(follower, words_for(follower.state.names), footer=LEAVE)
             with Live(screen, console=Console(highlight=False), screen=True, auto_refresh=False) as live:
                 while not follower.ended:
                     live.refresh()
@@ -107,10 +107,10 @@ def _last_line(follower: Follower) -> str:
 
 def _lines(follower: Follower) -> None:
     """Print a line per round and per event until the run ends."""
-    from fedgossip.cli.wording import event_text
+    from fedgossip.cli.wording import words_for
     from fedgossip.watching.lines import Lines
 
-    lines = Lines(follower, event_text)
+    lines = Lines(follower, words_for(follower.state.names))
     follower.heard = lambda row: _say(lines.of(row))
     for text in lines.heading():
         _say(text)
@@ -133,7 +133,7 @@ def _say(text: str) -> None:
 
 def _serve(follower: Follower, port: int, opened: bool) -> None:
     """Serve the page until Ctrl-C, also after the run's end: somebody may be looking at it."""
-    from fedgossip.cli.wording import event_text
+    from fedgossip.cli.wording import words_for
     from fedgossip.watching import snapshot
     from fedgossip.watching.serving import Site
 
@@ -145,7 +145,7 @@ def _serve(follower: Follower, port: int, opened: bool) -> None:
 
     def moment() -> dict[str, object]:
         with lock:
-            return snapshot.moment(follower, event_text)
+            return snapshot.moment(follower, words_for(follower.state.names))
 
     with Site(graph, moment, port) as site:
         print(f"{site.url}\n{LEAVE}", flush=True)

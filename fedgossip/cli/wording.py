@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from string import Formatter
 
 from fedgossip.metrics import EventRow
+from fedgossip.report.naming import Names
+from fedgossip.report.reasons import REASONS, given_up
 
 WORDS: dict[str, str | tuple[str, ...]] = {
     # a neighbour, or several
@@ -37,6 +39,15 @@ WORDS: dict[str, str | tuple[str, ...]] = {
 }
 """Of a value that stands alone."""
 
+COORDINATED: dict[str, str | tuple[str, ...]] = {
+    "gone": "client {value} is gone",
+    "missed": "the round goes on without {value}",
+    "started_without": "begins without {value}, which did not come",
+    "nobody_came": "the coordinator did not come",
+    "deserted": "the coordinator is gone: ends here",
+}
+"""The same, where a coordinator and its clients tell it."""
+
 FACTS: dict[str, str | tuple[str, ...]] = {
     # members
     "suspected": "peer {node} does not answer peer {by}",
@@ -56,6 +67,11 @@ FACTS: dict[str, str | tuple[str, ...]] = {
         "whether answer {answer} has reached peer {peer} could not be known",
         "whether peer {to} has its share of weight {weight:.3g} could not be known",
     ),
+    "skipped_mix": (
+        "keeps its own model: a sum without {missing} is noise; the mean moves",
+        "keeps its own model: the sum over {garbled} is noise; have all peers the same endpoints.toml?",
+    ),
+    "withheld": "sends nothing to peer {peer}: among {senders} its model would not be hidden",
     "far_ahead": "peer {peer} speaks of round {round}, which cannot be: not believed",
     "unanswered": "peer {peer} did not answer offer {offer}",
     "returned": "a share of weight {weight:.3g} that peer {from} did not take is one's own again",
@@ -63,10 +79,22 @@ FACTS: dict[str, str | tuple[str, ...]] = {
     "stopped_with_the_others": "the others have done their rounds: stops after {rounds}",
     # rounds of a coordinator
     "aggregated": "an update of {clients} clients",
-    "abandoned": "the round is given up: {contributions} contributions, {needed} needed",
-    "too_few": "too few clients: {clients}, {needed} needed",
-    "outdated": "goes over from round {round} to round {now}",
-    "stale": "the update of peer {peer} is {staleness} rounds old: not counted",
+    "abandoned": "the round is abandoned: {why}",
+    "cut": "cut to the bound: updates of {cut} clients out of {of}; raise coordinator.secure.bound, or lower lr",
+    "too_few": "too few clients: {clients} are here, a round needs {needed}",
+    "abstained": "client {peer} stays out of the round: {reason}",
+    "abandoned_here": "stays out of the round: {reason}",
+    "budget": "{text}",
+    "misfits": "what client {held_by} gave back of client {of}’s secret does not fit",
+    "late": (
+        "what client {peer} says of round {round} comes too late",
+        "a word of session {session} comes too late",
+    ),
+    "outdated": (
+        "goes over from round {round} to round {now}",
+        "what it trained is of no use any more: goes over to round {now}",
+    ),
+    "stale": "the update of client {peer} is {staleness} rounds old: not counted",
     # files, and how processes end
     "resumed": "goes on after round {round}, in life {incarnation}",
     "checkpoint_refused": "{file} is not taken: {text}",
@@ -90,14 +118,32 @@ class _Known(dict[str, object]):
         return _Unknown()
 
 
+def words_for(names: Names) -> Callable[[EventRow], str]:
+    """Return what tells events in words, for peers or for a coordinator and its clients."""
+    return event_text if names.coordinator is None else federated_text
+
+
 def event_text(row: EventRow) -> str:
     """An event in words."""
+    return _told(row, WORDS)
+
+
+def federated_text(row: EventRow) -> str:
+    """An event of a federated run in words."""
+    return _told(row, WORDS | COORDINATED)
+
+
+def _told(row: EventRow, alone: Mapping[str, str | tuple[str, ...]]) -> str:
     value = row.value
     if row.name == "died":
         return _died(value)
     facts = value if isinstance(value, Mapping) else {} if value is None else {"value": value}
-    table = FACTS if isinstance(value, Mapping) else WORDS
+    table = FACTS if isinstance(value, Mapping) else alone
     known = _Known({str(key): _said(one) for key, one in facts.items()})
+    if str(facts.get("reason")) in REASONS:
+        known["reason"] = REASONS[str(facts["reason"])]
+    if row.name == "abandoned":
+        known["why"] = given_up(facts)
     try:
         if templates := table.get(row.name):
             return _fitting(templates, known).format_map(known)

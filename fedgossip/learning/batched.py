@@ -64,6 +64,8 @@ class Outcome(NamedTuple):
     difference: Vector
     loss: float
     finite: bool
+    skipped: int = 0
+    """Steps that were not taken, because a 16-bit gradient overflowed."""
 
 
 @dataclass(slots=True, eq=False)

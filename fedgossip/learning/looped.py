@@ -1,12 +1,14 @@
 """One model after another: the engine of every model that `batched` does not know.
 
-The module's tensors are views of one flat tensor: loading a vector is one copy, and so is reading it.
+It trains alone, or as one of several processes that train the same model together: see `team` and `distributed`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,19 +17,62 @@ from torch import nn
 from torch.nn import functional
 
 from fedgossip import seeds
-from fedgossip.learning import optimizers
+from fedgossip.learning import channels, loading, optimizers, weights
 from fedgossip.learning.batched import Outcome, State
 from fedgossip.learning.batches import Plan
 from fedgossip.learning.data import Dataset
 from fedgossip.learning.flat import Layout
+from fedgossip.learning.precision import LOSS_SCALE, LossScale, autocast
+from fedgossip.learning.private import PrivateGradients
 from fedgossip.learning.settings import TrainSettings
+from fedgossip.learning.sharing import Sharing
+from fedgossip.learning.team import Team, TeamNorm
+from fedgossip.learning.weights import Held, Line
 from fedgossip.machine import Terms
 from fedgossip.vectors import Vector, empty, frozen
 
 PERSONAL = "personal"
 """Under this name a node's state holds its personal parameters."""
 
+STEPS = "steps"
 TEST_ROWS = 512  # test examples at a time
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Spread:
+    """A module over the processes of a team: what this one holds of it, and what to call for a forward pass."""
+
+    team: Team
+    held: Held
+    forward: nn.Module
+
+
+class Sums(NamedTuple):
+    """What was evaluated, added up over predictions."""
+
+    loss: float
+    hits: int
+    predicted: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Assignment:
+    """A job with all that it depends on; `state` stays as it is."""
+
+    name: tuple[int, int]
+    """(node, round), which seeds dropout."""
+    vector: Vector
+    plan: Plan
+    lr: float
+    state: Mapping[str, npt.NDArray[Any]]
+    terms: Terms | None
+
+
+class Done(NamedTuple):
+    """How a job went: the mean loss of its steps, and how many of them were skipped."""
+
+    loss: float
+    skipped: int
 
 
 class ModuleLoop:
@@ -36,6 +81,8 @@ class ModuleLoop:
     Buffers that are not in the layout (integer ones; with buffers="local" the running statistics too) belong to the
     node: they are loaded before its job and kept after it.  With "local" no vector has statistics of its own, so
     evaluation then normalises by the statistics of the test batch.
+
+    A job changes its node's state when it is done and not before, so one that ran out of memory is trained again.
     """
 
     def __init__(
@@ -48,32 +95,30 @@ class ModuleLoop:
         *,
         seed: int,
         device: torch.device,
+        sharing: Sharing | None = None,
+        spread: Spread | None = None,
+        private: PrivateGradients | None = None,
     ) -> None:
         self.width = settings.batch_size
+        self._private = private
         self._module, self._layout, self._settings, self._seed, self._device = module, layout, settings, seed, device
-        module.to(device)
-        own = Layout.personal_of(module, settings.stays)
-        self._p = own.length  # elements that stay at the node come first, so that all that is trained lies together
-        self.trained = own.length + layout.parameters
-        self._all = torch.empty(own.length + layout.length, device=device)
-        self._own, self._flat = self._all[: own.length], self._all[own.length :]
-        layout.adopt(module, self._flat)
-        own.adopt(module, self._own)
-        self._fresh_own = self._own.clone()
-        self._weights = self._all[: self.trained].unsqueeze(0)
-        self._gradient = torch.zeros_like(self._weights)
-        self._bind_gradients(own, self._gradient[0, : own.length])
-        self._bind_gradients(layout, self._gradient[0, own.length :])
-        self._local = {name: b for name, b in module.named_buffers() if name not in layout.names}
+        self._sharing = sharing or Sharing()
+        spread = spread or _alone(module, layout, settings, device)
+        self._team, self._held, self._forward = spread.team, spread.held, spread.forward
+        if settings.channels_last:
+            channels.innermost(module)
+        self._norms = [part for part in module.modules() if isinstance(part, TeamNorm)]
+        self._p = Layout.personal_of(module, settings.stays).length
+        self.trained = self._p + layout.parameters
+        self._remembers = remembered(module, layout, settings)
+        self._local = weights.local_buffers(module, layout)
         self._fresh = {name: b.detach().clone() for name, b in self._local.items()}
-        self._x, self._y = _tensor(train.x).to(device), _tensor(train.y).to(device)
-        self._test = (_tensor(test.x).to(device), _tensor(test.y).to(device))
-
-    def _bind_gradients(self, layout: Layout, gradient: torch.Tensor) -> None:
-        tensors = dict(self._module.named_parameters())
-        for name, where, shape in layout.places():
-            if name in tensors:
-                tensors[name].grad = gradient[where].view(shape)
+        ahead = loading.ahead_of(settings, device, loading.bytes_of(train, test))
+        self._train = loading.examples(train, device, ahead)
+        self._test = loading.examples(test, device, ahead)
+        if private is not None:
+            with self._train.batches([np.arange(min(2, len(train)))]) as some:
+                private.check(*next(some))
 
     # --- training ---------------------------------------------------------------------------------------------
 
@@ -81,119 +126,227 @@ class ModuleLoop:
         self, vector: Vector, plan: Plan, lr: float, state: State, name: tuple[int, int], terms: Terms | None = None
     ) -> Outcome:
         """Train one job; `name` is its (node, round), which seeds dropout."""
-        self._load(vector)
-        self._load_local(state)
+        trained = empty(self._layout.length, np.float32)
+        kept = {name: np.empty(shape, kind) for name, (kind, shape) in self._remembers.items()}
+        done = self.train_into(Assignment(name, vector, plan, lr, state, terms), trained, kept)
+        state.update(kept)
+        return outcome(vector, trained, done)
+
+    def train_into(self, job: Assignment, trained: Line, kept: Mapping[str, npt.NDArray[Any]]) -> Done:
+        """Train one job and write the vector [length] and what the node remembers; several processes write parts."""
+        self._held.load(job.vector)
+        self._load_local(job.state)
         self._module.train()
-        slots, pull = self._slots_of(state), self._pull_of(terms)
-        taken = int(state["steps"]) if "steps" in state else 0
-        rate, root = optimizers.rates(self._settings, [lr], [taken], len(plan.counts))
-        losses = []
-        devices = [self._device] if self._device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices):
-            self._seed_here(*name)
-            for step, (row, count) in enumerate(zip(plan.indices, plan.counts, strict=True)):
-                losses.append(self._gradient_of(torch.from_numpy(row[:count]).to(self._device)))
-                with torch.no_grad():
-                    self._optimise(slots, pull, float(rate[step, 0]), float(root[min(step, len(root) - 1), 0]))
-        self._keep(state, slots, taken + len(losses))
-        difference = empty(self._layout.length, np.float32)
-        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is said so
-            np.subtract(self._flat.cpu().numpy(), vector, out=difference)
-            finite = bool(np.isfinite(difference.sum()))
-        return Outcome(frozen(difference), float(torch.stack(losses).double().mean()), finite)
+        places, state = self._held.places, job.state
+        slots = [weights.scattered(state.get(slot), places, self._device) for slot in self._settings.slots]
+        scale = LossScale(state.get(LOSS_SCALE)) if self._settings.precision == "float16" else None
+        taken = int(state[STEPS]) if STEPS in state else 0
+        rate, root = optimizers.rates(self._settings, [job.lr], [taken], len(job.plan.counts))
+        if self._private is not None:
+            self._private.begin(*job.name)
+        pulls, losses, done = self._pulls_of(job.terms), [], 0
+        with torch.random.fork_rng(devices=[self._device] if self._device.type == "cuda" else []):
+            self._seed_here(*job.name)
+            with closing(self._gradients_of(job.plan, scale)) as gradients:
+                for loss in gradients:
+                    losses.append(loss)
+                    if scale is None or self._unscaled(scale):
+                        with torch.no_grad():
+                            self._optimise(slots, pulls, float(rate[done, 0]), float(root[min(done, len(root) - 1), 0]))
+                        done += 1
+                    self._team.progressed()
+        self._store(trained, kept, slots, taken + done, scale)
+        total = self._team.total(torch.stack(losses))
+        return Done(float(total.double().mean()), len(losses) - done)
 
-    def _slots_of(self, state: State) -> list[torch.Tensor]:
-        names = self._settings.slots
-        kept = [state.get(name, np.zeros(self.trained, np.float32)) for name in names]
-        return [torch.from_numpy(array.copy()).to(self._device).unsqueeze(0) for array in kept]
+    def _gradients_of(self, plan: Plan, scale: LossScale | None) -> Generator[torch.Tensor]:
+        """Fill the gradient from one batch after the other; yield this process's part of the loss of each, 0 where
+        training is private."""
+        batches = [row[:count] for row, count in zip(plan.indices, plan.counts, strict=True)]
+        if self._private is not None:
+            with self._train.batches(batches) as examples:
+                for x, y in examples:
+                    self._private.fill(x, y)
+                    yield torch.zeros(())
+            return
+        steps = [self._team.pieces_of(rows, self._sharing.pieces) for rows in batches]
+        with self._train.batches([rows for pieces in steps for rows, _ in pieces]) as examples:
+            for rows, pieces in zip(batches, steps, strict=True):
+                self._held.forget_gradients()
+                self._say_copies(len(rows))
+                factor = self._team.size * (scale.value if scale else 1)  # the processes' gradients are averaged
+                parts = [self._backward(*next(examples), weight, factor) for _, weight in pieces]
+                yield parts[0] if len(parts) == 1 else torch.stack(parts).sum()
 
-    def _pull_of(self, terms: Terms | None) -> optimizers.Pull | None:
-        if terms is None or not terms.active:
-            return None
-        correction = np.zeros(self._layout.length, np.float32) if terms.correction is None else terms.correction
-        towards = torch.from_numpy(correction[: self._layout.parameters].copy()).to(self._device).unsqueeze(0)
-        return optimizers.Pull(
-            torch.tensor(terms.pull, device=self._device), self._weights[:, self._p :].clone(), towards
-        )
+    def _say_copies(self, rows: int) -> None:
+        """Tell the norms whether every process computes the whole of the next batch."""
+        for norm in self._norms:
+            norm.copies = not self._team.splits(rows)
 
-    def _gradient_of(self, rows: torch.Tensor) -> torch.Tensor:
-        """Fill the flat gradient from one batch and return its loss."""
-        self._gradient.zero_()
-        loss = _cross_entropy(self._module(self._x[rows]), self._y[rows])
-        loss.backward()  # type: ignore[no-untyped-call]
+    def _backward(self, x: torch.Tensor, y: torch.Tensor, weight: float, factor: float) -> torch.Tensor:
+        """Add the gradient of one piece of a batch, times `factor`; return its share of the loss."""
+        with autocast(self._settings.precision, self._device):
+            logits = self._forward(x)
+        loss = _cross_entropy(logits, y)
+        if weight != 1:
+            loss = loss * weight
+        (loss * factor if factor != 1 else loss).backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
-    def _optimise(self, slots: Sequence[torch.Tensor], pull: optimizers.Pull | None, rate: float, root: float) -> None:
+    def _unscaled(self, scale: LossScale) -> bool:
+        """Take the scale out of the gradient; return whether to take the step."""
+        for gradient in self._held.gradients:
+            gradient.mul_(1 / scale.value)
+        return scale.take(self._held.finite())
+
+    def _pulls_of(self, terms: Terms | None) -> list[tuple[int, optimizers.Pull]]:
+        """Return the terms for each value, and from which element on they hold: not for what is personal."""
+        if terms is None or not terms.active:
+            return []
+        correction = np.zeros(self._layout.length, np.float32) if terms.correction is None else terms.correction
+        mu, pulls = torch.tensor(terms.pull, device=self._device), []
+        for place, value in zip(self._held.places, self._held.values, strict=True):
+            begin = max(0, self._p - place.start)
+            shared = slice(max(0, place.start - self._p), max(0, place.stop - self._p))
+            (towards,) = weights.scattered(correction, [shared], self._device)
+            pulls.append((begin, optimizers.Pull(mu, value[:, begin:].clone(), towards)))
+        return pulls
+
+    def _optimise(
+        self,
+        slots: Sequence[Sequence[torch.Tensor]],
+        pulls: Sequence[tuple[int, optimizers.Pull]],
+        rate: float,
+        root: float,
+    ) -> None:
         if self._settings.clip_norm is not None:
-            optimizers.clip([self._gradient], self._settings.clip_norm)
-        if pull is not None:
-            pull.add_to(self._gradient[:, self._p :], self._weights[:, self._p :])
+            self._held.clip(self._settings.clip_norm)
         pair = torch.tensor([rate, root], device=self._device)
-        optimizers.step(self._settings, self._weights, self._gradient, slots, rate=pair[0], root=pair[1])
+        for part, (value, gradient) in enumerate(zip(self._held.values, self._held.gradients, strict=True)):
+            if pulls:
+                begin, pull = pulls[part]
+                pull.add_to(gradient[:, begin:], value[:, begin:])
+            remembered = [slot[part] for slot in slots]
+            optimizers.step(self._settings, value, gradient, remembered, rate=pair[0], root=pair[1])
 
     def _seed_here(self, node: int, round: int) -> None:
-        root = seeds.integer(self._seed, "dropout", node, round)
+        ids = (node, round, self._team.rank) if self._team.rank else (node, round)
+        root = seeds.integer(self._seed, "dropout", *ids)
         torch.default_generator.manual_seed(root)
         if self._device.type == "cuda":
             torch.cuda.manual_seed(root)
 
-    def _load(self, vector: Vector) -> None:
-        if self._device.type == "cpu":
-            np.copyto(self._flat.numpy(), vector)
-        else:
-            self._flat.copy_(torch.from_numpy(vector.copy()))
-
-    def _load_local(self, state: State) -> None:
+    def _load_local(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
         for name, buffer in self._local.items():
             kept = state.get(f"buffer:{name}")
             buffer.copy_(self._fresh[name] if kept is None else torch.from_numpy(np.array(kept)))
-        self._own.copy_(torch.from_numpy(np.array(state[PERSONAL])) if PERSONAL in state else self._fresh_own)
+        self._held.load_own(state.get(PERSONAL))
 
-    def _keep(self, state: State, slots: Sequence[torch.Tensor], taken: int) -> None:
+    def _store(
+        self,
+        trained: Line,
+        kept: Mapping[str, npt.NDArray[Any]],
+        slots: Sequence[Sequence[torch.Tensor]],
+        taken: int,
+        scale: LossScale | None,
+    ) -> None:
+        self._held.store(trained, kept.get(PERSONAL, np.empty(0, np.float32)))
+        for slot, parts in zip(self._settings.slots, slots, strict=True):
+            weights.gathered(parts, self._held.places, kept[slot])
+        if self._team.rank:
+            return
         for name, buffer in self._local.items():
-            state[f"buffer:{name}"] = buffer.detach().cpu().numpy().copy()
-        if self._p:
-            state[PERSONAL] = self._own.cpu().numpy().copy()
-        for slot, tensor in zip(self._settings.slots, slots, strict=True):
-            state[slot] = tensor.reshape(-1).cpu().numpy().copy()
+            kept[f"buffer:{name}"][...] = buffer.detach().cpu().numpy()
         if slots:
-            state["steps"] = np.asarray(taken)
+            kept[STEPS][...] = taken
+        if scale:
+            kept[LOSS_SCALE][...] = scale.kept()
 
     # --- evaluation -------------------------------------------------------------------------------------------
 
-    @torch.no_grad()
     def evaluate(self, vectors: Sequence[Vector]) -> list[dict[str, float]]:
         """Return the mean loss and the accuracy on the test set, per vector."""
-        self._own.copy_(self._fresh_own)
-        return [self._evaluate_one(vector) for vector in vectors]
+        return [means([self.sums(vector, None)]) for vector in vectors]
 
-    @torch.no_grad()
     def evaluate_own(self, vector: Vector, state: State) -> dict[str, float]:
         """The same of one node: with its personal layers and local buffers."""
-        self._load_local(state)
-        return self._evaluate_one(vector)
+        return means([self.sums(vector, state)])
 
-    def _evaluate_one(self, vector: Vector) -> dict[str, float]:
-        self._load(vector)
+    @torch.no_grad()
+    def sums(self, vector: Vector, state: Mapping[str, npt.NDArray[Any]] | None) -> Sums:
+        """Return the sums over this process's part of the test set; `state`: of the node whose own layers to take."""
+        if state is None:
+            self._held.load_own(None)
+        else:
+            self._load_local(state)
+        self._held.load(vector)
         self._module.eval()
         if self._settings.buffers == "local":
             for part in self._module.modules():
                 if isinstance(part, nn.modules.batchnorm._BatchNorm):
                     part.train()  # batch statistics; what it does to the buffers goes at the next job's load
-        chunks = -(-len(self._test[0]) // TEST_ROWS)
         total, hits, predicted = 0.0, 0, 0
-        for x, y in zip(*(part.tensor_split(chunks) for part in self._test), strict=True):
-            logits = self._module(x)
-            total += float(_cross_entropy(logits, y)) * y.numel()
-            hits += int((logits.argmax(-1) == y).sum())
-            predicted += y.numel()
-        return {"loss": total / predicted, "accuracy": hits / predicted}
+        for x, y in self._test.chunks(max(1, TEST_ROWS // self._sharing.pieces)):
+            mine, counts = self._team.part_of(len(x))
+            self._say_copies(len(x))
+            logits, labels = self._module(x[mine]), y[mine]
+            self._team.progressed()
+            if counts:
+                total += float(_cross_entropy(logits, labels)) * labels.numel()
+                hits += int((logits.argmax(-1) == labels).sum())
+                predicted += labels.numel()
+        return Sums(total, hits, predicted)
+
+
+def remembered(module: nn.Module, layout: Layout, settings: TrainSettings) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Return the type and shape of all that a node remembers beside its vector, by name."""
+    personal = Layout.personal_of(module, settings.stays).length
+    found: dict[str, tuple[str, tuple[int, ...]]] = {}
+    for name, buffer in weights.local_buffers(module, layout).items():
+        found[f"buffer:{name}"] = (str(buffer.dtype).removeprefix("torch."), tuple(buffer.shape))
+    if personal:
+        found[PERSONAL] = ("float32", (personal,))
+    for slot in settings.slots:
+        found[slot] = ("float32", (personal + layout.parameters,))
+    if settings.slots:
+        found[STEPS] = ("int64", ())
+    if settings.precision == "float16":
+        found[LOSS_SCALE] = ("float64", (2,))
+    return found
+
+
+def outcome(vector: Vector, trained: Line, done: Done) -> Outcome:
+    """Return what training gave; `trained` is used up."""
+    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is said so
+        difference = np.subtract(trained, vector, out=trained)
+        finite = bool(np.isfinite(difference.sum()))
+    return Outcome(frozen(difference), done.loss, finite, done.skipped)
+
+
+def means(parts: Sequence[Sums]) -> dict[str, float]:
+    """Return the mean loss and the accuracy of what one or several processes evaluated."""
+    predicted = sum(part.predicted for part in parts)
+    return {
+        "loss": sum(part.loss for part in parts) / predicted,
+        "accuracy": sum(part.hits for part in parts) / predicted,
+    }
+
+
+def _alone(module: nn.Module, layout: Layout, settings: TrainSettings, device: torch.device) -> Spread:
+    """Return the module in the hands of this process alone."""
+    module.to(device)
+    held = weights.Whole(module, layout, Layout.personal_of(module, settings.stays), device)
+    return Spread(Team(), held, compiled(module) if settings.compile else module)
+
+
+def compiled(module: nn.Module) -> nn.Module:
+    """Return the module to be called through torch.compile; it shares all tensors with the one given."""
+    found = torch.compile(module)
+    assert isinstance(found, nn.Module)
+    return found
 
 
 def _cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    if logits.dtype in (torch.bfloat16, torch.float16):
+        logits = logits.float()
     return functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), labels.reshape(-1))
-
-
-def _tensor(array: npt.NDArray[Any]) -> torch.Tensor:
-    """Return a tensor over the array's memory, or over a copy where torch could not write to it."""
-    return torch.from_numpy(array if array.flags.writeable else array.copy())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -13,6 +14,13 @@ SLOTS: Mapping[str, tuple[str, ...]] = {"sgd": ("velocity",), "adam": ("first", 
 SCHEDULES = ("constant", "cosine", "step")
 DEVICES = ("auto", "cpu", "cuda", "mps")
 BUFFERS = ("average", "local")
+PRECISIONS = ("float32", "bfloat16", "float16")
+PARALLEL = ("ddp", "fsdp")
+OF_THE_MACHINE = ("device", "threads", "channels_last", "compile", "prefetch", "processes", "parallel")
+"""What each peer chooses for its own machine: it moves where a sum is rounded, not what is learned."""
+
+MOST_AHEAD = 64  # batches
+MOST_PROCESSES = 64
 
 
 @dataclass(frozen=True)
@@ -38,7 +46,8 @@ class TrainSettings:
     local_epochs: int | None = None
     """Passes over the node's examples per round; the last batch of a pass may be smaller."""
     device: str = "auto"
-    """"cpu", "cuda", "mps" or "auto": the first of cuda, mps, cpu that is there."""
+    """"cpu", "cuda", "cuda:1", "mps" or "auto": the first of cuda, mps, cpu that is there.  Of several GPUs "auto" and
+    "cuda" take the one that the fewest clients of this machine are on."""
     buffers: str = "average"
     """Running statistics (BatchNorm): "average" makes them part of the vector, "local" keeps them at the node."""
     personal: str = ""
@@ -48,6 +57,21 @@ class TrainSettings:
     """Threads of torch in this process.  1: peers share the cores, and sums keep their order."""
     clip_norm: float | None = None
     """Scale a step's gradient down to this length where it is longer; None leaves it."""
+    precision: str = "float32"
+    """"bfloat16" or "float16": layers compute in it where torch's autocast says so, and use half the memory; weights,
+    optimiser and what travels stay float32.  With float16 the loss is scaled, and a step that overflows is skipped; few
+    CPUs compute with it, and the others are many times slower."""
+    channels_last: bool = False
+    """Convolutions see their images with the channels innermost: faster on GPUs with tensor cores, and some CPUs."""
+    compile: bool = False
+    """Train through torch.compile: the first steps take longer, seconds to minutes, the later ones less."""
+    prefetch: int | None = None
+    """Batches made ready ahead by a thread of its own, from examples in host memory; more takes more memory.  0 keeps
+    the examples on the training device.  None: 0 where they fit into a quarter of its memory, else 2."""
+    processes: int = 1
+    """Processes that train one client together, each its part of every batch: one per GPU, or all on the CPU."""
+    parallel: str = "ddp"
+    """Of several processes: "ddp", each holds the whole model; "fsdp", each holds a part of it (FSDP2)."""
 
     def __post_init__(self) -> None:
         if self.local_steps is None and self.local_epochs is None:
@@ -55,9 +79,12 @@ class TrainSettings:
         elif self.local_steps is not None and self.local_epochs is not None:
             raise ConfigError("local_steps and local_epochs are both given", "Give one of them.")
         _word("optimizer", self.optimizer, tuple(SLOTS))
-        _word("device", self.device, DEVICES)
+        if not re.fullmatch(r"cuda:\d{1,3}", self.device):
+            _word("device", self.device, DEVICES)
         _word("buffers", self.buffers, BUFFERS)
-        for name in ("batch_size", "threads", "local_steps", "local_epochs"):
+        _word("precision", self.precision, PRECISIONS)
+        _word("parallel", self.parallel, PARALLEL)
+        for name in ("batch_size", "threads", "local_steps", "local_epochs", "processes"):
             _whole(name, getattr(self, name))
         _between("lr", self.lr, 0 < self.lr < math.inf, "a number above 0")
         _between("momentum", self.momentum, 0 <= self.momentum < 1, "0 <= momentum < 1")
@@ -68,12 +95,37 @@ class TrainSettings:
             raise ConfigError("nesterov without momentum", "Give momentum, 0.9 say.")
         if self.optimizer != "sgd" and self.momentum:
             raise ConfigError(f"momentum with {self.optimizer}", "momentum belongs to sgd; leave it out.")
+        if isinstance(self.prefetch, bool) or not (self.prefetch is None or 0 <= self.prefetch <= MOST_AHEAD):
+            raise ConfigError(f"prefetch = {self.prefetch!r}", f"prefetch is a whole number from 0 to {MOST_AHEAD}.")
         _step_schedule(self.schedule)
+        self._check_processes()
+
+    def _check_processes(self) -> None:
+        """Raise ConfigError for what several processes cannot do together, or one alone."""
+        if self.processes == 1:
+            if self.parallel == "fsdp":
+                raise ConfigError('parallel = "fsdp" with one process', "Give processes = 2 or more, one per GPU.")
+            return
+        if self.processes > MOST_PROCESSES:
+            raise ConfigError(f"processes = {self.processes}", f"At most {MOST_PROCESSES}; one per GPU is usual.")
+        if self.batch_size < self.processes:
+            advice = "Each process takes a part of every batch; use a larger batch_size or fewer processes."
+            raise ConfigError(f"batch_size = {self.batch_size} for {self.processes} processes", advice)
+        if ":" in self.device or self.device == "mps":
+            advice = 'Use device = "cuda", a GPU for each process, or "cpu".'
+            raise ConfigError(f"device = {self.device!r} is one GPU, for {self.processes} processes", advice)
+        if self.compile and self.parallel == "fsdp":
+            raise ConfigError('compile with parallel = "fsdp"', 'Leave compile out, or use parallel = "ddp".')
 
     @property
     def slots(self) -> tuple[str, ...]:
         """The names of what the optimiser remembers; none for sgd without momentum."""
         return () if self.optimizer == "sgd" and not self.momentum else SLOTS[self.optimizer]
+
+    @property
+    def as_modules(self) -> bool:
+        """Whether training goes through torch's own modules even where there is a hand-written path."""
+        return self.precision != "float32" or self.channels_last or self.compile or self.processes > 1
 
     @property
     def stays(self) -> tuple[str, ...]:

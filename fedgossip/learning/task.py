@@ -5,19 +5,23 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from fedgossip.errors import ConfigError, FedgossipError, TrainingError
-from fedgossip.learning import models
+from fedgossip.learning import loading, models, sharing
 from fedgossip.learning.batched import DenseStack, Outcome, State, sizes_of
 from fedgossip.learning.batches import Batches, Indices, Plan
 from fedgossip.learning.data import Dataset
-from fedgossip.learning.devices import device_for
+from fedgossip.learning.devices import with_float64
+from fedgossip.learning.distributed import DistributedLoop, Source
 from fedgossip.learning.flat import Layout
+from fedgossip.learning.local_test import LocalTests
 from fedgossip.learning.looped import ModuleLoop
+from fedgossip.learning.private import PoissonBatches, PrivateGradients, RecordPrivacy
 from fedgossip.learning.settings import TrainSettings
 from fedgossip.machine import NodeId
 from fedgossip.task import Job, Update
@@ -34,8 +38,12 @@ class TorchTask:
     buffers stay with their node from job to job, so a node's jobs come in their order; see `state`.
 
     Stacks of Linear and ReLU train many nodes at once (`batched`), on the CPU bit for bit as one at a time; all else
-    trains one job after another (`looped`).  Sets torch's threads of this process to settings.threads: peers share
-    the cores, and the order of a sum may depend on the number of threads.
+    trains one job after another (`looped`), or each in several processes (`distributed`).  With `privacy` every model
+    trains one after another, each example hidden (`private`): batches are drawn at random, and the metrics are "steps"
+    and "rate" alone.  Sets torch's threads of this process to settings.threads: peers share the cores, and the order of
+    a sum may depend on the number of threads.
+
+    `kept`: examples that a node does not train on; jobs that ask for it are tested there first.
 
     Raises ConfigError where model, data and shares do not fit; TrainingError where a loss or an update is not finite.
     """
@@ -51,27 +59,45 @@ class TorchTask:
         seed: int,
         rounds: int,
         base: Path | None = None,
+        kept: Mapping[NodeId, Indices] | None = None,
+        privacy: RecordPrivacy | None = None,
     ) -> None:
         owned = shares if isinstance(shares, Mapping) else dict(enumerate(shares))
         _check_shares(owned, len(train))
         torch.set_num_threads(settings.threads)
-        device = device_for(settings.device)
         vocabulary = len(train.vocabulary) if train.vocabulary is not None else None
         module = models.build(model_source, train.shape, train.classes, seed, vocabulary, base=base)
         self.settings = settings
         self.layout = Layout.from_module(module, settings.buffers, settings.stays)
+        device, self._sharing = sharing.settle(settings, module, self.layout.schema)
         self._initial = self.layout.read(module)
         self._rounds, self._shares = rounds, owned
         self._states: dict[NodeId, State] = {}
         self._lock = threading.Lock()  # a host evaluates beside its training thread; the buffers are one
+        self._tests = LocalTests(deepcopy(module), self.layout, settings, train, kept) if kept else None
         sizes = sizes_of(module, self.layout)
-        self._engine: DenseStack | ModuleLoop
-        if sizes is not None and sizes[0] == math.prod(train.shape) and sizes[-1] >= train.classes:
+        known = sizes is not None and sizes[0] == math.prod(train.shape) and sizes[-1] >= train.classes
+        common = (module, self.layout, train, test, settings)
+        self._privacy = privacy
+        self._engine: DenseStack | ModuleLoop | DistributedLoop
+        self._batches: Batches | PoissonBatches
+        if privacy is not None:
+            _check_private(settings)
+            private = PrivateGradients(module, privacy, settings, owned, seed)
+            device = with_float64(device)
+            self._engine = ModuleLoop(*common, seed=seed, device=device, sharing=self._sharing, private=private)
+        elif settings.processes > 1:
+            source = Source(model_source, base, seed)
+            self._engine = DistributedLoop(*common, source=source, device=device, sharing=self._sharing)
+        elif sizes is not None and known and not loading.by_modules(settings, device, train, test):
             self._engine = DenseStack(sizes, train, test, settings, device)
         else:
-            self._engine = ModuleLoop(module, self.layout, train, test, settings, seed=seed, device=device)
+            self._engine = ModuleLoop(*common, seed=seed, device=device, sharing=self._sharing)
         self._trained = getattr(self._engine, "trained", self.layout.parameters)
-        self._batches = Batches(owned, settings, seed, self._engine.width)
+        if privacy is not None:
+            self._batches = PoissonBatches(owned, settings, privacy, seed)
+        else:
+            self._batches = Batches(owned, settings, seed, self._engine.width)
 
     @property
     def length(self) -> int:
@@ -95,14 +121,19 @@ class TorchTask:
             plans = [self._batches.plan(job.node, job.round) for job in jobs]
             lrs = [self.settings.rate(job.round, self._rounds) for job in jobs]
             states = [self._state_for(job) for job in jobs]
-            outcomes = self._run(jobs, plans, lrs, states)
+            tested = [self._tested(job, state) for job, state in zip(jobs, states, strict=True)]
+            outcomes = self._sharing.run(lambda: self._attempt(jobs, plans, lrs, states))
         for job, outcome, lr in zip(jobs, outcomes, lrs, strict=True):
             if not (outcome.finite and math.isfinite(outcome.loss)):
                 raise _not_finite(job, outcome.loss, lr)
         return [
-            Update(outcome.difference, len(self._shares[job.node]), _metrics(job, outcome, plan, lr))
-            for job, outcome, plan, lr in zip(jobs, outcomes, plans, lrs, strict=True)
+            Update(outcome.difference, len(self._shares[job.node]), {**self._metrics(job, outcome, plan, lr), **found})
+            for job, outcome, plan, lr, found in zip(jobs, outcomes, plans, lrs, tested, strict=True)
         ]
+
+    def _tested(self, job: Job, state: State) -> Mapping[str, float]:
+        """What the vector is worth on the node's own test examples, where that is asked for."""
+        return self._tests.measure(job.node, job.vector, state) if job.tested and self._tests else {}
 
     def _state_for(self, job: Job) -> State:
         """Return what the node remembers, changed by training; for a job with terms without the optimiser's slots."""
@@ -111,6 +142,22 @@ class TorchTask:
             for name in (*self.settings.slots, "steps"):
                 state.pop(name, None)
         return state
+
+    def _metrics(self, job: Job, outcome: Outcome, plan: Plan, lr: float) -> dict[str, float]:
+        work: dict[str, float] = {"steps": max(1, len(plan.counts) - outcome.skipped), "rate": lr}
+        if self._privacy is not None:
+            return work  # a loss would tell about the examples
+        return {"loss": outcome.loss} if job.terms is None else {"loss": outcome.loss, **work}
+
+    def _attempt(
+        self, jobs: Sequence[Job], plans: Sequence[Plan], lrs: Sequence[float], states: Sequence[State]
+    ) -> Sequence[Outcome]:
+        """Train the jobs; what the nodes remember changes when all are done, so that it can be tried again."""
+        drafts = {id(state): dict(state) for state in states}  # a node may have several of the jobs
+        outcomes = self._run(jobs, plans, lrs, [drafts[id(state)] for state in states])
+        for state in states:
+            state.update(drafts[id(state)])
+        return outcomes
 
     def _run(
         self, jobs: Sequence[Job], plans: Sequence[Plan], lrs: Sequence[float], states: Sequence[State]
@@ -127,7 +174,7 @@ class TorchTask:
         """Return {"loss", "accuracy"} on the test set per vector; for text per character."""
         with self._lock:
             try:
-                return self._engine.evaluate(vectors)
+                return self._sharing.run(lambda: self._engine.evaluate(vectors))
             except FedgossipError:
                 raise
             except Exception as error:
@@ -136,10 +183,11 @@ class TorchTask:
 
     def evaluate_own(self, node: NodeId, vector: Vector) -> Mapping[str, float]:
         """`evaluate` of the vector with what is the node's own: personal layers and local buffers."""
+        engine, state = self._engine, self._states.get(node, {})
         with self._lock:
-            if isinstance(self._engine, DenseStack):
-                return self._engine.evaluate([vector])[0]
-            return self._engine.evaluate_own(vector, self._states.get(node, {}))
+            if isinstance(engine, DenseStack):
+                return self._sharing.run(lambda: engine.evaluate([vector])[0])
+            return self._sharing.run(lambda: engine.evaluate_own(vector, state))
 
     def state(self, node: NodeId) -> dict[str, np.ndarray]:
         """Return what the node remembers beside its vector: optimiser slots, steps taken, local buffers.
@@ -163,9 +211,11 @@ class TorchTask:
         return self.layout.unflatten(vector)
 
 
-def _run_one(engine: ModuleLoop, job: Job, plan: Plan, lr: float, state: State) -> Outcome:
+def _run_one(engine: ModuleLoop | DistributedLoop, job: Job, plan: Plan, lr: float, state: State) -> Outcome:
     try:
         return engine.train_one(job.vector, plan, lr, state, (job.node, job.round), job.terms)
+    except (FedgossipError, sharing.OutOfMemory):
+        raise
     except Exception as error:
         raise TrainingError(
             f"node {job.node}, round {job.round}: training raised {error!r}",
@@ -173,10 +223,13 @@ def _run_one(engine: ModuleLoop, job: Job, plan: Plan, lr: float, state: State) 
         ) from error
 
 
-def _metrics(job: Job, outcome: Outcome, plan: Plan, lr: float) -> dict[str, float]:
-    if job.terms is None:
-        return {"loss": outcome.loss}
-    return {"loss": outcome.loss, "steps": len(plan.counts), "rate": lr}
+def _check_private(settings: TrainSettings) -> None:
+    """Raise ConfigError for settings under which examples' gradients are not taken one by one."""
+    for name, usual in (("processes", 1), ("precision", "float32"), ("compile", False)):
+        if getattr(settings, name) != usual:
+            raise ConfigError(
+                f"{name} = {getattr(settings, name)!r} where single records are private", f"Leave {name} out."
+            )
 
 
 def _check_shares(shares: Mapping[NodeId, Indices], examples: int) -> None:

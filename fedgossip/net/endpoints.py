@@ -5,7 +5,8 @@
     address = "tcp://192.168.1.10:5700"
     key = "..."                              # the public one, 40 characters
 
-The file is the allow-list too: a key that is not in it is never served.
+The file is the allow-list too: a key that is not in it is never served.  A client of a coordinator has no address: it
+calls, and nobody calls it.
 
 Where members may come and go every block has `verify` too, the key of the peer's signatures, and a line `organiser`
 above the blocks names the key that may let others in; their blocks have an `admission`, which it has signed.
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +24,8 @@ import msgspec
 
 from fedgossip.errors import ConfigError
 from fedgossip.machine import NodeId
-from fedgossip.net.identity import check_public
+from fedgossip.net.identity import Identity, check_public, verify
+from fedgossip.secure.session import Member, Roster
 
 _HEX_KEY = re.compile(r"[0-9a-f]{64}")
 _ADDRESS = re.compile(r"tcp://(\[[0-9a-fA-F:.]+\]|[\w.-]+):(?P<port>\d{1,5})|ipc://.{1,100}")
@@ -31,10 +33,11 @@ _ADDRESS = re.compile(r"tcp://(\[[0-9a-fA-F:.]+\]|[\w.-]+):(?P<port>\d{1,5})|ipc
 
 class _Peer(msgspec.Struct, forbid_unknown_fields=True):
     id: int
-    address: str
     key: str
+    address: str = ""
     verify: str = ""
     admission: str = ""
+    signature: str = ""
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
@@ -44,13 +47,15 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a peer listens, and its public keys: of its links, and of its signatures where members come and go."""
+    """Where a peer listens, "" for nowhere; its public keys of links, and of signatures where members come and go."""
 
     address: str
     key: str
     verify: str = ""
     admission: str = ""
     """The organiser's signature, for one that is no founder."""
+    signature: str = ""
+    """Its own, of who and where it is; of clients and coordinator: a roster is made of these."""
 
 
 Endpoints = Mapping[NodeId, Endpoint]
@@ -77,6 +82,7 @@ def load_members(path: Path, node: NodeId) -> Members:
     if node not in found:
         advice = "Put your own [[peer]] block there too: `fedgossip keys admit` prints it."
         raise ConfigError(f"{path}: there is no entry for peer {node}", advice)
+    _check_listeners(path, found, lambda _: True)
     return Members(found, organiser)
 
 
@@ -90,8 +96,11 @@ def load_blocks(path: Path) -> dict[NodeId, Endpoint]:
     return found
 
 
-def load(path: Path, n: int) -> dict[NodeId, Endpoint]:
-    """Read the endpoints of all `n` peers.  Raises ConfigError naming the entry that is wrong or missing."""
+def load(path: Path, n: int, listens: Callable[[NodeId], bool] = lambda _: True) -> dict[NodeId, Endpoint]:
+    """Read the endpoints of all `n` peers; those that do not listen need no address.
+
+    Raises ConfigError naming the entry that is wrong or missing.
+    """
     found, _ = _read(path)
     if set(found) != set(range(n)):
         missing, extra = sorted(set(range(n)) - set(found)), sorted(set(found) - set(range(n)))
@@ -100,7 +109,15 @@ def load(path: Path, n: int) -> dict[NodeId, Endpoint]:
             f"{path}: the graph has peers 0 to {n - 1}, and there {'is' if missing else 'are'} {wrong}",
             "Write one [[peer]] block per node of the graph.",
         )
+    _check_listeners(path, found, listens)
     return found
+
+
+def _check_listeners(path: Path, found: Endpoints, listens: Callable[[NodeId], bool]) -> None:
+    for node, endpoint in found.items():
+        if listens(node) and not endpoint.address:
+            advice = "Only clients of a coordinator need none: write address = 'tcp://HOST:PORT'."
+            raise ConfigError(f"{path}: {node} has no address, and is called by others", advice)
 
 
 def _read(path: Path) -> tuple[dict[NodeId, Endpoint], str]:
@@ -116,12 +133,13 @@ def _read(path: Path) -> tuple[dict[NodeId, Endpoint], str]:
         where = f"{path}: peer {entry.id}"
         if entry.id in found:
             raise ConfigError(f"{where} is there twice", "Give every peer an id of its own.")
-        check_address(entry.address, where)
+        if entry.address:
+            check_address(entry.address, where)
         check_public(entry.key, where)
         if entry.key in keys:
             raise ConfigError(f"{where} has the key of peer {keys[entry.key]}", "Make a key on each machine.")
         keys[entry.key] = entry.id
-        found[entry.id] = Endpoint(entry.address, entry.key, entry.verify, entry.admission)
+        found[entry.id] = Endpoint(entry.address, entry.key, entry.verify, entry.admission, entry.signature)
     return found, file.organiser
 
 
@@ -134,12 +152,42 @@ def check_address(address: str, where: str) -> None:
 
 def block(node: NodeId, endpoint: Endpoint) -> str:
     """Return the [[peer]] block as text."""
-    lines = ["[[peer]]", f"id = {node}", f"address = '{endpoint.address}'", f"key = '{endpoint.key}'"]
+    lines = ["[[peer]]", f"id = {node}"]
+    lines += [f"address = '{endpoint.address}'"] if endpoint.address else []
+    lines += [f"key = '{endpoint.key}'"]
     lines += [f"verify = '{endpoint.verify}'"] if endpoint.verify else []
     lines += [f"admission = '{endpoint.admission}'"] if endpoint.admission else []
+    lines += [f"signature = '{endpoint.signature}'"] if endpoint.signature else []
     return "\n".join(lines) + "\n"
 
 
 def text(endpoints: Iterable[tuple[NodeId, Endpoint]]) -> str:
     """Return a whole endpoints.toml."""
     return "\n".join(block(node, endpoint) for node, endpoint in endpoints)
+
+
+# --- the roster -------------------------------------------------------------------------------------------------------
+
+
+def signed(identity: Identity, address: str) -> Endpoint:
+    """Return the entry of `identity` at `address`, with its own signature."""
+    member = _member(Endpoint(address, identity.public, identity.verify)).signed(identity.sign_bytes)
+    return Endpoint(address, identity.public, identity.verify, signature=member.signature.hex())
+
+
+def roster_of(endpoints: Endpoints) -> Roster:
+    """Return the roster of all entries, by id.  Raises ConfigError for one that is not signed by itself."""
+    members = []
+    for node in sorted(endpoints):
+        member = _member(endpoints[node])
+        if not verify(endpoints[node].verify, member.content(), endpoints[node].signature):
+            advice = f"Put what `fedgossip keys show --id {node}` prints on its machine there, unchanged."
+            raise ConfigError(f"endpoints: the entry of {node} is not signed by itself", advice)
+        members.append(member)
+    return Roster(tuple(members))
+
+
+def _member(endpoint: Endpoint) -> Member:
+    return Member(
+        bytes.fromhex(endpoint.verify), endpoint.key, endpoint.address, signature=bytes.fromhex(endpoint.signature)
+    )

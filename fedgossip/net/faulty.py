@@ -13,12 +13,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from fedgossip.faults import FaultScript, Flap, Partition, Slow
 from fedgossip.machine import NodeId
-from fedgossip.messages import AnyMessage, Leaving, Model
-from fedgossip.net.links import LinkDown, LinkEvent, Links, LinkUp
+from fedgossip.messages import AnyMessage, Leaving, Masked, Model
+from fedgossip.net.transport import LinkDown, LinkEvent, LinkUp, Transport
 from fedgossip.task import Job, LocalTask, Update
 
 PATIENCE_NS = 1_000_000_000
@@ -29,6 +29,8 @@ CUT_MS = 20
 
 WAITING_MESSAGES = 1024
 """So many messages are held back at most; what is sent beyond is lost."""
+
+AnyTransport = TypeVar("AnyTransport", bound=Transport)
 
 Clock = Callable[[], int | None]
 """Nanoseconds since the run began; None before."""
@@ -55,9 +57,9 @@ class Faults:
     node: NodeId
     clock: Clock
 
-    def on_links(self, links: Links) -> Links:
+    def on_links(self, links: AnyTransport) -> AnyTransport:
         """Return `links` with the script between them and their user."""
-        return cast(Links, FaultyLinks(links, self)) if self.script.touches_messages else links
+        return cast(AnyTransport, FaultyLinks(links, self)) if self.script.touches_messages else links
 
     def on_task(self, task: LocalTask) -> LocalTask:
         """Return `task`, slow when the script says so."""
@@ -66,9 +68,9 @@ class Faults:
 
 
 class FaultyLinks:
-    """Has the methods of `Links`; those that are not here are those of the links."""
+    """A Transport; the methods that are not here are those of the links."""
 
-    def __init__(self, links: Links, faults: Faults) -> None:
+    def __init__(self, links: Transport, faults: Faults) -> None:
         self._links, self._faults = links, faults
         self._cuts = any(isinstance(fault, Flap | Partition) for fault in faults.script.faults)
         self._cut: dict[NodeId, int] = {}  # since when
@@ -104,7 +106,7 @@ class FaultyLinks:
                 heapq.heappush(self._later, (due + held_ns, self._sequence, to, message))
 
     def poll(self, timeout_ms: int) -> list[LinkEvent]:
-        """As `Links.poll`, with the links that the script cuts told as down."""
+        """As that of the links, with the links that the script cuts told as down."""
         now_ns = self._faults.clock()
         if now_ns is not None and self._later:
             timeout_ms = max(0, min(timeout_ms, (self._later[0][0] - now_ns) // 1_000_000 + 1))
@@ -155,7 +157,7 @@ class FaultyLinks:
         return now_ns - self._cut[other] < PATIENCE_NS
 
     def close(self, drain_seconds: float = 0.0) -> None:
-        """As `Links.close`; what was held back goes first."""
+        """As that of the links; what was held back goes first."""
         for _, _, to, message in sorted(self._later, key=lambda one: one[:2]):
             self._links.send(to, message)
         self._later.clear()
@@ -163,7 +165,7 @@ class FaultyLinks:
 
 
 def _is_last_word(message: AnyMessage) -> bool:
-    return isinstance(message, Model | Leaving)
+    return isinstance(message, Model | Masked | Leaving)
 
 
 class SlowTask:

@@ -6,16 +6,17 @@ import heapq
 import queue
 import threading
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 
-from fedgossip.errors import FedgossipError, PeerError, TooFewPeersError, TrainingError
+from fedgossip.errors import BudgetError, FedgossipError, NetworkError, PeerError, TooFewPeersError, TrainingError
 from fedgossip.machine import (
     Checkpoint,
     Effect,
     Event,
     Finish,
     Fired,
+    Log,
     Machine,
     Meet,
     NodeId,
@@ -29,11 +30,12 @@ from fedgossip.machine import (
     Stopping,
     Train,
     Trained,
+    Witness,
 )
-from fedgossip.messages import Hello, Join
+from fedgossip.messages import Hello, Invite, Join
 from fedgossip.metrics import EventRow, Meter, PeerRow, Row, event_row
 from fedgossip.net.endpoints import Endpoint
-from fedgossip.net.links import NOBODY, Arrived, LinkDown, LinkEvent, Links, LinkUp, Rejected
+from fedgossip.net.transport import NOBODY, Arrived, LinkDown, LinkEvent, LinkUp, Rejected, Transport
 from fedgossip.task import Job, LocalTask
 from fedgossip.vectors import Vector
 from fedgossip.wire import wire_bytes
@@ -64,7 +66,12 @@ class Ports:
     stop: Callable[[], bool]
     """Asked at least every half second: true ends the run early, politely."""
     checkpoint: Callable[[Checkpoint], None] = lambda _: None
-    """Keep what a new machine would need to go on from here, if it is time for that; called between two trainings."""
+    """Keep what a new machine would need to go on from here; called between two trainings, unless it is durable: it is
+    on disk then when this returns."""
+    log: Callable[[Log], None] = lambda _: None
+    """Put a line into the participant's own log; it is on disk when this returns."""
+    witness: Callable[[Witness], None] = lambda _: None
+    """Put a frame into the transcript of its session."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,7 +86,7 @@ class Host:
     """One peer.  `links` are bound and connected; `run` returns the final vector."""
 
     def __init__(
-        self, node: NodeId, machine: Machine, links: Links, task: LocalTask, hello: Hello, ports: Ports
+        self, node: NodeId, machine: Machine, links: Transport, task: LocalTask, hello: Hello, ports: Ports
     ) -> None:
         self.node, self.machine, self.links, self.task = node, machine, links, task
         self.hello, self.ports = hello, ports
@@ -101,7 +108,7 @@ class Host:
         self._fatal: FedgossipError | None = None
         self._round = 0
         self._counted = 0
-        self._training_ns: int | None = None  # when the first training began
+        self._began_ns: int | None = None  # the first training, or a coordinator's first round
         self._jobs: queue.SimpleQueue[Train | Evaluate | Checkpoint | None] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[Trained | PeerRow | FedgossipError] = queue.SimpleQueue()
 
@@ -171,9 +178,11 @@ class Host:
             case Arrived(sender, message) if not isinstance(message, Hello):
                 self._meter.bytes_received += wire_bytes(message)
                 self.tell(Received(sender, message))
-            case LinkUp(node):
+            case LinkUp(node, afresh):
                 self._up.add(node)
                 self._timers.pop(("grace", node), None)
+                if afresh:
+                    self._joined.discard(node)  # so that the machine is told, and asks or says again what was lost
                 self._join_if_ready(node)
             case LinkDown(node):
                 self._up.discard(node)
@@ -254,31 +263,52 @@ class Host:
     def _perform(self, effect: Effect, now_ns: int, mixing_ns: int) -> None:
         match effect:
             case Send(to, message):
+                if isinstance(message, Invite) and self._began_ns is None:
+                    self._began_ns = now_ns
                 self.links.send(to, message)
             case Train():
                 self._jobs.put(effect)
             case SetTimer(key, after_ns):
                 self._set_timer(key, after_ns)
+            case Report():
+                self._report(effect, now_ns, mixing_ns)
+            case Meet(node, address, key):
+                self._meet(node, Endpoint(address, key))
+            case Checkpoint(durable=True):
+                self.ports.checkpoint(effect)
+            case Checkpoint():
+                self._jobs.put(effect)
+            case Log():
+                self.ports.log(effect)
+            case Witness():
+                self.ports.witness(effect)
+            case Finish(result):
+                self.result = result
+
+    def _report(self, report: Report, now_ns: int, mixing_ns: int) -> None:
+        match report:
             case Report("outgoing", tuple() as vectors, number):
                 self.ports.outgoing(number + 1, vectors[0])
             case Report("mixed", vector, number):
-                self._round = number
-                self._meter.bytes_sent, self._counted = self.links.bytes_sent - self._counted, self.links.bytes_sent
-                row = self._meter.mixed(number, now_ns, mixing_ns, None)
-                row.seconds -= (self._training_ns or 0) / 1e9  # people start peers minutes apart
-                self._jobs.put(Evaluate(vector, row))  # type: ignore[arg-type]
+                self._jobs.put(Evaluate(vector, self._row(number, now_ns, mixing_ns, None)))  # type: ignore[arg-type]
             case Report("trained", facts):
                 self._meter.trained(facts)
+            case Report("aggregated", facts):
+                self._meter.aggregated(facts)
+            case Report("contributed", value, number):
+                self.ports.write(self._row(number, now_ns, mixing_ns, self._meter.contributed(value)))
             case Report("refused", {"from": sender, "reason": str(reason), "text": str(text), "advice": str(advice)}):
                 self._reject(Rejected(sender, reason, text, advice))
             case Report():
-                self._noted(effect)
-            case Meet(node, address, key):
-                self._meet(node, Endpoint(address, key))
-            case Checkpoint():
-                self._jobs.put(effect)
-            case Finish(result):
-                self.result = result
+                self._noted(report)
+
+    def _row(self, number: int, now_ns: int, mixing_ns: int, accuracy: float | None) -> PeerRow:
+        """Close the account of a round."""
+        self._round = number
+        self._meter.bytes_sent, self._counted = self.links.bytes_sent - self._counted, self.links.bytes_sent
+        row = self._meter.mixed(number, now_ns, mixing_ns, accuracy)
+        row.seconds -= (self._began_ns or 0) / 1e9  # people start peers minutes apart
+        return row
 
     def _noted(self, report: Report) -> None:
         """Count and write what happened; where it ends the run, keep the error that says so."""
@@ -289,6 +319,15 @@ class Host:
         if report.name == "superseded":
             text = f"another process runs as peer {self.node}, with its key, and began later"
             self._fatal = PeerError(text, "Stop one of the two; give each peer an id and a key of its own.")
+        if report.name == "deserted":
+            text = f"the coordinator was not heard for too long, after round {report.round}"
+            self._fatal = NetworkError(text, "Is it running?  Go on with --resume when it is.")
+        if report.name == "budget" and isinstance(report.value, Mapping):
+            self._fatal = BudgetError(report.value["text"], report.value["advice"])
+        if report.name == "too_few" and isinstance(report.value, Mapping):
+            there, needed = report.value["clients"], report.value["needed"]
+            text = f"{there} clients are there, and a round needs {needed}: it ended before round {report.round}"
+            self._fatal = TooFewPeersError(text, "Start the others and go on with --resume, or lower min_clients.")
         self._count(report.name)
         if event := event_row(self.node, report):
             self.ports.write(event)
@@ -346,8 +385,8 @@ class Host:
 
     def _train(self, asked: Train) -> Trained:
         began = self.clock()
-        self._training_ns = began if self._training_ns is None else self._training_ns
-        (update,) = self.task.train([Job(self.node, asked.job, asked.vector, asked.terms)])
+        self._began_ns = began if self._began_ns is None else self._began_ns
+        (update,) = self.task.train([Job(self.node, asked.job, asked.vector, asked.terms, asked.tested)])
         self._meter.train_began(began)
         self._meter.train_ended(self.clock(), update.metrics)
         return Trained(asked.job, update.difference, update.examples, update.metrics)

@@ -43,6 +43,10 @@ class Identity:
         """Return the signature of `data`, in hex."""
         return self._signer().sign(data).hex()
 
+    def sign_bytes(self, data: bytes) -> bytes:
+        """Return the signature of `data`, 64 bytes."""
+        return self._signer().sign(data)
+
     def _signer(self) -> Ed25519PrivateKey:
         seed = HKDF(SHA256(), 32, None, b"fedgossip 1 signatures of a peer").derive(z85.decode(self.secret))
         return Ed25519PrivateKey.from_private_bytes(seed)
@@ -87,6 +91,11 @@ def verify(key: str, data: bytes, signature: str) -> bool:
     except (InvalidSignature, ValueError):
         return False
     return True
+
+
+def raw(key: str) -> bytes:
+    """Return the 32 bytes that a key's text stands for."""
+    return bytes(z85.decode(key))
 
 
 def check_public(key: str, where: str) -> str:

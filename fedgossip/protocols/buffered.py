@@ -101,6 +101,7 @@ class Buffered(Generic[State]):
         rule = self.federated.clients
         self.accumulator = self.federated.aggregation.accumulator(rule.vectors, self.length, self.kind)
         self.losses: list[tuple[float, float]] = []
+        self.examples = 0
         self.staleness: list[int] = []
         self.invite = Invite(self.round, self.schema, self.federated.server.broadcast(self.state))
 
@@ -222,15 +223,17 @@ class Buffered(Generic[State]):
             facts = {"peer": sender, "staleness": staleness}
             return [Report("stale", facts, self.round), *self._invite()]
         self.accumulator.add(sender, weight, contribution.vectors, contribution.steps)
-        self.losses.append((contribution.examples, contribution.loss))
+        self.examples += contribution.examples
+        if contribution.loss is not None:
+            self.losses.append((contribution.examples, contribution.loss))
         self.staleness.append(staleness)
         return self._step() if len(self.staleness) == self.settings.goal else self._invite()
 
     def _step(self) -> list[Effect]:
         facts = {
             "clients": len(self.staleness),
-            "examples": int(sum(examples for examples, _ in self.losses)),
-            "loss": mean_of(self.losses),
+            "examples": self.examples,
+            "loss": mean_of(self.losses) if self.losses else None,
             "staleness": sum(self.staleness) / len(self.staleness),
         }
         self.state = self.federated.server.step(self.state, self.accumulator.aggregate())

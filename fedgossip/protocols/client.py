@@ -1,10 +1,11 @@
 """A client of a federated run: invited, it trains from what it was sent, and answers with what its algorithm says.
 
-    waiting --Invite--> training --Trained, Contribution--> waiting ... --Final--> finished
+    waiting --Invite--> training --Trained, answer--> waiting ... --Final--> finished
 
 Nothing is asked for: the coordinator pushes.  A later invitation overtakes an earlier one: what comes of that training
-is dropped, for its round is over.  An answer is kept until the next invitation; the same invitation again (the link
-broke, or the coordinator was started again and draws the same cohort) is answered with it, not with another training.
+is dropped, for its round is over.  How the answer is given is the business of a `Part` (`parts`): in the clear, or
+through a secure sum.  An answer is kept until the next invitation; the same invitation again (the link broke, or the
+coordinator was started again and draws the same cohort) is answered with it, not with another training.
 
 What a client remembers from round to round (SCAFFOLD's c_i) changes only when the coordinator says, in the next
 invitation, that the contribution was counted: both ends then remember the same, whoever was cut off.
@@ -12,13 +13,14 @@ invitation, that the contribution was counted: both ends then remember the same,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
 from fedgossip.algorithms.federated.base import ClientRule, Vectors, Work
-from fedgossip.errors import ProtocolError
+from fedgossip.errors import BudgetError, ProtocolError
 from fedgossip.machine import (
     Checkpoint,
     Effect,
@@ -37,9 +39,49 @@ from fedgossip.machine import (
     Train,
     Trained,
 )
-from fedgossip.messages import Contribution, Final, Invite, Leaving
+from fedgossip.messages import Final, Invite, Leaving, MaskedInput, Refusal, Secured
+from fedgossip.protocols import parts
+from fedgossip.protocols.parts import Chances, Part, PlainPart, SecurePart
 from fedgossip.protocols.rounds import check_layout, finite
+from fedgossip.protocols.spending import EXHAUSTED, Purse, spent, used_up
+from fedgossip.secure.client import Client as Party
+from fedgossip.secure.keeping import Ahead
 from fedgossip.vectors import Vector, frozen
+
+
+class Answering(Protocol):
+    """How this client answers: opens the part for an invitation."""
+
+    def part(self, coordinator: NodeId, invite: Invite, before: Part | None) -> Part:
+        """`before`: that of the last invitation.  Raises ProtocolError for one that asks for another kind of answer."""
+        ...
+
+
+class Plainly:
+    """Answers in the clear."""
+
+    def part(self, coordinator: NodeId, invite: Invite, before: Part | None) -> Part:  # noqa: ARG002
+        if invite.frame:
+            text = f"round {invite.round}: an invitation to a secure sum, which this experiment has switched off"
+            raise ProtocolError(text, "Give coordinator and clients the same experiment file.", peer=coordinator)
+        return PlainPart(coordinator, invite)
+
+
+@dataclass
+class Securely:
+    """Answers through a secure sum, and in no other way."""
+
+    party: Party
+    chances: Callable[[int], Chances]
+    """Of a round."""
+
+    def part(self, coordinator: NodeId, invite: Invite, before: Part | None) -> Part:
+        if not invite.frame:
+            text = f"round {invite.round}: asked for an answer in the clear, which this client does not give"
+            advice = "Give coordinator and clients the same experiment file, with the same coordinator.secure.on."
+            raise ProtocolError(text, advice, peer=coordinator)
+        ahead: Ahead | None = before.ahead if isinstance(before, SecurePart) else None
+        return SecurePart(self.party, coordinator, invite, self.chances(invite.round), ahead)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +90,15 @@ class ClientSettings:
     """Without a link for so long there is no coordinator any more; above the time that it takes to start it again."""
     idle_ns: int = 86_400_000_000_000
     """With a link and without a word for so long; above the time until every client has had its turn."""
+    session_ns: int = 3_600_000_000_000
+    """A round whose end is not heard after so long is given up: above the sum of the coordinator's deadlines."""
+    test_every: int = 0
+    """The model is tested on examples of one's own, before it is trained, in every so manieth round; 0: never."""
+    rounds: int = 0
+    """Of the run: its last round's model is tested too."""
+
+    def tests(self, round: int) -> bool:
+        return self.test_every > 0 and ((round + 1) % self.test_every == 0 or round + 1 == self.rounds)
 
 
 class Client:
@@ -62,8 +113,12 @@ class Client:
         schema: str,
         settings: ClientSettings,
         resumed: Checkpoint | None = None,
+        answering: Answering | None = None,
+        purse: Purse | None = None,
     ) -> None:
         self.node, self.coordinator, self.rule, self.settings = node, coordinator, rule, settings
+        self.answering: Answering = answering or Plainly()
+        self.purse = purse
         self.model = resumed.vectors["x"] if resumed else initial
         self.layout = Invite(0, schema, (initial,) * rule.vectors)
         self.memory = _several(resumed, "memory")
@@ -71,10 +126,11 @@ class Client:
         self.pending_round = _number(resumed, "pending_round")
         """The round whose contribution makes `pending` the memory, if it is counted; -1: none."""
         self.asked: Invite | None = None
-        """What is trained, or was trained last."""
-        self.answer: Contribution | None = None
-        self.next: Invite | None = None
-        """What to train after this."""
+        """What is to be answered."""
+        self.part: Part | None = None
+        """How it is answered."""
+        self.outdated = False
+        """Whether what is trained now is of an invitation that another has overtaken."""
         self.wanted = False
         """Whether the coordinator, in this life of it, has asked for the answer."""
         self.phase = "new"
@@ -88,28 +144,35 @@ class Client:
         match event:
             case Received(sender, message):
                 return [*self._received(sender, message), *self._listen()]
-            case Trained(job, update, examples, metrics):
-                assert self.phase == "training" and self.asked and job == self.asked.round, f"job {job} is not ours"
+            case Trained(_, update, examples, metrics):
+                assert self.phase == "training", "a training that nobody asked for"
                 return [*self._trained(update, examples, metrics), *self._listen()]
             case PeerJoined(node, incarnation) if node == self.coordinator:
-                if incarnation > self.life:
-                    self.wanted = False  # it may have forgotten that it asked
-                self.linked, self.met, self.life = True, True, max(self.life, incarnation)
-                return self._listen()
+                return [*self._joined(incarnation), *self._listen()]
             case PeerGone(node) if node == self.coordinator:
                 self.linked = False
                 return self._listen()
             case Fired(("silent",)):
                 return self._listen() if self.phase == "training" else self._desert()
+            case Fired(("session", int(round), int(session))):
+                return self._late(round, session)
             case Started():
                 self.phase = "waiting"
                 return self._listen()
             case Stopping():
                 self.phase = "finished"
                 done = self.asked.round if self.asked else 0
-                return [Send(self.coordinator, Leaving(done, done=True)), Finish(self.model)]
+                return [*self._let_go(), Send(self.coordinator, Leaving(done, done=True)), Finish(self.model)]
             case _:
                 return []
+
+    def _joined(self, incarnation: int) -> list[Effect]:
+        another = incarnation > self.life
+        self.linked, self.met, self.life = True, True, max(self.life, incarnation)
+        if not another:
+            return []
+        self.wanted = False  # it may have forgotten that it asked
+        return self.part.coordinator_restarted() if self.part else []
 
     def _listen(self) -> list[Effect]:
         if self.phase == "finished":
@@ -120,7 +183,14 @@ class Client:
         self.phase = "finished"
         name = "deserted" if self.met else "nobody_came"
         round = self.asked.round if self.asked else 0
-        return [Report(name, [self.coordinator], round), Finish(self.model)]
+        return [*self._let_go(), Report(name, [self.coordinator], round), Finish(self.model)]
+
+    def _late(self, round: int, session: int) -> list[Effect]:
+        asked = self.asked
+        return self._let_go() if asked and (asked.round, asked.session) == (round, session) else []
+
+    def _let_go(self) -> list[Effect]:
+        return self.part.give_up() if self.part else []
 
     # --- what the coordinator says --------------------------------------------------------------------------------
 
@@ -128,6 +198,10 @@ class Client:
         where = f"client {self.node}"
         if sender != self.coordinator:
             raise ProtocolError(f"{where}: a message of node {sender}; only the coordinator is heard", peer=sender)
+        if isinstance(message, Secured | MaskedInput):
+            if self.part is None:
+                return [Report("late", {"peer": sender, "session": message.session}, 0)]
+            return self.part.heard(message)
         if not isinstance(message, Invite | Final):
             kind = type(message).__name__.lower()
             advice = "Were coordinator and clients started from the same experiment file?"
@@ -140,47 +214,74 @@ class Client:
         return self._invited(message) if isinstance(message, Invite) else self._final(message)
 
     def _invited(self, invite: Invite) -> list[Effect]:
-        newest = self.next or self.asked
-        if newest and self.wanted and invite.round < newest.round:
-            return [Report("late", {"peer": self.coordinator, "round": invite.round}, newest.round)]
-        again = self.asked is not None and _same(invite, self.asked)
-        self.wanted = True
+        if self.asked and self.wanted and invite.round < self.asked.round:
+            return [Report("late", {"peer": self.coordinator, "round": invite.round}, self.asked.round)]
+        again = self.part is not None and self.asked is not None and _same(invite, self.asked)
         if again:
-            self.next = None
-            return self._answered() if self.answer else []
+            self.wanted = True
+            return self.part.again() if self.part and self.linked else []
+        part = self.answering.part(self.coordinator, invite, self.part)
+        self.wanted = True
+        let_go = self._let_go()
+        self.asked, self.part = invite, part
+        session = SetTimer(("session", invite.round, invite.session), self.settings.session_ns)
+        began = [*let_go, *part.begin(), session]
         if self.phase == "training":
-            self.next = invite
-            return []
-        return self._train(invite)
+            self.outdated = True
+            return began
+        return began + self._train(invite)
 
     def _train(self, invite: Invite) -> list[Effect]:
+        if self.part is None or self.part.over:  # refused
+            return []
         if self.pending_round >= 0 and invite.counted == self.pending_round:
             self.memory = self.pending
+        try:
+            paid = [spent(self.purse.pay(invite.round))] if self.purse else []
+        except BudgetError as error:
+            return self._exhausted(invite, error)
         self.pending, self.pending_round = (), -1
-        self.asked, self.answer, self.next = invite, None, None
         self.model = invite.vectors[0]
         self.phase = "training"
-        return [Train(invite.round, self.model, self.rule.terms(invite.vectors, self.memory))]
+        tested = self.settings.tests(invite.round)
+        return [*paid, Train(invite.round, self.model, self.rule.terms(invite.vectors, self.memory), tested)]
+
+    def _exhausted(self, invite: Invite, error: BudgetError) -> list[Effect]:
+        """Nothing more may leave: tell the coordinator, and go home."""
+        self.phase = "finished"
+        refusal = Refusal(invite.round, invite.session, EXHAUSTED)
+        said = [Send(self.coordinator, message) for message in (refusal, Leaving(invite.round, done=True))]
+        return [*self._let_go(), used_up(error, invite.round), *said, Finish(self.model)]
 
     def _trained(self, update: Vector | None, examples: int, metrics: Mapping[str, float]) -> list[Effect]:
-        assert self.asked
+        assert self.asked and self.part
         self.phase = "waiting"
+        if self.outdated:
+            self.outdated = False
+            round = self.asked.round
+            return [Report("outdated", {"now": round}, round), *self._train(self.asked)]
         round = self.asked.round
-        if self.next:
-            return [Report("outdated", {"round": round, "now": self.next.round}, round), *self._train(self.next)]
         moved = frozen(np.zeros_like(self.model)) if update is None else update
         steps = int(metrics.get("steps", 1))
         work = Work(moved, examples, steps, float(metrics.get("rate", 1.0)))
         up, self.pending = self.rule.upload(self.asked.vectors, self.memory, work)
         self.pending_round = round
-        loss = float(metrics.get("loss", 0.0))
-        self.answer = Contribution(round, self.layout.schema, up, max(1, examples), steps, loss)
+        examples = max(1, examples)
+        contributed = parts.Trained(
+            up,
+            int(self.rule.weight(examples)),
+            examples,
+            steps,
+            metrics.get("loss"),
+            float(metrics.get("accuracy", 0.0)),
+            int(metrics.get("tested", 0)),
+        )
         report = Report("trained", {**metrics, "examples": examples}, round)
-        return [report, self._checkpoint(), *(self._answered() if self.wanted else [])]
-
-    def _answered(self) -> list[Effect]:
-        assert self.answer
-        return [Send(self.coordinator, self.answer)] if self.linked else []
+        answer = self.part.trained(contributed)
+        said = answer if self.wanted and self.linked else [e for e in answer if not isinstance(e, Send)]
+        facts = {"accuracy": contributed.accuracy} if contributed.tested else {}
+        facts.update({"epsilon": self.purse.epsilon} if self.purse else {})
+        return [report, self._checkpoint(), *said, Report("contributed", facts, round + 1)]
 
     def _checkpoint(self) -> Checkpoint:
         vectors = {"x": self.model}
@@ -190,13 +291,14 @@ class Client:
 
     def _final(self, final: Final) -> list[Effect]:
         self.phase, self.model = "finished", final.vectors[0]
-        return [Send(self.coordinator, Leaving(final.round, done=True)), Finish(self.model)]
+        return [*self._let_go(), Send(self.coordinator, Leaving(final.round, done=True)), Finish(self.model)]
 
 
 def _same(invite: Invite, before: Invite) -> bool:
-    """Whether what is asked is what was asked before: the same round, from the same vectors."""
+    """Whether what is asked is what was asked before: the same round and session, from the same vectors."""
     pairs = zip(invite.vectors, before.vectors, strict=True)
-    return invite.round == before.round and all(a is b or np.array_equal(a, b) for a, b in pairs)
+    named = (invite.round, invite.session) == (before.round, before.session)
+    return named and all(a is b or np.array_equal(a, b) for a, b in pairs)
 
 
 def _several(checkpoint: Checkpoint | None, name: str) -> Vectors:

@@ -3,26 +3,28 @@
     gathering --enough clients--> inviting, a phase of an exchange after the other --result--> inviting the next ...
         ^---------- too few are left ----------'               after the last round --> leaving --all know--> finished
 
-A round is an `Exchange` (`rounds`).  Each of its phases has a deadline, which follows the rounds that were seen; at it
-the round goes on with those that are there, or, with fewer than the quorum, is abandoned: it then changes nothing, and
-is not tried again, for what was trained for it must not be summed in another company.  It counts as a round.
+A round is an `Exchange`: in the clear (`rounds`), or a secure sum (`secure_round`).  Each of its phases has a deadline,
+which follows the rounds that were seen; at it the round goes on with those that are there, or, with fewer than the
+quorum, is abandoned: it then changes nothing, and is not tried again, for what was trained for it must not be summed in
+another company.  It counts as a round.
 
 A client that is gone, or says goodbye, is not waited for; one that comes back is invited again, to the round that is
 open if it belongs to its cohort.  One that answers for a round that is over is late, and no harm is done.
 
-After every round stands a Checkpoint, before anything that says that the round is done: a coordinator that is made from
-it goes on with the next round, draws the same cohort, and sends the same model.
+After every round stands a durable Checkpoint, before anything that says that the round is done: a coordinator that is
+made from it goes on with the next round, draws the same cohort, and sends the same model.  With a secure sum the round
+that may have been open when it stopped is given up: nobody masks one input twice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic
+from typing import Any, Generic, Protocol
 
 from fedgossip.algorithms.federated.base import Aggregate, Federated, State, restored, saved
 from fedgossip.algorithms.sampling import Draw, Sampling
-from fedgossip.errors import ProtocolError
+from fedgossip.errors import BudgetError, ProtocolError
 from fedgossip.machine import (
     Checkpoint,
     Effect,
@@ -39,10 +41,11 @@ from fedgossip.machine import (
     Started,
     Stopping,
 )
-from fedgossip.messages import Contribution, Final, Invite, Leaving
+from fedgossip.messages import Contribution, Final, Invite, Leaving, MaskedInput, Refusal, Secured
 from fedgossip.protocols.company import Company
 from fedgossip.protocols.deadlines import Deadline
-from fedgossip.protocols.rounds import Abandoned, Exchange, PlainRound
+from fedgossip.protocols.rounds import Abandoned, Answer, Exchange, PlainRound, round_of
+from fedgossip.protocols.spending import EXHAUSTED, Purse, spent, used_up
 from fedgossip.vectors import Vector
 
 
@@ -67,8 +70,40 @@ class CoordinatorSettings:
     """After so long a last model that was not answered is sent again."""
 
 
+class Summing(Protocol):
+    """How rounds are summed, where that is not in the clear."""
+
+    @property
+    def least(self) -> int:
+        """With fewer there is no sum."""
+        ...
+
+    @property
+    def life(self) -> int:
+        """Of the coordinator; 0 is the first."""
+        ...
+
+    def cohort(self, sampling: Sampling, round: int, here: Sequence[NodeId], left: Collection[NodeId]) -> Draw:
+        """Who is invited; some may not be here.  `left`: those that will not come back."""
+        ...
+
+    def exchange(
+        self, round: int, draw: Draw, here: Sequence[NodeId], invite: Invite, counted: Mapping[NodeId, int]
+    ) -> Exchange: ...
+    def saved(self) -> Mapping[str, object]:
+        """What the next life must know, for a checkpoint."""
+        ...
+
+    def forget(self, node: NodeId) -> None:
+        """Another life of this client is there: what the one before has announced is void."""
+        ...
+
+
 class Coordinator(Generic[State]):
-    """`clients` are all that may take part; `resumed`: go on after its round, in a new life."""
+    """`clients` are all that may take part; `resumed`: go on after its round, in a new life.
+
+    `summing`: by a secure sum; without it contributions come in the clear.
+    """
 
     def __init__(
         self,
@@ -80,18 +115,24 @@ class Coordinator(Generic[State]):
         schema: str,
         settings: CoordinatorSettings,
         resumed: Checkpoint | None = None,
+        summing: Summing | None = None,
+        purse: Purse | None = None,
     ) -> None:
         self.node, self.federated, self.sampling, self.settings = node, federated, sampling, settings
+        self.summing, self.purse = summing, purse
         self.schema, self.kind, self.length = schema, initial.dtype, initial.size
         self.state = restored(federated.server, resumed.vectors) if resumed else federated.server.start(initial)
         self.round = resumed.round if resumed else 0
         self.counted: dict[NodeId, int] = _counted(resumed)
         """The last round in which each client's contribution was counted."""
-        self.need = max(settings.min_clients, federated.aggregation.least)
+        self.need = max(settings.min_clients, federated.aggregation.least, summing.least if summing else 1)
+        self.interrupted = summing is not None and summing.life > 0
+        """Whether the round that comes first may have been begun in an earlier life."""
         self.company = Company(node, clients)
         self.phase = "new"
         self.exchange: Exchange | None = None
         self.done: set[NodeId] = set()  # have the final model
+        self.exhausted: set[NodeId] = set()  # have used up their budgets, and leave
         self.deadline = Deadline(settings.deadline_ns, settings.least_deadline_ns)
         self.began_ns = 0  # the round
         self.patience_ns = settings.return_ns if resumed else settings.start_ns
@@ -104,8 +145,8 @@ class Coordinator(Generic[State]):
         if self.phase == "finished":
             return []
         match event:
-            case Received(sender, Contribution() as contribution):
-                return self._contributed(sender, contribution, now_ns)
+            case Received(sender, (Contribution() | Secured() | MaskedInput() | Refusal()) as answer):
+                return self._answered(sender, answer, now_ns)
             case Received(sender, Leaving(done=done)):
                 return self._left(sender, now_ns, done=done)
             case PeerJoined(node, incarnation):
@@ -129,8 +170,8 @@ class Coordinator(Generic[State]):
     def _fired(self, key: object, now_ns: int) -> list[Effect]:
         exchange = self.exchange
         match key:
-            case ("phase", round, phase) if exchange and (round, phase) == (self.round, exchange.phase):
-                return self._going(exchange.expired(), exchange.phase, now_ns)
+            case ("phase", int(round), str(phase)) if exchange and (round, phase) == (self.round, exchange.phase):
+                return self._going(exchange.expired(), phase, now_ns)
             case ("gather", round) if self.phase == "gathering" and round == self.round:
                 return self._begin_with_those_here(now_ns)
             case ("again",) if self.phase == "leaving":
@@ -145,11 +186,14 @@ class Coordinator(Generic[State]):
     def _joined(self, node: NodeId, incarnation: int, now_ns: int) -> list[Effect]:
         if node not in self.company.partners:
             return []
-        self.company.joined(node, incarnation)
+        another = self.company.joined(node, incarnation)
+        if another and self.summing:
+            self.summing.forget(node)
         if self.phase == "leaving":
             return self._say_final([node])
         if self.exchange:
-            return self._going(self.exchange.back(node), self.exchange.phase, now_ns)
+            phase = self.exchange.phase
+            return self._going(self.exchange.back(node, another=another), phase, now_ns)
         return self._begin_if_gathered(now_ns)
 
     def _gone(self, node: NodeId, now_ns: int) -> list[Effect]:
@@ -172,7 +216,8 @@ class Coordinator(Generic[State]):
             return self._finish() if not self._uninformed() else []
         report: list[Effect] = [Report("gone", node, self.round)]
         if self.exchange:
-            return report + self._going(self.exchange.lost(node), self.exchange.phase, now_ns)
+            phase = self.exchange.phase
+            return report + self._going(self.exchange.lost(node), phase, now_ns)
         return report + self._begin_if_gathered(now_ns)
 
     def _gather(self) -> list[Effect]:
@@ -182,6 +227,8 @@ class Coordinator(Generic[State]):
     def _begin_if_gathered(self, now_ns: int) -> list[Effect]:
         """At the start all are waited for; later those that are enough."""
         company = self.company
+        if self.phase == "gathering" and len(company.partners) - len(company.left) < self.need:
+            return self._give_up()  # those that have left do not come back
         if self.phase != "gathering" or len(company.linked) < self.need:
             return []
         if not self.began_ns and len(company.linked) + len(company.left) < len(company.partners):
@@ -196,9 +243,18 @@ class Coordinator(Generic[State]):
             self.patience_ns = longest_ns
             return self._gather()
         if len(here) < self.need:
-            report = Report("too_few", {"clients": len(here), "needed": self.need}, self.round)
-            return [report, *self._conclude()]
+            return self._give_up()
         return [Report("started_without", self.company.missing(), self.round), *self._open(now_ns)]
+
+    def _give_up(self) -> list[Effect]:
+        """There are too few clients, and no more will come."""
+        here = len(self.company.here())
+        if here + len(self.exhausted) >= self.need:
+            used, need = len(self.exhausted), self.need
+            text = f"clients that have used up their budgets: {used}; those left are too few, a round needs {need}"
+            error = BudgetError(text, "The model so far is the result.")
+            return [used_up(error, self.round), *self._conclude()]
+        return [Report("too_few", {"clients": here, "needed": self.need}, self.round), *self._conclude()]
 
     # --- a round --------------------------------------------------------------------------------------------------
 
@@ -209,30 +265,47 @@ class Coordinator(Generic[State]):
         while self.round < self.settings.rounds:
             here = self.company.here()
             if len(here) < self.need:
-                return [*effects, *self._gather()]
-            draw = self.sampling.draw(self.round, here)
+                return [*effects, *self._gather(), *self._begin_if_gathered(now_ns)]
+            if self.interrupted:
+                self.interrupted = False
+                effects += self._over(Abandoned(0, self.need, "INTERRUPTED", "the coordinator was stopped"))
+                continue
+            draw = self._cohort(here)
             if len(draw.invited) >= self.need:
-                self.phase, self.exchange = "inviting", self._exchange_of(draw)
+                try:
+                    effects += [spent(self.purse.pay(self.round))] if self.purse else []
+                except BudgetError as error:
+                    return [*effects, used_up(error, self.round), *self._conclude()]
+                self.phase, self.exchange = "inviting", self._exchange_of(draw, here)
                 return effects + self._going(self.exchange.begin(), "", now_ns)
             effects += self._over(Abandoned(len(draw.invited), self.need))
         return [*effects, *self._conclude()]
 
-    def _exchange_of(self, draw: Draw) -> Exchange:
-        """The seam: with a secure sum another exchange stands here."""
+    def _cohort(self, here: Sequence[NodeId]) -> Draw:
+        if self.summing:
+            return self.summing.cohort(self.sampling, self.round, here, self.company.left)
+        return self.sampling.draw(self.round, here)
+
+    def _exchange_of(self, draw: Draw, here: Sequence[NodeId]) -> Exchange:
+        invite = Invite(self.round, self.schema, self.federated.server.broadcast(self.state))
+        if self.summing:
+            return self.summing.exchange(self.round, draw, here, invite, self.counted)
         rule = self.federated.clients
         accumulator = self.federated.aggregation.accumulator(rule.vectors, self.length, self.kind)
-        invite = Invite(self.round, self.schema, self.federated.server.broadcast(self.state))
         return PlainRound(self.round, draw, self.need, rule, accumulator, invite, self.counted)
 
-    def _contributed(self, sender: NodeId, contribution: Contribution, now_ns: int) -> list[Effect]:
-        self.company.check(sender, "a contribution")
-        if contribution.round > self.round or (contribution.round == self.round and not self.exchange):
-            text = f"coordinator, round {self.round}: client {sender} answers for round {contribution.round}"
+    def _answered(self, sender: NodeId, answer: Answer, now_ns: int) -> list[Effect]:
+        self.company.check(sender, "an answer")
+        if isinstance(answer, Refusal) and answer.reason == EXHAUSTED:
+            self.exhausted.add(sender)
+        if self.exchange and self.exchange.belongs(answer):
+            phase = self.exchange.phase
+            return self._going(self.exchange.heard(sender, answer), phase, now_ns)
+        round = answer.round if isinstance(answer, Contribution | Refusal) else round_of(answer.session)
+        if round > self.round or (round == self.round and isinstance(answer, Contribution)):
+            text = f"coordinator, round {self.round}: client {sender} answers for round {round}"
             raise ProtocolError(text, "Was it invited by another run?", peer=sender)
-        if contribution.round < self.round:
-            return [Report("late", {"peer": sender, "round": contribution.round}, self.round)]
-        assert self.exchange
-        return self._going(self.exchange.heard(sender, contribution), self.exchange.phase, now_ns)
+        return [Report("late", {"peer": sender, "round": round}, self.round)]
 
     def _going(self, effects: list[Effect], before: str, now_ns: int) -> list[Effect]:
         """Set the deadline of a phase that has begun; close the round that has a result, and open the next."""
@@ -257,19 +330,24 @@ class Coordinator(Generic[State]):
         if not exchange.cut:
             self.deadline.saw(now_ns - self.began_ns)
         effects: list[Effect] = [Report("missed", missed, self.round)] if missed else []
-        effects.append(Report("aggregated", dict(exchange.facts()), self.round))
+        facts = {**exchange.facts(), **({"epsilon": self.purse.epsilon} if self.purse else {})}
+        effects.append(Report("aggregated", facts, self.round))
+        if cut := facts.get("clipped"):
+            effects.append(Report("cut", {"cut": cut, "of": facts["clients"]}, self.round))
         return effects + self._next()
 
     def _over(self, result: Abandoned) -> list[Effect]:
         self.exchange = None
-        facts = {"contributions": result.have, "needed": result.need}
-        return [Report("abandoned", facts, self.round), *self._next()]
+        facts = {"contributions": result.have, "needed": result.need, "reason": result.reason, "text": result.text}
+        counted = Report("aggregated", {"clients": 0}, self.round)
+        return [Report("abandoned", facts, self.round), counted, *self._next()]
 
     def _next(self) -> list[Effect]:
         """The round is behind; the checkpoint first, so that no round is lost that was said to be done."""
         self.round += 1
-        facts: Mapping[str, object] = {"counted": {str(node): round for node, round in self.counted.items()}}
-        return [Checkpoint(self.round, saved(self.state), facts), Report("mixed", self.model, self.round)]
+        facts: dict[str, object] = {"counted": {str(node): round for node, round in self.counted.items()}}
+        facts.update(self.summing.saved() if self.summing else {})
+        return [Checkpoint(self.round, saved(self.state), facts, durable=True), Report("mixed", self.model, self.round)]
 
     # --- the end --------------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from fedgossip.errors import ProtocolError
 from fedgossip.machine import NodeId
-from fedgossip.messages import Carrier, Piece
+from fedgossip.messages import Carrier, MaskedInput, Piece
 from fedgossip.vectors import Vector, all_finite
 
 
@@ -20,7 +20,7 @@ class Layout:
 
     def check(self, sender: NodeId, message: Carrier) -> Vector:
         """Return the message's one vector.  Raises ProtocolError where it is of another layout."""
-        assert not isinstance(message, Piece)
+        assert not isinstance(message, Piece | MaskedInput)
         shapes = [(vector.dtype, vector.shape) for vector in message.vectors]
         if message.schema != self.schema or shapes != [(self.like.dtype, self.like.shape)]:
             raise ProtocolError(

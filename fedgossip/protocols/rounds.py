@@ -20,15 +20,35 @@ from fedgossip.algorithms.federated.sums import mean_of
 from fedgossip.algorithms.sampling import Draw
 from fedgossip.errors import ProtocolError
 from fedgossip.machine import Effect, NodeId, Report, Send
-from fedgossip.messages import Contribution, Invite, Message
+from fedgossip.messages import Contribution, Invite, MaskedInput, Refusal, Secured
 
 
 @dataclass(frozen=True, slots=True)
 class Abandoned:
-    """The round changes nothing: `have` contributions, `need` were needed."""
+    """The round changes nothing: `have` contributions, `need` were needed; or it has a `reason` of its own, a word."""
 
     have: int
     need: int
+    reason: str = "TOO_FEW"
+    text: str = ""
+
+
+LIVES = 1 << 32
+"""Sessions of one life of a coordinator; a later life counts on from the next multiple."""
+
+
+def session_of(life: int, round: int) -> int:
+    """Return the number of the session of a round: it never comes twice, whatever a crash has made forgotten."""
+    return life * LIVES + round
+
+
+def round_of(session: int) -> int:
+    """Return the round that a session is of."""
+    return session % LIVES
+
+
+Answer = Contribution | Secured | MaskedInput | Refusal
+"""What a client may say of a round."""
 
 
 class Exchange(Protocol):
@@ -54,13 +74,20 @@ class Exchange(Protocol):
         ...
 
     def begin(self) -> list[Effect]: ...
-    def heard(self, sender: NodeId, message: Message) -> list[Effect]: ...
+    def belongs(self, message: Answer) -> bool:
+        """Whether it is of this round, and not of one before it."""
+        ...
+
+    def heard(self, sender: NodeId, message: Answer) -> list[Effect]:
+        """Take what belongs to this round."""
+        ...
+
     def lost(self, node: NodeId) -> list[Effect]:
         """A client is gone, or has left."""
         ...
 
-    def back(self, node: NodeId) -> list[Effect]:
-        """A client is there that was not, or that has lost what it was told."""
+    def back(self, node: NodeId, *, another: bool) -> list[Effect]:
+        """A client is there that was not, or that has lost what it was told; `another` life of it, or the same."""
         ...
 
     def expired(self) -> list[Effect]:
@@ -98,6 +125,7 @@ class PlainRound:
         self.counted: set[NodeId] = set()
         self.examples = 0
         self.losses: list[tuple[int, float]] = []
+        self.accuracies: list[tuple[int, float]] = []
         self.result: Aggregate | Abandoned | None = None
 
     def begin(self) -> list[Effect]:
@@ -114,15 +142,23 @@ class PlainRound:
     def _invite(self, counted: int) -> Invite:
         return Invite(self.round, self.invite.schema, self.invite.vectors, counted)
 
-    def heard(self, sender: NodeId, message: Message) -> list[Effect]:
-        assert isinstance(message, Contribution) and message.round == self.round
+    def belongs(self, message: Answer) -> bool:
+        return isinstance(message, Contribution | Refusal) and message.round == self.round
+
+    def heard(self, sender: NodeId, message: Answer) -> list[Effect]:
+        if isinstance(message, Refusal):
+            return [Report("abstained", {"peer": sender, "reason": message.reason}, self.round), *self.lost(sender)]
+        assert isinstance(message, Contribution)
         if sender in self.counted:
             return [Report("repeated", {"peer": sender, "round": self.round}, self.round)]
         self._check(sender, message)
         weight = self.rule.weight(message.examples)
         self.accumulator.add(sender, weight, message.vectors, message.steps)
         self.examples += message.examples
-        self.losses.append((message.examples, message.loss))
+        if message.loss is not None:
+            self.losses.append((message.examples, message.loss))
+        if message.tested:
+            self.accuracies.append((message.tested, message.accuracy))
         self.counted.add(sender)
         self.waiting.discard(sender)
         self._end_if_complete()
@@ -138,7 +174,7 @@ class PlainRound:
         self._end_if_complete()
         return []
 
-    def back(self, node: NodeId) -> list[Effect]:
+    def back(self, node: NodeId, *, another: bool) -> list[Effect]:  # noqa: ARG002
         if node not in self.draw.invited or node in self.counted:
             return []
         self.waiting.add(node)
@@ -161,7 +197,11 @@ class PlainRound:
 
     def facts(self) -> Mapping[str, object]:
         loss = mean_of(self.losses) if self.losses else None
-        return {"clients": len(self.counted), "examples": self.examples, "loss": loss}
+        found: dict[str, object] = {"clients": len(self.counted), "examples": self.examples, "loss": loss}
+        if self.accuracies:
+            found["accuracy"] = mean_of(self.accuracies)
+            found["worst"] = min(accuracy for _, accuracy in self.accuracies)
+        return found
 
 
 def check_contribution(
@@ -170,8 +210,8 @@ def check_contribution(
     """Raise ProtocolError where the contribution cannot be added with `weight`."""
     where = f"round {message.round}: the contribution of client {sender}"
     check_layout(where, sender, message.schema, message.vectors, like)
-    if message.examples < 1 or message.steps < 1 or not np.isfinite(message.loss):
-        counts = f"{message.examples} examples, {message.steps} steps, a loss of {message.loss:g}"
+    if message.examples < 1 or message.steps < 1 or not np.isfinite([message.loss or 0.0, message.accuracy]).all():
+        counts = f"{message.examples} examples, {message.steps} steps, a loss of {message.loss}"
         raise ProtocolError(f"{where} is of {counts}", "Has the client data?", peer=sender)
     if not accumulator.fits(weight, message.vectors):
         text = f"{where} is not finite, or too large to be summed"

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fedgossip.report import drawing
-from fedgossip.report.drawing import AMBER, BLUE, CLASSES, GREEN, draw, legend_above
+from fedgossip.report.drawing import AMBER, BLUE, CLASSES, EDGE, GREEN, draw, legend_above, rectangles
 from fedgossip.report.numbers import second_unit
-from fedgossip.report.reading import Data, Run
+from fedgossip.report.reading import Data, PeerTotal, Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,6 +24,7 @@ MOST_BARS_APART = 80  # with air between them
 MOST_CLASSES = 64
 HEIGHT = 2.8
 ACTIVITIES = (("training", BLUE), ("waiting", AMBER), ("mixing", GREEN))
+CLIENT_ACTIVITIES = (("training", BLUE), ("waiting", EDGE))
 
 
 def data_shares(run: Run, name: str) -> str | None:
@@ -39,7 +41,7 @@ def data_shares(run: Run, name: str) -> str | None:
 
     def paint(figure: Figure) -> None:
         axes = figure.subplots()
-        _stack(axes, counts, colours, labels)
+        stack(axes, counts, colours, labels, run.names.one)
         axes.set_ylabel("examples")
         if labels:
             axes.legend(
@@ -55,45 +57,53 @@ def by_class(data: Data) -> bool:
 
 
 def time_spent(run: Run, name: str) -> str | None:
-    """Return the seconds of each peer by activity; None where no time was recorded."""
-    seconds = np.array([[peer.seconds[activity] for peer in run.peers] for activity, _ in ACTIVITIES])
+    """Return the seconds of each peer or client by activity; None where no time was recorded."""
+    activities = CLIENT_ACTIVITIES if run.summary.federated else ACTIVITIES
+    seconds = np.array([[time_of(run, peer)[activity] for peer in run.learners] for activity, _ in activities])
     if not seconds.any():
         return None
     unit, length = second_unit(float(seconds.sum(axis=0).max()))
 
     def paint(figure: Figure) -> None:
         axes = figure.subplots()
-        _stack(axes, seconds / length, [colour for _, colour in ACTIVITIES], [activity for activity, _ in ACTIVITIES])
+        labels, colours = zip(*activities, strict=True)
+        stack(axes, seconds / length, colours, labels, run.names.one)
         axes.set_ylabel(f"time ({unit})")
         legend_above(axes)
 
     return draw(name, HEIGHT, paint)
 
 
-def _stack(axes: Axes, parts: NDArray[np.float64], colours: list[str], labels: list[str]) -> None:
-    """Stack ``parts[kind, peer]``, one path of rectangles for each kind; many peers are drawn as means of a few."""
-    from matplotlib.patches import PathPatch
-    from matplotlib.path import Path
+def time_of(run: Run, peer: PeerTotal) -> dict[str, float]:
+    """Return the seconds of one peer by activity.
 
-    peers = parts.shape[1]
-    group = math.ceil(peers / MOST_BARS)
-    starts = np.arange(0, peers, group)
-    ends = np.minimum(starts + group, peers)
+    A client's rows end with its training: of the rest of the run it waited, for its turn or for the others.
+    """
+    if not run.summary.federated:
+        return peer.seconds
+    training = peer.seconds["training"]
+    whole = run.summary.seconds or 0.0
+    return {"training": training, "waiting": max(0.0, whole - training) if training else 0.0}
+
+
+def stack(axes: Axes, parts: NDArray[np.float64], colours: Sequence[str], labels: Sequence[str], who: str) -> None:
+    """Stack ``parts[kind, who]``, one path of rectangles for each kind; many are drawn as means of a few."""
+    from matplotlib.patches import PathPatch
+
+    members = parts.shape[1]
+    group = math.ceil(members / MOST_BARS)
+    starts = np.arange(0, members, group)
+    ends = np.minimum(starts + group, members)
     means = np.add.reduceat(parts, starts, axis=1) / (ends - starts)
-    air = 0.09 if group == 1 and peers <= MOST_BARS_APART else 0.0
-    left, right = starts - 0.5 + air, ends - 0.5 - air
+    air = 0.09 if group == 1 and members <= MOST_BARS_APART else 0.0
     tops = means.cumsum(axis=0)
-    codes = [Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY] * len(starts)
     for kind, top in enumerate(tops):
-        bottom = top - means[kind]
-        x = np.stack([left, right, right, left, left], axis=1)
-        y = np.stack([bottom, bottom, top, top, bottom], axis=1)
-        path = Path(np.stack([x, y], axis=2).reshape(-1, 2), codes)
+        path = rectangles(starts - 0.5 + air, ends - 0.5 - air, top - means[kind], top)
         label = labels[kind] if labels else None
         axes.add_patch(PathPatch(path, facecolor=colours[kind], linewidth=0, label=label))
-    axes.set_xlim(-0.6, peers - 0.4)
+    axes.set_xlim(-0.6, members - 0.4)
     axes.set_ylim(0.0, float(tops[-1].max()) * 1.05 or 1.0)
-    axes.set_xlabel("peer" if group == 1 else f"peer (each bar is the mean of {group})")
+    axes.set_xlabel(who if group == 1 else f"{who} (each bar is the mean of {group})")
     axes.tick_params(axis="x", length=0)
     drawing.whole_axis(axes)
 

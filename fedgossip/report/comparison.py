@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 
 from fedgossip.report import drawing, figures, graphs
 from fedgossip.report.drawing import DASHES, SERIES, draw, plain
+from fedgossip.report.endings import notice, unfinished
 from fedgossip.report.markup import Markup, figure, grid, join, paragraph, section, table, text
 from fedgossip.report.numbers import byte_unit, count, data_size, duration, number, percent, plural
 from fedgossip.report.reading import NetworkRow, Run
-from fedgossip.report.sections import notice, unfinished
+from fedgossip.report.terms import method_of, terms_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,12 +24,7 @@ if TYPE_CHECKING:
 Named = tuple[str, Run]
 DRIVERS = {"sim": "simulated", "stacked": "stacked", "local": "real processes"}
 MARKERS = "osD^vP*X"
-LABELS = {
-    "accuracy_averaged": "test accuracy, averaged model",
-    "accuracy_worst_peer": "test accuracy, worst peer",
-    "consensus_distance": "consensus distance",
-    "loss": "training loss",
-}
+WORST = "test accuracy, worst peer"
 
 
 @dataclass(frozen=True)
@@ -56,10 +52,10 @@ def head_and_body(entries: Sequence[Entry], title: str, folder: Path) -> tuple[M
 
 
 def _names(runs: Sequence[Run]) -> list[str]:
-    """Return a different name for each run: its own; where two are alike with its graph, its driver or a number."""
+    """Return a different name for each run: its own; where two are alike with what it did, its driver or a number."""
     names = [run.name for run in runs]
     tellings: tuple[Callable[[Run], str], ...] = (
-        lambda run: run.summary.graph,
+        method_of,
         lambda run: DRIVERS.get(run.summary.driver, run.summary.driver),
     )
     for tell in tellings:
@@ -84,31 +80,33 @@ def _verdict(runs: Sequence[Named]) -> str:
     averaged = best(lambda run: run.summary.accuracy.averaged)
     worst = best(lambda run: run.summary.accuracy.worst_peer)
     said = f"{plural(len(runs), 'run')} side by side."
-    if averaged and worst:
-        said += (
-            f" The averaged model is best in “{averaged[1]}” ({percent(averaged[0])}), "
-            f"the worst peer is best off in “{worst[1]}” ({percent(worst[0])})."
-        )
+    if averaged:
+        said += f" The {terms_of([run for _, run in runs]).model} is best in “{averaged[1]}” ({percent(averaged[0])})"
+        said += f", the worst peer is best off in “{worst[1]}” ({percent(worst[0])})." if worst else "."
     return said
 
 
 def _table(runs: Sequence[Named], entries: Sequence[Entry], folder: Path) -> Markup:
     """Return the table of the runs, the best of each column marked."""
+    terms = terms_of([run for _, run in runs])
     columns: list[tuple[str, Callable[[Run], float | None], Callable[[float], str], Callable[..., float] | None]] = [
-        ("Peers", lambda run: run.summary.n, lambda value: count(int(value)), None),
+        (terms.members, lambda run: run.summary.n, lambda value: count(int(value)), None),
         ("Gap", lambda run: run.summary.forecast.spectral_gap, number, None),
         ("n_W", lambda run: run.summary.forecast.n_w, number, None),
-        ("Averaged model", lambda run: run.summary.accuracy.averaged, percent, max),
+        (terms.in_table, lambda run: run.summary.accuracy.averaged, percent, max),
         ("Mean peer", lambda run: run.summary.accuracy.mean_peer, percent, max),
         ("Worst peer", lambda run: run.summary.accuracy.worst_peer, percent, max),
         ("Consensus distance", lambda run: run.summary.consensus_distance, number, min),
+        ("At the clients", _at_clients, percent, max),
+        ("Abandoned", _abandoned, lambda value: count(int(value)), None),
+        ("Privacy ε", lambda run: run.summary.privacy.epsilon if run.summary.privacy else None, number, None),
         ("Sent", lambda run: run.summary.bytes_sent, data_size, None),
         ("Time", lambda run: run.summary.seconds, duration, None),
     ]
     columns = [column for column in columns if any(column[1](run) is not None for _, run in runs)]
     rows = []
     for at, (name, run) in enumerate(runs):
-        cells = [_linked(at, name, entries[at].report, folder), run.summary.graph]
+        cells = [_linked(at, name, entries[at].report, folder), method_of(run)]
         for _, pick, shown, better in columns:
             value = pick(run)
             known = [other for _, each in runs if (other := pick(each)) is not None]
@@ -116,7 +114,17 @@ def _table(runs: Sequence[Named], entries: Sequence[Entry], folder: Path) -> Mar
             cell = text("–" if value is None else shown(value))
             cells.append(Markup(f'<span class="best">{cell}</span>') if first else cell)
         rows.append(cells)
-    return table(["Run", "Graph", *(column[0] for column in columns)], rows, numbers=len(columns))
+    return table(["Run", terms.method, *(column[0] for column in columns)], rows, numbers=len(columns))
+
+
+def _at_clients(run: Run) -> float | None:
+    """Return the mean accuracy that the clients measured last."""
+    tested = run.participation.at_clients if run.participation else {}
+    return tested[max(tested)][0] if tested else None
+
+
+def _abandoned(run: Run) -> float | None:
+    return len(run.participation.abandoned) if run.participation else None
 
 
 def _linked(at: int, name: str, report: Path, folder: Path) -> Markup:
@@ -136,45 +144,51 @@ def _curves(runs: Sequence[Named]) -> Markup | None:
     def by_bytes(row: NetworkRow) -> float:
         return row.bytes_sent / size
 
+    def of_model(name: str, axis: figures.Axis = BY_ROUND) -> str | None:
+        label = f"test accuracy, {terms.model}"
+        return _overlay(runs, name, _column("accuracy_averaged"), label, drawing.percent_axis, axis)
+
+    terms = terms_of([run for _, run in runs])
     unit, size = byte_unit(max((row.bytes_sent for _, run in runs for row in run.network), default=0))
+    distance, accuracy = "consensus distance", "accuracy at the clients"
     return section(
         "The curves",
         grid(
             figure(
                 "averaged-by-round",
-                _overlay(runs, "averaged-by-round", "accuracy_averaged", drawing.percent_axis),
-                "Averaged model",
-                "Test accuracy of the average of all models in each round: what the network knows together.",
+                of_model("averaged-by-round"),
+                terms.model.capitalize(),
+                f"Test accuracy of {terms.of_model}.",
             ),
             figure(
                 "worst-by-round",
-                _overlay(runs, "worst-by-round", "accuracy_worst_peer", drawing.percent_axis),
+                _overlay(runs, "worst-by-round", _column("accuracy_worst_peer"), WORST, drawing.percent_axis),
                 "Worst peer",
                 "Test accuracy of the peer that does worst in each round: what everyone can rely on.",
             ),
             figure(
                 "averaged-by-bytes",
-                _overlay(
-                    runs,
-                    "averaged-by-bytes",
-                    "accuracy_averaged",
-                    drawing.percent_axis,
-                    (f"sent by all peers together ({unit})", by_bytes),
-                ),
-                "Averaged model by bytes",
-                "The same accuracy against what all peers together have sent: what the network was paid.",
+                of_model("averaged-by-bytes", (f"sent by {terms.senders} ({unit})", by_bytes)),
+                f"{terms.model.capitalize()} by bytes",
+                f"The same accuracy against what {terms.senders} have sent: what the network was paid.",
+            ),
+            figure(
+                "at-clients-by-round",
+                _overlay(runs, "at-clients-by-round", _tested, accuracy, drawing.percent_axis),
+                "At the clients",
+                "Mean accuracy of the global model on examples that the clients keep to test on.",
             ),
             figure(
                 "consensus-by-round",
-                _overlay(runs, "consensus-by-round", "consensus_distance", drawing.log_axis),
+                _overlay(runs, "consensus-by-round", _disagreement, distance, drawing.log_axis),
                 "Consensus distance",
                 "How far the models of the peers lie from their mean after each round: lower is closer agreement.",
             ),
             figure(
                 "loss-by-round",
-                _overlay(runs, "loss-by-round", "loss", None),
+                _overlay(runs, "loss-by-round", _column("loss"), "training loss", None),
                 "Training loss",
-                "What training makes smaller, as a mean over the peers.",
+                f"What training makes smaller, as a mean over {terms.learners}.",
             ),
             figure(
                 "bought",
@@ -187,17 +201,35 @@ def _curves(runs: Sequence[Named]) -> Markup | None:
     )
 
 
+Series = list[tuple[NetworkRow, float]]
+BY_ROUND: figures.Axis = "round", lambda row: row.round
+
+
+def _column(name: str) -> Callable[[Run], Series]:
+    return lambda run: run.series(name)
+
+
+def _disagreement(run: Run) -> Series:
+    """Return the consensus distance without the equal models of the start, which a logarithm cannot show."""
+    return [pair for pair in run.series("consensus_distance") if pair[1] > 0]
+
+
+def _tested(run: Run) -> Series:
+    tested = run.participation.at_clients if run.participation else {}
+    return [(row, tested[row.round][0]) for row in run.network if row.round in tested]
+
+
 def _overlay(
     runs: Sequence[Named],
     name: str,
-    column: str,
+    pick: Callable[[Run], Series],
+    label_of_y: str,
     shape: Callable[[Axes], None] | None,
-    axis: figures.Axis = ("round", lambda row: row.round),
+    axis: figures.Axis = BY_ROUND,
 ) -> str | None:
     """Return one curve of every run in common axes; None where no run has one."""
-    lines = [(at, label, run.series(column)) for at, (label, run) in enumerate(runs)]
-    if column == "consensus_distance":  # a logarithm cannot show the equal models of the start
-        lines = [(at, label, [pair for pair in series if pair[1] > 0]) for at, label, series in lines]
+    lines = [(at, label, pick(run)) for at, (label, run) in enumerate(runs)]
+    lines = [line for line in lines if line[2] or not runs[line[0]][1].summary.federated]
     if not any(series for _, _, series in lines):
         return None
     columns, height = _legend(runs)
@@ -210,7 +242,7 @@ def _overlay(
             colour, dash = SERIES[at % len(SERIES)], DASHES[(at + at // len(SERIES)) % len(DASHES)]
             figures.curve(axes, x, y, label=plain(label, 28), colour=colour, dash=dash)
         axes.set_xlabel(label_of_x)
-        axes.set_ylabel(LABELS[column])
+        axes.set_ylabel(label_of_y)
         if label_of_x == "round":
             drawing.whole_axis(axes)
         if shape is not None:
@@ -237,7 +269,7 @@ def _bought(runs: Sequence[Named], name: str) -> str | None:
             axes.plot([x], [y], shape, color=SERIES[at % len(SERIES)], markersize=7, label=plain(label, 28))
         axes.margins(0.12)
         axes.set_xlabel("effective neighbours n_W")
-        axes.set_ylabel(LABELS["accuracy_worst_peer"])
+        axes.set_ylabel(WORST)
         drawing.percent_axis(axes)
         drawing.legend_above(axes, columns)
 

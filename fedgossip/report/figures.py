@@ -23,6 +23,8 @@ ACCURACIES = (
     ("accuracy_worst_peer", "worst peer", ORANGE, DASHES[2]),
 )
 Axis = tuple[str, Callable[[NetworkRow], float]]  # a label and the place of a row on it
+ByRow = Callable[[list[NetworkRow]], Axis]
+Line = tuple[str, str, Any, list[tuple[NetworkRow, float]]]  # its name, colour and dash, and what was measured when
 
 
 def by_round(_: list[NetworkRow]) -> Axis:
@@ -34,15 +36,25 @@ def by_bytes(rows: list[NetworkRow]) -> Axis:
     return f"sent by all peers together ({unit})", lambda row: row.bytes_sent / size
 
 
+def by_all_bytes(rows: list[NetworkRow]) -> Axis:
+    """As `by_bytes`, where not all who send are peers."""
+    label, place = by_bytes(rows)
+    return label.replace("all peers", "all"), place
+
+
 def by_seconds(rows: list[NetworkRow]) -> Axis:
     unit, length = second_unit(max((row.seconds for row in rows), default=0.0))
     return f"time since the start ({unit})", lambda row: row.seconds / length
 
 
-def accuracy(run: Run, name: str, axis: Callable[[list[NetworkRow]], Axis]) -> str | None:
-    """Return the three accuracies over rounds, bytes or seconds; None without accuracy, or where the
+def of_peers(run: Run) -> list[Line]:
+    """Return the three accuracies of a network of peers."""
+    return [(label, colour, dash, run.series(column)) for column, label, colour, dash in ACCURACIES]
+
+
+def accuracy(run: Run, name: str, axis: ByRow, lines: list[Line], label: str = "test accuracy") -> str | None:
+    """Return accuracies over rounds, bytes or seconds; None without accuracy, or where the
     axis never moves: peers that send nothing."""
-    lines = [(label, colour, dash, run.series(column)) for column, label, colour, dash in ACCURACIES]
     lines = [line for line in lines if line[3]]
     axis_label, place = axis(run.network)
     if not lines or (len(run.network) > 1 and not any(place(row) for row in run.network)):
@@ -50,17 +62,17 @@ def accuracy(run: Run, name: str, axis: Callable[[list[NetworkRow]], Axis]) -> s
 
     def paint(figure: Figure) -> None:
         axes = figure.subplots()
-        for label, colour, dash, series in lines:
+        for who, colour, dash, series in lines:
             curve(
                 axes,
                 [place(row) for row, _ in series],
                 [value for _, value in series],
-                label=label,
+                label=who,
                 colour=colour,
                 dash=dash,
             )
         axes.set_xlabel(axis_label)
-        axes.set_ylabel("test accuracy")
+        axes.set_ylabel(label)
         if axis is by_round:
             drawing.whole_axis(axes)
         drawing.percent_axis(axes)
@@ -69,9 +81,9 @@ def accuracy(run: Run, name: str, axis: Callable[[list[NetworkRow]], Axis]) -> s
     return draw(name, HEIGHT, paint)
 
 
-def loss(run: Run, name: str) -> str | None:
+def loss(run: Run, name: str, own: str = "on each peer’s own data") -> str | None:
     """Return training and test loss by round; None when neither was recorded."""
-    lines = [("on each peer’s own data", BLUE, "-", run.series("loss"))]
+    lines = [(own, BLUE, "-", run.series("loss"))]
     lines.append(("on the test data", ORANGE, DASHES[1], run.series("test_loss")))
     lines = [line for line in lines if line[3]]
     if not lines:

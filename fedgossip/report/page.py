@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedgossip.errors import ConfigError
-from fedgossip.report import comparison, sections
+from fedgossip.report import comparison, federated, sections
 from fedgossip.report.forecast import band
-from fedgossip.report.markup import document, join, write_atomically
-from fedgossip.report.reading import read_run
+from fedgossip.report.markup import Markup, document, join, write_atomically
+from fedgossip.report.participation import Participation
+from fedgossip.report.reading import Run, read_run
 
 
 def write_report(run_dir: Path) -> Path:
@@ -19,20 +20,27 @@ def write_report(run_dir: Path) -> Path:
     the run are missing or cannot be read; a report from before is then left as it was.
     """
     run = read_run(run_dir)
-    forecast = band(run)
-    body = join(
-        [
-            sections.learning(run),
-            sections.agreement(run, forecast),
-            sections.graph(run),
-            sections.peers(run),
-            sections.faults(run),
-            sections.provenance(run),
-        ]
-    )
+    head, body = _gossip(run) if run.participation is None else _federated(run, run.participation)
     path = run_dir / "report.html"
-    write_atomically(path, document(f"{run.name} – fedgossip", sections.head(run), body))
+    write_atomically(path, document(f"{run.name} – fedgossip", head, body))
     return path
+
+
+def _gossip(run: Run) -> tuple[Markup, Markup]:
+    forecast = band(run)
+    body = [
+        sections.learning(run),
+        sections.agreement(run, forecast),
+        sections.graph(run),
+        sections.peers(run),
+        sections.faults(run),
+        sections.provenance(run),
+    ]
+    return sections.head(run), join(body)
+
+
+def _federated(run: Run, took: Participation) -> tuple[Markup, Markup]:
+    return federated.head(run, took), join(federated.parts(run, took))
 
 
 def write_comparison(path: Path, run_dirs: Sequence[Path], title: str) -> Path:

@@ -15,8 +15,18 @@ from typing import Any, TypeVar
 import msgspec
 
 from fedgossip.errors import ConfigError
+from fedgossip.report.naming import Names
+from fedgossip.report.participation import Participation
 
 EVENTS_KEPT = 200
+ABOUT_SEVERAL_MODELS = (
+    "accuracy_mean_peer",
+    "accuracy_worst_peer",
+    "consensus_distance",
+    "consensus_before",
+    "update_spread",
+)
+"""Columns of a network's row."""
 T = TypeVar("T")
 
 
@@ -65,8 +75,17 @@ class Data(msgspec.Struct, frozen=True):
     sizes: list[float] | None = None
 
 
+class Privacy(msgspec.Struct, frozen=True):
+    """What differential privacy promised, and what was spent of it."""
+
+    epsilon: float | None = None
+    delta: float | None = None
+    max_epsilon: float | None = None
+    unit: str = ""
+
+
 class Summary(msgspec.Struct, frozen=True):
-    """summary.json."""
+    """summary.json.  `n` counts peers; or clients, where there is a coordinator."""
 
     name: str
     n: int
@@ -90,6 +109,20 @@ class Summary(msgspec.Struct, frozen=True):
     data: Data | None = None
     events: dict[str, int] = {}
     versions: dict[str, Any] = {}
+    test_loss: float | None = None
+    algorithm: str = ""
+    cohort: int | None = None
+    secure: bool | None = None
+    privacy: Privacy | None = None
+
+    @property
+    def federated(self) -> bool:
+        return self.mode == "federated"
+
+    @property
+    def participants(self) -> int:
+        """Peers; or clients, and behind them the coordinator."""
+        return self.n + self.federated
 
 
 class NetworkRow(msgspec.Struct, frozen=True):
@@ -120,6 +153,10 @@ class PeerRow(msgspec.Struct, frozen=True):
     seconds_training: float | None = None
     seconds_waiting: float | None = None
     seconds_mixing: float | None = None
+    clients: int | None = None
+    accuracy_clients: float | None = None
+    accuracy_worst_client: float | None = None
+    epsilon: float | None = None
 
 
 class EventRow(msgspec.Struct, frozen=True):
@@ -155,17 +192,30 @@ class PeerTotal:
 
 @dataclass(frozen=True)
 class Run:
-    """A run directory, read.  `network` ascends by round; `events` holds the first EVENTS_KEPT."""
+    """A run directory, read.  `network` ascends by round; `events` holds the first EVENTS_KEPT.
+
+    `participation`: of a federated run, with what its events tell of rounds.
+    """
 
     summary: Summary
     network: list[NetworkRow]
     peers: list[PeerTotal]
     events: list[EventRow]
     experiment: str | None
+    participation: Participation | None = None
 
     @property
     def name(self) -> str:
         return self.summary.name
+
+    @property
+    def names(self) -> Names:
+        return Names(self.summary.n if self.summary.federated else None)
+
+    @property
+    def learners(self) -> list[PeerTotal]:
+        """All peers; or the clients, without their coordinator."""
+        return self.peers[: self.summary.n]
 
     def series(self, column: str) -> list[tuple[NetworkRow, float]]:
         """Return (row, value) for the rounds in which `column` was measured."""
@@ -181,23 +231,34 @@ def read_run(folder: Path) -> Run:
     """
     summary = _summary(folder / "summary.json")
     network: dict[int, NetworkRow] = {}
-    peers = [PeerTotal() for _ in range(summary.n)]
+    peers = [PeerTotal() for _ in range(summary.participants)]
     events: list[EventRow] = []
+    participation = Participation(summary.n) if summary.federated else None
     for place, record in _records(folder / "metrics.jsonl"):
         kind = record.get("kind")
         if kind == "peer":
             row = _convert(record, PeerRow, place)
-            if not 0 <= row.peer < summary.n:
+            if not 0 <= row.peer < summary.participants:
                 raise ConfigError(f"{place}: peer {row.peer}, but the summary says {summary.n} peers.", _MIXED_UP)
             peers[row.peer].add(row)
+            if participation:
+                participation.row(row)
         elif kind == "network":
             one = _convert(record, NetworkRow, place)
-            network[one.round] = one
-        elif kind == "event" and len(events) < EVENTS_KEPT:
-            events.append(_convert(record, EventRow, place))
+            network[one.round] = _of_one_model(one) if participation else one
+        elif kind == "event" and (participation or len(events) < EVENTS_KEPT):
+            event = _convert(record, EventRow, place)
+            if not (participation and participation.event(event)) and len(events) < EVENTS_KEPT:
+                events.append(event)
     experiment = folder / "experiment.toml"
     text = experiment.read_text("utf-8", errors="replace") if experiment.is_file() else None
-    return Run(summary, [network[r] for r in sorted(network)], peers, events, text)
+    return Run(summary, [network[r] for r in sorted(network)], peers, events, text, participation)
+
+
+def _of_one_model(row: NetworkRow) -> NetworkRow:
+    """Leave out what is told of several models: a coordinator's is the only one, and agrees with itself."""
+    nothing = dict.fromkeys(ABOUT_SEVERAL_MODELS)
+    return msgspec.structs.replace(row, **nothing)
 
 
 _MIXED_UP = "The files of two runs may lie in one folder; run the experiment again into an empty folder."
@@ -215,7 +276,12 @@ def _summary(path: Path) -> Summary:
         raise ConfigError(f"{place}: cannot be read as JSON ({error}).", _RUN_AGAIN) from None
     summary = _convert(record, Summary, place)
     _check_sizes(summary, place)
-    return summary
+    if not summary.federated:
+        return summary
+    nothing = dict.fromkeys(("consensus_distance", "measured_contraction"))
+    privacy = summary.privacy if summary.privacy and summary.privacy.unit != "none" else None
+    alone = Accuracy(averaged=summary.accuracy.averaged)
+    return msgspec.structs.replace(summary, accuracy=alone, privacy=privacy, **nothing)
 
 
 def _check_sizes(summary: Summary, place: str) -> None:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from fedgossip.report import bars, figures, graphs
+from fedgossip.report.endings import notice, unfinished
 from fedgossip.report.forecast import Band, sentence
 from fedgossip.report.markup import (
     Markup,
@@ -33,19 +34,28 @@ SIMULATED = {"sim", "stacked"}
 def head(run: Run) -> Markup:
     """Return the name of the run, what it was, whether it ended, and its key figures."""
     summary = run.summary
+    return head_of(
+        run,
+        [
+            summary.graph or (summary.topology.name if summary.topology else ""),
+            plural(summary.n, "peer"),
+            plural(summary.rounds, "round"),
+        ],
+        cards(_key_figures(run)),
+    )
+
+
+def head_of(run: Run, what: Iterable[str], key_figures: Markup, warning: tuple[str, str] | None = None) -> Markup:
+    """Return the head of a page: the name, what it was in a few words each, what to be warned of, key figures."""
+    summary = run.summary
     driver = DRIVERS.get(summary.driver, f"on {summary.driver}" if summary.driver else "")
     finished = summary.status == "finished"
+    seed = "" if summary.seed is None else f"seed {summary.seed}"
     facts = [
         Markup(f'<li class="{"good" if finished else "warn"}">{text(summary.status)}</li>'),
         *(
-            Markup(f"<li>{text(fact)}</li>")
-            for fact in (
-                summary.graph or (summary.topology.name if summary.topology else ""),
-                plural(summary.n, "peer"),
-                plural(summary.rounds, "round"),
-                driver,
-                "" if summary.seed is None else f"seed {summary.seed}",
-            )
+            fact if isinstance(fact, Markup) else Markup(f"<li>{text(fact)}</li>")
+            for fact in (*what, driver, seed)
             if fact
         ),
     ]
@@ -54,30 +64,11 @@ def head(run: Run) -> Markup:
             paragraph("Report of a fedgossip run", "over"),
             Markup(f"<h1>{text(summary.name)}</h1>"),
             Markup(f'<ul class="facts">{"".join(facts)}</ul>'),
+            notice(warning) if warning else None,
             None if finished else notice(unfinished("This run", run)),
-            cards(_key_figures(run)),
+            key_figures,
         ]
     )
-
-
-def unfinished(name: str, run: Run) -> tuple[str, str]:
-    """Return what a reader must know of a run that is not finished, and what it means for what is shown."""
-    status = run.summary.status
-    if status == "partial":
-        return (
-            f"{name} ended without some of its peers: its status is “{status}”.",
-            "They died, hung or were stopped; the others went on to the end, and what is shown last is of them alone.",
-        )
-    last = run.network[-1].round if run.network else 0
-    return (
-        f"{name} did not finish: its status is “{status}”.",
-        f"All that follows shows what was measured up to round {last}.",
-    )
-
-
-def notice(said: tuple[str, str]) -> Markup:
-    """Return a line that stands out, its first sentence in bold."""
-    return Markup(f'<p class="notice" role="status"><b>{text(said[0])}</b> {text(said[1])}</p>')
 
 
 def _key_figures(run: Run) -> Iterable[tuple[str, str, str]]:
@@ -91,6 +82,12 @@ def _key_figures(run: Run) -> Iterable[tuple[str, str, str]]:
         yield "Contraction", near_one(summary.measured_contraction), "disagreement left by one round, measured"
     yield "Consensus distance", number(summary.consensus_distance), "how far the models lie from their mean"
     yield "Sent", data_size(summary.bytes_sent), _per_peer_and_round(run)
+    yield from time_and_digest(run, "of all final models")
+
+
+def time_and_digest(run: Run, digest_of: str) -> Iterable[tuple[str, str, str]]:
+    """Return the last key figures: how long it took, and the digest, as far as there is one."""
+    summary = run.summary
     computed = "" if summary.wall_seconds is None else f", computed in {duration(summary.wall_seconds)}"
     yield (
         "Time",
@@ -99,7 +96,7 @@ def _key_figures(run: Run) -> Iterable[tuple[str, str, str]]:
     )
     if summary.digest:
         short = summary.digest.removeprefix("sha256:")[:12]
-        yield "Digest", Markup(f'<code title="{text(summary.digest)}">{text(short)}</code>'), "of all final models"
+        yield "Digest", Markup(f'<code title="{text(summary.digest)}">{text(short)}</code>'), digest_of
 
 
 def _worst(run: Run) -> str:
@@ -124,7 +121,7 @@ def learning(run: Run) -> Markup | None:
         grid(
             figure(
                 "accuracy-by-round",
-                figures.accuracy(run, "accuracy-by-round", figures.by_round),
+                figures.accuracy(run, "accuracy-by-round", figures.by_round, figures.of_peers(run)),
                 "Accuracy by round",
                 "Test accuracy of the average of all models, of the mean peer and of the worst peer: "
                 "where the lines part, the peers do not agree yet.",
@@ -137,13 +134,13 @@ def learning(run: Run) -> Markup | None:
             ),
             figure(
                 "accuracy-by-bytes",
-                figures.accuracy(run, "accuracy-by-bytes", figures.by_bytes),
+                figures.accuracy(run, "accuracy-by-bytes", figures.by_bytes, figures.of_peers(run)),
                 "Accuracy by bytes",
                 "The same accuracies against what all peers together have sent: what the network was paid.",
             ),
             figure(
                 "accuracy-by-time",
-                figures.accuracy(run, "accuracy-by-time", figures.by_seconds),
+                figures.accuracy(run, "accuracy-by-time", figures.by_seconds, figures.of_peers(run)),
                 "Accuracy by time",
                 "The same accuracies against the time that has passed, waiting included.",
             ),
@@ -307,19 +304,23 @@ def faults(run: Run) -> Markup | None:
     )
 
 
-def provenance(run: Run) -> Markup | None:
+def provenance(
+    run: Run,
+    digest_of: str = "all final models",
+    promise: str = "a synchronous run then ends with the same digest, bit for bit",
+) -> Markup | None:
     """Return everything that is needed to repeat the run."""
     summary = run.summary
     seed = "" if summary.seed is None else f" --seed {summary.seed}"
     rows = [
-        ("Digest of all final models", summary.digest or NOTHING, ""),
+        (f"Digest of {digest_of}", summary.digest or NOTHING, ""),
         ("Seed", NOTHING if summary.seed is None else str(summary.seed), ""),
         ("Parameters of one model", count(summary.parameters), ""),
         *((name, str(version), "") for name, version in sorted(summary.versions.items())),
     ]
     told = Markup(
-        "<p>In this folder, with its <code>experiment.toml</code>; a synchronous run then ends with the same digest, "
-        f"bit for bit:</p>\n<pre>fedgossip run experiment.toml --on sim{text(seed)}</pre>"
+        f"<p>In this folder, with its <code>experiment.toml</code>; {text(promise)}:</p>\n"
+        f"<pre>fedgossip run experiment.toml --on sim{text(seed)}</pre>"
     )
     experiment = Markup(f"<pre>{text(run.experiment)}</pre>")
     return section(

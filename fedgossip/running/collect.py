@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,14 +11,21 @@ from pathlib import Path
 import msgspec
 
 from fedgossip.errors import ConfigError, FedgossipError, NetworkError
+from fedgossip.machine import NodeId
 from fedgossip.messages import Hello
 from fedgossip.metrics import EventRow, Network, PeerRow, Row, read_rows
 from fedgossip.running import compose, runs
 from fedgossip.running.compose import DataShares, Plan
-from fedgossip.running.peer import PeerEnded
+from fedgossip.running.peer_files import PeerEnded
+from fedgossip.running.plan import EXHAUSTED
 from fedgossip.running.runs import Ended, Keeper, Run, RunDirectory
 from fedgossip.task import LocalTask
 from fedgossip.vectors import Vector, frozen
+
+ABSENT = Path(os.devnull, "absent")
+"""In place of the folder of one whose folder is not here."""
+
+_ALL = "The graph has {} peers: copy all their folders here."
 
 
 class Collector:
@@ -68,7 +76,8 @@ class Collector:
         elif isinstance(row, PeerRow):
             self.rounds[node] = row.round
             self.slowest_training = max(self.slowest_training, row.seconds_training)
-            for line in self.record.mixed(row, self._snapshot(node, row.round)):
+            counted = node in self.record.counted
+            for line in self.record.mixed(row, self._snapshot(node, row.round)) if counted else self.record.aside(row):
                 self.keeper(line)
 
     def ended(self, nodes: Iterable[int]) -> None:
@@ -113,6 +122,8 @@ class Watched:
     interrupted: bool = False
     exits: Mapping[int, int] = field(default_factory=dict)
     wall_seconds: float | None = None
+    absent: frozenset[NodeId] = frozenset()
+    """Whose folders are not here: nothing is known of how they ended."""
 
 
 def conclude(
@@ -131,14 +142,17 @@ def conclude(
     """
     vectors, last_words = collector.finish()
     said = [word.status if word else None for word in last_words]
-    status = "interrupted" if watched.interrupted else runs.verdict(said)
+    known = ["finished" if node in watched.absent else one for node, one in enumerate(said)]
+    status = "interrupted" if watched.interrupted else plan.verdict(known)
     if status != "interrupted":
-        for node in (node for node, one in enumerate(said) if one is None):
+        for node in (node for node, one in enumerate(known) if one is None):
             collector.keeper(EventRow(-1, node, "died", {"exit_code": watched.exits.get(node)}))
-        vectors = [vector if one == "finished" else None for vector, one in zip(vectors, said, strict=True)]
-    ended = Ended(vectors, collector.counts(last_words), status, watched.wall_seconds)
-    summary = runs.summarize(plan, "local", task, shares, collector.record, collector.keeper, ended)
-    directory.finish(summary, task, runs.averaged(vectors), report=report)
+        ended = ("finished", EXHAUSTED)
+        vectors = [vector if one in ended else None for vector, one in zip(vectors, said, strict=True)]
+    here = [word for node, word in enumerate(last_words) if node not in watched.absent]
+    how = Ended(vectors, collector.counts(here), status, watched.wall_seconds)
+    summary = runs.summarize(plan, "local", task, shares, collector.record, collector.keeper, how)
+    directory.finish(summary, task, runs.averaged(plan.outcome(vectors)), report=report)
     if status == "failed":
         last = f"Their last words: {collector.folders[0].parent}/*/log.txt"
         raise first_failure(last_words) or NetworkError("every peer died", last)
@@ -182,25 +196,26 @@ def first_failure(last_words: Sequence[PeerEnded | None]) -> FedgossipError | No
 
 
 def collect_peers(plan: Plan, given: Sequence[Path], out: Path) -> Run:
-    """Make one run directory of the folders of a run's peers, in any order.
+    """Make one run directory of the folders of a run's peers, in any order; of a federated run the coordinator's is
+    enough.
 
     Raises ConfigError for a folder missing; NetworkError where no peer has a round behind it; and the error of a peer
     that failed, when the directory is made.
     Evaluated rounds hold the accuracies that the peers measured themselves; the averaged model is known at the end.
     """
-    folders = _by_peer(plan.n, given)
-    task, shares = compose.task_of(plan.experiment, plan.n, [])
+    folders = _by_peer(plan, given)
+    absent = frozenset(node for node, folder in enumerate(folders) if folder == ABSENT)
+    task, shares = compose.task_of(plan.experiment, plan.learners, [])
     _check_same_run(folders, compose.hello_of(plan, task.schema, shares.digest))
     _check_began(folders)
     directory = RunDirectory(out, plan)
     keeper = Keeper(directory, None)
-    e = plan.experiment
-    record = Network(plan.n, e.rounds, e.eval.every, task.evaluate, watch_all=False)
+    record = plan.record(task.evaluate, watch_all=False)
     for row in record.started([task.initial(node) for node in range(plan.n)]):
         keeper(row)
     collector = Collector(folders, record, keeper)
     try:
-        return conclude(plan, task, shares, collector, directory, Watched())
+        return conclude(plan, task, shares, collector, directory, Watched(absent=absent))
     except BaseException:
         directory.abandon()
         raise
@@ -229,7 +244,7 @@ def _last_round(folder: Path) -> int:
     return max((row.round for row in rows if isinstance(row, PeerRow)), default=0)
 
 
-def _by_peer(n: int, given: Sequence[Path]) -> list[Path]:
+def _by_peer(plan: Plan, given: Sequence[Path]) -> list[Path]:
     """Order the folders by the peer id that each one's endpoint.toml tells."""
     import tomllib
 
@@ -243,6 +258,9 @@ def _by_peer(n: int, given: Sequence[Path]) -> list[Path]:
         if node in found:
             raise ConfigError(f"{folder}: peer {node} is in {found[node]} already", "Give each once.")
         found[node] = folder
-    if missing := sorted(set(range(n)) - set(found)):
-        raise ConfigError(f"no folder of peers {missing[:5]}", f"The graph has {n} peers: copy all their folders here.")
-    return [found[node] for node in range(n)]
+    if strange := sorted(set(found) - set(range(plan.n))):
+        raise ConfigError(f"{found[strange[0]]}: of participant {strange[0]}; this run has {plan.n}", "Leave it out.")
+    if missing := sorted(set(plan.needed) - set(found)):
+        who = "the coordinator" if plan.role(missing[0]) else f"peers {missing[:5]}"
+        raise ConfigError(f"no folder of {who}", "Copy it here." if plan.role(missing[0]) else _ALL.format(plan.n))
+    return [found.get(node, ABSENT) for node in range(plan.n)]

@@ -67,8 +67,8 @@ class _Writer:
                 return ["number", value.dtype.name, value.item()]
             case np.dtype():
                 return ["dtype", value.name]
-            case int() if type(value) is int:
-                return ["int", str(value)]
+            case int() | bytes() if type(value) in (int, bytes):
+                return [type(value).__name__, str(value) if isinstance(value, int) else value.hex()]
             case FunctionType() if _is_ours(value):
                 return ["function", f"{value.__module__}:{value.__qualname__}"]
             case MethodType():
@@ -157,6 +157,8 @@ class _Reader:
                 return np.dtype(parts[0])
             case "int":
                 return int(parts[0])
+            case "bytes":
+                return bytes.fromhex(parts[0])
             case "stream":
                 stream = np.random.Generator(np.random.PCG64())
                 stream.bit_generator.state = self.value(parts[0])

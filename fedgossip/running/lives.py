@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,15 @@ import msgspec
 from fedgossip import __version__, checkpoints
 from fedgossip.checkpoints import About, RefusedError, Stored
 from fedgossip.errors import ResumeError
-from fedgossip.machine import Checkpoint, NodeId
+from fedgossip.machine import Checkpoint, Machine, NodeId
 from fedgossip.metrics import EventRow, PeerRow, Row, read_rows
 from fedgossip.running import compose
 from fedgossip.running.compose import Plan
 from fedgossip.task import LocalTask
+from fedgossip.vectors import Vector
+
+MakeMachine = Callable[[Vector, Checkpoint | None, int], Machine]
+"""(first vector, what the life before left, the number of this life)."""
 
 
 @dataclass(frozen=True)

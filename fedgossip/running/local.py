@@ -22,10 +22,11 @@ import msgspec
 
 from fedgossip.errors import NetworkError, NotWrittenError
 from fedgossip.experiment import Experiment, load
-from fedgossip.metrics import EventRow, Network, NetworkRow, Row
+from fedgossip.metrics import EventRow, NetworkRow, Row
 from fedgossip.running import compose, lives
 from fedgossip.running.collect import Collector, Watched, conclude, first_failure, last_word
 from fedgossip.running.compose import Plan
+from fedgossip.running.making import check_recordable
 from fedgossip.running.runs import Keeper, Run, RunDirectory, write_whole
 from fedgossip.running.simulated import faults_of
 from fedgossip.running.striking import Striker
@@ -161,15 +162,15 @@ def run_local_plan(
     `trace_bytes`: the longest trace of what a peer's machine is told, 0 for none.
     """
     began = time.monotonic()
+    check_recordable(plan, trace_bytes)
     with family or Family(learning=plan.experiment.task.kind == "learning") as processes:
         script = faults_of(plan)
-        task, shares = compose.task_of(plan.experiment, plan.n)  # may refuse the experiment: nothing is made before
+        task, shares = compose.task_of(plan.experiment, plan.learners)  # may refuse it: nothing is made before
         folders = [out / "peers" / f"{node:02d}" for node in range(plan.n)]
         left = lives.prepare(out, folders, plan, task.schema, shares.digest) if resume else None
         directory = RunDirectory.again(out, plan, left.rows) if left else RunDirectory(out, plan)
         keeper = Keeper(directory, watch)
-        e = plan.experiment
-        record = Network(plan.n, e.rounds, e.eval.every, task.evaluate, watch_all=False)
+        record = plan.record(task.evaluate, watch_all=False)
         collector = Collector(folders, record, keeper)
         interrupted = False
 
@@ -203,7 +204,7 @@ def run_local_plan(
 
 def _gather(plan: Plan, processes: Family, collector: Collector, striker: Striker, began: Path) -> None:
     """Read what the peers write until all have ended, or until those that are left hang; do what the script says."""
-    settings, silent, zero = plan.experiment.algorithm, 0.0, 0
+    silent, zero, (starting, deadline) = 0.0, 0, plan.patience
     while len(processes.exited) < plan.n or striker.away:
         ended = len(processes.exited)
         processes.poll(POLL_SECONDS)
@@ -221,8 +222,8 @@ def _gather(plan: Plan, processes: Family, collector: Collector, striker: Strike
         if not processes.exited:
             continue  # while all of them work nobody can say what is too long
         left = [node for node in range(plan.n) if node not in processes.exited]
-        joining = settings.start_timeout if any(collector.rounds[node] == 0 for node in left) else 0.0
-        if silent > joining + 2 * (settings.deadline + collector.slowest_training) + PATIENCE_SECONDS:
+        joining = starting if any(collector.rounds[node] == 0 for node in left) else 0.0
+        if silent > joining + 2 * (deadline + collector.slowest_training) + PATIENCE_SECONDS:
             for node in left:
                 collector.keeper(EventRow(collector.rounds[node], node, "hung"))
             return
@@ -243,9 +244,7 @@ def _specs(
 
 def _again(plan: Plan, specs: dict[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
     """What a peer is told that is started again: the others have long begun, or have finished; it waits for no more."""
-    settings = plan.experiment.algorithm
-    overrides = [f"algorithm.start_timeout={min(settings.start_timeout, settings.deadline)}"]
-    return {node: {**spec, "overrides": overrides} for node, spec in specs.items()}
+    return {node: {**spec, "overrides": plan.soon} for node, spec in specs.items()}
 
 
 def _await_addresses(out: Path, folders: Sequence[Path], processes: Family) -> None:

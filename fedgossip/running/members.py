@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import cast
 
 from fedgossip.errors import ConfigError
@@ -18,16 +17,16 @@ from fedgossip.net.identity import Identity, verify
 from fedgossip.protocols.member import Member
 from fedgossip.protocols.membership import MemberSettings, Membership
 from fedgossip.protocols.roster import Make, Places, Roster, RosterSchedule, Trust
-from fedgossip.running import compose
-from fedgossip.running.compose import Plan
+from fedgossip.running.gossip import GossipPlan, own_weights, section_of
+from fedgossip.running.plan import Plan
 from fedgossip.topology import Schedule, resolve_schedule
 from fedgossip.vectors import Vector
 
 
-def graphs_of(plan: Plan) -> Make:
+def graphs_of(plan: GossipPlan) -> Make:
     """The experiment's graph for any number of members; where its family has no such size, the exponential graph."""
-    section = plan.experiment.topology
-    own = compose.own_weights(plan.experiment)
+    section = section_of(plan.experiment)
+    own = own_weights(plan.experiment)
 
     def make(ids: tuple[NodeId, ...]) -> Places:
         if len(ids) == plan.n:
@@ -44,9 +43,14 @@ def graphs_of(plan: Plan) -> Make:
 
 def check_open(plan: Plan) -> None:
     """Raise ConfigError where nobody can come later: the algorithm's sums are of a fixed number of peers."""
+    if not isinstance(plan, GossipPlan):
+        raise ConfigError("clients of a coordinator come and go as they like", "Leave --members and --join out.")
     if plan.experiment.algorithm.name == "window-doubling":
         advice = 'Leave --members and --join out, or set algorithm.name = "dsgd" with another graph.'
         raise ConfigError("window doubling counts its peers: nobody can join or leave", advice)
+    if plan.experiment.algorithm.private:
+        advice = "Leave --members and --join out, or set algorithm.private = false."
+        raise ConfigError("the masks of private gossip are those of fixed neighbours: nobody can join or leave", advice)
 
 
 def member_of(
@@ -69,6 +73,7 @@ def member_of(
     Raises ConfigError for an algorithm whose peers must all be there all the time.
     """
     check_open(plan)
+    assert isinstance(plan, GossipPlan)
     own = members.endpoints[node]
     founders = members.founders
     roster = Roster.founding({i: (e.address, e.key, e.verify) for i, e in founders.items()})
@@ -82,9 +87,9 @@ def member_of(
 
     def make(schedule: RosterSchedule, checkpoint: Checkpoint | None, incarnation: int) -> Machine:
         theirs = replace(plan, schedule=cast(Schedule, schedule))
-        return compose.machine_of(theirs, node, initial, schema, checkpoint, incarnation=incarnation)
+        return theirs.machine(node, initial, schema, checkpoint, incarnation=incarnation)
 
     layout = schema, initial.size, initial.dtype.name
-    take_up = partial(compose.taken_up, plan)
+    take_up = plan.taken_up
     start_ns = int(e.algorithm.start_timeout * 1e9)
     return Member(membership, make, take_up, layout, e.rounds, join=join or late, resumed=resumed, start_ns=start_ns)

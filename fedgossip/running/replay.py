@@ -156,7 +156,7 @@ def machine_of(opening: Opening) -> Machine:
     try:
         plan = _plan(msgspec.json.encode(opening.experiment))
         o = opening
-        return compose.machine_of(plan, o.node, o.initial, o.schema, o.resumed, incarnation=o.incarnation)
+        return plan.machine(o.node, o.initial, o.schema, o.resumed, incarnation=o.incarnation)
     except ConfigError as error:
         advice = f"It was written by fedgossip {opening.version}, this is {__version__}."
         raise TraceError(f"the trace of peer {opening.node}: {error}", advice) from None

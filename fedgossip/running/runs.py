@@ -8,8 +8,8 @@
     peers/03/            what each real process wrote itself
     INCOMPLETE           there until all of the above is, and still there when a run was interrupted or failed
 
-A run's status is `finished`; `partial`, when it went its way to the end without some of the peers; `interrupted`, by
-somebody; or `failed`, when a peer's training or network did.
+A run's status is `finished`; `exhausted`, when its budget of privacy was; `partial`, when it went its way to the end
+without some of the peers; `interrupted`, by somebody; or `failed`, when a peer's training or network did.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ from fedgossip.errors import ConfigError, NotWrittenError
 from fedgossip.metrics import EventRow, Network, NetworkRow, Row, RowWriter, read_rows
 from fedgossip.running import compose
 from fedgossip.running.compose import DataShares, Plan
+from fedgossip.running.plan import EXHAUSTED
 from fedgossip.task import LocalTask
 from fedgossip.vectors import Vector, consensus_distance, digest, mean
 
 INCOMPLETE = "INCOMPLETE"
 
-WHOLE = frozenset({"finished", "partial"})
+WHOLE = frozenset({"finished", "partial", EXHAUSTED})
 """The statuses of runs that ended by themselves, and of which nothing is half written."""
 
 
@@ -129,14 +130,14 @@ def _not_writable(path: Path, error: OSError) -> ConfigError:
 
 def new_path(plan: Plan, driver: str, base: Path) -> Path:
     """Return runs/NAME-nN-DRIVER-TIME, a folder that is not there yet."""
-    name = plan.experiment.name or plan.topology.name
+    name = plan.experiment.name or plan.name
     safe = "".join(c if c.isalnum() or c in "-_." else "-" for c in name).strip(".-") or "run"
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    path = base / f"{safe}-n{plan.n}-{driver}-{stamp}"
+    path = base / f"{safe}-n{plan.learners}-{driver}-{stamp}"
     number = 1
     while path.exists():
         number += 1
-        path = base / f"{safe}-n{plan.n}-{driver}-{stamp}-{number}"
+        path = base / f"{safe}-n{plan.learners}-{driver}-{stamp}-{number}"
     return path
 
 
@@ -190,15 +191,6 @@ class Keeper:
                 self._watch(one)
 
 
-def verdict(peers: Sequence[str | None]) -> str:
-    """Return the status of a run from its peers' last words: finished, interrupted, failed; None where one died."""
-    if "failed" in peers or not any(peers):
-        return "failed"
-    if "finished" not in peers:
-        return "interrupted"
-    return "finished" if set(peers) == {"finished"} else "partial"
-
-
 @dataclass(frozen=True)
 class Ended:
     """How a driver left a run: the final vectors, and the counts of what happened."""
@@ -217,21 +209,19 @@ def summarize(
     networks = [row for row in keeper.rows if isinstance(row, NetworkRow)]
     last = networks[-1] if networks else NetworkRow(0, plan.n, 0.0, 0)
     evaluated = next((row for row in reversed(networks) if row.test_loss is not None), last)
-    there = [vector for vector in ended.vectors if vector is not None]
-    whole = len(there) == plan.n and ended.status == "finished"
+    outcome = plan.outcome(ended.vectors)
+    there = [vector for vector in outcome if vector is not None]
+    whole = len(there) == len(outcome) and ended.status in WHOLE
     experiment = plan.experiment
     events = {**keeper.events, **ended.counts}
     if keeper.lost:
         events["rows_lost"] = ended.counts.get("rows_lost", 0) + keeper.lost
     return {
-        "name": experiment.name or plan.topology.name,
+        "name": experiment.name or plan.name,
         "driver": driver,
         "status": ended.status,
         "seed": experiment.seed,
-        "n": plan.n,
-        "graph": experiment.topology.graph,
-        "algorithm": experiment.algorithm.name,
-        "mode": experiment.algorithm.mode,
+        "n": plan.learners,
         "rounds": last.round,
         "digest": digest(there) if whole else None,
         "accuracy": {
@@ -247,7 +237,6 @@ def summarize(
         "parameters": task.length,
         "dtype": task.dtype.name,
         "schema": task.schema,
-        "forecast": plan.forecast.to_dict(),
         "measured_contraction": record.measured_contraction(),
         "events": dict(sorted(events.items())),
         "data": {
@@ -257,10 +246,9 @@ def summarize(
             "shares": shares.counts,
             "sizes": shares.sizes,
         },
-        "topology": compose.describe_topology(plan),
-        "eigenvalues": compose.eigenvalues(plan),
         "versions": compose.versions(),
         "cores": os.cpu_count(),
+        **plan.facts(keeper.rows),
     }
 
 

@@ -13,14 +13,14 @@ from fedgossip.errors import ConfigError, NetworkError, nearest
 from fedgossip.experiment import Experiment, load
 from fedgossip.faults import FaultScript
 from fedgossip.machine import Checkpoint, Machine, NodeId
-from fedgossip.metrics import Network, Row
+from fedgossip.metrics import EventRow, Network, Row
 from fedgossip.running import compose, lives, pausing, runs
 from fedgossip.running.compose import DataShares, Plan
 from fedgossip.running.pausing import Left, Pauses, Simulation
+from fedgossip.running.plan import EXHAUSTED, Results
 from fedgossip.running.runs import Ended, Keeper, Run, RunDirectory
 from fedgossip.simulation.network import NetworkSettings, SimulatedNetwork
 from fedgossip.simulation.simulator import Simulator
-from fedgossip.simulation.stacked import first_stack, run_stacked
 from fedgossip.task import LocalTask
 from fedgossip.vectors import Vector
 
@@ -75,11 +75,10 @@ def simulate_plan(
     began = time.monotonic()
     shares = DataShares("given")
     if task is None:
-        task, shares = compose.task_of(plan.experiment, plan.n)
+        task, shares = compose.task_of(plan.experiment, plan.learners)
+        plan = plan.informed(shares)
     initial = [task.initial(node) for node in range(plan.n)]
     script = faults_of(plan)
-    if engine == "stacked" and plan.experiment.algorithm.mode == "async":
-        raise ConfigError("the stacked engine goes by rounds: no asynchronous gossip", "Run it with --on sim.")
     if engine == "stacked" and script:
         raise ConfigError("the stacked engine has no time and no messages: no faults", "Run it with --on sim.")
     folder = Path(out) if out is not None else None
@@ -87,15 +86,13 @@ def simulate_plan(
     left, refused = pausing.left_in(folder, about) if folder and resume else (None, [])
     directory = _directory(folder, plan, engine, left, resume=resume) if folder else None
     keeper = Keeper(directory, watch)
-    e = plan.experiment
-    watch_all = plan.n * task.length <= WATCHED_ELEMENTS
-    record = Network(plan.n, e.rounds, e.eval.every, task.evaluate, watch_all=watch_all)
+    record = plan.record(task.evaluate, watch_all=plan.n * task.length <= WATCHED_ELEMENTS)
     vectors: Sequence[Vector | None] = [None] * plan.n
     counts: Mapping[str, int] = {}
     make = _simulator if engine == "sim" else _stacked
     run, finish, known = make(plan, script, task, initial, record, keeper)
-    simulation = Simulation(run, record, task, plan.n, {"schedule": plan.schedule, "write": keeper, **known})
-    pauses = Pauses(folder, about, simulation, keeper)
+    simulation = Simulation(run, record, task, plan.n, {**plan.known, "write": keeper, **known})
+    pauses = Pauses(folder if plan.pausable else None, about, simulation, keeper)
     try:
         if left and directory:
             simulation.restore(left.arrays)
@@ -104,7 +101,7 @@ def simulate_plan(
             keeper(row)
         with pauses:
             vectors, counts = finish(pauses)
-        status = _verdict(plan, vectors, record)
+        status = _verdict(plan, vectors, record, keeper)
     except KeyboardInterrupt:
         status = "interrupted"
     except BaseException:
@@ -114,17 +111,19 @@ def simulate_plan(
     ended = Ended(vectors, counts, status, time.monotonic() - began)
     summary = runs.summarize(plan, engine, task, shares, record, keeper, ended)
     if directory:
-        directory.finish(summary, task, runs.averaged(vectors), report=report)
+        directory.finish(summary, task, runs.averaged(plan.outcome(vectors)), report=report)
         summary["run_dir"] = str(directory.path)
     if status == "failed":
         raise NetworkError("every peer crashed", "Change [[faults]].")
     return Run(summary, keeper.rows, list(vectors), directory.path if directory else None)
 
 
-def _verdict(plan: Plan, vectors: Sequence[Vector | None], record: Network) -> str:
+def _verdict(plan: Plan, vectors: Sequence[Vector | None], record: Network, keeper: Keeper) -> str:
+    if any(event.name == "budget" and event.peer == plan.n - 1 for event in keeper.rows if isinstance(event, EventRow)):
+        return EXHAUSTED
     words = {True: "finished", False: "interrupted"}
-    done = zip(vectors, record.reached, strict=True)
-    return runs.verdict([None if vector is None else words[compose.whole(plan, at)] for vector, at in done])
+    done = enumerate(zip(vectors, record.reached, strict=True))
+    return plan.verdict([None if vector is None else words[plan.whole(node, at)] for node, (vector, at) in done])
 
 
 def _directory(folder: Path, plan: Plan, engine: str, left: Left | None, *, resume: bool) -> RunDirectory:
@@ -135,7 +134,6 @@ def _directory(folder: Path, plan: Plan, engine: str, left: Left | None, *, resu
     return directory
 
 
-Results = tuple[Sequence[Vector | None], Mapping[str, int]]
 Made = tuple[object, Callable[[Callable[[], None]], Results], Mapping[str, object]]
 """What a run is, as an image takes it; what brings it to its end; and what of it the experiment makes anew."""
 
@@ -149,12 +147,13 @@ def _simulator(
     keeper: Keeper,
 ) -> Made:
     network = SimulatedNetwork(network_settings(plan.experiment), plan.n, plan.experiment.seed)
-    machines = [compose.machine_of(plan, node, initial[node], task.schema) for node in range(plan.n)]
-    links = [plan.schedule.partners(node) for node in range(plan.n)]
-    soon = compose.impatient(plan)
+    machines = [plan.machine(node, initial[node], task.schema, own=plan.simulated(node)) for node in range(plan.n)]
+    links = [plan.partners(node) for node in range(plan.n)]
+    soon = plan.impatient()
 
     def rebirth(node: NodeId, incarnation: int, saved: Checkpoint | None) -> Machine:
-        return compose.machine_of(soon, node, initial[node], task.schema, saved, incarnation=incarnation)
+        own = plan.simulated(node, incarnation, simulator.logs.get(node, ()))
+        return soon.machine(node, initial[node], task.schema, saved, incarnation=incarnation, own=own)
 
     simulator = Simulator(machines, links, task, network, record, keeper, script=script, rebirth=rebirth)
 
@@ -173,19 +172,12 @@ def _stacked(
     record: Network,
     keeper: Keeper,
 ) -> Made:
-    algorithm = compose.ALGORITHMS[plan.experiment.algorithm.name](plan.n)
-    stack = first_stack(task, plan.n, algorithm)
-
-    def finish(between: Callable[[], None]) -> Results:
-        rounds = plan.experiment.rounds
-        return run_stacked(task, plan.schedule, algorithm, rounds, record, keeper, stack=stack, between=between), {}
-
-    return stack, finish, {}
+    return *plan.arrays(task, record, keeper), {}
 
 
 def faults_of(plan: Plan) -> FaultScript:
     """The [[faults]] of a run.  Raises ConfigError for peers or links that are not there."""
-    links = {(node, other) for node in range(plan.n) for other in plan.schedule.partners(node)}
+    links = {(node, other) for node in range(plan.n) for other in plan.partners(node)}
     return FaultScript(plan.experiment.faults, plan.n, plan.experiment.seed, links)
 
 

@@ -18,6 +18,10 @@ class Stage(IntEnum):
     RESULT = 5
 
 
+SUMMED = "summed"
+"""How a session ends that has a sum; every other ends for a `Reason`."""
+
+
 class Reason(StrEnum):
     POLICY = "POLICY"
     """The session is not one that this client's own policy allows."""

@@ -46,17 +46,28 @@ Held = TypeVar("Held", bound=Erasable)
 Wanted = TypeVar("Wanted", bound=frames.Frame)
 
 
+@dataclass(frozen=True)
+class Past:
+    """What a client must know of its earlier lives: the last session it joined, with whom, and what it has masked in
+    sessions that had no result."""
+
+    round: int = -1
+    cohort: frozenset[int] = frozenset()
+    unfinished: tuple[bytes, ...] = ()
+
+
 class Client:
-    """One participant, through many sessions.  `entropy` is os.urandom; `after_round` the last round ever joined."""
+    """One participant, through many sessions.  `entropy` is os.urandom; `past` what it has done in earlier lives."""
 
     def __init__(
-        self, me: int, roster: Roster, policy: Policy, sign: Sign, entropy: Entropy, *, after_round: int = -1
+        self, me: int, roster: Roster, policy: Policy, sign: Sign, entropy: Entropy, past: Past | None = None
     ) -> None:
+        past = past or Past()
         self.me, self.roster, self.policy = me, roster, policy
         self._sign, self._entropy = sign, entropy
-        self.round = after_round
-        self._cohort: frozenset[int] = frozenset()
-        self._unfinished: deque[bytes] = deque(maxlen=UNFINISHED)
+        self.round = past.round
+        self._cohort = past.cohort
+        self._unfinished: deque[bytes] = deque(past.unfinished, maxlen=UNFINISHED)
 
     def join(self, invite: bytes, model: bytes, ahead: Ahead | None = None) -> Advertised:
         """Take part in the session that the coordinator proposes; `model` is the hash of the global model here.
@@ -126,6 +137,11 @@ class _Step(Generic[Held]):
     def __init__(self, session: _Session, held: Held, frame: bytes) -> None:
         self._session, self._held, self.frame = session, held, frame
         self._used = False
+
+    @property
+    def descriptor(self) -> Descriptor:
+        """The session, as the coordinator proposed it."""
+        return self._session.descriptor
 
     def abandon(self, reason: Reason = Reason.DEADLINE, what: str = "the coordinator was not heard") -> RoundAbandoned:
         """Give the session up: erase everything, return the error to raise or report."""
@@ -209,7 +225,8 @@ class Shared(_Step[Sharing]):
             d = s.descriptor
             ahead = Ahead(fresh_keys(s.sid, d, d.round + 1, s.me, s.sign, s.entropy), d.task_id, d.round + 1)
             head = frames.Masked(s.sid, words.size, hashlib.sha256(little(words)).digest(), ahead.public)
-            return MaskedInput(s, Holding(held.shares), s.pack(head), words, ahead, integers.fingerprint)
+            words.flags.writeable = False
+            return MaskedInput(s, Holding(held.shares), s.pack(head), words, head.digest, ahead, integers.fingerprint)
 
     def _check_input(self, integers: Quantised) -> None:
         need = self._session.policy.fixed.words
@@ -225,14 +242,21 @@ class MaskedInput(_Step[Holding]):
     """S2 is behind: `frame`, then every chunk.  `ahead` holds the keys for the next round: keep it, or erase it."""
 
     def __init__(
-        self, session: _Session, held: Holding, frame: bytes, words: Words, ahead: Ahead, fingerprint: bytes
+        self,
+        session: _Session,
+        held: Holding,
+        frame: bytes,
+        words: Words,
+        digest: bytes,
+        ahead: Ahead,
+        fingerprint: bytes,
     ) -> None:
         super().__init__(session, held, frame)
-        self.ahead, self._words, self._fingerprint = ahead, words, fingerprint
+        self.words, self.digest, self.ahead, self._fingerprint = words, digest, ahead, fingerprint
 
     def chunks(self) -> Iterator[memoryview]:
         """Yield the masked vector, at most 256 KiB at a time."""
-        return chunks(self._words)
+        return chunks(self.words)
 
     def consent(self, survivors: bytes) -> Consented:
         """Sign the survivors, if they can be true and are enough."""
@@ -252,6 +276,7 @@ class Consented(_Step[Holding]):
     def __init__(self, session: _Session, held: Holding, frame: bytes, fingerprint: bytes) -> None:
         super().__init__(session, held, frame)
         self._fingerprint = fingerprint
+        self.survivors = held.survivors
 
     def reveal(self, consents: bytes) -> Revealed:
         """Give one share of each client in the group: of b if it survives, of its mask key if not."""
@@ -264,7 +289,8 @@ class Consented(_Step[Holding]):
             fates = {v: Fate.ALIVE if v in alive else Fate.DEAD for v in sorted(held.shares)}
             shares = tuple((v, fate is Fate.ALIVE, held.shares[v].give(fate)) for v, fate in fates.items())
             frame = s.pack(frames.Reveal(s.sid, shares))
-            return Revealed(s, Ended(held.survivors, lambda: self._forget(s)), frame)
+            of_b, of_key = (tuple(v for v, f in fates.items() if f is fate) for fate in (Fate.ALIVE, Fate.DEAD))
+            return Revealed(s, Ended(held.survivors, of_b, of_key, lambda: self._forget(s)), frame)
 
     def _forget(self, session: _Session) -> None:
         """A session with a result: its input is in a sum, once."""
@@ -275,17 +301,37 @@ class Consented(_Step[Holding]):
 class Revealed(_Step[Ended]):
     """S4 is behind: no secret is left here."""
 
+    @property
+    def alive(self) -> tuple[int, ...]:
+        """Those of the share group whose shares of b were given, to take their own masks off."""
+        return self._held.alive
+
+    @property
+    def dropped(self) -> tuple[int, ...]:
+        """Those of the share group whose mask keys were given, to take their masks off."""
+        return self._held.dropped
+
     def finish(self, result: bytes, words: Words) -> Words:
         """Return the sum if it is of the survivors that were signed, and has the hash that the coordinator signed."""
+        with self._ending(result) as digest:
+            right = words.dtype == np.uint32 and words.shape == (self._session.policy.fixed.words,)
+            if not right or digest != hashlib.sha256(little(words)).digest():
+                raise RoundAbandoned(Reason.SCHEMA, "not the sum that the coordinator signed", stage=Stage.RESULT)
+            return words
+
+    def acknowledge(self, result: bytes) -> bytes:
+        """Return the digest of the sum as the coordinator signed it, for one that is not sent the sum itself."""
+        with self._ending(result) as digest:
+            return digest
+
+    @contextmanager
+    def _ending(self, result: bytes) -> Iterator[bytes]:
         message = self._read(result, frames.Result)
         with self._spend() as held:
             if message.survivors != frames.hash_of_ids(held.survivors):
                 raise RoundAbandoned(Reason.INCONSISTENT_U3, "a sum of other clients", stage=Stage.RESULT)
-            right = words.dtype == np.uint32 and words.shape == (self._session.policy.fixed.words,)
-            if not right or message.digest != hashlib.sha256(little(words)).digest():
-                raise RoundAbandoned(Reason.SCHEMA, "not the sum that the coordinator signed", stage=Stage.RESULT)
+            yield message.digest
             held.finished()
-            return words
 
 
 # --- the cryptography of the steps ------------------------------------------------------------------------------------

@@ -24,6 +24,11 @@ from fedgossip.secure.primitives import Entropy, digest, keystream
 from fedgossip.secure.ring import BLOCK, RING_BITS, Words, centred
 from fedgossip.vectors import Vector, all_finite, frozen
 
+CLIPPED, NOTHING, SHORTER = "clipped", "nothing", "shorter"
+
+BIT = 1 << 12
+"""In the ring, of a bit with noise: fine enough that rounding the noise does not show."""
+
 _BESIDE = 3
 """Coordinates after the update and before the metrics: weight, clipped, count."""
 
@@ -45,6 +50,8 @@ class Aggregate:
     clients: int
     clipped: int
     metrics: Mapping[str, float]
+    shorter: float = 0.0
+    """Where that is told: those shorter than the clip less the longer ones, halved, with noise."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +72,9 @@ class FixedPoint:
     """(name, bound) of each declared metric; a value beyond its bound counts as the bound."""
     layout: str = ""
     """The hash of the parameters' names and shapes."""
+    tells: str = CLIPPED
+    """What the sum says of how many updates were cut: CLIPPED, NOTHING where that must be hidden, or SHORTER, half a
+    bit of each client that takes noise."""
 
     def __post_init__(self) -> None:
         positive = (self.clip_l2, self.clip_inf, *(bound for _, bound in self.metrics))
@@ -90,7 +100,7 @@ class FixedPoint:
     def schema(self) -> bytes:
         """The hash of the coordinates: how many, in which order, and what each means."""
         named = [part for name, bound in self.metrics for part in (name, float(bound).hex())]
-        return digest("schema", self.layout, self.length, "weight", "clipped", "count", *named)
+        return digest("schema", self.layout, self.length, "weight", self.tells, "count", *named)
 
     def check_sum(self, n: int, sigma: float = 0.0) -> None:
         """Raise RoundAbandoned (OVERFLOW) where the sum of `n` clients with noise `sigma` could wrap around."""
@@ -108,13 +118,18 @@ class FixedPoint:
         weight = samples / self.weight_max
         values = np.empty(self.words, np.uint32)
         clipped = self._encode_update(update, weight, entropy, values[: self.length])
-        beside = [weight * self.limit, float(clipped), 1.0]
+        beside = [weight * self.limit, self._told(clipped), 1.0]
         for name, bound in self.metrics:
             beside.append(min(max(metrics[name] / bound, -1.0), 1.0) * weight * self.limit)
         values[self.length :] = np.rint(beside).astype(np.int32).view(np.uint32)
         seen = hashlib.blake2b(np.ascontiguousarray(update).view(np.uint8).data, digest_size=16)
         seen.update(repr((samples, sorted(metrics.items()))).encode())
         return Quantised(values, seen.digest())
+
+    def _told(self, clipped: bool) -> float:
+        if self.tells == SHORTER:
+            return -BIT / 2 if clipped else BIT / 2
+        return float(clipped and self.tells == CLIPPED)
 
     def _check(self, update: Vector, samples: int, metrics: Mapping[str, float]) -> None:
         if update.shape != (self.length,) or not np.issubdtype(update.dtype, np.floating):
@@ -155,7 +170,8 @@ class FixedPoint:
         if total.shape != (self.words,):
             raise RoundAbandoned(Reason.SCHEMA, f"a sum of {total.size} words; {self.words} were agreed")
         scaled, clipped, count, *metrics = (int(value) for value in centred(total[self.length :]))
-        if count != clients or not 0 < scaled <= clients * self.limit or not 0 <= clipped <= clients:
+        told = self.tells == SHORTER or 0 <= clipped <= clients
+        if count != clients or not 0 < scaled <= clients * self.limit or not told:
             raise RoundAbandoned(Reason.OVERFLOW, f"a sum that says {count} clients, of which there are {clients}")
         weight = scaled / self.limit
         mean: npt.NDArray[np.float32] = (
@@ -168,6 +184,7 @@ class FixedPoint:
             clients,
             clipped,
             {name: value * bound / scaled for (name, bound), value in named},
+            clipped / BIT if self.tells == SHORTER else 0.0,
         )
 
 

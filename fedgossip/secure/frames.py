@@ -201,8 +201,18 @@ def from_client(frame: bytes, client: int, identity: bytes) -> Upward:
     return _decoded(_authentic(frame, client, identity), client, _UP)
 
 
+def body_hash(frame: bytes) -> bytes:
+    """Return the SHA-256 of a frame's body, which its signature covers: logs name the frame by it."""
+    return hashlib.sha256(frame[SIGNATURE:]).digest()
+
+
+def signed_content(sender: int, body_hash: bytes) -> bytes:
+    """Return what the signature of a frame signs: it can be checked without the body."""
+    return transcript("frame", sender, body_hash)
+
+
 def _signed(sender: int, body: bytes) -> bytes:
-    return transcript("frame", sender, hashlib.sha256(body).digest())
+    return signed_content(sender, hashlib.sha256(body).digest())
 
 
 def _authentic(frame: bytes, sender: int, identity: bytes) -> bytes:

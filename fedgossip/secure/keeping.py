@@ -142,6 +142,8 @@ class Ended:
     """Nothing secret: the survivors, and what is to be told of the end."""
 
     survivors: tuple[int, ...]
+    alive: tuple[int, ...] = ()
+    dropped: tuple[int, ...] = ()
     finished: Callable[[], None] = field(default=lambda: None)
 
     def erase(self) -> None:

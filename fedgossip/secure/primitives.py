@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from cryptography.exceptions import InvalidSignature, InvalidTag
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
@@ -140,6 +140,12 @@ def unseal(key: bytes, sealed: bytes, bound: bytes) -> bytes | None:
 
 
 # --- signatures -------------------------------------------------------------------------------------------------------
+
+
+def signer(seed: bytes) -> tuple[bytes, Sign]:
+    """Return the identity, an Ed25519 public key, of 32 secret bytes, and what signs for it."""
+    key = Ed25519PrivateKey.from_private_bytes(seed)
+    return key.public_key().public_bytes_raw(), key.sign
 
 
 def verify(identity: bytes, signature: bytes, data: bytes) -> bool:

@@ -169,6 +169,23 @@ class Summing(Collecting[None]):
 
     def take(self, client: int, frame: bytes) -> Intake:
         """Return what takes the client's chunks.  A second head gives up what had come of the first."""
+        head = self._head(client, frame)
+        if client in self._intakes:
+            self.drop(self._intakes[client])
+        if self.full:
+            raise frames.refused(client, f"a vector while {self._lanes} others are on their way")
+        buffer = self._free.pop() if self._free else np.empty(self.session.words, "<u4")
+        self._intakes[client] = Intake(self, client, head, buffer)
+        return self._intakes[client]
+
+    def take_whole(self, client: int, frame: bytes, words: Words) -> None:
+        """Add a vector that has come in one piece.  Raises ProtocolError where it is not the one that was signed."""
+        head = self._head(client, frame)
+        if words.shape != (head.length,) or hashlib.sha256(little(words)).digest() != head.digest:
+            raise frames.refused(client, "another vector than it signed")
+        self._add(client, head, words)
+
+    def _head(self, client: int, frame: bytes) -> frames.Masked:
         head = self._read(client, frame, frames.Masked)
         d, s = self.session.descriptor, self.session
         if head.length != s.words:
@@ -178,13 +195,7 @@ class Summing(Collecting[None]):
             (ahead.client, ahead.origin) == (client, s.sid) and keys_are_signed(ahead, d, d.round + 1, s.roster)
         ):
             raise frames.refused(client, "keys for the next round that it did not sign")
-        if client in self._intakes:
-            self.drop(self._intakes[client])
-        if self.full:
-            raise frames.refused(client, f"a vector while {self._lanes} others are on their way")
-        buffer = self._free.pop() if self._free else np.empty(s.words, "<u4")
-        self._intakes[client] = Intake(self, client, head, buffer)
-        return self._intakes[client]
+        return head
 
     def receiving(self, intake: Intake) -> bool:
         return not self._closed and self._intakes.get(intake.client) is intake
@@ -196,11 +207,14 @@ class Summing(Collecting[None]):
 
     def add(self, intake: Intake, words: Words) -> None:
         """Add a complete vector (called by its intake)."""
-        np.add(self._total, words, out=self._total)
+        self._add(intake.client, intake.head, words)
         self.drop(intake)
-        self._answers[intake.client] = None
-        if intake.head.ahead:
-            self._ahead[intake.client] = intake.head.ahead
+
+    def _add(self, client: int, head: frames.Masked, words: Words) -> None:
+        np.add(self._total, words, out=self._total)
+        self._answers[client] = None
+        if head.ahead:
+            self._ahead[client] = head.ahead
 
     def close(self) -> Consenting:
         there, s = frozenset(self._end()), self.session

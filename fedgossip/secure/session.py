@@ -8,8 +8,9 @@ the bounds derive different keys, and their masks do not cancel.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Annotated
 
@@ -19,11 +20,13 @@ from fedgossip.errors import ConfigError
 from fedgossip.secure import graph
 from fedgossip.secure.aborts import Reason, RoundAbandoned, Stage, too_few
 from fedgossip.secure.fixed_point import FixedPoint
+from fedgossip.secure.hiding import NO_NOISE, Noise, NoiseRule
 from fedgossip.secure.primitives import LABEL, Sign, digest, transcript, verify
 from fedgossip.secure.ring import RING_BITS
 
 Hash = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 Id = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+Number = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
 Text = Annotated[str, msgspec.Meta(max_length=200)]
 
 N_MIN = 3
@@ -77,18 +80,13 @@ class Roster:
 # --- the descriptor ---------------------------------------------------------------------------------------------------
 
 
-class Noise(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Distributed differential privacy: standard deviation, in the ring's units, of the noise in the sum; 0: none."""
-
-    sigma: float = 0.0
-
-
 class Descriptor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A session as the coordinator proposes it."""
 
     proto: Text = LABEL
     task_id: Text
-    round: Id
+    round: Number
+    """Of the session, strictly increasing, also over the lives of a coordinator."""
     roster_hash: Hash
     previous: Hash = NONE
     """sid of the session before, whose masked messages brought the keys for this one."""
@@ -108,7 +106,7 @@ class Descriptor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     weight_max: Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
     schema_hash: Hash
     model_hash: Hash
-    dp: Noise = Noise()
+    dp: Noise = NO_NOISE
     deadlines: Annotated[tuple[Annotated[int, msgspec.Meta(ge=0, lt=2**62)], ...], msgspec.Meta(max_length=6)] = ()
     """Nanoseconds of each stage; the drivers' business, inside the hash so that all have the same."""
 
@@ -141,6 +139,7 @@ def proposal(
     k: int | None = None,
     t: int | None = None,
     previous: bytes = NONE,
+    noise: Noise | None = None,
 ) -> Descriptor:
     """Return a descriptor that clients with the same roster and numbers accept; `model` is the model's hash.
 
@@ -169,6 +168,7 @@ def proposal(
         weight_max=fixed.weight_max,
         schema_hash=fixed.schema,
         model_hash=model,
+        dp=noise or NO_NOISE,
     )
 
 
@@ -200,9 +200,11 @@ def check_sound(d: Descriptor, roster: Roster, fixed: FixedPoint) -> None:
         raise _refuse(Reason.POLICY, f"graph {d.graph!r} with {d.k} neighbours for {n} clients")
     if not graph.policy_threshold(m) <= d.t <= m:
         raise _refuse(Reason.POLICY, f"threshold {d.t} of {m}; at least {graph.policy_threshold(m)}")
-    if d.dp.sigma != 0:
-        raise _refuse(Reason.POLICY, "noise inside the sum, which this version cannot add")
-    fixed.check_sum(n, d.dp.sigma)
+    if not 0 <= d.dp.sigma < math.inf or not 0 <= d.dp.bit_sigma < math.inf or d.dp.on != (d.dp.honest > 0):
+        raise _refuse(Reason.POLICY, "noise that is none")
+    if d.dp.honest > d.n_min:
+        raise _refuse(Reason.POLICY, f"the noise of {d.dp.honest} clients is counted on, and {d.n_min} are enough")
+    fixed.check_sum(n, d.dp.sigma * math.sqrt(n))
 
 
 @dataclass(frozen=True)
@@ -216,6 +218,10 @@ class Policy:
     n_min: int = 5
     """Never sum with fewer clients; 3 or more."""
     cohort_max: int = graph.COHORT_MAX
+    rule: NoiseRule | None = None
+    """The noise that this client adds; a session with less, or more, is refused."""
+    adaptive: bool = False
+    """Whether the clip may follow the updates, up to the bound on an element that is pinned."""
 
     def __post_init__(self) -> None:
         if self.n_min < N_MIN or not self.n_min <= self.cohort_max <= graph.COHORT_MAX:
@@ -224,16 +230,21 @@ class Policy:
                 f"A sum of fewer than {N_MIN} tells about each; at most {graph.COHORT_MAX} take part.",
             )
 
+    def numbers(self, d: Descriptor) -> FixedPoint:
+        """Return how numbers become integers in this session: as pinned, with its clip."""
+        return replace(self.fixed, clip_l2=d.clip_l2)
+
     def check(self, d: Descriptor, roster: Roster, me: int, model: bytes) -> None:
         """Raise RoundAbandoned for a descriptor that this client does not accept; `model` is the hash of its own."""
         check_sound(d, roster, self.fixed)
         if me not in d.cohort:
             raise _refuse(Reason.ROSTER, "a cohort without this client")
         mine = self.fixed
-        if (d.clip_l2, d.clip_inf, d.q_bits, d.weight_max) != (
-            mine.clip_l2, mine.clip_inf, mine.q_bits, mine.weight_max,
-        ):  # fmt: skip
+        clip_fits = 0 < d.clip_l2 <= mine.clip_inf if self.adaptive else d.clip_l2 == mine.clip_l2
+        if not clip_fits or (d.clip_inf, d.q_bits, d.weight_max) != (mine.clip_inf, mine.q_bits, mine.weight_max):
             raise _refuse(Reason.POLICY, "other clipping, bits or weights than pinned here")
+        if d.dp != (self.rule.at(self.numbers(d)) if self.rule else NO_NOISE):
+            raise _refuse(Reason.POLICY, "other noise than pinned here")
         if d.task_id != self.task_id or d.n_min < self.n_min or len(d.cohort) > self.cohort_max:
             raise _refuse(
                 Reason.POLICY, f"task {d.task_id!r} with {d.n_min} to {len(d.cohort)} clients; pinned here are "

@@ -26,6 +26,7 @@ from fedgossip.machine import (
     Event,
     Finish,
     Fired,
+    Log,
     Machine,
     Meet,
     NodeId,
@@ -105,6 +106,8 @@ class Simulator:
         """Peers that are not there: not yet, not now, or never again."""
         self.lives = [0] * len(machines)
         self.checkpoints: dict[NodeId, Checkpoint] = {}
+        self.logs: dict[NodeId, list[tuple[str, Mapping[str, object]]]] = {}
+        """What each participant has put down in its own log."""
         self.counts: dict[str, int] = {}
         self._meters = [Meter(node) for node in range(len(machines))]
         self._heap: list[tuple[int, int, NodeId, _Coming, int, _Lives]] = []  # time, order, whom, what, bytes, lives
@@ -210,9 +213,9 @@ class Simulator:
         match effect:
             case Send(to, message):
                 self._send(node, to, message)
-            case Train(job, vector, terms):
+            case Train(job, vector, terms, tested):
                 self._meters[node].train_began(self.now_ns)
-                self._jobs[node] = Job(node, job, vector, terms)
+                self._jobs[node] = Job(node, job, vector, terms, tested)
                 takes = int(self.network.training_ns(node) * self.script.factor(node, self.now_ns))
                 self._push(self.now_ns + takes, node, Trained(job, None))
             case SetTimer(key, after_ns):
@@ -221,6 +224,8 @@ class Simulator:
                 self._report(node, effect)
             case Checkpoint():
                 self._keep(node, effect)
+            case Log(kind, facts):
+                self.logs.setdefault(node, []).append((kind, facts))
             case Meet(other):
                 self._meet(node, other)
             case Finish(result):
@@ -272,6 +277,13 @@ class Simulator:
             row = self._meters[node].mixed(report.round, self.now_ns, 0, None)
             for line in self.record.mixed(row, report.value):  # type: ignore[arg-type]
                 self.write(line)
+        elif report.name == "contributed":
+            meter = self._meters[node]
+            row = meter.mixed(report.round, self.now_ns, 0, meter.contributed(report.value))
+            for line in self.record.aside(row):
+                self.write(line)
+        elif report.name == "aggregated":
+            self._meters[node].aggregated(report.value)
         elif report.name == "trained":
             self._meters[node].trained(report.value)
         else:
@@ -392,7 +404,7 @@ class Simulator:
             self._push(self.now_ns + self._latency_ns, other, Look(node))
 
     def _keep(self, node: NodeId, checkpoint: Checkpoint) -> None:
-        if checkpoint.round % self.checkpoint_every:
+        if checkpoint.round % self.checkpoint_every and not checkpoint.durable:
             return
         self.checkpoints[node] = checkpoint
         if self.script.restarts and (state := getattr(self.task, "state", None)):

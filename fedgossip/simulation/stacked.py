@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic
+from typing import TYPE_CHECKING, Generic, Protocol, cast
 
 import numpy as np
 
 from fedgossip.algorithms.base import GossipAlgorithm, State
-from fedgossip.messages import Model
+from fedgossip.errors import TrainingError
+from fedgossip.messages import CHECK_WORDS, Masked, Message, Model
 from fedgossip.metrics import Meter, Network, Row
+from fedgossip.secure.neighbourhood import Grid
 from fedgossip.task import Job, LocalTask
 from fedgossip.vectors import RowGroups, Vector, frozen, ordered_mix_rows
 from fedgossip.wire import wire_bytes
@@ -37,6 +39,50 @@ def first_stack(task: LocalTask, n: int, algorithm: GossipAlgorithm[State]) -> S
     return Stack(0, algorithm.start(initial), [Meter(node) for node in range(n)])
 
 
+class Exchange(Protocol):
+    """What becomes of all nodes' vectors in a round, and what a peer would send for it."""
+
+    def mix(self, groups: RowGroups, vectors: Vector) -> Vector:
+        """Return the mixed vectors, [n, d], frozen."""
+        ...
+
+    def message(self, round: int, schema: str, vectors: tuple[Vector, ...]) -> Message: ...
+
+
+class Plain:
+    """Models in clear."""
+
+    def mix(self, groups: RowGroups, vectors: Vector) -> Vector:
+        out = np.empty_like(vectors)
+        ordered_mix_rows(groups, vectors, out)
+        return frozen(out)
+
+    def message(self, round: int, schema: str, vectors: tuple[Vector, ...]) -> Message:
+        return Model(round, schema, vectors)
+
+
+@dataclass(frozen=True)
+class Private:
+    """What the masks of private gossip leave of them, which is their integers."""
+
+    grid: Grid
+
+    def mix(self, groups: RowGroups, vectors: Vector) -> Vector:
+        if (largest := self.grid.beyond(vectors)) is not None:
+            text = f"a model with a weight of {largest:.6g}, beyond algorithm.bound = {self.grid.bound:g}"
+            raise TrainingError(text, "Raise algorithm.bound; or lower train.lr, if the training has diverged.")
+        out = np.empty_like(vectors)
+        self.grid.moved_rows(groups, vectors, out)
+        return frozen(out)
+
+    def message(self, round: int, schema: str, vectors: tuple[Vector, ...]) -> Message:
+        words = np.empty(vectors[0].size + CHECK_WORDS, np.uint32)
+        return Masked(round, schema, (cast(Vector, words),))
+
+
+PLAIN = Plain()
+
+
 def run_stacked(
     task: LocalTask,
     schedule: Schedule,
@@ -44,6 +90,7 @@ def run_stacked(
     rounds: int,
     record: Network,
     write: Callable[[Row], None],
+    exchange: Exchange = PLAIN,
     *,
     stack: Stack[State] | None = None,
     between: Callable[[], None] = lambda: None,
@@ -62,8 +109,8 @@ def run_stacked(
         updates = task.train([Job(node, number, model[node]) for node in range(n)])
         outgoing = algorithm.outgoing(state, _stack([u.difference for u in updates]))
         groups = mixing.rows_by_degree()
-        size = wire_bytes(Model(number, task.schema, tuple(vectors[0] for vectors in outgoing)))
-        mixed = tuple(_mix(groups, vectors) for vectors in outgoing)
+        size = wire_bytes(exchange.message(number, task.schema, tuple(vectors[0] for vectors in outgoing)))
+        mixed = tuple(exchange.mix(groups, vectors) for vectors in outgoing)
         state = algorithm.incoming(state, mixed)
         model = algorithm.model(state)
         for node in range(n):
@@ -80,9 +127,3 @@ def _stack(differences: list[Vector | None]) -> Vector | None:
     there = [one for one in differences if one is not None]
     assert len(there) in (0, len(differences)), "a task changes every vector or none"
     return frozen(np.stack(there)) if there else None
-
-
-def _mix(groups: RowGroups, vectors: Vector) -> Vector:
-    out = np.empty_like(vectors)
-    ordered_mix_rows(groups, vectors, out)
-    return frozen(out)

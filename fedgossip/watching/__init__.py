@@ -5,6 +5,7 @@ Nothing here writes, and nothing talks to a peer: what watches cannot disturb wh
     places     what is watched: a run directory, or the folders of peers
     tail       the new lines of a file that grows
     peers      what is known of one peer
+    federation what a coordinator and its clients are, and tell
     curves     what is drawn over rounds, thinned out
     state      all rows folded: the newest of each peer, of the network, of the links
     follow     a place and its state, kept up to date

@@ -49,7 +49,7 @@ class Follower:
 
     def _start(self) -> None:
         facts = self.facts
-        self.state = State(facts.n, facts.rounds, facts.topology)
+        self.state = State(facts.n, facts.rounds, facts.topology, facts.federation)
         self._record = {-1: Tail(self.place.folder / ROWS)} if self.place.folder else {}
         self._own: dict[int, Tail] = {}
         self._ended: set[int] = set()
@@ -149,7 +149,7 @@ class Follower:
         if self.behind or not self.state.peers:
             return
         now = time.monotonic()
-        self._pace.append((now, sum(peer.round for peer in self.state.peers.values()) / len(self.state.peers)))
+        self._pace.append((now, self.state.progress))
         while now - self._pace[0][0] > PACE_SECONDS:
             self._pace.popleft()
 

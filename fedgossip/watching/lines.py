@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fedgossip.metrics import EventRow, NetworkRow, PeerRow, Row
+from fedgossip.report.naming import Names
 from fedgossip.report.numbers import number, percent
+from fedgossip.watching.federation import Led
 from fedgossip.watching.follow import Follower
 from fedgossip.watching.snapshot import Words, event_line, in_trouble, line, note
-from fedgossip.watching.table import heading
+from fedgossip.watching.table import at_clients, heading
 
 
 class Lines:
@@ -19,6 +21,7 @@ class Lines:
 
     def __init__(self, follower: Follower, words: Words) -> None:
         self.follower, self.words = follower, words
+        self.names = follower.state.names
         self._trouble: dict[int, str] = {}
 
     def heading(self) -> list[str]:
@@ -29,11 +32,12 @@ class Lines:
         """Return the line of a row; empty for one that is part of a line to come."""
         match row:
             case EventRow():
-                return event_line(row, self.words)
+                return event_line(row, self.words, self.names)
             case NetworkRow():
-                return f"{self._round(row.round)}  {_of_all(row)}".rstrip()
+                led = self.follower.state.led
+                return f"{self._round(row.round)}  {_of_model(row, led) if led else _of_all(row)}".rstrip()
             case PeerRow() if not self.follower.place.folder:
-                return f"{self._round(row.round)}, peer {row.peer}  {_of_one(row)}".rstrip()
+                return f"{self._round(row.round)}, {self.names.of(row.peer)}  {_of_one(row, self.names)}".rstrip()
             case _:
                 return ""
 
@@ -49,7 +53,8 @@ class Lines:
             before, now = self._trouble.get(peer.node, ""), word if in_trouble(word) else ""
             if now != before:
                 self._trouble[peer.node] = now
-                yield line(f"peer {peer.node} is {word}" + (f" ({words})" if (words := note(state, peer)) else ""))
+                who = self.names.of(peer.node)
+                yield line(f"{who} is {word}" + (f" ({words})" if (words := note(state, peer)) else ""))
 
 
 def _of_all(row: NetworkRow) -> str:
@@ -65,8 +70,17 @@ def _of_all(row: NetworkRow) -> str:
     return ", ".join(words)
 
 
-def _of_one(row: PeerRow) -> str:
+def _of_model(row: NetworkRow, led: Led) -> str:
+    words = [] if row.accuracy_averaged is None else [f"accuracy {percent(row.accuracy_averaged)}", *at_clients(led)]
+    if not words and (row.loss is not None or row.test_loss is not None):
+        words.append(f"loss {number(row.test_loss if row.loss is None else row.loss)}")
+    return ", ".join([*words, *([] if not row.round else [f"{led.contributions or 0} contributions"])])
+
+
+def _of_one(row: PeerRow, names: Names) -> str:
     words = [] if row.loss is None else [f"loss {number(row.loss)}"]
     if row.accuracy is not None:
         words.append(f"accuracy {percent(row.accuracy)}")
-    return ", ".join([*words, f"waited {number(row.seconds_waiting)} s"])
+    if row.peer == names.coordinator:
+        words.append(f"{row.clients or 0} contributions")
+    return ", ".join(words if names.coordinator is not None else [*words, f"waited {number(row.seconds_waiting)} s"])

@@ -40,6 +40,8 @@ class Peer:
     """Rounds behind the one who said so."""
     counted: int = 0
     """The round up to which bytes are in the sums."""
+    turns: int = 0
+    """Rounds that are in the record."""
     seen_by: dict[int, Mark] = field(default_factory=dict)
 
     def witnesses(self, name: str) -> list[int]:

@@ -11,12 +11,16 @@ from typing import Any
 
 from fedgossip.errors import ConfigError, FedgossipError
 from fedgossip.topology import Topology, resolve, resolve_schedule, union
+from fedgossip.watching.federation import Federation, federation_of, star
 
 EXPERIMENT, ROWS, SUMMARY, ENDED, INCOMPLETE = (
     "experiment.toml", "metrics.jsonl", "summary.json", "ended.json", "INCOMPLETE"
 )  # fmt: skip
 OF_A_RUN = (EXPERIMENT, SUMMARY, INCOMPLETE)
 OF_A_PEER = ("endpoint.toml", ENDED, ROWS)
+"""A participant of several machines keeps the experiment too, and endpoint.toml beside it."""
+MOST_EDGES = 200_000
+"""Of larger graphs the links are not followed."""
 DEEP = 3
 """Runs lie at most so many folders below `runs`: the demo keeps its nine in folders of its own."""
 
@@ -35,20 +39,24 @@ class Place:
 
 @dataclass(frozen=True)
 class Facts:
-    """What a run's experiment says of it; what is not known is empty, 0 or None."""
+    """What a run's experiment says of it; what is not known is empty, 0 or None.
+
+    `federation`: of a run with a coordinator, which has a node of its own.
+    """
 
     name: str = ""
     graph: str = ""
     n: int = 0
     rounds: int = 0
     topology: Topology | None = None
+    federation: Federation | None = None
 
 
 def find(given: Sequence[Path], base: Path = Path("runs")) -> Place:
     """Return what `given` names; the newest run under `base` where nothing is given.  Raises ConfigError."""
     if not given:
         return Place(_newest(base))
-    if len(given) == 1 and _holds(given[0], OF_A_RUN):
+    if len(given) == 1 and _is_run(given[0]):
         return Place(given[0])
     peers: dict[int, Path] = {}
     for folder in given:
@@ -69,7 +77,7 @@ def _newest(base: Path) -> Path:
 
 def _runs(base: Path, deep: int = DEEP) -> Iterator[Path]:
     for path in sorted(path for path in base.iterdir() if path.is_dir()) if base.is_dir() else []:
-        if _holds(path, OF_A_RUN):
+        if _is_run(path):
             yield path
         elif deep > 1:
             yield from _runs(path, deep - 1)
@@ -77,6 +85,10 @@ def _runs(base: Path, deep: int = DEEP) -> Iterator[Path]:
 
 def _touched(run: Path) -> float:
     return max((path.stat().st_mtime for name in (EXPERIMENT, ROWS) if (path := run / name).exists()), default=0.0)
+
+
+def _is_run(folder: Path) -> bool:
+    return _holds(folder, OF_A_RUN) and not _holds(folder, OF_A_PEER[:1])
 
 
 def _holds(folder: Path, names: Sequence[str]) -> bool:
@@ -87,7 +99,7 @@ def _node(folder: Path) -> int:
     """Return which peer wrote `folder`: its endpoint.toml says so."""
     if not folder.is_dir():
         raise ConfigError(f"{folder}: no such folder", "`fedgossip runs` lists the runs that are there.")
-    if _holds(folder, OF_A_RUN):
+    if _is_run(folder):
         raise ConfigError(f"{folder}: a whole run among folders of peers", "Watch one run at a time.")
     if not _holds(folder, OF_A_PEER):
         raise ConfigError(f"{folder}: neither a run nor a peer", "Give the folder that --out named, or no folder.")
@@ -101,19 +113,21 @@ def _node(folder: Path) -> int:
 def facts_of(place: Place) -> Facts:
     """Return what the experiment file beside the rows says; nothing where there is none, or none that can be read."""
     content = next((found for path in _experiments(place) if (found := _read(path))), {})
+    rounds, name = content.get("rounds"), content.get("name")
+    title, whole = name if isinstance(name, str) else "", rounds if isinstance(rounds, int) else 0
+    if federation := federation_of(content):
+        size = federation.clients + 1
+        return Facts(title, federation.method, size, whole, _links(federation), federation)
     section = content.get("topology")
     section = section if isinstance(section, dict) else {}
     graph, n, seed = section.get("graph"), section.get("n"), content.get("seed", 1)
     topology = _topology(graph, n, seed) if isinstance(graph, str) else None
     size = topology.n if topology else n if isinstance(n, int) and n > 0 else 0
-    rounds, name = content.get("rounds"), content.get("name")
-    return Facts(
-        name if isinstance(name, str) else "",
-        graph if isinstance(graph, str) else "",
-        size,
-        rounds if isinstance(rounds, int) else 0,
-        topology,
-    )
+    return Facts(title, graph if isinstance(graph, str) else "", size, whole, topology)
+
+
+def _links(federation: Federation) -> Topology | None:
+    return star(federation.clients) if federation.clients <= MOST_EDGES else None
 
 
 def _experiments(place: Place) -> Iterator[Path]:

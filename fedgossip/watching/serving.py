@@ -137,7 +137,7 @@ def _json(content: dict[str, Any], token: str) -> tuple[str, bytes]:
 def _page() -> tuple[bytes, str]:
     """Return the page and its policy: it loads nothing, runs its own script, and asks this server alone."""
     ours, report = files(__package__), files("fedgossip.report")
-    script = ours.joinpath("watch.js").read_text("utf-8")
+    script = "".join(ours.joinpath(name).read_text("utf-8") for name in ("watch.js", "federated.js"))
     style = report.joinpath("style.css").read_text("utf-8") + ours.joinpath("watch.css").read_text("utf-8")
     page = ours.joinpath("watch.html").read_text("utf-8").replace("/*STYLE*/", style).replace("/*SCRIPT*/", script)
     allowed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

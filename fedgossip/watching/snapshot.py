@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fedgossip.metrics import EventRow
+from fedgossip.report.naming import PEERS, Names
+from fedgossip.watching.federation import Led
 from fedgossip.watching.follow import DRIVERS, Follower
 from fedgossip.watching.layout import MOST_NODES, places
 from fedgossip.watching.peers import Peer
@@ -38,6 +40,9 @@ def graph(follower: Follower) -> dict[str, Any]:
         "nodes": None if found is None else [[round(float(x), 4), round(float(y), 4)] for x, y in found],
         "edges": state.edges if found is not None else [],
         "labels": [line(label, 24) for label in labels] if labels and found is not None else None,
+        "coordinator": state.names.coordinator,
+        "wanted": facts.federation.wanted if facts.federation else None,
+        "clear": bool(facts.federation and not facts.federation.secure),
     }
 
 
@@ -50,22 +55,23 @@ def moment(follower: Follower, words: Words) -> dict[str, Any]:
     """What there is to tell now."""
     state = follower.state
     down = state.links()
+    curves = state.curves | (state.led.curves if state.led else {})
     all_listed = len(state.peers) <= MOST_NODES
-    shown = sorted(state.peers.values(), key=lambda peer: peer.node) if all_listed else state.by_interest()[:LISTED]
+    shown = in_order(state) if all_listed else state.by_interest()[:LISTED]
     tested, distance = state.accuracies, state.distance
     return {
         "status": state.status if follower.ended else "",
         "driver": DRIVERS.get(follower.driver, line(follower.driver)),
         "round": state.round,
         "rounds": state.rounds,
-        "n": len(state.peers),
+        "n": len(state.learners),
         "seconds": round(follower.seconds, 1),
         "pace": follower.rounds_per_second,
         "read": follower.read_share,
         "quiet": round(max(0.0, time.time() - follower.news_at), 1),
         "averaged": tested.accuracy_averaged if tested else None,
-        "mean": tested.accuracy_mean_peer if tested else None,
-        "worst": tested.accuracy_worst_peer if tested else None,
+        "mean": tested.accuracy_mean_peer if tested and not state.led else None,
+        "worst": tested.accuracy_worst_peer if tested and not state.led else None,
         "loss": tested.test_loss if tested else None,
         "distance": distance.consensus_distance if distance else None,
         "bytes": sum(peer.bytes_sent for peer in state.peers.values()),
@@ -74,13 +80,36 @@ def moment(follower: Follower, words: Words) -> dict[str, Any]:
         "peers": [_peer(state, peer, down) for peer in shown],
         "others": len(state.peers) - len(shown),
         "down": [[u, v, word] for (u, v), word in sorted(down.items())] if all_listed else [],
-        "curves": {name: [[at, *values] for at, values in curve.points()] for name, curve in state.curves.items()},
+        "led": _led(state, state.led) if state.led else None,
+        "curves": {name: [[at, *values] for at, values in curve.points()] for name, curve in curves.items()},
         "events": [
-            {"round": row.round if row.round >= 0 else None, "peer": row.peer, "text": said(row, words)}
+            {"round": counted(row, state.names), "peer": row.peer, "text": said(row, words)}
             for row in list(state.events)[: -EVENTS_LISTED - 1 : -1]
         ],
         "seen": state.events_seen,
         "unreadable": follower.unreadable,
+    }
+
+
+def in_order(state: State) -> list[Peer]:
+    """Return all by their ids; a coordinator comes before its clients."""
+    return sorted(state.peers.values(), key=lambda peer: (peer.node != state.names.coordinator, peer.node))
+
+
+def counted(row: EventRow, names: Names) -> int | None:
+    """The round of an event as people count, or None where it has none."""
+    return names.round(row.name, row.round) if row.round >= 0 else None
+
+
+def _led(state: State, led: Led) -> dict[str, Any]:
+    """What there is to tell of a coordinator."""
+    tested = led.tested
+    return {
+        "contributions": led.contributions,
+        "answered": led.answered(state.peers.values()),
+        "abandoned": led.abandoned,
+        "mean": tested.accuracy_clients if tested else None,
+        "worst": tested.accuracy_worst_client if tested else None,
     }
 
 
@@ -93,6 +122,7 @@ def _peer(state: State, peer: Peer, down: dict[tuple[int, int], str]) -> dict[st
         "loss": peer.loss,
         "accuracy": peer.accuracy,
         "waiting": peer.waiting,
+        "turns": peer.turns,
         "sent": peer.bytes_sent,
         "received": peer.bytes_received,
         "up": up,
@@ -113,12 +143,12 @@ def note(state: State, peer: Peer) -> str:
     said_of = []
     for name, verb in (("gone", "gone for"), ("suspected", "suspected by"), ("missed", "missed by")):
         if (by := peer.witnesses(name)) and not (peer.ended == "finished" and state.status):
-            said_of.append(f"{verb} {_listed(by)}")
+            said_of.append(f"{verb} {_listed(by, state.names)}")
     return "; ".join(said_of)
 
 
-def _listed(ids: Sequence[int], most: int = 4) -> str:
-    shown = ", ".join(map(str, ids[:most]))
+def _listed(ids: Sequence[int], names: Names, most: int = 4) -> str:
+    shown = ", ".join("the coordinator" if node == names.coordinator else str(node) for node in ids[:most])
     return shown if len(ids) <= most else f"{shown} and {len(ids) - most} more"
 
 
@@ -127,10 +157,11 @@ def in_trouble(word: str) -> bool:
     return word in (*FALLEN, "gone", "suspected")
 
 
-def event_line(row: EventRow, words: Words) -> str:
+def event_line(row: EventRow, words: Words, names: Names = PEERS) -> str:
     """An event with its round, where it has one, and who tells it."""
-    when = f"round {row.round}, " if row.round >= 0 else ""
-    return f"{when}peer {row.peer}: {said(row, words)}"
+    round = counted(row, names)
+    when = f"round {round}, " if round is not None else ""
+    return f"{when}{names.of(row.peer)}: {said(row, words)}"
 
 
 def said(row: EventRow, words: Words) -> str:

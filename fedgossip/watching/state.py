@@ -14,17 +14,18 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 
 from fedgossip.metrics import EventRow, NetworkRow, PeerRow, Row
+from fedgossip.report.naming import PEERS, Names
 from fedgossip.topology import Topology
 from fedgossip.watching.curves import Curve
+from fedgossip.watching.federation import Federation, Led
 from fedgossip.watching.peers import Mark, Peer
+from fedgossip.watching.places import MOST_EDGES
 
 EVENTS_KEPT = 200
 MOST_PEERS = 100_000
 """A row of a peer with a higher id is passed over, where no experiment tells how many there are."""
 MOST_WITNESSES = 64
 """Others whose word on one peer is kept."""
-MOST_EDGES = 200_000
-"""Of larger graphs the links are not followed."""
 
 FALLEN = ("crashed", "died", "hung", "failed")
 """Events that end a peer; the name is its state."""
@@ -39,15 +40,19 @@ MARKING = {
 RETURNING = ("joined", "joins", "refuted", "merged")
 """Events that say of somebody, who is named or the one who tells, that it is there."""
 SERIOUS = ("failed", "died", "crashed", "hung", "gone", "suspected", "asleep", "starting", "left", "stopped",
-           "training", "done", "elsewhere")  # fmt: skip
+           "leading", "training", "ready", "answered", "done", "elsewhere")  # fmt: skip
 """Every state of a peer, the most interesting first."""
 
 
 class State:
     """Fold rows with `take`; rows that the record will repeat later, with `preview`."""
 
-    def __init__(self, n: int = 0, rounds: int = 0, topology: Topology | None = None) -> None:
+    def __init__(
+        self, n: int = 0, rounds: int = 0, topology: Topology | None = None, federation: Federation | None = None
+    ) -> None:
         self.n, self.rounds = n, rounds
+        self.led = Led(federation) if federation else None
+        self.names = Names(federation.coordinator) if federation else PEERS
         self.peers: dict[int, Peer] = {node: Peer(node) for node in range(min(n, MOST_PEERS))}
         self.network: NetworkRow | None = None
         self.accuracies: NetworkRow | None = None
@@ -82,12 +87,32 @@ class State:
         return [node for node in named(value) if node in self.peers]
 
     @property
+    def learners(self) -> list[Peer]:
+        """All peers; or the clients, without their coordinator."""
+        return [peer for peer in self.peers.values() if peer.node != self.names.coordinator]
+
+    @property
     def round(self) -> int:
         """How many rounds all have behind them; of folders of peers, all those that are watched and there."""
         if self.network:
             return self.network.round
+        if self.led:
+            return self.leading
         there = [peer.round for peer in self.peers.values() if peer.watched and not peer.fallen]
         return min(there, default=0)
+
+    @property
+    def progress(self) -> float:
+        """Rounds behind the mean peer; behind the coordinator, where there is one."""
+        if self.led:
+            return self.leading
+        return sum(peer.round for peer in self.peers.values()) / len(self.peers)
+
+    @property
+    def leading(self) -> int:
+        """How many rounds the coordinator has behind it, as far as it is heard."""
+        leader = self.peers.get(self.led.federation.coordinator) if self.led else None
+        return leader.round if leader else 0
 
     # --- rows -----------------------------------------------------------------------------------------------------
 
@@ -104,7 +129,10 @@ class State:
                 self._event(row)
             case PeerRow() if peer := self.peer(row.peer):
                 if row.round > peer.counted:
+                    if self.led and peer.node == self.led.federation.coordinator:
+                        self.led.row(row)
                     peer.counted = row.round
+                    peer.turns += 1
                     peer.bytes_sent += row.bytes_sent
                     peer.bytes_received += row.bytes_received
                 self.preview(row)
@@ -119,13 +147,13 @@ class State:
     def _network(self, row: NetworkRow) -> None:
         self.network = row
         if row.accuracy_averaged is not None:
-            accuracies = (row.accuracy_averaged, row.accuracy_mean_peer, row.accuracy_worst_peer)
-            self.curves["accuracy"].add(row.round, *accuracies)
+            others = (None, None) if self.led else (row.accuracy_mean_peer, row.accuracy_worst_peer)
+            self.curves["accuracy"].add(row.round, row.accuracy_averaged, *others)
         if row.loss is not None or row.test_loss is not None:
             self.curves["loss"].add(row.round, row.loss, row.test_loss)
         if row.test_loss is not None:
             self.accuracies = row
-        if row.consensus_distance is not None:
+        if row.consensus_distance is not None and not self.led:
             self.distance = row
             self.curves["distance"].add(row.round, row.consensus_distance)
 
@@ -133,6 +161,8 @@ class State:
         peer = self.peer(row.peer)
         if peer is None:
             return
+        if self.led:
+            self.led.event(row)
         if row.name in MARKING:
             for node in named(row.value):
                 self._mark(_witness(row), node, MARKING[row.name], row.round)
@@ -203,7 +233,7 @@ class State:
         """The state of a peer in a word of SERIOUS."""
         if peer.fallen or peer.ended == "failed":
             return peer.fallen or "failed"
-        if peer.ended == "finished" or (self.rounds and peer.round >= self.rounds):
+        if peer.ended in ("finished", "exhausted") or self._done(peer):
             return "done"
         if peer.gone_since is not None or peer.left:
             return "left" if peer.left else "gone"
@@ -215,27 +245,40 @@ class State:
             return "asleep"
         if not peer.watched:
             return "elsewhere"
+        if self.led:
+            return self.led.word(peer, self.leading)
         return "training" if peer.round or self._begun(peer) else "starting"
+
+    def _done(self, peer: Peer) -> bool:
+        """Whether nothing is left to do; a client of a run that is over may not have been in its last round."""
+        if self.led:
+            over = self.status in ("finished", "partial", "exhausted") or (self.rounds and self.leading >= self.rounds)
+            return bool(over) and peer.gone_since is None and not peer.left
+        return bool(self.rounds) and peer.round >= self.rounds
 
     def _begun(self, peer: Peer) -> bool:
         """In the first round nobody has written anything; but when a neighbour has a round behind it, all trained."""
         return any(self.peers[node].round for node in self.neighbours.get(peer.node, ()))
 
     def counts(self) -> dict[str, int]:
-        """How many peers are in each state, the most interesting first."""
+        """How many peers, or clients, are in each state, the most interesting first."""
         found: dict[str, int] = {}
-        for peer in self.peers.values():
+        for peer in self.learners:
             word = self.condition(peer)
             found[word] = found.get(word, 0) + 1
         return {word: found[word] for word in SERIOUS if word in found}
 
     def by_interest(self) -> list[Peer]:
-        """All peers: those in trouble first, then those behind, then those that wait least: others wait for them."""
+        """All peers: those in trouble first, then those behind, then those that wait least: others wait for them.
+
+        A coordinator comes before its clients.
+        """
         order = {word: place for place, word in enumerate(SERIOUS)}
 
-        def key(peer: Peer) -> tuple[int, int, float, int]:
+        def key(peer: Peer) -> tuple[bool, int, int, float, int]:
             least = peer.waiting if peer.waiting is not None else 1.0
-            return order[self.condition(peer)], peer.round, least, peer.node
+            follows = peer.node != self.names.coordinator
+            return follows, order[self.condition(peer)], peer.round, least, peer.node
 
         return sorted(self.peers.values(), key=key)
 

@@ -7,12 +7,14 @@ from rich.table import Table
 from rich.text import Text
 
 from fedgossip.report.numbers import data_size, number, percent
+from fedgossip.watching.federation import Led
 from fedgossip.watching.follow import DRIVERS, Follower
 from fedgossip.watching.peers import Peer
-from fedgossip.watching.snapshot import Words, event_line, in_trouble, line, links_up, note, title
+from fedgossip.watching.snapshot import Words, event_line, in_order, in_trouble, line, links_up, note, title
 from fedgossip.watching.state import State
 
-COLOURS = {"training": "blue", "done": "green", "suspected": "yellow", "asleep": "magenta", "starting": "dim",
+COLOURS = {"training": "blue", "leading": "blue", "answered": "green", "done": "green",
+           "suspected": "yellow", "asleep": "magenta", "starting": "dim",
            "left": "dim", "stopped": "dim", "elsewhere": "dim"}  # fmt: skip
 """Of a state's word; what ends a peer is red.  The word is always there: a colour says nothing alone."""
 EVENTS_SHOWN = 5
@@ -31,18 +33,20 @@ class Screen:
         above, below = self._above(), self._below()
         room = console.height - len(above) - len(below) - 3  # the head of the table, the line of the rest, the cursor
         state = self.follower.state
-        shown = sorted(state.peers.values(), key=lambda peer: peer.node)
+        shown = in_order(state)
         if not self.whole and len(shown) > room:
             shown = state.by_interest()[: max(room, LEAST_ROWS)]
-        yield Group(*above, peers_table(state, shown, options.max_width), *rest(state, shown), *below)
+        listed = clients_table if state.led else peers_table
+        yield Group(*above, listed(state, shown, options.max_width), *rest(state, shown), *below)
 
     def _above(self) -> list[RenderableType]:
         return [_one(text) for text in heading(self.follower)]
 
     def _below(self) -> list[RenderableType]:
         found: list[RenderableType] = []
-        for row in list(self.follower.state.events)[-EVENTS_SHOWN:]:
-            found.append(_one(event_line(row, self.words), "dim"))
+        state = self.follower.state
+        for row in list(state.events)[-EVENTS_SHOWN:]:
+            found.append(_one(event_line(row, self.words, state.names), "dim"))
         return [*found, _one(self.footer)] if self.footer else found
 
 
@@ -50,9 +54,10 @@ def heading(follower: Follower) -> list[str]:
     """What run it is; how far it is; how well it learns."""
     state, facts = follower.state, follower.facts
     what = [line(title(follower)), facts.graph if facts.graph != title(follower) else ""]
-    what += [f"{len(state.peers)} peers", DRIVERS.get(follower.driver, follower.driver)]
+    what += [f"{len(state.learners)} {state.names.one}s", DRIVERS.get(follower.driver, follower.driver)]
     pace = follower.rounds_per_second
     where = [f"round {state.round} of {state.rounds}" if state.rounds else f"round {state.round}"]
+    where += rounds_led(state, state.led) if state.led else []
     where += [clock(follower.seconds), "" if pace is None else f"{number(pace)} rounds/s", status(follower)]
     lines = [" · ".join(line(part) for part in what if part), " · ".join(part for part in where if part)]
     return [*lines, words] if (words := " · ".join(learned(state))) else lines
@@ -67,10 +72,26 @@ def status(follower: Follower) -> str:
     return "running"
 
 
+def rounds_led(state: State, led: Led) -> list[str]:
+    """How the open round of a coordinator stands, and how many rounds came to nothing."""
+    wanted, words = led.federation.wanted, []
+    if wanted is not None and not state.status and state.round < state.rounds:
+        words.append(f"{led.answered(state.peers.values())} of {wanted} have answered")
+    return [*words, f"{led.abandoned} abandoned"] if led.abandoned else words
+
+
+def at_clients(led: Led) -> list[str]:
+    """What the clients measured last of the global model, where they did."""
+    tested = led.tested
+    return [f"{percent(tested.accuracy_clients)} at the clients"] if tested else []
+
+
 def learned(state: State) -> list[str]:
     """The three accuracies, or the loss, and the consensus distance, as far as they are measured."""
     words, tested, distance = [], state.accuracies, state.distance
-    if tested is not None and tested.accuracy_averaged is not None:
+    if state.led and tested is not None and tested.accuracy_averaged is not None:
+        words.append(", ".join([f"accuracy {percent(tested.accuracy_averaged)} global model", *at_clients(state.led)]))
+    elif tested is not None and tested.accuracy_averaged is not None:
         accuracies = (tested.accuracy_averaged, tested.accuracy_mean_peer, tested.accuracy_worst_peer)
         named = zip(accuracies, ("averaged", "mean peer", "worst peer"), strict=True)
         words.append("accuracy " + ", ".join(f"{percent(value)} {name}" for value, name in named))
@@ -107,6 +128,38 @@ def peers_table(state: State, peers: list[Peer], width: int) -> Table:
         }
         table.add_row(*(cells[str(column.header)] for column in table.columns))
     return table
+
+
+def clients_table(state: State, peers: list[Peer], width: int) -> Table:
+    """One line for the coordinator, and one per client."""
+    wide = width >= NARROW
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    heads = ("client", "state", "last round", "rounds", "loss", "accuracy", "sent", "received", "what is said")
+    left = ("client", "state", "what is said")
+    for head in heads:
+        if wide or head not in ("loss", "received", "rounds"):
+            table.add_column(head, justify="left" if head in left else "right", no_wrap=True, overflow="ellipsis")
+    for peer in peers:
+        leads = peer.node == state.names.coordinator
+        cells = {
+            "client": Text("coordinator" if leads else str(peer.node)),
+            "state": _state(state.condition(peer)),
+            "last round": Text(f"{peer.round}/{state.rounds}" if state.rounds else str(peer.round)),
+            "rounds": Text("–" if leads else str(peer.turns)),
+            "loss": Text(number(peer.loss)),
+            "accuracy": Text(percent(peer.accuracy)),
+            "sent": Text(data_size(peer.bytes_sent)),
+            "received": Text(data_size(peer.bytes_received)),
+            "what is said": Text(_account(state) if leads and not note(state, peer) else note(state, peer)),
+        }
+        table.add_row(*(cells[str(column.header)] for column in table.columns))
+    return table
+
+
+def _account(state: State) -> str:
+    """What a coordinator has to tell of its last round."""
+    given = state.led.contributions if state.led else None
+    return "" if given is None else f"{given} contributions in the last round"
 
 
 def rest(state: State, shown: list[Peer]) -> list[RenderableType]:

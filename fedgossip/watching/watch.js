@@ -3,14 +3,17 @@
 const EVERY_MS = 1000, SLOWEST_MS = 5000, PATIENCE_MS = 8000;
 const FEW = 60; // nodes with room for their number
 const NONE = "–";
+const QUIET = { training: "", ready: "", answered: "✓", done: "✓" }; // what stands at a node in place of its state
 const BAD = ["gone", "crashed", "died", "hung", "failed"];
 const TROUBLE = [...BAD, "suspected"];
 const SAYS = {
   starting: "not through a round yet", training: "training", done: "done", asleep: "asleep", suspected: "suspected",
   left: "left", stopped: "stopped before the end", elsewhere: "not watched here",
+  ready: "there: training, or waiting for their turn", answered: "have answered in this round",
 };
 const STATUS = {
   finished: ["The run has ended: finished", "good"], partial: ["The run has ended: some peers did not finish", "bad"],
+  exhausted: ["The run has ended: its budget of privacy is used up", "good"],
   interrupted: ["The run was stopped before its end", "bad"], failed: ["The run has failed", "bad"],
 };
 const $ = (id) => document.getElementById(id);
@@ -51,6 +54,9 @@ function time(seconds) {
   const s = Math.floor(seconds), two = (n) => String(n).padStart(2, "0");
   return s < 3600 ? `${Math.floor(s / 60)}:${two(s % 60)}` : `${Math.floor(s / 3600)}:${two(Math.floor(s / 60) % 60)}:${two(s % 60)}`;
 }
+function who(id) {
+  return id === graph.coordinator ? "coordinator" : `${graph.coordinator === null ? "peer" : "client"} ${id}`;
+}
 function dot(state) {
   return draw("svg", { class: `dot node s-${state}`, viewBox: "-8 -8 16 16", "aria-hidden": "true" }, draw("circle", { r: 6 }), ...cross(state, 3));
 }
@@ -76,8 +82,10 @@ function drawGraph() {
     links.set(`${Math.min(u, v)} ${Math.max(u, v)}`, link);
     svg.append(link);
   }
-  const r = Math.max(4.5, Math.min(20, 100 / Math.sqrt(at.length)));
+  const usual = Math.max(4.5, Math.min(20, 100 / Math.sqrt(at.length)));
+  const r = graph.coordinator === null ? usual : Math.min(usual, aroundHub(at.length - 1));
   at.forEach(([x, y], id) => {
+    if (id === graph.coordinator) return svg.append(drawHub(id, x, y, r));
     const node = draw("g", { class: "node", transform: `translate(${x} ${y})` }, draw("title"), draw("circle", { r }));
     if (at.length <= FEW) {
       const inside = Math.max(9, r * 0.78);
@@ -97,21 +105,23 @@ function showGraph(now) {
     if (!node) continue;
     const label = graph.labels ? ` (${graph.labels[peer.id]})` : "";
     node.setAttribute("class", `node s-${peer.state}`);
-    tell(node.querySelector("title"), `peer ${peer.id}${label}: ${peer.state}, round ${peer.round}${peer.note ? ", " + peer.note : ""}`);
+    tell(node.querySelector("title"), `${who(peer.id)}${label}: ${peer.state}, round ${peer.round}${peer.note ? ", " + peer.note : ""}`);
     const word = node.querySelector(".word");
-    if (word) tell(word, peer.state === "training" ? "" : peer.state === "done" ? "✓" : peer.state);
-    if (!word) {
+    if (word) tell(word, QUIET[peer.state] ?? peer.state);
+    if (!word && peer.id !== graph.coordinator) {
       node.querySelector(".cross")?.remove();
       node.append(...cross(peer.state, 3.2));
     }
   }
   const down = new Map(now.down.map(([u, v, word]) => [`${u} ${v}`, word]));
   for (const [key, link] of links) link.setAttribute("class", `link ${down.get(key) || ""}`);
-  $("drawn").setAttribute("aria-label", `The graph of ${now.n} peers: ${counts}; ${down.size} of ${now.links} links not up.`);
+  const what = now.led ? `${now.n} clients around their coordinator` : `The graph of ${now.n} peers`;
+  $("drawn").setAttribute("aria-label", `${what}: ${counts}; ${down.size} of ${now.links} links not up.`);
+  if (now.led) showHub(now);
 }
 const COLOUR = (state) => `var(--${BAD.includes(state) ? "bad" : ["left", "stopped", "elsewhere"].includes(state) ? "starting" : state})`;
 function showShare(now, counts) {
-  $("share").setAttribute("aria-label", `${now.n} peers: ${counts}`);
+  $("share").setAttribute("aria-label", `${now.n} ${now.led ? "clients" : "peers"}: ${counts}`);
   $("share").replaceChildren(...now.counts.map(([state, count]) => {
     const part = make("div", { title: `${count} ${state}` });
     part.style.flexGrow = count;
@@ -122,7 +132,7 @@ function showShare(now, counts) {
 function showLegend(now) {
   $("states").replaceChildren(...now.counts.map(([state, count]) => make("li", {}, dot(state), `${count} ${SAYS[state] || state}`)));
   const sorts = new Set(now.down.map((link) => link[2]));
-  const words = { down: "link down", missed: "a round went on without its model", suspected: "suspected" };
+  const words = { down: "link down", missed: `a round went on without its ${now.led ? "update" : "model"}`, suspected: "suspected" };
   const line = (kind) => draw("svg", { viewBox: "0 0 26 14", "aria-hidden": "true" }, draw("line", { class: `link ${kind}`, x1: 0, y1: 7, x2: 26, y2: 7 }));
   const shown = ["down", "missed", "suspected"].filter((kind) => sorts.has(kind));
   $("lines").replaceChildren(...(now.links && graph.nodes ? [make("li", {}, line(""), "link up")] : []), ...shown.map((kind) => make("li", {}, line(kind), words[kind])));
@@ -131,11 +141,12 @@ function showLegend(now) {
 // --- charts -------------------------------------------------------------------------------------------------------
 
 const W = 480, H = 216, LEFT = 54, RIGHT = 14, TOP = 8, BOTTOM = 26;
-function chart(place, title, why, lines, { log = false, format = number, step = format } = {}) {
+function chart(place, title, why, lines, { log = false, zero = false, format = number, step = format } = {}) {
   const figure = $(place);
   const all = lines.flatMap((line) => line.points.map((p) => p[1])).filter((y) => !log || y > 0);
   figure.hidden = !all.length;
   if (!all.length) return;
+  if (zero) all.push(0);
   const scale = log ? Math.log10 : (y) => y;
   const steps = (log ? decades : ticks)(Math.min(...all), Math.max(...all));
   const low = scale(Math.min(steps[0], ...all)), high = scale(Math.max(steps.at(-1), ...all));
@@ -186,6 +197,7 @@ function column(curve, place) {
   return curve.filter((point) => point[place] !== null).map((point) => [point[0], point[place]]);
 }
 function showCharts(now) {
+  if (now.led) return showLedCharts(now);
   const { accuracy, loss, distance } = now.curves;
   const kept = (lines) => lines.filter((line) => line.points.length);
   const blue = "var(--training)", green = "var(--mean)", orange = "var(--worst)";
@@ -210,7 +222,7 @@ function showCharts(now) {
 function showHead(now) {
   tell($("name"), graph.name);
   document.title = `${now.round}/${now.rounds || "?"} ${graph.name} – fedgossip watch`;
-  tell($("lead"), [graph.graph && graph.graph !== graph.name ? graph.graph : "", `${now.n} peers`, now.links ? `${now.links} links` : "", now.driver].filter(Boolean).join(" · "));
+  tell($("lead"), [graph.graph && graph.graph !== graph.name ? graph.graph : "", now.led ? `${now.n} clients` : `${now.n} peers`, now.links && !now.led ? `${now.links} links` : "", now.driver].filter(Boolean).join(" · "));
   const [words, kind] = now.status ? STATUS[now.status] || [`The run has ended: ${now.status}`, "bad"]
     : now.read < 1 ? [`reading, ${Math.floor(100 * now.read)} %`, "live"] : ["running", "live"];
   status(words, kind);
@@ -229,11 +241,15 @@ function status(words, kind) {
   $("status").className = kind;
 }
 function showCards(now) {
-  const cards = [["rounds", String(now.round), now.rounds ? `of ${now.rounds}` : "behind all peers"]];
-  if (now.averaged !== null) cards.push(["averaged model", percent(now.averaged), "test accuracy"], ["mean peer", percent(now.mean), "test accuracy"], ["worst peer", percent(now.worst), "test accuracy"]);
-  else if (now.loss !== null) cards.push(["loss", number(now.loss), "of the averaged model"]);
-  cards.push(["disagreement", number(now.distance), "consensus distance"], ["sent", size(now.bytes), "by all peers"]);
-  $("cards").replaceChildren(...cards.map(([what, value, note]) => make("div", {}, make("dt", {}, what), make("dd", { class: "value" }, value), make("dd", { class: "note" }, note))));
+  if (now.led) return cards(ledCards(now));
+  const shown = [["rounds", String(now.round), now.rounds ? `of ${now.rounds}` : "behind all peers"]];
+  if (now.averaged !== null) shown.push(["averaged model", percent(now.averaged), "test accuracy"], ["mean peer", percent(now.mean), "test accuracy"], ["worst peer", percent(now.worst), "test accuracy"]);
+  else if (now.loss !== null) shown.push(["loss", number(now.loss), "of the averaged model"]);
+  shown.push(["disagreement", number(now.distance), "consensus distance"], ["sent", size(now.bytes), "by all peers"]);
+  cards(shown);
+}
+function cards(shown) {
+  $("cards").replaceChildren(...shown.map(([what, value, note]) => make("div", {}, make("dt", {}, what), make("dd", { class: "value" }, value), make("dd", { class: "note" }, note))));
 }
 function showPeers(now) {
   const body = $("peers"), there = new Set();
@@ -256,11 +272,12 @@ function showPeers(now) {
 function fill(row, peer, now) {
   row.className = TROUBLE.includes(peer.state) ? "trouble" : "";
   row.dataset.peer = peer.id;
-  const name = graph.labels ? `${peer.id} ${graph.labels[peer.id] ?? ""}` : String(peer.id);
+  const label = graph.labels ? `${peer.id} ${graph.labels[peer.id] ?? ""}` : String(peer.id);
+  const name = peer.id === graph.coordinator ? "coordinator" : label;
   const links = peer.degree ? `${peer.up} / ${peer.degree}` : NONE;
   const round = now.rounds ? `${peer.round} / ${now.rounds}` : String(peer.round);
   const cells = [name, peer.state, round, number(peer.loss), percent(peer.accuracy),
-    peer.waiting === null ? NONE : Math.round(100 * peer.waiting) + "\u202f%", size(peer.sent), size(peer.received), links, peer.note];
+    now.led ? turns(peer) : peer.waiting === null ? NONE : Math.round(100 * peer.waiting) + "\u202f%", size(peer.sent), size(peer.received), links, peer.note];
   cells.forEach((text, place) => {
     const cell = row.children[place];
     if (place !== 1) return tell(cell, text);
@@ -268,7 +285,7 @@ function fill(row, peer, now) {
   });
 }
 function showEvents(now) {
-  $("events").replaceChildren(...now.events.map((event) => make("li", {}, make("span", {}, event.round === null ? "" : `round ${event.round}`), make("span", {}, `peer ${event.peer}`), make("b", {}, event.text))));
+  $("events").replaceChildren(...now.events.map((event) => make("li", {}, make("span", {}, event.round === null ? "" : `round ${event.round}`), make("span", {}, who(event.peer)), make("b", {}, event.text))));
   const more = now.seen - now.events.length;
   tell($("seen"), !now.seen ? "Nothing out of the ordinary so far." : more > 0 ? `${now.seen} in all. Here are the newest, without those that only repeat who is missed.` : "");
   if (now.unreadable) $("seen").append(` ${now.unreadable} lines could not be read.`);
@@ -288,6 +305,7 @@ async function news() {
     watch = graph.watch;
     rows.forEach((row) => row.remove());
     rows.clear();
+    if (graph.coordinator !== null) dress();
     drawGraph();
   }
   return now;

@@ -1,0 +1,174 @@
+"""Do two participants say the same of what passed between them?
+
+What one says left it, the other must say came to it, by session, stage, size and hash; and the other way round.  Both
+files may be sound and still differ: then one of them is not true, or something was lost on its way; which, the two
+cannot tell.  A client need not put down what came to it: then that direction is not compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Set
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from fedgossip.audit.entries import Entry, Facts, Owner
+
+CLIENT, REFUSED = "client", "refused"
+
+Content = tuple[int, str, int, str]
+
+
+class Crossing(NamedTuple):
+    """Something that passed to or from `peer`; None: to all."""
+
+    peer: int | None
+    session: int
+    stage: str
+    bytes: int
+    sha256: str
+    name: str
+    """What it is called where it is told of."""
+    fates: str = ""
+    """Of a reveal: whose share of which kind, "0-2; 3"."""
+
+    def __str__(self) -> str:
+        of = f"stage {self.stage} of session {self.session}"
+        return f"{self.name!r}, {of}, {self.bytes:,} bytes, sha256 {self.sha256[:12]}"
+
+    @property
+    def content(self) -> Content:
+        return self.session, self.stage, self.bytes, self.sha256
+
+
+@dataclass
+class Account:
+    """What one file says left its owner, and came to it; each with its line or record."""
+
+    owner: Owner | None = None
+    """None: a transcript, the coordinator's."""
+    members: Mapping[int, bytes] = field(default_factory=dict)
+    """Of a transcript: the keys of the roster."""
+    sessions: Set[int] | None = None
+    """Those that it speaks of; None: all."""
+    sent: dict[Crossing, int] = field(default_factory=dict)
+    received: dict[Crossing, int] = field(default_factory=dict)
+    """What was refused is among it: it came."""
+    receives: bool = False
+    """Whether it says of anything that it was taken."""
+    sums: dict[int, tuple[str, int]] = field(default_factory=dict)
+    """By session: the hash of its sum."""
+
+    def take(self, place: int, entry: Entry) -> None:
+        """Take what an entry of a log says passed, if it does."""
+        facts = entry.facts
+        told, session = facts.get("sum_sha256"), facts.get("session")
+        if isinstance(told, str) and isinstance(session, int):
+            self.sums.setdefault(session, (told, place))
+        if found := crossing(entry):
+            (self.sent if "to" in facts else self.received).setdefault(found, place)
+            self.receives = self.receives or ("to" not in facts and entry.kind != REFUSED)
+
+    def __str__(self) -> str:
+        return str(self.owner) if self.owner else "the transcript"
+
+    @property
+    def place(self) -> str:
+        return "line" if self.owner else "record"
+
+
+def crossing(entry: Entry) -> Crossing | None:
+    """Return what an entry says passed, or None for one that says nothing of the kind."""
+    facts = entry.facts
+    peer, size, sha256 = facts.get("to", facts.get("from")), facts.get("bytes"), facts.get("sha256")
+    session, stage = facts.get("session", facts.get("round", -1)), facts.get("stage", entry.kind)
+    if type(peer) is not int or type(size) is not int or type(session) is not int or not size:
+        return None
+    if not isinstance(sha256, str) or not isinstance(stage, str):
+        return None
+    return Crossing(peer, session, stage, size, sha256, entry.kind, _fates(facts))
+
+
+def _fates(facts: Facts) -> str:
+    alive, dropped = facts.get("alive"), facts.get("dropped")
+    return fates_of(alive, dropped) if isinstance(alive, str) and isinstance(dropped, str) else ""
+
+
+def fates_of(alive: str, dropped: str) -> str:
+    """Return which shares were given: of b of the `alive`, of the mask keys of the `dropped`; ids as ranges."""
+    return f"{alive or 'nobody'}; {dropped or 'nobody'}"
+
+
+def compare(one: Account, other: Account) -> list[str]:
+    """Return the disagreements of a log with another, or with a transcript, each in words."""
+    if wrong := _strangers(one, other):
+        return [wrong]
+    return [*_direction(one, other), *_direction(other, one), *_results(one, other)]
+
+
+def unheard(one: Account, transcripts: Iterable[Account]) -> list[str]:
+    """Return the sessions in which a client sent something and that none of all the coordinator's transcripts is of."""
+    known = {session for other in transcripts for session in other.sessions or ()}
+    first: dict[int, tuple[Crossing, int]] = {}
+    for found, place in one.sent.items():
+        if found.session not in known:
+            first.setdefault(found.session, (found, place))
+    return [f"{one}, line {place}, sent {found}; no transcript is of that session" for found, place in first.values()]
+
+
+def _results(one: Account, other: Account) -> Iterator[str]:
+    for session, (told, place) in one.sums.items():
+        if session in other.sums and other.sums[session][0] != told:
+            there, at = other.sums[session]
+            says = f"{one}, {one.place} {place}, was told the sum {told[:12]} of session {session}"
+            yield f"{says}; {other}, {other.place} {at}, says {there[:12]}"
+
+
+def _strangers(one: Account, other: Account) -> str:
+    """Say why two accounts are not of two partners in one run, or nothing."""
+    if one.owner is None:
+        return "compared with a transcript is the log of a client"
+    if other.owner is None:
+        known = other.members.get(one.owner.participant)
+        return "" if known == one.owner.key else f"in the roster of the transcript {one} has another key, or none"
+    if one.owner.run != other.owner.run:
+        return f"logs of two runs: {one.owner.run} and {other.owner.run}"
+    return f"both are logs of {one}" if one.owner.participant == other.owner.participant else ""
+
+
+def _direction(sender: Account, receiver: Account) -> Iterator[str]:
+    """Yield how what left `sender` for `receiver` differs from what came there, in the words of the two."""
+    if receiver.owner and receiver.owner.role == CLIENT and not receiver.receives:
+        return
+    if receiver.owner and not receiver.receives and sender.sent:
+        yield f"{receiver} says of nothing that it came: compare with the transcripts"
+        return
+    left, came = _between(sender.sent, sender, receiver), _between(receiver.received, receiver, sender)
+    named = set()
+    for content, (sent, place) in left.items():
+        says = f"{sender}, {sender.place} {place}, sent {sent}"
+        if content in came:
+            got, there = came[content]
+            if sent.fates and got.fates and sent.fates != got.fates:
+                yield f"{says}, of shares {sent.fates}; {receiver}, {receiver.place} {there}, says of {got.fates}"
+            continue
+        others = [one for one in came if one[:2] == content[:2] and one not in left and one not in named]
+        if others:
+            named.add(others[0])
+            got, there = came[others[0]]
+            yield f"{says}; what came to {receiver}, {receiver.place} {there}, was {got}"
+        else:
+            yield f"{says}; {receiver} does not say that it came: lost on its way, or left out"
+    for content, (got, there) in came.items():
+        if content not in left and content not in named:
+            yield f"to {receiver}, {receiver.place} {there}, came {got}; {sender} does not say that it sent that"
+
+
+def _between(crossings: Mapping[Crossing, int], of: Account, other: Account) -> dict[Content, tuple[Crossing, int]]:
+    """Return what `of` says passed between it and the other, by content."""
+    sessions = of.sessions if other.sessions is None else other.sessions
+    return {
+        found.content: (found, place)
+        for found, place in crossings.items()
+        if (sessions is None or found.session in sessions)
+        and (found.peer is None or other.owner is None or found.peer == other.owner.participant)
+    }

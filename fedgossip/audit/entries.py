@@ -1,0 +1,220 @@
+"""One line of an audit log: what it says, the hash that chains it to the line before, a signature over that.
+
+    {"number":3,"time":"2026-03-01T08:15:30.125Z","kind":"sent","facts":{...},"previous":H,"hash":H,"signature":S}
+
+    hash       SHA-256 of ("audit entry", the line up to the hash), which holds the hash of the line before
+    signature  Ed25519 of ("audit", hash), by the participant's identity
+
+Hashed are the bytes that stand there: nothing is encoded again to check a line.  The first line names the participant
+and follows on zeros.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from fedgossip.errors import ConfigError
+from fedgossip.secure.primitives import Sign, digest, transcript, verify
+
+NAME = "audit.jsonl"
+FORMAT = 1
+
+ENTRY_BYTES_MAX = 8192
+"""The longest line: a cohort of 1000 as text has room."""
+
+NOTHING = "0" * 64
+"""What the first entry follows."""
+
+OPENED, REOPENED, MENDED, CLOSED = "opened", "reopened", "mended", "closed"
+"""Kinds that the log writes itself: its first line, that of a later life, a torn line cut off, the end of a life."""
+
+BEGIN = b'{"number":0,'
+"""How every log begins."""
+
+Fact = int | float | str | bool
+Facts = Mapping[str, Fact]
+
+_Hash = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+_Signature = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{128}$")]
+_WORD = re.compile(r"[a-z][a-z0-9_]{0,39}")
+_TAIL = len(',"hash":"' + NOTHING + '","signature":"' + 2 * NOTHING + '"}')
+
+
+class AuditError(ConfigError):
+    """An audit log or a transcript that cannot be read, or not be continued."""
+
+
+class _Content(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    number: Annotated[int, msgspec.Meta(ge=0)]
+    time: str
+    kind: str
+    facts: dict[str, int | float | str | bool]
+    previous: _Hash
+
+
+class Entry(_Content, frozen=True, forbid_unknown_fields=True):
+    hash: _Hash
+    signature: _Signature
+
+
+_encoder = msgspec.json.Encoder(order="deterministic")
+_decoder = msgspec.json.Decoder(Entry)
+
+
+# --- whose log --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Whose log it is; the facts of the first entry."""
+
+    participant: int
+    """Its id in the run."""
+    role: str
+    """"client" or "coordinator"."""
+    key: bytes
+    """Its Ed25519 key, 32 bytes."""
+    run: str
+    """The hash, or the name, that tells runs apart."""
+    version: str
+
+    def facts(self) -> dict[str, Fact]:
+        named: dict[str, Fact] = {"participant": self.participant, "role": self.role, "key": self.key.hex()}
+        return {**named, "run": self.run, "version": self.version, "format": FORMAT}
+
+    def __str__(self) -> str:
+        return f"{self.role} {self.participant}"
+
+
+def owner_of(first: Entry) -> Owner:
+    """Return who the first entry says it is.  Raises ValueError for one that does not."""
+    if (first.number, first.previous, first.kind) != (0, NOTHING, OPENED):
+        raise ValueError("the first entry is not there")
+    facts = first.facts
+    if facts.get("format") != FORMAT:
+        raise ValueError(f"a log of format {facts.get('format')}; this is format {FORMAT}")
+    participant, words = facts.get("participant"), [facts.get(name) for name in ("role", "key", "run", "version")]
+    if not isinstance(participant, int) or not all(isinstance(word, str) for word in words):
+        raise ValueError("a first entry that does not say whose log it is")
+    role, key, run, version = map(str, words)
+    if not re.fullmatch("[0-9a-f]{64}", key):
+        raise ValueError("a first entry without a key")
+    return Owner(participant, role, bytes.fromhex(key), run, version)
+
+
+# --- writing one ------------------------------------------------------------------------------------------------------
+
+
+def written(number: int, time_ns: int, kind: str, facts: Facts, previous: str, sign: Sign) -> tuple[bytes, str]:
+    """Return the line, with its end, and its hash.  Raises ValueError for what is no entry, or longer than one."""
+    _check(kind, facts)
+    content = _encoder.encode(_Content(number, stamp(time_ns), kind, dict(facts), previous))[:-1]
+    name = _hash(content)
+    line = _closed(content, name, sign(_signed(name)).hex()) + b"\n"
+    if len(line) > ENTRY_BYTES_MAX:
+        raise ValueError(f"an entry {kind!r} of {len(line)} bytes; at most {ENTRY_BYTES_MAX}")
+    return line, name
+
+
+def _check(kind: str, facts: Facts) -> None:
+    for word in (kind, *facts):
+        if not _WORD.fullmatch(word):
+            raise ValueError(f"{word!r}: names are lower-case words of at most 40 letters, digits and _")
+    for name, value in facts.items():
+        whole = type(value) is int and abs(value) < 2**63
+        if not (whole or type(value) in (str, bool) or (type(value) is float and math.isfinite(value))):
+            raise ValueError(f"{kind}: {name} is no number, text, true or false")  # its value may be what must not leak
+
+
+def _closed(content: bytes, name: str, signature: str) -> bytes:
+    return content + f',"hash":"{name}","signature":"{signature}"}}'.encode()
+
+
+def _hash(content: bytes) -> str:
+    return digest("audit entry", content).hex()
+
+
+def _signed(name: str) -> bytes:
+    return transcript("audit", bytes.fromhex(name))
+
+
+def stamp(time_ns: int) -> str:
+    """Return nanoseconds since 1970 as UTC with milliseconds."""
+    seconds, rest = divmod(time_ns // 1_000_000, 1000)
+    at = datetime.fromtimestamp(seconds, UTC).replace(microsecond=1000 * rest)
+    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def moment(time: str) -> int:
+    """Return the milliseconds since 1970 of a stamp.  Raises ValueError for any other text."""
+    at = datetime.fromisoformat(time)
+    if at.tzinfo is None:
+        raise ValueError("a time without a zone")
+    ms = round(at.timestamp() * 1000)
+    if stamp(ms * 1_000_000) != time:
+        raise ValueError(f"{time!r} is no time as it is written here")
+    return ms
+
+
+# --- reading them -----------------------------------------------------------------------------------------------------
+
+
+def lines(path: Path) -> Iterator[bytes]:
+    """Yield the lines of a log, each with its end; one without is the torn last.  A longer one than any is cut."""
+    try:
+        with path.open("rb") as file:
+            while line := file.readline(ENTRY_BYTES_MAX):
+                end = line
+                while not end.endswith(b"\n") and (more := file.readline(ENTRY_BYTES_MAX)):
+                    end = more
+                yield line if end is line else line + end[-1:]
+    except OSError as error:
+        raise AuditError(f"{path}: {error.strerror}", f"A participant's log is {NAME} in its folder.") from None
+
+
+def parsed(line: bytes) -> Entry:
+    """Return the entry that a whole line holds.  Raises ValueError where it is none, or not as it was written."""
+    try:
+        entry = _decoder.decode(line)
+        moment(entry.time)
+        _check(entry.kind, entry.facts)
+    except (msgspec.MsgspecError, ValueError, OverflowError):
+        raise ValueError("no entry of a log") from None
+    content = line[: -_TAIL - 1]
+    if line != _closed(content, entry.hash, entry.signature) + b"\n" or entry.hash != _hash(content):
+        raise ValueError(f"not as it was written: entry {entry.number} says another hash than it has")
+    return entry
+
+
+def is_signed(entry: Entry, key: bytes) -> bool:
+    """Return whether the holder of `key` has signed this entry, and so all before it."""
+    return verify(key, bytes.fromhex(entry.signature), _signed(entry.hash))
+
+
+def bytes_of(facts: Facts) -> int | None:
+    """Return how many bytes an entry tells of, the words behind a frame among them; None where it tells of none."""
+    size, words = facts.get("bytes"), facts.get("words", 0)
+    return size + 4 * words if isinstance(size, int) and isinstance(words, int) else None
+
+
+def entries(path: Path) -> Iterator[Entry]:
+    """Yield the entries of a log as they stand there; a torn last line is left out.
+
+    Each is as it was hashed; whether they follow each other, and who has signed them, is for `verify_log`.  Raises
+    AuditError for a line that is none.
+    """
+    for place, line in enumerate(lines(path), 1):
+        if not line.endswith(b"\n"):
+            return
+        try:
+            yield parsed(line)
+        except ValueError as error:
+            raise AuditError(f"{path}, line {place}: {error}", f"Look with: fedgossip audit verify {path}") from None

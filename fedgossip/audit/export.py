@@ -1,0 +1,89 @@
+"""A log for people who ask what left a site: a cover of facts, then every entry, as CSV or JSON.
+
+Nothing secret can be in it: entries hold names, numbers and hashes, and take no bytes.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from fedgossip.audit.entries import Entry, bytes_of, entries
+from fedgossip.audit.verify import Verdict
+from fedgossip.errors import NotWrittenError
+
+COLUMNS = ("number", "time", "kind", "bytes", "with", "round", "session", "sha256", "more", "hash")
+
+_TOLD = {"bytes", "to", "from", "round", "session", "sha256"}
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""What a spreadsheet takes for a formula: texts may come from other participants."""
+
+
+def row(entry: Entry) -> dict[str, object]:
+    """Return an entry by COLUMNS."""
+    facts = entry.facts
+    peer = next((f"{word} {facts[word]}" for word in ("to", "from") if word in facts), "")
+    more = "; ".join(f"{name} {_plain(value)}" for name, value in facts.items() if name not in _TOLD)
+    size, round = bytes_of(facts), facts.get("round", "")
+    return {
+        "number": entry.number, "time": entry.time, "kind": entry.kind, "bytes": "" if size is None else size,
+        "with": peer, "round": _plain(round), "session": _plain(facts.get("session", "")),
+        "sha256": _plain(facts.get("sha256", "")), "more": more, "hash": entry.hash,
+    }  # fmt: skip
+
+
+def _plain(value: object) -> str:
+    """Return a text that a terminal shows and does not obey."""
+    return "".join(letter if letter.isprintable() else "?" for letter in str(value))
+
+
+def cover(verdict: Verdict) -> dict[str, object]:
+    """Return what one wants to know of a log before its entries."""
+    facts = dict(verdict.facts)
+    kinds, sizes = facts.pop("kinds"), facts.pop("bytes")
+    assert isinstance(kinds, Mapping) and isinstance(sizes, Mapping)
+    totals = {f"{kind}, entries": count for kind, count in kinds.items()}
+    totals |= {f"{kind}, bytes": size for kind, size in sizes.items()}
+    return {
+        **facts,
+        **totals,
+        "verified": "sound" if verdict.sound else "NOT sound: " + "; ".join(verdict.worded()),
+        "remarks": "; ".join(verdict.remarks),
+    }
+
+
+def as_json(verdict: Verdict) -> str:
+    """Return cover and entries as one JSON object."""
+    found = [{name: getattr(entry, name) for name in entry.__struct_fields__} for entry in entries(verdict.path)]
+    return json.dumps({"cover": cover(verdict), "entries": found}, indent=1)
+
+
+def as_csv(verdict: Verdict) -> str:
+    """Return the cover, a fact in a row, an empty row, and a row per entry below the names of the columns."""
+    out = io.StringIO()
+    writer = csv.writer(out)
+    writer.writerows(map(_cells, cover(verdict).items()))
+    writer.writerow([])
+    writer.writerow(COLUMNS)
+    writer.writerows(_cells(row(entry).values()) for entry in entries(verdict.path))
+    return out.getvalue()
+
+
+def _cells(values: Iterable[object]) -> Iterator[object]:
+    for value in values:
+        text = ", ".join(map(str, value)) if isinstance(value, list) else value
+        yield f"'{text}" if isinstance(text, str) and text.startswith(_FORMULA) else text
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file whole, or not at all: NotWrittenError."""
+    part = path.with_name(f"{path.name}.part")
+    try:
+        part.write_text(text, encoding="utf-8", newline="")
+        part.replace(path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise NotWrittenError(path, error) from None

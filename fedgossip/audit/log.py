@@ -1,0 +1,243 @@
+"""A participant's own log: a line is on disk before what it tells of is done.
+
+    log = AuditLog(folder / NAME, owner, sign, time.time_ns)
+    log.past                      what earlier lives have put down, (kind, facts) in order
+    log.append("sent", {...})     on disk when it returns; NotWrittenError where there is no room: nothing is changed
+
+A life ends with the entry "closed"; without it, it was killed or the log was cut.  What nobody else was told is gone
+when a log is cut at its end: tell `head` to somebody now and then.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from fedgossip.audit.entries import (
+    BEGIN,
+    CLOSED,
+    ENTRY_BYTES_MAX,
+    MENDED,
+    NOTHING,
+    OPENED,
+    REOPENED,
+    AuditError,
+    Entry,
+    Facts,
+    Owner,
+    is_signed,
+    lines,
+    owner_of,
+    parsed,
+    written,
+)
+from fedgossip.errors import NotWrittenError
+from fedgossip.secure.primitives import Sign
+
+OWN = (OPENED, REOPENED, MENDED, CLOSED)
+
+
+# --- what is there ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Lives:
+    """A log as earlier lives left it."""
+
+    owner: Owner
+    last: Entry
+    logged: tuple[tuple[str, Facts], ...]
+    """Kind and facts of every line that the participant itself has put down."""
+    whole_bytes: int
+    """Up to the end of the last whole line."""
+    torn_bytes: int
+    """After it: of a line that was never whole, so that what it would have told of was not done."""
+
+
+def read(path: Path) -> Lives:
+    """Return what earlier lives have written, for the next.
+
+    Every hash and link is checked, and the signature of the last entry, which stands for all before it.  Raises
+    AuditError where one is wrong, and for a log without a whole line.
+    """
+    owner: Owner | None = None
+    last: Entry | None = None
+    logged: list[tuple[str, Facts]] = []
+    whole = torn = 0
+    for place, line in enumerate(lines(path), 1):
+        if not line.endswith(b"\n"):
+            torn = path.stat().st_size - whole
+            break
+        try:
+            entry = parsed(line)
+            owner = owner or owner_of(entry)
+        except ValueError as error:
+            raise _refused(path, f"line {place}: {error}") from None
+        if (entry.number, entry.previous) != (place - 1, last.hash if last else NOTHING):
+            raise _refused(path, f"line {place}: entry {entry.number} does not follow the line before")
+        if entry.kind not in OWN:
+            logged.append((entry.kind, entry.facts))
+        last, whole = entry, whole + len(line)
+    if owner is None or last is None:
+        raise _refused(path, "no entry is there")
+    if not is_signed(last, owner.key):
+        raise _refused(path, f"line {last.number + 1}: not signed by {owner}, whose log this is")
+    if torn > ENTRY_BYTES_MAX:
+        raise _refused(path, f"{torn} bytes after line {last.number + 1} are no torn line")
+    return Lives(owner, last, tuple(logged), whole, torn)
+
+
+def _torn_first(path: Path) -> bool:
+    """Return whether the first write into this file was cut short; nothing else may be written over."""
+    line = next(lines(path))
+    begin = BEGIN[: len(line)]
+    return not line.endswith(b"\n") and line.startswith(begin)
+
+
+def _refused(path: Path, what: str) -> AuditError:
+    advice = f"Keep the file, look with `fedgossip audit verify {path}`, and start in a new folder."
+    return AuditError(f"{path}: this log is not continued: {what}", advice)
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+
+class AuditLog:
+    """Writes one life of a participant into its log, after those before.  A context manager; for one thread.
+
+    `clock` gives nanoseconds since 1970.  `synced`: outlive a loss of power too, not a kill alone.  Raises AuditError
+    for a log of another participant or run, one that was changed, and one that another process is writing;
+    NotWrittenError where there is no room.
+    """
+
+    def __init__(
+        self, path: Path, owner: Owner, sign: Sign, clock: Callable[[], int], *, synced: bool = True
+    ) -> None:
+        self.path, self.owner = path, owner
+        self._sign, self._clock, self._synced = sign, clock, synced
+        self.number, self.head = 0, NOTHING
+        """Of the next entry; the hash of the last."""
+        self.past: tuple[tuple[str, Facts], ...] = ()
+        self._bytes = 0
+        self._file: int | None = _locked(path)
+        try:
+            self._begin()
+        except BaseException:
+            self._let_go()
+            raise
+
+    def _begin(self) -> None:
+        assert self._file is not None
+        size = os.fstat(self._file).st_size
+        past = read(self.path) if size and not _torn_first(self.path) else None
+        torn = past.torn_bytes if past else size
+        if past:
+            self._check(past.owner)
+            self.number, self.head, self._bytes = past.last.number + 1, past.last.hash, past.whole_bytes
+            self.past = past.logged
+        try:
+            os.ftruncate(self._file, self._bytes)
+            if self._synced:
+                _sync(self.path.parent)
+        except OSError as error:
+            raise NotWrittenError(self.path, error) from None
+        if past:
+            self._write(REOPENED, {"version": self.owner.version})
+        else:
+            self._write(OPENED, self.owner.facts())
+        if torn:
+            self._write(MENDED, {"bytes": torn})
+
+    def _check(self, found: Owner) -> None:
+        for name in ("participant", "role", "key", "run"):
+            was, now = getattr(found, name), getattr(self.owner, name)
+            if was != now:
+                was, now = (one.hex()[:16] if isinstance(one, bytes) else one for one in (was, now))
+                raise _refused(self.path, f"it is of {name} {was}, not {now}")
+
+    def append(self, kind: str, facts: Facts) -> str:
+        """Write an entry; return its hash.
+
+        It is on disk then.  Raises NotWrittenError where there is no room: nothing is changed, and what the entry was
+        to tell of must not be done.  Raises ValueError for what is no entry (the caller's mistake): too long, bytes.
+        """
+        if kind in OWN:
+            raise ValueError(f"{kind!r} is written by the log itself")
+        return self._write(kind, facts)
+
+    def close(self) -> None:
+        """Put down the end of this life.  Raises NotWrittenError; the file is closed in any case."""
+        if self._file is None:
+            return
+        try:
+            self._write(CLOSED, {})
+        finally:
+            self._let_go()
+
+    def _write(self, kind: str, facts: Facts) -> str:
+        if self._file is None:
+            raise AuditError(f"{self.path}: this log is closed", "Its last write failed, or its life has ended.")
+        line, name = written(self.number, self._clock(), kind, facts, self.head, self._sign)
+        try:
+            _whole(self._file, line)
+            if self._synced:
+                os.fsync(self._file)
+        except OSError as error:
+            self._undo()
+            raise NotWrittenError(self.path, error) from None
+        self.number, self.head, self._bytes = self.number + 1, name, self._bytes + len(line)
+        return name
+
+    def _undo(self) -> None:
+        """Cut off what a failed write has left; where even that fails, the next life mends it."""
+        assert self._file is not None
+        try:
+            os.ftruncate(self._file, self._bytes)
+        except OSError:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def __enter__(self) -> AuditLog:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+def _locked(path: Path) -> int:
+    """Open the file for this process alone: two that append would part the chain."""
+    try:
+        file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise NotWrittenError(path, error) from None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(file)
+        if isinstance(error, BlockingIOError):
+            raise AuditError(f"{path}: another process writes this log", "End it, or use another folder.") from None
+        raise NotWrittenError(path, error) from None
+    return file
+
+
+def _whole(file: int, line: bytes) -> None:
+    """Write a line: in one piece, but where the disk is about to be full, whose error the second piece brings."""
+    rest = line
+    while rest:
+        rest = rest[os.write(file, rest) :]
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

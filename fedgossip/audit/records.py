@@ -1,0 +1,172 @@
+"""The file of one secure sum: what its records are, and how they are read back.
+
+    file      "fgsums1\\n", then records: length u32 little-endian | msgpack
+    records   begun (first) | frame, outline and keys, as they came | sealed (last)
+
+A frame is kept whole where nothing in it is secret, and where everybody who has the transcript may know it.  Of frames
+that carry shares, opened or sealed, an outline is kept: the signature, the SHA-256 that it covers, the length, and
+whose shares they are.  So the signature can be checked, and no share is at rest.  Frames that repeat what is in others
+(keys, consents) are outlines too: they are put together again to be checked.
+
+What a leak of the file gives.  Who took part in which round and dropped at which stage; public keys; hashes: of masked
+vectors, of the sum, of shares.  All hashed things but the sum are as good as random to whoever has only the file: 256
+bits of key in each.  The hash of the sum confirms a guess of the whole sum.  With the shares in it, as the coordinator
+has seen them, a leak would take a client's own mask off whatever somebody has recorded of the links, for ever: of the
+two layers of masks one would be gone, and the other stands or falls with X25519.  So they are not in it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from fedgossip.audit.entries import AuditError
+from fedgossip.secure import frames
+from fedgossip.secure.graph import COHORT_MAX
+from fedgossip.secure.primitives import transcript
+from fedgossip.secure.session import Hash, Id, Number
+
+MAGIC = b"fgsums1\n"
+SUFFIX = ".transcript"
+
+TRANSCRIPT_BYTES_MAX = 256 << 20
+"""A round of 1000 clients takes about 4 MiB."""
+RECORD_BYTES_MAX = frames.FRAME_MAX + 4096
+
+KEPT = (frames.Invite, frames.Advertise, frames.Masked, frames.Survivors, frames.Consent, frames.Result)
+"""Messages whose frames are kept whole: public keys, hashes, signatures.  Any other is an outline."""
+
+NAMES = frozenset(kind.__name__ for kind in KEPT)
+
+LENGTH = struct.Struct("<I")
+
+_Word = Annotated[str, msgspec.Meta(max_length=40)]
+_Ids = Annotated[tuple[Id, ...], msgspec.Meta(max_length=COHORT_MAX)]
+
+
+class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="record"):
+    pass
+
+
+class Begun(Record, frozen=True, tag="begun"):
+    """Whose session it is.  `previous`: the SHA-256 of the file before, zeros where there is none."""
+
+    version: _Word
+    session: Number
+    """descriptor.round: of the session, which is never the same twice."""
+    roster: Hash
+    coordinator: Hash
+    previous: Hash
+
+
+class Whole(Record, frozen=True, tag="frame"):
+    """A frame as it crossed the network: sent to a client, to all (None), or received."""
+
+    sent: bool
+    client: Id | None
+    frame: Annotated[bytes, msgspec.Meta(max_length=frames.FRAME_MAX)]
+
+
+class Outline(Record, frozen=True, tag="outline"):
+    """A frame without its body.
+
+    `ids`: whose keys, seals, signatures or shares are in it, in its order; none of a frame that is in the file whole.
+    `alive`: of a Reveal, for each whether the share is of b, of one that survives.
+    """
+
+    sent: bool
+    client: Id | None
+    message: _Word
+    signature: frames.Signature
+    digest: Hash
+    size: Annotated[int, msgspec.Meta(ge=0, le=frames.FRAME_MAX)]
+    """Bytes of the body."""
+    ids: _Ids = ()
+    alive: Annotated[tuple[bool, ...], msgspec.Meta(max_length=COHORT_MAX)] = ()
+
+
+class Announced(Record, frozen=True, tag="keys"):
+    """Keys that came in the masked message of the session before."""
+
+    keys: frames.Keys
+
+
+class Sealed(Record, frozen=True, tag="sealed"):
+    """The end.  `signature`: the coordinator's, over the SHA-256 of all bytes before this record, and the outcome."""
+
+    outcome: _Word
+    signature: frames.Signature
+
+
+AnyRecord = Begun | Whole | Outline | Announced | Sealed
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[AnyRecord] = msgspec.msgpack.Decoder(AnyRecord)
+
+
+class RecordError(AuditError):
+    """A record that is cut short or is none, the `number`-th, from 1; those before it can be read."""
+
+    def __init__(self, path: Path, number: int, what: str) -> None:
+        super().__init__(f"{path}, record {number}: {what}", "Was it copied whole?")
+        self.number, self.what = number, what
+
+
+def packed(record: AnyRecord) -> bytes:
+    """Return the record with its length."""
+    body = _encoder.encode(record)
+    return LENGTH.pack(len(body)) + body
+
+
+def sealed_content(before: bytes, outcome: str) -> bytes:
+    """Return what the coordinator signs at the end; `before` is the SHA-256 of all bytes so far."""
+    return transcript("round", before, outcome)
+
+
+def transcripts(folder: Path) -> list[Path]:
+    """Return the transcripts in `folder`, in the order of their sessions."""
+    found = {int(path.stem): path for path in folder.glob(f"*{SUFFIX}") if path.stem.isdecimal()}
+    return [found[session] for session in sorted(found)]
+
+
+def is_transcript(path: Path) -> bool:
+    """Return whether the file begins as a transcript does.  Raises AuditError where it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except OSError as error:
+        raise AuditError(f"{path}: {error.strerror}", "Name a log, or a transcript of a round.") from None
+
+
+def records(path: Path) -> Iterator[tuple[AnyRecord, bytes]]:
+    """Yield each record, and the bytes that it takes in the file.
+
+    Raises AuditError for a file that is no transcript, RecordError where a record is none.
+    """
+    try:
+        content = path.read_bytes() if path.stat().st_size <= TRANSCRIPT_BYTES_MAX else b""
+    except OSError as error:
+        raise AuditError(f"{path}: {error.strerror}", "Name the transcript of a round.") from None
+    if not content.startswith(MAGIC):
+        raise AuditError(f"{path}: no transcript of a round", f"Transcripts end in {SUFFIX}.")
+    at, number = len(MAGIC), 0
+    while at < len(content):
+        number += 1
+        end = at + LENGTH.size
+        size = LENGTH.unpack_from(content, at)[0] if end <= len(content) else 0
+        if not 0 < size <= RECORD_BYTES_MAX or end + size > len(content):
+            raise RecordError(path, number, "cut short, or of another length than it says")
+        whole = content[at : end + size]
+        try:
+            record = _decoder.decode(whole[LENGTH.size :])
+        except (msgspec.MsgspecError, ValueError):
+            raise RecordError(path, number, "not as it is written here") from None
+        if packed(record) != whole:  # one encoding each: what is read is what was signed
+            raise RecordError(path, number, "not as it is written here")
+        yield record, whole
+        at = end + size
+

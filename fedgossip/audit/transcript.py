@@ -1,0 +1,153 @@
+"""The coordinator's transcript of one secure sum: every signed frame of the round, appended as it goes.
+
+    transcript = Transcript(folder, descriptor.round, roster, own_key, sign)      the number of the session
+    transcript.sent(None, inviting.frame)           to all; else the client's id
+    transcript.received(client, frame)              after the step has taken it: what was refused belongs in the log
+    transcript.close()                              or close(reason) for a round that was given up
+
+`records` says what is kept of a frame, and why no share is; `verify_round` what can be checked of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import msgspec
+
+from fedgossip import __version__
+from fedgossip.audit.entries import AuditError
+from fedgossip.audit.records import (
+    KEPT,
+    MAGIC,
+    SUFFIX,
+    TRANSCRIPT_BYTES_MAX,
+    Announced,
+    AnyRecord,
+    Begun,
+    Outline,
+    Sealed,
+    Whole,
+    packed,
+    sealed_content,
+    transcripts,
+)
+from fedgossip.errors import NotWrittenError
+from fedgossip.secure import frames
+from fedgossip.secure.aborts import SUMMED
+from fedgossip.secure.primitives import Sign
+from fedgossip.secure.session import NONE, Roster
+
+_down: msgspec.msgpack.Decoder[frames.Downward] = msgspec.msgpack.Decoder(frames.Downward)
+_up: msgspec.msgpack.Decoder[frames.Upward] = msgspec.msgpack.Decoder(frames.Upward)
+
+
+class Transcript:
+    """Writes the file of one session.  Memory: a hash per frame, and the ids of clients whose keys are in it.
+
+    It names the file before by its hash.  Raises AuditError where a file of this session is there;
+    NotWrittenError where there is no room: the file is then as it was before the call, and closed.
+    """
+
+    def __init__(self, folder: Path, session: int, roster: Roster, coordinator: bytes, sign: Sign) -> None:
+        self.path = folder / f"{session:06d}{SUFFIX}"
+        self._sign = sign
+        self._hash = hashlib.sha256()
+        self._bytes = 0
+        self._whole: set[bytes] = set()
+        self._known: set[int] = set()
+        self._file: int | None = None
+        try:
+            before = transcripts(folder)
+            previous = hashlib.sha256(before[-1].read_bytes()).digest() if before else NONE
+            self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except FileExistsError:
+            advice = "Every session has a number of its own, higher than those before."
+            raise AuditError(f"{self.path}: there is a transcript of this session", advice) from None
+        except OSError as error:
+            raise NotWrittenError(self.path, error) from None
+        self._append(MAGIC + packed(Begun(__version__, session, roster.hash, coordinator, previous)))
+
+    def sent(self, client: int | None, frame: bytes) -> None:
+        """Put down a frame of the coordinator; None: to all of the cohort."""
+        message = _down.decode(frame[frames.SIGNATURE :])
+        for keys in message.keys if isinstance(message, frames.Neighbourhood) else ():
+            if keys.client not in self._known:
+                self._known.add(keys.client)
+                self._put(Announced(keys))
+        self._frame(sent=True, client=client, frame=frame, message=message)
+
+    def received(self, client: int, frame: bytes) -> None:
+        """Put down a frame that a step has taken."""
+        message = _up.decode(frame[frames.SIGNATURE :])
+        if isinstance(message, frames.Advertise):
+            self._known.add(client)
+        self._frame(sent=False, client=client, frame=frame, message=message)
+
+    def close(self, outcome: str = SUMMED) -> bytes:
+        """End the file; return its SHA-256, to be told to others: put it into the log.
+
+        `outcome`: why a round was given up, one word (secure/aborts.Reason).
+        """
+        self._put(Sealed(outcome, self._sign(sealed_content(self._hash.digest(), outcome))))
+        file, self._file = self._file, None
+        assert file is not None
+        try:
+            os.fsync(file)
+        except OSError as error:
+            raise NotWrittenError(self.path, error) from None
+        finally:
+            os.close(file)
+        return self._hash.digest()
+
+    def _frame(self, *, sent: bool, client: int | None, frame: bytes, message: frames.Frame) -> None:
+        digest = frames.body_hash(frame)
+        if isinstance(message, KEPT) and digest not in self._whole:
+            self._whole.add(digest)
+            self._put(Whole(sent, client, frame))
+            return
+        name, signature, size = type(message).__name__, frame[: frames.SIGNATURE], len(frame) - frames.SIGNATURE
+        self._put(Outline(sent, client, name, signature, digest, size, _ids(message), _alive(message)))
+
+    def _put(self, record: AnyRecord) -> None:
+        self._append(packed(record))
+
+    def _append(self, data: bytes) -> None:
+        if self._file is None:
+            raise AuditError(f"{self.path}: this transcript is closed", "Its last write failed, or its round is over.")
+        try:
+            if self._bytes + len(data) > TRANSCRIPT_BYTES_MAX:
+                raise OSError(f"it would be longer than {TRANSCRIPT_BYTES_MAX:,} bytes")
+            rest = data
+            while rest:
+                rest = rest[os.write(self._file, rest) :]
+        except OSError as error:
+            self._give_up()
+            raise NotWrittenError(self.path, error) from None
+        self._hash.update(data)
+        self._bytes += len(data)
+
+    def _give_up(self) -> None:
+        file, self._file = self._file, None
+        assert file is not None
+        try:
+            os.ftruncate(file, self._bytes)
+        finally:
+            os.close(file)
+        if not self._bytes:
+            self.path.unlink(missing_ok=True)
+
+
+def _ids(message: frames.Frame) -> tuple[int, ...]:
+    if isinstance(message, frames.Neighbourhood):
+        return tuple(keys.client for keys in message.keys)
+    if isinstance(message, (frames.Shares, frames.Delivery)):
+        return tuple(v for v, _ in message.sealed)
+    if isinstance(message, frames.Consents):
+        return tuple(v for v, _ in message.signatures)
+    return tuple(v for v, _, _ in message.shares) if isinstance(message, frames.Reveal) else ()
+
+
+def _alive(message: frames.Frame) -> tuple[bool, ...]:
+    return tuple(alive for _, alive, _ in message.shares) if isinstance(message, frames.Reveal) else ()

@@ -1,0 +1,205 @@
+"""Is a log as it was written?  Offline, from the file and the participant's public key alone.
+
+Found and named by line: a changed byte, and entries that are cut out, put in, repeated or moved.
+
+Not to be seen in the file: that its end was cut off, back to some entry, or that an older copy was put back.  Who was
+told the hash of a later entry sees that (`head`), and so does the log of who was sent something (compare.py).  Nor that
+the participant left something out, or wrote another log from the beginning: its key signs what it likes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fedgossip.audit.compare import Account
+from fedgossip.audit.entries import (
+    CLOSED,
+    ENTRY_BYTES_MAX,
+    NOTHING,
+    OPENED,
+    REOPENED,
+    Entry,
+    Owner,
+    bytes_of,
+    is_signed,
+    lines,
+    moment,
+    owner_of,
+    parsed,
+)
+
+CLOCK_STEP_MS = 1000
+"""Clocks are set back by so much without a word."""
+
+NAMED_MAX = 100
+"""After so many faults the rest of a file is not looked at; of steps of the clock so many are named."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is wrong, and in which line or record, from 1; 0: in the whole."""
+
+    place: int
+    what: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was found out about one file.  `remarks` are no faults: what cannot be known from it, and clocks."""
+
+    path: Path
+    what: str
+    """"log of client 3", "transcript of session 12"."""
+    faults: tuple[Fault, ...]
+    remarks: tuple[str, ...]
+    facts: Mapping[str, object]
+    account: Account = field(repr=False)
+    unit: str = "line"
+
+    @property
+    def sound(self) -> bool:
+        return not self.faults
+
+    def worded(self) -> list[str]:
+        """Return a line per fault."""
+        return [f"{self.unit} {fault.place}: {fault.what}" if fault.place else fault.what for fault in self.faults]
+
+
+def verify_log(path: Path, key: bytes | None = None, head: str | None = None) -> Verdict:
+    """Verify every link and signature by `key`, 32 bytes; without it by the one that the log itself names.
+
+    `head`: a hash that somebody was told; it must be there.  Raises AuditError for a file that cannot be opened.
+    """
+    following = _Following(key)
+    for place, line in enumerate(lines(path), 1):
+        following.take(place, line)
+        if len(following.faults) >= NAMED_MAX:
+            following.faults.append(Fault(place, "so many faults: what follows was not looked at"))
+            break
+    return following.verdict(path, head)
+
+
+class _Following:
+    """Goes through a log once; holds the hashes of sound entries, and totals."""
+
+    def __init__(self, key: bytes | None) -> None:
+        self.given, self.key = key, key
+        self.owner: Owner | None = None
+        self.faults: list[Fault] = []
+        self.remarks: list[str] = []
+        self.account = Account()
+        self.last: Entry | None = None
+        """The last sound entry, of those in their place."""
+        self._unsound = 0  # lines since, each perhaps in the place of an entry
+        self._places: dict[str, int] = {}  # of sound entries, by hash
+        self._first = self._newest = ""
+        self._kinds: Counter[str] = Counter()
+        self._bytes: Counter[str] = Counter()
+        self._versions: list[str] = []
+
+    def take(self, place: int, line: bytes) -> None:
+        if not line.endswith(b"\n"):
+            size = f"{len(line)} bytes" if len(line) < ENTRY_BYTES_MAX else "many bytes"
+            what = f"cut short, {size} without an end; a crash does this, and the next life mends it and says so"
+            return self._wrong(place, what)
+        try:
+            entry = parsed(line)
+        except ValueError as error:
+            return self._wrong(place, str(error))
+        if place == 1:
+            self._begin(entry)
+        if self.key and not is_signed(entry, self.key):
+            who = "the key that was given" if self.given else "the key that the log begins with"
+            return self._wrong(place, f"entry {entry.number} is not signed by {who}")
+        if self._placed(place, entry):
+            self._count(place, entry)
+        return None
+
+    def _wrong(self, place: int, what: str) -> None:
+        self.faults.append(Fault(place, what))
+        self._unsound += 1
+
+    def _begin(self, entry: Entry) -> None:
+        try:
+            self.owner = owner_of(entry)
+        except ValueError as error:
+            self.faults.append(Fault(1, str(error)))
+            return
+        if self.given and self.owner.key != self.given:
+            self.faults.append(Fault(1, f"a log of the key {self.owner.key.hex()}, not of the one that was given"))
+        self.key = self.given or self.owner.key
+
+    def _placed(self, place: int, entry: Entry) -> bool:
+        """Return whether a signed entry stands in its place, and say if not; one that is ahead is gone on from."""
+        number, previous = (self.last.number, self.last.hash) if self.last else (-1, NOTHING)
+        unsound, due = self._unsound, number + 1
+        if entry.hash in self._places:
+            self.faults.append(Fault(place, f"line {self._places[entry.hash]}, entry {entry.number}, once more"))
+            return False
+        if entry.number < due:
+            self.faults.append(Fault(place, f"entry {entry.number} after entry {number}: moved from its place"))
+            return False
+        self._places[entry.hash] = place
+        self.last, self._unsound = entry, 0
+        if entry.number > due + unsound:
+            missing = f"entry {due} is" if entry.number == due + 1 else f"entries {due} to {entry.number - 1} are"
+            self.faults.append(Fault(place, f"{missing} not before entry {entry.number}: cut out, or moved"))
+        elif entry.number == due and entry.previous != previous:
+            # a sound signature on another line before it: the owner has written two logs
+            self.faults.append(Fault(place, f"entry {entry.number} follows another entry {number} than the one here"))
+        return True
+
+    def _count(self, place: int, entry: Entry) -> None:
+        back = self._newest and moment(entry.time) < moment(self._newest) - CLOCK_STEP_MS
+        if back and len(self.remarks) < NAMED_MAX:
+            self.remarks.append(f"line {place}: {entry.time} after {self._newest}: the clock was set back")
+        self._first, self._newest = self._first or entry.time, entry.time
+        self._kinds[entry.kind] += 1
+        size, version = bytes_of(entry.facts), entry.facts.get("version")
+        if size:
+            self._bytes[entry.kind] += size
+        if entry.kind in (OPENED, REOPENED) and isinstance(version, str) and version not in self._versions:
+            self._versions.append(version)
+        self.account.take(place, entry)
+
+    def verdict(self, path: Path, head: str | None) -> Verdict:
+        if self.last is None and not self.faults:
+            self.faults.append(Fault(0, "no entry is there"))
+        elif self.key is None:
+            self.faults.append(Fault(0, "no signature was verified: the log does not say whose it is; give the key"))
+        if self.owner and not self.given:
+            self.remarks.append(f"verified by the key that the log itself names, {self.owner.key.hex()}: is it theirs?")
+        self._end(head)
+        self.account.owner = self.owner
+        what = f"log of {self.owner or 'nobody'}"
+        return Verdict(path, what, tuple(self.faults), tuple(self.remarks), self._facts(), self.account)
+
+    def _end(self, head: str | None) -> None:
+        if head is None:
+            if self.last and self.last.kind != CLOSED:
+                self.remarks.append(
+                    "no end marker: still being written, ended by a crash, or cut off there; --head tells"
+                )
+        elif head not in self._places:
+            self.faults.append(Fault(0, f"no entry has the hash {head}, which was told: the end is cut off"))
+        elif self.last and (after := self.last.number + 1 - self._places[head]) > 0:
+            self.remarks.append(f"{after} entries after the hash that was told")
+
+    def _facts(self) -> dict[str, object]:
+        owner = self.owner
+        return {
+            "participant": owner and owner.participant,
+            "role": owner and owner.role,
+            "key": owner and owner.key.hex(),
+            "run": owner and owner.run,
+            "versions": self._versions,
+            "entries": sum(self._kinds.values()),
+            "first": self._first,
+            "last": self._newest,
+            "kinds": dict(sorted(self._kinds.items())),
+            "bytes": dict(sorted(self._bytes.items())),
+            "head": self.last.hash if self.last else "",
+        }

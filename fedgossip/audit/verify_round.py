@@ -1,0 +1,66 @@
+"""Did the round go as the protocol says?  Offline, from its transcript, the roster and the coordinator's public key.
+
+Checked, up to the first thing wrong: every signature; the descriptor, as clients check it; each client's keys signed by
+its roster identity, for this round; both session hashes; who sealed shares for whom; masked vectors of one length; one
+list of survivors, n_min clients or more who all sent a vector; consents to that list, as many of each share group as
+its members must see before they reveal; one reveal per client, of one kind of share of each, the one that the list of
+survivors says; t of them for every secret; the result of these survivors; the coordinator's seal.
+
+Not to be seen in the file: what the coordinator left out of it; and of frames that carry shares, that the body is what
+the outline says: the client's own log says that too (compare.py).  That the sum is that of the vectors only the vectors
+would show, which nobody keeps; each client has checked that the sum it got has the hash that is signed here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Set
+from dataclasses import replace
+from pathlib import Path
+
+from fedgossip.audit.course import Course
+from fedgossip.audit.records import transcripts
+from fedgossip.audit.said import Round, WrongError
+from fedgossip.audit.verify import Fault, Verdict
+from fedgossip.secure.session import NONE, Roster
+
+
+def verify_transcript(path: Path, roster: Roster, coordinator: bytes) -> Verdict:
+    """Verify one round; the verdict names the first thing wrong.  Raises AuditError for what is no transcript."""
+    round = Round(path, roster, coordinator)
+    course = Course(round)
+    faults: tuple[Fault, ...] = ()
+    try:
+        round.load()
+        course.check()
+    except WrongError as error:
+        faults = (Fault(error.place, error.what),)
+    number = round.begun.session if round.begun else path.stem
+    return Verdict(path, f"transcript of session {number}", faults, (), course.facts(), course.account(), "record")
+
+
+def verify_transcripts(folder: Path, roster: Roster, coordinator: bytes) -> list[Verdict]:
+    """Verify every round in `folder`, and that each file names the one before it by its hash."""
+    found: list[Verdict] = []
+    before: Path | None = None
+    sessions: set[object] = set()
+    for path in transcripts(folder):
+        verdict = verify_transcript(path, roster, coordinator)
+        found.append(_chained(verdict, before, sessions))
+        sessions.add(verdict.facts.get("sid"))
+        before = path
+    return found
+
+
+def _chained(verdict: Verdict, before: Path | None, sessions: Set[object]) -> Verdict:
+    facts = verdict.facts
+    previous = facts.get("previous file", "")
+    if before is None:
+        gone = previous not in ("", NONE.hex())
+        return replace(verdict, remarks=(f"the file before, with SHA-256 {previous}, is not here",) * gone)
+    fault: tuple[Fault, ...] = ()
+    if previous != hashlib.sha256(before.read_bytes()).hexdigest():
+        fault = (Fault(1, f"it does not follow {before.name} as that is now: changed, or a file between is gone"),)
+    elif facts.get("keys announced") and facts.get("previous sid") not in sessions:
+        fault = (Fault(0, "its keys were announced in a session that no file before it is of"),)
+    return replace(verdict, faults=verdict.faults + fault)

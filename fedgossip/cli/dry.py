@@ -1,0 +1,84 @@
+"""`fedgossip run --dry-run`: what a run will be, before anything is trained."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fedgossip.running.federation import FederationPlan
+    from fedgossip.running.plan import Plan
+    from fedgossip.task import LocalTask
+
+
+def show_plan(plan: Plan, *, as_json: bool) -> None:
+    """Check everything, and print what is known: the experiment with all defaults, sizes, the forecast."""
+    from fedgossip.cli.run import print_json, talk_to_stderr
+    from fedgossip.running import compose
+
+    with talk_to_stderr() if as_json else contextlib.nullcontext():
+        task, shares = compose.task_of(plan.experiment, plan.learners)
+        plan = plan.informed(shares)
+        last = plan.n - 1
+        plan.machine(last, task.initial(last), task.schema, own=plan.simulated(last))
+    own, lines = _federation(plan, task) if isinstance(plan, compose.FederationPlan) else _gossip(plan, task)
+    facts = {
+        "n": plan.learners,
+        "parameters": task.length,
+        "schema": task.schema,
+        "examples": shares.sizes,
+        "experiment": plan.experiment.to_dict(),
+        **own,
+        "bytes_total": own["bytes_per_round"] * plan.experiment.rounds,
+    }
+    if as_json:
+        print_json(facts)
+        return
+    import tomli_w
+
+    print(tomli_w.dumps(plan.experiment.to_dict()))
+    for line in [*plan.head, *lines]:
+        print(f"# {line}")
+    total = f"{own['bytes_per_round']:,} bytes a round, {facts['bytes_total']:,} in all"
+    print(f"# {task.length:,} parameters in {task.dtype.name}: {total}")
+    if shares.sizes:
+        counted = f"{min(shares.sizes)} to {max(shares.sizes)} each"
+        print(f"# {sum(shares.sizes):,} training examples, {counted}")
+    print("Nothing was trained: this was a dry run.", file=sys.stderr)
+
+
+def _gossip(plan: Plan, task: LocalTask) -> tuple[dict[str, Any], Sequence[str]]:
+    from fedgossip.messages import Model
+    from fedgossip.running import compose
+    from fedgossip.wire import wire_bytes
+
+    assert isinstance(plan, compose.GossipPlan)
+    forecast = plan.forecast
+    size = wire_bytes(Model(0, task.schema, (task.initial(0),)))
+    lines = [f"{plan.n} peers, {len(plan.topology.edges)} links"]
+    if plan.schedule.period != 1 and forecast.exact_after:
+        lines.append(f"the exact mean after {forecast.exact_after} rounds, for they change and complete each other")
+    if forecast.slem is not None and forecast.n_w is not None:
+        halved, gone = _rounds(forecast.rounds_to_halve), _rounds(forecast.rounds_to_1_percent)
+        gap = f"gap {1 - forecast.slem:.6f}, n_W({forecast.gamma}) {forecast.n_w:.2f}"
+        lines.append(f"{gap}; disagreement falls to a half {halved}, to 1 % {gone}")
+    return {"forecast": forecast.to_dict(), "bytes_per_round": int(size * forecast.messages * plan.n)}, lines
+
+
+def _federation(plan: FederationPlan, task: LocalTask) -> tuple[dict[str, Any], Sequence[str]]:
+    vector = task.length * task.dtype.itemsize * plan.vectors
+    words = plan.masked(task.length)
+    up = 4 * words if words else vector
+    lines = [f"{up:,} bytes up and {vector:,} down per client and round, with little beside"]
+    facts = {"clients": plan.learners, "cohort": plan.cohort, "secure": plan.secure, "threshold": plan.threshold}
+    return {**facts, "bytes_per_round": plan.cohort * (up + vector)}, lines
+
+
+def _rounds(count: int | None) -> str:
+    """A number of rounds in words; None is never."""
+    if count is None:
+        return "never"
+    return "in 1 round" if count == 1 else f"in {count:,} rounds"

@@ -1,0 +1,88 @@
+"""`fedgossip coordinator` and `fedgossip client`: the two ends of a federated run over several machines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from fedgossip.cli import participant
+
+if TYPE_CHECKING:
+    from fedgossip.running.federation import FederationPlan
+
+
+@click.command()
+@click.argument("experiment", type=click.Path(path_type=Path))
+@participant.options
+@click.option("--bind", help="Where to listen, e.g. tcp://*:5700.  [default: its address in the endpoints]")
+def coordinator(
+    experiment: Path,
+    endpoints: Path,
+    key: Path,
+    bind: str | None,
+    overrides: tuple[str, ...],
+    seed: int | None,
+    out: Path | None,
+    resume: bool,
+) -> int:
+    """Be the coordinator of the federated run that the file EXPERIMENT describes; every client needs the same file."""
+    from fedgossip.net.endpoints import load as load_endpoints
+
+    plan = _plan(experiment, overrides, seed)
+    known = load_endpoints(endpoints, plan.n, plan.listens)
+    return participant.Participant(
+        experiment, plan, plan.coordinator, "coordinator", key, endpoints, known, out, resume, bind
+    ).take_part("waiting for its clients")
+
+
+@click.command()
+@click.argument("experiment", type=click.Path(path_type=Path))
+@click.option("--id", "node", type=click.IntRange(min=0), required=True, help="Which client this is.")
+@participant.options
+@click.option("--policy", type=click.Path(path_type=Path), default=Path("policy.toml"), show_default=True,
+              help="What this client insists on, from `fedgossip privacy policy`.")
+def client(
+    experiment: Path,
+    node: int,
+    endpoints: Path,
+    key: Path,
+    policy: Path,
+    overrides: tuple[str, ...],
+    seed: int | None,
+    out: Path | None,
+    resume: bool,
+) -> int:
+    """Be client K of the federated run that the file EXPERIMENT describes.  It calls the coordinator, and needs no
+    open port."""
+    from fedgossip.errors import ConfigError
+    from fedgossip.net.endpoints import load as load_endpoints
+    from fedgossip.running import compose
+    from fedgossip.running.policies import agreed
+
+    plan = _plan(experiment, overrides, seed)
+    if node >= plan.learners:
+        raise ConfigError(f"there is no client {node}", f"Clients are 0 to {plan.learners - 1}.")
+    known = load_endpoints(endpoints, plan.n, plan.listens)
+    terms = None
+    if plan.secure:
+        task, _ = compose.task_of(plan.experiment, plan.learners, [node])
+        terms = agreed(policy, plan, known, task.length, task.schema)
+    elif policy.exists():
+        advice = f"Ask why, or remove {policy} if you agree that the coordinator sees every update of yours."
+        raise ConfigError(f"{policy} is there, and the experiment has switched the secure sum off", advice)
+    return participant.Participant(
+        experiment, plan, node, f"client {node}", key, endpoints, known, out, resume, policy=terms
+    ).take_part("calling the coordinator at " + known[plan.coordinator].address)
+
+
+def _plan(experiment: Path, overrides: tuple[str, ...], seed: int | None) -> FederationPlan:
+    from fedgossip.errors import ConfigError
+    from fedgossip.experiment import load
+    from fedgossip.running import compose
+
+    plan = compose.plan(load(experiment, overrides, seed=seed))
+    if not isinstance(plan, compose.FederationPlan):
+        raise ConfigError(f"{experiment} has no [coordinator]", "Use fedgossip peer for peers of a graph.")
+    return plan

@@ -1,0 +1,139 @@
+"""What `peer`, `coordinator` and `client` have in common: one participant of a run over several machines."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from fedgossip.net.endpoints import Endpoint, Members
+    from fedgossip.running.plan import Plan
+    from fedgossip.secure.session import Policy
+
+Command = Callable[..., Any]
+
+
+def options(command: Command) -> Command:
+    """The options of every participant."""
+    given = [
+        click.option("--endpoints", type=click.Path(path_type=Path), required=True,
+                     help="File with everybody's id, address and public key."),
+        click.option("--key", type=click.Path(path_type=Path), default=Path("peer.key"), show_default=True,
+                     help="One's own key pair, from `fedgossip keys new`."),
+        click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True,
+                     help="Replace a key of the file; at all participants."),
+        click.option("--seed", type=int, help="Replace the file's seed; at all participants."),
+        click.option("--out", type=click.Path(path_type=Path), help="Folder to make.  [default: runs/NAME-WHO-TIME]"),
+        click.option("--resume", is_flag=True, help="Go on from the last checkpoint in the folder --out."),
+    ]  # fmt: skip
+    for option in reversed(given):
+        command = option(command)
+    return command
+
+
+@dataclass(frozen=True)
+class Participant:
+    """One participant, as the command line names it."""
+
+    experiment: Path
+    plan: Plan
+    node: int
+    title: str
+    """Such as "peer 3"."""
+    key: Path
+    endpoints: Path
+    known: dict[int, Endpoint]
+    out: Path | None
+    resume: bool
+    bind: str | None = None
+    members: Members | None = None
+    join: bool = False
+    policy: Policy | None = None
+    trace_bytes: int = 0
+
+    def take_part(self, waiting: str) -> int:
+        """Run to the end; return the exit code.  Raises FedgossipError."""
+        from fedgossip.cli.progress import Progress, names_of
+        from fedgossip.running.peer import run_peer
+        from fedgossip.running.peer_files import empty_folder
+        from fedgossip.running.private import LEDGER
+        from fedgossip.running.runs import new_path
+
+        identity = self._identity()
+        who = self.title.replace(" ", "")
+        folder = self._left() if self.resume else empty_folder(self.out or new_path(self.plan, who, Path("runs")))
+        for line in self.plan.head:
+            click.echo(line, err=True)
+        bind = self.bind or self.known[self.node].address
+        where = f"{self.title} at {bind}" if self.plan.listens(self.node) else self.title
+        click.echo(f"{where}: {waiting}", err=True)
+        names, rounds = names_of(self.plan), self.plan.experiment.rounds
+        with Progress(self.title, rounds, self.plan.learners, own=self.node, names=names) as progress:
+            ended = run_peer(
+                self.plan,
+                self.node,
+                folder,
+                identity=identity,
+                bind=bind,
+                endpoints=self.known,
+                watch=progress,
+                resume=self.resume,
+                members=self.members,
+                join=self.join,
+                policy=self.policy,
+                trace_bytes=self.trace_bytes,
+                masked=self.key.with_name(f"{self.key.name}.{LEDGER}"),
+            )
+        click.echo(f"{ended.status} after {ended.rounds} rounds; everything is in {folder}", err=True)
+        if ended.status == "interrupted":
+            click.echo(f"To go on: {_line(folder)}", err=True)
+        elif ended.status == "finished":
+            self._what_next(folder)
+        return ended.exit_code
+
+    def _identity(self) -> Any:
+        from fedgossip.errors import ConfigError
+        from fedgossip.net.identity import Identity
+
+        identity = Identity.load(self.key)
+        if self.known[self.node].key != identity.public:
+            advice = f"Put `fedgossip keys show {self.key}` there, or name the right file with --key."
+            raise ConfigError(f"{self.key} is not the key that {self.endpoints} gives {self.title}", advice)
+        return identity
+
+    def _what_next(self, folder: Path) -> None:
+        from fedgossip.running.compose import GossipPlan
+
+        if isinstance(self.plan, GossipPlan):
+            click.echo("Copy all peers' folders to one machine; there:", err=True)
+            click.echo(f"fedgossip collect {self.experiment} {folder} ...", err=True)
+        else:
+            click.echo(f"The model: {folder / 'model.safetensors'}", err=True)
+
+    def _left(self) -> Path:
+        """Return the folder of a life before.  Raises ConfigError, ResumeError."""
+        from fedgossip.checkpoints import incarnation_of
+        from fedgossip.errors import ConfigError, ResumeError
+
+        if self.out is None:
+            raise ConfigError("--resume needs the folder to go on in", "Name it with --out.")
+        if not self.out.is_dir():
+            raise ResumeError(f"{self.out}: no such folder", "Leave --resume out to start there.")
+        if incarnation_of(self.out) < 0:
+            raise ResumeError(f"{self.out}: nobody has run here", "Leave --resume out to start.")
+        return self.out
+
+
+def _line(folder: Path) -> str:
+    """The command as it was given, that goes on in `folder`."""
+    words = [word for word in sys.argv[1:] if word != "--resume" and not word.startswith("--out=")]
+    if "--out" in words:
+        place = words.index("--out")
+        del words[place : place + 2]
+    return shlex.join(["fedgossip", *words, "--out", str(folder), "--resume"])

@@ -1,0 +1,150 @@
+"""What can be wrong with an experiment whose keys are all known: values out of range, sections that contradict."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+
+from fedgossip.errors import ConfigError, nearest
+from fedgossip.experiment.sections import Coordinator, Data, Experiment
+from fedgossip.learning.own import PLACE
+from fedgossip.protocols.partners import RULES
+
+LONGEST_SECONDS = 1e9
+"""Thirty years; times are kept in 64-bit nanoseconds."""
+
+ABOVE_0 = sys.float_info.min
+MOST = 2**31 - 1
+"""The largest count."""
+
+
+def check(experiment: Experiment, where: str) -> None:
+    """Raise ConfigError, naming the key, for what no run can be made of; `where` names the file."""
+    _check_kind(experiment, where)
+    _check_values(experiment, where)
+    _check_test(experiment.data.test, where)
+    _check_own(experiment.data, where)
+    if not 0 <= experiment.data.local_test < 1:
+        raise ConfigError(f"{where}: data.local_test = {experiment.data.local_test} is no share", "Set it below 1.")
+    if experiment.coordinator:
+        _check_coordinator(experiment.coordinator, where)
+
+
+def _check_kind(experiment: Experiment, where: str) -> None:
+    if experiment.topology and experiment.coordinator:
+        advice = "Keep [topology] for peers that talk to neighbours, [coordinator] for clients of a coordinator."
+        raise ConfigError(f"{where}: both a topology and a coordinator", advice)
+    if not (experiment.topology or experiment.coordinator):
+        advice = 'Give at least:  [topology]  graph = "ring"  n = 8,  or:  [coordinator]  clients = 8'
+        raise ConfigError(f"{where}: no graph and no coordinator", advice)
+
+
+def _check_values(experiment: Experiment, where: str) -> None:
+    e = experiment
+    _check_words(
+        {
+            "algorithm.name": (e.algorithm.name, ("dsgd", "push-sum", "window-doubling")),
+            "algorithm.mode": (e.algorithm.mode, ("sync", "async")),
+            "algorithm.partner": (e.algorithm.partner, RULES),
+            "task.kind": (e.task.kind, ("learning", "averaging", "quadratic")),
+            "task.dtype": (e.task.dtype, ("float32", "float64")),
+        },
+        where,
+    )
+    s, seconds, number = e.simulation, LONGEST_SECONDS, sys.float_info.max
+    ranges: Ranges = {
+        "rounds": (e.rounds, 1, MOST),
+        "eval.every": (e.eval.every, 1, MOST),
+        "task.dim": (e.task.dim, 1, MOST),
+        "train.batch_size": (e.train.batch_size, 1, MOST),
+        "train.threads": (e.train.threads, 1, 1024),
+        "train.lr": (e.train.lr, ABOVE_0, number),
+        "algorithm.deadline": (e.algorithm.deadline, ABOVE_0, seconds),
+        "algorithm.exchanges": (e.algorithm.exchanges, 1, 1000),
+        "algorithm.least_deadline": (e.algorithm.least_deadline, 0, seconds),
+        "algorithm.start_timeout": (e.algorithm.start_timeout, ABOVE_0, seconds),
+        "algorithm.bound": (e.algorithm.bound, ABOVE_0, number),
+        "simulation.latency": (s.latency, 0, seconds),
+        "simulation.jitter": (s.jitter, 0, seconds),
+        "simulation.bandwidth": (s.bandwidth, ABOVE_0, number),
+        "simulation.training": (s.training, 0, seconds),
+        "simulation.training_jitter": (s.training_jitter, 0, 1e6),
+        "simulation.speed_spread": (s.speed_spread, 0, 10),
+        "simulation.detection": (s.detection, 0, seconds),
+    }
+    _check_ranges(ranges, where)
+    if e.seed < 0:
+        raise ConfigError(f"{where}: seed = {e.seed} is negative", "Use 0 or a positive number.")
+
+
+def _check_coordinator(c: Coordinator, where: str) -> None:
+    seconds, number = LONGEST_SECONDS, sys.float_info.max
+    words = {
+        "coordinator.sampling": (c.sampling, ("uniform", "size", "poisson")),
+        "coordinator.privacy.unit": (c.privacy.unit, ("none", "record", "client")),
+    }
+    _check_words(words, where)
+    ranges: Ranges = {
+        "coordinator.clients": (c.clients, 1, 1_000_000),
+        "coordinator.participation": (c.participation, ABOVE_0, 1),
+        "coordinator.cohort": (c.cohort, 1, MOST),
+        "coordinator.over_selection": (c.over_selection, 1, 100),
+        "coordinator.min_clients": (c.min_clients, 1, MOST),
+        "coordinator.deadline": (c.deadline, ABOVE_0, seconds),
+        "coordinator.least_deadline": (c.least_deadline, 0, seconds),
+        "coordinator.start_timeout": (c.start_timeout, ABOVE_0, seconds),
+        "coordinator.return_timeout": (c.return_timeout, 0, seconds),
+        "coordinator.silence": (c.silence, ABOVE_0, seconds),
+        "coordinator.at_once": (c.at_once, 1, MOST),
+        "coordinator.goal": (c.goal, 1, MOST),
+        "coordinator.most_stale": (c.most_stale, 0, MOST),
+        "coordinator.secure.threshold": (c.secure.threshold, 1, 1000),
+        "coordinator.secure.neighbours": (c.secure.neighbours, 2, 200),
+        "coordinator.secure.bound": (c.secure.bound, ABOVE_0, number),
+        "coordinator.secure.bits": (c.secure.bits, 2, 31),
+        "coordinator.secure.weight_max": (c.secure.weight_max, 1, MOST),
+        "coordinator.privacy.clip": (c.privacy.clip, ABOVE_0, number),
+        "coordinator.privacy.noise": (c.privacy.noise, ABOVE_0, 1e6),
+        "coordinator.privacy.delta": (c.privacy.delta, ABOVE_0, 0.5),
+        "coordinator.privacy.max_epsilon": (c.privacy.max_epsilon, ABOVE_0, number),
+    }
+    _check_ranges(ranges, where)
+    if c.cohort is not None and c.participation != 1.0:
+        raise ConfigError(f"{where}: coordinator.cohort and coordinator.participation", "Give one of them.")
+
+
+Words = Mapping[str, tuple[str, Sequence[str]]]
+Ranges = Mapping[str, tuple[float | None, float, float]]
+"""Each value with its limits; a lower one of ABOVE_0 means that 0 itself is refused."""
+
+
+def _check_words(words: Words, where: str) -> None:
+    for key, (word, known) in words.items():
+        if word not in known:
+            raise ConfigError(f"{where}: {key} = {word!r} is not known", nearest(word, known))
+
+
+def _check_ranges(ranges: Ranges, where: str) -> None:
+    for key, (value, low, high) in ranges.items():
+        if value is not None and not low <= value <= high:
+            least = "above 0" if low == ABOVE_0 else f"at least {low:g}"
+            raise ConfigError(f"{where}: {key} = {value} is out of range", f"Set it {least}, at most {high:g}.")
+
+
+def _check_test(test: float | str, where: str) -> None:
+    if isinstance(test, str):
+        if test != "own" and ":" not in test:
+            advice = 'Set it to a share: 0.2, to "own", or to a source: "csv:PATH?label=COLUMN".'
+            raise ConfigError(f"{where}: data.test = {test!r} is no test set", advice)
+    elif not 0 < test < 1:
+        raise ConfigError(f"{where}: data.test = {test} is no share", 'Set it between 0 and 1, such as 0.2, or "own".')
+
+
+def _check_own(data: Data, where: str) -> None:
+    own = PLACE in data.source
+    if own != (data.partition.get("kind") == "own"):
+        advice = f'A source with {PLACE} in it and partition = {{ kind = "own" }} go together.'
+        raise ConfigError(f"{where}: data.source = {data.source!r}, partition = {data.partition}", advice)
+    if own and not (isinstance(data.test, str) and ":" in data.test and PLACE not in data.test):
+        advice = 'Set it to a file that all peers have: "csv:PATH?label=COLUMN", "npz:PATH".'
+        raise ConfigError(f"{where}: data.test = {data.test!r} is not common to peers with files of their own", advice)

@@ -1,0 +1,228 @@
+"""The experiment file's sections, typed: what may be written, what it means, and what stands there by default."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from typing import Any
+
+import msgspec
+
+from fedgossip.faults import Fault
+from fedgossip.learning.settings import TrainSettings
+
+
+class Data(msgspec.Struct, forbid_unknown_fields=True):
+    """[data]: which examples there are, and who has which."""
+
+    source: str = "digits"
+    """digits | breast-cancer | mnist | fashion-mnist | csv:PATH?label=COLUMN | npz:PATH | text:PATH |
+    module:function; with {peer} in it, a file of each peer's own, see learning/own.py"""
+    partition: dict[str, Any] = msgspec.field(default_factory=lambda: {"kind": "iid"})
+    """kind = iid | dirichlet | shard | pathological | size-skewed | natural | own, and that kind's own keys."""
+    test: float | str = 0.2
+    """The common test set: a share of the examples, between 0 and 1, or "own", the one that the source brings,
+    or a source."""
+    local_test: float = 0.0
+    """The share of its examples that every client keeps to test on; the model that it is sent is tested there."""
+
+
+class Model(msgspec.Struct, forbid_unknown_fields=True):
+    """[model]"""
+
+    source: str = "softmax"
+    """softmax | mlp:IN-HIDDEN-OUT | cnn:small | cnn:small-bn | chars:WIDTH | module:function"""
+
+
+class TopologySection(msgspec.Struct, forbid_unknown_fields=True):
+    """[topology]"""
+
+    graph: str
+    """A family (ring, torus:4x4, regular:3, ...), a name of `fedgossip topology list`, or a path."""
+    n: int | None = None
+    """Number of peers, for families that do not fix it."""
+    weights: str | None = None
+    """metropolis | max-degree | uniform | lazy | best-constant; without it the file's rule, or metropolis."""
+
+
+class Algorithm(msgspec.Struct, forbid_unknown_fields=True):
+    """[algorithm]"""
+
+    name: str = "dsgd"
+    """dsgd | push-sum (directed graphs too) | window-doubling (with the graph of that name)"""
+    mode: str = "sync"
+    """sync: rounds that wait for the neighbours.  async: pairwise exchanges beside training; nobody waits."""
+    partner: str = "uniform"
+    """Whom an asynchronous peer meets next: uniform | matching (in turn) | speed (who answers sooner, more often)."""
+    exchanges: int = 1
+    """That an asynchronous peer begins per round of training."""
+    deadline: float = 30.0
+    """The longest wait for neighbours' models in a round, in seconds; above the slowest peer's training time."""
+    least_deadline: float = 5.0
+    """The shortest: between the two the deadline follows the rounds that a peer has seen."""
+    start_timeout: float = 300.0
+    """Seconds to wait for all neighbours before the first round."""
+    private: bool = False
+    """Peers learn the sum of their neighbours' models, and no model; dsgd in sync mode, 3 neighbours or more each."""
+    bound: float = 64.0
+    """Private: no weight of a model is larger, or the peer stops; a smaller bound rounds finer (bound / 2^29)."""
+
+
+class Secure(msgspec.Struct, forbid_unknown_fields=True):
+    """[coordinator.secure]: the coordinator sees the sum of a round's contributions, and none of them."""
+
+    on: bool = True
+    """false: the coordinator sees every client's update.  The robust algorithms and fedbuff need that."""
+    threshold: int | None = None
+    """Answers that a round needs to its end, of each share group; without it the smallest that clients accept, more
+    than two thirds."""
+    neighbours: int | None = None
+    """Clients that each client shares masks with, an even number, where more than 64 are invited."""
+    bound: float = 1.0
+    """No element of what a client sends is larger: it is cut to this.  Smaller rounds finer."""
+    bits: int | None = None
+    """Of an element, rounded at random; without it 24 for up to 100 clients, 20 above."""
+    weight_max: int = 10_000
+    """The most examples that a client may have; larger rounds coarser."""
+
+
+class Privacy(msgspec.Struct, forbid_unknown_fields=True):
+    """[coordinator.privacy]: differential privacy, of a record at its site or of a whole client."""
+
+    unit: str = "none"
+    """record | client | none"""
+    clip: float = 1.0
+    """The longest gradient of one example (record), or update of one client (client)."""
+    noise: float = 1.0
+    """Standard deviation of the noise, in units of clip; more protects better and learns worse."""
+    delta: float = 1e-5
+    """The chance that the promise does not hold; well below one in the number of units."""
+    max_epsilon: float = 8.0
+    """The round that would cross it is refused."""
+    adaptive: bool = False
+    """client: let the clip follow the median length of the updates; begins with clip."""
+
+
+class Coordinator(msgspec.Struct, forbid_unknown_fields=True):
+    """[coordinator]: a federated run, in place of [topology]."""
+
+    clients: int
+    """All that may ever take part: ids 0 to clients - 1; the coordinator is the next."""
+    participation: float = 1.0
+    """The share of the clients that is wanted in a round."""
+    cohort: int | None = None
+    """Their number, in place of participation."""
+    over_selection: float = 1.0
+    """So many times as many are invited; the round ends with the first that are wanted."""
+    sampling: str = "uniform"
+    """uniform | size (clients with more examples more often) | poisson (each alone: cohorts vary in size)"""
+    min_clients: int | None = None
+    """A round of fewer is abandoned.  Without it 5, or the cohort where that is smaller; 1 without a secure sum."""
+    algorithm: str = "fedavg"
+    options: dict[str, Any] = msgspec.field(default_factory=dict)
+    """The algorithm's own, such as { mu = 0.1 } or { lr = 0.01 }."""
+    deadline: float = 300.0
+    """The longest wait in one phase of a round, in seconds; above the slowest client's training."""
+    least_deadline: float = 5.0
+    """The shortest: between the two the deadline follows the rounds that were seen."""
+    start_timeout: float = 300.0
+    """Seconds to wait for all clients before the first round, and for enough of them whenever too few are left."""
+    return_timeout: float = 10.0
+    """Seconds that a coordinator that is started again waits for all, before it goes on with those that are back."""
+    silence: float = 600.0
+    """Seconds without a link after which a client gives the coordinator up."""
+    at_once: int | None = None
+    """fedbuff: clients that train at any time; without it twice the goal."""
+    goal: int | None = None
+    """fedbuff: answers per step; without it 10, or half of the clients where that is fewer."""
+    most_stale: int = 20
+    """fedbuff: steps since a client was invited; an older answer is dropped."""
+    secure: Secure = msgspec.field(default_factory=Secure)
+    privacy: Privacy = msgspec.field(default_factory=Privacy)
+
+
+class Eval(msgspec.Struct, forbid_unknown_fields=True):
+    """[eval]"""
+
+    every: int = 5
+    """Rounds between two evaluations; the last round is always evaluated."""
+
+
+class Simulation(msgspec.Struct, forbid_unknown_fields=True):
+    """[simulation]: the virtual network and devices of `--on sim`; real runs ignore it."""
+
+    latency: float = 0.005
+    jitter: float = 0.0
+    bandwidth: float | None = None
+    detection: float = 1.0
+    """Seconds of silence after which a peer is told that a link is lost; a shorter cut only delays what is sent."""
+    training: float = 0.05
+    training_jitter: float = 0.0
+    speed_spread: float = 0.0
+
+
+class Task(msgspec.Struct, forbid_unknown_fields=True):
+    """[task]: in place of learning from data, a problem with a known answer (pure numpy)."""
+
+    kind: str = "learning"
+    """learning | averaging | quadratic"""
+    dim: int = 1
+    dtype: str = "float32"
+    """float32 | float64; learning is always float32."""
+    eta: float = 0.1
+    """Quadratic: step size."""
+    sigma: float = 0.0
+    """Quadratic: standard deviation of the gradient noise per coordinate."""
+    placement: str = "smooth"
+    """Quadratic: how the targets b_i lie on the node ids: smooth | alternating | random"""
+
+
+class Experiment(msgspec.Struct, forbid_unknown_fields=True):
+    """A whole experiment; see each section."""
+
+    topology: TopologySection | None = None
+    coordinator: Coordinator | None = None
+    """One of the two: a graph of peers, or a coordinator and its clients."""
+    seed: int = 1
+    """Every random number of the run follows from it."""
+    rounds: int = 60
+    name: str = ""
+    """For the run directory and the report; the graph's name where empty."""
+    data: Data = msgspec.field(default_factory=Data)
+    model: Model = msgspec.field(default_factory=Model)
+    train: TrainSettings = msgspec.field(default_factory=TrainSettings)
+    algorithm: Algorithm = msgspec.field(default_factory=Algorithm)
+    eval: Eval = msgspec.field(default_factory=Eval)
+    simulation: Simulation = msgspec.field(default_factory=Simulation)
+    task: Task = msgspec.field(default_factory=Task)
+    faults: list[Fault] = msgspec.field(default_factory=list)
+    """[[faults]]: what goes wrong, when, and to whom; in the simulator and in real processes of one machine."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the resolved experiment as plain data, without keys that are None (TOML has no null)."""
+        content = msgspec.to_builtins(self)
+        content["train"] = dataclasses.asdict(self.train)  # msgspec leaves out the fields that it did not set itself
+        if self.coordinator:
+            del content["algorithm"]  # of gossip
+        return typing.cast("dict[str, Any]", _without_none(content))
+
+
+SECTIONS = (
+    Data,
+    Model,
+    TrainSettings,
+    TopologySection,
+    Coordinator,
+    Secure,
+    Privacy,
+    Algorithm,
+    Eval,
+    Simulation,
+    Task,
+)
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _without_none(v) for k, v in value.items() if v is not None}
+    return [_without_none(v) for v in value] if isinstance(value, list) else value

@@ -1,0 +1,213 @@
+"""Local training that hides each single example: DP-SGD, inside the loop of `looped`, with other batches and gradients.
+
+    step    B  <-  each of the node's m examples with probability q = min(1, batch_size / m), on its own
+            g_i  <-  gradient of example i of B        cut to `clip` where it is longer
+            gradient  <-  (sum g_i + noise) / (q m)    noise: Gaussian, deviation `noise` * clip, on every element
+
+The optimiser then does with it what it likes: momentum, weight decay, FedProx's pull and SCAFFOLD's c - c_i use nothing
+of the examples but what earlier gradients, just as noisy, have given away.  SCAFFOLD's c_i is made of the node's own
+released updates; it costs nothing.  A batch may be empty: that step is noise.  It is divided by q m, not by the size of
+B, which would tell.  Buffers (running statistics) keep what they were: they would be seen without noise.  The loss is
+not private and is not reported.
+
+Gradients and noise are whole numbers (`secure.noise`) of units of clip / UNITS: each g_i is rounded towards zero and
+the sum is exact, so no rounding makes one longer than `clip`, and the last bits of the result say nothing.  Floating
+point sums and noise have been broken by these: Mironov, CCS 2012; Casacuberta et al., CCS 2022.
+
+The account of one job: `steps` releases of noise multiplier `noise` at rate q; see `privacy.accounting`.  It takes m,
+and what follows from it, as known.  A job that is trained again, from a checkpoint say, is another release.
+
+Source: Abadi et al., Deep learning with differential privacy, CCS 2016, algorithm 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedgossip import seeds
+from fedgossip.errors import ConfigError
+from fedgossip.learning.batches import Indices, Plan
+from fedgossip.learning.per_example import check_apart, per_example, restore, trained
+from fedgossip.learning.settings import TrainSettings
+from fedgossip.secure.noise import discrete_gaussian
+from fedgossip.secure.primitives import Entropy, keystream
+
+UNITS = 1 << 20
+"""In a clip."""
+
+EXACT = 16
+"""Gradients of at most UNITS each, that float32 adds up without rounding: 2^24 in all."""
+
+BLOCK = 4096
+"""Squares that float32 adds up: off by less than BLOCK * 2^-24 of their sum, in whatever order."""
+
+MARGIN = 2.0**-12
+"""Gradients are cut so much shorter than the clip, for a length may be 2^-13 too short and a product 2^-24 too long."""
+
+CLIP_LEAST, CLIP_MOST = 1e-6, 1e6
+NOISE_LEAST, NOISE_MOST = 1e-3, 256.0
+
+CHUNK_ELEMENTS = 1 << 22
+"""Of gradients per example at a time: 16 MiB."""
+
+
+@dataclass(frozen=True)
+class RecordPrivacy:
+    """How single examples are hidden.  Raises ConfigError for numbers out of range."""
+
+    clip: float
+    """The longest gradient of an example that counts in full; smaller takes less noise and biases more."""
+    noise: float
+    """z: the noise's deviation over the clip, 1e-3 to 256.  0 only clips, and hides nothing."""
+    entropy: Entropy | None = field(default=None, repr=False)
+    """os.urandom in a real run.  None: batches and noise follow from (seed, node, round), so that a simulation can be
+    repeated, and so that whoever knows the seed takes the noise off: no privacy."""
+
+    def __post_init__(self) -> None:
+        noisy = self.noise == 0 or NOISE_LEAST <= self.noise <= NOISE_MOST
+        if not CLIP_LEAST <= self.clip <= CLIP_MOST or not noisy:
+            raise ConfigError(
+                f"privacy with clip {self.clip:g} and noise {self.noise:g}",
+                f"The clip is {CLIP_LEAST:g} to {CLIP_MOST:g}, the noise 0 or {NOISE_LEAST:g} to {NOISE_MOST:g}.",
+            )
+
+    def entropy_of(self, seed: int, purpose: str, node: int, round: int) -> Entropy:
+        if self.entropy is not None:
+            return self.entropy
+        return seeds.stream(seed, f"privacy {purpose}", node, round).bytes
+
+
+class PoissonBatches:
+    """Draws plans in which every example is there or not on its own, at the rate of `private_rate`."""
+
+    def __init__(
+        self,
+        shares: Sequence[Indices] | Mapping[int, Indices],
+        settings: TrainSettings,
+        privacy: RecordPrivacy,
+        seed: int,
+    ) -> None:
+        self._shares, self._settings, self._privacy, self._seed = shares, settings, privacy, seed
+
+    def plan(self, node: int, round: int) -> Plan:
+        """Return what `node` does in `round`; a step may have no example, or all."""
+        share = self._shares[node]
+        dice = keystream(self._privacy.entropy_of(self._seed, "batches", node, round)(32))
+        rate = private_rate(self._settings, len(share))
+        drawn = []
+        for _ in range(private_steps(self._settings, len(share))):
+            # 64 bits each against the rate: what is drawn is at most 2^-52 more or less likely than that
+            chances = np.frombuffer(dice.update(bytes(8 * len(share))), "<u8")
+            drawn.append(share if rate == 1 else share[chances < np.uint64(rate * 2.0**64)])
+        counts = np.array([len(one) for one in drawn])
+        indices = np.zeros((len(drawn), int(counts.max())), np.int64)
+        for row, one in zip(indices, drawn, strict=True):
+            row[: len(one)] = one
+        return Plan(indices, counts)
+
+
+def private_rate(settings: TrainSettings, examples: int) -> float:
+    """Return q, the chance of each of a node's examples to be in a step."""
+    return min(1.0, settings.batch_size / examples)
+
+
+def private_steps(settings: TrainSettings, examples: int) -> int:
+    """Return the steps of a round: local_steps, or as many as passes over the examples would have."""
+    if settings.local_steps is not None:
+        return settings.local_steps
+    assert settings.local_epochs is not None
+    return settings.local_epochs * -(-examples // settings.batch_size)
+
+
+class PrivateGradients:
+    """Fills the gradients of a module's parameters as above; one job at a time, after `begin`."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        privacy: RecordPrivacy,
+        settings: TrainSettings,
+        shares: Sequence[Indices] | Mapping[int, Indices],
+        seed: int,
+    ) -> None:
+        self._module, self._privacy, self._settings = module, privacy, settings
+        self._shares, self._seed = shares, seed
+        self._way = per_example(module)
+        self._trained = trained(module)
+        self._elements = sum(parameter.numel() for parameter in self._trained)
+        self._unit = privacy.clip / UNITS
+        self._expected = 1.0
+        self._entropy: Entropy | None = None
+
+    def check(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        """Raise ConfigError where the model cannot be trained like this; `x`, `y`: some of its examples."""
+        check_apart(self._module, self._way, x[:2], y[:2])
+
+    def begin(self, node: int, round: int) -> None:
+        """Open a job: its noise, and the size that its batches have on average."""
+        examples = len(self._shares[node])
+        self._expected = private_rate(self._settings, examples) * examples
+        self._entropy = self._privacy.entropy_of(self._seed, "noise", node, round)
+
+    def fill(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        """Put the noisy gradient of these examples, none to all, into the .grad of each trained parameter."""
+        sums = self._clipped_sums(x, y)
+        if self._privacy.noise:
+            self._add_noise(sums)
+        for parameter, total in zip(self._trained, sums, strict=True):
+            assert parameter.grad is not None
+            parameter.grad.copy_(total.mul_(self._unit / self._expected))
+
+    def _add_noise(self, sums: Sequence[torch.Tensor]) -> None:
+        assert self._entropy is not None, "a job begins with begin()"
+        noise = torch.from_numpy(discrete_gaussian(self._privacy.noise * UNITS, self._elements, self._entropy))
+        drawn = 0
+        for total in sums:
+            part = noise[drawn : drawn + total.numel()].view_as(total)
+            total.add_(part.to(total.device))
+            drawn += total.numel()
+
+    def _clipped_sums(self, x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+        """Return per parameter the sum of the cut gradients, whole numbers of units in float64."""
+        sums = [torch.zeros_like(parameter, dtype=torch.float64) for parameter in self._trained]
+        kept = [buffer.clone() for buffer in self._module.buffers()]
+        rows = max(1, CHUNK_ELEMENTS // self._elements)
+        for start in range(0, len(x), rows):
+            part = slice(start, start + rows)
+            add_clipped(sums, self._way.gradients(x[part], y[part]), self._privacy.clip)
+            restore(self._module, kept)
+        return sums
+
+
+@torch.no_grad()
+def add_clipped(sums: Sequence[torch.Tensor], apart: Sequence[torch.Tensor], clip: float) -> None:
+    """Add gradients [b, *shape] to the sums, each cut to `clip`, in whole units of it; `apart` is used up."""
+    norms = lengths(apart)
+    if not bool(norms.isfinite().all()):
+        # no example may do more than the clip, whatever it holds: what is not finite counts as zero
+        apart = [torch.nan_to_num(one, nan=0.0, posinf=0.0, neginf=0.0) for one in apart]
+        norms = lengths(apart)
+    factor = (UNITS * (1 - MARGIN) / norms.clamp(min=clip)).float()
+    for total, one in zip(sums, apart, strict=True):
+        one.mul_(factor.view(-1, *[1] * (one.dim() - 1))).trunc_()
+        for part in one.split(EXACT):  # type: ignore[no-untyped-call]
+            total.add_(part.sum(0))
+
+
+def lengths(apart: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the L2 norms [b] of gradients [b, *shape] in all parameters; inf where a square is too large."""
+    squares = [_squares(one.flatten(1)) for one in apart]
+    return torch.stack(squares).sum(0).sqrt()
+
+
+def _squares(flat: torch.Tensor) -> torch.Tensor:
+    many = flat.shape[1] // BLOCK
+    blocks = torch.linalg.vector_norm(flat[:, : many * BLOCK].reshape(len(flat), many, BLOCK), dim=2).double()
+    rest = torch.linalg.vector_norm(flat[:, many * BLOCK :], dim=1).double()
+    squares: torch.Tensor = blocks.square().sum(1) + rest.square()
+    return squares

@@ -1,0 +1,123 @@
+"""The trained elements of a module as the training loop sees them, and how they come from vectors and go back.
+
+A module's *line* is its personal parameters, then those that travel, [trained]: what the optimiser knows.  A process
+holds `values`, tensors [1, k], which are the `places` of that line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from fedgossip.learning import optimizers
+from fedgossip.learning.flat import Layout
+from fedgossip.vectors import Vector
+
+Line = npt.NDArray[np.float32]
+
+
+class Held(Protocol):
+    """What a process holds of a module."""
+
+    @property
+    def places(self) -> Sequence[slice]: ...
+
+    @property
+    def values(self) -> Sequence[torch.Tensor]: ...
+
+    @property
+    def gradients(self) -> Sequence[torch.Tensor]:
+        """What the backward passes since `forget_gradients` have added up, one [1, k] per value."""
+        ...
+
+    def forget_gradients(self) -> None: ...
+
+    def clip(self, longest: float) -> None:
+        """Scale the whole gradient down to this length where it is longer."""
+        ...
+
+    def finite(self) -> bool:
+        """Tell whether every element of the whole gradient is a number."""
+        ...
+
+    def load(self, vector: Vector) -> None:
+        """Take up a vector [length]: the parameters that travel, and the buffers in it."""
+        ...
+
+    def load_own(self, personal: Line | None) -> None:
+        """Take up a node's personal parameters; None: those that every node begins with."""
+        ...
+
+    def store(self, vector: Line, personal: Line) -> None:
+        """Write what is held to its places in a vector [length] and in personal parameters."""
+        ...
+
+
+class Whole:
+    """All of a module in one flat tensor, which its own tensors are views of: loading a vector is one copy."""
+
+    def __init__(self, module: nn.Module, layout: Layout, own: Layout, device: torch.device) -> None:
+        self._p, self._device = own.length, device
+        trained = own.length + layout.parameters
+        self._all = torch.empty(own.length + layout.length, device=device)  # own first: all that is trained together
+        self._own, self._flat = self._all[: own.length], self._all[own.length :]
+        layout.adopt(module, self._flat)
+        own.adopt(module, self._own)
+        self._fresh_own = self._own.clone()
+        self.places = (slice(0, trained),)
+        self.values = (self._all[:trained].unsqueeze(0),)
+        self._gradient = torch.zeros_like(self.values[0])
+        tensors = dict(module.named_parameters())
+        for part, gradient in ((own, self._gradient[0, : own.length]), (layout, self._gradient[0, own.length :])):
+            for name, where, shape in part.places():
+                if name in tensors:
+                    tensors[name].grad = gradient[where].view(shape)
+
+    @property
+    def gradients(self) -> Sequence[torch.Tensor]:
+        return (self._gradient,)
+
+    def forget_gradients(self) -> None:
+        self._gradient.zero_()
+
+    def clip(self, longest: float) -> None:
+        optimizers.clip(self.gradients, longest)
+
+    def finite(self) -> bool:
+        return bool(torch.isfinite(self._gradient).all())
+
+    def load(self, vector: Vector) -> None:
+        if self._device.type == "cpu":
+            np.copyto(self._flat.numpy(), vector)
+        else:
+            self._flat.copy_(torch.from_numpy(vector.copy()))
+
+    def load_own(self, personal: Line | None) -> None:
+        self._own.copy_(self._fresh_own if personal is None else torch.from_numpy(np.array(personal)))
+
+    def store(self, vector: Line, personal: Line) -> None:
+        vector[:] = self._flat.cpu().numpy()
+        personal[:] = self._own.cpu().numpy()
+
+
+def scattered(line: Line | None, places: Sequence[slice], device: torch.device) -> list[torch.Tensor]:
+    """Return the places of a line as tensors [1, k] of their own on the device; of None zeros."""
+    if line is None:
+        return [torch.zeros((1, place.stop - place.start), device=device) for place in places]
+    return [torch.from_numpy(line[place].copy()).to(device).unsqueeze(0) for place in places]
+
+
+def gathered(parts: Sequence[torch.Tensor], places: Sequence[slice], line: Line) -> None:
+    """Write tensors [1, k] to their places of a line."""
+    for part, place in zip(parts, places, strict=True):
+        line[place] = part.reshape(-1).cpu().numpy()
+
+
+def local_buffers(module: nn.Module, layout: Layout) -> Mapping[str, torch.Tensor]:
+    """Return the buffers that belong to a node and travel in no vector."""
+    return {name: buffer for name, buffer in module.named_buffers() if name not in layout.names}

@@ -1,0 +1,122 @@
+"""What waits to be sent to one partner: whole messages, of which one is under way, chunk by chunk.
+
+Words between the links themselves overtake what waits, between two chunks.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+
+import zmq
+
+from fedgossip.messages import CARRIERS, AnyMessage
+from fedgossip.vectors import Vector
+from fedgossip.wire import chunks, frames
+
+Pair = tuple[bytes, bytes | zmq.Frame]
+"""The mark and the body of one message of ZeroMQ."""
+
+OUTBOX_MESSAGES = 8
+"""Messages that wait for one partner; in a synchronous run two models and a goodbye do."""
+
+
+class Cuts:
+    """The chunks of a message as frames that ZeroMQ reads where they lie; all partners share those of one model.
+
+    Making such a frame, and hearing that ZeroMQ is done with it, costs about as much as copying 100 KiB.
+    """
+
+    def __init__(self) -> None:
+        self._last: tuple[tuple[Vector, ...], list[zmq.Frame]] = (), []
+
+    def __call__(self, message: AnyMessage) -> list[zmq.Frame]:
+        if not isinstance(message, CARRIERS):
+            return []
+        if self._last[0] is not message.vectors:
+            self._last = message.vectors, [zmq.Frame(chunk) for chunk in chunks(message)]
+        return self._last[1]
+
+
+class Outbox:
+    """`cut` gives the chunks of a message.  `transfer` numbers the messages; it goes on over connections."""
+
+    def __init__(self, cut: Callable[[AnyMessage], list[zmq.Frame]], transfer: int = 0) -> None:
+        self._cut, self.transfer = cut, transfer
+        self.chunks = 0
+        """Of the message that is under way."""
+        self._words: deque[Pair] = deque()
+        self._messages: deque[AnyMessage] = deque()
+        self._under_way: AnyMessage | None = None
+        self._current: Iterator[Pair] | None = None
+        self._waiting: Pair | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self._words or self._messages or self._current or self._waiting)
+
+    def put(self, message: AnyMessage) -> bool:
+        """Add a message; where too many wait, the oldest that has not begun goes: False."""
+        room = len(self._messages) < OUTBOX_MESSAGES
+        if not room:
+            self._messages.popleft()
+        self._messages.append(message)
+        return room
+
+    def say(self, word: Pair) -> None:
+        """Add a word of the links themselves: it is the next to be sent."""
+        self._words.append(word)
+
+    @property
+    def saying(self) -> bool:
+        """Whether what is to be sent now is such a word."""
+        return bool(self._words)
+
+    def next(self) -> Pair | None:
+        """Return what is to be sent now, again and again until it is `sent`."""
+        if self._words:
+            return self._words[0]
+        while self._waiting is None:
+            if self._current is None:
+                if not self._messages:
+                    return None
+                self._begin(self._messages.popleft())
+                continue
+            self._waiting = next(self._current, None)
+            if self._waiting is None:
+                self._end()
+        return self._waiting
+
+    def _begin(self, message: AnyMessage) -> None:
+        bodies = self._cut(message)
+        self.transfer, self.chunks, self._under_way = self.transfer + 1, len(bodies), message
+        self._current = frames(message, self.transfer, bodies)
+
+    def _end(self) -> None:
+        self._current = self._waiting = self._under_way = None
+
+    def sent(self) -> None:
+        """What `next` returned is with the network."""
+        if self._words:
+            self._words.popleft()
+        else:
+            self._waiting = None
+
+    def forget(self, vector: Vector) -> int:
+        """Drop what begins with this vector, also in the middle of it; return how many messages."""
+        kept = [message for message in self._messages if not _begins_with(message, vector)]
+        dropped = len(self._messages) - len(kept)
+        self._messages = deque(kept)
+        if self._under_way is not None and _begins_with(self._under_way, vector):
+            self._end()
+            dropped += 1
+        return dropped
+
+    def clear(self) -> None:
+        """Forget all, what is under way too: the connection is broken."""
+        self._words.clear()
+        self._messages.clear()
+        self._end()
+
+
+def _begins_with(message: AnyMessage, vector: Vector) -> bool:
+    return isinstance(message, CARRIERS) and message.vectors[0] is vector

@@ -1,0 +1,42 @@
+"""One message off a socket: a mark and a body, given to the assembler of who sent it; no more frames, no fewer."""
+
+from __future__ import annotations
+
+import zmq
+
+from fedgossip.messages import AnyMessage
+from fedgossip.net.sockets import ZmqSocket
+from fedgossip.wire import Assembler, FrameError
+
+
+def read(socket: ZmqSocket, mark: zmq.Frame, assembler: Assembler) -> AnyMessage | None:
+    """Take the body that belongs to `mark`; return the message that is whole with it.
+
+    Raises FrameError; `skip` then takes what is left of it.
+    """
+    if not mark.more:
+        raise FrameError("truncated", "a message of one frame")
+    target = assembler.mark(mark.bytes)
+    if target is None:
+        body = socket.recv()
+        check_last(socket)
+        return assembler.header(body)
+    size = socket.recv_into(target)
+    check_last(socket)
+    return assembler.landed(size)
+
+
+def check_last(socket: ZmqSocket) -> None:
+    """Raise FrameError where another frame follows."""
+    if _more(socket):
+        raise FrameError("frames", "a message of more than two frames")
+
+
+def skip(socket: ZmqSocket) -> None:
+    """Take the frames that are left of a message, and forget them."""
+    while _more(socket):
+        socket.recv_into(bytearray())
+
+
+def _more(socket: ZmqSocket) -> bool:
+    return bool(socket.getsockopt(zmq.RCVMORE))  # not .rcvmore: the attribute costs ten times as much

@@ -1,0 +1,183 @@
+"""Sockets of ZeroMQ as all links have them: their limits, their patience, their keys; and what wakes their owner."""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+import socket as os_socket
+
+import zmq
+
+from fedgossip.errors import NetworkError
+from fedgossip.machine import NodeId
+from fedgossip.net.auth import DOMAIN
+from fedgossip.net.identity import Identity
+from fedgossip.net.transport import Rejected
+from fedgossip.wire import CHUNK_BYTES, FRAME_BYTES_MAX
+
+ZmqSocket = zmq.Socket[bytes]
+
+QUEUED_CHUNKS = 2
+"""High-water mark of every socket, in messages of one chunk: so much per link and direction waits inside ZeroMQ; what
+comes after waits in the outbox as a reference to the vector, and at the receiver as TCP's back-pressure.  More only
+means that a chunk has left the cache before it is read."""
+
+CIPHER_BYTES = 64
+"""What CURVE may add to a frame (33 bytes today); libzmq compares MAXMSGSIZE with the frame as it is on the wire."""
+
+SILENCE_MS = 10_000
+"""A connection is broken whose other end acknowledges nothing for so long: what was sent, or, where nothing is sent,
+TCP's own probes, after PROBE_SECONDS and then every PROBE_AGAIN_SECONDS.
+
+Not ZeroMQ's heartbeat.  It waits behind what cannot be sent, and it ends the process (an assertion of libzmq 4.3.5, its
+issue 4364) where the other end breaks off while we have not read for 2 s: one large sum is enough for that."""
+
+PROBE_SECONDS, PROBE_AGAIN_SECONDS = 4, 2
+
+CONNECT_MS = 3_000
+"""A call that nobody takes is made anew after so long.  Left to TCP, which waits twice as long each time, it would be
+long after the network has healed."""
+
+LINGER_MS = 2_000
+
+DRAIN_FRAMES = 64
+"""Frames taken from one socket before the others get their turn."""
+
+NOW, MORE_NOW = int(zmq.NOBLOCK), int(zmq.SNDMORE | zmq.NOBLOCK)  # flags of an enum are added in Python, slowly
+
+CALLING = (
+    zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+)
+"""What is watched at a socket that calls."""
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
+
+
+def make(context: zmq.Context[ZmqSocket], kind: int) -> ZmqSocket:
+    """Return a new socket of the context, with all limits set."""
+    socket = context.socket(kind)
+    socket.linger = LINGER_MS
+    socket.sndhwm = socket.rcvhwm = QUEUED_CHUNKS
+    socket.immediate = True
+    socket.maxmsgsize = FRAME_BYTES_MAX + CIPHER_BYTES
+    socket.tcp_keepalive, socket.tcp_keepalive_cnt = 1, (SILENCE_MS // 1000 - PROBE_SECONDS) // PROBE_AGAIN_SECONDS
+    socket.tcp_keepalive_idle, socket.tcp_keepalive_intvl = PROBE_SECONDS, PROBE_AGAIN_SECONDS
+    socket.reconnect_ivl, socket.reconnect_ivl_max = 100, 2_000
+    socket.connect_timeout, socket.tcp_maxrt, socket.handshake_ivl = CONNECT_MS, SILENCE_MS, SILENCE_MS
+    socket.ipv6 = True
+    return socket
+
+
+def bind(router: ZmqSocket, address: str, identity: Identity | None) -> str:
+    """Let those call who hold a key that the context's allow-list knows; return the address with its real port.
+
+    Raises NetworkError where the address cannot be had.
+    """
+    if identity:
+        router.curve_server = True
+        router.curve_secretkey = identity.secret.encode()
+        router.curve_publickey = identity.public.encode()
+        router.zap_domain = DOMAIN
+        router.zap_enforce_domain = True
+    try:
+        router.bind(address)
+    except zmq.ZMQError as error:
+        advice = "Stop what listens there, or choose another port." if error.errno == zmq.EADDRINUSE else (
+            "Is this an address of this machine?"
+        )
+        raise NetworkError(f"cannot listen on {address}: {error.strerror.lower()}", advice) from None
+    return router.getsockopt_string(zmq.LAST_ENDPOINT)
+
+
+def call(
+    context: zmq.Context[ZmqSocket], node: NodeId, identity: Identity | None, other: NodeId, address: str, key: str
+) -> tuple[ZmqSocket, ZmqSocket]:
+    """Return a DEALER that calls `other`, who must hold the secret of `key`, and the monitor of its connection.
+
+    Raises NetworkError for an address that cannot be called.
+    """
+    dealer = make(context, zmq.DEALER)
+    if identity:
+        dealer.curve_serverkey = key.encode()
+        dealer.curve_secretkey = identity.secret.encode()
+        dealer.curve_publickey = identity.public.encode()
+    else:
+        dealer.routing_id = str(node).encode()
+    monitor = dealer.get_monitor_socket(CALLING)
+    try:
+        dealer.connect(address)
+    except zmq.ZMQError as error:
+        where = f"cannot call peer {other} at {address}"
+        dealer.disable_monitor()
+        monitor.close(0)
+        dealer.close(0)
+        raise NetworkError(f"{where}: {error.strerror.lower()}", "Correct endpoints.toml.") from None
+    return dealer, monitor
+
+
+def hang_up(poller: zmq.Poller, dealer: ZmqSocket, monitor: ZmqSocket) -> None:
+    """Close what `call` made; what ZeroMQ has taken is still sent, for LINGER_MS at most."""
+    for socket in (monitor, dealer):
+        if socket in poller:
+            poller.unregister(socket)
+    dealer.disable_monitor()
+    monitor.close(0)
+    dealer.close()
+
+
+def failed_handshake(node: NodeId, event: int, *, known: bool) -> Rejected | None:
+    """Say what a monitor's event means, of a call to `node`; `known`: it was reached before."""
+    if event != zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:  # ZeroMQ does not try again
+        text = f"peer {node} does not accept our key, or has not the key that endpoints.toml gives it"
+        return Rejected(node, "handshake", text, "Compare the keys: fedgossip keys show.")
+    if known:  # ZeroMQ tries again; a dying peer looks the same
+        return None
+    text = f"peer {node} hung up when it was greeted; it may have another key than endpoints.toml says"
+    return Rejected(node, "hung_up", text, "Compare the keys: fedgossip keys show.")
+
+
+def keep_message_memory() -> None:
+    """Let freed messages be used again: glibc hands blocks of a chunk's size back to the system at each free, and a
+    page fault per 4 KiB of every message costs a fifth of the plain link's processor time.  Other C libraries: nothing.
+    """
+    allocator = getattr(ctypes.CDLL(None), "mallopt", None)
+    if allocator is not None:
+        allocator(_M_MMAP_THRESHOLD, 8 * CHUNK_BYTES)
+        allocator(_M_TRIM_THRESHOLD, 32 * CHUNK_BYTES)
+
+
+class Waker:
+    """Ends a poll from another thread, or from a signal's handler: `fileno` becomes readable."""
+
+    def __init__(self) -> None:
+        self._out, self._in = os_socket.socketpair()
+        self._out.setblocking(False)
+        self._in.setblocking(False)
+        self._signals = False
+
+    def fileno(self) -> int:
+        return self._in.fileno()
+
+    def on_signals(self) -> None:
+        """Let signals wake too, until `close`."""
+        signal.set_wakeup_fd(self._out.fileno(), warn_on_full_buffer=False)
+        self._signals = True
+
+    def wake(self) -> None:
+        try:
+            self._out.send(b"!")
+        except (BlockingIOError, OSError):  # full: it will wake anyway; closed: nobody is there to wake
+            return
+
+    def clear(self) -> None:
+        self._in.recv(4096)
+
+    def close(self) -> None:
+        if self._signals:  # before the descriptor is closed and means another file
+            signal.set_wakeup_fd(-1)
+        self._in.close()
+        self._out.close()

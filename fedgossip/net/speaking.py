@@ -1,0 +1,166 @@
+"""Speaking through one ROUTER to many: who has something to hear gets a chunk in turn, and nobody is waited for.
+
+What a connection does not take now is tried again soon, and less often the longer it takes nothing: so one that reads
+slowly waits alone, and a thousand of them do not keep the others waiting.  ZeroMQ says of no ROUTER which of its
+connections takes more; its queue for each is long enough that none runs dry between two tries.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+import weakref
+from collections import deque
+from dataclasses import dataclass
+
+import zmq
+
+from fedgossip.machine import NodeId
+from fedgossip.messages import CARRIERS, AnyMessage
+from fedgossip.net.outbox import Outbox, Pair
+from fedgossip.net.sockets import DRAIN_FRAMES, MORE_NOW, NOW, ZmqSocket
+from fedgossip.vectors import Vector
+
+SPEAKING_CHUNKS = 16
+"""High-water mark per connection.  Everyone's frames are those of one model, so that they cost no memory."""
+
+RETRY_SECONDS, RETRY_SECONDS_MAX = 0.002, 0.1
+"""The shortest and the longest time between two tries; between them, a quarter of the time since one was taken.  With
+the shortest a connection is kept busy up to 2 GB/s."""
+
+MODELS = 16
+"""Different models that wait for slow clients, or are on their way to them; beyond these the oldest is dropped."""
+
+
+@dataclass(slots=True, eq=False)
+class Line:
+    """The way to one client: the ROUTER's name of its connection, and what waits for it."""
+
+    node: NodeId
+    outbox: Outbox
+    name: bytes = b""
+    took: float = 0.0
+    """When it took a chunk, or had nothing to take."""
+    stuck: bool = False
+
+
+class Speaker:
+    """Owns no line; forgets one that is cleared."""
+
+    def __init__(self, router: ZmqSocket) -> None:
+        self._router = router
+        router.router_mandatory = True
+        router.sndhwm = SPEAKING_CHUNKS
+        self._talking: dict[NodeId, Line] = {}
+        self._stuck: list[tuple[float, NodeId, Line]] = []
+        self._models: deque[weakref.ref[Vector]] = deque()
+        self._gone: list[Line] = []
+
+    @property
+    def idle(self) -> bool:
+        """Whether ZeroMQ has everything."""
+        return not self._talking and not any(line.stuck for _, _, line in self._stuck)
+
+    def put(self, line: Line, message: AnyMessage) -> int:
+        """Queue a message; return how many were dropped for it, its own line's oldest or the oldest model of all."""
+        dropped = self._make_room(message.vectors[0]) if isinstance(message, CARRIERS) else 0
+        dropped += not line.outbox.put(message)
+        self._begin(line)
+        return dropped
+
+    def say(self, line: Line, word: Pair) -> None:
+        """Queue a word of the links themselves, before all messages."""
+        line.outbox.say(word)
+        self._begin(line)
+
+    def clear(self, line: Line) -> None:
+        """Forget what waits; the connection is broken."""
+        line.outbox.clear()
+        line.stuck = False
+        self._talking.pop(line.node, None)
+
+    def _begin(self, line: Line) -> None:
+        if not line.stuck and line.node not in self._talking:
+            line.took = time.monotonic()
+            self._talking[line.node] = line
+
+    def _make_room(self, vector: Vector) -> int:
+        """Drop the oldest of too many models; a client that is so slow would come too late with its answer."""
+        if any(known() is vector for known in reversed(self._models)):
+            return 0
+        self._models.append(weakref.ref(vector))
+        dropped = 0
+        while len(self._models) > MODELS:
+            if (oldest := self._models.popleft()()) is not None:
+                lines = [*self._talking.values(), *(line for _, _, line in self._stuck)]
+                dropped += sum(line.outbox.forget(oldest) for line in lines)
+        return dropped
+
+    def speak(self) -> None:
+        """Give everyone chunks who has something to hear, as long as they are taken; but not for long."""
+        now = time.monotonic()
+        while self._stuck and self._stuck[0][0] <= now:
+            _, _, line = heapq.heappop(self._stuck)
+            if line.stuck:
+                line.stuck = False
+                self._talking[line.node] = line
+        chunks = 0
+        while chunks < DRAIN_FRAMES and (taken := self._give_everyone_one(now)):
+            chunks += taken
+
+    def _give_everyone_one(self, now: float) -> int:
+        taken = 0
+        for line in list(self._talking.values()):
+            pair = line.outbox.next()
+            if pair is None:
+                del self._talking[line.node]
+            elif self._given(line, pair):
+                line.took = now
+                taken += 1
+        return taken
+
+    def _given(self, line: Line, pair: Pair) -> bool:
+        try:
+            self._router.send(line.name, MORE_NOW)
+        except zmq.ZMQError as error:
+            if error.errno == zmq.EHOSTUNREACH:
+                self.clear(line)
+                self._gone.append(line)
+            elif error.errno == zmq.EAGAIN:
+                self._wait(line)
+            else:
+                raise
+            return False
+        self._router.send(pair[0], MORE_NOW)  # the whole message is taken, or none of it
+        self._router.send(pair[1], NOW, copy=False)
+        line.outbox.sent()
+        return True
+
+    def _wait(self, line: Line) -> None:
+        now = time.monotonic()
+        after = min(max(RETRY_SECONDS, (now - line.took) / 4), RETRY_SECONDS_MAX)
+        del self._talking[line.node]
+        line.stuck = True
+        heapq.heappush(self._stuck, (now + after, line.node, line))
+
+    def take_gone(self) -> list[Line]:
+        """Return those whose connection turned out to be broken since this was asked."""
+        gone, self._gone = self._gone, []
+        return gone
+
+    def rest_ms(self, at_most_ms: int) -> int:
+        """How long there is nothing to be said."""
+        if self._talking:
+            return 0
+        if not self._stuck:
+            return at_most_ms
+        return min(at_most_ms, max(0, int(1000 * (self._stuck[0][0] - time.monotonic())) + 1))
+
+    def tell(self, name: bytes, word: Pair) -> None:
+        """Say a word on a connection that is nobody's line, if it takes it now."""
+        try:
+            self._router.send(name, MORE_NOW)
+        except zmq.ZMQError:
+            return
+        self._router.send(word[0], MORE_NOW)
+        self._router.send(word[1], NOW)

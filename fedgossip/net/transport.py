@@ -1,0 +1,110 @@
+"""What a host needs of its links, whoever calls whom, and what happens on them.
+
+    Links       peers: everybody is called, and calls its partners       gossip
+    Hub, Spoke  a coordinator that is called, clients that only call     federated runs
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from fedgossip.machine import NodeId
+from fedgossip.messages import AnyMessage, Hello
+from fedgossip.net.endpoints import Endpoint, Endpoints
+from fedgossip.wire import Expected
+
+NOBODY: NodeId = -1
+"""The sender of what a guest says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    sender: NodeId
+    message: AnyMessage
+
+
+@dataclass(frozen=True, slots=True)
+class LinkUp:
+    """`afresh`: what was said before and was still on its way is lost, and nobody says it again unasked."""
+
+    node: NodeId
+    afresh: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LinkDown:
+    node: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A frame, or a caller, that was refused: `reason` in one word.  `sender` is None for an unknown key."""
+
+    sender: NodeId | None
+    reason: str
+    text: str
+    advice: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Woken:
+    """Another thread, or a signal, has something for the owner of the links."""
+
+
+LinkEvent = Arrived | LinkUp | LinkDown | Rejected | Woken
+
+
+class Transport(Protocol):
+    """One thread owns it: all but `wake` is called from there."""
+
+    @property
+    def address(self) -> str:
+        """Where it is called, or whom it calls: for people to read."""
+        ...
+
+    @property
+    def partners(self) -> tuple[NodeId, ...]:
+        """Whom it speaks to."""
+        ...
+
+    @property
+    def bytes_sent(self) -> int: ...
+    @property
+    def dropped(self) -> int:
+        """Messages that a live link was too slow to take."""
+        ...
+
+    @property
+    def idle(self) -> bool:
+        """Whether everything that can be sent has been handed to the network."""
+        ...
+
+    def connect(self, partners: Sequence[NodeId], endpoints: Endpoints, expected: Expected, hello: Hello) -> None:
+        """Begin with these partners; `hello` is the first word on every connection."""
+        ...
+
+    def meet(self, node: NodeId, endpoint: Endpoint) -> None:
+        """One partner more, or one that has moved.  Raises ConfigError or NetworkError; nothing is changed then."""
+        ...
+
+    def send(self, to: NodeId, message: AnyMessage) -> None:
+        """Queue `message`; it never blocks.  What is said on a link that is down may be lost."""
+        ...
+
+    def poll(self, timeout_ms: int) -> list[LinkEvent]:
+        """Wait at most `timeout_ms` for something to happen; return what happened."""
+        ...
+
+    def wake(self) -> None:
+        """Make `poll` return a Woken; callable from any thread."""
+        ...
+
+    def wake_on_signals(self) -> None:
+        """Let a signal make `poll` return a Woken, until `close`."""
+        ...
+
+    def close(self, drain_seconds: float = 0.0) -> None:
+        """Send what can be sent within `drain_seconds`, then close everything."""
+        ...

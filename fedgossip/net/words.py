@@ -1,0 +1,32 @@
+"""Words of hub and spoke to each other, below all messages: frames like theirs, a mark and an empty body.
+
+    b"A" + transfer (u32) + 0    client: may I send message `transfer`?  It has more than one chunk; see `turns`
+    b"G" + transfer (u32) + 0    coordinator: yes, go
+    b"T" + 0        + 0          coordinator: another process with your key is connected, and was here before
+    b"N" + 0        + 0          coordinator: nothing; but TCP must bring it, or notice that it cannot
+"""
+
+from __future__ import annotations
+
+import struct
+
+from fedgossip.net.outbox import Pair
+
+_WORD = struct.Struct("<cII")
+
+ASK, GO, TWIN, NOTHING = b"A", b"G", b"T", b"N"
+
+ANSWERS = (GO, TWIN, NOTHING)
+"""What a client may hear."""
+
+
+def word(kind: bytes, transfer: int = 0) -> Pair:
+    return _WORD.pack(kind, transfer, 0), b""
+
+
+def parse(mark: bytes) -> tuple[bytes, int]:
+    """Return (kind, transfer) of any mark; (b"", 0) for what is none."""
+    if len(mark) != _WORD.size:
+        return b"", 0
+    kind, transfer, _ = _WORD.unpack(mark)
+    return kind, transfer

@@ -1,0 +1,197 @@
+"""The account of a sequence of noisy releases: epsilon for a delta, by the Renyi divergences of each added up.
+
+A release is the Poisson-subsampled Gaussian: each unit (an example, or a client) is in with probability `rate`, on its
+own; what it adds is at most 1 long; noise of standard deviation `noise` is added.  Neighbours differ in one unit that
+is there or not.  With rate 1 it is the Gaussian mechanism.  Renyi divergences of releases add up at each order,
+whatever came out before, and any order gives an epsilon that holds: the least of them is reported.
+
+Discrete Gaussian noise as `secure.noise` draws it has the same account: its divergences are those of the Gaussian at
+whole orders, and the sums of it that fit a ring differ by less than these floats are exact.
+
+Sources: Abadi et al., CCS 2016; Mironov, Renyi differential privacy, CSF 2017; Mironov, Talwar and Zhang, Renyi
+differential privacy of the sampled Gaussian mechanism, 2019 (the divergences, computed by opacus); Balle et al.,
+Hypothesis testing interpretations and Renyi differential privacy, AISTATS 2020, theorem 21 (the conversion); Gopi, Lee
+and Wutschitz, Numerical composition of differential privacy, NeurIPS 2021 (`tight`).
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedgossip.errors import ConfigError
+
+Floats = npt.NDArray[np.float64]
+
+ORDERS: Floats = np.array(
+    [1.01, 1.02, 1.05, *(1 + tenths / 10 for tenths in range(1, 100)), *range(11, 64), 128, 256, 512, 1024], np.float64
+)
+"""Opacus's own, with some near 1 for large epsilons and some above 63 for small ones."""
+
+TIGHT_LIMIT = 30.0
+"""Epsilons above this are not computed again by `tight`: it would take long, and they promise nothing."""
+
+NOISE_LEAST, NOISE_MOST = 0.05, 1e6
+"""What `noise_for` finds; noise below the least is none."""
+
+RATIO = 1e-3
+"""How near it comes."""
+
+TINY = 1e-12
+"""An epsilon below this is one of 0."""
+
+STEPS_MOST = 10**12
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """The same release `steps` times.  Raises ConfigError for numbers that are none."""
+
+    noise: float
+    """z: the noise's standard deviation over the largest norm of what one unit adds; 0 hides nothing."""
+    rate: float = 1.0
+    """q: above 0, at most 1.  Below 1 only where nobody whom the noise is for knows who was drawn."""
+    steps: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.noise < math.inf or not 0 < self.rate <= 1 or not 0 <= self.steps <= STEPS_MOST:
+            raise ConfigError(
+                f"noise {self.noise:g} at rate {self.rate:g}, {self.steps} times",
+                f"Noise is 0 or more, a rate above 0 and at most 1, steps are 0 to {STEPS_MOST:.0e}.",
+            )
+
+
+_NOTHING: Floats = np.zeros(len(ORDERS))
+
+
+@dataclass(frozen=True, eq=False)
+class Account:
+    """What has been released so far, as Renyi divergences at ORDERS; empty at first."""
+
+    divergences: Floats = field(default_factory=lambda: _NOTHING, repr=False)
+
+    def plus(self, mechanism: Mechanism) -> Account:
+        """Return the account with this release too; some microseconds for a (noise, rate) that was there before."""
+        if not mechanism.steps:
+            return self
+        return Account(self.divergences + mechanism.steps * _divergences(mechanism.noise, mechanism.rate))
+
+    def epsilon(self, delta: float) -> float:
+        """Return the epsilon that holds together with `delta`; 0 while nothing was released, inf without noise."""
+        if not self.divergences.any():
+            return 0.0
+        return max(0.0, float((self.divergences + _conversion(delta)).min()))
+
+
+def account_of(mechanisms: Iterable[Mechanism]) -> Account:
+    account = Account()
+    for mechanism in mechanisms:
+        account = account.plus(mechanism)
+    return account
+
+
+def epsilon(mechanisms: Iterable[Mechanism], delta: float) -> float:
+    """Return the epsilon of all of these together: an upper bound, up to a fifth above the least that holds."""
+    return account_of(mechanisms).epsilon(delta)
+
+
+def tight(mechanisms: Iterable[Mechanism], delta: float) -> float | None:
+    """Return the epsilon of the accountant PRV, at most 0.01 above the least that holds: for orientation.
+
+    None where the accountant gives up, or `epsilon` is above TIGHT_LIMIT.  Budgets are kept by `epsilon`: this one
+    takes seconds for long runs, and its proof leans on floating point sums.
+    """
+    wanted = [one for one in mechanisms if one.steps]
+    bound = epsilon(wanted, delta)
+    if bound == 0 or bound > TIGHT_LIMIT:
+        return 0.0 if bound == 0 else None
+    accountants = _opacus()
+    accountant = accountants.PRVAccountant()
+    accountant.history = [(one.noise, one.rate, one.steps) for one in wanted]
+    error = min(0.01, max(0.001, bound / 100))
+    # log 0 where the rate is 1, and a wish for more orders: neither changes what is returned
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            found = float(accountant.get_epsilon(delta, eps_error=error))
+        except (RuntimeError, ValueError):
+            return None
+    return found if 0 <= found < math.inf else None
+
+
+def noise_for(wanted: float, delta: float, *, rate: float = 1.0, steps: int = 1) -> float:
+    """Return the least noise, to a thousandth, with which `steps` releases have at most epsilon `wanted`.
+
+    Raises ConfigError where that is not between NOISE_LEAST and NOISE_MOST.
+    """
+    from scipy.optimize import brentq
+
+    def over(log_noise: float) -> float:
+        found = epsilon([Mechanism(math.exp(log_noise), rate, steps)], delta)
+        return math.log(max(found, TINY) / wanted)
+
+    most, least = math.log(NOISE_MOST), math.log(NOISE_LEAST)
+    if not TINY < wanted < math.inf:
+        raise ConfigError(f"epsilon {wanted:g} cannot be had", "It is above 0 and finite.")
+    low = high = 0.0
+    while over(high) > 0 and high < most:
+        low, high = high, high + 1
+    while over(low) <= 0 and low > least:
+        low, high = low - 1, low
+    if over(high) > 0 or over(low) <= 0:
+        raise ConfigError(
+            f"epsilon {wanted:g} at delta {delta:g} takes noise out of {NOISE_LEAST:g} to {NOISE_MOST:g}",
+            "Take another epsilon or delta, or other steps.",
+        )
+    noise = math.exp(brentq(over, low, high, xtol=RATIO / 4))
+    while over(math.log(noise)) > 0:  # the root is known to a quarter of that, on either side
+        noise *= 1 + RATIO / 4
+    return noise
+
+
+def steps_within(wanted: float, delta: float, *, noise: float, rate: float = 1.0, before: Account | None = None) -> int:
+    """Return how many releases fit into epsilon `wanted` on top of those `before`; at most STEPS_MOST."""
+    spent = (before or Account()).divergences
+    each = _divergences(noise, rate)
+    room = wanted - _conversion(delta) - spent
+    with np.errstate(divide="ignore", invalid="ignore"):
+        fits = np.where(room < 0, 0.0, np.where(each > 0, room / each, np.inf))
+    return min(STEPS_MOST, int(min(float(fits.max()), STEPS_MOST) * (1 + 1e-12)))
+
+
+@lru_cache(maxsize=1024)
+def _divergences(noise: float, rate: float) -> Floats:
+    """Return the Renyi divergence of one release at each of ORDERS; 30 ms."""
+    if noise == 0:
+        return np.full(len(ORDERS), np.inf)
+    found = np.asarray(
+        _opacus().analysis.rdp.compute_rdp(q=rate, noise_multiplier=noise, steps=1, orders=ORDERS.tolist()), np.float64
+    )
+    found.flags.writeable = False
+    return found
+
+
+@lru_cache(maxsize=64)
+def _conversion(delta: float) -> Floats:
+    """Return what is added to the divergence of each order to make it an epsilon."""
+    if not 0 < delta < 1:
+        raise ConfigError(f"delta = {delta:g}", "Delta is above 0 and below 1; one over ten times the units is usual.")
+    below = ORDERS - 1
+    return np.asarray(np.log(below / ORDERS) - (math.log(delta) + np.log(ORDERS)) / below)
+
+
+def _opacus() -> Any:
+    """Return opacus.accountants.  Raises ConfigError where opacus is not installed."""
+    try:
+        import opacus.accountants
+        import opacus.accountants.analysis.rdp
+    except ModuleNotFoundError as missing:
+        raise ConfigError(f"differential privacy needs {missing.name}", "pip install 'fedgossip[privacy]'") from None
+    return opacus.accountants

@@ -1,0 +1,161 @@
+"""A privacy budget: what was spent, whether the next release fits, and the same again from records after a restart.
+
+    budget = resumed(budget, recorded)          # what the journal holds; at the beginning of every life
+    budget = budget.spend(spend)                # BudgetError: nothing is released, the run ends
+    write spend.to_mapping() where it lasts     # first
+    release                                     # then
+
+In this order a crash can only count a release that never happened.  What was drawn again after a crash, with other
+noise, was spent twice: each release has a line of its own, of the same round or not.
+
+One budget is one promise: about one kind of unit, with one delta.  A spend of another one is refused, not converted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+
+import msgspec
+
+from fedgossip.errors import BudgetError, ConfigError, nearest
+from fedgossip.privacy.accounting import Account, Mechanism
+
+UNITS = ("record", "client")
+"""What neighbours differ in: one example of one client, or all that a client has."""
+
+
+@dataclass(frozen=True)
+class Spend:
+    """One release, as it is recorded: `steps` subsampled Gaussians.  Raises ConfigError for numbers that are none."""
+
+    unit: str
+    """"record" or "client"."""
+    noise: float
+    """z, above 0: the noise's standard deviation over the clip."""
+    delta: float
+    """Of the budget that it is taken from."""
+    clip: float
+    """The largest norm of what one unit adds; above 0."""
+    rate: float = 1.0
+    """Share of the units that each step draws in secret; 1 where it is known who took part."""
+    steps: int = 1
+    round: int = 0
+    """Which round it was for; for the reader."""
+
+    def __post_init__(self) -> None:
+        _unit(self.unit)
+        if not self.noise > 0 or not 0 < self.clip < math.inf or not 0 < self.delta < 1 or self.steps < 1:
+            raise ConfigError(
+                f"a spend with noise {self.noise:g}, clip {self.clip:g}, delta {self.delta:g}, {self.steps} steps",
+                "Noise and clip are above 0, delta between 0 and 1, steps at least 1.",
+            )
+        _ = self.mechanism
+
+    @property
+    def mechanism(self) -> Mechanism:
+        return Mechanism(self.noise, self.rate, self.steps)
+
+    def to_mapping(self) -> dict[str, str | float | int]:
+        """Return it as texts and numbers, which `from_mapping` takes back unchanged."""
+        return asdict(self)
+
+    @classmethod
+    def from_mapping(cls, line: Mapping[str, object]) -> Spend:
+        """Return the spend of a recorded line.  Raises ConfigError for another line."""
+        unknown = set(line) - {one.name for one in fields(cls)}
+        try:
+            if not unknown:
+                return msgspec.convert(line, cls)
+            what = f"{sorted(unknown)[0]!r} is not known"
+        except msgspec.ValidationError as error:
+            what = str(error)
+        raise ConfigError(
+            f"a recorded spend of privacy cannot be read: {what}",
+            "Was the journal changed, or written by another version?  Without it nothing more may be released.",
+        )
+
+
+@dataclass(frozen=True)
+class Budget:
+    """At most `max_epsilon` at `delta` for each `unit`.  Raises ConfigError where spends are another promise's."""
+
+    max_epsilon: float
+    """Above 0; inf only counts."""
+    delta: float
+    unit: str
+    clip: float | None = None
+    """What every spend was clipped to; None where it follows the updates (`adaptive`): the account does not need it."""
+    spends: tuple[Spend, ...] = ()
+    _account: Account | None = field(default=None, repr=False, compare=False, kw_only=True)
+    """Of the spends; a round adds to it, however many there were."""
+
+    def __post_init__(self) -> None:
+        _unit(self.unit)
+        if not self.max_epsilon > 0 or not 0 < self.delta < 1:
+            raise ConfigError(
+                f"a budget of epsilon {self.max_epsilon:g} at delta {self.delta:g}",
+                "Epsilon is above 0, delta between 0 and 1.",
+            )
+        if self._account is None:
+            account = Account()
+            for spend in self.spends:
+                self._check(spend)
+                account = account.plus(spend.mechanism)
+            object.__setattr__(self, "_account", account)
+
+    @property
+    def account(self) -> Account:
+        assert self._account is not None
+        return self._account
+
+    @property
+    def epsilon(self) -> float:
+        """What is spent."""
+        return self.account.epsilon(self.delta)
+
+    def after(self, spend: Spend) -> float:
+        """Return what would be spent after it.  Raises ConfigError for a spend of another promise."""
+        self._check(spend)
+        return self.account.plus(spend.mechanism).epsilon(self.delta)
+
+    def allows(self, spend: Spend) -> bool:
+        return self.after(spend) <= self.max_epsilon
+
+    def spend(self, spend: Spend) -> Budget:
+        """Return the budget after it.  Raises BudgetError where it does not fit; this one is as it was."""
+        would = self.after(spend)
+        if would > self.max_epsilon:
+            raise BudgetError(
+                f"the next release would bring epsilon from {self.epsilon:.4g} to {would:.4g} per {self.unit} at delta "
+                f"{self.delta:g}; at most {self.max_epsilon:g} is allowed",
+                "The model so far is the result.  More rounds take more noise per round, from the beginning.",
+            )
+        account = self.account.plus(spend.mechanism)
+        return Budget(self.max_epsilon, self.delta, self.unit, self.clip, (*self.spends, spend), _account=account)
+
+    def _check(self, spend: Spend) -> None:
+        pairs = [("unit", spend.unit, self.unit), ("delta", spend.delta, self.delta)]
+        if self.clip is not None:
+            pairs.append(("clip", spend.clip, self.clip))
+        for name, theirs, ours in pairs:
+            if theirs != ours:
+                raise ConfigError(
+                    f"a spend of privacy with {name} {theirs} in a budget with {name} {ours}",
+                    "One budget is one promise; another one begins with another run.",
+                )
+
+
+def resumed(budget: Budget, recorded: Iterable[Mapping[str, object]]) -> Budget:
+    """Return the budget with all that was recorded before, whether it fits or not: it has happened.
+
+    Raises ConfigError for a line that cannot be read, or is another promise's.
+    """
+    spends = (*budget.spends, *(Spend.from_mapping(line) for line in recorded))
+    return Budget(budget.max_epsilon, budget.delta, budget.unit, budget.clip, spends)
+
+
+def _unit(unit: str) -> None:
+    if unit not in UNITS:
+        raise ConfigError(f"privacy for each {unit!r}", nearest(unit, UNITS))

@@ -1,0 +1,181 @@
+"""What a private run will promise, and whether it can still learn, before anything is trained.
+
+Two questions, answered for the worst client: what epsilon is left after all rounds, and how long the noise in a round's
+mean update is beside the longest that the update can be.  Nothing is measured: plain numbers in, numbers and words out.
+
+    unit "client"   each round's sum has noise of deviation z S, shared by its clients: everybody's update is S long at
+                    most, the mean's noise z S sqrt(d) / n; the clients of a round are known, so nothing is amplified
+    unit "record"   each step at a site has noise of deviation z C on the sum of its batch, drawn there in secret: the
+                    mean over n sites of K steps has z C sqrt(d K / n) / B of noise on K C of gradient at most
+
+What comes of it was measured on a small task, benchmarks/privacy.py: LIMITS.  More rounds help, and cost epsilon.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fedgossip.errors import ConfigError, nearest
+from fedgossip.privacy.accounting import Mechanism, epsilon, noise_for, steps_within, tight
+from fedgossip.privacy.budget import UNITS, Spend
+
+WEIGHTINGS = ("clients", "examples")
+
+LIMITS = {"client": (1.0, 5.0, 10.0), "record": (0.3, 1.5, 3.0)}
+"""Noise over update in a round: below the first it learns, then it learns less, then little; above the last, not.
+Lower for records: the gradients of a batch point here and there, and their mean is far shorter than it could be."""
+
+SILOS = 30
+"""Up to so many clients, hiding each whole client costs more noise than learning bears."""
+
+SILO_EPSILON = 3.0
+"""The largest epsilon that still promises something, for orientation."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run as its experiment file has it.  Raises ConfigError for numbers that do not fit together."""
+
+    unit: str
+    """"record" or "client"."""
+    clients: int
+    rounds: int
+    noise: float
+    """z, above 0: over the clip."""
+    clip: float
+    """Of one client's update, or of one example's gradient."""
+    delta: float
+    parameters: int
+    """d: elements of an update."""
+    cohort: int | None = None
+    """Clients of a round; None: all."""
+    max_epsilon: float | None = None
+    weighting: str = "clients"
+    """"clients": all count alike; "examples": by their number."""
+    honest: int | None = None
+    """unit "client": survivors whose noise is counted on; None: the cohort."""
+    batch_size: int = 1
+    """unit "record": examples that a step draws, on average."""
+    local_steps: int = 1
+    """unit "record": steps of a site per round."""
+    examples: Sequence[int] = ()
+    """unit "record": of each client; the fewest decide."""
+
+    def __post_init__(self) -> None:
+        if self.weighting not in WEIGHTINGS:
+            raise ConfigError(f"weighting {self.weighting!r}", nearest(self.weighting, WEIGHTINGS))
+        counts = (self.clients, self.rounds, self.parameters, self.drawn, self.counted_on, self.batch_size)
+        if self.unit not in UNITS or min(counts) < 1 or not self.counted_on <= self.drawn <= self.clients:
+            raise ConfigError(
+                f"a plan for each {self.unit!r} with {self.clients} clients, {self.drawn} a round, {self.counted_on} "
+                f"counted on, {self.rounds} rounds, {self.parameters} parameters, batches of {self.batch_size}",
+                'The unit is "record" or "client"; counts are at least 1; a round has at most all clients.',
+            )
+        if self.unit == "record" and (not self.examples or min(self.examples) < 1 or self.local_steps < 1):
+            raise ConfigError("a plan for each record without examples or steps", "Give what each client has.")
+        if self.unit == "client" and self.weighting != "clients":
+            raise ConfigError(
+                "clients that count by their examples cannot be hidden one by one",
+                'Write weighting = "clients": a weight says how many examples a client has, and makes some count more.',
+            )
+        _ = self.round_spend
+
+    @property
+    def drawn(self) -> int:
+        return self.clients if self.cohort is None else self.cohort
+
+    @property
+    def counted_on(self) -> int:
+        return self.drawn if self.honest is None else self.honest
+
+    @property
+    def rate(self) -> float:
+        """q of the client that is drawn most: 1 for clients, whose coordinator knows who takes part."""
+        return 1.0 if self.unit == "client" else min(1.0, self.batch_size / min(self.examples))
+
+    @property
+    def round_spend(self) -> Spend:
+        """What one round costs a client that takes part."""
+        steps = 1 if self.unit == "client" else self.local_steps
+        return Spend(self.unit, self.noise, self.delta, self.clip, self.rate, steps)
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a plan comes to.  Lengths are L2 norms of a round's mean update; for records in multiples of lr."""
+
+    plan: Plan
+    epsilon: float
+    """Of a client that takes part in every round, by the Renyi account: an upper bound."""
+    tight: float | None
+    """The same by the tighter account; None where it is not computed."""
+    usual: float
+    """Of a client that is drawn as often as the others: rounds times cohort / clients."""
+    rounds_within: int | None
+    """How many of its rounds fit into max_epsilon; None without one."""
+    noise_wanted: float | None
+    """The z with which all rounds fit into max_epsilon, or else into SILO_EPSILON; None where there is none."""
+    noise_length: float
+    update_length: float
+    """The longest that it can be."""
+
+    @property
+    def ratio(self) -> float:
+        """How many times the longest update the noise is long."""
+        return self.noise_length / self.update_length
+
+    @property
+    def limits(self) -> tuple[float, float, float]:
+        """Of the ratio: (it learns, it learns less, it learns little) below."""
+        return LIMITS[self.plan.unit]
+
+    @property
+    def fits(self) -> bool:
+        return self.rounds_within is None or self.rounds_within >= self.plan.rounds
+
+
+def forecast(plan: Plan) -> Forecast:
+    """Return what a plan comes to; a few seconds, most of them the import of opacus."""
+    each = plan.round_spend.mechanism
+    all_rounds = Mechanism(each.noise, each.rate, each.steps * plan.rounds)
+    usual = Mechanism(each.noise, each.rate, each.steps * math.ceil(plan.rounds * plan.drawn / plan.clients))
+    noise_length, update_length = _lengths(plan)
+    return Forecast(
+        plan,
+        epsilon([all_rounds], plan.delta),
+        tight([all_rounds], plan.delta),
+        epsilon([usual], plan.delta),
+        _rounds_within(plan, each),
+        _noise_wanted(plan, all_rounds),
+        noise_length,
+        update_length,
+    )
+
+
+def _rounds_within(plan: Plan, each: Mechanism) -> int | None:
+    if plan.max_epsilon is None:
+        return None
+    return steps_within(plan.max_epsilon, plan.delta, noise=each.noise, rate=each.rate) // each.steps
+
+
+def _noise_wanted(plan: Plan, all_rounds: Mechanism) -> float | None:
+    wanted = SILO_EPSILON if plan.max_epsilon is None else plan.max_epsilon
+    try:
+        return noise_for(wanted, plan.delta, rate=all_rounds.rate, steps=all_rounds.steps)
+    except ConfigError:
+        return None
+
+
+def _lengths(plan: Plan) -> tuple[float, float]:
+    """Return the lengths of the noise in a round's mean update, and of the longest such update."""
+    n, d = float(plan.drawn), plan.parameters
+    if plan.unit == "client":
+        each = plan.noise * plan.clip / math.sqrt(plan.counted_on)  # of every client, the honest ones and the others
+        return each * math.sqrt(d / n), plan.clip
+    if plan.weighting == "examples":  # fewer that count more, by the variance of their weighted mean
+        n *= sum(plan.examples) ** 2 / (len(plan.examples) * sum(m * m for m in plan.examples))
+    expected = min(plan.batch_size, *plan.examples)
+    each = plan.noise * plan.clip * math.sqrt(plan.local_steps) / expected
+    return each * math.sqrt(d / n), plan.local_steps * plan.clip

@@ -1,0 +1,38 @@
+"""What a machine spends of a budget of privacy: a line in its log first, then what is paid for.
+
+In this order a crash can only count what was never released.  A budget that is used up ends the machine's part: nothing
+is released that was not paid for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from fedgossip.errors import BudgetError
+from fedgossip.machine import Log, Report
+
+EXHAUSTED = "BUDGET"
+"""The reason of a refusal."""
+
+
+class Purse(Protocol):
+    """Of one participant; what earlier lives have spent is gone."""
+
+    @property
+    def epsilon(self) -> float:
+        """What is spent."""
+        ...
+
+    def pay(self, round: int) -> Mapping[str, int | float | str]:
+        """Spend what one round costs, and return the line that says so.  Raises BudgetError; nothing is spent then."""
+        ...
+
+
+def spent(facts: Mapping[str, int | float | str]) -> Log:
+    return Log("spent", facts)
+
+
+def used_up(error: BudgetError, round: int) -> Report:
+    """Return the report of a budget that does not allow the next round."""
+    return Report("budget", {"text": str(error), "advice": error.advice}, round)

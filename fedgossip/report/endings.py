@@ -1,0 +1,44 @@
+"""What a reader must know first of a run that did not go as it should."""
+
+from __future__ import annotations
+
+from fedgossip.report.markup import Markup, text
+from fedgossip.report.reading import Run
+
+
+def unfinished(name: str, run: Run) -> tuple[str, str]:
+    """Return what a reader must know of a run that is not finished, and what it means for what is shown."""
+    status, who = run.summary.status, run.names.one
+    if status == "partial" and who == "client":
+        return (
+            f"{name} ended without some of its clients: its status is “{status}”.",
+            "They died, hung or were stopped; the rounds went on with the others, and the global model is of those.",
+        )
+    if status == "partial":
+        return (
+            f"{name} ended without some of its peers: its status is “{status}”.",
+            "They died, hung or were stopped; the others went on to the end, and what is shown last is of them alone.",
+        )
+    if status == "exhausted":
+        return (
+            f"{name} was ended by its budget of privacy.",
+            "The next round would have crossed it; the global model is that of the rounds before.",
+        )
+    last = run.network[-1].round if run.network else 0
+    return (
+        f"{name} did not finish: its status is “{status}”.",
+        f"{_wanting(run)}All that follows shows what was measured up to round {last}.",
+    )
+
+
+def _wanting(run: Run) -> str:
+    """Return that there were too few clients, where that ended the run."""
+    facts = run.participation.too_few if run.participation else None
+    if facts is None:
+        return ""
+    return f"{facts.get('clients', '?')} clients were there, and a round needs {facts.get('needed', '?')}. "
+
+
+def notice(said: tuple[str, str]) -> Markup:
+    """Return a line that stands out, its first sentence in bold."""
+    return Markup(f'<p class="notice" role="status"><b>{text(said[0])}</b> {text(said[1])}</p>')

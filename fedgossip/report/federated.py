@@ -1,0 +1,313 @@
+"""The sections of a federated run: one model of a coordinator, and the clients that took part in its rounds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from fedgossip.report import attendance, bars, figures, sections, spending
+from fedgossip.report.drawing import BLUE, DASHES, GREEN, ORANGE
+from fedgossip.report.figures import Line
+from fedgossip.report.markup import (
+    Markup,
+    cards,
+    facts_table,
+    figure,
+    folded,
+    grid,
+    paragraph,
+    section,
+    table,
+)
+from fedgossip.report.numbers import NOTHING, count, data_size, duration, number, percent, plural
+from fedgossip.report.participation import Participation
+from fedgossip.report.reading import EventRow, Run
+from fedgossip.report.reasons import given_up, reason
+
+MOST_ROUNDS_LISTED = 40
+IN_THE_CLEAR = (
+    "In the clear: the coordinator saw the update of every single client.",
+    "An update tells much about the examples behind it.  A secure sum (coordinator.secure.on = true) hides it among"
+    " the others, where an algorithm needs no more than their sum.",
+)
+FEDBUFF = "fedbuff"
+
+
+def parts(run: Run, took: Participation) -> Iterable[Markup | None]:
+    """Give the sections of the page, in reading order."""
+    yield learning(run, took)
+    yield participation(run, took)
+    yield spending.privacy(run, took)
+    yield clients(run, took)
+    yield coordinator(run, took)
+    yield events(run)
+    same = "with every client answering in time it ends with the same digest, bit for bit"
+    varies = "its answers arrive in an order of their own, so that the digest is another"
+    yield sections.provenance(run, "the global model", varies if run.summary.algorithm == FEDBUFF else same)
+
+
+def head(run: Run, took: Participation) -> Markup:
+    """Return the name of the run, what it was, whether the coordinator saw updates, and its key figures."""
+    summary = run.summary
+    some = summary.cohort is not None and summary.cohort < summary.n and summary.algorithm != FEDBUFF
+    what = [
+        summary.algorithm,
+        plural(summary.n, "client"),
+        f"{count(summary.cohort)} in a round" if some else "",
+        plural(summary.rounds, "round"),
+        *_secrecy(summary.secure),
+    ]
+    warning = IN_THE_CLEAR if summary.secure is False else None
+    return sections.head_of(run, what, cards(_key_figures(run, took)), warning)
+
+
+def _secrecy(secure: bool | None) -> Iterable[Markup]:
+    if secure is not None:
+        word, kind = ("secure sum", "good") if secure else ("NO secure sum", "warn")
+        yield Markup(f'<li class="{kind}">{word}</li>')
+
+
+def _key_figures(run: Run, took: Participation) -> Iterable[tuple[str, str, str]]:
+    summary, lost = run.summary, len(took.abandoned)
+    if summary.accuracy.averaged is not None:
+        yield "Global model", percent(summary.accuracy.averaged), "accuracy on the common test set"
+    elif summary.test_loss is not None:
+        yield "Global model", number(summary.test_loss), "loss"
+    if took.at_clients:
+        at = max(took.at_clients)
+        mean, worst = took.at_clients[at]
+        lowest = "" if worst is None else f", worst {percent(worst)}"
+        yield "At the clients", percent(mean), f"mean on their own examples{lowest}, in round {count(at)}"
+    yield "Abandoned", count(lost), f"of {plural(summary.rounds, 'round')}" + (": changed nothing" if lost else "")
+    if summary.privacy is not None:
+        yield spending.card(summary.privacy)
+    yield "Sent", data_size(summary.bytes_sent), _per_contribution(run, took)
+    yield from sections.time_and_digest(run, "of the global model")
+
+
+def _per_contribution(run: Run, took: Participation) -> str:
+    total = sum(took.contributions.values())
+    return f"{data_size(run.summary.bytes_sent / total)} per contribution" if total else "by all together"
+
+
+# --- what was learned -------------------------------------------------------------------------------------------------
+
+
+def lines(run: Run, took: Participation) -> list[Line]:
+    """Return the accuracy of the global model, and what the clients measured of it where they did."""
+    found: list[Line] = [("global model", BLUE, "-", run.series("accuracy_averaged"))]
+    rows = {row.round: row for row in run.network}
+    tested = [(rows[at], *values) for at, values in sorted(took.at_clients.items()) if at in rows]
+    found.append(("mean client", GREEN, DASHES[1], [(row, mean) for row, mean, _ in tested]))
+    worst = [(row, lowest) for row, _, lowest in tested if lowest is not None]
+    return [*found, ("worst client", ORANGE, DASHES[2], worst)]
+
+
+def learning(run: Run, took: Participation) -> Markup | None:
+    """Return the learning curves."""
+    drawn = lines(run, took)
+    of_what = "accuracy" if took.at_clients else "test accuracy"
+    said = "Accuracy of the global model on the common test set."
+    if took.at_clients:
+        said = "Accuracy of the global model on the common test set, and at the clients, on examples of their own."
+
+    def curve(name: str, axis: figures.ByRow, title: str, caption: str) -> Markup | None:
+        return figure(name, figures.accuracy(run, name, axis, drawn, of_what), title, caption)
+
+    losses = figures.loss(run, "loss", "on the clients’ own data")
+    return section(
+        "What was learned",
+        grid(
+            curve("accuracy-by-round", figures.by_round, "Accuracy by round", said),
+            figure("loss", losses, "Loss by round", "What training makes smaller, as a mean over those who took part."),
+            curve("accuracy-by-bytes", figures.by_all_bytes, "Accuracy by bytes",
+                  "The same against what coordinator and clients together have sent."),
+            curve("accuracy-by-time", figures.by_seconds, "Accuracy by time",
+                  "The same against the time that has passed, waiting included."),
+        ),
+    )  # fmt: skip
+
+
+# --- who took part ----------------------------------------------------------------------------------------------------
+
+
+def participation(run: Run, took: Participation) -> Markup | None:
+    """Return how many contributed to each round, who did, and why rounds were abandoned."""
+    if not took.rounds:
+        return None
+    wanted = None if run.summary.algorithm == FEDBUFF else run.summary.cohort
+    return section(
+        "Who took part",
+        paragraph(attended(took, wanted), "lead"),
+        grid(
+            figure(
+                "contributions",
+                attendance.contributions(took, wanted, "contributions"),
+                "Contributions by round",
+                "How many clients’ updates are in the sum of each round"
+                + ("; a cross marks a round that was abandoned." if took.abandoned else "."),
+            ),
+            figure(
+                "lanes",
+                attendance.lanes(took, "lanes", _counted(run)),
+                "Client by client",
+                _lanes_caption(run, took),
+            ),
+            figure(
+                "turns",
+                attendance.turns(took, "turns"),
+                "Client by client",
+                "In how many rounds each client has trained.",
+            ),
+        ),
+        _abandoned(took),
+    )
+
+
+def attended(took: Participation, wanted: int | None) -> str:
+    """Return in words how many took part, and how many rounds came to nothing."""
+    counts = list(took.contributions.values())
+    low, high = min(counts, default=0), max(counts, default=0)
+    if not counts:
+        said = "No round had enough contributions."
+    elif low == high:
+        who = f"all {plural(high, 'client')}" if high == took.clients else plural(high, "client")
+        said = f"Every round that counted holds the updates of {who}."
+    else:
+        mean = number(sum(counts) / len(counts))
+        said = f"A round holds the updates of {low} to {high} clients, {mean} on average"
+        said += "." if wanted is None else f"; {wanted} were wanted."
+    if took.abandoned:
+        verb, it = ("was", "it") if len(took.abandoned) == 1 else ("were", "they")
+        lost = f"{plural(len(took.abandoned), 'round')} of {count(took.rounds)}"
+        said += f" {lost} {verb} abandoned: {it} changed nothing."
+    return said
+
+
+def _counted(run: Run) -> str:
+    """What it means that a client has trained: no row tells in which step of fedbuff that came to be."""
+    return "trained" if run.summary.algorithm == FEDBUFF else "in the sum"
+
+
+def _lanes_caption(run: Run, took: Participation) -> str:
+    said = "What each client did in each round"
+    said += ", by the round whose model it trained from." if run.summary.algorithm == FEDBUFF else "."
+    return said + (" A grey column is a round that was abandoned." if took.abandoned else "")
+
+
+def _abandoned(took: Participation) -> Markup | None:
+    if not took.abandoned:
+        return None
+    listed = sorted(took.abandoned.items())[:MOST_ROUNDS_LISTED]
+    rows = [[count(round), given_up(facts)] for round, facts in listed]
+    more = len(took.abandoned) - len(rows)
+    if more:
+        rows.append([NOTHING, f"{plural(more, 'more round')} in metrics.jsonl"])
+    return table(["Abandoned round", "Why"], rows, numbers=0)
+
+
+# --- the clients and their coordinator --------------------------------------------------------------------------------
+
+
+def clients(run: Run, took: Participation) -> Markup | None:
+    """Return what each client had, did and reached."""
+    data = run.summary.data
+    unlike = data is not None and bars.by_class(data)
+    source = f" ({data.source})" if data is not None and data.source else ""
+    return section(
+        "The clients",
+        grid(
+            figure(
+                "data",
+                bars.data_shares(run, "data"),
+                "Data of each client",
+                f"How many examples each client holds{source}"
+                + (", coloured by class: unlike bars mean that the clients see unlike worlds." if unlike else "."),
+            ),
+            figure(
+                "time",
+                bars.time_spent(run, "time"),
+                "Where the time went",
+                "How long each client trained, over all rounds; the rest it waited, or took its part in the sum.",
+            ),
+        ),
+        _client_table(run, took) if run.summary.n <= sections.MOST_PEERS_LISTED else None,
+    )
+
+
+def _client_table(run: Run, took: Participation) -> Markup | None:
+    if not any(took.turns):
+        return None
+    tested = any(client.accuracy is not None for client in run.learners)
+    learned = any(client.loss is not None for client in run.learners)
+    heads = ["Client", "Rounds", *(["Accuracy"] if tested else []), *(["Loss"] if learned else [])]
+    heads += ["Sent", "Received", "Training", "Waiting"]
+    rows = []
+    for node, client in enumerate(run.learners):
+        seconds = bars.time_of(run, client)
+        rows.append(
+            [
+                str(node),
+                count(took.turns[node]),
+                *([percent(client.accuracy)] if tested else []),
+                *([number(client.loss)] if learned else []),
+                data_size(client.bytes_sent),
+                data_size(client.bytes_received),
+                duration(seconds["training"]),
+                duration(seconds["waiting"]),
+            ]
+        )
+    listed = table(heads, rows, numbers=len(heads) - 1)
+    return listed if run.summary.n <= 20 else folded(f"All {plural(run.summary.n, 'client')}", listed)
+
+
+def coordinator(run: Run, took: Participation) -> Markup | None:
+    """Return the coordinator's own account, apart from those of its clients."""
+    own, secure = run.peers[run.summary.n], run.summary.secure
+    if not own.rounds:
+        return None
+    saw = {True: "sums alone", False: "every update", None: NOTHING}[secure]
+    busy = own.seconds["mixing"]
+    rows = [
+        ("Rounds that counted", f"{count(len(took.contributions))} of {count(own.rounds)}", ""),
+        ("What it saw", saw, "of what the clients trained"),
+        ("Sent", data_size(own.bytes_sent), "models, and what a secure sum needs" if secure else "models"),
+        ("Received", data_size(own.bytes_received), ""),
+        *([("Summing", duration(busy), "over all rounds")] if busy else []),
+    ]
+    return section("The coordinator", grid(facts_table("Its own account", rows)))
+
+
+# --- events -----------------------------------------------------------------------------------------------------------
+
+
+def events(run: Run) -> Markup | None:
+    """Return what else happened, counted and then one by one: without what the section on rounds tells."""
+    counts = run.summary.events or Counter(event.name for event in run.events)
+    if not counts:
+        return None
+    said = ", ".join(f"{name.replace('_', ' ')}: {count(amount)}" for name, amount in sorted(counts.items()))
+    rows = [_event(run, event) for event in run.events[: sections.MOST_EVENTS_LISTED]]
+    return section(
+        "Events and faults",
+        paragraph(f"In this run – {said}.", "lead"),
+        table(["Round", "Who", "Event", "What"], rows, numbers=0) if rows else None,
+        paragraph("The first are listed; all are in metrics.jsonl.", "lead") if len(run.events) > len(rows) else None,
+    )
+
+
+def _event(run: Run, event: EventRow) -> list[str]:
+    shown = run.names.round(event.name, event.round)
+    who = NOTHING if event.peer is None or event.peer < 0 else run.names.of(event.peer)
+    about = event.value
+    what = run.names.of(about) if event.name == "gone" and isinstance(about, int) else _value(about)
+    return [NOTHING if shown < 0 else count(shown), who, event.name.replace("_", " "), what[:80]]
+
+
+def _value(value: object) -> str:
+    if isinstance(value, Mapping):
+        facts = {str(key): reason(one) if key == "reason" else _value(one) for key, one in value.items()}
+        return ", ".join(f"{'client' if key == 'peer' else key} {one}" for key, one in facts.items() if one)
+    if isinstance(value, list):
+        return ", ".join(map(_value, value))
+    return "" if value is None else str(value)

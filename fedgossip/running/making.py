@@ -1,0 +1,116 @@
+"""What makes the links and the machine of a real participant, with what only it has: keys, a policy, its own log."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedgossip.errors import ConfigError
+from fedgossip.machine import Checkpoint, Machine, NodeId
+from fedgossip.messages import Hello
+from fedgossip.net.endpoints import Endpoints, Members
+from fedgossip.net.hub import Hub
+from fedgossip.net.identity import Identity
+from fedgossip.net.links import Links
+from fedgossip.net.spoke import Spoke
+from fedgossip.net.transport import Transport
+from fedgossip.running.credentials import real
+from fedgossip.running.gossip import GossipPlan
+from fedgossip.running.lives import MakeMachine
+from fedgossip.running.members import member_of
+from fedgossip.running.plan import CLIENT, COORDINATOR, Plan
+from fedgossip.running.private import LEDGER, private_maker
+from fedgossip.running.recording import Recorder
+from fedgossip.secure.session import Policy, Roster
+from fedgossip.vectors import Vector
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a participant was started with."""
+
+    folder: Path
+    identity: Identity
+    endpoints: Endpoints
+    hello: Hello
+    links: Transport
+    members: Members | None
+    join: bool
+    resume: bool
+    policy: Policy | None
+    masked: Path | None
+
+
+@dataclass(frozen=True)
+class Made:
+    """`recorder` keeps the log of a coordinator or a client; peers keep none."""
+
+    make: MakeMachine
+    recorder: Recorder | None = None
+
+
+def transport_of(plan: Plan, node: NodeId, bind: str, identity: Identity) -> Transport:
+    """Return what a participant hears and speaks by; who listens does so at `bind`.  Raises NetworkError."""
+    role = plan.role(node)
+    if role == CLIENT:
+        return Spoke(node, identity)
+    return Hub(node, bind, identity) if role == COORDINATOR else Links(node, bind, identity)
+
+
+@contextlib.contextmanager
+def made_by(plan: Plan, node: NodeId, given: Given) -> Iterator[Made]:
+    """Give what makes the machine, and close its files in the end.  Raises FedgossipError."""
+    with contextlib.ExitStack() as stack:
+        if given.members:
+            yield Made(_member(plan, node, given, given.members))
+        elif plan.role(node):
+            yield _federated(plan, node, given, stack)
+        elif isinstance(plan, GossipPlan) and plan.masks:
+            ledger = given.masked or given.folder / LEDGER
+            who = node, given.hello, given.identity, given.endpoints, ledger, stack
+            yield Made(private_maker(plan, *who, resume=given.resume))
+        else:
+            yield Made(_plain(plan, node, given))
+
+
+def _plain(plan: Plan, node: NodeId, given: Given) -> MakeMachine:
+    def make(initial: Vector, checkpoint: Checkpoint | None, incarnation: int) -> Machine:
+        return plan.machine(node, initial, given.hello.schema, checkpoint, incarnation=incarnation)
+
+    return make
+
+
+def _member(plan: Plan, node: NodeId, given: Given, members: Members) -> MakeMachine:
+    def make(initial: Vector, checkpoint: Checkpoint | None, _incarnation: int) -> Machine:
+        life = int(time.time())  # above those of earlier lives, as long as the clock is not set back
+        about = plan, node, initial, given.hello.schema, given.identity, members, life
+        machine = member_of(*about, join=given.join, resumed=checkpoint)
+        if members.organiser:
+            assert isinstance(given.links, Links)
+            given.links.admit_guests(machine.introduction())
+        return machine
+
+    return make
+
+
+def _federated(plan: Plan, node: NodeId, given: Given, stack: contextlib.ExitStack) -> Made:
+    role, run = plan.role(node), given.hello.experiment
+    recorder = stack.enter_context(Recorder(given.folder, node, role, given.identity, run, synced=plan.masks))
+    own = real(given.identity, given.endpoints, given.policy, recorder.past) if plan.masks else None
+    if own and role == COORDINATOR:
+        recorder.transcribe(Roster(own.roster.members[: plan.learners]))
+
+    def make(initial: Vector, checkpoint: Checkpoint | None, incarnation: int) -> Machine:
+        return plan.machine(node, initial, given.hello.schema, checkpoint, incarnation=incarnation, own=own)
+
+    return Made(make, recorder)
+
+
+def check_recordable(plan: Plan, trace_bytes: int) -> None:
+    """Raise ConfigError where a run that masks what it sends is to be traced."""
+    if trace_bytes and plan.masks:
+        advice = "Leave --trace out; clients and coordinators keep signed logs, see `fedgossip audit show`."
+        raise ConfigError("a run with masks cannot be replayed: its secrets are written down nowhere", advice)

@@ -1,0 +1,88 @@
+"""What a round costs of a budget of privacy, and what is left: by the experiment, and by what was logged before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from fedgossip.errors import ConfigError
+from fedgossip.running.credentials import Logged
+
+if TYPE_CHECKING:
+    from fedgossip.experiment import Experiment, Privacy
+    from fedgossip.privacy.budget import Budget, Spend
+    from fedgossip.privacy.forecast import Forecast
+    from fedgossip.running.plan import Plan
+
+SPENT = "spent"
+
+
+class BudgetPurse:
+    """Pays for rounds out of one budget."""
+
+    def __init__(self, budget: Budget, cost: Callable[[int], Spend]) -> None:
+        self._budget, self._cost = budget, cost
+
+    @property
+    def epsilon(self) -> float:
+        return self._budget.epsilon
+
+    def pay(self, round: int) -> Mapping[str, int | float | str]:
+        spend = self._cost(round)
+        self._budget = self._budget.spend(spend)
+        return spend.to_mapping()
+
+
+def purse_of(privacy: Privacy, rate: float, steps: int, log: Iterable[Logged]) -> BudgetPurse:
+    """Return the purse of one participant whose rounds cost `steps` releases at `rate`, less what `log` says is spent.
+
+    Raises ConfigError for a log of another budget.
+    """
+    from fedgossip.privacy.budget import Budget, Spend, resumed
+
+    p = privacy
+
+    def cost(round: int) -> Spend:
+        return Spend(p.unit, p.noise, p.delta, p.clip, rate, steps, round)
+
+    budget = Budget(p.max_epsilon, p.delta, p.unit, None if p.adaptive else p.clip)
+    return BudgetPurse(resumed(budget, [facts for kind, facts in log if kind == SPENT]), cost)
+
+
+def cost_of_training(experiment: Experiment, examples: int) -> tuple[float, int]:
+    """Return (rate, steps) of a round at a client with so many examples, each hidden by itself."""
+    from fedgossip.learning.private import private_rate, private_steps
+
+    return private_rate(experiment.train, examples), private_steps(experiment.train, examples)
+
+
+def outlook(plan: Plan) -> Forecast:
+    """Return what the budget of a run will be worth.  Reads the data.  Raises ConfigError for a run without one."""
+    from fedgossip.privacy.forecast import Plan as Promise
+    from fedgossip.privacy.forecast import forecast
+    from fedgossip.running.federation import FederationPlan
+    from fedgossip.running.tasks import task_of
+
+    if not isinstance(plan, FederationPlan) or plan.unit == "none":
+        advice = 'Write [coordinator.privacy] with unit = "record" or "client".'
+        raise ConfigError("a run without a budget of privacy", advice)
+    p, e = plan.section.privacy, plan.experiment
+    task, shares = task_of(e, plan.learners)
+    fewest = min(shares.trained_on.values(), default=1)
+    return forecast(
+        Promise(
+            unit=p.unit,
+            clients=plan.learners,
+            rounds=e.rounds,
+            noise=p.noise,
+            clip=p.clip,
+            delta=p.delta,
+            parameters=task.length,
+            cohort=plan.cohort,
+            max_epsilon=p.max_epsilon,
+            honest=plan.least if p.unit == "client" else None,
+            batch_size=e.train.batch_size,
+            local_steps=cost_of_training(e, fewest)[1] if p.unit == "record" else 1,
+            examples=tuple(shares.trained_on.values()),
+        )
+    )

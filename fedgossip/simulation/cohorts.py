@@ -1,0 +1,165 @@
+"""Federated rounds without messages: the cohort trains in one call, and the server takes its step.  The same bits.
+
+Where the run has a secure sum, contributions are rounded to integers and added in the ring as there; nothing is masked,
+for masks leave the sum as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedgossip.algorithms.federated.base import Aggregate, Federated, Vectors, Work
+from fedgossip.algorithms.federated.sums import mean_of
+from fedgossip.algorithms.sampling import Sampling
+from fedgossip.machine import NodeId
+from fedgossip.messages import Invite
+from fedgossip.metrics import Meter, Network, Row
+from fedgossip.protocols.parts import Chances, Trained, integers
+from fedgossip.protocols.secure_round import apart
+from fedgossip.secure.fixed_point import FixedPoint
+from fedgossip.secure.hiding import NO_NOISE
+from fedgossip.task import Job, LocalTask, Update
+from fedgossip.vectors import Vector, frozen
+from fedgossip.wire import wire_bytes
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """What the rounds of a run are.  `fixed`: rounding for the secure sum, with the chances of each client."""
+
+    federated: Federated[Any]
+    sampling: Sampling
+    clients: int
+    rounds: int
+    least: int
+    fixed: FixedPoint | None
+    chances: Sequence[Callable[[int], Chances]]
+
+    def start(self, task: LocalTask) -> Standing:
+        """Return where a run begins."""
+        return Standing(0, self.federated.server.start(task.initial(self.clients)), {}, Meter(self.clients))
+
+
+@dataclass
+class Standing:
+    """Where a run stands between two rounds: the server's state, and what each client remembers."""
+
+    round: int
+    state: Any
+    memory: dict[NodeId, Vectors]
+    meter: Meter
+
+
+def run_rounds(
+    rounds: Rounds,
+    standing: Standing,
+    task: LocalTask,
+    record: Network,
+    write: Callable[[Row], None],
+    *,
+    tests: Callable[[int], bool] = lambda _round: False,
+    between: Callable[[], None] = lambda: None,
+) -> Vector:
+    """Run all rounds that are left; return the global model.  `between` is called between two rounds."""
+    server = rounds.federated.server
+    for number in range(standing.round, rounds.rounds):
+        between()
+        received = server.broadcast(standing.state)
+        cohort = rounds.sampling.draw(number, range(rounds.clients)).invited
+        if len(cohort) >= rounds.least:
+            _round(rounds, standing, task, number, received, cohort, tested=tests(number))
+            invite = Invite(number, task.schema, received)
+            standing.meter.bytes_sent = wire_bytes(invite) * len(cohort)
+        standing.round = number + 1
+        model = server.broadcast(standing.state)[0]
+        for row in record.mixed(standing.meter.mixed(number + 1, 0, 0, None), model):
+            write(row)
+    return server.broadcast(standing.state)[0]
+
+
+def _round(
+    rounds: Rounds,
+    standing: Standing,
+    task: LocalTask,
+    number: int,
+    received: Vectors,
+    cohort: Sequence[NodeId],
+    *,
+    tested: bool,
+) -> None:
+    rule, memory = rounds.federated.clients, standing.memory
+    terms = [rule.terms(received, memory.get(node, ())) for node in cohort]
+    jobs = [Job(node, number, received[0], term, tested) for node, term in zip(cohort, terms, strict=True)]
+    sums = _Ring(rounds, number, received[0]) if rounds.fixed else _Exact(rounds, received[0])
+    for node, update in zip(cohort, task.train(jobs), strict=True):
+        work = _work(update, received[0])
+        up, kept = rule.upload(received, memory.get(node, ()), work)
+        if kept:
+            memory[node] = kept
+        m = update.metrics
+        sums.add(node, Trained(
+            up, int(rule.weight(work.examples)), work.examples, work.steps,
+            m.get("loss"), float(m.get("accuracy", 0.0)), int(m.get("tested", 0)),
+        ))  # fmt: skip
+    aggregate, facts = sums.close()
+    standing.state = rounds.federated.server.step(standing.state, aggregate)
+    standing.meter.aggregated(facts)
+
+
+def _work(update: Update, model: Vector) -> Work:
+    moved = frozen(np.zeros_like(model)) if update.difference is None else update.difference
+    m = update.metrics
+    return Work(moved, max(1, update.examples), int(m.get("steps", 1)), float(m.get("rate", 1.0)))
+
+
+class _Exact:
+    """Contributions in the clear."""
+
+    def __init__(self, rounds: Rounds, model: Vector) -> None:
+        rule = rounds.federated.clients
+        self.total = rounds.federated.aggregation.accumulator(rule.vectors, model.size, model.dtype)
+        self.clients = 0
+        self.losses: list[tuple[float, float]] = []
+        self.accuracies: list[tuple[float, float]] = []
+
+    def add(self, node: NodeId, work: Trained) -> None:
+        self.total.add(node, float(work.weight), work.up, work.steps)
+        self.clients += 1
+        if work.loss is not None:
+            self.losses.append((work.examples, work.loss))
+        if work.tested:
+            self.accuracies.append((work.tested, work.accuracy))
+
+    def close(self) -> tuple[Aggregate, dict[str, object]]:
+        loss = mean_of(self.losses) if self.losses else None
+        facts: dict[str, object] = {"clients": self.clients, "loss": loss}
+        if self.accuracies:
+            facts["accuracy"], facts["worst"] = mean_of(self.accuracies), min(a for _, a in self.accuracies)
+        return self.total.aggregate(), facts
+
+
+class _Ring:
+    """Contributions as integers of the ring."""
+
+    def __init__(self, rounds: Rounds, number: int, model: Vector) -> None:
+        assert rounds.fixed
+        self.fixed, self.rounds, self.number, self.model = rounds.fixed, rounds, number, model
+        self.total = np.zeros(rounds.fixed.words, np.uint32)
+        self.clients = 0
+
+    def add(self, node: NodeId, work: Trained) -> None:
+        chances = self.rounds.chances[node](self.number)
+        self.total += integers(self.fixed, work, chances, NO_NOISE).values
+        self.clients += 1
+
+    def close(self) -> tuple[Aggregate, dict[str, object]]:
+        found = self.fixed.decode(self.total, self.clients)
+        vectors = apart(frozen(found.mean.astype(self.model.dtype)), self.rounds.federated.clients.vectors)
+        facts: dict[str, object] = {"clients": found.clients, "loss": found.metrics.get("loss")}
+        if found.metrics.get("tested"):
+            facts["accuracy"] = found.metrics["accuracy"]
+        return Aggregate(vectors, found.clients, found.metrics.get("steps", 1.0)), facts

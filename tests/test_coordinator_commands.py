@@ -1,0 +1,180 @@
+"""The commands of a federated run as real processes: keys, policies, a coordinator that is killed in every phase."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import COMMAND, Said, finish, free_ports
+
+from fedgossip.metrics import EventRow, PeerRow, read_rows
+from fedgossip.net.endpoints import block, signed
+from fedgossip.net.identity import Identity
+
+CLIENTS = 3
+SECONDS = 60
+EXPERIMENT = """
+rounds = 5
+task = {{ kind = "quadratic", dim = 3, sigma = 0.1, placement = "random" }}
+coordinator = {{ clients = {clients}, deadline = 20.0, start_timeout = 30.0, return_timeout = 20.0{more} }}
+"""
+
+
+@dataclass
+class Site:
+    """A folder with an experiment, keys and a policy; processes run there."""
+
+    folder: Path
+    clients: int = CLIENTS
+    started: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    @classmethod
+    def made(cls, folder: Path, clients: int = CLIENTS, more: str = "") -> Site:
+        (folder / "pilot.toml").write_text(EXPERIMENT.format(clients=clients, more=more))
+        blocks = []
+        (port,) = free_ports(1)
+        for node in range(clients + 1):
+            identity = Identity.new()
+            identity.save(folder / f"{node}.key")
+            address = f"tcp://127.0.0.1:{port}" if node == clients else ""  # nobody calls a client
+            blocks.append(block(node, signed(identity, address)))
+        (folder / "endpoints.toml").write_text("\n".join(blocks))
+        site = cls(folder, clients)
+        assert site.run("privacy", "policy", "pilot.toml", "--endpoints", "endpoints.toml").code == 0
+        return site
+
+    def run(self, *words: str) -> Said:
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        return finish(subprocess.Popen([*COMMAND, *words], cwd=self.folder, text=True, **pipes), SECONDS)  # type: ignore[call-overload]
+
+    def start(self, *words: str, node: int, resume: bool = False, program: tuple[str, ...] = ()) -> Any:
+        place = ["--endpoints", "endpoints.toml", "--key", f"{node}.key", "--out", f"out{node}"]
+        words = (words[0], "pilot.toml", *words[1:], *place, *(["--resume"] if resume else []))
+        command = [sys.executable, *(program or ("-m", "fedgossip")), *words]
+        with (self.folder / f"{node}.log").open("a") as log:
+            process = subprocess.Popen(command, cwd=self.folder, stdout=log, stderr=log, text=True)
+        self.started.append(process)
+        return process
+
+    def coordinator(self, **more: Any) -> Any:
+        return self.start("coordinator", node=self.clients, **more)
+
+    def client(self, node: int, **more: Any) -> Any:
+        return self.start("client", "--id", str(node), node=node, **more)
+
+    def ended(self, process: Any) -> int:
+        return int(process.wait(SECONDS))
+
+    def rows(self, node: int) -> list[Any]:
+        return list(read_rows(self.folder / f"out{node}" / "metrics.jsonl"))
+
+    def said(self, node: int) -> str:
+        return (self.folder / f"{node}.log").read_text()
+
+    def stop(self) -> None:
+        for process in self.started:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Any:
+    made = Site.made(tmp_path)
+    yield made
+    made.stop()
+
+
+@pytest.mark.parametrize("phase", ["keys", "shares", "masked", "consist", "unmask"])
+def test_a_coordinator_killed_in_any_phase_goes_on_and_no_reported_round_is_lost(site: Site, phase: str) -> None:
+    """Round 2 is the third; the keys for it have come with round 1, so the first phase is killed in round 0."""
+    clients = [site.client(node) for node in range(CLIENTS)]
+    round = 0 if phase == "keys" else 2
+    dying = str(Path(__file__).parent / "dying.py")
+    first = site.coordinator(program=(dying, phase, str(round)))
+    assert site.ended(first) == -signal.SIGKILL
+    reported = [row for row in site.rows(CLIENTS) if isinstance(row, PeerRow)]
+    done = [row.round for row in reported]
+    assert done == list(range(1, len(done) + 1)) and round - 1 <= len(done) <= round, "the last may be on its way"
+    again = site.coordinator(resume=True)
+    assert site.ended(again) == 0, site.said(CLIENTS)
+    rows = [row for row in site.rows(CLIENTS) if isinstance(row, PeerRow)]
+    assert rows[: len(reported)] == reported, "what was reported stays as it was"
+    rounds = [row.round for row in rows]
+    assert rounds == sorted(set(rounds)) and set(rounds) >= {*done, *range(round + 1, 6)}
+    given_up = [row for row in site.rows(CLIENTS) if isinstance(row, EventRow) and row.name == "abandoned"]
+    assert [row.value["reason"] for row in given_up] == ["INTERRUPTED"]  # type: ignore[index]
+    assert [site.ended(client) for client in clients] == [0] * CLIENTS, "they have reconnected by themselves"
+    ended = json.loads((site.folder / f"out{CLIENTS}" / "ended.json").read_text())
+    assert (ended["status"], ended["rounds"]) == ("finished", 5)
+
+
+def test_a_client_that_is_killed_comes_back_into_the_same_run(site: Site) -> None:
+    clients = [site.client(node) for node in range(CLIENTS)]
+    coordinator = site.coordinator()
+    clients[1].kill()
+    clients[1].wait()
+    clients[1] = site.client(1, resume=(site.folder / "out1" / "incarnation").exists())
+    assert site.ended(coordinator) == 0, site.said(CLIENTS)
+    assert [site.ended(client) for client in clients] == [0] * CLIENTS
+
+
+# --- policies ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_client_without_a_policy_says_how_to_make_one(site: Site) -> None:
+    (site.folder / "policy.toml").unlink()
+    client = site.client(0)
+    assert site.ended(client) == 2
+    assert "no policy there" in site.said(0) and "fedgossip privacy policy" in site.said(0)
+
+
+def test_a_policy_that_others_can_read_is_refused(site: Site) -> None:
+    (site.folder / "policy.toml").chmod(0o644)
+    assert site.ended(site.client(0)) == 2
+    assert "others can read or change this policy" in site.said(0) and "chmod 600" in site.said(0)
+
+
+def test_a_policy_pins_the_experiment_and_names_what_differs(site: Site) -> None:
+    (site.folder / "pilot.toml").write_text(EXPERIMENT.format(clients=CLIENTS, more=", secure = { bound = 2.0 }"))
+    assert site.ended(site.client(0)) == 2
+    assert "bound: pinned 1.0, here 2.0" in site.said(0)
+
+
+def test_a_policy_does_not_let_the_secure_sum_be_switched_off(site: Site) -> None:
+    (site.folder / "pilot.toml").write_text(EXPERIMENT.format(clients=CLIENTS, more=", secure = { on = false }"))
+    assert site.ended(site.client(0)) == 2
+    assert "switched the secure sum off" in site.said(0)
+
+
+def test_an_entry_that_was_changed_after_it_was_signed_is_refused(site: Site) -> None:
+    endpoints = site.folder / "endpoints.toml"
+    endpoints.write_text(endpoints.read_text().replace("tcp://127.0.0.1", "tcp://127.0.0.2", 1))
+    assert site.ended(site.client(1)) == 2
+    assert "is not signed by itself" in site.said(1)
+
+
+def test_peer_sends_a_federated_run_to_its_own_commands(site: Site) -> None:
+    refused = site.run("peer", "pilot.toml", "--id", "0", "--endpoints", "endpoints.toml")
+    assert refused.code == 2 and "fedgossip client" in refused.err
+
+
+def test_a_coordinator_needs_an_address_and_clients_do_not(site: Site) -> None:
+    path = site.folder / "endpoints.toml"
+    path.write_text("".join(line for line in path.read_text().splitlines(True) if "address" not in line))
+    said = site.run("coordinator", "pilot.toml", "--endpoints", "endpoints.toml", "--key", f"{CLIENTS}.key")
+    assert said.code == 2
+    assert f"{CLIENTS} has no address, and is called by others" in said.err
+
+
+def test_keys_of_a_client_say_nothing_of_where_it_is(site: Site) -> None:
+    said = site.run("keys", "new", "--id", "0", "--client", "--out", "new.key")
+    assert said.code == 0
+    assert "address" not in said.out
+    assert "signature" in said.out
+    assert site.run("keys", "show", "new.key", "--id", "0", "--client").out == said.out
