@@ -24,7 +24,8 @@ from fedgossip.messages import Hello
 from fedgossip.net.endpoints import Endpoint
 from fedgossip.net.host import Host, Ports
 from fedgossip.net.identity import Identity
-from fedgossip.net.links import Links, _keep_message_memory
+from fedgossip.net.links import Links
+from fedgossip.net.sockets import keep_message_memory
 from fedgossip.protocols.sync_gossip import SyncGossip, SyncSettings
 from fedgossip.topology import build, resolve
 from fedgossip.wire import CHUNK_BYTES, Expected
@@ -117,7 +118,7 @@ def _recv_all(edge: socket.socket, into: memoryview) -> None:
 def curve(seat: Seat, d: int, warm: int, rounds: int) -> Measured:
     """The same bytes through bare CURVE links in chunks of the same size, landed by recv_into; nothing is mixed."""
     mine, theirs = _vectors(d)
-    _keep_message_memory()  # a tenth faster with it, so the floor has it too
+    keep_message_memory()  # a tenth faster with it, so the floor has it too
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(1)
     public, secret = zmq.curve_keypair()
     pulls = [_curve_server(context, secret) for _ in range(2)]

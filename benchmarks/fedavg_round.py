@@ -1,0 +1,120 @@
+"""Milliseconds of one federated round in which nothing is learned, real processes, beside its floors, in one run.
+
+    python benchmarks/fedavg_round.py [--clients 8] [--parameters 62000,1000000,10000000] [--rounds R] [--only ...]
+                                      [--flower PYTHON]    a Python that has flwr: its older gRPC server plays too
+
+The coordinator sends the model to every client, each sends a vector of the same size back at once, and they are added.
+The contestants take turns (A B C A B C ...) because machines are noisy: only the ratios of one run mean something.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from crew import Measured, crew, machine, median, round_ms
+from servers import CONTESTANTS
+
+WARM = 3
+"""Rounds before the counted ones: buffers are warm, connections at speed."""
+
+TARGETS_MS = {62_000: 10, 1_000_000: 40, 10_000_000: 300}
+"""Of the plain round of 8 clients, on a machine of two cores."""
+
+
+@dataclass
+class Score:
+    """One contestant in one setting, over all its turns."""
+
+    name: str
+    n: int
+    d: int
+    ms: list[float] = field(default_factory=list)
+    cpu_seconds: float = 0.0
+    coordinator_cpu_seconds: float = 0.0
+    gigabytes: float = 0.0
+    peak_models: float | None = None
+
+    def add(self, members: list[Measured]) -> None:
+        coordinator = members[-1]
+        self.ms += round_ms([coordinator])
+        self.cpu_seconds += sum(member.cpu_seconds for member in members)
+        self.coordinator_cpu_seconds += coordinator.cpu_seconds
+        self.gigabytes += coordinator.bytes_sent / 1e9
+        if coordinator.peak_above_idle is not None:
+            self.peak_models = max(self.peak_models or 0.0, coordinator.peak_above_idle / (4 * self.d))
+
+    @property
+    def median_ms(self) -> float:
+        return median(self.ms)
+
+
+FLOWER = "Flower, gRPC"
+
+
+def play(names: list[str], n: int, d: int, rounds: int, turns: int, flower: str) -> dict[str, Score]:
+    """Let the contestants take turns; return their scores."""
+    scores = {name: Score(name, n, d) for name in [*names, *([FLOWER] if flower else [])]}
+    for _ in range(turns):
+        for name in names:
+            scores[name].add(crew(n + 1, lambda seat, name=name: CONTESTANTS[name](seat, d, WARM, rounds)))
+        if flower:
+            scores[FLOWER].ms += flower_ms(flower, n, d, rounds)
+    return scores
+
+
+def flower_ms(python: str, n: int, d: int, rounds: int) -> list[float]:
+    """Return what `flower.py` measures; another Python runs it, for flwr is none of our dependencies."""
+    command = [python, str(Path(__file__).with_name("flower.py"))]
+    command += ["--clients", str(n), "--parameters", str(d), "--rounds", str(rounds)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    found: list[float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def table(scores: dict[str, Score]) -> str:
+    """Return the scores of one setting as text: medians, the coordinator's cost, and the ratios."""
+    first = next(iter(scores.values()))
+    target = f", target {TARGETS_MS[first.d]} ms plain" if first.d in TARGETS_MS and first.n == 8 else ""
+    lines = [f"\n{first.n} clients, {first.d:,} float32 ({len(first.ms)} rounds each{target})"]
+    floors = [scores[name] for name in ("TCP floor", "TCP, adding", "CURVE floor") if name in scores]
+    heads = ["ms/round", "CPU s/GB", "coordinator's", "peak, models", *(f"x {floor.name}" for floor in floors)]
+    lines.append(" " * 18 + "".join(f"{head:>14}" for head in heads))
+    for s in scores.values():
+        peak = f"{s.peak_models:.1f}" if s.peak_models is not None else "-"
+        cells = [f"{s.median_ms:.1f}", "-", "-", "-"]
+        if s.gigabytes:
+            costs = (s.cpu_seconds / s.gigabytes, s.coordinator_cpu_seconds / s.gigabytes)
+            cells = [f"{s.median_ms:.1f}", *(f"{cost:.2f}" for cost in costs), peak]
+        cells += [f"{s.median_ms / floor.median_ms:.2f}" for floor in floors]
+        lines.append(f"{s.name:18}" + "".join(f"{cell:>14}" for cell in cells))
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clients", default="8", help="client processes, several by comma")
+    parser.add_argument("--parameters", default="62000,1000000,10000000", help="float32 per vector, several by comma")
+    parser.add_argument("--rounds", type=int, default=10, help="counted rounds of each turn")
+    parser.add_argument("--turns", type=int, default=3, help="how often each contestant has its turn")
+    parser.add_argument("--only", default="", help="contestants, split at /")
+    parser.add_argument("--flower", default="", metavar="PYTHON", help="a Python that has flwr")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    names = options.only.split("/") if options.only else list(CONTESTANTS)
+    if not options.json:
+        print(machine())
+    for n in map(int, options.clients.split(",")):
+        for d in map(int, options.parameters.split(",")):
+            scores = play(names, n, d, options.rounds, options.turns, options.flower)
+            if options.json:
+                print(json.dumps([{**asdict(s), "median_ms": s.median_ms} for s in scores.values()]), flush=True)
+            else:
+                print(table(scores), flush=True)
+
+
+if __name__ == "__main__":
+    main()
