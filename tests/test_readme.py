@@ -43,10 +43,10 @@ class Block:
     line: int
 
 
-def blocks() -> list[Block]:
+def blocks(page: str = README) -> list[Block]:
     return [
-        Block(m["kind"], m["note"] or "", dedent(m["text"]), README.count("\n", 0, m.start("kind")) + 1)
-        for m in BLOCK.finditer(README)
+        Block(m["kind"], m["note"] or "", dedent(m["text"]), page.count("\n", 0, m.start("kind")) + 1)
+        for m in BLOCK.finditer(page)
     ]
 
 
@@ -71,7 +71,7 @@ class Reader:
                 self._on_each_machine(block)
             case "sh":
                 for line in block.text.splitlines():
-                    _type(line)
+                    typed(line)
             case "python" if not named:  # a named one is used by the next command
                 exec(compile(block.text, f"README.md, line {block.line}", "exec"), {"__name__": "__main__"})
             case "toml":
@@ -96,7 +96,7 @@ class Reader:
         return text.replace("--id 0", f"--id {machine}").replace("peer0", f"peer{machine}")
 
 
-def _type(line: str) -> None:
+def typed(line: str) -> None:
     """Run one command line as the shell would; only `fedgossip` has a place in README's blocks."""
     program, *words = shlex.split(line, comments=True)
     assert program == "fedgossip", line

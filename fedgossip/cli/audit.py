@@ -206,7 +206,9 @@ def _compared(verdict: Verdict, others: list[Verdict], *, every: bool) -> Verdic
         found += compare(other, mine) if mine.owner is None else compare(mine, other)
     if every and mine.owner and all(other.account.owner is None for other in others):
         found += unheard(mine, (other.account for other in others))
-    return replace(verdict, faults=verdict.faults + tuple(Fault(0, what) for what in found))
+    agreed = () if found else (f"tells the same as the other side, {len(others)} files of it",)
+    faults = verdict.faults + tuple(Fault(0, what) for what in found)
+    return replace(verdict, faults=faults, remarks=verdict.remarks + agreed)
 
 
 def _nothing(folder: Path, what: str) -> Exception:

@@ -1,0 +1,132 @@
+"""Every command and file that docs/coordinator.md shows, typed in its order, by a coordinator and its clients."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from commands import COMMAND, finish, free_ports
+from safetensors.numpy import load_file
+from sklearn.datasets import load_breast_cancer
+from test_readme import COORDINATOR, Block, blocks, typed
+
+import fedgossip
+
+CLIENTS = 5
+SECONDS = 120
+
+
+class Pilot:
+    """One person at a desk, and six machines, each with a folder of its own.
+
+    Notes before a block: `each client`, `the coordinator`, and `both`, which is typed where all folders have been
+    brought together.  A coordinator that serves is left running until the clients have ended.
+    """
+
+    def __init__(self, desk: Path) -> None:
+        self.desk = desk
+        self.machines = [desk / f"machine{node}" for node in range(CLIENTS + 1)]
+        (self.port,) = free_ports(1)
+        self.keys: list[str] = []
+        self.hub: subprocess.Popen[str] | None = None
+
+    def follow(self, block: Block) -> None:
+        if block.note.startswith("file: "):
+            (self.desk / block.note.removeprefix("file: ")).write_text(block.text)
+            fedgossip.load_experiment(self.desk / block.note.removeprefix("file: "))
+        elif block.kind == "sh":
+            for line in block.text.splitlines():
+                self._follow(block.note, line.replace("192.168.1.10:5700", f"127.0.0.1:{self.port}"))
+
+    def _follow(self, who: str, line: str) -> None:
+        match who:
+            case "each client":
+                clients = range(CLIENTS)
+                texts = [line.replace("--id 0", f"--id {node}").replace("site0", f"site{node}") for node in clients]
+                if line.startswith("fedgossip client"):
+                    self._serve([self._started(texts[node], node) for node in clients])
+                else:
+                    for node in clients:
+                        self._typed(texts[node], node)
+            case "the coordinator" if line.startswith("fedgossip coordinator"):
+                self.hub = self._started(line, CLIENTS)
+            case "the coordinator":
+                self._typed(line, CLIENTS)
+            case "both":
+                self._brought_together()
+                typed(line)
+            case _:
+                typed(line)
+
+    def _typed(self, line: str, machine: int) -> None:
+        """Run it in this process, which has torch loaded already; a key that it prints goes to everybody."""
+        with contextlib.chdir(self._folder(machine)), contextlib.redirect_stdout(io.StringIO()) as said:
+            typed(line)
+        if " keys new " in line:
+            self.keys.append(said.getvalue())
+
+    def _folder(self, machine: int) -> Path:
+        folder = self.machines[machine]
+        if not folder.exists():
+            folder.mkdir()
+            shutil.copy(self.desk / "pilot.toml", folder)
+        if len(self.keys) == CLIENTS + 1:
+            (folder / "endpoints.toml").write_text("\n".join(self.keys))
+        return folder
+
+    def _started(self, line: str, machine: int) -> subprocess.Popen[str]:
+        folder = self._folder(machine)
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        return subprocess.Popen([*COMMAND, *line.split()[1:]], cwd=folder, text=True, **pipes)
+
+    def _serve(self, clients: list[subprocess.Popen[str]]) -> None:
+        assert self.hub, "clients without a coordinator"
+        ended = [finish(process, SECONDS) for process in (*clients, self.hub)]
+        assert [one.code for one in ended] == [0] * len(ended), "\n".join(one.err for one in ended)
+
+    def _brought_together(self) -> None:
+        for machine in self.machines:
+            for one in (*machine.glob("hub"), *machine.glob("site?"), machine / "endpoints.toml"):
+                if not (self.desk / one.name).exists():
+                    (shutil.copytree if one.is_dir() else shutil.copy)(one, self.desk / one.name)
+
+
+def sites(folder: Path) -> None:
+    """Write each site's records, and a common test file, as `own.toml` names them; columns on a common scale."""
+    data = load_breast_cancer()
+    x = (data.data - data.data.mean(0)) / data.data.std(0)
+    table = np.column_stack([x, data.target])
+    header = ",".join([*(name.replace(" ", "_") for name in data.feature_names), "outcome"])
+    names = ["test", *(f"site-{site}" for site in range(CLIENTS))]
+    for name, part in zip(names, np.array_split(np.random.default_rng(1).permutation(table), len(names)), strict=True):
+        kinds = ["%.5g"] * x.shape[1] + ["%d"]
+        np.savetxt(folder / f"{name}.csv", part, kinds, delimiter=",", header=header, comments="")
+
+
+def test_everything_that_the_pilot_s_guide_shows_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    pilot = Pilot(tmp_path)
+    for block in blocks(COORDINATOR):
+        pilot.follow(block)
+    for folder in ("rehearsal", "processes"):
+        told = json.loads((tmp_path / folder / "summary.json").read_text())
+        assert told["status"] == "finished" and 0 < told["epsilon"] <= 12
+    hub = tmp_path / "hub"
+    folders = [hub, *tmp_path.glob("site?")]
+    models = {tuple(load_file(path / "model.safetensors")["layer1.bias"].tolist()) for path in folders}
+    assert len(folders) == CLIENTS + 1 and len(models) == 1
+    assert (tmp_path / "site0.csv").exists()
+
+
+def test_sites_with_files_of_their_own_learn_what_all_of_them_know(tmp_path: Path) -> None:
+    (text,) = (block.text for block in blocks(COORDINATOR) if block.note == "file: own.toml")
+    (tmp_path / "own.toml").write_text(text)
+    sites(tmp_path)
+    assert fedgossip.simulate(tmp_path / "own.toml").accuracy["averaged"] > 0.93
