@@ -167,7 +167,7 @@ class Meter:
         self.staleness: int | None = None
         self.epsilon: float | None = None
         self._aggregated: Mapping[str, float] = {}
-        self._train_began = self._train_ended = 0
+        self._train_began = self._train_ended = self._mixed = 0
 
     def train_began(self, now_ns: int) -> None:
         self._train_began = now_ns
@@ -206,12 +206,13 @@ class Meter:
             bytes_sent=self.bytes_sent,
             bytes_received=self.bytes_received,
             seconds_training=(self._train_ended - self._train_began) / 1e9,
-            seconds_waiting=max(0, now_ns - self._train_ended) / 1e9,
+            seconds_waiting=max(0, now_ns - (self._train_ended or self._mixed)) / 1e9,
             seconds_mixing=mixing_ns / 1e9,
             seconds=(now_ns + mixing_ns) / 1e9,
             staleness=self.staleness,
             epsilon=self.epsilon,
         )
+        self._mixed = now_ns + mixing_ns
         if self._aggregated:
             row.clients = int(self._aggregated["clients"])
             row.accuracy_clients = self._aggregated.get("accuracy")

@@ -17,6 +17,7 @@ from fedgossip.errors import ConfigError, ProtocolError
 from fedgossip.experiment import load
 from fedgossip.machine import Effect, Event, Log, Machine, PeerJoined, Received, Report, Send, Started, Trained
 from fedgossip.messages import Contribution, Invite, MaskedInput, Refusal, Secured
+from fedgossip.metrics import EventRow
 from fedgossip.protocols.client import Client
 from fedgossip.protocols.coordinator import Coordinator
 from fedgossip.protocols.parts import ids_in, past_of, ranges
@@ -369,3 +370,26 @@ def test_a_machine_without_keys_is_refused(node: int) -> None:
     """Nobody falls back to keys that everybody knows: a replay, say, or a driver that forgot to give them."""
     with pytest.raises(ConfigError, match="has no keys"):
         plan_of().machine(node, frozen(np.zeros(3, np.float32)), "s")
+
+
+# --- whole experiments ------------------------------------------------------------------------------------------------
+
+SMALL: dict[str, Any] = {
+    "rounds": 4,
+    "task": {"kind": "quadratic", "dim": 3, "sigma": 0.1, "placement": "random"},
+    "coordinator": {"clients": 6, "deadline": 2.0, "least_deadline": 0.5},
+}
+
+
+def test_updates_that_are_cut_to_the_bound_are_told() -> None:
+    narrow = {**SMALL, "coordinator": {**SMALL["coordinator"], "secure": {"bound": 1e-3}}}
+    told = [row for row in fedgossip.simulate(narrow).rows if isinstance(row, EventRow) and row.name == "cut"]
+    assert [row.value for row in told] == [{"cut": 6, "of": 6}] * 4
+    assert "cut" not in fedgossip.simulate(SMALL).summary["events"]
+
+
+def test_clients_that_are_struck_again_and_again_do_not_keep_a_run_from_ending() -> None:
+    """Who starts again after the coordinator has finished calls until it gives up: not struck again, or never."""
+    struck = [{"kind": "crash", "peers": [0], "every": 0.3, "after": 0.1, "start": 0.05}]
+    run = fedgossip.simulate({**SMALL, "faults": struck})
+    assert run.summary["status"] == "finished" and run.summary["events"]["crashed"] > 0

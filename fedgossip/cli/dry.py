@@ -72,7 +72,8 @@ def _federation(plan: FederationPlan, task: LocalTask) -> tuple[dict[str, Any], 
     vector = task.length * task.dtype.itemsize * plan.vectors
     words = plan.masked(task.length)
     up = 4 * words if words else vector
-    lines = [f"{up:,} bytes up and {vector:,} down per client and round, with little beside"]
+    beside = ", beside the keys and shares of the secure sum" if words else ""
+    lines = [f"{up:,} bytes up and {vector:,} down per client and round{beside}"]
     facts = {"clients": plan.learners, "cohort": plan.cohort, "secure": plan.secure, "threshold": plan.threshold}
     return {**facts, "bytes_per_round": plan.cohort * (up + vector)}, lines
 

@@ -35,7 +35,8 @@ START_SECONDS = 120.0
 """For the warmed parent to import and every peer to listen; a cold disk and sixteen peers need some."""
 
 PATIENCE_SECONDS = 5.0
-"""When a peer has ended, the others may be silent for two trainings, two deadlines and so much longer."""
+"""When a peer has ended, the others may be silent for two trainings, two deadlines and so much longer;
+when the coordinator has ended, a training and so much longer."""
 
 CHECKPOINT_SECONDS = 0.5
 """Between two checkpoints of a peer that the script will kill and start again."""
@@ -222,8 +223,12 @@ def _gather(plan: Plan, processes: Family, collector: Collector, striker: Strike
         if not processes.exited:
             continue  # while all of them work nobody can say what is too long
         left = [node for node in range(plan.n) if node not in processes.exited]
-        joining = starting if any(collector.rounds[node] == 0 for node in left) else 0.0
-        if silent > joining + 2 * (deadline + collector.slowest_training) + PATIENCE_SECONDS:
+        waiting = 2 * (deadline + collector.slowest_training)
+        if plan.n > len(plan.needed) and not set(plan.needed) & {*left, *striker.away}:
+            waiting = collector.slowest_training  # a coordinator has ended: nobody is there to be waited for
+        elif any(collector.rounds[node] == 0 for node in left):
+            waiting += starting
+        if silent > waiting + PATIENCE_SECONDS:
             for node in left:
                 collector.keeper(EventRow(collector.rounds[node], node, "hung"))
             return

@@ -345,12 +345,16 @@ class Simulator:
                 self._note(name, peer, value)
                 for link in list(self.connections) if name != "slow" else ():
                     self._cut_or_heal(link)
-            case Strike(_, _, node) if node in self.dead or node in self.results:
+            case Strike(_, _, node) if node in self.dead or node in self.results or self._decided():
                 return
             case Strike(_, "sleep", node, back_ns):
                 self._sleep(node, back_ns)
             case Strike(_, _, node, back_ns):
                 self._crash(node, back_ns)
+
+    def _decided(self) -> bool:
+        """Whether all whose rounds count have finished: a client that is struck for ever would call for ever."""
+        return all(node in self.results for node in self.record.counted)
 
     def _crash(self, node: NodeId, back_ns: int | None) -> None:
         if self.on_crash:
