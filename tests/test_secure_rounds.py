@@ -390,6 +390,6 @@ def test_updates_that_are_cut_to_the_bound_are_told() -> None:
 
 def test_clients_that_are_struck_again_and_again_do_not_keep_a_run_from_ending() -> None:
     """Who starts again after the coordinator has finished calls until it gives up: not struck again, or never."""
-    struck = [{"kind": "crash", "peers": [0], "every": 0.3, "after": 0.1, "start": 0.05}]
+    struck = [{"kind": "crash", "peers": [0], "every": 2.0, "after": 1.0, "start": 0.2}]
     run = fedgossip.simulate({**SMALL, "faults": struck})
     assert run.summary["status"] == "finished" and run.summary["events"]["crashed"] > 0
