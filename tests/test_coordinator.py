@@ -89,7 +89,7 @@ def reports(effects: Any) -> dict[str, Any]:
 
 def test_all_clients_are_waited_for_at_the_start_and_then_invited() -> None:
     c = coordinator(3)
-    assert [type(e) for e in c.handle(Started(), 0)] == [SetTimer]
+    assert [type(e) for e in c.handle(Started(), 0)] == [SetTimer, SetTimer]
     assert [c.handle(PeerJoined(node), 0) for node in (2, 0)] == [[], []]
     effects = c.handle(PeerJoined(1), 0)
     assert sends(effects, Invite) == [0, 1, 2] and effects[-1].key == ("phase", 0, "update")
@@ -241,6 +241,19 @@ def test_the_start_timer_begins_with_those_here() -> None:
         c.handle(PeerJoined(node), 0)
     effects = c.handle(Fired(("gather", 0)), 0)
     assert reports(effects)["started_without"] == [1] and sends(effects, Invite) == [0, 2]
+
+
+def test_whom_it_waits_for_is_told_when_it_changes() -> None:
+    c = coordinator(4, need=2)
+    c.handle(Started(), 0)
+    c.handle(PeerJoined(2), 0)
+    told = c.handle(Fired(("roll",)), 0)
+    assert reports(told) == {"awaits": {"missing": [0, 1, 3], "here": 1, "of": 4}}
+    assert [type(one) for one in c.handle(Fired(("roll",)), 0)] == [SetTimer], "nothing new"
+    c.handle(PeerJoined(0), 0)
+    assert reports(c.handle(Fired(("roll",)), 0))["awaits"]["missing"] == [1, 3]
+    c.handle(Fired(("gather", 0)), 0)
+    assert c.handle(Fired(("roll",)), 0) == [], "it has begun"
 
 
 def test_everybody_is_told_the_last_model_until_they_have_it() -> None:

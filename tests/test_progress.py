@@ -155,6 +155,7 @@ def test_facts_are_told_without_braces() -> None:
         ("cut", {"cut": 2, "of": 5},
          "cut to the bound: updates of 2 clients out of 5; raise coordinator.secure.bound, or lower lr"),
         ("misfits", {"of": 4, "held_by": 2}, "what client 2 gave back of client 4’s secret does not fit"),
+        ("awaits", {"missing": [1, 3], "here": 4, "of": 6}, "waits for 1, 3: 4 of 6 are here"),
         ("too_few", {"clients": 3, "needed": 5}, "too few clients: 3 are here, a round needs 5"),
         ("late", {"peer": 3, "round": 7}, "what client 3 says of round 7 comes too late"),
         ("late", {"peer": 8, "session": 7}, "a word of session 7 comes too late"),

@@ -81,6 +81,7 @@ FACTS: dict[str, str | tuple[str, ...]] = {
     "aggregated": "an update of {clients} clients",
     "abandoned": "the round is abandoned: {why}",
     "cut": "cut to the bound: updates of {cut} clients out of {of}; raise coordinator.secure.bound, or lower lr",
+    "awaits": "waits for {missing}: {here} of {of} are here",
     "too_few": "too few clients: {clients} are here, a round needs {needed}",
     "abstained": "client {peer} stays out of the round: {reason}",
     "abandoned_here": "stays out of the round: {reason}",

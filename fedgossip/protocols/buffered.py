@@ -39,7 +39,7 @@ from fedgossip.machine import (
     Stopping,
 )
 from fedgossip.messages import Contribution, Final, Invite, Leaving
-from fedgossip.protocols.company import Company
+from fedgossip.protocols.company import ROLL_NS, Company
 from fedgossip.protocols.rounds import check_contribution
 from fedgossip.seeds import stream
 from fedgossip.vectors import Vector
@@ -149,6 +149,8 @@ class Buffered(Generic[State]):
                     return [Report("too_few", facts, self.round), *self._conclude()]
                 self.phase = "going"
                 return [Report("started_without", self.company.missing(), self.round), *self._invite()]
+            case ("roll",) if self.phase == "gathering":
+                return self.company.roll(self.round)
             case ("again",) if self.phase == "leaving":
                 return [*self._say_final(), SetTimer(("again",), self.settings.again_ns)]
             case ("drain",) if self.phase == "leaving":
@@ -164,7 +166,7 @@ class Buffered(Generic[State]):
 
     def _gather(self) -> list[Effect]:
         self.phase = "gathering"
-        return [SetTimer(("gather", self.round), self.settings.start_ns)]
+        return [SetTimer(("gather", self.round), self.settings.start_ns), SetTimer(("roll",), ROLL_NS)]
 
     def _with(self, node: NodeId) -> list[Effect]:
         company = self.company

@@ -9,7 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fedgossip.errors import ProtocolError
-from fedgossip.machine import NodeId
+from fedgossip.machine import Effect, NodeId, Report, SetTimer
+
+ROLL_NS = 10_000_000_000
+"""So often one that gathers its partners says whom it still waits for, if that has changed."""
+NAMED = 8
+"""So many of them by name."""
 
 
 class Company:
@@ -23,6 +28,7 @@ class Company:
         self.left: set[NodeId] = set()
         """Said goodbye: will begin nothing any more."""
         self._lives: dict[NodeId, int] = {}
+        self._told: list[NodeId] = []
         self.change(partners)
 
     def change(self, partners: Sequence[NodeId]) -> None:
@@ -46,6 +52,15 @@ class Company:
     def missing(self) -> list[NodeId]:
         """Those who have not come, ascending."""
         return [node for node in self.partners if node not in self.linked and node not in self.left]
+
+    def roll(self, round: int) -> list[Effect]:
+        """Say who has not come, and when to ask again: for a timer of ("roll",) while partners gather."""
+        missing, again = self.missing(), SetTimer(("roll",), ROLL_NS)
+        if not missing or missing == self._told:
+            return [again]
+        self._told = missing
+        facts = {"missing": missing[:NAMED], "here": len(self.here()), "of": len(self.partners)}
+        return [Report("awaits", facts, round), again]
 
     @property
     def deserted(self) -> bool:

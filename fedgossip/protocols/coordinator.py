@@ -42,7 +42,7 @@ from fedgossip.machine import (
     Stopping,
 )
 from fedgossip.messages import Contribution, Final, Invite, Leaving, MaskedInput, Refusal, Secured
-from fedgossip.protocols.company import Company
+from fedgossip.protocols.company import ROLL_NS, Company
 from fedgossip.protocols.deadlines import Deadline
 from fedgossip.protocols.rounds import Abandoned, Answer, Exchange, PlainRound, round_of
 from fedgossip.protocols.spending import EXHAUSTED, Purse, spent, used_up
@@ -174,6 +174,8 @@ class Coordinator(Generic[State]):
                 return self._going(exchange.expired(), phase, now_ns)
             case ("gather", round) if self.phase == "gathering" and round == self.round:
                 return self._begin_with_those_here(now_ns)
+            case ("roll",) if self.phase == "gathering":
+                return self.company.roll(self.round)
             case ("again",) if self.phase == "leaving":
                 return [*self._say_final(self._uninformed()), SetTimer(("again",), self.settings.again_ns)]
             case ("drain",) if self.phase == "leaving":
@@ -222,7 +224,7 @@ class Coordinator(Generic[State]):
 
     def _gather(self) -> list[Effect]:
         self.phase = "gathering"
-        return [SetTimer(("gather", self.round), self.patience_ns)]
+        return [SetTimer(("gather", self.round), self.patience_ns), SetTimer(("roll",), ROLL_NS)]
 
     def _begin_if_gathered(self, now_ns: int) -> list[Effect]:
         """At the start all are waited for; later those that are enough."""

@@ -9,6 +9,7 @@ OF_THE_OPEN_ROUND = frozenset(
         "abandoned",
         "abandoned_here",
         "abstained",
+        "awaits",
         "cut",
         "deserted",
         "gone",
