@@ -1,4 +1,4 @@
-"""Buffers for many copies of one stack of linear layers, laid out so that every product reads along its rows.
+"""Buffers for many copies of one stack of layers, laid out so that every product reads along its rows.
 
 Measured on the CPU, 64 nodes of 32 x 80 by 80 x 10: a product whose second factor is stored turned takes 200 to
 320 us, one that reads along the rows 80; softmax over the last axis of 10 takes 420 us, over the middle one 34.  So
@@ -14,10 +14,13 @@ multiple of 16: every node's matrices begin on a cache line.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import pairwise
 
 import torch
+
+from fedgossip.learning.convolutions import Convolutions, signal_floats, weight_rows
+from fedgossip.learning.shapes import Shape
 
 Tensors = list[torch.Tensor]
 
@@ -27,33 +30,41 @@ def padded(inputs: int) -> int:
     return math.ceil((inputs + 1) / 16) * 16
 
 
-def node_bytes(sizes: Sequence[int], rows: int, copies: int) -> int:
+def node_bytes(shape: Shape, rows: int, copies: int) -> int:
     """Return the memory of one node: `copies` stacks of weights and the signals of `rows` examples."""
-    weights = sum(outputs * padded(inputs) for inputs, outputs in pairwise(sizes))
-    signals = sum(rows * (padded(inputs) + 2 * outputs) for inputs, outputs in pairwise(sizes))
-    return 4 * ((copies + 1) * weights + signals)
+    weights = sum(outputs * padded(inputs) for inputs, outputs in pairwise(shape.sizes))
+    signals = sum(rows * (padded(inputs) + 2 * outputs) for inputs, outputs in pairwise(shape.sizes))
+    kernels = sum(weight_rows(layer) * layer.outputs for layer in shape.convolutions)
+    return 4 * ((copies + 1) * weights + copies * kernels + signals + signal_floats(shape.convolutions, rows))
 
 
 class Workspace:
     """k nodes with `rows` examples each; lists have one tensor per layer, all tensors [k, ...].
 
     stacks[0] holds the weights; for anything but plain SGD stacks[1] the gradients, stacks[2:] the optimiser's slots.
+    In a stack the convolutions come first, as in the vector; every other list is of the linear layers alone.
     """
 
-    def __init__(self, sizes: tuple[int, ...], k: int, rows: int, copies: int, device: torch.device) -> None:
+    def __init__(self, shape: Shape, k: int, rows: int, copies: int, device: torch.device) -> None:
+        sizes = shape.sizes
         shapes = list(pairwise(sizes))
-        self.sizes, self.last = sizes, len(shapes) - 1
+        self.shape, self.sizes, self.last = shape, sizes, len(shapes) - 1
 
-        def zeros(*shape: int) -> torch.Tensor:
-            return torch.zeros(shape, device=device)
+        def zeros(*size: int) -> torch.Tensor:
+            return torch.zeros(size, device=device)
 
         def weights(layer: int) -> torch.Tensor:
             inputs, outputs = shapes[layer]
             return zeros(k, padded(inputs), outputs) if self.only_turned(layer) else zeros(k, outputs, padded(inputs))
 
-        self.stacks = [[weights(layer) for layer in range(len(shapes))] for _ in range(copies)]
+        self.stacks = [
+            [zeros(k, weight_rows(layer), layer.outputs) for layer in shape.convolutions]
+            + [weights(layer) for layer in range(len(shapes))]
+            for _ in range(copies)
+        ]
+        linear = self.stacks[0][len(shape.convolutions) :]
         self.turned = [
-            self.stacks[0][layer] if self.only_turned(layer) else zeros(k, padded(inputs), outputs)
+            linear[layer] if self.only_turned(layer) else zeros(k, padded(inputs), outputs)
             for layer, (inputs, outputs) in enumerate(shapes)
         ]
         self.inputs = [zeros(k, rows, padded(inputs)) for inputs, _ in shapes]
@@ -62,18 +73,20 @@ class Workspace:
         self.z = [zeros(k, rows, outputs) for _, outputs in shapes]
         self.errors = [zeros(k, rows, outputs) for _, outputs in shapes[:-1]]
         self.logits, self.log_probabilities, self.top = (zeros(k, sizes[-1], rows) for _ in range(3))
+        self.convolutions = Convolutions.of(shape.convolutions, k, rows, zeros) if shape.convolutions else None
+        self.risen = zeros(k, rows, sizes[0]) if shape.convolutions else None
         self._derive()
         self._narrow: dict[int, Workspace] = {k: self}
 
     def only_turned(self, layer: int) -> bool:
-        return layer == 0 and self.last > 0
+        return layer == 0 and self.last > 0 and not self.shape.convolutions
 
     def narrow(self, k: int) -> Workspace:
         """Return the first k nodes: views, made once."""
         found = self._narrow.get(k)
         if found is None:
             found = self._narrow[k] = object.__new__(Workspace)
-            found.sizes, found.last, found._narrow = self.sizes, self.last, self._narrow
+            found.shape, found.sizes, found.last, found._narrow = self.shape, self.sizes, self.last, self._narrow
             found.stacks = [[tensor[:k] for tensor in stack] for stack in self.stacks]
             found.turned, found.inputs, found.z, found.errors = (
                 [tensor[:k] for tensor in tensors] for tensors in (self.turned, self.inputs, self.z, self.errors)
@@ -81,12 +94,15 @@ class Workspace:
             found.logits, found.log_probabilities, found.top = (
                 tensor[:k] for tensor in (self.logits, self.log_probabilities, self.top)
             )
+            found.convolutions = None if self.convolutions is None else self.convolutions.narrow(k)
+            found.risen = None if self.risen is None else self.risen[:k]
             found._derive()
         return found
 
     def _derive(self) -> None:
         """Make the views that a step needs: making them anew would cost more than the small products."""
-        self.weights = self.stacks[0]
+        kernels = len(self.shape.convolutions)
+        self.weights = self.stacks[0][kernels:]
         self.refreshed = [
             (self.turned[layer], self.weights[layer].transpose(1, 2))
             for layer in range(self.last + 1)
@@ -101,13 +117,16 @@ class Workspace:
         for layer in range(self.last + 1):
             if layer == self.last:
                 self.factors.append((self.top, self.inputs[layer]))
-            elif layer == 0:
+            elif self.only_turned(layer):
                 self.factors.append((self.inputs[0].transpose(1, 2), self.errors[0]))
             else:
                 self.factors.append((self.errors[layer].transpose(1, 2), self.inputs[layer]))
         self.rising = [*self.errors, self.top.transpose(1, 2)]
         self.turned_logits = self.z[self.last].transpose(1, 2)
-        self.first_rows = self.inputs[0].view(-1, self.inputs[0].shape[2])
+        first = self.inputs[0] if self.convolutions is None else self.convolutions.images
+        self.first_rows = first.view(-1, first.shape[2])
+        if self.convolutions is not None and self.risen is not None:
+            self.convolutions.join(self.stacks[0][:kernels], self.hidden[0], self.risen)
         self.flat_log_probabilities, self.flat_top = self.log_probabilities.view(-1), self.top.view(-1)
 
     def load(self, stack: int, flat: torch.Tensor) -> None:
@@ -121,9 +140,15 @@ class Workspace:
             outside.copy_(inside)
 
     def _places(self, stack: int, flat: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        begin, nodes, stride = 0, len(flat), flat.stride(0)
+        begin, nodes, stride, tensors = 0, len(flat), flat.stride(0), iter(self.stacks[stack])
+        for conv in self.shape.convolutions:
+            tensor, bias = next(tensors), begin + conv.inputs * conv.outputs
+            kernels = tensor[:, : conv.inputs].unflatten(1, (conv.kernel, conv.kernel, conv.channels))
+            yield kernels.permute(0, 4, 3, 1, 2), flat[:, begin:bias].view_as(kernels.permute(0, 4, 3, 1, 2))
+            yield tensor[:, conv.inputs], flat[:, bias : bias + conv.outputs]
+            begin = bias + conv.outputs
         for layer, (inputs, outputs) in enumerate(pairwise(self.sizes)):
-            tensor = self.stacks[stack][layer]
+            tensor = next(tensors)
             straight = tensor.transpose(1, 2) if self.only_turned(layer) else tensor
             bias = begin + inputs * outputs
             yield straight[:, :, :inputs], flat.as_strided((nodes, outputs, inputs), (stride, inputs, 1), begin)
