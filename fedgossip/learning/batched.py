@@ -185,7 +185,6 @@ class LayerStack:
         ws.flat_top.index_add_(0, targets, self._minus_ones[:places])
         ws.top.mul_(scale)
         plain = self.settings.plain and steps.pull is None
-        kernels = len(self.shape.convolutions)
         for layer in range(ws.last, -1, -1):
             if layer:
                 _backward(ws, layer)
@@ -194,9 +193,9 @@ class LayerStack:
             if plain:
                 ws.weights[layer].baddbmm_(*ws.factors[layer])
             else:
-                torch.bmm(*ws.factors[layer], out=ws.stacks[1][kernels + layer])
+                torch.bmm(*ws.factors[layer], out=ws.stacks[1][ws.kernels + layer])
         if ws.convolutions is not None:
-            ws.convolutions.backward(ws.stacks[0 if plain else 1][:kernels], int(plain))
+            ws.convolutions.backward(ws.stacks[0 if plain else 1][: ws.kernels], int(plain))
         if not plain:
             pull = None if steps.pull is None else steps.pull[:active]
             self._optimise(ws, steps.rate[step, :active], steps.root[step, :active], pull)

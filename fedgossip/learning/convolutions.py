@@ -34,6 +34,7 @@ import torch
 from fedgossip.learning.shapes import Convolution
 
 Tensor = torch.Tensor
+Pair = tuple[Tensor, Tensor]
 Zeros = Callable[..., Tensor]
 
 
@@ -42,13 +43,20 @@ def lined(length: int) -> int:
     return math.ceil(length / 16) * 16
 
 
-def weight_rows(layer: Convolution) -> int:
-    """Return the rows of a convolution's weights [rows, outputs]: its kernel's places, its bias, one of zeros."""
-    return lined(layer.inputs + 2)
+def weight_rows(layers: Sequence[Convolution]) -> list[list[int]]:
+    """Return per convolution the rows of its weights, tensors [k, rows, outputs] of their own.
+
+    The kernels, whole for the first convolution and else a kernel row each; then the bias and a row of zeros.  Rows
+    of a kernel are its places, channels innermost.  Of their own, as a product writes to whole tensors quickest.
+    """
+    return [
+        [layer.inputs, 2] if number == 0 else [layer.kernel * layer.channels] * layer.kernel + [2]
+        for number, layer in enumerate(layers)
+    ]
 
 
 def picture(layer: Convolution) -> tuple[int, int]:
-    """Return the height and width of the padded image of which the first convolution reads every place."""
+    """Return the height and width of the padded image of which the convolution reads every place."""
     return 2 * layer.half_height + layer.kernel - 1, 2 * layer.half_width + layer.kernel - 1
 
 
@@ -56,15 +64,14 @@ def signal_floats(layers: Sequence[Convolution], rows: int) -> int:
     """Return the numbers that a node's `rows` examples take on their way through the convolutions and back."""
     found = 0
     for number, layer in enumerate(layers):
-        pooled = layer.half_height * layer.half_width * layer.outputs
+        best = layer.half_height * layer.half_width
         if number == 0:
-            places = (layer.kernel + 1) ** 2 * layer.channels
-            found += layer.half_height * layer.half_width * lined(places)
+            found += best * (layer.kernel + 1) ** 2 * layer.channels
         else:
             height, width = picture(layer)
-            line = 2 * layer.half_width * lined(layer.kernel * layer.channels)
-            found += height * (width * layer.channels + 2 * line)
-        found += (4 + 2 + 2) * pooled  # z, the better halves, the best, and its error
+            line = layer.kernel * layer.channels
+            found += height * (width * layer.channels + 2 * layer.half_width * (2 * line + layer.outputs))
+        found += (4 + 2 + 2) * best * layer.outputs  # results, the better halves, the best, and its error
     return rows * found
 
 
@@ -72,9 +79,12 @@ class Pool:
     """Pooling, bias and ReLU between two layers; tensors [k, h, rows, w, channels], views into those of the layers."""
 
     def __init__(
-        self, left: Tensor, right: Tensor, halves: Tensor, down: tuple[Tensor, Tensor], best: Tensor, error: Tensor
+        self, results: Pair, errors: Pair, halves: Tensor, down: Pair, best: Tensor, error: Tensor
     ) -> None:
-        self.left, self.right, self.halves, (self.top, self.bottom) = left, right, halves, down
+        """`results` and `errors` are left and right of each pair, where the errors may take the place of the results;
+        `down` is what is above and below in `halves`."""
+        (self.left, self.right), (self.top, self.bottom), self.halves = results, down, halves
+        self.left_error, self.right_error = errors
         self.best, self.error = best, error
         self.best_rows, self.error_rows = best.flatten(1, 3), error.flatten(1, 3)
 
@@ -92,43 +102,44 @@ class Pool:
         torch.clamp(self._seen, min=0, out=self._signal)
 
     def backward(self) -> None:
-        """Put the errors in the place of what was pooled."""
+        """Fill `error` and the errors of what was pooled; all results are used up."""
         torch.mul(self._risen, self.best.gt_(0), out=self.error)
         self.top.ge_(self.bottom).mul_(self.error)
         torch.sub(self.error, self.top, out=self.bottom)
-        self.left.ge_(self.right).mul_(self.halves)
-        torch.sub(self.halves, self.left, out=self.right)
+        torch.ge(self.left, self.right, out=self.left_error).mul_(self.halves)
+        torch.sub(self.halves, self.left_error, out=self.right_error)
 
 
 class Windows:
-    """The convolution that reads the data, for k nodes; `tensors` are all [k, ...]."""
+    """The convolution that reads the data, for k nodes; `tensors` are all [k, ...].
+
+    Images come as four: the places of even and odd rows and columns.  The windows see a place of theirs in all of a
+    row of one of these, side by side, so the places are gathered in runs.
+    """
 
     def __init__(self, layer: Convolution, rows: int, tensors: Sequence[Tensor]) -> None:
         self.layer, self.rows, self.tensors = layer, rows, tensors
-        self.images, self.places, self._spread, self._gathered, self._z, halves, best, error, self._marks = tensors
-        (_, width), c = picture(layer), layer.outputs
-        across, below = 2 * layer.channels, width * layer.channels  # from one window, and one row, to the next
-        size = (*best.shape[:4], layer.kernel + 1, (layer.kernel + 1) * layer.channels)
+        self.images, places, self._spread, self._gathered, z, halves, best, error, self._marks = tensors
+        (height, width), (k, h, _, w, c) = picture(layer), best.shape
+        reach, one = (layer.kernel + 1) // 2, height * width // 4
+        size = (k, reach, 2, reach, 2, layer.channels, h, rows, w)
         image, example = self.images.stride()[:2]
-        self._filled = (
-            self.places[..., : size[4] * size[5]].unflatten(2, size[4:]).view(size),
-            self.images.as_strided(size, (image, 2 * below, example, across, below, 1)),
-        )
-        self._turned_places = self.places.transpose(1, 2)
-        z = self._z.view(*best.shape[:4], 4 * c)
-        self.pool = Pool(z[..., : 2 * c], z[..., 2 * c :], halves, halves.split(c, 4), best, error)
+        strides = (image, width // 2, 2 * one, 1, one, 4 * one, width // 2, example, 1)
+        self._filled = places.view(size), self.images.as_strided(size, strides)
+        self._places, self._turned_places, self._z = places, places.transpose(1, 2), z
+        pair = z.view(*best.shape[:4], 4 * c).split(2 * c, 4)
+        self.pool = Pool(pair, pair, halves, halves.split(c, 4), best, error)
 
     @staticmethod
     def buffers(layer: Convolution, k: int, rows: int, zeros: Zeros) -> list[Tensor]:
-        height, width = picture(layer)
-        grid, c = (k, layer.half_height, rows, layer.half_width), layer.outputs
-        windows = math.prod(grid[1:])
-        places = lined((layer.kernel + 1) ** 2 * layer.channels)
+        (height, width), c = picture(layer), layer.outputs
+        grid = (k, layer.half_height, rows, layer.half_width)
+        windows, places = math.prod(grid[1:]), (layer.kernel + 1) ** 2 * layer.channels
         marks = zeros(k, 2, windows)
         marks[:, 0] = 1
         return [
-            zeros(k, rows, height * width * layer.channels),
-            zeros(k, windows, places),
+            zeros(k, rows, layer.channels * height * width),
+            zeros(k, places, windows),
             zeros(k, places, 4 * c),
             zeros(k, places, 4 * c),
             zeros(k, windows, 4 * c),
@@ -138,43 +149,36 @@ class Windows:
             marks,
         ]
 
-    def take(self, weights: Tensor) -> None:
-        """Use these weights [k, rows, outputs] from now on."""
-        layer, k, c = self.layer, len(weights), self.layer.outputs
-        line = layer.kernel * layer.channels
-        kernels = weights[:, : layer.inputs].view(k, 1, 1, layer.kernel, line, c)
-        self._kernels = self._shifted(self._spread), kernels.expand(k, 2, 2, -1, -1, -1)
+    def take(self, weights: Sequence[Tensor]) -> None:
+        """Use these weights from now on."""
+        shifted = self._shifted(self._spread)
+        self._kernels = shifted, weights[0].view(len(shifted), 1, 1, *shifted.shape[3:]).expand_as(shifted)
         shifted = self._shifted(self._gathered)
         self._quarters = [shifted[:, across, down] for across in (0, 1) for down in (0, 1)]
 
     def _shifted(self, spread: Tensor) -> Tensor:
         """Return the four kernels in [places, 4 * outputs] as [k, across, down, kernel, kernel * channels, outputs]."""
         layer, c = self.layer, self.layer.outputs
-        down = (layer.kernel + 1) * layer.channels * 4 * c
+        below = (layer.kernel + 1) * layer.channels * 4 * c  # from a place to the one below it
         size = (len(spread), 2, 2, layer.kernel, layer.kernel * layer.channels, c)
-        return spread.as_strided(size, (spread.stride(0), layer.channels * 4 * c + 2 * c, down + c, down, 4 * c, 1))
+        return spread.as_strided(size, (spread.stride(0), layer.channels * 4 * c + 2 * c, below + c, below, 4 * c, 1))
 
     def forward(self) -> None:
-        wanted, seen = self._filled
-        wanted.copy_(seen)
-        wanted, kernels = self._kernels
-        wanted.copy_(kernels)
-        torch.bmm(self.places, self._spread, out=self._z)
+        for wanted, seen in (self._filled, self._kernels):
+            wanted.copy_(seen)
+        torch.bmm(self._turned_places, self._spread, out=self._z)
         self.pool.forward()
 
-    def backward(self, update: Tensor, keep: int) -> None:
-        """Set `update` [k, rows, outputs] to keep * update + gradient; `keep` is 0 or 1."""
-        layer = self.layer
+    def backward(self, update: Sequence[Tensor], keep: int) -> None:
+        """Set `update`, like the weights, to keep * update + gradient; `keep` is 0 or 1."""
         self.pool.backward()
-        update[:, layer.inputs : layer.inputs + 2].baddbmm_(self._marks, self.pool.error_rows, beta=keep)
-        torch.bmm(self._turned_places, self._z, out=self._gathered)
-        kernels = update[:, : layer.inputs].view(self._quarters[0].shape)
-        first, *others = self._quarters
-        if keep:
-            kernels.add_(first)
-        else:
-            kernels.copy_(first)
-        for quarter in others:
+        kernels, bias = update
+        bias.baddbmm_(self._marks, self.pool.error_rows, beta=keep)
+        torch.bmm(self._places, self._z, out=self._gathered)
+        kernels = kernels.view(self._quarters[0].shape)
+        if not keep:
+            kernels.zero_()
+        for quarter in self._quarters:
             kernels.add_(quarter)
 
 
@@ -183,7 +187,7 @@ class Lines:
 
     def __init__(self, layer: Convolution, rows: int, tensors: Sequence[Tensor]) -> None:
         self.layer, self.rows, self.tensors = layer, rows, tensors
-        wide, lines, errors, self._fallen, halves, best, error, self._marks = tensors
+        wide, lines, self._z, errors, self._fallen, halves, best, error, self._marks = tensors
         k, kernel, padding, channels, c = len(wide), layer.kernel, layer.padding, layer.channels, layer.outputs
         (seen_height, seen_width), line = _seen(layer), kernel * channels
         height, width = 2 * layer.half_height, 2 * layer.half_width
@@ -199,13 +203,12 @@ class Lines:
         self._turned_parts = [part.transpose(1, 2) for part in self._parts]
         above = kernel - 1 - padding  # rows of zeros
         inside = errors[:, above : above + height]
-        self._z = inside.flatten(1, 3)
+        self._errors = inside.flatten(1, 3)
         flat = errors.flatten(1, 3)
         self._rising = [flat[:, i * across : (i + seen_height) * across] for i in reversed(range(kernel))]
         self._fallen_rows = self._fallen.flatten(1, 3)
-        pairs, rows_of = inside.unflatten(3, (-1, 2)), halves.unflatten(1, (-1, 2))
-        down = rows_of[:, :, 0], rows_of[:, :, 1]
-        self.pool = Pool(pairs[..., 0, :], pairs[..., 1, :], halves, down, best, error)
+        results, risen = (_pair(one, 3) for one in (self._z.view_as(inside), inside))
+        self.pool = Pool(results, risen, halves, _pair(halves, 1), best, error)
 
     @staticmethod
     def buffers(layer: Convolution, k: int, rows: int, zeros: Zeros) -> list[Tensor]:
@@ -217,6 +220,7 @@ class Lines:
         return [
             zeros(k, seen_height, rows, width, layer.channels),
             zeros(k, height, rows, across, lined(line)),
+            zeros(k, 2 * half * rows * across, c),
             zeros(k, seen_height + layer.kernel - 1, rows, across, c),
             zeros(k, seen_height, rows, across, line),
             zeros(k, 2 * half, rows, layer.half_width, c),
@@ -225,14 +229,10 @@ class Lines:
             marks,
         ]
 
-    def take(self, weights: Tensor) -> None:
-        """Use these weights [k, rows, outputs] from now on."""
-        self._kernels = self._rows_of(weights)
+    def take(self, weights: Sequence[Tensor]) -> None:
+        """Use these weights from now on."""
+        self._kernels = weights[:-1]
         self._turned_kernels = [kernel.transpose(1, 2) for kernel in self._kernels]
-
-    def _rows_of(self, weights: Tensor) -> list[Tensor]:
-        line = self.layer.kernel * self.layer.channels
-        return [weights[:, i * line : (i + 1) * line] for i in range(self.layer.kernel)]
 
     def feeds_back(self, error: Tensor) -> None:
         """Say where the error below goes: [k, height, rows, width, channels], zero where this layer does not look."""
@@ -255,8 +255,8 @@ class Lines:
             self._z.baddbmm_(part, kernel)
         self.pool.forward()
 
-    def backward(self, update: Tensor, keep: int) -> None:
-        """Set `update` [k, rows, outputs] to keep * update + gradient, `keep` 0 or 1; fill the error below first."""
+    def backward(self, update: Sequence[Tensor], keep: int) -> None:
+        """Set `update`, like the weights, to keep * update + gradient, `keep` 0 or 1; fill the error below first."""
         self.pool.backward()
         torch.bmm(self._rising[0], self._turned_kernels[0], out=self._fallen_rows)
         for error, kernel in zip(self._rising[1:], self._turned_kernels[1:], strict=True):
@@ -267,10 +267,16 @@ class Lines:
             self._bare.zero_()
         for below, part in others:
             below.add_(part)
-        inputs = self.layer.inputs
-        update[:, inputs : inputs + 2].baddbmm_(self._marks, self.pool.error_rows, beta=keep)
-        for kernel, part in zip(self._rows_of(update), self._turned_parts, strict=True):
-            kernel.baddbmm_(part, self._z, beta=keep)
+        *kernels, bias = update
+        bias.baddbmm_(self._marks, self.pool.error_rows, beta=keep)
+        for kernel, part in zip(kernels, self._turned_parts, strict=True):
+            kernel.baddbmm_(part, self._errors, beta=keep)
+
+
+def _pair(grid: Tensor, axis: int) -> Pair:
+    """Return the even and the odd places along an axis."""
+    even, odd = grid.unflatten(axis, (-1, 2)).unbind(axis + 1)
+    return even, odd
 
 
 def _seen(layer: Convolution) -> tuple[int, int]:
@@ -302,11 +308,11 @@ class Convolutions:
         )
 
     def join(self, weights: Sequence[Tensor], signal: Tensor, error: Tensor) -> None:
-        """Use these weights, one [k, rows, outputs] per layer; give what comes out to `signal` [k, rows, inputs] of
-        the first linear layer, and take its error from `error` of the same shape."""
-        for number, (part, weight) in enumerate(zip(self.parts, weights, strict=True)):
-            part.take(weight)
-            pool, bias = part.pool, weight[:, part.layer.inputs]
+        """Use these weights; give what comes out to `signal` [k, rows, inputs] of the first linear layer, and take its
+        error from `error` of the same shape."""
+        for number, (part, own) in enumerate(zip(self.parts, self._by_layer(weights), strict=True)):
+            part.take(own)
+            pool, bias = part.pool, own[-1][:, 0]
             if number + 1 == len(self.parts):
                 pool.join(bias, part.layer.gives[1:], self._flattened(signal), self._flattened(error))
                 return
@@ -321,9 +327,16 @@ class Convolutions:
             part.forward()
 
     def backward(self, updates: Sequence[Tensor], keep: int) -> None:
-        """Set updates [k, rows, outputs], one per layer, to keep * update + gradient; `keep` is 0 or 1."""
-        for part, update in zip(reversed(self.parts), reversed(updates), strict=True):
+        """Set `updates`, like the weights, to keep * updates + gradient; `keep` is 0 or 1."""
+        for part, update in zip(reversed(self.parts), reversed(self._by_layer(updates)), strict=True):
             part.backward(update, keep)
+
+    def _by_layer(self, tensors: Sequence[Tensor]) -> list[Sequence[Tensor]]:
+        found, begin = [], 0
+        for rows in weight_rows(self.layers):
+            found.append(tensors[begin : begin + len(rows)])
+            begin += len(rows)
+        return found
 
     def _flattened(self, signal: Tensor) -> Tensor:
         """Return flat examples [k, rows, outputs * height * width] by height, row, width, output."""
@@ -331,10 +344,11 @@ class Convolutions:
 
 
 def pictures(examples: npt.NDArray[Any], layer: Convolution) -> Tensor:
-    """Return float32 [m, channels, height, width] as the rows that `Windows.images` takes, padded, channels innermost."""
+    """Return float32 [m, channels, height, width] as the rows that `Windows.images` takes, padded."""
     height, width = picture(layer)
-    padded = np.zeros((len(examples), height, width, layer.channels), np.float32)
+    padded = np.zeros((len(examples), layer.channels, height, width), np.float32)
     down, across = _seen(layer)
-    inside = padded[:, layer.padding : layer.padding + down, layer.padding : layer.padding + across]
-    inside[:] = examples.reshape(-1, layer.channels, layer.height, layer.width).transpose(0, 2, 3, 1)[:, :down, :across]
-    return torch.from_numpy(padded.reshape(len(examples), -1))
+    inside = padded[:, :, layer.padding : layer.padding + down, layer.padding : layer.padding + across]
+    inside[:] = examples.reshape(-1, layer.channels, layer.height, layer.width)[:, :, :down, :across]
+    fourfold = padded.reshape(-1, layer.channels, height // 2, 2, width // 2, 2).transpose(0, 1, 3, 5, 2, 4)
+    return torch.from_numpy(np.ascontiguousarray(fourfold).reshape(len(examples), -1))

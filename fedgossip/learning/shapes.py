@@ -65,7 +65,7 @@ class Shape:
 def shape_of(module: nn.Module, layout: Layout, example: Sequence[int]) -> Shape | None:
     """Return the shape of a module [Conv2d, ReLU, MaxPool2d(2)]* [Flatten] Linear (ReLU Linear)* that reads `example`s.
 
-    Convolutions are square, of stride 1, and padded with zeros if at all; Unflatten may fold a flat example into an
+    Convolutions are square with odd sides, of stride 1, padded with zeros if at all; Unflatten may fold a flat example into an
     image first.  None for all else, and where a layer has one unit or channel, no bias, or parameters that are frozen
     or personal.
     """
@@ -97,7 +97,7 @@ def _convolution(layers: Sequence[nn.Module], given: tuple[int, ...]) -> Convolu
     conv, _, pool = layers
     assert isinstance(conv, nn.Conv2d) and isinstance(pool, nn.MaxPool2d)
     kernel, padding = conv.kernel_size[0], conv.padding[0]
-    if not isinstance(padding, int) or padding >= kernel:  # "same" is a string
+    if not isinstance(padding, int) or padding >= kernel or kernel % 2 == 0:  # "same" is a string
         return None
     usual = (
         (conv.kernel_size, (kernel, kernel)),

@@ -34,15 +34,16 @@ def node_bytes(shape: Shape, rows: int, copies: int) -> int:
     """Return the memory of one node: `copies` stacks of weights and the signals of `rows` examples."""
     weights = sum(outputs * padded(inputs) for inputs, outputs in pairwise(shape.sizes))
     signals = sum(rows * (padded(inputs) + 2 * outputs) for inputs, outputs in pairwise(shape.sizes))
-    kernels = sum(weight_rows(layer) * layer.outputs for layer in shape.convolutions)
-    return 4 * ((copies + 1) * weights + copies * kernels + signals + signal_floats(shape.convolutions, rows))
+    signals += shape.sizes[0] * rows if shape.convolutions else 0  # the error below the linear layers
+    return 4 * ((copies + 1) * weights + copies * shape.convolved + signals + signal_floats(shape.convolutions, rows))
 
 
 class Workspace:
     """k nodes with `rows` examples each; lists have one tensor per layer, all tensors [k, ...].
 
     stacks[0] holds the weights; for anything but plain SGD stacks[1] the gradients, stacks[2:] the optimiser's slots.
-    In a stack the convolutions come first, as in the vector; every other list is of the linear layers alone.
+    In a stack the `kernels` tensors of the convolutions come first, as in the vector; every other list is of the linear
+    layers alone.
     """
 
     def __init__(self, shape: Shape, k: int, rows: int, copies: int, device: torch.device) -> None:
@@ -57,14 +58,16 @@ class Workspace:
             inputs, outputs = shapes[layer]
             return zeros(k, padded(inputs), outputs) if self.only_turned(layer) else zeros(k, outputs, padded(inputs))
 
+        kernels = list(zip(shape.convolutions, weight_rows(shape.convolutions), strict=True))
         self.stacks = [
-            [zeros(k, weight_rows(layer), layer.outputs) for layer in shape.convolutions]
+            [zeros(k, height, layer.outputs) for layer, part in kernels for height in part]
             + [weights(layer) for layer in range(len(shapes))]
             for _ in range(copies)
         ]
-        linear = self.stacks[0][len(shape.convolutions) :]
+        self.kernels = len(self.stacks[0]) - len(shapes)
+        linear = self.stacks[0][self.kernels :]
         self.turned = [
-            linear[layer] if self.only_turned(layer) else zeros(k, padded(inputs), outputs)
+            linear[layer] if self.only_turned(layer) or self.only_straight(layer) else zeros(k, padded(inputs), outputs)
             for layer, (inputs, outputs) in enumerate(shapes)
         ]
         self.inputs = [zeros(k, rows, padded(inputs)) for inputs, _ in shapes]
@@ -81,12 +84,16 @@ class Workspace:
     def only_turned(self, layer: int) -> bool:
         return layer == 0 and self.last > 0 and not self.shape.convolutions
 
+    def only_straight(self, layer: int) -> bool:
+        return layer == 0 and bool(self.shape.convolutions)
+
     def narrow(self, k: int) -> Workspace:
         """Return the first k nodes: views, made once."""
         found = self._narrow.get(k)
         if found is None:
             found = self._narrow[k] = object.__new__(Workspace)
-            found.shape, found.sizes, found.last, found._narrow = self.shape, self.sizes, self.last, self._narrow
+            found.shape, found.sizes, found.last, found.kernels = self.shape, self.sizes, self.last, self.kernels
+            found._narrow = self._narrow
             found.stacks = [[tensor[:k] for tensor in stack] for stack in self.stacks]
             found.turned, found.inputs, found.z, found.errors = (
                 [tensor[:k] for tensor in tensors] for tensors in (self.turned, self.inputs, self.z, self.errors)
@@ -101,13 +108,14 @@ class Workspace:
 
     def _derive(self) -> None:
         """Make the views that a step needs: making them anew would cost more than the small products."""
-        kernels = len(self.shape.convolutions)
-        self.weights = self.stacks[0][kernels:]
+        self.weights = self.stacks[0][self.kernels :]
         self.refreshed = [
             (self.turned[layer], self.weights[layer].transpose(1, 2))
             for layer in range(self.last + 1)
-            if not self.only_turned(layer)
+            if not self.only_turned(layer) and not self.only_straight(layer)
         ]
+        if self.only_straight(0):
+            self.turned = [self.weights[0].transpose(1, 2), *self.turned[1:]]
         self.inner = [
             weights[:, :, :inputs] for weights, inputs in zip(self.weights, self.sizes, strict=False)
         ]  # of use where the weights are not turned
@@ -126,7 +134,7 @@ class Workspace:
         first = self.inputs[0] if self.convolutions is None else self.convolutions.images
         self.first_rows = first.view(-1, first.shape[2])
         if self.convolutions is not None and self.risen is not None:
-            self.convolutions.join(self.stacks[0][:kernels], self.hidden[0], self.risen)
+            self.convolutions.join(self.stacks[0][: self.kernels], self.hidden[0], self.risen)
         self.flat_log_probabilities, self.flat_top = self.log_probabilities.view(-1), self.top.view(-1)
 
     def load(self, stack: int, flat: torch.Tensor) -> None:
@@ -141,11 +149,14 @@ class Workspace:
 
     def _places(self, stack: int, flat: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         begin, nodes, stride, tensors = 0, len(flat), flat.stride(0), iter(self.stacks[stack])
-        for conv in self.shape.convolutions:
-            tensor, bias = next(tensors), begin + conv.inputs * conv.outputs
-            kernels = tensor[:, : conv.inputs].unflatten(1, (conv.kernel, conv.kernel, conv.channels))
-            yield kernels.permute(0, 4, 3, 1, 2), flat[:, begin:bias].view_as(kernels.permute(0, 4, 3, 1, 2))
-            yield tensor[:, conv.inputs], flat[:, bias : bias + conv.outputs]
+        for conv, heights in zip(self.shape.convolutions, weight_rows(self.shape.convolutions), strict=True):
+            bias, line, row = begin + conv.inputs * conv.outputs, conv.kernel * conv.channels, 0
+            whole = flat[:, begin:bias].unflatten(1, (conv.outputs, conv.channels, conv.kernel, conv.kernel))
+            for height in heights[:-1]:
+                kernels = next(tensors).unflatten(1, (height // line, conv.kernel, conv.channels))
+                yield kernels.permute(0, 4, 3, 1, 2), whole[:, :, :, row : row + height // line]
+                row += height // line
+            yield next(tensors)[:, 0], flat[:, bias : bias + conv.outputs]
             begin = bias + conv.outputs
         for layer, (inputs, outputs) in enumerate(pairwise(self.sizes)):
             tensor = next(tensors)
