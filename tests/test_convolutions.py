@@ -232,7 +232,7 @@ def test_what_is_not_finite_is_said_and_stays_with_its_node(value, monkeypatch):
     assert np.array_equal(difference(pair.batched.train([jobs[1]])[0]), before)
 
 
-# --- what is recognised -------------------------------------------------------------------------------------------------
+# --- what is recognised -----------------------------------------------------------------------------------------------
 
 
 def shape_found(layers: Sequence[nn.Module], example: tuple[int, ...] = (1, 8, 8)) -> bool:

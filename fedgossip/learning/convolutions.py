@@ -78,9 +78,7 @@ def signal_floats(layers: Sequence[Convolution], rows: int) -> int:
 class Pool:
     """Pooling, bias and ReLU between two layers; tensors [k, h, rows, w, channels], views into those of the layers."""
 
-    def __init__(
-        self, results: Pair, errors: Pair, halves: Tensor, down: Pair, best: Tensor, error: Tensor
-    ) -> None:
+    def __init__(self, results: Pair, errors: Pair, halves: Tensor, down: Pair, best: Tensor, error: Tensor) -> None:
         """`results` and `errors` are left and right of each pair, where the errors may take the place of the results;
         `down` is what is above and below in `halves`."""
         (self.left, self.right), (self.top, self.bottom), self.halves = results, down, halves
@@ -127,8 +125,9 @@ class Windows:
         strides = (image, width // 2, 2 * one, 1, one, 4 * one, width // 2, example, 1)
         self._filled = places.view(size), self.images.as_strided(size, strides)
         self._places, self._turned_places, self._z = places, places.transpose(1, 2), z
-        pair = z.view(*best.shape[:4], 4 * c).split(2 * c, 4)
-        self.pool = Pool(pair, pair, halves, halves.split(c, 4), best, error)
+        four = z.view(*best.shape[:4], 4 * c)
+        pair, down = (four[..., : 2 * c], four[..., 2 * c :]), (halves[..., :c], halves[..., c:])
+        self.pool = Pool(pair, pair, halves, down, best, error)
 
     @staticmethod
     def buffers(layer: Convolution, k: int, rows: int, zeros: Zeros) -> list[Tensor]:
@@ -188,7 +187,7 @@ class Lines:
     def __init__(self, layer: Convolution, rows: int, tensors: Sequence[Tensor]) -> None:
         self.layer, self.rows, self.tensors = layer, rows, tensors
         wide, lines, self._z, errors, self._fallen, halves, best, error, self._marks = tensors
-        k, kernel, padding, channels, c = len(wide), layer.kernel, layer.padding, layer.channels, layer.outputs
+        k, kernel, padding, channels = len(wide), layer.kernel, layer.padding, layer.channels
         (seen_height, seen_width), line = _seen(layer), kernel * channels
         height, width = 2 * layer.half_height, 2 * layer.half_width
         across = rows * width  # rows between a place and the one below it
@@ -275,7 +274,7 @@ class Lines:
 
 def _pair(grid: Tensor, axis: int) -> Pair:
     """Return the even and the odd places along an axis."""
-    even, odd = grid.unflatten(axis, (-1, 2)).unbind(axis + 1)
+    even, odd = grid.view(*grid.shape[:axis], -1, 2, *grid.shape[axis + 1 :]).unbind(axis + 1)
     return even, odd
 
 
@@ -340,7 +339,7 @@ class Convolutions:
 
     def _flattened(self, signal: Tensor) -> Tensor:
         """Return flat examples [k, rows, outputs * height * width] by height, row, width, output."""
-        return signal.unflatten(2, self.layers[-1].gives).permute(0, 3, 1, 4, 2)
+        return signal.view(*signal.shape[:2], *self.layers[-1].gives).permute(0, 3, 1, 4, 2)
 
 
 def pictures(examples: npt.NDArray[Any], layer: Convolution) -> Tensor:

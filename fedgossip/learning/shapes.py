@@ -65,15 +65,16 @@ class Shape:
 def shape_of(module: nn.Module, layout: Layout, example: Sequence[int]) -> Shape | None:
     """Return the shape of a module [Conv2d, ReLU, MaxPool2d(2)]* [Flatten] Linear (ReLU Linear)* that reads `example`s.
 
-    Convolutions are square with odd sides, of stride 1, padded with zeros if at all; Unflatten may fold a flat example into an
-    image first.  None for all else, and where a layer has one unit or channel, no bias, or parameters that are frozen
-    or personal.
+    Convolutions are square with odd sides, of stride 1, padded with zeros if at all; Unflatten may fold a flat example
+    into an image first.  None for all else, and where a layer has one unit or channel, no bias, or parameters that are
+    frozen or personal.
     """
     if type(module) is not nn.Sequential:
         return None
     layers, given = list(module), tuple(example)
-    if layers and type(layers[0]) is nn.Unflatten and len(given) == 1 and layers[0].dim == 1:
-        given = tuple(layers.pop(0).unflattened_size)
+    fold = layers[0] if layers else None
+    if isinstance(fold, nn.Unflatten) and len(given) == 1 and fold.dim == 1:
+        given, layers = tuple(fold.unflattened_size), layers[1:]
     if math.prod(given) != math.prod(example):
         return None
     convolutions: list[Convolution] = []

@@ -38,8 +38,8 @@ class TorchTask:
     anywhere, at any time, alone or with others.  What an optimiser remembers (momentum, Adam's moments) and local
     buffers stay with their node from job to job, so a node's jobs come in their order; see `state`.
 
-    Stacks of Linear and ReLU train many nodes at once (`batched`), on the CPU bit for bit as one at a time; all else
-    trains one job after another (`looped`), or each in several processes (`distributed`).  With `privacy` every model
+    Stacks of Linear and ReLU, on the CPU with convolutions before them, train many nodes at once (`batched`), on the
+    CPU bit for bit as one at a time; all else trains one job after another (`looped`), or each in several processes (`distributed`).  With `privacy` every model
     trains one after another, each example hidden (`private`): batches are drawn at random, and the metrics are "steps"
     and "rate" alone.  Sets torch's threads of this process to settings.threads: peers share the cores, and the order of
     a sum may depend on the number of threads.
@@ -89,7 +89,7 @@ class TorchTask:
         elif settings.processes > 1:
             source = Source(model_source, base, seed)
             self._engine = DistributedLoop(*common, source=source, device=device, sharing=self._sharing)
-        elif shape is not None and _batched(shape, train, device) and not loading.by_modules(settings, device, train, test):
+        elif shape is not None and _batched(shape, train, test, settings, device):
             self._engine = LayerStack(shape, train, test, settings, device)
         else:
             self._engine = ModuleLoop(*common, seed=seed, device=device, sharing=self._sharing)
@@ -211,9 +211,11 @@ class TorchTask:
         return self.layout.unflatten(vector)
 
 
-def _batched(shape: Shape, train: Dataset, device: torch.device) -> bool:
-    """Tell whether a stack of this shape trains many nodes at once: convolutions do on the CPU alone."""
-    return shape.sizes[-1] >= train.classes and not (shape.convolutions and device.type != "cpu")
+def _batched(shape: Shape, train: Dataset, test: Dataset, settings: TrainSettings, device: torch.device) -> bool:
+    """Tell whether a stack of this shape trains many nodes at once; one with convolutions does so on the CPU alone."""
+    if shape.sizes[-1] < train.classes or (shape.convolutions and device.type != "cpu"):
+        return False
+    return not loading.by_modules(settings, device, train, test)
 
 
 def _run_one(engine: ModuleLoop | DistributedLoop, job: Job, plan: Plan, lr: float, state: State) -> Outcome:

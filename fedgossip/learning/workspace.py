@@ -151,9 +151,9 @@ class Workspace:
         begin, nodes, stride, tensors = 0, len(flat), flat.stride(0), iter(self.stacks[stack])
         for conv, heights in zip(self.shape.convolutions, weight_rows(self.shape.convolutions), strict=True):
             bias, line, row = begin + conv.inputs * conv.outputs, conv.kernel * conv.channels, 0
-            whole = flat[:, begin:bias].unflatten(1, (conv.outputs, conv.channels, conv.kernel, conv.kernel))
+            whole = flat[:, begin:bias].view(nodes, conv.outputs, conv.channels, conv.kernel, conv.kernel)
             for height in heights[:-1]:
-                kernels = next(tensors).unflatten(1, (height // line, conv.kernel, conv.channels))
+                kernels = next(tensors).view(nodes, height // line, conv.kernel, conv.channels, conv.outputs)
                 yield kernels.permute(0, 4, 3, 1, 2), whole[:, :, :, row : row + height // line]
                 row += height // line
             yield next(tensors)[:, 0], flat[:, bias : bias + conv.outputs]
