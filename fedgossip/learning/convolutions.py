@@ -338,8 +338,9 @@ class Convolutions:
         return found
 
     def _flattened(self, signal: Tensor) -> Tensor:
-        """Return flat examples [k, rows, outputs * height * width] by height, row, width, output."""
-        return signal.view(*signal.shape[:2], *self.layers[-1].gives).permute(0, 3, 1, 4, 2)
+        """Return flat examples [k, rows, height * width * outputs] by height, row, width, output."""
+        outputs, height, width = self.layers[-1].gives
+        return signal.view(*signal.shape[:2], height, width, outputs).transpose(1, 2)
 
 
 def pictures(examples: npt.NDArray[Any], layer: Convolution) -> Tensor:

@@ -38,6 +38,23 @@ def node_bytes(shape: Shape, rows: int, copies: int) -> int:
     return 4 * ((copies + 1) * weights + copies * shape.convolved + signals + signal_floats(shape.convolutions, rows))
 
 
+def order_of(shape: Shape) -> torch.Tensor:
+    """Return int64 [d]: which element of a vector comes where in a stack, the first linear layer's inputs by place.
+
+    A vector has them by channel, as Flatten gives them; by place they lie together in what the convolutions give, and
+    reordering a vector twice a job is quicker than reordering examples twice a step.
+    """
+    parts, begin = [], 0
+    for layer in shape.convolutions:
+        end = begin + layer.outputs * layer.inputs
+        kernels = torch.arange(begin, end).view(layer.outputs, layer.channels, layer.kernel, layer.kernel)
+        parts += [kernels.permute(2, 3, 1, 0).flatten(), torch.arange(end, end + layer.outputs)]
+        begin = end + layer.outputs
+    end = begin + shape.sizes[1] * shape.sizes[0]
+    first = torch.arange(begin, end).view(shape.sizes[1], *shape.convolutions[-1].gives)
+    return torch.cat([*parts, first.permute(0, 2, 3, 1).flatten(), torch.arange(end, shape.length)])
+
+
 class Workspace:
     """k nodes with `rows` examples each; lists have one tensor per layer, all tensors [k, ...].
 
@@ -76,6 +93,8 @@ class Workspace:
         self.z = [zeros(k, rows, outputs) for _, outputs in shapes]
         self.errors = [zeros(k, rows, outputs) for _, outputs in shapes[:-1]]
         self.logits, self.log_probabilities, self.top = (zeros(k, sizes[-1], rows) for _ in range(3))
+        self.order = order_of(shape).to(device) if shape.convolutions else None
+        self.back = None if self.order is None else torch.argsort(self.order)
         self.convolutions = Convolutions.of(shape.convolutions, k, rows, zeros) if shape.convolutions else None
         self.risen = zeros(k, rows, sizes[0]) if shape.convolutions else None
         self._derive()
@@ -93,7 +112,7 @@ class Workspace:
         if found is None:
             found = self._narrow[k] = object.__new__(Workspace)
             found.shape, found.sizes, found.last, found.kernels = self.shape, self.sizes, self.last, self.kernels
-            found._narrow = self._narrow
+            found._narrow, found.order, found.back = self._narrow, self.order, self.back
             found.stacks = [[tensor[:k] for tensor in stack] for stack in self.stacks]
             found.turned, found.inputs, found.z, found.errors = (
                 [tensor[:k] for tensor in tensors] for tensors in (self.turned, self.inputs, self.z, self.errors)
@@ -139,25 +158,26 @@ class Workspace:
 
     def load(self, stack: int, flat: torch.Tensor) -> None:
         """Copy vectors [k, d] into a stack."""
+        if self.order is not None:
+            flat = flat.index_select(1, self.order)
         for inside, outside in self._places(stack, flat):
             inside.copy_(outside)
 
     def store(self, stack: int, flat: torch.Tensor) -> None:
         """Copy a stack into vectors [k, d]."""
-        for inside, outside in self._places(stack, flat):
+        ordered = flat if self.back is None else torch.empty_like(flat)
+        for inside, outside in self._places(stack, ordered):
             outside.copy_(inside)
+        if self.back is not None:
+            torch.index_select(ordered, 1, self.back, out=flat)
 
     def _places(self, stack: int, flat: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         begin, nodes, stride, tensors = 0, len(flat), flat.stride(0), iter(self.stacks[stack])
-        for conv, heights in zip(self.shape.convolutions, weight_rows(self.shape.convolutions), strict=True):
-            bias, line, row = begin + conv.inputs * conv.outputs, conv.kernel * conv.channels, 0
-            whole = flat[:, begin:bias].view(nodes, conv.outputs, conv.channels, conv.kernel, conv.kernel)
-            for height in heights[:-1]:
-                kernels = next(tensors).view(nodes, height // line, conv.kernel, conv.channels, conv.outputs)
-                yield kernels.permute(0, 4, 3, 1, 2), whole[:, :, :, row : row + height // line]
-                row += height // line
-            yield next(tensors)[:, 0], flat[:, bias : bias + conv.outputs]
-            begin = bias + conv.outputs
+        for layer, heights in zip(self.shape.convolutions, weight_rows(self.shape.convolutions), strict=True):
+            for height in [*heights[:-1], 1]:  # behind the bias is a row of zeros
+                end = begin + height * layer.outputs
+                yield next(tensors)[:, :height], flat[:, begin:end].view(nodes, height, layer.outputs)
+                begin = end
         for layer, (inputs, outputs) in enumerate(pairwise(self.sizes)):
             tensor = next(tensors)
             straight = tensor.transpose(1, 2) if self.only_turned(layer) else tensor
