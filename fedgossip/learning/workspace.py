@@ -173,10 +173,10 @@ class Workspace:
 
     def _places(self, stack: int, flat: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         begin, nodes, stride, tensors = 0, len(flat), flat.stride(0), iter(self.stacks[stack])
-        for layer, heights in zip(self.shape.convolutions, weight_rows(self.shape.convolutions), strict=True):
+        for conv, heights in zip(self.shape.convolutions, weight_rows(self.shape.convolutions), strict=True):
             for height in [*heights[:-1], 1]:  # behind the bias is a row of zeros
-                end = begin + height * layer.outputs
-                yield next(tensors)[:, :height], flat[:, begin:end].view(nodes, height, layer.outputs)
+                end = begin + height * conv.outputs
+                yield next(tensors)[:, :height], flat[:, begin:end].view(nodes, height, conv.outputs)
                 begin = end
         for layer, (inputs, outputs) in enumerate(pairwise(self.sizes)):
             tensor = next(tensors)
