@@ -1,4 +1,6 @@
-"""Many copies of one stack of Linear and ReLU layers, trained together by hand-written batched matrix products.
+"""Many copies of one stack of layers, trained together by hand-written batched matrix products.
+
+Linear layers with ReLU between them; convolutions in front of them are in `convolutions`, by the same rules.
 
     forward     z_l = a_l W_l'        a_{l+1} = max(z_l, 0)
     top         e = (softmax(z) - onehot(y)) * scale          scale: 1 / examples of the step, for plain SGD times -lr

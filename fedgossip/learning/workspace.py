@@ -4,6 +4,7 @@ Measured on the CPU, 64 nodes of 32 x 80 by 80 x 10: a product whose second fact
 320 us, one that reads along the rows 80; softmax over the last axis of 10 takes 420 us, over the middle one 34.  So
 
     first of several layers   turned weights [inputs, outputs] alone: nothing is propagated below it
+    first after convolutions  weights [outputs, inputs] alone: turning them takes longer than reading them turned
     every other layer         weights [outputs, inputs], and a turned copy for the forward product
     last layer                logits and errors also as [classes, rows], where softmax is quick
 
@@ -104,6 +105,7 @@ class Workspace:
         return layer == 0 and self.last > 0 and not self.shape.convolutions
 
     def only_straight(self, layer: int) -> bool:
+        """Tell whether a layer's products read its weights as they lie."""
         return layer == 0 and bool(self.shape.convolutions)
 
     def narrow(self, k: int) -> Workspace:
