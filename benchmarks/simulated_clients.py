@@ -5,14 +5,16 @@
 
 Digits of 8x8 and MNIST's 28x28 (made-up images where FEDGOSSIP_DATA names no MNIST).  Contestants take turns:
 
-    loop        every client of the cohort in turn: the global weights into one torch module, the same batches through
-                it, SGD; then the mean.  Of the forms in `FORMS` the one that is quickest here, chosen before; batches
-                are drawn beforehand, for nothing
-    training    TorchTask.train of the cohort, then the mean: all that the loop does, and the drawing of the batches
-    round       the same with FedAvg's machine: its accumulator, whose sum is exact, and its server's step
+    loop           every client of the cohort in turn: the global weights into one torch module, the same batches
+                   through it, SGD in the form of `FORMS` that is quickest here, chosen before; then the mean.  Batches
+                   are drawn beforehand, for nothing
+    channels last  the same loop with weights and images in the layout that oneDNN's convolutions like best
+    training       TorchTask.train of the cohort, then the mean: all that a loop does, and the drawing of the batches
+    round          the same with FedAvg's machine: its accumulator, whose sum is exact, and its server's step
 
-Every turn all three train the same round from the same weights, and what they give must agree within rounding.  A ratio
-is the median over the turns of (loop / contestant); CPU time is beside it, since a busy machine moves the clock.
+Every turn all four train the same round from the same weights, and what they give must agree within rounding.  A ratio
+is the median over the turns of (loop / contestant), least and greatest in brackets, by the clock and by CPU time: a
+busy machine moves the clock.
 """
 
 from __future__ import annotations
@@ -47,7 +49,8 @@ BATCHES = (10, 32)
 EXAMPLES = 40  # of a client, drawn from all
 LR = 0.1
 AGREE = 1e-4  # after one round; float32 sums in another order differ by about 1e-6 here
-FORMS = ("by hand", "foreach", "fused", "by hand, channels last")
+FORMS = ("by hand", "foreach", "fused")
+LAYOUTS = {"loop": torch.contiguous_format, "channels last": torch.channels_last}
 
 
 def images(side: int) -> Dataset:
@@ -65,10 +68,10 @@ def images(side: int) -> Dataset:
 
 
 class Loop:
-    """A plain loop: one module, one client after another; `form` says who takes the step, and how images lie."""
+    """A plain loop: one module, one client after another; `form` says who takes the step, `order` how images lie."""
 
-    def __init__(self, data: Dataset, source: str, batches: Batches, form: str) -> None:
-        order = torch.channels_last if form.endswith("channels last") else torch.contiguous_format
+    def __init__(self, data: Dataset, source: str, batches: Batches, form: str, order: torch.memory_format) -> None:
+        self.form = form
         self._module = models.build(source, data.shape, data.classes, 0).to(memory_format=order)
         self._x = torch.from_numpy(np.array(data.x)).to(memory_format=order)
         self._y = torch.from_numpy(np.array(data.y))
@@ -154,42 +157,44 @@ def compare(side: int, batch: int, options: argparse.Namespace) -> dict[str, Any
     task = TorchTask(data, some, shares, source, how, seed=0, rounds=1000)
     sampling = Uniform(0, tuple(range(options.clients)), options.cohort)
     weights, batches = task.initial(0), Batches(shares, how, 0, batch)
-    form, loop = _quickest({form: Loop(data, source, batches, form) for form in FORMS}, list(range(20)), weights)
-    times = {name: Times() for name in ("loop", "training", "round")}
+    loops = {
+        name: _quickest([Loop(data, source, batches, form, order) for form in FORMS], list(range(20)), weights)
+        for name, order in LAYOUTS.items()
+    }
+    times = {name: Times() for name in (*LAYOUTS, "training", "round")}
     apart = 0.0
     for number in range(options.turns + 1):
         cohort = list(sampling.draw(number, range(options.clients)).invited)
-        plans = loop.plans(cohort, number)
-        expected = times["loop"].take(lambda: loop.round(weights, plans))  # noqa: B023
+        plans = loops["loop"].plans(cohort, number)
+        expected, other = (times[name].take(lambda: loop.round(weights, plans)) for name, loop in loops.items())  # noqa: B023
         found = times["training"].take(lambda: trained(task, cohort, number, weights))  # noqa: B023
         given = times["round"].take(lambda: whole_round(task, cohort, number, weights, options.clients))  # noqa: B023
-        apart = max(apart, *(float(np.abs(one - expected).max()) for one in (found, given)))
+        apart = max(apart, *(float(np.abs(one - expected).max()) for one in (found, given, other)))
         if apart > AGREE:
             raise SystemExit(f"round {number}: the contestants' weights are {apart:.2g} apart; expected {AGREE:g}")
         weights = frozen(found)
     moved = float(np.abs(add(weights, frozen(-task.initial(0)))).max())
-    about = {"side": side, "batch": batch, "parameters": task.length, "data": data.name, "form": form}
-    result = {**about, "apart": apart, "moved": moved}
+    about = {"side": side, "batch": batch, "parameters": task.length, "data": data.name}
+    result = {**about, "forms": [loop.form for loop in loops.values()], "apart": apart, "moved": moved}
     for name, one in times.items():
         result[name] = {kind: getattr(one, kind)[1:] for kind in ("clock", "processor")}  # the first turn warms up
     return result
 
 
-def _quickest(loops: dict[str, Loop], cohort: list[int], weights: Vector) -> tuple[str, Loop]:
-    """Return the form of the loop that takes fewest CPU seconds for this cohort, best of three."""
-    taken: dict[str, list[float]] = {form: [] for form in loops}
+def _quickest(loops: list[Loop], cohort: list[int], weights: Vector) -> Loop:
+    """Return the loop that takes fewest CPU seconds for this cohort, best of three."""
+    taken: dict[str, list[float]] = {loop.form: [] for loop in loops}
     for _ in range(3):
-        for form, loop in loops.items():
+        for loop in loops:
             plans, began = loop.plans(cohort, 0), time.process_time()
             loop.round(weights, plans)
-            taken[form].append(time.process_time() - began)
-    form = min(taken, key=lambda form: min(taken[form]))
-    return form, loops[form]
+            taken[loop.form].append(time.process_time() - began)
+    return min(loops, key=lambda loop: min(taken[loop.form]))
 
 
-def ratios(result: dict[str, Any], name: str, kind: str) -> list[float]:
-    pairs = zip(result["loop"][kind], result[name][kind], strict=True)
-    return sorted(loop / ours for loop, ours in pairs)
+def ratios(result: dict[str, Any], loop: str, name: str, kind: str) -> str:
+    found = sorted(slow / ours for slow, ours in zip(result[loop][kind], result[name][kind], strict=True))
+    return f"{median(found):.2f} ({found[0]:.2f} to {found[-1]:.2f})"
 
 
 def main() -> None:
@@ -208,14 +213,15 @@ def main() -> None:
             if options.json:
                 print(json.dumps(result), flush=True)
                 continue
-            print(f"{side}x{side}, {result['data']}, batches of {batch}, {result['parameters']} parameters; the loop: "
-                  f"{result['form']}; at most {result['apart']:.1e} apart, moved {result['moved']:.2f}")  # fmt: skip
-            for name in ("loop", "training", "round"):
-                line = f"  {name:9} {1 / median(result[name]['clock']):6.2f} rounds/s"
-                for kind in ("clock", "processor"):
-                    found = ratios(result, name, kind)
-                    line += f"   {kind} x {median(found):.2f} ({found[0]:.2f} to {found[-1]:.2f})"
-                print(line, flush=True)
+            print(
+                f"{side}x{side}, {result['data']}, batches of {batch}, {result['parameters']} parameters; the loops: "
+                f"{', '.join(result['forms'])}; at most {result['apart']:.1e} apart, moved {result['moved']:.2f}"
+            )
+            for name in (*LAYOUTS, "training", "round"):
+                print(f"  {name:14}{1 / median(result[name]['clock']):6.2f} rounds/s", flush=True)
+                for loop in LAYOUTS if name not in LAYOUTS else ():
+                    clock, processor = (ratios(result, loop, name, kind) for kind in ("clock", "processor"))
+                    print(f"      x {loop:14} {clock:24} CPU {processor}")
 
 
 if __name__ == "__main__":
