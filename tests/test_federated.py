@@ -290,11 +290,11 @@ def test_both_engines_give_terms_the_same_meaning() -> None:
 
     correction = frozen((0.1 * stream(0, "c").standard_normal(650)).astype(np.float32))
     known = digits(momentum=0.9)
-    sizes, module.sizes_of = module.sizes_of, lambda *_: None  # type: ignore[assignment]
+    known_shapes, module.shape_of = module.shape_of, lambda *_: None  # type: ignore[assignment]
     try:
         looped = digits(momentum=0.9)
     finally:
-        module.sizes_of = sizes
+        module.shape_of = known_shapes
     job = Job(1, 2, known.initial(1), Terms(0.4, correction))
     np.testing.assert_allclose(known.train([job])[0].difference, looped.train([job])[0].difference, atol=1e-6)
 

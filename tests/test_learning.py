@@ -18,7 +18,7 @@ from torch.nn import functional
 from fedgossip.errors import ConfigError, TrainingError
 from fedgossip.learning import models
 from fedgossip.learning.baseline import train_centralised
-from fedgossip.learning.batched import DenseStack
+from fedgossip.learning.batched import LayerStack
 from fedgossip.learning.batches import Batches
 from fedgossip.learning.data import Dataset, load, split
 from fedgossip.learning.partitions import partition
@@ -88,7 +88,7 @@ def test_an_update_does_not_depend_on_the_jobs_that_share_the_call(features, mod
     data = made_up(150, features, classes)
     fresh = lambda: task_of(model, data, TrainSettings(**how))  # noqa: E731 momentum stays in a task
     task = fresh()
-    assert isinstance(task._engine, DenseStack)
+    assert isinstance(task._engine, LayerStack)
     jobs = jobs_of(task)
     alone = grouped(task, jobs, [[k] for k in range(9)])
     for seed in range(4):

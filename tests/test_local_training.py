@@ -22,7 +22,7 @@ from torch.nn import functional
 from fedgossip import checkpoints
 from fedgossip.errors import ConfigError, TrainingError
 from fedgossip.learning import devices, loading, models
-from fedgossip.learning.batched import DenseStack
+from fedgossip.learning.batched import LayerStack
 from fedgossip.learning.batches import Batches, Plan
 from fedgossip.learning.data import Dataset, load, split
 from fedgossip.learning.looped import ModuleLoop
@@ -141,7 +141,7 @@ def test_an_explosion_is_no_overflow() -> None:
 def test_options_take_a_dense_model_out_of_the_hand_written_path() -> None:
     plain, cast = (task_of("mlp:12-7-4", made_up(), TrainSettings(device="cpu", precision=p)) for p in
                    ("float32", "bfloat16"))  # fmt: skip
-    assert isinstance(plain._engine, DenseStack) and isinstance(cast._engine, ModuleLoop)
+    assert isinstance(plain._engine, LayerStack) and isinstance(cast._engine, ModuleLoop)
     assert isinstance(task_of("softmax", made_up(), TrainSettings(device="cpu", prefetch=1))._engine, ModuleLoop)
 
 

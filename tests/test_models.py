@@ -17,6 +17,7 @@ SOURCES = [
     ("cnn:small", (64,), None, (3, 10)),
     ("cnn:small", (1, 28, 28), None, (3, 10)),
     ("cnn:small-bn", (1, 8, 8), None, (3, 10)),
+    ("cnn:4-6-12-8", (3, 13, 10), None, (3, 10)),
     ("chars:16", (12,), 10, (3, 12, 10)),
 ]
 
@@ -51,6 +52,9 @@ def test_first_weights_are_a_function_of_the_seed(source, shape, vocabulary, out
         ("mlp", "mlp:64-32-10"),
         ("softmx", "softmax"),
         ("cnn:smal", "cnn:small"),
+        ("cnn:16", "cnn:16-32-64"),
+        ("cnn:16-0-64", "cnn:16-32-64"),
+        ("cnn:16-32-", "cnn:16-32-64"),
         ("chars:64", "Use softmax"),
     ],
 )
@@ -63,6 +67,16 @@ def test_a_model_that_does_not_fit_is_refused_with_the_one_that_does(source, adv
 def test_a_convolution_refuses_a_table():
     with pytest.raises(ConfigError, match="images"):
         models.build("cnn:small", (30,), 2, 0)
+
+
+def test_the_small_convolutions_are_those_of_16_and_32_channels():
+    small, sized = (models.build(source, (64,), 10, 0) for source in ("cnn:small", "cnn:16-32"))
+    assert Layout.from_module(small).schema == Layout.from_module(sized).schema
+
+
+def test_a_model_by_sizes_has_the_parameters_of_its_layers():
+    module = models.build("cnn:16-32-180", (64,), 10, 0)
+    assert Layout.from_module(module).length == 16 * 10 + 32 * (16 * 9 + 1) + 180 * (32 * 4 + 1) + 10 * 181  # 29 830
 
 
 def test_text_needs_a_model_of_characters():

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from fedgossip.errors import ConfigError
 from fedgossip.learning import models, optimizers, private
-from fedgossip.learning.batched import DenseStack
+from fedgossip.learning.batched import LayerStack
 from fedgossip.learning.data import Dataset
 from fedgossip.learning.per_example import Alone, Hooked, check_apart, per_example, summed_loss, trained
 from fedgossip.learning.private import UNITS, PoissonBatches, PrivateGradients, RecordPrivacy, add_clipped
@@ -425,7 +425,7 @@ def test_training_without_privacy_keeps_its_bits_beside_private_training(model, 
     after = train(task_of(model, data, privacy=None))
     assert np.array_equal(before.difference, after.difference)
     assert before.metrics == after.metrics and set(before.metrics) == {"loss"}
-    assert isinstance(plain._engine, DenseStack) == (model in ("softmax", "mlp:12-7-4"))
+    assert isinstance(plain._engine, LayerStack) == (model in ("softmax", "mlp:12-7-4", "cnn:small"))
 
 
 def test_a_private_task_still_learns():

@@ -31,7 +31,8 @@ class Model(msgspec.Struct, forbid_unknown_fields=True):
     """[model]"""
 
     source: str = "softmax"
-    """softmax | mlp:IN-HIDDEN-OUT | cnn:small | cnn:small-bn | chars:WIDTH | module:function"""
+    """softmax | mlp:IN-HIDDEN-OUT | cnn:small | cnn:small-bn | cnn:CHANNELS-CHANNELS-HIDDEN | chars:WIDTH |
+    module:function"""
 
 
 class TopologySection(msgspec.Struct, forbid_unknown_fields=True):

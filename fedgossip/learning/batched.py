@@ -1,4 +1,6 @@
-"""Many copies of one stack of Linear and ReLU layers, trained together by hand-written batched matrix products.
+"""Many copies of one stack of layers, trained together by hand-written batched matrix products.
+
+Linear layers with ReLU between them; convolutions in front of them are in `convolutions`, by the same rules.
 
     forward     z_l = a_l W_l'        a_{l+1} = max(z_l, 0)
     top         e = (softmax(z) - onehot(y)) * scale          scale: 1 / examples of the step, for plain SGD times -lr
@@ -16,19 +18,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import nn
 
 from fedgossip.learning import optimizers
 from fedgossip.learning.batches import Plan
+from fedgossip.learning.convolutions import pictures
 from fedgossip.learning.data import Dataset
-from fedgossip.learning.flat import Layout
 from fedgossip.learning.settings import TrainSettings
+from fedgossip.learning.shapes import Shape
 from fedgossip.learning.workspace import Workspace, node_bytes, padded
 from fedgossip.machine import Terms
 from fedgossip.vectors import Vector, empty, frozen
@@ -39,23 +40,7 @@ CACHE_BYTES = 4 << 20  # of a block: fewer calls against more misses; flat betwe
 LARGEST_BLOCK = 128  # nodes; more gain nothing on a CPU
 LARGEST_BLOCK_ELSEWHERE = 4096  # nodes on a GPU
 TEST_ROWS = 256  # test examples at a time
-
-
-def sizes_of(module: nn.Module, layout: Layout) -> tuple[int, ...] | None:
-    """Return the layer sizes where the module is [Flatten,] Linear, ReLU, Linear, ... and nothing else."""
-    if type(module) is not nn.Sequential:
-        return None
-    layers = list(module)
-    if layers and type(layers[0]) is nn.Flatten and (layers[0].start_dim, layers[0].end_dim) == (1, -1):
-        layers = layers[1:]
-    wanted = [nn.ReLU if number % 2 else nn.Linear for number in range(len(layers))]
-    if len(layers) % 2 == 0 or [type(layer) for layer in layers] != wanted:
-        return None
-    linear = [layer for layer in layers if isinstance(layer, nn.Linear)]
-    sizes = (linear[0].in_features, *(layer.out_features for layer in linear))
-    elements = sum(outputs * (inputs + 1) for inputs, outputs in pairwise(sizes))
-    plain = elements == layout.length and all(layer.bias is not None for layer in linear)
-    return sizes if plain and min(sizes[1:]) >= 2 else None
+IMAGE_ROWS = 32  # the same of images: every layer of convolutions makes many numbers of one
 
 
 class Outcome(NamedTuple):
@@ -82,18 +67,19 @@ class Steps:
     pull: torch.Tensor | None  # [k, 1, 1]: that of the terms; None where the jobs have none
 
 
-class DenseStack:
-    """The engine of softmax and mlp models."""
+class LayerStack:
+    """The engine of softmax and mlp models, and of those that put convolutions before them."""
 
     def __init__(
-        self, sizes: tuple[int, ...], train: Dataset, test: Dataset, settings: TrainSettings, device: torch.device
+        self, shape: Shape, train: Dataset, test: Dataset, settings: TrainSettings, device: torch.device
     ) -> None:
-        self.sizes, self.settings, self.device = sizes, settings, device
+        self.shape, self.settings, self.device = shape, settings, device
         self.width = max(2, settings.batch_size)
-        self._x = _with_one(train, sizes[0]).to(device)
+        self._x = _rows(train, shape).to(device)
         self._labels = train.y
-        self._length = sum(outputs * (inputs + 1) for inputs, outputs in pairwise(sizes))
+        self._length, self._classes = shape.length, shape.sizes[-1]
         self._test = test
+        self._test_rows = IMAGE_ROWS if shape.convolutions else TEST_ROWS
         self._test_blocks: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._workspaces: dict[tuple[int, int], Workspace] = {}
         self._minus_ones = torch.full((self._block(self.width, self._copies()) * self.width,), -1.0, device=device)
@@ -146,7 +132,7 @@ class DenseStack:
         weight = used * (np.float32(1) / np.maximum(counts, 1).astype(np.float32))[:, :, None]
         rate, root = optimizers.rates(self.settings, lrs, taken, most)
         scale = weight * -rate[:, :, None] if self.settings.plain and not pulls else weight
-        rows = (np.arange(k) * self.sizes[-1])[:, None] + self._labels[indices]
+        rows = (np.arange(k) * self._classes)[:, None] + self._labels[indices]
         return Steps(
             self._tensor(indices.reshape(most, -1)).unbind(),
             self._tensor((rows * self.width + np.arange(self.width)).reshape(most, -1)).unbind(),
@@ -193,6 +179,8 @@ class DenseStack:
         if len(rows) > places:
             rows, targets, scale, picked = rows[:places], targets[:places], scale[:active], picked[:places]
         torch.index_select(self._x, 0, rows, out=ws.first_rows)
+        if ws.convolutions is not None:
+            ws.convolutions.forward()
         _forward(ws, ws.inputs[0])
         torch.index_select(ws.flat_log_probabilities, 0, targets, out=picked)
         torch.softmax(ws.logits, 1, out=ws.top)
@@ -202,10 +190,14 @@ class DenseStack:
         for layer in range(ws.last, -1, -1):
             if layer:
                 _backward(ws, layer)
+            elif ws.risen is not None:
+                torch.bmm(ws.rising[0], ws.inner[0], out=ws.risen)
             if plain:
                 ws.weights[layer].baddbmm_(*ws.factors[layer])
             else:
-                torch.bmm(*ws.factors[layer], out=ws.stacks[1][layer])
+                torch.bmm(*ws.factors[layer], out=ws.stacks[1][ws.kernels + layer])
+        if ws.convolutions is not None:
+            ws.convolutions.backward(ws.stacks[0 if plain else 1][: ws.kernels], int(plain))
         if not plain:
             pull = None if steps.pull is None else steps.pull[:active]
             self._optimise(ws, steps.rate[step, :active], steps.root[step, :active], pull)
@@ -217,9 +209,9 @@ class DenseStack:
         for layer, gradient in enumerate(gradients):
             if pull is not None:
                 anchor, correction = ws.stacks[-2][layer], ws.stacks[-1][layer]
-                optimizers.Pull(pull, anchor, correction).add_to(gradient, ws.weights[layer])
+                optimizers.Pull(pull, anchor, correction).add_to(gradient, ws.stacks[0][layer])
             slots = [stack[layer] for stack in ws.stacks[2 : 2 + len(self.settings.slots)]]
-            optimizers.step(self.settings, ws.weights[layer], gradient, slots, rate=rate, root=root)
+            optimizers.step(self.settings, ws.stacks[0][layer], gradient, slots, rate=rate, root=root)
 
     def _load_slots(self, ws: Workspace, states: Sequence[State]) -> None:
         for number, name in enumerate(self.settings.slots, 2):
@@ -245,7 +237,7 @@ class DenseStack:
     @torch.no_grad()
     def evaluate(self, vectors: Sequence[Vector]) -> list[dict[str, float]]:
         """Return the mean loss and the accuracy on the test set, per vector."""
-        block = self._block(TEST_ROWS, self._copies())
+        block = self._block(self._test_rows, self._copies())
         found: list[dict[str, float]] = []
         for start in range(0, len(vectors), block):
             found += self._evaluate_block(np.stack(vectors[start : start + block]))
@@ -253,11 +245,16 @@ class DenseStack:
 
     def _evaluate_block(self, flat: npt.NDArray[np.float32]) -> list[dict[str, float]]:
         k, m = len(flat), len(self._test)
-        ws = self._workspace(k, TEST_ROWS, self._copies())
+        ws = self._workspace(k, self._test_rows, self._copies())
         ws.load(0, self._tensor(flat))
         picked, hits = [], []
         for x, labels in self._test_set():
-            _forward(ws, x.expand(k, -1, -1))
+            if ws.convolutions is None:
+                _forward(ws, x.expand(k, -1, -1))
+            else:
+                ws.convolutions.images.copy_(x)
+                ws.convolutions.forward()
+                _forward(ws, ws.inputs[0])
             picked.append(ws.log_probabilities.gather(1, labels.expand(k, -1, -1))[:, 0])
             hits.append(ws.logits.argmax(1) == labels[:, 0])
         losses = torch.cat(picked, 1)[:, :m].cpu().numpy()
@@ -270,13 +267,14 @@ class DenseStack:
     def _test_set(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Return (x [1, rows, inputs], labels [1, 1, rows]) in blocks of one shape; the last repeats an example."""
         if not self._test_blocks:
-            short = -len(self._test) % TEST_ROWS
+            size = self._test_rows
+            short = -len(self._test) % size
             filled = np.pad(np.arange(len(self._test)), (0, short), mode="edge")
-            x = _with_one(self._test, self.sizes[0])[filled].unsqueeze(0).to(self.device)
+            x = _rows(self._test, self.shape)[filled].unsqueeze(0).to(self.device)
             labels = self._tensor(self._test.y[filled].reshape(1, 1, -1))
             self._test_blocks = [
-                (x[:, start : start + TEST_ROWS], labels[:, :, start : start + TEST_ROWS])
-                for start in range(0, len(filled), TEST_ROWS)
+                (x[:, start : start + size], labels[:, :, start : start + size])
+                for start in range(0, len(filled), size)
             ]
         return self._test_blocks
 
@@ -286,14 +284,14 @@ class DenseStack:
         """Return how many nodes fit the cache together."""
         if self.device.type != "cpu":
             return LARGEST_BLOCK_ELSEWHERE
-        return max(1, min(LARGEST_BLOCK, CACHE_BYTES // node_bytes(self.sizes, rows, copies)))
+        return max(1, min(LARGEST_BLOCK, CACHE_BYTES // node_bytes(self.shape, rows, copies)))
 
     def _workspace(self, k: int, rows: int, copies: int) -> Workspace:
         """Return the first k nodes of a workspace that grows by doubling up to a block."""
         found = self._workspaces.get((rows, copies))
         if found is None or len(found.logits) < k:
             room = min(self._block(rows, copies), 1 << (k - 1).bit_length())
-            found = self._workspaces[rows, copies] = Workspace(self.sizes, room, rows, copies, self.device)
+            found = self._workspaces[rows, copies] = Workspace(self.shape, room, rows, copies, self.device)
         return found.narrow(k)
 
     def _tensor(self, array: npt.NDArray[Any]) -> torch.Tensor:
@@ -321,7 +319,11 @@ def _backward(ws: Workspace, layer: int) -> None:
     below.mul_(ws.z[layer - 1].gt_(0))
 
 
-def _with_one(dataset: Dataset, inputs: int) -> torch.Tensor:
+def _rows(dataset: Dataset, shape: Shape) -> torch.Tensor:
+    """Return the examples as the first layer reads them, one a row."""
+    if shape.convolutions:
+        return pictures(dataset.x, shape.convolutions[0])
+    inputs = shape.sizes[0]
     rows = np.zeros((len(dataset), padded(inputs)), np.float32)
     rows[:, :inputs] = dataset.x.reshape(len(dataset), -1)
     rows[:, inputs] = 1

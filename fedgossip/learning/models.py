@@ -3,6 +3,7 @@
 softmax            one linear layer
 mlp:64-32-10       linear layers with ReLU between them; the first and last size are the data's
 cnn:small          two convolutions with pooling and one linear layer; cnn:small-bn with BatchNorm
+cnn:16-32-64       the same two convolutions, of 16 and 32 channels, then linear layers with ReLU between them: 64, ...
 chars:64           next-character model: embedding, GRU of 64, linear
 module:function    yours: takes (shape, classes), gives a torch.nn.Module
 """
@@ -48,7 +49,7 @@ def _build(source: str, shape: tuple[int, ...], classes: int, vocabulary: int | 
     if kind == "chars":
         return Characters(_text_size(source, vocabulary), _hidden(source, rest))
     known = kind == "mlp" or source in KINDS
-    if known and vocabulary is not None:
+    if (known or kind == "cnn") and vocabulary is not None:
         raise ConfigError(f"{source!r} cannot read text", "Use chars:64, a model of characters.")
     if source == "softmax":
         return dense(math.prod(shape), classes)
@@ -56,6 +57,9 @@ def _build(source: str, shape: tuple[int, ...], classes: int, vocabulary: int | 
         return dense(*_sizes(source, rest, math.prod(shape), classes))
     if known:
         return convolutional(source, shape, classes, norm=source.endswith("-bn"))
+    if kind == "cnn" and rest[:1].isdecimal():
+        first, second, *hidden = _channels(source, rest)
+        return convolutional(source, shape, classes, channels=(first, second), hidden=hidden)
     if custom.is_function(source) and kind not in ("cnn", "softmax"):
         return _own(source, base, shape, classes)
     raise ConfigError(f"unknown model {source!r}", nearest(source, [*KINDS, "module:function"]))
@@ -71,8 +75,16 @@ def dense(*sizes: int) -> nn.Module:
     return nn.Sequential(layers)
 
 
-def convolutional(source: str, shape: tuple[int, ...], classes: int, *, norm: bool) -> nn.Module:
-    """Two 3x3 convolutions (16 and 32 channels), each halved by pooling; flat square images are folded first."""
+def convolutional(
+    source: str,
+    shape: tuple[int, ...],
+    classes: int,
+    *,
+    norm: bool = False,
+    channels: tuple[int, int] = (16, 32),
+    hidden: Sequence[int] = (),
+) -> nn.Module:
+    """Two 3x3 convolutions, each halved by pooling, then linear layers; flat square images are folded first."""
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     if len(shape) == 1 and math.isqrt(shape[0]) ** 2 == shape[0]:
         shape = (1, math.isqrt(shape[0]), math.isqrt(shape[0]))
@@ -81,15 +93,18 @@ def convolutional(source: str, shape: tuple[int, ...], classes: int, *, norm: bo
         raise ConfigError(
             f"{source!r} needs images of at least 4x4; an example is {shape}", "Use softmax or an mlp for a table."
         )
-    channels = (shape[0], 16, 32)
-    for number in (1, 2):
-        layers[f"convolution{number}"] = nn.Conv2d(channels[number - 1], channels[number], 3, padding=1)
+    for number, (inputs, outputs) in enumerate(pairwise((shape[0], *channels)), 1):
+        layers[f"convolution{number}"] = nn.Conv2d(inputs, outputs, 3, padding=1)
         if norm:
-            layers[f"norm{number}"] = nn.BatchNorm2d(channels[number])
+            layers[f"norm{number}"] = nn.BatchNorm2d(outputs)
         layers[f"relu{number}"] = nn.ReLU()
         layers[f"pool{number}"] = nn.MaxPool2d(2)
     layers["flatten"] = nn.Flatten()
-    layers["layer"] = nn.Linear(32 * (shape[1] // 4) * (shape[2] // 4), classes)
+    sizes = [channels[1] * (shape[1] // 4) * (shape[2] // 4), *hidden]
+    for number, (inputs, outputs) in enumerate(pairwise(sizes), 1):
+        layers[f"layer{number}"] = nn.Linear(inputs, outputs)
+        layers[f"relu{number + 2}"] = nn.ReLU()
+    layers["layer"] = nn.Linear(sizes[-1], classes)
     return nn.Sequential(layers)
 
 
@@ -125,6 +140,14 @@ def _sizes(source: str, rest: str, inputs: int, classes: int) -> list[int]:
         wanted = "-".join(map(str, [inputs, *middle, classes]))
         raise ConfigError(f"{source!r}: the data have {inputs} inputs and {classes} classes", f"Write mlp:{wanted}.")
     return sizes
+
+
+def _channels(source: str, rest: str) -> list[int]:
+    words = rest.split("-")
+    if len(words) < 2 or not all(word.isdecimal() and int(word) > 0 for word in words):
+        advice = "Write cnn:16-32-64: the channels of two convolutions, then the sizes of hidden linear layers, if any."
+        raise ConfigError(f"{source!r}: sizes are whole numbers joined by -, two at least", advice)
+    return [int(word) for word in words]
 
 
 def _text_size(source: str, vocabulary: int | None) -> int:

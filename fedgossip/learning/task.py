@@ -13,7 +13,7 @@ import torch
 
 from fedgossip.errors import ConfigError, FedgossipError, TrainingError
 from fedgossip.learning import loading, models, sharing
-from fedgossip.learning.batched import DenseStack, Outcome, State, sizes_of
+from fedgossip.learning.batched import LayerStack, Outcome, State
 from fedgossip.learning.batches import Batches, Indices, Plan
 from fedgossip.learning.data import Dataset
 from fedgossip.learning.devices import with_float64
@@ -23,6 +23,7 @@ from fedgossip.learning.local_test import LocalTests
 from fedgossip.learning.looped import ModuleLoop
 from fedgossip.learning.private import PoissonBatches, PrivateGradients, RecordPrivacy
 from fedgossip.learning.settings import TrainSettings
+from fedgossip.learning.shapes import Shape, shape_of
 from fedgossip.machine import NodeId
 from fedgossip.task import Job, Update
 from fedgossip.vectors import Vector
@@ -37,11 +38,11 @@ class TorchTask:
     anywhere, at any time, alone or with others.  What an optimiser remembers (momentum, Adam's moments) and local
     buffers stay with their node from job to job, so a node's jobs come in their order; see `state`.
 
-    Stacks of Linear and ReLU train many nodes at once (`batched`), on the CPU bit for bit as one at a time; all else
-    trains one job after another (`looped`), or each in several processes (`distributed`).  With `privacy` every model
-    trains one after another, each example hidden (`private`): batches are drawn at random, and the metrics are "steps"
-    and "rate" alone.  Sets torch's threads of this process to settings.threads: peers share the cores, and the order of
-    a sum may depend on the number of threads.
+    Stacks of Linear and ReLU train many nodes at once (`batched`), on the CPU with convolutions before them too, and
+    there bit for bit as one at a time; all else trains one job after another (`looped`), or each in several processes
+    (`distributed`).  With `privacy` every model trains one after another, each example hidden (`private`): batches are
+    drawn at random, and the metrics are "steps" and "rate" alone.  Sets torch's threads of this process to
+    settings.threads: peers share the cores, and the order of a sum may depend on the number of threads.
 
     `kept`: examples that a node does not train on; jobs that ask for it are tested there first.
 
@@ -75,11 +76,10 @@ class TorchTask:
         self._states: dict[NodeId, State] = {}
         self._lock = threading.Lock()  # a host evaluates beside its training thread; the buffers are one
         self._tests = LocalTests(deepcopy(module), self.layout, settings, train, kept) if kept else None
-        sizes = sizes_of(module, self.layout)
-        known = sizes is not None and sizes[0] == math.prod(train.shape) and sizes[-1] >= train.classes
+        shape = shape_of(module, self.layout, train.shape)
         common = (module, self.layout, train, test, settings)
         self._privacy = privacy
-        self._engine: DenseStack | ModuleLoop | DistributedLoop
+        self._engine: LayerStack | ModuleLoop | DistributedLoop
         self._batches: Batches | PoissonBatches
         if privacy is not None:
             _check_private(settings)
@@ -89,8 +89,8 @@ class TorchTask:
         elif settings.processes > 1:
             source = Source(model_source, base, seed)
             self._engine = DistributedLoop(*common, source=source, device=device, sharing=self._sharing)
-        elif sizes is not None and known and not loading.by_modules(settings, device, train, test):
-            self._engine = DenseStack(sizes, train, test, settings, device)
+        elif shape is not None and _batched(shape, train, test, settings, device):
+            self._engine = LayerStack(shape, train, test, settings, device)
         else:
             self._engine = ModuleLoop(*common, seed=seed, device=device, sharing=self._sharing)
         self._trained = getattr(self._engine, "trained", self.layout.parameters)
@@ -163,7 +163,7 @@ class TorchTask:
         self, jobs: Sequence[Job], plans: Sequence[Plan], lrs: Sequence[float], states: Sequence[State]
     ) -> Sequence[Outcome]:
         engine = self._engine
-        if isinstance(engine, DenseStack):
+        if isinstance(engine, LayerStack):
             return engine.train([job.vector for job in jobs], plans, lrs, states, [job.terms for job in jobs])
         return [
             _run_one(engine, job, plan, lr, state)
@@ -185,7 +185,7 @@ class TorchTask:
         """`evaluate` of the vector with what is the node's own: personal layers and local buffers."""
         engine, state = self._engine, self._states.get(node, {})
         with self._lock:
-            if isinstance(engine, DenseStack):
+            if isinstance(engine, LayerStack):
                 return self._sharing.run(lambda: engine.evaluate([vector])[0])
             return self._sharing.run(lambda: engine.evaluate_own(vector, state))
 
@@ -209,6 +209,13 @@ class TorchTask:
     def parameters_named(self, vector: Vector) -> dict[str, np.ndarray]:
         """Return name -> array views of the vector, for safetensors."""
         return self.layout.unflatten(vector)
+
+
+def _batched(shape: Shape, train: Dataset, test: Dataset, settings: TrainSettings, device: torch.device) -> bool:
+    """Tell whether a stack of this shape trains many nodes at once; one with convolutions does so on the CPU alone."""
+    if shape.sizes[-1] < train.classes or (shape.convolutions and device.type != "cpu"):
+        return False
+    return not loading.by_modules(settings, device, train, test)
 
 
 def _run_one(engine: ModuleLoop | DistributedLoop, job: Job, plan: Plan, lr: float, state: State) -> Outcome:

@@ -1,9 +1,10 @@
-"""Buffers for many copies of one stack of linear layers, laid out so that every product reads along its rows.
+"""Buffers for many copies of one stack of layers, laid out so that every product reads along its rows.
 
 Measured on the CPU, 64 nodes of 32 x 80 by 80 x 10: a product whose second factor is stored turned takes 200 to
 320 us, one that reads along the rows 80; softmax over the last axis of 10 takes 420 us, over the middle one 34.  So
 
     first of several layers   turned weights [inputs, outputs] alone: nothing is propagated below it
+    first after convolutions  weights [outputs, inputs] alone: turning them takes longer than reading them turned
     every other layer         weights [outputs, inputs], and a turned copy for the forward product
     last layer                logits and errors also as [classes, rows], where softmax is quick
 
@@ -14,10 +15,13 @@ multiple of 16: every node's matrices begin on a cache line.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import pairwise
 
 import torch
+
+from fedgossip.learning.convolutions import Convolutions, signal_floats, weight_rows
+from fedgossip.learning.shapes import Shape
 
 Tensors = list[torch.Tensor]
 
@@ -27,33 +31,61 @@ def padded(inputs: int) -> int:
     return math.ceil((inputs + 1) / 16) * 16
 
 
-def node_bytes(sizes: Sequence[int], rows: int, copies: int) -> int:
+def node_bytes(shape: Shape, rows: int, copies: int) -> int:
     """Return the memory of one node: `copies` stacks of weights and the signals of `rows` examples."""
-    weights = sum(outputs * padded(inputs) for inputs, outputs in pairwise(sizes))
-    signals = sum(rows * (padded(inputs) + 2 * outputs) for inputs, outputs in pairwise(sizes))
-    return 4 * ((copies + 1) * weights + signals)
+    weights = sum(outputs * padded(inputs) for inputs, outputs in pairwise(shape.sizes))
+    signals = sum(rows * (padded(inputs) + 2 * outputs) for inputs, outputs in pairwise(shape.sizes))
+    signals += shape.sizes[0] * rows if shape.convolutions else 0  # the error below the linear layers
+    return 4 * ((copies + 1) * weights + copies * shape.convolved + signals + signal_floats(shape.convolutions, rows))
+
+
+def order_of(shape: Shape) -> torch.Tensor:
+    """Return int64 [d]: which element of a vector comes where in a stack, the first linear layer's inputs by place.
+
+    A vector has them by channel, as Flatten gives them; by place they lie together in what the convolutions give, and
+    reordering a vector twice a job is quicker than reordering examples twice a step.
+    """
+    parts, begin = [], 0
+    for layer in shape.convolutions:
+        end = begin + layer.outputs * layer.inputs
+        kernels = torch.arange(begin, end).view(layer.outputs, layer.channels, layer.kernel, layer.kernel)
+        parts += [kernels.permute(2, 3, 1, 0).flatten(), torch.arange(end, end + layer.outputs)]
+        begin = end + layer.outputs
+    end = begin + shape.sizes[1] * shape.sizes[0]
+    first = torch.arange(begin, end).view(shape.sizes[1], *shape.convolutions[-1].gives)
+    return torch.cat([*parts, first.permute(0, 2, 3, 1).flatten(), torch.arange(end, shape.length)])
 
 
 class Workspace:
     """k nodes with `rows` examples each; lists have one tensor per layer, all tensors [k, ...].
 
     stacks[0] holds the weights; for anything but plain SGD stacks[1] the gradients, stacks[2:] the optimiser's slots.
+    In a stack the `kernels` tensors of the convolutions come first, as in the vector; every other list is of the linear
+    layers alone.
     """
 
-    def __init__(self, sizes: tuple[int, ...], k: int, rows: int, copies: int, device: torch.device) -> None:
+    def __init__(self, shape: Shape, k: int, rows: int, copies: int, device: torch.device) -> None:
+        sizes = shape.sizes
         shapes = list(pairwise(sizes))
-        self.sizes, self.last = sizes, len(shapes) - 1
+        self.shape, self.sizes, self.last = shape, sizes, len(shapes) - 1
 
-        def zeros(*shape: int) -> torch.Tensor:
-            return torch.zeros(shape, device=device)
+        def zeros(*size: int) -> torch.Tensor:
+            return torch.zeros(size, device=device)
 
         def weights(layer: int) -> torch.Tensor:
             inputs, outputs = shapes[layer]
             return zeros(k, padded(inputs), outputs) if self.only_turned(layer) else zeros(k, outputs, padded(inputs))
 
-        self.stacks = [[weights(layer) for layer in range(len(shapes))] for _ in range(copies)]
+        kernels = list(zip(shape.convolutions, weight_rows(shape.convolutions), strict=True))
+        self.stacks = [
+            [zeros(k, height, layer.outputs) for layer, part in kernels for height in part]
+            + [weights(layer) for layer in range(len(shapes))]
+            for _ in range(copies)
+        ]
+        self.kernels = len(self.stacks[0]) - len(shapes)
+        linear = self.stacks[0][self.kernels :]
         self.turned = [
-            self.stacks[0][layer] if self.only_turned(layer) else zeros(k, padded(inputs), outputs)
+            linear[layer] if self.only_turned(layer) or self.only_straight(layer) else zeros(k, padded(inputs), outputs)
             for layer, (inputs, outputs) in enumerate(shapes)
         ]
         self.inputs = [zeros(k, rows, padded(inputs)) for inputs, _ in shapes]
@@ -62,18 +94,27 @@ class Workspace:
         self.z = [zeros(k, rows, outputs) for _, outputs in shapes]
         self.errors = [zeros(k, rows, outputs) for _, outputs in shapes[:-1]]
         self.logits, self.log_probabilities, self.top = (zeros(k, sizes[-1], rows) for _ in range(3))
+        self.order = order_of(shape).to(device) if shape.convolutions else None
+        self.back = None if self.order is None else torch.argsort(self.order)
+        self.convolutions = Convolutions.of(shape.convolutions, k, rows, zeros) if shape.convolutions else None
+        self.risen = zeros(k, rows, sizes[0]) if shape.convolutions else None
         self._derive()
         self._narrow: dict[int, Workspace] = {k: self}
 
     def only_turned(self, layer: int) -> bool:
-        return layer == 0 and self.last > 0
+        return layer == 0 and self.last > 0 and not self.shape.convolutions
+
+    def only_straight(self, layer: int) -> bool:
+        """Tell whether a layer's products read its weights as they lie."""
+        return layer == 0 and bool(self.shape.convolutions)
 
     def narrow(self, k: int) -> Workspace:
         """Return the first k nodes: views, made once."""
         found = self._narrow.get(k)
         if found is None:
             found = self._narrow[k] = object.__new__(Workspace)
-            found.sizes, found.last, found._narrow = self.sizes, self.last, self._narrow
+            found.shape, found.sizes, found.last, found.kernels = self.shape, self.sizes, self.last, self.kernels
+            found._narrow, found.order, found.back = self._narrow, self.order, self.back
             found.stacks = [[tensor[:k] for tensor in stack] for stack in self.stacks]
             found.turned, found.inputs, found.z, found.errors = (
                 [tensor[:k] for tensor in tensors] for tensors in (self.turned, self.inputs, self.z, self.errors)
@@ -81,17 +122,21 @@ class Workspace:
             found.logits, found.log_probabilities, found.top = (
                 tensor[:k] for tensor in (self.logits, self.log_probabilities, self.top)
             )
+            found.convolutions = None if self.convolutions is None else self.convolutions.narrow(k)
+            found.risen = None if self.risen is None else self.risen[:k]
             found._derive()
         return found
 
     def _derive(self) -> None:
         """Make the views that a step needs: making them anew would cost more than the small products."""
-        self.weights = self.stacks[0]
+        self.weights = self.stacks[0][self.kernels :]
         self.refreshed = [
             (self.turned[layer], self.weights[layer].transpose(1, 2))
             for layer in range(self.last + 1)
-            if not self.only_turned(layer)
+            if not self.only_turned(layer) and not self.only_straight(layer)
         ]
+        if self.only_straight(0):
+            self.turned = [self.weights[0].transpose(1, 2), *self.turned[1:]]
         self.inner = [
             weights[:, :, :inputs] for weights, inputs in zip(self.weights, self.sizes, strict=False)
         ]  # of use where the weights are not turned
@@ -101,29 +146,42 @@ class Workspace:
         for layer in range(self.last + 1):
             if layer == self.last:
                 self.factors.append((self.top, self.inputs[layer]))
-            elif layer == 0:
+            elif self.only_turned(layer):
                 self.factors.append((self.inputs[0].transpose(1, 2), self.errors[0]))
             else:
                 self.factors.append((self.errors[layer].transpose(1, 2), self.inputs[layer]))
         self.rising = [*self.errors, self.top.transpose(1, 2)]
         self.turned_logits = self.z[self.last].transpose(1, 2)
-        self.first_rows = self.inputs[0].view(-1, self.inputs[0].shape[2])
+        first = self.inputs[0] if self.convolutions is None else self.convolutions.images
+        self.first_rows = first.view(-1, first.shape[2])
+        if self.convolutions is not None and self.risen is not None:
+            self.convolutions.join(self.stacks[0][: self.kernels], self.hidden[0], self.risen)
         self.flat_log_probabilities, self.flat_top = self.log_probabilities.view(-1), self.top.view(-1)
 
     def load(self, stack: int, flat: torch.Tensor) -> None:
         """Copy vectors [k, d] into a stack."""
+        if self.order is not None:
+            flat = flat.index_select(1, self.order)
         for inside, outside in self._places(stack, flat):
             inside.copy_(outside)
 
     def store(self, stack: int, flat: torch.Tensor) -> None:
         """Copy a stack into vectors [k, d]."""
-        for inside, outside in self._places(stack, flat):
+        ordered = flat if self.back is None else torch.empty_like(flat)
+        for inside, outside in self._places(stack, ordered):
             outside.copy_(inside)
+        if self.back is not None:
+            torch.index_select(ordered, 1, self.back, out=flat)
 
     def _places(self, stack: int, flat: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        begin, nodes, stride = 0, len(flat), flat.stride(0)
+        begin, nodes, stride, tensors = 0, len(flat), flat.stride(0), iter(self.stacks[stack])
+        for conv, heights in zip(self.shape.convolutions, weight_rows(self.shape.convolutions), strict=True):
+            for height in [*heights[:-1], 1]:  # behind the bias is a row of zeros
+                end = begin + height * conv.outputs
+                yield next(tensors)[:, :height], flat[:, begin:end].view(nodes, height, conv.outputs)
+                begin = end
         for layer, (inputs, outputs) in enumerate(pairwise(self.sizes)):
-            tensor = self.stacks[stack][layer]
+            tensor = next(tensors)
             straight = tensor.transpose(1, 2) if self.only_turned(layer) else tensor
             bias = begin + inputs * outputs
             yield straight[:, :, :inputs], flat.as_strided((nodes, outputs, inputs), (stride, inputs, 1), begin)

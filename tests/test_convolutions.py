@@ -1,0 +1,292 @@
+"""Convolutions of many nodes together: the same update as one module after another, the same bits in any company."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from fedgossip.errors import TrainingError
+from fedgossip.learning import batched, models
+from fedgossip.learning import task as module
+from fedgossip.learning.batched import LayerStack
+from fedgossip.learning.data import Dataset
+from fedgossip.learning.flat import Layout
+from fedgossip.learning.looped import ModuleLoop
+from fedgossip.learning.settings import TrainSettings
+from fedgossip.learning.shapes import shape_of
+from fedgossip.learning.task import TorchTask
+from fedgossip.machine import Terms
+from fedgossip.seeds import stream
+from fedgossip.task import Job, Update
+from fedgossip.vectors import Vector, frozen
+
+NODES, CLASSES = 5, 4
+
+
+@dataclass(frozen=True)
+class Net:
+    """Convolutions of `channels` with ReLU and pooling, then linear layers of `hidden` units."""
+
+    channels: Sequence[int] = (16, 32)
+    kernel: int = 3
+    padding: int = 1
+    hidden: Sequence[int] = (12,)
+
+    def build(self, shape: tuple[int, ...]) -> nn.Sequential:
+        read, height, width = shape
+        layers: list[nn.Module] = []
+        for outputs in self.channels:
+            layers += [nn.Conv2d(read, outputs, self.kernel, padding=self.padding), nn.ReLU(), nn.MaxPool2d(2)]
+            height, width = ((side + 2 * self.padding - self.kernel + 1) // 2 for side in (height, width))
+            read = outputs
+        layers.append(nn.Flatten())
+        inputs = read * height * width
+        for outputs in self.hidden:
+            layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+            inputs = outputs
+        return nn.Sequential(*layers, nn.Linear(inputs, CLASSES))
+
+
+def images(shape: tuple[int, ...], seed: int = 0, examples: int = 60) -> Dataset:
+    """Half of them small whole numbers, mostly zero, so that many places of a window are equal."""
+    draw = stream(seed, "images", *shape)
+    x = draw.standard_normal((examples, *shape)).astype(np.float32)
+    x[::2] = np.maximum(np.round(x[::2] - 0.5), 0)
+    return Dataset("images", x, draw.integers(0, CLASSES, examples), CLASSES)
+
+
+class Pair:
+    """The same task for both engines; node i has 7 + i examples."""
+
+    def __init__(self, net: Net, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch, seed: int = 0, **how: Any):
+        self._data, self._how = images(shape, seed), TrainSettings(**{"batch_size": 6, "device": "cpu", **how})
+        self._net, self._patch = net, monkeypatch
+        self.batched = self.fresh()
+        assert isinstance(self.batched._engine, LayerStack)
+
+    def fresh(self) -> TorchTask:
+        """Return a task that remembers nothing."""
+        shares = [np.arange(10 * i, 10 * i + 7 + i) for i in range(NODES)]
+        with self._patch.context() as patched:
+            patched.setattr(models, "build", lambda source, shape, *_, **__: _seeded(self._net, shape))
+            return TorchTask(self._data, self._data, shares, "net", self._how, seed=1, rounds=20)
+
+    def looped(self) -> TorchTask:
+        with self._patch.context() as patched:
+            patched.setattr(module, "shape_of", lambda *_: None)
+            found = self.fresh()
+        assert isinstance(found._engine, ModuleLoop)
+        return found
+
+    def jobs(self, terms: Terms | None = None) -> list[Job]:
+        """Jobs in different rounds from different vectors."""
+        start, noise = self.batched.initial(0), stream(0, "noise")
+        vectors = [frozen((start + 0.05 * noise.standard_normal(start.size)).astype(np.float32)) for _ in range(NODES)]
+        return [Job(node, (7 * node) % 3, vectors[node], terms) for node in range(NODES)]
+
+
+def _seeded(net: Net, shape: tuple[int, ...]) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(4)
+        return net.build(tuple(shape))
+
+
+def difference(update: Update) -> Vector:
+    assert update.difference is not None
+    return update.difference
+
+
+def assert_near(found: Sequence[Update], expected: Sequence[Update], atol: float = 2e-6) -> None:
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(difference(one), difference(other), atol=atol)
+        assert one.metrics == pytest.approx(other.metrics, rel=1e-5)
+
+
+SHAPES = [
+    (Net(), (1, 8, 8)),
+    (Net(), (1, 28, 28)),
+    (Net((3, 5), hidden=()), (1, 7, 7)),
+    (Net((4, 6)), (3, 9, 11)),
+    (Net((4,), 5, 2, (7, 5)), (2, 13, 12)),
+    (Net((5,), 5, 0), (1, 12, 10)),
+    (Net((3, 5), 3, 0), (1, 14, 15)),
+    (Net((4, 6, 8), 3, 2), (1, 16, 17)),
+    (Net((3, 4), 5, 4), (1, 6, 9)),
+]
+HOW: list[dict[str, Any]] = [
+    {},
+    {"local_epochs": 2},
+    {"momentum": 0.9, "nesterov": True, "weight_decay": 0.01},
+    {"clip_norm": 0.3, "batch_size": 1},
+    {"optimizer": "adam", "lr": 0.001, "local_epochs": 1},
+]
+
+
+@pytest.mark.parametrize(("net", "shape"), SHAPES)
+def test_an_update_equals_that_of_torchs_own_modules(net, shape, monkeypatch):
+    pair = Pair(net, shape, monkeypatch, local_steps=3)
+    assert_near(pair.batched.train(pair.jobs()), pair.looped().train(pair.jobs()))
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_every_optimiser_and_plan_equals_that_of_the_modules(how, monkeypatch):
+    """Adam divides by the root of tiny squares, so a rounding may show as a part of a step."""
+    pair = Pair(Net((4, 6)), (1, 10, 9), monkeypatch, **how)
+    atol = 2e-4 if "optimizer" in how else 2e-6
+    looped = pair.looped()
+    for _ in range(2):  # the second time with what the first has left
+        assert_near(pair.batched.train(pair.jobs()), looped.train(pair.jobs()), atol)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_terms_mean_the_same(momentum, monkeypatch):
+    pair = Pair(Net((4, 6)), (1, 8, 8), monkeypatch, momentum=momentum)
+    correction = frozen((0.1 * stream(0, "c").standard_normal(pair.batched.length)).astype(np.float32))
+    for terms in (Terms(0.4, correction), Terms(0.2), Terms()):
+        assert_near(pair.batched.train(pair.jobs(terms)), pair.looped().train(pair.jobs(terms)))
+
+
+@pytest.mark.parametrize(("net", "shape"), SHAPES[:4])
+def test_evaluation_equals_that_of_the_modules(net, shape, monkeypatch):
+    pair = Pair(net, shape, monkeypatch)  # 60 examples: more than one block, and the last not full
+    vectors = [job.vector for job in pair.jobs()]
+    for found, expected in zip(pair.batched.evaluate(vectors), pair.looped().evaluate(vectors), strict=True):
+        assert found == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("how", [*HOW, {"batch_size": 40, "local_steps": 2}])
+@pytest.mark.parametrize(("net", "shape"), [SHAPES[0], SHAPES[3]])
+def test_bits_depend_neither_on_company_nor_on_order(net, shape, how, monkeypatch):
+    pair = Pair(net, shape, monkeypatch, **how)
+    jobs, terms = pair.jobs(), pair.jobs(Terms(0.3))
+    mixed = [*jobs[:3], *terms[3:]]
+    for given_jobs in (jobs, mixed):
+        together = pair.fresh().train(given_jobs)
+        for groups in ([[4], [0], [2], [1], [3]], [[3, 0], [2, 4, 1]], [[4, 3, 2, 1, 0]]):
+            task = pair.fresh()
+            for group in groups:
+                for k, update in zip(group, task.train([given_jobs[k] for k in group]), strict=True):
+                    assert np.array_equal(difference(update), difference(together[k]))
+                    assert update.metrics == together[k].metrics
+    vectors = [job.vector for job in jobs]
+    assert list(pair.batched.evaluate(vectors)) == [pair.batched.evaluate([vector])[0] for vector in vectors]
+
+
+def test_bits_do_not_depend_on_the_size_of_the_block(monkeypatch):
+    found = []
+    for largest in (8, 3, 2):
+        monkeypatch.setattr(batched, "LARGEST_BLOCK", largest)
+        pair = Pair(Net(), (1, 8, 8), monkeypatch, local_epochs=1)
+        found.append([difference(update).tobytes() for update in pair.batched.train(pair.jobs())])
+    assert found[0] == found[1] == found[2]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    channels=st.lists(st.integers(2, 18), min_size=1, max_size=2),
+    kernel=st.sampled_from([3, 5]),
+    padding=st.integers(0, 2),
+    sides=st.tuples(st.integers(1, 3), st.integers(10, 15), st.integers(10, 15)),
+    hidden=st.lists(st.integers(2, 20), max_size=2),
+    batch=st.integers(1, 9),
+    seed=st.integers(0, 1000),
+)
+def test_any_stack_equals_its_modules_and_keeps_its_bits_alone(channels, kernel, padding, sides, hidden, batch, seed):
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        net = Net(channels, kernel, padding, hidden)
+        if kernel == 5 and padding == 0:
+            net = replace(net, channels=channels[:1])  # nothing would be left of the image
+        pair = Pair(net, sides, monkeypatch, seed, batch_size=batch, local_steps=2)
+        jobs = pair.jobs()
+        together = pair.batched.train(jobs)
+        assert_near(together, pair.looped().train(jobs), 5e-6)
+        for job, update in zip(jobs, together, strict=True):
+            assert np.array_equal(difference(pair.batched.train([job])[0]), difference(update))
+
+
+def test_what_fell_away_in_one_job_does_not_show_in_the_next(monkeypatch):
+    """An odd end of an image, and places of a batch that are not used, hold what earlier jobs have left."""
+    pair = Pair(Net((3, 5), 3, 0), (1, 15, 14), monkeypatch, local_epochs=1)
+    jobs = pair.jobs()
+    expected = difference(pair.fresh().train([jobs[0]])[0])
+    pair.batched.train([replace(job, vector=frozen(job.vector * 30)) for job in jobs])
+    assert np.array_equal(difference(pair.batched.train([jobs[0]])[0]), expected)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e38])
+def test_what_is_not_finite_is_said_and_stays_with_its_node(value, monkeypatch):
+    pair = Pair(Net((4, 6)), (1, 8, 8), monkeypatch)
+    jobs = pair.jobs()
+    bad = replace(jobs[3], vector=frozen(np.full(pair.batched.length, value, np.float32)))
+    with pytest.raises(TrainingError, match="node 3, round 0"):
+        pair.batched.train([*jobs[:3], bad])
+    before = difference(pair.fresh().train([jobs[1]])[0])
+    assert np.array_equal(difference(pair.batched.train([jobs[1]])[0]), before)
+
+
+# --- what is recognised -----------------------------------------------------------------------------------------------
+
+
+def shape_found(layers: Sequence[nn.Module], example: tuple[int, ...] = (1, 8, 8)) -> bool:
+    built = nn.Sequential(*layers)
+    return shape_of(built, Layout.from_module(built), example) is not None
+
+
+def block(outputs: int = 4, pool: nn.Module | None = None, **options: Any) -> list[nn.Module]:
+    return [nn.Conv2d(1, outputs, **{"kernel_size": 3, "padding": 1, **options}), nn.ReLU(), pool or nn.MaxPool2d(2)]
+
+
+def test_models_of_this_package_are_recognised():
+    for source, example in (("cnn:small", (64,)), ("cnn:small", (1, 28, 28)), ("cnn:4-6-12", (3, 9, 9))):
+        built = models.build(source, example, 10, 0)
+        assert shape_of(built, Layout.from_module(built), example) is not None
+    built = models.build("cnn:small-bn", (64,), 10, 0)
+    assert shape_of(built, Layout.from_module(built), (64,)) is None
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        block(stride=2),
+        block(groups=1, dilation=2, padding=2),
+        block(bias=False),
+        block(padding="same"),
+        block(padding_mode="reflect"),
+        block(kernel_size=(3, 1)),
+        block(kernel_size=2, padding=0),
+        block(pool=nn.MaxPool2d(3)),
+        block(pool=nn.MaxPool2d(2, stride=1)),
+        block(pool=nn.MaxPool2d(2, ceil_mode=True)),
+        block(pool=nn.AvgPool2d(2)),
+        block(1),
+        [nn.Conv2d(1, 4, 3, padding=1), nn.MaxPool2d(2), nn.ReLU()],
+    ],
+)
+def test_a_convolution_that_is_another_one_stays_a_module(layers):
+    with torch.no_grad():
+        flat = nn.Sequential(*layers)(torch.zeros(2, 1, 8, 8)).flatten(1).shape[1]
+    assert shape_found([*block(), nn.Flatten(), nn.Linear(64, 3)])
+    assert not shape_found([*layers, nn.Flatten(), nn.Linear(flat, 3)])
+
+
+def test_frozen_and_personal_parameters_stay_with_their_module():
+    layers = [*block(), nn.Flatten(), nn.Linear(64, 3)]
+    layers[0].weight.requires_grad_(False)  # type: ignore[union-attr]
+    assert not shape_found(layers)
+    built = nn.Sequential(*block(), nn.Flatten(), nn.Linear(64, 3))
+    assert shape_of(built, Layout.from_module(built, personal=["4.*"]), (1, 8, 8)) is None
+
+
+def test_options_that_only_modules_know_take_convolutions_out_of_the_stack():
+    data = images((1, 8, 8))
+    for how in ({"precision": "bfloat16"}, {"channels_last": True}, {"prefetch": 1}):
+        task = TorchTask(data, data, [np.arange(9)], "cnn:small", TrainSettings(device="cpu", **how), seed=0, rounds=1)
+        assert isinstance(task._engine, ModuleLoop)
