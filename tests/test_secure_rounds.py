@@ -24,7 +24,9 @@ from fedgossip.protocols.parts import ids_in, past_of, ranges
 from fedgossip.protocols.rounds import session_of
 from fedgossip.running import compose
 from fedgossip.running.federation import FederationPlan
+from fedgossip.secure import session
 from fedgossip.secure.aborts import Stage
+from fedgossip.secure.primitives import verify
 from fedgossip.vectors import digest, frozen
 
 PHASES = [stage.name.lower() for stage in Stage if stage is not Stage.RESULT]
@@ -393,3 +395,17 @@ def test_clients_that_are_struck_again_and_again_do_not_keep_a_run_from_ending()
     struck = [{"kind": "crash", "peers": [0], "every": 2.0, "after": 1.0, "start": 0.2}]
     run = fedgossip.simulate({**SMALL, "faults": struck})
     assert run.summary["status"] == "finished" and run.summary["events"]["crashed"] > 0
+
+
+def test_the_roster_is_checked_once_for_all_simulated_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of a thousand clients that checked it for itself would take minutes before the first round."""
+    checked: list[bytes] = []
+
+    def counting(key: bytes, signature: bytes, content: bytes) -> bool:
+        checked.append(key)
+        return verify(key, signature, content)
+
+    monkeypatch.setattr(session, "verify", counting)
+    crowd = {**SMALL, "rounds": 1, "coordinator": {**SMALL["coordinator"], "clients": 60, "cohort": 5}}
+    assert fedgossip.simulate(crowd).summary["status"] == "finished"
+    assert len(checked) == 61

@@ -278,7 +278,7 @@ class FederationPlan:
     ) -> SecureSumming:
         fixed = self.numbers.fixed_point(initial.size, schema)
         terms = Terms(
-            roster=_clients(who.roster, self.learners),
+            roster=who.roster.first(self.learners),
             fixed=fixed,
             rule=self.numbers.rule,
             sign=who.sign,
@@ -321,7 +321,7 @@ class FederationPlan:
 
     def _securely(self, node: NodeId, initial: Vector, schema: str, who: Credentials) -> Answering:
         policy = who.policy or self.policy(who.roster.identity(self.coordinator), initial.size, schema)
-        roster, past = _clients(who.roster, self.learners), parts.past_of(who.log)
+        roster, past = who.roster.first(self.learners), parts.past_of(who.log)
         return Securely(Party(node, roster, policy, who.sign, who.entropy, past), self._chances(node, who))
 
     @property
@@ -414,11 +414,6 @@ class FederationPlan:
         epsilon = max((row.epsilon for row in done if row.epsilon is not None), default=None if done else 0.0)
         about = {"unit": p.unit, "noise": p.noise, "clip": p.clip, "delta": p.delta, "max_epsilon": p.max_epsilon}
         return {"epsilon": epsilon, "privacy": {**about, "epsilon": epsilon}}
-
-
-def _clients(roster: Roster, clients: int) -> Roster:
-    """The part of the roster that may be in a cohort."""
-    return Roster(roster.members[:clients])
 
 
 def _ns(seconds: float) -> int:

@@ -24,7 +24,7 @@ from fedgossip.running.members import member_of
 from fedgossip.running.plan import CLIENT, COORDINATOR, Plan
 from fedgossip.running.private import LEDGER, private_maker
 from fedgossip.running.recording import Recorder
-from fedgossip.secure.session import Policy, Roster
+from fedgossip.secure.session import Policy
 from fedgossip.vectors import Vector
 
 
@@ -101,7 +101,7 @@ def _federated(plan: Plan, node: NodeId, given: Given, stack: contextlib.ExitSta
     recorder = stack.enter_context(Recorder(given.folder, node, role, given.identity, run, synced=plan.masks))
     own = real(given.identity, given.endpoints, given.policy, recorder.past) if plan.masks else None
     if own and role == COORDINATOR:
-        recorder.transcribe(Roster(own.roster.members[: plan.learners]))
+        recorder.transcribe(own.roster.first(plan.learners))
 
     def make(initial: Vector, checkpoint: Checkpoint | None, incarnation: int) -> Machine:
         return plan.machine(node, initial, given.hello.schema, checkpoint, incarnation=incarnation, own=own)

@@ -16,7 +16,7 @@ import msgspec
 from fedgossip.errors import ConfigError, NotWrittenError, nearest
 from fedgossip.net.endpoints import Endpoints, roster_of
 from fedgossip.running.federation import FederationPlan
-from fedgossip.secure.session import Policy, Roster
+from fedgossip.secure.session import Policy
 
 MAKE = "Make one, and read it: fedgossip privacy policy EXPERIMENT --endpoints FILE"
 
@@ -57,7 +57,7 @@ class PolicyFile(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 def policy_of(plan: FederationPlan, endpoints: Endpoints, length: int, schema: str) -> PolicyFile:
     """Return the policy of a client that agrees with the experiment as it is."""
     fixed, s = plan.numbers.fixed_point(length, schema), plan.section
-    roster = Roster(roster_of(endpoints).members[: plan.learners])
+    roster = roster_of(endpoints).first(plan.learners)
     return PolicyFile(
         task=plan.task_id,
         coordinator=endpoints[plan.coordinator].verify,

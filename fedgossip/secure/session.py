@@ -61,6 +61,7 @@ class Roster:
     """Everybody who may ever take part; a member's id is its place.  Pinned by each client, checked on construction."""
 
     members: tuple[Member, ...]
+    _parts: dict[int, Roster] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if len({member.identity for member in self.members}) < len(self.members):
@@ -72,6 +73,14 @@ class Roster:
     @cached_property
     def hash(self) -> bytes:
         return digest("roster", *(part for member in self.members for part in (member.content(), member.signature)))
+
+    def first(self, count: int) -> Roster:
+        """Return the roster of the first members, which are checked already; always the same one."""
+        if count not in self._parts:
+            part = self._parts[count] = object.__new__(Roster)
+            object.__setattr__(part, "members", self.members[:count])
+            object.__setattr__(part, "_parts", {})
+        return self._parts[count]
 
     def identity(self, member: int) -> bytes:
         return self.members[member].identity
