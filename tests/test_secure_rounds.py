@@ -24,7 +24,7 @@ from fedgossip.protocols.parts import ids_in, past_of, ranges
 from fedgossip.protocols.rounds import session_of
 from fedgossip.running import compose
 from fedgossip.running.federation import FederationPlan
-from fedgossip.secure import session
+from fedgossip.secure import session as sessions
 from fedgossip.secure.aborts import Stage
 from fedgossip.secure.primitives import verify
 from fedgossip.vectors import digest, frozen
@@ -405,7 +405,7 @@ def test_the_roster_is_checked_once_for_all_simulated_clients(monkeypatch: pytes
         checked.append(key)
         return verify(key, signature, content)
 
-    monkeypatch.setattr(session, "verify", counting)
+    monkeypatch.setattr(sessions, "verify", counting)
     crowd = {**SMALL, "rounds": 1, "coordinator": {**SMALL["coordinator"], "clients": 60, "cohort": 5}}
     assert fedgossip.simulate(crowd).summary["status"] == "finished"
     assert len(checked) == 61
