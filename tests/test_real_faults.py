@@ -122,6 +122,14 @@ def test_nothing_is_done_before_the_run_has_begun() -> None:
     assert desk.heard() == [1]
 
 
+def test_what_is_said_late_goes_behind_what_was_due_before_it() -> None:
+    desk = Desk({"kind": "delay", "seconds": 0.2, "stop": 0.1})
+    desk.say(1)
+    desk.now = 0.3  # the first is due, and nobody has polled since
+    desk.say(2)
+    assert desk.heard() == [1, 2]
+
+
 def test_a_delayed_message_keeps_its_place_and_the_sleep_ends_when_it_is_due() -> None:
     desk = Desk({"kind": "delay", "seconds": 0.2, "stop": 0.1})
     desk.say(1)

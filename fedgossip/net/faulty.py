@@ -94,6 +94,7 @@ class FaultyLinks:
             self._said[to].append(message)
 
     def _pass(self, to: NodeId, message: AnyMessage, now_ns: int) -> None:
+        self._release(now_ns)  # what is due goes first, also where nobody has polled since
         number = self._sent[to] = self._sent.get(to, -1) + 1
         fate = self._faults.script.fate(self._faults.node, to, number, now_ns)
         due = max(now_ns + fate.delay_ns, self._last_due.get(to, 0))  # in order, but for what is held back
