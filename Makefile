@@ -10,7 +10,7 @@ demo: $(STAMP)
 	$(BIN)/fedgossip demo
 
 test: $(STAMP) check
-	$(BIN)/pytest -n 2 --dist loadfile
+	$(BIN)/pytest -n 2 --dist worksteal
 
 check: $(STAMP)
 	$(BIN)/ruff check .
