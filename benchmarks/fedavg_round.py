@@ -105,6 +105,8 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     names = options.only.split("/") if options.only else list(CONTESTANTS)
+    if unknown := [name for name in names if name not in CONTESTANTS]:
+        parser.error(f"no contestant {unknown[0]!r}: {', '.join(CONTESTANTS)}")
     if not options.json:
         print(machine())
     for n in map(int, options.clients.split(",")):
