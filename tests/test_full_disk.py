@@ -19,7 +19,7 @@ from fedgossip import checkpoints
 from fedgossip.checkpoints import NEWEST, About, Checkpoints
 from fedgossip.errors import NotWrittenError
 from fedgossip.machine import Checkpoint
-from fedgossip.metrics import EventRow, NetworkRow, Row, RowWriter, read_rows
+from fedgossip.metrics import EventRow, NetworkRow, PeerRow, Row, RowWriter, read_rows
 from fedgossip.running import pausing, runs
 from fedgossip.running.local import run_local
 from fedgossip.running.simulated import simulate
@@ -173,6 +173,9 @@ def test_real_peers_go_on_over_a_full_disk(disk: Disk) -> None:
     told = [read_rows(out / "peers" / f"{node:02d}" / "metrics.jsonl") for node in range(3)]
     assert all(rows[-1].round == ROUNDS for rows in told)
     assert any(losses(rows) for rows in told)  # a file's last block may have had room for one peer's rows
+    for rows in told:  # whatever is missing has been told, peer by peer
+        kept = [row.round for row in rows if isinstance(row, PeerRow)]
+        assert kept == sorted(set(kept)) and ROUNDS - len(kept) <= sum(losses(rows))
     assert not parts(out)
 
 
