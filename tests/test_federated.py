@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from fedgossip.algorithms.federated import fednova, robust
 from fedgossip.algorithms.federated.base import Aggregate, Federated, Vectors, Work, restored, saved
 from fedgossip.algorithms.federated.fedbuff import staleness_weight
 from fedgossip.algorithms.federated.names import ALGORITHMS, make
-from fedgossip.algorithms.federated.sums import REACH, ExactSum
+from fedgossip.algorithms.federated.sums import BLOCK, REACH, ExactSum
 from fedgossip.algorithms.sampling import Uniform
 from fedgossip.errors import ConfigError
 from fedgossip.learning.analytic import Quadratic
@@ -96,18 +97,47 @@ def test_a_sum_has_the_same_bits_for_every_order(several: list[tuple[int, Vector
 
 @given(terms)
 @settings(max_examples=60, deadline=None)
-def test_a_sum_of_elements_of_2_to_the_minus_41_and_more_is_exact(several: list[tuple[int, Vector]]) -> None:
-    from fractions import Fraction
-
+def test_a_sum_of_elements_of_2_to_the_minus_22_and_more_is_exact(several: list[tuple[int, Vector]]) -> None:
     one, exact = ExactSum(3), [Fraction(0)] * 3
     for weight, term in several:
-        term[np.abs(term) < 2.0**-41] = 0
+        term[np.abs(term) < 2.0**-22] = 0
         one.add(weight, term)
         exact = [total + weight * Fraction(float(element)) for total, element in zip(exact, term, strict=True)]
     weight = sum(weight for weight, _ in several)
     for found, expected in zip(one.mean(np.dtype(np.float64)), exact, strict=True):
-        # two roundings of float64: the two words together, and the division
+        # two roundings of float64: the sum, and the division
         assert abs(Fraction(float(found)) - expected / weight) <= abs(expected / weight) * Fraction(2) ** -51
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+@pytest.mark.parametrize(("scale", "terms"), [(1e-3, 5), (1.0, 40), (1e5, 23), (31.9, 9000)])
+def test_a_sum_over_several_blocks_is_the_same_for_every_order_and_as_exact_as_its_grid(
+    kind: type[np.floating], scale: float, terms: int
+) -> None:
+    """Small terms, some blocks with a large element, all of them, and more than the fine word holds."""
+    draw = stream(3, "terms")
+    size = 2 * BLOCK + 7 if terms < 100 else 5
+    several = [
+        (float(weight), (draw.standard_normal(size).clip(-1, 1) * scale).astype(kind))
+        for weight in draw.permutation(terms) + 1
+    ]
+    if terms > 100:
+        several = [(1.0, np.full(size, scale, kind) - np.abs(term) / 16) for _, term in several]
+
+    def mean(order: list[tuple[float, Vector]]) -> Vector:
+        one = ExactSum(size)
+        for weight, term in order:
+            assert one.fits(weight, term)
+            one.add(weight, term)
+        return one.mean(np.dtype(np.float64))
+
+    found = mean(several)
+    assert np.array_equal(found, mean(several[::-1])) and np.array_equal(found, mean(several[1:] + several[:1]))
+    weights = sum(int(weight) for weight, _ in several)
+    for column in (0, size // 2, size - 1):
+        exact = sum(Fraction(weight) * Fraction(float(term[column])) for weight, term in several) / weights
+        rounded = Fraction(2) ** -46 * terms / weights + abs(exact) * Fraction(2) ** -48
+        assert abs(Fraction(float(found[column])) - exact) <= rounded
 
 
 def test_the_mean_of_one_is_itself() -> None:

@@ -1,18 +1,18 @@
 """Sums of vectors as they come, the same bits whatever their order, in memory that does not grow with their number.
 
-Each term is rounded once to the whole multiples of FINE (most terms are such a multiple already), and is added in two
-words, whole numbers of COARSE and of FINE.  Sums of whole numbers have no order; the secure sum relies on the same,
-modulo 2^32 and with a coarser grid.
+Each term is rounded once to the whole multiples of GRID (most terms are such a multiple already), and whole numbers of
+it are added: sums of whole numbers have no order.  The secure sum relies on the same, modulo 2^32 and on a coarser grid.
 
-    term    = weight * vector                    one rounding in float64, none for a weight below 2^29 and float32
-    coarse += term to the nearest COARSE         multiples of 2^-16, the sum below 2^35
-    fine   += the rest to the nearest FINE       multiples of 2^-64, CARRY terms of them below 2^-2, then carried over
+    term  = weight * vector                 one rounding in float64, none for a weight below 2^29 and float32
+    fine += term to the nearest GRID        multiples of 2^-45; a block of a term that goes above 2^5 has two parts:
+        coarse += term to the nearest COARSE    multiples of 2^-16, the sum below 2^35
+        fine   += the rest to the nearest GRID
 
 A float64 between 2^k and 2^(k+1) is, as 64 bits, a whole number of its last places plus a constant: so a term that is
 added to a number of the right size is rounded to the grid, and its bits are what the word counts.  The constants are
 taken away at the end, as often as they were added; what overflows on the way comes back, modulo 2^64.
 
-So a float32 element of 2^-41 or more is summed exactly, and a smaller one to 2^-65.
+So a float32 element of 2^-22 or more is summed exactly, and a smaller one to 2^-46.
 
 Source: pre-rounded reproducible sums, Demmel and Nguyen, Parallel reproducible summation, IEEE Trans. Computers 64
 (2015), with a grid that is fixed, so that terms may come one by one.
@@ -22,26 +22,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from fedgossip.vectors import Vector, empty, frozen
 
-COARSE, FINE = 2.0**-16, 2.0**-64
-CARRY = 1 << 13
-"""Terms until the fine word is carried over."""
+COARSE, GRID = 2.0**-16, 2.0**-45
+WHOLE, CARRY = 2.0**5, 2.0**17
+"""The largest element of a block that the fine word takes whole, and what those may sum up to before it is carried."""
 TOGETHER = 4
-"""So many terms are kept and added in one go: the two words are four times as much memory to go through as a term."""
-BLOCK = 8192  # elements; both words, the term and its part stay in the second-level cache
+"""So many terms are kept and added in one go: the words are at least twice as much memory to go through as a term."""
+BLOCK = 32768  # elements; the words, the term and its part stay in the second-level cache
 REACH = 2.0**35
 """The weighted sum of the terms' largest elements stays below this."""
 
-_TO_COARSE, _TO_FINE = 1.5 * 2.0**52 * COARSE, 1.5 * 2.0**52 * FINE
+_TO_COARSE, _TO_GRID = 1.5 * 2.0**52 * COARSE, 1.5 * 2.0**52 * GRID
 """Adding one of these rounds to the nearest multiple, half to even."""
-_COARSE_BITS, _FINE_BITS = np.array([_TO_COARSE, _TO_FINE]).view(np.int64).tolist()
-_FINES = round(math.log2(COARSE / FINE))
-"""COARSE is 2^48 FINE."""
+_COARSE_BITS, _GRID_BITS = np.array([_TO_COARSE, _TO_GRID]).view(np.int64).tolist()
+_BITS = round(math.log2(COARSE / GRID))
+"""COARSE is 2^29 GRID."""
+
+Words = npt.NDArray[np.int64]
+Peaks = npt.NDArray[np.floating]
 
 
 def mean_of(weighted: Iterable[tuple[float, float]]) -> float:
@@ -50,24 +54,38 @@ def mean_of(weighted: Iterable[tuple[float, float]]) -> float:
     return math.fsum(weight * number for weight, number in terms) / math.fsum(weight for weight, _ in terms)
 
 
-Words = npt.NDArray[np.int64]
-
-
 def largest(vector: Vector) -> float:
-    """Return the largest absolute value, nan where an element is not a number; two passes, nothing allocated."""
-    return max(float(vector.max()), -float(vector.min())) if vector.size else 0.0
+    """Return the largest absolute value, nan where an element is not a number; nothing is allocated."""
+    return float(_peaks(vector).max(initial=0.0))
+
+
+def _peaks(vector: Vector) -> Peaks:
+    """Return the largest absolute value of each block; it is in the cache for the second look."""
+    blocks = (vector[start : start + BLOCK] for start in range(0, vector.size, BLOCK))
+    both = [(np.maximum.reduce(block), -np.minimum.reduce(block)) for block in blocks]
+    peaks: Peaks = np.array(both, vector.dtype).reshape(-1, 2).max(axis=1)
+    return peaks
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Term:
+    weight: float
+    vector: Vector
+    whole: npt.NDArray[np.bool_]
+    """Per block: whether the fine word takes it as it is."""
 
 
 class ExactSum:
-    """sum_k weight_k * vector_k of vectors [d], 16 bytes an element."""
+    """sum_k weight_k * vector_k of vectors [d], 8 bytes an element; 16 where terms are large or many."""
 
     def __init__(self, length: int) -> None:
-        self._coarse, self._fine = np.zeros(length, np.int64), np.zeros(length, np.int64)
+        self._fine = np.zeros(length, np.int64)
+        self._coarse: Words | None = None
         self._weights: list[float] = []
         self._reach = 0.0
-        self._uncarried = 0
-        self._waiting: list[tuple[float, Vector]] = []
-        self._looked: tuple[Vector | None, float] = None, 0.0
+        self._counted, self._reach_of_fine = 0, 0.0  # since the fine word was carried
+        self._waiting: list[_Term] = []
+        self._looked: tuple[Vector | None, Peaks] = None, np.zeros(0)
 
     @property
     def weight(self) -> float:
@@ -76,67 +94,89 @@ class ExactSum:
 
     def fits(self, weight: float, vector: Vector) -> bool:
         """Whether the term can be added: finite, and not so large that the sum could lose a bit."""
-        return self._reached(weight, vector) < REACH
+        return self._reached(weight, self._peaks_of(vector)) < REACH
 
-    def _reached(self, weight: float, vector: Vector) -> float:
+    def _peaks_of(self, vector: Vector) -> Peaks:
         if self._looked[0] is not vector:
-            self._looked = vector, largest(vector)
-        return self._reach + weight * self._looked[1]
+            self._looked = vector, _peaks(vector)
+        return self._looked[1]
+
+    def _reached(self, weight: float, peaks: Peaks) -> float:
+        return self._reach + weight * float(peaks.max(initial=0.0))
 
     def add(self, weight: float, vector: Vector) -> None:
-        reach = self._reached(weight, vector)
+        peaks = self._peaks_of(vector)
+        reach = self._reached(weight, peaks)
         assert weight > 0 and reach < REACH, "ask `fits` first"
-        self._looked = None, 0.0
+        self._looked = None, peaks
         self._weights.append(weight)
         self._reach = reach
-        self._waiting.append((weight, vector))
+        self._waiting.append(_Term(weight, vector, peaks.astype(np.float64) * weight < WHOLE))
         if len(self._waiting) == TOGETHER:
             self._add_waiting()
 
     def _add_waiting(self) -> None:
         """Add what waits, a block of all at a time: the words are read and written once."""
-        term, part = np.empty((2, min(BLOCK, self._coarse.size)))
-        term_bits, part_bits = term.view(np.int64), part.view(np.int64)
-        self._uncarried += len(self._waiting)
-        for start in range(0, self._coarse.size, BLOCK):
-            coarse, fine = self._coarse[start : start + BLOCK], self._fine[start : start + BLOCK]
-            size = coarse.size
-            t, p, t_bits, p_bits = term[:size], part[:size], term_bits[:size], part_bits[:size]
-            for weight, vector in self._waiting:
-                np.multiply(vector[start : start + BLOCK], weight, out=t, dtype=np.float64)
-                np.add(t, _TO_COARSE, out=p)
-                coarse += p_bits
-                p -= _TO_COARSE
-                t -= p
-                t += _TO_FINE
-                fine += t_bits
-        self._waiting.clear()
-        if self._uncarried >= CARRY:
+        if self._reach_of_fine + WHOLE * len(self._waiting) > CARRY:
             self._carry()
+        self._counted += len(self._waiting)
+        self._reach_of_fine += WHOLE * len(self._waiting)
+        term, part = np.empty((2, min(BLOCK, self._fine.size)))
+        for number, start in enumerate(range(0, self._fine.size, BLOCK)):
+            fine = self._fine[start : start + BLOCK]
+            t, bits = term[: fine.size], term.view(np.int64)[: fine.size]
+            for one in self._waiting:
+                t[...] = one.vector[start : start + BLOCK]
+                t *= one.weight
+                if not one.whole[number]:
+                    self._move(t, part[: fine.size], start)
+                t += _TO_GRID
+                fine += bits
+        self._waiting.clear()
+
+    def _move(self, term: npt.NDArray[np.float64], part: npt.NDArray[np.float64], start: int) -> None:
+        """Take the multiples of COARSE out of a block of a term, into the coarse word."""
+        np.add(term, _TO_COARSE, out=part)
+        coarse = self._coarse_word()[start : start + BLOCK]
+        coarse += part.view(np.int64)
+        coarse -= _COARSE_BITS
+        part -= _TO_COARSE
+        term -= part
+
+    def _coarse_word(self) -> Words:
+        if self._coarse is None:
+            self._coarse = np.zeros(self._fine.size, np.int64)
+        return self._coarse
 
     def _carry(self) -> None:
-        """Take the constants away, and bring the fine word between 0 and COARSE."""
-        coarse_bits, fine_bits = (_wrapped(self._uncarried * bits) for bits in (_COARSE_BITS, _FINE_BITS))
-        for start in range(0, self._coarse.size, BLOCK):
-            coarse, fine = self._coarse[start : start + BLOCK], self._fine[start : start + BLOCK]
-            coarse -= coarse_bits
-            fine -= fine_bits
-            coarse += fine >> _FINES
-            fine &= (1 << _FINES) - 1
-        self._uncarried = 0
+        """Bring the fine word between 0 and COARSE, without the constants."""
+        word = self._coarse_word()
+        for start in range(0, word.size, BLOCK):
+            coarse, fine = word[start : start + BLOCK], self._fine[start : start + BLOCK]
+            fine -= _wrapped(self._counted * _GRID_BITS)
+            coarse += fine >> _BITS
+            fine &= (1 << _BITS) - 1
+        self._counted, self._reach_of_fine = 0, COARSE
 
     def mean(self, kind: np.dtype[np.floating]) -> Vector:
         """Return the sum over the weights' sum, frozen [d] of type `kind`; of one term the term itself."""
+        if len(self._weights) == 1:
+            return frozen(self._waiting[0].vector.astype(kind))
         self._add_waiting()
-        self._carry()
-        weight, out = self.weight, empty(self._coarse.size, kind)
-        total, rest = np.empty((2, min(BLOCK, out.size)))
+        if self._coarse is not None:
+            self._carry()
+        weight, out, constants = self.weight, empty(self._fine.size, kind), _wrapped(self._counted * _GRID_BITS)
+        total, whole = np.empty((2, min(BLOCK, out.size)))
         for start in range(0, out.size, BLOCK):
-            coarse, fine = self._coarse[start : start + BLOCK], self._fine[start : start + BLOCK]
-            t, r = total[: coarse.size], rest[: coarse.size]
-            np.multiply(coarse, COARSE, out=t)
-            np.multiply(fine, FINE, out=r)
-            t += r  # one rounding of the exact sum
+            fine = self._fine[start : start + BLOCK]
+            fine -= constants
+            t, w = total[: fine.size], whole[: fine.size]
+            t[...] = fine
+            t *= GRID
+            if self._coarse is not None:
+                w[...] = self._coarse[start : start + BLOCK]
+                w *= COARSE
+                t += w  # one rounding of the exact sum
             t /= weight
             out[start : start + BLOCK] = t
         return frozen(out)
