@@ -176,6 +176,8 @@ class Log:
 
     kind: str
     facts: Mapping[str, int | float | str]
+    hashed: tuple[Vector, ...] = field(default=(), compare=False)
+    """Their sha256, over all of them, is one of the facts; taken where a log is kept, for it takes a while."""
 
 
 @dataclass(frozen=True, slots=True)

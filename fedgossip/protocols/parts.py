@@ -92,7 +92,7 @@ class PlainPart:
             invite.round, invite.schema, work.up, work.examples, work.steps, work.loss, work.accuracy, work.tested
         )
         facts = {"round": invite.round, "to": self.coordinator, "bytes": self.answer.payload_bytes}
-        return [Log("contribution", {**facts, "sha256": digest(list(work.up))}), *self.again()]
+        return [Log("contribution", facts, work.up), *self.again()]
 
     def heard(self, message: Message) -> list[Effect]:
         kind = type(message).__name__.lower()

@@ -16,6 +16,7 @@ from fedgossip.machine import Log, NodeId, Witness
 from fedgossip.net.identity import Identity
 from fedgossip.running.credentials import Logged
 from fedgossip.secure.session import Roster
+from fedgossip.vectors import digest
 
 ROUNDS = "rounds"
 """The folder of a coordinator's transcripts."""
@@ -41,7 +42,8 @@ class Recorder:
         self._roster = roster
 
     def log(self, line: Log) -> None:
-        self._log.append(line.kind, line.facts)
+        facts = {**line.facts, "sha256": digest(line.hashed)} if line.hashed else line.facts
+        self._log.append(line.kind, facts)
 
     def witness(self, seen: Witness) -> None:
         if self._roster is None:

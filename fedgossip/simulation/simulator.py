@@ -224,7 +224,7 @@ class Simulator:
                 self._report(node, effect)
             case Checkpoint():
                 self._keep(node, effect)
-            case Log(kind, facts):
+            case Log(kind, facts):  # without hashes
                 self.logs.setdefault(node, []).append((kind, facts))
             case Meet(other):
                 self._meet(node, other)

@@ -3,8 +3,7 @@
     server    x <- x + eta * sum_k (n_k / n) u_k        n_k: client k's examples, n their sum over the cohort
     client    u_k = ClientUpdate(x) - x                  E passes over its examples, in batches of B
 
-eta = 1 is the paper's: the mean of the clients' models.  With one client it is that client's own SGD, bit for bit, for
-elements of its updates of 2^-41 and more (see `sums`).
+eta = 1 is the paper's: the mean of the clients' models.  With one client it is that client's own SGD, bit for bit.
 """
 
 from __future__ import annotations

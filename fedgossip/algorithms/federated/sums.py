@@ -1,7 +1,7 @@
 """Sums of vectors as they come, the same bits whatever their order, in memory that does not grow with their number.
 
-Each term is rounded once to the whole multiples of GRID (most terms are such a multiple already), and whole numbers of
-it are added: sums of whole numbers have no order.  The secure sum relies on the same, modulo 2^32 and on a coarser grid.
+Each term is rounded once to the whole multiples of GRID (most terms are such a multiple already), and these are added
+as whole numbers, whose sums have no order.  The secure sum relies on the same, modulo 2^32 and on a coarser grid.
 
     term  = weight * vector                 one rounding in float64, none for a weight below 2^29 and float32
     fine += term to the nearest GRID        multiples of 2^-45; a block of a term that goes above 2^5 has two parts:
