@@ -13,6 +13,7 @@ header.  Sizes are checked against the schema before anything is allocated.  Not
 from __future__ import annotations
 
 import dataclasses
+import functools
 import struct
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -323,6 +324,12 @@ _HEADERS: dict[type[AnyMessage], type[_Header]] = {
     Piece: _PieceHeader,
     Hello: _HelloHeader,
 }
+
+
+def _holds_parts(annotation: str) -> bool:
+    return annotation.startswith("tuple[") or annotation in {part.__name__ for part in _ITEMS}
+
+
 _ITEMS: dict[type, type[_Item]] = {Entry: _EntryItem, Suspicion: _SuspicionItem, Verdict: _VerdictItem}
 _PARTS = {item: part for part, item in _ITEMS.items()}
 _MESSAGES = {header: message for message, header in _HEADERS.items()}
@@ -330,23 +337,37 @@ _FIELDS = {
     header: tuple(field.name for field in dataclasses.fields(message) if field.name != "vectors")
     for header, message in _MESSAGES.items()
 }
+_NESTED = {
+    header: tuple(f.name for f in dataclasses.fields(message) if f.name != "vectors" and _holds_parts(str(f.type)))
+    for header, message in _MESSAGES.items()
+}
+"""The fields that are more than a number, a text or bytes."""
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[_Header] = msgspec.msgpack.Decoder(Union[tuple(_MESSAGES)])  # noqa: UP007
 
 
 def _header(message: AnyMessage) -> _Header:
     kind = _HEADERS[type(message)]
-    fields: dict[str, Any] = {name: _packed(getattr(message, name)) for name in _FIELDS[kind]}
+    fields: dict[str, Any] = {name: getattr(message, name) for name in _FIELDS[kind]}
+    for name in _NESTED[kind]:
+        fields[name] = _packed(fields[name])
     if isinstance(message, CARRIERS):
-        fields.update(dtype=message.vectors[0].dtype.name, lengths=[v.size for v in message.vectors])
+        fields.update(dtype=_name(message.vectors[0].dtype), lengths=[v.size for v in message.vectors])
     return kind(**fields)
 
 
 def _message(header: _Header, vectors: tuple[Vector, ...] = ()) -> AnyMessage:
-    fields: dict[str, Any] = {name: _unpacked(getattr(header, name)) for name in _FIELDS[type(header)]}
+    fields: dict[str, Any] = {name: getattr(header, name) for name in _FIELDS[type(header)]}
+    for name in _NESTED[type(header)]:
+        fields[name] = _unpacked(fields[name])
     if isinstance(header, _Carries):
         fields["vectors"] = vectors
     return _MESSAGES[type(header)](**fields)
+
+
+@functools.cache
+def _name(dtype: np.dtype[Any]) -> str:
+    return dtype.name  # numpy puts it together anew for every asking
 
 
 def _packed(value: Any) -> Any:

@@ -117,6 +117,8 @@ class ExactSum:
 
     def _add_waiting(self) -> None:
         """Add what waits, a block of all at a time: the words are read and written once."""
+        if not self._waiting:
+            return
         if self._reach_of_fine + WHOLE * len(self._waiting) > CARRY:
             self._carry()
         self._counted += len(self._waiting)
