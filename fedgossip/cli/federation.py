@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -65,15 +66,15 @@ def client(
     if node >= plan.learners:
         raise ConfigError(f"there is no client {node}", f"Clients are 0 to {plan.learners - 1}.")
     known = load_endpoints(endpoints, plan.n, plan.listens)
-    terms = None
+    learning, terms = None, None
     if plan.secure:
-        task, _ = compose.task_of(plan.experiment, plan.learners, [node])
-        terms = agreed(policy, plan, known, task.length, task.schema)
+        learning = compose.task_of(plan.experiment, plan.learners, [node], os.urandom)
+        terms = agreed(policy, plan, known, learning[0].length, learning[0].schema)
     elif policy.exists():
         advice = f"Ask why, or remove {policy} if you agree that the coordinator sees every update of yours."
         raise ConfigError(f"{policy} is there, and the experiment has switched the secure sum off", advice)
     return participant.Participant(
-        experiment, plan, node, f"client {node}", key, endpoints, known, out, resume, policy=terms
+        experiment, plan, node, f"client {node}", key, endpoints, known, out, resume, policy=terms, learning=learning
     ).take_part("calling the coordinator at " + known[plan.coordinator].address)
 
 

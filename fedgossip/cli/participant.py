@@ -14,7 +14,9 @@ import click
 if TYPE_CHECKING:
     from fedgossip.net.endpoints import Endpoint, Members
     from fedgossip.running.plan import Plan
+    from fedgossip.running.tasks import DataShares
     from fedgossip.secure.session import Policy
+    from fedgossip.task import LocalTask
 
 Command = Callable[..., Any]
 
@@ -55,6 +57,8 @@ class Participant:
     members: Members | None = None
     join: bool = False
     policy: Policy | None = None
+    learning: tuple[LocalTask, DataShares] | None = None
+    """The task, where it is made already."""
     trace_bytes: int = 0
 
     def take_part(self, waiting: str) -> int:
@@ -87,6 +91,7 @@ class Participant:
                 members=self.members,
                 join=self.join,
                 policy=self.policy,
+                learning=self.learning,
                 trace_bytes=self.trace_bytes,
                 masked=self.key.with_name(f"{self.key.name}.{LEDGER}"),
             )

@@ -40,7 +40,7 @@ from fedgossip.net.host import Host, Ports
 from fedgossip.net.identity import Identity
 from fedgossip.net.transport import Transport
 from fedgossip.running import compose, lives
-from fedgossip.running.compose import Plan
+from fedgossip.running.compose import DataShares, Plan
 from fedgossip.running.lives import Life
 from fedgossip.running.making import Given, Made, check_recordable, made_by, transport_of
 from fedgossip.running.peer_files import PeerEnded, PeerFiles, failed, try_to_tell, write_ended
@@ -101,6 +101,7 @@ def run_peer(
     join: bool = False,
     policy: Policy | None = None,
     masked: Path | None = None,
+    learning: tuple[LocalTask, DataShares] | None = None,
 ) -> PeerEnded:
     """Run peer `node` to the end; `folder` exists and is empty.  Raises FedgossipError, which ended.json also tells.
 
@@ -115,7 +116,7 @@ def run_peer(
     `checkpoint_seconds` lie between two checkpoints; `trace_bytes` is the longest trace of what the machine is told,
     0 for none.  `faults`: what a fault script does inside this process.  `members`: others may come and go, and so may
     we; `join`: the run has begun.  `masked`: where a private peer notes what its key has masked, beside the key; by
-    default in the folder.
+    default in the folder.  `learning`: the task, and who has which examples, where that is made already.
     """
     check_recordable(plan, trace_bytes)
     try:
@@ -130,7 +131,7 @@ def run_peer(
             where = endpoint_files.signed(identity, links.address if plan.listens(node) else "")
             write_whole(folder / "endpoint.toml", endpoint_files.block(node, where).encode())
             held = [node] if node < plan.learners else []
-            task, shares = compose.task_of(plan.experiment, plan.learners, held, os.urandom)
+            task, shares = learning or compose.task_of(plan.experiment, plan.learners, held, os.urandom)
             plan = plan.informed(shares)
             task = faults.on_task(task) if faults else task
             begin = lives.next_after if resume else lives.first
