@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from opacus.accountants import RDPAccountant
+from opacus.accountants.analysis.rdp import compute_rdp
 from scipy.optimize import brentq
 from scipy.stats import norm
 
@@ -162,6 +163,19 @@ def test_without_opacus_the_advice_says_what_to_install(monkeypatch):
     with pytest.raises(ConfigError, match="opacus") as error:
         epsilon([Mechanism(1.5791, 0.317)], 1e-5)
     assert error.value.advice == "pip install 'fedgossip[privacy]'"
+
+
+@pytest.mark.parametrize("noise", [0.3, 1.1, 4.0, 77.0])
+def test_with_all_clients_in_the_closed_form_is_opacus_s_own(noise):
+    theirs = compute_rdp(q=1.0, noise_multiplier=noise, steps=1, orders=accounting.ORDERS.tolist())
+    assert np.array_equal(Account().plus(Mechanism(noise)).divergences, theirs)
+
+
+def test_with_all_clients_in_an_account_is_kept_without_opacus():
+    code = "import sys; from fedgossip.privacy.accounting import *"
+    code += "; print(epsilon([Mechanism(1.0)], 1e-5), 'opacus' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == [str(epsilon([Mechanism(1.0)], 1e-5)), "False"]
 
 
 def test_the_room_is_entered_without_torch_and_opacus():

@@ -6,6 +6,6 @@
     adaptive.py     the clip that follows a quantile of the updates' norms
 
 Plain numbers in and out, no model and no data; the noise itself is drawn in `secure.noise`, records are protected in
-`learning.private`.  The numbers come from opacus, which is imported when the first of them is asked for: it is the
+`learning.private`.  Numbers with sub-sampling come from opacus, imported when the first is asked for: it is the
 extra `fedgossip[privacy]`, and brings torch with it.  docs/privacy.md says what an epsilon here promises, and to whom.
 """

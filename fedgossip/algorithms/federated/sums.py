@@ -45,7 +45,6 @@ _BITS = round(math.log2(COARSE / GRID))
 """COARSE is 2^29 GRID."""
 
 Words = npt.NDArray[np.int64]
-Peaks = npt.NDArray[np.floating]
 
 
 def mean_of(weighted: Iterable[tuple[float, float]]) -> float:
@@ -55,15 +54,17 @@ def mean_of(weighted: Iterable[tuple[float, float]]) -> float:
 
 
 def largest(vector: Vector) -> float:
-    """Return the largest absolute value, nan where an element is not a number; nothing is allocated."""
-    return float(_peaks(vector).max(initial=0.0))
+    """Return the largest absolute value, inf where an element is not a number; nothing is allocated."""
+    return max(_peaks(vector), default=0.0)
 
 
-def _peaks(vector: Vector) -> Peaks:
+def _peaks(vector: Vector) -> list[float]:
     """Return the largest absolute value of each block; it is in the cache for the second look."""
-    blocks = (vector[start : start + BLOCK] for start in range(0, vector.size, BLOCK))
-    both = [(np.maximum.reduce(block), -np.minimum.reduce(block)) for block in blocks]
-    peaks: Peaks = np.array(both, vector.dtype).reshape(-1, 2).max(axis=1)
+    peaks = []
+    for start in range(0, vector.size, BLOCK):
+        block = vector[start : start + BLOCK]
+        peak = max(float(np.maximum.reduce(block)), -float(np.minimum.reduce(block)))
+        peaks.append(math.inf if math.isnan(peak) else peak)
     return peaks
 
 
@@ -71,7 +72,7 @@ def _peaks(vector: Vector) -> Peaks:
 class _Term:
     weight: float
     vector: Vector
-    whole: npt.NDArray[np.bool_]
+    whole: list[bool]
     """Per block: whether the fine word takes it as it is."""
 
 
@@ -85,7 +86,7 @@ class ExactSum:
         self._reach = 0.0
         self._counted, self._reach_of_fine = 0, 0.0  # since the fine word was carried
         self._waiting: list[_Term] = []
-        self._looked: tuple[Vector | None, Peaks] = None, np.zeros(0)
+        self._looked: tuple[Vector | None, list[float]] = None, []
 
     @property
     def weight(self) -> float:
@@ -96,22 +97,22 @@ class ExactSum:
         """Whether the term can be added: finite, and not so large that the sum could lose a bit."""
         return self._reached(weight, self._peaks_of(vector)) < REACH
 
-    def _peaks_of(self, vector: Vector) -> Peaks:
+    def _peaks_of(self, vector: Vector) -> list[float]:
         if self._looked[0] is not vector:
             self._looked = vector, _peaks(vector)
         return self._looked[1]
 
-    def _reached(self, weight: float, peaks: Peaks) -> float:
-        return self._reach + weight * float(peaks.max(initial=0.0))
+    def _reached(self, weight: float, peaks: list[float]) -> float:
+        return self._reach + weight * max(peaks, default=0.0)
 
     def add(self, weight: float, vector: Vector) -> None:
         peaks = self._peaks_of(vector)
         reach = self._reached(weight, peaks)
         assert weight > 0 and reach < REACH, "ask `fits` first"
-        self._looked = None, peaks
+        self._looked = None, []
         self._weights.append(weight)
         self._reach = reach
-        self._waiting.append(_Term(weight, vector, peaks.astype(np.float64) * weight < WHOLE))
+        self._waiting.append(_Term(weight, vector, [weight * peak < WHOLE for peak in peaks]))
         if len(self._waiting) == TOGETHER:
             self._add_waiting()
 
