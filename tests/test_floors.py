@@ -17,7 +17,7 @@ FLOORS = [
     {"messages"},
     {"machine"},
     {"task"},
-    {"topology", "algorithms", "secure"},
+    {"headers", "topology", "algorithms", "secure"},
     {"protocols"},
     {"wire", "metrics", "trace", "checkpoints", "faults", "learning", "privacy", "audit"},
     {"simulation", "net"},
