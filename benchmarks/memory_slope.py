@@ -25,7 +25,7 @@ from scipy import stats
 
 from fedgossip.experiment import load
 from fedgossip.machine import NodeId
-from fedgossip.metrics import EventRow, PeerRow, Row
+from fedgossip.records import EventRow, PeerRow, Row
 from fedgossip.running import compose
 from fedgossip.running.local import Family, run_local_plan
 

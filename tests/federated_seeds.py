@@ -19,9 +19,9 @@ from fedgossip import seeds
 from fedgossip.algorithms.federated.names import make
 from fedgossip.algorithms.sampling import BySize, Poisson, Sampling, Uniform
 from fedgossip.learning.analytic import Quadratic
-from fedgossip.metrics import EventRow
 from fedgossip.protocols.buffered import BufferedSettings
 from fedgossip.protocols.coordinator import CoordinatorSettings
+from fedgossip.records import EventRow
 from fedgossip.simulation.network import NetworkSettings
 from fedgossip.vectors import digest
 

@@ -14,7 +14,7 @@ from fedgossip.algorithms.sampling import Sampling, Uniform
 from fedgossip.faults import Fault, FaultScript
 from fedgossip.machine import Checkpoint, Effect, Event, Machine, Report
 from fedgossip.messages import Hello
-from fedgossip.metrics import Network, Row
+from fedgossip.metrics import Network
 from fedgossip.net.endpoints import Endpoint, Endpoints
 from fedgossip.net.host import Host, Ports
 from fedgossip.net.hub import Hub
@@ -25,6 +25,7 @@ from fedgossip.net.transport import Transport
 from fedgossip.protocols.buffered import Buffered, BufferedSettings
 from fedgossip.protocols.client import Client, ClientSettings
 from fedgossip.protocols.coordinator import Coordinator, CoordinatorSettings
+from fedgossip.records import Row
 from fedgossip.simulation.network import NetworkSettings, SimulatedNetwork
 from fedgossip.simulation.simulator import Simulator
 from fedgossip.task import LocalTask

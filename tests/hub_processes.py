@@ -31,7 +31,6 @@ from fedgossip.errors import FedgossipError
 from fedgossip.learning.analytic import Quadratic
 from fedgossip.machine import Checkpoint, Machine
 from fedgossip.messages import Hello
-from fedgossip.metrics import EventRow, PeerRow, Row
 from fedgossip.net.endpoints import Endpoint
 from fedgossip.net.host import Host, Ports
 from fedgossip.net.hub import Hub
@@ -40,6 +39,7 @@ from fedgossip.net.spoke import Spoke
 from fedgossip.net.transport import Transport
 from fedgossip.protocols.client import Client, ClientSettings
 from fedgossip.protocols.coordinator import Coordinator, CoordinatorSettings
+from fedgossip.records import EventRow, PeerRow, Row
 from fedgossip.wire import Expected
 
 DIM = 150_000

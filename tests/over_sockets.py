@@ -8,11 +8,11 @@ from typing import Any
 
 from fedgossip.machine import Machine
 from fedgossip.messages import Hello
-from fedgossip.metrics import Row
 from fedgossip.net.endpoints import Endpoints, signed
 from fedgossip.net.host import Host, Ports
 from fedgossip.net.identity import Identity
 from fedgossip.net.links import Links
+from fedgossip.records import Row
 from fedgossip.running import compose
 from fedgossip.running.compose import Plan
 from fedgossip.running.credentials import Own, real

@@ -22,8 +22,8 @@ from fedgossip import seeds
 from fedgossip.experiment import load
 from fedgossip.faults import Fault
 from fedgossip.machine import Checkpoint, Effect, Event, Machine, Report
-from fedgossip.metrics import EventRow, Row
 from fedgossip.protocols import secure_round
+from fedgossip.records import EventRow, Row
 from fedgossip.running import compose
 from fedgossip.running.federation import FederationPlan
 from fedgossip.running.simulated import faults_of, network_settings

@@ -11,7 +11,7 @@ import pytest
 from fedgossip.cli import chaos
 from fedgossip.cli.chaos import FAULTS, LINKS, Board, plan_of, words
 from fedgossip.faults import FaultScript, Strike
-from fedgossip.metrics import EventRow, NetworkRow, PeerRow
+from fedgossip.records import EventRow, NetworkRow, PeerRow
 from fedgossip.running.runs import Run
 
 

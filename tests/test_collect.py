@@ -13,7 +13,7 @@ from commands import in_process
 from fedgossip import ConfigError, load_experiment, run_local, simulate
 from fedgossip.cli.run import facts
 from fedgossip.errors import FedgossipError, NetworkError
-from fedgossip.metrics import EventRow
+from fedgossip.records import EventRow
 from fedgossip.running import compose
 from fedgossip.running.collect import collect_peers
 from fedgossip.running.runs import Run

@@ -37,10 +37,10 @@ from fedgossip.machine import (
     Trained,
 )
 from fedgossip.messages import Contribution, Final, Invite, Leaving, Model
-from fedgossip.metrics import NetworkRow
 from fedgossip.protocols.buffered import Buffered, BufferedSettings
 from fedgossip.protocols.client import Client, ClientSettings
 from fedgossip.protocols.coordinator import Coordinator, CoordinatorSettings
+from fedgossip.records import NetworkRow
 from fedgossip.running import images
 from fedgossip.simulation.network import NetworkSettings
 from fedgossip.vectors import Vector, digest, frozen

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from commands import COMMAND, Said, finish, free_ports
 
-from fedgossip.metrics import EventRow, PeerRow, read_rows
 from fedgossip.net.endpoints import block, signed
 from fedgossip.net.identity import Identity
+from fedgossip.records import EventRow, PeerRow, read_rows
 
 CLIENTS = 3
 SECONDS = 60

@@ -31,7 +31,8 @@ from fedgossip.machine import (
     Started,
 )
 from fedgossip.messages import Leaving
-from fedgossip.metrics import EventRow, Network, Row
+from fedgossip.metrics import Network
+from fedgossip.records import EventRow, Row
 from fedgossip.simulation.network import NetworkSettings, SimulatedNetwork
 from fedgossip.simulation.simulator import Simulator
 

@@ -17,7 +17,7 @@ FLOORS = [
     {"messages"},
     {"machine"},
     {"task"},
-    {"headers", "topology", "algorithms", "secure"},
+    {"headers", "records", "topology", "algorithms", "secure"},
     {"protocols"},
     {"wire", "metrics", "trace", "checkpoints", "faults", "learning", "privacy", "audit"},
     {"simulation", "net"},

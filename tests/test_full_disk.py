@@ -19,7 +19,7 @@ from fedgossip import checkpoints
 from fedgossip.checkpoints import NEWEST, About, Checkpoints
 from fedgossip.errors import NotWrittenError
 from fedgossip.machine import Checkpoint
-from fedgossip.metrics import EventRow, NetworkRow, PeerRow, Row, RowWriter, read_rows
+from fedgossip.records import EventRow, NetworkRow, PeerRow, Row, RowWriter, read_rows
 from fedgossip.running import pausing, runs
 from fedgossip.running.local import run_local
 from fedgossip.running.simulated import simulate

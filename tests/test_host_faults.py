@@ -15,9 +15,9 @@ from commands import alive, experiment, finish, free_ports, start, wait_until
 
 from fedgossip.errors import FedgossipError
 from fedgossip.experiment import load
-from fedgossip.metrics import PeerRow, Row, read_rows
 from fedgossip.net.endpoints import text as endpoints_text
 from fedgossip.net.identity import Identity
+from fedgossip.records import PeerRow, Row, read_rows
 from fedgossip.running import compose, local
 from fedgossip.running.compose import Plan
 from fedgossip.running.local import Family, run_local_plan

@@ -14,7 +14,7 @@ from fedgossip.learning.data import load, split
 from fedgossip.learning.local_test import kept_apart
 from fedgossip.learning.task import TorchTask, TrainSettings
 from fedgossip.machine import Terms
-from fedgossip.metrics import NetworkRow, PeerRow
+from fedgossip.records import NetworkRow, PeerRow
 from fedgossip.task import Job
 
 

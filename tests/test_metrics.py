@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from fedgossip import simulate
-from fedgossip.metrics import ROUNDS_OPEN, Meter, Network, NetworkRow, PeerRow, Row
+from fedgossip.metrics import ROUNDS_OPEN, Meter, Network
+from fedgossip.records import NetworkRow, PeerRow, Row
 from fedgossip.running.runs import Run
 from fedgossip.vectors import Vector, frozen
 

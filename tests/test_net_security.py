@@ -21,12 +21,12 @@ from zmq.utils.monitor import recv_monitor_message
 from fedgossip.errors import ConfigError
 from fedgossip.experiment import load
 from fedgossip.messages import Hello, Leaving, Model
-from fedgossip.metrics import EventRow, Row
 from fedgossip.net.endpoints import Endpoint
 from fedgossip.net.host import REJECTIONS_WRITTEN, Host, Ports
 from fedgossip.net.identity import Identity
 from fedgossip.net.links import Links
 from fedgossip.net.transport import Arrived, LinkDown, LinkEvent, Rejected
+from fedgossip.records import EventRow, Row
 from fedgossip.running import compose
 from fedgossip.running.compose import Plan
 from fedgossip.vectors import Vector, frozen, ordered_mix

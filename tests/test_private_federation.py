@@ -23,8 +23,8 @@ from fedgossip.errors import ConfigError
 from fedgossip.experiment import load
 from fedgossip.machine import Effect, Event, Log, Machine, Received, Send
 from fedgossip.messages import Refusal
-from fedgossip.metrics import PeerRow
 from fedgossip.privacy.accounting import Mechanism, epsilon
+from fedgossip.records import PeerRow
 from fedgossip.running import compose
 from fedgossip.running.federation import FederationPlan
 from fedgossip.running.purses import outlook

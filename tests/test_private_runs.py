@@ -21,10 +21,10 @@ from fedgossip.errors import ConfigError, NotWrittenError, ResumeError
 from fedgossip.experiment import load
 from fedgossip.machine import Checkpoint, Effect, Event, Machine, Report, Send, Started
 from fedgossip.messages import Masked
-from fedgossip.metrics import EventRow
 from fedgossip.net.endpoints import Endpoint, block
 from fedgossip.net.identity import Identity
 from fedgossip.protocols.private_gossip import MODEL, PrivateGossip
+from fedgossip.records import EventRow
 from fedgossip.running import compose, peer
 from fedgossip.running.local import run_local_plan
 from fedgossip.running.peer_files import PeerEnded

@@ -12,7 +12,8 @@ import fedgossip
 from fedgossip.cli import progress, wording
 from fedgossip.cli.progress import Progress
 from fedgossip.cli.wording import event_text, words_for
-from fedgossip.metrics import QUIET, EventRow, Meter, NetworkRow, PeerRow, Row
+from fedgossip.metrics import Meter
+from fedgossip.records import QUIET, EventRow, NetworkRow, PeerRow, Row
 from fedgossip.report.naming import Names
 
 

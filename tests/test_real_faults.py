@@ -16,10 +16,10 @@ from fedgossip import simulate
 from fedgossip.experiment import load
 from fedgossip.faults import NS, FaultScript
 from fedgossip.messages import AnyMessage, Leaving, Settled
-from fedgossip.metrics import EventRow, PeerRow, Row
 from fedgossip.net.faulty import Faults, SlowTask
 from fedgossip.net.host import Host
 from fedgossip.net.transport import LinkDown, LinkEvent, LinkUp
+from fedgossip.records import EventRow, PeerRow, Row
 from fedgossip.running import compose
 from fedgossip.running.local import Family, run_local_plan
 from fedgossip.running.runs import Run

@@ -19,7 +19,7 @@ from commands import experiment as experiment_file
 from fedgossip import checkpoints
 from fedgossip.errors import ResumeError
 from fedgossip.experiment import Experiment, load
-from fedgossip.metrics import EventRow, NetworkRow, PeerRow, Row, read_rows
+from fedgossip.records import EventRow, NetworkRow, PeerRow, Row, read_rows
 from fedgossip.running import compose, images, pausing
 from fedgossip.running.runs import Run
 from fedgossip.running.simulated import simulate_plan

@@ -17,11 +17,11 @@ from fedgossip.errors import ConfigError, ProtocolError
 from fedgossip.experiment import load
 from fedgossip.machine import Effect, Event, Log, Machine, PeerJoined, Received, Report, Send, Started, Trained
 from fedgossip.messages import Contribution, Invite, MaskedInput, Refusal, Secured
-from fedgossip.metrics import EventRow
 from fedgossip.protocols.client import Client
 from fedgossip.protocols.coordinator import Coordinator
 from fedgossip.protocols.parts import ids_in, past_of, ranges
 from fedgossip.protocols.rounds import session_of
+from fedgossip.records import EventRow
 from fedgossip.running import compose
 from fedgossip.running.federation import FederationPlan
 from fedgossip.secure import session as sessions

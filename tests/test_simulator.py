@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedgossip import simulate
-from fedgossip.metrics import EventRow, PeerRow
+from fedgossip.records import EventRow, PeerRow
 from fedgossip.simulation.network import SimulatedNetwork
 from fedgossip.vectors import Vector, mean
 

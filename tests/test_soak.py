@@ -17,7 +17,7 @@ import pytest
 
 from fedgossip import simulate
 from fedgossip.experiment import load
-from fedgossip.metrics import EventRow, PeerRow
+from fedgossip.records import EventRow, PeerRow
 from fedgossip.running import compose
 from fedgossip.running.local import Family, run_local_plan
 from fedgossip.running.runs import Run

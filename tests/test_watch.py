@@ -14,7 +14,7 @@ import pytest
 
 from fedgossip.cli.wording import event_text
 from fedgossip.errors import ConfigError
-from fedgossip.metrics import EventRow, Row, RowWriter
+from fedgossip.records import EventRow, Row, RowWriter
 from fedgossip.watching import snapshot
 from fedgossip.watching.curves import POINTS_KEPT, Curve
 from fedgossip.watching.follow import Follower

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fedgossip.cli.wording import words_for
-from fedgossip.metrics import EventRow, NetworkRow, PeerRow, Row, RowWriter
+from fedgossip.records import EventRow, NetworkRow, PeerRow, Row, RowWriter
 from fedgossip.report.naming import Names
 from fedgossip.watching import snapshot
 from fedgossip.watching.federation import Federation, federation_of, star

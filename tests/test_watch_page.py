@@ -18,7 +18,7 @@ import pytest
 
 from fedgossip.cli.wording import event_text, words_for
 from fedgossip.errors import NetworkError
-from fedgossip.metrics import EventRow
+from fedgossip.records import EventRow
 from fedgossip.topology import Topology, resolve
 from fedgossip.watching import snapshot
 from fedgossip.watching.follow import Follower

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fedgossip.metrics import EventRow, NetworkRow, PeerRow, Row, RowWriter
+from fedgossip.records import EventRow, NetworkRow, PeerRow, Row, RowWriter
 from fedgossip.topology import resolve
 from fedgossip.watching.follow import Follower
 from fedgossip.watching.places import find

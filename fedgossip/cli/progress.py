@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from fedgossip.cli.wording import words_for
-from fedgossip.metrics import EventRow, NetworkRow, PeerRow, Row
+from fedgossip.records import EventRow, NetworkRow, PeerRow, Row
 from fedgossip.report.naming import PEERS, Names
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import msgspec
 from fedgossip.cli.text import columns
 
 if TYPE_CHECKING:
-    from fedgossip.metrics import Row
+    from fedgossip.records import Row
     from fedgossip.running.compose import Plan
     from fedgossip.running.runs import Run
 

@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable, Mapping
 from string import Formatter
 
-from fedgossip.metrics import EventRow
+from fedgossip.records import EventRow
 from fedgossip.report.naming import Names
 from fedgossip.report.reasons import REASONS, given_up
 

@@ -33,9 +33,10 @@ from fedgossip.machine import (
     Witness,
 )
 from fedgossip.messages import Hello, Invite, Join
-from fedgossip.metrics import EventRow, Meter, PeerRow, Row, event_row
+from fedgossip.metrics import Meter
 from fedgossip.net.endpoints import Endpoint
 from fedgossip.net.transport import NOBODY, Arrived, LinkDown, LinkEvent, LinkUp, Rejected, Transport
+from fedgossip.records import EventRow, PeerRow, Row, event_row
 from fedgossip.task import Job, LocalTask
 from fedgossip.vectors import Vector
 from fedgossip.wire import wire_bytes

@@ -13,7 +13,8 @@ import msgspec
 from fedgossip.errors import ConfigError, FedgossipError, NetworkError
 from fedgossip.machine import NodeId
 from fedgossip.messages import Hello
-from fedgossip.metrics import EventRow, Network, PeerRow, Row, read_rows
+from fedgossip.metrics import Network
+from fedgossip.records import EventRow, PeerRow, Row, read_rows
 from fedgossip.running import compose, runs
 from fedgossip.running.compose import DataShares, Plan
 from fedgossip.running.peer_files import PeerEnded

@@ -18,13 +18,14 @@ from fedgossip.errors import ConfigError
 from fedgossip.experiment import Coordinator as Section
 from fedgossip.experiment import Experiment
 from fedgossip.machine import Checkpoint, Machine, NodeId
-from fedgossip.metrics import Evaluate, EventRow, Network, PeerRow, Row
+from fedgossip.metrics import Evaluate, Network
 from fedgossip.protocols import parts
 from fedgossip.protocols.buffered import Buffered, BufferedSettings
 from fedgossip.protocols.client import Answering, Client, ClientSettings, Plainly, Securely
 from fedgossip.protocols.coordinator import Coordinator, CoordinatorSettings
 from fedgossip.protocols.parts import Chances
 from fedgossip.protocols.secure_round import SecureSumming, Terms
+from fedgossip.records import EventRow, PeerRow, Row
 from fedgossip.running.credentials import Credentials, Logged, Own
 from fedgossip.running.numbers import Numbers
 from fedgossip.running.plan import CLIENT, COORDINATOR, EXHAUSTED, Arrays, Results, hash_of

@@ -15,7 +15,7 @@ from fedgossip.algorithms.window_doubling import WindowDoubling
 from fedgossip.errors import ConfigError
 from fedgossip.experiment import Experiment, TopologySection
 from fedgossip.machine import Checkpoint, Machine, NodeId
-from fedgossip.metrics import Evaluate, Network, Row
+from fedgossip.metrics import Evaluate, Network
 from fedgossip.protocols import async_gossip, sync_gossip
 from fedgossip.protocols import push_sum as push_sum_peers
 from fedgossip.protocols.async_gossip import AsyncGossip, AsyncSettings
@@ -23,6 +23,7 @@ from fedgossip.protocols.partners import rule_of
 from fedgossip.protocols.private_gossip import PrivateGossip
 from fedgossip.protocols.push_sum import AsyncPushSum, PushSettings, PushSum
 from fedgossip.protocols.sync_gossip import AGAIN_NS, AGAIN_TIMES, SyncGossip, SyncSettings
+from fedgossip.records import Row
 from fedgossip.running.credentials import Credentials, Logged, Own
 from fedgossip.running.plan import Arrays, Results
 from fedgossip.running.tasks import DataShares

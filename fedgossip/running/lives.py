@@ -13,7 +13,7 @@ from fedgossip import __version__, checkpoints
 from fedgossip.checkpoints import About, RefusedError, Stored
 from fedgossip.errors import ResumeError
 from fedgossip.machine import Checkpoint, Machine, NodeId
-from fedgossip.metrics import EventRow, PeerRow, Row, read_rows
+from fedgossip.records import EventRow, PeerRow, Row, read_rows
 from fedgossip.running import compose
 from fedgossip.running.compose import Plan
 from fedgossip.task import LocalTask

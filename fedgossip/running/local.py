@@ -22,7 +22,7 @@ import msgspec
 
 from fedgossip.errors import NetworkError, NotWrittenError
 from fedgossip.experiment import Experiment, load
-from fedgossip.metrics import EventRow, NetworkRow, Row
+from fedgossip.records import EventRow, NetworkRow, Row
 from fedgossip.running import compose, lives
 from fedgossip.running.collect import Collector, Watched, conclude, first_failure, last_word
 from fedgossip.running.compose import Plan

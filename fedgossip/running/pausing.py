@@ -21,7 +21,8 @@ import msgspec
 from fedgossip import checkpoints
 from fedgossip.checkpoints import About, RefusedError
 from fedgossip.errors import ResumeError
-from fedgossip.metrics import EventRow, Network
+from fedgossip.metrics import Network
+from fedgossip.records import EventRow
 from fedgossip.running import images, lives
 from fedgossip.task import LocalTask
 

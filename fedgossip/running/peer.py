@@ -32,13 +32,13 @@ from fedgossip.checkpoints import SECONDS, Checkpoints
 from fedgossip.errors import BudgetError, FedgossipError, NetworkError, NotWrittenError
 from fedgossip.machine import Checkpoint, Machine, NodeId
 from fedgossip.messages import Hello
-from fedgossip.metrics import EventRow, PeerRow, Row
 from fedgossip.net import endpoints as endpoint_files
 from fedgossip.net.endpoints import Endpoint, Endpoints, Members
 from fedgossip.net.faulty import Faults
 from fedgossip.net.host import Host, Ports
 from fedgossip.net.identity import Identity
 from fedgossip.net.transport import Transport
+from fedgossip.records import EventRow, PeerRow, Row
 from fedgossip.running import compose, lives
 from fedgossip.running.compose import DataShares, Plan
 from fedgossip.running.lives import Life

@@ -9,7 +9,7 @@ import msgspec
 
 from fedgossip.errors import BudgetError, ConfigError, FedgossipError, NotWrittenError
 from fedgossip.machine import NodeId
-from fedgossip.metrics import RowWriter
+from fedgossip.records import RowWriter
 from fedgossip.running import lives
 from fedgossip.running.plan import EXHAUSTED, Plan
 from fedgossip.running.runs import save_model, write_whole

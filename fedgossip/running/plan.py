@@ -11,7 +11,8 @@ from typing import Any, Protocol
 
 from fedgossip.experiment import Experiment
 from fedgossip.machine import Checkpoint, Machine, NodeId
-from fedgossip.metrics import Evaluate, Network, Row
+from fedgossip.metrics import Evaluate, Network
+from fedgossip.records import Row
 from fedgossip.running.credentials import Logged, Own
 from fedgossip.running.tasks import DataShares
 from fedgossip.task import LocalTask

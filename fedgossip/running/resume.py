@@ -13,7 +13,7 @@ import msgspec
 from fedgossip import checkpoints
 from fedgossip.errors import ResumeError
 from fedgossip.experiment import Experiment, load
-from fedgossip.metrics import Row
+from fedgossip.records import Row
 from fedgossip.running import compose, pausing
 from fedgossip.running.runs import INCOMPLETE, WHOLE, Run
 

@@ -27,7 +27,8 @@ import numpy as np
 
 from fedgossip.checkpoints import NEWEST, PREVIOUS
 from fedgossip.errors import ConfigError, NotWrittenError
-from fedgossip.metrics import EventRow, Network, NetworkRow, Row, RowWriter, read_rows
+from fedgossip.metrics import Network
+from fedgossip.records import EventRow, NetworkRow, Row, RowWriter, read_rows
 from fedgossip.running import compose
 from fedgossip.running.compose import DataShares, Plan
 from fedgossip.running.plan import EXHAUSTED

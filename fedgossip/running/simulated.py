@@ -13,7 +13,8 @@ from fedgossip.errors import ConfigError, NetworkError, nearest
 from fedgossip.experiment import Experiment, load
 from fedgossip.faults import FaultScript
 from fedgossip.machine import Checkpoint, Machine, NodeId
-from fedgossip.metrics import EventRow, Network, Row
+from fedgossip.metrics import Network
+from fedgossip.records import EventRow, Row
 from fedgossip.running import compose, lives, pausing, runs
 from fedgossip.running.compose import DataShares, Plan
 from fedgossip.running.pausing import Left, Pauses, Simulation

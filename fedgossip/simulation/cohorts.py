@@ -17,9 +17,10 @@ from fedgossip.algorithms.federated.sums import mean_of
 from fedgossip.algorithms.sampling import Sampling
 from fedgossip.machine import NodeId
 from fedgossip.messages import Invite
-from fedgossip.metrics import Meter, Network, Row
+from fedgossip.metrics import Meter, Network
 from fedgossip.protocols.parts import Chances, Trained, integers
 from fedgossip.protocols.secure_round import apart
+from fedgossip.records import Row
 from fedgossip.secure.fixed_point import FixedPoint
 from fedgossip.secure.hiding import NO_NOISE
 from fedgossip.task import Job, LocalTask, Update

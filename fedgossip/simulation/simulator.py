@@ -41,7 +41,8 @@ from fedgossip.machine import (
     Trained,
 )
 from fedgossip.messages import Message
-from fedgossip.metrics import EventRow, Meter, Network, Row, event_row
+from fedgossip.metrics import Meter, Network
+from fedgossip.records import EventRow, Row, event_row
 from fedgossip.simulation.connections import Connections, Link, Look
 from fedgossip.simulation.network import NS, SimulatedNetwork
 from fedgossip.task import Job, LocalTask, Update

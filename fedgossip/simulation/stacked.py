@@ -14,7 +14,8 @@ import numpy as np
 from fedgossip.algorithms.base import GossipAlgorithm, State
 from fedgossip.errors import TrainingError
 from fedgossip.messages import CHECK_WORDS, Masked, Message, Model
-from fedgossip.metrics import Meter, Network, Row
+from fedgossip.metrics import Meter, Network
+from fedgossip.records import Row
 from fedgossip.secure.neighbourhood import Grid
 from fedgossip.task import Job, LocalTask
 from fedgossip.vectors import RowGroups, Vector, frozen, ordered_mix_rows

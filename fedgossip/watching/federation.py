@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedgossip.algorithms.sampling import participating
-from fedgossip.metrics import EventRow, PeerRow
+from fedgossip.records import EventRow, PeerRow
 from fedgossip.topology import Topology
 from fedgossip.watching.curves import Curve
 from fedgossip.watching.peers import Peer

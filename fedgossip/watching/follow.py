@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from fedgossip.metrics import Row
+from fedgossip.records import Row
 from fedgossip.watching.places import ENDED, EXPERIMENT, ROWS, SUMMARY, Facts, Place, facts_of
 from fedgossip.watching.state import State
 from fedgossip.watching.tail import Tail

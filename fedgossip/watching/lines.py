@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fedgossip.metrics import EventRow, NetworkRow, PeerRow, Row
+from fedgossip.records import EventRow, NetworkRow, PeerRow, Row
 from fedgossip.report.naming import Names
 from fedgossip.report.numbers import number, percent
 from fedgossip.watching.federation import Led

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from fedgossip.metrics import PeerRow
+from fedgossip.records import PeerRow
 
 SMOOTHING = 0.3
 """The weight of a peer's newest round in its share of waiting."""

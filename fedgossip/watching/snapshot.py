@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fedgossip.metrics import EventRow
+from fedgossip.records import EventRow
 from fedgossip.report.naming import PEERS, Names
 from fedgossip.watching.federation import Led
 from fedgossip.watching.follow import DRIVERS, Follower

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 
-from fedgossip.metrics import EventRow, NetworkRow, PeerRow, Row
+from fedgossip.records import EventRow, NetworkRow, PeerRow, Row
 from fedgossip.report.naming import PEERS, Names
 from fedgossip.topology import Topology
 from fedgossip.watching.curves import Curve

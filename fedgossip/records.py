@@ -1,0 +1,172 @@
+"""Records: one line per peer and round, one line per round for the network, one line per event.
+
+A `RowWriter` appends them to `metrics.jsonl`.  Rounds are counted by completion: row 1 is written when the first round
+is behind, row 0 is the state before.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+
+import msgspec
+import numpy as np
+
+from fedgossip.machine import Report
+
+
+class PeerRow(msgspec.Struct, tag="peer", tag_field="kind"):
+    """What one peer did in one round.  Bytes are those of our own frames, seconds are the driver's."""
+
+    round: int
+    peer: int
+    loss: float | None
+    accuracy: float | None
+    bytes_sent: int
+    bytes_received: int
+    seconds_training: float
+    seconds_waiting: float
+    seconds_mixing: float
+    seconds: float
+    staleness: int | None = None
+    """Asynchronous runs: how often the model changed while this round was trained from an older one."""
+    clients: int | None = None
+    """A coordinator's rows: how many contributions are in the round; loss is their mean."""
+    accuracy_clients: float | None = None
+    """A coordinator's: the mean accuracy of the model that it sent, on examples that the clients keep for that."""
+    accuracy_worst_client: float | None = None
+    """The worst of those, where it can be seen."""
+    epsilon: float | None = None
+    """What this participant has spent of its budget of privacy."""
+
+
+class NetworkRow(msgspec.Struct, tag="network", tag_field="kind"):
+    """All peers after one round.  `bytes_sent` is cumulative; None where it was not measured in this round."""
+
+    round: int
+    peers: int
+    seconds: float
+    bytes_sent: int
+    loss: float | None = None
+    test_loss: float | None = None
+    accuracy_averaged: float | None = None
+    accuracy_mean_peer: float | None = None
+    accuracy_worst_peer: float | None = None
+    consensus_distance: float | None = None
+    consensus_before: float | None = None
+    update_spread: float | None = None
+
+
+class EventRow(msgspec.Struct, tag="event", tag_field="kind"):
+    """Something that a reader of the run should know: a peer gone, a deadline missed, a frame refused."""
+
+    round: int
+    peer: int
+    name: str
+    value: object = None
+
+
+Row = PeerRow | NetworkRow | EventRow
+
+
+class RowWriter:
+    """Appends rows to a JSON-lines file, each line whole: what was measured survives Ctrl-C and kill.
+
+    A row for which the disk has no room is dropped; the event `rows_lost` says how many were, when there is room again.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("ab", buffering=0)
+        self._encoder = msgspec.json.Encoder(enc_hook=_plain)
+        self.lost = 0
+        """Rows dropped in all."""
+        self._untold = 0
+        self._reason = ""
+        self._place = -1, -1
+
+    def write(self, row: Row) -> EventRow | None:
+        """Append a row.  Returns the event `rows_lost` where that was written too, after the first row that fitted."""
+        self._place = row.round, -1 if isinstance(row, NetworkRow) else row.peer
+        if self._append(row):
+            return self._tell()
+        self.lost += 1
+        self._untold += 1
+        return None
+
+    def close(self) -> EventRow | None:
+        """Close the file.  Returns as `write`."""
+        if self._file.closed:
+            return None
+        told = self._tell()
+        self._file.close()
+        return told
+
+    def _tell(self) -> EventRow | None:
+        if not self._untold:
+            return None
+        event = EventRow(*self._place, "rows_lost", {"count": self._untold, "reason": self._reason})
+        if not self._append(event):
+            return None
+        self._untold = 0
+        return event
+
+    def _append(self, row: Row) -> bool:
+        line, written = self._encoder.encode(row) + b"\n", 0
+        try:
+            while written < len(line):  # what room is left is filled before the disk says that it is full
+                written += self._file.write(line[written:])
+        except OSError as error:
+            self._reason = error.strerror or str(error)
+            if written:
+                self._file.truncate(self._file.tell() - written)
+            return False
+        return True
+
+    def __enter__(self) -> RowWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"{type(value).__name__} is no record")
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Return the rows of a metrics.jsonl.  A last line cut short by a crash is left out."""
+    decoder = msgspec.json.Decoder(Row)
+    rows: list[Row] = []
+    for line in path.read_bytes().splitlines():
+        try:
+            rows.append(decoder.decode(line))
+        except msgspec.DecodeError:
+            break
+    return rows
+
+
+QUIET = frozenset(
+    {
+        "trained",
+        "outgoing",
+        "mixed",
+        "aggregated",
+        "contributed",
+        "late",
+        "repeated",
+        "exchanged",
+        "declined",
+        "withheld",
+        "outdated",
+    }
+)
+"""Reports that are no events of their own; those that drivers make rows of are not counted either."""
+
+
+def event_row(peer: int, report: Report) -> EventRow | None:
+    """Return the line for a report that a reader should see, or None."""
+    if report.name in QUIET:
+        return None
+    return EventRow(round=report.round, peer=peer, name=report.name, value=report.value)
