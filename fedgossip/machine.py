@@ -61,7 +61,10 @@ class PeerGone:
 
 @dataclass(frozen=True, slots=True)
 class Stopping:
-    """The user wants this peer to stop: say goodbye and finish with what is there."""
+    """Say goodbye and finish with what is there."""
+
+    again: bool = False
+    """Whether a person wants that, who may start this participant again to go on."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -256,6 +256,11 @@ class Network:
             rows[peer].accuracy = metrics.get("accuracy")
         self._fill_peers(total, [rows[peer] for peer in sorted(rows)])
 
+    def fill(self, row: NetworkRow, vectors: Sequence[Vector]) -> None:
+        """Put the accuracies of final vectors into `row`: of their mean, and of each."""
+        rows = {place: Meter(place).mixed(row.round, 0, 0, None) for place in range(len(vectors))}
+        self._fill(row, dict(enumerate(vectors)), rows)
+
     def _fill_peers(self, total: NetworkRow, rows: Sequence[PeerRow]) -> None:
         """What the peers hold; of a coordinator's clients what they say of the model on examples of their own."""
         mean = [row.accuracy if row.accuracy_clients is None else row.accuracy_clients for row in rows]

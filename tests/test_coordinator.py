@@ -216,8 +216,19 @@ def test_the_last_one_gone_ends_the_round() -> None:
 def test_one_that_says_goodbye_is_never_invited_again() -> None:
     c = inviting(2)
     c.handle(Received(0, contribution(1, 1)), 0)
-    effects = c.handle(Received(1, Leaving(0)), 0)
+    effects = c.handle(Received(1, Leaving(0, done=True)), 0)
     assert sends(effects, Invite) == [0]
+
+
+def test_one_that_was_stopped_by_hand_is_waited_for_where_too_few_are_left() -> None:
+    """Ctrl-C at a site is no reason to send all others home: it prints the line that goes on."""
+    c = inviting(2, need=2)
+    c.handle(Received(0, contribution(1, 1)), 0)
+    effects = c.handle(Received(1, Leaving(0)), 0)
+    assert "gone" in reports(effects) and "abandoned" in reports(effects) and c.phase == "gathering"
+    assert not sends(effects, Final)
+    c.handle(PeerGone(1), 0)
+    assert sends(c.handle(PeerJoined(1, 1), 0), Invite) == [0, 1]
 
 
 def test_with_too_few_clients_it_waits_and_then_ends() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import COMMAND, Said, finish, free_ports
+from commands import COMMAND, Said, finish, free_ports, wait_until
 
 from fedgossip.net.endpoints import block, signed
 from fedgossip.net.identity import Identity
@@ -124,6 +124,41 @@ def test_a_client_that_is_killed_comes_back_into_the_same_run(site: Site) -> Non
     assert [site.ended(client) for client in clients] == [0] * CLIENTS
 
 
+@pytest.fixture
+def long_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr("test_coordinator_commands.EXPERIMENT", EXPERIMENT.replace("rounds = 5", "rounds = 150"))
+    made = Site.made(tmp_path)
+    yield made
+    made.stop()
+
+
+def in_the_middle(site: Site) -> None:
+    path = site.folder / f"out{CLIENTS}" / "metrics.jsonl"
+    wait_until(lambda: path.exists() and path.read_text().count("clients") > 5, SECONDS, "some rounds")
+
+
+def test_a_client_that_is_stopped_by_hand_is_waited_for_and_goes_on(long_site: Site) -> None:
+    site = long_site
+    clients, coordinator = [site.client(node) for node in range(CLIENTS)], site.coordinator()
+    in_the_middle(site)
+    clients[1].send_signal(signal.SIGINT)
+    assert site.ended(clients[1]) == 130 and "To go on: " in site.said(1)
+    assert [process.poll() for process in (coordinator, clients[0], clients[2])] == [None] * 3, "the others wait"
+    clients[1] = site.client(1, resume=True)
+    assert site.ended(coordinator) == 0, site.said(CLIENTS)
+    assert [site.ended(client) for client in clients] == [0] * CLIENTS
+
+
+def test_clients_whose_coordinator_stops_early_say_so(long_site: Site) -> None:
+    site = long_site
+    clients, coordinator = [site.client(node) for node in range(CLIENTS)], site.coordinator()
+    in_the_middle(site)
+    coordinator.send_signal(signal.SIGINT)
+    assert site.ended(coordinator) == 130
+    assert [site.ended(client) for client in clients] == [7] * CLIENTS
+    assert "the coordinator has ended the run after" in site.said(0) and "--resume" in site.said(0)
+
+
 # --- policies ---------------------------------------------------------------------------------------------------------
 
 
@@ -178,3 +213,5 @@ def test_keys_of_a_client_say_nothing_of_where_it_is(site: Site) -> None:
     assert "address" not in said.out
     assert "signature" in said.out
     assert site.run("keys", "show", "new.key", "--id", "0", "--client").out == said.out
+    said = site.run("keys", "show", "new.key", "--id", "0")
+    assert said.code == 2 and not said.out and "--address" in said.err, "it invents no address"

@@ -175,6 +175,7 @@ def test_columns_are_scaled_by_the_training_examples_alone(tmp_path):
     ("text", "query", "message"),
     [
         ("a,b,y\n1,2,0\n3,oops,1\n", "?label=y", "line 3, column 'b': 'oops' is not a number"),
+        ("a,b,y\n1,2,0\n3,1e39,1\n", "?label=y", "line 3, column 'b': '1e39' is not a number that float32 can hold"),
         ("a,b,y\n1,2,0\n3,nan,1\n", "?label=y", "line 3, column 'b': 'nan' is not a number"),
         ("a,b,y\n1,2,0\n3,1\n", "?label=y", "line 3: 2 cells; expected 3"),
         ("a,label,y\n1,2,0\n", "?label=lable", "no column 'lable' Did you mean 'label'"),

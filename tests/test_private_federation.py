@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import signal
 from collections.abc import Sequence
 from itertools import pairwise
@@ -19,7 +20,7 @@ from test_secure_rounds import client_of, invited
 import fedgossip
 from fedgossip.audit.entries import entries
 from fedgossip.cli import cli
-from fedgossip.errors import ConfigError
+from fedgossip.errors import ConfigError, ResumeError
 from fedgossip.experiment import load
 from fedgossip.machine import Effect, Event, Log, Machine, Received, Send
 from fedgossip.messages import Refusal
@@ -28,6 +29,7 @@ from fedgossip.records import PeerRow
 from fedgossip.running import compose
 from fedgossip.running.federation import FederationPlan
 from fedgossip.running.purses import outlook
+from fedgossip.running.resume import resume
 from fedgossip.secure import client
 from fedgossip.secure.fixed_point import Quantised
 
@@ -75,6 +77,43 @@ def test_a_run_ends_before_anybodys_budget_is_crossed() -> None:
     assert run.summary["status"] == "exhausted" and run.summary["epsilon"] <= 3.0
     assert 1 < run.summary["rounds"] < 50 and run.digest, "the model so far is the result"
     assert run.summary["privacy"]["unit"] == "record"
+
+
+@pytest.mark.parametrize("rounds", [50, "one more than fits"])
+def test_a_run_that_its_budget_ends_tells_what_its_model_is_worth(rounds: int | str) -> None:
+    """Not what was measured last, before anything was learned; also where it is the last round that is refused."""
+    ended = fedgossip.simulate(learning("record", rounds=50, max_epsilon=3.0))
+    fits = ended.summary["rounds"] - ended.summary["rounds_abandoned"]
+    if rounds != 50:
+        ended = fedgossip.simulate(learning("record", rounds=fits + 1, max_epsilon=3.0))
+        assert ended.summary["status"] == "exhausted" and ended.summary["rounds_abandoned"] == 1
+    whole = fedgossip.simulate(learning("record", rounds=fits, max_epsilon=3.0))
+    assert whole.summary["status"] == "finished" and ended.digest == whole.digest
+    assert ended.summary["accuracy"] == whole.summary["accuracy"]
+    assert ended.summary["test_loss"] == whole.summary["test_loss"]
+
+
+def test_the_noise_that_a_plan_recommends_is_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("e.toml").write_text(
+        'rounds = 10\ntrain.device = "cpu"\n'
+        'coordinator = { clients = 5, privacy = { unit = "client", max_epsilon = 1.0 } }\n'
+    )
+    assert cli(["privacy", "plan", "e.toml"], standalone_mode=False) == 6
+    (noise,) = re.findall(r"With noise ([0-9.]+) all\s+fit", capsys.readouterr().out)
+    assert cli(["privacy", "plan", "e.toml", "--set", f"coordinator.privacy.noise={noise}"], standalone_mode=False) == 0
+    capsys.readouterr()
+    cli(["run", "e.toml", "--dry-run"], standalone_mode=False)
+    assert "fit into epsilon 1: there the run ends" in capsys.readouterr().out
+
+
+def test_a_run_that_its_budget_ended_does_not_go_on(tmp_path: Path) -> None:
+    fedgossip.simulate(learning("record", rounds=50, max_epsilon=1.5), out=tmp_path / "run")
+    with pytest.raises(ResumeError, match="budget of privacy has ended") as error:
+        resume(tmp_path / "run")
+    assert "a new run" in error.value.advice
 
 
 def test_the_command_ends_with_6(tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
@@ -259,6 +298,10 @@ def test_a_coordinator_killed_for_real_forgets_no_budget(tmp_path: Any) -> None:
         (experiment(privacy={"unit": "record"}), "this task has none"),
         (experiment(privacy={"unit": "client"}, secure={"on": False}), "which is off"),
         (experiment(privacy={"unit": "client"}, algorithm="fednova"), "fednova"),
+        (experiment(privacy={"unit": "client"}, algorithm="fedbuff"), "fedbuff cannot hide clients"),
+        (experiment(privacy={"unit": "client"}, algorithm="median", secure={"on": False}), "median cannot hide"),
+        (experiment(privacy={"unit": "record", "adaptive": True}), "adaptive = true moves the clip of clients"),
+        (experiment(secure={"neighbours": 3}), "neighbours = 3"),
         (experiment(privacy={"unit": "household"}), "'household' is not known"),
         (experiment(privacy={"unit": "client", "noise": 0.0}), "noise = 0.0"),
     ],

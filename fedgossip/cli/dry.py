@@ -73,9 +73,16 @@ def _federation(plan: FederationPlan, task: LocalTask) -> tuple[dict[str, Any], 
     words = plan.masked(task.length)
     up = 4 * words if words else vector
     beside = ", beside the keys and shares of the secure sum" if words else ""
-    lines = [f"{up:,} bytes up and {vector:,} down per client and round{beside}"]
+    lines = [f"{up:,} bytes up and {vector:,} down per client and round{beside}", *_budget(plan)]
     facts = {"clients": plan.learners, "cohort": plan.cohort, "secure": plan.secure, "threshold": plan.threshold}
     return {**facts, "bytes_per_round": plan.cohort * (up + vector)}, lines
+
+
+def _budget(plan: FederationPlan) -> list[str]:
+    from fedgossip.privacy.wording import rounds
+    from fedgossip.running.purses import outlook
+
+    return [] if plan.unit == "none" else [f"of the budget of privacy: {rounds(outlook(plan))}"]
 
 
 def _rounds(count: int | None) -> str:

@@ -73,9 +73,10 @@ def client(
     elif policy.exists():
         advice = f"Ask why, or remove {policy} if you agree that the coordinator sees every update of yours."
         raise ConfigError(f"{policy} is there, and the experiment has switched the secure sum off", advice)
+    where = known[plan.coordinator].address
     return participant.Participant(
         experiment, plan, node, f"client {node}", key, endpoints, known, out, resume, policy=terms, learning=learning
-    ).take_part("calling the coordinator at " + known[plan.coordinator].address)
+    ).take_part(f"calling the coordinator at {where}, which begins when enough clients are there")
 
 
 def _plan(experiment: Path, overrides: tuple[str, ...], seed: int | None) -> FederationPlan:

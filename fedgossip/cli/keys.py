@@ -38,18 +38,22 @@ def new(out: Path, node: int, address: str, calls: bool) -> None:
 @keys.command()
 @click.argument("file", type=click.Path(path_type=Path), default=DEFAULT)
 @click.option("--id", "node", type=click.IntRange(min=0), help="Print the whole block of this peer instead.")
-@_WHERE
+@click.option("--address", help="Where this peer listens, for that block.")
 @_CALLS
-def show(file: Path, node: int | None, address: str, calls: bool) -> None:
+def show(file: Path, node: int | None, address: str | None, calls: bool) -> None:
     """Print the public key of FILE."""
+    from fedgossip.errors import ConfigError
     from fedgossip.net.endpoints import block, signed
     from fedgossip.net.identity import Identity
 
     identity = Identity.load(file)
     if node is None:
         click.echo(identity.public)
+    elif address is None and not calls:
+        advice = "Add --address tcp://HOST:PORT, or --client for a client of a coordinator."
+        raise ConfigError("the block of a peer says where it listens, and its key does not know", advice)
     else:
-        click.echo(block(node, signed(identity, "" if calls else address)), nl=False)
+        click.echo(block(node, signed(identity, "" if calls else address or "")), nl=False)
 
 
 @keys.command()

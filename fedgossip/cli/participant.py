@@ -64,6 +64,7 @@ class Participant:
     def take_part(self, waiting: str) -> int:
         """Run to the end; return the exit code.  Raises FedgossipError."""
         from fedgossip.cli.progress import Progress, names_of
+        from fedgossip.errors import TooFewPeersError
         from fedgossip.running.peer import run_peer
         from fedgossip.running.peer_files import empty_folder
         from fedgossip.running.private import LEDGER
@@ -100,6 +101,9 @@ class Participant:
             click.echo(f"To go on: {_line(folder)}", err=True)
         elif ended.status == "finished":
             self._what_next(folder)
+        if ended.counts.get("ended_early"):
+            click.echo(f"The coordinator ended the run early.  When it goes on: {_line(folder)}", err=True)
+            return TooFewPeersError.exit_code
         return ended.exit_code
 
     def _identity(self) -> Any:

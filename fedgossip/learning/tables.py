@@ -14,6 +14,7 @@ from fedgossip.errors import ConfigError, nearest
 from fedgossip.learning.data import Dataset, Indices, from_arrays, group_ids
 
 SCALES = ("none", "standard")
+LARGEST = float(np.finfo(np.float32).max)
 
 
 def read_csv(path: Path, options: Mapping[str, str], class_names: Sequence[str] = ()) -> Dataset:
@@ -111,10 +112,10 @@ def _numbers(
             x[k] = [float(row[c]) for c in columns]
         except ValueError:
             x[k] = np.nan
-        if not np.isfinite(x[k]).all():
+        if not (np.abs(x[k]) <= LARGEST).all():
             bad = next(c for c in columns if not _is_number(row[c]))
             raise ConfigError(
-                f"{path}, line {line}, column {header[bad]!r}: {row[bad]!r} is not a number",
+                f"{path}, line {line}, column {header[bad]!r}: {row[bad]!r} is not a number that float32 can hold",
                 f"Fill it, or leave the column out with drop={header[bad]}.",
             )
     return x
@@ -122,7 +123,7 @@ def _numbers(
 
 def _is_number(cell: str) -> bool:
     try:
-        return bool(np.isfinite(float(cell)))
+        return abs(float(cell)) <= LARGEST
     except ValueError:
         return False
 

@@ -86,12 +86,18 @@ def load_members(path: Path, node: NodeId) -> Members:
     return Members(found, organiser)
 
 
+def _shown(node: NodeId, endpoint: Endpoint) -> str:
+    """The command that prints this block, at its machine."""
+    where = f"--address {endpoint.address}" if endpoint.address else "--client"
+    return f"fedgossip keys show --id {node} {where}"
+
+
 def load_blocks(path: Path) -> dict[NodeId, Endpoint]:
     """Read blocks that all have a key of signatures.  Raises ConfigError."""
     found, _ = _read(path)
     for node, endpoint in found.items():
         if not _HEX_KEY.fullmatch(endpoint.verify):
-            advice = f"Put what `fedgossip keys show --id {node}` prints on its machine there: members sign."
+            advice = f"Put what `{_shown(node, endpoint)}` prints on its machine there: members sign."
             raise ConfigError(f"{path}: peer {node} has no key of signatures (verify)", advice)
     return found
 
@@ -181,7 +187,7 @@ def roster_of(endpoints: Endpoints) -> Roster:
     for node in sorted(endpoints):
         member = _member(endpoints[node])
         if not verify(endpoints[node].verify, member.content(), endpoints[node].signature):
-            advice = f"Put what `fedgossip keys show --id {node}` prints on its machine there, unchanged."
+            advice = f"Put what `{_shown(node, endpoints[node])}` prints on its machine there, unchanged."
             raise ConfigError(f"endpoints: the entry of {node} is not signed by itself", advice)
         members.append(member)
     return Roster(tuple(members))

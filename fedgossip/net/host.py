@@ -160,7 +160,7 @@ class Host:
                 del self._timers[key]
                 self._fire(key)
         if self.result is None and self.ports.stop():
-            self.tell(Stopping())
+            self.tell(Stopping(again=True))
 
     def _sleep_ms(self) -> int:
         if not self._due:

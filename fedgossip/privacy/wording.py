@@ -21,7 +21,7 @@ def lines(forecast: Forecast) -> list[tuple[str, str]]:
         ("not hidden", _not_hidden(plan)),
         ("epsilon", _epsilon(forecast)),
         ("delta", _delta(plan)),
-        ("rounds", _rounds(forecast)),
+        ("rounds", rounds(forecast)),
         ("noise", _noise(forecast)),
         ("verdict", verdict(forecast)),
     ]
@@ -87,7 +87,8 @@ def _delta(plan: Plan) -> str:
     return text
 
 
-def _rounds(forecast: Forecast) -> str:
+def rounds(forecast: Forecast) -> str:
+    """How many rounds the budget allows, in a sentence or two."""
     plan, within = forecast.plan, forecast.rounds_within
     if within is None or plan.max_epsilon is None:
         return f"All {plan.rounds}: no max_epsilon ends the run."
@@ -95,7 +96,7 @@ def _rounds(forecast: Forecast) -> str:
         return f"All {plan.rounds} fit into epsilon {_number(plan.max_epsilon)}; {within} would."
     text = f"Only {within} of {plan.rounds} fit into epsilon {_number(plan.max_epsilon)}: there the run ends."
     if forecast.noise_wanted is not None:
-        text += f"  With noise {_number(forecast.noise_wanted)} all fit."
+        text += f"  With noise {_at_least(forecast.noise_wanted)} all fit."
     return text
 
 
@@ -165,6 +166,12 @@ def _wanted(plan: Plan, epsilon: float, rounds: int) -> float | None:
 
 def _number(value: float) -> str:
     return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
+
+
+def _at_least(value: float) -> str:
+    """A number of three digits that is not below it: one to be taken over."""
+    scale = 10.0 ** (2 - math.floor(math.log10(value)))
+    return f"{math.ceil(value * scale) / scale:.6g}"
 
 
 def _times(ratio: float) -> str:

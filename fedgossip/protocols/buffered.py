@@ -117,7 +117,10 @@ class Buffered(Generic[State]):
                 return self._contributed(sender, contribution)
             case Received(sender, Leaving(done=done)):
                 self.company.check(sender, "a goodbye")
-                (self.done if self.phase == "leaving" and done else self.company.left).add(sender)
+                if not done:  # it may be started again
+                    self.company.linked.discard(sender)
+                else:
+                    (self.done if self.phase == "leaving" else self.company.left).add(sender)
                 return self._without(sender)
             case PeerJoined(node, incarnation) if node in self.company.partners:
                 self.company.joined(node, incarnation)

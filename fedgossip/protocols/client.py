@@ -159,10 +159,10 @@ class Client:
             case Started():
                 self.phase = "waiting"
                 return self._listen()
-            case Stopping():
+            case Stopping(again):
                 self.phase = "finished"
-                done = self.asked.round if self.asked else 0
-                return [*self._let_go(), Send(self.coordinator, Leaving(done, done=True)), Finish(self.model)]
+                goodbye = Leaving(self.asked.round if self.asked else 0, done=not again)
+                return [*self._let_go(), Send(self.coordinator, goodbye), Finish(self.model)]
             case _:
                 return []
 
@@ -291,7 +291,9 @@ class Client:
 
     def _final(self, final: Final) -> list[Effect]:
         self.phase, self.model = "finished", final.vectors[0]
-        return [*self._let_go(), Send(self.coordinator, Leaving(final.round, done=True)), Finish(self.model)]
+        goodbye, facts = Leaving(final.round, done=True), {"rounds": final.round, "of": self.settings.rounds}
+        early = [Report("ended_early", facts, final.round)] if final.round < self.settings.rounds else []
+        return [*self._let_go(), *early, Send(self.coordinator, goodbye), Finish(self.model)]
 
 
 def _same(invite: Invite, before: Invite) -> bool:

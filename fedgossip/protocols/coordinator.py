@@ -133,6 +133,8 @@ class Coordinator(Generic[State]):
         self.exchange: Exchange | None = None
         self.done: set[NodeId] = set()  # have the final model
         self.exhausted: set[NodeId] = set()  # have used up their budgets, and leave
+        self.short = False
+        """Whether the last round was abandoned for want of these."""
         self.deadline = Deadline(settings.deadline_ns, settings.least_deadline_ns)
         self.began_ns = 0  # the round
         self.patience_ns = settings.return_ns if resumed else settings.start_ns
@@ -206,7 +208,9 @@ class Coordinator(Generic[State]):
 
     def _left(self, sender: NodeId, now_ns: int, *, done: bool) -> list[Effect]:
         self.company.check(sender, "a goodbye")
-        if self.phase == "leaving" and done:
+        if not done:  # it may be started again
+            self.company.linked.discard(sender)
+        elif self.phase == "leaving":
             self.done.add(sender)
         else:
             self.company.left.add(sender)
@@ -252,11 +256,13 @@ class Coordinator(Generic[State]):
         """There are too few clients, and no more will come."""
         here = len(self.company.here())
         if here + len(self.exhausted) >= self.need:
-            used, need = len(self.exhausted), self.need
-            text = f"clients that have used up their budgets: {used}; those left are too few, a round needs {need}"
-            error = BudgetError(text, "The model so far is the result.")
-            return [used_up(error, self.round), *self._conclude()]
+            return [self._budgets_used_up(), *self._conclude()]
         return [Report("too_few", {"clients": here, "needed": self.need}, self.round), *self._conclude()]
+
+    def _budgets_used_up(self) -> Report:
+        used, need = len(self.exhausted), self.need
+        text = f"clients that have used up their budgets: {used}; those left are too few, a round needs {need}"
+        return used_up(BudgetError(text, "The model so far is the result."), self.round)
 
     # --- a round --------------------------------------------------------------------------------------------------
 
@@ -281,7 +287,7 @@ class Coordinator(Generic[State]):
                 self.phase, self.exchange = "inviting", self._exchange_of(draw, here)
                 return effects + self._going(self.exchange.begin(), "", now_ns)
             effects += self._over(Abandoned(len(draw.invited), self.need))
-        return [*effects, *self._conclude()]
+        return [*effects, *([self._budgets_used_up()] if self.short else []), *self._conclude()]
 
     def _cohort(self, here: Sequence[NodeId]) -> Draw:
         if self.summing:
@@ -325,7 +331,7 @@ class Coordinator(Generic[State]):
 
     def _counts(self, aggregate: Aggregate, now_ns: int) -> list[Effect]:
         assert self.exchange
-        exchange, self.exchange = self.exchange, None
+        exchange, self.exchange, self.short = self.exchange, None, False
         self.state = self.federated.server.step(self.state, aggregate)
         self.counted.update(dict.fromkeys(exchange.counted, self.round))
         missed = sorted(exchange.waiting)
@@ -339,7 +345,7 @@ class Coordinator(Generic[State]):
         return effects + self._next()
 
     def _over(self, result: Abandoned) -> list[Effect]:
-        self.exchange = None
+        self.exchange, self.short = None, result.have < result.need <= result.have + len(self.exhausted)
         facts = {"contributions": result.have, "needed": result.need, "reason": result.reason, "text": result.text}
         counted = Report("aggregated", {"clients": 0}, self.round)
         return [Report("abandoned", facts, self.round), counted, *self._next()]

@@ -23,6 +23,7 @@ def federation_plan(experiment: Experiment) -> FederationPlan:
     assert experiment.coordinator is not None
     s = experiment.coordinator
     federated = _algorithm(s)
+    _check_hiding(s, federated)
     if s.secure.on:
         _check_secure(s, federated)
     cohort = s.cohort or participating(s.clients, s.participation)
@@ -68,6 +69,16 @@ def _check_secure(s: Section, federated: Federated[Any]) -> None:
         raise ConfigError("cohorts of a secure sum keep their size: one client more or less would show it", advice)
 
 
+def _check_hiding(s: Section, federated: Federated[Any]) -> None:
+    """Raise ConfigError for a budget that the algorithm, or the unit, cannot have."""
+    if s.privacy.unit == "client" and (s.algorithm == FEDBUFF or not isinstance(federated.aggregation, Mean)):
+        advice = "Take fedavg, or another algorithm that sums updates; or leave coordinator.privacy.unit out."
+        raise ConfigError(f"{s.algorithm} cannot hide clients: their noise is added inside a secure sum", advice)
+    if s.privacy.adaptive and s.privacy.unit != "client":
+        text = f"coordinator.privacy.adaptive = true moves the clip of clients, and unit is {s.privacy.unit!r}"
+        raise ConfigError(text, 'Leave it out, or set coordinator.privacy.unit = "client".')
+
+
 def _check_privacy(plan: FederationPlan) -> None:
     s = plan.section
     if plan.unit == "record" and plan.experiment.task.kind != "learning":
@@ -95,6 +106,8 @@ def _check_sum(plan: FederationPlan) -> None:
         if not smallest <= s.threshold <= n:
             advice = f"Set it from {smallest}, more than two thirds, to {n}; or leave it out."
             raise ConfigError(f"coordinator.secure.threshold = {s.threshold} of {n}", advice)
+    if s.neighbours is not None and s.neighbours % 2:
+        raise ConfigError(f"coordinator.secure.neighbours = {s.neighbours}", "Give an even number, or leave it out.")
     fixed = plan.numbers.fixed_point(1, "")
     if plan.numbers.reach(1, fixed.limit) >= ROOM:
         most = int(math.log2((1 << 31) / n)) + 1

@@ -96,6 +96,9 @@ def agreed(path: Path, plan: FederationPlan, endpoints: Endpoints, length: int, 
     if differing:
         advice = "Ask why it was changed.  If you agree, make the policy again: fedgossip privacy policy"
         raise ConfigError(f"{path} allows another run than this one: {'; '.join(differing)}", advice)
+    if pinned.min_clients > pinned.max_clients:
+        text = f"{path}: min_clients = {pinned.min_clients}, and no more than {pinned.max_clients} take part in a round"
+        raise ConfigError(text, f"Set min_clients to at most {pinned.max_clients}.")
     coordinator = bytes.fromhex(pinned.coordinator)
     fixed = plan.numbers.fixed_point(length, schema)
     rule, adaptive = plan.numbers.rule, plan.section.privacy.adaptive

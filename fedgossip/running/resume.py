@@ -15,6 +15,7 @@ from fedgossip.errors import ResumeError
 from fedgossip.experiment import Experiment, load
 from fedgossip.records import Row
 from fedgossip.running import compose, pausing
+from fedgossip.running.plan import EXHAUSTED
 from fedgossip.running.runs import INCOMPLETE, WHOLE, Run
 
 
@@ -40,6 +41,9 @@ def resume(
     if found := checkpoints.differences(stored.to_dict(), experiment.to_dict(), simulated=simulated):
         advice = f"Give the experiment that it had, {run / 'experiment.toml'}, or start a new run."
         raise ResumeError(f"{run}: a run of another experiment: {'; '.join(found)}", advice)
+    if _status(run) == EXHAUSTED:
+        advice = "What it has learned is kept.  More rounds need more noise, or a larger max_epsilon: a new run."
+        raise ResumeError(f"{run}: its budget of privacy has ended this run", advice)
     if _status(run) in WHOLE and experiment.rounds == stored.rounds:
         raise ResumeError(f"{run}: this run has come to its end", "It can have more rounds: --set rounds=N.")
     plan = compose.plan(experiment)

@@ -209,9 +209,12 @@ def summarize(
     """Return the summary of a run, as it goes into summary.json and behind `--json`."""
     networks = [row for row in keeper.rows if isinstance(row, NetworkRow)]
     last = networks[-1] if networks else NetworkRow(0, plan.n, 0.0, 0)
-    evaluated = next((row for row in reversed(networks) if row.test_loss is not None), last)
     outcome = plan.outcome(ended.vectors)
     there = [vector for vector in outcome if vector is not None]
+    evaluated = next((row for row in reversed(networks) if row.test_loss is not None), last)
+    if evaluated is not last and there:  # it ended before the round that would have been evaluated
+        evaluated = NetworkRow(last.round, len(there), last.seconds, last.bytes_sent)
+        record.fill(evaluated, there)
     whole = len(there) == len(outcome) and ended.status in WHOLE
     experiment = plan.experiment
     events = {**keeper.events, **ended.counts}
