@@ -128,6 +128,15 @@ def test_a_client_that_the_coordinator_misses_is_told_and_its_link_marked() -> N
     assert state.links() == {}
 
 
+def test_a_client_that_was_gone_is_back_when_a_round_has_all() -> None:
+    """Its own rows may be on another machine."""
+    gone = [*lead(1), EventRow(1, N, "gone", 2), *lead(2, N - 1)]
+    state = told(*gone)
+    assert state.condition(state.peers[2]) == "gone"
+    state = told(*gone, *lead(3))
+    assert state.condition(state.peers[2]) == "training" and not state.peers[2].seen_by
+
+
 def test_rounds_that_were_abandoned_are_counted_and_gave_nothing() -> None:
     state = told(*rounds(1, 3), *lead(4, None))
     assert state.led
@@ -215,6 +224,16 @@ def test_the_folder_of_one_participant_can_be_watched_alone(node: int, line: str
     lines = Lines(Follower(find([folder])), words_for(Names(N)))
     row = peer_row(node, 7, clients=3 if node == N else None)
     assert lines.of(row) == line
+
+
+def test_what_the_coordinators_folder_does_not_know_of_clients_is_left_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = written(tmp_path / "hub", *(row for r in (1, 2) for row in lead(r) if isinstance(row, PeerRow)))
+    (folder / "endpoint.toml").write_text(f'[[peer]]\nid = {N}\naddress = "tcp://127.0.0.1:5700"\nkey = "k"\n')
+    said = in_process(["watch", str(folder), "--once"], tmp_path, monkeypatch, capsys).out
+    assert re.search(r"^coordinator +leading +2/20 ", said, re.MULTILINE)
+    assert re.search(r"^2 +\w+ +– ", said, re.MULTILINE) and "0/20" not in said and " 0 B" not in said
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------

@@ -131,6 +131,7 @@ class State:
                 if row.round > peer.counted:
                     if self.led and peer.node == self.led.federation.coordinator:
                         self.led.row(row)
+                        self._answered(peer.node, row.clients or 0)
                     peer.counted = row.round
                     peer.turns += 1
                     peer.bytes_sent += row.bytes_sent
@@ -186,6 +187,13 @@ class State:
             for by in list(self.peers[node].seen_by) if itself else [peer.node]:
                 self._lift(by, node)
             self.peers[node].back()
+
+    def _answered(self, coordinator: int, clients: int) -> None:
+        """So many are in a round of the coordinator: where it is all, nobody is gone for it."""
+        if self.led and clients == self.led.federation.clients:
+            for node in list(self._marked.get(coordinator, ())):
+                self._lift(coordinator, node)
+                self.peers[node].back()
 
     def _repeated(self, row: EventRow) -> bool:
         """Whether it misses the same neighbours as in the round before: a peer that is gone is missed in each."""

@@ -140,16 +140,17 @@ def clients_table(state: State, peers: list[Peer], width: int) -> Table:
         if wide or head not in ("loss", "received", "rounds"):
             table.add_column(head, justify="left" if head in left else "right", no_wrap=True, overflow="ellipsis")
     for peer in peers:
-        leads = peer.node == state.names.coordinator
+        leads, known = peer.node == state.names.coordinator, peer.watched or peer.turns
+        round = f"{peer.round}/{state.rounds}" if state.rounds else str(peer.round)
         cells = {
             "client": Text("coordinator" if leads else str(peer.node)),
             "state": _state(state.condition(peer)),
-            "last round": Text(f"{peer.round}/{state.rounds}" if state.rounds else str(peer.round)),
-            "rounds": Text("–" if leads else str(peer.turns)),
+            "last round": Text(round if known else "–"),
+            "rounds": Text("–" if leads or not known else str(peer.turns)),
             "loss": Text(number(peer.loss)),
             "accuracy": Text(percent(peer.accuracy)),
-            "sent": Text(data_size(peer.bytes_sent)),
-            "received": Text(data_size(peer.bytes_received)),
+            "sent": Text(data_size(peer.bytes_sent) if known else "–"),
+            "received": Text(data_size(peer.bytes_received) if known else "–"),
             "what is said": Text(_account(state) if leads and not note(state, peer) else note(state, peer)),
         }
         table.add_row(*(cells[str(column.header)] for column in table.columns))
