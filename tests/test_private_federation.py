@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import signal
@@ -107,6 +108,27 @@ def test_the_noise_that_a_plan_recommends_is_enough(
     capsys.readouterr()
     cli(["run", "e.toml", "--dry-run"], standalone_mode=False)
     assert "fit into epsilon 1: there the run ends" in capsys.readouterr().out
+
+
+def test_a_site_plans_with_its_own_file_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("e.toml").write_text(
+        'rounds = 2\ntrain.device = "cpu"\n'
+        '[data]\nsource = "csv:site-{peer}.csv?label=y"\ntest = "csv:test.csv?label=y"\npartition = { kind = "own" }\n'
+        '[coordinator]\nclients = 4\nprivacy = { unit = "record", max_epsilon = 100.0 }\n'
+    )
+    for name, rows in (("site-2.csv", 300), ("test.csv", 20)):
+        Path(name).write_text("a,b,y\n" + "".join(f"{k % 7},{k % 5},{k % 2}\n" for k in range(rows)))
+    assert cli(["privacy", "plan", "e.toml", "--id", "2", "--json"], standalone_mode=False) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["plan"]["examples"] == [300] * 4
+    assert told["epsilon"] == pytest.approx(epsilon([Mechanism(1.0, 16 / 300, 2 * 5)], 1e-5))
+    with pytest.raises(ConfigError, match="there is no client 4"):
+        cli(["privacy", "plan", "e.toml", "--id", "4"], standalone_mode=False)
+    with pytest.raises(ConfigError, match=re.escape("site-0.csv")):
+        cli(["privacy", "plan", "e.toml"], standalone_mode=False)
 
 
 def test_a_run_that_its_budget_ended_does_not_go_on(tmp_path: Path) -> None:

@@ -15,8 +15,10 @@ def privacy() -> None:
 @privacy.command()
 @click.argument("experiment", type=click.Path(path_type=Path))
 @click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Replace a key of the file.")
+@click.option("--id", "node", type=click.IntRange(min=0),
+              help="As client K can know it, that has its own file alone: the others are taken to be as large.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-def plan(experiment: Path, overrides: tuple[str, ...], as_json: bool) -> int:
+def plan(experiment: Path, overrides: tuple[str, ...], node: int | None, as_json: bool) -> int:
     """Say what the budget of EXPERIMENT will be worth, before anything is sent: epsilon, against whom, and the noise
     beside what is to be learned.  Exit code 6 where the budget ends before the rounds do."""
     import dataclasses
@@ -28,7 +30,7 @@ def plan(experiment: Path, overrides: tuple[str, ...], as_json: bool) -> int:
     from fedgossip.running.purses import outlook
 
     made = compose.plan(load(experiment, overrides))
-    found = outlook(made)
+    found = outlook(made, node)
     if as_json:
         import msgspec
 

@@ -155,8 +155,12 @@ def show(finished: Run, *, report: bool = True) -> None:
 
 def facts(summary: dict[str, Any], record: Sequence[Row] = ()) -> list[tuple[str, str]]:
     """The lines of a run's summary: what, and the value in words.  Some are only in its record."""
+    from fedgossip.records import PeerRow
+
     rows = _federated(summary, record) if summary["mode"] == "federated" else _gossiped(summary)
-    rows.append(("sent", f"{summary['bytes_sent'] / 1e6:,.2f} MB by all"))
+    told = {row.peer for row in record if isinstance(row, PeerRow)}
+    alone = summary["mode"] == "federated" and told == {summary["n"]}
+    rows.append(("sent", f"{summary['bytes_sent'] / 1e6:,.2f} MB by {'the coordinator alone' if alone else 'all'}"))
     kind = "virtual seconds" if summary["driver"] == "sim" else "seconds"
     if summary["driver"] != "stacked":
         whole = "" if summary["wall_seconds"] is None else f", {summary['wall_seconds']:.1f} s in all"

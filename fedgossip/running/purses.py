@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from fedgossip.errors import ConfigError
+from fedgossip.machine import NodeId
 from fedgossip.running.credentials import Logged
 
 if TYPE_CHECKING:
@@ -56,8 +57,11 @@ def cost_of_training(experiment: Experiment, examples: int) -> tuple[float, int]
     return private_rate(experiment.train, examples), private_steps(experiment.train, examples)
 
 
-def outlook(plan: Plan) -> Forecast:
-    """Return what the budget of a run will be worth.  Reads the data.  Raises ConfigError for a run without one."""
+def outlook(plan: Plan, seen_by: NodeId | None = None) -> Forecast:
+    """Return what the budget of a run will be worth.  Reads the data.  Raises ConfigError for a run without one.
+
+    `seen_by`: a client that has a file of its own, and takes the others to have as many examples: no other is read.
+    """
     from fedgossip.privacy.forecast import Plan as Promise
     from fedgossip.privacy.forecast import forecast
     from fedgossip.running.federation import FederationPlan
@@ -67,8 +71,12 @@ def outlook(plan: Plan) -> Forecast:
         advice = 'Write [coordinator.privacy] with unit = "record" or "client".'
         raise ConfigError("a run without a budget of privacy", advice)
     p, e = plan.section.privacy, plan.experiment
-    task, shares = task_of(e, plan.learners)
-    fewest = min(shares.trained_on.values(), default=1)
+    if seen_by is not None and not 0 <= seen_by < plan.learners:
+        raise ConfigError(f"there is no client {seen_by}", f"Clients are 0 to {plan.learners - 1}.")
+    task, shares = task_of(e, plan.learners, None if seen_by is None else [seen_by])
+    known = list(shares.trained_on.values())
+    examples = known * (plan.learners if len(known) == 1 else 1)
+    fewest = min(examples, default=1)
     return forecast(
         Promise(
             unit=p.unit,
@@ -83,6 +91,6 @@ def outlook(plan: Plan) -> Forecast:
             honest=plan.least if p.unit == "client" else None,
             batch_size=e.train.batch_size,
             local_steps=cost_of_training(e, fewest)[1] if p.unit == "record" else 1,
-            examples=tuple(shares.trained_on.values()),
+            examples=tuple(examples),
         )
     )
