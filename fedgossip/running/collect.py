@@ -156,7 +156,9 @@ def conclude(
     directory.finish(summary, task, runs.averaged(plan.outcome(vectors)), report=report)
     if status == "failed":
         last = f"Their last words: {collector.folders[0].parent}/*/log.txt"
-        raise first_failure(last_words) or NetworkError("every peer died", last)
+        error = first_failure(last_words) or NetworkError("every peer died", last)
+        error.advice = f"{error.advice}  What was measured until then is in {directory.path}.".strip()
+        raise error
     summary["run_dir"] = str(directory.path)
     return Run(summary, collector.keeper.rows, vectors, directory.path)
 
