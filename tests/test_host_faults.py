@@ -283,7 +283,7 @@ def test_a_peer_whose_key_the_others_do_not_know_is_refused(tmp_path: Path) -> N
     shorter = ("--set", "algorithm.start_timeout=8")  # above what lies between two starts on a busy machine
     stranger = machines.start(0, "--key", "fresh.key", "--endpoints", "mine.toml", *shorter)
     known = [machines.start(node, *shorter) for node in (1, 2)]
-    refused, *rest = [finish(peer, 60) for peer in (stranger, *known)]
+    refused, *rest = [finish(peer, 30) for peer in (stranger, *known)]
     assert refused.code == 4 and "does not accept our key" in refused.errors[0], refused
     assert [one.code for one in rest] == [0, 0], rest
     assert all("unknown key" in one.err and "started without 0" in one.err for one in rest), rest
