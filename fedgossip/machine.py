@@ -10,6 +10,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from fedgossip.errors import PeerError, ProtocolError
 from fedgossip.messages import Message
 from fedgossip.vectors import Vector
 
@@ -203,3 +204,20 @@ class Machine(Protocol):
         that message only.
         """
         ...
+
+
+def told(machine: Machine, event: Event, now_ns: int) -> Sequence[Effect]:
+    """Tell a machine that others may send anything to: whatever a message of theirs does to it costs that message only.
+
+    Raises ProtocolError in place of an exception that nobody foresaw.  What one's own events do is raised as it is: the
+    fault is here then.
+    """
+    try:
+        return machine.handle(event, now_ns)
+    except PeerError:
+        raise
+    except Exception as error:
+        if not isinstance(event, Received):
+            raise
+        what = f"a {type(event.message).__name__} that cannot be handled: {type(error).__name__}: {error}"
+        raise ProtocolError(what, "It was dropped.", peer=event.sender) from error

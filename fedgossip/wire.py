@@ -101,7 +101,8 @@ class Expected:
 class Assembler:
     """Puts one sender's messages together.  One per sender; at most one transfer is open, so memory is bounded."""
 
-    def __init__(self, expected: Expected) -> None:
+    def __init__(self, expected: Expected | None) -> None:
+        """`expected` None: of one that may send no vectors."""
         self.expected = expected
         self._open: Carries | None = None
         self._vectors: tuple[Vector, ...] = ()  # made when the first chunk is there
@@ -142,7 +143,7 @@ class Assembler:
         """How many chunks of the message that is coming in are not there yet."""
         if self._open is None:
             return 0
-        bytes_each = np.dtype(self.expected.dtype).itemsize
+        bytes_each = np.dtype(self._open.dtype).itemsize
         return sum(-(-length * bytes_each // CHUNK_BYTES) for length in self._open.lengths) - self._next
 
     def give_up(self) -> None:
@@ -164,6 +165,8 @@ class Assembler:
 
     def _announce(self, header: Carries) -> None:
         want = self.expected
+        if want is None:
+            raise FrameError("vectors", "a message with vectors from one that may send none")
         if header.schema != want.schema:
             raise FrameError(
                 "schema",

@@ -12,7 +12,9 @@ from test_net_security import DIM, EXPECTED, HELLO, arrived, calling, greeting, 
 
 from fedgossip.cli import cli
 from fedgossip.errors import ConfigError
-from fedgossip.messages import Entry, Join
+from fedgossip.headers import _HEADERS, Header
+from fedgossip.headers import decoded as _decoded
+from fedgossip.messages import CARRIERS, AnyMessage, Entry, Join
 from fedgossip.net.auth import GUESTS
 from fedgossip.net.endpoints import Endpoint, block, load_members
 from fedgossip.net.identity import Identity, verify
@@ -66,7 +68,43 @@ def test_a_guest_is_not_heard_in_another_name_nor_with_another_message(links: Li
         caller.send(mark(b"H", 1), bytes(10_000))
         caller.send(mark(b"C", 1), bytes(100))
         events = heard_until(links, lambda heard: len(reasons(heard)) == 5)
-    assert reasons(events) == ["guest", "guest", "schema", "oversized", "order"] and not arrived(events)
+    assert reasons(events) == ["guest", "guest", "vectors", "oversized", "order"] and not arrived(events)
+
+
+@pytest.mark.parametrize("error", [TypeError, OverflowError, RecursionError, MemoryError, AssertionError])
+def test_whatever_a_guests_frame_does_to_its_reader_costs_that_frame_only(
+    links: Links, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    def decoded(body: bytes) -> Header:
+        if body == b"evil":
+            raise error
+        return _decoded(body)
+
+    stranger = Identity.new()
+    monkeypatch.setattr("fedgossip.wire.decoded", decoded)
+    with calling(links, stranger) as caller:
+        caller.send(mark(b"H", 1), b"evil")
+        caller.send(*said(asking(stranger, f"ipc://{tmp_path}/7")))
+        events = heard_until(links, arrived)
+    assert reasons(events) == ["header" if error is RecursionError else "broken"]
+
+
+def _empty_header(kind: type[AnyMessage]) -> bytes:
+    """The header of a message with vectors that announces nothing: no layout, no type, one vector of no elements."""
+    of = _HEADERS[kind]
+    texts = {"schema": "", "dtype": "", "digest": "", "view": "", "frame": b"", "lengths": [0]}
+    return header(type=of.__struct_config__.tag, **{name: texts.get(name, 0) for name in of.__struct_fields__})
+
+
+@pytest.mark.parametrize("kind", CARRIERS, ids=lambda kind: kind.__name__)
+def test_a_guest_may_announce_no_vectors_not_even_none(links: Links, kind: type[AnyMessage]) -> None:
+    """Two messages of one without a key ended a peer: such a header, which fitted, and a chunk."""
+    with calling(links, Identity.new()) as caller:
+        caller.send(mark(b"H", 1), _empty_header(kind))
+        caller.send(mark(b"C", 1), b"")
+        caller.send(*greeting(HELLO))
+        events = heard_until(links, lambda heard: len(reasons(heard)) == 2)
+    assert reasons(events) == ["vectors", "order"]
 
 
 def test_a_guest_that_talks_on_is_not_listened_to(links: Links) -> None:

@@ -10,15 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedgossip.errors import TrainingError
+from fedgossip.errors import ConfigError, TrainingError
 from fedgossip.learning.analytic import Averaging
-from fedgossip.machine import Effect, Event, PeerGone, PeerJoined, Started, Stopping, Train
+from fedgossip.machine import Effect, Event, PeerGone, PeerJoined, Received, Started, Stopping, Train
 from fedgossip.messages import Hello, Leaving, Masked, Model
 from fedgossip.net.endpoints import Endpoint
 from fedgossip.net.host import Host, Ports
 from fedgossip.net.identity import Identity
 from fedgossip.net.links import Links
-from fedgossip.net.transport import Arrived, LinkDown, LinkUp
+from fedgossip.net.refusals import CAUSES_WRITTEN, Refusals
+from fedgossip.net.transport import Arrived, LinkDown, LinkUp, Rejected
 from fedgossip.task import Job, Update
 from fedgossip.vectors import frozen
 from fedgossip.wire import Expected
@@ -53,6 +54,61 @@ def links(tmp_path: Path) -> Any:
     made.connect((1,), {1: Endpoint(f"ipc://{tmp_path}/1", Identity.new().public)}, EXPECTED, HELLO)
     yield made
     made.close()
+
+
+class Fragile(Told):
+    """A machine that breaks on whatever another one says."""
+
+    def __init__(self, error: type[Exception]) -> None:
+        super().__init__()
+        self.error = error
+
+    def handle(self, event: Event, now_ns: int) -> Sequence[Effect]:
+        super().handle(event, now_ns)
+        if isinstance(event, Received | PeerGone):
+            raise self.error("\x1b[2J")
+        return []
+
+
+@pytest.mark.parametrize("error", [KeyError, TypeError, OverflowError, RecursionError, AssertionError, ConfigError])
+def test_whatever_a_message_does_to_the_machine_costs_that_message_only(links: Links, error: type[Exception]) -> None:
+    machine, rows = Fragile(error), list[Any]()
+    host = Host(0, machine, links, Averaging(2, 4), HELLO, ports(rows))
+    for event in (LinkUp(1), Arrived(1, HELLO), *[Arrived(1, model(0))] * 37):
+        host._heard(event)
+    host._refusals.close()
+    assert sum(isinstance(event, Received) for event in machine.events) == 37 == host.counts["refused"]
+    assert [row.value.get("count", 1) for row in rows] == [1, 10, 37]
+    assert {(row.value["from"], row.value["reason"]) for row in rows} == {(1, "refused")}
+    assert all(error.__name__ in row.value["text"] and "\x1b" not in row.value["text"] for row in rows)
+    with pytest.raises(error):  # what nobody else has said is our own fault, and said as it is
+        host.tell(PeerGone(1))
+
+
+def test_each_cause_is_written_once_with_its_count_and_not_too_many(links: Links) -> None:
+    rows = list[Any]()
+    host = Host(0, Told(), links, Averaging(2, 4), HELLO, ports(rows))
+    for number in range(CAUSES_WRITTEN + 30):
+        host._heard(Rejected(number, "mark", "x"))
+    for number in range(99):
+        host._heard(Rejected(0, "refused", f"node 0, round {number}: a model of round {2 * number}"))
+        host._heard(Rejected(0, "mark", "y"))
+    host._refusals.close()
+    assert host.counts["refused"] == CAUSES_WRITTEN + 30 + 198
+    assert len({row.value["from"] for row in rows}) == CAUSES_WRITTEN
+    assert [row.value["count"] for row in rows if "count" in row.value] == [10, 100]
+
+
+def test_a_round_in_a_sentence_is_no_cause_of_its_own() -> None:
+    said = list[dict[str, Any]]()
+    refusals = Refusals(said.append)
+    for number in range(12):
+        refusals.add(Rejected(2, "refused", f"round {number}: a model of round {number + 7}"))
+        refusals.add(Rejected(2, "refused", f"round {number}: a second model"))
+    refusals.close()
+    assert [(one["text"], one.get("count", 1)) for one in said] == [
+        (f"round 0: {what}", count) for count in (1, 10, 12) for what in ("a model of round 7", "a second model")
+    ]
 
 
 def model(round: int) -> Model:
@@ -107,7 +163,7 @@ def test_a_second_process_with_one_identity_is_a_twin_and_changes_nothing(links:
     host = Host(0, machine, links, Averaging(2, 4), HELLO, ports(rows))
     for event in (LinkUp(1), process(5), process(6), process(6)):
         host._heard(event)
-    assert [row.value["reason"] for row in rows] == ["twin", "twin"] and host.counts == {"refused": 2}
+    assert [row.value["reason"] for row in rows] == ["twin"] and host.counts == {"refused": 2}
     assert machine.links_told() == [PeerJoined(1)]
 
 

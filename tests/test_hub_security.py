@@ -15,17 +15,17 @@ from dataclasses import replace
 import pytest
 import zmq
 from commands import wait_until
-from hub_kit import DIM, HELLO, contribution, heard_until, values, wheel
+from hub_kit import DIM, HELLO, contribution, heard_until, invite, values, wheel
 from test_net_security import LIES, OPEN, Caller, arrived, calling, greeting, header, mark, reasons
 from zmq.utils.monitor import recv_monitor_message
 
-from fedgossip.messages import Contribution, Hello, Invite
+from fedgossip.messages import AnyMessage, Contribution, Hello, Invite
 from fedgossip.net import callers
 from fedgossip.net.endpoints import Endpoint
 from fedgossip.net.hub import Hub
 from fedgossip.net.identity import Identity
 from fedgossip.net.transport import LinkDown, LinkEvent, LinkUp
-from fedgossip.wire import CHUNK_BYTES, Expected
+from fedgossip.wire import CHUNK_BYTES, Assembler, Expected
 
 SECONDS = 30.0
 EXPECTED = Expected("layout", "float32", CHUNK_BYTES // 4 + 1000)  # as that of test_net_security, whose lies are told
@@ -280,6 +280,36 @@ def test_one_that_calls_again_and_again_has_one_connection_and_holds_few_doors_o
     finally:
         for caller in calls:
             caller.close()
+
+
+@pytest.mark.parametrize("at", ["hub", "spoke"])
+@pytest.mark.parametrize("error", [TypeError, OverflowError, MemoryError, AssertionError])
+def test_whatever_a_frame_does_to_its_reader_costs_that_frame_only(
+    monkeypatch: pytest.MonkeyPatch, at: str, error: type[Exception]
+) -> None:
+    """Also in the middle of a message with vectors, whose memory is let go."""
+    landed = Assembler.landed
+
+    def broken(self: Assembler, size: int) -> AnyMessage | None:
+        if self.to_come == 3:
+            raise error
+        return landed(self, size)
+
+    with wheel(1) as w:
+        w.start()
+        here, there = (1, 0) if at == "hub" else (0, 1)
+        assembler = w.hub._clients[0].assembler if at == "hub" else w.spokes[0]._assembler
+        say = (lambda: w.spokes[0].send(1, contribution(1))) if at == "hub" else (lambda: w.hub.send(0, invite(1)))
+        with monkeypatch.context() as patch:
+            patch.setattr(Assembler, "landed", broken)
+            say()
+            w.until(lambda: "broken" in w.reasons(here))
+            assert assembler._vectors == () and {*w.reasons(here)} <= {"broken", "order"}
+            w.until(lambda: w.reasons(here).count("order") == 2)  # the chunks that came after it
+        say()
+        kind = Contribution if at == "hub" else Invite
+        w.until(lambda: w.arrived(here, kind))
+        assert w.up(here) == {there} and values(w.arrived(here, kind)) == [(there, 1.0)]
 
 
 # --- coordinators that lie ------------------------------------------------------------------------------------------

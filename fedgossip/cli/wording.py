@@ -104,7 +104,7 @@ FACTS: dict[str, str | tuple[str, ...]] = {
     "trace_full": "the trace has come to its limit: {text}",
     "trace_failed": "the trace could not be written: {text}",
     "rows_lost": "{count} rows of the record are lost: {reason}",
-    "refused": ("refused: {text}", "refused what came from peer {from}: {reason}"),
+    "refused": ("refused {count} times: {text}", "refused: {text}", "refused what came from peer {from}: {reason}"),
     "failed": "failed: {text}",
 }
 """Of several facts, by their names; the first that fits."""

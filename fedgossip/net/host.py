@@ -31,10 +31,12 @@ from fedgossip.machine import (
     Train,
     Trained,
     Witness,
+    told,
 )
 from fedgossip.messages import Hello, Invite, Join
 from fedgossip.metrics import Meter
 from fedgossip.net.endpoints import Endpoint
+from fedgossip.net.refusals import Refusals
 from fedgossip.net.transport import NOBODY, Arrived, LinkDown, LinkEvent, LinkUp, Rejected, Transport
 from fedgossip.records import EventRow, PeerRow, Row, event_row
 from fedgossip.task import Job, LocalTask
@@ -50,10 +52,6 @@ EVALUATE_SECONDS = 60.0
 
 IDLE_MS = 500
 """The longest sleep: signals and a vanished parent are noticed within it."""
-
-REJECTIONS_WRITTEN = 20
-"""How many refused frames are written out; all are counted."""
-
 
 @dataclass(frozen=True, slots=True)
 class Ports:
@@ -93,6 +91,7 @@ class Host:
         self.hello, self.ports = hello, ports
         self.result: Vector | None = None
         self.counts: dict[str, int] = {}
+        self._refusals = Refusals(self._write_refusal)
         self._meter = Meter(node)
         self._zero = time.monotonic_ns()
         self._timers: dict[Hashable, int] = {}
@@ -130,6 +129,7 @@ class Host:
             self.links.close(FLUSH_SECONDS if self.result is not None and not self.ports.stop() else 1.0)
         worker.join(timeout=EVALUATE_SECONDS if not self.ports.stop() else 1.0)
         self._take_answers()
+        self._refusals.close()
         if self.links.dropped:  # messages that a live link was too slow to take
             self.counts["dropped"] = self.links.dropped
         if self._fatal:
@@ -140,7 +140,7 @@ class Host:
         """Give the machine one event and perform what it asks."""
         now_ns = self.clock()  # read once: handled, and recorded, with the same value
         try:
-            effects = self.machine.handle(event, now_ns)
+            effects = told(self.machine, event, now_ns)
         except PeerError as error:
             self._reject(Rejected(error.peer, "refused", str(error), error.advice))
             return
@@ -349,10 +349,10 @@ class Host:
 
     def _reject(self, event: Rejected) -> None:
         self._count("refused")
-        if self.counts["refused"] <= REJECTIONS_WRITTEN:
-            text = _printable(event.text)
-            value = {"from": event.sender, "reason": event.reason, "text": text, "advice": event.advice}
-            self.ports.write(EventRow(self._round, self.node, "refused", value))
+        self._refusals.add(replace(event, text=_printable(event.text)))
+
+    def _write_refusal(self, value: dict[str, object]) -> None:
+        self.ports.write(EventRow(self._round, self.node, "refused", value))
 
     # --- the worker: trains and evaluates, one job after the other ------------------------------------------------
 

@@ -26,7 +26,7 @@ from fedgossip.net.callers import Callers, allow_open_files
 from fedgossip.net.endpoints import Endpoint, Endpoints
 from fedgossip.net.identity import Identity, check_public
 from fedgossip.net.outbox import Cuts, Outbox
-from fedgossip.net.reading import check_last, read, skip
+from fedgossip.net.reading import check_last, frame_error, read, skip
 from fedgossip.net.sockets import DRAIN_FRAMES, LINGER_MS, NOW, Waker, ZmqSocket
 from fedgossip.net.speaking import Line, Speaker
 from fedgossip.net.transport import Arrived, LinkDown, LinkEvent, LinkUp, Rejected, Woken
@@ -182,9 +182,10 @@ class Hub:
                 mark = self.router.recv(copy=False)
                 sender = self._sender(mark, name)
                 message = self._heard(self._clients[sender], name, mark, events)
-            except FrameError as error:
+            except Exception as error:
+                refused = frame_error(error, None if sender is None else self._clients[sender].assembler)
                 skip(self.router)
-                events.append(Rejected(sender, error.reason, str(error), error.advice))
+                events.append(Rejected(sender, refused.reason, str(refused), refused.advice))
                 continue
             if message is not None:
                 events.append(Arrived(sender, message))
@@ -211,7 +212,7 @@ class Hub:
         if known and kind == b"C" and not client.up:  # what is left of the message that broke with the connection
             skip(self.router)
             return None
-        message = read(self.router, mark, client.assembler if known else Assembler(Expected("", "", 0)))
+        message = read(self.router, mark, client.assembler if known else Assembler(None))
         if isinstance(message, Hello) and not (known and self._is_here(client, mark)):
             self._greeted(client, _Connection(name, mark.get(zmq.SRCFD), message), events)
             return None

@@ -22,7 +22,7 @@ from fedgossip.net.auth import GUEST, GUESTS, AllowList
 from fedgossip.net.endpoints import Endpoint, Endpoints, check_address
 from fedgossip.net.identity import Identity, check_public
 from fedgossip.net.outbox import Cuts, Outbox
-from fedgossip.net.reading import check_last, read, skip
+from fedgossip.net.reading import check_last, frame_error, read, skip
 from fedgossip.net.sockets import (
     DRAIN_FRAMES,
     MORE_NOW,
@@ -240,9 +240,10 @@ class Links:
                     continue
                 sender = self._sender(mark, connection)
                 message = self._body(sender, mark)
-            except FrameError as error:
+            except Exception as error:
+                refused = frame_error(error, None if sender is None else self._assemblers[sender])
                 skip(self.router)
-                events.append(Rejected(sender, error.reason, str(error), error.advice))
+                events.append(Rejected(sender, refused.reason, str(refused), refused.advice))
                 continue
             if message is not None:
                 events.append(Arrived(sender, message))
@@ -282,7 +283,7 @@ class Links:
         if key not in self._guests:
             while len(self._guests) >= GUESTS:
                 del self._guests[min(self._guests, key=lambda k: (self._guests[k].asked, self._guests[k].since))]
-            self._guests[key] = _Guest(Assembler(Expected("", "", 0)), now)
+            self._guests[key] = _Guest(Assembler(None), now)
         return self._guests[key]
 
     def _user(self, mark: zmq.Frame) -> int:

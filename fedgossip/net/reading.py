@@ -26,6 +26,19 @@ def read(socket: ZmqSocket, mark: zmq.Frame, assembler: Assembler) -> AnyMessage
     return assembler.landed(size)
 
 
+def frame_error(error: Exception, assembler: Assembler | None) -> FrameError:
+    """Return the refusal of one frame that could not be taken, whatever it is in it that cannot be; what it belongs to
+    is dropped.  Raises what is no fault of a frame.
+    """
+    if isinstance(error, FrameError):
+        return error
+    if isinstance(error, zmq.ZMQError):
+        raise error
+    if assembler is not None:
+        assembler.give_up()
+    return FrameError("broken", f"a frame that cannot be taken: {type(error).__name__}: {error}")
+
+
 def check_last(socket: ZmqSocket) -> None:
     """Raise FrameError where another frame follows."""
     if _more(socket):

@@ -19,10 +19,10 @@ from fedgossip.net import sockets, words
 from fedgossip.net.endpoints import Endpoint, Endpoints, check_address
 from fedgossip.net.identity import Identity, check_public
 from fedgossip.net.outbox import Cuts, Outbox, Pair
-from fedgossip.net.reading import check_last, read, skip
+from fedgossip.net.reading import check_last, frame_error, read, skip
 from fedgossip.net.sockets import DRAIN_FRAMES, MORE_NOW, NOW, Waker, ZmqSocket, failed_handshake, hang_up
 from fedgossip.net.transport import Arrived, LinkDown, LinkEvent, LinkUp, Rejected, Woken
-from fedgossip.wire import Assembler, Expected, FrameError, wire_bytes
+from fedgossip.wire import Assembler, Expected, wire_bytes
 
 
 class Spoke:
@@ -162,9 +162,10 @@ class Spoke:
                 return
             try:
                 message = self._heard(self._dealer, mark, events)
-            except FrameError as error:
+            except Exception as error:
+                refused = frame_error(error, self._assembler)
                 skip(self._dealer)
-                events.append(Rejected(self._coordinator, error.reason, str(error), error.advice))
+                events.append(Rejected(self._coordinator, refused.reason, str(refused), refused.advice))
                 continue
             if message is not None:
                 self._arrived(message, events)

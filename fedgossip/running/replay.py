@@ -21,7 +21,7 @@ from fedgossip import __version__
 from fedgossip.checkpoints import incarnation_of
 from fedgossip.errors import ConfigError, ProtocolError, ResumeError
 from fedgossip.experiment import checked
-from fedgossip.machine import Finish, Machine, NodeId
+from fedgossip.machine import Finish, Machine, NodeId, told
 from fedgossip.running import compose
 from fedgossip.running.collect import last_word
 from fedgossip.running.compose import Plan
@@ -122,7 +122,7 @@ def replay(
 def _tell(machine: Machine, entry: Entry) -> tuple[list[str], Vector | None]:
     """Return the effects as lines, and the final vector if this was the end."""
     try:
-        effects = machine.handle(entry.event, entry.now_ns)
+        effects = told(machine, entry.event, entry.now_ns)
     except ProtocolError as error:
         return [refusal(error)], None
     digests: dict[int, str] = {}

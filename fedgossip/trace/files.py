@@ -28,7 +28,7 @@ import msgspec
 import numpy as np
 
 from fedgossip.errors import ConfigError, ProtocolError
-from fedgossip.machine import Checkpoint, Effect, Event, Machine, NodeId
+from fedgossip.machine import Checkpoint, Effect, Event, Machine, NodeId, told
 from fedgossip.trace.events import Array, TraceError, described, put_together, raw, taken_apart
 from fedgossip.vectors import Vector, frozen
 
@@ -200,7 +200,7 @@ class Traced:
     def handle(self, event: Event, now_ns: int) -> Sequence[Effect]:
         self.trace.told(now_ns, event)
         try:
-            effects = self.machine.handle(event, now_ns)
+            effects = told(self.machine, event, now_ns)
         except ProtocolError as error:
             self.trace.answered([refusal(error)])
             raise
