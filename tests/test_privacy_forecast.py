@@ -16,12 +16,13 @@ from fedgossip.privacy.accounting import Mechanism, epsilon, noise_for, tight
 from fedgossip.privacy.adaptive import Clip, bit, bits_noise, share_shorter, split
 from fedgossip.privacy.forecast import Forecast, Plan, forecast
 from fedgossip.privacy.wording import lines, verdict
+from fedgossip.protocols.telling import Telling
 from fedgossip.secure.noise import client_sigma, discrete_gaussian
 
 SILOS = Plan("client", clients=10, rounds=20, noise=8.0, clip=1.0, delta=1e-5, parameters=650)
 RECORDS = Plan(
     "record", clients=10, rounds=20, noise=1.1, clip=0.5, delta=1e-5, parameters=650, batch_size=32, local_steps=10,
-    examples=(2000, 1000, 4000),
+    examples=(2000, 1000, 4000), telling=Telling(("examples", "steps"), ("cut",)),
 )  # fmt: skip
 
 
@@ -152,7 +153,7 @@ def test_every_forecast_says_who_is_hidden_and_from_whom():
         assert found["hidden"].startswith(unit)
         assert adversary in found["from"]
         assert "Who took part" in found["not hidden"]
-    assert "how many examples" in dict(lines(forecast(RECORDS)))["not hidden"]
+    assert "the number of examples" in dict(lines(forecast(RECORDS)))["not hidden"]
 
 
 def test_an_epsilon_that_promises_nothing_is_called_so():

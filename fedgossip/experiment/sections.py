@@ -24,7 +24,8 @@ class Data(msgspec.Struct, forbid_unknown_fields=True):
     """The common test set: a share of the examples, between 0 and 1, or "own", the one that the source brings,
     or a source."""
     local_test: float = 0.0
-    """The share of its examples that every client keeps to test on; the model that it is sent is tested there."""
+    """The share of its examples that every client keeps to test on; the model that it is sent is tested there.  The
+    coordinator is told the mean of all, but where single records are hidden (coordinator.privacy)."""
 
 
 class Model(msgspec.Struct, forbid_unknown_fields=True):

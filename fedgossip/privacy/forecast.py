@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fedgossip.errors import ConfigError, nearest
 from fedgossip.privacy.accounting import Mechanism, epsilon, noise_for, steps_within, tight
 from fedgossip.privacy.budget import UNITS, Spend
+from fedgossip.protocols.telling import Telling
 
 WEIGHTINGS = ("clients", "examples")
 
@@ -62,6 +63,12 @@ class Plan:
     """unit "record": steps of a site per round."""
     examples: Sequence[int] = ()
     """unit "record": of each client; the fewest decide."""
+    telling: Telling = field(default_factory=Telling)
+    """What clients tell beside their updates."""
+    secure: bool = True
+    """Whether that is told by sums alone."""
+    tested: bool = False
+    """Whether clients test the model that they are sent on examples of their own."""
 
     def __post_init__(self) -> None:
         if self.weighting not in WEIGHTINGS:

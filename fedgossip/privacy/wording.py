@@ -19,6 +19,7 @@ def lines(forecast: Forecast) -> list[tuple[str, str]]:
         ("hidden", _hidden(plan)),
         ("from", _adversary(plan)),
         ("not hidden", _not_hidden(plan)),
+        *_beside(plan),
         ("epsilon", _epsilon(forecast)),
         ("delta", _delta(plan)),
         ("rounds", rounds(forecast)),
@@ -63,8 +64,22 @@ def _adversary(plan: Plan) -> str:
 
 
 def _not_hidden(plan: Plan) -> str:
-    counts = "how many examples a client has, " if plan.unit == "record" else ""
-    return f"Who took part and when, {counts}and what was learned from earlier runs and from choosing these numbers."
+    told = plan.telling.words(plan.telling.exact)
+    of = "summed over the clients of each round" if plan.secure else "of each client and round"
+    counts = f"  As it is, {of}: {'; '.join(told)}." if told else ""
+    return f"Who took part and when.{counts}  What was learned from earlier runs, and from choosing these numbers."
+
+
+def _beside(plan: Plan) -> list[tuple[str, str]]:
+    """What is told beside the update under its noise, and what is measured and not told."""
+    found = []
+    if covered := plan.telling.words(plan.telling.covered):
+        text = "; ".join(covered).capitalize()
+        found.append(("also told", f"{text}: within epsilon, as it has noise or follows from what has."))
+    if plan.tested and "tests" not in (*plan.telling.exact, *plan.telling.covered):
+        text = "What a client measures on the examples that it keeps for tests (data.local_test): it stays there."
+        found.append(("not told", text))
+    return found
 
 
 def _epsilon(forecast: Forecast) -> str:

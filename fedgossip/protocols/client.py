@@ -44,6 +44,7 @@ from fedgossip.protocols import parts
 from fedgossip.protocols.parts import Chances, Part, PlainPart, SecurePart
 from fedgossip.protocols.rounds import check_layout, finite
 from fedgossip.protocols.spending import EXHAUSTED, Purse, spent, used_up
+from fedgossip.protocols.telling import EVERYTHING, Telling
 from fedgossip.secure.client import Client as Party
 from fedgossip.secure.keeping import Ahead
 from fedgossip.vectors import Vector, frozen
@@ -104,6 +105,8 @@ class ClientSettings:
 class Client:
     """One client.  `resumed`: go on from there; what was trained and not answered before is trained again."""
 
+    telling = EVERYTHING  # where an image of the release before is taken up, that has no word of it
+
     def __init__(
         self,
         node: NodeId,
@@ -115,10 +118,11 @@ class Client:
         resumed: Checkpoint | None = None,
         answering: Answering | None = None,
         purse: Purse | None = None,
+        telling: Telling = EVERYTHING,
     ) -> None:
         self.node, self.coordinator, self.rule, self.settings = node, coordinator, rule, settings
         self.answering: Answering = answering or Plainly()
-        self.purse = purse
+        self.purse, self.telling = purse, telling
         self.model = resumed.vectors["x"] if resumed else initial
         self.layout = Invite(0, schema, (initial,) * rule.vectors)
         self.memory = _several(resumed, "memory")
@@ -277,7 +281,7 @@ class Client:
             int(metrics.get("tested", 0)),
         )
         report = Report("trained", {**metrics, "examples": examples}, round)
-        answer = self.part.trained(contributed)
+        answer = self.part.trained(self.telling.of(contributed))
         said = answer if self.wanted and self.linked else [e for e in answer if not isinstance(e, Send)]
         facts = {"accuracy": contributed.accuracy} if contributed.tested else {}
         facts.update({"epsilon": self.purse.epsilon} if self.purse else {})

@@ -25,6 +25,7 @@ from fedgossip.protocols.client import Answering, Client, ClientSettings, Plainl
 from fedgossip.protocols.coordinator import Coordinator, CoordinatorSettings
 from fedgossip.protocols.parts import Chances
 from fedgossip.protocols.secure_round import SecureSumming, Terms
+from fedgossip.protocols.telling import Telling, telling
 from fedgossip.records import EventRow, PeerRow, Row
 from fedgossip.running.credentials import Credentials, Logged, Own
 from fedgossip.running.numbers import Numbers
@@ -167,15 +168,30 @@ class FederationPlan:
     @cached_property
     def numbers(self) -> Numbers:
         """How contributions become integers that can be summed, with noise where there is some."""
-        hidden, rule = self.unit == "client", self.federated.clients
         return Numbers(
             self.section,
             self.experiment.train,
             invited=self.invited,
             least=self.least,
             vectors=self.vectors,
-            by_examples=rule.weight(2) > rule.weight(1) and not hidden,
+            by_examples=self._by_examples,
+            telling=self.telling,
+        )
+
+    @property
+    def _by_examples(self) -> bool:
+        rule = self.federated.clients
+        return rule.weight(2) > rule.weight(1) and self.unit != "client"
+
+    @property
+    def telling(self) -> Telling:
+        """What clients tell beside their vectors."""
+        return telling(
+            self.unit,
+            secure=self.secure,
+            by_examples=self._by_examples,
             tested=self._tests_at_clients,
+            adaptive=self.section.privacy.adaptive,
         )
 
     def masked(self, length: int) -> int:
@@ -318,7 +334,8 @@ class FederationPlan:
         rule = self.federated.clients
         answering = self._securely(node, initial, schema, who) if who and self.secure else Plainly()
         purse = self._purse(node, who)
-        return Client(node, self.coordinator, rule, initial, schema, self.client_settings, resumed, answering, purse)
+        about = node, self.coordinator, rule, initial, schema, self.client_settings
+        return Client(*about, resumed, answering, purse, self.telling)
 
     def _securely(self, node: NodeId, initial: Vector, schema: str, who: Credentials) -> Answering:
         policy = who.policy or self.policy(who.roster.identity(self.coordinator), initial.size, schema)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fedgossip.experiment import Coordinator as Section
 from fedgossip.learning.settings import TrainSettings
 from fedgossip.privacy.adaptive import Clip, bits_noise, share_shorter, split
+from fedgossip.protocols.telling import Telling
 from fedgossip.secure.fixed_point import CLIPPED, NOTHING, SHORTER, FixedPoint
 from fedgossip.secure.hiding import NoiseRule
 from fedgossip.secure.noise import client_sigma, rounded_norm
@@ -38,8 +39,8 @@ class Numbers:
     """That a client sends, one behind the other."""
     by_examples: bool
     """Whether a client counts by its examples; else all count the same."""
-    tested: bool
-    """Whether clients test the model that they are sent."""
+    telling: Telling
+    """What clients tell beside the update."""
 
     @property
     def hidden(self) -> bool:
@@ -59,22 +60,21 @@ class Numbers:
             q_bits=s.bits or self._bits(elements),
             metrics=self._metrics,
             layout=layout,
-            tells=(SHORTER if self.section.privacy.adaptive else NOTHING) if self.hidden else CLIPPED,
+            tells=self._told_of_the_clip,
         )
 
     @property
     def _metrics(self) -> tuple[tuple[str, float], ...]:
-        """What a sum tells beside the update, with bounds; nothing that noise would have to hide."""
-        s, t, unit = self.section.secure, self.train, self.section.privacy.unit
+        """What a sum tells beside the update, the weight and the clip, with bounds."""
+        s, t = self.section.secure, self.train
         most = t.local_steps or math.ceil(s.weight_max / t.batch_size) * (t.local_epochs or 1)
-        if self.hidden:
-            return ()
-        metrics = [("steps", float(most))]
-        if unit == "none":
-            metrics.append(("loss", LOSS_MAX))
-        if self.tested:
-            metrics += [("accuracy", 1.0), ("tested", float(s.weight_max))]
-        return tuple(metrics)
+        bounds = {"steps": float(most), "loss": LOSS_MAX, "accuracy": 1.0, "tested": float(s.weight_max)}
+        return tuple((name, bounds[name]) for name in self.telling.fields if name in bounds)
+
+    @property
+    def _told_of_the_clip(self) -> str:
+        told = self.telling.fields
+        return next((name for name in (CLIPPED, SHORTER) if name in told), NOTHING)
 
     def _bits(self, elements: int) -> int:
         """The most bits, of those that are usual, with which neither the sum nor its noise can wrap around."""

@@ -92,5 +92,8 @@ def outlook(plan: Plan, seen_by: NodeId | None = None) -> Forecast:
             batch_size=e.train.batch_size,
             local_steps=cost_of_training(e, fewest)[1] if p.unit == "record" else 1,
             examples=tuple(examples),
+            telling=plan.telling,
+            secure=plan.secure,
+            tested=e.data.local_test > 0,
         )
     )
