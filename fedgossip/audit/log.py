@@ -49,6 +49,8 @@ class Lives:
     """A log as earlier lives left it."""
 
     owner: Owner
+    first: str
+    """The hash of the first entry, which no other log has."""
     last: Entry
     logged: tuple[tuple[str, Facts], ...]
     """Kind and facts of every line that the participant itself has put down."""
@@ -65,6 +67,7 @@ def read(path: Path) -> Lives:
     AuditError where one is wrong, and for a log without a whole line.
     """
     owner: Owner | None = None
+    first = NOTHING
     last: Entry | None = None
     logged: list[tuple[str, Facts]] = []
     whole = torn = 0
@@ -74,7 +77,7 @@ def read(path: Path) -> Lives:
             break
         try:
             entry = parsed(line)
-            owner = owner or owner_of(entry)
+            owner, first = owner or owner_of(entry), first if owner else entry.hash
         except ValueError as error:
             raise _refused(path, f"line {place}: {error}") from None
         if (entry.number, entry.previous) != (place - 1, last.hash if last else NOTHING):
@@ -88,7 +91,7 @@ def read(path: Path) -> Lives:
         raise _refused(path, f"line {last.number + 1}: not signed by {owner}, whose log this is")
     if torn > ENTRY_BYTES_MAX:
         raise _refused(path, f"{torn} bytes after line {last.number + 1} are no torn line")
-    return Lives(owner, last, tuple(logged), whole, torn)
+    return Lives(owner, first, last, tuple(logged), whole, torn)
 
 
 def _torn_first(path: Path) -> bool:
@@ -122,6 +125,8 @@ class AuditLog:
         self.number, self.head = 0, NOTHING
         """Of the next entry; the hash of the last."""
         self.past: tuple[tuple[str, Facts], ...] = ()
+        self.first = NOTHING
+        """The hash of its first entry: no other log has it."""
         self._bytes = 0
         self._file: int | None = _locked(path)
         try:
@@ -138,7 +143,7 @@ class AuditLog:
         if past:
             self._check(past.owner)
             self.number, self.head, self._bytes = past.last.number + 1, past.last.hash, past.whole_bytes
-            self.past = past.logged
+            self.past, self.first = past.logged, past.first
         try:
             os.ftruncate(self._file, self._bytes)
             if self._synced:
@@ -148,7 +153,7 @@ class AuditLog:
         if past:
             self._write(REOPENED, {"version": self.owner.version})
         else:
-            self._write(OPENED, self.owner.facts())
+            self.first = self._write(OPENED, self.owner.facts())
         if torn:
             self._write(MENDED, {"bytes": torn})
 

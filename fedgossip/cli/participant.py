@@ -65,6 +65,7 @@ class Participant:
         """Run to the end; return the exit code.  Raises FedgossipError."""
         from fedgossip.cli.progress import Progress, names_of
         from fedgossip.errors import TooFewPeersError
+        from fedgossip.running.ledger import SUFFIX
         from fedgossip.running.peer import run_peer
         from fedgossip.running.peer_files import empty_folder
         from fedgossip.running.private import LEDGER
@@ -95,6 +96,7 @@ class Participant:
                 learning=self.learning,
                 trace_bytes=self.trace_bytes,
                 masked=self.key.with_name(f"{self.key.name}.{LEDGER}"),
+                spent=self.key.with_name(f"{self.key.name}.{SUFFIX}"),
             )
         click.echo(f"{ended.status} after {ended.rounds} rounds; everything is in {folder}", err=True)
         if ended.status == "interrupted":

@@ -1,15 +1,19 @@
-"""`fedgossip privacy`: what a run promises, before anything is sent."""
+"""`fedgossip privacy`: what a run promises, before anything is sent; and what a key has spent in all its runs."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+
+if TYPE_CHECKING:
+    from fedgossip.running.ledger import Account
 
 
 @click.group()
 def privacy() -> None:
-    """What a federated run promises about privacy: plan a budget, pin a policy."""
+    """What a federated run promises about privacy: plan a budget, pin a policy, see what was spent."""
 
 
 @privacy.command()
@@ -64,3 +68,29 @@ def policy(experiment: Path, endpoints: Path, overrides: tuple[str, ...], out: P
     policies.write(out, made)
     click.echo(policies.text(made), nl=False)
     click.echo(f"It is in {out}, readable by you alone.", err=True)
+
+
+@privacy.command()
+@click.option("--key", type=click.Path(path_type=Path), default=Path("peer.key"), show_default=True,
+              help="The key that has taken part.")
+@click.option("--delta", type=float, default=1e-5, show_default=True, help="Of the epsilon that is shown.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def spent(key: Path, delta: float, as_json: bool) -> None:
+    """Say what this key has spent of privacy in all its runs over a network, by what it is of."""
+    from fedgossip.cli.text import columns
+    from fedgossip.running.ledger import SUFFIX, accounts
+
+    found = accounts(key.with_name(f"{key.name}.{SUFFIX}"), delta)
+    if as_json:
+        import msgspec
+
+        click.echo(msgspec.json.encode(found).decode())
+    elif found:
+        click.echo(columns([(f"{a.unit}, {a.data}", _account(a, delta)) for a in found]))
+    else:
+        click.echo(f"Nothing: there is no {key.name}.{SUFFIX} beside {key}.", err=True)
+
+
+def _account(account: Account, delta: float) -> str:
+    runs = "1 run" if account.runs == 1 else f"{account.runs} runs"
+    return f"epsilon {account.epsilon:.4g} at delta {delta:g}, by {account.releases} releases in {runs}"

@@ -86,6 +86,7 @@ FACTS: dict[str, str | tuple[str, ...]] = {
     "abstained": "client {peer} stays out of the round: {reason}",
     "abandoned_here": "stays out of the round: {reason}",
     "budget": "{text}",
+    "spent_before": "epsilon {epsilon:.4g} of {limit:g} was spent in other runs with this key, on the same data",
     "ended_early": "the coordinator has ended the run after {rounds} of {of} rounds",
     "misfits": "what client {held_by} gave back of client {of}’s secret does not fit",
     "late": (

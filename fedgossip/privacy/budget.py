@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 
 import msgspec
 
@@ -88,8 +88,10 @@ class Budget:
     clip: float | None = None
     """What every spend was clipped to; None where it follows the updates (`adaptive`): the account does not need it."""
     spends: tuple[Spend, ...] = ()
+    before: Account = field(default_factory=Account, compare=False, kw_only=True)
+    """What other runs have spent of the same: an account knows no delta and no clip."""
     _account: Account | None = field(default=None, repr=False, compare=False, kw_only=True)
-    """Of the spends; a round adds to it, however many there were."""
+    """Of that and the spends; a round adds to it, however many there were."""
 
     def __post_init__(self) -> None:
         _unit(self.unit)
@@ -99,7 +101,7 @@ class Budget:
                 "Epsilon is above 0, delta between 0 and 1.",
             )
         if self._account is None:
-            account = Account()
+            account = self.before
             for spend in self.spends:
                 self._check(spend)
                 account = account.plus(spend.mechanism)
@@ -133,7 +135,7 @@ class Budget:
                 "The model so far is the result.  More rounds take more noise per round, from the beginning.",
             )
         account = self.account.plus(spend.mechanism)
-        return Budget(self.max_epsilon, self.delta, self.unit, self.clip, (*self.spends, spend), _account=account)
+        return replace(self, spends=(*self.spends, spend), _account=account)
 
     def _check(self, spend: Spend) -> None:
         pairs = [("unit", spend.unit, self.unit), ("delta", spend.delta, self.delta)]
@@ -153,7 +155,7 @@ def resumed(budget: Budget, recorded: Iterable[Mapping[str, object]]) -> Budget:
     Raises ConfigError for a line that cannot be read, or is another promise's.
     """
     spends = (*budget.spends, *(Spend.from_mapping(line) for line in recorded))
-    return Budget(budget.max_epsilon, budget.delta, budget.unit, budget.clip, spends)
+    return replace(budget, spends=spends, _account=None)
 
 
 def _unit(unit: str) -> None:

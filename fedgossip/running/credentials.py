@@ -28,6 +28,8 @@ class Credentials:
     """What this client insists on, from a file of its own; without, what the experiment says."""
     log: Sequence[Logged] = ()
     """What lives before this one have put down."""
+    spent: Sequence[Mapping[str, object]] = ()
+    """What this key has spent of privacy on the same data, beside what is in the log."""
     noise: Callable[[int], Entropy] = field(default=lambda _round: os.urandom, repr=False)
     """Of the noise of a round."""
 
@@ -37,7 +39,11 @@ Own = Credentials | Pairs
 
 
 def real(
-    identity: Identity, endpoints: Endpoints, policy: Policy | None = None, log: Sequence[Logged] = ()
+    identity: Identity,
+    endpoints: Endpoints,
+    policy: Policy | None = None,
+    log: Sequence[Logged] = (),
+    spent: Sequence[Mapping[str, object]] = (),
 ) -> Credentials:
     """Return those of a participant of a real run.  Raises ConfigError for entries that are not signed."""
-    return Credentials(identity.sign_bytes, os.urandom, roster_of(endpoints), policy, log)
+    return Credentials(identity.sign_bytes, os.urandom, roster_of(endpoints), policy, log, spent)

@@ -241,12 +241,19 @@ class FederationPlan:
 
     def _purse(self, node: NodeId, own: Credentials | None) -> BudgetPurse | None:
         """The coordinator counts what its sums tell of clients; each client, what has left it."""
-        p, log = self.section.privacy, own.log if own else ()
-        if self.unit == "none" or (self.unit == "record" and node == self.coordinator):
+        p, log, before = self.section.privacy, own.log if own else (), own.spent if own else ()
+        if not self.spends(node):
             return None
         if self.unit == "client":
-            return purse_of(p, 1.0, 1, log)
-        return purse_of(p, *cost_of_training(self.experiment, self.trained_on[node]), log)
+            return purse_of(p, 1.0, 1, log, before)
+        if node not in self.trained_on:
+            advice = "A run with a budget of privacy can be neither recorded nor replayed."
+            raise ConfigError(f"nobody knows how many examples client {node} has, nor what it has spent", advice)
+        return purse_of(p, *cost_of_training(self.experiment, self.trained_on[node]), log, before)
+
+    def spends(self, node: NodeId) -> bool:
+        """Whether a participant keeps an account of privacy: of records each client, of clients all."""
+        return self.unit == "client" or (self.unit == "record" and node != self.coordinator)
 
     def informed(self, shares: DataShares) -> FederationPlan:
         sizes = tuple(shares.sizes) if shares.sizes else None

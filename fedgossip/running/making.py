@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,12 +17,16 @@ from fedgossip.net.identity import Identity
 from fedgossip.net.links import Links
 from fedgossip.net.spoke import Spoke
 from fedgossip.net.transport import Transport
+from fedgossip.records import EventRow
 from fedgossip.running.credentials import real
+from fedgossip.running.federation import FederationPlan
 from fedgossip.running.gossip import GossipPlan
+from fedgossip.running.ledger import SUFFIX, SpentLedger, data_of
 from fedgossip.running.lives import MakeMachine
 from fedgossip.running.members import member_of
 from fedgossip.running.plan import CLIENT, COORDINATOR, Plan
 from fedgossip.running.private import LEDGER, private_maker
+from fedgossip.running.purses import account_before
 from fedgossip.running.recording import Recorder
 from fedgossip.secure.session import Policy
 from fedgossip.vectors import Vector
@@ -42,6 +46,7 @@ class Given:
     resume: bool
     policy: Policy | None
     masked: Path | None
+    spent: Path | None
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,8 @@ class Made:
 
     make: MakeMachine
     recorder: Recorder | None = None
+    events: Sequence[EventRow] = ()
+    """What the record should say before it begins."""
 
 
 def transport_of(plan: Plan, node: NodeId, bind: str, identity: Identity) -> Transport:
@@ -98,19 +105,42 @@ def _member(plan: Plan, node: NodeId, given: Given, members: Members) -> MakeMac
 
 def _federated(plan: Plan, node: NodeId, given: Given, stack: contextlib.ExitStack) -> Made:
     role, run = plan.role(node), given.hello.experiment
-    recorder = stack.enter_context(Recorder(given.folder, node, role, given.identity, run, synced=plan.masks))
-    own = real(given.identity, given.endpoints, given.policy, recorder.past) if plan.masks else None
-    if own and role == COORDINATOR:
+    assert isinstance(plan, FederationPlan)
+    spends = plan.spends(node)
+    recorder = stack.enter_context(
+        Recorder(given.folder, node, role, given.identity, run, synced=plan.masks or spends)
+    )
+    before = recorder.account(_ledger(plan, node, given, stack)) if spends else ()
+    own = None
+    if plan.masks or spends:
+        own = real(given.identity, given.endpoints, given.policy, recorder.past, before)
+    if own and plan.masks and role == COORDINATOR:
         recorder.transcribe(own.roster.first(plan.learners))
 
     def make(initial: Vector, checkpoint: Checkpoint | None, incarnation: int) -> Machine:
         return plan.machine(node, initial, given.hello.schema, checkpoint, incarnation=incarnation, own=own)
 
-    return Made(make, recorder)
+    return Made(make, recorder, _spent_before(plan, node, before))
+
+
+def _ledger(plan: FederationPlan, node: NodeId, given: Given, stack: contextlib.ExitStack) -> SpentLedger:
+    path = given.spent or given.folder / SUFFIX
+    return stack.enter_context(contextlib.closing(SpentLedger(path, plan.unit, data_of(plan.experiment, node))))
+
+
+def _spent_before(plan: FederationPlan, node: NodeId, before: Sequence[Mapping[str, object]]) -> list[EventRow]:
+    if not before:
+        return []
+    p = plan.section.privacy
+    about = {"epsilon": account_before(before).epsilon(p.delta), "limit": p.max_epsilon, "releases": len(before)}
+    return [EventRow(0, node, "spent_before", about)]
 
 
 def check_recordable(plan: Plan, trace_bytes: int) -> None:
-    """Raise ConfigError where a run that masks what it sends is to be traced."""
+    """Raise ConfigError where a run that masks what it sends, or keeps a budget of privacy, is to be traced."""
+    if trace_bytes and isinstance(plan, FederationPlan) and plan.unit != "none":
+        advice = "Leave --trace out; clients and coordinators keep signed logs, see `fedgossip audit show`."
+        raise ConfigError("a run with a budget of privacy cannot be replayed: its account is not in a trace", advice)
     if trace_bytes and plan.masks:
         advice = "Leave --trace out; clients and coordinators keep signed logs, see `fedgossip audit show`."
         raise ConfigError("a run with masks cannot be replayed: its secrets are written down nowhere", advice)

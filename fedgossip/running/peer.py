@@ -101,6 +101,7 @@ def run_peer(
     join: bool = False,
     policy: Policy | None = None,
     masked: Path | None = None,
+    spent: Path | None = None,
     learning: tuple[LocalTask, DataShares] | None = None,
 ) -> PeerEnded:
     """Run peer `node` to the end; `folder` exists and is empty.  Raises FedgossipError, which ended.json also tells.
@@ -115,8 +116,9 @@ def run_peer(
 
     `checkpoint_seconds` lie between two checkpoints; `trace_bytes` is the longest trace of what the machine is told,
     0 for none.  `faults`: what a fault script does inside this process.  `members`: others may come and go, and so may
-    we; `join`: the run has begun.  `masked`: where a private peer notes what its key has masked, beside the key; by
-    default in the folder.  `learning`: the task, and who has which examples, where that is made already.
+    we; `join`: the run has begun.  `masked`, `spent`: where a private peer notes what its key has masked, and a client
+    what it has spent of privacy, beside the key; by default in the folder.  `learning`: the task, and who has which
+    examples, where that is made already.
     """
     check_recordable(plan, trace_bytes)
     try:
@@ -149,7 +151,7 @@ def run_peer(
             if resume and not child:  # a collector has read on: it must find what it has read
                 lives.cut_rows(folder / "metrics.jsonl", life.round)
             files = PeerFiles(folder, node, plan, task, snapshots=child)
-            given = Given(folder, identity, known, hello, links, members, join, resume, policy, masked)
+            given = Given(folder, identity, known, hello, links, members, join, resume, policy, masked, spent)
             made = stack.enter_context(made_by(plan, node, given))
         except FedgossipError as error:
             if child or not resume:  # a refused resume changes nothing
@@ -186,7 +188,7 @@ class _Peer:
         """Gossip to the end, and write what came out."""
         files, vector = self.files, None
         error: FedgossipError | None = None
-        for row in self.life.events():
+        for row in [*self.life.events(), *self._made.events]:
             self._event(row)
         with contextlib.ExitStack() as stack:
             machine = self._machine(trace_bytes, stack)

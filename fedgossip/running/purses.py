@@ -11,6 +11,7 @@ from fedgossip.running.credentials import Logged
 
 if TYPE_CHECKING:
     from fedgossip.experiment import Experiment, Privacy
+    from fedgossip.privacy.accounting import Account
     from fedgossip.privacy.budget import Budget, Spend
     from fedgossip.privacy.forecast import Forecast
     from fedgossip.running.plan import Plan
@@ -34,10 +35,12 @@ class BudgetPurse:
         return spend.to_mapping()
 
 
-def purse_of(privacy: Privacy, rate: float, steps: int, log: Iterable[Logged]) -> BudgetPurse:
+def purse_of(
+    privacy: Privacy, rate: float, steps: int, log: Iterable[Logged], before: Iterable[Mapping[str, object]] = ()
+) -> BudgetPurse:
     """Return the purse of one participant whose rounds cost `steps` releases at `rate`, less what `log` says is spent.
 
-    Raises ConfigError for a log of another budget.
+    `before`: what other runs have spent of the same.  Raises ConfigError for a log of another budget.
     """
     from fedgossip.privacy.budget import Budget, Spend, resumed
 
@@ -46,8 +49,16 @@ def purse_of(privacy: Privacy, rate: float, steps: int, log: Iterable[Logged]) -
     def cost(round: int) -> Spend:
         return Spend(p.unit, p.noise, p.delta, p.clip, rate, steps, round)
 
-    budget = Budget(p.max_epsilon, p.delta, p.unit, None if p.adaptive else p.clip)
+    budget = Budget(p.max_epsilon, p.delta, p.unit, None if p.adaptive else p.clip, before=account_before(before))
     return BudgetPurse(resumed(budget, [facts for kind, facts in log if kind == SPENT]), cost)
+
+
+def account_before(spends: Iterable[Mapping[str, object]]) -> Account:
+    """Return the account of spends of any runs: their divergences add up, whatever noise, clip and delta they had."""
+    from fedgossip.privacy.accounting import account_of
+    from fedgossip.privacy.budget import Spend
+
+    return account_of(Spend.from_mapping(one).mechanism for one in spends)
 
 
 def cost_of_training(experiment: Experiment, examples: int) -> tuple[float, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -15,6 +15,8 @@ from fedgossip.audit.transcript import Transcript
 from fedgossip.machine import Log, NodeId, Witness
 from fedgossip.net.identity import Identity
 from fedgossip.running.credentials import Logged
+from fedgossip.running.ledger import SpentLedger
+from fedgossip.running.purses import SPENT
 from fedgossip.secure.session import Roster
 from fedgossip.vectors import digest
 
@@ -31,6 +33,12 @@ class Recorder:
         self._log = AuditLog(folder / NAME, owner, identity.sign_bytes, time.time_ns, synced=synced)
         self._roster: Roster | None = None
         self._open: tuple[int, Transcript] | None = None
+        self._ledger: SpentLedger | None = None
+
+    def account(self, ledger: SpentLedger) -> Sequence[Mapping[str, object]]:
+        """Write down what is spent in the ledger too, first; return what it holds that this log does not."""
+        self._ledger = ledger
+        return ledger.take_up(self._log.first, [facts for kind, facts in self._log.past if kind == SPENT])
 
     @property
     def past(self) -> Sequence[Logged]:
@@ -43,6 +51,8 @@ class Recorder:
 
     def log(self, line: Log) -> None:
         facts = {**line.facts, "sha256": digest(line.hashed)} if line.hashed else line.facts
+        if line.kind == SPENT and self._ledger:
+            self._ledger.add(facts)
         self._log.append(line.kind, facts)
 
     def witness(self, seen: Witness) -> None:

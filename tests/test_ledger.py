@@ -1,0 +1,281 @@
+"""The ledger beside a key: a budget of privacy is of the data, and does not begin anew in another folder."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from test_coordinator_commands import CLIENTS, Site
+from test_private_federation import hiding, learning
+
+import fedgossip
+from fedgossip.audit.entries import entries
+from fedgossip.cli import cli
+from fedgossip.errors import BudgetError, ConfigError, NotWrittenError
+from fedgossip.experiment import load
+from fedgossip.machine import Log, PeerJoined, Received, Report, Send, Started, Trained
+from fedgossip.messages import Hello, Invite, Refusal
+from fedgossip.net.endpoints import Endpoint, signed
+from fedgossip.net.identity import Identity
+from fedgossip.privacy.accounting import Mechanism, epsilon
+from fedgossip.privacy.budget import Budget, Spend
+from fedgossip.records import EventRow
+from fedgossip.running import compose, making
+from fedgossip.running.federation import FederationPlan
+from fedgossip.running.ledger import SpentLedger, data_of
+from fedgossip.running.making import Given
+from fedgossip.running.purses import purse_of
+from fedgossip.vectors import frozen
+
+SPEND = Spend("record", noise=1.0, delta=1e-5, clip=1.0, rate=0.1, steps=3).to_mapping()
+
+
+def opened(path: Path, data: str = "digits", unit: str = "record") -> contextlib.closing[SpentLedger]:
+    return contextlib.closing(SpentLedger(path, unit, data))
+
+
+def left(path: Path, *logs: str, data: str = "digits") -> Path:
+    """A release for each of these logs."""
+    with opened(path, data) as ledger:
+        for log in logs:
+            ledger.take_up(log, [])
+            ledger.add(SPEND)
+    return path
+
+
+def before(path: Path, log: str = "new", logged: int = 0, data: str = "digits", unit: str = "record") -> int:
+    with opened(path, data, unit) as ledger:
+        return len(ledger.take_up(log, [SPEND] * logged))
+
+
+# --- the file ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_other_runs_have_spent_of_the_same_data_counts_and_nothing_else(tmp_path: Path) -> None:
+    path = left(tmp_path / "k.spent", "a", "a", "b")
+    assert before(path) == 3
+    assert before(path, "a", logged=2) == 1, "its own log tells of the others"
+    assert before(path, data="breast-cancer") == 0 and before(path, unit="client") == 0
+    assert path.stat().st_mode & 0o077 == 0
+
+
+def test_a_release_that_a_crash_left_out_of_the_log_counts(tmp_path: Path) -> None:
+    path = left(tmp_path / "k.spent", "a", "a", "a")
+    assert before(path, "a", logged=2) == 1
+
+
+def test_a_ledger_that_was_lost_is_made_again_from_the_log(tmp_path: Path) -> None:
+    assert before(tmp_path / "k.spent", "a", logged=4) == 0
+    assert before(tmp_path / "k.spent", "b") == 4
+
+
+def test_a_torn_line_was_no_release_and_hides_no_later_one(tmp_path: Path) -> None:
+    path = left(tmp_path / "k.spent", "a", "b")
+    path.write_bytes(path.read_bytes()[:-7])
+    assert before(path) == 1
+    assert before(left(path, "c")) == 2
+
+
+@pytest.mark.parametrize("line", [b"{}\n", b"word\n", b'{"data":"digits","log":"a","spend":{"noise":1.0}}\n'])
+def test_a_ledger_that_cannot_be_read_allows_nothing(tmp_path: Path, line: bytes) -> None:
+    path = left(tmp_path / "k.spent", "a")
+    path.write_bytes(path.read_bytes() + line)
+    with pytest.raises(ConfigError, match="line 2") as error:
+        before(path)
+    assert "nothing more may be released" in error.value.advice
+
+
+def test_one_process_at_a_time_spends_with_a_key(tmp_path: Path) -> None:
+    path = tmp_path / "k.spent"
+    with opened(path):
+        code = "import sys, pathlib, fedgossip.running.ledger as it; it._locked(pathlib.Path(sys.argv[1]))"
+        words = [sys.executable, "-c", code, str(path)]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode and "another process spends of the budget of this key" in done.stderr
+    assert before(path) == 0
+
+
+def test_on_a_full_disk_nothing_is_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_file: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with opened(tmp_path / "k.spent") as ledger:
+        monkeypatch.setattr(os, "fsync", full)
+        with pytest.raises(NotWrittenError, match="No space left"):
+            ledger.add(SPEND)
+
+
+def test_a_file_is_the_same_data_by_whatever_path_and_options(tmp_path: Path) -> None:
+    (tmp_path / "site-2.csv").touch()
+    (tmp_path / "link.csv").symlink_to(tmp_path / "site-2.csv")
+    names = ["site-{peer}.csv?label=a", "./site-{peer}.csv?label=b&drop=c", "link.csv?label=a"]
+    experiment = load(learning("record"))
+    found = set()
+    for name in names:
+        experiment.data.source = f"csv:{tmp_path}/{name}"
+        found.add(data_of(experiment, 2))
+    assert found == {f"csv:{tmp_path.resolve()}/site-2.csv"}
+    assert data_of(load(learning("record")), 2) == "digits"
+
+
+# --- the budget -------------------------------------------------------------------------------------------------------
+
+
+def test_spends_of_other_noise_clip_and_delta_add_up() -> None:
+    other = [Spend("record", 2.0, 1e-6, 0.5, 0.2, 4).to_mapping()]
+    privacy = load(learning("record", max_epsilon=50.0)).coordinator.privacy  # type: ignore[union-attr]
+    purse = purse_of(privacy, 0.1, 3, [("spent", SPEND)], other)
+    expected = epsilon([Mechanism(2.0, 0.2, 4), Mechanism(1.0, 0.1, 3)], 1e-5)
+    assert purse.epsilon == pytest.approx(expected)
+    purse.pay(1)
+    assert purse.epsilon == pytest.approx(epsilon([Mechanism(2.0, 0.2, 4), Mechanism(1.0, 0.1, 6)], 1e-5))
+
+
+def test_a_budget_that_others_have_used_up_allows_nothing() -> None:
+    one = Spend("client", 2.0, 1e-5, 1.0)
+    limit = Budget(1e9, 1e-5, "client").spend(one).epsilon
+    fresh = Budget(limit, 1e-5, "client")
+    used = Budget(limit, 1e-5, "client", before=fresh.spend(one).account)
+    assert fresh.allows(one) and not used.allows(one)
+    with pytest.raises(BudgetError):
+        used.spend(one)
+
+
+# --- participants -----------------------------------------------------------------------------------------------------
+
+
+class Desk:
+    """Client 0 of three, with a key, that hides its records; a life in a folder of its own."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        content = learning("record", max_epsilon=2.0)
+        content["coordinator"] |= {"clients": 3, "secure": {"on": False}}
+        plan = compose.plan(load(content))
+        task, shares = compose.task_of(plan.experiment, 3, [0])
+        self.plan, self.task = plan.informed(shares), task
+        self.tmp, self.identity = tmp_path, Identity.new()
+        others = [Identity.new() for _ in range(3)]
+        self.endpoints: dict[int, Endpoint] = {
+            node: signed(one, "tcp://127.0.0.1:5700" if node == 3 else "")
+            for node, one in enumerate([self.identity, *others])
+        }
+
+    def life(self, folder: str, rounds: int) -> tuple[list[float], bool, Any]:
+        """Be invited to so many rounds; return epsilon after each paid one, whether it refused, and what was told."""
+        (self.tmp / folder).mkdir(exist_ok=True)
+        hello: Any = Hello(self.task.schema, "run", "1")
+        links: Any = None
+        given = Given(
+            self.tmp / folder, self.identity, self.endpoints, hello, links, None, False, False, None, None,
+            self.tmp / "peer.key.spent",
+        )  # fmt: skip
+        paid, refused = [], False
+        with making.made_by(self.plan, 0, given) as made:
+            initial = self.task.initial(0)
+            machine = made.make(initial, None, 0)
+            assert made.recorder
+            for event in (Started(), PeerJoined(3, 1)):
+                machine.handle(event, 0)
+            for round in range(rounds):
+                model = frozen(initial + np.float32(round))
+                effects = machine.handle(Received(3, Invite(round, self.task.schema, (model,))), 0)
+                for effect in effects:
+                    if isinstance(effect, Log):
+                        made.recorder.log(effect)
+                        paid.append(machine.purse.epsilon)  # type: ignore[attr-defined]
+                    refused |= isinstance(effect, Send) and isinstance(effect.message, Refusal)
+                    refused |= isinstance(effect, Report) and effect.name == "budget"
+                if refused:
+                    break
+                machine.handle(Trained(round, None, 10, {"steps": 3}), 0)
+        return paid, refused, made.events
+
+
+def test_the_budget_of_records_goes_on_in_another_folder(tmp_path: Path) -> None:
+    """2.477 was spent twice so: once for each --out."""
+    desk = Desk(tmp_path)
+    first, refused, told = desk.life("one", 5)
+    assert not refused and not told and len(first) == 5
+    second, refused, (event,) = desk.life("two", 1000)
+    assert refused and second[0] > first[-1] and second[-1] <= 2.0
+    assert event.name == "spent_before" and event.value["epsilon"] == pytest.approx(first[-1])
+    third, refused, _ = desk.life("three", 1)
+    assert not third and refused
+
+
+def test_the_budget_of_records_goes_on_in_the_same_folder_also_in_the_clear(tmp_path: Path) -> None:
+    """A run without a secure sum had no credentials, and so no memory of what it had spent."""
+    desk = Desk(tmp_path)
+    first, _, _ = desk.life("one", 4)
+    again, _, told = desk.life("one", 4)
+    assert again[0] > first[-1] and not told, "the log of the folder tells of it"
+    (tmp_path / "peer.key.spent").unlink()
+    last, _, _ = desk.life("one", 4)
+    assert last[0] > again[-1]
+
+
+def test_the_budget_of_clients_goes_on_in_another_folder_at_the_coordinator_and_at_clients(tmp_path: Path) -> None:
+    """Real processes: the budget is for seven rounds of clients, a run for five."""
+    limit = epsilon([Mechanism(2.0, 1.0, 7)], 1e-5) + 0.01
+    site = Site.made(tmp_path, more=f', privacy = {{ unit = "client", noise = 2.0, max_epsilon = {limit} }}')
+    try:
+        for life, (rounds, code) in enumerate([(5, 0), (2, 6)]):
+            processes = [*(site.client(node) for node in range(CLIENTS)), site.coordinator()]
+            codes = [site.ended(one) for one in processes]
+            assert codes[-1] == code and (codes[0] == 0) == (code == 0), site.said(0) + site.said(CLIENTS)
+            for node in range(CLIENTS + 1):
+                folder = (tmp_path / f"out{node}").rename(tmp_path / f"life{life}-{node}")
+                spent = [entry for entry in entries(folder / "audit.jsonl") if entry.kind == "spent"]
+                assert len(spent) == rounds, f"participant {node}"
+                lines = [json.loads(line) for line in (tmp_path / f"{node}.key.spent").read_text().splitlines()]
+                assert len(lines) == (5 if life == 0 else 7) and {line["data"] for line in lines} == {"digits"}
+        assert "was spent in other runs with this key" in site.said(0) + site.said(CLIENTS)
+    finally:
+        site.stop()
+
+
+def test_a_simulation_keeps_no_ledger_and_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    runs = [fedgossip.simulate(hiding(rounds=2), out=tmp_path / name) for name in ("one", "two")]
+    assert runs[0].summary["epsilon"] == runs[1].summary["epsilon"] and runs[0].digest == runs[1].digest
+    assert not list(tmp_path.rglob("*spent*"))
+
+
+def test_what_keeps_a_budget_is_not_traced() -> None:
+    """A replay knows neither how many examples a client has nor what it has spent; it ended with a KeyError."""
+    content = learning("record")
+    content["coordinator"]["secure"] = {"on": False}
+    plan = compose.plan(load(content))
+    with pytest.raises(ConfigError, match="cannot be replayed"):
+        making.check_recordable(plan, 1)
+    assert isinstance(plan, FederationPlan)
+    with pytest.raises(ConfigError, match="nobody knows how many examples client 0 has"):
+        plan.machine(0, frozen(np.zeros(3, np.float32)), "s")
+
+
+def test_the_event_reads_as_a_sentence() -> None:
+    from fedgossip.cli.wording import federated_text
+
+    row = EventRow(0, 1, "spent_before", {"epsilon": 2.4771, "limit": 8.0, "releases": 5})
+    assert federated_text(row) == "epsilon 2.477 of 8 was spent in other runs with this key, on the same data"
+
+
+def test_the_command_says_what_a_key_has_spent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    left(tmp_path / "peer.key.spent", "a", "a", "b")
+    left(tmp_path / "peer.key.spent", "c", data="csv:/site.csv")
+    key = str(tmp_path / "peer.key")
+    cli(["privacy", "spent", "--key", key, "--json"], standalone_mode=False)
+    told = json.loads(capsys.readouterr().out)
+    assert [(one["data"], one["releases"], one["runs"]) for one in told] == [("csv:/site.csv", 1, 1), ("digits", 3, 2)]
+    assert told[1]["epsilon"] == pytest.approx(epsilon([Mechanism(1.0, 0.1, 9)], 1e-5))
+    cli(["privacy", "spent", "--key", key], standalone_mode=False)
+    assert f"epsilon {told[1]['epsilon']:.4g} at delta 1e-05, by 3 releases in 2 runs" in capsys.readouterr().out
+    cli(["privacy", "spent", "--key", str(tmp_path / "new.key")], standalone_mode=False)
+    assert "Nothing" in capsys.readouterr().err
