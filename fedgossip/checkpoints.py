@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedgossip.decoding import json_value
 from fedgossip.errors import FedgossipError, NotWrittenError, ResumeError
 from fedgossip.machine import Checkpoint, NodeId
 from fedgossip.vectors import frozen
@@ -212,7 +213,7 @@ def take(path: Path) -> tuple[dict[str, Any], dict[str, Array]]:
     try:
         metadata, arrays = _parsed(path.read_bytes())
         text = metadata["about"]
-        about: dict[str, Any] = json.loads(text)
+        about: dict[str, Any] = json_value(text)
         if about["format"] != FORMAT:
             raise RefusedError(path, "format", f"of format {about['format']}, this fedgossip writes {FORMAT}")
         if _hash(text, arrays) != metadata["sha256"]:
@@ -228,7 +229,7 @@ def _parsed(content: bytes) -> tuple[dict[str, str], dict[str, Array]]:
     (size,) = struct.unpack_from("<Q", content)
     if size > min(HEADER_BYTES_MAX, len(content)):
         raise ValueError("a header longer than the file")
-    header = json.loads(content[8 : 8 + size])
+    header = json_value(content[8 : 8 + size])
     metadata = header.pop("__metadata__")
     arrays: dict[str, Array] = {}
     end = 0

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Union
 import msgspec
 import numpy as np
 
+from fedgossip.decoding import from_msgpack
 from fedgossip.messages import (
     CARRIERS,
     MEMBERS_MAX,
@@ -314,8 +315,8 @@ def encoded(message: AnyMessage) -> bytes:
 
 
 def decoded(body: bytes) -> Header:
-    """Return the header in these bytes.  Raises ValueError, RecursionError, msgspec.MsgspecError."""
-    return _decoder.decode(body)
+    """Return the header in these bytes.  Raises UnreadableError."""
+    return from_msgpack(_decoder, body)
 
 
 def _header_of(message: AnyMessage) -> Header:

@@ -12,6 +12,7 @@ from types import TracebackType
 import msgspec
 import numpy as np
 
+from fedgossip.decoding import UnreadableError, from_json
 from fedgossip.machine import Report
 
 
@@ -141,8 +142,8 @@ def read_rows(path: Path) -> list[Row]:
     rows: list[Row] = []
     for line in path.read_bytes().splitlines():
         try:
-            rows.append(decoder.decode(line))
-        except msgspec.DecodeError:
+            rows.append(from_json(decoder, line))
+        except UnreadableError:
             break
     return rows
 

@@ -18,9 +18,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-import msgspec
 import numpy as np
 
+from fedgossip.decoding import UnreadableError
 from fedgossip.errors import PeerError
 from fedgossip.headers import (
     Carries,
@@ -156,7 +156,7 @@ class Assembler:
             raise FrameError("oversized", f"a header of {len(body)} bytes; the limit is {HEADER_BYTES_MAX}")
         try:
             header = decoded(body)
-        except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # ValueError: text that is no UTF-8
+        except UnreadableError as error:
             raise FrameError("header", f"a header that cannot be read: {error}") from None
         if isinstance(header, Carries):
             self._announce(header)

@@ -21,6 +21,7 @@ from typing import Annotated
 
 import msgspec
 
+from fedgossip.decoding import from_json
 from fedgossip.errors import ConfigError
 from fedgossip.secure.primitives import Sign, digest, transcript, verify
 
@@ -183,10 +184,10 @@ def lines(path: Path) -> Iterator[bytes]:
 def parsed(line: bytes) -> Entry:
     """Return the entry that a whole line holds.  Raises ValueError where it is none, or not as it was written."""
     try:
-        entry = _decoder.decode(line)
+        entry = from_json(_decoder, line)
         moment(entry.time)
         _check(entry.kind, entry.facts)
-    except (msgspec.MsgspecError, ValueError, OverflowError):
+    except (ValueError, OverflowError):
         raise ValueError("no entry of a log") from None
     content = line[: -_TAIL - 1]
     if line != _closed(content, entry.hash, entry.signature) + b"\n" or entry.hash != _hash(content):

@@ -25,6 +25,7 @@ from typing import Annotated
 import msgspec
 
 from fedgossip.audit.entries import AuditError
+from fedgossip.decoding import UnreadableError, from_msgpack
 from fedgossip.secure import frames
 from fedgossip.secure.graph import COHORT_MAX
 from fedgossip.secure.primitives import transcript
@@ -162,8 +163,8 @@ def records(path: Path) -> Iterator[tuple[AnyRecord, bytes]]:
             raise RecordError(path, number, "cut short, or of another length than it says")
         whole = content[at : end + size]
         try:
-            record = _decoder.decode(whole[LENGTH.size :])
-        except (msgspec.MsgspecError, ValueError):
+            record = from_msgpack(_decoder, whole[LENGTH.size :])
+        except UnreadableError:
             raise RecordError(path, number, "not as it is written here") from None
         if packed(record) != whole:  # one encoding each: what is read is what was signed
             raise RecordError(path, number, "not as it is written here")

@@ -33,6 +33,7 @@ from fedgossip.audit.records import (
     sealed_content,
     transcripts,
 )
+from fedgossip.decoding import from_msgpack
 from fedgossip.errors import NotWrittenError
 from fedgossip.secure import frames
 from fedgossip.secure.aborts import SUMMED
@@ -71,7 +72,7 @@ class Transcript:
 
     def sent(self, client: int | None, frame: bytes) -> None:
         """Put down a frame of the coordinator; None: to all of the cohort."""
-        message = _down.decode(frame[frames.SIGNATURE :])
+        message = from_msgpack(_down, frame[frames.SIGNATURE :])
         for keys in message.keys if isinstance(message, frames.Neighbourhood) else ():
             if keys.client not in self._known:
                 self._known.add(keys.client)
@@ -80,7 +81,7 @@ class Transcript:
 
     def received(self, client: int, frame: bytes) -> None:
         """Put down a frame that a step has taken."""
-        message = _up.decode(frame[frames.SIGNATURE :])
+        message = from_msgpack(_up, frame[frames.SIGNATURE :])
         if isinstance(message, frames.Advertise):
             self._known.add(client)
         self._frame(sent=False, client=client, frame=frame, message=message)

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from fedgossip.cli.text import columns
+from fedgossip.decoding import json_value
 
 
 @click.command()
@@ -81,7 +82,7 @@ def _found(folder: Path) -> list[dict[str, Any]]:
 def _read(path: Path, keys: Sequence[str], optional: Sequence[str] = ()) -> dict[str, Any]:
     """Return some keys of a JSON file; one broken file must not hide the other runs."""
     try:
-        content = json.loads(path.read_text())
+        content = json_value(path.read_text())
     except (OSError, ValueError):
         content = None
     if not isinstance(content, dict):

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from fedgossip.decoding import from_toml
 from fedgossip.errors import ConfigError, nearest
 from fedgossip.experiment.checks import check
 from fedgossip.experiment.sections import SECTIONS, Experiment
@@ -63,7 +64,7 @@ def checked(content: dict[str, Any], where: str) -> Experiment:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text())
+        return from_toml(path.read_text())
     except OSError as error:
         reason = (error.strerror or "cannot be read").lower()
         raise ConfigError(f"{path}: {reason}", "README shows an experiment file to start from.") from None
@@ -76,7 +77,7 @@ def _override(content: dict[str, Any], text: str) -> None:
     if not equals:
         raise ConfigError(f"--set {text}: no '='", "Write --set section.key=value, for example --set train.lr=0.05")
     try:
-        parsed = tomllib.loads(f"v = {value.strip()}")["v"]
+        parsed = from_toml(f"v = {value.strip()}")["v"]
     except tomllib.TOMLDecodeError:
         parsed = value.strip()
     *sections, last = key.strip().split(".")

@@ -22,6 +22,7 @@ from pathlib import Path
 
 import msgspec
 
+from fedgossip.decoding import from_toml
 from fedgossip.errors import ConfigError
 from fedgossip.machine import NodeId
 from fedgossip.net.identity import Identity, check_public, verify
@@ -128,7 +129,7 @@ def _check_listeners(path: Path, found: Endpoints, listens: Callable[[NodeId], b
 
 def _read(path: Path) -> tuple[dict[NodeId, Endpoint], str]:
     try:
-        file = msgspec.convert(tomllib.loads(path.read_text()), _File)
+        file = msgspec.convert(from_toml(path.read_text()), _File)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}", "Name the file with --endpoints.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:

@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from zmq.utils import z85
 
+from fedgossip.decoding import from_toml
 from fedgossip.errors import ConfigError
 
 
@@ -74,7 +75,7 @@ class Identity:
         if mode & 0o077:
             raise ConfigError(f"{path}: others can read this secret key", f"Run: chmod 600 {path}")
         try:
-            pair = tomllib.loads(text)
+            pair = from_toml(text)
             identity = cls(str(pair["public"]), str(pair["secret"]))
             matches = zmq.curve_public(identity.secret.encode()).decode() == identity.public
         except (tomllib.TOMLDecodeError, KeyError, ValueError, zmq.ZMQError):

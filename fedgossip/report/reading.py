@@ -6,7 +6,6 @@ they are read: what is kept grows with peers plus rounds, never with their produ
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from fedgossip.decoding import json_value
 from fedgossip.errors import ConfigError
 from fedgossip.report.naming import Names
 from fedgossip.report.participation import Participation
@@ -325,7 +325,7 @@ def _records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _parse(text: bytes) -> Any:
     """Return the JSON value of `text`; NaN and infinities, which diverging runs write, become None: not measured."""
-    return json.loads(text, parse_constant=lambda _: None)
+    return json_value(text, parse_constant=lambda _: None)
 
 
 def _convert(record: Any, kind: type[T], place: str) -> T:

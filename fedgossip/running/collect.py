@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from fedgossip.decoding import UnreadableError, from_json, from_toml
 from fedgossip.errors import ConfigError, FedgossipError, NetworkError
 from fedgossip.machine import NodeId
 from fedgossip.messages import Hello
@@ -65,8 +66,8 @@ class Collector:
         at = self.rounds[node]
         for line in data[: data.rfind(b"\n") + 1].splitlines(keepends=True):
             try:
-                row = self._decoder.decode(line)
-            except msgspec.MsgspecError as error:
+                row = from_json(self._decoder, line)
+            except UnreadableError as error:
                 raise ConfigError(f"{path}: not the rows of a peer: {error}", "Copy the folder again.") from None
             at = row.round if isinstance(row, PeerRow) else at
             yield at, node, row, len(line)
@@ -169,8 +170,8 @@ def last_word(folder: Path) -> PeerEnded | None:
     if not path.exists():
         return None
     try:
-        return msgspec.json.decode(path.read_bytes(), type=PeerEnded)
-    except msgspec.MsgspecError as error:
+        return from_json(msgspec.json.Decoder(PeerEnded), path.read_bytes())
+    except UnreadableError as error:
         raise ConfigError(f"{path}: cannot be read: {error}", "Copy the folder again.") from None
 
 
@@ -249,14 +250,13 @@ def _last_round(folder: Path) -> int:
 
 def _by_peer(plan: Plan, given: Sequence[Path]) -> list[Path]:
     """Order the folders by the peer id that each one's endpoint.toml tells."""
-    import tomllib
 
     found: dict[int, Path] = {}
     for folder in given:
         try:
-            (peer,) = tomllib.loads((folder / "endpoint.toml").read_text())["peer"]
+            (peer,) = from_toml((folder / "endpoint.toml").read_text())["peer"]
             node = int(peer["id"])
-        except (OSError, tomllib.TOMLDecodeError, KeyError, ValueError, TypeError):
+        except (OSError, KeyError, ValueError, TypeError):
             raise ConfigError(f"{folder}: not the folder of a peer", "It should hold endpoint.toml.") from None
         if node in found:
             raise ConfigError(f"{folder}: peer {node} is in {found[node]} already", "Give each once.")

@@ -11,6 +11,7 @@ import msgspec
 
 from fedgossip import __version__, checkpoints
 from fedgossip.checkpoints import About, RefusedError, Stored
+from fedgossip.decoding import UnreadableError, from_json
 from fedgossip.errors import ResumeError
 from fedgossip.machine import Checkpoint, Machine, NodeId
 from fedgossip.records import EventRow, PeerRow, Row, read_rows
@@ -120,8 +121,8 @@ def bytes_up_to(path: Path, round: int) -> int:
     kept = 0
     for line in path.read_bytes().splitlines(keepends=True):
         try:
-            row = decoder.decode(line)
-        except msgspec.MsgspecError:
+            row = from_json(decoder, line)
+        except UnreadableError:
             break
         if (not isinstance(row, EventRow) and row.round > round) or not line.endswith(b"\n"):
             break

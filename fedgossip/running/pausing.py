@@ -20,6 +20,7 @@ import msgspec
 
 from fedgossip import checkpoints
 from fedgossip.checkpoints import About, RefusedError
+from fedgossip.decoding import UnreadableError, from_json
 from fedgossip.errors import ResumeError
 from fedgossip.metrics import Network
 from fedgossip.records import EventRow
@@ -113,10 +114,10 @@ def left_in(folder: Path, about: About) -> tuple[Left | None, list[EventRow]]:
 def engine_of(folder: Path) -> str | None:
     """Return the engine of a simulated run; None for a folder that is none."""
     try:
-        return msgspec.json.decode((folder / ENGINE).read_bytes(), type=Engine).engine
+        return from_json(msgspec.json.Decoder(Engine), (folder / ENGINE).read_bytes()).engine
     except OSError:
         return None
-    except msgspec.MsgspecError:
+    except UnreadableError:
         raise ResumeError(f"{folder / ENGINE}: cannot be read", "Start the run again.") from None
 
 

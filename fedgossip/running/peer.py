@@ -20,7 +20,6 @@ import secrets
 import signal
 import threading
 import time
-import tomllib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +28,7 @@ from types import FrameType, TracebackType
 import tomli_w
 
 from fedgossip.checkpoints import SECONDS, Checkpoints
+from fedgossip.decoding import from_toml
 from fedgossip.errors import BudgetError, FedgossipError, NetworkError, NotWrittenError
 from fedgossip.machine import Checkpoint, Machine, NodeId
 from fedgossip.messages import Hello
@@ -278,7 +278,7 @@ def _same_port(folder: Path, bind: str) -> str:
     if not bind.endswith(":*"):
         return bind
     try:
-        (peer,) = tomllib.loads((folder / "endpoint.toml").read_text())["peer"]
+        (peer,) = from_toml((folder / "endpoint.toml").read_text())["peer"]
         return str(peer["address"])
     except (OSError, ValueError, KeyError):
         return bind

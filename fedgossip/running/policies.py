@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from fedgossip.decoding import from_toml
 from fedgossip.errors import ConfigError, NotWrittenError, nearest
 from fedgossip.net.endpoints import Endpoints, roster_of
 from fedgossip.running.federation import FederationPlan
@@ -108,7 +109,7 @@ def agreed(path: Path, plan: FederationPlan, endpoints: Endpoints, length: int, 
 def read(path: Path) -> PolicyFile:
     """Read a policy.  Raises ConfigError."""
     try:
-        mode, content = path.stat().st_mode, tomllib.loads(path.read_text())
+        mode, content = path.stat().st_mode, from_toml(path.read_text())
     except OSError as error:
         raise ConfigError(f"{path}: no policy there ({error.strerror})", MAKE) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -19,6 +19,7 @@ import msgspec
 
 from fedgossip import __version__
 from fedgossip.checkpoints import incarnation_of
+from fedgossip.decoding import json_value
 from fedgossip.errors import ConfigError, ProtocolError, ResumeError
 from fedgossip.experiment import checked
 from fedgossip.machine import Finish, Machine, NodeId, told
@@ -165,7 +166,7 @@ def machine_of(opening: Opening) -> Machine:
 @lru_cache(maxsize=4)
 def _plan(experiment: bytes) -> Plan:
     """The peers of a run share one plan."""
-    return compose.plan(checked(msgspec.json.decode(experiment), "trace"))
+    return compose.plan(checked(json_value(experiment), "trace"))
 
 
 def traces_in(folder: Path) -> list[Path]:

@@ -8,9 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from fedgossip import checkpoints
+from fedgossip.decoding import UnreadableError, json_value
 from fedgossip.errors import ResumeError
 from fedgossip.experiment import Experiment, load
 from fedgossip.records import Row
@@ -87,8 +86,8 @@ def _status(run: Path) -> str | None:
     if (run / INCOMPLETE).exists():
         return None
     try:
-        summary: dict[str, Any] = msgspec.json.decode((run / "summary.json").read_bytes())
-    except (OSError, msgspec.MsgspecError):
+        summary: dict[str, Any] = json_value((run / "summary.json").read_bytes())
+    except (OSError, UnreadableError):
         return None
     return str(summary.get("status"))
 

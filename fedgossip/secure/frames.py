@@ -14,6 +14,7 @@ from typing import Annotated, ClassVar, TypeVar
 
 import msgspec
 
+from fedgossip.decoding import UnreadableError, from_msgpack
 from fedgossip.errors import ProtocolError
 from fedgossip.secure.aborts import Stage
 from fedgossip.secure.graph import COHORT_MAX
@@ -226,8 +227,8 @@ def _authentic(frame: bytes, sender: int, identity: bytes) -> bytes:
 
 def _decoded(body: bytes, sender: int, decoder: msgspec.msgpack.Decoder[Kind]) -> Kind:
     try:
-        return decoder.decode(body)
-    except (msgspec.MsgspecError, ValueError):
+        return from_msgpack(decoder, body)
+    except UnreadableError:
         raise refused(sender, "a signed frame that is no message") from None  # nothing of it in the traceback
 
 

@@ -27,6 +27,7 @@ from typing import Any, BinaryIO, Literal
 import msgspec
 import numpy as np
 
+from fedgossip.decoding import from_msgpack, json_value
 from fedgossip.errors import ConfigError, ProtocolError
 from fedgossip.machine import Checkpoint, Effect, Event, Machine, NodeId, told
 from fedgossip.trace.events import Array, TraceError, described, put_together, raw, taken_apart
@@ -291,9 +292,9 @@ class Reading:
         if zlib.crc32(body, zlib.crc32(text)) != crc:
             raise self._broken(f"the record at byte {at} is not as it was written")
         try:
-            header = _decoder.decode(text)
+            header = from_msgpack(_decoder, text)
             arrays = [] if isinstance(header, _Answered) else list(_arrays(header.arrays, body))
-        except (msgspec.MsgspecError, ValueError, TypeError) as error:
+        except (ValueError, TypeError) as error:
             raise self._broken(f"the record at byte {at}: {error}") from None
         return header, arrays
 
@@ -329,5 +330,5 @@ def _opened(header: _Opening, arrays: list[Array]) -> Opening:
     resumed = None
     if header.resumed:
         at = header.resumed
-        resumed = Checkpoint(at.round, dict(zip(at.names, saved, strict=True)), json.loads(at.facts))
+        resumed = Checkpoint(at.round, dict(zip(at.names, saved, strict=True)), json_value(at.facts))
     return Opening(header.node, header.incarnation, header.schema, header.version, header.experiment, initial, resumed)

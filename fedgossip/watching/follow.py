@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from fedgossip.decoding import UnreadableError, from_json, json_value
 from fedgossip.records import Row
 from fedgossip.watching.places import ENDED, EXPERIMENT, ROWS, SUMMARY, Facts, Place, facts_of
 from fedgossip.watching.state import State
@@ -127,8 +128,8 @@ class Follower:
 
     def _fold(self, line: bytes, *, own: bool) -> None:
         try:
-            row = self._decoder.decode(line)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            row = from_json(self._decoder, line)
+        except UnreadableError:
             self.unreadable += bool(line.strip())
             return
         if own:
@@ -196,8 +197,8 @@ class Follower:
 def _json(path: Path) -> dict[str, Any]:
     """Return the object in a file; an empty one while it is not there, or not whole."""
     try:
-        content = msgspec.json.decode(path.read_bytes())
-    except (OSError, msgspec.MsgspecError, RecursionError):
+        content = json_value(path.read_bytes())
+    except (OSError, UnreadableError):
         return {}
     return content if isinstance(content, dict) else {}
 

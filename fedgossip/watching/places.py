@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fedgossip.decoding import from_toml
 from fedgossip.errors import ConfigError, FedgossipError
 from fedgossip.topology import Topology, resolve, resolve_schedule, union
 from fedgossip.watching.federation import Federation, federation_of, star
@@ -104,7 +104,7 @@ def _node(folder: Path) -> int:
     if not _holds(folder, OF_A_PEER):
         raise ConfigError(f"{folder}: neither a run nor a peer", "Give the folder that --out named, or no folder.")
     try:
-        (peer,) = tomllib.loads((folder / "endpoint.toml").read_text())["peer"]
+        (peer,) = from_toml((folder / "endpoint.toml").read_text())["peer"]
         return int(peer["id"])
     except (OSError, ValueError, KeyError, TypeError):
         raise ConfigError(f"{folder}: its endpoint.toml does not say which peer it is of", "Give others.") from None
@@ -141,7 +141,7 @@ def _experiments(place: Place) -> Iterator[Path]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text())
+        return from_toml(path.read_text())
     except (OSError, ValueError):
         return {}
 

@@ -1,0 +1,151 @@
+"""Bytes from outside become values: messages, frames, logs, traces, checkpoints, files.  All are decoded here.
+
+What is nested more deeply than anything that is written here is refused before a decoder sees it: decoders call
+themselves for every level, and so does what walks over their values.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol, TypeVar
+
+DEPTH_MAX = 32
+"""Maximum number of lists and maps in one another.  The deepest that is written here has 9."""
+
+T_co = TypeVar("T_co", covariant=True)
+T = TypeVar("T")
+
+
+class UnreadableError(ValueError):
+    """Bytes that are not what they should be; one line, which may hold words of whoever wrote them."""
+
+
+class Decoder(Protocol[T_co]):
+    """A decoder of msgspec, for messages of one type."""
+
+    def decode(self, body: bytes, /) -> T_co: ...
+
+
+def from_msgpack(decoder: Decoder[T], body: bytes) -> T:
+    """Return the value in these bytes.  Raises UnreadableError."""
+    _check_msgpack(body)
+    return _decoded(decoder.decode, body)
+
+
+def from_json(decoder: Decoder[T], text: bytes) -> T:
+    """Return the value of a text.  Raises UnreadableError."""
+    _check_json(text)
+    return _decoded(decoder.decode, text)
+
+
+def json_value(text: bytes | str, parse_constant: Callable[[str], Any] | None = None) -> Any:
+    """Return the value of a text whose whole numbers may be longer than 64 bits, and others nan.
+
+    Raises UnreadableError.
+    """
+    _check_json(text.encode(errors="replace") if isinstance(text, str) else text)
+    return _decoded(lambda whole: json.loads(whole, parse_constant=parse_constant), text)
+
+
+def from_toml(text: str) -> dict[str, Any]:
+    """Return the tables of a text.  Raises tomllib.TOMLDecodeError, which says where, for what is none."""
+    try:
+        tables = tomllib.loads(text)
+    except RecursionError:  # tomllib is Python: it ends far from where the process would
+        raise _too_deep(tomllib.TOMLDecodeError) from None
+    level: list[Any] = [tables]
+    for _ in range(DEPTH_MAX):
+        level = [one for value in level for one in _parts(value)]
+    if level:
+        raise _too_deep(tomllib.TOMLDecodeError)
+    return tables
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return (one for one in inner if isinstance(one, dict | list))
+
+
+def _decoded(decode: Callable[[Any], T], content: Any) -> T:
+    from msgspec import MsgspecError  # costs more than this module
+
+    try:
+        return decode(content)
+    except RecursionError:
+        raise _too_deep(UnreadableError) from None
+    except (MsgspecError, ValueError) as error:  # ValueError: text that is no UTF-8
+        raise UnreadableError(str(error)) from None
+
+
+def _too_deep(kind: type[ValueError]) -> ValueError:
+    return kind(f"lists and maps in one another, more than {DEPTH_MAX} deep")
+
+
+# --- msgpack ----------------------------------------------------------------------------------------------------------
+
+_HOLDERS = bytes([*range(0x80, 0xA0), *range(0xDC, 0xE0)])
+"""First bytes of lists and maps."""
+_OTHERS = bytes(sorted(set(range(256)) - set(_HOLDERS)))
+
+_FIXED = {0xC0: 0, 0xC1: 0, 0xC2: 0, 0xC3: 0, 0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8}
+_FIXED |= {0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8, 0xD4: 2, 0xD5: 3, 0xD6: 5, 0xD7: 9, 0xD8: 17}
+_FIXED |= {0xA0 + size: size for size in range(32)}
+"""How many bytes follow the first one."""
+_SIZED = {0xC4: (1, 0), 0xC5: (2, 0), 0xC6: (4, 0), 0xC7: (1, 1), 0xC8: (2, 1), 0xC9: (4, 1)}
+_SIZED |= {0xD9: (1, 0), 0xDA: (2, 0), 0xDB: (4, 0)}
+"""How many bytes tell the size, and how many stand between that and the content."""
+_LONG_HOLDERS = {0xDC: (2, 1), 0xDD: (4, 1), 0xDE: (2, 2), 0xDF: (4, 2)}
+"""How many bytes tell the number of entries, and how many values make an entry."""
+
+
+def _check_msgpack(body: bytes) -> None:
+    """Raise UnreadableError for what is nested too deeply.  What is cut short is left to the decoder."""
+    if len(body.translate(None, _OTHERS)) <= DEPTH_MAX:  # nearly always: there are not so many bytes of that kind
+        return
+    at, left = 0, list[int]()  # how many values each open list or map still lacks
+    while at < len(body):
+        head, values = body[at], 0
+        at += 1
+        if head in _SIZED:
+            width, more = _SIZED[head]
+            at += width + more + int.from_bytes(body[at : at + width], "big")
+        elif head in _LONG_HOLDERS:
+            width, each = _LONG_HOLDERS[head]
+            values = each * int.from_bytes(body[at : at + width], "big")
+            at += width
+        elif 0x80 <= head < 0xA0:
+            values = head & 15 if head >= 0x90 else 2 * (head & 15)
+        else:
+            at += _FIXED.get(head, 0)
+        if values:
+            left.append(values)
+            if len(left) > DEPTH_MAX:
+                raise _too_deep(UnreadableError)
+            continue
+        while left:
+            left[-1] -= 1
+            if left[-1]:
+                break
+            left.pop()
+
+
+# --- JSON -------------------------------------------------------------------------------------------------------------
+
+_TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"?|[][{}]', re.DOTALL)
+
+
+def _check_json(text: bytes) -> None:
+    if text.count(b"[") + text.count(b"{") <= DEPTH_MAX:
+        return
+    depth = 0
+    for token in _TOKEN.finditer(text):
+        mark = token[0]
+        if mark in (b"[", b"{"):
+            depth += 1
+            if depth > DEPTH_MAX:
+                raise _too_deep(UnreadableError)
+        elif mark in (b"]", b"}"):
+            depth -= 1
