@@ -447,13 +447,20 @@ def test_a_simulation_that_was_written_down_on_the_way_goes_on_with_the_same_bit
             nonlocal count
             count += 1
             if count == 60:
-                image.update(images.taken(simulator, known))
+                image.update(images.taken([simulator], None, known))
                 raise Stopped
 
         with contextlib.suppress(Stopped):
             simulator.run(3600, between=between)
         if image:
-            results = images.restored(image, known).run(3600)
+            again = of.simulator()
+            again.machines = [of.make(node) for node in range(of.n + 1)]
+            again.rebirth = simulator.rebirth
+            again.script, again.write, again.task = simulator.script, simulator.write, simulator.task
+            again.record = simulator.record
+            ((attributes,), _) = images.restored(image, [again], known)
+            vars(again).update(attributes)
+            results = again.run(3600)
             expected, _ = whole.run()
             assert {k: digest([v]) for k, v in results.items()} == {k: digest([v]) for k, v in expected.items()}
 

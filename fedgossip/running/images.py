@@ -1,16 +1,17 @@
 """A simulation as plain data and arrays, and back: every machine, message under way, timer and random stream.
 
-An image is taken between two events.  What follows from the experiment alone (the graph, the task, the fault script)
-is not in it: such objects stand by a name, and the new run's own take their place.  Objects that two refer to are one
-again afterwards.  Only classes of fedgossip are made, by setting their attributes; nothing is ever called or unpickled.
+An image is taken between two events, and is taken up by a simulation that is made anew of the same experiment.  What
+follows from the experiment alone (the graph, the task, the fault script) and everything that can be called is not in
+the image: the new simulation keeps its own.  What is in it fits there: an attribute takes what its type declares, and
+an object where none is declared the class that the new one has.  Objects that two refer to are one again afterwards.
+Attributes are set; nothing is called, imported or unpickled, and no class is looked up by a name of the image.
 """
 
 from __future__ import annotations
 
-import importlib
 from collections import deque
-from collections.abc import Iterator, Mapping
-from types import FunctionType, MethodType
+from collections.abc import Mapping, Sequence
+from types import FunctionType, MethodType, NoneType
 from typing import Any
 
 import msgspec
@@ -19,10 +20,12 @@ import numpy.typing as npt
 
 from fedgossip.checkpoints import DTYPES
 from fedgossip.errors import ResumeError
+from fedgossip.running.declared import UNDECLARED, attributes, is_ours, name_of
+from fedgossip.running.fitting import NOTHING, Reader, UnfitError, number_in
 
 Array = npt.NDArray[Any]
 
-_PLAIN = (type(None), bool, int, float, str)
+_PLAIN = (NoneType, bool, int, float, str)
 _LONGEST = 1 << 63
 
 _CONTAINERS = (list, tuple, set, frozenset)
@@ -34,14 +37,27 @@ class ImageError(Exception):
     """Something in a simulation that cannot be written down; the run goes on without images."""
 
 
+class Known:
+    """What a simulation has of its experiment, and everything that can be called: no image has it."""
+
+    def __init__(self, known: Mapping[str, object]) -> None:
+        self._names = {id(one): name for name, one in known.items()}
+
+    def name_of(self, value: object) -> str | None:
+        """Return what it is called; None for what an image has."""
+        if isinstance(value, FunctionType | MethodType):
+            return value.__qualname__
+        return self._names.get(id(value))
+
+
 class _Writer:
     """Numbers every object that it meets; the table of nodes refers to objects by number."""
 
-    def __init__(self, known: Mapping[str, object]) -> None:
+    def __init__(self, known: Known) -> None:
         self.nodes: list[Any] = []
         self.arrays: list[Array] = []
         self._numbers: dict[int, int] = {}
-        self._names = {id(one): name for name, one in known.items()}
+        self._known = known
         self._alive: list[object] = []  # an object made on the way must not give its id to another
 
     def ref(self, value: Any) -> Any:
@@ -57,7 +73,7 @@ class _Writer:
         return [number]
 
     def _node(self, value: Any) -> list[Any]:
-        if (name := self._names.get(id(value))) is not None:
+        if (name := self._known.name_of(value)) is not None:
             return ["known", name]
         match value:
             case np.ndarray() if value.dtype.name in DTYPES:
@@ -69,10 +85,6 @@ class _Writer:
                 return ["dtype", value.name]
             case int() | bytes() if type(value) in (int, bytes):
                 return [type(value).__name__, str(value) if isinstance(value, int) else value.hex()]
-            case FunctionType() if _is_ours(value):
-                return ["function", f"{value.__module__}:{value.__qualname__}"]
-            case MethodType():
-                return ["method", self.ref(value.__self__), value.__name__]
             case np.random.Generator():
                 return ["stream", self.ref(dict(value.bit_generator.state))]
             case dict() if type(value) is dict:
@@ -86,135 +98,24 @@ class _Writer:
 
     def _object(self, value: Any) -> list[Any]:
         kind = type(value)
-        if not _is_ours(kind) or isinstance(value, _WITH_CONTENTS):
-            raise ImageError(f"{kind.__module__}.{kind.__qualname__}")
+        if not is_ours(kind) or isinstance(value, _WITH_CONTENTS):
+            raise ImageError(name_of(kind))
         fields = []
-        for name in _attributes(value):
+        for name in attributes(value):
             try:
                 fields.append([name, self.ref(getattr(value, name))])
             except ImageError as error:
                 raise ImageError(f"{error} in {kind.__qualname__}.{name}") from None
-        return ["object", f"{kind.__module__}:{kind.__qualname__}", fields]
+        return ["object", name_of(kind), fields]
 
 
-def _is_ours(named: Any) -> bool:
-    """Whether a class or function stands in a module of fedgossip, where it can be found by its name."""
-    return named.__module__.partition(".")[0] == "fedgossip" and "<" not in named.__qualname__
+def taken(objects: Sequence[object], data: object, known: Mapping[str, object]) -> dict[str, Array]:
+    """Return the attributes of `objects`, and plain `data`, as named arrays, for a checkpoint.
 
-
-def _attributes(value: object) -> Iterator[str]:
-    for kind in reversed(type(value).__mro__):
-        slots = kind.__dict__.get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            if name not in ("__dict__", "__weakref__") and hasattr(value, name):
-                yield name
-    if isinstance(value, msgspec.Struct) and "__slots__" not in type(value).__dict__:
-        yield from value.__struct_fields__
-    yield from vars(value) if hasattr(value, "__dict__") else ()
-
-
-_FIXED: dict[str, Any] = {"tuple": tuple, "set": set, "frozenset": frozenset}
-
-
-class _Reader:
-    def __init__(self, nodes: list[Any], arrays: Mapping[int, Array], known: Mapping[str, object]) -> None:
-        self._nodes, self._arrays, self._known = nodes, arrays, known
-        self._made: dict[int, Any] = {}
-
-    def value(self, ref: Any) -> Any:
-        if not isinstance(ref, list):
-            return ref
-        (number,) = ref
-        if number not in self._made:
-            self._made[number] = self._value(number, *self._nodes[number])
-        return self._made[number]
-
-    def _value(self, number: int, kind: str, *parts: Any) -> Any:
-        match kind:
-            case "known":
-                return self._known[parts[0]]
-            case "array":
-                array = self._arrays[parts[0]]
-                array.flags.writeable = parts[1]
-                return array
-            case "function":
-                return _named(parts[0], FunctionType)
-            case "method":
-                of = self.value(parts[0])
-                return MethodType(_method(type(of), parts[1]), of)
-            case "object":
-                return self._object(number, *parts)
-            case "dict" | "list" | "tuple" | "set" | "frozenset" | "deque":
-                return self._collection(number, kind, *parts)
-            case _:
-                return self._number(kind, *parts)
-
-    def _number(self, kind: str, *parts: Any) -> Any:
-        match kind:
-            case "number":
-                return np.dtype(parts[0]).type(parts[1])
-            case "dtype":
-                return np.dtype(parts[0])
-            case "int":
-                return int(parts[0])
-            case "bytes":
-                return bytes.fromhex(parts[0])
-            case "stream":
-                stream = np.random.Generator(np.random.PCG64())
-                stream.bit_generator.state = self.value(parts[0])
-                return stream
-            case _:
-                raise ValueError(f"{kind} is not known")
-
-    def _collection(self, number: int, kind: str, refs: list[Any], longest: int | None = None) -> Any:
-        if kind == "dict":
-            mapping: dict[Any, Any] = {}
-            self._made[number] = mapping  # before its contents, which may refer to it
-            mapping.update((self.value(key), self.value(one)) for key, one in refs)
-            return mapping
-        if kind == "list":
-            several: list[Any] = []
-            self._made[number] = several
-            several.extend(self.value(one) for one in refs)
-            return several
-        if kind == "deque":
-            return deque((self.value(one) for one in refs), longest)
-        return _FIXED[kind](self.value(one) for one in refs)
-
-    def _object(self, number: int, name: str, fields: list[list[Any]]) -> Any:
-        kind = _named(name, type)
-        if issubclass(kind, msgspec.Struct):
-            return kind(**{key: self.value(one) for key, one in fields})
-        made = self._made[number] = kind.__new__(kind)
-        for key, one in fields:
-            object.__setattr__(made, key, self.value(one))  # frozen ones too
-        return made
-
-
-def _named(name: str, kind: type) -> Any:
-    """Return the class or function of fedgossip that is called so.  Raises ValueError."""
-    module, _, path = name.partition(":")
-    if module.partition(".")[0] != "fedgossip":
-        raise ValueError(f"{name} is none of ours")
-    found: Any = importlib.import_module(module)
-    for part in path.split("."):
-        found = vars(found)[part]
-    if not isinstance(found, kind):
-        raise ValueError(f"{name} is no {kind.__name__}")
-    return found
-
-
-def _method(kind: type, name: str) -> FunctionType:
-    found = next(vars(one)[name] for one in kind.__mro__ if name in vars(one))
-    if not isinstance(found, FunctionType):
-        raise ValueError(f"{kind.__name__}.{name} is no method")
-    return found
-
-
-def taken(root: object, known: Mapping[str, object]) -> dict[str, Array]:
-    """Return `root` as named arrays, for a checkpoint.  Raises ImageError where something cannot be written down."""
-    writer = _Writer(known)
-    start = writer.ref(root)
+    `known`: what the experiment makes, by a name.  Raises ImageError where something cannot be written down.
+    """
+    writer = _Writer(Known(known))
+    start = writer.ref([*map(vars, objects), data])
     try:
         table = msgspec.msgpack.encode([start, writer.nodes])
     except (TypeError, OverflowError, RecursionError) as error:
@@ -223,21 +124,40 @@ def taken(root: object, known: Mapping[str, object]) -> dict[str, Array]:
     return {"table": np.frombuffer(table, np.uint8), **arrays}
 
 
-def restored(arrays: Mapping[str, Array], known: Mapping[str, object]) -> Any:
-    """Return what `taken` was given.  Raises ResumeError for what is no image of this version."""
+def restored(
+    arrays: Mapping[str, Array], objects: Sequence[object], known: Mapping[str, object]
+) -> tuple[list[dict[str, Any]], Any]:
+    """Return what `taken` was given: the attributes of each object, and the data.
+
+    `objects` and `known` are those of a simulation made anew; they are left as they are.  Raises ResumeError for what
+    is no image of this version, or not of such a simulation.
+    """
     try:
         start, nodes = msgspec.msgpack.decode(arrays["table"].tobytes())
         numbered = {int(name.partition("/")[2]): array for name, array in arrays.items() if name != "table"}
-        return _Reader(nodes, numbered, known).value(start)
-    except (
-        msgspec.MsgspecError,
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        IndexError,
-        ImportError,
-        StopIteration,
-    ) as error:
+        reader = Reader(nodes, numbered, Known(known).name_of)
+        kind, (*refs, data) = nodes[number_in(start)]
+        if kind != "list" or len(refs) != len(objects):
+            raise UnfitError(f"a {kind} of {len(refs)}")
+        attributes = [reader.fields_of(ref, one) for ref, one in zip(refs, objects, strict=True)]
+        return attributes, reader.value(data, UNDECLARED, NOTHING)
+    except UnfitError as error:
+        raise ResumeError(f"the image of the simulation cannot be taken up: {error}", ADVICE) from None
+    except _UNREADABLE as error:
         text = f"the image of the simulation cannot be read ({type(error).__name__}: {error})"
-        raise ResumeError(text, "Start the run again: it is a function of its experiment.") from None
+        raise ResumeError(text, ADVICE) from None
+
+
+_UNREADABLE = (
+    msgspec.MsgspecError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    IndexError,
+    OverflowError,
+    RecursionError,
+)
+"""What comes of a table that is no table, or of numbers that are none."""
+
+ADVICE = "Start the run again: it is a function of its experiment."

@@ -60,15 +60,19 @@ class Simulation:
     def taken(self) -> dict[str, images.Array]:
         """Return all of it as arrays.  Raises ImageError."""
         memory = {node: dict(lives.memory_of(self.task, node)) for node in range(self.n)}
-        return images.taken([vars(self.run), vars(self.record), memory], self._known())
+        return images.taken([self.run, self.record], memory, self._known())
 
     def restore(self, arrays: Mapping[str, images.Array]) -> None:
         """Go on from what `taken` returned.  Raises ResumeError."""
-        run, record, memory = images.restored(arrays, self._known())
+        (run, record), memory = images.restored(arrays, [self.run, self.record], self._known())
+        try:
+            for node in range(self.n):
+                lives.give_memory(self.task, node, memory[node])
+        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            text = f"the image does not hold what peer {node} remembers ({type(error).__name__}: {error})"
+            raise ResumeError(text, images.ADVICE) from None
         vars(self.run).update(run)
         vars(self.record).update(record)
-        for node, remembered in memory.items():
-            lives.give_memory(self.task, node, remembered)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ class MeanOf:
     """sum_k w_k v_k / sum_k w_k, the same bits for every order of arrival."""
 
     def __init__(self, vectors: int, length: int, kind: np.dtype[np.floating]) -> None:
-        self._sums = [ExactSum(length) for _ in range(vectors)]
+        self._sums: list[ExactSum] = [ExactSum(length) for _ in range(vectors)]
         self._kind = kind
         self._steps: list[tuple[float, float]] = []
 

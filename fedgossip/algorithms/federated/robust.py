@@ -40,8 +40,8 @@ COLUMNS = 1 << 16
 class Kept:
     """Keeps the contributions, and applies the rule to each of their vectors in turn."""
 
-    def __init__(self, rule: Rule, options: Mapping[str, float], kind: np.dtype[np.floating]) -> None:
-        self._rule, self._options, self._kind = rule, options, kind
+    def __init__(self, by: ByRule, kind: np.dtype[np.floating]) -> None:
+        self._by, self._kind = by, kind
         self._kept: dict[NodeId, tuple[Vectors, int]] = {}
 
     def fits(self, weight: float, vectors: Vectors) -> bool:  # noqa: ARG002
@@ -54,7 +54,7 @@ class Kept:
         rows = [self._kept[node] for node in sorted(self._kept)]
         steps = sum(steps for _, steps in rows) / len(rows)
         stacked = (np.stack(vectors).astype(np.float64) for vectors in zip(*(row for row, _ in rows), strict=True))
-        found = tuple(frozen(self._rule(one, **self._options).astype(self._kind)) for one in stacked)
+        found = tuple(frozen(self._by.rule(one, **self._by.options).astype(self._kind)) for one in stacked)
         return Aggregate(found, len(rows), steps)
 
 
@@ -67,7 +67,7 @@ class ByRule:
     least: int = 1
 
     def accumulator(self, vectors: int, length: int, kind: np.dtype[np.floating]) -> Kept:  # noqa: ARG002
-        return Kept(self.rule, self.options, kind)
+        return Kept(self, kind)
 
 
 # --- coordinate by coordinate -----------------------------------------------------------------------------------------

@@ -1,0 +1,137 @@
+"""What the attributes of a class may hold, as its own source declares it.
+
+Fields of dataclasses and structs have a type each.  Of other classes the attributes are those that methods give to
+`self`: their types are written there, or at the parameter of `__init__` that is kept.  What has no type written is
+known by its name alone: an object of the class that is at hand tells the rest.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+import textwrap
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import is_dataclass
+from functools import cache
+from typing import Any
+
+import msgspec
+
+Hint = Any
+"""A type as it is written: a class, a union, list[int], ..."""
+
+UNDECLARED: Hint = object
+
+
+@cache
+def declared(kind: type) -> Mapping[str, Hint]:
+    """Return the type of each attribute of `kind`, its bases' included; UNDECLARED where none is written."""
+    found: dict[str, Hint] = {}
+    for one in reversed(kind.__mro__):
+        if is_ours(one):
+            written = inspect.get_annotations(one) if _has_fields(one) else dict(_given_to_self(one))
+            found |= {name: _resolved(text, one) for name, text in written.items() if not _of_the_class(text)}
+    return found
+
+
+def is_ours(named: Any) -> bool:
+    """Whether a class or function stands in a module of fedgossip, where it can be found by its name."""
+    return named.__module__.partition(".")[0] == "fedgossip" and "<" not in named.__qualname__
+
+
+def name_of(kind: type) -> str:
+    """Return where a class stands, and its name."""
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def attributes(value: object) -> Iterator[str]:
+    """Yield the names of what an object has."""
+    for kind in reversed(type(value).__mro__):
+        slots = kind.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if name not in ("__dict__", "__weakref__") and hasattr(value, name):
+                yield name
+    if isinstance(value, msgspec.Struct) and "__slots__" not in type(value).__dict__:
+        yield from value.__struct_fields__
+    yield from vars(value) if hasattr(value, "__dict__") else ()
+
+
+@cache
+def alternatives(hint: Hint) -> tuple[Hint, ...]:
+    """Return what a union is of; the type itself where it is none.  What admits everything is UNDECLARED."""
+    if origin_of(hint) in (typing.Union, types.UnionType):
+        return tuple(one for part in typing.get_args(hint) for one in alternatives(part))
+    return (UNDECLARED if hint is Any or isinstance(hint, typing.TypeVar) else hint,)
+
+
+@cache
+def origin_of(hint: Hint) -> Hint:
+    """Return list of list[int]; the type itself where it has no parts."""
+    found: Hint = typing.get_origin(hint)
+    return hint if found is None else found
+
+
+def _of_the_class(text: object) -> bool:
+    return isinstance(text, str) and text.startswith(("ClassVar", "typing.ClassVar"))
+
+
+def _has_fields(kind: type) -> bool:
+    return is_dataclass(kind) or issubclass(kind, msgspec.Struct)
+
+
+def _resolved(text: Any, kind: type) -> Hint:
+    """Return the type that an annotation in the source of `kind` names; UNDECLARED where it is not to be had."""
+    if text is None:
+        return UNDECLARED
+    holder = type("Holder", (), {"__annotations__": {"it": text}})
+    try:
+        return typing.get_type_hints(holder, vars(sys.modules[kind.__module__]))["it"]
+    except (NameError, TypeError):  # a name for the type checker alone
+        return UNDECLARED
+
+
+def _given_to_self(kind: type) -> Iterator[tuple[str, str | None]]:
+    """Yield the attributes that the methods of `kind` itself set, and the text of their types."""
+    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    assert isinstance(tree, ast.ClassDef)
+    written: dict[str, str | None] = {}
+    for method in tree.body:
+        if not isinstance(method, ast.FunctionDef):
+            continue
+        arguments = [*method.args.args, *method.args.kwonlyargs]
+        parameters = {one.arg: ast.unparse(one.annotation) for one in arguments if one.annotation}
+        for name, text in _assigned(method, parameters):
+            written[name] = written.get(name) or text
+    yield from written.items()
+
+
+def _assigned(method: ast.FunctionDef, parameters: Mapping[str, str]) -> Iterator[tuple[str, str | None]]:
+    for statement in ast.walk(method):
+        if isinstance(statement, ast.AnnAssign) and (name := _attribute(statement.target)):
+            yield name, ast.unparse(statement.annotation)
+        elif isinstance(statement, ast.Assign):
+            for target, value in _pairs(statement):
+                if name := _attribute(target):
+                    begins = method.name == "__init__" and isinstance(value, ast.Name)
+                    yield name, parameters.get(value.id) if begins and isinstance(value, ast.Name) else None
+
+
+def _pairs(statement: ast.Assign) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Yield each target with what it is set to, a, b = c, d taken apart."""
+    for target in statement.targets:
+        if not isinstance(target, ast.Tuple):
+            yield target, statement.value
+        elif isinstance(statement.value, ast.Tuple) and len(target.elts) == len(statement.value.elts):
+            yield from zip(target.elts, statement.value.elts, strict=True)
+        else:
+            yield from ((one, statement.value) for one in target.elts)
+
+
+def _attribute(target: ast.expr) -> str | None:
+    """Return x of self.x."""
+    if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id == "self":
+        return target.attr
+    return None

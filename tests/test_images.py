@@ -1,0 +1,352 @@
+"""An image of a simulation can be changed by anybody who can write the run directory: it is data, and stays data."""
+
+from __future__ import annotations
+
+import random
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from commands import finish, start
+from test_resume import ctrl_c_after
+
+from fedgossip import checkpoints
+from fedgossip.errors import ResumeError
+from fedgossip.experiment import load
+from fedgossip.running import compose, images, pausing, simulated
+from fedgossip.running.declared import declared
+from fedgossip.running.pausing import Pauses, Simulation
+from fedgossip.running.simulated import simulate_plan
+from fedgossip.simulation.simulator import Simulator
+from fedgossip.vectors import Vector
+
+CRASH = {"kind": "crash", "peers": [1], "start": 0.12, "after": 0.1}
+LOSSES = [CRASH, {"kind": "drop", "probability": 0.2}, {"kind": "delay", "seconds": 0.02}]
+CLIENTS = {"topology": None, "coordinator": {"clients": 3, "secure": {"on": False}}}
+
+RUNS: Mapping[str, Mapping[str, Any]] = {
+    "synchronous": {"faults": LOSSES, "algorithm": {"deadline": 0.5}},
+    "learning": {"task": {"kind": "learning"}, "train": {"local_steps": 1, "momentum": 0.9, "device": "cpu"}},
+    "asynchronous": {"algorithm": {"mode": "async"}, "faults": LOSSES},
+    "push-sum": {"algorithm": {"name": "push-sum"}, "faults": LOSSES},
+    "asynchronous push-sum": {"algorithm": {"name": "push-sum", "mode": "async"}, "faults": LOSSES},
+    "private": {"algorithm": {"private": True}, "topology": {"graph": "complete", "n": 4}, "faults": LOSSES},
+    "scaffold": {**CLIENTS, "faults": LOSSES, "algorithm": None},
+    "fedbuff": CLIENTS | {"coordinator": {**CLIENTS["coordinator"], "algorithm": "fedbuff"}},  # type: ignore[dict-item]
+    "median": CLIENTS | {"coordinator": {**CLIENTS["coordinator"], "algorithm": "median"}},  # type: ignore[dict-item]
+}
+
+
+def plan_of(name: str) -> compose.Plan:
+    content: dict[str, Any] = {
+        "rounds": 4,
+        "topology": {"graph": "ring", "n": 3},
+        "task": {"kind": "averaging", "dim": 3},
+        "simulation": {"jitter": 0.01, "speed_spread": 0.4},
+        **RUNS[name],
+    }
+    return compose.plan(load({key: value for key, value in content.items() if value is not None}))
+
+
+class Enough(Exception):
+    """The simulation has come as far as the test wants it."""
+
+
+@contextmanager
+def between_events(what: Callable[[Simulation, int], None], monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Have `what` called between two events: with the simulation, and how many there were."""
+    seen = 0
+
+    def called(pauses: Pauses) -> None:
+        nonlocal seen
+        what(pauses.simulation, seen)
+        seen += 1
+
+    with monkeypatch.context() as patched:
+        patched.setattr(simulated, "Pauses", Pauses)
+        patched.setattr(Pauses, "__call__", called)
+        yield
+
+
+def made_anew(name: str, monkeypatch: pytest.MonkeyPatch, engine: str = "sim", events: int = 0) -> Simulation:
+    """Return the simulation of a run as it stands after so many events."""
+    found: list[Simulation] = []
+
+    def stop(simulation: Simulation, seen: int) -> None:
+        if seen == events:
+            found.append(simulation)
+            raise Enough
+
+    with between_events(stop, monkeypatch), pytest.raises(Enough):
+        simulate_plan(plan_of(name), engine=engine)
+    return found[0]
+
+
+def taken_up(fresh: Simulation, arrays: Mapping[str, Any]) -> tuple[list[dict[str, Any]], Any]:
+    """What the image gives to a simulation made anew, which stays as it is."""
+    return read(fresh, fresh._known(), arrays)
+
+
+def read(fresh: Simulation, known: Mapping[str, object], arrays: Mapping[str, Any]) -> Any:
+    copies = {name: array.copy() for name, array in arrays.items()}
+    return images.restored(copies, [fresh.run, fresh.record], known)
+
+
+@pytest.mark.parametrize("engine", ["sim", "stacked"])
+@pytest.mark.parametrize("name", RUNS)
+def test_what_was_written_at_any_time_is_taken_up(name: str, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if engine == "stacked" and (RUNS[name].get("faults") or name == "fedbuff"):
+        pytest.skip("the stacked engine has no faults, and goes by rounds")
+    fresh, count = made_anew(name, monkeypatch, engine), 0
+
+    def check(simulation: Simulation, seen: int) -> None:
+        nonlocal count
+        if engine == "stacked" or seen % 11 == 0:
+            count += 1
+            arrays = simulation.taken()
+            (run, record), memory = taken_up(fresh, arrays)
+            assert run.keys() == vars(simulation.run).keys() and record.keys() == vars(simulation.record).keys()
+            assert sorted(memory) == list(range(simulation.n))
+
+    with between_events(check, monkeypatch):
+        simulate_plan(plan_of(name), engine=engine)
+    assert count > 3
+
+
+# --- what somebody has put there --------------------------------------------------------------------------------------
+
+
+class Table:
+    """The nodes of an image, to be changed."""
+
+    def __init__(self, arrays: Mapping[str, Any]) -> None:
+        self.arrays = dict(arrays)
+        self.start, self.nodes = msgspec.msgpack.decode(arrays["table"].tobytes())
+
+    def add(self, *node: Any) -> list[int]:
+        self.nodes.append(list(node))
+        return [len(self.nodes) - 1]
+
+    def many(self, kind: str, *refs: Any) -> list[int]:
+        return self.add(kind, list(refs))
+
+    def node(self, ref: list[int]) -> list[Any]:
+        found: list[Any] = self.nodes[ref[0]]
+        return found
+
+    def root(self, place: int) -> list[list[Any]]:
+        """The attributes of the run (0) or of the record (1), as pairs of name and reference."""
+        pairs: list[list[Any]] = self.node(self.node(self.start)[1][place])[1]
+        return pairs
+
+    def put(self, name: str, ref: Any, place: int = 0) -> None:
+        next(pair for pair in self.root(place) if pair[0] == name)[1] = ref
+
+    def get(self, name: str, place: int = 0) -> Any:
+        return next(ref for key, ref in self.root(place) if key == name)
+
+    def written(self) -> dict[str, Any]:
+        encoded = msgspec.msgpack.encode([self.start, self.nodes])
+        return {**self.arrays, "table": np.frombuffer(encoded, np.uint8)}
+
+
+def as_a_command(table: Table, command: str) -> None:
+    """Have `rebirth` run a function of Python's for a node that is called so: what an image could do before."""
+    node, nobody = "os:system", table.many("list")
+    restart = table.add("object", "fedgossip.simulation.simulator:_Restart", [])
+    zero = table.many("tuple", 0, 0)
+    table.put("rebirth", table.add("function", "fedgossip.learning.custom:call"))
+    table.put("_heap", table.many("list", table.many("tuple", 0, 0, node, restart, 0, zero)))
+    table.put("lives", table.add("dict", [[node, 0]]))
+    table.put("checkpoints", table.add("dict", [[node, command]]))
+    connections = table.node(table.get("connections"))[2]
+    next(pair for pair in connections if pair[0] == "known")[1] = table.add("dict", [[node, nobody]])
+
+
+def test_a_tampered_run_directory_runs_no_command(tmp_path: Path) -> None:
+    """Over a real process: before, `fedgossip run --resume` ran it."""
+    run, ran = tmp_path / "run", tmp_path / "ran"
+    simulate_plan(plan_of("synchronous"), out=run, watch=ctrl_c_after(1))
+    about, arrays = checkpoints.take(run / checkpoints.NEWEST)
+    table = Table(arrays)
+    as_a_command(table, f"touch {shlex.quote(str(ran))}")
+    checkpoints.put(run, {key: value for key, value in about.items() if key != "format"}, table.written())
+    said = finish(start(["run", "--resume", "run", "--no-report"], tmp_path), 60)
+    assert not ran.exists(), "a command was run"
+    assert said.code == 8 and len(said.err.splitlines()) == 2, said
+    assert "the image of the simulation cannot be taken up" in said.errors[0]
+
+
+@pytest.mark.parametrize("name", ["rebirth", "write", "task", "script", "on_crash", "record"])
+def test_what_can_be_called_is_never_of_an_image(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what an image would have in its place is refused, as is one's own in the place of data."""
+    fresh = made_anew("synchronous", monkeypatch)
+    arrays = fresh.taken()
+    (run, _), _ = taken_up(fresh, arrays)
+    assert run[name] is vars(fresh.run)[name]
+    for ref in (["function", "fedgossip.learning.custom:call"], ["known", "task"], ["object", "x:y", []]):
+        table = Table(arrays)
+        table.put(name, table.add(*ref))
+        if ref[0] == "object" or name == "on_crash":
+            with pytest.raises(ResumeError):
+                taken_up(fresh, table.written())
+        else:
+            assert taken_up(fresh, table.written())[0][0][name] is vars(fresh.run)[name]
+        table = Table(arrays)
+        table.put("_heap", table.add(*ref))
+        with pytest.raises(ResumeError):
+            taken_up(fresh, table.written())
+
+
+def kinds_in(table: Table) -> dict[str, list[int]]:
+    """A reference to one object of each class."""
+    return {str(node[1]): [number] for number, node in enumerate(table.nodes) if node[0] == "object"}
+
+
+@pytest.mark.parametrize("name", ["synchronous", "asynchronous", "scaffold"])
+def test_an_object_of_another_class_is_refused_wherever_it_stands(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At every attribute of every class, each other class of the image once."""
+    fresh = made_anew(name, monkeypatch)
+    arrays = made_anew(name, monkeypatch, events=40).taken()
+    tried = set()
+    for number, node in enumerate(Table(arrays).nodes):
+        for place, (attribute, ref) in enumerate(node[2] if node[0] == "object" else ()):
+            table = Table(arrays)
+            own = table.node(ref) if isinstance(ref, list) else ["plain"]
+            may = may_stand(node[1], attribute)
+            others = [kind for kind in kinds_in(table) if kind.replace(".", ":") not in may and kind not in own]
+            draw = random.Random(f"{node[1]}.{attribute}")
+            for kind in draw.sample(others, min(1, len(others))):
+                if (node[1], attribute, kind) in tried or own[0] == "known":
+                    continue
+                tried.add((node[1], attribute, kind))
+                table.nodes[number][2][place][1] = kinds_in(table)[kind]
+                with pytest.raises(ResumeError, match="cannot be taken up"):
+                    taken_up(fresh, table.written())
+                    pytest.fail(f"{kind} as {attribute} of {node[1]}")
+    assert len(tried) > 50
+
+
+def may_stand(kind: str, attribute: str) -> str:
+    """The declared type of an attribute, as text: a place that is empty may be filled."""
+    module, _, name = kind.partition(":")
+    return str(declared(vars(sys.modules[module])[name]).get(attribute)).replace(".", ":")
+
+
+def test_nothing_is_looked_up_by_a_name_of_an_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Importing a module runs it: `fedgossip.__main__` is the whole command line."""
+    fresh = made_anew("synchronous", monkeypatch)
+    for name in ("fedgossip.__main__:main", "fedgossip.net.host:Host", "os:system", "fedgossip.machine:Started.x"):
+        table = Table(fresh.taken())
+        table.put("network", table.add("object", name, []))
+        with pytest.raises(ResumeError, match="where SimulatedNetwork belongs"):
+            taken_up(fresh, table.written())
+    assert "fedgossip.__main__" not in sys.modules
+
+
+@pytest.mark.parametrize("attribute", ["__class__", "__dict__", "handle", "_tell"])
+def test_no_attribute_is_set_that_there_is_not(attribute: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fresh = made_anew("synchronous", monkeypatch)
+    table = Table(fresh.taken())
+    table.node(table.get("network"))[2].append([attribute, 1])
+    with pytest.raises(ResumeError, match="other attributes"):
+        taken_up(fresh, table.written())
+
+
+# --- images changed at random -----------------------------------------------------------------------------------------
+
+CALLED = ("fedgossip.running.images", "fedgossip.running.fitting", "fedgossip.running.declared", "fedgossip.errors")
+"""Modules whose functions reading an image calls; nothing of the rest."""
+
+
+def changed(table: Table, draw: random.Random) -> None:
+    """Change one thing: a reference, a plain value, a name, a kind, or what two nodes are."""
+    nodes = table.nodes
+    node = nodes[draw.randrange(len(nodes))]
+    match draw.randrange(5):
+        case 0:
+            node[:] = nodes[draw.randrange(len(nodes))]
+        case 1:
+            node[0] = draw.choice(
+                ["object", "dict", "list", "tuple", "set", "deque", "function", "method", "known", "int"]
+            )
+        case 2 if node[0] == "object":
+            node[1] = draw.choice(["fedgossip.learning.custom:call", "os:system", *kinds_in(table)])
+        case _:
+            places = list(places_in(node))
+            if places:
+                where, key = draw.choice(places)
+                refs = [0], [draw.randrange(len(nodes))], [-1], [1e9]
+                where[key] = draw.choice((None, True, -1, 2**63, 1e308, "", "os:system", {}, *refs))
+
+
+def places_in(one: Any) -> Iterator[tuple[Any, int]]:
+    """All places of nested lists where something stands."""
+    for key, part in enumerate(one):
+        yield one, key
+        if isinstance(part, list):
+            yield from places_in(part)
+
+
+@contextmanager
+def nothing_else_called(called: set[str]) -> Iterator[None]:
+    """Collect functions of fedgossip, but for those that read images, and of subprocess and os that are called."""
+
+    def watch(frame: Any, event: str, _argument: Any) -> None:
+        if event == "call":
+            module = frame.f_globals.get("__name__", "")
+            if module.startswith("fedgossip") and module not in CALLED:
+                called.add(f"{module}:{frame.f_code.co_qualname}")
+
+    before = sys.getprofile()
+    sys.setprofile(watch)
+    try:
+        yield
+    finally:
+        sys.setprofile(before)
+
+
+@pytest.mark.parametrize("name", ["synchronous", "asynchronous push-sum", "scaffold"])
+def test_images_changed_at_random_are_refused_or_taken_up_and_call_nothing(
+    name: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    fresh = made_anew(name, monkeypatch)
+    arrays = made_anew(name, monkeypatch, events=45).taken()
+    taken_up(fresh, arrays)  # the types are read once
+    known, called = fresh._known(), set[str]()
+    refused, times = 0, 30_000 if request.config.getoption("--long") else 150
+    for seed in range(times):
+        draw, table = random.Random(seed), Table(arrays)
+        for _ in range(draw.choice([1, 1, 2, 5])):
+            changed(table, draw)
+        with nothing_else_called(called):
+            try:
+                read(fresh, known, table.written())
+            except ResumeError:
+                refused += 1
+    assert not called
+    assert times / 3 < refused < times
+
+
+def test_an_image_that_nests_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    fresh = made_anew("synchronous", monkeypatch)
+    table = Table(fresh.taken())
+    inner = table.many("list")
+    for _ in range(50_000):
+        inner = table.many("list", inner)
+    table.put("_states", table.add("dict", [[0, inner]]))
+    with pytest.raises(ResumeError, match="RecursionError"):
+        taken_up(fresh, table.written())
+
+
+def test_the_types_of_attributes_are_those_that_the_source_declares() -> None:
+    found = declared(Simulator)
+    assert found["checkpoint_every"] is int and found["results"] == dict[int, Vector]
+    assert found["now_ns"] is object, "0 alone tells no type: the new simulation does"
+    assert declared(pausing.Left)["rows"] is int
