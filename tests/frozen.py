@@ -1,0 +1,126 @@
+"""Runs whose bits and records are frozen: every method x simulator, stacked arrays, ZeroMQ, traces and faults.
+
+    python tests/frozen.py            says what differs from tests/frozen.json
+    python tests/frozen.py --write    freezes what there is now; the commit says which numbers moved, and why
+
+The problems are quadratics in numpy alone, whose sums, products and roots are correctly rounded on every processor,
+so that the digests hold wherever the suite runs.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import fedgossip
+from fedgossip.algorithms.federated.names import ALGORITHMS
+from fedgossip.records import NetworkRow, PeerRow, Row
+
+FILE = Path(__file__).with_name("frozen.json")
+DISTANCES = ("consensus_distance", "consensus_before", "update_spread", "loss", "test_loss")
+UNEVEN = {"training_jitter": 1.0, "speed_spread": 0.5, "jitter": 0.01}
+
+
+def gossip(graph: str, n: int, *, dtype: str = "float32", **algorithm: Any) -> dict[str, Any]:
+    task = {"kind": "quadratic", "dim": 7, "sigma": 0.1, "placement": "random", "dtype": dtype}
+    return {
+        "rounds": 12,
+        "task": task,
+        "topology": {"graph": graph, "n": n},
+        "algorithm": {"deadline": 1e5, **algorithm},
+    }
+
+
+def federated(**coordinator: Any) -> dict[str, Any]:
+    task = {"kind": "quadratic", "dim": 7, "sigma": 0.1, "placement": "random"}
+    return {"rounds": 4, "task": task, "coordinator": {"clients": 8, **coordinator}}
+
+
+OPEN = {"secure": {"on": False}}
+LOSSY = [{"kind": "drop", "probability": 0.1}, {"kind": "crash", "peers": [2], "start": 0.3, "after": 0.2}]
+
+ROUNDS: Mapping[str, dict[str, Any]] = {
+    "dsgd": gossip("ring", 6),
+    "dsgd float64": gossip("star", 5, dtype="float64"),
+    "dsgd directed": gossip("directed-exponential", 6),
+    "dsgd one-peer-exponential": gossip("one-peer-exponential", 8),
+    "dsgd el-oracle": gossip("el-oracle:3", 8),
+    "dsgd base": gossip("base:2", 6),
+    "push-sum": gossip("directed-exponential", 6, name="push-sum"),
+    "window-doubling": gossip("window-doubling", 7, name="window-doubling"),
+    "private": gossip("regular:4", 8, private=True),
+    **{name: federated(algorithm=name, **OPEN) for name in ALGORITHMS},
+    "cohorts of five": federated(cohort=5, **OPEN),
+    "poisson": federated(participation=0.6, sampling="poisson", **OPEN),
+    "secure fedavg": federated(),
+    "secure scaffold": federated(algorithm="scaffold"),
+    "secure fedadam": federated(algorithm="fedadam"),
+    "secure fednova": federated(algorithm="fednova"),
+}
+"""Methods that go by rounds: the same bits in every driver."""
+
+EVENTS: Mapping[str, dict[str, Any]] = {
+    "async": gossip("ring", 6, mode="async"),
+    "async by speed": {**gossip("complete", 6, mode="async", partner="speed", exchanges=2), "simulation": UNEVEN},
+    "async push-sum": gossip("directed-exponential", 6, name="push-sum", mode="async"),
+    "fedbuff": {**federated(algorithm="fedbuff", **OPEN), "simulation": UNEVEN},
+    "client budget": federated(privacy={"unit": "client", "max_epsilon": 1000.0}),
+    "dsgd with losses and a crash": {**gossip("ring", 6, deadline=1.0, least_deadline=0.5), "faults": LOSSY},
+    "push-sum with losses and a crash": {
+        **gossip("ring", 6, name="push-sum", deadline=1.0, least_deadline=0.5),
+        "faults": LOSSY,
+    },
+    "async with losses and a crash": {**gossip("ring", 6, mode="async", deadline=1.0), "faults": LOSSY},
+    "secure with a crash": {**federated(min_clients=5, deadline=3.0, least_deadline=0.5), "faults": LOSSY[1:]},
+}
+"""Runs that only the simulator has with the same bits: they follow virtual time."""
+
+
+def frozen(experiment: dict[str, Any], engine: str) -> dict[str, Any]:
+    """What is kept of a run: its digest, the bytes of every peer, and what each round measured."""
+    run = fedgossip.simulate(experiment, engine=engine)
+    return {"digest": run.digest, "status": run.summary["status"], **recorded(run.rows)}
+
+
+def recorded(rows: list[Row]) -> dict[str, Any]:
+    """Bytes sent by each peer in all, rows per peer, and the distances and losses of the network by round."""
+    peers = [row for row in rows if isinstance(row, PeerRow)]
+    nodes = sorted({row.peer for row in peers})
+    network = [row for row in rows if isinstance(row, NetworkRow)]
+    return {
+        "bytes_sent": [sum(row.bytes_sent for row in peers if row.peer == node) for node in nodes],
+        "rounds": [sum(row.peer == node for row in peers) for node in nodes],
+        "network": [[row.round, *(getattr(row, name) for name in DISTANCES)] for row in network],
+    }
+
+
+def cases() -> dict[str, tuple[dict[str, Any], str]]:
+    found = {f"{name} | stacked": (experiment, "stacked") for name, experiment in ROUNDS.items()}
+    return {**found, **{f"{name} | sim": (experiment, "sim") for name, experiment in {**ROUNDS, **EVENTS}.items()}}
+
+
+def kept() -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = json.loads(FILE.read_text())
+    return found
+
+
+def main(write: bool) -> int:
+    now = {name: frozen(*case) for name, case in cases().items()}
+    if write:
+        lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(value)}" for name, value in sorted(now.items()))
+        FILE.write_text(f"{{\n{lines}\n}}\n")
+        return 0
+    before = kept()
+    moved = [name for name in sorted({*now, *before}) if now.get(name) != before.get(name)]
+    for name in moved:
+        parts = {*now.get(name, {}), *before.get(name, {})}
+        print(name, *sorted(p for p in parts if now.get(name, {}).get(p) != before.get(name, {}).get(p)))
+    print(f"{len(now) - len(moved)} of {len(now)} as frozen")
+    return int(bool(moved))
+
+
+if __name__ == "__main__":
+    sys.exit(main("--write" in sys.argv[1:]))
