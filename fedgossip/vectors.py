@@ -108,8 +108,8 @@ def add(left: Vector, right: Vector) -> Vector:
 
 
 def subtract(left: Vector, right: Vector) -> Vector:
-    """Return left - right as a new frozen vector."""
-    return frozen(np.subtract(left, right, out=empty(left.size, left.dtype)))
+    """Return left - right as a new frozen array, [d] or [n, d]."""
+    return frozen(np.subtract(left, right, out=empty(left.size, left.dtype).reshape(left.shape)))
 
 
 def all_finite(vector: Vector) -> bool:

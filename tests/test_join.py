@@ -266,7 +266,7 @@ def test_one_that_waits_for_a_run_to_begin_goes_on_waiting() -> None:
 def test_nobody_can_join_where_the_peers_are_counted() -> None:
     section = {"name": "window-doubling"}
     plan = compose.plan(checked({"algorithm": section, "topology": {"graph": "window-doubling", "n": 4}}, "test"))
-    with pytest.raises(ConfigError, match="window doubling"):
+    with pytest.raises(ConfigError, match="window-doubling counts its peers"):
         check_open(plan)
 
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedgossip.algorithms.base import Step, restored, saved
 from fedgossip.algorithms.window_doubling import WindowDoubling
 from fedgossip.topology import Mixing, resolve_schedule
 from fedgossip.vectors import add, frozen, ordered_mix, ordered_mix_rows
@@ -27,8 +28,8 @@ def mixed(mixing: Mixing, stacked: np.ndarray) -> np.ndarray:
 
 
 def one_round(algorithm, schedule, state, number, update=None):
-    (sent,) = algorithm.outgoing(state, update)
-    return algorithm.incoming(state, (mixed(schedule.mixing(number), sent),))
+    begun, (sent,) = algorithm.trained(state, update, Step(number))
+    return algorithm.mixed(begun, (mixed(schedule.mixing(number), sent),))
 
 
 def averaged(n: int, rounds: int):
@@ -106,9 +107,10 @@ def test_one_peer_and_all_at_once_give_the_same_bits(kind):
         update = None if number % 3 == 2 else vectors(n + number, kind=kind)[:n]
         mixing = schedule.mixing(number)
         all_states = one_round(together, schedule, all_states, number, update)
-        sent = [alone[i].outgoing(states[i], None if update is None else update[i])[0] for i in range(n)]
-        heard = [ordered_mix([(w, sent[j]) for j, w in mixing.row(i).items()]) for i in range(n)]
-        states = [alone[i].incoming(states[i], (heard[i],)) for i in range(n)]
+        given = [None if update is None else update[i] for i in range(n)]
+        begun = [alone[i].trained(states[i], given[i], Step(number)) for i in range(n)]
+        heard = [ordered_mix([(w, begun[j][1][0]) for j, w in mixing.row(i).items()]) for i in range(n)]
+        states = [alone[i].mixed(begun[i][0], (heard[i],)) for i in range(n)]
         models = np.stack([alone[i].model(states[i]) for i in range(n)])
         assert models.tobytes() == together.model(all_states).tobytes()
 
@@ -127,13 +129,13 @@ def test_a_late_message_is_made_up_for_before_the_next_round(lost_in):
     schedule, algorithm = resolve_schedule("window-doubling", n), WindowDoubling(n)
     state = algorithm.start(x)
     for number in range(schedule.period):
-        (sent,) = algorithm.outgoing(state, None)
+        state, (sent,) = algorithm.trained(state, None, Step(number))
         arrived = mixed(schedule.mixing(number), sent).copy()
         late = np.zeros_like(arrived)
         if number == lost_in:
             late[3] = arrived[3] - sent[3]
             arrived[3] = sent[3]
-        state = algorithm.corrected(algorithm.incoming(state, (frozen(arrived),)), (late,))
+        state = algorithm.corrected(algorithm.mixed(state, (frozen(arrived),)), (late,))
     assert np.allclose(algorithm.model(state), x.mean(axis=0), atol=1e-12)
 
 
@@ -144,7 +146,7 @@ def test_a_saved_state_goes_on_as_it_would_have(rounds):
     state = algorithm.start(x)
     for number in range(rounds):
         state = one_round(algorithm, schedule, state, number, x if number % 2 else None)
-    again = algorithm.restored(algorithm.saved(state))
+    again = restored(algorithm.start(x), *saved(state))
     for number in range(rounds, rounds + 5):
         state = one_round(algorithm, schedule, state, number, x)
         again = one_round(algorithm, schedule, again, number, x)
@@ -155,6 +157,6 @@ def test_nothing_is_changed_in_place():
     n, x = 5, vectors(5)
     schedule, algorithm = resolve_schedule("window-doubling", n), WindowDoubling(n)
     state = one_round(algorithm, schedule, algorithm.start(x), 0, x)
-    kept = [vector.copy() for vector in algorithm.saved(state)]
+    kept = [vector.copy() for vector in saved(state)[0].values()]
     one_round(algorithm, schedule, state, 1, add(x, x))
-    assert all(np.array_equal(a, b) for a, b in zip(kept, algorithm.saved(state), strict=True))
+    assert all(np.array_equal(a, b) for a, b in zip(kept, saved(state)[0].values(), strict=True))

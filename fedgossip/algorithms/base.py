@@ -1,41 +1,130 @@
-"""What a gossip algorithm is: the box of a paper, with the network taken out."""
+"""What a gossip algorithm is: the box of a paper, with the network taken out.
+
+    x = start(first vector)
+    in every round:   train from model(x)          -> update
+                      trained(x, update, step)     -> x', what goes out
+                      mixing: every outgoing vector becomes the weighted sum over the neighbours' and one's own
+                      mixed(x', the sums)          -> x
+
+A state is a frozen dataclass of arrays and plain numbers, so that what a checkpoint holds follows from it (`saved`,
+`restored`).  The same source runs for one peer, on arrays [d], and for all peers at once, on arrays [n, d].
+"""
 
 from __future__ import annotations
 
-from typing import Protocol, TypeVar
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
 
 from fedgossip.vectors import Vector
 
 State = TypeVar("State")
+Vectors = tuple[Vector, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One of the vectors that a round mixes."""
+
+    name: str
+    length: int | None = None
+    """Elements; None: as many as the model has."""
+    dtype: str = ""
+    """Empty: the model's type."""
+
+
+MODEL = Slot("x")
+"""The only slot of an algorithm that mixes models and nothing beside them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a peer's local training was in one round.
+
+    `rate`: learning rate; `steps`: optimiser steps; 0 where the task does not say.  Numbers for one peer, arrays [n, 1]
+    of the model's type for all peers at once.
+    """
+
+    round: int
+    rate: Any = 0.0
+    steps: Any = 0.0
+
+    @classmethod
+    def of(cls, round: int, metrics: Mapping[str, float]) -> Step:
+        """The step of one peer, from the metrics of its update."""
+        return cls(round, float(metrics.get("rate", 0.0)), float(metrics.get("steps", 0.0)))
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What the graph of an algorithm must give; a run without it is refused before anything is trained."""
+
+    sums: str = "rows"
+    """Which weights of a mixing must sum to one: "rows" (a mean of what arrives) or "columns" (each gives away what it
+    has)."""
+    own_graph: bool = False
+    """Only the graph that bears the algorithm's name will do."""
+    constant_members: bool = False
+    """The peers are counted: nobody can join or leave."""
 
 
 class GossipAlgorithm(Protocol[State]):
     """Every array is [d] (one peer) or [n, d] (all peers at once); nothing is changed in place."""
 
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        """What a round mixes, one slot per outgoing vector."""
+        ...
+
+    @property
+    def needs(self) -> Needs: ...
+
     def start(self, x: Vector) -> State:
         """The state of a peer whose first vector is `x`."""
         ...
 
-    def outgoing(self, state: State, update: Vector | None) -> tuple[Vector, ...]:
-        """What this round mixes, after local training gave `update` (None: no change)."""
+    def trained(self, state: State, update: Vector | None, step: Step) -> tuple[State, Vectors]:
+        """(the state until the round is mixed, what goes out), after local training gave `update` (None: no change)."""
         ...
 
-    def incoming(self, state: State, mixed: tuple[Vector, ...]) -> State:
-        """The state after the mixing of what was outgoing, own and neighbours'."""
+    def mixed(self, state: State, mixed: Vectors) -> State:
+        """The state after the mixing of what went out, own and neighbours'; `state` is the one `trained` gave."""
         ...
 
     def model(self, state: State) -> Vector:
         """The vector to train from, and to evaluate."""
         ...
 
-    def corrected(self, state: State, differences: tuple[Vector, ...]) -> State:
-        """The state after `differences`, one per mixed vector, have been added to what was mixed."""
+    def seen(self, state: State, outgoing: Vectors) -> Vector:
+        """What records compare with the model: the model as it is before the mixing of `outgoing`."""
         ...
 
-    def saved(self, state: State) -> tuple[Vector, ...]:
-        """All that the state is, for a checkpoint."""
+    def corrected(self, state: State, differences: Vectors) -> State:
+        """The state after `differences`, one per outgoing vector, have been added to what was mixed."""
         ...
 
-    def restored(self, saved: tuple[Vector, ...]) -> State:
-        """The state that `saved` was taken of."""
+    def rejoined(self, state: State, model: Vector) -> State:
+        """The state of a peer that goes on from `model` among others than before: what tracks them begins anew."""
         ...
+
+
+def saved(state: Any) -> tuple[dict[str, Vector], dict[str, int | float | str]]:
+    """Return all that a state is, for a checkpoint: its arrays and its plain numbers, by field; None is left out."""
+    held = {field.name: getattr(state, field.name) for field in fields(state)}
+    arrays = {name: value for name, value in held.items() if isinstance(value, np.ndarray)}
+    numbers = {name: value for name, value in held.items() if value is not None and name not in arrays}
+    return arrays, numbers
+
+
+def restored(fresh: State, arrays: Mapping[str, Vector], numbers: Mapping[str, Any]) -> State:
+    """Return the state that `saved` was taken of; `fresh`: one of the same kind.
+
+    Raises ValueError where there are other fields.
+    """
+    names = {field.name for field in fields(fresh)}  # type: ignore[arg-type]
+    given = {**arrays, **numbers}
+    if unknown := sorted(given.keys() - names):
+        raise ValueError(f"{type(fresh).__name__} has no {', '.join(unknown)}")
+    return replace(fresh, **dict.fromkeys(names - given.keys()), **given)  # type: ignore[type-var]

@@ -9,32 +9,42 @@ and `tests/test_identity.py` tells them apart by number.  With several local ste
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from fedgossip.algorithms.base import MODEL, Needs, Step, Vectors
 from fedgossip.vectors import Vector, add
 
 
+@dataclass(frozen=True, eq=False)
+class Iterate:
+    """`x` [d] or [n, d]: the model."""
+
+    x: Vector
+
+
 class DSGD:
-    """The state is the vector itself."""
+    """The state is the model itself."""
 
-    def start(self, x: Vector) -> Vector:
-        return x
+    slots = (MODEL,)
+    needs = Needs()
 
-    def outgoing(self, state: Vector, update: Vector | None) -> tuple[Vector, ...]:
-        return (state if update is None else add(state, update),)
+    def start(self, x: Vector) -> Iterate:
+        return Iterate(x)
 
-    def incoming(self, _state: Vector, mixed: tuple[Vector, ...]) -> Vector:
-        (x,) = mixed
-        return x
+    def trained(self, state: Iterate, update: Vector | None, step: Step) -> tuple[Iterate, Vectors]:  # noqa: ARG002
+        return state, (state.x if update is None else add(state.x, update),)
 
-    def model(self, state: Vector) -> Vector:
-        return state
+    def mixed(self, state: Iterate, mixed: Vectors) -> Iterate:  # noqa: ARG002
+        return Iterate(*mixed)
 
-    def corrected(self, state: Vector, differences: tuple[Vector, ...]) -> Vector:
-        (difference,) = differences
-        return add(state, difference)
+    def model(self, state: Iterate) -> Vector:
+        return state.x
 
-    def saved(self, state: Vector) -> tuple[Vector, ...]:
-        return (state,)
+    def seen(self, state: Iterate, outgoing: Vectors) -> Vector:  # noqa: ARG002
+        return outgoing[0]
 
-    def restored(self, saved: tuple[Vector, ...]) -> Vector:
-        (x,) = saved
-        return x
+    def corrected(self, state: Iterate, differences: Vectors) -> Iterate:
+        return Iterate(add(state.x, *differences))
+
+    def rejoined(self, state: Iterate, model: Vector) -> Iterate:  # noqa: ARG002
+        return Iterate(model)

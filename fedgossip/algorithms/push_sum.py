@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from fedgossip.algorithms.base import MODEL, Needs, Slot, Step, Vectors
 from fedgossip.vectors import Vector, add, empty, frozen
 
 
@@ -33,28 +34,31 @@ class Mass:
 class PushSum:
     """For mixings whose columns sum to one: `build(topology, "push")`, and every doubly stochastic one."""
 
+    slots = (MODEL, Slot("weight", length=1, dtype="float64"))
+    needs = Needs(sums="columns")
+
     def start(self, x: Vector) -> Mass:
         return Mass(x, frozen(np.ones((*x.shape[:-1], 1))))
 
-    def outgoing(self, state: Mass, update: Vector | None) -> tuple[Vector, ...]:
-        return (state.x if update is None else add(state.x, update), state.weight)
+    def trained(self, state: Mass, update: Vector | None, step: Step) -> tuple[Mass, Vectors]:  # noqa: ARG002
+        return state, (state.x if update is None else add(state.x, update), state.weight)
 
-    def incoming(self, _state: Mass, mixed: tuple[Vector, ...]) -> Mass:
+    def mixed(self, state: Mass, mixed: Vectors) -> Mass:  # noqa: ARG002
         return Mass(*mixed)
 
     def model(self, state: Mass) -> Vector:
         return debiased(state.x, state.weight)
 
-    def corrected(self, state: Mass, differences: tuple[Vector, ...]) -> Mass:
+    def seen(self, state: Mass, outgoing: Vectors) -> Vector:  # noqa: ARG002
+        return debiased(*outgoing)
+
+    def corrected(self, state: Mass, differences: Vectors) -> Mass:
         """Count mass that came late."""
         x, weight = differences
         return replace(state, x=add(state.x, x), weight=add(state.weight, weight))
 
-    def saved(self, state: Mass) -> tuple[Vector, ...]:
-        return state.x, state.weight
-
-    def restored(self, saved: tuple[Vector, ...]) -> Mass:
-        return Mass(*saved)
+    def rejoined(self, state: Mass, model: Vector) -> Mass:  # noqa: ARG002
+        return self.start(model)
 
 
 def debiased(x: Vector, weight: Vector | float) -> Vector:

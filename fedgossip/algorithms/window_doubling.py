@@ -33,6 +33,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from fedgossip.algorithms.base import MODEL, Needs, Step, Vectors
 from fedgossip.vectors import Vector, add, empty, frozen
 
 
@@ -48,26 +49,26 @@ class Window:
 
 
 class WindowDoubling:
-    """Of n >= 2 nodes.  One object per machine or engine: it keeps a round's update until its mixing."""
+    """Of n >= 2 nodes."""
+
+    slots = (MODEL,)
+    needs = Needs(own_graph=True, constant_members=True)
 
     def __init__(self, n: int) -> None:
         self.n = n
         self.rounds = (n - 1).bit_length()
-        self._update: Vector | None = None  # `incoming` is not told what `outgoing` was
 
     def start(self, x: Vector) -> Window:
         return Window(x)
 
-    def outgoing(self, state: Window, update: Vector | None) -> tuple[Vector, ...]:
-        self._update = update
+    def trained(self, state: Window, update: Vector | None, step: Step) -> tuple[Window, Vectors]:  # noqa: ARG002
         begun = _trained(state, update)
         bit = self._counts(state.phase + 1) % 2
-        return (begun.S if bit or begun.T is None else begun.T,)
+        return begun, (begun.S if bit or begun.T is None else begun.T,)
 
-    def incoming(self, state: Window, mixed: tuple[Vector, ...]) -> Window:
+    def mixed(self, state: Window, mixed: Vectors) -> Window:
         (arrived,) = mixed
-        summed = _plus(_trained(state, self._update), arrived)
-        self._update = None
+        summed = _plus(state, arrived)
         phase = state.phase + 1
         if phase < self.rounds:
             return replace(summed, phase=phase)
@@ -78,24 +79,18 @@ class WindowDoubling:
         mean = state.S if state.phase == 0 else _divided(state.S, self._counts(state.phase) + 1)
         return mean if state.pending is None else add(mean, state.pending)
 
-    def corrected(self, state: Window, differences: tuple[Vector, ...]) -> Window:
+    def seen(self, state: Window, outgoing: Vectors) -> Vector:  # noqa: ARG002
+        return self.model(state)
+
+    def corrected(self, state: Window, differences: Vectors) -> Window:
         """Count what should have arrived in the last round; of an earlier one a part of it is lost."""
         (difference,) = differences
         if state.phase == 0:
             return Window(add(state.S, _divided(difference, self.n)))
         return _plus(state, difference)
 
-    def saved(self, state: Window) -> tuple[Vector, ...]:
-        if state.T is None:
-            return (state.S,)
-        pending = np.zeros_like(state.S) if state.pending is None else state.pending
-        return state.S, state.T, pending, np.array([state.phase], state.S.dtype)
-
-    def restored(self, saved: tuple[Vector, ...]) -> Window:
-        if len(saved) == 1:
-            return Window(saved[0])
-        S, T, pending, phase = saved
-        return Window(S, T, pending if pending.any() else None, int(phase[0]))
+    def rejoined(self, state: Window, model: Vector) -> Window:  # noqa: ARG002
+        return Window(model)
 
     def _counts(self, phase: int) -> int:
         """Return m, how many others the sums count after `phase` rounds: the first bits of n - 1."""

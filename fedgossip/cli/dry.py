@@ -57,7 +57,7 @@ def _gossip(plan: Plan, task: LocalTask) -> tuple[dict[str, Any], Sequence[str]]
 
     assert isinstance(plan, compose.GossipPlan)
     forecast = plan.forecast
-    size = wire_bytes(Model(0, task.schema, (task.initial(0),)))
+    size = wire_bytes(Model(0, task.schema, (task.initial(0),) * plan.vectors))
     lines = [f"{plan.n} peers, {len(plan.topology.edges)} links"]
     if plan.schedule.period != 1 and forecast.exact_after:
         lines.append(f"the exact mean after {forecast.exact_after} rounds, for they change and complete each other")

@@ -5,8 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 
+from fedgossip.algorithms.names import METHODS
 from fedgossip.errors import ConfigError, nearest
 from fedgossip.experiment.sections import Coordinator, Data, Experiment
+from fedgossip.learning.custom import is_function
 from fedgossip.learning.own import PLACE
 from fedgossip.protocols.partners import RULES
 
@@ -41,9 +43,10 @@ def _check_kind(experiment: Experiment, where: str) -> None:
 
 def _check_values(experiment: Experiment, where: str) -> None:
     e = experiment
+    if not is_function(e.algorithm.name):
+        _check_words({"algorithm.name": (e.algorithm.name, tuple(METHODS))}, where)
     _check_words(
         {
-            "algorithm.name": (e.algorithm.name, ("dsgd", "push-sum", "window-doubling")),
             "algorithm.mode": (e.algorithm.mode, ("sync", "async")),
             "algorithm.partner": (e.algorithm.partner, RULES),
             "task.kind": (e.task.kind, ("learning", "averaging", "quadratic")),

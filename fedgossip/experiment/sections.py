@@ -51,7 +51,9 @@ class Algorithm(msgspec.Struct, forbid_unknown_fields=True):
     """[algorithm]"""
 
     name: str = "dsgd"
-    """dsgd | push-sum (directed graphs too) | window-doubling (with the graph of that name)"""
+    """dsgd | push-sum (directed graphs too) | window-doubling (with the graph of that name) | module:Class"""
+    options: dict[str, Any] = msgspec.field(default_factory=dict)
+    """The algorithm's own."""
     mode: str = "sync"
     """sync: rounds that wait for the neighbours.  async: pairwise exchanges beside training; nobody waits."""
     partner: str = "uniform"

@@ -91,9 +91,7 @@ class Quadratic:
         if self.sigma:
             noise = stream(self._seed, "noise", job.node, job.round).standard_normal(self.length)
             away = away + (self.sigma * noise).astype(self.dtype)
-        if job.terms is None:
-            return Update(frozen(away * self.dtype.type(-self.eta)), 1, {"loss": loss})
-        if job.terms.correction is not None:
+        if job.terms is not None and job.terms.correction is not None:
             away = away + job.terms.correction
         metrics = {"loss": loss, "steps": 1, "rate": self.eta}
         return Update(frozen(away * self.dtype.type(-self.eta)), 1, metrics)

@@ -127,7 +127,7 @@ class TorchTask:
             if not (outcome.finite and math.isfinite(outcome.loss)):
                 raise _not_finite(job, outcome.loss, lr)
         return [
-            Update(outcome.difference, len(self._shares[job.node]), {**self._metrics(job, outcome, plan, lr), **found})
+            Update(outcome.difference, len(self._shares[job.node]), {**self._metrics(outcome, plan, lr), **found})
             for job, outcome, plan, lr, found in zip(jobs, outcomes, plans, lrs, tested, strict=True)
         ]
 
@@ -143,11 +143,11 @@ class TorchTask:
                 state.pop(name, None)
         return state
 
-    def _metrics(self, job: Job, outcome: Outcome, plan: Plan, lr: float) -> dict[str, float]:
+    def _metrics(self, outcome: Outcome, plan: Plan, lr: float) -> dict[str, float]:
         work: dict[str, float] = {"steps": max(1, len(plan.counts) - outcome.skipped), "rate": lr}
         if self._privacy is not None:
             return work  # a loss would tell about the examples
-        return {"loss": outcome.loss} if job.terms is None else {"loss": outcome.loss, **work}
+        return {"loss": outcome.loss, **work}
 
     def _attempt(
         self, jobs: Sequence[Job], plans: Sequence[Plan], lrs: Sequence[float], states: Sequence[State]

@@ -19,11 +19,11 @@ it moves the mean, and is reported as `one_sided`; push-sum is the method for su
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol
 
-from fedgossip.algorithms.base import GossipAlgorithm, State
+from fedgossip.algorithms.base import MODEL, GossipAlgorithm, State, Step, restored, saved
 from fedgossip.errors import ProtocolError
 from fedgossip.machine import (
     Checkpoint,
@@ -47,7 +47,7 @@ from fedgossip.machine import (
 from fedgossip.messages import Account, Leaving, Message, Model
 from fedgossip.protocols.deadlines import Deadline
 from fedgossip.protocols.edges import Edge
-from fedgossip.vectors import Vector, all_finite, frozen, ordered_mix, scaled_difference
+from fedgossip.vectors import Vector, all_finite, frozen, ordered_mix, scaled_difference, subtract
 
 
 class Weights(Protocol):
@@ -124,7 +124,12 @@ class SyncGossip(Generic[State]):
         self.node, self.schedule, self.algorithm, self.settings = node, schedule, algorithm, settings
         self.schema, self.kind, self.length = schema, initial.dtype, initial.size
         self.round = resumed.round if resumed else 0
-        self.state = algorithm.restored(_slots(resumed)) if resumed else algorithm.start(initial)
+        self.state = algorithm.start(initial)
+        if resumed:
+            self.state = restored(self.state, *_state_in(resumed))
+        self.begun = self.state  # of the round that is exchanged
+        self.among: str | None = None  # the view of the last round that we exchanged
+        self.since = 0  # the round in which that view was new
         self.eager = resumed is not None  # a new life
         self.phase = "new"
         self.outgoing: tuple[Vector, ...] = ()
@@ -165,7 +170,7 @@ class SyncGossip(Generic[State]):
             case Trained(job, update, examples, metrics):
                 assert self.phase == "training" and job == self.round, f"job {job} was not asked for"
                 report = Report("trained", {**metrics, "examples": examples}, self.round)
-                return [report, *self._exchange(update, now_ns)]
+                return [report, *self._exchange(update, metrics, now_ns)]
             case Fired(key):
                 return self._fired(key, now_ns)
             case PeerJoined(node, incarnation):
@@ -281,12 +286,14 @@ class SyncGossip(Generic[State]):
         self.phase, self.began_ns, self.heard_ns = "training", now_ns, now_ns
         return [Train(self.round, self.algorithm.model(self.state))]
 
-    def _exchange(self, update: Vector | None, now_ns: int) -> list[Effect]:
+    def _exchange(self, update: Vector | None, metrics: Mapping[str, float], now_ns: int) -> list[Effect]:
         effects: list[Effect] = []
         if (newest := self._newest_heard(effects)) > self.round:  # the rounds between are lost
             effects.append(Report("skipped", newest - self.round, newest))
             self._go_to(newest)
-        self.outgoing = tuple(frozen(vector) for vector in self.algorithm.outgoing(self.state, update))
+        self._restart_trackers(self.view(self.round))
+        self.begun, outgoing = self.algorithm.trained(self.state, update, Step.of(self.round, metrics))
+        self.outgoing = tuple(frozen(vector) for vector in outgoing)
         self.phase, self.heard_ns = "waiting", now_ns  # who was here before us was in time
         self.views[self.round] = self.view(self.round)
         mixing = self.schedule.mixing(self.round)
@@ -295,7 +302,7 @@ class SyncGossip(Generic[State]):
         self.one_way = self.row.keys() - {self.node, *targets}
         self.waiting_for = {j for j in self.row if j != self.node and self.round not in self.mailbox.get(j, ())}
         self.met.update(dict.fromkeys((*self.row, *targets), self.round))
-        effects.append(Report("outgoing", self.outgoing, self.round))
+        effects.append(Report("outgoing", (self.algorithm.seen(self.begun, self.outgoing),), self.round))
         models = self._models([to for to in targets if to not in self.left])
         effects += [Send(to, model) for to, model in models]
         asking = [j for j, edge in self.edges.items() if edge.open and j not in targets and j not in self.done]
@@ -303,6 +310,12 @@ class SyncGossip(Generic[State]):
         effects.append(SetTimer(("deadline", self.round), self.deadline.now_ns()))
         effects.append(SetTimer(("ask", self.round, 0), self._patience_ns(0)))
         return effects + self._mix_if_complete(now_ns)
+
+    def _restart_trackers(self, view: str) -> None:
+        """Others take part than in the round before: what tracks their sum began with those that are gone."""
+        if view != self.among and self.among is not None:
+            self.state, self.since = self.algorithm.rejoined(self.state, self.algorithm.model(self.state)), self.round
+        self.among = view
 
     def _patience_ns(self, times: int) -> int:
         """How long to wait before a model is asked for: a lost one costs this, not the deadline."""
@@ -396,8 +409,9 @@ class SyncGossip(Generic[State]):
                 "Were the peers started from the same experiment file?",
                 peer=sender,
             )
-        shapes = {(v.dtype, v.shape) for v in model.vectors}
-        if model.schema != self.schema or shapes != {(self.kind, (self.length,))}:
+        shapes = [(v.dtype, v.shape) for v in model.vectors]
+        expected = [(self.kind, (self.length,))] * len(self.algorithm.slots)
+        if model.schema != self.schema or shapes != expected:
             raise ProtocolError(
                 f"{where}: node {sender} sends a model of another layout (schema {model.schema}, ours {self.schema})",
                 "Give every peer the same [model] section.",
@@ -443,7 +457,7 @@ class SyncGossip(Generic[State]):
         mixed = tuple(
             _mixed([(weight, inputs[j][slot]) for j, weight in row.items()]) for slot in range(len(self.outgoing))
         )
-        self.state = self.algorithm.incoming(self.state, mixed)
+        self.state = self.algorithm.mixed(self.begun, mixed)
         self.sent[self.round] = self.outgoing
         self.outgoing = ()
         self._forget()
@@ -472,7 +486,7 @@ class SyncGossip(Generic[State]):
         return row
 
     def _checkpoint(self) -> Checkpoint:
-        return Checkpoint(self.round, {f"state/{k}": v for k, v in enumerate(self.algorithm.saved(self.state))})
+        return _checkpoint_of(self.round, self.state)
 
     def _go_to(self, round: int) -> None:
         self.round = round
@@ -520,6 +534,9 @@ class SyncGossip(Generic[State]):
             scaled_difference(repaired.weight, theirs, own)
             for theirs, own in zip(repaired.theirs, repaired.own, strict=True)
         )
+        if repaired.round < self.since:  # what tracks began anew since; the models did not
+            slots = zip(self.algorithm.slots, differences, strict=True)
+            differences = tuple(one if slot == MODEL else subtract(one, one) for slot, one in slots)
         if self.phase == "waiting":  # the round's model is out already
             self.repairs.append(differences)
         else:
@@ -594,12 +611,16 @@ def _mixed(terms: Sequence[tuple[float, Vector]]) -> Vector:
 
 def taken_up(algorithm: GossipAlgorithm[Any], round: int, model: Vector) -> Checkpoint:
     """Return from where a peer goes on that has `model` after `round` rounds: what another has learned."""
-    saved = algorithm.saved(algorithm.start(model))
-    return Checkpoint(round, {f"state/{k}": vector for k, vector in enumerate(saved)})
+    return _checkpoint_of(round, algorithm.start(model))
 
 
-def _slots(checkpoint: Checkpoint) -> tuple[Vector, ...]:
-    return tuple(checkpoint.vectors[f"state/{k}"] for k in range(len(checkpoint.vectors)))
+def _checkpoint_of(round: int, state: object) -> Checkpoint:
+    arrays, numbers = saved(state)
+    return Checkpoint(round, {f"state/{name}": array for name, array in arrays.items()}, numbers)
+
+
+def _state_in(checkpoint: Checkpoint) -> tuple[dict[str, Vector], Mapping[str, Any]]:
+    return {name.removeprefix("state/"): array for name, array in checkpoint.vectors.items()}, checkpoint.facts
 
 
 def leads_of(node: NodeId, schedule: Schedule, partners: Sequence[NodeId]) -> dict[NodeId, int]:

@@ -8,12 +8,11 @@ from typing import Any
 
 import msgspec
 
-from fedgossip.algorithms import push_sum
 from fedgossip.algorithms.base import GossipAlgorithm
-from fedgossip.algorithms.dsgd import DSGD
-from fedgossip.algorithms.window_doubling import WindowDoubling
+from fedgossip.algorithms.names import METHODS, Method, make, own
 from fedgossip.errors import ConfigError
 from fedgossip.experiment import Experiment, TopologySection
+from fedgossip.learning import custom
 from fedgossip.machine import Checkpoint, Machine, NodeId
 from fedgossip.metrics import Evaluate, Network
 from fedgossip.protocols import async_gossip, sync_gossip
@@ -49,13 +48,6 @@ from fedgossip.vectors import Vector
 GAMMA = 0.9
 """The decay at which effective neighbours are counted in records (Vogels et al. 2022)."""
 
-ALGORITHMS: dict[str, Callable[[int], GossipAlgorithm[Any]]] = {
-    "dsgd": lambda _n: DSGD(),
-    "push-sum": lambda _n: push_sum.PushSum(),
-    "window-doubling": WindowDoubling,
-}
-"""By name, made for a number of peers."""
-
 
 @dataclass(frozen=True)
 class GossipPlan:
@@ -71,9 +63,17 @@ class GossipPlan:
     spectrum: Spectrum | None
     forecast: Forecast
 
-    vectors = 1
     pausable = True
     head = ()
+
+    @property
+    def vectors(self) -> int:
+        """How many vectors like the model a message carries."""
+        return sum(slot.length is None for slot in self.algorithm.slots)
+
+    @property
+    def algorithm(self) -> GossipAlgorithm[Any]:
+        return algorithm_of(self.experiment, self.n)
 
     @property
     def mixing(self) -> Mixing:
@@ -154,8 +154,7 @@ class GossipPlan:
         return machine
 
     def _sync_gossip(self, node: NodeId, initial: Vector, schema: str, resumed: Checkpoint | None) -> SyncGossip[Any]:
-        algorithm = ALGORITHMS[self.experiment.algorithm.name](self.n)
-        return SyncGossip(node, self.schedule, algorithm, initial, schema, self._sync_settings, resumed)
+        return SyncGossip(node, self.schedule, self.algorithm, initial, schema, self._sync_settings, resumed)
 
     def _private_gossip(
         self, node: NodeId, initial: Vector, schema: str, resumed: Checkpoint | None, own: Own | None
@@ -226,7 +225,7 @@ class GossipPlan:
             return push_sum_peers.taken_up(round, model)
         if a.mode == "async":
             return async_gossip.taken_up(round, model)
-        return sync_gossip.taken_up(ALGORITHMS[a.name](self.n), round, model)
+        return sync_gossip.taken_up(self.algorithm, round, model)
 
     def whole(self, node: NodeId, rounds: int, *, stopped: bool = False) -> bool:  # noqa: ARG002
         """An asynchronous peer that nobody stopped has done its part: its neighbours have all done theirs."""
@@ -242,7 +241,7 @@ class GossipPlan:
         e = self.experiment
         if e.algorithm.mode == "async":
             raise ConfigError("the stacked engine goes by rounds: no asynchronous gossip", "Run it with --on sim.")
-        algorithm = ALGORITHMS[e.algorithm.name](self.n)
+        algorithm = self.algorithm
         stack = first_stack(task, self.n, algorithm)
 
         def finish(between: Callable[[], None]) -> Results:
@@ -294,33 +293,46 @@ def own_weights(experiment: Experiment) -> str | None:
     """The weights that the algorithm brings: push-sum weighs by the sender, where rounds bring none themselves."""
     word = section_of(experiment).graph.partition(":")[0].strip().lower()
     brings = word in schedule_names() and word != "el-local"
-    return "push" if experiment.algorithm.name == "push-sum" and not brings else None
+    return None if brings else method_of(experiment).weights
+
+
+def method_of(experiment: Experiment) -> Method:
+    """The method that `algorithm.name` names.  Raises ConfigError."""
+    name = experiment.algorithm.name
+    return own(name, custom.function(name)) if custom.is_function(name) else METHODS[name]
+
+
+def algorithm_of(experiment: Experiment, n: int) -> GossipAlgorithm[Any]:
+    """The algorithm, for `n` peers.  Raises ConfigError."""
+    a = experiment.algorithm
+    return make(a.name, method_of(experiment), n, a.options)
 
 
 def _check_pair(experiment: Experiment, schedule: Schedule) -> None:
     """Raise ConfigError where the algorithm and the graph do not go together."""
-    name = experiment.algorithm.name
-    if experiment.algorithm.mode == "async" and name != "push-sum":
+    name, mode = experiment.algorithm.name, experiment.algorithm.mode
+    needs, modes = algorithm_of(experiment, schedule.n).needs, method_of(experiment).modes
+    if mode not in modes:
+        raise ConfigError(f"{name} has no {mode} mode", f'Set algorithm.mode = "{modes[0]}".')
+    if mode == "async" and needs.sums == "rows":
         _check_async(schedule)
-    unfit = {"push-sum": "rows", "dsgd": "columns", "window-doubling": "columns"}.get(name)
-    if schedule.stochastic == unfit:
-        sums = "rows" if unfit == "columns" else "columns"
-        advice = 'Take other weights, or algorithm.name = "push-sum".' if unfit == "columns" else "Take other weights."
+    sums = needs.sums
+    if schedule.stochastic == {"rows": "columns", "columns": "rows"}[sums]:
+        advice = 'Take other weights, or algorithm.name = "push-sum".' if sums == "rows" else "Take other weights."
         raise ConfigError(f"{name} on {schedule.name!r}: the {sums} of its weights do not sum to one", advice)
     made_for = getattr(schedule, "algorithm", None)
     if (made_for or name) != name:
         advice = f'Set algorithm.name = "{made_for}".'
         raise ConfigError(f"the rounds of {schedule.name!r} are those of {made_for}, not of {name}", advice)
-    if name == "window-doubling" and made_for != name:
-        advice = 'Set topology.graph = "window-doubling".'
-        raise ConfigError(f"window-doubling has its own graph, not {schedule.name!r}", advice)
+    if needs.own_graph and made_for != name:
+        raise ConfigError(f"{name} has its own graph, not {schedule.name!r}", f'Set topology.graph = "{name}".')
     if experiment.algorithm.private:
         _check_private(experiment, schedule)
 
 
 def _check_private(experiment: Experiment, schedule: Schedule) -> None:
     a = experiment.algorithm
-    if (a.name, a.mode) != ("dsgd", "sync"):
+    if a.mode != "sync" or not method_of(experiment).private:
         advice = 'Set algorithm.name = "dsgd" and algorithm.mode = "sync".'
         raise ConfigError(f"private gossip sums the models of one round, not so {a.name} in {a.mode} mode", advice)
     check_private(schedule, experiment.rounds)

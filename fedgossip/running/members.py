@@ -45,9 +45,9 @@ def check_open(plan: Plan) -> None:
     """Raise ConfigError where nobody can come later: the algorithm's sums are of a fixed number of peers."""
     if not isinstance(plan, GossipPlan):
         raise ConfigError("clients of a coordinator come and go as they like", "Leave --members and --join out.")
-    if plan.experiment.algorithm.name == "window-doubling":
+    if plan.algorithm.needs.constant_members:
         advice = 'Leave --members and --join out, or set algorithm.name = "dsgd" with another graph.'
-        raise ConfigError("window doubling counts its peers: nobody can join or leave", advice)
+        raise ConfigError(f"{plan.experiment.algorithm.name} counts its peers: nobody can join or leave", advice)
     if plan.experiment.algorithm.private:
         advice = "Leave --members and --join out, or set algorithm.private = false."
         raise ConfigError("the masks of private gossip are those of fixed neighbours: nobody can join or leave", advice)

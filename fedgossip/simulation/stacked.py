@@ -5,19 +5,19 @@ For researchers of topologies: a round is one call of the task, one of the algor
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Protocol, cast
 
 import numpy as np
 
-from fedgossip.algorithms.base import GossipAlgorithm, State
+from fedgossip.algorithms.base import GossipAlgorithm, State, Step
 from fedgossip.errors import TrainingError
 from fedgossip.messages import CHECK_WORDS, Masked, Message, Model
 from fedgossip.metrics import Meter, Network
 from fedgossip.records import Row
 from fedgossip.secure.neighbourhood import Grid
-from fedgossip.task import Job, LocalTask
+from fedgossip.task import Job, LocalTask, Update
 from fedgossip.vectors import RowGroups, Vector, frozen, ordered_mix_rows
 from fedgossip.wire import wire_bytes
 
@@ -108,20 +108,29 @@ def run_stacked(
         mixing = schedule.mixing(number)
         model = algorithm.model(state)
         updates = task.train([Job(node, number, model[node]) for node in range(n)])
-        outgoing = algorithm.outgoing(state, _stack([u.difference for u in updates]))
+        step = _step(number, updates, model.dtype)
+        state, outgoing = algorithm.trained(state, _stack([u.difference for u in updates]), step)
+        seen = algorithm.seen(state, outgoing)
         groups = mixing.rows_by_degree()
         size = wire_bytes(exchange.message(number, task.schema, tuple(vectors[0] for vectors in outgoing)))
         mixed = tuple(exchange.mix(groups, vectors) for vectors in outgoing)
-        state = algorithm.incoming(state, mixed)
+        state = algorithm.mixed(state, mixed)
         model = algorithm.model(state)
         for node in range(n):
             meters[node].train_ended(0, updates[node].metrics)
             meters[node].bytes_sent = size * len(mixing.targets(node))
-            record.outgoing(node, number + 1, outgoing[0][node])
+            record.outgoing(node, number + 1, seen[node])
             for row in record.mixed(meters[node].mixed(number + 1, 0, 0, None), model[node]):
                 write(row)
         stack.round, stack.state = number + 1, state
     return list(algorithm.model(state))
+
+
+def _step(round: int, updates: Sequence[Update], kind: np.dtype[np.floating]) -> Step:
+    """The step of all nodes at once."""
+    one_by_one = [Step.of(round, update.metrics) for update in updates]
+    rates, steps = (np.array([[getattr(one, name)] for one in one_by_one], kind) for name in ("rate", "steps"))
+    return Step(round, rates, steps)
 
 
 def _stack(differences: list[Vector | None]) -> Vector | None:

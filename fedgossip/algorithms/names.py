@@ -1,0 +1,66 @@
+"""The gossip algorithms by name: one line per method, from which checks, plans, the dry run and the docs follow.
+
+    make("window-doubling", n=13)
+
+A user's own algorithm, "module:Class" in an experiment file, stands beside them: any class with the methods of
+`base.GossipAlgorithm`, made with those of `n` and its own options that it takes.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fedgossip.algorithms.base import GossipAlgorithm
+from fedgossip.algorithms.checked import Checked
+from fedgossip.algorithms.dsgd import DSGD
+from fedgossip.algorithms.push_sum import PushSum
+from fedgossip.algorithms.window_doubling import WindowDoubling
+from fedgossip.errors import ConfigError, nearest
+
+Made = GossipAlgorithm[Any]
+
+
+@dataclass(frozen=True)
+class Method:
+    """What an experiment may name as `algorithm.name`."""
+
+    make: Callable[..., Made]
+    modes: tuple[str, ...] = ("sync",)
+    weights: str | None = None
+    """The weights that the algorithm brings where the experiment names none."""
+    private: bool = False
+    """Whether peers may learn the sums of models alone (`algorithm.private`)."""
+
+
+METHODS: Mapping[str, Method] = {
+    "dsgd": Method(DSGD, ("sync", "async"), private=True),
+    "push-sum": Method(PushSum, ("sync", "async"), weights="push"),
+    "window-doubling": Method(WindowDoubling),
+}
+
+
+def make(name: str, method: Method, n: int, options: Mapping[str, Any]) -> Made:
+    """Return the algorithm of `n` peers.  Raises ConfigError for an option that it does not have."""
+    known = set(inspect.signature(method.make).parameters)
+    for option in options:
+        if option not in known - {"n"}:
+            raise ConfigError(f"{name} has no option {option!r}", nearest(option, known - {"n"}))
+    return method.make(**options, **({"n": n} if "n" in known else {}))
+
+
+def own(name: str, kind: Callable[..., Made]) -> Method:
+    """Return the method of a user's own class; what it returns is checked in every round."""
+
+    def made(**given: Any) -> Made:
+        try:
+            algorithm = kind(**given)
+        except Exception as error:
+            advice = "The class is yours; its options are algorithm.options."
+            raise ConfigError(f"{name} cannot be made: {error!r}", advice) from error
+        return Checked(name, algorithm)
+
+    made.__signature__ = inspect.signature(kind)  # type: ignore[attr-defined]
+    return Method(made)
