@@ -51,6 +51,7 @@ ROUNDS: Mapping[str, dict[str, Any]] = {
     "dsgd base": gossip("base:2", 6),
     "push-sum": gossip("directed-exponential", 6, name="push-sum"),
     "window-doubling": gossip("window-doubling", 7, name="window-doubling"),
+    "gradient-tracking": gossip("ring", 6, name="gradient-tracking"),
     "private": gossip("regular:4", 8, private=True),
     **{name: federated(algorithm=name, **OPEN) for name in ALGORITHMS},
     "cohorts of five": federated(cohort=5, **OPEN),

@@ -35,7 +35,9 @@ def test_simulator_and_stacked_arrays_agree_in_bits_and_in_what_they_measure(nam
     assert [one for one in differences(simulated, stacked) if one.startswith("round")] == []
 
 
-@pytest.mark.parametrize("name", ["dsgd", "push-sum", "window-doubling", "private", "fedavg", "scaffold"])
+@pytest.mark.parametrize(
+    "name", ["dsgd", "push-sum", "window-doubling", "gradient-tracking", "private", "fedavg", "scaffold"]
+)
 def test_bits_over_sockets_are_as_frozen(name: str) -> None:
     plan = compose.plan(load_experiment(frozen.ROUNDS[name]))
     task, shares = compose.task_of(plan.experiment, plan.learners)

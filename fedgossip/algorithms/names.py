@@ -16,6 +16,7 @@ from typing import Any
 from fedgossip.algorithms.base import GossipAlgorithm
 from fedgossip.algorithms.checked import Checked
 from fedgossip.algorithms.dsgd import DSGD
+from fedgossip.algorithms.gradient_tracking import GradientTracking
 from fedgossip.algorithms.push_sum import PushSum
 from fedgossip.algorithms.window_doubling import WindowDoubling
 from fedgossip.errors import ConfigError, nearest
@@ -39,6 +40,7 @@ METHODS: Mapping[str, Method] = {
     "dsgd": Method(DSGD, ("sync", "async"), private=True),
     "push-sum": Method(PushSum, ("sync", "async"), weights="push"),
     "window-doubling": Method(WindowDoubling),
+    "gradient-tracking": Method(GradientTracking),
 }
 
 
