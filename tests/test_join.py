@@ -255,6 +255,21 @@ def test_one_that_reaches_only_those_that_leave_ends_with_them() -> None:
     assert w.named("stopped_with_the_others", [2]) and 2 in w.results and not w.named("nobody_came")
 
 
+def test_those_that_wait_for_each_other_alone_end() -> None:
+    """Neither has a model to give: the run has died, and no joiner holds another for ever."""
+    w = learning(2)
+    w.run(5)
+    join(w, 2, through=0)
+    join(w, 3, through=0)
+    w.run(0.3)
+    for node in range(2):
+        w.crash(node)
+    w.run(1)
+    assert w.machines[2].membership.contact and not w.named("fetched")
+    w.run(200)
+    assert {2, 3} <= set(w.results)
+
+
 def test_one_that_waits_for_a_run_to_begin_goes_on_waiting() -> None:
     w = Learning({1: member(1, 2, start_timeout=600.0)})  # it waits for 0, and has no model to give
     w.run(1)

@@ -209,9 +209,10 @@ class Member:
         return SetTimer(("member", "start"), self.start_ns)
 
     def _go_on_waiting(self, now_ns: int) -> list[Effect]:
-        """Wait on where somebody is there to learn with, else end."""
+        """Wait on where somebody is there who has begun, else end: those that wait themselves have no model to give."""
         members = self.membership
-        if members.contact and members.others():
+        begun = [node for node in members.others() if node in members.linked and members.reached.get(node, -1) >= 0]
+        if members.contact and begun:
             return [self._start_timer()]
         stopped = Report("stopped_with_the_others", {"rounds": max(members.network_round(), 0)}, 0)
         return [stopped if members.contact else Report("nobody_came", members.contacts, 0), *self._stop(now_ns)]
