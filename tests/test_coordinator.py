@@ -36,10 +36,11 @@ from fedgossip.machine import (
     Train,
     Trained,
 )
-from fedgossip.messages import Contribution, Final, Invite, Leaving, Model
+from fedgossip.messages import Contribution, Final, Invite, Leaving, Model, Refusal
 from fedgossip.protocols.buffered import Buffered, BufferedSettings
 from fedgossip.protocols.client import Client, ClientSettings
 from fedgossip.protocols.coordinator import Coordinator, CoordinatorSettings
+from fedgossip.protocols.spending import EXHAUSTED
 from fedgossip.records import NetworkRow
 from fedgossip.running import images
 from fedgossip.simulation.network import NetworkSettings
@@ -141,6 +142,15 @@ def test_a_bad_message_is_an_error_and_changes_nothing(sender: int, message: Any
     assert caught.value.peer == sender and (c.round, c.phase) == (0, "inviting")
     c.handle(Received(0, contribution(4, 4)), 0)
     assert c.model.tolist() == [3, 3] and c.round == 1
+
+
+def test_who_has_no_budget_for_a_round_that_is_far_away_is_refused_and_not_counted_out() -> None:
+    c = inviting(2)
+    with pytest.raises(ProtocolError, match="answers for round 9"):
+        c.handle(Received(0, Refusal(9, -1, EXHAUSTED)), 0)
+    assert not c.exhausted
+    c.handle(Received(0, Refusal(0, -1, EXHAUSTED)), 0)
+    assert c.exhausted == {0}
 
 
 def test_one_that_is_not_invited_is_refused() -> None:

@@ -304,15 +304,16 @@ class Coordinator(Generic[State]):
 
     def _answered(self, sender: NodeId, answer: Answer, now_ns: int) -> list[Effect]:
         self.company.check(sender, "an answer")
-        if isinstance(answer, Refusal) and answer.reason == EXHAUSTED:
-            self.exhausted.add(sender)
+        exhausted = {sender} if isinstance(answer, Refusal) and answer.reason == EXHAUSTED else set()
         if self.exchange and self.exchange.belongs(answer):
             phase = self.exchange.phase
+            self.exhausted |= exhausted
             return self._going(self.exchange.heard(sender, answer), phase, now_ns)
         round = answer.round if isinstance(answer, Contribution | Refusal) else round_of(answer.session)
         if round > self.round or (round == self.round and isinstance(answer, Contribution)):
             text = f"coordinator, round {self.round}: client {sender} answers for round {round}"
             raise ProtocolError(text, "Was it invited by another run?", peer=sender)
+        self.exhausted |= exhausted
         return [Report("late", {"peer": sender, "round": round}, self.round)]
 
     def _going(self, effects: list[Effect], before: str, now_ns: int) -> list[Effect]:
