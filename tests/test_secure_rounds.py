@@ -304,6 +304,26 @@ def test_a_refusal_costs_the_coordinator_that_client_alone(quick: None) -> None:
     assert all(report == {"peer": 3, "reason": "POLICY"} for report in run.reports("abstained"))
 
 
+@pytest.mark.parametrize("stage", [Stage.CONSIST, Stage.UNMASK, Stage.RESULT])
+def test_a_bad_frame_that_came_too_early_undoes_nothing_of_the_one_before_it(quick: None, stage: Stage) -> None:
+    """It is taken up when its turn has come, right after a good one, whose answer must leave all the same."""
+
+    class Hasty:
+        def __init__(self, machine: Machine) -> None:
+            self.machine = machine
+
+        def handle(self, event: Event, now_ns: int) -> Sequence[Effect]:
+            effects = [*self.machine.handle(event, now_ns)]
+            if isinstance(event, Received) and isinstance(event.message, Invite):
+                bad = Secured(event.message.session, stage, event.message.frame)
+                effects += self.machine.handle(Received(event.sender, bad), now_ns)
+            return effects
+
+    run = follow(experiment(), wrap=lambda node, machine: Hasty(machine) if node == 3 else machine)
+    assert [survivors for _, survivors, right in run.sums if right] == [tuple(range(5))] * 4
+    assert run.simulator and run.simulator.counts["refused"] == 4
+
+
 def test_a_nan_ends_in_a_typed_refusal_and_in_no_log(quick: None) -> None:
     logged: list[Log] = []
 

@@ -22,6 +22,7 @@ from fedgossip.algorithms.federated.base import Vectors
 from fedgossip.errors import ProtocolError
 from fedgossip.machine import Effect, Log, NodeId, Report, Send
 from fedgossip.messages import Contribution, Invite, MaskedInput, Message, Refusal, Secured
+from fedgossip.protocols.refusals import refused_by
 from fedgossip.secure import client as steps
 from fedgossip.secure import frames
 from fedgossip.secure.aborts import Reason, RoundAbandoned, Stage
@@ -183,9 +184,13 @@ class SecurePart:
         return effects + self._overtaken()
 
     def _overtaken(self) -> list[Effect]:
-        """Take up the frame that came too early, if its turn has come."""
-        frame = None if self.over else self._early.pop(_DUE[type(self._step)], None)
-        return self.heard(Secured(self.invite.session, _DUE[type(self._step)], frame)) if frame else []
+        """Take up the frame that came too early, if its turn has come; if it is bad, what was done before it stays."""
+        if self.over or (frame := self._early.pop(due := _DUE[type(self._step)], None)) is None:
+            return []
+        try:
+            return self.heard(Secured(self.invite.session, due, frame))
+        except ProtocolError as error:
+            return [refused_by(error, self.invite.round)]
 
     def _take(self, frame: bytes) -> list[Effect]:
         match self._step:
