@@ -210,8 +210,9 @@ def test_a_mailbox_keeps_two_models_per_neighbour_however_many_come() -> None:
         (1, Model(0, "other", (vector(0, 0),))),
         (1, model(0, 0, 0, 0)),
         (1, Model(0, SCHEMA, (frozen(np.zeros(2)),))),
+        (1, Model(0, SCHEMA, (vector(0, 0),) * 2)),
     ],
-    ids=["stranger", "future", "past", "schema", "length", "dtype"],
+    ids=["stranger", "future", "past", "schema", "length", "dtype", "count"],
 )
 def test_a_bad_message_costs_that_message_only(sender: int, message: Model) -> None:
     m = waiting(0)
