@@ -32,6 +32,7 @@ from torch import nn
 from fedgossip import seeds
 from fedgossip.errors import ConfigError
 from fedgossip.learning.batches import Indices, Plan
+from fedgossip.learning.optimizers import square_root
 from fedgossip.learning.per_example import check_apart, per_example, restore, trained
 from fedgossip.learning.settings import TrainSettings
 from fedgossip.secure.noise import discrete_gaussian
@@ -202,7 +203,7 @@ def add_clipped(sums: Sequence[torch.Tensor], apart: Sequence[torch.Tensor], cli
 def lengths(apart: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return the L2 norms [b] of gradients [b, *shape] in all parameters; inf where a square is too large."""
     squares = [_squares(one.flatten(1)) for one in apart]
-    return torch.stack(squares).sum(0).sqrt()
+    return square_root(torch.stack(squares).sum(0))
 
 
 def _squares(flat: torch.Tensor) -> torch.Tensor:

@@ -78,7 +78,7 @@ class Sharded:
         square = torch.zeros((), device=self._device)
         for gradient in gradients:
             square += gradient.square().sum()
-        length = float(self._team.total(square).sqrt())
+        length = math.sqrt(float(self._team.total(square)))
         if length > longest:
             for gradient in gradients:
                 gradient.mul_(longest / length)
