@@ -2,9 +2,11 @@
 
 Importing torch takes seconds; sixteen peers that each do it take a minute of two cores.  This process imports it once,
 opens no socket and starts no thread, so that forking it is safe, and does one thing more: it watches its children and
-ends them when its own parent is gone.
+ends them when its own parent is gone.  Where a library starts a thread as it is imported all the same (some builds for
+GPUs do), or where threads cannot be counted, a peer is a fresh interpreter: slower to start, and safe.
 
     python -m fedgossip.running.nursery FD MODULE...
+    python -m fedgossip.running.nursery {...}           one peer, as a fresh interpreter
 
 FD is a stream socket.  JSON lines in:  {"start": {...}} | {"signal": id, "number": s} | {"stop": true}
 JSON lines out:  {"ready": true} | {"started": id, "pid": p} | {"exited": id, "code": c}
@@ -62,7 +64,7 @@ class Nursery:
         for line in lines:
             order: dict[str, Any] = msgspec.json.decode(line)
             if "start" in order:
-                self._fork(order["start"])
+                self._start(order["start"])
             elif "signal" in order:
                 self._signal(order["number"], order["signal"])
             else:
@@ -79,13 +81,22 @@ class Nursery:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
 
-    def _fork(self, spec: dict[str, Any]) -> None:
-        pid = os.fork()
+    def _start(self, spec: dict[str, Any]) -> None:
+        pid = os.fork() if _threads() == 1 else self._afresh(spec)
         if pid == 0:
             self.control.close()
             os._exit(_child(spec))
         self.children[pid] = spec["node"]
         self._say({"started": spec["node"], "pid": pid})
+
+    def _afresh(self, spec: dict[str, Any]) -> int:
+        """Start a peer as a new interpreter; its signals, ignored or not, are as with a fork."""
+        words = [sys.executable, "-m", "fedgossip.running.nursery", msgspec.json.encode(spec).decode()]
+        actions = [
+            (os.POSIX_SPAWN_CLOSE, self.control.fileno()),
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+        ]
+        return os.posix_spawn(sys.executable, words, os.environ, file_actions=actions)
 
     def _reap(self) -> None:
         for pid in list(self.children):
@@ -96,6 +107,14 @@ class Nursery:
     def _say(self, line: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):  # the parent is gone: the next recv says so
             self.control.sendall(msgspec.json.encode(line) + b"\n")
+
+
+def _threads() -> int | None:
+    """Return how many threads this process has, those of libraries too; None where the system does not say."""
+    try:
+        return sum(1 for _ in Path("/proc/self/task").iterdir())
+    except OSError:
+        return None
 
 
 def _child(spec: dict[str, Any]) -> int:
@@ -155,12 +174,14 @@ def _identity(folder: Path, *, kept: bool) -> Identity:
 
 
 def main() -> None:
-    """Warm up with the modules named after the descriptor, then serve."""
+    """Warm up with the modules named after the descriptor, then serve; or be the one peer that is described."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent passes it on
-    control = socket.socket(fileno=int(sys.argv[1]))
-    for module in sys.argv[2:]:
-        importlib.import_module(module)
-    Nursery(control).run()
+    if sys.argv[1].startswith("{"):
+        sys.exit(_child(msgspec.json.decode(sys.argv[1])))
+    with socket.socket(fileno=int(sys.argv[1])) as control:
+        for module in sys.argv[2:]:
+            importlib.import_module(module)
+        Nursery(control).run()
 
 
 if __name__ == "__main__":

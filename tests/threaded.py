@@ -1,0 +1,5 @@
+"""A library that starts a thread as it is imported."""
+
+import threading
+
+threading.Thread(target=threading.Event().wait, daemon=True).start()
