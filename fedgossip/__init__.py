@@ -9,7 +9,8 @@
     mixing = fedgossip.build(ring, "metropolis")
     fedgossip.spectrum(mixing).slem
 
-Names are loaded when they are used: `import fedgossip` costs nothing, and torch is imported only to train.
+Names are loaded when they are used: `import fedgossip` costs nothing, and torch is imported only to train.  Import it
+before torch: it chooses torch's kernels, see `kernels`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,11 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from fedgossip import kernels
+
 __version__ = "0.1.0"
+
+kernels.prepare()
 
 if TYPE_CHECKING:
     from fedgossip.errors import ConfigError, FedgossipError

@@ -376,6 +376,8 @@ def differences(stored: Mapping[str, Any], given: Mapping[str, Any], *, simulate
     found = []
     for key in sorted(was.keys() | now.keys()):
         before, after = _tail(key, was.get(key)), _tail(key, now.get(key))
+        if key not in was and not after:  # an option that came since, and is off
+            continue
         if before == after or any(key == one or key.startswith(f"{one}.") for one in free):
             continue
         if key == "rounds" and isinstance(before, int) and isinstance(after, int) and after > before:

@@ -260,6 +260,7 @@ class _HelloHeader(Header, tag="hello"):
     version: str
     incarnation: _Count = 0
     process: _Count = 0
+    processor: _Count = 0
 
 
 _HEADERS: dict[type[AnyMessage], type[Header]] = {

@@ -389,7 +389,8 @@ class Hello(_Note):
 
     `experiment` is the hash of the resolved experiment, `schema` of the parameter layout, `version` fedgossip's.
     `incarnation` counts the lives of the sender: after a crash it is a higher one.  `process` is drawn at its start, so
-    that two with one identity can be told apart; 0: not said.
+    that two with one identity can be told apart; 0: not said.  `processor` is a hash of the processor's name where that
+    decides the bits of what is learned; 0: it does not.
     """
 
     schema: str
@@ -397,6 +398,7 @@ class Hello(_Note):
     version: str
     incarnation: int = 0
     process: int = 0
+    processor: int = 0
 
 
 Gossip = Model | Masked | Leaving | Account | Offer | Answer | Decline | Query | Settled | Parcel | Accepted

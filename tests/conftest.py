@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+import fedgossip  # noqa: F401 before torch, which every test may import: it chooses torch's kernels
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="also run the long forms (minutes each)")
@@ -25,10 +27,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="long form: run with --long"))
 
 
+@pytest.fixture(scope="session")
+def data_folder() -> Path:
+    """Where mnist/ and shakespeare/ should be: named by FEDGOSSIP_DATA, or shared/data beside the checkout."""
+    return Path(os.environ.get("FEDGOSSIP_DATA", Path(__file__).parents[2] / "shared" / "data"))
+
+
 @pytest.fixture
-def real_data() -> Path:
-    """The folder with mnist/ and shakespeare/, named by FEDGOSSIP_DATA or lying in shared/data beside the checkout."""
-    here = Path(os.environ.get("FEDGOSSIP_DATA", Path(__file__).parents[2] / "shared" / "data"))
-    if not (here / "mnist").is_dir():
-        pytest.skip(f"no real data at {here}: set FEDGOSSIP_DATA to a folder with mnist/ and shakespeare/")
-    return here
+def real_data(data_folder: Path) -> Path:
+    """The folder with mnist/ and shakespeare/."""
+    if not (data_folder / "mnist").is_dir():
+        pytest.skip(f"no real data at {data_folder}: set FEDGOSSIP_DATA to a folder with mnist/ and shakespeare/")
+    return data_folder

@@ -120,6 +120,7 @@ SHAPES = [
     (Net((3, 5), 3, 0), (1, 14, 15)),
     (Net((4, 6, 8), 3, 2), (1, 16, 17)),
     (Net((3, 4), 5, 4), (1, 6, 9)),
+    (Net((3, 5), hidden=(17, 5)), (1, 11, 13)),  # odd products: see test_learning
 ]
 HOW: list[dict[str, Any]] = [
     {},
@@ -163,7 +164,7 @@ def test_evaluation_equals_that_of_the_modules(net, shape, monkeypatch):
 
 
 @pytest.mark.parametrize("how", [*HOW, {"batch_size": 40, "local_steps": 2}])
-@pytest.mark.parametrize(("net", "shape"), [SHAPES[0], SHAPES[3]])
+@pytest.mark.parametrize(("net", "shape"), [SHAPES[0], SHAPES[3], SHAPES[-1]])
 def test_bits_depend_neither_on_company_nor_on_order(net, shape, how, monkeypatch):
     pair = Pair(net, shape, monkeypatch, **how)
     jobs, terms = pair.jobs(), pair.jobs(Terms(0.3))

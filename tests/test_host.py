@@ -220,3 +220,27 @@ def test_training_that_exits_ends_the_peer_with_an_error(links: Links) -> None:
     host = Host(0, Trains(Train(0, task.initial(0))), links, task, HELLO, ports())
     with pytest.raises(TrainingError, match="SystemExit"):
         host.run()
+
+
+# --- processors that differ -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("own", "theirs", "told"),
+    [
+        (7, [7, 7], []),
+        (7, [7, 9, 11], [2]),  # once, of the first
+        (7, [0, 0], []),  # of those it does not decide the bits
+        (0, [9, 9, 11], [3]),  # a coordinator trains nothing, and compares its clients
+        (0, [0, 9], []),
+    ],
+)
+def test_processors_that_differ_are_told_once(links: Links, own: int, theirs: list[int], told: list[int]) -> None:
+    rows: list[Any] = []
+    host = Host(0, Told(), links, Averaging(5, 4), replace(HELLO, processor=own), ports(rows))
+    for node, processor in enumerate(theirs, 1):
+        host._heard(Arrived(node, replace(HELLO, processor=processor)))
+        host._heard(Arrived(node, replace(HELLO, processor=processor)))  # the link broke, and came back
+    assert host._greeted == set(range(1, len(theirs) + 1))
+    assert [(row.name, row.value) for row in rows] == [("unlike", node) for node in told]
+    assert host.counts.get("unlike", 0) == len(told)

@@ -80,6 +80,12 @@ SHAPES = [
     (12, "mlp:12-16-4", 4, {"momentum": 0.9, "nesterov": True, "weight_decay": 0.01}),
     (12, "mlp:12-9-4", 4, {"optimizer": "adam", "lr": 0.01, "local_epochs": 1}),
     (12, "mlp:12-9-5-4", 4, {"clip_norm": 0.5, "batch_size": 2}),
+    # odd ones: MKL as it comes rounds their products otherwise in a batch of one, on some processors
+    (17, "mlp:17-33-10", 10, {}),
+    (16, "softmax", 5, {"batch_size": 3}),
+    (12, "mlp:12-7-4", 4, {"momentum": 0.9}),
+    (33, "mlp:33-17-5", 5, {"batch_size": 7}),
+    (13, "mlp:13-5-10", 10, {"optimizer": "adam", "lr": 0.01}),
 ]
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import click
 
+from fedgossip import kernels
+
 NEEDED = ("torch", "numpy", "scipy", "networkx", "pyzmq", "msgspec", "scikit-learn", "safetensors", "matplotlib")
 
 
@@ -25,6 +27,7 @@ def doctor() -> int:
 
 def _findings() -> Iterator[tuple[bool, str]]:
     yield True, f"Python {platform.python_version()} on {platform.machine()}, {os.cpu_count()} cores"
+    yield True, f"processor {kernels.processor()}"
     for name in NEEDED:
         try:
             yield True, f"{name} {importlib.metadata.version(name)}"
@@ -32,11 +35,21 @@ def _findings() -> Iterator[tuple[bool, str]]:
             yield False, f"{name}: install it with pip install {name}"
     yield _encryption()
     yield _device()
+    yield _kernels()
     folder = os.environ.get("FEDGOSSIP_DATA")
     if not folder:
         yield True, "FEDGOSSIP_DATA is not set: digits and breast-cancer are bundled, MNIST needs it"
     else:
         yield Path(folder).is_dir(), f"FEDGOSSIP_DATA is {folder}"
+
+
+def _kernels() -> tuple[bool, str]:
+    """Of torch, after it is loaded: MKL's own word goes before the environment's."""
+    from fedgossip.learning.portable import capability, mkl_mode
+
+    asked = {1: "as it likes", 2: "AUTO", 3: "COMPATIBLE"}.get(mkl_mode() or 0, "not known")
+    said = f"kernels {kernels.mode()}: MKL {asked}, ATen {capability()}"
+    return not kernels.late(), "; ".join([said, *kernels.remarks()])
 
 
 def _encryption() -> tuple[bool, str]:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fedgossip.cli.portable import portable_option
+
 if TYPE_CHECKING:
     from fedgossip.net.endpoints import Endpoint, Members
     from fedgossip.running.plan import Plan
@@ -23,13 +25,14 @@ Command = Callable[..., Any]
 
 def options(command: Command) -> Command:
     """The options of every participant."""
-    given = [
+    given: list[Callable[[Command], Command]] = [
         click.option("--endpoints", type=click.Path(path_type=Path), required=True,
                      help="File with everybody's id, address and public key."),
         click.option("--key", type=click.Path(path_type=Path), default=Path("peer.key"), show_default=True,
                      help="One's own key pair, from `fedgossip keys new`."),
         click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True,
                      help="Replace a key of the file; at all participants."),
+        portable_option,
         click.option("--seed", type=int, help="Replace the file's seed; at all participants."),
         click.option("--out", type=click.Path(path_type=Path), help="Folder to make.  [default: runs/NAME-WHO-TIME]"),
         click.option("--resume", is_flag=True, help="Go on from the last checkpoint in the folder --out."),

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from fedgossip.cli.portable import portable_option
+
 if TYPE_CHECKING:
     from fedgossip.running.ledger import Account
 
@@ -19,6 +21,7 @@ def privacy() -> None:
 @privacy.command()
 @click.argument("experiment", type=click.Path(path_type=Path))
 @click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Replace a key of the file.")
+@portable_option
 @click.option("--id", "node", type=click.IntRange(min=0),
               help="As client K can know it, that has its own file alone: the others are taken to be as large.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
@@ -50,6 +53,7 @@ def plan(experiment: Path, overrides: tuple[str, ...], node: int | None, as_json
 @click.option("--endpoints", type=click.Path(path_type=Path), required=True,
               help="File with everybody's id, address and public key.")
 @click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Replace a key of the file.")
+@portable_option
 @click.option("--out", type=click.Path(path_type=Path), default=Path("policy.toml"), show_default=True,
               help="File to make.")
 def policy(experiment: Path, endpoints: Path, overrides: tuple[str, ...], out: Path) -> None:

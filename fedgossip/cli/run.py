@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+from fedgossip.cli.portable import portable_option
 from fedgossip.cli.text import columns
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
               help="sim: machines in virtual time.  stacked: arrays only, fastest.  local: a process per peer, ZeroMQ.")
 @click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True,
               help="Replace a key of the file, e.g. --set train.lr=0.05; may be repeated.")
+@portable_option
 @click.option("--seed", type=int, help="Replace the file's seed.")
 @click.option("--out", type=click.Path(path_type=Path), help="Run directory to make.  [default: runs/NAME-TIME]")
 @click.option("--resume", "stopped", metavar="RUN", type=click.Path(path_type=Path),

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from fedgossip.cli.portable import portable_option
 from fedgossip.cli.text import columns
 from fedgossip.decoding import json_value
 
@@ -118,6 +119,7 @@ def report(run_dirs: tuple[Path, ...], out: Path | None, title: str) -> None:
 @click.argument("experiment", type=click.Path(path_type=Path))
 @click.argument("folders", metavar="FOLDER...", type=click.Path(path_type=Path), nargs=-1, required=True)
 @click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="As given to the peers.")
+@portable_option
 @click.option("--seed", type=int, help="As given to the peers.")
 @click.option("--out", type=click.Path(path_type=Path), help="Run directory to make.  [default: runs/NAME-TIME]")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout; all else on stderr.")

@@ -23,6 +23,7 @@ WORDS: dict[str, str | tuple[str, ...]] = {
     "refuted": "peer {value} was suspected, and is here",
     "slept": "did not run for {value:.1f} s",
     "deserted": "the coordinator, {value}, is gone",
+    "unlike": "peer {value} has another kind of processor: bits are each one's own; train.portable makes them equal",
     # what a fault script does
     "crashed": "killed by the fault script",
     "restarted": "started again by the fault script",
@@ -45,6 +46,8 @@ COORDINATED: dict[str, str | tuple[str, ...]] = {
     "started_without": "begins without {value}, which did not come",
     "nobody_came": "the coordinator did not come",
     "deserted": "the coordinator is gone: ends here",
+    "unlike": "client {value} has another kind of processor than others: the bits are each one's own; train.portable "
+    "makes them equal",
 }
 """The same, where a coordinator and its clients tell it."""
 

@@ -72,6 +72,9 @@ class TrainSettings:
     """Processes that train one client together, each its part of every batch: one per GPU, or all on the CPU."""
     parallel: str = "ddp"
     """Of several processes: "ddp", each holds the whole model; "fsdp", each holds a part of it (FSDP2)."""
+    portable: bool = False
+    """The same bits on unlike x86-64 processors: kernels that all of them have, on the CPU, one thread.  Convolutions
+    take up to twice as long; stacks of linear layers up to a third longer."""
 
     def __post_init__(self) -> None:
         if self.local_steps is None and self.local_epochs is None:
@@ -99,6 +102,7 @@ class TrainSettings:
             raise ConfigError(f"prefetch = {self.prefetch!r}", f"prefetch is a whole number from 0 to {MOST_AHEAD}.")
         _step_schedule(self.schedule)
         self._check_processes()
+        self._check_portable()
 
     def _check_processes(self) -> None:
         """Raise ConfigError for what several processes cannot do together, or one alone."""
@@ -116,6 +120,18 @@ class TrainSettings:
             raise ConfigError(f"device = {self.device!r} is one GPU, for {self.processes} processes", advice)
         if self.compile and self.parallel == "fsdp":
             raise ConfigError('compile with parallel = "fsdp"', 'Leave compile out, or use parallel = "ddp".')
+
+    def _check_portable(self) -> None:
+        """Raise ConfigError for what would round otherwise on another machine."""
+        if not self.portable:
+            return
+        if self.device not in ("auto", "cpu"):
+            raise ConfigError(f"portable = true, and device = {self.device!r}", 'A GPU rounds its own way; use "cpu".')
+        usual = {"threads": 1, "precision": "float32", "channels_last": False, "compile": False, "processes": 1}
+        for name, value in usual.items():
+            if getattr(self, name) != value:
+                advice = f"It computes in an order of this machine's own; leave {name} out, or portable."
+                raise ConfigError(f"portable = true, and {name} = {getattr(self, name)!r}", advice)
 
     @property
     def slots(self) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from fedgossip.errors import TrainingError
-from fedgossip.learning import devices
+from fedgossip.learning import devices, portable
 from fedgossip.learning.settings import TrainSettings
 from fedgossip.learning.turns import Slots, ours, take_emptiest
 
@@ -103,7 +103,9 @@ def settle(settings: TrainSettings, module: nn.Module, schema: str) -> tuple[tor
     "cuda" is the GPU with the fewest clients of ours; of several processes each takes one.  Other devices have no
     turns.  Raises ConfigError where device, machine or model cannot serve the settings.
     """
-    device = devices.device_for(settings.device)
+    if settings.portable:
+        portable.settle()
+    device = devices.device_for("cpu" if settings.portable else settings.device)
     devices.check(settings, device, module)
     if device.type != "cuda":
         return device, Sharing((), settings.batch_size)

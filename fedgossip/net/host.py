@@ -105,6 +105,7 @@ class Host:
         self._gone: set[NodeId] = set()
         self._refused: dict[NodeId, Rejected] = {}
         self._up: set[NodeId] = set()
+        self._processor = hello.processor
         self._fatal: FedgossipError | None = None
         self._round = 0
         self._counted = 0
@@ -196,8 +197,9 @@ class Host:
 
     def _greet(self, sender: NodeId, hello: Hello) -> None:
         """A partner runs the same experiment, or it is told as gone; nobody but it is harmed by that."""
-        if replace(hello, incarnation=0, process=0) == replace(self.hello, incarnation=0, process=0):
+        if _run_of(hello) == _run_of(self.hello):
             self._greet_life(sender, hello.incarnation, hello.process)
+            self._compare_processors(sender, hello.processor)
             return
         differs = next(k for k in ("version", "schema", "experiment") if getattr(hello, k) != getattr(self.hello, k))
         meaning = {
@@ -224,6 +226,14 @@ class Host:
         self._greeted.add(sender)
         self._refused.pop(sender, None)
         self._join_if_ready(sender)
+
+    def _compare_processors(self, sender: NodeId, processor: int) -> None:
+        """Tell once that processors differ, where they decide the bits; a coordinator compares those of its clients."""
+        if processor and not self._processor:
+            self._processor = processor
+        if processor not in (0, self._processor) and "unlike" not in self.counts:
+            self._count("unlike")
+            self.ports.write(EventRow(self._round, self.node, "unlike", sender))
 
     def _give_up_on(self, event: Rejected) -> None:
         """A partner with whom nothing can be exchanged."""
@@ -406,6 +416,11 @@ class Host:
                 case FedgossipError() as error:
                     self._fatal = self._fatal or error
                     self.tell(Stopping())
+
+
+def _run_of(hello: Hello) -> Hello:
+    """Return what partners must have in common."""
+    return replace(hello, incarnation=0, process=0, processor=0)
 
 
 def _printable(text: str) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedgossip import __version__
+from fedgossip import __version__, kernels
 from fedgossip.experiment import Experiment
 from fedgossip.learning.settings import OF_THE_MACHINE
 from fedgossip.messages import Hello
@@ -26,13 +26,18 @@ __all__ = [
     "gossip_plan",
     "hello_of",
     "plan",
+    "processor_of",
     "task_of",
     "versions",
 ]
 
 
 def plan(experiment: Experiment) -> Plan:
-    """Resolve all that can be known before anything is trained.  Raises ConfigError."""
+    """Resolve all that can be known before anything is trained.  Raises ConfigError.
+
+    Asks for the kernels of the run, if torch is not loaded yet: it comes before all that loads it.
+    """
+    kernels.prefer(portable=experiment.train.portable)
     return federation_plan(experiment) if experiment.coordinator else gossip_plan(experiment)
 
 
@@ -46,10 +51,18 @@ def hello_of(plan: Plan, schema: str, data: str = "") -> Hello:
         kind, colon, path = str(content["data"][key]).partition(":")
         if colon and "/" in path:
             content["data"][key] = f"{kind}:{path.rsplit('/', 1)[1]}"
-    for key in OF_THE_MACHINE:
+    off = () if content["train"]["portable"] else ("portable",)  # folders of runs from before it can be collected
+    for key in (*OF_THE_MACHINE, *off):
         content["train"].pop(key, None)
     content = {key: value for key, value in content.items() if key not in ("simulation", "name")}
     return Hello(schema, hash_of({"content": content, "data": data}), __version__)
+
+
+def processor_of(plan: Plan, node: int) -> int:
+    """Return what a participant's Hello says of its processor: 0 where that does not decide the bits of the run."""
+    e = plan.experiment
+    decides = node < plan.learners and e.task.kind == "learning" and not e.train.portable
+    return kernels.processor_mark() if decides else 0
 
 
 def versions() -> dict[str, str]:

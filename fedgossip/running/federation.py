@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from fedgossip import kernels
 from fedgossip.algorithms.federated.base import Federated
 from fedgossip.algorithms.sampling import BySize, Poisson, Sampling, Uniform
 from fedgossip.errors import ConfigError
@@ -101,10 +102,10 @@ class FederationPlan:
         line = f"{s.algorithm}, {s.clients} clients, {how}"
         if not self.secure:
             off = "NO secure aggregation (coordinator.secure.on = false): the coordinator sees every update"
-            return [line, off, *self._budget_line]
+            return [line, off, *self._budget_line, *kernels.remarks()]
         t = f", {self.threshold} of {self.invited} must answer to the end" if self.threshold else ""
         on = f"secure aggregation: the coordinator sees sums over at least {self.least} clients{t}"
-        return [line, on, *self._budget_line]
+        return [line, on, *self._budget_line, *kernels.remarks()]
 
     @property
     def _budget_line(self) -> Sequence[str]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from fedgossip import kernels
 from fedgossip.algorithms.base import GossipAlgorithm
 from fedgossip.algorithms.names import METHODS, Method, make, own
 from fedgossip.errors import ConfigError
@@ -64,7 +65,6 @@ class GossipPlan:
     forecast: Forecast
 
     pausable = True
-    head = ()
 
     @property
     def vectors(self) -> int:
@@ -91,6 +91,10 @@ class GossipPlan:
     @property
     def name(self) -> str:
         return self.topology.name
+
+    @property
+    def head(self) -> Sequence[str]:
+        return kernels.remarks()
 
     @property
     def words(self) -> Mapping[str, object]:

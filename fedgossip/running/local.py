@@ -20,6 +20,7 @@ from typing import Any
 
 import msgspec
 
+from fedgossip import kernels
 from fedgossip.errors import NetworkError, NotWrittenError
 from fedgossip.experiment import Experiment, load
 from fedgossip.records import EventRow, NetworkRow, Row
@@ -54,16 +55,17 @@ LEARNING = (*NUMERIC, "torch", "sklearn.datasets", "fedgossip.learning.task", "f
 class Family:
     """The peers' processes: a warmed parent, started early, forks them when they are wanted."""
 
-    def __init__(self, *, learning: bool = True) -> None:
+    def __init__(self, *, learning: bool = True, portable: bool = False) -> None:
         ours, theirs = socket.socketpair()
         modules = LEARNING if learning else NUMERIC
         one_thread = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL")}
+        path = os.pathsep.join(p for p in sys.path if p)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "fedgossip.running.nursery", str(theirs.fileno()), *modules],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             process_group=0,  # Ctrl-C reaches us alone, and we pass it on
-            env={**os.environ, **one_thread, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+            env={**kernels.environment(portable=portable), **one_thread, "PYTHONPATH": path},
         )
         theirs.close()
         self._control, self._buffer = ours, b""
@@ -125,6 +127,11 @@ class Family:
         self._control.close()
 
 
+def family_of(plan: Plan) -> Family:
+    """Return the processes for a run, being warmed."""
+    return Family(learning=plan.experiment.task.kind == "learning", portable=plan.experiment.train.portable)
+
+
 def run_local(
     experiment: Experiment | Mapping[str, Any] | Path | str,
     out: Path | str,
@@ -164,7 +171,7 @@ def run_local_plan(
     """
     began = time.monotonic()
     check_recordable(plan, trace_bytes)
-    with family or Family(learning=plan.experiment.task.kind == "learning") as processes:
+    with family or family_of(plan) as processes:
         script = faults_of(plan)
         task, shares = compose.task_of(plan.experiment, plan.learners)  # may refuse it: nothing is made before
         folders = [out / "peers" / f"{node:02d}" for node in range(plan.n)]

@@ -143,6 +143,7 @@ def run_peer(
                 compose.hello_of(plan, task.schema, shares.digest),
                 incarnation=life.about.incarnation,
                 process=secrets.randbits(53),
+                processor=compose.processor_of(plan, node),
             )
             expected = Expected(
                 task.schema, task.dtype.name, task.length, plan.vectors, plan.masked(task.length)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from fedgossip import kernels
 from fedgossip.checkpoints import NEWEST, PREVIOUS
 from fedgossip.errors import ConfigError, NotWrittenError
 from fedgossip.metrics import Network
@@ -252,6 +254,8 @@ def summarize(
         },
         "versions": compose.versions(),
         "cores": os.cpu_count(),
+        "processor": kernels.processor(),
+        "kernels": kernels.mode() if "torch" in sys.modules else None,
         **plan.facts(keeper.rows),
     }
 
