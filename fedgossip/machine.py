@@ -10,7 +10,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from fedgossip.errors import PeerError, ProtocolError
+from fedgossip.errors import FedgossipError, ProtocolError
 from fedgossip.messages import Message
 from fedgossip.vectors import Vector
 
@@ -209,12 +209,13 @@ class Machine(Protocol):
 def told(machine: Machine, event: Event, now_ns: int) -> Sequence[Effect]:
     """Tell a machine that others may send anything to: whatever a message of theirs does to it costs that message only.
 
-    Raises ProtocolError in place of an exception that nobody foresaw.  What one's own events do is raised as it is: the
-    fault is here then.
+    Raises ProtocolError in place of an exception that nobody foresaw.  What has words of its own (an error of a user's
+    algorithm, in the round that the message completes) is raised as it is, and so is what one's own events do: the fault
+    is here then.
     """
     try:
         return machine.handle(event, now_ns)
-    except PeerError:
+    except FedgossipError:
         raise
     except Exception as error:
         if not isinstance(event, Received):

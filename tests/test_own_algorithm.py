@@ -77,6 +77,18 @@ def test_what_it_gets_wrong_names_it_and_its_round(
         simulate(experiment(f"{module}:Own"), engine=engine)
 
 
+def test_over_sockets_too_it_ends_the_run_and_hangs_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message of a neighbour that completes the round is not what is at fault."""
+    method = "def mixed(self, state, mixed):\n        return 1 / 0"
+    source = f"from fedgossip.algorithms.dsgd import DSGD\n\n\nclass Own(DSGD):\n    {method}\n"
+    (tmp_path / "fails_in_mixing.py").write_text(source)
+    monkeypatch.chdir(tmp_path)
+    plan = compose.plan(load_experiment(experiment("fails_in_mixing:Own")))
+    task, _ = compose.task_of(plan.experiment, plan.n)
+    with pytest.raises(TrainingError, match="fails_in_mixing:Own, round 0: mixed raised ZeroDivisionError"):
+        run_over_sockets(plan, task)
+
+
 @pytest.mark.parametrize(
     ("source", "said"),
     [
