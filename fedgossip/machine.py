@@ -10,7 +10,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from fedgossip.errors import FedgossipError, ProtocolError
+from fedgossip.errors import PeerError, ProtocolError, TrainingError
 from fedgossip.messages import Message
 from fedgossip.vectors import Vector
 
@@ -209,13 +209,12 @@ class Machine(Protocol):
 def told(machine: Machine, event: Event, now_ns: int) -> Sequence[Effect]:
     """Tell a machine that others may send anything to: whatever a message of theirs does to it costs that message only.
 
-    Raises ProtocolError in place of an exception that nobody foresaw.  What has words of its own (an error of a user's
-    algorithm, in the round that the message completes) is raised as it is, and so is what one's own events do: the fault
-    is here then.
+    Raises ProtocolError in place of an exception that nobody foresaw.  What an algorithm does in the round that the
+    message completes (TrainingError) is raised as it is, and so is what one's own events do: the fault is here then.
     """
     try:
         return machine.handle(event, now_ns)
-    except FedgossipError:
+    except (PeerError, TrainingError):
         raise
     except Exception as error:
         if not isinstance(event, Received):
