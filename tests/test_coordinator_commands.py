@@ -10,12 +10,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from commands import COMMAND, Said, finish, free_ports, wait_until
 
+from fedgossip.cli import cli
 from fedgossip.net.endpoints import block, signed
 from fedgossip.net.identity import Identity
 from fedgossip.records import EventRow, PeerRow, read_rows
+from fedgossip.vectors import frozen
 
 CLIENTS = 3
 SECONDS = 60
@@ -218,3 +221,61 @@ def test_keys_of_a_client_say_nothing_of_where_it_is(site: Site) -> None:
     assert site.run("keys", "show", "new.key", "--id", "0", "--client").out == said.out
     said = site.run("keys", "show", "new.key", "--id", "0")
     assert said.code == 2 and not said.out and "--address" in said.err, "it invents no address"
+
+
+# --- no model that was not trained ------------------------------------------------------------------------------------
+
+
+def ending(folder: Path, monkeypatch: pytest.MonkeyPatch, moved: float, rounds: int) -> None:
+    """Type `client`, whose run ends early after so many rounds of its own with the first vector, moved."""
+    from fedgossip.running import compose, peer
+    from fedgossip.running.peer_files import PeerEnded, PeerFiles
+
+    Site.made(folder)
+
+    def run_peer(plan: Any, node: int, out: Path, **_: Any) -> PeerEnded:
+        task, _ = compose.task_of(plan.experiment, plan.learners, [node])
+        files = PeerFiles(out, node, plan, task, snapshots=False)
+        files.started(0, task.initial(node))
+        files.round = rounds
+        files.save(frozen(task.initial(node) + np.float32(moved)))
+        files.lost()
+        return PeerEnded("finished", rounds, {"ended_early": 1})
+
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(peer, "run_peer", run_peer)
+    words = ["client", "pilot.toml", "--id", "0", "--endpoints", "endpoints.toml", "--key", "0.key", "--out", "out0"]
+    assert cli(words, standalone_mode=False) == 7
+
+
+def test_no_model_is_offered_that_was_not_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where rounds were counted that all came to nothing."""
+    for rounds in (0, 3):
+        (tmp_path / str(rounds)).mkdir()
+        ending(tmp_path / str(rounds), monkeypatch, 0.0, rounds)
+        said = capsys.readouterr().err
+        assert f"ended by the coordinator after {rounds} rounds" in said and "finished" not in said
+        assert "There is no model: nothing was trained." in said and "--resume" in said
+        assert not (tmp_path / str(rounds) / "out0" / "model.safetensors").exists()
+
+
+def test_a_client_that_only_got_the_model_of_the_others_is_offered_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ending(tmp_path, monkeypatch, 0.5, 0)
+    assert "The model: out0/model.safetensors" in capsys.readouterr().err
+    assert (tmp_path / "out0" / "model.safetensors").exists()
+
+
+def test_a_simulation_whose_rounds_all_came_to_nothing_leaves_no_model(tmp_path: Path) -> None:
+    """Of four clients three crash before the first round is over."""
+    from fedgossip import simulate
+
+    faults = [{"kind": "crash", "peers": [0, 1, 2], "start": 0.02}]
+    coordinator = {"clients": 4, "deadline": 2.0, "start_timeout": 3.0}
+    content = {"rounds": 2, "task": {"kind": "quadratic"}, "coordinator": coordinator, "faults": faults}
+    run = simulate(content, out=tmp_path / "run")
+    assert run.summary["rounds"] == run.summary["rounds_abandoned"]
+    assert not (tmp_path / "run" / "model.safetensors").exists()

@@ -15,6 +15,7 @@ from fedgossip.errors import ConfigError
 from fedgossip.privacy.accounting import Mechanism, epsilon, noise_for, tight
 from fedgossip.privacy.adaptive import Clip, bit, bits_noise, share_shorter, split
 from fedgossip.privacy.forecast import Forecast, Plan, forecast
+from fedgossip.privacy.guarantee import guarantee, meaning
 from fedgossip.privacy.wording import lines, verdict
 from fedgossip.protocols.telling import Telling
 from fedgossip.secure.noise import client_sigma, discrete_gaussian
@@ -157,8 +158,24 @@ def test_every_forecast_says_who_is_hidden_and_from_whom():
 
 
 def test_an_epsilon_that_promises_nothing_is_called_so():
-    assert "next to nothing" in text(forecast(replace(SILOS, noise=0.5)))
+    assert "A weak guarantee, or none" in text(forecast(replace(SILOS, noise=0.5)))
     assert "odds" in text(forecast(SILOS))
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "words"),
+    [
+        (0.0, "a strong guarantee"), (1.0, "a strong guarantee"), (1.001, "a reasonable guarantee"),
+        (10.0, "a reasonable guarantee"), (10.001, "a weak guarantee, or none"),
+        (math.inf, "a weak guarantee, or none"),
+    ],
+)  # fmt: skip
+def test_an_epsilon_has_one_verdict(epsilon: float, words: str):
+    """The tiers of Ponomareva et al., How to DP-fy ML, 2023: strong to 1, reasonable to 10, then weak to none."""
+    assert guarantee(epsilon) == words
+    assert meaning(epsilon, "record").lower().startswith(f"{words}: the odds that one record was there")
+    if epsilon < 5:
+        assert f"{math.exp(epsilon):.3g} times" in meaning(epsilon, "record")
 
 
 def test_a_delta_that_allows_to_give_one_away_is_named():

@@ -101,13 +101,15 @@ class Participant:
                 masked=self.key.with_name(f"{self.key.name}.{LEDGER}"),
                 spent=self.key.with_name(f"{self.key.name}.{SUFFIX}"),
             )
-        click.echo(f"{ended.status} after {ended.rounds} rounds; everything is in {folder}", err=True)
+        early = ended.counts.get("ended_early")
+        word = "ended by the coordinator" if early else ended.status
+        click.echo(f"{word} after {_rounds(ended.rounds)}; everything is in {folder}", err=True)
         if ended.status == "interrupted":
             click.echo(f"To go on: {_line(folder)}", err=True)
         elif ended.status == "finished":
             self._what_next(folder)
-        if ended.counts.get("ended_early"):
-            click.echo(f"The coordinator ended the run early.  When it goes on: {_line(folder)}", err=True)
+        if early:
+            click.echo(f"When the coordinator goes on: {_line(folder)}", err=True)
             return TooFewPeersError.exit_code
         return ended.exit_code
 
@@ -123,12 +125,15 @@ class Participant:
 
     def _what_next(self, folder: Path) -> None:
         from fedgossip.running.compose import GossipPlan
+        from fedgossip.running.peer_files import MODEL
 
         if isinstance(self.plan, GossipPlan):
             click.echo("Copy all peers' folders to one machine; there:", err=True)
             click.echo(f"fedgossip collect {self.experiment} {folder} ...", err=True)
+        elif (folder / MODEL).exists():
+            click.echo(f"The model: {folder / MODEL}", err=True)
         else:
-            click.echo(f"The model: {folder / 'model.safetensors'}", err=True)
+            click.echo("There is no model: nothing was trained.", err=True)
 
     def _left(self) -> Path:
         """Return the folder of a life before.  Raises ConfigError, ResumeError."""
@@ -142,6 +147,10 @@ class Participant:
         if incarnation_of(self.out) < 0:
             raise ResumeError(f"{self.out}: nobody has run here", "Leave --resume out to start.")
         return self.out
+
+
+def _rounds(count: int) -> str:
+    return "1 round" if count == 1 else f"{count} rounds"
 
 
 def _line(folder: Path) -> str:

@@ -192,7 +192,8 @@ def _federated(summary: dict[str, Any], record: Sequence[Row]) -> list[tuple[str
     if "epsilon" in summary:
         p = summary["privacy"]
         spent = "at" if summary["epsilon"] is None else f"{summary['epsilon']:.3f}, at"  # or known to clients alone
-        rows.append(("epsilon", f"{spent} most {p['max_epsilon']:g}, delta {p['delta']:g}, per {p['unit']}"))
+        worth = p["guarantee"]
+        rows.append(("epsilon", f"{spent} most {p['max_epsilon']:g}, delta {p['delta']:g}, per {p['unit']}: {worth}"))
     if summary["rounds_abandoned"]:
         rows.append(("abandoned", f"{summary['rounds_abandoned']} of {summary['rounds']} rounds changed nothing"))
     return rows

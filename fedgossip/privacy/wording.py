@@ -7,9 +7,7 @@ import math
 from fedgossip.errors import ConfigError
 from fedgossip.privacy.accounting import noise_for
 from fedgossip.privacy.forecast import SILO_EPSILON, SILOS, Forecast, Plan
-
-PROMISES_LITTLE = 10.0
-"""An epsilon above this is mostly for comparison: odds of 20 000 to 1."""
+from fedgossip.privacy.guarantee import meaning
 
 
 def lines(forecast: Forecast) -> list[tuple[str, str]]:
@@ -89,9 +87,7 @@ def _epsilon(forecast: Forecast) -> str:
         text += f" ({_number(forecast.tight)} by the tighter account, for orientation)"
     if plan.drawn < plan.clients:
         text += f"; {_number(forecast.usual)} for one that is drawn as often as the others"
-    if forecast.epsilon > PROMISES_LITTLE:
-        return f"{text}.  That promises next to nothing."
-    return f"{text}.  The odds that it was there change by at most {_times(math.exp(forecast.epsilon))}."
+    return f"{text}.  {meaning(forecast.epsilon, plan.unit)}"
 
 
 def _delta(plan: Plan) -> str:

@@ -83,6 +83,11 @@ class Privacy(msgspec.Struct, frozen=True):
     max_epsilon: float | None = None
     unit: str = ""
 
+    @property
+    def bound(self) -> float | None:
+        """What was spent; where only the clients know that, what they may spend at most."""
+        return self.max_epsilon if self.epsilon is None else self.epsilon
+
 
 class Summary(msgspec.Struct, frozen=True):
     """summary.json.  `n` counts peers; or clients, where there is a coordinator."""

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
+from fedgossip.privacy.guarantee import guarantee, meaning
 from fedgossip.report import drawing, figures
 from fedgossip.report.drawing import BLUE, DASHES, ORANGE, draw, legend_above
 from fedgossip.report.markup import Markup, facts_table, figure, grid, section
@@ -28,6 +29,7 @@ def card(privacy: Privacy) -> tuple[str, str, str]:
         "" if privacy.max_epsilon is None else f"of at most {number(privacy.max_epsilon)}",
         "" if privacy.delta is None else f"δ\u202f=\u202f{number(privacy.delta)}",
         privacy.unit and f"per {privacy.unit}",
+        "" if privacy.bound is None else guarantee(privacy.bound),
     )
     return "Privacy ε", number(privacy.epsilon), ", ".join(part for part in said if part)
 
@@ -56,6 +58,8 @@ def _facts(known: Privacy) -> Iterable[tuple[str, str, str]]:
     if known.unit:
         yield "Protected", known.unit, UNITS.get(known.unit, "")
     yield "Spent ε", number(known.epsilon), "the model changes the odds of any guess about it by e^ε at most"
+    if known.bound is not None:
+        yield "Guarantee", guarantee(known.bound), meaning(known.bound, known.unit or "unit")
     yield "Limit of ε", number(known.max_epsilon), ""
     yield "δ", NOTHING if known.delta is None else number(known.delta), "the chance that the promise does not hold"
 

@@ -20,6 +20,7 @@ from fedgossip.experiment import Coordinator as Section
 from fedgossip.experiment import Experiment
 from fedgossip.machine import Checkpoint, Machine, NodeId
 from fedgossip.metrics import Evaluate, Network
+from fedgossip.privacy.guarantee import guarantee
 from fedgossip.protocols import parts
 from fedgossip.protocols.buffered import Buffered, BufferedSettings
 from fedgossip.protocols.client import Answering, Client, ClientSettings, Plainly, Securely
@@ -103,16 +104,17 @@ class FederationPlan:
         if not self.secure:
             off = "NO secure aggregation (coordinator.secure.on = false): the coordinator sees every update"
             return [line, off, *self._budget_line, *kernels.remarks()]
-        t = f", {self.threshold} of {self.invited} must answer to the end" if self.threshold else ""
-        on = f"secure aggregation: the coordinator sees sums over at least {self.least} clients{t}"
-        return [line, on, *self._budget_line, *kernels.remarks()]
+        seen = f"the coordinator sees sums alone, each over at least {self.least} of {self.invited} clients"
+        masks = f"; taking the masks off a sum needs {self.threshold} of them" if self.threshold else ""
+        return [line, f"secure aggregation: {seen}{masks}", *self._budget_line, *kernels.remarks()]
 
     @property
     def _budget_line(self) -> Sequence[str]:
         p = self.section.privacy
         if self.unit == "none":
             return []
-        return [f"each {p.unit} hidden: noise {p.noise:g}, clip {p.clip:g}; epsilon at most {p.max_epsilon:g}"]
+        worth = f"epsilon at most {p.max_epsilon:g}: {guarantee(p.max_epsilon)}"
+        return [f"privacy of each {p.unit}: noise {p.noise:g}, clip {p.clip:g}; {worth}"]
 
     @property
     def vectors(self) -> int:
@@ -439,7 +441,8 @@ class FederationPlan:
         done = [row for row in rows if isinstance(row, PeerRow)]
         epsilon = max((row.epsilon for row in done if row.epsilon is not None), default=None if done else 0.0)
         about = {"unit": p.unit, "noise": p.noise, "clip": p.clip, "delta": p.delta, "max_epsilon": p.max_epsilon}
-        return {"epsilon": epsilon, "privacy": {**about, "epsilon": epsilon}}
+        worth = guarantee(p.max_epsilon if epsilon is None else epsilon)
+        return {"epsilon": epsilon, "privacy": {**about, "epsilon": epsilon, "guarantee": worth}}
 
 
 def _ns(seconds: float) -> int:

@@ -6,6 +6,7 @@ import contextlib
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from fedgossip.errors import BudgetError, ConfigError, FedgossipError, NotWrittenError
 from fedgossip.machine import NodeId
@@ -15,6 +16,8 @@ from fedgossip.running.plan import EXHAUSTED, Plan
 from fedgossip.running.runs import save_model, write_whole
 from fedgossip.task import LocalTask
 from fedgossip.vectors import Vector
+
+MODEL = "model.safetensors"
 
 
 class PeerEnded(msgspec.Struct):
@@ -41,6 +44,7 @@ class PeerFiles:
         self.folder, self.node, self.task = folder, node, task
         self.rounds, self.every, self.snapshots = plan.experiment.rounds, plan.experiment.eval.every, snapshots
         self.round = 0
+        self._federated = bool(plan.role(node))
         lives.mend_rows(folder / "metrics.jsonl")  # of a life before
         self.snapshots_lost = 0
         self._before: Vector | None = None
@@ -91,14 +95,21 @@ class PeerFiles:
         return {name: count for name, count in found.items() if count}
 
     def save(self, vector: Vector | None) -> None:
-        """Write the final model, if there is one.  Raises NotWrittenError."""
+        """Write the final vector, if there is one; as a model too, if it was trained.  Raises NotWrittenError."""
         if vector is None:
             return
         from safetensors.numpy import save
 
         metadata = {"peer": str(self.node), "round": str(self.round)}
-        save_model(self.folder / "model.safetensors", self.task, vector, **metadata)
+        if self._trained(vector):
+            save_model(self.folder / MODEL, self.task, vector, **metadata)
         write_whole(self.folder / "vector.safetensors", save({"vector": vector}, metadata=metadata))
+
+
+    def _trained(self, vector: Vector) -> bool:
+        """Whether it is another than all begin with: rounds of a coordinator may all have come to nothing."""
+        untouched = self._federated or not self.round
+        return not (untouched and np.array_equal(vector, self.task.initial(self.node)))
 
 
 def write_ended(folder: Path, ended: PeerEnded) -> None:

@@ -104,7 +104,7 @@ class RunDirectory:
     def finish(self, summary: Mapping[str, Any], task: LocalTask, model: Vector | None, *, report: bool) -> None:
         """Write the model, the summary and the report; the run counts as whole when this returns."""
         self.writer.close()
-        if model is not None:
+        if model is not None and summary["rounds"] > summary.get("rounds_abandoned", 0):  # one that was trained
             save_model(self.path / "model.safetensors", task, model)
         write_whole(self.path / "summary.json", msgspec.json.format(msgspec.json.encode(summary), indent=1))
         if report:
