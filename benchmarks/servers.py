@@ -296,7 +296,7 @@ def _machines(seat: Seat, d: int, warm: int, rounds: int, identity: Identity | N
         machine = Coordinator(n, tuple(range(n)), of, sampling, task.initial(n), task.schema, settings)
     else:
         rule = make("fedavg", clients=n).clients
-        machine = Client(seat.node, n, rule, task.initial(seat.node), task.schema, ClientSettings())
+        machine = Client(seat.node, n, rule, task.initial(seat.node), task.schema, ClientSettings(1_000_000))
     idle = _idle()
     Host(seat.node, machine, transport, task, HELLO, ports).run()
     return found[0] if found else watch.measured(4 * d)

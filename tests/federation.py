@@ -37,7 +37,7 @@ SETTINGS = CoordinatorSettings(
     10, deadline_ns=300 * SECOND, start_ns=5 * SECOND, return_ns=3 * SECOND, drain_ns=5 * SECOND, again_ns=SECOND // 4
 )
 QUIET = NetworkSettings()
-PATIENT = ClientSettings(silence_ns=60 * SECOND, idle_ns=600 * SECOND)
+PATIENT = ClientSettings(SETTINGS.rounds, silence_ns=60 * SECOND, idle_ns=600 * SECOND)
 
 
 @dataclass
@@ -60,7 +60,8 @@ class Federation:
     def make(self, node: int, resumed: Checkpoint | None = None) -> Machine:
         initial = self.task.initial(node)
         if node < self.n:
-            return Client(node, self.n, self.of.clients, initial, self.task.schema, self.client_settings, resumed)
+            settings = replace(self.client_settings, rounds=self.settings.rounds)
+            return Client(node, self.n, self.of.clients, initial, self.task.schema, settings, resumed)
         clients = tuple(range(self.n))
         if isinstance(self.settings, BufferedSettings):
             return Buffered(node, clients, self.of, initial, self.task.schema, self.settings, resumed)

@@ -138,7 +138,8 @@ def coordinate(folder: Path, address: str, n: int, rounds: int) -> None:
 
 def take_part(folder: Path, address: str, n: int, node: int) -> None:
     life, rule = Life(folder, address, n, node), make("fedavg", clients=n).clients
-    machine = Client(node, n, rule, life.task.initial(node), life.task.schema, ClientSettings(silence_ns=60 * SECOND))
+    settings = ClientSettings(1_000_000, silence_ns=60 * SECOND)
+    machine = Client(node, n, rule, life.task.initial(node), life.task.schema, settings)
     life.run(machine, Spoke(node, life.keys[node]), (n,))
 
 

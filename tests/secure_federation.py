@@ -30,6 +30,7 @@ from fedgossip.running.simulated import faults_of, network_settings
 from fedgossip.secure import client, primitives
 from fedgossip.secure.fixed_point import Quantised
 from fedgossip.secure.server import Summed
+from fedgossip.secure.session import round_of
 from fedgossip.simulation.network import SimulatedNetwork
 from fedgossip.simulation.simulator import Simulator
 from fedgossip.vectors import Vector, digest
@@ -109,7 +110,8 @@ def _watching(run: Followed) -> Iterator[None]:
     def watched_mask(self: client.Shared, delivery: bytes, integers: Quantised) -> client.MaskedInput:
         step = mask(self, delivery, integers)
         place = self._session.me, self._session.descriptor.round
-        assert place not in run.inputs, f"client {place[0]} has masked twice in session {place[1]}"
+        rounds = [round_of(session) for node, session in run.inputs if node == place[0]]
+        assert all(before < round_of(place[1]) for before in rounds), f"{place[0]} masks {place[1]} after {rounds}"
         run.inputs[place] = integers.values.copy()
         return step
 

@@ -305,7 +305,7 @@ def test_a_robust_rule_brings_its_own_quorum() -> None:
 
 def client(name: str = "fedavg") -> Client:
     rule = make(name, clients=4).clients
-    c = Client(2, COORDINATOR, rule, vector(7, 7), SCHEMA, ClientSettings())
+    c = Client(2, COORDINATOR, rule, vector(7, 7), SCHEMA, ClientSettings(10))
     c.handle(Started(), 0)
     c.handle(PeerJoined(COORDINATOR, 1), 0)
     return c
@@ -373,7 +373,7 @@ def test_a_client_that_crashed_remembers_what_it_sent() -> None:
     c = client("scaffold")
     c.handle(Received(COORDINATOR, invite(0, 1, 1, count=2)), 0)
     (saved,) = of(c.handle(Trained(0, vector(2, 3), 1), 0), Checkpoint)
-    again = Client(2, COORDINATOR, c.rule, vector(7, 7), SCHEMA, ClientSettings(), saved)
+    again = Client(2, COORDINATOR, c.rule, vector(7, 7), SCHEMA, ClientSettings(10), saved)
     again.handle(Started(), 0)
     again.handle(PeerJoined(COORDINATOR, 1), 0)
     again.handle(Received(COORDINATOR, invite(1, 1, 1, count=2, counted=0)), 0)
@@ -401,13 +401,18 @@ def test_a_client_takes_nothing_but_models_of_its_layout_from_its_coordinator(se
 
 
 def test_the_final_model_is_the_clients_result() -> None:
-    goodbye, end = client().handle(Received(COORDINATOR, Final(3, SCHEMA, (vector(4, 4),))), 0)
-    assert goodbye.message == Leaving(3, done=True) and end.result.tolist() == [4, 4]
+    goodbye, end = client().handle(Received(COORDINATOR, Final(10, SCHEMA, (vector(4, 4),))), 0)
+    assert goodbye.message == Leaving(10, done=True) and end.result.tolist() == [4, 4]
+
+
+def test_a_client_is_told_when_the_run_ended_early() -> None:
+    ended, _, _ = client().handle(Received(COORDINATOR, Final(3, SCHEMA, (vector(4, 4),))), 0)
+    assert (ended.name, ended.value) == ("ended_early", {"rounds": 3, "of": 10})
 
 
 def test_a_client_that_hears_nothing_ends() -> None:
     assert "deserted" in reports(client().handle(Fired(("silent",)), 0))
-    c = Client(2, COORDINATOR, make("fedavg", clients=4).clients, vector(7, 7), SCHEMA, ClientSettings())
+    c = Client(2, COORDINATOR, make("fedavg", clients=4).clients, vector(7, 7), SCHEMA, ClientSettings(10))
     c.handle(Started(), 0)
     assert "nobody_came" in reports(c.handle(Fired(("silent",)), 0))
 

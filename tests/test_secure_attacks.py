@@ -22,11 +22,12 @@ from secure_kit import MODEL, Course, Room, drawn, entropy_of, numbers, public, 
 from fedgossip.errors import ConfigError, ProtocolError
 from fedgossip.secure import frames
 from fedgossip.secure.aborts import Reason, RoundAbandoned
-from fedgossip.secure.client import Client, Past, Revealed
+from fedgossip.secure.client import Client, Revealed
 from fedgossip.secure.keeping import Fate, SharePair
+from fedgossip.secure.past import Past
 from fedgossip.secure.primitives import Secret
 from fedgossip.secure.server import invite
-from fedgossip.secure.session import Descriptor, Policy, Roster, model_hash
+from fedgossip.secure.session import Descriptor, Policy, Roster, model_hash, session_of
 
 VICTIM = 1
 N = 6
@@ -136,7 +137,9 @@ def test_a_round_is_joined_once_and_never_an_earlier_one() -> None:
         with pytest.raises(RoundAbandoned) as caught:
             client.join(down(frames.Invite(room.proposal(round))), MODEL)
         assert caught.value.reason is Reason.REPLAY
-    late = Client(VICTIM, room.roster, room.policy, signer(VICTIM), entropy_of("late"), Past(round=9))
+    past = Past()
+    past.joined(9)
+    late = Client(VICTIM, room.roster, room.policy, signer(VICTIM), entropy_of("late"), past)
     with pytest.raises(RoundAbandoned):
         late.join(down(frames.Invite(room.proposal(9))), MODEL)
 
@@ -144,18 +147,53 @@ def test_a_round_is_joined_once_and_never_an_earlier_one() -> None:
 @pytest.mark.parametrize(
     ("cohort", "joins"), [(range(6), True), (range(5), False), (range(7), False), (range(4), True)]
 )
-def test_a_cohort_that_differs_by_one_is_refused(cohort: range, joins: bool) -> None:
-    """The difference of two sums would be one client's input."""
+def test_a_cohort_that_differs_by_one_from_any_before_is_refused(cohort: range, joins: bool) -> None:
+    """The difference of two sums would be one client's input; sessions between the two change nothing."""
     room = Room(N, members=8)
     client = room.clients[VICTIM]
-    client.join(down(frames.Invite(room.proposal())), MODEL)
-    invite = down(frames.Invite(room.proposal(1, cohort=cohort)))
+    run(room)
+    client.join(down(frames.Invite(room.proposal(1, cohort=range(4)))), MODEL)  # in which it masks nothing
+    invite = down(frames.Invite(room.proposal(2, cohort=cohort)))
     if joins:
         client.join(invite, MODEL)
         return
     with pytest.raises(RoundAbandoned) as caught:
         client.join(invite, MODEL)
     assert caught.value.reason is Reason.POLICY
+
+
+def test_a_client_masks_once_in_a_round_of_the_run() -> None:
+    """A later life of the coordinator has another number for the session, and the same batches."""
+    room = Room(N)
+    run(room, room.proposal(session_of(0, 4)))
+    client = room.clients[VICTIM]
+    for life, round in ((1, 4), (1, 0), (7, 3)):
+        with pytest.raises(RoundAbandoned) as caught:
+            client.join(down(frames.Invite(room.proposal(session_of(life, round)))), MODEL)
+        assert caught.value.reason is Reason.REPLAY
+    assert run(room, room.proposal(session_of(1, 5)), inputs=other_inputs(room)).summed is not None
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "reason"),
+    [((0, 4), (1, 4), Reason.REPLAY), ((0, 5), (1, 4), Reason.POLICY), ((0, 4), (1, 5), Reason.REPLAY)],
+)
+def test_of_two_sessions_that_are_open_at_once_one_is_masked_in(first: Any, second: Any, reason: Reason) -> None:
+    """Joined before anything was masked in either: the steps themselves must not mask both."""
+    room, course = Room(N), Course()
+    with pytest.raises(RoundAbandoned):
+        run(room, room.proposal(session_of(*first)), course=course, drops=dict.fromkeys(range(N), 2))
+    later = Course()
+    cohort = range(N - 1)
+    run(room, room.proposal(session_of(*second), cohort=cohort), course=later, inputs=other_inputs(room))
+    deliver, step = course.server[-1].frame_for(VICTIM), course.shared[VICTIM]
+    with pytest.raises(RoundAbandoned) as caught:
+        step.mask(deliver, drawn(room.fixed.words, "a third time"))
+    assert caught.value.reason is reason
+
+
+def other_inputs(room: Room) -> dict[int, Any]:
+    return {v: drawn(room.fixed.words, "trained again", v) for v in range(N)}
 
 
 def test_a_sum_that_would_wrap_is_refused() -> None:
@@ -187,7 +225,7 @@ def test_what_somebody_else_signed_changes_nothing() -> None:
     for sender, key in ((-1, 0), (0, 0), (0, -1)):
         with pytest.raises(ProtocolError):
             client.join(frames.pack(frames.Invite(room.proposal()), sender, signer(key)), MODEL)
-    assert client.round == -1
+    assert client.past.session == -1
 
 
 # --- S1: keys ---------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,8 @@ from secure_kit import entropy_of, numbers
 from fedgossip.errors import ConfigError
 from fedgossip.secure.aborts import Reason, RoundAbandoned
 from fedgossip.secure.fixed_point import FixedPoint
-from fedgossip.secure.ring import BLOCK, centred
+from fedgossip.secure.noise import discrete_gaussian
+from fedgossip.secure.ring import BLOCK, centred, words
 
 
 def vector(*values: float) -> np.ndarray[Any, Any]:
@@ -161,6 +163,67 @@ def test_a_sum_of_other_clients_or_another_length_is_noticed() -> None:
     assert reason(lambda: fixed.decode(total[:-1].copy(), 1)) is Reason.SCHEMA
     garbage = np.random.default_rng(0).integers(0, 2**32, fixed.words, np.uint32)
     assert reason(lambda: fixed.decode(garbage, 1)) is Reason.OVERFLOW
+
+
+# --- clients that do not keep to the bounds ---------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 9), st.sampled_from([0.3, 2.0, 1e3]), st.booleans(), st.integers(0, 2**32 - 1))
+def test_no_sum_of_honest_clients_is_beyond_the_bounds(n: int, clip_l2: float, weighted: bool, seed: int) -> None:
+    """At the bounds themselves: all elements there, or all length in one; every weight, every metric; with noise."""
+    rng = np.random.default_rng(seed)
+    fixed = numbers(40, clip_l2=clip_l2, weight_max=100 if weighted else 1, metrics=(("loss", 4.0),))
+    sigma = float(rng.choice([0.0, 3.0, 50.0]))
+    total = np.zeros(fixed.words, np.uint32)
+    sign = rng.choice([-1.0, 1.0], 40)
+    for place in range(n):
+        update = sign * 1e9 if seed % 2 else np.eye(40)[0] * 1e9
+        samples = int(rng.integers(1, fixed.weight_max + 1))
+        total += fixed.encode(update, samples, {"loss": -9.0}, entropy_of(seed, place)).values
+        if sigma:
+            total[:40] += words(discrete_gaussian(sigma, 40, entropy_of("noise", seed, place)))
+    assert fixed.decode(total, n, sigma).clients == n
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(3, 9), st.integers(0, 40), st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1))
+def test_a_client_that_lies_moves_the_mean_within_the_bounds_or_there_is_none(
+    n: int, at: int, by: int, seed: int
+) -> None:
+    """Whatever words one client puts in: the mean that enters the model could be one of honest clients."""
+    fixed = numbers(40, clip_l2=2.0, metrics=(("loss", 4.0),))
+    total = np.zeros(fixed.words, np.uint32)
+    for place in range(n - 1):
+        total += fixed.encode(np.full(40, 0.01), 50, {"loss": 1.0}, entropy_of(seed, place)).values
+    lie = np.random.default_rng(seed).integers(-(2**20), 2**20, fixed.words).astype(np.int64).astype(np.uint32)
+    lie[42] = 1  # the count
+    lie[at] = by
+    total += lie
+    try:
+        found = fixed.decode(total, n)
+    except RoundAbandoned as abandoned:
+        assert abandoned.reason in (Reason.BOUND, Reason.OVERFLOW)
+        return
+    weight = found.samples / fixed.weight_max
+    unit = fixed.clip_inf / fixed.limit / weight
+    assert np.abs(found.mean).max() <= fixed.clip_inf + 1.5 * n * unit + 1e-6
+    assert np.linalg.norm(found.mean) <= fixed.clip_l2 * (1 + 0.5 * n * unit) + n * math.sqrt(40) * unit + 1e-6
+    assert abs(found.metrics["loss"]) <= 4.0 and 0 <= found.clipped <= n
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [(0, 2**30), (1, 2**32 - 2**30), (40, 1), (40, 2**27), (41, 77), (43, 2**28)],
+    ids=["an element", "the other way", "no weight", "too much weight", "cut", "a metric"],
+)
+def test_what_is_beyond_the_bounds_is_refused_by_name(place: int, value: int) -> None:
+    fixed = numbers(40, metrics=(("loss", 4.0),))
+    total = np.zeros(fixed.words, np.uint32)
+    for client in range(3):
+        total += fixed.encode(np.zeros(40), 50, {"loss": 1.0}, entropy_of(client)).values
+    total[place] = value
+    assert reason(lambda: fixed.decode(total, 3)) is Reason.BOUND
 
 
 @pytest.mark.parametrize(

@@ -17,16 +17,17 @@ from fedgossip.errors import ConfigError, ProtocolError
 from fedgossip.experiment import load
 from fedgossip.machine import Effect, Event, Log, Machine, PeerJoined, Received, Report, Send, Started, Trained
 from fedgossip.messages import Contribution, Invite, MaskedInput, Refusal, Secured
+from fedgossip.protocols import parts
 from fedgossip.protocols.client import Client
 from fedgossip.protocols.coordinator import Coordinator
 from fedgossip.protocols.parts import ids_in, past_of, ranges
-from fedgossip.protocols.rounds import session_of
 from fedgossip.records import EventRow
 from fedgossip.running import compose
 from fedgossip.running.federation import FederationPlan
 from fedgossip.secure import session as sessions
 from fedgossip.secure.aborts import Stage
 from fedgossip.secure.primitives import verify
+from fedgossip.secure.session import session_of
 from fedgossip.vectors import digest, frozen
 
 PHASES = [stage.name.lower() for stage in Stage if stage is not Stage.RESULT]
@@ -347,6 +348,42 @@ def test_a_nan_ends_in_a_typed_refusal_and_in_no_log(quick: None) -> None:
 
 
 @pytest.mark.parametrize(
+    ("place", "value", "reason"), [(0, 2**30, "BOUND"), (3, 2**31, "BOUND"), (5, 2, "OVERFLOW")],
+    ids=["an element", "the weight", "a count of two"],
+)  # fmt: skip
+def test_a_client_that_lies_beyond_the_bounds_costs_the_round_and_not_the_model(
+    quick: None, monkeypatch: pytest.MonkeyPatch, place: int, value: int, reason: str
+) -> None:
+    lying: list[int] = []
+
+    class Lies:
+        def __init__(self, machine: Any) -> None:
+            self.machine = machine
+
+        def handle(self, event: Event, now_ns: int) -> Sequence[Effect]:
+            lying.append(3)
+            try:
+                return list(self.machine.handle(event, now_ns))
+            finally:
+                lying.pop()
+
+    honest = parts.integers
+
+    def integers(*given: Any) -> Any:
+        found = honest(*given)
+        if lying:
+            found.values[place] = value
+        return found
+
+    monkeypatch.setattr(parts, "integers", integers)
+    run = follow(experiment(rounds=3), wrap=lambda node, machine: Lies(machine) if node == 3 else machine)
+    assert [report["reason"] for report in run.reports("abandoned")] == [reason] * 3
+    models = [report.value for node, report in run.told if node == 5 and report.name == "mixed"]
+    initial = compose.task_of(run.plan.experiment, 5)[0].initial(0)
+    assert all(np.array_equal(model, initial) for model in models)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
     ("section", "words"),
     [
         ({"algorithm": "median"}, "needs to see each contribution"),
@@ -379,7 +416,7 @@ def test_a_log_tells_a_next_life_its_last_session_and_what_had_no_result() -> No
         ("masked", {"session": 7, "input": "bb" * 16}),
     ]
     past = past_of(log)
-    assert (past.round, past.cohort, past.unfinished) == (7, frozenset({0, 2, 3, 4}), (b"\xbb" * 16,))
+    assert (past.session, past.round, past.unfinished) == (7, 7, {7: b"\xbb" * 16})
 
 
 @pytest.mark.parametrize("ids", [[], [3], [0, 1, 2], [0, 2, 3, 9], list(range(1000))])

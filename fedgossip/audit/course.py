@@ -15,13 +15,12 @@ from fedgossip.audit.compare import Account, Crossing, fates_of
 from fedgossip.audit.said import STAGES, Round, Said, wrong
 from fedgossip.errors import ConfigError
 from fedgossip.protocols.parts import ranges
-from fedgossip.protocols.rounds import round_of
 from fedgossip.secure import frames
 from fedgossip.secure.aborts import SUMMED, RoundAbandoned
 from fedgossip.secure.checks import keys_are_signed
 from fedgossip.secure.fixed_point import FixedPoint
 from fedgossip.secure.primitives import digest, small_order, verify
-from fedgossip.secure.session import NONE, Descriptor, check_sound, sid0_of
+from fedgossip.secure.session import NONE, Descriptor, check_sound, round_of, sid0_of
 
 SEALED, SHARE = bytes(80), bytes(32)
 """As long as what an outline does not hold: two sealed shares, a share."""

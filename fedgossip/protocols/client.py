@@ -47,6 +47,7 @@ from fedgossip.protocols.spending import EXHAUSTED, Purse, spent, used_up
 from fedgossip.protocols.telling import EVERYTHING, Telling
 from fedgossip.secure.client import Client as Party
 from fedgossip.secure.keeping import Ahead
+from fedgossip.secure.session import round_of
 from fedgossip.vectors import Vector, frozen
 
 
@@ -87,6 +88,8 @@ class Securely:
 
 @dataclass(frozen=True, slots=True)
 class ClientSettings:
+    rounds: int
+    """Of the run: an invitation to a later one is refused, and the model of the last round is tested too."""
     silence_ns: int = 600_000_000_000
     """Without a link for so long there is no coordinator any more; above the time that it takes to start it again."""
     idle_ns: int = 86_400_000_000_000
@@ -95,8 +98,6 @@ class ClientSettings:
     """A round whose end is not heard after so long is given up: above the sum of the coordinator's deadlines."""
     test_every: int = 0
     """The model is tested on examples of one's own, before it is trained, in every so manieth round; 0: never."""
-    rounds: int = 0
-    """Of the run: its last round's model is tested too."""
 
     def tests(self, round: int) -> bool:
         return self.test_every > 0 and ((round + 1) % self.test_every == 0 or round + 1 == self.rounds)
@@ -215,7 +216,19 @@ class Client:
         )
         if not finite(message.vectors):
             raise ProtocolError(f"{where}: the model of round {message.round} is not finite", peer=sender)
-        return self._invited(message) if isinstance(message, Invite) else self._final(message)
+        if isinstance(message, Final):
+            return self._final(message)
+        self._check_round(message)
+        return self._invited(message)
+
+    def _check_round(self, invite: Invite) -> None:
+        """Batches and rounding follow from the round: it is one of the run, and the one that the session is of."""
+        where, advice = f"client {self.node}: an invitation to round {invite.round}", "Distrust the coordinator."
+        if not 0 <= invite.round < self.settings.rounds:
+            raise ProtocolError(f"{where}, of {self.settings.rounds}", advice, peer=self.coordinator)
+        if invite.frame and invite.round != round_of(invite.session):
+            text = f"{where} in session {invite.session}, which is of round {round_of(invite.session)}"
+            raise ProtocolError(text, advice, peer=self.coordinator)
 
     def _invited(self, invite: Invite) -> list[Effect]:
         if self.asked and self.wanted and invite.round < self.asked.round:
@@ -225,11 +238,11 @@ class Client:
             self.wanted = True
             return self.part.again() if self.part and self.linked else []
         part = self.answering.part(self.coordinator, invite, self.part)
-        self.wanted = True
+        begun = part.begin()  # before anything is given up for it: an invitation that is none changes nothing
         let_go = self._let_go()
-        self.asked, self.part = invite, part
+        self.wanted, self.asked, self.part = True, invite, part
         session = SetTimer(("session", invite.round, invite.session), self.settings.session_ns)
-        began = [*let_go, *part.begin(), session]
+        began = [*let_go, *begun, session]
         if self.phase == "training":
             self.outdated = True
             return began

@@ -44,8 +44,9 @@ from fedgossip.machine import (
 from fedgossip.messages import Contribution, Final, Invite, Leaving, MaskedInput, Refusal, Secured
 from fedgossip.protocols.company import ROLL_NS, Company
 from fedgossip.protocols.deadlines import Deadline
-from fedgossip.protocols.rounds import Abandoned, Answer, Exchange, PlainRound, round_of
+from fedgossip.protocols.rounds import Abandoned, Answer, Exchange, PlainRound
 from fedgossip.protocols.spending import EXHAUSTED, Purse, spent, used_up
+from fedgossip.secure.session import round_of
 from fedgossip.vectors import Vector
 
 

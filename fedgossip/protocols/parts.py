@@ -30,6 +30,7 @@ from fedgossip.secure.fixed_point import FixedPoint, Quantised
 from fedgossip.secure.hiding import Noise
 from fedgossip.secure.keeping import Ahead
 from fedgossip.secure.noise import discrete_gaussian
+from fedgossip.secure.past import Past
 from fedgossip.secure.primitives import Entropy
 from fedgossip.secure.ring import words
 from fedgossip.vectors import Vector, digest, frozen
@@ -149,6 +150,8 @@ class SecurePart:
     def begin(self) -> list[Effect]:
         try:
             step = self.party.join(self.invite.frame, bytes.fromhex(digest(self.invite.vectors)), self.ahead)
+            if step.descriptor.round != self.invite.session:  # by which the log knows it
+                raise step.abandon(Reason.REPLAY, f"session {step.descriptor.round} as session {self.invite.session}")
         except RoundAbandoned as refused:
             if self.ahead:
                 self.ahead.erase()
@@ -335,19 +338,20 @@ def joined(vectors: Vectors) -> Vector:
     return vectors[0] if len(vectors) == 1 else frozen(np.concatenate(vectors))
 
 
-def past_of(log: Sequence[tuple[str, Mapping[str, object]]]) -> steps.Past:
+def past_of(log: Sequence[tuple[str, Mapping[str, object]]]) -> Past:
     """What a client's own log says of its earlier lives."""
-    session, cohort = -1, frozenset[int]()
-    unfinished: dict[object, bytes] = {}
+    past, cohort = Past(), list[int]()
     for kind, facts in log:
+        session = int(str(facts.get("session", -1)))
         match kind:
             case "joined":
-                session, cohort = int(str(facts["session"])), frozenset(ids_in(str(facts["cohort"])))
+                past.joined(session)
+                cohort = ids_in(str(facts["cohort"]))
             case "masked":
-                unfinished[facts["session"]] = bytes.fromhex(str(facts["input"]))
+                past.masked(session, cohort, bytes.fromhex(str(facts["input"])))
             case "result":
-                unfinished.pop(facts["session"], None)
-    return steps.Past(session, cohort, tuple(unfinished.values()))
+                past.summed(session)
+    return past
 
 
 def ranges(ids: Sequence[int]) -> str:

@@ -33,20 +33,6 @@ class Abandoned:
     text: str = ""
 
 
-LIVES = 1 << 32
-"""Sessions of one life of a coordinator; a later life counts on from the next multiple."""
-
-
-def session_of(life: int, round: int) -> int:
-    """Return the number of the session of a round: it never comes twice, whatever a crash has made forgotten."""
-    return life * LIVES + round
-
-
-def round_of(session: int) -> int:
-    """Return the round that a session is of."""
-    return session % LIVES
-
-
 Answer = Contribution | Secured | MaskedInput | Refusal
 """What a client may say of a round."""
 

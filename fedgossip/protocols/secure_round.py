@@ -6,9 +6,12 @@ Each phase ends when all have answered that are here, or at its deadline; who ha
 may happen in any phase as long as enough are left.  Training goes on beside the first two phases.  Keys for the next
 round come with the masked vectors, so that in steady state the first phase is over before it begins.
 
-Cohorts keep their size, filled up with clients that are away and drop in the first phase, or change by two and more:
+Cohorts keep their size, filled up with clients that are away and drop in the first phase, or change by an even number:
 two that differ by one client would give that client's input as the difference of their sums (attack A13), and clients
-refuse them.
+refuse such a one, however long ago the other was.
+
+A round is begun once.  Clients mask once in a round, so one that was opened in an earlier life of the coordinator, or
+in which too few have answered, is over for good.
 """
 
 from __future__ import annotations
@@ -24,13 +27,13 @@ from fedgossip.algorithms.sampling import Draw, Sampling
 from fedgossip.errors import ProtocolError
 from fedgossip.machine import Effect, Log, NodeId, Report, Send, Witness
 from fedgossip.messages import Invite, MaskedInput, Message, Refusal, Secured
-from fedgossip.protocols.rounds import Abandoned, Answer, session_of
+from fedgossip.protocols.rounds import Abandoned, Answer
 from fedgossip.secure import frames, server
 from fedgossip.secure.aborts import SUMMED, RoundAbandoned, Stage
 from fedgossip.secure.fixed_point import CLIPPED, FixedPoint
 from fedgossip.secure.hiding import NO_NOISE, NoiseRule
 from fedgossip.secure.primitives import Sign
-from fedgossip.secure.session import NONE, Roster, proposal
+from fedgossip.secure.session import NONE, Roster, proposal, session_of
 from fedgossip.vectors import Vector, digest, frozen
 
 _Step = server.Inviting | server.Distributing | server.Summing | server.Consenting | server.Unmasking
@@ -80,21 +83,20 @@ class SecureSumming:
         self.clipping = clipping
         self.least = max(terms.n_min, terms.threshold or 0)
         self._last: SecureRound | None = None
-        self._size = 0  # of the last cohort
 
     def cohort(self, sampling: Sampling, round: int, here: Sequence[NodeId], left: Collection[NodeId]) -> Draw:
         """As many as are invited when all are here: those that are, and others in their places.
 
-        Who has left for good is not counted, but where that would make the cohort smaller by one.
+        Who has left for good is not counted, but where that would change the size by an odd number: two sets of an even
+        and of an odd size may differ by one member, two even or two odd ones never do.
         """
         full = sampling.draw(round, [node for node in range(self.clients) if node not in left])
         there = sampling.draw(round, here)
         size = len(full.invited)
-        if abs(size - self._size) == 1:
-            size = self._size
+        if left:
+            size += (len(sampling.draw(round, range(self.clients)).invited) - size) % 2
         others = [*full.invited, *sorted(left)]
         away = [node for node in others if node not in there.invited][: size - len(there.invited)]
-        self._size = size
         return Draw(tuple(sorted({*there.invited, *away})), full.wanted)
 
     def exchange(
@@ -149,6 +151,7 @@ class SecureRound:
         self._stage = Stage.KEYS
         self._facts: dict[str, object] = {}
         self._fixed = summing.fixed
+        self._noise = summing.terms.rule.at(self._fixed) if summing.terms.rule else NO_NOISE
 
     @property
     def phase(self) -> str:
@@ -180,7 +183,7 @@ class SecureRound:
                 k=t.neighbours,
                 t=t.threshold if (t.threshold or 0) <= len(self.draw.invited) else None,
                 previous=self._previous,
-                noise=t.rule.at(fixed) if t.rule else NO_NOISE,
+                noise=self._noise,
             )
             self._step = server.invite(t.roster, descriptor, fixed, t.sign, self._keys)
         except RoundAbandoned as abandoned:
@@ -258,7 +261,8 @@ class SecureRound:
         return Log(kind, {"session": self.session, "round": self.round, **facts})
 
     def _summed(self, summed: server.Summed) -> list[Effect]:
-        found = self._fixed.decode(summed.total, len(summed.survivors))
+        noise = self._noise
+        found = self._fixed.decode(summed.total, len(summed.survivors), noise.sigma, noise.bit_sigma)
         rule = self.summing.rule
         vectors = apart(frozen(found.mean.astype(self.summing.kind)), rule.vectors)
         self._step, self._stage = None, Stage.RESULT

@@ -106,7 +106,23 @@ class FederationPlan:
             return [line, off, *self._budget_line, *kernels.remarks()]
         seen = f"the coordinator sees sums alone, each over at least {self.least} of {self.invited} clients"
         masks = f"; taking the masks off a sum needs {self.threshold} of them" if self.threshold else ""
-        return [line, f"secure aggregation: {seen}{masks}", *self._budget_line, *kernels.remarks()]
+        told = self._budget_line or [self._no_budget_line]
+        return [line, f"secure aggregation: {seen}{masks}", *told, *kernels.remarks()]
+
+    @property
+    def _no_budget_line(self) -> str:
+        """What a coordinator that lies has without a budget; full batches leave nothing to chance."""
+        tells = "with a client and without it, tell what it learned"
+        if self._whole:
+            return f"NO budget of privacy, and whole passes in each round: two sums, {tells}"
+        return f"no budget of privacy: many sums, {tells}"
+
+    @property
+    def _whole(self) -> bool:
+        """Whether every round goes over all examples of a client, as far as it is known here."""
+        t, sizes = self.experiment.train, self.trained_on.values() or self.sizes or ()
+        steps = t.local_steps or 0
+        return t.local_epochs is not None or any(steps * t.batch_size >= size for size in sizes)
 
     @property
     def _budget_line(self) -> Sequence[str]:
@@ -358,7 +374,7 @@ class FederationPlan:
         e, s = self.experiment, self.section
         every = e.eval.every if self._tests_at_clients else 0
         session = _ns(PHASES * s.deadline)
-        return ClientSettings(_ns(s.silence), session_ns=session, test_every=every, rounds=e.rounds)
+        return ClientSettings(e.rounds, _ns(s.silence), session_ns=session, test_every=every)
 
     @property
     def _tests_at_clients(self) -> bool:

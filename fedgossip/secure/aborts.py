@@ -48,6 +48,8 @@ class Reason(StrEnum):
     """No set of shares gives back the secret that `peer` committed itself to."""
     OVERFLOW = "OVERFLOW"
     """A number, or a sum of so many, that the ring cannot hold; not finite ones among them."""
+    BOUND = "BOUND"
+    """A sum that clients which keep to the agreed bounds cannot make; which of them did not, the sum hides."""
     DEADLINE = "DEADLINE"
 
 

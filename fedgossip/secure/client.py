@@ -21,7 +21,6 @@ different message of a stage ends the session.
 from __future__ import annotations
 
 import hashlib
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -35,25 +34,13 @@ from fedgossip.secure.checks import check_consents, check_keys, check_survivors
 from fedgossip.secure.fixed_point import Quantised
 from fedgossip.secure.keeping import Ahead, Ended, Erasable, Fate, Holding, OwnKeys, SharePair, Sharing, fresh_keys
 from fedgossip.secure.masks import mask_key, self_key
+from fedgossip.secure.past import Past
 from fedgossip.secure.primitives import Agreement, Entropy, Secret, Sign, derive, digest, seal, transcript, unseal
 from fedgossip.secure.ring import Words, add_streams, chunks, little, subtract_streams
 from fedgossip.secure.session import Descriptor, Policy, Roster, sid0_of
 
-UNFINISHED = 64
-"""Inputs of sessions without a result that a client remembers, so that none of them is masked again."""
-
 Held = TypeVar("Held", bound=Erasable)
 Wanted = TypeVar("Wanted", bound=frames.Frame)
-
-
-@dataclass(frozen=True)
-class Past:
-    """What a client must know of its earlier lives: the last session it joined, with whom, and what it has masked in
-    sessions that had no result."""
-
-    round: int = -1
-    cohort: frozenset[int] = frozenset()
-    unfinished: tuple[bytes, ...] = ()
 
 
 class Client:
@@ -62,12 +49,8 @@ class Client:
     def __init__(
         self, me: int, roster: Roster, policy: Policy, sign: Sign, entropy: Entropy, past: Past | None = None
     ) -> None:
-        past = past or Past()
         self.me, self.roster, self.policy = me, roster, policy
-        self._sign, self._entropy = sign, entropy
-        self.round = past.round
-        self._cohort = past.cohort
-        self._unfinished: deque[bytes] = deque(past.unfinished, maxlen=UNFINISHED)
+        self._sign, self._entropy, self.past = sign, entropy, past or Past()
 
     def join(self, invite: bytes, model: bytes, ahead: Ahead | None = None) -> Advertised:
         """Take part in the session that the coordinator proposes; `model` is the hash of the global model here.
@@ -80,18 +63,13 @@ class Client:
             raise frames.refused(frames.COORDINATOR, f"{message!r} where an invitation is due")
         d = message.descriptor
         self.policy.check(d, self.roster, self.me, model)
-        if d.round <= self.round:
-            raise RoundAbandoned(Reason.REPLAY, f"round {d.round} after round {self.round}", stage=Stage.KEYS)
-        if self._cohort and len(self._cohort ^ set(d.cohort)) == 1:
-            raise RoundAbandoned(
-                Reason.POLICY, "one client more or less: the difference of the sums would be its input"
-            )
-        self.round, self._cohort = d.round, frozenset(d.cohort)
+        self.past.check(d)
+        self.past.joined(d.round)
         sid0 = sid0_of(d)
         own = ahead.take(d) if ahead else None
         session = _Session(
             self.me, d, sid0, self.roster, self.policy, d.neighbours(sid0)[self.me], self._sign, self._entropy,
-            self._unfinished,
+            self.past,
         )  # fmt: skip
         session.seen[frames.Invite] = hashlib.sha256(invite).digest()
         if own:
@@ -100,7 +78,7 @@ class Client:
         return Advertised(session, own, session.pack(frames.Advertise(sid0, own.public)))
 
     def __repr__(self) -> str:
-        return f"<client {self.me} after round {self.round}>"
+        return f"<client {self.me} after session {self.past.session}>"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -115,7 +93,7 @@ class _Session:
     neighbours: tuple[int, ...]
     sign: Sign
     entropy: Entropy
-    unfinished: deque[bytes]
+    past: Past
     seen: dict[type[frames.Frame], bytes] = field(default_factory=dict)
 
     @property
@@ -218,24 +196,21 @@ class Shared(_Step[Sharing]):
             self._check_input(integers)
             _open(s, held, message)
             s.enough(Stage.MASKED, len(held.shares), "of the share group have shared")
+            s.past.mask(s.descriptor, integers.fingerprint)
             words = integers.values.copy()
             _add_masks(words, s, held)
             held.b.erase()
-            s.unfinished.append(integers.fingerprint)
             d = s.descriptor
             ahead = Ahead(fresh_keys(s.sid, d, d.round + 1, s.me, s.sign, s.entropy), d.task_id, d.round + 1)
             head = frames.Masked(s.sid, words.size, hashlib.sha256(little(words)).digest(), ahead.public)
             words.flags.writeable = False
-            return MaskedInput(s, Holding(held.shares), s.pack(head), words, head.digest, ahead, integers.fingerprint)
+            return MaskedInput(s, Holding(held.shares), s.pack(head), words, head.digest, ahead)
 
     def _check_input(self, integers: Quantised) -> None:
         need = self._session.policy.fixed.words
         if integers.values.dtype != np.uint32 or integers.values.shape != (need,):
             what = f"{integers.values.dtype} {integers.values.shape} to be masked; {need} words of 32 bits were agreed"
             raise RoundAbandoned(Reason.SCHEMA, what, stage=Stage.MASKED)
-        if integers.fingerprint in self._session.unfinished:
-            what = "this input was masked in a session that had no result; train again"
-            raise RoundAbandoned(Reason.TWICE, what, stage=Stage.MASKED)
 
 
 class MaskedInput(_Step[Holding]):
@@ -249,10 +224,9 @@ class MaskedInput(_Step[Holding]):
         words: Words,
         digest: bytes,
         ahead: Ahead,
-        fingerprint: bytes,
     ) -> None:
         super().__init__(session, held, frame)
-        self.words, self.digest, self.ahead, self._fingerprint = words, digest, ahead, fingerprint
+        self.words, self.digest, self.ahead = words, digest, ahead
 
     def chunks(self) -> Iterator[memoryview]:
         """Yield the masked vector, at most 256 KiB at a time."""
@@ -267,15 +241,14 @@ class MaskedInput(_Step[Holding]):
             s.enough(Stage.CONSIST, len(s.group & set(message.ids)), "of the share group survive")
             signature = s.sign(frames.consent_content(s.sid, frames.hash_of_ids(message.ids)))
             held.survivors = message.ids
-            return Consented(s, held, s.pack(frames.Consent(s.sid, signature)), self._fingerprint)
+            return Consented(s, held, s.pack(frames.Consent(s.sid, signature)))
 
 
 class Consented(_Step[Holding]):
     """S3 is behind: the survivors are signed."""
 
-    def __init__(self, session: _Session, held: Holding, frame: bytes, fingerprint: bytes) -> None:
+    def __init__(self, session: _Session, held: Holding, frame: bytes) -> None:
         super().__init__(session, held, frame)
-        self._fingerprint = fingerprint
         self.survivors = held.survivors
 
     def reveal(self, consents: bytes) -> Revealed:
@@ -290,12 +263,7 @@ class Consented(_Step[Holding]):
             shares = tuple((v, fate is Fate.ALIVE, held.shares[v].give(fate)) for v, fate in fates.items())
             frame = s.pack(frames.Reveal(s.sid, shares))
             of_b, of_key = (tuple(v for v, f in fates.items() if f is fate) for fate in (Fate.ALIVE, Fate.DEAD))
-            return Revealed(s, Ended(held.survivors, of_b, of_key, lambda: self._forget(s)), frame)
-
-    def _forget(self, session: _Session) -> None:
-        """A session with a result: its input is in a sum, once."""
-        if self._fingerprint in session.unfinished:
-            session.unfinished.remove(self._fingerprint)
+            return Revealed(s, Ended(held.survivors, of_b, of_key), frame)
 
 
 class Revealed(_Step[Ended]):
@@ -331,7 +299,7 @@ class Revealed(_Step[Ended]):
             if message.survivors != frames.hash_of_ids(held.survivors):
                 raise RoundAbandoned(Reason.INCONSISTENT_U3, "a sum of other clients", stage=Stage.RESULT)
             yield message.digest
-            held.finished()
+            self._session.past.summed(self._session.descriptor.round)
 
 
 # --- the cryptography of the steps ------------------------------------------------------------------------------------

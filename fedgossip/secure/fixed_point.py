@@ -29,6 +29,9 @@ CLIPPED, NOTHING, SHORTER = "clipped", "nothing", "shorter"
 BIT = 1 << 12
 """In the ring, of a bit with noise: fine enough that rounding the noise does not show."""
 
+_MOST = 8.0
+"""Deviations of noise, as in `check_sum`."""
+
 _BESIDE = 3
 """Coordinates after the update and before the metrics: weight, clipped, count."""
 
@@ -164,15 +167,26 @@ class FixedPoint:
 
     # --- the sum ----------------------------------------------------------------------------------------------------
 
-    def decode(self, total: Words, clients: int) -> Aggregate:
-        """Return what the sum over `clients` says.  Raises RoundAbandoned: SCHEMA for another length, OVERFLOW where
-        the count or the weight in it cannot be those of so many clients."""
+    def decode(self, total: Words, clients: int, sigma: float = 0.0, bit_sigma: float = 0.0) -> Aggregate:
+        """Return what the sum over `clients` says, with each one's noise `sigma`, on the bit `bit_sigma`.
+
+        Raises RoundAbandoned: SCHEMA for another length, OVERFLOW where the count in it is not that of the clients,
+        BOUND where they would have had to go beyond what is agreed on.
+        """
         if total.shape != (self.words,):
             raise RoundAbandoned(Reason.SCHEMA, f"a sum of {total.size} words; {self.words} were agreed")
         scaled, clipped, count, *metrics = (int(value) for value in centred(total[self.length :]))
-        told = self.tells == SHORTER or 0 <= clipped <= clients
-        if count != clients or not 0 < scaled <= clients * self.limit or not told:
+        if count != clients:
             raise RoundAbandoned(Reason.OVERFLOW, f"a sum that says {count} clients, of which there are {clients}")
+        lightest = int(np.rint(self.limit / self.weight_max))
+        if not clients * lightest <= scaled <= clients * self.limit:
+            raise _out_of_bounds(f"the weight of {clients} clients", scaled / self.limit)
+        if not self._can_be_told(clipped, clients, bit_sigma):
+            raise _out_of_bounds("the count of those that were cut", clipped)
+        for (name, bound), value in zip(self.metrics, metrics, strict=True):
+            if abs(value) > scaled:
+                raise _out_of_bounds(f"{name}, at most {bound:g}", value * bound / scaled)
+        self._check_sum_of_updates(total[: self.length], scaled, clients, sigma)
         weight = scaled / self.limit
         mean: npt.NDArray[np.float32] = (
             total[: self.length].view(np.int32) * (self.clip_inf / self.limit / weight)
@@ -187,10 +201,38 @@ class FixedPoint:
             clipped / BIT if self.tells == SHORTER else 0.0,
         )
 
+    def _can_be_told(self, clipped: int, clients: int, bit_sigma: float) -> bool:
+        if self.tells == SHORTER:
+            return abs(clipped) <= clients * BIT / 2 + _MOST * bit_sigma * math.sqrt(clients)
+        return 0 <= clipped <= (clients if self.tells == CLIPPED else 0)
 
-def _norm(update: Vector) -> float:
+    def _check_sum_of_updates(self, total: Words, scaled: int, clients: int, sigma: float) -> None:
+        """Raise RoundAbandoned (BOUND) for elements, or a length, that no updates within the bounds add up to.
+
+        Each client rounds its elements by less than 1, and its weight by 1/2; the sum of the noises is no longer than
+        (sqrt(d) + 8) of its deviation but with a chance of e^-32.
+        """
+        signed, noise = total.view(np.int32), sigma * math.sqrt(clients)
+        quantum = self.clip_inf / scaled
+        largest = max(int(signed.max()), -int(signed.min()))
+        if largest > scaled + 1.5 * clients + _MOST * noise:
+            raise _out_of_bounds(f"the mean of an element, at most {self.clip_inf:g}", largest * quantum)
+        root = math.sqrt(self.length)
+        if self.clip_l2 >= self.clip_inf * root:
+            return  # elements within their bound are no longer
+        length = _norm(signed)
+        longest = (scaled + 0.5 * clients) * self.clip_l2 / self.clip_inf + clients * root + (root + _MOST) * noise
+        if length > longest:
+            raise _out_of_bounds(f"the length of the mean, at most {longest * quantum:g}", length * quantum)
+
+
+def _out_of_bounds(what: str, value: float) -> RoundAbandoned:
+    return RoundAbandoned(Reason.BOUND, f"{what}: {value:.6g}; some client has not kept to what was agreed")
+
+
+def _norm(update: npt.NDArray[np.number]) -> float:
     """The Euclidean length; of very large numbers too, whose squares would not be finite."""
-    peak = float(np.abs(update).max())
+    peak = max(float(update.max()), -float(update.min()))
     if peak == 0.0:
         return 0.0
     squares = 0.0

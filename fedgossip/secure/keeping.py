@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from enum import Enum
 from typing import NoReturn, Protocol
 
@@ -139,12 +139,11 @@ class Holding:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Ended:
-    """Nothing secret: the survivors, and what is to be told of the end."""
+    """Nothing secret: the survivors, and whose shares of both kinds were given."""
 
     survivors: tuple[int, ...]
     alive: tuple[int, ...] = ()
     dropped: tuple[int, ...] = ()
-    finished: Callable[[], None] = field(default=lambda: None)
 
     def erase(self) -> None:
         """Nothing is left to erase."""

@@ -86,6 +86,22 @@ class Roster:
         return self.members[member].identity
 
 
+# --- the number of a session ------------------------------------------------------------------------------------------
+
+LIVES = 1 << 32
+"""Sessions of one life of a coordinator; a later life counts on from the next multiple."""
+
+
+def session_of(life: int, round: int) -> int:
+    """Return the number of the session of a round: it never comes twice, whatever a crash has made forgotten."""
+    return life * LIVES + round
+
+
+def round_of(session: int) -> int:
+    """Return the round of the run that a session is of."""
+    return session % LIVES
+
+
 # --- the descriptor ---------------------------------------------------------------------------------------------------
 
 
@@ -95,7 +111,7 @@ class Descriptor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     proto: Text = LABEL
     task_id: Text
     round: Number
-    """Of the session, strictly increasing, also over the lives of a coordinator."""
+    """The number of the session (`session_of`), strictly increasing, also over the lives of a coordinator."""
     roster_hash: Hash
     previous: Hash = NONE
     """sid of the session before, whose masked messages brought the keys for this one."""

@@ -1,0 +1,76 @@
+"""What a client remembers of the sessions that it was in, over all its lives: what it masks must stand in one sum only.
+
+Whoever has two sums that differ by one client has that client's input.  Batches and rounding follow from the round, so
+that all others' inputs of two sessions of one round are equal to the last bit; therefore a client masks once in a round
+of the run, and rounds only go up.  A round that was masked and has no sum is lost: the next one takes its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from fedgossip.secure.aborts import Reason, RoundAbandoned, Stage
+from fedgossip.secure.session import Descriptor, round_of
+
+UNFINISHED = 64
+"""Inputs of sessions without a result that are remembered, so that none of them is masked again."""
+
+
+class Past:
+    """Of one client.  What it holds only grows, by a bit for each client of each cohort that was another."""
+
+    def __init__(self) -> None:
+        self.session = -1
+        """The last that was joined."""
+        self.round = -1
+        """The last round of the run in which something was masked."""
+        self._cohorts: set[int] = set()
+        self._unfinished: dict[int, bytes] = {}  # session: what was masked in it, the oldest first
+
+    def check(self, descriptor: Descriptor) -> None:
+        """Raise RoundAbandoned for a session that must not be joined."""
+        d = descriptor
+        if d.round <= self.session:
+            raise RoundAbandoned(Reason.REPLAY, f"session {d.round} after session {self.session}", stage=Stage.KEYS)
+        self._check_sum(d, Stage.KEYS)
+
+    def _check_sum(self, d: Descriptor, stage: Stage) -> None:
+        if round_of(d.round) <= self.round:
+            what = f"round {round_of(d.round)}, and this client has masked what it learned in round {self.round}"
+            raise RoundAbandoned(Reason.REPLAY, what, stage=stage)
+        bits = _bits(d.cohort)
+        if any((bits ^ before).bit_count() == 1 for before in self._cohorts):
+            what = "one client more or less than in an earlier sum: their difference would be its input"
+            raise RoundAbandoned(Reason.POLICY, what, stage=stage)
+
+    def joined(self, session: int) -> None:
+        self.session = max(self.session, session)
+
+    def mask(self, descriptor: Descriptor, fingerprint: bytes) -> None:
+        """Take note that an input is masked in this session.  Raises RoundAbandoned where it must not be."""
+        self._check_sum(descriptor, Stage.MASKED)
+        if fingerprint in self._unfinished.values():
+            what = "this input was masked in a session that had no result; train again"
+            raise RoundAbandoned(Reason.TWICE, what, stage=Stage.MASKED)
+        self.masked(descriptor.round, descriptor.cohort, fingerprint)
+
+    def masked(self, session: int, cohort: Iterable[int], fingerprint: bytes) -> None:
+        self.round = max(self.round, round_of(session))
+        self._cohorts.add(_bits(cohort))
+        self._unfinished[session] = fingerprint
+        if len(self._unfinished) > UNFINISHED:
+            del self._unfinished[next(iter(self._unfinished))]
+
+    def summed(self, session: int) -> None:
+        """The session had a result: its input is in a sum, once."""
+        self._unfinished.pop(session, None)
+
+    @property
+    def unfinished(self) -> Mapping[int, bytes]:
+        """Of sessions that had no result here: what was masked."""
+        return self._unfinished
+
+
+def _bits(cohort: Iterable[int]) -> int:
+    """A cohort as one number, a bit for each member: a thousand clients remember hundreds of cohorts."""
+    return sum(1 << member for member in cohort)
