@@ -155,7 +155,7 @@ class Desk:
     """Client 0 of three, with a key, that hides its records; a life in a folder of its own."""
 
     def __init__(self, tmp_path: Path) -> None:
-        content = learning("record", max_epsilon=2.0)
+        content = learning("record", rounds=1000, max_epsilon=2.0)
         content["coordinator"] |= {"clients": 3, "secure": {"on": False}}
         plan = compose.plan(load(content))
         task, shares = compose.task_of(plan.experiment, 3, [0])
