@@ -40,6 +40,7 @@ from fedgossip.messages import (
     Probe,
     Query,
     Refusal,
+    Revocation,
     Secured,
     Seek,
     Settled,
@@ -199,6 +200,16 @@ class _VerdictItem(_Item, tag="verdict"):
     signature: _Text
 
 
+class _RevocationItem(_Item, tag="revocation"):
+    node: _Count
+    key: _Word
+    verify: _Word
+    signature: _Text
+
+
+_NewsItem = _EntryItem | _SuspicionItem | _VerdictItem | _RevocationItem
+
+
 class _PingHeader(Header, tag="ping"):
     number: _Count
     round: _CountOrNone
@@ -222,11 +233,11 @@ class _VouchHeader(Header, tag="vouch"):
 
 
 class _TidingsHeader(Header, tag="tidings"):
-    news: Annotated[list[_EntryItem | _SuspicionItem | _VerdictItem], msgspec.Meta(max_length=NEWS_MAX)]
+    news: Annotated[list[_NewsItem], msgspec.Meta(max_length=NEWS_MAX)]
 
 
 class _CompareHeader(Header, tag="compare"):
-    known: Annotated[list[tuple[_Count, _Count, _CountOrNone]], msgspec.Meta(max_length=MEMBERS_MAX)]
+    known: Annotated[list[tuple[_Count, _Count, _Count]], msgspec.Meta(max_length=MEMBERS_MAX)]
 
 
 class _JoinHeader(Header, tag="join"):
@@ -294,7 +305,12 @@ _HEADERS: dict[type[AnyMessage], type[Header]] = {
     Piece: PieceHeader,
     Hello: _HelloHeader,
 }
-_ITEMS: dict[type, type[_Item]] = {Entry: _EntryItem, Suspicion: _SuspicionItem, Verdict: _VerdictItem}
+_ITEMS: dict[type, type[_Item]] = {
+    Entry: _EntryItem,
+    Suspicion: _SuspicionItem,
+    Verdict: _VerdictItem,
+    Revocation: _RevocationItem,
+}
 _PARTS = {item: part for part, item in _ITEMS.items()}
 _MESSAGES = {header: message for message, header in _HEADERS.items()}
 _FIELDS = {

@@ -193,7 +193,14 @@ class Meet:
     key: str
 
 
-Effect = Send | Train | SetTimer | Report | Checkpoint | Log | Witness | Meet | Finish
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Hang up on `node`, and let nobody in any more by the key that it had."""
+
+    node: NodeId
+
+
+Effect = Send | Train | SetTimer | Report | Checkpoint | Log | Witness | Meet | Part | Finish
 
 
 class Machine(Protocol):

@@ -270,7 +270,10 @@ class Suspicion:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`node` has not refuted a suspicion in time: it takes no part in round `until` and later ones."""
+    """`by` has not heard `node` since it was suspected: it is to take no part in round `until` and later ones.
+
+    It counts where enough others say so too: see protocols/verdicts.
+    """
 
     node: int
     incarnation: int
@@ -279,7 +282,17 @@ class Verdict:
     signature: str = ""
 
 
-News = Entry | Suspicion | Verdict
+@dataclass(frozen=True, slots=True)
+class Revocation:
+    """The organiser's word, which it has signed: `node` with these keys takes part in nothing any more."""
+
+    node: int
+    key: str
+    verify: str
+    signature: str = ""
+
+
+News = Entry | Suspicion | Verdict | Revocation
 
 NEWS_MAX = 32
 """Pieces of news in one message."""
@@ -331,7 +344,7 @@ class Tidings(_Note):
 
 @dataclass(frozen=True, slots=True)
 class Compare(_Note):
-    """All that the sender knows: (node, incarnation, incarnation of the verdict or -1); answered by what is newer."""
+    """All that the sender knows: (node, incarnation, hash of what is said of it or 0); answered by what is newer."""
 
     known: tuple[tuple[int, int, int], ...]
 

@@ -17,6 +17,7 @@ from fedgossip.machine import (
     Fired,
     Meet,
     NodeId,
+    Part,
     PeerGone,
     PeerJoined,
     Received,
@@ -28,7 +29,8 @@ from fedgossip.machine import (
 )
 from fedgossip.messages import Entry
 from fedgossip.protocols.membership import MemberSettings, Membership
-from fedgossip.protocols.roster import Roster, Sign, Trust, admission_of
+from fedgossip.protocols.news import Sign, Trust, admission_of
+from fedgossip.protocols.roster import Roster
 from fedgossip.topology import Mixing, build, resolve
 
 SECOND = 1_000_000_000
@@ -75,7 +77,7 @@ def membership(
 ) -> Membership:
     """The member `node` of a run that began with `n`; ids from `n` on come later, admitted by the organiser."""
     me = entry_of(node, life, since=since, admitted=node >= n)
-    roster = Roster.founding(founders(n))
+    roster = Roster.founding(founders(n), node)
     return Membership(me, roster, trust(n), signer(me.verify), make, settings or MemberSettings(), seed, rounds)
 
 
@@ -92,6 +94,7 @@ class World:
         self.sides: dict[NodeId, int] = {}
         self.reports: list[tuple[float, NodeId, str, Any]] = []
         self.told: list[tuple[float, NodeId, Event]] = []
+        self.parted: list[tuple[float, NodeId, NodeId]] = []
         self.met: set[tuple[NodeId, NodeId]] = set()
         self.sent = 0
         self._arrivals: dict[tuple[NodeId, NodeId], float] = {}
@@ -177,6 +180,9 @@ class World:
                 if (other, node) in self.met and other not in self.dead:
                     self.push(self.latency, node, PeerJoined(other))
                     self.push(self.latency, other, PeerJoined(node))
+            case Part(other):
+                self.parted.append((self.now, node, other))
+                self.met.discard((node, other))
             case PeerJoined() | PeerGone() | Rostered():
                 self.told.append((self.now, node, effect))
             case _:

@@ -28,7 +28,7 @@ FLOORS = [
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 LAZY = {"__init__", "__main__"}  # the package's face: names that are loaded when used
 
-PURE = {"numpy", "dataclasses", "typing", "collections", "__future__"}
+PURE = {"numpy", "dataclasses", "functools", "typing", "collections", "__future__"}
 """All that a protocol may import beside fedgossip: no zmq, torch, time, threading, asyncio, random, logging, os."""
 
 HOMES = {

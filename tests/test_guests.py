@@ -20,7 +20,7 @@ from fedgossip.net.endpoints import Endpoint, block, load_members
 from fedgossip.net.identity import Identity, verify
 from fedgossip.net.links import GUEST_WORDS, Links
 from fedgossip.net.transport import NOBODY
-from fedgossip.protocols.roster import admission_of
+from fedgossip.protocols.news import admission_of
 from fedgossip.wire import frames
 
 SAID = b"what was signed"

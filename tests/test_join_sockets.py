@@ -18,7 +18,7 @@ from commands import wait_until
 from fedgossip.machine import NodeId
 from fedgossip.net.endpoints import Endpoint, block
 from fedgossip.net.identity import Identity
-from fedgossip.protocols.roster import admission_of
+from fedgossip.protocols.news import admission_of
 
 OURS, THEIRS = "fedgossip-a", "fedgossip-b"
 ADDRESSES = {0: "10.77.0.1", 1: "10.77.0.3", 2: "10.77.0.2"}

@@ -7,7 +7,7 @@ from members import World, membership, signer
 
 from fedgossip.machine import PeerGone, PeerJoined, Received, Report, Rostered, Started
 from fedgossip.messages import Ping, Pong, Suspicion, Tidings, Verdict
-from fedgossip.protocols.roster import signed
+from fedgossip.protocols.news import signed
 
 SEEDS = range(12)
 NOTICED = 15.0

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from members import entry_of, founders, graphs, signer, trust
+from members import ORGANISER, entry_of, founders, graphs, signer, trust
 
-from fedgossip.messages import Entry, News, Suspicion, Verdict
-from fedgossip.protocols.roster import (
-    BLOCK_ROUNDS,
-    LAST_INCARNATION,
-    LEAD_ROUNDS,
-    Roster,
-    RosterSchedule,
-    boundary_after,
-    check_suspicion,
-    merge,
-    signed,
-)
+from fedgossip.messages import Entry, News, Revocation, Suspicion, Verdict
+from fedgossip.protocols.news import check_suspicion, merge, signed
+from fedgossip.protocols.roster import BLOCK_ROUNDS, LAST_INCARNATION, LAST_ROUND, LEAD_ROUNDS, Roster, boundary_after
+from fedgossip.protocols.roster_schedule import RosterSchedule
 
 N = 4
 ROSTER, TRUST = Roster.founding(founders(N)), trust(N)
@@ -63,6 +56,7 @@ def test_any_order_and_duplication_of_news_gives_the_same_roster(news: list[News
     one_by_one = taken(*([item] for item in again), news)  # a verdict that came before its entry is said again
     assert one_by_one == taken(news)
     assert one_by_one.digest() == taken(news).digest()
+    assert one_by_one.lost() == taken(news).lost()
     assert merge(one_by_one, news, TRUST).new == ()
 
 
@@ -76,13 +70,14 @@ def test_two_that_compare_know_the_same_afterwards(ours: list[News], theirs: lis
 
 
 def test_a_higher_incarnation_refutes_a_verdict_and_a_lower_one_does_not() -> None:
-    assert taken([entry(1, 5), verdict(1, 5, 12)]).participants(12) == (0, 2, 3)
-    assert taken([entry(1, 5), verdict(1, 5, 12)], [entry(1, 6)]).participants(12) == (0, 1, 2, 3)
-    assert taken([entry(1, 5), verdict(1, 5, 12)], [entry(1, 4)]).participants(12) == (0, 2, 3)
+    judged = [entry(1, 5), verdict(1, 5, 12), verdict(1, 5, 12, by=2)]
+    assert taken(judged).participants(12) == (0, 2, 3)
+    assert taken(judged, [entry(1, 6)]).participants(12) == (0, 1, 2, 3)
+    assert taken(judged, [entry(1, 4)]).participants(12) == (0, 2, 3)
 
 
 def test_who_takes_part_is_known_for_every_round() -> None:
-    roster = taken([entry(4, 1, since=8), entry(2, 1, until=16), verdict(0, 0, 12, by=1)])
+    roster = taken([entry(4, 1, since=8), entry(2, 1, until=16), verdict(0, 0, 12, by=1), verdict(0, 0, 8, by=3)])
     assert [roster.participants(r) for r in (0, 7, 8, 12, 16)] == [
         (0, 1, 2, 3),
         (0, 1, 2, 3),
@@ -91,6 +86,7 @@ def test_who_takes_part_is_known_for_every_round() -> None:
         (1, 3, 4),
     ]
     assert roster.changes() == (8, 12, 16)
+    assert [roster.end(node) for node in (0, 1, 2)] == [12, LAST_ROUND, 16]
 
 
 @given(st.integers(0, 1000))
@@ -105,7 +101,7 @@ BAD: list[tuple[str, News]] = [
     ("signature", replace(entry(1, 7), signature="")),
     ("signature", replace(verdict(1, 3, 8), by=2)),
     ("stale", entry(1, 2)),
-    ("stale", verdict(1, 2, 8)),
+    ("itself", verdict(1, 3, 8, by=1)),
     ("twin", signed(replace(entry(1, 3), address="tcp://10.9.9.9:1"), signer("sign1"))),
     ("identity", signed(replace(entry_of(2, 7), node=1), signer("sign2"))),  # claims another's id
     ("identity", signed(replace(entry(1, 7), verify="sign2"), signer("sign2"))),
@@ -130,6 +126,40 @@ def test_bad_news_is_refused_with_its_reason_and_changes_nothing(reason: str, ne
     assert merged.roster is roster and merged.new == ()
 
 
+def revocation(node: int, secret: str = ORGANISER, key: str = "") -> Revocation:
+    made = signed(Revocation(node, key or f"key{node}", f"sign{node}"), signer(secret))
+    assert isinstance(made, Revocation)
+    return made
+
+
+def test_one_that_was_sent_away_is_out_for_ever_and_nothing_of_it_is_heard() -> None:
+    roster = taken([entry(1, 5), verdict(2, 0, 8, by=1), verdict(2, 0, 8)])
+    assert roster.participants(8) == (0, 1, 3)
+    away = merge(roster, [revocation(1), entry(1, 6)], TRUST)
+    assert [type(news) for news in away.new] == [Revocation] and [r.reason for r in away.refused] == ["revoked"]
+    assert away.roster.participants(0) == away.roster.participants(8) == (0, 2, 3)  # its verdict counts no more
+    for said in (entry(1, 7), verdict(0, 0, 8, by=1), verdict(1, 5, 8)):
+        assert [refusal.reason for refusal in merge(away.roster, [said], TRUST).refused] == ["revoked"]
+    assert merge(away.roster, [revocation(1)], TRUST).new == ()
+
+
+def test_the_order_in_which_one_hears_of_a_revocation_does_not_matter() -> None:
+    news = [entry(1, 5), verdict(2, 0, 8, by=1), revocation(1), revocation(5), entry(5, 1)]
+    rosters = [taken(*([item] for item in order)) for order in itertools.permutations(news)]
+    assert len({roster.digest() for roster in rosters}) == 1
+    assert {roster.participants(9) for roster in rosters} == {(0, 2, 3)}
+    told = merge(ROSTER, rosters[0].newer_than(ROSTER.known()), TRUST).roster
+    assert told.digest() == rosters[0].digest() and not told.lacks(rosters[0].known())
+
+
+def test_only_the_organiser_revokes_and_only_who_is_meant() -> None:
+    for news, reason in ((revocation(1, "sign2"), "signature"), (revocation(1, key="key9"), "identity")):
+        merged = merge(ROSTER, [news], TRUST)
+        assert [refusal.reason for refusal in merged.refused] == [reason] and merged.roster is ROSTER
+    merged = merge(ROSTER, [revocation(1)], trust(N, organiser=""))
+    assert [refusal.reason for refusal in merged.refused] == ["signature"]
+
+
 def test_without_an_organiser_nobody_else_comes_in() -> None:
     merged = merge(ROSTER, [entry(5, 1)], trust(N, organiser=""))
     assert [refusal.reason for refusal in merged.refused] == ["unadmitted"]
@@ -147,7 +177,7 @@ def test_a_suspicion_is_believed_of_a_member_only() -> None:
 
 
 def test_every_peer_computes_the_same_graph_of_a_round_from_its_roster_alone() -> None:
-    roster = taken([entry(4, 1, since=8), verdict(1, 0, 12)])
+    roster = taken([entry(4, 1, since=8), verdict(1, 0, 12), verdict(1, 0, 8, by=2)])
     schedule = RosterSchedule(roster, graphs)
     for round, ids in ((0, (0, 1, 2, 3)), (8, (0, 1, 2, 3, 4)), (12, (0, 2, 3, 4))):
         mixing = schedule.mixing(round)

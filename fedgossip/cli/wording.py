@@ -61,6 +61,9 @@ FACTS: dict[str, str | tuple[str, ...]] = {
     "merged": "the network is whole again: {back} are back",
     "fetched": "has the model of round {model_of_round} from peer {from}",
     "superseded": "another process runs as peer {node}, at {address}, and began later",
+    "revoked": "the organiser has sent peer {node} away; the graph goes on without it",
+    "sent_away": "the organiser has sent peer {node} away: ends here",
+    "unread": "{text}",
     "too_late": "round {round} of {rounds} is over: too late to take part; keeps the model that it fetched",
     # what did not arrive, and what became of it
     "repaired": "what was lost of round {round} between it and peer {peer} is made up for",

@@ -39,6 +39,10 @@ class AllowList:
         """Let the holders of these public keys in, from now on."""
         self.allowed.update({z85.decode(key): node for key, node in keys.items()})
 
+    def forget(self, node: NodeId) -> None:
+        """Let nobody in any more as `node`; the next call with its key is that of a stranger."""
+        self.allowed = {key: of for key, of in self.allowed.items() if of != node}
+
     def answer(self) -> str | None:
         """Answer one waiting request.  Return the address of a refused caller, else None."""
         request = self.socket.recv_multipart()

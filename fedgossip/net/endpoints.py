@@ -9,22 +9,27 @@ The file is the allow-list too: a key that is not in it is never served.  A clie
 calls, and nobody calls it.
 
 Where members may come and go every block has `verify` too, the key of the peer's signatures, and a line `organiser`
-above the blocks names the key that may let others in; their blocks have an `admission`, which it has signed.
+above the blocks names the key that may let others in; their blocks have an `admission`, which it has signed.  A block
+[[revoked]], signed by the same key, sends one of them away.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
+import socket
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
 from fedgossip.decoding import from_toml
 from fedgossip.errors import ConfigError
 from fedgossip.machine import NodeId
+from fedgossip.messages import Revocation
 from fedgossip.net.identity import Identity, check_public, verify
 from fedgossip.secure.session import Member, Roster
 
@@ -41,9 +46,21 @@ class _Peer(msgspec.Struct, forbid_unknown_fields=True):
     signature: str = ""
 
 
+class _Revoked(msgspec.Struct, forbid_unknown_fields=True):
+    id: Annotated[int, msgspec.Meta(ge=0)]
+    key: str
+    verify: str
+    signature: str
+
+
+class _KeyFile(msgspec.Struct):
+    peer: list[_Peer] = []
+
+
 class _File(msgspec.Struct, forbid_unknown_fields=True):
-    peer: list[_Peer]
+    peer: list[_Peer] = []
     organiser: str = ""
+    revoked: list[_Revoked] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +85,8 @@ class Members:
 
     endpoints: Mapping[NodeId, Endpoint]
     organiser: str = ""
+    path: Path | None = None
+    """Their file; people may add those that the organiser has sent away, while the run goes on."""
 
     @property
     def founders(self) -> dict[NodeId, Endpoint]:
@@ -77,14 +96,19 @@ class Members:
 
 def load_members(path: Path, node: NodeId) -> Members:
     """Read the endpoints of a run whose members come and go, for `node`.  Raises ConfigError."""
-    found, organiser = load_blocks(path), _read(path)[1]
+    found, organiser = load_blocks(path), _file(path).organiser
     if organiser and not _HEX_KEY.fullmatch(organiser):
         raise ConfigError(f"{path}: organiser is no public key", "Put what `fedgossip keys organiser` prints there.")
     if node not in found:
         advice = "Put your own [[peer]] block there too: `fedgossip keys admit` prints it."
         raise ConfigError(f"{path}: there is no entry for peer {node}", advice)
     _check_listeners(path, found, lambda _: True)
-    return Members(found, organiser)
+    return Members(found, organiser, path)
+
+
+def load_revoked(path: Path) -> tuple[Revocation, ...]:
+    """Read whom the organiser has sent away.  Raises ConfigError."""
+    return tuple(Revocation(one.id, one.key, one.verify, one.signature) for one in _file(path).revoked)
 
 
 def _shown(node: NodeId, endpoint: Endpoint) -> str:
@@ -95,7 +119,7 @@ def _shown(node: NodeId, endpoint: Endpoint) -> str:
 
 def load_blocks(path: Path) -> dict[NodeId, Endpoint]:
     """Read blocks that all have a key of signatures.  Raises ConfigError."""
-    found, _ = _read(path)
+    found = _read(path)
     for node, endpoint in found.items():
         if not _HEX_KEY.fullmatch(endpoint.verify):
             advice = f"Put what `{_shown(node, endpoint)}` prints on its machine there: members sign."
@@ -108,7 +132,9 @@ def load(path: Path, n: int, listens: Callable[[NodeId], bool] = lambda _: True)
 
     Raises ConfigError naming the entry that is wrong or missing.
     """
-    found, _ = _read(path)
+    if _file(path).revoked:
+        raise ConfigError(f"{path}: [[revoked]] is for runs whose members come and go", "Take the block out.")
+    found = _read(path)
     if set(found) != set(range(n)):
         missing, extra = sorted(set(range(n)) - set(found)), sorted(set(found) - set(range(n)))
         wrong = f"no entry for {missing[:5]}" if missing else f"entries for {extra[:5]}"
@@ -127,16 +153,19 @@ def _check_listeners(path: Path, found: Endpoints, listens: Callable[[NodeId], b
             raise ConfigError(f"{path}: {node} has no address, and is called by others", advice)
 
 
-def _read(path: Path) -> tuple[dict[NodeId, Endpoint], str]:
+def _file(path: Path) -> _File:
     try:
-        file = msgspec.convert(from_toml(path.read_text()), _File)
+        return msgspec.convert(from_toml(path.read_text()), _File)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}", "Name the file with --endpoints.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:
         raise ConfigError(f"{path}: {error}", "Each [[peer]] has id, address and key.") from None
+
+
+def _read(path: Path) -> dict[NodeId, Endpoint]:
     found: dict[NodeId, Endpoint] = {}
     keys: dict[str, NodeId] = {}
-    for entry in file.peer:
+    for entry in _file(path).peer:
         where = f"{path}: peer {entry.id}"
         if entry.id in found:
             raise ConfigError(f"{where} is there twice", "Give every peer an id of its own.")
@@ -147,7 +176,7 @@ def _read(path: Path) -> tuple[dict[NodeId, Endpoint], str]:
             raise ConfigError(f"{where} has the key of peer {keys[entry.key]}", "Make a key on each machine.")
         keys[entry.key] = entry.id
         found[entry.id] = Endpoint(entry.address, entry.key, entry.verify, entry.admission, entry.signature)
-    return found, file.organiser
+    return found
 
 
 def check_address(address: str, where: str) -> None:
@@ -155,6 +184,34 @@ def check_address(address: str, where: str) -> None:
     parts = _ADDRESS.fullmatch(address)
     if not parts or not 0 < int(parts["port"] or 1) < 65536:
         raise ConfigError(f"{where}: {address!r} is no address", "Write tcp://HOST:PORT.")
+
+
+def check_reachable(address: str, where: str) -> None:
+    """Raise ConfigError for what no peer on another machine can call, because it names every interface or none."""
+    check_address(address, where)
+    host = address.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+    if host in ("0.0.0.0", "::", "0"):  # noqa: S104: what is refused
+        advice = "Write the address at which the others reach this machine; --bind says where to listen."
+        raise ConfigError(f"{where}: {address!r} is every address of this machine, not one to call", advice)
+
+
+def own_address(port: int) -> str | None:
+    """Return the address of this machine on the network that leads out of it; None without one.  Nothing is sent."""
+    for family, outside in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):  # reserved for examples
+        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((outside, 9))
+            host = probe.getsockname()[0]
+            return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+    return None
+
+
+def kept_block(path: Path) -> tuple[NodeId, Endpoint] | None:
+    """Return the block that `keys new` wrote into the key file at `path`; None where there is none, or no whole one."""
+    try:
+        (peer,) = msgspec.convert(from_toml(path.read_text()), _KeyFile).peer
+    except (OSError, ValueError, msgspec.ValidationError):
+        return None
+    return peer.id, Endpoint(peer.address, peer.key, peer.verify, peer.admission, peer.signature)
 
 
 def block(node: NodeId, endpoint: Endpoint) -> str:
@@ -165,6 +222,13 @@ def block(node: NodeId, endpoint: Endpoint) -> str:
     lines += [f"verify = '{endpoint.verify}'"] if endpoint.verify else []
     lines += [f"admission = '{endpoint.admission}'"] if endpoint.admission else []
     lines += [f"signature = '{endpoint.signature}'"] if endpoint.signature else []
+    return "\n".join(lines) + "\n"
+
+
+def revoked_block(revocation: Revocation) -> str:
+    """Return the [[revoked]] block as text."""
+    fields = {"key": revocation.key, "verify": revocation.verify, "signature": revocation.signature}
+    lines = ["[[revoked]]", f"id = {revocation.node}", *(f"{name} = '{value}'" for name, value in fields.items())]
     return "\n".join(lines) + "\n"
 
 

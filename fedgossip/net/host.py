@@ -20,6 +20,7 @@ from fedgossip.machine import (
     Machine,
     Meet,
     NodeId,
+    Part,
     PeerGone,
     PeerJoined,
     Received,
@@ -285,6 +286,8 @@ class Host:
                 self._report(effect, now_ns, mixing_ns)
             case Meet(node, address, key):
                 self._meet(node, Endpoint(address, key))
+            case Part(node):
+                self._part(node)
             case Checkpoint(durable=True):
                 self.ports.checkpoint(effect)
             case Checkpoint():
@@ -330,6 +333,9 @@ class Host:
         if report.name == "superseded":
             text = f"another process runs as peer {self.node}, with its key, and began later"
             self._fatal = PeerError(text, "Stop one of the two; give each peer an id and a key of its own.")
+        if report.name == "sent_away":
+            text = f"the organiser has revoked the membership of peer {self.node}"
+            self._fatal = PeerError(text, "Ask the organiser; a new key and a new id need a new admission.")
         if report.name == "deserted":
             text = f"the coordinator was not heard for too long, after round {report.round}"
             self._fatal = NetworkError(text, "Is it running?  Go on with --resume when it is.")
@@ -348,6 +354,13 @@ class Host:
             self.links.meet(node, endpoint)
         except FedgossipError as error:  # a member's own word: it costs us that member, no more
             self._reject(Rejected(node, "endpoint", str(error), error.advice))
+
+    def _part(self, node: NodeId) -> None:
+        """The machine knows that `node` is gone: it has said so itself."""
+        self.links.part(node)
+        for of in (self._greeted, self._joined, self._up, self._gone):
+            of.discard(node)
+        self._timers.pop(("grace", node), None)
 
     def _set_timer(self, key: Hashable, after_ns: int) -> None:
         self._sequence += 1

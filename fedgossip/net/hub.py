@@ -123,6 +123,10 @@ class Hub:
         self._clients.setdefault(node, _Client(node, line, Assembler(self._expected)))
         self._callers.expected = len(self._clients)
 
+    def part(self, node: NodeId) -> None:
+        """Let the key of one client in no more; the connection that it has ends with it."""
+        self.allow.forget(node)
+
     # --- speaking -------------------------------------------------------------------------------------------------
 
     def send(self, to: NodeId, message: AnyMessage) -> None:

@@ -52,8 +52,11 @@ class Identity:
         seed = HKDF(SHA256(), 32, None, b"fedgossip 1 signatures of a peer").derive(z85.decode(self.secret))
         return Ed25519PrivateKey.from_private_bytes(seed)
 
-    def save(self, path: Path) -> None:
-        """Write the pair, readable by the owner only; an existing file is never overwritten."""
+    def save(self, path: Path, block: str = "") -> None:
+        """Write the pair, readable by the owner only, and below it the peer's own block for endpoints.toml.
+
+        An existing file is never overwritten.
+        """
         path.parent.mkdir(parents=True, exist_ok=True)
         pair = f"public = '{self.public}'\nsecret = '{self.secret}'\n"
         try:
@@ -62,6 +65,7 @@ class Identity:
             raise ConfigError(f"{path}: there is a key already", "Use it, or name another file with --out.") from None
         with os.fdopen(handle, "w") as file:
             file.write("# A fedgossip peer's key pair: keep this file to yourself.\n" + pair)
+            file.write(f"\n# Its public block, for endpoints.toml:\n{block}" if block else "")
 
     @classmethod
     def load(cls, path: Path) -> Identity:

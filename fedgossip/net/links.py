@@ -149,6 +149,14 @@ class Links:
         if guest and guest.hello:  # it has said it before it was known
             self._late.append(Arrived(node, guest.hello))
 
+    def part(self, node: NodeId) -> None:
+        """Hang up on `node`, and forget its key: what it still says is that of a stranger."""
+        link = self._links.pop(node, None)
+        self.allow.forget(node)
+        self._assemblers.pop(node, None)
+        if link is not None:
+            self._close(link)
+
     def _call(self, node: NodeId, endpoint: Endpoint) -> _Link:
         dealer, monitor = call(self.context, self.node, self.identity, node, endpoint.address, endpoint.key)
         return _Link(node, dealer, monitor, Outbox(self._cuts))

@@ -90,6 +90,11 @@ class Spoke:
         for socket in called:
             self.poller.register(socket, zmq.POLLIN)
 
+    def part(self, node: NodeId) -> None:
+        """Call the coordinator no more."""
+        if node == self._coordinator:
+            self._hang_up()
+
     def _hang_up(self) -> None:
         if self._dealer and self._monitor:
             hang_up(self.poller, self._dealer, self._monitor)

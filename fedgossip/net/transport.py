@@ -89,6 +89,10 @@ class Transport(Protocol):
         """One partner more, or one that has moved.  Raises ConfigError or NetworkError; nothing is changed then."""
         ...
 
+    def part(self, node: NodeId) -> None:
+        """One partner less: call it no more, and let its key in no more."""
+        ...
+
     def send(self, to: NodeId, message: AnyMessage) -> None:
         """Queue `message`; it never blocks.  What is said on a link that is down may be lost."""
         ...

@@ -35,7 +35,8 @@ from fedgossip.machine import (
 from fedgossip.messages import Compare, Fetch, Have, Join, Model, Piece, Ping, Pong, Probe, Seek, Tidings, Vouch
 from fedgossip.protocols.membership import Membership, Outcome
 from fedgossip.protocols.refusals import far_ahead, refused_by
-from fedgossip.protocols.roster import RosterSchedule, boundary_after
+from fedgossip.protocols.roster import boundary_after
+from fedgossip.protocols.roster_schedule import RosterSchedule
 from fedgossip.protocols.transfer import Giver, Taker
 from fedgossip.vectors import Vector
 
@@ -111,7 +112,7 @@ class Member:
                 pass
             case _:
                 effects += self._gossiped(event, now_ns)
-        if self.membership.superseded:
+        if self.membership.superseded or self.membership.sent_away:
             return [*effects, *self._stop(now_ns)]
         if self.membership.returning and self.since is None and not (self._mixed or self.joining):
             effects += self._come_back()
@@ -269,7 +270,7 @@ class Member:
     def _farewell(self) -> list[Effect]:
         """Tell the others that we leave, so that nobody looks for us; they go on without us from a round to come."""
         members = self.membership
-        if not members.announced or members.superseded:
+        if not members.announced or members.superseded or members.sent_away:
             return []
         until = boundary_after(max(members.round, members.network_round(), 0))
         said = members.announce(members.me.since, until)

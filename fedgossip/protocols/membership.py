@@ -2,7 +2,8 @@
 
     every period      ping the next member; no answer: ask helpers to ping it; nothing from it: suspect it
     a suspicion       is told to all, the suspect too, which refutes it by an entry with a higher incarnation
-    not refuted       a verdict: gone as of a round, told to all; it may still be refuted by one who was only cut off
+    not refuted       everyone who has not heard it gives a verdict, told to all; enough of them: it is gone as of a
+                      round (see verdicts); it may still refute them, where it was only cut off
     every ping        carries a digest of the roster; where two differ the peers compare, and send what is newer
 
 Where we differ from the paper: news is not carried by pings.  Who has news tells everyone it has a link to, who hears
@@ -29,6 +30,7 @@ from fedgossip.machine import (
     Fired,
     Meet,
     NodeId,
+    Part,
     PeerGone,
     PeerJoined,
     Received,
@@ -48,25 +50,16 @@ from fedgossip.messages import (
     Ping,
     Pong,
     Probe,
+    Revocation,
     Suspicion,
     Tidings,
     Verdict,
     Vouch,
 )
+from fedgossip.protocols.news import Refusal, Sign, Trust, check_suspicion, merge, signed
 from fedgossip.protocols.refusals import far_ahead, refused
-from fedgossip.protocols.roster import (
-    Make,
-    Places,
-    Refusal,
-    Roster,
-    RosterSchedule,
-    Sign,
-    Trust,
-    boundary_after,
-    check_suspicion,
-    merge,
-    signed,
-)
+from fedgossip.protocols.roster import LAST_ROUND, NOBODY, Roster, boundary_after
+from fedgossip.protocols.roster_schedule import Make, Places, RosterSchedule
 
 Outcome = Effect | Event
 """An effect for the driver, or an event for the gossip machine."""
@@ -76,6 +69,9 @@ PAGES = 4
 
 ASKED_MAX = 256
 """Probes of others that are open here."""
+
+BLAMES_KEPT = 4096
+"""Suspicions whose time is remembered; each counts once in the time that a suspect has."""
 
 REFUSALS_TOLD = 100
 """Kinds of refused news that are reported; all are counted."""
@@ -145,7 +141,7 @@ class Membership:
         self.linked: set[NodeId] = set()
         self.reached: dict[NodeId, int] = {}
         """How many rounds each has behind it."""
-        self.suspects: dict[NodeId, tuple[Suspicion, int]] = {}  # and since when
+        self.suspects: dict[NodeId, tuple[Suspicion | Verdict, int]] = {}  # what is said of them, and since when
         self.suspected_at = -1
         """The highest incarnation in which somebody suspected us."""
         self._sign, self._make = sign, make
@@ -163,7 +159,9 @@ class Membership:
         self._compared: dict[NodeId, int] = {}
         self._order: list[NodeId] = []
         self._met: dict[NodeId, tuple[str, str]] = {}
-        self._lost: dict[NodeId, int] = {}  # when the verdict came
+        self._blames: dict[tuple[NodeId, NodeId], int] = {}  # when each was last suspected by whom
+        self._claimed_ns = -1  # when somebody first said that we had been here before
+        self._lost: dict[NodeId, int] = {}  # since when each is gone
         self._apart: set[NodeId] = set()  # named as on the other side of a partition
         self._back: set[NodeId] = set()
         if me.node not in roster.entries:
@@ -187,9 +185,19 @@ class Membership:
         """Everybody who is neither gone nor leaving, but us; ascending."""
         return [node for node in self.roster.present() if node != self.node]
 
+    def claims(self) -> list[int]:
+        """How many rounds the others say that they have behind them, the most first."""
+        return sorted((self.reached[node] for node in self.others() if node in self.reached), reverse=True)
+
     def network_round(self) -> int:
-        """The latest round that anybody is known to have behind it; -1: nobody has begun."""
-        return max((self.reached.get(node, -1) for node in self.others()), default=-1)
+        """How many rounds the network has behind it by the second highest claim, for one may lie; -1: none begun."""
+        claims = self.claims()
+        return claims[min(1, len(claims) - 1)] if claims else -1
+
+    @property
+    def sent_away(self) -> bool:
+        """Whether the organiser has revoked our own membership."""
+        return self.node in self.roster.revoked
 
     def introduction(self) -> Join | None:
         """The first word to members that do not know us; None where everybody does."""
@@ -201,15 +209,14 @@ class Membership:
 
     def _announce(self, entry: Entry) -> list[Outcome]:
         known = self.roster.entries.get(self.node)
-        verdict = self.roster.verdicts.get(self.node)
-        least = max(known.incarnation if known else 0, verdict.incarnation if verdict else 0) + 1
+        least = (known.incarnation if known else 0) + 1
         said = signed(replace(entry, incarnation=max(entry.incarnation, least)), self._sign)
         assert isinstance(said, Entry)
         before = self.roster
-        verdicts = {node: verdict for node, verdict in before.verdicts.items() if node != self.node}
-        self.roster = Roster({**before.entries, self.node: said}, verdicts)
+        self.roster = replace(before, entries={**before.entries, self.node: said})
         self.me, self.announced = said, True
-        return [*self._tell(self.linked, [said]), *self._rostered(before, [said])]
+        rostered: list[Outcome] = [Rostered(self.schedule())] if self._changed(before, [said]) else []
+        return [*self._tell(self.linked, [said]), *rostered]
 
     # --- events ---------------------------------------------------------------------------------------------------
 
@@ -227,7 +234,7 @@ class Membership:
                 return woken if old else woken + self._take([entry], sender, now_ns)  # said on every new connection
             case Received(sender, Ping(_, round) | Pong(_, round)) if round > self.rounds:
                 return [*woken, far_ahead(sender, round, self.rounds)]
-            case Received(sender, message) if sender in self.roster.entries:
+            case Received(sender, message) if sender in self.roster.entries and sender not in self.roster.revoked:
                 self._heard[sender] = now_ns
                 return woken + self._received(sender, message, now_ns)
             case PeerJoined(node, incarnation):
@@ -281,14 +288,15 @@ class Membership:
     # --- links ----------------------------------------------------------------------------------------------------
 
     def _linked(self, node: NodeId, incarnation: int, now_ns: int) -> list[Outcome]:
-        if node not in self.roster.entries:
+        if node not in self.roster.entries or node in self.roster.revoked:
             return []
         self.linked.add(node)
         self.lives[node] = incarnation
         self._heard[node] = now_ns
         joined: list[Outcome] = [] if self.roster.gone(node) else [PeerJoined(node, incarnation)]
         self._compared[node] = now_ns
-        return [*joined, Send(node, Compare(self.roster.known()))]
+        ask: list[Outcome] = [self._ping(node)] if self.round < 0 else []  # where are the others?
+        return [*joined, Send(node, Compare(self.roster.known())), *ask]
 
     def _unlinked(self, node: NodeId, now_ns: int) -> list[Outcome]:
         if node not in self.linked:
@@ -296,10 +304,10 @@ class Membership:
         self.linked.discard(node)
         return [PeerGone(node), *self._ask(node, now_ns)]
 
-    def _meet(self, before: Roster | None = None, new: Iterable[News] = ()) -> list[Outcome]:
+    def _meet(self, new: Iterable[News] = (), *, changed: bool = True) -> list[Outcome]:
         """Let in, and call, whom we are to have a link to and have not met at this address."""
         shown = [news.node for news in new if isinstance(news, Entry)]
-        if before is None or any(_span(before, news.node) != _span(self.roster, news.node) for news in new):
+        if changed:
             shown = self.contacts = self._contacts()
         found: list[Outcome] = []
         for node in shown:
@@ -311,7 +319,7 @@ class Membership:
 
     def _contacts(self) -> list[NodeId]:
         """Whom we have links to, whoever is gone included: it may come back.  Symmetric: they have links to us."""
-        ids = sorted(self.roster.entries)
+        ids = sorted(self.roster.entries.keys() - self.roster.revoked.keys())
         if len(ids) <= self.settings.links or self.node not in ids:
             return [node for node in ids if node != self.node]
         own = ids.index(self.node)
@@ -324,6 +332,7 @@ class Membership:
     def _tick(self, now_ns: int) -> list[Outcome]:
         self._ticks += 1
         effects: list[Outcome] = [SetTimer(("member", "tick"), self.settings.period_ns)]
+        effects += [*self._contacted(now_ns), *self._refute()]
         there = {node for node in self._watched() if not self._not_begun(node)}
         while self._order and self._order[-1] not in there:
             self._order.pop()
@@ -413,49 +422,61 @@ class Membership:
         return SetTimer(("member", "verdict", node), self._window_ns())
 
     def _suspect(self, node: NodeId, now_ns: int) -> list[Outcome]:
-        if node in self.suspects or node not in self.others():
+        if node in self.suspects or node not in self.others() or self._judged(node):
             return []
         suspicion = signed(Suspicion(node, self.roster.entries[node].incarnation, self.node), self._sign)
         assert isinstance(suspicion, Suspicion)
         return [*self._suspected(suspicion, now_ns), *self._tell(self.linked, [suspicion]), *self._sweep(now_ns)]
 
-    def _suspected(self, suspicion: Suspicion, now_ns: int) -> list[Outcome]:
+    def _judged(self, node: NodeId) -> bool:
+        """Whether we have given a verdict on the present life of `node`."""
+        life = self.roster.entries[node].incarnation
+        return any((said.by, said.incarnation) == (self.node, life) for said in self.roster.verdicts.get(node, ()))
+
+    def _suspected(self, suspicion: Suspicion | Verdict, now_ns: int) -> list[Outcome]:
         self.suspects[suspicion.node] = suspicion, now_ns
         report = self._report("suspected", {"node": suspicion.node, "by": suspicion.by})
         return [report, self._verdict_timer(suspicion.node)]
 
     def _judge(self, node: NodeId, now_ns: int) -> list[Outcome]:
-        """The suspect had its time.  Who was heard since then is not gone, whoever said so."""
+        """The suspect had its time.  Who was heard since then is not gone, whoever said so; nor do we judge whom we do
+        not ask."""
         if node not in self.suspects:
             return []
         suspicion, since_ns = self.suspects[node]
         if now_ns - since_ns < self._window_ns() * 3 // 4:  # a timer from before we slept
             return []
+        del self.suspects[node]
         if self._heard.get(node, -1) > since_ns:
-            del self.suspects[node]
             return [self._report("refuted", node)]
+        if node not in self.contacts:
+            return []
         until = boundary_after(max(self.round, self.network_round(), 0))
         verdict = signed(Verdict(node, suspicion.incarnation, until, self.node), self._sign)
         return self._take([verdict], self.node, now_ns)
 
     def _warn(self, node: NodeId) -> list[Outcome]:
         """Tell `node` what is said of it, so that it can refute it."""
-        if self.roster.gone(node):
-            return [Send(node, Tidings((self.roster.verdicts[node],)))]
-        return [Send(node, Tidings((self.suspects[node][0],)))] if node in self.suspects else []
+        said: list[News] = [*self.roster.standing(node)]
+        if node in self.suspects and self.suspects[node][0] not in said:
+            said.append(self.suspects[node][0])
+        return self._tell([node], said[:NEWS_MAX])
 
     def _refute(self) -> list[Outcome]:
         """Say with a higher incarnation that we are here; from a later round on where our end came too near."""
         if not self.announced or not self._blamed():
             return []
         since, round = self.me.since, max(self.round, self.network_round())
-        if self.roster.gone(self.node) and since >= 0 and self.roster.verdicts[self.node].until <= round + 1:
+        if since >= 0 and replace(self.roster, own=NOBODY).end(self.node) <= round + 1:  # as others see it
             since = max(since, boundary_after(round))
         return self._announce(replace(self.me, since=since))
 
     def _blamed(self) -> bool:
-        """Whether the latest that is known of us is not our own word."""
-        return self.roster.gone(self.node) or self.suspected_at >= self.me.incarnation
+        """Whether the latest that is known of us is not our own word; what is said of a far round has time."""
+        near = boundary_after(boundary_after(max(self.round, self.network_round(), 0)))
+        return self.suspected_at >= self.me.incarnation or any(
+            said.until <= near for said in self.roster.standing(self.node)
+        )
 
     # --- news -----------------------------------------------------------------------------------------------------
 
@@ -476,11 +497,28 @@ class Membership:
         for refusal in merged.refused:
             effects += self._refuse(refusal, sender)
         for item in merged.new:
-            effects += self._entered(item, before) if isinstance(item, Entry) else self._pronounced(item, now_ns)
-        fresh += merged.new
+            effects += self._learned(item, before, now_ns)
+        effects += self._gone_and_back(before, now_ns) if merged.new else []
+        fresh += filter(self._passed_on, merged.new)
         everyone = self.linked if sender == self.node else self._some(self.linked - {sender}, self.settings.relays)
         effects += self._tell(everyone, fresh)
-        return [*self._meet(before, merged.new), *effects, *self._rostered(before, merged.new)]
+        changed = self._changed(before, merged.new)
+        rostered: list[Outcome] = [Rostered(self.schedule())] if changed else []
+        return [*self._meet(merged.new, changed=changed), *effects, *rostered]
+
+    def _passed_on(self, item: News) -> bool:
+        """Whether others should hear it from us at once: a verdict that does not count has time."""
+        return not isinstance(item, Verdict) or item in self.roster.standing(item.node)
+
+    def _learned(self, item: News, before: Roster, now_ns: int) -> list[Outcome]:
+        match item:
+            case Entry():
+                return self._entered(item, before)
+            case Revocation(node):
+                return self._revoked(node, item)
+            case Verdict():
+                return self._pronounced(item, now_ns)
+        return []
 
     def _entered(self, entry: Entry, before: Roster) -> list[Outcome]:
         """A member has come, come back, moved, or is leaving."""
@@ -488,36 +526,66 @@ class Membership:
         effects: list[Outcome] = []
         if node == self.node:  # of an earlier life, whose clock may have been ahead of ours
             self.me = replace(self.me, incarnation=max(self.me.incarnation, entry.incarnation + 1))
-            self.returning = True
+            self.returning = self.contact = True
             return []
         suspected = self.suspects.pop(node, None)
-        was_gone = known is not None and before.gone(node)
-        if was_gone or suspected:
+        if suspected and not before.gone(node):
             effects.append(self._report("refuted", node))
         if entry.until >= 0 and (known is None or known.until < 0):
             effects.append(self._report("left", {"node": node, "until": entry.until}))
         elif entry.since >= 0 and (known is None or known.since != entry.since):
             effects.append(self._report("joins", {"node": node, "since": entry.since}))
-        if was_gone:
-            self._lost.pop(node, None)
-            if node in self.linked:
-                effects.append(PeerJoined(node, self.lives.get(node, 0)))
-            if node in self._apart:
-                self._back.add(node)
-                effects.append(SetTimer(("member", "merged"), 2 * self.settings.period_ns))
         return effects
 
-    def _pronounced(self, verdict: News, now_ns: int) -> list[Outcome]:
-        assert isinstance(verdict, Verdict)
+    def _pronounced(self, verdict: Verdict, now_ns: int) -> list[Outcome]:
+        """Somebody says that a member is gone: we ask it ourselves, as on a suspicion."""
         node = verdict.node
         if node == self.node:
+            if not self.announced and replace(self.roster, own=NOBODY).gone(node):  # so it was said of an earlier life
+                self.returning = self.contact = True
             return self._refute()
-        self.suspects.pop(node, None)
-        if not self.roster.gone(node) or node in self._lost:
+        counts = verdict in self.roster.standing(node) and not self.roster.gone(node)
+        if verdict.by == self.node or not counts or node in self.suspects or node not in self.others():
             return []
+        return [] if self._judged(node) else [*self._suspected(verdict, now_ns), *self._ask(node, now_ns)]
+
+    def _gone_and_back(self, before: Roster, now_ns: int) -> list[Outcome]:
+        """Say who is gone, or here again, by what was new."""
+        effects: list[Outcome] = []
+        were, are = before.out(LAST_ROUND), self.roster.out(LAST_ROUND)
+        for node in sorted(are - were - {self.node}):
+            effects += self._gone(node, now_ns)
+        for node in sorted(were - are - {self.node} - self.roster.revoked.keys()):
+            refuted = self.roster.entries[node].incarnation > before.entries[node].incarnation
+            effects += self._back_again(node, refuted=refuted)
+        return effects
+
+    def _gone(self, node: NodeId, now_ns: int) -> list[Outcome]:
         self._lost[node] = now_ns
-        report = self._report("gone", {"node": node, "until": verdict.until, "by": verdict.by})
+        by = [said.by for said in self.roster.standing(node)]
+        report = self._report("gone", {"node": node, "until": self.roster.end(node), "by": by})
         return [report, PeerGone(node), SetTimer(("member", "partition"), 2 * self.settings.period_ns)]
+
+    def _back_again(self, node: NodeId, *, refuted: bool) -> list[Outcome]:
+        self._lost.pop(node, None)
+        effects: list[Outcome] = [self._report("refuted", node)] if refuted else []
+        if node in self.linked:
+            effects.append(PeerJoined(node, self.lives.get(node, 0)))
+        if node in self._apart:
+            self._back.add(node)
+            effects.append(SetTimer(("member", "merged"), 2 * self.settings.period_ns))
+        return effects
+
+    def _revoked(self, node: NodeId, revocation: Revocation) -> list[Outcome]:
+        """The organiser has sent `node` away: it hears so, and nothing else from us."""
+        if node == self.node:
+            return [self._report("sent_away", {"node": node})]
+        was_linked = node in self.linked
+        self.linked.discard(node)
+        self.suspects.pop(node, None)
+        self._met.pop(node, None)
+        gone: list[Outcome] = [PeerGone(node)] if was_linked else []
+        return [self._report("revoked", {"node": node}), *self._tell([node], [revocation]), Part(node), *gone]
 
     def _hear_suspicion(
         self, suspicion: Suspicion, sender: NodeId, fresh: list[News], now_ns: int
@@ -527,6 +595,8 @@ class Membership:
             return []
         if reason := check_suspicion(self.roster, suspicion, self.trust):
             return self._refuse(Refusal(reason, suspicion), sender)
+        if not self._listens(suspicion, now_ns):
+            return []
         if node == self.node:
             self.suspected_at = max(self.suspected_at, suspicion.incarnation)
             return self._refute()
@@ -535,6 +605,18 @@ class Membership:
         fresh.append(suspicion)
         return [*self._suspected(suspicion, now_ns), *self._ask(node, now_ns)]
 
+    def _listens(self, suspicion: Suspicion, now_ns: int) -> bool:
+        """Whether its author has a voice, and has not suspected the same member just before."""
+        if not self.roster.voice(suspicion.by, max(self.round, self.network_round(), 0)):
+            return False
+        blame = suspicion.by, suspicion.node
+        if now_ns - self._blames.get(blame, -self._window_ns()) < self._window_ns():
+            return False
+        while len(self._blames) >= BLAMES_KEPT:
+            del self._blames[next(iter(self._blames))]
+        self._blames[blame] = now_ns
+        return True
+
     def _hear_of_ourselves(self, entry: Entry, sender: NodeId) -> list[Outcome]:
         """An entry of ours: of this life, of an earlier one, or of another process that has our key."""
         if entry == self.me or entry.incarnation < self.me.incarnation:
@@ -542,7 +624,7 @@ class Membership:
         if merge(Roster({}, {}), [entry], replace(self.trust, founders={self.node: (self.me.key, self.me.verify)})).new:
             if self.me.since < 0:  # an earlier life, whose clock was ahead of ours
                 self.me = replace(self.me, incarnation=entry.incarnation + 1)
-                self.returning = True
+                self.returning = self.contact = True
                 return []
             if entry.incarnation == self.me.incarnation:
                 self.suspected_at = entry.incarnation
@@ -555,7 +637,8 @@ class Membership:
 
     def _refuse(self, refusal: Refusal, sender: NodeId) -> list[Outcome]:
         """Count it, and tell it once for each kind and member: news is passed on, and so comes often."""
-        key = f"{refusal.reason} {refusal.news.node} {refusal.news.incarnation}"
+        life = getattr(refusal.news, "incarnation", "")
+        key = f"{refusal.reason} {refusal.news.node} {life}"
         first = key not in self.refusals and len(self.refusals) < REFUSALS_TOLD
         if first or key in self.refusals:
             self.refusals[key] = self.refusals.get(key, 0) + 1
@@ -583,28 +666,33 @@ class Membership:
 
     def _compare(self, sender: NodeId, known: Sequence[tuple[NodeId, int, int]], now_ns: int) -> list[Outcome]:
         effects: list[Outcome] = []
-        said = next(((life, verdict) for node, life, verdict in known if node == self.node), (0, -1))
+        life, said = next(((life, said) for node, life, said in known if node == self.node), (0, 0))
         if not self.contact:
-            self.contact = True
-            self.returning |= said[0] not in (0, self.me.incarnation) or said[1] >= 0
-            if not self.returning and self.me.since >= 0:
-                effects += self._announce(self.me)
-        news = self.roster.newer_than(known)[: PAGES * NEWS_MAX]
-        effects += self._tell([sender], news)
-        ours = {node: (life, verdict) for node, life, verdict in self.roster.known()}
-        here = [(life, verdict, *ours.get(node, (0, -1))) for node, life, verdict in known]
-        lack = any(life > own or verdict > heard for life, verdict, own, heard in here)
-        if lack and now_ns - self._compared.get(sender, -1) > self.settings.answer_ns:
+            if (life not in (0, self.me.incarnation) or said) and self._claimed_ns < 0:
+                self._claimed_ns = now_ns  # that we were here before: who says so shows what we said then, or others
+            elif self._claimed_ns < 0:
+                effects += self._begin_contact()
+        effects += self._tell([sender], self.roster.newer_than(known)[: PAGES * NEWS_MAX])
+        if self.roster.lacks(known) and now_ns - self._compared.get(sender, -1) > self.settings.answer_ns:
             self._compared[sender] = now_ns
             effects.append(Send(sender, Compare(self.roster.known())))
         return effects
 
+    def _begin_contact(self) -> list[Outcome]:
+        self.contact = True
+        return self._announce(self.me) if not self.returning and self.me.since >= 0 else []
+
+    def _contacted(self, now_ns: int) -> list[Outcome]:
+        """Whoever says that we were here before, and does not show it, is not waited for."""
+        waited = self._claimed_ns >= 0 and now_ns - self._claimed_ns >= self.settings.answer_ns
+        return self._begin_contact() if waited and not self.contact else []
+
     # --- what it means --------------------------------------------------------------------------------------------
 
-    def _rostered(self, before: Roster, new: Iterable[News]) -> list[Outcome]:
-        """The gossip machine is told where the graph of some round is another one now."""
-        changed = any(_span(before, news.node) != _span(self.roster, news.node) for news in new)
-        return [Rostered(self.schedule())] if changed else []
+    def _changed(self, before: Roster, new: Sequence[News]) -> bool:
+        """Whether the graph of some round is another one now."""
+        spans = any(_span(before, news.node) != _span(self.roster, news.node) for news in new)
+        return spans or bool(new and before.lost() != self.roster.lost())
 
     def _name_partition(self, now_ns: int) -> list[Outcome]:
         window = self._window_ns() + 3 * self.settings.period_ns
@@ -620,4 +708,6 @@ class Membership:
 
 
 def _span(roster: Roster, node: NodeId) -> tuple[int, int] | None:
-    return (roster.entries[node].since, roster.end(node)) if node in roster.entries else None
+    """When `node` comes and goes by its own word and the organiser's."""
+    entry = roster.entries.get(node)
+    return (entry.since, entry.until) if entry and node not in roster.revoked else None

@@ -1,31 +1,31 @@
-"""Who the members are: entries that each signed itself, and verdicts on those that are gone.  Pure and immutable.
+"""Who the members are: entries that each signed itself, verdicts on those that are gone, and who was sent away.
 
-What is known of a member is the entry with its highest incarnation and, if there is one, a verdict on just that one, of
-two the one with the earlier end.  Nobody has to refute what is said of a life that it has not begun: else it could be
-driven to the last incarnation there is.  So the order in which news comes does not matter, nor how often, as long as a
-verdict that came before its entry is said again (whoever has it has the entry too, and says both); and a member refutes
-what is said of it by an entry with a higher incarnation (as in SWIM).
+What is known of a member is the entry with its highest incarnation, and the verdicts that others gave on it.  A verdict
+is on a life that is known: nobody has to refute what is said of a life that it has not begun, else it could be driven
+to the last incarnation there is.  So the order in which news comes does not matter, nor how often, as long as a verdict
+that came before its entry is said again (whoever has it has the entry too, and says both); and a member refutes what is
+said of it by an entry with a higher incarnation (as in SWIM).  Which verdicts count is said in `verdicts`.
 
-Who takes part in a round is a function of the roster and the round, and so is the round's graph (`RosterSchedule`).
+The organiser can send a member away: a revocation outlives all that is said by or of that member.
+
+Who takes part in a round is a function of the roster and the round, and so is the round's graph (`roster_schedule`).
 Changes take effect at the boundaries of blocks of rounds, far enough ahead for the news to get around; peers that hear
-of one too late call the round by another name than the others (`view`), and such edges do not count.
+of one too late call the round by another name (`view`) than the others, and such edges do not count.
 
 Source: Das, Gupta and Motivala, SWIM: scalable weakly-consistent infection-style process group membership, DSN 2002.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
-from typing import Protocol
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 
 from fedgossip import seeds
 from fedgossip.machine import NodeId
-from fedgossip.messages import MEMBERS_MAX, Entry, News, Suspicion, Verdict
-
-Sign = Callable[[bytes], str]
-Verify = Callable[[str, bytes, str], bool]
-"""(public key, what was signed, the signature), texts in hex."""
+from fedgossip.messages import Entry, News, Revocation
+from fedgossip.protocols import verdicts
+from fedgossip.protocols.verdicts import Said
 
 BLOCK_ROUNDS = 4
 """Changes of the roster take effect in rounds that are multiples of this, so that several take effect together."""
@@ -45,304 +45,181 @@ def boundary_after(round: int) -> int:
     return ((round + LEAD_ROUNDS) // BLOCK_ROUNDS + 1) * BLOCK_ROUNDS
 
 
-# --- signatures -------------------------------------------------------------------------------------------------------
+NOBODY = -1
 
-
-def content(news: News) -> bytes:
-    """Return what is signed: the kind and every field but the signature, each with its length."""
-    values = (str(getattr(news, f.name)).encode() for f in fields(news) if f.name != "signature")
-    return b"".join(b"%d:%b," % (len(v), v) for v in (type(news).__name__.encode(), *values))
-
-
-def admission_of(node: NodeId, key: str, verify: str) -> bytes:
-    """Return what the organiser signs to let `node` in."""
-    return f"fedgossip admission {node} {key} {verify}".encode()
-
-
-def signed(news: News, sign: Sign) -> News:
-    """Return `news` with its signature."""
-    return replace(news, signature=sign(content(news)))
-
-
-@dataclass(frozen=True, slots=True)
-class Trust:
-    """Whom to believe: the keys that the run began with, the organiser's for later ones, and how to check."""
-
-    founders: Mapping[NodeId, tuple[str, str]]
-    """(key of the links, key of the signatures) by id."""
-    verify: Verify
-    organiser: str = ""
-    """Public key whose signature lets others in; without one nobody else comes in."""
-
-
-# --- the roster -------------------------------------------------------------------------------------------------------
+REVOKED = 1
+"""What `known` says of one that was sent away, whatever else is known of it."""
 
 
 @dataclass(frozen=True)
 class Roster:
-    """All members ever known.  Made new by `merge`, never changed."""
+    """All members ever known, as `own` sees them.  Made new by `news.merge`, never changed."""
 
     entries: Mapping[NodeId, Entry] = field(default_factory=dict)
-    verdicts: Mapping[NodeId, Verdict] = field(default_factory=dict)
+    verdicts: Mapping[NodeId, Said] = field(default_factory=dict)
+    """On each, also those that were refuted."""
+    revoked: Mapping[NodeId, Revocation] = field(default_factory=dict)
+    own: NodeId = NOBODY
 
     @classmethod
-    def founding(cls, endpoints: Mapping[NodeId, tuple[str, str, str]]) -> Roster:
+    def founding(cls, endpoints: Mapping[NodeId, tuple[str, str, str]], own: NodeId = NOBODY) -> Roster:
         """Return the roster that a run begins with: {id: (address, key, verify)}, the same at every peer.
 
         Its entries have incarnation 0, are not signed and never sent: whoever has the same file has them.
         """
-        return cls({i: Entry(i, 0, *where, since=0) for i, where in sorted(endpoints.items())})
+        return cls({i: Entry(i, 0, *where, since=0) for i, where in sorted(endpoints.items())}, own=own)
+
+    # --- who is there ---------------------------------------------------------------------------------------------
 
     def gone(self, node: NodeId) -> bool:
-        """Whether there is a verdict on `node` that it has not refuted."""
-        verdict = self.verdicts.get(node)
-        return verdict is not None and verdict.incarnation == self.entries[node].incarnation
+        """Whether enough others say so, and `node` has not refuted it."""
+        return node in self.out(LAST_ROUND)
 
     def end(self, node: NodeId) -> int:
         """Return the first round in which `node` does not take part any more."""
         ends = [self.entries[node].until] if self.entries[node].until >= 0 else []
-        if self.gone(node):
-            ends.append(self.verdicts[node].until)
+        if node in self._standing:
+            ends += [turn for turn in self._turns if node in self.out(turn)][:1]
         return min(ends, default=LAST_ROUND)
 
     def takes_part(self, node: NodeId, round: int) -> bool:
         """Whether `node` takes part in `round`."""
-        entry = self.entries.get(node)
-        return entry is not None and 0 <= entry.since <= round < self.end(node)
+        return self._there(node, round) and node not in self.out(round)
 
     def participants(self, round: int) -> tuple[NodeId, ...]:
         """Return who takes part in `round`, ascending."""
-        return tuple(node for node in sorted(self.entries) if self.takes_part(node, round))
+        out = self.out(round)
+        return tuple(node for node in sorted(self.entries) if node not in out and self._there(node, round))
 
     def present(self) -> tuple[NodeId, ...]:
-        """Return those that are neither gone nor leaving, ascending."""
-        return tuple(i for i in sorted(self.entries) if self.entries[i].until < 0 and not self.gone(i))
+        """Return those that are neither gone nor leaving nor sent away, ascending."""
+        gone = self.out(LAST_ROUND) | self.revoked.keys()
+        return tuple(i for i in sorted(self.entries) if self.entries[i].until < 0 and i not in gone)
 
     def changes(self) -> tuple[int, ...]:
         """Return the rounds in which somebody comes or goes, ascending."""
-        found = {bound for i, entry in self.entries.items() for bound in (entry.since, self.end(i))}
-        return tuple(sorted(found - {-1, 0, LAST_ROUND}))
+        return tuple(sorted((self._bounds | set(self._turns)) - {-1, 0, LAST_ROUND}))
+
+    def _there(self, node: NodeId, round: int) -> bool:
+        entry = self.entries.get(node)
+        if entry is None or node in self.revoked:
+            return False
+        return 0 <= entry.since <= round and (entry.until < 0 or round < entry.until)
+
+    # --- what others say of them ----------------------------------------------------------------------------------
+
+    def out(self, round: int) -> frozenset[NodeId]:
+        """Return who takes no part in `round` because enough others say that it is gone."""
+        if not self._standing:
+            return frozenset()
+        turn = max((turn for turn in self._turns if turn <= round), default=-1)
+        if turn not in self._outs:
+            self._outs[turn] = self._out(turn)
+        return self._outs[turn]
+
+    def _out(self, round: int) -> frozenset[NodeId]:
+        left = {node for node, entry in self.entries.items() if 0 <= entry.until <= round}
+        said = {
+            node: tuple(one for one in judges if one.until <= round and one.by not in left)
+            for node, judges in self._standing.items()
+        }
+        there = {node for node in self.entries if self._there(node, round)}
+        if self.own in self.entries and self.own not in left:  # who is about to come knows that it will be asked too
+            there.add(self.own)
+        return verdicts.out(said, self._mute, frozenset(there), self.own)
+
+    def voice(self, judge: NodeId, round: int) -> bool:
+        """Whether what `judge` says of others counts in or about `round`."""
+        return judge not in self.revoked and not verdicts.silent(self._refuted.get(judge, ()), round)
+
+    def standing(self, node: NodeId) -> Said:
+        """Return the verdicts on the present life of `node` that count."""
+        return self._standing.get(node, ())
+
+    @cached_property
+    def _living(self) -> dict[NodeId, Said]:
+        lives = {node: self.entries[node].incarnation for node in self.verdicts}
+        living = {node: tuple(v for v in said if v.incarnation == lives[node]) for node, said in self.verdicts.items()}
+        return {node: said for node, said in living.items() if said}
+
+    @cached_property
+    def _standing(self) -> dict[NodeId, Said]:
+        counted = {node: tuple(v for v in said if self.voice(v.by, v.until)) for node, said in self._living.items()}
+        return {node: said for node, said in counted.items() if said}
+
+    @cached_property
+    def _mute(self) -> dict[NodeId, frozenset[NodeId]]:
+        living = self._living.items()
+        return {node: frozenset(v.by for v in said if not self.voice(v.by, v.until)) for node, said in living}
+
+    @cached_property
+    def _refuted(self) -> dict[NodeId, tuple[int, ...]]:
+        lives = {node: self.entries[node].incarnation for node in self.verdicts}
+        return verdicts.refuted(self.verdicts, lives, sum(entry.since >= 0 for entry in self.entries.values()))
+
+    @cached_property
+    def _bounds(self) -> set[int]:
+        return {bound for entry in self.entries.values() for bound in (entry.since, entry.until)}
+
+    @cached_property
+    def _turns(self) -> tuple[int, ...]:
+        """The rounds in which it may change who is out, ascending."""
+        named = {one.until for said in self._standing.values() for one in said}
+        first = min(named, default=LAST_ROUND)
+        return tuple(sorted(named | {bound for bound in self._bounds if bound > first}))
+
+    @cached_property
+    def _outs(self) -> dict[int, frozenset[NodeId]]:
+        return {}
+
+    def lost(self) -> tuple[tuple[int, frozenset[NodeId]], ...]:
+        """Return who is out, from each round on in which that may change."""
+        return tuple((turn, self.out(turn)) for turn in self._turns) if self._standing else ()
+
+    # --- telling others -------------------------------------------------------------------------------------------
 
     def known(self) -> tuple[tuple[NodeId, int, int], ...]:
-        """Return (node, incarnation, incarnation of the verdict or -1) of all, ascending: what `Compare` tells."""
-        verdicts = self.verdicts
-        return tuple(
-            (i, self.entries[i].incarnation, verdicts[i].incarnation if i in verdicts else -1)
-            for i in sorted(self.entries)
-        )
+        """Return (node, incarnation, hash of the verdicts on it) of all, ascending: what `Compare` tells.
+
+        The hash is 0 where there are none; of one that was sent away it is REVOKED, and the incarnation 0.
+        """
+        return self._known
+
+    @cached_property
+    def _known(self) -> tuple[tuple[NodeId, int, int], ...]:
+        there = {i: (i, entry.incarnation, _hashed(self.verdicts.get(i, ()))) for i, entry in self.entries.items()}
+        there |= {i: (i, 0, REVOKED) for i in self.revoked}
+        return tuple(there[i] for i in sorted(there))
 
     def digest(self) -> str:
         """Return a short hash of all that is known; equal rosters have equal ones."""
-        ends = [v for i in sorted(self.verdicts) for v in (i, self.verdicts[i].until)]
-        return f"{seeds.integer(0, 'roster', *(number for known in self.known() for number in known), -1, *ends):016x}"
+        return f"{seeds.integer(0, 'roster', *(number for known in self.known() for number in known)):016x}"
 
     def newer_than(self, known: Iterable[tuple[NodeId, int, int]]) -> list[News]:
         """Return the news for one who knows as much as `known`."""
-        theirs = {node: (incarnation, verdict) for node, incarnation, verdict in known}
+        theirs = {node: (incarnation, said) for node, incarnation, said in known}
         news: list[News] = []
-        for node, incarnation, verdict in self.known():
-            have, had = theirs.get(node, (-1, -1))
+        for node, incarnation, said in self.known():
+            have, heard = theirs.get(node, (-1, 0))
+            if said == heard == REVOKED or (heard == REVOKED and said != REVOKED):
+                continue
+            if said == REVOKED:
+                news.append(self.revoked[node])
+                continue
             if incarnation > max(have, 0):
                 news.append(self.entries[node])
-            if verdict > had or (verdict == had >= 0):  # of two on one incarnation the earlier end counts: say it
-                news.append(self.verdicts[node])
+            if said != heard:
+                news += self.verdicts.get(node, ())
         return news
 
-
-# --- merging ----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """News that cannot be accepted; `reason` is one word for counting."""
-
-    reason: str
-    news: News
+    def lacks(self, known: Iterable[tuple[NodeId, int, int]]) -> bool:
+        """Whether one who knows `known` may have something to tell us."""
+        ours = {node: (incarnation, said) for node, incarnation, said in self.known()}
+        here = ((life, said, *ours.get(node, (0, 0))) for node, life, said in known)
+        return any(heard != REVOKED and (life > own or said not in (0, heard)) for life, said, own, heard in here)
 
 
-@dataclass(frozen=True, slots=True)
-class Merged:
-    """The roster with the news in it; what of it was new; what was refused, and why."""
-
-    roster: Roster
-    new: tuple[News, ...]
-    refused: tuple[Refusal, ...]
-
-
-def merge(roster: Roster, news: Iterable[News], trust: Trust) -> Merged:
-    """Take what is new and signed.  The order of news does not matter, except that a verdict needs its judge's entry.
-
-    Refused: "signature", "identity" (another member's id), "unadmitted" (nobody let it in), "twin" (two entries of one
-    incarnation: two processes run with one key), "stale" (an older incarnation), "ahead" (of a life that nobody has
-    heard of), "stranger" (of or by one who is not in the roster), "range" (no possible round or incarnation), "full".
-    Suspicions change no roster; see `check_suspicion`.
-    """
-    entries, verdicts = dict(roster.entries), dict(roster.verdicts)
-    known = Roster(entries, verdicts)
-    new: list[News] = []
-    refused: list[Refusal] = []
-    for item in sorted(news, key=lambda one: not isinstance(one, Entry)):
-        reason = _entry_refused(known, item, trust) if isinstance(item, Entry) else _said_refused(known, item, trust)
-        if reason:
-            refused.append(Refusal(reason, item))
-        elif isinstance(item, Entry) and item != entries.get(item.node):
-            entries[item.node] = item
-            if item.node in verdicts and not known.gone(item.node):  # refuted: nobody needs to hear it any more
-                del verdicts[item.node]
-            new.append(item)
-        elif isinstance(item, Verdict) and _counts(item, verdicts.get(item.node)):
-            verdicts[item.node] = item
-            new.append(item)
-    return Merged(known if new else roster, tuple(new), tuple(refused))
-
-
-def check_suspicion(roster: Roster, suspicion: Suspicion, trust: Trust) -> str:
-    """Return why `suspicion` is refused, or ""."""
-    return _said_refused(roster, suspicion, trust)
-
-
-def _counts(verdict: Verdict, known: Verdict | None) -> bool:
-    """Whether `verdict` takes the place of the known one: the later incarnation, then the earlier end."""
-    if known is None:
-        return True
-    return (verdict.incarnation, -verdict.until, -verdict.by) > (known.incarnation, -known.until, -known.by)
-
-
-def _entry_refused(roster: Roster, entry: Entry, trust: Trust) -> str:
-    known = roster.entries.get(entry.node)
-    if entry == known:
-        return ""
-    if not (0 < entry.incarnation <= LAST_INCARNATION and max(entry.since, entry.until) <= LAST_ROUND):
-        return "range"
-    if known and (entry.key, entry.verify) != (known.key, known.verify):
-        return "identity"
-    if any(entry.key == other.key for other in roster.entries.values() if other.node != entry.node):
-        return "identity"
-    if not trust.verify(entry.verify, content(entry), entry.signature):
-        return "signature"
-    if known and entry.incarnation <= known.incarnation:
-        return "stale" if entry.incarnation < known.incarnation else "twin"
-    if known:
-        return ""
-    if entry.node in trust.founders:
-        return "" if trust.founders[entry.node] == (entry.key, entry.verify) else "identity"
-    statement = admission_of(entry.node, entry.key, entry.verify)
-    if not (trust.organiser and trust.verify(trust.organiser, statement, entry.admission)):
-        return "unadmitted"
-    return "full" if len(roster.entries) >= MEMBERS_MAX else ""
-
-
-def _said_refused(roster: Roster, said: Suspicion | Verdict, trust: Trust) -> str:
-    """Why what one member says of another is refused."""
-    if said == roster.verdicts.get(said.node):
-        return ""
-    if said.node not in roster.entries or said.by not in roster.entries:
-        return "stranger"
-    if said.incarnation > LAST_INCARNATION or (isinstance(said, Verdict) and said.until > LAST_ROUND):
-        return "range"
-    if not trust.verify(roster.entries[said.by].verify, content(said), said.signature):
-        return "signature"
-    life = roster.entries[said.node].incarnation
-    return "" if said.incarnation == life else "stale" if said.incarnation < life else "ahead"
-
-
-# --- the graph of each round ------------------------------------------------------------------------------------------
-
-
-class Weights(Protocol):
-    def row(self, node: NodeId) -> dict[NodeId, float]: ...
-    def targets(self, node: NodeId) -> tuple[NodeId, ...]: ...
-
-
-class Places(Protocol):
-    """A schedule over the places 0 to m - 1."""
-
-    @property
-    def period(self) -> int: ...
-    def mixing(self, round: int) -> Weights: ...
-    def partners(self, node: NodeId) -> tuple[NodeId, ...]: ...
-
-
-Make = Callable[[tuple[NodeId, ...]], Places]
-"""Gives the graphs for these members, by their places in the tuple."""
-
-
-@dataclass(frozen=True)
-class _Named:
-    """Weights over places, told by id."""
-
-    ids: tuple[NodeId, ...]
-    weights: Weights
-
-    def row(self, node: NodeId) -> dict[NodeId, float]:
-        if node not in self.ids:  # it takes no part: it keeps what it has
-            return {node: 1.0}
-        return {self.ids[j]: weight for j, weight in self.weights.row(self.ids.index(node)).items()}
-
-    def targets(self, node: NodeId) -> tuple[NodeId, ...]:
-        if node not in self.ids:
-            return ()
-        return tuple(self.ids[j] for j in self.weights.targets(self.ids.index(node)))
-
-
-class RosterSchedule:
-    """The mixing of each round among those who take part in it: a function of (roster, round), the same at every peer.
-
-    `made` keeps the graphs of each set of members, and may be shared from one schedule to the next; `earlier` are those
-    that one node exchanged with under rosters before: they may still have an account to settle.
-    """
-
-    def __init__(self, roster: Roster, make: Make, made: dict[tuple[NodeId, ...], Places] | None = None) -> None:
-        self.roster, self._make = roster, make
-        self.earlier: dict[NodeId, tuple[NodeId, ...]] = {}
-        self._made = {} if made is None else made
-        self._changes = roster.changes()
-        self._ids: dict[int, tuple[NodeId, ...]] = {}  # by the last change before
-        self._views: dict[int, str] = {}
-
-    @property
-    def period(self) -> int:
-        """After how many rounds the mixings of those who take part at last repeat; 0: never."""
-        ids = self.participants(LAST_ROUND - 1)
-        return self._places(ids).period if ids else 1
-
-    def _change(self, round: int) -> int:
-        return max((change for change in self._changes if change <= round), default=0)
-
-    def participants(self, round: int) -> tuple[NodeId, ...]:
-        """Return who takes part in `round`, ascending."""
-        change = self._change(round)
-        if change not in self._ids:
-            self._ids[change] = self.roster.participants(change)
-        return self._ids[change]
-
-    def mixing(self, round: int) -> Weights:
-        """Return the mixing of `round`, by ids."""
-        ids = self.participants(round)
-        return _Named(ids, self._places(ids).mixing(round))
-
-    def view(self, round: int) -> str:
-        """Return a name for who takes part in `round`: peers that use the same graph give it the same."""
-        change = self._change(round)
-        if change not in self._views:
-            self._views[change] = f"{seeds.integer(0, 'view', *self.participants(round)):016x}"
-        return self._views[change]
-
-    def partners(self, node: NodeId) -> tuple[NodeId, ...]:
-        """Return all that `node` sends to or hears from in any round, or did, ascending."""
-        found = set(self.earlier.get(node, ()))
-        for change in (0, *self._changes):
-            ids = self.participants(change)
-            if node in ids:
-                found.update(ids[j] for j in self._places(ids).partners(ids.index(node)))
-        return tuple(sorted(found))
-
-    def _places(self, ids: tuple[NodeId, ...]) -> Places:
-        if ids not in self._made:
-            while len(self._made) >= KEPT_GRAPHS:
-                del self._made[next(iter(self._made))]
-            self._made[ids] = self._make(ids)
-        return self._made[ids]
-
-
-KEPT_GRAPHS = 16
+def _hashed(said: Said) -> int:
+    """Return a hash of verdicts, from 2 to 2^53 + 1, or 0 where there are none."""
+    numbers = (number for one in said for number in (one.incarnation, one.by, one.until))
+    return 2 + seeds.integer(0, "verdicts", *numbers) % 2**53 if said else 0

@@ -23,7 +23,7 @@ from fedgossip.running.federation import FederationPlan
 from fedgossip.running.gossip import GossipPlan
 from fedgossip.running.ledger import SUFFIX, SpentLedger, data_of
 from fedgossip.running.lives import MakeMachine
-from fedgossip.running.members import member_of
+from fedgossip.running.members import Informed, member_of
 from fedgossip.running.plan import CLIENT, COORDINATOR, Plan
 from fedgossip.running.private import LEDGER, private_maker
 from fedgossip.running.purses import account_before
@@ -94,7 +94,8 @@ def _member(plan: Plan, node: NodeId, given: Given, members: Members) -> MakeMac
     def make(initial: Vector, checkpoint: Checkpoint | None, _incarnation: int) -> Machine:
         life = int(time.time())  # above those of earlier lives, as long as the clock is not set back
         about = plan, node, initial, given.hello.schema, given.identity, members, life
-        machine = member_of(*about, join=given.join, resumed=checkpoint)
+        member = member_of(*about, join=given.join, resumed=checkpoint)
+        machine = Informed(member, members, given.folder)
         if members.organiser:
             assert isinstance(given.links, Links)
             given.links.admit_guests(machine.introduction())

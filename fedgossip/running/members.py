@@ -1,24 +1,30 @@
 """A member from a plan: the machine of a peer where others come and go.
 
     members = load_members(endpoints_file, node)
+    machine = Informed(member_of(...), members, folder): it hears whom the organiser sends away, and keeps it
     links.admit_guests(...), links.connect((), {}, expected, hello): the machine says whom to meet
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import cast
 
-from fedgossip.errors import ConfigError
-from fedgossip.machine import Checkpoint, Machine, NodeId
-from fedgossip.messages import Entry
-from fedgossip.net.endpoints import Members
+from fedgossip.errors import ConfigError, NotWrittenError
+from fedgossip.machine import Checkpoint, Effect, Event, Fired, Machine, NodeId, Received, Report, Started
+from fedgossip.messages import NEWS_MAX, Entry, Join, Tidings
+from fedgossip.net.endpoints import Members, load_revoked, revoked_block
 from fedgossip.net.identity import Identity, verify
 from fedgossip.protocols.member import Member
 from fedgossip.protocols.membership import MemberSettings, Membership
-from fedgossip.protocols.roster import Make, Places, Roster, RosterSchedule, Trust
+from fedgossip.protocols.news import Trust
+from fedgossip.protocols.roster import Roster
+from fedgossip.protocols.roster_schedule import Make, Places, RosterSchedule
 from fedgossip.running.gossip import GossipPlan, own_weights, section_of
 from fedgossip.running.plan import Plan
+from fedgossip.running.runs import write_whole
 from fedgossip.topology import Schedule, resolve_schedule
 from fedgossip.vectors import Vector
 
@@ -76,7 +82,7 @@ def member_of(
     assert isinstance(plan, GossipPlan)
     own = members.endpoints[node]
     founders = members.founders
-    roster = Roster.founding({i: (e.address, e.key, e.verify) for i, e in founders.items()})
+    roster = Roster.founding({i: (e.address, e.key, e.verify) for i, e in founders.items()}, node)
     trust = Trust({i: (e.key, e.verify) for i, e in founders.items()}, verify, members.organiser)
     late = node not in founders
     me = Entry(
@@ -93,3 +99,67 @@ def member_of(
     take_up = plan.taken_up
     start_ns = int(e.algorithm.start_timeout * 1e9)
     return Member(membership, make, take_up, layout, e.rounds, join=join or late, resumed=resumed, start_ns=start_ns)
+
+
+REVOKED = "revoked.toml"
+"""In the peer's folder: whom the organiser has sent away, as far as the peer has heard."""
+
+
+class Informed:
+    """A member that takes up the revocations in its own file of endpoints, also while it runs, and keeps all it hears.
+
+    The files are looked at with every tick of the member's clock.  What is kept outlives the process: a next life in
+    the folder knows it from its start, whoever it meets.
+    """
+
+    def __init__(self, member: Member, members: Members, folder: Path) -> None:
+        self.member, self._source, self._kept = member, members.path, folder / REVOKED
+        self._own = member.membership.node
+        self._seen: dict[Path, int] = {}
+        self._written, self._unwritten = 0, False
+
+    def introduction(self) -> Join | None:
+        return self.member.introduction()
+
+    def handle(self, event: Event, now_ns: int) -> Sequence[Effect]:
+        """Take one event; see machine.Machine."""
+        effects = list(self.member.handle(event, now_ns))
+        if isinstance(event, Started):
+            effects += self._read(self._kept, now_ns)
+        if self._source and event in (Started(), Fired(("member", "tick"))):
+            effects += self._read(self._source, now_ns)
+        return [*self._keep(ticked=event == Fired(("member", "tick"))), *effects]
+
+    def _read(self, path: Path, now_ns: int) -> list[Effect]:
+        """Tell the member what is new in a file; a file that cannot be read costs a report, once for each change."""
+        try:
+            changed = path.stat().st_mtime_ns
+        except OSError:
+            return []
+        if self._seen.get(path) == changed:
+            return []
+        self._seen[path] = changed
+        try:
+            revoked = load_revoked(path)
+        except ConfigError as error:
+            return [Report("unread", {"text": str(error)}, max(self.member.membership.round, 0))]
+        effects: list[Effect] = []
+        for start in range(0, len(revoked), NEWS_MAX):
+            news = Tidings(revoked[start : start + NEWS_MAX])
+            effects += self.member.handle(Received(self._own, news), now_ns)
+        return effects
+
+    def _keep(self, *, ticked: bool) -> list[Effect]:
+        """Write down who was sent away, before anybody is told that we know; where the disk is full, with a later tick.
+        """
+        revoked = self.member.membership.roster.revoked
+        if len(revoked) == self._written or (self._unwritten and not ticked):
+            return []
+        text = "\n".join(revoked_block(revoked[node]) for node in sorted(revoked))
+        try:
+            write_whole(self._kept, text.encode())
+        except NotWrittenError as error:
+            first, self._unwritten = not self._unwritten, True
+            return [Report("unread", {"text": str(error)}, 0)] if first else []
+        self._written, self._unwritten = len(revoked), False
+        return []
