@@ -7,6 +7,9 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+PARTIAL_EXIT = 9
+"""The exit code where nothing failed and something that the run is for did not happen: its status is partial."""
+
 
 class FedgossipError(Exception):
     """Base of the family.  ``str(error)`` is the one line of error, ``error.advice`` the one line of advice."""

@@ -410,7 +410,7 @@ def test_the_drain_timer_ends_the_stay_and_tells_what_is_open() -> None:
     m, to = offering(1, rounds=1)
     m.handle(Fired(("answer", to, 0)), 0)
     effects = m.handle(Fired(("drain",)), 0)
-    assert reports(effects) == {"unsettled": {"peer": to, "offer": 0}} and isinstance(effects[-1], Finish)
+    assert reports(effects)["unsettled"] == {"peer": to, "offer": 0} and isinstance(effects[-1], Finish)
 
 
 def test_stopping_settles_for_a_moment_and_says_goodbye() -> None:

@@ -57,7 +57,7 @@ def cli() -> None:
     """Decentralized and federated learning: peers that learn together by gossip.
 
     Start with `fedgossip demo`.  Exit codes: 0 ok, 2 configuration, 3 network, 4 refused, 5 training failed,
-    6 privacy budget used up, 7 too few peers, 8 cannot be resumed, 130 Ctrl-C.
+    6 privacy budget used up, 7 too few peers, or nothing exchanged, 8 cannot be resumed, 9 partial, 130 Ctrl-C.
     """
 
 

@@ -34,7 +34,8 @@ def coordinator(
     plan = _plan(experiment, overrides, seed)
     known = load_endpoints(endpoints, plan.n, plan.listens)
     return participant.Participant(
-        experiment, plan, plan.coordinator, "coordinator", key, endpoints, known, out, resume, bind
+        experiment, plan, plan.coordinator, "coordinator", key, endpoints, known, out, resume, bind,
+        overrides=overrides, seed=seed,
     ).take_part("waiting for its clients")
 
 
@@ -75,7 +76,8 @@ def client(
         raise ConfigError(f"{policy} is there, and the experiment has switched the secure sum off", advice)
     where = known[plan.coordinator].address
     return participant.Participant(
-        experiment, plan, node, f"client {node}", key, endpoints, known, out, resume, policy=terms, learning=learning
+        experiment, plan, node, f"client {node}", key, endpoints, known, out, resume, policy=terms, learning=learning,
+        overrides=overrides, seed=seed,
     ).take_part(f"calling the coordinator at {where}, which begins when enough clients are there")
 
 

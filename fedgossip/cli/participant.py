@@ -15,12 +15,16 @@ from fedgossip.cli.portable import portable_option
 
 if TYPE_CHECKING:
     from fedgossip.net.endpoints import Endpoint, Members
+    from fedgossip.running.peer_files import PeerEnded
     from fedgossip.running.plan import Plan
     from fedgossip.running.tasks import DataShares
     from fedgossip.secure.session import Policy
     from fedgossip.task import LocalTask
 
 Command = Callable[..., Any]
+
+ALL = "all-peers"
+"""The folder into which people are told to put the folders of all peers."""
 
 
 def options(command: Command) -> Command:
@@ -63,6 +67,8 @@ class Participant:
     learning: tuple[LocalTask, DataShares] | None = None
     """The task, where it is made already."""
     trace_bytes: int = 0
+    overrides: tuple[str, ...] = ()
+    seed: int | None = None
 
     def take_part(self, waiting: str) -> int:
         """Run to the end; return the exit code.  Raises FedgossipError."""
@@ -106,8 +112,9 @@ class Participant:
         click.echo(f"{word} after {_rounds(ended.rounds)}; everything is in {folder}", err=True)
         if ended.status == "interrupted":
             click.echo(f"To go on: {_line(folder)}", err=True)
-        elif ended.status == "finished":
+        else:
             self._what_next(folder)
+            self._to_know(folder, ended)
         if early:
             click.echo(f"When the coordinator goes on: {_line(folder)}", err=True)
             return TooFewPeersError.exit_code
@@ -124,16 +131,41 @@ class Participant:
         return identity
 
     def _what_next(self, folder: Path) -> None:
+        """Print the command that puts the run together: the experiment with what was set here."""
         from fedgossip.running.compose import GossipPlan
-        from fedgossip.running.peer_files import MODEL
 
+        words = ["fedgossip", "collect", str(self.experiment)]
         if isinstance(self.plan, GossipPlan):
-            click.echo("Copy all peers' folders to one machine; there:", err=True)
-            click.echo(f"fedgossip collect {self.experiment} {folder} ...", err=True)
-        elif (folder / MODEL).exists():
-            click.echo(f"The model: {folder / MODEL}", err=True)
+            click.echo(f"Copy all peers' folders into one folder, {ALL}, on one machine; there:", err=True)
+            words.append(ALL)
+        elif self.plan.role(self.node) == "coordinator":
+            click.echo("For the report of the whole run:", err=True)
+            words.append(str(folder))
         else:
-            click.echo("There is no model: nothing was trained.", err=True)
+            return
+        words += [word for override in self.overrides for word in ("--set", override)]
+        words += [] if self.seed is None else ["--seed", str(self.seed)]
+        click.echo(shlex.join(words), err=True)
+
+    def _to_know(self, folder: Path, ended: PeerEnded) -> None:
+        """Say last what a person must know: what did not happen and why, how good the model is, and where."""
+        from fedgossip.records import PeerRow, read_rows
+        from fedgossip.running.peer_files import MODEL
+        from fedgossip.running.runs import refusals
+
+        rows = read_rows(folder / "metrics.jsonl")
+        if ended.message:
+            for cause in refusals(rows):
+                times = "once" if cause["times"] == 1 else f"{cause['times']} times"
+                click.echo(f"Refused {times}: {cause['text']}  {cause['advice']}".rstrip(), err=True)
+            click.echo(f"{ended.status.upper()}: {ended.message}", err=True)
+        learner = self.node < self.plan.learners
+        measured = [(row.round, row.accuracy) for row in rows if isinstance(row, PeerRow) and row.accuracy is not None]
+        own = " on this client's own examples" if learner and self.plan.role(self.node) else ""
+        for round, accuracy in measured[-1:]:
+            click.echo(f"Test accuracy {accuracy:.4f}{own}, in round {round}", err=True)
+        known = (folder / MODEL).exists()
+        click.echo(f"The model: {folder / MODEL}" if known else "There is no model: nothing was trained.", err=True)
 
     def _left(self) -> Path:
         """Return the folder of a life before.  Raises ConfigError, ResumeError."""

@@ -58,5 +58,5 @@ def peer(
     limit = int(trace_limit * 1e9) if trace else 0
     return participant.Participant(
         experiment, plan, node, f"peer {node}", key, endpoints, known, out, resume, bind, members, join,
-        trace_bytes=limit,
+        trace_bytes=limit, overrides=overrides, seed=seed,
     ).take_part("waiting for its neighbours")

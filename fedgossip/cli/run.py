@@ -94,8 +94,12 @@ def run(
 
 
 def exit_code(finished: Run) -> int:
-    """Return 130 for a run that somebody stopped, 6 for one that its budget ended; one that failed raised its error."""
-    return {"interrupted": 130, "exhausted": 6}.get(finished.summary["status"], 0)
+    """Return 0 for a run that finished; one that failed raised its error."""
+    from fedgossip.errors import PARTIAL_EXIT, BudgetError, TooFewPeersError
+
+    partial = TooFewPeersError.exit_code if finished.summary["in_vain"] else PARTIAL_EXIT
+    codes = {"finished": 0, "partial": partial, "exhausted": BudgetError.exit_code, "interrupted": 130}
+    return codes[finished.summary["status"]]
 
 
 def talk_to_stderr() -> contextlib.AbstractContextManager[object]:
@@ -138,21 +142,18 @@ class _Drive:
             return simulate_plan(plan, engine=self.on, out=out, report=self.report, watch=progress)
 
 
+REFUSALS_SHOWN = 4
+
 ENDINGS = {
-    "partial": "Not every {} finished; the others went on to the end.",
-    "interrupted": "Stopped before the end; all that was done is kept.",
-    "exhausted": "Ended by the budget of privacy: the next round would have crossed it.  The model so far is kept.",
+    "partial": "not everybody came to the end; the others did",
+    "interrupted": "stopped before the end; all that was done is kept",
+    "exhausted": "its budget of privacy ended it: the next round would have crossed it; the model so far is kept",
 }
 
 
 def show(finished: Run, *, report: bool = True) -> None:
     """Print what came out of a run, for people."""
-    print(columns(facts(finished.summary, finished.rows)))
-    if words := ENDINGS.get(finished.summary["status"]):
-        print(words.format("client" if finished.summary["mode"] == "federated" else "peer"))
-    if finished.directory:
-        page = finished.directory / "report.html"
-        print(f"Everything is in {finished.directory}" + (f"; open {page}" if report else ""))
+    print(columns([*facts(finished.summary, finished.rows), *_to_know(finished, report=report)]))
 
 
 def facts(summary: dict[str, Any], record: Sequence[Row] = ()) -> list[tuple[str, str]]:
@@ -167,10 +168,61 @@ def facts(summary: dict[str, Any], record: Sequence[Row] = ()) -> list[tuple[str
     if summary["driver"] != "stacked":
         whole = "" if summary["wall_seconds"] is None else f", {summary['wall_seconds']:.1f} s in all"
         rows.append(("time", f"{summary['seconds']:.2f} {kind}{whole}"))
-    if summary["events"]:
-        rows.append(("events", ", ".join(f"{count} {name}" for name, count in summary["events"].items())))
+    rows += _events(summary)
     rows.append(("digest", summary["digest"] or "none: it did not come to its end"))
     return rows
+
+
+def _events(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """What happened, the gravest first; and why something was refused, each cause once."""
+    from fedgossip.report.naming import Names
+    from fedgossip.report.reasons import gravest_first
+
+    names = Names(summary["n"] if summary["mode"] == "federated" else None)
+    told = [f"{count} {name.replace('_', ' ')}" for name, count in gravest_first(summary["events"])]
+    rows = [("events", ", ".join(told))] if told else []
+    for cause in summary.get("refusals", [])[:REFUSALS_SHOWN]:
+        text = f"by {names.of(cause['peer'])}, {_times(cause['times'])}: {cause['text']}  {cause['advice']}"
+        rows.append(("refused", text.strip()))
+    return rows
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
+
+
+def _to_know(finished: Run, *, report: bool) -> list[tuple[str, str]]:
+    """What a person must know of a run, to be read last: whether it is whole, what it reached, where the model is."""
+    summary, folder = finished.summary, finished.directory
+    rows: list[tuple[str, str]] = []
+    if folder:
+        rows.append(("everything", f"in {folder}" + (f"; open {folder / 'report.html'}" if report else "")))
+    status = summary["status"]
+    if words := ENDINGS.get(status):
+        rows += [("" if place else status.upper(), one) for place, one in enumerate(summary["lacking"] or [words])]
+    rows += _reached(summary)
+    return [*rows, *_model(finished)]
+
+
+def _reached(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """The accuracy, or the loss where there is none."""
+    accuracy = summary["accuracy"]
+    if accuracy["averaged"] is None:
+        return [] if summary["test_loss"] is None else [("loss", f"{summary['test_loss']:.6g}")]
+    if summary["mode"] == "federated":
+        return [("test accuracy", f"{accuracy['averaged']:.4f}")]
+    each = ", ".join(f"{accuracy[k]:.4f} {k.replace('_', ' ')}" for k in ("averaged", "mean_peer", "worst_peer"))
+    return [("test accuracy", each)]
+
+
+def _model(finished: Run) -> list[tuple[str, str]]:
+    if finished.directory is None:
+        return []
+    path = finished.directory / "model.safetensors"
+    if not path.exists():
+        return [("model", "none: nothing was trained")]
+    average = "" if finished.summary["mode"] == "federated" else ", the average of the peers’ models"
+    return [("model", f"{path}{average}")]
 
 
 def _compared(summary: dict[str, Any]) -> list[tuple[str, str]]:
@@ -180,15 +232,13 @@ def _compared(summary: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _federated(summary: dict[str, Any], record: Sequence[Row]) -> list[tuple[str, str]]:
-    accuracy, sees = summary["accuracy"], "sums alone" if summary["secure"] else "EVERY UPDATE: no secure sum"
-    what = f"{summary['clients']} clients, {summary['algorithm']}, {summary['rounds']} rounds, {summary['driver']}"
-    rows = [("run", what), ("coordinator sees", sees)]
-    if accuracy["averaged"] is not None:
-        rows.append(("test accuracy", f"{accuracy['averaged']:.4f}"))
-        rows += _at_clients(record)
-        rows += _compared(summary)
-    elif summary["test_loss"] is not None:
-        rows.append(("loss", f"{summary['test_loss']:.6g}"))
+    from fedgossip.watching.follow import DRIVERS
+
+    sees = "sums alone" if summary["secure"] else "EVERY UPDATE: no secure sum"
+    what = f"{summary['clients']} clients, {summary['algorithm']}, {summary['rounds']} rounds"
+    rows = [("run", f"{what}, {DRIVERS[summary['driver']]}"), ("coordinator sees", sees)]
+    if summary["accuracy"]["averaged"] is not None:
+        rows += [*_at_clients(record), *_compared(summary)]
     if "epsilon" in summary:
         p = summary["privacy"]
         spent = "at" if summary["epsilon"] is None else f"{summary['epsilon']:.3f}, at"  # or known to clients alone
@@ -206,13 +256,11 @@ def _at_clients(record: Sequence[Row]) -> list[tuple[str, str]]:
 
 
 def _gossiped(summary: dict[str, Any]) -> list[tuple[str, str]]:
-    forecast, accuracy = summary["forecast"], summary["accuracy"]
-    rows = [("run", f"{summary['n']} peers, {summary['graph']}, {summary['rounds']} rounds, {summary['driver']}")]
-    if accuracy["averaged"] is not None:
-        each = ", ".join(f"{accuracy[k]:.4f} {k.replace('_', ' ')}" for k in ("averaged", "mean_peer", "worst_peer"))
-        rows += [("test accuracy", each), *_compared(summary)]
-    elif summary["test_loss"] is not None:
-        rows.append(("loss", f"{summary['test_loss']:.6g}"))
+    from fedgossip.watching.follow import DRIVERS
+
+    forecast, driver = summary["forecast"], DRIVERS[summary["driver"]]
+    rows = [("run", f"{summary['n']} peers, {summary['graph']}, {summary['rounds']} rounds, {driver}")]
+    rows += _compared(summary)
     rows.append(("consensus distance", f"{summary['consensus_distance']:.6g}"))
     promised = forecast["slem"] if forecast["slem"] is not None else forecast.get("rate")
     if promised is not None and summary["measured_contraction"] is not None:

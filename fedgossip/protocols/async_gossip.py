@@ -59,6 +59,7 @@ from fedgossip.machine import (
     Trained,
 )
 from fedgossip.messages import Answer, Decline, Leaving, Offer, Query, Settled
+from fedgossip.protocols.carried import FRESH, Carried
 from fedgossip.protocols.company import Company
 from fedgossip.protocols.deadlines import Deadline
 from fedgossip.protocols.exchanges import Ledger
@@ -151,6 +152,8 @@ class AsyncGossip:
         self.patience = Deadline(settings.answer_ns, least_ns, first_ns=settings.first_answer_ns)
         self.clear: set[NodeId] = set()  # have left, and have no offer of theirs open
         self.hurried = False
+        self.carried = Carried(resumed)
+        self.mute = set(partners)  # have said nothing, or not answered what was said last
         self.eager = resumed is not None  # the others are on their way: begin with whom is there
         if resumed:
             self.round, self.x, self.count = resumed.round, resumed.vectors["x"], int(str(resumed.facts["count"]))
@@ -185,6 +188,7 @@ class AsyncGossip:
 
     def _received(self, event: Received, now_ns: int) -> list[Effect]:
         sender = event.sender
+        self.mute.discard(sender)
         match event.message:
             case Offer() as offer:
                 return self._offered(sender, offer)
@@ -274,6 +278,7 @@ class AsyncGossip:
             self.phase = "closing"
             return self._leave(self.settings.drain_ns) if not self.due else []
         self.phase, self.began_ns, self.trained_from = "training", now_ns, self.changes
+        self.carried.due(self.company.partners)
         return [Train(self.round, self.x)]
 
     def _trained(self, update: Vector | None, facts: Mapping[str, object], now_ns: int) -> list[Effect]:
@@ -298,7 +303,7 @@ class AsyncGossip:
 
     def _checkpoint(self) -> Checkpoint:
         vectors, facts = self.ledger.saved()
-        return Checkpoint(self.round, {"x": self.x, **vectors}, {"count": self.count, **facts})
+        return Checkpoint(self.round, {"x": self.x, **vectors}, {"count": self.count, **facts, **self.carried.saved()})
 
     # --- exchanges that we begin ----------------------------------------------------------------------------------
 
@@ -330,6 +335,7 @@ class AsyncGossip:
         return [Send(to, offer), SetTimer(("answer", to, number), self.patience.now_ns())]
 
     def _unanswered(self, flight: Flight, now_ns: int) -> list[Effect]:
+        self.mute.add(flight.to)
         report = Report("unanswered", {"peer": flight.to, "offer": flight.number}, self.round)
         return [report, *self._ask(flight.to, 0), *self._exchange_over(now_ns)]
 
@@ -349,6 +355,7 @@ class AsyncGossip:
         self.layout.check_finite(sender, h)
         self.ledger.close(sender, answer.number)
         self._change(subtract(self.x, h))
+        self.carried.came(sender)
         effects: list[Effect] = [Send(sender, Settled(answer.number)), Report("exchanged", sender, self.round)]
         if self.flight and self._flying(sender):
             taken = now_ns - self.flight.sent_ns
@@ -397,6 +404,7 @@ class AsyncGossip:
         h = scaled_difference(0.5, theirs, self.x)
         self.layout.check_finite(sender, h)
         self._change(add(self.x, h))
+        self.carried.came(sender)
         answer = Answer(offer.number, self.round, self.schema, (h,))
         self.ledger.answer(sender, answer)
         return [Send(sender, answer)]
@@ -484,7 +492,12 @@ class AsyncGossip:
         self.phase = "finished"
         unsettled = [{"peer": node, "offer": number} for node, number in sorted(self.ledger.open.items())]
         unsettled += [{"peer": node, "answer": given.number} for node, given in sorted(self.ledger.answers.items())]
-        return [*(Report("unsettled", value, self.round) for value in unsettled), Finish(self.x)]
+        lacking = [] if self.hurried else self._lacking()
+        return [*(Report("unsettled", value, self.round) for value in unsettled), *lacking, Finish(self.x)]
+
+    def _lacking(self) -> list[Report]:
+        """Whom a peer meets is drawn, and may never be one who is there: only with a mute one is it a fault."""
+        return self.carried.told(self.round, self.mute & set(self.company.partners))
 
 
 def _running(before: int, now: int) -> int:
@@ -494,4 +507,4 @@ def _running(before: int, now: int) -> int:
 def taken_up(round: int, model: Vector) -> Checkpoint:
     """Return from where a peer goes on that has `model` after `round` rounds: what another has learned."""
     vectors, facts = Ledger().saved()
-    return Checkpoint(round, {"x": model, **vectors}, {"count": 0, **facts})
+    return Checkpoint(round, {"x": model, **vectors}, {"count": 0, **facts, **FRESH})

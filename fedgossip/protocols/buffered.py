@@ -94,6 +94,7 @@ class Buffered(Generic[State]):
         self.phase = "new"
         self.flying: dict[NodeId, int] = {}  # who trains, and the round that it was invited in
         self.seen: dict[NodeId, int] = {}  # the newest model that each client was sent
+        self.counted: set[NodeId] = set(_counted(resumed))  # ever
         self.done: set[NodeId] = set()  # have the final model
         self._empty()
 
@@ -228,6 +229,7 @@ class Buffered(Generic[State]):
             facts = {"peer": sender, "staleness": staleness}
             return [Report("stale", facts, self.round), *self._invite()]
         self.accumulator.add(sender, weight, contribution.vectors, contribution.steps)
+        self.counted.add(sender)
         self.examples += contribution.examples
         if contribution.loss is not None:
             self.losses.append((contribution.examples, contribution.loss))
@@ -245,7 +247,8 @@ class Buffered(Generic[State]):
         effects: list[Effect] = [Report("aggregated", facts, self.round)]
         self.round += 1
         self._empty()
-        effects.append(Checkpoint(self.round, saved(self.state), {"invitations": self.invitations}))
+        memory = {"invitations": self.invitations, "counted": sorted(self.counted)}
+        effects.append(Checkpoint(self.round, saved(self.state), memory))
         effects.append(Report("mixed", self.model, self.round))
         return effects + (self._conclude() if self.round == self.settings.rounds else self._invite())
 
@@ -267,8 +270,20 @@ class Buffered(Generic[State]):
         return [Send(node, final) for node in (self._uninformed() if to is None else to)]
 
     def _finish(self) -> list[Effect]:
+        over = self.phase == "leaving"
         self.phase = "finished"
-        return [Finish(self.model)]
+        return [*(self._never_counted() if over else []), Finish(self.model)]
+
+    def _never_counted(self) -> list[Effect]:
+        """Clients that never came; of the others it is chance who is invited how often."""
+        company = self.company
+        never = [node for node in company.partners if node not in self.counted and node not in company.came]
+        return [Report("never_counted", never, self.round)] if never else []
+
+
+def _counted(checkpoint: Checkpoint | None) -> list[NodeId]:
+    facts: Any = checkpoint.facts if checkpoint else {}
+    return list(facts.get("counted", ()))
 
 
 def _invitations(checkpoint: Checkpoint | None) -> int:

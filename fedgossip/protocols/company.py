@@ -6,7 +6,7 @@ or after a time with those who came, and end early where nobody is left to learn
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from fedgossip.errors import ProtocolError
 from fedgossip.machine import Effect, NodeId, Report, SetTimer
@@ -44,6 +44,11 @@ class Company:
             self.left.discard(node)
         self._lives[node] = max(incarnation, self._lives.get(node, incarnation))
         return another
+
+    @property
+    def came(self) -> Collection[NodeId]:
+        """Those to whom there was ever a link."""
+        return self._lives.keys()
 
     def here(self) -> list[NodeId]:
         """Those to learn with now, ascending."""

@@ -132,6 +132,7 @@ class Coordinator(Generic[State]):
         self.company = Company(node, clients)
         self.phase = "new"
         self.exchange: Exchange | None = None
+        self.drawn: set[NodeId] = set()  # into a cohort with no more clients than the round wanted
         self.done: set[NodeId] = set()  # have the final model
         self.exhausted: set[NodeId] = set()  # have used up their budgets, and leave
         self.short = False
@@ -280,6 +281,8 @@ class Coordinator(Generic[State]):
                 effects += self._over(Abandoned(0, self.need, "INTERRUPTED", "the coordinator was stopped"))
                 continue
             draw = self._cohort(here)
+            if len(draw.invited) <= draw.wanted:
+                self.drawn.update(draw.invited)
             if len(draw.invited) >= self.need:
                 try:
                     effects += [spent(self.purse.pay(self.round))] if self.purse else []
@@ -377,8 +380,15 @@ class Coordinator(Generic[State]):
         return [Send(node, final) for node in to]
 
     def _finish(self) -> list[Effect]:
+        over = self.phase == "leaving"
         self.phase, self.exchange = "finished", None
-        return [Finish(self.model)]
+        return [*(self._never_counted() if over else []), Finish(self.model)]
+
+    def _never_counted(self) -> list[Effect]:
+        """Clients of which nothing is in the model, though they never came, or were in a cohort."""
+        came, clients = self.company.came, self.company.partners
+        never = [node for node in clients if node not in self.counted and (node not in came or node in self.drawn)]
+        return [Report("never_counted", never, self.round)] if never else []
 
 
 def _counted(checkpoint: Checkpoint | None) -> dict[NodeId, int]:

@@ -51,6 +51,7 @@ from fedgossip.machine import (
     Trained,
 )
 from fedgossip.messages import CHECK_WORDS, Leaving, Masked
+from fedgossip.protocols.carried import Carried
 from fedgossip.protocols.company import Company
 from fedgossip.protocols.deadlines import Deadline
 from fedgossip.protocols.sync_gossip import LEAD_ROUNDS, Schedule, SyncSettings, Weights, leads_of
@@ -112,6 +113,7 @@ class PrivateGossip:
         self.round = resumed.round if resumed else 0
         self.x = resumed.vectors[MODEL] if resumed else initial
         self.eager = resumed is not None  # a new life
+        self.carried = Carried(resumed)
         self.phase = "new"
         self.senders: set[NodeId] = set()  # to us, in the round that is being exchanged
         self.waiting_for: set[NodeId] = set()  # whose part of it is not here
@@ -242,7 +244,9 @@ class PrivateGossip:
         here = self.sums.get(self.round)
         self.waiting_for = self.senders - here.heard if here else set(self.senders)
         effects.append(Report("outgoing", (self.x,), self.round))
-        effects.append(Checkpoint(self.round + 1, {MODEL: self.x}))  # first: what leaves is never masked again
+        self.carried.due(self.senders)
+        # first: what leaves is never masked again
+        effects.append(Checkpoint(self.round + 1, {MODEL: self.x}, self.carried.saved()))
         effects += self._parts(mixing, row)
         effects.append(SetTimer(("deadline", self.round), self.deadline.now_ns()))
         return effects + self._end_if_complete(now_ns)
@@ -351,11 +355,12 @@ class PrivateGossip:
         self._go_to(self.round + 1)
         self.phase, self.given = "mixed", np.zeros(0, np.uint32)
         effects.append(Report("mixed", self.x, self.round))
-        effects.append(Checkpoint(self.round, {MODEL: self.x}))
+        effects.append(Checkpoint(self.round, {MODEL: self.x}, self.carried.saved()))
         return effects + self._train(now_ns)
 
     def _mix(self, missing: Sequence[NodeId]) -> list[Effect]:
         """Take the sum up if all of it is here; else keep our own model."""
+        self.carried.heard(self.senders.difference(missing))
         if missing or not self.senders:
             return [Report("skipped_mix", {"missing": missing}, self.round)]
         come = self.sums.pop(self.round)
@@ -363,6 +368,8 @@ class PrivateGossip:
         if total is None:
             return [Report("skipped_mix", {"garbled": sorted(self.senders)}, self.round)]
         self.x = self.grid.moved(self.x, total, self.given)
+        for sender in self.senders:
+            self.carried.came(sender)
         return []
 
     def _go_to(self, round: int) -> None:
@@ -389,6 +396,8 @@ class PrivateGossip:
         return self._finish() if self.phase == "leaving" and done else []
 
     def _finish(self) -> list[Effect]:
+        over = self.round >= self.settings.rounds
+        lacking = self.carried.told(self.round, self.company.partners) if over else []
         self.phase = "finished"
         self.sums.clear()
-        return [Finish(self.x)]
+        return [*lacking, Finish(self.x)]

@@ -53,6 +53,7 @@ from fedgossip.machine import (
     Trained,
 )
 from fedgossip.messages import Accepted, Account, Leaving, Parcel
+from fedgossip.protocols.carried import FRESH, Carried
 from fedgossip.protocols.company import Company
 from fedgossip.protocols.deadlines import Deadline
 from fedgossip.protocols.layout import Layout
@@ -121,6 +122,8 @@ class _Peer:
         self.patience = Deadline(settings.answer_ns, least_ns, first_ns=settings.first_answer_ns)
         self.changes = self.trained_from = 0
         self.eager = resumed is not None
+        self.carried = Carried(resumed)
+        self.heard: set[NodeId] = set()  # ever
         self.hurried = False
         if resumed:
             facts: Mapping[str, Any] = resumed.facts
@@ -184,6 +187,7 @@ class _Peer:
 
     def _received(self, event: Received, now_ns: int) -> list[Effect]:
         sender = event.sender
+        self.heard.add(sender)
         match event.message:
             case Parcel() as parcel:
                 return self._parcel(sender, parcel, now_ns)
@@ -265,6 +269,7 @@ class _Peer:
 
     def _trained(self, update: Vector | None, facts: Mapping[str, object], now_ns: int) -> list[Effect]:
         report = Report("trained", {**facts, "staleness": self.changes - self.trained_from}, self.round)
+        self.carried.due(j for j in self.schedule.mixing(self.round).row(self.node) if j != self.node)
         if update is not None:
             self.x = add(self.x, update)
         return [report, *self._exchange(now_ns)]
@@ -276,7 +281,8 @@ class _Peer:
 
     def _checkpoint(self) -> Checkpoint:
         vectors, facts = self.arcs.saved()
-        return Checkpoint(self.round, {"x": self.x, **vectors}, {"weight": self.weight, **facts})
+        facts = {"weight": self.weight, **facts, **self.carried.saved()}
+        return Checkpoint(self.round, {"x": self.x, **vectors}, facts)
 
     def _free(self, targets: Sequence[NodeId]) -> list[NodeId]:
         """Those of the targets that can be sent to now."""
@@ -326,6 +332,7 @@ class _Peer:
             return [Send(sender, self._leaving(sender))]  # it is the sender's again
         effects: list[Effect] = []
         if self.arcs.take(sender, parcel.number):
+            self.carried.came(sender)
             effects = self._arrived(sender, parcel.round, (vector, parcel.weight), now_ns)
         return [Send(sender, Accepted(self.arcs.taken[sender])), *effects]
 
@@ -409,8 +416,14 @@ class _Peer:
                 self._add((parcel.vectors[0], parcel.weight))
             name = "taken_back" if gone else "unsettled"
             effects.append(Report(name, {"to": to, "weight": parcel.weight}, self.round))
+        effects += [] if self.hurried else self._lacking()
         self.phase = "finished"
         return [*effects, Finish(debiased(self.x, self.weight))]
+
+    def _lacking(self) -> list[Report]:
+        """Where every round has a graph of its own two may have met once, and lost that parcel: heard of is enough."""
+        fixed = self.schedule.period > 0
+        return self.carried.told(self.round, [j for j in self.company.partners if fixed or j not in self.heard])
 
 
 class PushSum(_Peer):
@@ -602,4 +615,4 @@ class AsyncPushSum(_Peer):
 def taken_up(round: int, model: Vector) -> Checkpoint:
     """Return from where a peer goes on that has `model` after `round` rounds, and the weight of one who begins."""
     vectors, facts = Arcs(0).saved()
-    return Checkpoint(round, {"x": model, **vectors}, {"weight": 1.0, "mail": [], **facts})
+    return Checkpoint(round, {"x": model, **vectors}, {"weight": 1.0, "mail": [], **facts, **FRESH})

@@ -45,6 +45,7 @@ from fedgossip.machine import (
     Trained,
 )
 from fedgossip.messages import Account, Leaving, Message, Model
+from fedgossip.protocols.carried import FRESH, Carried
 from fedgossip.protocols.deadlines import Deadline
 from fedgossip.protocols.edges import Edge
 from fedgossip.vectors import Vector, all_finite, frozen, ordered_mix, scaled_difference, subtract
@@ -131,6 +132,7 @@ class SyncGossip(Generic[State]):
         self.among: str | None = None  # the view of the last round that we exchanged
         self.since = 0  # the round in which that view was new
         self.eager = resumed is not None  # a new life
+        self.carried = Carried(resumed)
         self.phase = "new"
         self.outgoing: tuple[Vector, ...] = ()
         self.row: dict[NodeId, float] = {}  # of the round that is being exchanged
@@ -302,6 +304,7 @@ class SyncGossip(Generic[State]):
         self.one_way = self.row.keys() - {self.node, *targets}
         self.waiting_for = {j for j in self.row if j != self.node and self.round not in self.mailbox.get(j, ())}
         self.met.update(dict.fromkeys((*self.row, *targets), self.round))
+        self.carried.due(j for j in self.row if j != self.node)
         effects.append(Report("outgoing", (self.algorithm.seen(self.begun, self.outgoing),), self.round))
         models = self._models([to for to in targets if to not in self.left])
         effects += [Send(to, model) for to, model in models]
@@ -478,15 +481,17 @@ class SyncGossip(Generic[State]):
             if j in missing:
                 edge.missed(self.round, row[j], self.outgoing)
             elif j in self.one_way:
+                self.carried.came(j)
                 continue
             elif edge.counts(self.mailbox[j][self.round], view):
                 edge.mixed(self.round)
+                self.carried.came(j)
                 continue
             row[self.node] += row.pop(j)
         return row
 
     def _checkpoint(self) -> Checkpoint:
-        return _checkpoint_of(self.round, self.state)
+        return _checkpoint_of(self.round, self.state, self.carried.saved())
 
     def _go_to(self, round: int) -> None:
         self.round = round
@@ -530,6 +535,7 @@ class SyncGossip(Generic[State]):
         if repaired is None:
             return []
         assert repaired.theirs is not None
+        self.carried.came(node)
         differences = tuple(
             scaled_difference(repaired.weight, theirs, own)
             for theirs, own in zip(repaired.theirs, repaired.own, strict=True)
@@ -598,10 +604,16 @@ class SyncGossip(Generic[State]):
             for j, edge in sorted(self.edges.items())
             if edge.open or (not edge.confirmed and (j in self.absent or j in self.left - self.linked))
         ]
+        effects += self._lacking() if self.round >= self.settings.rounds else []
         self.phase = "finished"
         self.mailbox.clear()
         self.sent.clear()
         return [*effects, Finish(self.algorithm.model(self.state))]
+
+    def _lacking(self) -> list[Report]:
+        """Where each round has a graph of its own a pair may meet once, and lose that model: heard of is enough."""
+        fixed = self.schedule.period > 0
+        return self.carried.told(self.round, [j for j in self.partners if fixed or j not in self.newest])
 
 
 def _mixed(terms: Sequence[tuple[float, Vector]]) -> Vector:
@@ -611,12 +623,12 @@ def _mixed(terms: Sequence[tuple[float, Vector]]) -> Vector:
 
 def taken_up(algorithm: GossipAlgorithm[Any], round: int, model: Vector) -> Checkpoint:
     """Return from where a peer goes on that has `model` after `round` rounds: what another has learned."""
-    return _checkpoint_of(round, algorithm.start(model))
+    return _checkpoint_of(round, algorithm.start(model), FRESH)
 
 
-def _checkpoint_of(round: int, state: object) -> Checkpoint:
+def _checkpoint_of(round: int, state: object, carried: Mapping[str, object]) -> Checkpoint:
     arrays, numbers = saved(state)
-    return Checkpoint(round, {f"state/{name}": array for name, array in arrays.items()}, numbers)
+    return Checkpoint(round, {f"state/{name}": array for name, array in arrays.items()}, {**numbers, **carried})
 
 
 def _state_in(checkpoint: Checkpoint) -> tuple[dict[str, Vector], Mapping[str, Any]]:

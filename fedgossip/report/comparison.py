@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Named = tuple[str, Run]
-DRIVERS = {"sim": "simulated", "stacked": "stacked", "local": "real processes"}
+DRIVERS = {"sim": "simulated", "stacked": "stacked", "local": "real processes", "peers": "started one by one"}
 MARKERS = "osD^vP*X"
 WORST = "test accuracy, worst peer"
 

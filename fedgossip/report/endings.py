@@ -9,6 +9,8 @@ from fedgossip.report.reading import Run
 def unfinished(name: str, run: Run) -> tuple[str, str]:
     """Return what a reader must know of a run that is not finished, and what it means for what is shown."""
     status, who = run.summary.status, run.names.one
+    if status == "partial" and run.summary.lacking:
+        return f"{name} is {status}: {run.summary.lacking[0]}", " ".join(run.summary.lacking[1:])
     if status == "partial" and who == "client":
         return (
             f"{name} ended without some of its clients: its status is “{status}”.",

@@ -22,7 +22,7 @@ from fedgossip.report.markup import (
 from fedgossip.report.numbers import NOTHING, count, data_size, duration, number, percent, plural
 from fedgossip.report.participation import Participation
 from fedgossip.report.reading import EventRow, Run
-from fedgossip.report.reasons import given_up, reason
+from fedgossip.report.reasons import given_up, gravest_first, reason
 
 MOST_ROUNDS_LISTED = 40
 IN_THE_CLEAR = (
@@ -286,11 +286,12 @@ def events(run: Run) -> Markup | None:
     counts = run.summary.events or Counter(event.name for event in run.events)
     if not counts:
         return None
-    said = ", ".join(f"{name.replace('_', ' ')}: {count(amount)}" for name, amount in sorted(counts.items()))
+    said = ", ".join(f"{name.replace('_', ' ')}: {count(amount)}" for name, amount in gravest_first(counts))
     rows = [_event(run, event) for event in run.events[: sections.MOST_EVENTS_LISTED]]
     return section(
         "Events and faults",
         paragraph(f"In this run – {said}.", "lead"),
+        sections.refusals(run),
         table(["Round", "Who", "Event", "What"], rows, numbers=0) if rows else None,
         paragraph("The first are listed; all are in metrics.jsonl.", "lead") if len(run.events) > len(rows) else None,
     )

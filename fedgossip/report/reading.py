@@ -89,6 +89,15 @@ class Privacy(msgspec.Struct, frozen=True):
         return self.max_epsilon if self.epsilon is None else self.epsilon
 
 
+class Refusal(msgspec.Struct, frozen=True):
+    """One cause for which one participant refused something, and how often."""
+
+    peer: int
+    times: int
+    text: str
+    advice: str = ""
+
+
 class Summary(msgspec.Struct, frozen=True):
     """summary.json.  `n` counts peers; or clients, where there is a coordinator."""
 
@@ -96,6 +105,9 @@ class Summary(msgspec.Struct, frozen=True):
     n: int
     rounds: int
     status: str
+    lacking: list[str] = []
+    in_vain: bool = False
+    refusals: list[Refusal] = []
     driver: str = ""
     seed: int | None = None
     graph: str = ""

@@ -24,10 +24,16 @@ from fedgossip.report.markup import (
 )
 from fedgossip.report.numbers import NOTHING, count, data_size, duration, near_one, number, percent, plural
 from fedgossip.report.reading import Graph, Run
+from fedgossip.report.reasons import gravest_first
 
 MOST_PEERS_LISTED = 64
 MOST_EVENTS_LISTED = 40
-DRIVERS = {"sim": "in the simulator", "stacked": "as stacked arrays", "local": "as real processes on one machine"}
+DRIVERS = {
+    "sim": "in the simulator",
+    "stacked": "as stacked arrays",
+    "local": "as real processes on one machine",
+    "peers": "as real processes, started one by one",
+}
 SIMULATED = {"sim", "stacked"}
 
 
@@ -285,7 +291,7 @@ def faults(run: Run) -> Markup | None:
     counts = run.summary.events or Counter(event.name for event in run.events)
     if not counts:
         return None
-    said = ", ".join(f"{name}: {count(amount)}" for name, amount in sorted(counts.items()))
+    said = ", ".join(f"{name.replace('_', ' ')}: {count(amount)}" for name, amount in gravest_first(counts))
     rows = [
         [
             count(event.round),
@@ -299,9 +305,19 @@ def faults(run: Run) -> Markup | None:
     return section(
         "Events and faults",
         paragraph(f"In this run – {said}.", "lead"),
+        refusals(run),
         table(["Round", "Peer", "Event", "Value"], rows, numbers=0) if rows else None,
         paragraph(f"{count(rest)} more in metrics.jsonl.", "lead") if rows and rest > 0 else None,
     )
+
+
+def refusals(run: Run) -> Markup | None:
+    """Return why something was refused: each cause once."""
+    rows = [
+        [run.names.of(cause.peer), count(cause.times), f"{cause.text}  {cause.advice}".strip()]
+        for cause in run.summary.refusals
+    ]
+    return table(["Refused by", "Times", "Why"], rows, numbers=0) if rows else None
 
 
 def provenance(

@@ -19,13 +19,15 @@ from fedgossip.records import EventRow, PeerRow, Row, read_rows
 from fedgossip.running import compose, runs
 from fedgossip.running.compose import DataShares, Plan
 from fedgossip.running.peer_files import PeerEnded
-from fedgossip.running.plan import EXHAUSTED
+from fedgossip.running.plan import EXHAUSTED, PARTIAL
 from fedgossip.running.runs import Ended, Keeper, Run, RunDirectory
 from fedgossip.task import LocalTask
 from fedgossip.vectors import Vector, frozen
 
 ABSENT = Path(os.devnull, "absent")
 """In place of the folder of one whose folder is not here."""
+
+ENDPOINT = "endpoint.toml"
 
 _ALL = "The graph has {} peers: copy all their folders here."
 
@@ -136,6 +138,7 @@ def conclude(
     directory: RunDirectory,
     watched: Watched,
     *,
+    driver: str = "local",
     report: bool = True,
 ) -> Run:
     """Read the peers' last words and write the run's; raise the error of a run that failed when it is written.
@@ -145,15 +148,15 @@ def conclude(
     vectors, last_words = collector.finish()
     said = [word.status if word else None for word in last_words]
     known = ["finished" if node in watched.absent else one for node, one in enumerate(said)]
-    status = "interrupted" if watched.interrupted else plan.verdict(known)
+    status = "interrupted" if watched.interrupted else runs.status_of(plan, known, collector.keeper.rows)
     if status != "interrupted":
         for node in (node for node, one in enumerate(known) if one is None):
             collector.keeper(EventRow(-1, node, "died", {"exit_code": watched.exits.get(node)}))
-        ended = ("finished", EXHAUSTED)
+        ended = ("finished", PARTIAL, EXHAUSTED)
         vectors = [vector if one in ended else None for vector, one in zip(vectors, said, strict=True)]
     here = [word for node, word in enumerate(last_words) if node not in watched.absent]
     how = Ended(vectors, collector.counts(here), status, watched.wall_seconds)
-    summary = runs.summarize(plan, "local", task, shares, collector.record, collector.keeper, how)
+    summary = runs.summarize(plan, driver, task, shares, collector.record, collector.keeper, how)
     directory.finish(summary, task, runs.averaged(plan.outcome(vectors)), report=report)
     if status == "failed":
         last = f"Their last words: {collector.folders[0].parent}/*/log.txt"
@@ -219,7 +222,7 @@ def collect_peers(plan: Plan, given: Sequence[Path], out: Path) -> Run:
         keeper(row)
     collector = Collector(folders, record, keeper)
     try:
-        return conclude(plan, task, shares, collector, directory, Watched(absent=absent))
+        return conclude(plan, task, shares, collector, directory, Watched(absent=absent), driver="peers")
     except BaseException:
         directory.abandon()
         raise
@@ -248,16 +251,22 @@ def _last_round(folder: Path) -> int:
     return max((row.round for row in rows if isinstance(row, PeerRow)), default=0)
 
 
+def _folders(given: Path) -> list[Path]:
+    """A peer's folder itself, or those in a folder that holds several."""
+    inside = sorted(path.parent for path in given.glob(f"*/{ENDPOINT}"))
+    return inside if inside and not (given / ENDPOINT).exists() else [given]
+
+
 def _by_peer(plan: Plan, given: Sequence[Path]) -> list[Path]:
     """Order the folders by the peer id that each one's endpoint.toml tells."""
 
     found: dict[int, Path] = {}
-    for folder in given:
+    for folder in (one for place in given for one in _folders(place)):
         try:
-            (peer,) = from_toml((folder / "endpoint.toml").read_text())["peer"]
+            (peer,) = from_toml((folder / ENDPOINT).read_text())["peer"]
             node = int(peer["id"])
         except (OSError, KeyError, ValueError, TypeError):
-            raise ConfigError(f"{folder}: not the folder of a peer", "It should hold endpoint.toml.") from None
+            raise ConfigError(f"{folder}: not the folder of a peer", f"It should hold {ENDPOINT}.") from None
         if node in found:
             raise ConfigError(f"{folder}: peer {node} is in {found[node]} already", "Give each once.")
         found[node] = folder

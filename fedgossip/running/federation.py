@@ -30,8 +30,9 @@ from fedgossip.protocols.secure_round import SecureSumming, Terms
 from fedgossip.protocols.telling import Telling, telling
 from fedgossip.records import EventRow, PeerRow, Row
 from fedgossip.running.credentials import Credentials, Logged, Own
+from fedgossip.running.lacking import Lacking, of_federation
 from fedgossip.running.numbers import Numbers
-from fedgossip.running.plan import CLIENT, COORDINATOR, EXHAUSTED, Arrays, Results, hash_of
+from fedgossip.running.plan import CLIENT, COORDINATOR, EXHAUSTED, PARTIAL, Arrays, Results, hash_of
 from fedgossip.running.purses import BudgetPurse, cost_of_training, purse_of
 from fedgossip.running.tasks import DataShares
 from fedgossip.secure import graph
@@ -433,7 +434,11 @@ class FederationPlan:
         if said != "finished":
             return said or "failed"
         whole = all(word in ("finished", EXHAUSTED) for word in clients) or not any(clients)  # arrays have no clients
-        return "finished" if whole else "partial"
+        return "finished" if whole else PARTIAL
+
+    def lacking(self, rows: Sequence[Row], node: NodeId | None = None) -> Lacking:
+        all_in_each = self.cohort == self.learners and not self.buffered
+        return of_federation(rows, self.coordinator, node, all_in_each=all_in_each)
 
     def facts(self, rows: Sequence[Row]) -> dict[str, Any]:
         s = self.section

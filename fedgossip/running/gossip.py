@@ -25,7 +25,8 @@ from fedgossip.protocols.push_sum import AsyncPushSum, PushSettings, PushSum
 from fedgossip.protocols.sync_gossip import AGAIN_NS, AGAIN_TIMES, SyncGossip, SyncSettings
 from fedgossip.records import Row
 from fedgossip.running.credentials import Credentials, Logged, Own
-from fedgossip.running.plan import Arrays, Results
+from fedgossip.running.lacking import Lacking, of_gossip
+from fedgossip.running.plan import PARTIAL, Arrays, Results
 from fedgossip.running.tasks import DataShares
 from fedgossip.secure.neighbourhood import Grid
 from fedgossip.secure.pairs import SeededPairs
@@ -261,9 +262,12 @@ class GossipPlan:
     def verdict(self, words: Sequence[str | None]) -> str:
         if "failed" in words or not any(words):
             return "failed"
-        if "finished" not in words:
+        if not {"finished", PARTIAL} & set(words):
             return "interrupted"
-        return "finished" if set(words) == {"finished"} else "partial"
+        return "finished" if set(words) == {"finished"} else PARTIAL
+
+    def lacking(self, rows: Sequence[Row], node: NodeId | None = None) -> Lacking:
+        return of_gossip(rows, self.n, self.partners, node, directed=self.topology.directed)
 
     def facts(self, rows: Sequence[Row]) -> dict[str, Any]:  # noqa: ARG002
         e = self.experiment

@@ -29,7 +29,14 @@ import tomli_w
 
 from fedgossip.checkpoints import SECONDS, Checkpoints
 from fedgossip.decoding import from_toml
-from fedgossip.errors import BudgetError, FedgossipError, NetworkError, NotWrittenError
+from fedgossip.errors import (
+    PARTIAL_EXIT,
+    BudgetError,
+    FedgossipError,
+    NetworkError,
+    NotWrittenError,
+    TooFewPeersError,
+)
 from fedgossip.machine import Checkpoint, Machine, NodeId
 from fedgossip.messages import Hello
 from fedgossip.net import endpoints as endpoint_files
@@ -38,12 +45,13 @@ from fedgossip.net.faulty import Faults
 from fedgossip.net.host import Host, Ports
 from fedgossip.net.identity import Identity
 from fedgossip.net.transport import Transport
-from fedgossip.records import EventRow, PeerRow, Row
+from fedgossip.records import EventRow, PeerRow, Row, read_rows
 from fedgossip.running import compose, lives
 from fedgossip.running.compose import DataShares, Plan
 from fedgossip.running.lives import Life
 from fedgossip.running.making import Given, Made, check_recordable, made_by, transport_of
 from fedgossip.running.peer_files import PeerEnded, PeerFiles, failed, try_to_tell, write_ended
+from fedgossip.running.plan import PARTIAL
 from fedgossip.running.runs import write_whole
 from fedgossip.secure.session import Policy
 from fedgossip.task import LocalTask
@@ -265,13 +273,22 @@ class _Peer:
     def _ended(self, error: FedgossipError | None, written: int | None, *, stopped: bool) -> PeerEnded:
         rounds = self.files.round
         whole = self.plan.whole(self.node, rounds, stopped=stopped)
-        ended = PeerEnded("finished", rounds, {}) if whole else PeerEnded("interrupted", rounds, {}, exit_code=130)
+        ended = self._whole(rounds) if whole else PeerEnded("interrupted", rounds, {}, exit_code=130)
         if error:
             ended = failed(error, rounds)
         ended.experiment, ended.schema = self.hello.experiment, self.hello.schema
         ended.checkpoint = self.life.round if written is None and self.life.resumed else written
         ended.incarnation = self.life.about.incarnation
         return ended
+
+    def _whole(self, rounds: int) -> PeerEnded:
+        """It came to its end: as finished, or without something that the run is for."""
+        rows = read_rows(self.files.folder / "metrics.jsonl")  # those of lives before, too
+        lacking = self.plan.lacking(rows, self.node)
+        if not lacking.said:
+            return PeerEnded("finished", rounds, {})
+        code = TooFewPeersError.exit_code if lacking.in_vain else PARTIAL_EXIT
+        return PeerEnded(PARTIAL, rounds, {}, " ".join(lacking.said), exit_code=code)
 
 
 def _same_port(folder: Path, bind: str) -> str:

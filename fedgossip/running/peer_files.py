@@ -21,7 +21,7 @@ MODEL = "model.safetensors"
 
 
 class PeerEnded(msgspec.Struct):
-    """ended.json: `status` is finished, exhausted, interrupted or failed; the rest says why."""
+    """ended.json: `status` is finished, partial, exhausted, interrupted or failed; the rest says why."""
 
     status: str
     rounds: int

@@ -14,6 +14,7 @@ from fedgossip.machine import Checkpoint, Machine, NodeId
 from fedgossip.metrics import Evaluate, Network
 from fedgossip.records import Row
 from fedgossip.running.credentials import Logged, Own
+from fedgossip.running.lacking import Lacking
 from fedgossip.running.tasks import DataShares
 from fedgossip.task import LocalTask
 from fedgossip.vectors import Vector
@@ -29,6 +30,10 @@ CLIENT, COORDINATOR = "client", "coordinator"
 
 EXHAUSTED = "exhausted"
 """The status of a run, or of a part in it, that a budget of privacy has ended."""
+
+
+PARTIAL = "partial"
+"""The status of a run, or of a part in it, that came to its end without something that it is for."""
 
 
 def hash_of(content: object) -> str:
@@ -166,6 +171,10 @@ class Plan(Protocol):
 
     def verdict(self, words: Sequence[str | None]) -> str:
         """The run's status, from everybody's last word; None for who died."""
+        ...
+
+    def lacking(self, rows: Sequence[Row], node: NodeId | None = None) -> Lacking:
+        """What did not happen in a run that came to its end, by its rows; or to one participant, by its own."""
         ...
 
     def facts(self, rows: Sequence[Row]) -> dict[str, Any]:

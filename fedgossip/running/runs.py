@@ -8,8 +8,9 @@
     peers/03/            what each real process wrote itself
     INCOMPLETE           there until all of the above is, and still there when a run was interrupted or failed
 
-A run's status is `finished`; `exhausted`, when its budget of privacy was; `partial`, when it went its way to the end
-without some of the peers; `interrupted`, by somebody; or `failed`, when a peer's training or network did.
+A run's status is `finished`; `exhausted`, when its budget of privacy was; `partial`, when it came to its end without
+some of the peers, or of what it is for (`lacking`); `interrupted`, by somebody; or `failed`, when a peer's training or
+network did.
 """
 
 from __future__ import annotations
@@ -29,17 +30,22 @@ import numpy as np
 from fedgossip import kernels
 from fedgossip.checkpoints import NEWEST, PREVIOUS
 from fedgossip.errors import ConfigError, NotWrittenError
+from fedgossip.machine import NodeId
 from fedgossip.metrics import Network
 from fedgossip.records import EventRow, NetworkRow, Row, RowWriter, read_rows
 from fedgossip.running import compose
 from fedgossip.running.compose import DataShares, Plan
-from fedgossip.running.plan import EXHAUSTED
+from fedgossip.running.lacking import Lacking
+from fedgossip.running.plan import EXHAUSTED, PARTIAL
 from fedgossip.task import LocalTask
 from fedgossip.vectors import Vector, consensus_distance, digest, mean
 
 INCOMPLETE = "INCOMPLETE"
 
-WHOLE = frozenset({"finished", "partial", EXHAUSTED})
+CAUSES_KEPT = 20
+"""Maximum number of causes of refusals in a summary."""
+
+WHOLE = frozenset({"finished", PARTIAL, EXHAUSTED})
 """The statuses of runs that ended by themselves, and of which nothing is half written."""
 
 
@@ -205,6 +211,12 @@ class Ended:
     """None where the driver was not there."""
 
 
+def status_of(plan: Plan, words: Sequence[str | None], rows: Sequence[Row]) -> str:
+    """The run's status: the verdict on everybody's last word, and partial where something that it is for is lacking."""
+    said = plan.verdict(words)
+    return PARTIAL if said == "finished" and plan.lacking(rows).said else said
+
+
 def summarize(
     plan: Plan, driver: str, task: LocalTask, shares: DataShares, record: Network, keeper: Keeper, ended: Ended
 ) -> dict[str, Any]:
@@ -222,10 +234,13 @@ def summarize(
     events = {**keeper.events, **ended.counts}
     if keeper.lost:
         events["rows_lost"] = ended.counts.get("rows_lost", 0) + keeper.lost
+    lacking = plan.lacking(keeper.rows) if ended.status == PARTIAL else Lacking()
     return {
         "name": experiment.name or plan.name,
         "driver": driver,
         "status": ended.status,
+        "lacking": lacking.said,
+        "in_vain": lacking.in_vain,
         "seed": experiment.seed,
         "n": plan.learners,
         "rounds": last.round,
@@ -245,6 +260,7 @@ def summarize(
         "schema": task.schema,
         "measured_contraction": record.measured_contraction(),
         "events": dict(sorted(events.items())),
+        "refusals": refusals(keeper.rows),
         "data": {
             "source": shares.source,
             "test": shares.test,
@@ -258,6 +274,25 @@ def summarize(
         "kernels": kernels.mode() if "torch" in sys.modules else None,
         **plan.facts(keeper.rows),
     }
+
+
+def refusals(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Return why each participant refused something: each cause once, with its count, the most frequent first."""
+    earlier: dict[tuple[NodeId, str, str], int] = {}  # of lives that are over
+    newest: dict[tuple[NodeId, str, str], int] = {}
+    for row in rows:
+        if isinstance(row, EventRow) and row.name == "refused":
+            facts = row.value if isinstance(row.value, Mapping) else {"text": row.value}
+            cause = row.peer, str(facts.get("text") or facts.get("reason")), str(facts.get("advice", ""))
+            count = facts.get("count", 1)  # in this life so far
+            before, newest[cause] = newest.get(cause, 0), count if isinstance(count, int) else 1
+            earlier[cause] = earlier.get(cause, 0) + (before if newest[cause] <= before else 0)
+    total = {cause: count + earlier[cause] for cause, count in newest.items()}
+    found = sorted(total, key=lambda cause: (-total[cause], cause))
+    return [
+        {"peer": peer, "times": total[peer, text, advice], "text": text, "advice": advice}
+        for peer, text, advice in found[:CAUSES_KEPT]
+    ]
 
 
 def amend(run: Run, **facts: Any) -> None:

@@ -124,7 +124,8 @@ def _verdict(plan: Plan, vectors: Sequence[Vector | None], record: Network, keep
         return EXHAUSTED
     words = {True: "finished", False: "interrupted"}
     done = enumerate(zip(vectors, record.reached, strict=True))
-    return plan.verdict([None if vector is None else words[plan.whole(node, at)] for node, (vector, at) in done])
+    said = [None if vector is None else words[plan.whole(node, at)] for node, (vector, at) in done]
+    return runs.status_of(plan, said, keeper.rows)
 
 
 def _directory(folder: Path, plan: Plan, engine: str, left: Left | None, *, resume: bool) -> RunDirectory:

@@ -23,7 +23,12 @@ from fedgossip.watching.tail import Tail
 PACE_SECONDS = 20.0
 """Rounds per second are those of so long."""
 
-DRIVERS = {"sim": "simulated", "stacked": "stacked", "local": "real processes, this machine", "peers": "real peers"}
+DRIVERS = {
+    "sim": "simulated",
+    "stacked": "stacked",
+    "local": "real processes, this machine",
+    "peers": "real processes, started one by one",
+}
 
 
 class Follower:
