@@ -41,9 +41,7 @@ def parts(run: Run, took: Participation) -> Iterable[Markup | None]:
     yield clients(run, took)
     yield coordinator(run, took)
     yield events(run)
-    same = "with every client answering in time it ends with the same digest, bit for bit"
-    varies = "its answers arrive in an order of their own, so that the digest is another"
-    yield sections.provenance(run, "the global model", varies if run.summary.algorithm == FEDBUFF else same)
+    yield sections.provenance(run, "the global model")
 
 
 def head(run: Run, took: Participation) -> Markup:

@@ -131,6 +131,8 @@ class Summary(msgspec.Struct, frozen=True):
     cohort: int | None = None
     secure: bool | None = None
     privacy: Privacy | None = None
+    processor: str | None = None
+    kernels: str | None = None
 
     @property
     def federated(self) -> bool:

@@ -25,6 +25,7 @@ from fedgossip.report.markup import (
 from fedgossip.report.numbers import NOTHING, count, data_size, duration, near_one, number, percent, plural
 from fedgossip.report.reading import Graph, Run
 from fedgossip.report.reasons import gravest_first
+from fedgossip.report.repeating import repeating
 
 MOST_PEERS_LISTED = 64
 MOST_EVENTS_LISTED = 40
@@ -323,21 +324,17 @@ def refusals(run: Run) -> Markup | None:
 def provenance(
     run: Run,
     digest_of: str = "all final models",
-    promise: str = "a synchronous run then ends with the same digest, bit for bit",
 ) -> Markup | None:
     """Return everything that is needed to repeat the run."""
-    summary = run.summary
-    seed = "" if summary.seed is None else f" --seed {summary.seed}"
+    summary, how = run.summary, repeating(run)
     rows = [
         (f"Digest of {digest_of}", summary.digest or NOTHING, ""),
         ("Seed", NOTHING if summary.seed is None else str(summary.seed), ""),
         ("Parameters of one model", count(summary.parameters), ""),
         *((name, str(version), "") for name, version in sorted(summary.versions.items())),
     ]
-    told = Markup(
-        f"<p>In this folder, with its <code>experiment.toml</code>; {text(promise)}:</p>\n"
-        f"<pre>fedgossip run experiment.toml --on sim{text(seed)}</pre>"
-    )
+    command = f"\n<pre>{text(how.command)}</pre>" if how.command else ""
+    told = Markup(f"<p>{text(how.text)}</p>{command}")
     experiment = Markup(f"<pre>{text(run.experiment)}</pre>")
     return section(
         "How to repeat this run",
