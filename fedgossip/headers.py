@@ -54,6 +54,7 @@ from fedgossip.vectors import Vector
 _Count = Annotated[int, msgspec.Meta(ge=0)]
 _CountOrNone = Annotated[int, msgspec.Meta(ge=-1)]
 _Word = Annotated[str, msgspec.Meta(max_length=64)]
+_Numbers = Annotated[list[float], msgspec.Meta(max_length=16)]
 _Text = Annotated[str, msgspec.Meta(max_length=128)]
 FRAME_OF_A_SUM_MAX = 60 * 1024
 """A signed frame of a secure sum travels in a header: keys of up to 200 neighbours fit."""
@@ -272,6 +273,9 @@ class _HelloHeader(Header, tag="hello"):
     incarnation: _Count = 0
     process: _Count = 0
     processor: _Count = 0
+    code: _Word = ""
+    frozen: _Numbers = []
+    probe: _Numbers = []
 
 
 _HEADERS: dict[type[AnyMessage], type[Header]] = {
@@ -321,6 +325,7 @@ _NESTED: dict[type[Header], tuple[str, ...]] = {
     _TidingsHeader: ("news",),
     _CompareHeader: ("known",),
     _JoinHeader: ("entry",),
+    _HelloHeader: ("frozen", "probe"),
 }
 """Fields that are more than a number, a text or bytes."""
 _encoder = msgspec.msgpack.Encoder()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from fedgossip.likeness import Likeness
 from fedgossip.vectors import Vector
 
 
@@ -403,7 +404,7 @@ class Hello(_Note):
     `experiment` is the hash of the resolved experiment, `schema` of the parameter layout, `version` fedgossip's.
     `incarnation` counts the lives of the sender: after a crash it is a higher one.  `process` is drawn at its start, so
     that two with one identity can be told apart; 0: not said.  `processor` is a hash of the processor's name where that
-    decides the bits of what is learned; 0: it does not.
+    decides the bits of what is learned; 0: it does not.  `code`, `frozen` and `probe` are those of `Likeness`.
     """
 
     schema: str
@@ -412,6 +413,14 @@ class Hello(_Note):
     incarnation: int = 0
     process: int = 0
     processor: int = 0
+    code: str = ""
+    frozen: tuple[float, ...] = ()
+    probe: tuple[float, ...] = ()
+
+    @property
+    def likeness(self) -> Likeness:
+        """What must be alike, beside what must be equal."""
+        return Likeness(self.code, self.frozen, self.probe)
 
 
 Gossip = Model | Masked | Leaving | Account | Offer | Answer | Decline | Query | Settled | Parcel | Accepted

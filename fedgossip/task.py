@@ -12,6 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
+from fedgossip.likeness import Likeness
 from fedgossip.machine import NodeId, Terms
 from fedgossip.vectors import Vector
 
@@ -74,3 +75,13 @@ class LocalTask(Protocol):
     def evaluate(self, vectors: Sequence[Vector]) -> Sequence[Mapping[str, float]]:
         """Metrics on the common test set, one mapping per vector: "loss" and, where it has a meaning, "accuracy"."""
         ...
+
+
+def model_likeness(task: LocalTask) -> Likeness:
+    """Return what others' tasks must have in common with this one; nothing for a task that does not say.
+
+    One says it by a method `likeness`.
+    """
+    said = getattr(task, "likeness", None)
+    found: Likeness = said() if said else Likeness()
+    return found

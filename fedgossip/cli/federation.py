@@ -70,7 +70,7 @@ def client(
     learning, terms = None, None
     if plan.secure:
         learning = compose.task_of(plan.experiment, plan.learners, [node], os.urandom)
-        terms = agreed(policy, plan, known, learning[0].length, learning[0].schema)
+        terms = agreed(policy, plan, known, learning[0])
     elif policy.exists():
         advice = f"Ask why, or remove {policy} if you agree that the coordinator sees every update of yours."
         raise ConfigError(f"{policy} is there, and the experiment has switched the secure sum off", advice)

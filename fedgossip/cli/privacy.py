@@ -68,7 +68,7 @@ def policy(experiment: Path, endpoints: Path, overrides: tuple[str, ...], out: P
         raise ConfigError(f"{experiment} is no run with a secure sum", "A policy is for [coordinator.secure].")
     known = load_endpoints(endpoints, plan.n, plan.listens)
     task, _ = compose.task_of(plan.experiment, plan.learners, [])
-    made = policies.policy_of(plan, known, task.length, task.schema)
+    made = policies.policy_of(plan, known, task)
     policies.write(out, made)
     click.echo(policies.text(made), nl=False)
     click.echo(f"It is in {out}, readable by you alone.", err=True)

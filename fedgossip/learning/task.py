@@ -6,13 +6,14 @@ import math
 import threading
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from fedgossip.errors import ConfigError, FedgossipError, TrainingError
-from fedgossip.learning import loading, models, sharing
+from fedgossip.learning import loading, models, probing, sharing
 from fedgossip.learning.batched import LayerStack, Outcome, State
 from fedgossip.learning.batches import Batches, Indices, Plan
 from fedgossip.learning.data import Dataset
@@ -24,6 +25,7 @@ from fedgossip.learning.looped import ModuleLoop
 from fedgossip.learning.private import PoissonBatches, PrivateGradients, RecordPrivacy
 from fedgossip.learning.settings import TrainSettings
 from fedgossip.learning.shapes import Shape, shape_of
+from fedgossip.likeness import Likeness
 from fedgossip.machine import NodeId
 from fedgossip.task import Job, Update
 from fedgossip.vectors import Vector
@@ -73,6 +75,8 @@ class TorchTask:
         device, self._sharing = sharing.settle(settings, module, self.layout.schema)
         self._initial = self.layout.read(module)
         self._rounds, self._shares = rounds, owned
+        self._remade = partial(models.build, model_source, train.shape, train.classes, seed, vocabulary, base=base)
+        self._test, self._seed = test, seed
         self._states: dict[NodeId, State] = {}
         self._lock = threading.Lock()  # a host evaluates beside its training thread; the buffers are one
         self._tests = LocalTests(deepcopy(module), self.layout, settings, train, kept) if kept else None
@@ -113,6 +117,12 @@ class TorchTask:
 
     def initial(self, node: NodeId) -> Vector:  # noqa: ARG002
         return self._initial
+
+    def likeness(self) -> Likeness:
+        """What others' models must have in common with this one, beside its layout; of a model that is made anew."""
+        module = self._remade()
+        frozen = probing.frozen_of(module, self.layout)
+        return Likeness(frozen=frozen, probe=probing.probe_of(module, self._test, self._seed))
 
     def train(self, jobs: Sequence[Job]) -> Sequence[Update]:
         if not jobs:

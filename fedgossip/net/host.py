@@ -37,6 +37,7 @@ from fedgossip.machine import (
 from fedgossip.messages import Hello, Invite, Join
 from fedgossip.metrics import Meter
 from fedgossip.net.endpoints import Endpoint
+from fedgossip.net.greeting import refused
 from fedgossip.net.refusals import Refusals
 from fedgossip.net.transport import NOBODY, Arrived, LinkDown, LinkEvent, LinkUp, Rejected, Transport
 from fedgossip.records import EventRow, PeerRow, Row, event_row
@@ -53,6 +54,7 @@ EVALUATE_SECONDS = 60.0
 
 IDLE_MS = 500
 """The longest sleep: signals and a vanished parent are noticed within it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Ports:
@@ -198,18 +200,11 @@ class Host:
 
     def _greet(self, sender: NodeId, hello: Hello) -> None:
         """A partner runs the same experiment, or it is told as gone; nobody but it is harmed by that."""
-        if _run_of(hello) == _run_of(self.hello):
+        if refusal := refused(sender, hello, self.hello):
+            self._give_up_on(refusal)
+        else:
             self._greet_life(sender, hello.incarnation, hello.process)
             self._compare_processors(sender, hello.processor)
-            return
-        differs = next(k for k in ("version", "schema", "experiment") if getattr(hello, k) != getattr(self.hello, k))
-        meaning = {
-            "version": f"runs fedgossip {hello.version:.20}, this is {self.hello.version}",
-            "schema": "has a model of another layout",
-            "experiment": "runs another experiment, or has other data files",
-        }[differs]
-        advice = "Start every peer from the same experiment file and data, with the same fedgossip."
-        self._give_up_on(Rejected(sender, differs, f"peer {sender} {meaning}", advice))
 
     def _greet_life(self, sender: NodeId, incarnation: int, process: int) -> None:
         known = self._lives.get(sender, 0)
@@ -429,11 +424,6 @@ class Host:
                 case FedgossipError() as error:
                     self._fatal = self._fatal or error
                     self.tell(Stopping())
-
-
-def _run_of(hello: Hello) -> Hello:
-    """Return what partners must have in common."""
-    return replace(hello, incarnation=0, process=0, processor=0)
 
 
 def _printable(text: str) -> str:

@@ -213,7 +213,8 @@ def collect_peers(plan: Plan, given: Sequence[Path], out: Path) -> Run:
     folders = _by_peer(plan, given)
     absent = frozenset(node for node, folder in enumerate(folders) if folder == ABSENT)
     task, shares = compose.task_of(plan.experiment, plan.learners, [])
-    _check_same_run(folders, compose.hello_of(plan, task.schema, shares.digest))
+    likeness = compose.likeness_of(plan, task)
+    _check_same_run(folders, compose.hello_of(plan, task.schema, shares.digest, likeness))
     _check_began(folders)
     directory = RunDirectory(out, plan)
     keeper = Keeper(directory, None)
@@ -231,6 +232,9 @@ def collect_peers(plan: Plan, given: Sequence[Path], out: Path) -> Run:
 def _check_same_run(folders: Sequence[Path], hello: Hello) -> None:
     for folder in folders:
         ended = last_word(folder)
+        if ended and ended.code and ended.code != hello.code:
+            advice = "Collect it where the modules are as they were then: they make the model that is measured."
+            raise ConfigError(f"{folder}: this peer ran other modules: their source differs", advice)
         if ended and (ended.experiment, ended.schema) != (hello.experiment, hello.schema) and ended.experiment:
             what = "a model of another layout" if ended.schema != hello.schema else "another experiment, or other data"
             advice = "Give the experiment file, --set, --seed and data files that it had."

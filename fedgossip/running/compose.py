@@ -5,17 +5,20 @@ Everything here is a function of the experiment alone, so that every participant
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from fedgossip import __version__, kernels
 from fedgossip.experiment import Experiment
 from fedgossip.learning.settings import OF_THE_MACHINE
+from fedgossip.likeness import NOT_SAID, Likeness
 from fedgossip.messages import Hello
 from fedgossip.running.federating import federation_plan
 from fedgossip.running.federation import FederationPlan
 from fedgossip.running.gossip import GossipPlan, gossip_plan
 from fedgossip.running.plan import Plan, hash_of
 from fedgossip.running.tasks import DataShares, centralised, task_of
+from fedgossip.task import LocalTask, model_likeness
 
 __all__ = [
     "DataShares",
@@ -25,6 +28,7 @@ __all__ = [
     "centralised",
     "gossip_plan",
     "hello_of",
+    "likeness_of",
     "plan",
     "processor_of",
     "task_of",
@@ -41,7 +45,16 @@ def plan(experiment: Experiment) -> Plan:
     return federation_plan(experiment) if experiment.coordinator else gossip_plan(experiment)
 
 
-def hello_of(plan: Plan, schema: str, data: str = "") -> Hello:
+def likeness_of(plan: Plan, task: LocalTask) -> Likeness:
+    """What the models of all participants have in common, beside their layout: code, frozen tensors, a probe."""
+    from fedgossip.learning.sources import code_of
+
+    e = plan.experiment
+    own = [e.model.source, e.data.source, str(e.data.test)] if e.task.kind == "learning" else []
+    return replace(model_likeness(task), code=code_of([*own, e.algorithm.name]))
+
+
+def hello_of(plan: Plan, schema: str, data: str = "", likeness: Likeness = NOT_SAID) -> Hello:
     """The first words of every participant of this run; `data` is DataShares.digest, empty where a task has no data.
 
     Where files lie differs between machines and does not count; what is in them does.
@@ -55,7 +68,10 @@ def hello_of(plan: Plan, schema: str, data: str = "") -> Hello:
     for key in (*OF_THE_MACHINE, *off):
         content["train"].pop(key, None)
     content = {key: value for key, value in content.items() if key not in ("simulation", "name")}
-    return Hello(schema, hash_of({"content": content, "data": data}), __version__)
+    experiment = hash_of({"content": content, "data": data})
+    return Hello(
+        schema, experiment, __version__, code=likeness.code, frozen=likeness.frozen, probe=likeness.probe
+    )
 
 
 def processor_of(plan: Plan, node: int) -> int:

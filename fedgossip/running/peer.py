@@ -148,7 +148,7 @@ def run_peer(
             life = begin(plan, node, folder, task.schema, shares.digest, incarnation)
             known = endpoints if not isinstance(endpoints, Path) else _await_endpoints(endpoints, plan, stop)
             hello = replace(
-                compose.hello_of(plan, task.schema, shares.digest),
+                compose.hello_of(plan, task.schema, shares.digest, compose.likeness_of(plan, task)),
                 incarnation=life.about.incarnation,
                 process=secrets.randbits(53),
                 processor=compose.processor_of(plan, node),
@@ -276,7 +276,7 @@ class _Peer:
         ended = self._whole(rounds) if whole else PeerEnded("interrupted", rounds, {}, exit_code=130)
         if error:
             ended = failed(error, rounds)
-        ended.experiment, ended.schema = self.hello.experiment, self.hello.schema
+        ended.experiment, ended.schema, ended.code = self.hello.experiment, self.hello.schema, self.hello.code
         ended.checkpoint = self.life.round if written is None and self.life.resumed else written
         ended.incarnation = self.life.about.incarnation
         return ended

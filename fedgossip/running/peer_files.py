@@ -31,6 +31,7 @@ class PeerEnded(msgspec.Struct):
     exit_code: int = 0
     experiment: str = ""
     schema: str = ""
+    code: str = ""
     """As in the Hello: folders of two runs are not put together."""
     checkpoint: int | None = None
     """The round from which a next life would go on; None where nothing is written."""

@@ -1,7 +1,8 @@
 """What a client insists on, in a file of its own that nothing from the network changes: policy.toml.
 
 The file pins who the coordinator and the other clients are, with how many of them at least a sum is made, how numbers
-are cut and rounded, and what the budget of privacy is.  A session, or an experiment, that differs is refused.
+are cut and rounded, what the budget of privacy is, and the code that learns: one's own modules, and what the model does
+that they make.  A session, an experiment, or code that differs is refused.
 """
 
 from __future__ import annotations
@@ -15,9 +16,12 @@ import msgspec
 
 from fedgossip.decoding import from_toml
 from fedgossip.errors import ConfigError, NotWrittenError, nearest
+from fedgossip.likeness import CODE, FROZEN, PROBE, Likeness
 from fedgossip.net.endpoints import Endpoints, roster_of
+from fedgossip.running.compose import likeness_of
 from fedgossip.running.federation import FederationPlan
 from fedgossip.secure.session import Policy
+from fedgossip.task import LocalTask
 
 MAKE = "Make one, and read it: fedgossip privacy policy EXPERIMENT --endpoints FILE"
 
@@ -43,6 +47,12 @@ class PolicyFile(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """The most examples that count."""
     layout: str
     """The hash of the model's layout, and of everything that is summed."""
+    code: str
+    """The hash of the source of one's own modules that the experiment names, and of those that they import."""
+    frozen: list[float]
+    """Numbers of the tensors that neither train nor are mixed."""
+    probe: list[float]
+    """Numbers of what the first model gives for examples of the common test set."""
     unit: str
     """What the budget of privacy is of: record, client, none."""
     clip: float
@@ -55,9 +65,10 @@ class PolicyFile(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """The budget."""
 
 
-def policy_of(plan: FederationPlan, endpoints: Endpoints, length: int, schema: str) -> PolicyFile:
-    """Return the policy of a client that agrees with the experiment as it is."""
-    fixed, s = plan.numbers.fixed_point(length, schema), plan.section
+def policy_of(plan: FederationPlan, endpoints: Endpoints, task: LocalTask) -> PolicyFile:
+    """Return the policy of a client that agrees with the experiment as it is, and with the code that is here."""
+    fixed, s = plan.numbers.fixed_point(task.length, task.schema), plan.section
+    alike = likeness_of(plan, task)
     roster = roster_of(endpoints).first(plan.learners)
     return PolicyFile(
         task=plan.task_id,
@@ -69,6 +80,9 @@ def policy_of(plan: FederationPlan, endpoints: Endpoints, length: int, schema: s
         bits=fixed.q_bits,
         weight_max=fixed.weight_max,
         layout=fixed.schema.hex(),
+        code=alike.code,
+        frozen=list(alike.frozen),
+        probe=list(alike.probe),
         unit=s.privacy.unit,
         clip=s.privacy.clip,
         noise=s.privacy.noise,
@@ -77,13 +91,13 @@ def policy_of(plan: FederationPlan, endpoints: Endpoints, length: int, schema: s
     )
 
 
-def agreed(path: Path, plan: FederationPlan, endpoints: Endpoints, length: int, schema: str) -> Policy:
+def agreed(path: Path, plan: FederationPlan, endpoints: Endpoints, task: LocalTask) -> Policy:
     """Return the policy of the file at `path`, for the session's steps.
 
     Raises ConfigError for a file that is missing, that others can read, that is none, and where the experiment or the
-    endpoints differ from what it pins, naming each.
+    endpoints differ from what it pins, or the user's own code or model does, naming each.
     """
-    pinned, offered = read(path), policy_of(plan, endpoints, length, schema)
+    pinned, offered = read(path), policy_of(plan, endpoints, task)
     stricter = msgspec.structs.replace(
         offered,
         min_clients=max(offered.min_clients, pinned.min_clients),
@@ -92,8 +106,10 @@ def agreed(path: Path, plan: FederationPlan, endpoints: Endpoints, length: int, 
     differing = [
         f"{name}: pinned {_short(getattr(pinned, name))}, here {_short(getattr(offered, name))}"
         for name in PolicyFile.__struct_fields__
-        if getattr(pinned, name) != getattr(stricter, name)
+        if name not in (FROZEN, PROBE) and getattr(pinned, name) != getattr(stricter, name)
     ]
+    unlike = _likeness(pinned).unlike(_likeness(offered))
+    differing += [f"{name}: not as it was pinned" for name in unlike if name != CODE]
     if differing:
         advice = "Ask why it was changed.  If you agree, make the policy again: fedgossip privacy policy"
         raise ConfigError(f"{path} allows another run than this one: {'; '.join(differing)}", advice)
@@ -101,9 +117,13 @@ def agreed(path: Path, plan: FederationPlan, endpoints: Endpoints, length: int, 
         text = f"{path}: min_clients = {pinned.min_clients}, and no more than {pinned.max_clients} take part in a round"
         raise ConfigError(text, f"Set min_clients to at most {pinned.max_clients}.")
     coordinator = bytes.fromhex(pinned.coordinator)
-    fixed = plan.numbers.fixed_point(length, schema)
+    fixed = plan.numbers.fixed_point(task.length, task.schema)
     rule, adaptive = plan.numbers.rule, plan.section.privacy.adaptive
     return Policy(coordinator, pinned.task, fixed, pinned.min_clients, pinned.max_clients, rule, adaptive)
+
+
+def _likeness(policy: PolicyFile) -> Likeness:
+    return Likeness(policy.code, tuple(policy.frozen), tuple(policy.probe))
 
 
 def read(path: Path) -> PolicyFile:
@@ -159,6 +179,9 @@ _MEANING = {
     "bits": "of an element",
     "weight_max": "the most examples that count",
     "layout": "the hash of the model's layout, and of everything that is summed",
+    "code": "the source of one's own modules that the experiment names, by a hash; \"\" where there are none",
+    "frozen": "numbers of the tensors that neither train nor are mixed",
+    "probe": "numbers of what the first model gives for examples of the common test set",
     "unit": "what the budget of privacy is of: record, client, none",
     "clip": "the longest gradient of one record, or update of one client",
     "noise": "standard deviation of the noise, in units of clip",

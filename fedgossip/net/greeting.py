@@ -1,0 +1,26 @@
+"""Whether who says Hello runs the same: then its models may be mixed with ours."""
+
+from __future__ import annotations
+
+from fedgossip.likeness import in_words
+from fedgossip.messages import Hello
+from fedgossip.net.transport import Rejected
+
+SAME_FILE = "Start every peer from the same experiment file and data, with the same fedgossip."
+SAME_CODE = "Give every peer the same modules, and the files that they read; one of them was changed."
+
+
+def refused(sender: int, theirs: Hello, ours: Hello) -> Rejected | None:
+    """Return why nothing can be exchanged with `sender`; None where its models may be mixed with ours."""
+    words = {
+        "version": f"runs fedgossip {theirs.version:.20}, this is {ours.version}",
+        "schema": "has a model of another layout",
+        "experiment": "runs another experiment, or has other data files",
+    }
+    for name, text in words.items():
+        if getattr(theirs, name) != getattr(ours, name):
+            return Rejected(sender, name, f"peer {sender} {text}", SAME_FILE)
+    if unlike := ours.likeness.unlike(theirs.likeness):
+        text = f"peer {sender} has another model: {in_words(unlike)} {'differ' if len(unlike) > 1 else 'differs'}"
+        return Rejected(sender, unlike[0], text, SAME_CODE)
+    return None
