@@ -199,7 +199,7 @@ def test_the_file_of_members_needs_keys_of_signatures_and_ones_own_block(tmp_pat
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        (("--set", "algorithm.name=window-doubling", "--set", "topology.graph=window-doubling"), "window doubling"),
+        (("--set", "algorithm.name=window-doubling", "--set", "topology.graph=window-doubling"), "window-doubling"),
         (("--trace",), "replayed"),
     ],
 )

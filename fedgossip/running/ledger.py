@@ -17,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 
+from fedgossip.decoding import from_json
 from fedgossip.errors import ConfigError, NotWrittenError
 from fedgossip.experiment import Experiment
 from fedgossip.learning.own import PLACE
@@ -102,7 +103,7 @@ def _lines(path: Path) -> tuple[list[Line], int]:
     found = []
     for place, line in enumerate(content[:whole].splitlines(), 1):
         try:
-            found.append(_decoder.decode(line))
+            found.append(from_json(_decoder, line))
             Spend.from_mapping(found[-1].spend)
         except (msgspec.MsgspecError, ConfigError) as error:
             advice = "Put the file back as it was: without it nothing more may be released with this key."
