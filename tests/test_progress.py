@@ -47,7 +47,7 @@ def test_a_peer_sees_its_own_rounds(capsys: pytest.CaptureFixture[str]) -> None:
     assert said == [
         "it: round 1 of 20  loss 0.5, waited 0.25 s",
         "it: round 2 of 20  loss 0.5, accuracy 0.750, waited 0.25 s",
-        "it: round 3 of 20  accuracy 0.750, waited 0.25 s",
+        "it: round 3 of 20  accuracy 0.750 (round 2), waited 0.25 s",
     ]
 
 

@@ -10,7 +10,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
+from rich.console import Console
 
 from fedgossip.cli.wording import event_text
 from fedgossip.errors import ConfigError
@@ -20,7 +22,9 @@ from fedgossip.watching.curves import POINTS_KEPT, Curve
 from fedgossip.watching.follow import Follower
 from fedgossip.watching.lines import Lines
 from fedgossip.watching.places import find
+from fedgossip.watching.snapshot import links_up
 from fedgossip.watching.state import State
+from fedgossip.watching.table import Screen, learned
 from fedgossip.watching.tail import PIECE_BYTES, Tail
 from tests.commands import finish, in_process, start
 from tests.written import Written, conditions, gone, missed, peer_row, read, rounds, told
@@ -321,6 +325,49 @@ def test_peers_of_a_run_on_this_machine_know_its_graph(run: Written) -> None:
     assert conditions(state) == ["elsewhere", "training", "elsewhere", "elsewhere"]
 
 
+def drawn(follower: Follower) -> str:
+    console = Console(width=160)
+    with console.capture() as captured:
+        console.print(Screen(follower, event_text, whole=True))
+    return captured.get()
+
+
+def links(state: State) -> list[str]:
+    return [links_up(state, peer, state.links()) for _, peer in sorted(state.peers.items())]
+
+
+def test_nothing_is_known_of_links_before_one_of_their_ends_has_a_round_behind_it(run: Written) -> None:
+    folder = peer_folder(run.path / "peers" / "01", 1)
+    assert links(read(folder).state) == ["?/2"] * 4
+    (folder / "metrics.jsonl").write_bytes(msgspec.json.encode(peer_row(1, 1)) + b"\n")
+    assert links(read(folder).state) == ["1?/2", "2/2", "1?/2", "?/2"], "of peer 1 alone, the others do not tell"
+
+
+def test_of_peers_that_are_not_watched_nothing_is_told_after_the_end_either(run: Written) -> None:
+    follower = read(peer_folder(run.path / "peers" / "01", 1, peer_row(1, 20), ended="finished"))
+    assert follower.ended and conditions(follower.state) == ["elsewhere", "done", "elsewhere", "elsewhere"]
+    now = snapshot.moment(follower, event_text)
+    assert (now["peers"][0]["round"], now["peers"][0]["sent"]) == (None, None)
+    lines = [line.split() for line in drawn(follower).splitlines()]
+    assert next(line for line in lines if line[:2] == ["0", "elsewhere"])[2] == "–"
+
+
+def test_an_accuracy_is_told_with_its_round_when_that_is_over(run: Written) -> None:
+    run.add(*rounds(1, 5, accuracy=0.75), *rounds(6, 7))
+    follower = read(run.path)
+    assert "75.0\u202f% averaged" in learned(follower.state)[0] and "(round 5)" in learned(follower.state)[0]
+    now = snapshot.moment(follower, event_text)
+    assert (now["round"], now["tested"]) == (7, 5)
+
+
+def test_what_is_lacking_in_a_run_is_told_at_its_end(run: Written) -> None:
+    run.add(*rounds(1, 20))
+    run.end("partial", lacking=("Peers 1 and 2 never exchanged a model.",))
+    follower = read(run.path)
+    assert "Peers 1 and 2 never exchanged a model." in drawn(follower)
+    assert snapshot.moment(follower, event_text)["lacking"] == ["Peers 1 and 2 never exchanged a model."]
+
+
 def test_a_run_on_this_machine_is_watched_ahead_of_its_record(run: Written) -> None:
     run.add(*rounds(1, 1))
     for node in range(4):
@@ -408,7 +455,7 @@ def test_once_prints_every_peer_whatever_the_state_of_the_run(
 def test_on_a_small_terminal_the_peers_in_trouble_are_shown_and_the_others_counted(tmp_path: Path) -> None:
     from rich.console import Console
 
-    from fedgossip.watching.table import Screen
+
 
     run = Written(tmp_path / "run", n=300)
     run.add(*rounds(1, 5, range(300)), EventRow(-1, 200, "died"))

@@ -156,7 +156,7 @@ def test_what_clients_measured_is_of_the_model_of_the_round_before() -> None:
     state = told(*rounds(1, 4), *lead(5, accuracy_clients=0.5, accuracy_worst_client=0.25))
     assert state.led
     assert state.led.curves["clients"].points() == [(4, (0.5, 0.25))]
-    assert learned(state) == ["accuracy 75.0\u202f% global model, 50.0\u202f% at the clients"]
+    assert learned(state) == ["accuracy 75.0\u202f% global model (round 4), 50.0\u202f% at the clients (round 4)"]
 
 
 @pytest.mark.parametrize("value", [None, 3, [1, "x", -1, 99], {"contributions": []}, "x"])
@@ -205,7 +205,7 @@ def test_a_pipe_gets_a_line_per_round_of_the_coordinator(
         "round 3, coordinator: client 3 is gone",
         "round 3, coordinator: the round is abandoned: too few clients: 1 came through, 3 are needed",
         "round 3 of 20  loss 0.5, 0 contributions",
-        "round 4 of 20  accuracy 75.0 %, 50.0 % at the clients, 3 contributions",
+        "round 4 of 20  accuracy 75.0 %, 50.0 % at the clients (round 3), 3 contributions",
         "client 3 is gone (gone for the coordinator)",
         f"The run has ended: finished. Everything is in {run}",
     ]

@@ -87,7 +87,7 @@ def test_the_states_are_plain_data(run: Written) -> None:
     assert (now["round"], now["status"], now["averaged"], now["distance"]) == (5, "", 0.75, 0.25)
     assert [peer["state"] for peer in now["peers"]] == ["training", "training", "gone", "training"]
     assert now["peers"][2]["note"] == "gone for 1"
-    assert (now["peers"][1]["up"], now["peers"][1]["degree"]) == (1, 2)
+    assert now["peers"][1]["links"] == "1/2"
     assert now["down"] == [[1, 2, "down"], [2, 3, "down"]]
     assert [event["text"] for event in now["events"]] == [event_text(gone(1, 2, 5))]
     assert now["curves"]["accuracy"][-1] == [5, 0.75, pytest.approx(0.65), pytest.approx(0.55)]

@@ -66,8 +66,9 @@ class Written:
             for row in rows:
                 writer.write(row)
 
-    def end(self, status: str = "finished") -> None:
-        (self.path / "summary.json").write_text(json.dumps({"status": status, "driver": "sim", "wall_seconds": 2.5}))
+    def end(self, status: str = "finished", lacking: tuple[str, ...] = ()) -> None:
+        facts = {"status": status, "driver": "sim", "wall_seconds": 2.5, "lacking": lacking}
+        (self.path / "summary.json").write_text(json.dumps(facts))
         (self.path / "INCOMPLETE").unlink()
 
 

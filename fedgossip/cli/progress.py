@@ -34,7 +34,8 @@ class Progress:
         self._events = 0
         self._missed: dict[int, tuple[int, object]] = {}
         self._last = NetworkRow(0, n, 0.0, 0)
-        self._accuracy: float | None = None
+        self._accuracy: tuple[float, int] | None = None
+        """The last that was measured, and its round."""
         self._said = time.monotonic()
         self._bar: Any = None
         self._task: Any = None
@@ -64,9 +65,9 @@ class Progress:
         match row:
             case NetworkRow():
                 self._last = row if row.test_loss is not None else self._last
-                self._moved(row.round, describe(self._last, self.names))
+                self._moved(row.round, describe(self._last, self.names, row.round))
             case PeerRow() if row.peer == self.own:
-                self._accuracy = row.accuracy if row.accuracy is not None else self._accuracy
+                self._accuracy = self._accuracy if row.accuracy is None else (row.accuracy, row.round)
                 self._moved(row.round, describe_own(row, self._accuracy, self.names))
             case EventRow() if not self._known(row):
                 self._event(row)
@@ -105,8 +106,11 @@ def names_of(plan: Plan) -> Names:
     return Names(plan.learners) if plan.learners < plan.n else PEERS
 
 
-def describe(row: NetworkRow, names: Names = PEERS) -> str:
-    """The state of the network in a few words; of a federated run that of the global model."""
+def describe(row: NetworkRow, names: Names = PEERS, now: int | None = None) -> str:
+    """The state of the network in a few words; of a federated run that of the global model.
+
+    In round `now`: of a row that is older its round is told.
+    """
     alone = names.coordinator is not None
     words = []
     if row.accuracy_averaged is not None:
@@ -116,14 +120,14 @@ def describe(row: NetworkRow, names: Names = PEERS) -> str:
         words.append(f"loss {row.test_loss:.3g}")
     if row.consensus_distance is not None and not alone:
         words.append(f"disagreement {row.consensus_distance:.3g}")
-    return ", ".join(words)
+    return ", ".join(words) + (f" (round {row.round})" if words and now not in (None, row.round) else "")
 
 
-def describe_own(row: PeerRow, accuracy: float | None, names: Names = PEERS) -> str:
-    """The state of one participant in a few words; `accuracy` is the last that it measured."""
+def describe_own(row: PeerRow, accuracy: tuple[float, int] | None, names: Names = PEERS) -> str:
+    """The state of one participant in a few words; `accuracy` is the last that it measured, and in which round."""
     words = [] if row.loss is None else [f"loss {row.loss:.3g}"]
     if accuracy is not None:
-        words.append(f"accuracy {accuracy:.3f}")
+        words.append(f"accuracy {accuracy[0]:.3f}" + (f" (round {accuracy[1]})" if accuracy[1] != row.round else ""))
     if row.peer == names.coordinator:
         words.append(f"{row.clients or 0} contributions")
     elif names.coordinator is None:

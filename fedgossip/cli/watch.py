@@ -100,9 +100,12 @@ def _live(follower: Follower) -> None:
 
 
 def _last_line(follower: Follower) -> str:
+    from fedgossip.watching.snapshot import line
+
     if not follower.ended:
         return f"Still running after round {follower.state.round}: {follower.place.name}"
-    return f"The run has ended: {follower.state.status}. Everything is in {follower.place.name}"
+    lacking = "".join(f"\n{line(text)}" for text in follower.lacking)
+    return f"The run has ended: {follower.state.status}. Everything is in {follower.place.name}{lacking}"
 
 
 def _lines(follower: Follower) -> None:

@@ -23,13 +23,13 @@ function showHub(now) {
   tell(nodes.get(graph.coordinator).querySelector(".word"), "coordinator");
 }
 function turns(peer) {
-  return peer.id === graph.coordinator ? NONE : String(peer.turns);
+  return peer.id === graph.coordinator ? NONE : peer.round === null ? NONE : String(peer.turns);
 }
 function ledCards(now) {
   const { contributions, answered, abandoned, mean, worst } = now.led;
   const shown = [["rounds", String(now.round), now.rounds ? `of ${now.rounds}` : "behind the coordinator"]];
-  if (now.averaged !== null) shown.push(["global model", percent(now.averaged), "test accuracy"]);
-  else if (now.loss !== null) shown.push(["global model", number(now.loss), "loss"]);
+  if (now.averaged !== null) shown.push(["global model", percent(now.averaged), "test accuracy" + of(now.tested, now)]);
+  else if (now.loss !== null) shown.push(["global model", number(now.loss), "loss" + of(now.tested, now)]);
   if (mean !== null) shown.push(["at the clients", percent(mean), worst === null ? "mean accuracy" : `mean accuracy, worst ${percent(worst)}`]);
   if (!now.status && graph.wanted !== null) shown.push(["answered", String(answered), `of ${graph.wanted} in this round`]);
   if (contributions !== null) shown.push(["contributions", String(contributions), "in the last round"]);

@@ -48,6 +48,8 @@ class Follower:
         self.news_at = time.time()
         self.began_at = self._began()
         self.ended_at: float | None = None
+        self.lacking: list[str] = []
+        """What did not happen in a run that has ended, in sentences."""
         self.wall_seconds: float | None = None
         self._decoder = msgspec.json.Decoder(Row)
         self._pace: deque[tuple[float, float]] = deque()
@@ -179,11 +181,13 @@ class Follower:
                 self.ended_at = _changed(folder / ENDED)
                 if peer := self.state.peer(node):
                     peer.ended = str(word.get("status"))
+                if peer and peer.ended == "partial" and isinstance(text := word.get("message"), str):
+                    self.lacking.append(text)
                 self.version += 1
         if len(self._ended) < len(self.place.peers):
             return ""
         words = {self.state.peers[node].ended for node in self.place.peers if node in self.state.peers}
-        return next((word for word in ("failed", "interrupted") if word in words), "finished")
+        return next((word for word in ("failed", "interrupted", "partial") if word in words), "finished")
 
     def _summary(self, folder: Path) -> str:
         if not self.driver:
@@ -196,6 +200,11 @@ class Follower:
         wall, driver = summary.get("wall_seconds"), summary.get("driver")
         self.wall_seconds = float(wall) if isinstance(wall, int | float) else None
         self.driver = driver if isinstance(driver, str) else self.driver
+        lacking = summary.get("lacking")
+        self.lacking = [text for text in lacking if isinstance(text, str)] if isinstance(lacking, list) else []
+        if self.driver == "peers":  # of a client without a row there was no folder
+            for peer in self.state.peers.values():
+                peer.watched = peer.watched and (peer.turns > 0 or peer.node == self.state.names.coordinator)
         return str(summary.get("status") or "ended")
 
 

@@ -27,13 +27,15 @@ class Peer:
     round: int = 0
     loss: float | None = None
     accuracy: float | None = None
+    tested: int = 0
+    """The round of that accuracy."""
     bytes_sent: int = 0
     bytes_received: int = 0
     waiting: float | None = None
     fallen: str = ""
     asleep: bool = False
     ended: str = ""
-    """Its last word: finished, interrupted, failed."""
+    """Its last word: finished, partial, interrupted, failed."""
     left: bool = False
     """It said that it goes."""
     gone_since: int | None = None
@@ -44,6 +46,16 @@ class Peer:
     """Rounds that are in the record."""
     seen_by: dict[int, Mark] = field(default_factory=dict)
 
+    @property
+    def known(self) -> bool:
+        """Whether its rows can be read here, or some were."""
+        return self.watched or self.turns > 0
+
+    @property
+    def heard(self) -> bool:
+        """Whether its rows tell of its links: they do from its first round on."""
+        return self.watched and self.round > 0
+
     def witnesses(self, name: str) -> list[int]:
         """Who says `name` of this peer, ascending."""
         return sorted(other for other, mark in self.seen_by.items() if mark.name == name)
@@ -52,7 +64,8 @@ class Peer:
         """Take a row that is newer than what is known."""
         self.round = row.round
         self.loss = row.loss if row.loss is not None else self.loss
-        self.accuracy = row.accuracy if row.accuracy is not None else self.accuracy
+        if row.accuracy is not None:
+            self.accuracy, self.tested = row.accuracy, row.round
         whole = row.seconds_training + row.seconds_waiting + row.seconds_mixing
         if whole > 0:
             share = row.seconds_waiting / whole

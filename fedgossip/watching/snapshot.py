@@ -15,7 +15,7 @@ from fedgossip.watching.federation import Led
 from fedgossip.watching.follow import DRIVERS, Follower
 from fedgossip.watching.layout import MOST_NODES, places
 from fedgossip.watching.peers import Peer
-from fedgossip.watching.state import FALLEN, State
+from fedgossip.watching.state import ENDED, FALLEN, State
 
 LISTED = 60
 """Peers told one by one where there are too many to draw: the most interesting."""
@@ -61,6 +61,7 @@ def moment(follower: Follower, words: Words) -> dict[str, Any]:
     tested, distance = state.accuracies, state.distance
     return {
         "status": state.status if follower.ended else "",
+        "lacking": follower.lacking if follower.ended else [],
         "driver": DRIVERS.get(follower.driver, line(follower.driver)),
         "round": state.round,
         "rounds": state.rounds,
@@ -69,11 +70,13 @@ def moment(follower: Follower, words: Words) -> dict[str, Any]:
         "pace": follower.rounds_per_second,
         "read": follower.read_share,
         "quiet": round(max(0.0, time.time() - follower.news_at), 1),
+        "tested": tested.round if tested else None,
         "averaged": tested.accuracy_averaged if tested else None,
         "mean": tested.accuracy_mean_peer if tested and not state.led else None,
         "worst": tested.accuracy_worst_peer if tested and not state.led else None,
         "loss": tested.test_loss if tested else None,
         "distance": distance.consensus_distance if distance else None,
+        "measured": distance.round if distance else None,
         "bytes": sum(peer.bytes_sent for peer in state.peers.values()),
         "links": len(state.edges),
         "counts": list(state.counts().items()),
@@ -114,35 +117,37 @@ def _led(state: State, led: Led) -> dict[str, Any]:
 
 
 def _peer(state: State, peer: Peer, down: dict[tuple[int, int], str]) -> dict[str, Any]:
-    up, degree = links_up(state, peer, down)
+    links = links_up(state, peer, down)
     return {
         "id": peer.node,
         "state": state.condition(peer),
-        "round": peer.round,
+        "round": peer.round if peer.known else None,
         "loss": peer.loss,
         "accuracy": peer.accuracy,
+        "tested": peer.tested,
         "waiting": peer.waiting,
         "turns": peer.turns,
-        "sent": peer.bytes_sent,
-        "received": peer.bytes_received,
-        "up": up,
-        "degree": degree,
+        "sent": peer.bytes_sent if peer.known else None,
+        "received": peer.bytes_received if peer.known else None,
+        "links": links,
         "note": note(state, peer),
     }
 
 
-def links_up(state: State, peer: Peer, down: dict[tuple[int, int], str]) -> tuple[int, int]:
-    """Return how many of a peer's links work, and how many it has."""
+def links_up(state: State, peer: Peer, down: dict[tuple[int, int], str]) -> str:
+    """Return how many of a peer's links work, of how many: "1/2"; "?/2" where that is not known, "" without links."""
     near = state.neighbours.get(peer.node, [])
-    lost = sum(down.get((min(peer.node, other), max(peer.node, other))) in ("down", "missed") for other in near)
-    return len(near) - lost, len(near)
+    words = [down.get((min(peer.node, other), max(peer.node, other)), "") for other in near]
+    unknown, lost = words.count("unknown"), words.count("down") + words.count("missed")
+    up = "?" if unknown == len(near) else f"{len(near) - lost - unknown}{'?' if unknown else ''}"
+    return f"{up}/{len(near)}" if near else ""
 
 
 def note(state: State, peer: Peer) -> str:
     """Who says what of a peer: "gone, say 1 and 3"; empty where nobody says anything."""
     said_of = []
     for name, verb in (("gone", "gone for"), ("suspected", "suspected by"), ("missed", "missed by")):
-        if (by := peer.witnesses(name)) and not (peer.ended == "finished" and state.status):
+        if (by := peer.witnesses(name)) and not (peer.ended in ENDED and state.status):
             said_of.append(f"{verb} {_listed(by, state.names)}")
     return "; ".join(said_of)
 

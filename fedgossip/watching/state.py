@@ -27,6 +27,8 @@ MOST_PEERS = 100_000
 MOST_WITNESSES = 64
 """Others whose word on one peer is kept."""
 
+ENDED = ("finished", "partial", "exhausted")
+"""Last words, of a peer or of a run, that came to its end."""
 FALLEN = ("crashed", "died", "hung", "failed")
 """Events that end a peer; the name is its state."""
 MARKING = {
@@ -241,10 +243,12 @@ class State:
         """The state of a peer in a word of SERIOUS."""
         if peer.fallen or peer.ended == "failed":
             return peer.fallen or "failed"
-        if peer.ended in ("finished", "exhausted") or self._done(peer):
+        if peer.ended in ENDED or self._done(peer):
             return "done"
         if peer.gone_since is not None or peer.left:
             return "left" if peer.left else "gone"
+        if not peer.known:
+            return "elsewhere"
         if peer.ended or self.status:
             return "stopped"
         if peer.witnesses("suspected"):
@@ -260,8 +264,8 @@ class State:
     def _done(self, peer: Peer) -> bool:
         """Whether nothing is left to do; a client of a run that is over may not have been in its last round."""
         if self.led:
-            over = self.status in ("finished", "partial", "exhausted") or (self.rounds and self.leading >= self.rounds)
-            return bool(over) and peer.gone_since is None and not peer.left
+            over = self.status in ENDED or (self.rounds and self.leading >= self.rounds)
+            return bool(over) and peer.known and peer.gone_since is None and not peer.left
         return bool(self.rounds) and peer.round >= self.rounds
 
     def _begun(self, peer: Peer) -> bool:
@@ -291,9 +295,10 @@ class State:
         return sorted(self.peers.values(), key=key)
 
     def links(self) -> dict[tuple[int, int], str]:
-        """Return the links that are not up: (u, v) with u < v -> "down", "suspected" or "missed".
+        """Return the links that are not up: (u, v) with u < v -> "down", "suspected", "missed" or "unknown".
 
-        Down where one end is no more, or says that the other is gone; missed where a round went on without its model.
+        Down where one end is no more, or says that the other is gone; missed where a round went on without its model;
+        unknown where neither end has told of a round yet.
         """
         found: dict[tuple[int, int], str] = {}
         rank = {"missed": 0, "suspected": 1, "down": 2}
@@ -301,6 +306,10 @@ class State:
             edge = (min(u, v), max(u, v))
             if rank[word] >= rank[found.get(edge, "missed")]:
                 found[edge] = word
+        silent = {node for node, peer in self.peers.items() if not peer.heard}
+        for u in silent:
+            for v in silent.intersection(self.neighbours.get(u, ())):
+                found.setdefault((min(u, v), max(u, v)), "unknown")
         return found
 
     def _troubles(self) -> Iterator[tuple[int, int, str]]:

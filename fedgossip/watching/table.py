@@ -60,7 +60,8 @@ def heading(follower: Follower) -> list[str]:
     where += rounds_led(state, state.led) if state.led else []
     where += [clock(follower.seconds), "" if pace is None else f"{number(pace)} rounds/s", status(follower)]
     lines = [" · ".join(line(part) for part in what if part), " · ".join(part for part in where if part)]
-    return [*lines, words] if (words := " · ".join(learned(state))) else lines
+    lines += [words] if (words := " · ".join(learned(state))) else []
+    return lines + ([line(text) for text in follower.lacking] if follower.ended else [])
 
 
 def status(follower: Follower) -> str:
@@ -80,25 +81,32 @@ def rounds_led(state: State, led: Led) -> list[str]:
     return [*words, f"{led.abandoned} abandoned"] if led.abandoned else words
 
 
-def at_clients(led: Led) -> list[str]:
-    """What the clients measured last of the global model, where they did."""
+def at_clients(led: Led, now: int) -> list[str]:
+    """What the clients measured last of the global model, where they did: of the round before, mostly."""
     tested = led.tested
-    return [f"{percent(tested.accuracy_clients)} at the clients"] if tested else []
+    return [f"{percent(tested.accuracy_clients)} at the clients{_of(tested.round - 1, now)}"] if tested else []
+
+
+def _of(round: int, now: int) -> str:
+    """The round of a measurement that is not of now."""
+    return "" if round == now else f" (round {round})"
 
 
 def learned(state: State) -> list[str]:
     """The three accuracies, or the loss, and the consensus distance, as far as they are measured."""
     words, tested, distance = [], state.accuracies, state.distance
+    of_round = _of(tested.round, state.round) if tested else ""
     if state.led and tested is not None and tested.accuracy_averaged is not None:
-        words.append(", ".join([f"accuracy {percent(tested.accuracy_averaged)} global model", *at_clients(state.led)]))
+        of_model = f"accuracy {percent(tested.accuracy_averaged)} global model{of_round}"
+        words.append(", ".join([of_model, *at_clients(state.led, state.round)]))
     elif tested is not None and tested.accuracy_averaged is not None:
         accuracies = (tested.accuracy_averaged, tested.accuracy_mean_peer, tested.accuracy_worst_peer)
         named = zip(accuracies, ("averaged", "mean peer", "worst peer"), strict=True)
-        words.append("accuracy " + ", ".join(f"{percent(value)} {name}" for value, name in named))
+        words.append("accuracy " + ", ".join(f"{percent(value)} {name}" for value, name in named) + of_round)
     elif tested is not None:
-        words.append(f"loss {number(tested.test_loss)}")
+        words.append(f"loss {number(tested.test_loss)}{of_round}")
     if distance is not None:
-        words.append(f"disagreement {number(distance.consensus_distance)}")
+        words.append(f"disagreement {number(distance.consensus_distance)}{_of(distance.round, state.round)}")
     return words
 
 
@@ -113,17 +121,18 @@ def peers_table(state: State, peers: list[Peer], width: int) -> Table:
             table.add_column(head, justify="left" if head in left else "right", no_wrap=True, overflow="ellipsis")
     down = state.links()
     for peer in peers:
-        up, degree = links_up(state, peer, down)
+        links = links_up(state, peer, down)
+        whole = len(set(links.split("/"))) == 1
         cells = {
             "peer": Text(str(peer.node)),
             "state": _state(state.condition(peer)),
-            "round": Text(f"{peer.round}/{state.rounds}" if state.rounds else str(peer.round)),
+            "round": Text(_round(state, peer)),
             "loss": Text(number(peer.loss)),
-            "accuracy": Text(percent(peer.accuracy)),
+            "accuracy": Text(_accuracy(peer)),
             "waiting": Text("–" if peer.waiting is None else f"{100 * peer.waiting:.0f} %"),
-            "sent": Text(data_size(peer.bytes_sent)),
-            "received": Text(data_size(peer.bytes_received)),
-            "links": Text(f"{up}/{degree}" if degree else "–", style="yellow" if up < degree else ""),
+            "sent": Text(data_size(peer.bytes_sent if peer.known else None)),
+            "received": Text(data_size(peer.bytes_received if peer.known else None)),
+            "links": Text(links or "–", style="" if whole else "yellow"),
             "what others say": Text(note(state, peer)),
         }
         table.add_row(*(cells[str(column.header)] for column in table.columns))
@@ -140,21 +149,31 @@ def clients_table(state: State, peers: list[Peer], width: int) -> Table:
         if wide or head not in ("loss", "received", "rounds"):
             table.add_column(head, justify="left" if head in left else "right", no_wrap=True, overflow="ellipsis")
     for peer in peers:
-        leads, known = peer.node == state.names.coordinator, peer.watched or peer.turns
-        round = f"{peer.round}/{state.rounds}" if state.rounds else str(peer.round)
+        leads, known = peer.node == state.names.coordinator, peer.known
         cells = {
             "client": Text("coordinator" if leads else str(peer.node)),
             "state": _state(state.condition(peer)),
-            "last round": Text(round if known else "–"),
+            "last round": Text(_round(state, peer)),
             "rounds": Text("–" if leads or not known else str(peer.turns)),
             "loss": Text(number(peer.loss)),
-            "accuracy": Text(percent(peer.accuracy)),
-            "sent": Text(data_size(peer.bytes_sent) if known else "–"),
-            "received": Text(data_size(peer.bytes_received) if known else "–"),
+            "accuracy": Text(_accuracy(peer)),
+            "sent": Text(data_size(peer.bytes_sent if known else None)),
+            "received": Text(data_size(peer.bytes_received if known else None)),
             "what is said": Text(_account(state) if leads and not note(state, peer) else note(state, peer)),
         }
         table.add_row(*(cells[str(column.header)] for column in table.columns))
     return table
+
+
+def _round(state: State, peer: Peer) -> str:
+    if not peer.known:
+        return "–"
+    return f"{peer.round}/{state.rounds}" if state.rounds else str(peer.round)
+
+
+def _accuracy(peer: Peer) -> str:
+    """The last that was measured, with its round where that is over."""
+    return percent(peer.accuracy) + ("" if peer.accuracy is None else _of(peer.tested, peer.round))
 
 
 def _account(state: State) -> str:

@@ -12,7 +12,7 @@ const SAYS = {
   ready: "there: training, or waiting for their turn", answered: "have answered in this round",
 };
 const STATUS = {
-  finished: ["The run has ended: finished", "good"], partial: ["The run has ended: some peers did not finish", "bad"],
+  finished: ["The run has ended: finished", "good"], partial: ["The run has ended: partial", "bad"],
   exhausted: ["The run has ended: its budget of privacy is used up", "good"],
   interrupted: ["The run was stopped before its end", "bad"], failed: ["The run has failed", "bad"],
 };
@@ -46,6 +46,7 @@ function number(value) {
 }
 const percent = (value) => (value === null || value === undefined ? NONE : (100 * value).toFixed(1) + "\u202f%");
 function size(bytes) {
+  if (bytes === null) return NONE;
   for (const [unit, length] of [["GB", 1e9], ["MB", 1e6], ["kB", 1e3]])
     if (bytes >= length) return (bytes / length).toFixed(bytes >= 100 * length ? 0 : 1) + "\u202f" + unit;
   return bytes + "\u202fB";
@@ -105,7 +106,7 @@ function showGraph(now) {
     if (!node) continue;
     const label = graph.labels ? ` (${graph.labels[peer.id]})` : "";
     node.setAttribute("class", `node s-${peer.state}`);
-    tell(node.querySelector("title"), `${who(peer.id)}${label}: ${peer.state}, round ${peer.round}${peer.note ? ", " + peer.note : ""}`);
+    tell(node.querySelector("title"), `${who(peer.id)}${label}: ${peer.state}${peer.round === null ? "" : `, round ${peer.round}`}${peer.note ? ", " + peer.note : ""}`);
     const word = node.querySelector(".word");
     if (word) tell(word, QUIET[peer.state] ?? peer.state);
     if (!word && peer.id !== graph.coordinator) {
@@ -116,7 +117,8 @@ function showGraph(now) {
   const down = new Map(now.down.map(([u, v, word]) => [`${u} ${v}`, word]));
   for (const [key, link] of links) link.setAttribute("class", `link ${down.get(key) || ""}`);
   const what = now.led ? `${now.n} clients around their coordinator` : `The graph of ${now.n} peers`;
-  $("drawn").setAttribute("aria-label", `${what}: ${counts}; ${down.size} of ${now.links} links not up.`);
+  const unknown = now.down.filter((link) => link[2] === "unknown").length;
+  $("drawn").setAttribute("aria-label", `${what}: ${counts}; ${down.size - unknown} of ${now.links} links not up${unknown ? `, ${unknown} unknown` : ""}.`);
   if (now.led) showHub(now);
 }
 const COLOUR = (state) => `var(--${BAD.includes(state) ? "bad" : ["left", "stopped", "elsewhere"].includes(state) ? "starting" : state})`;
@@ -132,10 +134,10 @@ function showShare(now, counts) {
 function showLegend(now) {
   $("states").replaceChildren(...now.counts.map(([state, count]) => make("li", {}, dot(state), `${count} ${SAYS[state] || state}`)));
   const sorts = new Set(now.down.map((link) => link[2]));
-  const words = { down: "link down", missed: `a round went on without its ${now.led ? "update" : "model"}`, suspected: "suspected" };
+  const words = { down: "link down", missed: `a round went on without its ${now.led ? "update" : "model"}`, suspected: "suspected", unknown: "not known yet" };
   const line = (kind) => draw("svg", { viewBox: "0 0 26 14", "aria-hidden": "true" }, draw("line", { class: `link ${kind}`, x1: 0, y1: 7, x2: 26, y2: 7 }));
-  const shown = ["down", "missed", "suspected"].filter((kind) => sorts.has(kind));
-  $("lines").replaceChildren(...(now.links && graph.nodes ? [make("li", {}, line(""), "link up")] : []), ...shown.map((kind) => make("li", {}, line(kind), words[kind])));
+  const shown = ["down", "missed", "suspected", "unknown"].filter((kind) => sorts.has(kind));
+  $("lines").replaceChildren(...(now.links > now.down.length && graph.nodes ? [make("li", {}, line(""), "link up")] : []), ...shown.map((kind) => make("li", {}, line(kind), words[kind])));
 }
 
 // --- charts -------------------------------------------------------------------------------------------------------
@@ -240,12 +242,13 @@ function status(words, kind) {
   tell($("status"), words);
   $("status").className = kind;
 }
+const of = (round, now) => (round === null || round === now.round ? "" : `, round ${round}`); // of a measurement that is not of now
 function showCards(now) {
   if (now.led) return cards(ledCards(now));
   const shown = [["rounds", String(now.round), now.rounds ? `of ${now.rounds}` : "behind all peers"]];
-  if (now.averaged !== null) shown.push(["averaged model", percent(now.averaged), "test accuracy"], ["mean peer", percent(now.mean), "test accuracy"], ["worst peer", percent(now.worst), "test accuracy"]);
-  else if (now.loss !== null) shown.push(["loss", number(now.loss), "of the averaged model"]);
-  shown.push(["disagreement", number(now.distance), "consensus distance"], ["sent", size(now.bytes), "by all peers"]);
+  if (now.averaged !== null) shown.push(["averaged model", percent(now.averaged), "test accuracy" + of(now.tested, now)], ["mean peer", percent(now.mean), "test accuracy" + of(now.tested, now)], ["worst peer", percent(now.worst), "test accuracy" + of(now.tested, now)]);
+  else if (now.loss !== null) shown.push(["loss", number(now.loss), "of the averaged model" + of(now.tested, now)]);
+  shown.push(["disagreement", number(now.distance), "consensus distance" + of(now.measured, now)], ["sent", size(now.bytes), "by all peers"]);
   cards(shown);
 }
 function cards(shown) {
@@ -274,9 +277,10 @@ function fill(row, peer, now) {
   row.dataset.peer = peer.id;
   const label = graph.labels ? `${peer.id} ${graph.labels[peer.id] ?? ""}` : String(peer.id);
   const name = peer.id === graph.coordinator ? "coordinator" : label;
-  const links = peer.degree ? `${peer.up} / ${peer.degree}` : NONE;
-  const round = now.rounds ? `${peer.round} / ${now.rounds}` : String(peer.round);
-  const cells = [name, peer.state, round, number(peer.loss), percent(peer.accuracy),
+  const links = peer.links ? peer.links.replace("/", " / ") : NONE;
+  const round = peer.round === null ? NONE : now.rounds ? `${peer.round} / ${now.rounds}` : String(peer.round);
+  const accuracy = percent(peer.accuracy) + (peer.accuracy === null || peer.round === null ? "" : of(peer.tested, peer));
+  const cells = [name, peer.state, round, number(peer.loss), accuracy,
     now.led ? turns(peer) : peer.waiting === null ? NONE : Math.round(100 * peer.waiting) + "\u202f%", size(peer.sent), size(peer.received), links, peer.note];
   cells.forEach((text, place) => {
     const cell = row.children[place];
@@ -319,8 +323,9 @@ async function loop() {
   const now = await news().catch(() => null);
   misses = now ? 0 : misses + 1;
   if (now) show(now);
-  else { status("connection lost", "bad"); tell($("notice"), LOST); }
-  $("notice").hidden = !misses;
+  else status("connection lost", "bad");
+  tell($("notice"), now ? now.lacking.join(" ") : LOST);
+  $("notice").hidden = Boolean(now) && !now.lacking.length;
   document.body.classList.toggle("lost", misses > 0);
   setTimeout(loop, Math.min(SLOWEST_MS, EVERY_MS * (1 + misses)));
 }
