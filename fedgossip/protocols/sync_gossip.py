@@ -45,7 +45,7 @@ from fedgossip.machine import (
     Trained,
 )
 from fedgossip.messages import Account, Leaving, Message, Model
-from fedgossip.protocols.carried import FRESH, Carried
+from fedgossip.protocols.carried import FACTS, FRESH, Carried
 from fedgossip.protocols.deadlines import Deadline
 from fedgossip.protocols.edges import Edge
 from fedgossip.vectors import Vector, all_finite, frozen, ordered_mix, scaled_difference, subtract
@@ -632,7 +632,8 @@ def _checkpoint_of(round: int, state: object, carried: Mapping[str, object]) -> 
 
 
 def _state_in(checkpoint: Checkpoint) -> tuple[dict[str, Vector], Mapping[str, Any]]:
-    return {name.removeprefix("state/"): array for name, array in checkpoint.vectors.items()}, checkpoint.facts
+    numbers = {name: fact for name, fact in checkpoint.facts.items() if name not in FACTS}
+    return {name.removeprefix("state/"): array for name, array in checkpoint.vectors.items()}, numbers
 
 
 def leads_of(node: NodeId, schedule: Schedule, partners: Sequence[NodeId]) -> dict[NodeId, int]:
