@@ -21,7 +21,7 @@ from fedgossip.learning.analytic import Averaging
 from fedgossip.machine import Machine, NodeId
 from fedgossip.messages import Entry, Join, Suspicion, Tidings, Verdict
 from fedgossip.protocols import secure_round
-from fedgossip.protocols.roster import admission_of, signed
+from fedgossip.protocols.news import admission_of, signed
 from fedgossip.running import compose
 from fedgossip.running.credentials import Credentials
 from fedgossip.running.purses import purse_of

@@ -26,17 +26,6 @@ from fedgossip.protocols.sync_gossip import SyncGossip
 from fedgossip.secure import frames
 
 PAIRS = [(name, kind) for name, scene in SCENES.items() for kind in scene.senders]
-OPEN = {
-    ("client_secure", "coordinator"): "an invitation that is refused takes the place of the one before",
-}
-"""What is known to fail, and why."""
-
-MARKED = [
-    pytest.param(*pair, marks=pytest.mark.xfail(reason=OPEN[pair], strict=True, raises=machine_fuzz.Broken))
-    if pair in OPEN
-    else pair
-    for pair in PAIRS
-]
 CASES = 20
 LONG_SECONDS = float(os.environ.get("FEDGOSSIP_FUZZ_SECONDS", "3600"))
 FIRST_LONG = 1_000
@@ -50,7 +39,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     machine_fuzz.undisturbed.cache_clear()
 
 
-@pytest.mark.parametrize(("name", "kind"), MARKED)
+@pytest.mark.parametrize(("name", "kind"), PAIRS)
 def test_honest_participants_go_on_whatever_is_said(name: str, kind: str) -> None:
     stages = [machine_fuzz.checked(name, kind, seed) for seed in range(CASES)]
     assert sum(stage.evil for stage in stages) > CASES
