@@ -71,7 +71,9 @@ def _of_all(row: NetworkRow) -> str:
 
 
 def _of_model(row: NetworkRow, led: Led) -> str:
-    words = [] if row.accuracy_averaged is None else [f"accuracy {percent(row.accuracy_averaged)}", *at_clients(led, row.round)]
+    words = []
+    if row.accuracy_averaged is not None:
+        words += [f"accuracy {percent(row.accuracy_averaged)}", *at_clients(led, row.round)]
     if not words and (row.loss is not None or row.test_loss is not None):
         words.append(f"loss {number(row.test_loss if row.loss is None else row.loss)}")
     return ", ".join([*words, *([] if not row.round else [f"{led.contributions or 0} contributions"])])
