@@ -173,7 +173,7 @@ def test_signatures_are_those_of_the_key_in_the_file(tmp_path: Path) -> None:
     for key, data, text in (
         (Identity.new().verify, SAID, signature),
         (identity.verify, SAID + b"!", signature),
-        (identity.verify, SAID, signature[:-2] + "00"),
+        (identity.verify, SAID, signature[:-2] + ("00" if signature[-2:] != "00" else "01")),
         ("nonsense", SAID, signature),
         (identity.verify, SAID, "ü"),
     ):

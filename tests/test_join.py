@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import heapq
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -416,9 +417,7 @@ def test_one_that_does_not_answer_is_given_up_for_the_next_best() -> None:
     taker, givers = Taker(SCHEMA, BIG.size, "float32"), {1: giver(9), 2: giver(5)}
     pump(taker, givers, taker.begin([1, 2]), pieces=0)
     assert taker.source == 1
-    for _ in range(3):
-        effects = taker.fired(["piece", 1, 0])
-    pump(taker, givers, effects)
+    pump(taker, givers, taker.fired(["piece", 1, 0]))
     assert taker.model is not None and taker.model[0] == 5
 
 
@@ -471,3 +470,89 @@ def test_links_are_told_to_the_gossip_machine_by_membership_alone() -> None:
     m.handle(PeerJoined(1, 3), 0)
     m.handle(PeerGone(1), 1)
     assert seen == [PeerJoined(1, 3), PeerGone(1)]
+
+
+# --- one that lies to joiners -----------------------------------------------------------------------------------------
+
+
+class Boasting(Giver):
+    """Offers a model of the round `round`, again and again another one, and gives what `give` says."""
+
+    def __init__(self, round: int, give: Callable[[Fetch], list[Effect]] = lambda _: []) -> None:
+        super().__init__(SCHEMA)
+        self.round, self.give, self.offers = round, give, 0
+
+    def handle(self, sender: NodeId, message: Seek | Fetch, now_ns: int) -> list[Effect]:
+        if isinstance(message, Fetch) and (given := self.give(message)):
+            return given
+        self.offers += 1
+        return [Send(sender, Have(self.round, f"{self.offers:064x}"))]
+
+
+def timed(taker: Taker, givers: dict[NodeId, Giver], effects: list[Effect], seconds: float) -> float:
+    """Move messages by hand, and let time pass where nothing else is left; return when the model was here."""
+    now, timers = 0.0, list[tuple[float, int, Any]]()
+    queue = list(effects)
+    for step in range(10_000):
+        if taker.model is not None or now > seconds:
+            return now
+        if not queue:
+            now, _, key = heapq.heappop(timers)
+            queue += taker.fired(key[1:])
+            continue
+        effect = queue.pop(0)
+        if isinstance(effect, SetTimer):
+            heapq.heappush(timers, (now + effect.after_ns / SECOND, step, effect.key))
+        elif isinstance(effect, Send):
+            for answer in givers[effect.to].handle(9, effect.message, int(now * SECOND)):  # type: ignore[arg-type]
+                assert isinstance(answer, Send)
+                queue += taker.handle(effect.to, answer.message)  # type: ignore[arg-type]
+    return seconds + 1
+
+
+def not_a_number(asked: Fetch) -> list[Effect]:
+    part = np.full_like(BIG[asked.start : asked.start + PIECE], np.nan)
+    return [Send(9, Piece(asked.round, asked.digest, asked.start, SCHEMA, (part,)))]
+
+
+@pytest.mark.parametrize("ahead", [0, 3, 1000], ids=["as the others", "a little ahead", "far ahead"])
+@pytest.mark.parametrize("give", [lambda _: [], not_a_number], ids=["nothing", "nonsense"])
+def test_one_that_offers_what_it_does_not_give_delays_a_joiner_once_at_most(
+    ahead: int, give: Callable[[Fetch], list[Effect]]
+) -> None:
+    taker = Taker(SCHEMA, BIG.size, "float32")
+    givers = {1: Boasting(500 + ahead, give), 2: giver(500), 3: giver(499, frozen(BIG + 1))}
+    took = timed(taker, givers, taker.begin([1, 2, 3]), 60)
+    assert taker.model is not None and taker.model[0] in (499, 500)
+    assert took < (21 if ahead < 1000 else 1)
+
+
+def test_models_that_are_no_numbers_are_not_begun_with() -> None:
+    bad = np.array([1.0, np.inf, 3.0], np.float32)
+    taker = Taker(SCHEMA, 3, "float32")
+    givers = {1: giver(6, bad), 2: giver(5, frozen(np.ones(3, np.float32)))}
+    timed(taker, givers, taker.begin([1, 2]), 60)
+    assert taker.model is not None and taker.model[0] == 5
+
+
+@pytest.mark.parametrize("claimed", [3999, 0], ids=["the last round", "the first round"])
+def test_one_that_lies_about_its_round_does_not_keep_joiners_out(claimed: int) -> None:
+    class Lying(Learning):
+        def perform(self, node: NodeId, effect: Effect | Event) -> None:
+            match effect:
+                case Send(to, Ping() | Pong() as said) if node == 1:
+                    effect = Send(to, replace(said, round=claimed))
+                case Send(to, Have(round, digest)) if node == 1:
+                    effect = Send(to, Have(max(claimed, round), digest))
+            super().perform(node, effect)
+
+    w = Lying({node: member(node, 3) for node in range(3)})
+    w.run(10)
+    joiner = member(3, 3, join=True, life=77)
+    w.start(3, joiner)
+    said = joiner.introduction()
+    assert said is not None
+    w.push(0, 1, Received(-1, said))
+    w.run(25)
+    assert not w.named("too_late") and not joiner.joining and 3 not in w.results
+    assert abs(joiner.membership.round - w.rounds()[0]) <= 4

@@ -45,6 +45,9 @@ OURS = (Ping, Pong, Probe, Vouch, Tidings, Compare, Join, Seek, Have, Fetch, Pie
 NEAR_ROUNDS = 16
 """One that comes back and is not further behind goes on from what it had written down."""
 
+BEGIN_NS = 10_000_000_000
+"""How long a joiner waits for a second one to say that its first round is near."""
+
 MakeGossip = Callable[[RosterSchedule, Checkpoint | None, int], Machine]
 """(graphs, from where to go on, our incarnation)."""
 
@@ -82,6 +85,7 @@ class Member:
         self._early: dict[NodeId, Model] = {}
         self._training = self._forgotten = 0
         self._finished = self._seeking = self._mixed = False
+        self._asked_to_begin = self._waited = False
 
     def introduction(self) -> Join | None:
         """The first word on every link, before the members know us; None where they do."""
@@ -100,8 +104,8 @@ class Member:
                 effects += self._begin(self.resumed, now_ns)
             case Started():
                 effects += [Report("asks", self.membership.contacts, 0), self._start_timer()]
-            case Fired(("member", "start")) if self.joining:
-                return [*effects, *self._go_on_waiting(now_ns)]
+            case Fired(("member", "start" | "begin" as what)) if self.joining:
+                return [*effects, *self._time_is_up(what, now_ns)]
             case Trained() if self._forgotten:
                 self._forgotten -= 1
             case Received(sender, Model() as model) if self.gossip is None:
@@ -209,6 +213,12 @@ class Member:
     def _start_timer(self) -> SetTimer:
         return SetTimer(("member", "start"), self.start_ns)
 
+    def _time_is_up(self, what: str, now_ns: int) -> list[Effect]:
+        if what == "start":
+            return self._go_on_waiting(now_ns)
+        self._waited = True
+        return self._join(now_ns)
+
     def _go_on_waiting(self, now_ns: int) -> list[Effect]:
         """Wait on where somebody is there who has begun, else end: those that wait themselves have no model to give."""
         members = self.membership
@@ -231,7 +241,9 @@ class Member:
                 self._seeking = True
                 effects += self.taker.begin(sorted(members.linked))
             return effects
-        reached = max(members.network_round(), start.round)
+        if not members.informed(now_ns):
+            return effects
+        reached = max(members.network_round(), min(start.round, max(members.claims(), default=start.round)))
         there = members.roster.takes_part(members.node, reached) and not members.roster.gone(members.node)
         self.since = reached if there else boundary_after(reached)
         if self.since >= self.rounds:
@@ -249,14 +261,28 @@ class Member:
     def _begin_if_time(self, now_ns: int) -> list[Effect]:
         """Begin when the others are about to reach our first round, or have."""
         assert self.since is not None
-        partners = self.membership.schedule().partners(self.membership.node) if self._early else ()
-        heard = max((model.round for sender, model in self._early.items() if sender in partners), default=-1)
-        reached = max(self.membership.network_round(), heard)
-        start = self._start()
-        if reached < self.since - 1 or start is None:
+        start, claims = self._start(), self._claims()
+        if not claims or claims[0] < self.since - 1 or start is None:
             return []
+        reached = claims[min(1, len(claims) - 1)]
+        if reached < self.since - 1 and not self._waited:  # one alone may say anything
+            return [] if self._asked_to_begin else self._begin_timer()
         self.giver.latest = self.taker.model
         return self._begin(replace(start, round=max(self.since, reached)), now_ns)
+
+    def _begin_timer(self) -> list[Effect]:
+        self._asked_to_begin = True
+        return [SetTimer(("member", "begin"), BEGIN_NS)]
+
+    def _claims(self) -> list[int]:
+        """In which rounds the others are, by their own words and by their models, the latest first."""
+        members = self.membership
+        partners = members.schedule().partners(members.node) if self._early else ()
+        said = {node: members.reached[node] for node in members.others() if node in members.reached}
+        for sender, model in self._early.items():
+            if sender in partners:
+                said[sender] = max(model.round, said.get(sender, -1))
+        return sorted(said.values(), reverse=True)
 
     # --- the end --------------------------------------------------------------------------------------------------
 

@@ -154,6 +154,7 @@ class Membership:
         self._seen_ns = self._swept_ns = -1
         self.lives: dict[NodeId, int] = {}
         self._heard: dict[NodeId, int] = {}
+        self._came: dict[NodeId, int] = {}  # when the link to each was last made
         self._asking: dict[int, _Asking] = {}
         self._asked: dict[int, tuple[NodeId, int]] = {}  # our ping: for whom, and its number there
         self._compared: dict[NodeId, int] = {}
@@ -193,6 +194,15 @@ class Membership:
         """How many rounds the network has behind it by the second highest claim, for one may lie; -1: none begun."""
         claims = self.claims()
         return claims[min(1, len(claims) - 1)] if claims else -1
+
+    def informed(self, now_ns: int) -> bool:
+        """Whether we know where the network is, and whether those are there that others say are gone.
+
+        Two must say where it is, where another has just come; a member that we never heard has the time of a suspect.
+        """
+        just_now = now_ns - 2 * self.settings.period_ns
+        to_say = [node for node in self.others() if node not in self.reached and self._came.get(node, 0) > just_now]
+        return (len(self.claims()) >= 2 or not to_say) and self.suspects.keys() <= self._heard.keys()
 
     @property
     def sent_away(self) -> bool:
@@ -291,7 +301,7 @@ class Membership:
         if node not in self.roster.entries or node in self.roster.revoked:
             return []
         self.linked.add(node)
-        self.lives[node] = incarnation
+        self.lives[node], self._came[node] = incarnation, now_ns
         self._heard[node] = now_ns
         joined: list[Outcome] = [] if self.roster.gone(node) else [PeerJoined(node, incarnation)]
         self._compared[node] = now_ns

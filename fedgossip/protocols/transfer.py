@@ -4,8 +4,10 @@
              Fetch(round, digest, start) of the best            Piece(round, digest, start)
              ... one at a time, then the digest is checked
 
-Best is the highest round, then the highest digest: of those that have the same model any can go on where another
-stopped.  A member that no longer has the model answers with what it has now.
+One member may say anything: what is far ahead of the second highest round that is offered is left alone.  Of the others
+best is the highest round, then the highest digest: of those that have the same model any can go on where another
+stopped.  A source that does not deliver in time, changes its mind, or gave a model that is not what it promised comes
+after all others.  A member that no longer has the model answers with what it has now.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from fedgossip.errors import ProtocolError
 from fedgossip.machine import Effect, NodeId, Report, Send, SetTimer
 from fedgossip.messages import PIECE, Fetch, Have, Piece, Seek
 from fedgossip.protocols.refusals import refused
-from fedgossip.vectors import Vector, digest, empty, frozen
+from fedgossip.vectors import Vector, all_finite, digest, empty, frozen
 
 GATHER_NS = 500_000_000
 """How long to wait for offers after the question, and before it is asked again where nobody has anything."""
@@ -24,8 +26,11 @@ GATHER_NS = 500_000_000
 PIECE_NS = 20_000_000_000
 """How long a piece may take before it is asked for again: a megabyte over the slowest line, and the round trip."""
 
-TRIES = 3
-"""So often a piece is asked of one peer."""
+AHEAD_ROUNDS = 16
+"""So far ahead of the second highest an offered round is believed: peers are not all in the same one."""
+
+GATHERS = 4
+"""So often it is waited for a second offer where more than one peer is there."""
 
 KEPT_NS = 120_000_000_000
 """How long an offered model is kept after it was last asked for."""
@@ -81,12 +86,15 @@ class Taker:
         self.want: Offer | None = None
         self.source: NodeId | None = None
         self.start = 0
-        self._tries = 0
+        self.failed: set[NodeId] = set()
+        """Sources that come after all others."""
+        self._gathers = 0
+        self._givers: set[NodeId] = set()  # of the pieces that are here
         self._buffer: Vector | None = None
 
     def begin(self, linked: Sequence[NodeId]) -> list[Effect]:
         """Ask everybody what they have."""
-        self.linked = set(linked)
+        self.linked, self._gathers = set(linked), 0
         return [*(Send(node, Seek()) for node in linked), SetTimer(("transfer", "gather"), GATHER_NS)]
 
     def handle(self, sender: NodeId, message: Have | Piece) -> list[Effect]:
@@ -95,8 +103,7 @@ class Taker:
             return []
         if isinstance(message, Have):
             self.offers[sender] = message.round, message.digest
-            gone = sender == self.source and self.want != self.offers[sender]
-            return self._choose() if gone else []
+            return self._failed(sender) if sender == self.source and self.want != self.offers[sender] else []
         if sender != self.source or (message.round, message.digest) != self.want or message.start != self.start:
             return []
         return self._take(sender, message.vectors[0])
@@ -105,14 +112,23 @@ class Taker:
         """A timer of ours."""
         match key:
             case ["gather"] if self.want is None and self.model is None:
-                return self._choose() if self.offers else self.begin(sorted(self.linked))
+                return self._gathered()
             case ["piece", int(source), int(start)] if (source, start) == (self.source, self.start) and self.want:
-                self._tries += 1
-                if self._tries < TRIES and source in self.linked:
-                    return self._ask()
-                self.offers.pop(source, None)
-                return self._choose()
+                return self._failed(source)
         return []
+
+    def _gathered(self) -> list[Effect]:
+        there = self.offers.keys() & self.linked
+        if not there:
+            return self.begin(sorted(self.linked))
+        self._gathers += 1
+        if len(there) < min(2, len(self.linked)) and self._gathers < GATHERS:  # one alone may say anything
+            return [SetTimer(("transfer", "gather"), GATHER_NS)]
+        return self._choose()
+
+    def _failed(self, source: NodeId) -> list[Effect]:
+        self.failed.add(source)
+        return self._choose()
 
     def joined(self, node: NodeId) -> list[Effect]:
         """A link is up, perhaps again."""
@@ -138,10 +154,17 @@ class Taker:
         if not there:
             self.want = self.source = None
             return self.begin(sorted(self.linked))
-        best = max(there.values())
+        if there.keys() <= self.failed:  # all have failed once: again, in turn
+            self.failed.clear()
+        rounds = sorted((round for round, _ in there.values()), reverse=True)
+        near = rounds[min(1, len(rounds) - 1)] + AHEAD_ROUNDS
+        left = {node: offer for node, offer in there.items() if node not in self.failed}
+        able = {node: offer for node, offer in left.items() if offer[0] <= near} or left
+        best = max(able.values())
         if best != self.want:
             self.want, self.start = best, 0
-        self.source, self._tries = min(node for node, offer in there.items() if offer == best), 0
+            self._givers.clear()
+        self.source = min(node for node, offer in able.items() if offer == best)
         return self._ask()
 
     def _ask(self) -> list[Effect]:
@@ -155,15 +178,20 @@ class Taker:
         if self._buffer is None:
             self._buffer = empty(self.length, self.dtype)
         self._buffer[self.start : self.start + part.size] = part
-        self.start, self._tries = self.start + part.size, 0
-        if self.start < self.length:
-            return self._ask()
+        self._givers.add(sender)
+        self.start += part.size
+        return self._ask() if self.start < self.length else self._complete(sender, self._buffer)
+
+    def _complete(self, sender: NodeId, model: Vector) -> list[Effect]:
         assert self.want is not None
         round, expected = self.want
-        if digest([self._buffer]) != expected:
-            self.offers = {node: offer for node, offer in self.offers.items() if offer != self.want}
-            self.want, self.source, self.start = None, None, 0
-            text = f"the model of round {round} that node {sender} gave last is not what was promised"
-            return [refused(sender, "digest", text, round), *self._choose()]
-        self.model, self._buffer = (round, frozen(self._buffer)), None
-        return [Report("fetched", {"from": sender, "model_of_round": round}, round)]
+        wrong = "not what was promised" if digest([model]) != expected else "" if all_finite(model) else "not finite"
+        if not wrong:
+            self.model, self._buffer = (round, frozen(model)), None
+            return [Report("fetched", {"from": sender, "model_of_round": round}, round)]
+        self.failed |= self._givers
+        for node in self._givers:
+            self.offers.pop(node, None)
+        self.want, self.source = None, None
+        text = f"the model of round {round} that node {sender} gave last is {wrong}"
+        return [refused(sender, "digest", text, round), *(Send(node, Seek()) for node in self._givers), *self._choose()]
