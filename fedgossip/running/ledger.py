@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from fedgossip.decoding import from_json
+from fedgossip.decoding import UnreadableError, from_json
 from fedgossip.errors import ConfigError, NotWrittenError
 from fedgossip.experiment import Experiment
 from fedgossip.learning.own import PLACE
@@ -105,7 +105,7 @@ def _lines(path: Path) -> tuple[list[Line], int]:
         try:
             found.append(from_json(_decoder, line))
             Spend.from_mapping(found[-1].spend)
-        except (msgspec.MsgspecError, ConfigError) as error:
+        except (UnreadableError, ConfigError) as error:
             advice = "Put the file back as it was: without it nothing more may be released with this key."
             raise ConfigError(f"{path}, line {place}: {error}", advice) from None
     return found, whole
