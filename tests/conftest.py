@@ -2,7 +2,10 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,11 +23,33 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--long"):
-        return
     for item in items:
-        if "long" in item.keywords:
+        if "long" in item.keywords and not config.getoption("--long"):
             item.add_marker(pytest.mark.skip(reason="long form: run with --long"))
+        if "cuda" in item.keywords and not cuda_is_there():
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU, and torch finds none here"))
+
+
+@cache
+def cuda_is_there() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+@pytest.fixture(autouse=True)
+def says_which_device_it_means(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail a test that trains where "auto" takes it, in this process: with a GPU it would be another test."""
+    devices = sys.modules.get("fedgossip.learning.devices")
+    if devices is None or {"cuda", "anywhere"} & set(request.node.keywords):
+        return
+    chosen = devices.device_for
+
+    def device_for(name: str) -> Any:
+        assert name != "auto", 'this test trains with device = "auto": say "cpu" where that is meant'
+        return chosen(name)
+
+    monkeypatch.setattr(devices, "device_for", device_for)
 
 
 @pytest.fixture(scope="session")

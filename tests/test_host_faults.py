@@ -128,7 +128,7 @@ def model(*shape):
 def test_failed_training_of_one_peer_is_the_runs_error_and_hangs_nobody(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(RAISES_IN_ONE_PEER)
     path = experiment(tmp_path, n=3, rounds=6, more='[model]\nsource = "own:model"\n[train]\nlocal_steps = 1\n')
-    path.write_text(path.read_text().replace('"averaging"', '"learning"'))
+    path.write_text(path.read_text().replace('"averaging"', '"learning"') + 'device = "cpu"\n')
     said = finish(start(["run", path.name, "--on", "local", "--out", "out", "--json", "--no-report"], tmp_path), 60)
     assert said.code == 5 and said.out == "" and "Traceback" not in said.err, said
     assert len(said.errors) == 1 and "node 1, round 3" in said.errors[0] and "no more" in said.errors[0], said.err

@@ -172,6 +172,17 @@ def test_what_rounds_otherwise_on_another_machine_is_refused_for_portable_runs(h
     assert refused.value.advice
 
 
+def test_a_portable_run_takes_the_cpu_where_auto_would_take_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    from fedgossip.learning import portable, sharing
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(portable, "settle", lambda: None)  # of this process
+    device, _ = sharing.settle(TrainSettings(portable=True), torch.nn.Linear(2, 2), "schema")
+    assert device == torch.device("cpu")
+
+
 def test_peers_agree_on_whether_a_run_is_portable_and_runs_of_before_keep_their_hash() -> None:
     def hashed(**train: object) -> str:
         found = {"topology": {"graph": "ring", "n": 3}, "train": {"device": "cpu", **train}}

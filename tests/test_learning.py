@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,6 +27,10 @@ from fedgossip.learning.task import TorchTask, TrainSettings
 from fedgossip.seeds import stream
 from fedgossip.task import Job, LocalTask, Update
 from fedgossip.vectors import add, frozen
+
+
+def on_cpu(**how: Any) -> TrainSettings:
+    return TrainSettings(device="cpu", **how)
 
 
 def made_up(examples: int = 150, features: int = 12, classes: int = 4, seed: int = 0) -> Dataset:
@@ -92,7 +97,7 @@ SHAPES = [
 @pytest.mark.parametrize(("features", "model", "classes", "how"), SHAPES)
 def test_an_update_does_not_depend_on_the_jobs_that_share_the_call(features, model, classes, how):
     data = made_up(150, features, classes)
-    fresh = lambda: task_of(model, data, TrainSettings(**how))  # noqa: E731 momentum stays in a task
+    fresh = lambda: task_of(model, data, on_cpu(**how))  # noqa: E731 momentum stays in a task
     task = fresh()
     assert isinstance(task._engine, LayerStack)
     jobs = jobs_of(task)
@@ -114,7 +119,7 @@ def test_an_update_does_not_depend_on_the_jobs_that_share_the_call(features, mod
 def test_any_stack_and_any_batch_size_gives_the_same_bits_alone_and_together(sizes, batch, steps, seed):
     data = made_up(60, sizes[0], sizes[-1], seed)
     model = "mlp:" + "-".join(map(str, sizes))
-    task = task_of(model, data, TrainSettings(batch_size=batch, local_steps=steps))
+    task = task_of(model, data, on_cpu(batch_size=batch, local_steps=steps))
     jobs = jobs_of(task, 9, seed)
     together = task.train(jobs)
     alone = grouped(task, jobs, [*random_groups(9, seed), [4]])
@@ -126,7 +131,7 @@ def test_bits_do_not_depend_on_the_size_of_the_block(monkeypatch):
     jobs, found = None, []
     for largest in (64, 4, 3):
         monkeypatch.setattr("fedgossip.learning.batched.LARGEST_BLOCK", largest)
-        task = task_of("mlp:12-16-4", data, TrainSettings(local_epochs=1))
+        task = task_of("mlp:12-16-4", data, on_cpu(local_epochs=1))
         jobs = jobs or jobs_of(task)
         found.append([update.difference.tobytes() for update in task.train(jobs)])
     assert found[0] == found[1] == found[2]
@@ -135,7 +140,7 @@ def test_bits_do_not_depend_on_the_size_of_the_block(monkeypatch):
 @pytest.mark.parametrize("model", ["cnn:small", "cnn:small-bn"])
 def test_models_without_a_batched_path_do_not_depend_on_their_company_either(model):
     data = images()
-    how = TrainSettings(batch_size=8, local_steps=2, momentum=0.5, buffers="local")
+    how = on_cpu(batch_size=8, local_steps=2, momentum=0.5, buffers="local")
     jobs = jobs_of(task_of(model, data, how, n=4), 4)
     first = grouped(task_of(model, data, how, n=4), jobs, [[0, 1, 2, 3]])
     second = grouped(task_of(model, data, how, n=4), jobs, [[3], [1, 0], [2]])
@@ -163,7 +168,7 @@ def by_autograd(model: str, data: Dataset, task: TorchTask, job: Job, how: Train
 
 @pytest.mark.parametrize(("features", "model", "classes", "how"), SHAPES)
 def test_hand_written_gradients_equal_autograd(features, model, classes, how):
-    data, how = made_up(150, features, classes), TrainSettings(**how)
+    data, how = made_up(150, features, classes), on_cpu(**how)
     task = task_of(model, data, how)
     jobs = jobs_of(task)
     for job, update in zip(jobs, task.train(jobs), strict=True):
@@ -171,7 +176,7 @@ def test_hand_written_gradients_equal_autograd(features, model, classes, how):
 
 
 def test_the_loop_over_modules_equals_autograd_too():
-    data, how = images(), TrainSettings(batch_size=8, local_steps=3, momentum=0.9, weight_decay=0.01)
+    data, how = images(), on_cpu(batch_size=8, local_steps=3, momentum=0.9, weight_decay=0.01)
     task = task_of("cnn:small", data, how)
     job = jobs_of(task, 2)[1]
     expected = by_autograd("cnn:small", data, task, job, how)
@@ -179,7 +184,7 @@ def test_the_loop_over_modules_equals_autograd_too():
 
 
 def test_the_loss_is_the_mean_over_the_batches_of_the_round():
-    data, how = made_up(), TrainSettings(local_epochs=1, lr=1e-12, batch_size=150)
+    data, how = made_up(), on_cpu(local_epochs=1, lr=1e-12, batch_size=150)
     task = task_of("softmax", data, how, n=1)
     (update,) = task.train([Job(0, 0, task.initial(0))])
     assert update.metrics["loss"] == pytest.approx(task.evaluate([task.initial(0)])[0]["loss"], rel=1e-6)
@@ -188,7 +193,7 @@ def test_the_loss_is_the_mean_over_the_batches_of_the_round():
 @pytest.mark.parametrize("model", ["softmax", "mlp:12-8-4"])
 def test_batched_evaluation_equals_the_module(model):
     data = made_up(700)  # more than one block of test rows
-    task = task_of(model, data, TrainSettings())
+    task = task_of(model, data, on_cpu())
     vectors = [job.vector for job in jobs_of(task)]
     module = models.build(model, data.shape, data.classes, 0)
     for vector, found in zip(vectors, task.evaluate(vectors), strict=True):
@@ -200,7 +205,7 @@ def test_batched_evaluation_equals_the_module(model):
 
 def test_evaluation_does_not_depend_on_company():
     data = made_up()
-    task = task_of("mlp:12-8-4", data, TrainSettings())
+    task = task_of("mlp:12-8-4", data, on_cpu())
     vectors = [job.vector for job in jobs_of(task)]
     assert list(task.evaluate(vectors)) == [task.evaluate([vector])[0] for vector in vectors]
 
@@ -210,7 +215,7 @@ def test_evaluation_does_not_depend_on_company():
 
 def test_a_pass_shows_every_example_once_whatever_the_rounds():
     share = np.arange(100, 140)
-    batches = Batches([share], TrainSettings(batch_size=5, local_steps=2), 0, 5)
+    batches = Batches([share], on_cpu(batch_size=5, local_steps=2), 0, 5)
     seen = np.concatenate([batches.plan(0, round).indices.reshape(-1) for round in range(8)])
     assert np.array_equal(np.sort(seen[:40]), share)
     assert np.array_equal(np.sort(seen[40:]), share)
@@ -220,7 +225,7 @@ def test_a_pass_shows_every_example_once_whatever_the_rounds():
 @settings(max_examples=50, deadline=None)
 @given(m=st.integers(1, 700), batch=st.integers(1, 40), steps=st.integers(1, 6), round=st.integers(0, 50))
 def test_a_plan_can_be_made_without_the_rounds_before_it(m, batch, steps, round):
-    how = TrainSettings(batch_size=batch, local_steps=steps)
+    how = on_cpu(batch_size=batch, local_steps=steps)
     in_order = Batches([np.arange(m)], how, 0, batch)
     for earlier in range(round):
         in_order.plan(0, earlier)
@@ -229,7 +234,7 @@ def test_a_plan_can_be_made_without_the_rounds_before_it(m, batch, steps, round)
 
 
 def test_an_epoch_ends_with_a_smaller_batch():
-    plan = Batches([np.arange(10)], TrainSettings(batch_size=4, local_epochs=2), 0, 4).plan(0, 3)
+    plan = Batches([np.arange(10)], on_cpu(batch_size=4, local_epochs=2), 0, 4).plan(0, 3)
     assert plan.counts.tolist() == [4, 4, 2, 4, 4, 2]
     used = np.concatenate([row[:count] for row, count in zip(plan.indices, plan.counts, strict=True)])
     assert np.array_equal(np.sort(used), np.repeat(np.arange(10), 2))
@@ -241,7 +246,7 @@ def test_an_epoch_ends_with_a_smaller_batch():
 @pytest.mark.parametrize("how", [{"momentum": 0.9}, {"optimizer": "adam", "lr": 0.01}])
 @pytest.mark.parametrize("model", ["mlp:64-8-3", "cnn:small-bn"])
 def test_a_task_that_takes_up_a_state_goes_on_with_the_same_bits(model, how):
-    data, how = images(), TrainSettings(local_steps=2, batch_size=8, buffers="local", **how)
+    data, how = images(), on_cpu(local_steps=2, batch_size=8, buffers="local", **how)
     first, second = task_of(model, data, how), task_of(model, data, how)
     vector = first.initial(0)
     first.train([Job(2, 0, vector)])
@@ -253,7 +258,7 @@ def test_a_task_that_takes_up_a_state_goes_on_with_the_same_bits(model, how):
 
 
 def test_a_state_of_another_model_is_refused():
-    how = TrainSettings(momentum=0.9)
+    how = on_cpu(momentum=0.9)
     task, other = task_of("softmax", made_up(), how), task_of("mlp:12-8-4", made_up(), how)
     other.train([Job(0, 0, other.initial(0))])
     with pytest.raises(ConfigError, match="expected 52"):
@@ -261,7 +266,7 @@ def test_a_state_of_another_model_is_refused():
 
 
 def test_averaged_running_statistics_are_part_of_the_vector():
-    average = task_of("cnn:small-bn", images(), TrainSettings(batch_size=8, local_steps=1))
+    average = task_of("cnn:small-bn", images(), on_cpu(batch_size=8, local_steps=1))
     (update,) = average.train([Job(0, 0, average.initial(0))])
     named = average.parameters_named(update.difference)
     assert np.any(named["norm1.running_mean"] != 0)
@@ -269,8 +274,8 @@ def test_averaged_running_statistics_are_part_of_the_vector():
 
 
 def test_local_running_statistics_stay_at_their_node():
-    local = task_of("cnn:small-bn", images(), TrainSettings(batch_size=8, local_steps=1, buffers="local"))
-    average = task_of("cnn:small-bn", images(), TrainSettings(batch_size=8, local_steps=1))
+    local = task_of("cnn:small-bn", images(), on_cpu(batch_size=8, local_steps=1, buffers="local"))
+    average = task_of("cnn:small-bn", images(), on_cpu(batch_size=8, local_steps=1))
     assert local.length == average.length - 2 * (16 + 32)
     local.train([Job(0, 0, local.initial(0)), Job(1, 0, local.initial(0))])
     mine, theirs = (local.state(node)["buffer:norm1.running_mean"] for node in (0, 1))
@@ -278,7 +283,7 @@ def test_local_running_statistics_stay_at_their_node():
 
 
 def test_with_local_statistics_evaluation_uses_those_of_the_test_batch():
-    data, how = images(), TrainSettings(batch_size=8, local_steps=1, buffers="local")
+    data, how = images(), on_cpu(batch_size=8, local_steps=1, buffers="local")
     task = task_of("cnn:small-bn", data, how)
     module = models.build("cnn:small-bn", data.shape, data.classes, 1).train()
     expected = functional.cross_entropy(module(torch.tensor(data.x)).detach(), torch.tensor(data.y))
@@ -290,7 +295,7 @@ def test_with_local_statistics_evaluation_uses_those_of_the_test_batch():
 
 @pytest.mark.parametrize("model", ["mlp:64-8-3", "cnn:small"])
 def test_training_changes_neither_its_vector_nor_torchs_generator(model):
-    task: LocalTask = task_of(model, images(), TrainSettings(local_steps=1))
+    task: LocalTask = task_of(model, images(), on_cpu(local_steps=1))
     vector = task.initial(0)
     before, generator = vector.copy(), torch.get_rng_state()
     (update,) = task.train([Job(0, 0, vector)])
@@ -303,7 +308,7 @@ def test_training_changes_neither_its_vector_nor_torchs_generator(model):
 
 @pytest.mark.parametrize("model", ["mlp:12-8-4", "tests.test_learning:with_dropout"])
 def test_a_loss_that_is_not_finite_names_node_round_and_a_remedy(model):
-    task = task_of(model, made_up(), TrainSettings())
+    task = task_of(model, made_up(), on_cpu())
     bad = frozen(np.full(task.length, 1e38, np.float32))
     with pytest.raises(TrainingError, match="node 3, round 5") as error:
         task.train([Job(1, 5, task.initial(1)), Job(3, 5, bad)])
@@ -315,7 +320,7 @@ def with_dropout(shape, classes):
 
 
 def test_dropout_is_a_function_of_node_and_round():
-    task = task_of("tests.test_learning:with_dropout", made_up(), TrainSettings())
+    task = task_of("tests.test_learning:with_dropout", made_up(), on_cpu())
     job, other = Job(0, 0, task.initial(0)), Job(0, 1, task.initial(0))
     first, _, again = task.train([job, other, job])
     assert np.array_equal(first.difference, again.difference)
@@ -326,14 +331,14 @@ def broken(shape, classes):
 
 
 def test_a_model_that_raises_is_a_training_error():
-    task = task_of("tests.test_learning:broken", made_up(), TrainSettings())
+    task = task_of("tests.test_learning:broken", made_up(), on_cpu())
     with pytest.raises(TrainingError, match="node 0, round 0: training raised"):
         task.train([Job(0, 0, task.initial(0))])
 
 
 def test_a_node_without_examples_is_refused():
     with pytest.raises(ConfigError, match="node 1 has no training example"):
-        TorchTask(made_up(), made_up(), [np.arange(3), np.arange(0)], "softmax", TrainSettings(), seed=0, rounds=1)
+        TorchTask(made_up(), made_up(), [np.arange(3), np.arange(0)], "softmax", on_cpu(), seed=0, rounds=1)
 
 
 @pytest.mark.parametrize(
@@ -352,13 +357,13 @@ def test_a_node_without_examples_is_refused():
 )
 def test_wrong_settings_are_refused(wrong, message):
     with pytest.raises(ConfigError, match=message) as error:
-        TrainSettings(**wrong)
+        on_cpu(**wrong)
     assert error.value.advice
 
 
 def test_schedules_follow_their_formula():
-    assert TrainSettings(lr=1.0, schedule="cosine").rate(50, 100) == pytest.approx(0.5)
-    assert [TrainSettings(lr=1.0, schedule="step:2,0.1").rate(r, 9) for r in (1, 2, 4)] == pytest.approx([1, 0.1, 0.01])
+    assert on_cpu(lr=1.0, schedule="cosine").rate(50, 100) == pytest.approx(0.5)
+    assert [on_cpu(lr=1.0, schedule="step:2,0.1").rate(r, 9) for r in (1, 2, 4)] == pytest.approx([1, 0.1, 0.01])
 
 
 # --- learning ---------------------------------------------------------------------------------------------------
@@ -366,7 +371,7 @@ def test_schedules_follow_their_formula():
 
 def test_sixteen_peers_that_average_learn_the_digits_as_one_does():
     train, test = split(load("digits"), 0.2, 0)
-    how = TrainSettings(batch_size=16, local_steps=5)
+    how = on_cpu(batch_size=16, local_steps=5)
     task = TorchTask(train, test, partition("iid", train.y, 16, seed=0), "mlp:64-32-10", how, seed=0, rounds=40)
     vector = task.initial(0)
     for round in range(40):
@@ -382,7 +387,7 @@ def test_characters_of_plays_are_learnt(real_data):
     plays = load(f"text:{real_data}/shakespeare/tinyshakespeare.txt?min_chars=20000")
     train, test = split(plays, 0.1, 0)
     shares = partition("natural", train.y, 4, seed=0, groups=train.groups)
-    how = TrainSettings(lr=1.0, clip_norm=1.0, local_steps=10)
+    how = on_cpu(lr=1.0, clip_norm=1.0, local_steps=10)
     task = TorchTask(train, test.subset(np.arange(64)), shares, "chars:32", how, seed=0, rounds=3)
     vector = task.initial(0)
     before = task.evaluate([vector])[0]["loss"]

@@ -444,6 +444,7 @@ def settled(**how: Any) -> tuple[torch.device, Sharing]:
     return settle(TrainSettings(**how), nn.Linear(2, 2), "schema")
 
 
+@pytest.mark.anywhere
 def test_clients_settle_on_the_emptiest_gpu_and_leave_it_when_they_end(two_gpus: None) -> None:
     first, second = settled(), settled(device="cuda")
     assert [device for device, _ in (first, second)] == [torch.device("cuda", 0), torch.device("cuda", 1)]
@@ -452,6 +453,7 @@ def test_clients_settle_on_the_emptiest_gpu_and_leave_it_when_they_end(two_gpus:
     assert settled()[0] == torch.device("cuda", 0)
 
 
+@pytest.mark.anywhere
 def test_a_job_on_a_gpu_has_a_turn_and_leaves_its_peak(two_gpus: None, tmp_path: Path) -> None:
     _, sharing = settled()
     (folder,) = tmp_path.glob("fedgossip-*/cuda-gpu-0")
@@ -460,6 +462,7 @@ def test_a_job_on_a_gpu_has_a_turn_and_leaves_its_peak(two_gpus: None, tmp_path:
     assert [path.read_text() for path in folder.glob("peak-*")] == ["350"]  # 450 held at most, 100 before
 
 
+@pytest.mark.anywhere
 def test_a_client_of_several_processes_has_all_its_gpus_alone(two_gpus: None, tmp_path: Path) -> None:
     device, sharing = settled(processes=2)
     found = sharing.run(lambda: sorted(path.parent.name for path in tmp_path.glob("*/*/slot-*")))

@@ -41,7 +41,7 @@ def test_the_first_round_trains_as_if_nothing_were_personal() -> None:
 
 
 def test_a_softmax_with_a_personal_bias_leaves_the_batched_engine_and_equals_autograd() -> None:
-    data, how = made_up(), TrainSettings(local_steps=3, personal="*bias")
+    data, how = made_up(), TrainSettings(device="cpu", local_steps=3, personal="*bias")
     shares = partition("size-skewed", data.labels, 9, seed=3)
     task = TorchTask(data, data, shares, "softmax", how, seed=1, rounds=20)
     plain = TorchTask(data, data, shares, "softmax", replace(how, personal=""), seed=1, rounds=20)

@@ -44,7 +44,7 @@ def made_up(shape=(12,), classes=4, examples=90, vocabulary=None):
 
 FLAT, IMAGES, TEXT = made_up(), made_up((1, 8, 8), 3), made_up((6,), vocabulary=5)
 SHARES = [np.arange(0, 60), np.arange(60, 90)]
-HOW = TrainSettings(batch_size=12, local_steps=4)
+HOW = TrainSettings(device="cpu", batch_size=12, local_steps=4)
 MODELS = [("softmax", FLAT), ("mlp:12-7-4", FLAT), ("cnn:small", IMAGES), ("chars:5", TEXT)]
 
 
@@ -104,8 +104,8 @@ def test_without_noise_it_is_the_twin_with_one_example_after_another(model, data
     [
         replace(HOW, momentum=0.9, nesterov=True, weight_decay=0.01),
         replace(HOW, optimizer="adam", lr=0.01),
-        TrainSettings(batch_size=25, local_epochs=2),
-        TrainSettings(batch_size=100, local_steps=2),
+        TrainSettings(device="cpu", batch_size=25, local_epochs=2),
+        TrainSettings(device="cpu", batch_size=100, local_steps=2),
     ],
 )
 def test_every_optimiser_and_way_to_count_steps_is_that_of_the_twin(how):
@@ -228,7 +228,7 @@ def test_noise_comes_on_top_of_the_clipped_sum():
 
 
 def test_an_empty_batch_is_a_step_like_any_other():
-    how = TrainSettings(batch_size=1, local_steps=30)  # one of 60: e^-1 of the batches are empty
+    how = TrainSettings(device="cpu", batch_size=1, local_steps=30)  # one of 60: e^-1 of the batches are empty
     plan = PoissonBatches(SHARES, how, NOISY, 1).plan(0, 0)
     assert 0 in plan.counts and plan.counts.max() > 1
     update = train(task_of("softmax", FLAT, how, NOISY))
@@ -236,7 +236,7 @@ def test_an_empty_batch_is_a_step_like_any_other():
 
 
 def test_each_example_is_in_a_batch_on_its_own_with_the_rate():
-    how = TrainSettings(batch_size=12, local_steps=2000)
+    how = TrainSettings(device="cpu", batch_size=12, local_steps=2000)
     plan = PoissonBatches(SHARES, how, CLIPS, 1).plan(0, 0)
     taken = np.zeros((2000, 60))
     for row, (indices, count) in zip(taken, zip(plan.indices, plan.counts, strict=True), strict=True):
@@ -249,9 +249,9 @@ def test_each_example_is_in_a_batch_on_its_own_with_the_rate():
 
 
 def test_a_node_with_fewer_examples_than_a_batch_takes_all_of_them():
-    plan = PoissonBatches(SHARES, TrainSettings(batch_size=31, local_steps=3), CLIPS, 1).plan(1, 0)
+    plan = PoissonBatches(SHARES, TrainSettings(device="cpu", batch_size=31, local_steps=3), CLIPS, 1).plan(1, 0)
     assert all(np.array_equal(row, SHARES[1]) for row in plan.indices)
-    assert private.private_rate(TrainSettings(batch_size=31), 30) == 1.0
+    assert private.private_rate(TrainSettings(device="cpu", batch_size=31), 30) == 1.0
 
 
 def test_simulations_repeat_and_real_runs_do_not():
@@ -394,9 +394,9 @@ def test_the_first_looks_at_a_model_leave_its_gradients_and_random_numbers_alone
 
 
 def test_big_batches_are_taken_in_parts_and_come_to_the_same(monkeypatch):
-    whole = train(task_of("mlp:12-7-4", FLAT, TrainSettings(batch_size=60, local_steps=1)))
+    whole = train(task_of("mlp:12-7-4", FLAT, TrainSettings(device="cpu", batch_size=60, local_steps=1)))
     monkeypatch.setattr(private, "CHUNK_ELEMENTS", 1000)  # eight examples
-    parts = train(task_of("mlp:12-7-4", FLAT, TrainSettings(batch_size=60, local_steps=1)))
+    parts = train(task_of("mlp:12-7-4", FLAT, TrainSettings(device="cpu", batch_size=60, local_steps=1)))
     assert np.allclose(whole.difference, parts.difference, rtol=0, atol=0.1 * 0.7 / UNITS * 2)
 
 
@@ -424,7 +424,7 @@ def test_training_without_privacy_keeps_its_bits_beside_private_training(model, 
     train(task_of(model, data, privacy=NOISY))
     after = train(task_of(model, data, privacy=None))
     assert np.array_equal(before.difference, after.difference)
-    assert before.metrics == after.metrics and set(before.metrics) == {"loss"}
+    assert before.metrics == after.metrics and set(before.metrics) == {"loss", "rate", "steps"}
     assert isinstance(plain._engine, LayerStack) == (model in ("softmax", "mlp:12-7-4", "cnn:small"))
 
 
@@ -435,7 +435,8 @@ def test_a_private_task_still_learns():
     x = (3 * draw.standard_normal((4, 12))[y] + draw.standard_normal((600, 12))).astype(np.float32)
     data = Dataset("easy", x, y, 4)
     task = TorchTask(
-        data, data, [np.arange(600)], "softmax", TrainSettings(batch_size=30, local_steps=5, lr=0.5), seed=1, rounds=40,
+        data, data, [np.arange(600)], "softmax",
+        TrainSettings(device="cpu", batch_size=30, local_steps=5, lr=0.5), seed=1, rounds=40,
         privacy=RecordPrivacy(1.0, 1.0),
     )  # fmt: skip
     vector = task.initial(0)
@@ -452,8 +453,6 @@ def test_what_takes_gradients_together_is_refused(other):
 
 def test_examples_that_a_thread_makes_ready_give_the_same_bits():
     """Some batches are empty: 1 of 60 examples on average."""
-    found = [
-        train(task_of("softmax", FLAT, TrainSettings(batch_size=1, local_steps=12, prefetch=ahead), NOISY))
-        for ahead in (0, 2)
-    ]
+    how = TrainSettings(device="cpu", batch_size=1, local_steps=12)
+    found = [train(task_of("softmax", FLAT, replace(how, prefetch=ahead), NOISY)) for ahead in (0, 2)]
     assert np.array_equal(found[0].difference, found[1].difference)

@@ -228,6 +228,7 @@ class ModuleLoop:
                 pull.add_to(gradient[:, begin:], value[:, begin:])
             remembered = [slot[part] for slot in slots]
             optimizers.step(self._settings, value, gradient, remembered, rate=pair[0], root=pair[1])
+        self._held.refresh()
 
     def _seed_here(self, node: int, round: int) -> None:
         ids = (node, round, self._team.rank) if self._team.rank else (node, round)

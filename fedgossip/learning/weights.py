@@ -45,6 +45,10 @@ class Held(Protocol):
         """Tell whether every element of the whole gradient is a number."""
         ...
 
+    def refresh(self) -> None:
+        """Let the module compute with what `values` have become."""
+        ...
+
     def load(self, vector: Vector) -> None:
         """Take up a vector [length]: the parameters that travel, and the buffers in it."""
         ...
@@ -59,7 +63,11 @@ class Held(Protocol):
 
 
 class Whole:
-    """All of a module in one flat tensor, which its own tensors are views of: loading a vector is one copy."""
+    """All of a module in one flat tensor, which its own tensors are views of: loading a vector is one copy.
+
+    On CUDA the weights of recurrent layers are copies, in the one piece of memory per layer that cuDNN computes with:
+    of views it would make such a piece at every call, and warn of it.
+    """
 
     def __init__(self, module: nn.Module, layout: Layout, own: Layout, device: torch.device) -> None:
         self._p, self._device = own.length, device
@@ -77,6 +85,7 @@ class Whole:
             for name, where, shape in part.places():
                 if name in tensors:
                     tensors[name].grad = gradient[where].view(shape)
+        self._copies = compacted(module) if _by_cudnn(device) else []
 
     @property
     def gradients(self) -> Sequence[torch.Tensor]:
@@ -91,18 +100,43 @@ class Whole:
     def finite(self) -> bool:
         return bool(torch.isfinite(self._gradient).all())
 
+    def refresh(self) -> None:
+        for copy, view in self._copies:
+            copy.copy_(view)
+
     def load(self, vector: Vector) -> None:
         if self._device.type == "cpu":
             np.copyto(self._flat.numpy(), vector)
         else:
             self._flat.copy_(torch.from_numpy(vector.copy()))
+        self.refresh()
 
     def load_own(self, personal: Line | None) -> None:
         self._own.copy_(self._fresh_own if personal is None else torch.from_numpy(np.array(personal)))
+        self.refresh()
 
     def store(self, vector: Line, personal: Line) -> None:
         vector[:] = self._flat.cpu().numpy()
         personal[:] = self._own.cpu().numpy()
+
+
+def _by_cudnn(device: torch.device) -> bool:
+    """Whether recurrent layers are computed by cuDNN there."""
+    return device.type == "cuda"
+
+
+def compacted(module: nn.Module) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Take the recurrent layers' weights out of the flat tensor that they are views of, into memory as cuDNN wants it;
+    return each with its view."""
+    found = []
+    for part in module.modules():
+        if isinstance(part, nn.RNNBase):
+            views = [(parameter, parameter.data) for parameter in part.parameters()]
+            for parameter, view in views:
+                parameter.data = view.clone()
+            part.flatten_parameters()
+            found += [(parameter.data, view) for parameter, view in views]
+    return found
 
 
 def scattered(line: Line | None, places: Sequence[slice], device: torch.device) -> list[torch.Tensor]:

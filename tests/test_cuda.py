@@ -1,0 +1,138 @@
+"""On a CUDA GPU: what is trained there is what the CPU trains, to rounding, and nothing warns.
+
+Elsewhere these are skipped; that they are sound programs is seen on the CPU (`test_these_checks_hold_on_the_cpu`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedgossip import run_local, simulate
+from fedgossip.learning import weights
+from fedgossip.learning.data import Dataset
+from fedgossip.learning.settings import TrainSettings
+from fedgossip.learning.task import TorchTask
+from fedgossip.seeds import stream
+from fedgossip.task import Job
+from fedgossip.vectors import Vector
+
+NODES = 4
+
+
+def texts() -> Dataset:
+    draw = stream(0, "texts")
+    lines = draw.integers(0, 9, (60, 13))
+    return Dataset("texts", lines[:, :-1].copy(), lines[:, 1:].copy(), 9, vocabulary=tuple("abcdefghi"))
+
+
+def images() -> Dataset:
+    draw = stream(0, "images")
+    return Dataset("images", draw.standard_normal((60, 1, 8, 8)).astype(np.float32), draw.integers(0, 4, 60), 4)
+
+
+DATA: dict[str, Callable[[], Dataset]] = {
+    "chars:12": texts,
+    "cnn:small": images,
+    "cnn:small-bn": images,
+    "mlp:64-17-4": images,
+    "softmax": images,
+}
+
+
+def trained(model: str, device: str, **how: Any) -> tuple[list[Vector], list[float]]:
+    """The updates of two rounds of four nodes, and the losses of what came of the second."""
+    settings = TrainSettings(**{"device": device, "batch_size": 6, "local_steps": 3, **how})
+    data = DATA[model]()
+    shares = [np.arange(14 * node, 14 * node + 14) for node in range(NODES)]
+    task = TorchTask(data, data, shares, model, settings, seed=1, rounds=2)
+    start = task.initial(0)
+    updates = [task.train([Job(node, number, start) for node in range(NODES)]) for number in range(2)]
+    found = [update.difference for one in updates for update in one]
+    assert all(one is not None for one in found)
+    vectors: list[Vector] = [one for one in found if one is not None]
+    return vectors, [row["loss"] for row in task.evaluate([start + vector for vector in vectors[-NODES:]])]
+
+
+def check_like_the_cpu(model: str, device: str, share: float, **how: Any) -> None:
+    """Every update is off by no more than a share of its length.
+
+    Not element by element: convolutions take TF32 there, of 10 bits, and now and then a ReLU is decided otherwise.
+    """
+    expected, found = trained(model, "cpu"), trained(model, device, **how)
+    for one, other in zip(found[0], expected[0], strict=True):
+        assert np.linalg.norm(one - other) <= share * np.linalg.norm(other)
+    np.testing.assert_allclose(found[1], expected[1], rtol=share)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("model", DATA)
+def test_a_gpu_trains_what_the_cpu_trains(model):
+    check_like_the_cpu(model, "cuda", 0.05)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("how", [{"precision": "bfloat16"}, {"channels_last": True}, {"prefetch": 2}])
+def test_a_gpu_trains_it_with_every_option(how):
+    check_like_the_cpu("cnn:small", "cuda", 0.2 if "precision" in how else 0.05, **how)
+
+
+@pytest.mark.cuda
+def test_recurrent_weights_on_a_gpu_lie_as_cudnn_wants_them():
+    """Else torch warns of weights that are no single piece of memory; every warning is an error here."""
+    trained("chars:12", "cuda", momentum=0.9)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("engine", ["sim", "stacked"])
+def test_a_run_on_a_gpu_ends_as_on_the_cpu(engine):
+    how = {"rounds": 2, "model": {"source": "mlp:64-16-10"}, "topology": {"graph": "ring", "n": NODES}}
+    found, expected = (simulate({**how, "train": {"device": device}}, engine=engine) for device in ("cuda", "cpu"))
+    for one, other in zip(found.vectors, expected.vectors, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-3)
+
+
+@pytest.mark.cuda
+def test_peers_of_this_machine_share_a_gpu_and_say_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    how = {"rounds": 2, "train": {"device": "cuda"}, "topology": {"graph": "path", "n": 2}}
+    run = run_local(how, tmp_path / "run", report=False)
+    assert run.summary["status"] == "finished"
+    assert capfd.readouterr().err == ""
+
+
+# --- without one --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", DATA)
+def test_these_checks_hold_on_the_cpu(model):
+    check_like_the_cpu(model, "cpu", 0.0)
+
+
+@pytest.mark.parametrize("how", [{}, {"momentum": 0.9}, {"personal": "recurrent*"}])
+def test_recurrent_weights_that_are_copies_train_to_the_same_bits(how, monkeypatch):
+    expected = trained("chars:12", "cpu", **how)
+    monkeypatch.setattr(weights, "_by_cudnn", lambda device: True)
+    found = trained("chars:12", "cpu", **how)
+    assert all(np.array_equal(one, other) for one, other in zip(found[0], expected[0], strict=True))
+    assert found[1] == expected[1]
+
+
+def test_copies_of_recurrent_weights_are_apart_from_the_flat_tensor_and_follow_it(monkeypatch):
+    from fedgossip.learning.flat import Layout
+
+    monkeypatch.setattr(weights, "_by_cudnn", lambda device: True)
+    module = torch.nn.Sequential(torch.nn.Embedding(5, 3), torch.nn.GRU(3, 4, batch_first=True))
+    layout = Layout.from_module(module, "average", ())
+    held = weights.Whole(module, layout, Layout.personal_of(module, ()), torch.device("cpu"))
+    (line,) = held.values
+    pieces = {parameter.untyped_storage().data_ptr() for parameter in module[1].parameters()}
+    assert line.untyped_storage().data_ptr() not in pieces
+    with torch.no_grad():
+        line.add_(1)
+    held.refresh()
+    assert np.array_equal(layout.read(module), line[0].numpy())
