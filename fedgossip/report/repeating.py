@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from fedgossip.decoding import from_toml
 from fedgossip.report.reading import Run
 
 GIVEN = "given"
@@ -57,7 +58,7 @@ def repeating(run: Run) -> Repeating:
 
 def _experiment(run: Run) -> Mapping[str, Any]:
     try:
-        return tomllib.loads(run.experiment or "")
+        return from_toml(run.experiment or "")
     except tomllib.TOMLDecodeError:
         return {}
 
