@@ -29,6 +29,7 @@ import numpy.typing as npt
 from fedgossip.decoding import json_value
 from fedgossip.errors import FedgossipError, NotWrittenError, ResumeError
 from fedgossip.machine import Checkpoint, NodeId
+from fedgossip.patience import patiently
 from fedgossip.vectors import frozen
 
 FORMAT = 1
@@ -107,7 +108,7 @@ def put(folder: Path, about: Mapping[str, Any], arrays: Mapping[str, Array]) -> 
 def _synced(part: Path, pieces: Iterable[bytes | memoryview]) -> None:
     """Write a file that will be renamed; on disk when this returns, and not there where it raises OSError."""
     try:
-        with part.open("wb") as file:
+        with patiently(lambda: part.open("wb")) as file:
             for piece in pieces:
                 file.write(piece)
             file.flush()
@@ -151,7 +152,7 @@ def _hash(about: str, arrays: Mapping[str, Array]) -> str:
 
 
 def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
+    descriptor = patiently(lambda: os.open(folder, os.O_RDONLY))
     try:
         os.fsync(descriptor)
     finally:

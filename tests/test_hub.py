@@ -17,7 +17,7 @@ from test_net_security import arrived, calling, greeting, header, mark
 
 from fedgossip.errors import ConfigError, NetworkError
 from fedgossip.messages import Contribution, Invite, Leaving
-from fedgossip.net import callers, speaking, turns
+from fedgossip.net import callers, descriptors, speaking, turns
 from fedgossip.net import hub as hubs
 from fedgossip.net.endpoints import Endpoint
 from fedgossip.net.hub import Hub
@@ -427,14 +427,12 @@ def test_a_port_that_is_taken_is_an_error_with_advice() -> None:
 
 def test_too_few_open_files_are_an_error_before_anybody_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = [(1000, 3000)]
-    monkeypatch.setattr(callers.resource, "getrlimit", lambda _: limits[-1])
-    monkeypatch.setattr(callers.resource, "setrlimit", lambda _, both: limits.append(both))
-    callers.allow_open_files(100)
-    assert limits == [(1000, 3000)]
-    callers.allow_open_files(500)
-    assert limits[-1] == (3 * 500 + callers.STRANGERS + callers.FILES, 3000)
+    monkeypatch.setattr(descriptors.resource, "getrlimit", lambda _: limits[-1])
+    monkeypatch.setattr(descriptors.resource, "setrlimit", lambda _, both: limits.append(both))
+    callers.check_open_files(500)
+    assert limits[-1] == (3000, 3000)  # whatever is needed: as many as the system allows
     with pytest.raises(NetworkError, match="1000 clients need"):
-        callers.allow_open_files(1000)
+        callers.check_open_files(1000)
 
 
 def test_a_spoke_has_one_coordinator_and_refuses_an_address_that_is_none() -> None:

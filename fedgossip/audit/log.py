@@ -36,6 +36,7 @@ from fedgossip.audit.entries import (
     written,
 )
 from fedgossip.errors import NotWrittenError
+from fedgossip.patience import patiently
 from fedgossip.secure.primitives import Sign
 
 OWN = (OPENED, REOPENED, MENDED, CLOSED)
@@ -220,7 +221,8 @@ class AuditLog:
 def _locked(path: Path) -> int:
     """Open the file for this process alone: two that append would part the chain."""
     try:
-        file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        file = patiently(lambda: os.open(path, flags, 0o600))
     except OSError as error:
         raise NotWrittenError(path, error) from None
     try:
@@ -241,7 +243,7 @@ def _whole(file: int, line: bytes) -> None:
 
 
 def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
+    descriptor = patiently(lambda: os.open(folder, os.O_RDONLY))
     try:
         os.fsync(descriptor)
     finally:

@@ -35,6 +35,7 @@ from fedgossip.audit.records import (
 )
 from fedgossip.decoding import from_msgpack
 from fedgossip.errors import NotWrittenError
+from fedgossip.patience import patiently
 from fedgossip.secure import frames
 from fedgossip.secure.aborts import SUMMED
 from fedgossip.secure.primitives import Sign
@@ -62,7 +63,8 @@ class Transcript:
         try:
             before = transcripts(folder)
             previous = hashlib.sha256(before[-1].read_bytes()).digest() if before else NONE
-            self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            self._file = patiently(lambda: os.open(self.path, flags, 0o600))
         except FileExistsError:
             advice = "Every session has a number of its own, higher than those before."
             raise AuditError(f"{self.path}: there is a transcript of this session", advice) from None

@@ -22,7 +22,8 @@ from fedgossip.machine import NodeId
 from fedgossip.messages import AnyMessage, Hello
 from fedgossip.net import sockets, turns, words
 from fedgossip.net.auth import AllowList
-from fedgossip.net.callers import Callers, allow_open_files
+from fedgossip.net.callers import Callers, check_open_files
+from fedgossip.net.connections import Connections, flooded
 from fedgossip.net.endpoints import Endpoint, Endpoints
 from fedgossip.net.identity import Identity, check_public
 from fedgossip.net.outbox import Cuts, Outbox
@@ -77,7 +78,9 @@ class Hub:
         self.router = sockets.make(self.context, zmq.ROUTER)
         self.router.router_handover = identity is None  # clients name themselves then, also on the next connection
         self._speaker = Speaker(self.router)
-        self._callers = Callers(self.router)
+        self.connections = Connections()
+        self.connections.follow(self.router)
+        self._callers = Callers(self.connections)
         self._waker = Waker()
         try:
             self.address = self._callers.address = sockets.bind(self.router, bind, identity)
@@ -85,7 +88,7 @@ class Hub:
             self.close()
             raise
         self.poller = zmq.Poller()
-        for source in (self.allow.socket, self._callers.monitor, self._waker.fileno(), self.router):
+        for source in (self.allow.socket, self.connections.fileno(), self._waker.fileno(), self.router):
             self.poller.register(source, zmq.POLLIN)
 
     @property
@@ -106,7 +109,7 @@ class Hub:
 
         Raises ConfigError for a key that cannot be one, and NetworkError where the system allows too few connections.
         """
-        allow_open_files(len(partners))
+        check_open_files(len(partners))
         self._hello, self._expected = hello, expected
         self.turns = turns.Turns(self._at_once, expected.payload_bytes)
         for node in partners:
@@ -121,7 +124,7 @@ class Hub:
         first = self._hello.process % 2**31
         line = Line(node, Outbox(self._cuts, first))
         self._clients.setdefault(node, _Client(node, line, Assembler(self._expected)))
-        self._callers.expected = len(self._clients)
+        self._callers.expected = self.connections.expected = len(self._clients)
 
     def part(self, node: NodeId) -> None:
         """Let the key of one client in no more; the connection that it has ends with it."""
@@ -165,11 +168,11 @@ class Hub:
         if self._waker.fileno() in ready:
             self._waker.clear()
             events.append(Woken())
+        if self.connections.fileno() in ready or self.allow.socket in ready:  # watched before they may speak
+            self._look(events)
         if self.allow.socket in ready and (caller := self.allow.answer()) is not None:
             text = f"a caller at {caller} with an unknown key was refused"
             events.append(Rejected(None, "unknown_key", text, "Is its key in the list of clients?"))
-        if self._callers.monitor in ready:
-            self._look(events)
         if self.router in ready:
             self._hear(events)
         self._take_turns(events, heard_all=self.router not in ready)
@@ -202,6 +205,7 @@ class Hub:
             raise FrameError("anonymous", "a frame of nobody") from None
         if sender not in self._clients:
             raise FrameError("stranger", f"a frame from node {sender}, which is no client")
+        self.connections.heard(mark.get(zmq.SRCFD), sender)
         return sender
 
     def _heard(self, client: _Client, name: bytes, mark: zmq.Frame, events: list[LinkEvent]) -> AnyMessage | None:
@@ -289,6 +293,10 @@ class Hub:
                 client.next = None
             elif client.up and client.here and client.here.descriptor == descriptor:
                 self._lost(client, events)
+        for seen in self._callers.flooded:
+            who = "a caller that has said nothing" if seen.node is None else f"client {seen.node}"
+            events.append(flooded(seen.node, who))
+        self._callers.flooded.clear()
 
     def _lost(self, client: _Client, events: list[LinkEvent]) -> None:
         """The connection broke; the whole messages that it brought are heard.  Another process may wait for this."""
@@ -315,8 +323,7 @@ class Hub:
         until = time.monotonic() + drain_seconds
         while not (self.idle and not self._anybody_up) and time.monotonic() < until:
             self.poll(50)
-        self.router.disable_monitor()
-        self._callers.monitor.close(0)
+        self.connections.close()
         self.router.close(LINGER_MS)
         self.allow.socket.close(0)
         self._waker.close()

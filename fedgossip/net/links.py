@@ -12,13 +12,14 @@ from dataclasses import dataclass, field
 
 import zmq
 from zmq.utils import z85
-from zmq.utils.monitor import recv_monitor_message
 
 from fedgossip.errors import NetworkError
 from fedgossip.machine import NodeId
 from fedgossip.messages import AnyMessage, Hello, Join, Leaving, Masked, Model
 from fedgossip.net import sockets
 from fedgossip.net.auth import GUEST, GUESTS, AllowList
+from fedgossip.net.calling import call, failed_handshake, hang_up
+from fedgossip.net.connections import FLOOD, Connections, flooded
 from fedgossip.net.endpoints import Endpoint, Endpoints, check_address
 from fedgossip.net.identity import Identity, check_public
 from fedgossip.net.outbox import Cuts, Outbox
@@ -29,9 +30,6 @@ from fedgossip.net.sockets import (
     NOW,
     Waker,
     ZmqSocket,
-    call,
-    failed_handshake,
-    hang_up,
     keep_message_memory,
     make,
 )
@@ -51,7 +49,6 @@ class _Link:
 
     node: NodeId
     dealer: ZmqSocket
-    monitor: ZmqSocket
     outbox: Outbox
     recent: list[AnyMessage] = field(default_factory=list)  # said again when the link comes back
     up: bool = False
@@ -93,7 +90,10 @@ class Links:
         self.poller.register(self.allow.socket, zmq.POLLIN)
         self._waker = Waker()
         self.poller.register(self._waker.fileno(), zmq.POLLIN)
+        self.connections = Connections()
+        self.poller.register(self.connections.fileno(), zmq.POLLIN)
         self.router = make(self.context, zmq.ROUTER)
+        self.connections.follow(self.router)
         try:
             self.address = sockets.bind(self.router, bind, identity)
         except NetworkError:
@@ -144,7 +144,7 @@ class Links:
             self.allow.allow({endpoint.key: node})
         self._links[node] = link
         self._assemblers.setdefault(node, Assembler(self._expected))
-        self.poller.register(link.monitor, zmq.POLLIN)
+        self.connections.expected = len(self._links)
         guest = self._guests.pop(endpoint.key, None)
         if guest and guest.hello:  # it has said it before it was known
             self._late.append(Arrived(node, guest.hello))
@@ -158,11 +158,12 @@ class Links:
             self._close(link)
 
     def _call(self, node: NodeId, endpoint: Endpoint) -> _Link:
-        dealer, monitor = call(self.context, self.node, self.identity, node, endpoint.address, endpoint.key)
-        return _Link(node, dealer, monitor, Outbox(self._cuts))
+        where, key = endpoint.address, endpoint.key
+        dealer = call(self.context, self.connections, self.node, self.identity, node, where, key)
+        return _Link(node, dealer, Outbox(self._cuts))
 
     def _close(self, link: _Link) -> None:
-        hang_up(self.poller, link.dealer, link.monitor)
+        hang_up(self.poller, self.connections, link.dealer)
 
     # --- sending --------------------------------------------------------------------------------------------------
 
@@ -222,14 +223,14 @@ class Links:
         if ready.pop(self._waker.fileno(), None):
             self._waker.clear()
             events.append(Woken())
+        if ready.pop(self.connections.fileno(), None) or self.allow.socket in ready:  # watched before they may speak
+            self._look(events)
         if ready.pop(self.allow.socket, None) and (caller := self.allow.answer()) is not None:
             text = f"a caller at {caller} with an unknown key was refused"
             events.append(Rejected(None, "unknown_key", text, "Is its key in endpoints.toml?"))
         if ready.pop(self.router, None):
             self._hear(events)
         for link in self._links.values():
-            if link.monitor in ready:
-                self._watch(link, events)
             if link.dealer in ready:
                 self._flush(link)
         return events
@@ -307,6 +308,7 @@ class Links:
         if sender not in self._assemblers:
             raise FrameError("stranger", f"a frame from node {sender}, which is no partner")
         self._links[sender].heard = True
+        self.connections.heard(mark.get(zmq.SRCFD), sender)
         return sender
 
     def _body(self, sender: NodeId, mark: zmq.Frame) -> AnyMessage | None:
@@ -320,8 +322,16 @@ class Links:
         """The partner is in `round`: it has, or will never use, our models of the rounds before."""
         link.recent = [said for said in link.recent if not (isinstance(said, Model | Masked) and said.round < round)]
 
-    def _watch(self, link: _Link, events: list[LinkEvent]) -> None:
-        event = recv_monitor_message(link.monitor)["event"]
+    def _look(self, events: list[LinkEvent]) -> None:
+        links = {link.dealer: link for link in self._links.values()}
+        for seen in self.connections.take():
+            if seen.event == FLOOD:
+                node = links[seen.socket].node if seen.socket in links else seen.node
+                events.append(flooded(node, "a caller that is no partner" if node is None else f"peer {node}"))
+            elif seen.socket in links:
+                self._watch(links[seen.socket], seen.event, events)
+
+    def _watch(self, link: _Link, event: int, events: list[LinkEvent]) -> None:
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             link.up = True
             self._restart(link)
@@ -352,6 +362,7 @@ class Links:
             self.poll(50)
         for link in self._links.values():
             self._close(link)
+        self.connections.close()
         self.router.close(0)
         self.allow.socket.close(0)
         self._waker.close()

@@ -9,10 +9,9 @@ import socket as os_socket
 import zmq
 
 from fedgossip.errors import NetworkError
-from fedgossip.machine import NodeId
 from fedgossip.net.auth import DOMAIN
 from fedgossip.net.identity import Identity
-from fedgossip.net.transport import Rejected
+from fedgossip.patience import patiently
 from fedgossip.wire import CHUNK_BYTES, FRAME_BYTES_MAX
 
 ZmqSocket = zmq.Socket[bytes]
@@ -45,21 +44,12 @@ DRAIN_FRAMES = 64
 
 NOW, MORE_NOW = int(zmq.NOBLOCK), int(zmq.SNDMORE | zmq.NOBLOCK)  # flags of an enum are added in Python, slowly
 
-CALLING = (
-    zmq.EVENT_HANDSHAKE_SUCCEEDED
-    | zmq.EVENT_DISCONNECTED
-    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-)
-"""What is watched at a socket that calls."""
-
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
 
 def make(context: zmq.Context[ZmqSocket], kind: int) -> ZmqSocket:
     """Return a new socket of the context, with all limits set."""
-    socket = context.socket(kind)
+    socket = patiently(lambda: context.socket(kind))
     socket.linger = LINGER_MS
     socket.sndhwm = socket.rcvhwm = QUEUED_CHUNKS
     socket.immediate = True
@@ -91,53 +81,6 @@ def bind(router: ZmqSocket, address: str, identity: Identity | None) -> str:
         )
         raise NetworkError(f"cannot listen on {address}: {error.strerror.lower()}", advice) from None
     return router.getsockopt_string(zmq.LAST_ENDPOINT)
-
-
-def call(
-    context: zmq.Context[ZmqSocket], node: NodeId, identity: Identity | None, other: NodeId, address: str, key: str
-) -> tuple[ZmqSocket, ZmqSocket]:
-    """Return a DEALER that calls `other`, who must hold the secret of `key`, and the monitor of its connection.
-
-    Raises NetworkError for an address that cannot be called.
-    """
-    dealer = make(context, zmq.DEALER)
-    if identity:
-        dealer.curve_serverkey = key.encode()
-        dealer.curve_secretkey = identity.secret.encode()
-        dealer.curve_publickey = identity.public.encode()
-    else:
-        dealer.routing_id = str(node).encode()
-    monitor = dealer.get_monitor_socket(CALLING)
-    try:
-        dealer.connect(address)
-    except zmq.ZMQError as error:
-        where = f"cannot call peer {other} at {address}"
-        dealer.disable_monitor()
-        monitor.close(0)
-        dealer.close(0)
-        raise NetworkError(f"{where}: {error.strerror.lower()}", "Correct endpoints.toml.") from None
-    return dealer, monitor
-
-
-def hang_up(poller: zmq.Poller, dealer: ZmqSocket, monitor: ZmqSocket) -> None:
-    """Close what `call` made; what ZeroMQ has taken is still sent, for LINGER_MS at most."""
-    for socket in (monitor, dealer):
-        if socket in poller:
-            poller.unregister(socket)
-    dealer.disable_monitor()
-    monitor.close(0)
-    dealer.close()
-
-
-def failed_handshake(node: NodeId, event: int, *, known: bool) -> Rejected | None:
-    """Say what a monitor's event means, of a call to `node`; `known`: it was reached before."""
-    if event != zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:  # ZeroMQ does not try again
-        text = f"peer {node} does not accept our key, or has not the key that endpoints.toml gives it"
-        return Rejected(node, "handshake", text, "Compare the keys: fedgossip keys show.")
-    if known:  # ZeroMQ tries again; a dying peer looks the same
-        return None
-    text = f"peer {node} hung up when it was greeted; it may have another key than endpoints.toml says"
-    return Rejected(node, "hung_up", text, "Compare the keys: fedgossip keys show.")
 
 
 def keep_message_memory() -> None:

@@ -10,17 +10,18 @@ import time
 from collections.abc import Sequence
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from fedgossip.errors import ConfigError
 from fedgossip.machine import NodeId
 from fedgossip.messages import AnyMessage, Hello
-from fedgossip.net import sockets, words
+from fedgossip.net import calling, sockets, words
+from fedgossip.net.calling import failed_handshake
+from fedgossip.net.connections import FLOOD, Connections, Seen, flooded
 from fedgossip.net.endpoints import Endpoint, Endpoints, check_address
 from fedgossip.net.identity import Identity, check_public
 from fedgossip.net.outbox import Cuts, Outbox, Pair
 from fedgossip.net.reading import check_last, frame_error, read, skip
-from fedgossip.net.sockets import DRAIN_FRAMES, MORE_NOW, NOW, Waker, ZmqSocket, failed_handshake, hang_up
+from fedgossip.net.sockets import DRAIN_FRAMES, MORE_NOW, NOW, Waker, ZmqSocket
 from fedgossip.net.transport import Arrived, LinkDown, LinkEvent, LinkUp, Rejected, Woken
 from fedgossip.wire import Assembler, Expected, wire_bytes
 
@@ -44,10 +45,11 @@ class Spoke:
         sockets.keep_message_memory()
         self.context: zmq.Context[ZmqSocket] = zmq.Context(1)
         self._dealer: ZmqSocket | None = None
-        self._monitor: ZmqSocket | None = None
+        self.connections = Connections()
         self._waker = Waker()
         self.poller = zmq.Poller()
         self.poller.register(self._waker.fileno(), zmq.POLLIN)
+        self.poller.register(self.connections.fileno(), zmq.POLLIN)
 
     @property
     def partners(self) -> tuple[NodeId, ...]:
@@ -81,14 +83,14 @@ class Spoke:
         check_address(endpoint.address, where)
         if self.identity:
             check_public(endpoint.key, where)
-        called = sockets.call(self.context, self.node, self.identity, node, endpoint.address, endpoint.key)
+        where, key = endpoint.address, endpoint.key
+        dealer = calling.call(self.context, self.connections, self.node, self.identity, node, where, key)
         self._hang_up()
         if self._up:
             self._broke(self._late)
         self._coordinator, self.address = node, f"calls {endpoint.address}"
-        self._dealer, self._monitor = called
-        for socket in called:
-            self.poller.register(socket, zmq.POLLIN)
+        self._dealer = dealer
+        self.poller.register(dealer, zmq.POLLIN)
 
     def part(self, node: NodeId) -> None:
         """Call the coordinator no more."""
@@ -96,8 +98,8 @@ class Spoke:
             self._hang_up()
 
     def _hang_up(self) -> None:
-        if self._dealer and self._monitor:
-            hang_up(self.poller, self._dealer, self._monitor)
+        if self._dealer:
+            calling.hang_up(self.poller, self.connections, self._dealer)
 
     # --- speaking -------------------------------------------------------------------------------------------------
 
@@ -151,8 +153,9 @@ class Spoke:
         if self._waker.fileno() in ready:
             self._waker.clear()
             events.append(Woken())
-        if self._monitor in ready:
-            self._watch(events)
+        if self.connections.fileno() in ready:
+            for seen in self.connections.take():
+                self._watch(seen, events)
         if self._dealer in ready:
             self._hear(events)
             self._flush()
@@ -166,6 +169,7 @@ class Spoke:
             except zmq.Again:
                 return
             try:
+                self.connections.heard(mark.get(zmq.SRCFD), -1 if self._coordinator is None else self._coordinator)
                 message = self._heard(self._dealer, mark, events)
             except Exception as error:
                 refused = frame_error(error, self._assembler)
@@ -196,10 +200,12 @@ class Spoke:
             self._up = self._reached = True
             events.append(LinkUp(self._coordinator, afresh=True))
 
-    def _watch(self, events: list[LinkEvent]) -> None:
-        assert self._monitor and self._coordinator is not None
-        event = recv_monitor_message(self._monitor)["event"]
-        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+    def _watch(self, seen: Seen, events: list[LinkEvent]) -> None:
+        assert self._coordinator is not None
+        event = seen.event
+        if event == FLOOD:
+            events.append(flooded(self._coordinator, f"coordinator {self._coordinator}"))
+        elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._connected = True
             self._assembler = Assembler(self._expected)
             self._outbox.clear()
@@ -226,5 +232,6 @@ class Spoke:
         while not self.idle and time.monotonic() < until:
             self.poll(50)
         self._hang_up()
+        self.connections.close()
         self._waker.close()
         self.context.term()

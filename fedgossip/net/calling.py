@@ -1,0 +1,78 @@
+"""A DEALER that calls one other: how it is made, watched, understood and closed."""
+
+from __future__ import annotations
+
+import zmq
+
+from fedgossip.errors import NetworkError
+from fedgossip.machine import NodeId
+from fedgossip.net.connections import Connections
+from fedgossip.net.identity import Identity
+from fedgossip.net.sockets import ZmqSocket, make
+from fedgossip.net.transport import Rejected
+
+HANDSHAKES = (
+    zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+)
+"""What is watched at a socket that calls, beside its connections."""
+
+_FAILED = (
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH,
+    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL,
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL,
+)
+
+
+def call(
+    context: zmq.Context[ZmqSocket],
+    connections: Connections,
+    node: NodeId,
+    identity: Identity | None,
+    other: NodeId,
+    address: str,
+    key: str,
+) -> ZmqSocket:
+    """Return a DEALER that calls `other`, who must hold the secret of `key`; `connections` follow it.
+
+    Raises NetworkError for an address that cannot be called.
+    """
+    dealer = make(context, zmq.DEALER)
+    if identity:
+        dealer.curve_serverkey = key.encode()
+        dealer.curve_secretkey = identity.secret.encode()
+        dealer.curve_publickey = identity.public.encode()
+    else:
+        dealer.routing_id = str(node).encode()
+    connections.follow(dealer, HANDSHAKES)
+    try:
+        dealer.connect(address)
+    except zmq.ZMQError as error:
+        where = f"cannot call peer {other} at {address}"
+        connections.leave(dealer)
+        dealer.close(0)
+        raise NetworkError(f"{where}: {error.strerror.lower()}", "Correct endpoints.toml.") from None
+    return dealer
+
+
+def hang_up(poller: zmq.Poller, connections: Connections, dealer: ZmqSocket) -> None:
+    """Close what `call` made; what ZeroMQ has taken is still sent, for LINGER_MS at most."""
+    if dealer in poller:
+        poller.unregister(dealer)
+    connections.leave(dealer)
+    dealer.close()
+
+
+def failed_handshake(node: NodeId, event: int, *, known: bool) -> Rejected | None:
+    """Say what a monitor's event means, of a call to `node`; `known`: it was reached before."""
+    if event not in _FAILED:
+        return None
+    if event != zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:  # ZeroMQ does not try again
+        text = f"peer {node} does not accept our key, or has not the key that endpoints.toml gives it"
+        return Rejected(node, "handshake", text, "Compare the keys: fedgossip keys show.")
+    if known:  # ZeroMQ tries again; a dying peer looks the same
+        return None
+    text = f"peer {node} hung up when it was greeted; it may have another key than endpoints.toml says"
+    return Rejected(node, "hung_up", text, "Compare the keys: fedgossip keys show.")

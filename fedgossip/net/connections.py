@@ -1,0 +1,275 @@
+"""The connections of a process's sockets, and a thread that hangs up where one brings too much or there are too many.
+
+ZeroMQ bounds a frame and the number of messages that wait, not a message: the frames of one that does not end are kept
+until the last is there, and nobody is told.  So what a connection has brought, which TCP counts, is compared with what
+the last message heard from it leaves room for.  A thread does it, for the owner of the sockets may be at work: it wakes
+when something arrives, at most once in CHECK_SECONDS.  A link by ipc:// has no such count, and is not watched.
+
+ZeroMQ's monitors tell which descriptors there are.  The thread reads them too; `take` gives their events to the owner.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import threading
+from collections import defaultdict, deque
+from dataclasses import dataclass
+from typing import Any
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from fedgossip.machine import NodeId
+from fedgossip.net.descriptors import LINUX, brought, pause, raise_open_files, shut_down
+from fedgossip.net.sockets import NOW, Waker, ZmqSocket
+from fedgossip.net.transport import Rejected
+from fedgossip.patience import patiently
+from fedgossip.wire import CHUNK_BYTES
+
+UNHEARD_BYTES = 6 * CHUNK_BYTES
+"""What a connection may bring while nothing of it is heard; two messages and a part of the third wait in ZeroMQ."""
+
+STRANGERS_MAX = 512
+"""Connections on which no partner has been heard, beside one of each; beyond these the oldest is hung up on."""
+
+STRANGE_BYTES = 16 << 20
+"""What all connections together may bring of which no partner has been heard; beyond, the largest is hung up on."""
+
+CHECK_SECONDS = 0.005
+"""Time between two looks: what 5 ms bring is what one that does not end can have beyond the limits."""
+
+PAUSED_SECONDS = 0.05
+
+FILES = 128
+"""What a process opens beside its connections."""
+
+FLOOD = -1
+"""The number of an event that is no event of ZeroMQ: this connection was hung up on."""
+
+_CONNECTIONS = zmq.EVENT_LISTENING | zmq.EVENT_ACCEPTED | zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED
+_OPENED = (zmq.EVENT_ACCEPTED, zmq.EVENT_CONNECTED)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """An event of a socket's monitor.  For FLOOD `node` is who was heard on the connection, if anybody was."""
+
+    socket: ZmqSocket
+    event: int
+    descriptor: int
+    node: NodeId | None = None
+
+
+@dataclass(slots=True)
+class _Connection:
+    socket: ZmqSocket
+    heard: int
+    """Messages heard on this descriptor when `base` was taken."""
+    base: int = 0
+    """Bytes that had come then."""
+    unheard: int = 0
+    """Bytes that came since."""
+
+
+class Connections:
+    """Owned by the thread of the sockets: all of it is called from there."""
+
+    def __init__(self) -> None:
+        self.expected = 0
+        """How many partners may call."""
+        self._room = max(1, raise_open_files() - FILES)
+        self._lock = threading.Lock()
+        self._monitors: dict[ZmqSocket, ZmqSocket] = {}
+        self._sockets: dict[int, ZmqSocket] = {}  # by the descriptor that tells of their monitors
+        self._connections: dict[int, _Connection] = {}
+        self._callers: set[int] = set()  # of these, those that were not called by us
+        self._strange: dict[int, None] = {}  # of these, those of which no partner has been heard, the oldest first
+        self._recent: set[int] = set()  # that brought something when they were looked at last
+        self._listeners: set[int] = set()
+        self._paused = False
+        self._heard: defaultdict[int, int] = defaultdict(int)
+        self._speakers: dict[int, NodeId] = {}
+        self._seen: deque[Seen] = deque()
+        self._told = False
+        self._news, self._ending = Waker(), Waker()
+        self._ended = threading.Event()
+        self._poll: Any = select.epoll() if LINUX else select.poll()
+        self._poll.register(self._ending.fileno(), select.POLLIN)
+        self._thread = threading.Thread(target=self._watch, name="connections", daemon=True)
+        self._thread.start()
+
+    def fileno(self) -> int:
+        """Becomes readable when there is something to `take`."""
+        return self._news.fileno()
+
+    def follow(self, socket: ZmqSocket, events: int = 0) -> None:
+        """Watch a socket that is neither bound nor connected yet; `events` beside those of connections are told."""
+        monitor = patiently(lambda: socket.get_monitor_socket(events | _CONNECTIONS))
+        with self._lock:
+            self._monitors[socket] = monitor
+            self._sockets[monitor.fileno()] = socket
+            self._poll.register(monitor.fileno(), select.POLLIN)
+            self._drain(socket)  # ZeroMQ tells of more only once it was asked and had nothing
+
+    def leave(self, socket: ZmqSocket) -> None:
+        """Watch a socket no more, before it is closed; what it has told is forgotten."""
+        with self._lock:
+            monitor = self._monitors.pop(socket)
+            self._poll.unregister(monitor.fileno())
+            del self._sockets[monitor.fileno()]
+            for descriptor in [d for d, one in self._connections.items() if one.socket is socket]:
+                self._forget(descriptor)
+            self._seen = deque(seen for seen in self._seen if seen.socket is not socket)
+            socket.disable_monitor()
+            monitor.close(0)
+
+    def heard(self, descriptor: int, node: NodeId) -> None:
+        """A message of a partner has been taken off this connection: it may bring as much again."""
+        self._heard[descriptor] += 1
+        self._speakers[descriptor] = node
+
+    def take(self) -> list[Seen]:
+        """Return all that has happened since this was asked, up to now."""
+        with self._lock:
+            for socket in self._monitors:
+                self._drain(socket)
+            if self._told:
+                self._told = False
+                self._news.clear()
+            seen, self._seen = list(self._seen), deque()
+        return seen
+
+    def close(self) -> None:
+        """Stop, and close the monitors."""
+        self._ended.set()
+        self._ending.wake()
+        self._thread.join()
+        for socket in list(self._monitors):
+            self.leave(socket)
+        if LINUX:
+            self._poll.close()
+        self._news.close()
+        self._ending.close()
+
+    # --- what monitors tell ------------------------------------------------------------------------------------------
+
+    def _drain(self, socket: ZmqSocket) -> None:
+        monitor = self._monitors[socket]
+        with contextlib.suppress(zmq.Again):
+            while True:
+                told = parse_monitor_message(monitor.recv_multipart(NOW))
+                self._note(Seen(socket, int(told["event"]), int(told["value"])))
+
+    def _tell(self, seen: Seen) -> None:
+        self._seen.append(seen)
+        if not self._told:
+            self._told = True
+            self._news.wake()
+
+    def _note(self, seen: Seen) -> None:
+        descriptor = seen.descriptor
+        if seen.event == zmq.EVENT_LISTENING:
+            self._listeners.add(descriptor)
+            return
+        if seen.event in _OPENED:
+            self._forget(descriptor)
+            self._opened(seen)
+        elif seen.event == zmq.EVENT_DISCONNECTED:
+            known = self._connections.get(descriptor)
+            if known and known.socket is seen.socket:  # else the number is another connection's already
+                self._forget(descriptor)
+        self._tell(seen)
+
+    def _opened(self, seen: Seen) -> None:
+        descriptor = seen.descriptor
+        self._connections[descriptor] = _Connection(seen.socket, self._heard[descriptor])
+        self._recent.add(descriptor)
+        if seen.event == zmq.EVENT_ACCEPTED:
+            self._callers.add(descriptor)
+            self._strange[descriptor] = None
+        if LINUX:
+            with contextlib.suppress(OSError):  # closed already
+                self._poll.register(descriptor, select.EPOLLIN | select.EPOLLET)
+
+    def _forget(self, descriptor: int) -> None:
+        if self._connections.pop(descriptor, None) is None:
+            return
+        self._speakers.pop(descriptor, None)
+        self._strange.pop(descriptor, None)
+        self._callers.discard(descriptor)
+        self._recent.discard(descriptor)
+        if LINUX:
+            with contextlib.suppress(OSError):  # closed already
+                self._poll.unregister(descriptor)
+
+    # --- the thread --------------------------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        while not self._ended.is_set():
+            patience = CHECK_SECONDS if self._recent else PAUSED_SECONDS if self._paused else -1.0
+            ready = self._poll.poll(patience if LINUX or patience < 0 else 1000 * patience)
+            with self._lock:
+                self._look({descriptor for descriptor, _ in ready})
+            self._ended.wait(CHECK_SECONDS)
+
+    def _look(self, ready: set[int]) -> None:
+        for descriptor in ready & self._sockets.keys():
+            self._drain(self._sockets[descriptor])
+        for descriptor in (ready | self._recent) & self._connections.keys():
+            self._check(descriptor)
+        if self._strange:
+            self._bound_strangers()
+        crowded = len(self._callers) > self._room * 3 // 4
+        if crowded != self._paused:
+            self._paused = crowded
+            for listener in self._listeners:
+                pause(listener, paused=crowded)
+
+    def _check(self, descriptor: int) -> None:
+        """Hang up where more has come than a message leaves room for; look again soon where more may come."""
+        connection = self._connections[descriptor]
+        count, now = self._heard[descriptor], brought(descriptor)
+        total, waiting = now or (0, 0)
+        if count != connection.heard:
+            connection.heard, connection.base, connection.unheard, moved = count, total, 0, True
+            self._strange.pop(descriptor, None)
+        else:
+            moved = total != connection.base + connection.unheard
+            connection.unheard = total - connection.base
+        if now and (moved or waiting):
+            self._recent.add(descriptor)
+        else:
+            self._recent.discard(descriptor)
+        if connection.unheard > UNHEARD_BYTES:
+            self._hang_up(descriptor)
+
+    def _hang_up(self, descriptor: int) -> None:
+        connection = self._connections[descriptor]
+        total = connection.base + connection.unheard
+        shut_down(descriptor, lambda held: (brought(held) or (0, 0))[0] >= total)
+        connection.base, connection.unheard = total, 0  # told once; it is gone in a moment
+        self._tell(Seen(connection.socket, FLOOD, descriptor, self._speakers.get(descriptor)))
+
+    def _bound_strangers(self) -> None:
+        """Bound how many there are of whom no partner has been heard, the oldest goes; and what they bring."""
+        most = min(self._room // 2, STRANGERS_MAX + self.expected)
+        if len(self._strange) > most:
+            self._check_strangers()
+            for descriptor in list(self._strange)[: max(0, len(self._strange) - most)]:
+                shut_down(descriptor, lambda _: True)
+        if sum(self._connections[d].unheard for d in self._strange) > STRANGE_BYTES:
+            self._check_strangers()
+            largest = max(self._strange, key=lambda d: self._connections[d].unheard, default=None)
+            if largest is not None and sum(self._connections[d].unheard for d in self._strange) > STRANGE_BYTES:
+                self._hang_up(largest)
+
+    def _check_strangers(self) -> None:
+        """Look at those too that brought nothing of late: they may have been heard since."""
+        for descriptor in list(self._strange):
+            self._check(descriptor)
+
+
+def flooded(node: NodeId | None, who: str) -> Rejected:
+    """Return what is told of a connection that was hung up on."""
+    return Rejected(node, "flood", f"{who} was hung up on: it sent more than any message has, and no end of it")

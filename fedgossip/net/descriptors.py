@@ -1,0 +1,80 @@
+"""What the system says of a connection, and does to it, by the number of its descriptor.
+
+The descriptors are ZeroMQ's: it may have closed one, and the number may stand for another file, at any moment.  So
+nothing here takes one over, and what is asked of a file of another kind is answered by None.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import resource
+import socket
+import struct
+import sys
+import termios
+from collections.abc import Callable
+
+LINUX = sys.platform == "linux"
+
+_BYTES_RECEIVED_AT, _TCP_INFO_BYTES = 128, 136  # linux/tcp.h: struct tcp_info, tcpi_bytes_received
+_ATTACH_FILTER, _DETACH_FILTER = 26, 27  # asm-generic/socket.h
+_DROP_ALL = ctypes.create_string_buffer(struct.pack("<HBBI", 6, 0, 0, 0))  # one instruction of BPF: return 0 bytes
+_FILTER = ctypes.create_string_buffer(struct.pack("HxxxxxxP", 1, ctypes.addressof(_DROP_ALL)))
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def brought(descriptor: int) -> tuple[int, int] | None:
+    """Return how many bytes of a TCP connection have been read here, and how many wait for that.
+
+    None where the system does not say.
+    """
+    info = ctypes.create_string_buffer(_TCP_INFO_BYTES)
+    size = ctypes.c_uint(_TCP_INFO_BYTES)
+    if not LINUX or _libc.getsockopt(descriptor, socket.IPPROTO_TCP, socket.TCP_INFO, info, ctypes.byref(size)):
+        return None
+    if size.value < _TCP_INFO_BYTES:
+        return None
+    try:
+        unread = fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4))  # after the other: never too many as read
+    except OSError:
+        return None
+    received = int.from_bytes(info.raw[_BYTES_RECEIVED_AT:_TCP_INFO_BYTES], sys.byteorder)
+    waiting = int.from_bytes(unread, sys.byteorder)
+    return received - waiting, waiting
+
+
+def shut_down(descriptor: int, is_it: Callable[[int], bool]) -> None:
+    """Hang up; the connection breaks at the other end.  `is_it` says whether a descriptor is that of the connection."""
+    try:
+        held = os.dup(descriptor)  # whatever the number stands for from now on
+    except OSError:  # closed already; or no descriptor is left, which is when hanging up is needed most
+        if is_it(descriptor):
+            _libc.shutdown(descriptor, socket.SHUT_RDWR)
+        return
+    try:
+        if is_it(held):
+            _libc.shutdown(held, socket.SHUT_RDWR)
+    finally:
+        os.close(held)
+
+
+def pause(listener: int, *, paused: bool) -> None:
+    """Let nobody connect any more, or again: callers are not answered, and try again by themselves."""
+    option = _ATTACH_FILTER if paused else _DETACH_FILTER
+    if LINUX:
+        _libc.setsockopt(listener, socket.SOL_SOCKET, option, _FILTER, len(_FILTER) - 1)
+
+
+def raise_open_files() -> int:
+    """Let this process open as many files as the system allows it to, and return how many."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            soft = hard
+        except (ValueError, OSError):  # "unlimited" is more than the system has
+            pass
+    return sys.maxsize if soft == resource.RLIM_INFINITY else soft
