@@ -10,6 +10,9 @@ import hashlib
 
 import numpy as np
 
+USUAL = 1
+"""The root seed of whatever is not given one: an experiment, and a graph that is resolved alone."""
+
 
 def integer(root: int, purpose: str, *ids: int) -> int:
     """Return a 64-bit integer in [0, 2**63) that depends on (root, purpose, ids) alone."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fedgossip import seeds
 from fedgossip import topology as graphs
 
 if TYPE_CHECKING:
@@ -25,7 +26,8 @@ _nodes = click.option("--n", "n", type=click.IntRange(min=1), help="Number of no
 _weights = click.option("--weights", help=f"Weight rule: {', '.join(graphs.rule_names())}.  [default: metropolis]")
 _gamma = click.option("--gamma", default=0.9, show_default=True, help="Memory of n_W: 0.9 is about ten rounds.")
 # 1 as in an experiment: the graph shown is the one that a run with the defaults uses
-_seed = click.option("--seed", default=1, show_default=True, help="For graphs that are drawn at random.")
+_seed = click.option("--seed", default=seeds.USUAL, show_default=True,
+                     help="For graphs that are drawn at random: topology.seed of an experiment, or its own seed.")
 _json = click.option("--json", "as_json", is_flag=True, help="JSON instead of a table.")
 
 
@@ -79,14 +81,14 @@ def show(graph: str, n: int | None, weights: str | None, gamma: float, seed: int
     schedule = graphs.resolve_schedule(graph, n, weights=weights, seed=seed)
     promise = graphs.forecast_of(schedule, gamma)
     if as_json:
-        _print_json({"graph": graph, **promise.to_dict()})
+        _print_json({"graph": graph, **({"seed": seed} if graphs.is_drawn(graph) else {}), **promise.to_dict()})
         return
     console, table = _console(), _table(title(schedule), "quantity", "value", "what it means")
     for row in _rows(promise) if promise.period == 1 else _rows_of_rounds(promise):
         table.add_row(*row)
     console.print(table)
     console.print(_ranking(gamma), highlight=False)
-    for line in _about(graph):
+    for line in [*_drawn(graph, seed), *_about(graph)]:
         console.print(line, style="dim", highlight=False, markup=False)
 
 
@@ -171,6 +173,13 @@ def audit(
 
 
 # --- what is said -----------------------------------------------------------------------------------------------
+
+
+def _drawn(graph: str, seed: int) -> list[str]:
+    """What the reader should know of a graph that another seed makes another one."""
+    if not graphs.is_drawn(graph):
+        return []
+    return [f"Drawn with seed {seed} (--seed); a run draws with topology.seed, or with its own seed."]
 
 
 def title(schedule: Schedule) -> str:

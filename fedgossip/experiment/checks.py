@@ -76,8 +76,9 @@ def _check_values(experiment: Experiment, where: str) -> None:
         "simulation.detection": (s.detection, 0, seconds),
     }
     _check_ranges(ranges, where)
-    if e.seed < 0:
-        raise ConfigError(f"{where}: seed = {e.seed} is negative", "Use 0 or a positive number.")
+    for key, seed in (("seed", e.seed), ("topology.seed", e.topology.seed if e.topology else None)):
+        if seed is not None and seed < 0:
+            raise ConfigError(f"{where}: {key} = {seed} is negative", "Use 0 or a positive number.")
 
 
 def _check_coordinator(c: Coordinator, where: str) -> None:

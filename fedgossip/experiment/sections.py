@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from fedgossip import seeds
 from fedgossip.faults import Fault
 from fedgossip.learning.settings import TrainSettings
 
@@ -45,6 +46,8 @@ class TopologySection(msgspec.Struct, forbid_unknown_fields=True):
     """Number of peers, for families that do not fix it."""
     weights: str | None = None
     """metropolis | max-degree | uniform | lazy | best-constant; without it the file's rule, or metropolis."""
+    seed: int | None = None
+    """Of a graph that is drawn at random; without it the experiment's seed."""
 
 
 class Algorithm(msgspec.Struct, forbid_unknown_fields=True):
@@ -187,7 +190,7 @@ class Experiment(msgspec.Struct, forbid_unknown_fields=True):
     topology: TopologySection | None = None
     coordinator: Coordinator | None = None
     """One of the two: a graph of peers, or a coordinator and its clients."""
-    seed: int = 1
+    seed: int = seeds.USUAL
     """Every random number of the run follows from it."""
     rounds: int = 60
     name: str = ""

@@ -285,7 +285,7 @@ def gossip_plan(experiment: Experiment) -> GossipPlan:
     """Resolve the graph, its weights and the forecast.  Raises ConfigError."""
     section = section_of(experiment)
     weights = section.weights or own_weights(experiment)
-    schedule = resolve_schedule(section.graph, section.n, weights=weights, seed=experiment.seed)
+    schedule = resolve_schedule(section.graph, section.n, weights=weights, seed=graph_seed(experiment))
     _check_pair(experiment, schedule)
     found = spectrum(schedule) if isinstance(schedule, Mixing) else None
     return GossipPlan(experiment, schedule, union(schedule), found, forecast_of(schedule, GAMMA, found))
@@ -295,6 +295,12 @@ def section_of(experiment: Experiment) -> TopologySection:
     """The [topology] section, which every gossip experiment has."""
     assert experiment.topology is not None, "an experiment of another kind"
     return experiment.topology
+
+
+def graph_seed(experiment: Experiment) -> int:
+    """The seed of what is drawn of the graph."""
+    seed = section_of(experiment).seed
+    return experiment.seed if seed is None else seed
 
 
 def own_weights(experiment: Experiment) -> str | None:

@@ -22,7 +22,7 @@ from fedgossip.protocols.membership import MemberSettings, Membership
 from fedgossip.protocols.news import Trust
 from fedgossip.protocols.roster import Roster
 from fedgossip.protocols.roster_schedule import Make, Places, RosterSchedule
-from fedgossip.running.gossip import GossipPlan, own_weights, section_of
+from fedgossip.running.gossip import GossipPlan, graph_seed, own_weights, section_of
 from fedgossip.running.plan import Plan
 from fedgossip.running.runs import write_whole
 from fedgossip.topology import Schedule, resolve_schedule
@@ -32,17 +32,17 @@ from fedgossip.vectors import Vector
 def graphs_of(plan: GossipPlan) -> Make:
     """The experiment's graph for any number of members; where its family has no such size, the exponential graph."""
     section = section_of(plan.experiment)
-    own = own_weights(plan.experiment)
+    own, seed = own_weights(plan.experiment), graph_seed(plan.experiment)
 
     def make(ids: tuple[NodeId, ...]) -> Places:
         if len(ids) == plan.n:
             return plan.schedule
         if len(ids) == 1:
-            return resolve_schedule("none", 1, weights="metropolis", seed=plan.experiment.seed)
+            return resolve_schedule("none", 1, weights="metropolis", seed=seed)
         try:
-            return resolve_schedule(section.graph, len(ids), weights=section.weights or own, seed=plan.experiment.seed)
+            return resolve_schedule(section.graph, len(ids), weights=section.weights or own, seed=seed)
         except ConfigError:
-            return resolve_schedule("exponential", len(ids), weights=own or "metropolis", seed=plan.experiment.seed)
+            return resolve_schedule("exponential", len(ids), weights=own or "metropolis", seed=seed)
 
     return make
 

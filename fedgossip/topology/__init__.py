@@ -13,7 +13,7 @@ from __future__ import annotations
 from fedgossip.topology.files import load, load_weighted, ready, ready_names
 from fedgossip.topology.graph import Topology, require_connected
 from fedgossip.topology.mixing import Mixing
-from fedgossip.topology.names import family_names, resolve, resolve_schedule, schedule_names
+from fedgossip.topology.names import family_names, is_drawn, resolve, resolve_schedule, schedule_names
 from fedgossip.topology.schedules import Cycle, Random, Schedule, union
 from fedgossip.topology.sequences import forecast_of, product_norm
 from fedgossip.topology.spectral import (
@@ -41,6 +41,7 @@ __all__ = [
     "family_names",
     "forecast",
     "forecast_of",
+    "is_drawn",
     "load",
     "load_weighted",
     "product_norm",

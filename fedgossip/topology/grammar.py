@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from fedgossip import seeds
 from fedgossip.errors import ConfigError
 from fedgossip.topology import cycles, drawn, families
 from fedgossip.topology.graph import Topology
@@ -80,7 +81,7 @@ def require_size(topology: Topology, spec: str, n: int | None) -> Topology:
     return topology
 
 
-def family(spec: str, n: int | None = None, seed: int = 0) -> Topology | None:
+def family(spec: str, n: int | None = None, seed: int = seeds.USUAL) -> Topology | None:
     """Return the graph that `spec` names among the families, or None where its first word is no family.
 
     Raises ConfigError for a size the family does not have and for arguments that cannot be read.
@@ -97,7 +98,9 @@ def family_names() -> tuple[str, ...]:
     return tuple(FAMILIES)
 
 
-def schedule(spec: str, n: int | None = None, *, weights: str | None = None, seed: int = 0) -> Schedule | None:
+def schedule(
+    spec: str, n: int | None = None, *, weights: str | None = None, seed: int = seeds.USUAL
+) -> Schedule | None:
     """Return the time-varying schedule that `spec` names, or None where its first word is none.
 
     Raises ConfigError for a size that it does not have, arguments that cannot be read and weights that it does not
@@ -211,6 +214,11 @@ def _local(request: Request) -> Schedule:
     make = drawn.epidemic_push if request.weights == "push" else drawn.epidemic_local
     return make(request.size(), request.numbers(int, 1)[0], request.seed)
 
+
+DRAWN = frozenset(
+    ("regular", "erdos-renyi", "small-world", "barabasi-albert", "random-matching", "el-oracle", "el-local")
+)
+"""First words of what depends on the seed."""
 
 FAMILIES: dict[str, Family] = {
     "ring": Family("ring", "each node joined to the next, in a circle", _sized(families.ring)),

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fedgossip import seeds
 from fedgossip.errors import ConfigError, nearest
 from fedgossip.topology import files
-from fedgossip.topology.grammar import family, family_names, require_size, schedule, schedule_names
+from fedgossip.topology.grammar import DRAWN, family, family_names, require_size, schedule, schedule_names
 from fedgossip.topology.graph import Topology, require_connected
 from fedgossip.topology.schedules import Schedule
 from fedgossip.topology.weights import build
 
-__all__ = ["family_names", "require_connected", "resolve", "resolve_schedule", "schedule_names"]
+__all__ = ["family_names", "is_drawn", "require_connected", "resolve", "resolve_schedule", "schedule_names"]
 
 _SUFFIXES = (".toml", ".txt", ".edges", ".edgelist", ".csv", ".tsv")
 
 
-def resolve(graph: str, n: int | None = None, *, seed: int = 0, base: Path | None = None) -> Topology:
+def resolve(graph: str, n: int | None = None, *, seed: int = seeds.USUAL, base: Path | None = None) -> Topology:
     """Return the connected graph that `graph` names.
 
     graph: a family ("ring", "torus:4x4", "regular:3"; see grammar.FAMILIES), a ready graph ("karate"), or the path
     of a TOML file or list of edges, relative to `base`.  n: the number of nodes, where the name leaves it open.
-    seed: for the drawn families.  Only "none" may be disconnected.
+    seed: for the drawn families; the default is that of an experiment, so that both draw the same.  Only "none" may be
+    disconnected.
 
     Raises ConfigError for an unknown name, a size that the graph does not have, a bad file, or a graph that falls
     apart.
@@ -46,7 +48,12 @@ def resolve(graph: str, n: int | None = None, *, seed: int = 0, base: Path | Non
 
 
 def resolve_schedule(
-    graph: str, n: int | None = None, *, weights: str | None = None, seed: int = 0, base: Path | None = None
+    graph: str,
+    n: int | None = None,
+    *,
+    weights: str | None = None,
+    seed: int = seeds.USUAL,
+    base: Path | None = None,
 ) -> Schedule:
     """Return the mixings that `graph` names: of one graph with its weights, or of a graph that changes by the round.
 
@@ -61,6 +68,11 @@ def resolve_schedule(
         return changing
     topology = resolve(graph, n, seed=seed, base=base)
     return build(topology, weights or topology.weights or "metropolis")
+
+
+def is_drawn(graph: str) -> bool:
+    """Whether the graph that is called so depends on the seed."""
+    return graph.strip().partition(":")[0].strip().lower() in DRAWN
 
 
 def _looks_like_path(word: str) -> bool:
