@@ -226,6 +226,8 @@ class Network:
         total.loss = float(np.mean(losses)) if losses else None
         if self.evaluated(round) and of.after:
             self._fill(total, of.after, of.rows)
+        elif self.evaluated(round):  # vectors are not kept; what the peers measured themselves is there
+            self._fill_peers(total, rows)
         if of.after and (self.evaluated(round) or of.after.keys() == of.rows.keys()):
             self._measure(total, of)
         return [*rows, total]

@@ -20,7 +20,7 @@ from fedgossip.running.runs import Run
 
 
 def test_collected_folders_tell_what_the_run_told(tmp_path: Path) -> None:
-    experiment = {"rounds": 6, "train": {"device": "cpu"}, "topology": {"graph": "path", "n": 3}}
+    experiment = {"rounds": 6, "eval": {"every": 2}, "train": {"device": "cpu"}, "topology": {"graph": "path", "n": 3}}
     plan = compose.plan(load_experiment(experiment))
     run = run_local(experiment, tmp_path / "run", report=False)
     folders = [tmp_path / "run" / "peers" / name for name in ("02", "00", "01")]
@@ -28,6 +28,12 @@ def test_collected_folders_tell_what_the_run_told(tmp_path: Path) -> None:
     assert collected.digest == run.digest is not None
     assert collected.accuracy == run.accuracy
     assert collected.summary["bytes_sent"] == run.summary["bytes_sent"]
+    assert measured_by_peers(collected) == measured_by_peers(run) and len(measured_by_peers(run)) == 4
+
+
+def measured_by_peers(run: Run) -> list[tuple[int, float, float | None]]:
+    rows = [(row.round, row.accuracy_mean_peer, row.accuracy_worst_peer) for row in run.network()]
+    return [(round, mean, worst) for round, mean, worst in rows if mean is not None]
 
 
 def averaging(rounds: int = 300) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import pytest
 
 from fedgossip.errors import ConfigError
 from fedgossip.report import numbers, write_comparison, write_report
+from fedgossip.report.figures import curve
 from fedgossip.report.forecast import Band, band, inside, sentence
 from fedgossip.report.reading import EVENTS_KEPT, read_run
 
@@ -570,3 +571,20 @@ def test_an_asynchronous_run_is_not_held_against_the_forecast_of_rounds(tmp_path
     )
     page = (tmp_path / "run" / "report.html").read_text()
     assert "when it suited them" in page and "forecast bound" not in page
+
+
+def test_what_rounding_left_of_an_eigenvalue_is_nothing() -> None:
+    """The ring of 3 mixes exactly in one round: its slem is 0, and the solver says 2.2e-16."""
+    assert [numbers.near_one(value) for value in (2.22e-16, -2.22e-16, 0.0)] == ["0", "0", "0"]
+    assert [numbers.near_one(value) for value in (1 - 2.22e-16, 1.0)] == ["1", "1"]
+    assert numbers.near_one(1 - 1.32e-5) == "1 − 1.32 × 10⁻⁵"
+
+
+def test_two_measurements_are_two_points_and_no_line() -> None:
+    from matplotlib.figure import Figure
+
+    axes = Figure().subplots()
+    for x in ([0.0, 10.0], [0.0, 5.0, 10.0]):
+        curve(axes, x, x, label="", colour="k", dash="-")
+    assert [line.get_linestyle() for line in axes.get_lines()] == ["None", "-"]
+    assert all(line.get_marker() == "o" for line in axes.get_lines())

@@ -134,9 +134,10 @@ def consensus(run: Run, name: str, forecast: Band | None) -> str | None:
 
 
 def curve(axes: Axes, x: list[float], y: list[float], *, label: str, colour: str, dash: Any) -> None:
-    """Draw one line; with few points each is marked, so that a run of one round shows something."""
+    """Draw one line; with few points each is marked, and of two nobody knows what lies between: they stand alone."""
     marker = "o" if len(x) <= 12 else ""
-    axes.plot(x, y, label=label, color=colour, linestyle=dash, marker=marker, markersize=3.5)
+    line = dash if len(x) > 2 else "none"
+    axes.plot(x, y, label=label, color=colour, linestyle=line, marker=marker, markersize=3.5)
 
 
 def _forecast(axes: Axes, forecast: Band, floor: float) -> None:

@@ -6,6 +6,8 @@ import math
 
 NOTHING = "–"
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+NOISE = 1e-12
+"""Eigenvalues are known to some roundings of 2.2e-16 times the number of nodes."""
 BYTE_UNITS = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0))
 SECOND_UNITS = (("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3), ("µs", 1e-6))
 
@@ -30,9 +32,9 @@ def number(value: float | None) -> str:
 
 
 def near_one(value: float | None) -> str:
-    """Return a rate: like `number`, but 0.9999868 becomes 1 − 1.32 × 10⁻⁵, not 1."""
-    if value is None or not 0.995 <= value < 1:
-        return number(value)
+    """Return a rate: like `number`, but 0.9999868 becomes 1 − 1.32 × 10⁻⁵, not 1; what rounding left is 0, or 1."""
+    if value is None or not 0.995 <= value < 1 - NOISE:
+        return number(0.0 if value is not None and abs(value) < NOISE else value)
     return f"1 − {number(1 - value)}"
 
 
