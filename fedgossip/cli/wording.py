@@ -79,6 +79,7 @@ FACTS: dict[str, str | tuple[str, ...]] = {
     "skipped_mix": (
         "keeps its own model: a sum without {missing} is noise; the mean moves",
         "keeps its own model: the sum over {garbled} is noise; have all peers the same endpoints.toml?",
+        "keeps its own model: the sum over {beyond} is beyond algorithm.bound; one of them lies",
     ),
     "withheld": "sends nothing to peer {peer}: among {senders} its model would not be hidden",
     "far_ahead": "peer {peer} speaks of round {round}, which cannot be: not believed",

@@ -352,7 +352,7 @@ class AsyncGossip:
         self._check_made(sender, answer.number)
         if self.ledger.open.get(sender) != answer.number:
             return [Send(sender, Settled(answer.number))]
-        self.layout.check_finite(sender, h)
+        self.layout.check_values(sender, h)
         self.ledger.close(sender, answer.number)
         self._change(subtract(self.x, h))
         self.carried.came(sender)
@@ -401,8 +401,8 @@ class AsyncGossip:
             return [Send(sender, before)]
         if self._declines(sender):
             return [Send(sender, self.ledger.decline(sender, offer.number, self.round))]
+        self.layout.check_values(sender, theirs)
         h = scaled_difference(0.5, theirs, self.x)
-        self.layout.check_finite(sender, h)
         self._change(add(self.x, h))
         self.carried.came(sender)
         answer = Answer(offer.number, self.round, self.schema, (h,))

@@ -40,7 +40,7 @@ from fedgossip.machine import (
 )
 from fedgossip.messages import Contribution, Final, Invite, Leaving
 from fedgossip.protocols.company import ROLL_NS, Company
-from fedgossip.protocols.rounds import check_contribution
+from fedgossip.protocols.rounds import NOT_FINITE, check_contribution, stepped
 from fedgossip.seeds import stream
 from fedgossip.vectors import Vector
 
@@ -243,8 +243,13 @@ class Buffered(Generic[State]):
             "loss": mean_of(self.losses) if self.losses else None,
             "staleness": sum(self.staleness) / len(self.staleness),
         }
-        self.state = self.federated.server.step(self.state, self.accumulator.aggregate())
+        state = stepped(self.federated.server, self.state, self.accumulator.aggregate())
         effects: list[Effect] = [Report("aggregated", facts, self.round)]
+        if state is None:
+            text = "the step of the server leaves a model that is not finite"
+            why = {"contributions": facts["clients"], "needed": self._need, "reason": NOT_FINITE, "text": text}
+            effects = [Report("abandoned", why, self.round), Report("aggregated", {"clients": 0}, self.round)]
+        self.state = self.state if state is None else state
         self.round += 1
         self._empty()
         memory = {"invitations": self.invitations, "counted": sorted(self.counted)}

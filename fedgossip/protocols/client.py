@@ -42,13 +42,13 @@ from fedgossip.machine import (
 from fedgossip.messages import Final, Invite, Leaving, MaskedInput, Refusal, Secured
 from fedgossip.protocols import parts
 from fedgossip.protocols.parts import Chances, Part, PlainPart, SecurePart
-from fedgossip.protocols.rounds import check_layout, finite
+from fedgossip.protocols.rounds import check_layout
 from fedgossip.protocols.spending import EXHAUSTED, Purse, spent, used_up
 from fedgossip.protocols.telling import EVERYTHING, Telling
 from fedgossip.secure.client import Client as Party
 from fedgossip.secure.keeping import Ahead
 from fedgossip.secure.session import round_of
-from fedgossip.vectors import Vector, frozen
+from fedgossip.vectors import Vector, frozen, summable
 
 
 class Answering(Protocol):
@@ -214,8 +214,9 @@ class Client:
         check_layout(
             f"{where}: what came of round {message.round}", sender, message.schema, message.vectors, self.layout
         )
-        if not finite(message.vectors):
-            raise ProtocolError(f"{where}: the model of round {message.round} is not finite", peer=sender)
+        if not all(map(summable, message.vectors)):
+            text = f"{where}: the model of round {message.round} is not finite, or too large to be trained"
+            raise ProtocolError(text, peer=sender)
         if isinstance(message, Final):
             return self._final(message)
         self._check_round(message)

@@ -44,7 +44,7 @@ from fedgossip.machine import (
 from fedgossip.messages import Contribution, Final, Invite, Leaving, MaskedInput, Refusal, Secured
 from fedgossip.protocols.company import ROLL_NS, Company
 from fedgossip.protocols.deadlines import Deadline
-from fedgossip.protocols.rounds import Abandoned, Answer, Exchange, PlainRound
+from fedgossip.protocols.rounds import NOT_FINITE, Abandoned, Answer, Exchange, PlainRound, stepped
 from fedgossip.protocols.spending import EXHAUSTED, Purse, spent, used_up
 from fedgossip.secure.session import round_of
 from fedgossip.vectors import Vector
@@ -336,8 +336,12 @@ class Coordinator(Generic[State]):
 
     def _counts(self, aggregate: Aggregate, now_ns: int) -> list[Effect]:
         assert self.exchange
+        state = stepped(self.federated.server, self.state, aggregate)
+        if state is None:
+            text = "the step of the server leaves a model that is not finite"
+            return self._over(Abandoned(aggregate.clients, self.need, NOT_FINITE, text))
         exchange, self.exchange, self.short = self.exchange, None, False
-        self.state = self.federated.server.step(self.state, aggregate)
+        self.state = state
         self.counted.update(dict.fromkeys(exchange.counted, self.round))
         missed = sorted(exchange.waiting)
         if not exchange.cut:

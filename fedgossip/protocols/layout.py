@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fedgossip.errors import ProtocolError
 from fedgossip.machine import NodeId
 from fedgossip.messages import Carrier, MaskedInput, Piece
-from fedgossip.vectors import Vector, all_finite
+from fedgossip.vectors import Vector, summable
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +31,12 @@ class Layout:
             )
         return message.vectors[0]
 
-    def check_finite(self, sender: NodeId, vector: Vector) -> None:
+    def check_values(self, sender: NodeId, vector: Vector) -> None:
         """Raise ProtocolError for what would destroy our model."""
-        if not all_finite(vector):
+        if not summable(vector):
+            what = "with values that are not finite, or too large to be mixed"
             raise ProtocolError(
-                f"node {self.node}: a model from node {sender} with values that are not finite",
+                f"node {self.node}: a model from node {sender} {what}",
                 "Its training has diverged: lower train.lr.",
                 peer=sender,
             )

@@ -367,6 +367,8 @@ class PrivateGossip:
         total = opened(come.total, len(self.senders))
         if total is None:
             return [Report("skipped_mix", {"garbled": sorted(self.senders)}, self.round)]
+        if not self.grid.possible(total, len(self.senders)):
+            return [Report("skipped_mix", {"beyond": sorted(self.senders)}, self.round)]
         self.x = self.grid.moved(self.x, total, self.given)
         for sender in self.senders:
             self.carried.came(sender)

@@ -61,6 +61,9 @@ from fedgossip.protocols.parcels import Arcs
 from fedgossip.protocols.sync_gossip import Schedule, leads_of
 from fedgossip.vectors import Vector, add, ordered_mix
 
+WEIGHT_MOST = 2.0**31
+"""Maximum weight of a parcel: there are as many as nodes in all the network."""
+
 
 @dataclass(frozen=True, slots=True)
 class PushSettings:
@@ -320,14 +323,14 @@ class _Peer:
 
     def _parcel(self, sender: NodeId, parcel: Parcel, now_ns: int) -> list[Effect]:
         vector = self.layout.check(sender, parcel)
-        if not 0 <= parcel.round < self.settings.rounds or not 0 < parcel.weight < float("inf"):
+        if not 0 <= parcel.round < self.settings.rounds or not 0 < parcel.weight <= WEIGHT_MOST:
             raise ProtocolError(
                 f"node {self.node}, round {self.round}: a parcel of round {parcel.round} and weight {parcel.weight:g}"
                 f" from node {sender}; the run has {self.settings.rounds} rounds",
                 "Were the peers started from the same experiment file?",
                 peer=sender,
             )
-        self.layout.check_finite(sender, vector)
+        self.layout.check_values(sender, vector)
         if self.phase == "leaving" and parcel.number > self.arcs.taken.get(sender, -1):
             return [Send(sender, self._leaving(sender))]  # it is the sender's again
         effects: list[Effect] = []

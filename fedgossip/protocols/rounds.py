@@ -15,12 +15,19 @@ from typing import Protocol
 
 import numpy as np
 
-from fedgossip.algorithms.federated.base import Accumulator, Aggregate, ClientRule, Vectors
+from fedgossip.algorithms.federated.base import Accumulator, Aggregate, ClientRule, ServerRule, State, Vectors, saved
 from fedgossip.algorithms.federated.sums import mean_of
 from fedgossip.algorithms.sampling import Draw
 from fedgossip.errors import ProtocolError
 from fedgossip.machine import Effect, NodeId, Report, Send
 from fedgossip.messages import Contribution, Invite, MaskedInput, Refusal, Secured
+from fedgossip.vectors import all_finite
+
+LOSS_MOST = 1e30
+"""Maximum loss that a client may report: sums over many clients with many examples stay finite."""
+
+NOT_FINITE = "NOT_FINITE"
+"""The reason of a round that would have left a model that is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +203,8 @@ def check_contribution(
     """Raise ProtocolError where the contribution cannot be added with `weight`."""
     where = f"round {message.round}: the contribution of client {sender}"
     check_layout(where, sender, message.schema, message.vectors, like)
-    if message.examples < 1 or message.steps < 1 or not np.isfinite([message.loss or 0.0, message.accuracy]).all():
+    told = abs(message.loss or 0.0) <= LOSS_MOST and 0.0 <= message.accuracy <= 1.0  # neither, for what is not finite
+    if message.examples < 1 or message.steps < 1 or not told:
         counts = f"{message.examples} examples, {message.steps} steps, a loss of {message.loss}"
         raise ProtocolError(f"{where} is of {counts}", "Has the client data?", peer=sender)
     if not accumulator.fits(weight, message.vectors):
@@ -212,5 +220,8 @@ def check_layout(where: str, sender: NodeId, schema: str, vectors: Vectors, like
         raise ProtocolError(text, "Give every client the same [model] section and algorithm.", peer=sender)
 
 
-def finite(vectors: Vectors) -> bool:
-    return all(bool(np.isfinite(vector).all()) for vector in vectors)
+def stepped(server: ServerRule[State], before: State, aggregate: Aggregate) -> State | None:
+    """Return the server's next state; None where it would not be finite."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        state = server.step(before, aggregate)
+    return state if all(map(all_finite, saved(state).values())) else None

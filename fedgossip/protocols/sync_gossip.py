@@ -48,7 +48,7 @@ from fedgossip.messages import Account, Leaving, Message, Model
 from fedgossip.protocols.carried import FACTS, FRESH, Carried
 from fedgossip.protocols.deadlines import Deadline
 from fedgossip.protocols.edges import Edge
-from fedgossip.vectors import Vector, all_finite, frozen, ordered_mix, scaled_difference, subtract
+from fedgossip.vectors import Vector, frozen, ordered_mix, scaled_difference, subtract, summable
 
 
 class Weights(Protocol):
@@ -420,9 +420,9 @@ class SyncGossip(Generic[State]):
                 "Give every peer the same [model] section.",
                 peer=sender,
             )
-        if not all(map(all_finite, model.vectors)):
+        if not all(map(summable, model.vectors)):
             raise ProtocolError(
-                f"{where}: a model from node {sender} with values that are not finite",
+                f"{where}: a model from node {sender} with values that are not finite, or too large to be mixed",
                 "Its training has diverged: lower train.lr.",
                 peer=sender,
             )

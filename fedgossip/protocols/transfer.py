@@ -18,7 +18,7 @@ from fedgossip.errors import ProtocolError
 from fedgossip.machine import Effect, NodeId, Report, Send, SetTimer
 from fedgossip.messages import PIECE, Fetch, Have, Piece, Seek
 from fedgossip.protocols.refusals import refused
-from fedgossip.vectors import Vector, all_finite, digest, empty, frozen
+from fedgossip.vectors import Vector, digest, empty, frozen, summable
 
 GATHER_NS = 500_000_000
 """How long to wait for offers after the question, and before it is asked again where nobody has anything."""
@@ -185,7 +185,7 @@ class Taker:
     def _complete(self, sender: NodeId, model: Vector) -> list[Effect]:
         assert self.want is not None
         round, expected = self.want
-        wrong = "not what was promised" if digest([model]) != expected else "" if all_finite(model) else "not finite"
+        wrong = "not what was promised" if digest([model]) != expected else "" if summable(model) else "none to mix"
         if not wrong:
             self.model, self._buffer = (round, frozen(model)), None
             return [Report("fetched", {"from": sender, "model_of_round": round}, round)]

@@ -22,6 +22,8 @@ REASONS = {
     "INCONSISTENT_U3": "lists of survivors that cannot all be true",
     "SHARE_INVALID": "a secret could not be put together from its shares",
     "OVERFLOW": "a number that the sum cannot hold",
+    "BOUND": "a sum that clients which keep to the bounds cannot make",
+    "NOT_FINITE": "the model would not have been finite",
     "BUDGET": "its budget of privacy is used up",
 }
 """Of `secure.aborts.Reason`, and of the coordinator's own."""

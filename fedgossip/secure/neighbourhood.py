@@ -69,6 +69,12 @@ class Grid:
             signed[start : start + BLOCK] = numbers
         return out
 
+    def possible(self, come: Words, senders: int) -> bool:
+        """Whether so many neighbours whose models lie within the bound can have sent this sum: weights are at most one
+        together, and each rounds by half a unit."""
+        signed, most = come.view(np.int32), LIMIT + senders
+        return int(signed.max()) <= most and -int(signed.min()) <= most
+
     def moved(self, vector: Vector, come: Words, gone: Words) -> Vector:
         """Return vector + unit * (come - gone), the difference centred about 0; a new frozen vector."""
         out = empty(vector.size, vector.dtype)

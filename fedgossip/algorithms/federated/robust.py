@@ -24,9 +24,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fedgossip.algorithms.federated.base import Aggregate, Vectors
-from fedgossip.algorithms.federated.sums import largest
 from fedgossip.machine import NodeId
-from fedgossip.vectors import frozen
+from fedgossip.vectors import frozen, summable
 
 Rows = npt.NDArray[np.float64]
 """[m, d], one contribution a row."""
@@ -45,7 +44,7 @@ class Kept:
         self._kept: dict[NodeId, tuple[Vectors, int]] = {}
 
     def fits(self, weight: float, vectors: Vectors) -> bool:  # noqa: ARG002
-        return all(largest(vector) < np.inf for vector in vectors)
+        return all(map(summable, vectors))
 
     def add(self, node: NodeId, weight: float, vectors: Vectors, steps: int) -> None:  # noqa: ARG002
         self._kept[node] = vectors, steps

@@ -53,11 +53,6 @@ def mean_of(weighted: Iterable[tuple[float, float]]) -> float:
     return math.fsum(weight * number for weight, number in terms) / math.fsum(weight for weight, _ in terms)
 
 
-def largest(vector: Vector) -> float:
-    """Return the largest absolute value, inf where an element is not a number; nothing is allocated."""
-    return max(_peaks(vector), default=0.0)
-
-
 def _peaks(vector: Vector) -> list[float]:
     """Return the largest absolute value of each block; it is in the cache for the second look."""
     peaks = []
