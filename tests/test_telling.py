@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,9 +13,15 @@ import pytest
 import secure_federation
 
 import fedgossip
+from fedgossip.errors import ConfigError
 from fedgossip.experiment import load
+from fedgossip.learning import data
+from fedgossip.learning.data import split
+from fedgossip.learning.private import RecordPrivacy
+from fedgossip.learning.task import TorchTask, TrainSettings
 from fedgossip.machine import Effect, Event, Send, Trained
 from fedgossip.messages import Contribution, Leaving, MaskedInput, Refusal, Secured
+from fedgossip.privacy.accounting import Mechanism, epsilon
 from fedgossip.privacy.forecast import Plan, forecast
 from fedgossip.privacy.wording import lines
 from fedgossip.protocols import parts
@@ -24,6 +31,7 @@ from fedgossip.protocols.telling import FACTS
 from fedgossip.records import PeerRow
 from fedgossip.running import compose
 from fedgossip.running.federation import FederationPlan
+from fedgossip.running.purses import outlook
 from fedgossip.secure.hiding import NO_NOISE
 
 KEPT = [0.0, 0.25]
@@ -36,6 +44,7 @@ RUNS = [
     ("none", True, 0.25, {"algorithm": "scaffold"}),
     ("record", False, 0.25, {"algorithm": "median"}),
     ("record", False, 0.25, {"algorithm": "fedbuff"}),
+    *(("record", secure, 0.25, {"test_noise": 4.0}) for secure in (True, False)),
 ]
 
 
@@ -129,7 +138,8 @@ CHANGES: dict[str, dict[str, float]] = {
     "examples": {"examples": 7},
     "steps": {"steps": 2},
     "loss": {"loss": 3.25},
-    "tests": {"accuracy": 0.125, "tested": 11},
+    "kept": {"tested": 11},
+    "tests": {"accuracy": 0.125, "accuracy_told": 0.125},
     "cut": {"scale": 1e6},
     "shorter": {"scale": 1e6},
 }
@@ -160,10 +170,10 @@ def test_the_plan_names_every_fact_that_messages_carry_and_no_other(
         numbers = {"noise": 1.0, "clip": 1.0, "delta": 1e-5, "parameters": 650, "examples": (100,)}
         said = dict(lines(forecast(Plan(unit, 5, 1, telling=plan.telling, secure=secure, tested=kept > 0, **numbers))))
         for fact in FACTS:
-            covered = fact.name in ("cut", "shorter")
+            covered = fact.name in ("cut", "shorter", "tests")
             assert (fact.words in said["not hidden"].lower()) == (fact.name in found and not covered)
             assert (fact.words in said.get("also told", "").lower()) == (fact.name in found and covered)
-        assert ("not told" in said) == (kept > 0)
+        assert ("not told" in said) == (kept > 0 and "test_noise" not in more)
 
 
 @pytest.mark.parametrize(("unit", "secure", "kept", "more"), RUNS)
@@ -190,10 +200,13 @@ def test_every_field_of_an_answer_is_a_fact_or_names_the_round() -> None:
     assert names_of(parts.Trained) - told == {"up", "weight"}
 
 
+@pytest.mark.parametrize("noise", [{}, {"test_noise": 4.0}])
 @pytest.mark.parametrize("secure", [True, False])
-def test_two_crafted_models_do_not_tell_whether_a_record_is_kept_for_tests(taps: Taps, secure: bool) -> None:
+def test_two_crafted_models_do_not_tell_whether_a_record_is_kept_for_tests(
+    taps: Taps, secure: bool, noise: dict[str, float]
+) -> None:
     """One calls the record right and one wrong: where it is kept at the site, its count differs; no answer does."""
-    fedgossip.simulate(experiment("record", secure, 0.25, {}))
+    fedgossip.simulate(experiment("record", secure, 0.25, noise))
     assert taps.at
     client, told = taps.at
     kept = told.metrics["tested"]
@@ -207,3 +220,72 @@ def test_what_a_client_measures_is_in_its_own_rows_and_in_no_sum(taps: Taps) -> 
     rows = [row for row in run.rows if isinstance(row, PeerRow)]
     assert sum(row.accuracy is not None for row in rows if row.peer < 5) == 5
     assert all(row.accuracy_clients is None for row in rows)
+
+
+# --- a count with noise -----------------------------------------------------------------------------------------------
+
+
+def test_a_count_of_right_answers_has_the_noise_that_is_accounted_for() -> None:
+    """What is told less what is there is a discrete Gaussian of deviation `test_noise`: 400 rounds of one node."""
+    train, test = split(data.load("digits"), 0.2, 0)
+    privacy = RecordPrivacy(1.0, 1.0, test_noise=4.0)
+    kept, settings = {0: np.arange(50, 90)}, TrainSettings(local_steps=1, device="cpu")
+    task = TorchTask(train, test, [np.arange(50)], "softmax", settings, seed=1, rounds=4, kept=kept, privacy=privacy)
+    assert task._tests
+    found = [task._tests.measure(0, round, task.initial(0), {}) for round in range(400)]
+    noise = np.array([40 * (one["accuracy_told"] - one["accuracy"]) for one in found])
+    assert np.allclose(noise, np.rint(noise))
+    assert abs(noise.mean()) < 4 * 4 / math.sqrt(400) and 3.4 < noise.std() < 4.6
+    quiet = TorchTask(train, test, [np.arange(50)], "softmax", settings, seed=1, rounds=4, kept=kept,
+                      privacy=RecordPrivacy(1.0, 1.0))  # fmt: skip
+    assert quiet._tests and set(quiet._tests.measure(0, 0, quiet.initial(0), {})) == {"accuracy", "tested"}
+
+
+@pytest.mark.parametrize("secure", [True, False])
+def test_counts_with_noise_come_out_of_the_same_budget(secure: bool) -> None:
+    """Three of five rounds are evaluated: 2, 4 and the last."""
+    content = {**experiment("record", secure, 0.25, {"test_noise": 4.0}), "rounds": 5, "eval": {"every": 2}}
+    run = fedgossip.simulate(content)
+    rows = [row for row in run.rows if isinstance(row, PeerRow)]
+    assert [row.round for row in rows if row.accuracy_clients is not None] == [2, 4, 5]
+    promised = outlook(compose.plan(load(content)))
+    fewest = min(promised.plan.examples)
+    expected = epsilon([Mechanism(1.0, 8 / fewest, 4 * 5), Mechanism(4.0, 1.0, 3)], 1e-5)
+    assert run.summary["epsilon"] == pytest.approx(expected) == pytest.approx(promised.epsilon)
+    said = dict(lines(promised))
+    alone = epsilon([Mechanism(4.0, 1.0, 3)], 1e-5)
+    assert f"Noise 4 on each count of right answers; 3 of them are epsilon {alone:.3g} alone" in said["tests"]
+
+
+def test_a_plan_sets_aside_what_the_counts_will_cost() -> None:
+    content = experiment("record", True, 0.25, {"test_noise": 4.0, "max_epsilon": 8.0})
+    found = outlook(compose.plan(load({**content, "rounds": 400, "eval": {"every": 100}})))
+    assert found.rounds_within and 0 < found.rounds_within < 400
+    step = Mechanism(1.0, found.plan.rate, 4)
+    for rounds, fits in ((found.rounds_within, True), (found.rounds_within + 1, False)):
+        spent = epsilon([Mechanism(1.0, step.rate, 4 * rounds), Mechanism(4.0, 1.0, 4)], 1e-5)
+        assert (spent <= 8.0) == fits
+    assert found.noise_wanted
+    enough = epsilon([Mechanism(found.noise_wanted, step.rate, 1600), Mechanism(4.0, 1.0, 4)], 1e-5)
+    assert enough == pytest.approx(8.0, rel=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("unit", "kept", "noise", "words"),
+    [
+        ("none", 0.25, 4.0, "test_noise is of the examples"),
+        ("record", 0.0, 4.0, "test_noise is of the examples"),
+        ("record", 0.25, 0.1, "hides nothing"),
+        ("record", 0.25, -1.0, "out of range"),
+    ],
+)
+def test_noise_on_counts_that_cannot_be_is_refused(unit: str, kept: float, noise: float, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        compose.plan(load(experiment(unit, True, kept, {"test_noise": noise})))
+
+
+def test_without_it_an_experiment_has_the_hash_that_it_had() -> None:
+    plan = compose.plan(load(experiment("record", True, 0.25, {})))
+    assert isinstance(plan, FederationPlan) and "test_noise" not in plan.words["coordinator"]["privacy"]  # type: ignore[index]
+    noisy = compose.plan(load(experiment("record", True, 0.25, {"test_noise": 4.0})))
+    assert isinstance(noisy, FederationPlan) and noisy.task_id != plan.task_id

@@ -109,13 +109,20 @@ def _check_coordinator(c: Coordinator, where: str) -> None:
         "coordinator.secure.weight_max": (c.secure.weight_max, 1, MOST),
         "coordinator.privacy.clip": (c.privacy.clip, ABOVE_0, number),
         "coordinator.privacy.noise": (c.privacy.noise, ABOVE_0, 1e6),
+        "coordinator.privacy.test_noise": (c.privacy.test_noise, 0, 1e6),
         "coordinator.privacy.delta": (c.privacy.delta, ABOVE_0, 0.5),
         "coordinator.privacy.max_epsilon": (c.privacy.max_epsilon, ABOVE_0, number),
     }
     _check_ranges(ranges, where)
+    if 0 < c.privacy.test_noise < TEST_NOISE_LEAST:
+        advice = f"Set it to 0, so that nothing is told, or to at least {TEST_NOISE_LEAST:g}."
+        raise ConfigError(f"{where}: coordinator.privacy.test_noise = {c.privacy.test_noise} hides nothing", advice)
     if c.cohort is not None and c.participation != 1.0:
         raise ConfigError(f"{where}: coordinator.cohort and coordinator.participation", "Give one of them.")
 
+
+TEST_NOISE_LEAST = 0.5
+"""The smallest that is drawn exactly (`secure.noise`); one release with it is epsilon 11 at delta 1e-5."""
 
 Words = Mapping[str, tuple[str, Sequence[str]]]
 Ranges = Mapping[str, tuple[float | None, float, float]]

@@ -106,6 +106,9 @@ class Privacy(msgspec.Struct, forbid_unknown_fields=True):
     """The chance that the promise does not hold; well below one in the number of units."""
     max_epsilon: float = 8.0
     """The round that would cross it is refused."""
+    test_noise: float = 0.0
+    """record: standard deviation of the noise on how many of the examples kept for tests (data.local_test) are right,
+    which each client then tells in evaluated rounds, out of the same budget; 0: it tells nothing of them."""
     adaptive: bool = False
     """client: let the clip follow the median length of the updates; begins with clip."""
 

@@ -17,8 +17,10 @@ from fedgossip.learning.batches import Indices
 from fedgossip.learning.data import Dataset
 from fedgossip.learning.flat import Layout
 from fedgossip.learning.looped import PERSONAL
+from fedgossip.learning.private import RecordPrivacy
 from fedgossip.learning.settings import TrainSettings
 from fedgossip.machine import NodeId
+from fedgossip.secure.noise import discrete_gaussian
 from fedgossip.seeds import stream
 from fedgossip.vectors import Vector
 
@@ -45,8 +47,16 @@ class LocalTests:
     """Measures vectors on the examples `kept` by each node, with a module of its own."""
 
     def __init__(
-        self, module: nn.Module, layout: Layout, settings: TrainSettings, data: Dataset, kept: Mapping[NodeId, Indices]
+        self,
+        module: nn.Module,
+        layout: Layout,
+        settings: TrainSettings,
+        data: Dataset,
+        kept: Mapping[NodeId, Indices],
+        privacy: RecordPrivacy | None = None,
+        seed: int = 0,
     ) -> None:
+        self._privacy, self._seed = privacy, seed
         self._module, self._layout, self._kept, self._data = module.eval(), layout, kept, data
         self._own = Layout.personal_of(module, settings.stays)
         self._fresh_own = self._own.read(module) if self._own.length else None
@@ -54,8 +64,11 @@ class LocalTests:
         self._fresh = {name: b.detach().clone() for name, b in self._local.items()}
 
     @torch.no_grad()
-    def measure(self, node: NodeId, vector: Vector, state: State) -> dict[str, float]:
-        """Return {"accuracy", "tested"}: of the vector with what is the node's own, on so many of its examples."""
+    def measure(self, node: NodeId, round: int, vector: Vector, state: State) -> dict[str, float]:
+        """Return {"accuracy", "tested"}: of the vector with what is the node's own, on so many of its examples.
+
+        Where records are private and the count of right answers may be told, "accuracy_told" is that with noise.
+        """
         rows = self._kept.get(node)
         if rows is None or not len(rows):
             return {}
@@ -68,7 +81,14 @@ class LocalTests:
             guessed = self._module(x).argmax(-1)
             hits += int((guessed == y).sum())
             counted += y.numel()
-        return {"accuracy": hits / counted, "tested": counted}
+        found = {"accuracy": hits / counted, "tested": counted}
+        privacy = self._privacy
+        if privacy is not None and privacy.test_noise:
+            each = counted // len(rows)  # answers of one record: characters of a window
+            entropy = privacy.entropy_of(self._seed, "tests", node, round)
+            noise = int(discrete_gaussian(privacy.test_noise * each, 1, entropy)[0])
+            found["accuracy_told"] = (hits + noise) / counted
+        return found
 
     def _take_own(self, state: State) -> None:
         if self._fresh_own is not None:

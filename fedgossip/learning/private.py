@@ -68,6 +68,8 @@ class RecordPrivacy:
     entropy: Entropy | None = field(default=None, repr=False)
     """os.urandom in a real run.  None: batches and noise follow from (seed, node, round), so that a simulation can be
     repeated, and so that whoever knows the seed takes the noise off: no privacy."""
+    test_noise: float = 0.0
+    """Deviation of the noise on a count of right answers, of one for each record; 0: no count is told."""
 
     def __post_init__(self) -> None:
         noisy = self.noise == 0 or NOISE_LEAST <= self.noise <= NOISE_MOST

@@ -79,7 +79,7 @@ class TorchTask:
         self._test, self._seed = test, seed
         self._states: dict[NodeId, State] = {}
         self._lock = threading.Lock()  # a host evaluates beside its training thread; the buffers are one
-        self._tests = LocalTests(deepcopy(module), self.layout, settings, train, kept) if kept else None
+        self._tests = LocalTests(deepcopy(module), self.layout, settings, train, kept, privacy, seed) if kept else None
         shape = shape_of(module, self.layout, train.shape)
         common = (module, self.layout, train, test, settings)
         self._privacy = privacy
@@ -143,7 +143,7 @@ class TorchTask:
 
     def _tested(self, job: Job, state: State) -> Mapping[str, float]:
         """What the vector is worth on the node's own test examples, where that is asked for."""
-        return self._tests.measure(job.node, job.vector, state) if job.tested and self._tests else {}
+        return self._tests.measure(job.node, job.round, job.vector, state) if job.tested and self._tests else {}
 
     def _state_for(self, job: Job) -> State:
         """Return what the node remembers, changed by training; for a job with terms without the optimiser's slots."""

@@ -126,15 +126,20 @@ def tight(mechanisms: Iterable[Mechanism], delta: float) -> float | None:
     return found if 0 <= found < math.inf else None
 
 
-def noise_for(wanted: float, delta: float, *, rate: float = 1.0, steps: int = 1) -> float:
-    """Return the least noise, to a thousandth, with which `steps` releases have at most epsilon `wanted`.
+def noise_for(
+    wanted: float, delta: float, *, rate: float = 1.0, steps: int = 1, before: Account | None = None
+) -> float:
+    """Return the least noise, to a thousandth, with which `steps` releases, and those `before`, have at most epsilon
+    `wanted`.
 
     Raises ConfigError where that is not between NOISE_LEAST and NOISE_MOST.
     """
     from scipy.optimize import brentq
 
+    spent = before or Account()
+
     def over(log_noise: float) -> float:
-        found = epsilon([Mechanism(math.exp(log_noise), rate, steps)], delta)
+        found = spent.plus(Mechanism(math.exp(log_noise), rate, steps)).epsilon(delta)
         return math.log(max(found, TINY) / wanted)
 
     most, least = math.log(NOISE_MOST), math.log(NOISE_LEAST)

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from fedgossip.errors import ConfigError, nearest
-from fedgossip.privacy.accounting import Mechanism, epsilon, noise_for, steps_within, tight
+from fedgossip.privacy.accounting import Account, Mechanism, epsilon, noise_for, steps_within, tight
 from fedgossip.privacy.budget import UNITS, Spend
 from fedgossip.protocols.telling import Telling
 
@@ -69,6 +69,10 @@ class Plan:
     """Whether that is told by sums alone."""
     tested: bool = False
     """Whether clients test the model that they are sent on examples of their own."""
+    test_noise: float = 0.0
+    """unit "record": the noise on how many of these are right, where that is told."""
+    test_every: int = 0
+    """In every so manieth round, and in the last; 0: never."""
 
     def __post_init__(self) -> None:
         if self.weighting not in WEIGHTINGS:
@@ -103,6 +107,12 @@ class Plan:
         return 1.0 if self.unit == "client" else min(1.0, self.batch_size / min(self.examples))
 
     @property
+    def tests(self) -> Mechanism:
+        """What the counts of right answers of all rounds together cost."""
+        told = math.ceil(self.rounds / self.test_every) if self.test_noise and self.test_every else 0
+        return Mechanism(self.test_noise, 1.0, told)
+
+    @property
     def round_spend(self) -> Spend:
         """What one round costs a client that takes part."""
         steps = 1 if self.unit == "client" else self.local_steps
@@ -115,7 +125,7 @@ class Forecast:
 
     plan: Plan
     epsilon: float
-    """Of a client that takes part in every round, by the Renyi account: an upper bound."""
+    """Of a client that takes part in every round, by the Renyi account: an upper bound; tests included."""
     tight: float | None
     """The same by the tighter account; None where it is not computed."""
     usual: float
@@ -151,9 +161,9 @@ def forecast(plan: Plan) -> Forecast:
     noise_length, update_length = _lengths(plan)
     return Forecast(
         plan,
-        epsilon([all_rounds], plan.delta),
-        tight([all_rounds], plan.delta),
-        epsilon([usual], plan.delta),
+        epsilon([all_rounds, plan.tests], plan.delta),
+        tight([all_rounds, plan.tests], plan.delta),
+        epsilon([usual, plan.tests], plan.delta),
         _rounds_within(plan, each),
         _noise_wanted(plan, all_rounds),
         noise_length,
@@ -164,13 +174,15 @@ def forecast(plan: Plan) -> Forecast:
 def _rounds_within(plan: Plan, each: Mechanism) -> int | None:
     if plan.max_epsilon is None:
         return None
-    return steps_within(plan.max_epsilon, plan.delta, noise=each.noise, rate=each.rate) // each.steps
+    tests = Account().plus(plan.tests)  # of all rounds, set aside first
+    return steps_within(plan.max_epsilon, plan.delta, noise=each.noise, rate=each.rate, before=tests) // each.steps
 
 
 def _noise_wanted(plan: Plan, all_rounds: Mechanism) -> float | None:
     wanted = SILO_EPSILON if plan.max_epsilon is None else plan.max_epsilon
     try:
-        return noise_for(wanted, plan.delta, rate=all_rounds.rate, steps=all_rounds.steps)
+        tests = Account().plus(plan.tests)
+        return noise_for(wanted, plan.delta, rate=all_rounds.rate, steps=all_rounds.steps, before=tests)
     except ConfigError:
         return None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from fedgossip.errors import ConfigError
-from fedgossip.privacy.accounting import noise_for
+from fedgossip.privacy.accounting import Account, epsilon, noise_for
 from fedgossip.privacy.forecast import SILO_EPSILON, SILOS, Forecast, Plan
 from fedgossip.privacy.guarantee import meaning
 
@@ -19,6 +19,7 @@ def lines(forecast: Forecast) -> list[tuple[str, str]]:
         ("not hidden", _not_hidden(plan)),
         *_beside(plan),
         ("epsilon", _epsilon(forecast)),
+        *_tests(plan),
         ("delta", _delta(plan)),
         ("rounds", rounds(forecast)),
         ("noise", _noise(forecast)),
@@ -88,6 +89,14 @@ def _epsilon(forecast: Forecast) -> str:
     if plan.drawn < plan.clients:
         text += f"; {_number(forecast.usual)} for one that is drawn as often as the others"
     return f"{text}.  {meaning(forecast.epsilon, plan.unit)}"
+
+
+def _tests(plan: Plan) -> list[tuple[str, str]]:
+    if not plan.tests.steps:
+        return []
+    alone = _number(epsilon([plan.tests], plan.delta))
+    of = f"Noise {_number(plan.test_noise)} on each count of right answers; {plan.tests.steps} of them"
+    return [("tests", f"{of} are epsilon {alone} alone, which is counted in the epsilon above.")]
 
 
 def _delta(plan: Plan) -> str:
@@ -167,10 +176,11 @@ def _fewer_rounds(forecast: Forecast) -> str | None:
     )
 
 
-def _wanted(plan: Plan, epsilon: float, rounds: int) -> float | None:
+def _wanted(plan: Plan, wanted: float, rounds: int) -> float | None:
     each = plan.round_spend
     try:
-        return noise_for(epsilon, plan.delta, rate=each.rate, steps=each.steps * rounds)
+        tests = Account().plus(plan.tests)
+        return noise_for(wanted, plan.delta, rate=each.rate, steps=each.steps * rounds, before=tests)
     except ConfigError:
         return None
 

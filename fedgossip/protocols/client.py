@@ -255,7 +255,7 @@ class Client:
         if self.pending_round >= 0 and invite.counted == self.pending_round:
             self.memory = self.pending
         try:
-            paid = [spent(self.purse.pay(invite.round))] if self.purse else []
+            paid = [spent(one) for one in self.purse.pay(invite.round)] if self.purse else []
         except BudgetError as error:
             return self._exhausted(invite, error)
         self.pending, self.pending_round = (), -1
@@ -285,19 +285,20 @@ class Client:
         up, self.pending = self.rule.upload(self.asked.vectors, self.memory, work)
         self.pending_round = round
         examples = max(1, examples)
+        measured = self.telling.measured
         contributed = parts.Trained(
             up,
             int(self.rule.weight(examples)),
             examples,
             steps,
             metrics.get("loss"),
-            float(metrics.get("accuracy", 0.0)),
-            int(metrics.get("tested", 0)),
+            float(metrics.get(measured, 0.0)),
+            int(metrics.get("tested", 0)) if measured in metrics else 0,
         )
         report = Report("trained", {**metrics, "examples": examples}, round)
         answer = self.part.trained(self.telling.of(contributed))
         said = answer if self.wanted and self.linked else [e for e in answer if not isinstance(e, Send)]
-        facts = {"accuracy": contributed.accuracy} if contributed.tested else {}
+        facts = {"accuracy": float(metrics.get("accuracy", 0.0))} if metrics.get("tested") else {}
         facts.update({"epsilon": self.purse.epsilon} if self.purse else {})
         return [report, self._checkpoint(), *said, Report("contributed", facts, round + 1)]
 

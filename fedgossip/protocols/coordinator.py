@@ -285,7 +285,7 @@ class Coordinator(Generic[State]):
                 self.drawn.update(draw.invited)
             if len(draw.invited) >= self.need:
                 try:
-                    effects += [spent(self.purse.pay(self.round))] if self.purse else []
+                    effects += [spent(one) for one in self.purse.pay(self.round)] if self.purse else []
                 except BudgetError as error:
                     return [*effects, used_up(error, self.round), *self._conclude()]
                 self.phase, self.exchange = "inviting", self._exchange_of(draw, here)

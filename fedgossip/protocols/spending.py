@@ -6,7 +6,7 @@ is released that was not paid for.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from fedgossip.errors import BudgetError
@@ -24,8 +24,8 @@ class Purse(Protocol):
         """What is spent."""
         ...
 
-    def pay(self, round: int) -> Mapping[str, int | float | str]:
-        """Spend what one round costs, and return the line that says so.  Raises BudgetError; nothing is spent then."""
+    def pay(self, round: int) -> Sequence[Mapping[str, int | float | str]]:
+        """Spend what one round costs, and return the lines that say so.  Raises BudgetError; nothing is spent then."""
         ...
 
 

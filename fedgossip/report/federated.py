@@ -75,7 +75,8 @@ def _key_figures(run: Run, took: Participation) -> Iterable[tuple[str, str, str]
         at = max(took.at_clients)
         mean, worst = took.at_clients[at]
         lowest = "" if worst is None else f", worst {percent(worst)}"
-        yield "At the clients", percent(mean), f"mean on their own examples{lowest}, in round {count(at)}"
+        noisy = ", with noise" if summary.privacy else ""  # without it nothing is told where there is a budget
+        yield "At the clients", percent(mean), f"mean on their own examples{lowest}, in round {count(at)}{noisy}"
     yield "Abandoned", count(lost), f"of {plural(summary.rounds, 'round')}" + (": changed nothing" if lost else "")
     if summary.privacy is not None:
         yield spending.card(summary.privacy)

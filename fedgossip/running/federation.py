@@ -142,6 +142,8 @@ class FederationPlan:
         content = self.experiment.to_dict()
         for key in ("start_timeout", "return_timeout", "silence"):
             content["coordinator"].pop(key, None)
+        if not self.section.privacy.test_noise:  # folders and policies from before it
+            content["coordinator"]["privacy"].pop("test_noise", None)
         return content
 
     @property
@@ -212,6 +214,7 @@ class FederationPlan:
             by_examples=self._by_examples,
             tested=self._tests_at_clients,
             adaptive=self.section.privacy.adaptive,
+            noisy_tests=self.section.privacy.test_noise > 0,
         )
 
     def masked(self, length: int) -> int:
@@ -269,7 +272,8 @@ class FederationPlan:
         if node not in self.trained_on:
             advice = "A run with a budget of privacy can be neither recorded nor replayed."
             raise ConfigError(f"nobody knows how many examples client {node} has, nor what it has spent", advice)
-        return purse_of(p, *cost_of_training(self.experiment, self.trained_on[node]), log, before)
+        cost = cost_of_training(self.experiment, self.trained_on[node])
+        return purse_of(p, *cost, log, before, self.client_settings.tests)
 
     def spends(self, node: NodeId) -> bool:
         """Whether a participant keeps an account of privacy: of records each client, of clients all."""

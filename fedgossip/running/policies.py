@@ -63,6 +63,8 @@ class PolicyFile(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """The chance that the promise does not hold."""
     max_epsilon: float
     """The budget."""
+    test_noise: float = 0.0
+    """Standard deviation of the noise on what is told of examples that are kept for tests; 0: nothing is."""
 
 
 def policy_of(plan: FederationPlan, endpoints: Endpoints, task: LocalTask) -> PolicyFile:
@@ -88,6 +90,7 @@ def policy_of(plan: FederationPlan, endpoints: Endpoints, task: LocalTask) -> Po
         noise=s.privacy.noise,
         delta=s.privacy.delta,
         max_epsilon=s.privacy.max_epsilon,
+        test_noise=s.privacy.test_noise,
     )
 
 
@@ -187,6 +190,7 @@ _MEANING = {
     "noise": "standard deviation of the noise, in units of clip",
     "delta": "the chance that the promise does not hold",
     "max_epsilon": "the budget: the round that would cross it is refused",
+    "test_noise": "noise on the count of right answers, where records are hidden; with 0 no such count leaves here",
 }
 
 

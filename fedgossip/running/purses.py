@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from fedgossip.errors import ConfigError
@@ -22,34 +22,46 @@ SPENT = "spent"
 class BudgetPurse:
     """Pays for rounds out of one budget."""
 
-    def __init__(self, budget: Budget, cost: Callable[[int], Spend]) -> None:
+    def __init__(self, budget: Budget, cost: Callable[[int], Sequence[Spend]]) -> None:
         self._budget, self._cost = budget, cost
 
     @property
     def epsilon(self) -> float:
         return self._budget.epsilon
 
-    def pay(self, round: int) -> Mapping[str, int | float | str]:
-        spend = self._cost(round)
-        self._budget = self._budget.spend(spend)
-        return spend.to_mapping()
+    def pay(self, round: int) -> Sequence[Mapping[str, int | float | str]]:
+        budget, spends = self._budget, self._cost(round)
+        for spend in spends:
+            budget = budget.spend(spend)
+        self._budget = budget
+        return [spend.to_mapping() for spend in spends]
 
 
 def purse_of(
-    privacy: Privacy, rate: float, steps: int, log: Iterable[Logged], before: Iterable[Mapping[str, object]] = ()
+    privacy: Privacy,
+    rate: float,
+    steps: int,
+    log: Iterable[Logged],
+    before: Iterable[Mapping[str, object]] = (),
+    tests: Callable[[int], bool] = lambda _round: False,
 ) -> BudgetPurse:
     """Return the purse of one participant whose rounds cost `steps` releases at `rate`, less what `log` says is spent.
 
-    `before`: what other runs have spent of the same.  Raises ConfigError for a log of another budget.
+    `before`: what other runs have spent of the same.  `tests`: in which rounds it tells how many of the examples that
+    it keeps are right, where that has noise.  Raises ConfigError for a log of another budget.
     """
     from fedgossip.privacy.budget import Budget, Spend, resumed
 
     p = privacy
 
-    def cost(round: int) -> Spend:
-        return Spend(p.unit, p.noise, p.delta, p.clip, rate, steps, round)
+    def cost(round: int) -> list[Spend]:
+        training = Spend(p.unit, p.noise, p.delta, p.clip, rate, steps, round)
+        if not (p.test_noise and tests(round)):
+            return [training]
+        return [training, Spend(p.unit, p.test_noise, p.delta, 1.0, round=round)]  # a record changes a count by 1
 
-    budget = Budget(p.max_epsilon, p.delta, p.unit, None if p.adaptive else p.clip, before=account_before(before))
+    clip = None if p.adaptive or p.test_noise else p.clip
+    budget = Budget(p.max_epsilon, p.delta, p.unit, clip, before=account_before(before))
     return BudgetPurse(resumed(budget, [facts for kind, facts in log if kind == SPENT]), cost)
 
 
@@ -106,5 +118,7 @@ def outlook(plan: Plan, seen_by: NodeId | None = None) -> Forecast:
             telling=plan.telling,
             secure=plan.secure,
             tested=e.data.local_test > 0,
+            test_noise=p.test_noise,
+            test_every=e.eval.every if p.test_noise else 0,
         )
     )

@@ -175,4 +175,4 @@ def _record_privacy(experiment: Experiment, entropy: Entropy | None) -> RecordPr
     from fedgossip.learning.private import RecordPrivacy
 
     p = experiment.coordinator.privacy
-    return RecordPrivacy(p.clip, p.noise, entropy)
+    return RecordPrivacy(p.clip, p.noise, entropy, p.test_noise)
