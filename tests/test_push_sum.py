@@ -10,6 +10,7 @@ import pytest
 from by_hand import Hand
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from machine_fuzz import look
 
 from fedgossip import seeds
 from fedgossip.algorithms.dsgd import DSGD
@@ -216,11 +217,11 @@ def test_one_target_gets_half() -> None:
 )
 def test_a_bad_message_costs_that_message_only(kind: Any, sender: int, message: Any) -> None:
     m = training(kind)
-    before = (m.x, m.weight, m.round, m.phase, m.arcs.saved())
+    before = look(m)
     with pytest.raises(ProtocolError) as caught:
         m.handle(Received(sender, message), 0)
     assert caught.value.peer == sender
-    assert (m.x, m.weight, m.round, m.phase, m.arcs.saved()) == before
+    assert look(m) == before
 
 
 # --- the end ----------------------------------------------------------------------------------------------------------

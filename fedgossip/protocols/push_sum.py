@@ -190,7 +190,6 @@ class _Peer:
 
     def _received(self, event: Received, now_ns: int) -> list[Effect]:
         sender = event.sender
-        self.heard.add(sender)
         match event.message:
             case Parcel() as parcel:
                 return self._parcel(sender, parcel, now_ns)
@@ -331,6 +330,7 @@ class _Peer:
                 peer=sender,
             )
         self.layout.check_values(sender, vector)
+        self.heard.add(sender)
         if self.phase == "leaving" and parcel.number > self.arcs.taken.get(sender, -1):
             return [Send(sender, self._leaving(sender))]  # it is the sender's again
         effects: list[Effect] = []
@@ -344,6 +344,7 @@ class _Peer:
             raise ProtocolError(
                 f"node {self.node}: node {sender} accepts parcel {number}, which was never sent", peer=sender
             )
+        self.heard.add(sender)
         if not self.arcs.accepted(sender, number):
             return []
         if sender in self.packed_ns:
@@ -353,6 +354,7 @@ class _Peer:
     # --- the end --------------------------------------------------------------------------------------------------
 
     def _left(self, sender: NodeId, leaving: Leaving, now_ns: int) -> list[Effect]:
+        self.heard.add(sender)
         self.company.left.add(sender)
         self.arcs.accepted(sender, leaving.used)
         effects: list[Effect] = []
@@ -496,7 +498,8 @@ class PushSum(_Peer):
         if round == self.round:
             self.waiting_for.discard(sender)
         elif round > self.round:
-            self.none[sender] = max(round - 1, self.none.get(sender, -1))
+            self.heard.add(sender)
+        self.none[sender] = max(round - 1, self.none.get(sender, -1))
         return self._mix_if_complete(now_ns)
 
     def _none(self, sender: NodeId, round: int, now_ns: int) -> list[Effect]:
