@@ -153,7 +153,8 @@ class Participant:
         from fedgossip.running.peer_files import MODEL
         from fedgossip.running.runs import refusals
 
-        rows = read_rows(folder / "metrics.jsonl")
+        record = folder / "metrics.jsonl"
+        rows = read_rows(record) if record.exists() else []
         if ended.message:
             for cause in refusals(rows):
                 times = "once" if cause["times"] == 1 else f"{cause['times']} times"

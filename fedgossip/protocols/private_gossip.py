@@ -61,8 +61,8 @@ from fedgossip.secure.ring import Words
 from fedgossip.topology.privacy import NEIGHBOURS_MIN
 from fedgossip.vectors import Vector, add, frozen
 
-MODEL = "state/0"
-"""The model's name in a checkpoint, the same as in sync_gossip."""
+MODEL = "state/x"
+"""The model's name in a checkpoint, the same as in sync_gossip with DSGD."""
 
 
 class _Sum:
