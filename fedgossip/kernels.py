@@ -70,6 +70,11 @@ def mode() -> str:
     return "reproducible" if said == REPRODUCIBLE[MKL] else f"{MKL}={said}"
 
 
+def used() -> str | None:
+    """Return the mode where torch is loaded; None where nothing was computed with it."""
+    return mode() if "torch" in sys.modules else None
+
+
 def remarks() -> list[str]:
     """Return what a person should read of it before a run begins: nothing where all is as it should be."""
     if not late():

@@ -180,3 +180,11 @@ def test_collect_gives_the_exit_codes_of_run(
     assert in_process([*words, "--out", "a"], tmp_path, monkeypatch, capsys).code == 130
     says(folders[1], "failed", message="no more", exit_code=5)
     assert in_process([*words, "--out", "b"], tmp_path, monkeypatch, capsys).code == 5
+
+
+def test_the_summary_names_the_processors_that_learned_and_not_the_one_that_collects(long_run, tmp_path) -> None:
+    folders = folders_of(long_run, tmp_path / "peers")
+    for folder, name in zip(folders, ("Zuse Z4", "Zuse Z4", "", "MANIAC I"), strict=True):
+        says(folder, "finished", processor=name, kernels="portable" if name else "")
+    summary = collected(long_run, folders, tmp_path / "out").summary
+    assert (summary["processor"], summary["kernels"]) == ("MANIAC I; Zuse Z4", "portable")

@@ -157,6 +157,7 @@ def conclude(
     here = [word for node, word in enumerate(last_words) if node not in watched.absent]
     how = Ended(vectors, collector.counts(here), status, watched.wall_seconds)
     summary = runs.summarize(plan, driver, task, shares, collector.record, collector.keeper, how)
+    summary |= _computed_on(last_words[: plan.learners])
     directory.finish(summary, task, runs.averaged(plan.outcome(vectors)), report=report)
     if status == "failed":
         last = f"Their last words: {collector.folders[0].parent}/*/log.txt"
@@ -165,6 +166,12 @@ def conclude(
         raise error
     summary["run_dir"] = str(directory.path)
     return Run(summary, collector.keeper.rows, vectors, directory.path)
+
+
+def _computed_on(learners: Sequence[PeerEnded | None]) -> dict[str, str]:
+    """The processors and kernels that the run was learned with, which need not be those of whoever collects it."""
+    said = {key: {getattr(word, key)[:200] for word in learners if word} - {""} for key in ("processor", "kernels")}
+    return {key: "; ".join(sorted(words)) for key, words in said.items() if words}
 
 
 def last_word(folder: Path) -> PeerEnded | None:

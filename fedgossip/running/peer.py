@@ -27,6 +27,7 @@ from types import FrameType, TracebackType
 
 import tomli_w
 
+from fedgossip import kernels
 from fedgossip.checkpoints import SECONDS, Checkpoints
 from fedgossip.decoding import from_toml
 from fedgossip.errors import (
@@ -279,6 +280,7 @@ class _Peer:
         ended.experiment, ended.schema, ended.code = self.hello.experiment, self.hello.schema, self.hello.code
         ended.checkpoint = self.life.round if written is None and self.life.resumed else written
         ended.incarnation = self.life.about.incarnation
+        ended.processor, ended.kernels = kernels.processor(), kernels.used() or ""
         return ended
 
     def _whole(self, rounds: int) -> PeerEnded:

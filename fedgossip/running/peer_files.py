@@ -36,6 +36,8 @@ class PeerEnded(msgspec.Struct):
     checkpoint: int | None = None
     """The round from which a next life would go on; None where nothing is written."""
     incarnation: int = 0
+    processor: str = ""
+    kernels: str = ""
 
 
 class PeerFiles:

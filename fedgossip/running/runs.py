@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -271,7 +270,7 @@ def summarize(
         "versions": compose.versions(),
         "cores": os.cpu_count(),
         "processor": kernels.processor(),
-        "kernels": kernels.mode() if "torch" in sys.modules else None,
+        "kernels": kernels.used(),
         **plan.facts(keeper.rows),
     }
 
