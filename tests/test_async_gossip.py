@@ -10,6 +10,7 @@ import pytest
 from by_hand import Hand
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from machine_fuzz import look
 
 from fedgossip import seeds
 from fedgossip.errors import ProtocolError
@@ -329,11 +330,20 @@ def test_a_new_life_goes_on_where_the_checkpoint_was() -> None:
 def test_a_bad_message_costs_that_message_only(sender: int, message: Any) -> None:
     m = training(1)
     m.handle(Received(0, Query(0)), 0)
-    before = (m.x, m.flight, m.ledger.saved(), m.phase)
+    before = look(m)
     with pytest.raises(ProtocolError) as caught:
         m.handle(Received(sender, message), 0)
     assert caught.value.peer == sender
-    assert (m.x, m.flight, m.ledger.saved(), m.phase) == before
+    assert look(m) == before
+
+
+def test_one_that_said_nothing_but_what_was_refused_counts_as_mute() -> None:
+    m = training(1)
+    with pytest.raises(ProtocolError):
+        m.handle(Received(0, Model(0, SCHEMA, (m.x,))), 0)
+    assert 0 in m.mute
+    m.handle(Received(0, Query(0)), 0)
+    assert 0 not in m.mute
 
 
 def test_an_answer_that_is_not_finite_is_refused_and_stays_open() -> None:

@@ -305,7 +305,7 @@ def test_a_refusal_costs_the_coordinator_that_client_alone(quick: None) -> None:
     assert all(report == {"peer": 3, "reason": "POLICY"} for report in run.reports("abstained"))
 
 
-@pytest.mark.parametrize("stage", [Stage.CONSIST, Stage.UNMASK, Stage.RESULT])
+@pytest.mark.parametrize("stage", [Stage.MASKED, Stage.CONSIST, Stage.UNMASK, Stage.RESULT])
 def test_a_bad_frame_that_came_too_early_undoes_nothing_of_the_one_before_it(quick: None, stage: Stage) -> None:
     """It is taken up when its turn has come, right after a good one, whose answer must leave all the same."""
 

@@ -58,7 +58,7 @@ from fedgossip.machine import (
     Train,
     Trained,
 )
-from fedgossip.messages import Answer, Decline, Leaving, Offer, Query, Settled
+from fedgossip.messages import Answer, Decline, Leaving, Message, Offer, Query, Settled
 from fedgossip.protocols.carried import FRESH, Carried
 from fedgossip.protocols.company import Company
 from fedgossip.protocols.deadlines import Deadline
@@ -187,9 +187,17 @@ class AsyncGossip:
                 return self._begin_if_joined(now_ns)
 
     def _received(self, event: Received, now_ns: int) -> list[Effect]:
-        sender = event.sender
-        self.mute.discard(sender)
-        match event.message:
+        """What is refused of a mute one leaves it mute; what is accepted may be the last word, after which is told."""
+        mute = self.mute & {event.sender}
+        self.mute -= mute
+        try:
+            return self._heard(event.sender, event.message, now_ns)
+        except ProtocolError:
+            self.mute |= mute
+            raise
+
+    def _heard(self, sender: NodeId, message: Message, now_ns: int) -> list[Effect]:
+        match message:
             case Offer() as offer:
                 return self._offered(sender, offer)
             case Answer() as answer:
@@ -203,7 +211,7 @@ class AsyncGossip:
                 return self._settled(sender, number)
             case Leaving() as leaving:
                 return self._left(sender, leaving, now_ns)
-            case message:
+            case _:
                 raise ProtocolError(
                     f"node {self.node}: a message of kind {type(message).__name__.lower()!r} from node {sender}"
                     " in an asynchronous run",

@@ -201,7 +201,8 @@ class SecurePart:
                 shared = step.share(frame)
                 self._step = self._next(shared, frame)
                 return self._leave("shares", Stage.SHARES, shared.frame)
-            case steps.Shared():
+            case steps.Shared() as step:
+                step.check(frame)
                 self._keep(frame)
                 return self._mask()
             case steps.MaskedInput() as step:
@@ -226,7 +227,6 @@ class SecurePart:
 
     def _keep(self, delivery: bytes) -> None:
         """The others' shares are opened when there is something to mask; until then what came first stands."""
-        frames.from_coordinator(delivery, self.party.policy.coordinator)
         if self._delivery and delivery != self._delivery:
             raise RoundAbandoned(Reason.TWICE, "a second, different delivery", stage=Stage.MASKED)
         self._delivery = delivery

@@ -188,6 +188,10 @@ class Advertised(_Step[OwnKeys]):
 class Shared(_Step[Sharing]):
     """S1 is behind: the shares are sealed."""
 
+    def check(self, delivery: bytes) -> None:
+        """Raise ProtocolError for what is not the delivery of this session; it may be masked with later."""
+        self._read(delivery, frames.Delivery)
+
     def mask(self, delivery: bytes, integers: Quantised) -> MaskedInput:
         """Open the others' shares, and hide `integers` under one's own mask and one per neighbour that has shared."""
         message = self._read(delivery, frames.Delivery)
