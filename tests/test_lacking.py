@@ -13,6 +13,7 @@ from commands import finish, free_ports, in_process, start
 
 from fedgossip import load_experiment, simulate
 from fedgossip.cli.run import exit_code
+from fedgossip.errors import TooFewPeersError
 from fedgossip.machine import Checkpoint
 from fedgossip.net.endpoints import Endpoint
 from fedgossip.net.endpoints import text as endpoints_text
@@ -179,6 +180,23 @@ def test_a_client_that_no_round_counted_is_named(kind: str) -> None:
     run = federated(deaf_to(3), **KINDS[kind])
     assert (run.summary["status"], exit_code(run)) == ("partial", 9)
     assert run.summary["lacking"] == ("No round counted an update of client 3.",)
+
+
+def test_a_coordinator_that_waits_for_nobody_names_a_client_that_was_invited_in_vain() -> None:
+    buffered = {"algorithm": "fedbuff", "goal": 2, "rounds": 40, "deadline": 0.3}
+    assert federated(**buffered).summary["status"] == "finished"
+    assert federated(deaf_to(3), **buffered).summary["lacking"] == ("No round counted an update of client 3.",)
+
+
+def test_a_coordinator_that_waits_for_nobody_does_not_wait_for_ever_for_answers() -> None:
+    with pytest.raises(TooFewPeersError, match="the last 18 invitations were not answered") as raised:
+        federated(deaf_to(*range(6)), algorithm="fedbuff")
+    assert raised.value.exit_code == 7
+
+
+def test_a_coordinator_without_clients_ends_with_the_error_of_a_real_one() -> None:
+    with pytest.raises(TooFewPeersError, match="0 clients are there, and a round needs 1"):
+        federated(parted(*([node] for node in range(7))))
 
 
 @pytest.mark.parametrize("seed", range(1, 5))

@@ -92,7 +92,10 @@ FACTS: dict[str, str | tuple[str, ...]] = {
     "abandoned": "the round is abandoned: {why}",
     "cut": "cut to the bound: updates of {cut} clients out of {of}; raise coordinator.secure.bound, or lower lr",
     "awaits": "waits for {missing}: {here} of {of} are here",
-    "too_few": "too few clients: {clients} are here, a round needs {needed}",
+    "too_few": (
+        "the last {unanswered} invitations were not answered in time",
+        "too few clients: {clients} are here, a round needs {needed}",
+    ),
     "abstained": "client {peer} stays out of the round: {reason}",
     "abandoned_here": "stays out of the round: {reason}",
     "budget": "{text}",

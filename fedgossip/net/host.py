@@ -337,9 +337,7 @@ class Host:
         if report.name == "budget" and isinstance(report.value, Mapping):
             self._fatal = BudgetError(report.value["text"], report.value["advice"])
         if report.name == "too_few" and isinstance(report.value, Mapping):
-            there, needed = report.value["clients"], report.value["needed"]
-            text = f"{there} clients are there, and a round needs {needed}: it ended before round {report.round}"
-            self._fatal = TooFewPeersError(text, "Start the others and go on with --resume, or lower min_clients.")
+            self._fatal = TooFewPeersError.before(report.round, report.value)
         self._count(report.name)
         if event := event_row(self.node, report):
             self.ports.write(event)

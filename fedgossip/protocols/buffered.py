@@ -71,6 +71,10 @@ class BufferedSettings:
     """Of who is invited next."""
 
 
+UNANSWERED = 3
+"""Maximum number of invitations per client that is there, in a row, of which none is answered; then the run ends."""
+
+
 class Buffered(Generic[State]):
     """`clients` are all that may take part; `resumed`: go on after its step, in a new life."""
 
@@ -95,6 +99,8 @@ class Buffered(Generic[State]):
         self.flying: dict[NodeId, int] = {}  # who trains, and the round that it was invited in
         self.seen: dict[NodeId, int] = {}  # the newest model that each client was sent
         self.counted: set[NodeId] = set(_counted(resumed))  # ever
+        self.unanswered = 0  # invitations in a row
+        self.vain: set[NodeId] = set()  # have not answered one in time
         self.done: set[NodeId] = set()  # have the final model
         self._empty()
 
@@ -145,7 +151,10 @@ class Buffered(Generic[State]):
         match key:
             case ("answer", int(node), int(round)) if self.flying.get(node) == round:
                 self._give_up(node)
-                return [Report("missed", [node], self.round), *self._invite()]
+                self.unanswered += 1
+                self.vain.add(node)
+                missed = Report("missed", [node], self.round)
+                return [missed, *(self._invite() if self._may_be_answered() else self._end_unanswered())]
             case ("gather", int(round)) if self.phase == "gathering" and round == self.round:
                 here = len(self.company.here())
                 if here < self._need:
@@ -202,6 +211,13 @@ class Buffered(Generic[State]):
         if self.flying.pop(node, None) is not None:
             del self.seen[node]
 
+    def _may_be_answered(self) -> bool:
+        return self.unanswered < UNANSWERED * max(1, len(self.company.here()))
+
+    def _end_unanswered(self) -> list[Effect]:
+        facts = {"clients": len(self.staleness), "needed": self.settings.goal, "unanswered": self.unanswered}
+        return [Report("too_few", facts, self.round), *self._conclude()]
+
     def _invite(self) -> list[Effect]:
         """Keep as many training as are wanted, drawn from those that do not and have not seen this model."""
         effects: list[Effect] = []
@@ -230,6 +246,7 @@ class Buffered(Generic[State]):
             return [Report("stale", facts, self.round), *self._invite()]
         self.accumulator.add(sender, weight, contribution.vectors, contribution.steps)
         self.counted.add(sender)
+        self.unanswered = 0
         self.examples += contribution.examples
         if contribution.loss is not None:
             self.losses.append((contribution.examples, contribution.loss))
@@ -280,9 +297,10 @@ class Buffered(Generic[State]):
         return [*(self._never_counted() if over else []), Finish(self.model)]
 
     def _never_counted(self) -> list[Effect]:
-        """Clients that never came; of the others it is chance who is invited how often."""
-        company = self.company
-        never = [node for node in company.partners if node not in self.counted and node not in company.came]
+        """Clients that never came, or were invited in vain; of the others it is chance who is invited how often."""
+        company, counted = self.company, self.counted
+        lost = [node for node in company.partners if node not in company.came or node in self.vain]
+        never = [node for node in lost if node not in counted]
         return [Report("never_counted", never, self.round)] if never else []
 
 

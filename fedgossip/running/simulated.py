@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from fedgossip.errors import ConfigError, NetworkError, nearest
+from fedgossip.errors import ConfigError, NetworkError, TooFewPeersError, nearest
 from fedgossip.experiment import Experiment, load
 from fedgossip.faults import FaultScript
 from fedgossip.machine import Checkpoint, Machine, NodeId
@@ -90,6 +90,7 @@ def simulate_plan(
     record = plan.record(task.evaluate, watch_all=plan.n * task.length <= WATCHED_ELEMENTS)
     vectors: Sequence[Vector | None] = [None] * plan.n
     counts: Mapping[str, int] = {}
+    failure: TooFewPeersError | None = None
     make = _simulator if engine == "sim" else _stacked
     run, finish, known = make(plan, script, task, initial, record, keeper)
     simulation = Simulation(run, record, task, plan.n, {**plan.known, "write": keeper, **known})
@@ -102,7 +103,8 @@ def simulate_plan(
             keeper(row)
         with pauses:
             vectors, counts = finish(pauses)
-        status = _verdict(plan, vectors, record, keeper)
+        failure = _failure(keeper)
+        status = "failed" if failure else _verdict(plan, vectors, record, keeper)
     except KeyboardInterrupt:
         status = "interrupted"
     except BaseException:
@@ -115,8 +117,17 @@ def simulate_plan(
         directory.finish(summary, task, runs.averaged(plan.outcome(vectors)), report=report)
         summary["run_dir"] = str(directory.path)
     if status == "failed":
-        raise NetworkError("every peer crashed", "Change [[faults]].")
+        raise failure or NetworkError("every peer crashed", "Change [[faults]].")
     return Run(summary, keeper.rows, list(vectors), directory.path if directory else None)
+
+
+def _failure(keeper: Keeper) -> TooFewPeersError | None:
+    """The error with which a coordinator ended for want of clients."""
+    ended = (row for row in reversed(keeper.rows) if isinstance(row, EventRow) and row.name == "too_few")
+    last = next(ended, None)
+    if last is None or not isinstance(last.value, Mapping):
+        return None
+    return TooFewPeersError.before(last.round, last.value)
 
 
 def _verdict(plan: Plan, vectors: Sequence[Vector | None], record: Network, keeper: Keeper) -> str:
