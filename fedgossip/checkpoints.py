@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedgossip import owner_files
 from fedgossip.decoding import json_value
 from fedgossip.errors import FedgossipError, NotWrittenError, ResumeError
 from fedgossip.machine import Checkpoint, NodeId
@@ -108,7 +109,7 @@ def put(folder: Path, about: Mapping[str, Any], arrays: Mapping[str, Array]) -> 
 def _synced(part: Path, pieces: Iterable[bytes | memoryview]) -> None:
     """Write a file that will be renamed; on disk when this returns, and not there where it raises OSError."""
     try:
-        with patiently(lambda: part.open("wb")) as file:
+        with patiently(lambda: owner_files.opened(part, "wb")) as file:
             for piece in pieces:
                 file.write(piece)
             file.flush()

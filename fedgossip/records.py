@@ -12,6 +12,7 @@ from types import TracebackType
 import msgspec
 import numpy as np
 
+from fedgossip import owner_files
 from fedgossip.decoding import UnreadableError, from_json
 from fedgossip.machine import Report
 
@@ -77,7 +78,7 @@ class RowWriter:
     """
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("ab", buffering=0)
+        self._file = owner_files.opened(path, "ab", buffering=0)
         self._encoder = msgspec.json.Encoder(enc_hook=_plain)
         self.lost = 0
         """Rows dropped in all."""

@@ -143,7 +143,6 @@ def write_atomically(path: Path, page: str) -> None:
     try:
         with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
             file.write(page)
-        Path(temporary).chmod(0o644)  # mkstemp's 0600 would keep the page from a web server
         Path(temporary).replace(path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)

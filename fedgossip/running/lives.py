@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from fedgossip import __version__, checkpoints
+from fedgossip import __version__, checkpoints, owner_files
 from fedgossip.checkpoints import About, RefusedError, Stored
 from fedgossip.decoding import UnreadableError, from_json
 from fedgossip.errors import ResumeError
@@ -162,7 +162,7 @@ def prepare(out: Path, folders: Sequence[Path], plan: Plan, schema: str, data: s
         stored, _ = checkpoints.load(folder, about)
         rounds.append(stored.machine.round if stored else 0)
     for folder, round in zip(folders, rounds, strict=True):
-        folder.mkdir(parents=True, exist_ok=True)
+        owner_files.made(folder)
         cut_rows(folder / "metrics.jsonl", round)
         for path in (folder / "endpoint.toml", folder / "ended.json", *(folder / "snapshots").glob("*")):
             path.unlink(missing_ok=True)

@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from fedgossip import kernels
+from fedgossip import kernels, owner_files
 from fedgossip.errors import NetworkError, NotWrittenError
 from fedgossip.experiment import Experiment, load
 from fedgossip.records import EventRow, NetworkRow, Row
@@ -195,7 +195,7 @@ def run_local_plan(
                     keeper(row)
             specs = _specs(out, folders, restarts=script.restarts, resume=resume, trace_bytes=trace_bytes)
             for folder, spec in zip(folders, specs.values(), strict=True):
-                folder.mkdir(parents=True, exist_ok=True)
+                owner_files.made(folder)
                 processes.start(spec)
             (out / BEGAN).unlink(missing_ok=True)
             _await_addresses(out, folders, processes)

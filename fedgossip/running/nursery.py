@@ -35,6 +35,7 @@ STOP_SECONDS = 6.0
 """Children that have not ended so long after SIGTERM are killed."""
 
 
+
 class Nursery:
     """The loop of the warmed parent."""
 
@@ -119,9 +120,11 @@ def _threads() -> int | None:
 
 def _child(spec: dict[str, Any]) -> int:
     """Be one peer; return the exit code.  What it prints goes to log.txt in its folder."""
+    from fedgossip import owner_files
+
     folder = Path(spec["folder"])
     try:
-        log = os.open(folder / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        log = os.open(folder / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND, owner_files.FILE)
         os.dup2(log, 1)
         os.dup2(log, 2)
         return _peer(spec, folder)

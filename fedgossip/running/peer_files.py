@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from fedgossip import owner_files
 from fedgossip.errors import BudgetError, ConfigError, FedgossipError, NotWrittenError
 from fedgossip.machine import NodeId
 from fedgossip.records import RowWriter
@@ -55,7 +56,7 @@ class PeerFiles:
         try:
             self.writer = RowWriter(folder / "metrics.jsonl")
             if snapshots:
-                (folder / "snapshots").mkdir(exist_ok=True)
+                owner_files.made(folder / "snapshots")
         except OSError as error:
             raise NotWrittenError(folder / "metrics.jsonl", error) from None
 
@@ -135,7 +136,7 @@ def failed(error: FedgossipError, rounds: int = 0) -> PeerEnded:
 def empty_folder(folder: Path) -> Path:
     """Make `folder`, or take it if it is empty.  Raises ConfigError."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        owner_files.made(folder)
         empty = not any(folder.iterdir())
     except OSError as error:
         raise ConfigError(f"{folder}: {error.strerror}", "Choose a folder that can be written, with --out.") from None

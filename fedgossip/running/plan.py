@@ -37,8 +37,8 @@ PARTIAL = "partial"
 
 
 def hash_of(content: object) -> str:
-    """Return 16 hex digits of a hash of plain data: keys in any order."""
-    return hashlib.sha256(repr(_sorted(content)).encode()).hexdigest()[:16]
+    """Return 32 hex digits of a hash of plain data: keys in any order."""
+    return hashlib.sha256(repr(_sorted(content)).encode()).hexdigest()[:32]
 
 
 def _sorted(value: Any) -> Any:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from fedgossip import __version__
+from fedgossip import __version__, owner_files
 from fedgossip.audit.entries import NAME, Owner
 from fedgossip.audit.log import AuditLog
 from fedgossip.audit.transcript import Transcript
@@ -71,7 +71,7 @@ class Recorder:
     def _transcript(self, session: int, roster: Roster) -> Transcript:
         if self._open is None or self._open[0] != session:
             folder = self.folder / ROUNDS
-            folder.mkdir(exist_ok=True)
+            owner_files.made(folder)
             key = bytes.fromhex(self._identity.verify)
             self._open = session, Transcript(folder, session, roster, key, self._identity.sign_bytes)
         return self._open[1]

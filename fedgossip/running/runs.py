@@ -26,7 +26,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from fedgossip import kernels
+from fedgossip import kernels, owner_files
 from fedgossip.checkpoints import NEWEST, PREVIOUS
 from fedgossip.errors import ConfigError, NotWrittenError
 from fedgossip.machine import NodeId
@@ -40,6 +40,7 @@ from fedgossip.task import LocalTask
 from fedgossip.vectors import Vector, consensus_distance, digest, mean
 
 INCOMPLETE = "INCOMPLETE"
+_INCOMPLETE = "This run has not finished; metrics.jsonl holds what was measured so far.\n"
 
 CAUSES_KEPT = 20
 """Maximum number of causes of refusals in a summary."""
@@ -79,7 +80,7 @@ class RunDirectory:
 
     def __init__(self, path: Path, plan: Plan) -> None:
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            owner_files.made(path)
             if any(path.iterdir()):
                 raise ConfigError(f"{path}: not empty", "Give a new folder with --out, or none to have one made.")
             self._open(path, plan)
@@ -102,7 +103,7 @@ class RunDirectory:
         import tomli_w
 
         self.path = path
-        (path / INCOMPLETE).write_text("This run has not finished; metrics.jsonl holds what was measured so far.\n")
+        owner_files.written(path / INCOMPLETE, _INCOMPLETE.encode())
         write_whole(path / "experiment.toml", tomli_w.dumps(plan.experiment.to_dict()).encode())
         self.writer = RowWriter(path / "metrics.jsonl")
 
@@ -153,7 +154,7 @@ def write_whole(path: Path, content: bytes) -> None:
     """Write a file so that a reader sees all of it or none.  Raises NotWrittenError; `path` is unchanged then."""
     part = path.with_name(path.name + ".part")
     try:
-        part.write_bytes(content)
+        owner_files.written(part, content)
         part.replace(path)
     except OSError as error:
         with contextlib.suppress(OSError):

@@ -27,6 +27,7 @@ from typing import Any, BinaryIO, Literal
 import msgspec
 import numpy as np
 
+from fedgossip import owner_files
 from fedgossip.decoding import from_msgpack, json_value
 from fedgossip.errors import ConfigError, ProtocolError
 from fedgossip.machine import Checkpoint, Effect, Event, Machine, NodeId, told
@@ -124,7 +125,7 @@ class Trace:
         self._file: BinaryIO | None = None
         self._size = 0
         try:
-            self._file = path.open("wb")
+            self._file = owner_files.opened(path, "wb")
             self._file.write(MAGIC)
         except OSError as error:
             self._give_up("trace_failed", error.strerror or str(error))

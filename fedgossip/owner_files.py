@@ -1,0 +1,32 @@
+"""Files and folders of a run, that their owner alone can read: rows, models and traces tell of the data."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import BinaryIO, cast
+
+FILE, FOLDER = 0o600, 0o700
+
+
+def opened(path: Path, mode: str, buffering: int = -1) -> BinaryIO:
+    """Open a file of bytes as `open` does; one that is made by it is the owner's alone.  Raises OSError."""
+    return cast(BinaryIO, open(path, mode, buffering, opener=_open))
+
+
+def written(path: Path, content: bytes) -> None:
+    """Write a file.  Raises OSError."""
+    with opened(path, "wb") as file:
+        file.write(content)
+
+
+def made(folder: Path) -> None:
+    """Make a folder and those above it that are missing; one that is there stays as it is.  Raises OSError."""
+    missing = [one for one in (folder, *folder.parents) if not one.exists()]
+    for one in reversed(missing):
+        one.mkdir(FOLDER, exist_ok=True)
+    folder.mkdir(FOLDER, exist_ok=True)  # FileExistsError for a file of this name
+
+
+def _open(path: str, flags: int) -> int:
+    return os.open(path, flags, FILE)
