@@ -20,7 +20,7 @@ from crew import Measured, Seat, Watch, forget_peak, peak_bytes, resident_bytes
 
 from fedgossip.algorithms.dsgd import DSGD
 from fedgossip.learning.analytic import Averaging
-from fedgossip.messages import Hello
+from fedgossip.messages import Expected, Hello
 from fedgossip.net.endpoints import Endpoint
 from fedgossip.net.host import Host, Ports
 from fedgossip.net.identity import Identity
@@ -28,7 +28,7 @@ from fedgossip.net.links import Links
 from fedgossip.net.sockets import keep_message_memory
 from fedgossip.protocols.sync_gossip import SyncGossip, SyncSettings
 from fedgossip.topology import build, resolve
-from fedgossip.wire import CHUNK_BYTES, Expected
+from fedgossip.wire import CHUNK_BYTES
 
 Contestant = Callable[[Seat, int, int, int], Measured]
 

@@ -18,7 +18,7 @@ from crew import Measured, Seat, Watch, forget_peak, peak_bytes, resident_bytes
 from fedgossip.algorithms.federated.names import make
 from fedgossip.algorithms.sampling import Uniform
 from fedgossip.learning.analytic import Averaging
-from fedgossip.messages import Contribution, Hello, Invite
+from fedgossip.messages import Contribution, Expected, Hello, Invite
 from fedgossip.net.endpoints import Endpoint
 from fedgossip.net.host import Host, Ports
 from fedgossip.net.hub import Hub
@@ -30,7 +30,7 @@ from fedgossip.protocols.client import Client, ClientSettings
 from fedgossip.protocols.coordinator import Coordinator, CoordinatorSettings
 from fedgossip.task import Job, Update
 from fedgossip.vectors import Vector, frozen
-from fedgossip.wire import CHUNK_BYTES, Expected
+from fedgossip.wire import CHUNK_BYTES
 
 Contestant = Callable[[Seat, int, int, int], Measured]
 

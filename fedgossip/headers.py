@@ -1,65 +1,25 @@
-"""Headers: a message without its vectors, as msgpack; unknown fields, and numbers out of bounds, are refused."""
+"""Headers: a message without its vectors, as msgpack; unknown fields, and numbers out of bounds, are refused.
+
+They follow from the messages' own declarations (messages/base): the same fields by the same names, vectors replaced by
+`parts`, the type and the elements of each.  The kind of a message on the wire is its name in small letters.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import re
+import types
+import typing
+from collections.abc import Sequence
 from typing import Annotated, Any, Union
 
 import msgspec
 import numpy as np
 
 from fedgossip.decoding import from_msgpack
-from fedgossip.messages import (
-    CARRIERS,
-    MEMBERS_MAX,
-    NEWS_MAX,
-    Accepted,
-    Account,
-    Answer,
-    AnyMessage,
-    Compare,
-    Contribution,
-    Decline,
-    Entry,
-    Fetch,
-    Final,
-    Have,
-    Hello,
-    Invite,
-    Join,
-    Leaving,
-    Masked,
-    MaskedInput,
-    Model,
-    Offer,
-    Parcel,
-    Piece,
-    Ping,
-    Pong,
-    Probe,
-    Query,
-    Refusal,
-    Revocation,
-    Secured,
-    Seek,
-    Settled,
-    Suspicion,
-    Tidings,
-    Verdict,
-    Vouch,
-)
+from fedgossip.messages import DECLARED, AnyMessage, Carrier, Part
 from fedgossip.vectors import Vector
-
-_Count = Annotated[int, msgspec.Meta(ge=0)]
-_CountOrNone = Annotated[int, msgspec.Meta(ge=-1)]
-_Word = Annotated[str, msgspec.Meta(max_length=64)]
-_Numbers = Annotated[list[float], msgspec.Meta(max_length=16)]
-_Text = Annotated[str, msgspec.Meta(max_length=128)]
-FRAME_OF_A_SUM_MAX = 60 * 1024
-"""A signed frame of a secure sum travels in a header: keys of up to 200 neighbours fit."""
-
-_Frame = Annotated[bytes, msgspec.Meta(max_length=FRAME_OF_A_SUM_MAX)]
 
 
 class Header(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -67,298 +27,117 @@ class Header(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 
 class Carries(Header):
-    """A message with vectors: their type and lengths in place of them."""
+    """A message with vectors: the type and the elements of each in place of them."""
 
     schema: str
-    dtype: str
-    lengths: list[int]
+    parts: list[Part]
 
 
-class ModelHeader(Carries, tag="model", kw_only=True):
-    round: _Count
-    used: _CountOrNone = -1
-    missing: _CountOrNone = -1
-    view: _Word = ""
-
-
-class MaskedHeader(Carries, tag="masked", kw_only=True):
-    round: _Count
-
-
-class _LeavingHeader(Header, tag="leaving"):
-    round: _Count
-    used: _CountOrNone = -1
-    missing: _CountOrNone = -1
-    done: bool = False
-
-
-class _AccountHeader(Header, tag="account"):
-    round: _Count
-    used: _CountOrNone = -1
-    missing: _CountOrNone = -1
-    asks: bool = False
-
-
-class _OfferHeader(Carries, tag="offer", kw_only=True):
-    number: _Count
-    round: _Count
-
-
-class _AnswerHeader(Carries, tag="answer", kw_only=True):
-    number: _Count
-    round: _Count
-
-
-class _DeclineHeader(Header, tag="decline"):
-    number: _Count
-    round: _Count
-
-
-class _QueryHeader(Header, tag="query"):
-    number: _Count
-
-
-class _SettledHeader(Header, tag="settled"):
-    number: _Count
-
-
-class _ParcelHeader(Carries, tag="parcel", kw_only=True):
-    number: _Count
-    round: _Count
-    weight: float
-
-
-class _AcceptedHeader(Header, tag="accepted"):
-    number: _Count
-
-
-class _InviteHeader(Carries, tag="invite", kw_only=True):
-    round: _Count
-    counted: _CountOrNone = -1
-    session: _CountOrNone = -1
-    frame: _Frame = b""
-
-
-class _ContributionHeader(Carries, tag="contribution", kw_only=True):
-    round: _Count
-    examples: _Count
-    steps: _Count
-    loss: float | None
-    accuracy: float = 0.0
-    tested: _Count = 0
-
-
-class _SecuredHeader(Header, tag="secured"):
-    session: _Count
-    stage: _Count
-    frame: _Frame
-
-
-class MaskedInputHeader(Carries, tag="masked input", kw_only=True):
-    session: _Count
-    stage: _Count
-    frame: _Frame
-
-
-class _RefusalHeader(Header, tag="refusal"):
-    round: _Count
-    session: _CountOrNone
-    reason: _Word
-
-
-class _FinalHeader(Carries, tag="final", kw_only=True):
-    round: _Count
-
-
-class _Item(msgspec.Struct, forbid_unknown_fields=True, array_like=True):
+class Item(msgspec.Struct, forbid_unknown_fields=True, array_like=True):
     """A part of a message that has fields of its own, in the order of its dataclass."""
 
 
-class _EntryItem(_Item, tag="entry"):
-    node: _Count
-    incarnation: _Count
-    address: _Text
-    key: _Word
-    verify: _Word
-    since: _CountOrNone
-    until: _CountOrNone
-    admission: _Text
-    signature: _Text
+class Vocabulary:
+    """The headers of all messages that may cross the network, and what turns one into the other."""
+
+    def __init__(self, messages: Sequence[type[Any]]) -> None:
+        self._items: dict[type[Any], type[Item]] = {}
+        self.headers: dict[type[Any], type[Header]] = {message: self._header(message) for message in messages}
+        self.messages = {header: message for message, header in self.headers.items()}
+        self._fields = {kind: _names(kind) for kind in messages}
+        self._nested = {kind: self._nested_in(kind) for kind in messages}
+        self._parts = {item: part for part, item in self._items.items()}
+        self._decoder: msgspec.msgpack.Decoder[Header] = msgspec.msgpack.Decoder(Union[tuple(self.messages)])  # noqa: UP007
+        self._encoder = msgspec.msgpack.Encoder()
+
+    def encoded(self, message: AnyMessage) -> bytes:
+        kind = type(message)
+        fields: dict[str, Any] = {name: getattr(message, name) for name in self._fields[kind]}
+        for name in self._nested[kind]:
+            fields[name] = self._packed(fields[name])
+        if isinstance(message, Carrier):
+            fields["parts"] = [(_name(v.dtype), v.size) for v in message.vectors]
+        return self._encoder.encode(self.headers[kind](**fields))
+
+    def decoded(self, body: bytes) -> Header:
+        """Return the header in these bytes.  Raises ValueError, msgspec.MsgspecError."""
+        return from_msgpack(self._decoder, body)
+
+    def message_of(self, header: Header, vectors: tuple[Vector, ...] = ()) -> AnyMessage:
+        """Return the message of a header, with the vectors that it announces."""
+        kind = self.messages[type(header)]
+        fields: dict[str, Any] = {name: getattr(header, name) for name in self._fields[kind]}
+        for name in self._nested[kind]:
+            fields[name] = self._unpacked(fields[name])
+        if isinstance(header, Carries):
+            fields["vectors"] = vectors
+        return kind(**fields)  # type: ignore[no-any-return]
+
+    def _header(self, message: type[Any]) -> type[Header]:
+        base = Carries if issubclass(message, Carrier) else Header
+        fields = self._described(message, {"vectors", *base.__struct_fields__})
+        return msgspec.defstruct(f"{message.__name__}Header", fields, bases=(base,), tag=tag_of(message), kw_only=True)  # type: ignore[return-value]
+
+    def _item(self, part: type[Any]) -> type[Item]:
+        if part not in self._items:
+            fields = [field[:2] for field in self._described(part, set())]
+            made = msgspec.defstruct(f"{part.__name__}Item", fields, bases=(Item,), tag=tag_of(part))
+            self._items[part] = made  # type: ignore[assignment]
+        return self._items[part]
+
+    def _described(self, kind: type[Any], without: set[str]) -> list[Any]:
+        """(name, type, default) of the fields of a dataclass, as msgspec takes them."""
+        hints = typing.get_type_hints(kind, include_extras=True)
+        found: list[Any] = []
+        for field in dataclasses.fields(kind):
+            if field.name in without:
+                continue
+            spoken = self._as_msgpack(hints[field.name])
+            if field.default is dataclasses.MISSING:
+                found.append((field.name, spoken))
+            else:
+                default = msgspec.field(default_factory=list) if field.default == () else field.default
+                found.append((field.name, spoken, default))
+        return found
+
+    def _as_msgpack(self, hint: Any) -> Any:
+        """A field's type as msgpack has it: lists for tuples of any length, items for parts."""
+        if dataclasses.is_dataclass(hint):
+            return self._item(hint)  # type: ignore[arg-type]
+        origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+        if origin is Annotated:
+            return Annotated[self._as_msgpack(arguments[0]), *hint.__metadata__]
+        if origin in (Union, types.UnionType):
+            return Union[tuple(self._as_msgpack(one) for one in arguments)]  # noqa: UP007
+        if origin is tuple and arguments[-1] is Ellipsis:
+            return list[self._as_msgpack(arguments[0])]  # type: ignore[misc]
+        return hint
+
+    def _nested_in(self, kind: type[Any]) -> tuple[str, ...]:
+        """Fields that are more than a number, a text or bytes."""
+        hints = typing.get_type_hints(kind)
+        return tuple(name for name in self._fields[kind] if self._as_msgpack(hints[name]) != hints[name])
+
+    def _packed(self, value: Any) -> Any:
+        if isinstance(value, tuple):
+            return [self._packed(one) for one in value]
+        item = self._items.get(type(value))
+        return value if item is None else item(*(getattr(value, name) for name in item.__struct_fields__))
+
+    def _unpacked(self, value: Any) -> Any:
+        if isinstance(value, list):
+            return tuple(self._unpacked(one) for one in value)
+        part = self._parts.get(type(value))
+        return value if part is None else part(*(getattr(value, name) for name in value.__struct_fields__))
 
 
-class _SuspicionItem(_Item, tag="suspicion"):
-    node: _Count
-    incarnation: _Count
-    by: _Count
-    signature: _Text
+def tag_of(kind: type[Any]) -> str:
+    """What a message, or a part of one, is called on the wire: MaskedInput is "masked input"."""
+    return re.sub(r"(?<!^)(?=[A-Z])", " ", kind.__name__).lower()
 
 
-class _VerdictItem(_Item, tag="verdict"):
-    node: _Count
-    incarnation: _Count
-    until: _Count
-    by: _Count
-    signature: _Text
-
-
-class _RevocationItem(_Item, tag="revocation"):
-    node: _Count
-    key: _Word
-    verify: _Word
-    signature: _Text
-
-
-_NewsItem = _EntryItem | _SuspicionItem | _VerdictItem | _RevocationItem
-
-
-class _PingHeader(Header, tag="ping"):
-    number: _Count
-    round: _CountOrNone
-    digest: _Word
-
-
-class _PongHeader(Header, tag="pong"):
-    number: _Count
-    round: _CountOrNone
-    digest: _Word
-
-
-class _ProbeHeader(Header, tag="probe"):
-    number: _Count
-    node: _Count
-
-
-class _VouchHeader(Header, tag="vouch"):
-    number: _Count
-    node: _Count
-
-
-class _TidingsHeader(Header, tag="tidings"):
-    news: Annotated[list[_NewsItem], msgspec.Meta(max_length=NEWS_MAX)]
-
-
-class _CompareHeader(Header, tag="compare"):
-    known: Annotated[list[tuple[_Count, _Count, _Count]], msgspec.Meta(max_length=MEMBERS_MAX)]
-
-
-class _JoinHeader(Header, tag="join"):
-    entry: _EntryItem
-
-
-class _SeekHeader(Header, tag="seek"):
-    pass
-
-
-class _HaveHeader(Header, tag="have"):
-    round: _Count
-    digest: _Word
-
-
-class _FetchHeader(Header, tag="fetch"):
-    round: _Count
-    digest: _Word
-    start: _Count
-
-
-class PieceHeader(Carries, tag="piece", kw_only=True):
-    round: _Count
-    digest: _Word
-    start: _Count
-
-
-class _HelloHeader(Header, tag="hello"):
-    schema: str
-    experiment: str
-    version: str
-    incarnation: _Count = 0
-    process: _Count = 0
-    processor: _Count = 0
-    code: _Word = ""
-    frozen: _Numbers = []
-    probe: _Numbers = []
-
-
-_HEADERS: dict[type[AnyMessage], type[Header]] = {
-    Model: ModelHeader,
-    Masked: MaskedHeader,
-    Leaving: _LeavingHeader,
-    Account: _AccountHeader,
-    Offer: _OfferHeader,
-    Answer: _AnswerHeader,
-    Decline: _DeclineHeader,
-    Query: _QueryHeader,
-    Settled: _SettledHeader,
-    Parcel: _ParcelHeader,
-    Accepted: _AcceptedHeader,
-    Invite: _InviteHeader,
-    Contribution: _ContributionHeader,
-    Secured: _SecuredHeader,
-    MaskedInput: MaskedInputHeader,
-    Refusal: _RefusalHeader,
-    Final: _FinalHeader,
-    Ping: _PingHeader,
-    Pong: _PongHeader,
-    Probe: _ProbeHeader,
-    Vouch: _VouchHeader,
-    Tidings: _TidingsHeader,
-    Compare: _CompareHeader,
-    Join: _JoinHeader,
-    Seek: _SeekHeader,
-    Have: _HaveHeader,
-    Fetch: _FetchHeader,
-    Piece: PieceHeader,
-    Hello: _HelloHeader,
-}
-_ITEMS: dict[type, type[_Item]] = {
-    Entry: _EntryItem,
-    Suspicion: _SuspicionItem,
-    Verdict: _VerdictItem,
-    Revocation: _RevocationItem,
-}
-_PARTS = {item: part for part, item in _ITEMS.items()}
-_MESSAGES = {header: message for message, header in _HEADERS.items()}
-_FIELDS = {
-    header: tuple(field.name for field in dataclasses.fields(message) if field.name != "vectors")
-    for header, message in _MESSAGES.items()
-}
-_NESTED: dict[type[Header], tuple[str, ...]] = {
-    _TidingsHeader: ("news",),
-    _CompareHeader: ("known",),
-    _JoinHeader: ("entry",),
-    _HelloHeader: ("frozen", "probe"),
-}
-"""Fields that are more than a number, a text or bytes."""
-_encoder = msgspec.msgpack.Encoder()
-_decoder: msgspec.msgpack.Decoder[Header] = msgspec.msgpack.Decoder(Union[tuple(_MESSAGES)])  # noqa: UP007
-
-
-def encoded(message: AnyMessage) -> bytes:
-    return _encoder.encode(_header_of(message))
-
-
-def decoded(body: bytes) -> Header:
-    """Return the header in these bytes.  Raises UnreadableError."""
-    return from_msgpack(_decoder, body)
-
-
-def _header_of(message: AnyMessage) -> Header:
-    kind = _HEADERS[type(message)]
-    fields: dict[str, Any] = {name: getattr(message, name) for name in _FIELDS[kind]}
-    for name in _NESTED.get(kind, ()):
-        fields[name] = _packed(fields[name])
-    if isinstance(message, CARRIERS):
-        fields.update(dtype=_name(message.vectors[0].dtype), lengths=[v.size for v in message.vectors])
-    return kind(**fields)
-
-
-def message_of(header: Header, vectors: tuple[Vector, ...] = ()) -> AnyMessage:
-    """Return the message of a header, with the vectors that it announces."""
-    fields: dict[str, Any] = {name: getattr(header, name) for name in _FIELDS[type(header)]}
-    for name in _NESTED.get(type(header), ()):
-        fields[name] = _unpacked(fields[name])
-    if isinstance(header, Carries):
-        fields["vectors"] = vectors
-    return _MESSAGES[type(header)](**fields)
+def _names(kind: type[Any]) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(kind) if field.name != "vectors")
 
 
 @functools.cache
@@ -366,16 +145,4 @@ def _name(dtype: np.dtype[Any]) -> str:
     return dtype.name  # numpy puts it together anew for every asking
 
 
-def _packed(value: Any) -> Any:
-    """A field as msgpack has it: lists for tuples, items for parts."""
-    if isinstance(value, tuple):
-        return [_packed(one) for one in value]
-    item = _ITEMS.get(type(value))
-    return value if item is None else item(*(getattr(value, name) for name in item.__struct_fields__))
-
-
-def _unpacked(value: Any) -> Any:
-    if isinstance(value, list):
-        return tuple(_unpacked(one) for one in value)
-    part = _PARTS.get(type(value))
-    return value if part is None else part(*(getattr(value, name) for name in value.__struct_fields__))
+VOCABULARY = Vocabulary(DECLARED)

@@ -15,24 +15,14 @@ from __future__ import annotations
 import struct
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
 
 from fedgossip.decoding import UnreadableError
 from fedgossip.errors import PeerError
-from fedgossip.headers import (
-    Carries,
-    MaskedHeader,
-    MaskedInputHeader,
-    ModelHeader,
-    PieceHeader,
-    decoded,
-    encoded,
-    message_of,
-)
-from fedgossip.messages import CARRIERS, CHECK_WORDS, PIECE, AnyMessage
+from fedgossip.headers import VOCABULARY, Carries
+from fedgossip.messages import AnyMessage, Carrier, Expected, Masked, Model
 from fedgossip.vectors import Vector, empty
 
 CHUNK_BYTES = 256 * 1024
@@ -51,21 +41,25 @@ Body = TypeVar("Body")
 
 def chunks(message: AnyMessage) -> list[memoryview]:
     """Return the vectors of `message` as chunks of at most CHUNK_BYTES: views, not copies; none for small messages."""
-    return list(_slices([_little(v) for v in message.vectors])) if isinstance(message, CARRIERS) else []
+    if not isinstance(message, Carrier):
+        return []
+    if empty := [vector.dtype for vector in message.vectors if not vector.size]:
+        raise ValueError(f"{type(message).__name__} with a vector of 0 {empty[0]}")
+    return list(_slices([_little(v) for v in message.vectors]))
 
 
 def frames(message: AnyMessage, transfer: int, bodies: Iterable[Body]) -> Iterator[tuple[bytes, bytes | Body]]:
     """Yield the (mark, body) pairs of `message`; `bodies` are its chunks, in whatever form the caller sends them."""
-    yield _MARK.pack(b"H", transfer, 0), encoded(message)
+    yield _MARK.pack(b"H", transfer, 0), VOCABULARY.encoded(message)
     for index, body in enumerate(bodies):
         yield _MARK.pack(b"C", transfer, index), body
 
 
 def wire_bytes(message: AnyMessage) -> int:
     """Return how many bytes of frames `message` costs (without ZeroMQ's framing and the cipher's overhead)."""
-    sizes = [v.nbytes for v in message.vectors] if isinstance(message, CARRIERS) else []
+    sizes = [v.nbytes for v in message.vectors] if isinstance(message, Carrier) else []
     chunks = sum(-(-size // CHUNK_BYTES) for size in sizes)
-    return len(encoded(message)) + sum(sizes) + MARK_BYTES * (1 + chunks)
+    return len(VOCABULARY.encoded(message)) + sum(sizes) + MARK_BYTES * (1 + chunks)
 
 
 def _little(vector: Vector) -> Vector:
@@ -78,24 +72,6 @@ class FrameError(PeerError):
     def __init__(self, reason: str, message: str, advice: str = "") -> None:
         super().__init__(message, advice)
         self.reason = reason
-
-
-@dataclass(frozen=True, slots=True)
-class Expected:
-    """What a model must look like to be allocated: `count` vectors of `length` elements of `dtype`.
-
-    `words`: those of a masked vector; 0 where nothing is masked.
-    """
-
-    schema: str
-    dtype: str
-    length: int
-    count: int = 1
-    words: int = 0
-
-    @property
-    def payload_bytes(self) -> int:
-        return self.count * self.length * np.dtype(self.dtype).itemsize
 
 
 class Assembler:
@@ -129,22 +105,26 @@ class Assembler:
             raise FrameError("order", f"chunk {index} of transfer {transfer} does not follow")
         if not self._vectors:
             assert self._open is not None
-            self._vectors = tuple(empty(length, self._open.dtype) for length in self._open.lengths)
+            self._vectors = tuple(empty(length, dtype) for dtype, length in self._open.parts)
             self._targets = list(_slices(self._vectors))
         return self._targets[self._next]
 
     @property
+    def _kind(self) -> type[AnyMessage] | None:
+        return None if self._open is None else VOCABULARY.messages[type(self._open)]
+
+    @property
     def coming(self) -> int | None:
         """The round of the synchronous model whose chunks are coming in, or None."""
-        return self._open.round if isinstance(self._open, ModelHeader | MaskedHeader) else None
+        return getattr(self._open, "round", None) if self._kind in (Model, Masked) else None
 
     @property
     def to_come(self) -> int:
         """How many chunks of the message that is coming in are not there yet."""
         if self._open is None:
             return 0
-        bytes_each = np.dtype(self._open.dtype).itemsize
-        return sum(-(-length * bytes_each // CHUNK_BYTES) for length in self._open.lengths) - self._next
+        sizes = (length * np.dtype(dtype).itemsize for dtype, length in self._open.parts)
+        return sum(-(-size // CHUNK_BYTES) for size in sizes) - self._next
 
     def give_up(self) -> None:
         """Forget the message that is coming in, and its memory."""
@@ -155,13 +135,13 @@ class Assembler:
         if len(body) > HEADER_BYTES_MAX:
             raise FrameError("oversized", f"a header of {len(body)} bytes; the limit is {HEADER_BYTES_MAX}")
         try:
-            header = decoded(body)
+            header = VOCABULARY.decoded(body)
         except UnreadableError as error:
             raise FrameError("header", f"a header that cannot be read: {error}") from None
         if isinstance(header, Carries):
             self._announce(header)
             return None
-        return message_of(header)
+        return VOCABULARY.message_of(header)
 
     def _announce(self, header: Carries) -> None:
         want = self.expected
@@ -173,17 +153,10 @@ class Assembler:
                 f"a model of another layout (schema {header.schema[:12]}, ours {want.schema[:12]})",
                 "Give every peer the same [model] section.",
             )
-        lengths, dtype = [want.length] * want.count, want.dtype
-        if isinstance(header, MaskedHeader):
-            lengths, dtype = [want.length + CHECK_WORDS], "uint32"
-        if isinstance(header, MaskedInputHeader):
-            lengths, dtype = [want.words] * bool(want.words), "uint32"
-        if isinstance(header, PieceHeader):
-            if header.start % PIECE or header.start >= want.length:
-                raise FrameError("size", f"a piece that begins at {header.start} of {want.length}")
-            lengths = [min(PIECE, want.length - header.start)]
-        if header.dtype != dtype or header.lengths != lengths or not lengths:
-            raise FrameError("size", f"a model of {header.lengths[:4]} {header.dtype}, not {lengths[:4]} {dtype}")
+        kind = VOCABULARY.messages[type(header)]
+        allowed = kind.allowed(header, want)
+        if header.parts != list(allowed) or not allowed:
+            raise FrameError("size", f"a {kind.__name__} of {header.parts[:4]}, not {list(allowed[:4])}")
         self._open = header
 
     def landed(self, size: int) -> AnyMessage | None:
@@ -203,7 +176,7 @@ class Assembler:
         self._drop()
         if sys.byteorder == "big":
             vectors = tuple(v.byteswap() for v in vectors)
-        return message_of(header, vectors)
+        return VOCABULARY.message_of(header, vectors)
 
     def _drop(self) -> None:
         self._open, self._vectors, self._targets, self._next = None, (), [], 0

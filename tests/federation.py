@@ -13,7 +13,7 @@ from fedgossip.algorithms.federated.base import Federated
 from fedgossip.algorithms.sampling import Sampling, Uniform
 from fedgossip.faults import Fault, FaultScript
 from fedgossip.machine import Checkpoint, Effect, Event, Machine, Report
-from fedgossip.messages import Hello
+from fedgossip.messages import Expected, Hello
 from fedgossip.metrics import Network
 from fedgossip.net.endpoints import Endpoint, Endpoints
 from fedgossip.net.host import Host, Ports
@@ -30,7 +30,6 @@ from fedgossip.simulation.network import NetworkSettings, SimulatedNetwork
 from fedgossip.simulation.simulator import Simulator
 from fedgossip.task import LocalTask
 from fedgossip.vectors import Vector, digest
-from fedgossip.wire import Expected
 
 SECOND = 1_000_000_000
 SETTINGS = CoordinatorSettings(

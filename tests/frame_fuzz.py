@@ -10,7 +10,8 @@ import msgspec
 import zmq
 from fuzz_words import Words
 
-from fedgossip.wire import Assembler, Expected, FrameError, chunks, frames
+from fedgossip.messages import Expected
+from fedgossip.wire import Assembler, FrameError, chunks, frames
 
 Pair = tuple[bytes, bytes]
 """A mark and a body."""

@@ -240,8 +240,8 @@ def carried(message: Any) -> Any:
     is left to them.
     """
     try:
-        header = headers.decoded(headers.encoded(message))
+        header = headers.VOCABULARY.decoded(headers.VOCABULARY.encoded(message))
     except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError, IndexError):  # bytes that cannot be made
         return None
     vectors = getattr(message, "vectors", ())
-    return headers.message_of(header, tuple(np.array(one) for one in vectors))
+    return headers.VOCABULARY.message_of(header, tuple(np.array(one) for one in vectors))

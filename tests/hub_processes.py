@@ -30,7 +30,7 @@ from fedgossip.checkpoints import About, Stored
 from fedgossip.errors import FedgossipError
 from fedgossip.learning.analytic import Quadratic
 from fedgossip.machine import Checkpoint, Machine
-from fedgossip.messages import Hello
+from fedgossip.messages import Expected, Hello
 from fedgossip.net.endpoints import Endpoint
 from fedgossip.net.host import Host, Ports
 from fedgossip.net.hub import Hub
@@ -40,7 +40,6 @@ from fedgossip.net.transport import Transport
 from fedgossip.protocols.client import Client, ClientSettings
 from fedgossip.protocols.coordinator import Coordinator, CoordinatorSettings
 from fedgossip.records import EventRow, PeerRow, Row
-from fedgossip.wire import Expected
 
 DIM = 150_000
 """Three chunks of float32: clients take turns."""

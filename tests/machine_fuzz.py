@@ -361,7 +361,7 @@ class Stage(World):
 
     def _check_sent(self, node: NodeId, to: NodeId, message: Any, event: Event) -> None:
         try:
-            headers.decoded(headers.encoded(message))
+            headers.VOCABULARY.decoded(headers.VOCABULARY.encoded(message))
         except Exception as error:
             raise Broken(
                 f"node {node} sends to {to} what cannot be sent: {message!r:.300}, of {event!r:.200}"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fedgossip.machine import Machine
-from fedgossip.messages import Hello
+from fedgossip.messages import Expected, Hello
 from fedgossip.net.endpoints import Endpoints, signed
 from fedgossip.net.host import Host, Ports
 from fedgossip.net.identity import Identity
@@ -19,7 +19,6 @@ from fedgossip.running.credentials import Own, real
 from fedgossip.running.private import agreed_pairs, run_hash
 from fedgossip.task import LocalTask
 from fedgossip.vectors import Vector
-from fedgossip.wire import Expected
 
 Wrap = Callable[[int, Machine], Machine]
 

@@ -23,7 +23,7 @@ from fedgossip.audit import entries, records
 from fedgossip.checkpoints import RefusedError
 from fedgossip.decoding import DEPTH_MAX, UnreadableError, from_json, from_msgpack, from_toml, json_value
 from fedgossip.errors import ConfigError, ProtocolError
-from fedgossip.headers import decoded
+from fedgossip.headers import VOCABULARY
 from fedgossip.net.identity import Identity
 from fedgossip.secure import frames
 from fedgossip.trace.events import TraceError
@@ -150,7 +150,7 @@ BODY = b"\x82\xa1x" + b"\x91" * DEEP + b"\x01" + b"\xa4type" + b"\xa5model"
 
 def test_a_header_that_is_nested_is_no_header() -> None:
     with pytest.raises(UnreadableError):
-        decoded(BODY)
+        VOCABULARY.decoded(BODY)
 
 
 def test_a_signed_frame_that_is_nested_changes_nothing() -> None:

@@ -24,7 +24,7 @@ from fedgossip.algorithms.sampling import Uniform
 from fedgossip.errors import ProtocolError
 from fedgossip.experiment import load
 from fedgossip.learning.analytic import Quadratic
-from fedgossip.messages import Hello, Join, Leaving, Model, Ping
+from fedgossip.messages import Expected, Hello, Join, Leaving, Model, Ping
 from fedgossip.net.auth import GUEST, GUESTS
 from fedgossip.net.endpoints import Endpoint
 from fedgossip.net.hub import Hub
@@ -37,7 +37,7 @@ from fedgossip.running import compose
 from fedgossip.secure import frames
 from fedgossip.secure.primitives import signer
 from fedgossip.vectors import digest, frozen
-from fedgossip.wire import Assembler, Expected, FrameError
+from fedgossip.wire import Assembler, FrameError
 
 LENGTH, SCHEMA = 3, "7546412e2d81921c"
 EXPECTED = {

@@ -12,9 +12,8 @@ from test_net_security import DIM, EXPECTED, HELLO, arrived, calling, greeting, 
 
 from fedgossip.cli import cli
 from fedgossip.errors import ConfigError
-from fedgossip.headers import _HEADERS, Header
-from fedgossip.headers import decoded as _decoded
-from fedgossip.messages import CARRIERS, AnyMessage, Entry, Join
+from fedgossip.headers import VOCABULARY, Header
+from fedgossip.messages import DECLARED, AnyMessage, Carrier, Entry, Join
 from fedgossip.net.auth import GUESTS
 from fedgossip.net.endpoints import Endpoint, block, load_members
 from fedgossip.net.identity import Identity, verify
@@ -60,7 +59,7 @@ def test_a_guest_may_ask_to_join_and_is_heard_as_a_member_once_it_is_let_in(link
 
 def test_a_guest_is_not_heard_in_another_name_nor_with_another_message(links: Links, tmp_path: Path) -> None:
     stranger, other = Identity.new(), Identity.new()
-    model = header(type="model", round=0, schema="layout", dtype="float32", lengths=[DIM])
+    model = header(type="model", round=0, schema="layout", parts=[["float32", DIM]])
     with calling(links, stranger) as caller:
         caller.send(*said(asking(other, f"ipc://{tmp_path}/7")))
         caller.send(mark(b"H", 1), header(type="leaving", round=0))
@@ -75,13 +74,15 @@ def test_a_guest_is_not_heard_in_another_name_nor_with_another_message(links: Li
 def test_whatever_a_guests_frame_does_to_its_reader_costs_that_frame_only(
     links: Links, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
 ) -> None:
+    real = VOCABULARY.decoded
+
     def decoded(body: bytes) -> Header:
         if body == b"evil":
             raise error
-        return _decoded(body)
+        return real(body)
 
     stranger = Identity.new()
-    monkeypatch.setattr("fedgossip.wire.decoded", decoded)
+    monkeypatch.setattr(VOCABULARY, "decoded", decoded)
     with calling(links, stranger) as caller:
         caller.send(mark(b"H", 1), b"evil")
         caller.send(*said(asking(stranger, f"ipc://{tmp_path}/7")))
@@ -89,10 +90,13 @@ def test_whatever_a_guests_frame_does_to_its_reader_costs_that_frame_only(
     assert reasons(events) == ["broken"]
 
 
+CARRIERS = [kind for kind in DECLARED if issubclass(kind, Carrier)]
+
+
 def _empty_header(kind: type[AnyMessage]) -> bytes:
     """The header of a message with vectors that announces nothing: no layout, no type, one vector of no elements."""
-    of = _HEADERS[kind]
-    texts = {"schema": "", "dtype": "", "digest": "", "view": "", "frame": b"", "lengths": [0]}
+    of = VOCABULARY.headers[kind]
+    texts = {"schema": "", "dtype": "", "digest": "", "view": "", "frame": b"", "parts": [["float32", 0]]}
     return header(type=of.__struct_config__.tag, **{name: texts.get(name, 0) for name in of.__struct_fields__})
 
 

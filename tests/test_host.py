@@ -13,7 +13,7 @@ import pytest
 from fedgossip.errors import ConfigError, TrainingError
 from fedgossip.learning.analytic import Averaging
 from fedgossip.machine import Effect, Event, PeerGone, PeerJoined, Received, Started, Stopping, Train
-from fedgossip.messages import Hello, Leaving, Masked, Model
+from fedgossip.messages import Expected, Hello, Leaving, Masked, Model
 from fedgossip.net.endpoints import Endpoint
 from fedgossip.net.host import Host, Ports
 from fedgossip.net.identity import Identity
@@ -22,7 +22,6 @@ from fedgossip.net.refusals import CAUSES_WRITTEN, Refusals
 from fedgossip.net.transport import Arrived, LinkDown, LinkUp, Rejected
 from fedgossip.task import Job, Update
 from fedgossip.vectors import frozen
-from fedgossip.wire import Expected
 
 HELLO = Hello("s", "e", "v")
 EXPECTED = Expected("s", "float32", 4)

@@ -16,7 +16,7 @@ from hub_kit import CHUNKS, DIM, HELLO, SECONDS, contribution, heard_until, invi
 from test_net_security import arrived, calling, greeting, header, mark
 
 from fedgossip.errors import ConfigError, NetworkError
-from fedgossip.messages import Contribution, Invite, Leaving
+from fedgossip.messages import Contribution, Expected, Invite, Leaving
 from fedgossip.net import callers, descriptors, speaking, turns
 from fedgossip.net import hub as hubs
 from fedgossip.net.endpoints import Endpoint
@@ -28,7 +28,7 @@ from fedgossip.net.speaking import MODELS, SPEAKING_CHUNKS
 from fedgossip.net.spoke import Spoke
 from fedgossip.net.transport import Arrived, LinkDown, LinkEvent, LinkUp, Rejected
 from fedgossip.vectors import Vector
-from fedgossip.wire import CHUNK_BYTES, Expected, wire_bytes
+from fedgossip.wire import CHUNK_BYTES, wire_bytes
 
 
 @pytest.mark.parametrize("transport", ["tcp", "ipc"])
@@ -521,7 +521,7 @@ def test_a_message_may_take_long_if_only_it_goes_on(monkeypatch: pytest.MonkeyPa
         heard_until(w.hub, arrived)
         slow.send(mark(b"A", 3), b"")
         heard_until(w.hub, lambda _: w.hub.turns.has(0, 3))
-        fields = {"type": "contribution", "round": 0, "schema": "layout", "dtype": "float32", "lengths": [DIM]}
+        fields = {"type": "contribution", "round": 0, "schema": "layout", "parts": [["float32", DIM]]}
         slow.send(mark(b"H", 3), header(**fields, examples=1, steps=1, loss=0.0))
         events: list[LinkEvent] = []
         for index in range(CHUNKS):

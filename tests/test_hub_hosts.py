@@ -144,7 +144,7 @@ def talk(keys, expected, address):
         spoke.poll(1)
 
 from fedgossip.net.identity import Identity
-from fedgossip.wire import Expected
+from fedgossip.messages import Expected
 keys, expected = [Identity.new(), Identity.new()], Expected("layout", "float32", DIM // CHUNKS)
 address = multiprocessing.SimpleQueue()
 talker = multiprocessing.Process(target=talk, args=(keys, expected, address))

@@ -19,13 +19,13 @@ from hub_kit import DIM, HELLO, contribution, heard_until, invite, values, wheel
 from test_net_security import LIES, OPEN, Caller, arrived, calling, greeting, header, mark, reasons
 from zmq.utils.monitor import recv_monitor_message
 
-from fedgossip.messages import AnyMessage, Contribution, Hello, Invite
+from fedgossip.messages import AnyMessage, Contribution, Expected, Hello, Invite
 from fedgossip.net import callers
 from fedgossip.net.endpoints import Endpoint
 from fedgossip.net.hub import Hub
 from fedgossip.net.identity import Identity
 from fedgossip.net.transport import LinkDown, LinkEvent, LinkUp
-from fedgossip.wire import CHUNK_BYTES, Assembler, Expected
+from fedgossip.wire import CHUNK_BYTES, Assembler
 
 SECONDS = 30.0
 EXPECTED = Expected("layout", "float32", CHUNK_BYTES // 4 + 1000)  # as that of test_net_security, whose lies are told
@@ -201,7 +201,7 @@ def test_one_that_does_not_greet_is_not_heard(hub: Hub, said: tuple[bytes, bytes
 
 def test_a_vector_whose_turn_it_is_not_takes_no_memory() -> None:
     with wheel(1) as w, calling(w.hub, w.keys[0]) as liar:
-        fields = {"type": "contribution", "round": 0, "schema": "layout", "dtype": "float32", "lengths": [DIM]}
+        fields = {"type": "contribution", "round": 0, "schema": "layout", "parts": [["float32", DIM]]}
         announced = header(**fields, examples=1, steps=1, loss=0.0)
         liar.send(*greeting(HELLO))
         heard_until(w.hub, arrived)

@@ -179,9 +179,9 @@ def test_all_that_differs_is_named() -> None:
 
 
 def test_a_hello_crosses_the_wire_whole_and_no_longer_row_of_numbers_does() -> None:
-    assert headers.message_of(headers.decoded(headers.encoded(OURS))) == OURS
+    assert headers.VOCABULARY.message_of(headers.VOCABULARY.decoded(headers.VOCABULARY.encoded(OURS))) == OURS
     with pytest.raises(Exception, match="length"):
-        headers.decoded(headers.encoded(_changed({"probe": (0.0,) * 17})))
+        headers.VOCABULARY.decoded(headers.VOCABULARY.encoded(_changed({"probe": (0.0,) * 17})))
 
 
 # --- over real processes ----------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from fedgossip.errors import ConfigError
 from fedgossip.experiment import load
-from fedgossip.messages import Hello, Leaving, Model
+from fedgossip.messages import Expected, Hello, Leaving, Model
 from fedgossip.net.endpoints import Endpoint
 from fedgossip.net.host import Host, Ports
 from fedgossip.net.identity import Identity
@@ -31,7 +31,7 @@ from fedgossip.records import EventRow, Row
 from fedgossip.running import compose
 from fedgossip.running.compose import Plan
 from fedgossip.vectors import Vector, frozen, ordered_mix
-from fedgossip.wire import CHUNK_BYTES, Assembler, Expected, FrameError
+from fedgossip.wire import CHUNK_BYTES, Assembler, FrameError
 
 DIM = CHUNK_BYTES // 4 + 1000  # two chunks of float32
 EXPECTED = Expected("layout", "float32", DIM)
@@ -206,7 +206,7 @@ def test_a_wrong_server_key_is_told_to_the_caller(identities: list[Identity]) ->
 
 # --- partners that lie --------------------------------------------------------------------------------------------
 
-MODEL = {"type": "model", "round": 0, "schema": "layout", "dtype": "float32", "lengths": [DIM]}
+MODEL = {"type": "model", "round": 0, "schema": "layout", "parts": [["float32", DIM]]}
 OPEN = (mark(b"H", 7), header(**MODEL))
 LIES: dict[str, list[tuple[bytes, ...]]] = {
     "mark": [(b"", b""), (b"X" * 9, b""), (b"H", b"")],
@@ -225,10 +225,10 @@ LIES: dict[str, list[tuple[bytes, ...]]] = {
     "frames": [(mark(b"H", 1), header(**MODEL), b"third"), (mark(b"H", 1), b"", b"", b"", b"")],
     "schema": [(mark(b"H", 1), header(**{**MODEL, "schema": "another"}))],
     "size": [
-        (mark(b"H", 1), header(**{**MODEL, "lengths": [2_500_000_000]})),
-        (mark(b"H", 1), header(**{**MODEL, "lengths": [DIM] * 1000})),
-        (mark(b"H", 1), header(**{**MODEL, "lengths": []})),
-        (mark(b"H", 1), header(**{**MODEL, "dtype": "object"})),
+        (mark(b"H", 1), header(**{**MODEL, "parts": [["float32", 2_500_000_000]]})),
+        (mark(b"H", 1), header(**{**MODEL, "parts": [["float32", DIM]] * 1000})),
+        (mark(b"H", 1), header(**{**MODEL, "parts": []})),
+        (mark(b"H", 1), header(**{**MODEL, "parts": [["object", DIM]]})),
     ],
 }
 
@@ -262,7 +262,7 @@ def test_a_frame_over_the_limit_costs_its_sender_the_connection(links: Links, id
 def test_nothing_is_allocated_for_a_model_that_is_announced_too_large() -> None:
     assembler = Assembler(EXPECTED)
     assembler.mark(mark(b"H", 1))
-    huge = header(**{**MODEL, "lengths": [2_500_000_000]})  # 10 GB of float32
+    huge = header(**{**MODEL, "parts": [["float32", 2_500_000_000]]})  # 10 GB of float32
     tracemalloc.start()
     with pytest.raises(FrameError) as refused:
         assembler.header(huge)
@@ -343,7 +343,7 @@ def test_a_run_beside_a_partner_that_lies_ends_with_the_right_bits() -> None:
         ports = Ports(rows.append, lambda *_: None, lambda *_: None, lambda: False)
         hosts[node] = Host(node, machine, link, task, hello, ports)
 
-    fields = {**MODEL, "schema": task.schema, "lengths": [SMALL]}
+    fields = {**MODEL, "schema": task.schema, "parts": [["float32", SMALL]]}
     model = mark(b"H", 3), header(**fields)
     far = mark(b"H", 4), header(**{**fields, "round": 10**6}), mark(b"C", 4), bytes(4 * SMALL)
     lies = [lie for lies in LIES.values() for lie in lies if lie and lie is not OPEN]

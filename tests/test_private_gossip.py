@@ -33,7 +33,7 @@ from fedgossip.machine import (
     Train,
     Trained,
 )
-from fedgossip.messages import CHECK_WORDS, Leaving, Masked, Model
+from fedgossip.messages import CHECK_WORDS, Expected, Leaving, Masked, Model
 from fedgossip.net.identity import Identity, raw
 from fedgossip.protocols import private_gossip
 from fedgossip.protocols.private_gossip import MODEL, PrivateGossip
@@ -47,7 +47,7 @@ from fedgossip.secure.ring import Words
 from fedgossip.topology import Mixing, build, resolve
 from fedgossip.topology.privacy import check_private
 from fedgossip.vectors import Vector, digest, frozen
-from fedgossip.wire import Assembler, Expected, FrameError, frames
+from fedgossip.wire import Assembler, FrameError, frames
 from fedgossip.wire import chunks as chunks_of
 
 SCHEMA = "s"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -13,14 +14,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedgossip import wire
+from fedgossip.headers import Vocabulary
 from fedgossip.messages import (
+    DECLARED,
     MEMBERS_MAX,
     NEWS_MAX,
     PIECE,
     AnyMessage,
+    Carrier,
     Compare,
     Contribution,
+    Count,
     Entry,
+    Expected,
     Fetch,
     Final,
     Have,
@@ -40,7 +46,7 @@ from fedgossip.messages import (
     Vouch,
 )
 from fedgossip.vectors import Vector, frozen
-from fedgossip.wire import CHUNK_BYTES, HEADER_BYTES_MAX, MARK_BYTES, Assembler, Expected, FrameError
+from fedgossip.wire import CHUNK_BYTES, HEADER_BYTES_MAX, MARK_BYTES, Assembler, FrameError
 
 SCHEMA = "0123456789abcdef"
 PER_CHUNK = CHUNK_BYTES // 4
@@ -214,7 +220,7 @@ def test_a_piece_of_a_model_is_as_long_as_what_is_left_and_no_longer(length: int
         part = whole[start : start + PIECE]
         (heard,) = hear(assembler, cut(Piece(7, "d", start, SCHEMA, (part,))))
         assert isinstance(heard, Piece) and (heard.start, heard.vectors[0].tolist()) == (start, part.tolist())
-    for start, size in [(1, 9), (PIECE * (length // PIECE + 1), 1), (0, length + 1), (0, 0)]:
+    for start, size in [(1, 9), (PIECE * (length // PIECE + 1), 1), (0, length + 1)]:
         wrong = Piece(7, "d", start, SCHEMA, (frozen(np.zeros(size, np.float32)),))
         assert refusal(assembler, cut(wrong)[:1]) == "size"
 
@@ -315,9 +321,10 @@ def test_a_header_above_the_limit_is_refused() -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"type": "model", "round": 0, "schema": SCHEMA, "dtype": "float32", "lengths": [10], "extra": 1},
-        {"type": "model", "round": 0, "schema": SCHEMA, "dtype": "float32"},
-        {"type": "model", "round": "0", "schema": SCHEMA, "dtype": "float32", "lengths": [10]},
+        {"type": "model", "round": 0, "schema": SCHEMA, "parts": [["float32", 10]], "extra": 1},
+        {"type": "model", "round": 0, "schema": SCHEMA},
+        {"type": "model", "round": 0, "schema": SCHEMA, "parts": ["float32", 10]},
+        {"type": "model", "round": "0", "schema": SCHEMA, "parts": [["float32", 10]]},
         {"type": "leaving", "round": -1},
         {"type": "leaving", "round": 1.5},
         {"type": "leaving", "round": None},
@@ -360,7 +367,7 @@ def test_a_model_of_another_layout_is_refused_before_memory_is_taken(
 
 @given(st.integers(), st.text(max_size=9), st.lists(st.integers(-(2**63), 2**64 - 1), max_size=5))
 def test_announced_sizes_are_compared_and_never_believed(round: int, dtype: str, sizes: list[int]) -> None:
-    fields = {"type": "model", "round": round % 2**63, "schema": SCHEMA, "dtype": dtype, "lengths": sizes}
+    fields = {"type": "model", "round": round % 2**63, "schema": SCHEMA, "parts": [(dtype, size) for size in sizes]}
     (mark, _), *_ = cut(model())
     reason = refusal(expecting(model()), [(mark, msgspec.msgpack.encode(fields))])
     assert reason in ("size", "header")
@@ -412,3 +419,37 @@ def test_a_changed_byte_in_a_header_is_refused_or_read_but_never_another_error(d
         hear(expecting(model()), [(mark, changed)])
     except FrameError as error:
         assert error.reason in ("header", "schema", "size")
+
+
+def test_an_array_of_no_elements_is_refused_when_it_is_sent_and_when_it_is_announced() -> None:
+    """No chunk would follow, so that such a message would never be whole."""
+    empty = Model(0, SCHEMA, (frozen(np.zeros(0, np.float32)),))
+    with pytest.raises(ValueError, match="a vector of 0 float32"):
+        wire.chunks(empty)
+    (announced,) = [(mark, bytes(body)) for mark, body in wire.frames(empty, 1, [])]
+    assert refusal(Assembler(Expected(SCHEMA, "float32", 8)), [announced]) == "size"
+
+
+def test_a_message_of_two_arrays_of_unlike_types_is_one_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Declared once: header, bounds, what may be allocated and the frames follow."""
+
+    @dataclass(frozen=True, slots=True, eq=False)
+    class Sparse(Carrier):
+        round: Count
+        schema: str
+        vectors: tuple[Any, ...]
+
+        @classmethod
+        def allowed(cls, header: Any, expected: Expected) -> tuple[tuple[str, int], ...]:
+            return ("uint32", 3), (expected.dtype, 3)
+
+    monkeypatch.setattr(wire, "VOCABULARY", Vocabulary([*DECLARED, Sparse]))
+    sent = Sparse(4, SCHEMA, (np.array([1, 5, 9], np.uint32), frozen(np.array([0.5, -1, 2], np.float32))))
+    expected = Expected(SCHEMA, "float32", 10)
+    (heard,) = hear(Assembler(expected), cut(sent))
+    assert heard.round == 4 and [v.tolist() for v in heard.vectors] == [[1, 5, 9], [0.5, -1, 2]]
+    assert [v.dtype.name for v in heard.vectors] == ["uint32", "float32"]
+    assert wire.wire_bytes(sent) == sum(len(mark) + len(body) for mark, body in cut(sent))
+    other = Sparse(4, SCHEMA, (sent.vectors[1], sent.vectors[1]))
+    assert refusal(Assembler(expected), cut(other)[:1]) == "size"
+    assert refusal(Assembler(expected), cut(Sparse(-1, SCHEMA, sent.vectors))[:1]) == "header"

@@ -19,7 +19,7 @@ import zmq
 
 from fedgossip.errors import NetworkError
 from fedgossip.machine import NodeId
-from fedgossip.messages import AnyMessage, Hello
+from fedgossip.messages import AnyMessage, Expected, Hello
 from fedgossip.net import sockets, turns, words
 from fedgossip.net.auth import AllowList
 from fedgossip.net.callers import Callers, check_open_files
@@ -31,7 +31,7 @@ from fedgossip.net.reading import check_last, frame_error, read, skip
 from fedgossip.net.sockets import DRAIN_FRAMES, LINGER_MS, NOW, Waker, ZmqSocket
 from fedgossip.net.speaking import Line, Speaker
 from fedgossip.net.transport import Arrived, LinkDown, LinkEvent, LinkUp, Rejected, Woken
-from fedgossip.wire import Assembler, Expected, FrameError, wire_bytes
+from fedgossip.wire import Assembler, FrameError, wire_bytes
 
 PROBE_SECONDS = 2.0
 """So often a client that has nothing to hear is said something without meaning: whether the network brings it is known

@@ -15,7 +15,7 @@ from zmq.utils import z85
 
 from fedgossip.errors import NetworkError
 from fedgossip.machine import NodeId
-from fedgossip.messages import AnyMessage, Hello, Join, Leaving, Masked, Model
+from fedgossip.messages import AnyMessage, Expected, Hello, Join, Leaving, Masked, Model
 from fedgossip.net import sockets
 from fedgossip.net.auth import GUEST, GUESTS, AllowList
 from fedgossip.net.calling import call, failed_handshake, hang_up
@@ -34,7 +34,7 @@ from fedgossip.net.sockets import (
     make,
 )
 from fedgossip.net.transport import NOBODY, Arrived, LinkDown, LinkEvent, LinkUp, Rejected, Woken
-from fedgossip.wire import Assembler, Expected, FrameError, wire_bytes
+from fedgossip.wire import Assembler, FrameError, wire_bytes
 
 GUEST_WORDS, GUEST_BYTES = 32, 2048
 """What one that is no member may say, in messages and in bytes each: a Hello and an entry, on every new connection."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import zmq
 
-from fedgossip.messages import CARRIERS, AnyMessage
+from fedgossip.messages import AnyMessage, Carrier
 from fedgossip.vectors import Vector
 from fedgossip.wire import chunks, frames
 
@@ -31,7 +31,7 @@ class Cuts:
         self._last: tuple[tuple[Vector, ...], list[zmq.Frame]] = (), []
 
     def __call__(self, message: AnyMessage) -> list[zmq.Frame]:
-        if not isinstance(message, CARRIERS):
+        if not isinstance(message, Carrier):
             return []
         if self._last[0] is not message.vectors:
             self._last = message.vectors, [zmq.Frame(chunk) for chunk in chunks(message)]
@@ -119,4 +119,4 @@ class Outbox:
 
 
 def _begins_with(message: AnyMessage, vector: Vector) -> bool:
-    return isinstance(message, CARRIERS) and message.vectors[0] is vector
+    return isinstance(message, Carrier) and message.vectors[0] is vector

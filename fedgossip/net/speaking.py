@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import zmq
 
 from fedgossip.machine import NodeId
-from fedgossip.messages import CARRIERS, AnyMessage
+from fedgossip.messages import AnyMessage, Carrier
 from fedgossip.net.outbox import Outbox, Pair
 from fedgossip.net.sockets import DRAIN_FRAMES, MORE_NOW, NOW, ZmqSocket
 from fedgossip.vectors import Vector
@@ -63,7 +63,7 @@ class Speaker:
 
     def put(self, line: Line, message: AnyMessage) -> int:
         """Queue a message; return how many were dropped for it, its own line's oldest or the oldest model of all."""
-        dropped = self._make_room(message.vectors[0]) if isinstance(message, CARRIERS) else 0
+        dropped = self._make_room(message.vectors[0]) if isinstance(message, Carrier) else 0
         dropped += not line.outbox.put(message)
         self._begin(line)
         return dropped

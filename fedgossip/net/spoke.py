@@ -13,7 +13,7 @@ import zmq
 
 from fedgossip.errors import ConfigError
 from fedgossip.machine import NodeId
-from fedgossip.messages import AnyMessage, Hello
+from fedgossip.messages import AnyMessage, Expected, Hello
 from fedgossip.net import calling, sockets, words
 from fedgossip.net.calling import failed_handshake
 from fedgossip.net.connections import FLOOD, Connections, Seen, flooded
@@ -23,7 +23,7 @@ from fedgossip.net.outbox import Cuts, Outbox, Pair
 from fedgossip.net.reading import check_last, frame_error, read, skip
 from fedgossip.net.sockets import DRAIN_FRAMES, MORE_NOW, NOW, Waker, ZmqSocket
 from fedgossip.net.transport import Arrived, LinkDown, LinkEvent, LinkUp, Rejected, Woken
-from fedgossip.wire import Assembler, Expected, wire_bytes
+from fedgossip.wire import Assembler, wire_bytes
 
 
 class Spoke:

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from fedgossip.machine import NodeId
-from fedgossip.messages import AnyMessage, Hello
+from fedgossip.messages import AnyMessage, Expected, Hello
 from fedgossip.net.endpoints import Endpoint, Endpoints
-from fedgossip.wire import Expected
 
 NOBODY: NodeId = -1
 """The sender of what a guest says."""

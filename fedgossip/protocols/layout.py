@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from fedgossip.errors import ProtocolError
 from fedgossip.machine import NodeId
-from fedgossip.messages import Carrier, MaskedInput, Piece
+from fedgossip.messages import ModelCarrier
 from fedgossip.vectors import Vector, summable
 
 
@@ -18,9 +18,8 @@ class Layout:
     schema: str
     like: Vector
 
-    def check(self, sender: NodeId, message: Carrier) -> Vector:
+    def check(self, sender: NodeId, message: ModelCarrier) -> Vector:
         """Return the message's one vector.  Raises ProtocolError where it is of another layout."""
-        assert not isinstance(message, Piece | MaskedInput)
         shapes = [(vector.dtype, vector.shape) for vector in message.vectors]
         if message.schema != self.schema or shapes != [(self.like.dtype, self.like.shape)]:
             raise ProtocolError(

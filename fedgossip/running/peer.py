@@ -39,7 +39,7 @@ from fedgossip.errors import (
     TooFewPeersError,
 )
 from fedgossip.machine import Checkpoint, Machine, NodeId
-from fedgossip.messages import Hello
+from fedgossip.messages import Expected, Hello
 from fedgossip.net import endpoints as endpoint_files
 from fedgossip.net.endpoints import Endpoint, Endpoints, Members
 from fedgossip.net.faulty import Faults
@@ -57,7 +57,6 @@ from fedgossip.running.runs import write_whole
 from fedgossip.secure.session import Policy
 from fedgossip.task import LocalTask
 from fedgossip.trace.files import Opening, Trace, Traced
-from fedgossip.wire import Expected
 
 WAIT_FOR_ENDPOINTS_SECONDS = 150.0
 """For a collector to hear from all peers; longer than it waits itself, so that it is the one to say who is missing."""

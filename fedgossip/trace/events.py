@@ -14,7 +14,7 @@ import numpy.typing as npt
 from fedgossip import messages
 from fedgossip.errors import ConfigError
 from fedgossip.machine import Event, Received, Rostered, Trained
-from fedgossip.messages import CARRIERS
+from fedgossip.messages import Carrier
 from fedgossip.topology import Mixing, Topology
 
 Array = npt.NDArray[Any]
@@ -24,7 +24,10 @@ class TraceError(ConfigError):
     """A trace that cannot be read, or told again."""
 
 
-_MESSAGES = {name: kind for name, kind in vars(messages).items() if dataclasses.is_dataclass(kind)}
+_NO_MESSAGES = (messages.Expected,)
+_MESSAGES = {
+    name: kind for name, kind in vars(messages).items() if dataclasses.is_dataclass(kind) and kind not in _NO_MESSAGES
+}
 """All that may stand in a message, messages themselves among it."""
 _EVENTS = {kind.__name__: kind for kind in typing.get_args(Event)}
 
@@ -33,7 +36,7 @@ def taken_apart(event: Event) -> tuple[dict[str, Any], list[Array]]:
     """Return an event's plain fields and its arrays."""
     match event:
         case Received(sender, message):
-            vectors = list(message.vectors) if isinstance(message, CARRIERS) else []
+            vectors = list(message.vectors) if isinstance(message, Carrier) else []
             return {"sender": sender, "message": _plain(message)}, vectors
         case Trained(job, update, examples, metrics):
             fields = {"job": job, "examples": examples, "metrics": dict(metrics)}
@@ -87,7 +90,7 @@ def _whole(value: Any, vectors: tuple[Array, ...] = ()) -> Any:
         return tuple(_whole(one) for one in value["of"])
     kind: Any = _MESSAGES[name]
     fields = {key: _whole(one) for key, one in value.items()}
-    return kind(**fields, vectors=vectors) if issubclass(kind, CARRIERS) else kind(**fields)
+    return kind(**fields, vectors=vectors) if issubclass(kind, Carrier) else kind(**fields)
 
 
 def described(value: object, digests: dict[int, str] | None = None) -> str:

@@ -1,0 +1,91 @@
+"""What a coordinator and its clients tell each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from fedgossip.messages.base import Carrier, Count, CountOrNone, Expected, Frame, Note, Part, Word, declared
+from fedgossip.vectors import Vector
+
+
+@declared
+@dataclass(frozen=True, slots=True, eq=False)
+class Invite(Carrier):
+    """Take part in `round`: train from these vectors, the model first.
+
+    `counted` is the last round in which a contribution of the receiver was counted: what it remembers since then, and
+    was not counted, it forgets.  `session`: the number and the signed invitation of the secure sum that the answer is
+    to go into; without it the answer is a `Contribution`.
+    """
+
+    round: Count
+    schema: str
+    vectors: tuple[Vector, ...]
+    counted: CountOrNone = -1
+    session: CountOrNone = -1
+    frame: Frame = b""
+
+
+@declared
+@dataclass(frozen=True, slots=True, eq=False)
+class Contribution(Carrier):
+    """What a client gives to `round`: vectors, of so many `examples` and local `steps`; their mean `loss`, or None.
+
+    `accuracy` is that of the model it was sent, on `tested` examples that it keeps for that.
+    """
+
+    round: Count
+    schema: str
+    vectors: tuple[Vector, ...]
+    examples: Count
+    steps: Count
+    loss: float | None
+    accuracy: float = 0.0
+    tested: Count = 0
+
+
+@declared
+@dataclass(frozen=True, slots=True)
+class Secured(Note):
+    """A signed frame of a secure sum, see secure/frames.py: of this session and stage.  Either way."""
+
+    session: Count
+    stage: Count
+    frame: Frame
+
+
+@declared
+@dataclass(frozen=True, slots=True, eq=False)
+class MaskedInput(Carrier):
+    """A client's masked vector, uint32 words of the ring, behind the frame that signs it."""
+
+    session: Count
+    stage: Count
+    frame: Frame
+    schema: str
+    vectors: tuple[Any, ...]
+
+    @classmethod
+    def allowed(cls, header: Any, expected: Expected) -> tuple[Part, ...]:  # noqa: ARG003
+        return (("uint32", expected.words),) if expected.words else ()
+
+
+@declared
+@dataclass(frozen=True, slots=True)
+class Refusal(Note):
+    """The sender takes no part in `round`, or no further; `reason` is one word (secure/aborts.py)."""
+
+    round: Count
+    session: CountOrNone
+    reason: Word
+
+
+@declared
+@dataclass(frozen=True, slots=True, eq=False)
+class Final(Carrier):
+    """The run is over after `round` rounds, and this is what came out.  Answered by a `Leaving`."""
+
+    round: Count
+    schema: str
+    vectors: tuple[Vector, ...]
