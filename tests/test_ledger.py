@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tomli_w
 from test_coordinator_commands import CLIENTS, Site
 from test_private_federation import hiding, learning
 
@@ -279,3 +280,29 @@ def test_the_command_says_what_a_key_has_spent(tmp_path: Path, capsys: pytest.Ca
     assert f"epsilon {told[1]['epsilon']:.4g} at delta 1e-05, by 3 releases in 2 runs" in capsys.readouterr().out
     cli(["privacy", "spent", "--key", str(tmp_path / "new.key")], standalone_mode=False)
     assert "Nothing" in capsys.readouterr().err
+
+
+def test_a_plan_counts_what_the_key_has_spent_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    content = {**learning("record", rounds=4, max_epsilon=5.0), "eval": {"every": 4}}
+    Path("e.toml").write_text(tomli_w.dumps(content))
+    assert cli(["privacy", "plan", "e.toml", "--id", "0", "--json"], standalone_mode=False) == 0
+    alone = json.loads(capsys.readouterr().out)
+    assert alone["total"] == alone["epsilon"]
+    with opened(tmp_path / "peer.key.spent") as ledger:
+        ledger.take_up("a", [])
+        for _ in range(4):
+            ledger.add({**SPEND, "rate": alone["plan"]["batch_size"] / min(alone["plan"]["examples"])})
+    words = ["privacy", "plan", "e.toml", "--id", "0", "--key", "peer.key"]
+    cli([*words, "--json"], standalone_mode=False)
+    with_it = json.loads(capsys.readouterr().out)
+    rate = alone["plan"]["batch_size"] / min(alone["plan"]["examples"])
+    assert with_it["total"] == pytest.approx(epsilon([Mechanism(1.0, rate, 24)], 1e-5))
+    assert with_it["rounds_within"] == alone["rounds_within"] - 4
+    cli(words, standalone_mode=False)
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"Epsilon {alone['epsilon']:.3g} was spent in other runs with this key" in said
+    with pytest.raises(ConfigError, match="accounted for by each client"):
+        cli(["privacy", "plan", "e.toml", "--key", "peer.key"], standalone_mode=False)

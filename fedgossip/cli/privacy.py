@@ -10,7 +10,9 @@ import click
 from fedgossip.cli.portable import portable_option
 
 if TYPE_CHECKING:
+    from fedgossip.privacy.accounting import Mechanism
     from fedgossip.running.ledger import Account
+    from fedgossip.running.plan import Plan
 
 
 @click.group()
@@ -24,8 +26,10 @@ def privacy() -> None:
 @portable_option
 @click.option("--id", "node", type=click.IntRange(min=0),
               help="As client K can know it, that has its own file alone: the others are taken to be as large.")
+@click.option("--key", type=click.Path(path_type=Path),
+              help="Count what this key has spent before on the same data; of a client's, with its --id.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-def plan(experiment: Path, overrides: tuple[str, ...], node: int | None, as_json: bool) -> int:
+def plan(experiment: Path, overrides: tuple[str, ...], node: int | None, key: Path | None, as_json: bool) -> int:
     """Say what the budget of EXPERIMENT will be worth, before anything is sent: epsilon, against whom, and the noise
     beside what is to be learned.  Exit code 6 where the budget ends before the rounds do."""
     import dataclasses
@@ -37,7 +41,7 @@ def plan(experiment: Path, overrides: tuple[str, ...], node: int | None, as_json
     from fedgossip.running.purses import outlook
 
     made = compose.plan(load(experiment, overrides))
-    found = outlook(made, node)
+    found = outlook(made, node, _before(made, node, key) if key else ())
     if as_json:
         import msgspec
 
@@ -46,6 +50,20 @@ def plan(experiment: Path, overrides: tuple[str, ...], node: int | None, as_json
     else:
         click.echo(columns(lines(found)))
     return 0 if found.fits else 6
+
+
+def _before(plan: Plan, node: int | None, key: Path) -> list[Mechanism]:
+    """What the ledger beside a key holds of what this run's budget is of."""
+    from fedgossip.errors import ConfigError
+    from fedgossip.running.federation import FederationPlan
+    from fedgossip.running.ledger import SUFFIX, data_of, spent_on
+
+    if not isinstance(plan, FederationPlan):
+        return []
+    who = plan.coordinator if node is None else node
+    if not plan.spends(who):
+        raise ConfigError("records are accounted for by each client", "Say whose key it is with --id.")
+    return spent_on(key.with_name(f"{key.name}.{SUFFIX}"), plan.unit, data_of(plan.experiment, who))
 
 
 @privacy.command()

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from fedgossip.errors import ConfigError, nearest
-from fedgossip.privacy.accounting import Account, Mechanism, epsilon, noise_for, steps_within, tight
+from fedgossip.privacy.accounting import Account, Mechanism, account_of, epsilon, noise_for, steps_within, tight
 from fedgossip.privacy.budget import UNITS, Spend
 from fedgossip.protocols.telling import Telling
 
@@ -73,6 +73,8 @@ class Plan:
     """unit "record": the noise on how many of these are right, where that is told."""
     test_every: int = 0
     """In every so manieth round, and in the last; 0: never."""
+    before: tuple[Mechanism, ...] = ()
+    """What was spent of the same budget in other runs."""
 
     def __post_init__(self) -> None:
         if self.weighting not in WEIGHTINGS:
@@ -113,6 +115,11 @@ class Plan:
         return Mechanism(self.test_noise, 1.0, told)
 
     @property
+    def aside(self) -> Account:
+        """What the rounds have to leave of the budget: for tests, and for what was spent before."""
+        return account_of([self.tests, *self.before])
+
+    @property
     def round_spend(self) -> Spend:
         """What one round costs a client that takes part."""
         steps = 1 if self.unit == "client" else self.local_steps
@@ -126,6 +133,8 @@ class Forecast:
     plan: Plan
     epsilon: float
     """Of a client that takes part in every round, by the Renyi account: an upper bound; tests included."""
+    total: float
+    """The same with what was spent before."""
     tight: float | None
     """The same by the tighter account; None where it is not computed."""
     usual: float
@@ -162,6 +171,7 @@ def forecast(plan: Plan) -> Forecast:
     return Forecast(
         plan,
         epsilon([all_rounds, plan.tests], plan.delta),
+        epsilon([all_rounds, plan.tests, *plan.before], plan.delta),
         tight([all_rounds, plan.tests], plan.delta),
         epsilon([usual, plan.tests], plan.delta),
         _rounds_within(plan, each),
@@ -174,15 +184,13 @@ def forecast(plan: Plan) -> Forecast:
 def _rounds_within(plan: Plan, each: Mechanism) -> int | None:
     if plan.max_epsilon is None:
         return None
-    tests = Account().plus(plan.tests)  # of all rounds, set aside first
-    return steps_within(plan.max_epsilon, plan.delta, noise=each.noise, rate=each.rate, before=tests) // each.steps
+    return steps_within(plan.max_epsilon, plan.delta, noise=each.noise, rate=each.rate, before=plan.aside) // each.steps
 
 
 def _noise_wanted(plan: Plan, all_rounds: Mechanism) -> float | None:
     wanted = SILO_EPSILON if plan.max_epsilon is None else plan.max_epsilon
     try:
-        tests = Account().plus(plan.tests)
-        return noise_for(wanted, plan.delta, rate=all_rounds.rate, steps=all_rounds.steps, before=tests)
+        return noise_for(wanted, plan.delta, rate=all_rounds.rate, steps=all_rounds.steps, before=plan.aside)
     except ConfigError:
         return None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from fedgossip.errors import ConfigError
-from fedgossip.privacy.accounting import Account, epsilon, noise_for
+from fedgossip.privacy.accounting import account_of, epsilon, noise_for
 from fedgossip.privacy.forecast import SILO_EPSILON, SILOS, Forecast, Plan
 from fedgossip.privacy.guarantee import meaning
 
@@ -20,6 +20,7 @@ def lines(forecast: Forecast) -> list[tuple[str, str]]:
         *_beside(plan),
         ("epsilon", _epsilon(forecast)),
         *_tests(plan),
+        *_before(forecast),
         ("delta", _delta(plan)),
         ("rounds", rounds(forecast)),
         ("noise", _noise(forecast)),
@@ -97,6 +98,15 @@ def _tests(plan: Plan) -> list[tuple[str, str]]:
     alone = _number(epsilon([plan.tests], plan.delta))
     of = f"Noise {_number(plan.test_noise)} on each count of right answers; {plan.tests.steps} of them"
     return [("tests", f"{of} are epsilon {alone} alone, which is counted in the epsilon above.")]
+
+
+def _before(forecast: Forecast) -> list[tuple[str, str]]:
+    plan = forecast.plan
+    if not plan.before:
+        return []
+    spent = _number(epsilon(plan.before, plan.delta))
+    text = f"Epsilon {spent} was spent in other runs with this key, on the same data; with this one it is "
+    return [("before", f"{text}{_number(forecast.total)}.  {meaning(forecast.total, plan.unit)}")]
 
 
 def _delta(plan: Plan) -> str:
@@ -179,7 +189,7 @@ def _fewer_rounds(forecast: Forecast) -> str | None:
 def _wanted(plan: Plan, wanted: float, rounds: int) -> float | None:
     each = plan.round_spend
     try:
-        tests = Account().plus(plan.tests)
+        tests = account_of([plan.tests])
         return noise_for(wanted, plan.delta, rate=each.rate, steps=each.steps * rounds, before=tests)
     except ConfigError:
         return None

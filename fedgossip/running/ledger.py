@@ -22,6 +22,7 @@ from fedgossip.errors import ConfigError, NotWrittenError
 from fedgossip.experiment import Experiment
 from fedgossip.learning.own import PLACE
 from fedgossip.machine import NodeId
+from fedgossip.privacy.accounting import Mechanism
 from fedgossip.privacy.budget import Spend
 from fedgossip.running.purses import account_before
 
@@ -109,6 +110,16 @@ def _lines(path: Path) -> tuple[list[Line], int]:
             advice = "Put the file back as it was: without it nothing more may be released with this key."
             raise ConfigError(f"{path}, line {place}: {error}", advice) from None
     return found, whole
+
+
+def spent_on(path: Path, unit: str, data: str) -> list[Mechanism]:
+    """Return what a ledger holds of one unit of some data, equal releases as one."""
+    steps: dict[tuple[float, float], int] = {}
+    for line in _lines(path)[0] if path.exists() else ():
+        if (line.spend["unit"], line.data) == (unit, data):
+            one = Spend.from_mapping(line.spend).mechanism
+            steps[one.noise, one.rate] = steps.get((one.noise, one.rate), 0) + one.steps
+    return [Mechanism(noise, rate, count) for (noise, rate), count in steps.items()]
 
 
 @dataclass(frozen=True)

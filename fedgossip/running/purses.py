@@ -11,7 +11,7 @@ from fedgossip.running.credentials import Logged
 
 if TYPE_CHECKING:
     from fedgossip.experiment import Experiment, Privacy
-    from fedgossip.privacy.accounting import Account
+    from fedgossip.privacy.accounting import Account, Mechanism
     from fedgossip.privacy.budget import Budget, Spend
     from fedgossip.privacy.forecast import Forecast
     from fedgossip.running.plan import Plan
@@ -80,10 +80,11 @@ def cost_of_training(experiment: Experiment, examples: int) -> tuple[float, int]
     return private_rate(experiment.train, examples), private_steps(experiment.train, examples)
 
 
-def outlook(plan: Plan, seen_by: NodeId | None = None) -> Forecast:
+def outlook(plan: Plan, seen_by: NodeId | None = None, before: Iterable[Mechanism] = ()) -> Forecast:
     """Return what the budget of a run will be worth.  Reads the data.  Raises ConfigError for a run without one.
 
     `seen_by`: a client that has a file of its own, and takes the others to have as many examples: no other is read.
+    `before`: what was spent of the same budget in other runs.
     """
     from fedgossip.privacy.forecast import Plan as Promise
     from fedgossip.privacy.forecast import forecast
@@ -120,5 +121,6 @@ def outlook(plan: Plan, seen_by: NodeId | None = None) -> Forecast:
             tested=e.data.local_test > 0,
             test_noise=p.test_noise,
             test_every=e.eval.every if p.test_noise else 0,
+            before=tuple(before),
         )
     )
