@@ -6,6 +6,7 @@ Every key but the graph, or the number of clients, has a default.  An unknown ke
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -54,12 +55,38 @@ def checked(content: dict[str, Any], where: str) -> Experiment:
                 "graph", '[topology]  graph = "ring"  n = 8'
             )
             raise ConfigError(f"{where}: no {what}", f"Give at least:  {least}") from None
-        raise ConfigError(f"{where}: {place.rstrip('`') or 'the file'}: {text[0].lower()}{text[1:]}", "") from None
+        place = place.rstrip("`")
+        if advice := _as_a_table(content, place):
+            raise ConfigError(f"{where}: {place} is a table, not one word", advice) from None
+        raise ConfigError(f"{where}: {place or 'the file'}: {text[0].lower()}{text[1:]}", "") from None
     if experiment.coordinator and "algorithm" in content:
         advice = "The algorithm of a federated run is coordinator.algorithm, with coordinator.options."
         raise ConfigError(f"{where}: [algorithm] is a section of gossip", advice)
     check(experiment, where)
     return experiment
+
+
+_OF_A_KIND = {
+    "dirichlet": "alpha = 0.3",
+    "shard": "shards_per_peer = 2",
+    "pathological": "classes_per_peer = 2",
+    "size-skewed": "exponent = 1.5",
+}
+"""What a partition of each kind may have beside its kind, to show how it is written."""
+
+
+def _as_a_table(content: Mapping[str, Any], place: str) -> str:
+    """Return how to write what is a bare word and should be a table; "" where it is something else."""
+    value: Any = content
+    for part in place.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    if not isinstance(value, str):
+        return ""
+    if place == "data.partition":
+        more = f", {_OF_A_KIND[value]}" if value in _OF_A_KIND else ""
+        return f'Write data.partition = {{ kind = "{value}"{more} }}'
+    first = {"topology": "graph", "task": "kind", "algorithm": "name", "data": "source", "model": "source"}
+    return f'Write {place} = {{ {first[place]} = "{value}" }}' if place in first else ""
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -68,8 +95,24 @@ def _read(path: Path) -> dict[str, Any]:
     except OSError as error:
         reason = (error.strerror or "cannot be read").lower()
         raise ConfigError(f"{path}: {reason}", "README shows an experiment file to start from.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not TOML: {error}", "Strings need quotes; sections are [name].") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not TOML: {error}", "A file of TOML is text in UTF-8.") from None
+    except tomllib.TOMLDecodeError as error:
+        raise _not_toml(path, str(error)) from None
+
+
+def _not_toml(path: Path, text: str) -> ConfigError:
+    """Return the error of a file that is no TOML; what is there twice is named, with its line."""
+    line = re.search(r"at line (\d+)", text)
+    if table := re.match(r"Cannot declare \((.+)\) twice", text):
+        name = ".".join(re.findall(r"'([^']*)'", table[1]))
+        what = f"the table {name!r} is there twice" + (f", in line {line[1]} again" if line else "")
+        advice = f"Write all its keys in one place: under one [{name}], or as {name}.key = ..."
+        return ConfigError(f"{path}: {what}", advice)
+    if text.startswith("Cannot overwrite a value") and line:
+        written = path.read_text().splitlines()[int(line[1]) - 1].partition("=")[0].strip()
+        return ConfigError(f"{path}: {written!r} is given twice, in line {line[1]} again", "Take one of the two out.")
+    return ConfigError(f"{path}: not TOML: {text}", "Strings need quotes; sections are [name].")
 
 
 def _override(content: dict[str, Any], text: str) -> None:

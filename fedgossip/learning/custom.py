@@ -8,11 +8,15 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from traceback import extract_tb
 from typing import Any
 
 from fedgossip.errors import ConfigError, TrainingError, nearest
 
 _NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+
+SEE_WHERE = "The code is yours; with FEDGOSSIP_TRACEBACK=1 in the environment the whole traceback is shown."
 
 
 def is_function(source: str) -> bool:
@@ -27,12 +31,16 @@ def function(source: str, base: Path | None = None) -> Callable[..., Any]:
         try:
             module = importlib.import_module(module_name)
         except ModuleNotFoundError as error:
-            raise ConfigError(
-                f"{source}: there is no module {error.name!r}",
-                f"It is looked for in {base or Path.cwd()} and where Python finds installed packages.",
-            ) from error
+            places = f"in {base or Path.cwd()} and where Python finds installed packages"
+            if error.name and f"{module_name}.".startswith(f"{error.name}."):
+                text = f"{source}: there is no module {error.name!r}"
+                raise ConfigError(text, f"It is looked for {places}.") from error
+            missing = f"{error.name!r}{_place(error)}"
+            text = f"{source}: {module_name} is there, and a module that it imports is not: {missing}"
+            raise ConfigError(text, f"Install it, or put it beside the other: it is looked for {places}.") from error
         except Exception as error:
-            raise ConfigError(f"{source}: importing {module_name} failed: {error!r}", "Run it alone first.") from error
+            text = f"{source}: importing {module_name} failed: {error!r}{_place(error)}"
+            raise ConfigError(text, SEE_WHERE) from error
     found = getattr(module, name, None)
     if not callable(found):
         known = [word for word, value in vars(module).items() if callable(value) and not word.startswith("_")]
@@ -46,7 +54,14 @@ def call(source: str, base: Path | None, *arguments: object) -> Any:
     try:
         return wanted(*arguments)
     except Exception as error:
-        raise TrainingError(f"{source} raised {error!r}", "The function is yours; the traceback says where.") from error
+        raise TrainingError(f"{source} raised {error!r}{_place(error)}", SEE_WHERE) from error
+
+
+def _place(error: Exception) -> str:
+    """Return " (mine.py, line 3)", the last line of the user's own that ran; nothing where none did."""
+    frames = [one for one in extract_tb(error.__traceback__) if one.filename != __file__ and "<" not in one.filename]
+    mine = [one for one in frames if not {"site-packages", "importlib"} & set(Path(one.filename).parts)]
+    return f" ({Path(mine[-1].filename).name}, line {mine[-1].lineno})" if mine else ""
 
 
 @contextmanager

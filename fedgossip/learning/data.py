@@ -288,13 +288,33 @@ def from_arrays(name: str, x: npt.ArrayLike, y: npt.ArrayLike, groups: npt.Array
             whole = labels.astype(np.int64)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{name}: not arrays of numbers: {error}", "x holds numbers, y whole numbers.") from error
+    if labels.ndim == 1 and labels.dtype.kind == "f" and np.isfinite(labels).all():
+        check_classes(name, labels)
     if labels.ndim != 1 or values.ndim < 2 or not np.array_equal(whole, labels):
         raise ConfigError(
             f"{name}: x is {values.shape} and y {labels.shape} of {labels.dtype}",
             "x is [m, features] or [m, 1, height, width], y [m] whole numbers.",
         )
+    check_classes(name, labels)
     ids, names = (None, ()) if groups is None else group_ids(np.asarray(groups))
     return Dataset(name, values, whole, max(2, int(whole.max(initial=0)) + 1), ids, names)
+
+
+CLASSES_SURE = 20
+"""Up to so many different numbers as labels are classes, whatever they are."""
+EXAMPLES_A_CLASS = 5
+"""Whole numbers of which each is the label of fewer examples than this, on average, are no classes."""
+
+
+def check_classes(where: str, labels: npt.NDArray[Any]) -> None:
+    """Raise ConfigError where labels are numbers to be predicted, and no classes."""
+    different = np.unique(labels)
+    few = len(different) * EXAMPLES_A_CLASS > len(labels)
+    if len(different) > CLASSES_SURE and (few or not np.array_equal(different, np.round(different))):
+        raise ConfigError(
+            f"{where}: the labels are {len(different)} different numbers in {len(labels)} examples: that is regression",
+            "There is classification only: make classes of the numbers (low, middle, high), or take another label.",
+        )
 
 
 def group_ids(names: npt.NDArray[Any]) -> tuple[Indices, tuple[str, ...]]:

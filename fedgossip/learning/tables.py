@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedgossip.errors import ConfigError, nearest
-from fedgossip.learning.data import Dataset, Indices, from_arrays, group_ids
+from fedgossip.learning.data import Dataset, Indices, check_classes, from_arrays, group_ids
 
 SCALES = ("none", "standard")
 LARGEST = float(np.finfo(np.float32).max)
@@ -49,6 +49,8 @@ def _classes(
     path: Path, labels: npt.NDArray[np.float64] | npt.NDArray[np.str_], known: Sequence[str]
 ) -> tuple[tuple[str, ...], Indices]:
     """Return the classes' names and the class of every label: its place in `known`, or where none are, in order."""
+    if labels.dtype.kind == "f" and not known:
+        check_classes(str(path), labels)
     values, which = np.unique(labels, return_inverse=True)
     found = [str(v) if isinstance(v, str) else f"{v:.17g}" for v in values]
     names = tuple(known or found)

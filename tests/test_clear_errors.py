@@ -1,0 +1,146 @@
+"""What is wrong in somebody's own file is said in one line that names it, and one of what to write."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from commands import in_process
+
+from fedgossip.errors import ConfigError, TrainingError
+from fedgossip.experiment import load
+from fedgossip.learning import custom, data, partitions
+from fedgossip.learning.tables import read_csv
+
+
+def refused(text: str, folder: Path) -> ConfigError:
+    path = folder / "e.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as error:
+        load(path)
+    return error.value
+
+
+RING = '[topology]\ngraph = "ring"\nn = 4\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "said", "advice"),
+    [
+        (f"{RING}[data]\ntest = 0.2\n[train]\n[data]\n", "the table 'data' is there twice, in line 7 again", "[data]"),
+        (f"data.test = 0.2\n{RING}[data]\nsource = 'digits'\n", "the table 'data' is there twice", "data.key = ..."),
+        (
+            f"{RING}[data.partition]\n[data.partition]\n",
+            "the table 'data.partition' is there twice",
+            "[data.partition]",
+        ),
+        (f"{RING}[train]\nlr = 0.1\nbatch_size = 2\nlr = 0.2\n", "'lr' is given twice, in line 7 again", "Take one"),
+        (f"{RING}x = \n", "not TOML", "Strings need quotes"),
+        (f'{RING}[data]\npartition = "dirichlet"\n', "data.partition is a table", 'kind = "dirichlet", alpha = 0.3 }'),
+        (f'{RING}[data]\npartition = "iid"\n', "data.partition is a table", '{ kind = "iid" }'),
+        ('topology = "ring"\n', "topology is a table", 'topology = { graph = "ring" }'),
+        (f'{RING}[train]\nlr = "fast"\n', "train.lr", ""),
+    ],
+)
+def test_what_is_written_otherwise_than_meant_is_named(text: str, said: str, advice: str, tmp_path: Path) -> None:
+    error = refused(text, tmp_path)
+    assert said in str(error) and advice in error.advice, (str(error), error.advice)
+
+
+@pytest.mark.parametrize("kind", ["dirichlet", "shard", "pathological", "size-skewed", "iid"])
+def test_the_table_that_is_advised_is_one_that_works(kind: str, tmp_path: Path) -> None:
+    advice = refused(f'{RING}[data]\npartition = "{kind}"\n', tmp_path).advice
+    path = tmp_path / "mended.toml"
+    path.write_text(f"{advice.removeprefix('Write ')}\n{RING}")
+    keys = dict(load(path).data.partition)
+    labels = np.arange(400) % 5
+    assert len(partitions.partition(keys.pop("kind"), labels, 4, seed=1, **keys)) == 4
+
+
+# --- the user's own module --------------------------------------------------------------------------------------------
+
+
+def module(folder: Path, name: str, text: str) -> str:
+    (folder / f"{name}.py").write_text(text)
+    return f"{name}:f"
+
+
+def test_a_module_that_is_not_there_and_one_that_it_imports_are_told_apart(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no module 'nobody_has_this'"):
+        custom.function("nobody_has_this:f", tmp_path)
+    with pytest.raises(ConfigError, match="there is no module 'nobody_has'"):
+        custom.function("nobody_has.this:f", tmp_path)
+    source = module(tmp_path, "clear_errors_one", "import os\nimport nobody_has_that\n")
+    with pytest.raises(ConfigError) as error:
+        custom.function(source, tmp_path)
+    text = "clear_errors_one is there, and a module that it imports is not: 'nobody_has_that' (clear_errors_one.py"
+    assert text in str(error.value) and "Install it" in error.value.advice
+
+
+def test_an_error_in_the_users_code_says_its_line_and_how_to_see_more(tmp_path: Path) -> None:
+    source = module(tmp_path, "clear_errors_two", "def g():\n    return 1 / 0\n\ndef f():\n    return g()\n")
+    with pytest.raises(TrainingError, match=r"ZeroDivisionError.*\(clear_errors_two.py, line 2\)") as error:
+        custom.call(source, tmp_path)
+    assert "FEDGOSSIP_TRACEBACK=1" in error.value.advice
+    source = module(tmp_path, "clear_errors_three", "x = 1\ny = int('a')\n")
+    with pytest.raises(ConfigError, match=r"importing clear_errors_three failed.*line 2\)"):
+        custom.function(source, tmp_path)
+
+
+def test_the_hint_shows_the_traceback_that_it_promises(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = module(tmp_path, "clear_errors_four", "def f(shape, classes):\n    return 1 / 0\n")
+    (tmp_path / "e.toml").write_text(RING + f'[model]\nsource = "{source}"\n')
+    said = in_process(["run", "e.toml", "--no-report"], tmp_path, monkeypatch, capsys)
+    assert said.code == 5 and "FEDGOSSIP_TRACEBACK=1" in said.err
+    monkeypatch.setenv("FEDGOSSIP_TRACEBACK", "1")
+    monkeypatch.setattr("sys.argv", ["fedgossip", "run", "e.toml", "--no-report"])
+    from fedgossip.cli import main
+
+    with pytest.raises(TrainingError) as error:
+        main()
+    assert isinstance(error.value.__cause__, ZeroDivisionError)
+
+
+# --- labels that are no classes ---------------------------------------------------------------------------------------
+
+
+def table(folder: Path, labels: list[object]) -> Path:
+    path = folder / "t.csv"
+    path.write_text("a,y\n" + "".join(f"{k},{label}\n" for k, label in enumerate(labels)))
+    return path
+
+
+REGRESSION = {
+    "prices": [1000 + 37 * k for k in range(100)],
+    "shares": [k / 64 for k in range(64)] * 20,
+}
+CLASSES = {
+    "letters": [k % 26 for k in range(130)],
+    "grades": [0.5 * (k % 8) for k in range(40)],
+    "few": list(range(20)),
+}
+
+
+@pytest.mark.parametrize("name", REGRESSION)
+def test_numbers_to_be_predicted_are_called_regression(name: str, tmp_path: Path) -> None:
+    labels = REGRESSION[name]
+    with pytest.raises(
+        ConfigError, match=f"{len(set(labels))} different numbers in {len(labels)} examples.*regression"
+    ) as error:
+        read_csv(table(tmp_path, list(labels)), {"label": "y"})
+    assert "classification only" in error.value.advice
+    with pytest.raises(ConfigError, match="regression"):
+        data.from_arrays("mine", np.zeros((len(labels), 2)), np.array(labels))
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_numbers_that_name_classes_stay_classes(name: str, tmp_path: Path) -> None:
+    labels = CLASSES[name]
+    assert read_csv(table(tmp_path, list(labels)), {"label": "y"}).classes == len(set(labels))
+
+
+def test_words_are_classes_however_many_they_are(tmp_path: Path) -> None:
+    assert read_csv(table(tmp_path, [f"w{k}" for k in range(60)]), {"label": "y"}).classes == 60
