@@ -13,7 +13,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "fedgossip"
 
 FLOORS = [
-    {"errors", "kernels", "likeness", "owner_files", "seeds", "vectors", "decoding", "patience"},
+    {"errors", "kernels", "likeness", "owner_files", "seeds", "vectors", "decoding", "patience", "plain"},
     {"messages"},
     {"machine"},
     {"task"},

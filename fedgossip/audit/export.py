@@ -14,6 +14,7 @@ from pathlib import Path
 from fedgossip.audit.entries import Entry, bytes_of, entries
 from fedgossip.audit.verify import Verdict
 from fedgossip.errors import NotWrittenError
+from fedgossip.plain import printable
 
 COLUMNS = ("number", "time", "kind", "bytes", "with", "round", "session", "sha256", "more", "hash")
 
@@ -26,18 +27,13 @@ def row(entry: Entry) -> dict[str, object]:
     """Return an entry by COLUMNS."""
     facts = entry.facts
     peer = next((f"{word} {facts[word]}" for word in ("to", "from") if word in facts), "")
-    more = "; ".join(f"{name} {_plain(value)}" for name, value in facts.items() if name not in _TOLD)
+    more = "; ".join(f"{name} {printable(str(value))}" for name, value in facts.items() if name not in _TOLD)
     size, round = bytes_of(facts), facts.get("round", "")
     return {
         "number": entry.number, "time": entry.time, "kind": entry.kind, "bytes": "" if size is None else size,
-        "with": peer, "round": _plain(round), "session": _plain(facts.get("session", "")),
-        "sha256": _plain(facts.get("sha256", "")), "more": more, "hash": entry.hash,
+        "with": peer, "round": printable(str(round)), "session": printable(str(facts.get("session", ""))),
+        "sha256": printable(str(facts.get("sha256", ""))), "more": more, "hash": entry.hash,
     }  # fmt: skip
-
-
-def _plain(value: object) -> str:
-    """Return a text that a terminal shows and does not obey."""
-    return "".join(letter if letter.isprintable() else "?" for letter in str(value))
 
 
 def cover(verdict: Verdict) -> dict[str, object]:

@@ -13,6 +13,7 @@ from typing import NoReturn
 import click
 
 from fedgossip import __version__
+from fedgossip.cli.text import echo
 from fedgossip.errors import FedgossipError, nearest
 
 COMMANDS = {
@@ -96,5 +97,5 @@ def _fail(message: str, advice: str, code: int, error: BaseException | None) -> 
         raise error
     for line in (f"error: {message}", advice):  # a message from elsewhere may have several lines; ours have one
         if line:
-            click.echo(" ".join(line.split()), err=True)
+            echo(" ".join(line.split()), err=True)
     return code

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fedgossip.cli.text import columns
+from fedgossip.cli.text import columns, echo
 
 if TYPE_CHECKING:
     from fedgossip.audit.verify import Verdict
@@ -48,17 +48,17 @@ def show(log: Path, kind: str | None, last: int | None, as_json: bool) -> None:
         chosen: deque[Entry] = deque((one for one in entries(path) if kind in (None, one.kind)), maxlen=last)
         if as_json:
             for one in chosen:
-                print(json.dumps({"log": str(path), **{name: getattr(one, name) for name in one.__struct_fields__}}))
+                echo(json.dumps({"log": str(path), **{name: getattr(one, name) for name in one.__struct_fields__}}))
             continue
         if len(found) > 1:
-            print(f"{path}:")
+            echo(f"{path}:")
         rows = [["time", "kind", "bytes", "with", "round", "sha256", "more"]]
         for one in chosen:
             cells = row(one)
             size = f"{cells['bytes']:,}" if isinstance(cells["bytes"], int) else ""
             told = [str(cells[name]) for name in ("time", "kind", "with", "round", "sha256", "more")]
             rows.append([*told[:2], size, *(_HASH.sub(r"\1", one) for one in told[2:])])
-        print(columns(rows))
+        echo(columns(rows))
 
 
 @audit.command()
@@ -90,7 +90,7 @@ def verify(
         others = list(replace(judge, key=None, node=None, head=None).all_of(against))
         verdicts = [_compared(verdict, others, every=against.is_dir()) for verdict in verdicts] + others
     for verdict in verdicts:
-        print(json.dumps(_facts(verdict)) if as_json else _said(verdict))
+        echo(json.dumps(_facts(verdict)) if as_json else _said(verdict))
     return 0 if all(verdict.sound for verdict in verdicts) else 1
 
 
@@ -110,7 +110,7 @@ def export(log: Path, out: Path, as_table: bool | None, key: str | None) -> int:
     verdict = _Judge(key, None, None, None, None).log(log)
     table = out.suffix != ".json" if as_table is None else as_table
     write(out, as_csv(verdict) if table else as_json(verdict))
-    click.echo(f"Wrote {out}: {_said(verdict)}")
+    echo(f"Wrote {out}: {_said(verdict)}")
     return 0 if verdict.sound else 1
 
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
+from fedgossip.cli.text import console, echo
 from fedgossip.records import EventRow, NetworkRow, PeerRow, Row
 
 if TYPE_CHECKING:
@@ -44,9 +43,9 @@ def chaos(seed: int, rounds: int, out: Path | None) -> int:
 
     began = time.monotonic()
     folder = out or Path("runs") / time.strftime("chaos-%Y%m%d-%H%M%S")
-    click.echo(f"{PEERS} peers, each a process of this machine, learn to read handwritten digits together.")
-    click.echo("While they do, every 4 seconds one is killed (SIGKILL) and comes back 2 seconds later; one is put to")
-    click.echo("sleep, one is slow, and for 5 seconds two halves do not hear each other.  Nobody is in charge.\n")
+    echo(f"{PEERS} peers, each a process of this machine, learn to read handwritten digits together.")
+    echo("While they do, every 4 seconds one is killed (SIGKILL) and comes back 2 seconds later; one is put to")
+    echo("sleep, one is slow, and for 5 seconds two halves do not hear each other.  Nobody is in charge.\n")
     with Board(rounds) as board:
         disturbed = run_local_plan(
             plan_of("chaos", seed, rounds, [LINKS, *FAULTS]), folder / "chaos", watch=board, report=True
@@ -55,9 +54,9 @@ def chaos(seed: int, rounds: int, out: Path | None) -> int:
         return 130
     quiet = simulate_plan(plan_of("undisturbed", seed, rounds, [LINKS]), out=folder / "undisturbed", report=False)
     for line in words(disturbed, quiet):
-        click.echo(line)
-    click.echo(f"\nAll of it in pictures: open {folder / 'chaos' / 'report.html'}")
-    click.echo(f"{time.monotonic() - began:.0f} seconds.")
+        echo(line)
+    echo(f"\nAll of it in pictures: open {folder / 'chaos' / 'report.html'}")
+    echo(f"{time.monotonic() - began:.0f} seconds.")
     return 0
 
 
@@ -142,20 +141,18 @@ class Board:
         self._live: Any = None
 
     def __enter__(self) -> Board:
-        from rich.console import Console
-
-        console = Console()
-        if console.is_terminal:
+        out = console()
+        if out.is_terminal:
             from rich.live import Live
 
-            self._live = Live(console=console, get_renderable=self.table, refresh_per_second=4)
+            self._live = Live(console=out, get_renderable=self.table, refresh_per_second=4)
             self._live.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self._live:
             self._live.stop()
-        click.echo()
+        echo()
 
     def __call__(self, row: Row) -> None:
         match row:
@@ -207,7 +204,7 @@ class Board:
     def _say(self, text: str) -> None:
         if not self._live:
             self._said = time.monotonic()
-            click.echo(f"{self._said - self._began:5.1f} s   {text}")
+            echo(f"{self._said - self._began:5.1f} s   {text}")
 
     def _summary(self) -> str:
         each = " ".join(f"{peer.round}" if peer.state != "killed" else "-" for peer in self.peers)
@@ -216,9 +213,11 @@ class Board:
     def table(self) -> Table:
         """The peers as they are now."""
         from rich.table import Table
+        from rich.text import Text
 
-        parted = "   [red]the network is in two halves[/red]" if self.parted else ""
-        title = f"{time.monotonic() - self._began:.0f} s   average model {_percent(self.averaged)}{parted}"
+        title = Text(f"{time.monotonic() - self._began:.0f} s   average model {_percent(self.averaged)}")
+        if self.parted:
+            title.append("   the network is in two halves", "red")
         table = Table(title=title, title_justify="left", min_width=76)
         for name in ("peer", "round", "accuracy"):
             table.add_column(name, justify="right")
@@ -226,7 +225,7 @@ class Board:
         table.add_column("what hit it", min_width=32)
         for number, peer in enumerate(self.peers):
             style = STYLES.get(peer.state, "yellow")
-            state = f"[{style}]{peer.state}[/{style}]"
+            state = Text(peer.state, style)
             hits = ", ".join(peer.hits[-HITS_SHOWN:])
             table.add_row(str(number), f"{peer.round}/{self.rounds}", _percent(peer.accuracy), state, hits)
         return table

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fedgossip.cli.text import echo
+
 if TYPE_CHECKING:
     from fedgossip.running.compose import Plan
     from fedgossip.running.local import Family
@@ -47,14 +49,14 @@ def _graphs(seed: int, rounds: int, out: Path | None) -> int:
 
     began = time.monotonic()
     folder = out or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")
-    click.echo("16 peers learn to read handwritten digits.  Each sees only its own, uneven share of the images")
-    click.echo("(Dirichlet 0.3); after every 5 small steps each averages its model with its neighbours' models.\n")
+    echo("16 peers learn to read handwritten digits.  Each sees only its own, uneven share of the images")
+    echo("(Dirichlet 0.3); after every 5 small steps each averages its model with its neighbours' models.\n")
     with Family() as family:  # warms up while the simulator works
-        click.echo("1. Eight graphs, simulated.  Test accuracy of the averaged model, the mean and the worst peer:\n")
+        echo("1. Eight graphs, simulated.  Test accuracy of the averaged model, the mean and the worst peer:\n")
         simulated = _simulate_all(seed, rounds, folder)
-        click.echo("\n   The gap is the graph's worst case, n_W how many neighbours' models a peer in effect averages;")
-        click.echo("   both are computed before any training.  n_W foretells the peers better: compare star and ring.")
-        click.echo("\n2. The ring again: 16 processes, encrypted ZeroMQ over TCP on this machine.\n")
+        echo("\n   The gap is the graph's worst case, n_W how many neighbours' models a peer in effect averages;")
+        echo("   both are computed before any training.  n_W foretells the peers better: compare star and ring.")
+        echo("\n2. The ring again: 16 processes, encrypted ZeroMQ over TCP on this machine.\n")
         real = _run_real(seed, rounds, folder, family)
     if real.summary["status"] == "interrupted":
         return 130
@@ -108,7 +110,7 @@ def _cells(title: str, summary: dict[str, Any]) -> tuple[str, ...]:
 def _line(cells: tuple[str, ...]) -> None:
     first, *rest = cells
     numbers = "".join(cell.rjust(width) for cell, width in zip(rest, WIDTHS[1:], strict=True))
-    click.echo("   " + first.ljust(WIDTHS[0]) + numbers)
+    echo("   " + first.ljust(WIDTHS[0]) + numbers)
 
 
 def _run_real(seed: int, rounds: int, folder: Path, family: Family) -> Run:
@@ -126,16 +128,16 @@ def _compare(simulated: dict[str, Run], real: Run, folder: Path, began: float) -
     ring = simulated["ring"]
     same = ring.digest == real.digest
     measured, promised = ring.summary["measured_contraction"], ring.summary["forecast"]["slem"]
-    click.echo(f"   simulated  sha256 {ring.digest}")
-    click.echo(f"   real       sha256 {real.digest}")
-    click.echo(f"   {'equal' if same else 'DIFFERENT'}: over all 16 final models, to the last bit\n")
-    click.echo(f"3. Forecast for the ring: a round leaves at most {promised:.4f} of the disagreement.")
-    click.echo(f"   Measured over the run: {measured:.4f}.\n")
+    echo(f"   simulated  sha256 {ring.digest}")
+    echo(f"   real       sha256 {real.digest}")
+    echo(f"   {'equal' if same else 'DIFFERENT'}: over all 16 final models, to the last bit\n")
+    echo(f"3. Forecast for the ring: a round leaves at most {promised:.4f} of the disagreement.")
+    echo(f"   Measured over the run: {measured:.4f}.\n")
     runs = [run.directory for run in (*simulated.values(), real) if run.directory]
     ring_folder = ring.directory
     if ring_folder:
         write_report(ring_folder)
     page = write_comparison(folder / "report.html", runs, "Eight graphs, one task")
-    click.echo(f"   All of it in pictures: open {page}")
-    click.echo(f"\n{time.monotonic() - began:.0f} seconds.  Next: fedgossip topology compare ring star torus --n 16")
+    echo(f"   All of it in pictures: open {page}")
+    echo(f"\n{time.monotonic() - began:.0f} seconds.  Next: fedgossip topology compare ring star torus --n 16")
     return 0 if same else 1

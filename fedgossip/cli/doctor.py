@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from fedgossip import kernels
+from fedgossip.cli.text import echo
 
 NEEDED = ("torch", "numpy", "scipy", "networkx", "pyzmq", "msgspec", "scikit-learn", "safetensors", "matplotlib")
 
@@ -20,7 +21,7 @@ def doctor() -> int:
     """Say what this machine can do, and what is missing."""
     fine = True
     for good, text in _findings():
-        click.echo(f"{'ok     ' if good else 'missing'}  {text}")
+        echo(f"{'ok     ' if good else 'missing'}  {text}")
         fine = fine and good
     return 0 if fine else 2
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from typing import TYPE_CHECKING, Any
+
+from fedgossip.cli.text import echo
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,15 +40,15 @@ def show_plan(plan: Plan, *, as_json: bool) -> None:
         return
     import tomli_w
 
-    print(tomli_w.dumps(plan.experiment.to_dict()))
+    echo(tomli_w.dumps(plan.experiment.to_dict()))
     for line in [*plan.head, *lines]:
-        print(f"# {line}")
+        echo(f"# {line}")
     total = f"{own['bytes_per_round']:,} bytes a round, {facts['bytes_total']:,} in all"
-    print(f"# {task.length:,} parameters in {task.dtype.name}: {total}")
+    echo(f"# {task.length:,} parameters in {task.dtype.name}: {total}")
     if shares.sizes:
         counted = f"{min(shares.sizes)} to {max(shares.sizes)} each"
-        print(f"# {sum(shares.sizes):,} training examples, {counted}")
-    print("Nothing was trained: this was a dry run.", file=sys.stderr)
+        echo(f"# {sum(shares.sizes):,} training examples, {counted}")
+    echo("Nothing was trained: this was a dry run.", err=True)
 
 
 def _gossip(plan: Plan, task: LocalTask) -> tuple[dict[str, Any], Sequence[str]]:

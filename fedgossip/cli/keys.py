@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 
+from fedgossip.cli.text import echo
+
 DEFAULT = Path("peer.key")
 
 PORT = 5700
@@ -40,8 +42,8 @@ def new(out: Path, node: int, address: str | None, calls: bool) -> None:
     identity = Identity.new()
     text = block(node, signed(identity, where))
     identity.save(out, text)
-    click.echo(f"The secret key is in {out}, readable by you alone.  For endpoints.toml on every machine:", err=True)
-    click.echo(text, nl=False)
+    echo(f"The secret key is in {out}, readable by you alone.  For endpoints.toml on every machine:", err=True)
+    echo(text, nl=False)
 
 
 def _asked() -> str:
@@ -55,7 +57,7 @@ def _asked() -> str:
     if found is None:
         advice = "Add --address tcp://HOST:PORT, or --client for a client of a coordinator."
         raise ConfigError("this machine has no address that others could call", advice)
-    click.echo(f"The address of this machine: {found}; say another one with --address.", err=True)
+    echo(f"The address of this machine: {found}; say another one with --address.", err=True)
     return found
 
 
@@ -73,7 +75,7 @@ def show(file: Path, whole: bool, node: int | None, address: str | None, calls: 
 
     identity = Identity.load(file)
     if not whole and node is None:
-        click.echo(identity.public)
+        echo(identity.public)
         return
     kept = kept_block(file)
     if node is None and kept is None:
@@ -85,7 +87,7 @@ def show(file: Path, whole: bool, node: int | None, address: str | None, calls: 
         raise ConfigError("the block of a peer says where it listens, and its key does not know", advice)
     if where:
         check_reachable(where, "--address")
-    click.echo(block(number, signed(identity, where)), nl=False)
+    echo(block(number, signed(identity, where)), nl=False)
 
 
 @keys.command()
@@ -97,8 +99,8 @@ def organiser(out: Path) -> None:
 
     identity = Identity.new()
     identity.save(out)
-    click.echo(f"The secret key is in {out}, readable by you alone.  For the top of endpoints.toml:", err=True)
-    click.echo(f"organiser = '{identity.verify}'")
+    echo(f"The secret key is in {out}, readable by you alone.  For the top of endpoints.toml:", err=True)
+    echo(f"organiser = '{identity.verify}'")
 
 
 @keys.command()
@@ -115,7 +117,7 @@ def admit(peer_block: Path, organiser_key: Path) -> None:
     key = Identity.load(organiser_key)
     for node, endpoint in load_blocks(peer_block).items():
         admission = key.sign(admission_of(node, endpoint.key, endpoint.verify))
-        click.echo(block(node, replace(endpoint, admission=admission)), nl=False)
+        echo(block(node, replace(endpoint, admission=admission)), nl=False)
 
 
 @keys.command()
@@ -139,4 +141,4 @@ def revoke(endpoints: Path, node: int, organiser_key: Path) -> None:
         raise ConfigError(f"{endpoints}: there is no entry for peer {node}", "Name a file with its [[peer]] block.")
     said = signed(Revocation(node, blocks[node].key, blocks[node].verify), key.sign)
     assert isinstance(said, Revocation)
-    click.echo(revoked_block(said), nl=False)
+    echo(revoked_block(said), nl=False)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedgossip.cli.portable import portable_option
+from fedgossip.cli.text import echo
 
 if TYPE_CHECKING:
     from fedgossip.net.endpoints import Endpoint, Members
@@ -84,10 +85,10 @@ class Participant:
         who = self.title.replace(" ", "")
         folder = self._left() if self.resume else empty_folder(self.out or new_path(self.plan, who, Path("runs")))
         for line in self.plan.head:
-            click.echo(line, err=True)
+            echo(line, err=True)
         bind = self.bind or self.known[self.node].address
         where = f"{self.title} at {bind}" if self.plan.listens(self.node) else self.title
-        click.echo(f"{where}: {waiting}", err=True)
+        echo(f"{where}: {waiting}", err=True)
         names, rounds = names_of(self.plan), self.plan.experiment.rounds
         with Progress(self.title, rounds, self.plan.learners, own=self.node, names=names) as progress:
             ended = run_peer(
@@ -109,14 +110,14 @@ class Participant:
             )
         early = ended.counts.get("ended_early")
         word = "ended by the coordinator" if early else ended.status
-        click.echo(f"{word} after {_rounds(ended.rounds)}; everything is in {folder}", err=True)
+        echo(f"{word} after {_rounds(ended.rounds)}; everything is in {folder}", err=True)
         if ended.status == "interrupted":
-            click.echo(f"To go on: {_line(folder)}", err=True)
+            echo(f"To go on: {_line(folder)}", err=True)
         else:
             self._what_next(folder)
             self._to_know(folder, ended)
         if early:
-            click.echo(f"When the coordinator goes on: {_line(folder)}", err=True)
+            echo(f"When the coordinator goes on: {_line(folder)}", err=True)
             return TooFewPeersError.exit_code
         return ended.exit_code
 
@@ -136,16 +137,16 @@ class Participant:
 
         words = ["fedgossip", "collect", str(self.experiment)]
         if isinstance(self.plan, GossipPlan):
-            click.echo(f"Copy all peers' folders into one folder, {ALL}, on one machine; there:", err=True)
+            echo(f"Copy all peers' folders into one folder, {ALL}, on one machine; there:", err=True)
             words.append(ALL)
         elif self.plan.role(self.node) == "coordinator":
-            click.echo("For the report of the whole run:", err=True)
+            echo("For the report of the whole run:", err=True)
             words.append(str(folder))
         else:
             return
         words += [word for override in self.overrides for word in ("--set", override)]
         words += [] if self.seed is None else ["--seed", str(self.seed)]
-        click.echo(shlex.join(words), err=True)
+        echo(shlex.join(words), err=True)
 
     def _to_know(self, folder: Path, ended: PeerEnded) -> None:
         """Say last what a person must know: what did not happen and why, how good the model is, and where."""
@@ -158,15 +159,15 @@ class Participant:
         if ended.message:
             for cause in refusals(rows):
                 times = "once" if cause["times"] == 1 else f"{cause['times']} times"
-                click.echo(f"Refused {times}: {cause['text']}  {cause['advice']}".rstrip(), err=True)
-            click.echo(f"{ended.status.upper()}: {ended.message}", err=True)
+                echo(f"Refused {times}: {cause['text']}  {cause['advice']}".rstrip(), err=True)
+            echo(f"{ended.status.upper()}: {ended.message}", err=True)
         learner = self.node < self.plan.learners
         measured = [(row.round, row.accuracy) for row in rows if isinstance(row, PeerRow) and row.accuracy is not None]
         own = " on this client's own examples" if learner and self.plan.role(self.node) else ""
         for round, accuracy in measured[-1:]:
-            click.echo(f"Test accuracy {accuracy:.4f}{own}, in round {round}", err=True)
+            echo(f"Test accuracy {accuracy:.4f}{own}, in round {round}", err=True)
         known = (folder / MODEL).exists()
-        click.echo(f"The model: {folder / MODEL}" if known else "There is no model: nothing was trained.", err=True)
+        echo(f"The model: {folder / MODEL}" if known else "There is no model: nothing was trained.", err=True)
 
     def _left(self) -> Path:
         """Return the folder of a life before.  Raises ConfigError, ResumeError."""

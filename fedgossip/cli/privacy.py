@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fedgossip.cli.portable import portable_option
+from fedgossip.cli.text import echo, echo_json
 
 if TYPE_CHECKING:
     from fedgossip.privacy.accounting import Mechanism
@@ -46,9 +47,9 @@ def plan(experiment: Path, overrides: tuple[str, ...], node: int | None, key: Pa
         import msgspec
 
         facts = {**dataclasses.asdict(found), "fits": found.fits, "ratio": found.ratio}
-        click.echo(msgspec.json.encode(facts).decode())
+        echo_json(msgspec.json.encode(facts).decode())
     else:
-        click.echo(columns(lines(found)))
+        echo(columns(lines(found)))
     return 0 if found.fits else 6
 
 
@@ -88,8 +89,8 @@ def policy(experiment: Path, endpoints: Path, overrides: tuple[str, ...], out: P
     task, _ = compose.task_of(plan.experiment, plan.learners, [])
     made = policies.policy_of(plan, known, task)
     policies.write(out, made)
-    click.echo(policies.text(made), nl=False)
-    click.echo(f"It is in {out}, readable by you alone.", err=True)
+    echo(policies.text(made), nl=False)
+    echo(f"It is in {out}, readable by you alone.", err=True)
 
 
 @privacy.command()
@@ -106,11 +107,11 @@ def spent(key: Path, delta: float, as_json: bool) -> None:
     if as_json:
         import msgspec
 
-        click.echo(msgspec.json.encode(found).decode())
+        echo_json(msgspec.json.encode(found).decode())
     elif found:
-        click.echo(columns([(f"{a.unit}, {a.data}", _account(a, delta)) for a in found]))
+        echo(columns([(f"{a.unit}, {a.data}", _account(a, delta)) for a in found]))
     else:
-        click.echo(f"Nothing: there is no {key.name}.{SUFFIX} beside {key}.", err=True)
+        echo(f"Nothing: there is no {key.name}.{SUFFIX} beside {key}.", err=True)
 
 
 def _account(account: Account, delta: float) -> str:

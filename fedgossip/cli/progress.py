@@ -7,7 +7,9 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from fedgossip.cli.text import console, echo
 from fedgossip.cli.wording import words_for
+from fedgossip.plain import line
 from fedgossip.records import EventRow, NetworkRow, PeerRow, Row
 from fedgossip.report.naming import PEERS, Names
 
@@ -42,15 +44,15 @@ class Progress:
 
     def __enter__(self) -> Progress:
         if sys.stderr.isatty():
-            from rich.console import Console
             from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
             from rich.progress import Progress as Bar
 
-            columns = (TextColumn("{task.description}"), BarColumn(24), MofNCompleteColumn(), TextColumn("rounds"))
-            news = TextColumn("[dim]{task.fields[news]}")
-            self._bar = Bar(*columns, TimeElapsedColumn(), news, console=Console(stderr=True), transient=True)
+            title = TextColumn("{task.description}", markup=False)
+            columns = (title, BarColumn(24), MofNCompleteColumn(), TextColumn("rounds"))
+            news = TextColumn("{task.fields[news]}", style="dim", markup=False)
+            self._bar = Bar(*columns, TimeElapsedColumn(), news, console=console(stderr=True), transient=True)
             self._bar.start()
-            self._task = self._bar.add_task(self.title, total=self.rounds, news="")
+            self._task = self._bar.add_task(line(self.title), total=self.rounds, news="")
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -96,9 +98,9 @@ class Progress:
     def _say(self, text: str) -> None:
         self._said = time.monotonic()
         if self._bar:
-            self._bar.console.print(text, markup=False, highlight=False)
+            self._bar.console.print(text, highlight=False)
         else:
-            print(text, file=sys.stderr, flush=True)
+            echo(text, err=True)
 
 
 def names_of(plan: Plan) -> Names:

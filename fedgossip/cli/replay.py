@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fedgossip.cli.text import echo
+
 if TYPE_CHECKING:
     from fedgossip.running.replay import Replayed
     from fedgossip.trace.files import Entry
@@ -35,11 +37,11 @@ def replay(run: Path, peer: int | None, until: int | None, show: bool, as_json: 
         replayed, lives = replay_one(path, until=until, show=_show if show else None), lives_of(path.parent)
         equal = equal and replayed.equal
         recorded.setdefault(path.parent, []).append(replayed)
-        print(json.dumps(_facts(replayed, lives)) if as_json else _said(replayed, lives))
+        echo(json.dumps(_facts(replayed, lives)) if as_json else _said(replayed, lives))
     if not as_json and run.is_dir():
         for folder, replays in recorded.items():
             if words := _unrecorded({one.incarnation for one in replays}, lives_of(folder)):
-                print(f"peer {replays[0].node}, {words}")
+                echo(f"peer {replays[0].node}, {words}")
     return 0 if equal else 1
 
 
@@ -55,9 +57,9 @@ def _unrecorded(recorded: Collection[int], lives: int) -> str:
 def _show(entry: Entry) -> None:
     from fedgossip.trace.events import described
 
-    print(f"{entry.number:6d}  {entry.now_ns / 1e9:9.4f} s  {described(entry.event)}")
+    echo(f"{entry.number:6d}  {entry.now_ns / 1e9:9.4f} s  {described(entry.event)}")
     for line in entry.answer or []:
-        print(f"{'':21}-> {line}")
+        echo(f"{'':21}-> {line}")
 
 
 _ENDS = {

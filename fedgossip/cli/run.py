@@ -13,7 +13,7 @@ import click
 import msgspec
 
 from fedgossip.cli.portable import portable_option
-from fedgossip.cli.text import columns
+from fedgossip.cli.text import columns, echo, echo_json
 
 if TYPE_CHECKING:
     from fedgossip.records import Row
@@ -74,7 +74,7 @@ def run(
         show_plan(plan, as_json=as_json)
         return 0
     for line in plan.head:
-        click.echo(line, err=True)
+        echo(line, err=True)
     from fedgossip.running.runs import new_path
 
     drive = _Drive(on, report, int(trace_limit * 1e9) if trace else 0)
@@ -89,7 +89,7 @@ def run(
     else:
         show(finished, report=report)
     if exit_code(finished) == 130 and finished.directory:
-        click.echo(f"To go on: {resume.line(finished.directory)}", err=True)
+        echo(f"To go on: {resume.line(finished.directory)}", err=True)
     return exit_code(finished)
 
 
@@ -109,7 +109,7 @@ def talk_to_stderr() -> contextlib.AbstractContextManager[object]:
 
 def print_json(value: object) -> None:
     """Print one JSON object; a number that is not finite becomes null, for JSON has no other word for it."""
-    print(msgspec.json.encode(value).decode())
+    echo_json(msgspec.json.encode(value).decode())
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ ENDINGS = {
 
 def show(finished: Run, *, report: bool = True) -> None:
     """Print what came out of a run, for people."""
-    print(columns([*facts(finished.summary, finished.rows), *_to_know(finished, report=report)]))
+    echo(columns([*facts(finished.summary, finished.rows), *_to_know(finished, report=report)]))
 
 
 def facts(summary: dict[str, Any], record: Sequence[Row] = ()) -> list[tuple[str, str]]:

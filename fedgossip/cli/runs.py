@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from fedgossip.cli.portable import portable_option
-from fedgossip.cli.text import columns
+from fedgossip.cli.text import columns, echo
 from fedgossip.decoding import json_value
 
 
@@ -22,12 +22,12 @@ def runs(folder: Path, as_json: bool) -> None:
     """List the runs in FOLDER."""
     found = _found(folder)
     if as_json:
-        print(json.dumps(found))
+        echo(json.dumps(found))
         return
     if not found:
-        print(f"No runs in {folder}.")
+        echo(f"No runs in {folder}.")
         return
-    print(columns(_table(found)))
+    echo(columns(_table(found)))
 
 
 def _table(found: Sequence[dict[str, Any]]) -> list[list[str]]:
@@ -110,9 +110,9 @@ def report(run_dirs: tuple[Path, ...], out: Path | None, title: str) -> None:
     from fedgossip.report.page import write_comparison, write_report
 
     if len(run_dirs) == 1 and out is None:
-        click.echo(f"Wrote {write_report(run_dirs[0])}")
+        echo(f"Wrote {write_report(run_dirs[0])}")
         return
-    click.echo(f"Wrote {write_comparison(out or Path('comparison.html'), list(run_dirs), title)}")
+    echo(f"Wrote {write_comparison(out or Path('comparison.html'), list(run_dirs), title)}")
 
 
 @click.command()

@@ -1,8 +1,43 @@
-"""Aligned text that is never cut: a terminal may wrap it, a pipe gets it whole."""
+"""What the command line says, all of it: aligned, never cut, and with nothing in it that a terminal would obey.
+
+Names, reasons and messages may be strangers' words.  Whoever prints does it by one of these; a test looks.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fedgossip.plain import json_text, printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def echo(text: str = "", *, err: bool = False, nl: bool = True) -> None:
+    """Print lines on standard output, or on standard error."""
+    click.echo(printable(text, keep="\n"), err=err, nl=nl)
+    (sys.stderr if err else sys.stdout).flush()
+
+
+def echo_json(text: str) -> None:
+    """Print a JSON text on standard output."""
+    click.echo(json_text(text))
+
+
+def console(**options: Any) -> Console:
+    """Return a console to which texts are texts: brackets in them are no markup."""
+    from rich.console import Console
+    from rich.text import Text
+
+    class Plain(Console):
+        def render_str(self, text: str, **how: Any) -> Text:
+            return super().render_str(printable(text, keep="\n"), **how)
+
+    return Plain(markup=False, **options)
 
 
 def columns(rows: Sequence[Sequence[str]]) -> str:

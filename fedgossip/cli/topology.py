@@ -10,6 +10,7 @@ import click
 
 from fedgossip import seeds
 from fedgossip import topology as graphs
+from fedgossip.cli.text import console, echo, echo_json
 
 if TYPE_CHECKING:
     from fedgossip.topology import Forecast, Schedule
@@ -54,19 +55,19 @@ def list_graphs(as_json: bool) -> None:
         changing = [{"name": k, "form": s.form, "what": s.what, "kind": "schedule"} for k, s in SCHEDULES.items()]
         _print_json([*found, *changing, *ready])
         return
-    console, table = _console(), _table("Families", "write", "what it is")
+    out, table = console(), _table("Families", "write", "what it is")
     for family in FAMILIES.values():
         table.add_row(family.form, family.what)
-    console.print(table)
+    out.print(table)
     table = _table("Schedules: another graph in every round", "write", "what it is")
     for schedule in SCHEDULES.values():
         table.add_row(schedule.form, schedule.what)
-    console.print(table)
+    out.print(table)
     table = _table("Ready graphs, each with its source", "write", "what it is")
     for name, graph in described.items():
         table.add_row(name, graph.title)
-    console.print(table)
-    console.print("Look at one: fedgossip topology show ring --n 16")
+    out.print(table)
+    out.print("Look at one: fedgossip topology show ring --n 16")
 
 
 @topology.command()
@@ -83,13 +84,13 @@ def show(graph: str, n: int | None, weights: str | None, gamma: float, seed: int
     if as_json:
         _print_json({"graph": graph, **({"seed": seed} if graphs.is_drawn(graph) else {}), **promise.to_dict()})
         return
-    console, table = _console(), _table(title(schedule), "quantity", "value", "what it means")
+    out, table = console(), _table(title(schedule), "quantity", "value", "what it means")
     for row in _rows(promise) if promise.period == 1 else _rows_of_rounds(promise):
         table.add_row(*row)
-    console.print(table)
-    console.print(_ranking(gamma), highlight=False)
+    out.print(table)
+    out.print(_ranking(gamma), highlight=False)
     for line in [*_drawn(graph, seed), *_about(graph)]:
-        console.print(line, style="dim", highlight=False, markup=False)
+        out.print(line, style="dim", highlight=False)
 
 
 @topology.command()
@@ -113,14 +114,14 @@ def compare(graph: tuple[str, ...], n: int | None, weights: str | None, gamma: f
         column.justify = "right"
     for name, promise in promises.items():
         table.add_row(name, *_compared(promise)[-len(heads) + 1 :])
-    console = _console()
-    console.print(table)
-    console.print(f"gap: {GAP_MEANS}.\nn_W: {N_W_MEANS}.", highlight=False)
-    console.print("degree: most neighbours of a node.  to halve, to 1 %: rounds, in the worst case.", highlight=False)
-    console.print("exact: rounds until everybody has exactly the mean.", highlight=False)
+    out = console()
+    out.print(table)
+    out.print(f"gap: {GAP_MEANS}.\nn_W: {N_W_MEANS}.", highlight=False)
+    out.print("degree: most neighbours of a node.  to halve, to 1 %: rounds, in the worst case.", highlight=False)
+    out.print("exact: rounds until everybody has exactly the mean.", highlight=False)
     if any(promise.period != 1 for promise in promises.values()):
-        console.print(CHANGING_MEANS, highlight=False)
-    console.print(_ranking(gamma), highlight=False)
+        out.print(CHANGING_MEANS, highlight=False)
+    out.print(_ranking(gamma), highlight=False)
 
 
 @topology.command()
@@ -136,7 +137,7 @@ def draw(graph: str, n: int | None, weights: str | None, seed: int, out: Path | 
     schedule = graphs.resolve_schedule(graph, n, weights=weights, seed=seed)
     place = out or Path(f"{schedule.name.replace(':', '-')}.svg")
     drawing.save(schedule, title(schedule), place)
-    click.echo(f"Drawn to {place}", err=True)
+    echo(f"Drawn to {place}", err=True)
 
 
 @topology.command()
@@ -164,12 +165,12 @@ def audit(
     if as_json:
         _print_json({"graph": graph, "refused": refused, **found.to_dict()})
         return
-    console, table = _console(), _table(title(schedule), *exposures.HEADS)
+    out, table = console(), _table(title(schedule), *exposures.HEADS)
     for row in exposures.rows(found):
         table.add_row(*row)
-    console.print(table)
+    out.print(table)
     for line in (*exposures.meanings(found), "", *exposures.verdict(found, schedule, refused)):
-        console.print(line, highlight=False, markup=False)
+        out.print(line, highlight=False)
 
 
 # --- what is said -----------------------------------------------------------------------------------------------
@@ -313,13 +314,7 @@ def _about(graph: str) -> list[str]:
 
 
 def _print_json(value: object) -> None:
-    click.echo(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
-
-
-def _console() -> Any:
-    from rich.console import Console
-
-    return Console()
+    echo_json(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
 
 
 def _ranking(gamma: float) -> str:

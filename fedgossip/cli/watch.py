@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from fedgossip.cli.text import console, echo
+
 if TYPE_CHECKING:
     from fedgossip.watching.follow import Follower
 
@@ -67,19 +69,16 @@ def _rest(follower: Follower) -> None:
 
 def _print(follower: Follower) -> None:
     """Print the table whole: a pipe and a scrolling terminal have room for every peer."""
-    from rich.console import Console
-
     from fedgossip.cli.wording import words_for
     from fedgossip.watching.table import Screen
 
-    console, words = Console(), words_for(follower.state.names)
-    width = console.width if console.is_terminal else 160
-    Console(width=width, highlight=False).print(Screen(follower, words, whole=True))
+    out, words = console(), words_for(follower.state.names)
+    width = out.width if out.is_terminal else 160
+    console(width=width, highlight=False).print(Screen(follower, words, whole=True))
 
 
 def _live(follower: Follower) -> None:
     """Move with the run until it ends, then leave the last table on the screen."""
-    from rich.console import Console
     from rich.live import Live
 
     from fedgossip.cli.wording import words_for
@@ -89,18 +88,18 @@ def _live(follower: Follower) -> None:
     try:
         if not follower.ended:
             screen = Screen(follower, words_for(follower.state.names), footer=LEAVE)
-            with Live(screen, console=Console(highlight=False), screen=True, auto_refresh=False) as live:
+            with Live(screen, console=console(highlight=False), screen=True, auto_refresh=False) as live:
                 while not follower.ended:
                     live.refresh()
                     follower.poll()
                     _rest(follower)
     finally:
         _print(follower)
-        print(_last_line(follower))
+        echo(_last_line(follower))
 
 
 def _last_line(follower: Follower) -> str:
-    from fedgossip.watching.snapshot import line
+    from fedgossip.plain import line
 
     if not follower.ended:
         return f"Still running after round {follower.state.round}: {follower.place.name}"
@@ -124,14 +123,14 @@ def _lines(follower: Follower) -> None:
             _say(text)
         if time.time() - follower.news_at > QUIET_SECONDS and not told_quiet:
             told_quiet = True
-            print(f"nothing new for {QUIET_SECONDS:.0f} s: was the run stopped?  {LEAVE}", file=sys.stderr)
+            echo(f"nothing new for {QUIET_SECONDS:.0f} s: was the run stopped?  {LEAVE}", err=True)
         _rest(follower)
-    print(_last_line(follower))
+    echo(_last_line(follower))
 
 
 def _say(text: str) -> None:
     if text:
-        print(text, flush=True)
+        echo(text)
 
 
 def _serve(follower: Follower, port: int, opened: bool) -> None:
@@ -151,7 +150,7 @@ def _serve(follower: Follower, port: int, opened: bool) -> None:
             return snapshot.moment(follower, words_for(follower.state.names))
 
     with Site(graph, moment, port) as site:
-        print(f"{site.url}\n{LEAVE}", flush=True)
+        echo(f"{site.url}\n{LEAVE}")
         if opened:
             click.launch(site.url)
         told = False
@@ -160,5 +159,5 @@ def _serve(follower: Follower, port: int, opened: bool) -> None:
                 follower.poll()
             if follower.ended and not told:
                 told = True
-                print(f"{_last_line(follower)}\nThe page stays until Ctrl-C.", flush=True)
+                echo(f"{_last_line(follower)}\nThe page stays until Ctrl-C.")
             time.sleep(0.01 if follower.behind else POLL_SECONDS)  # also when it has ended: the page stays

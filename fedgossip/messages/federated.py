@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from fedgossip.messages.base import Carrier, Count, CountOrNone, Expected, Frame, Note, Part, Word, declared
+import msgspec
+
+from fedgossip.messages.base import Carrier, Count, CountOrNone, Expected, Frame, Note, Part, declared
 from fedgossip.vectors import Vector
 
 
@@ -71,14 +73,21 @@ class MaskedInput(Carrier):
         return (("uint32", expected.words),) if expected.words else ()
 
 
+REFUSALS = (
+    "POLICY", "ROSTER", "SIG", "DUPKEY", "TOO_FEW", "AEAD", "SCHEMA", "MODEL_HASH", "REPLAY", "TWICE",
+    "INCONSISTENT_U3", "SHARE_INVALID", "OVERFLOW", "BOUND", "DEADLINE", "BUDGET",
+)  # fmt: skip
+"""Why a client stays out of a round: the reasons of secure/aborts.py, and that its budget is used up."""
+
+
 @declared
 @dataclass(frozen=True, slots=True)
 class Refusal(Note):
-    """The sender takes no part in `round`, or no further; `reason` is one word (secure/aborts.py)."""
+    """The sender takes no part in `round`, or no further; `reason` is one of REFUSALS, the links let no other pass."""
 
     round: Count
     session: CountOrNone
-    reason: Word
+    reason: Annotated[str, msgspec.Meta(pattern=rf"^({'|'.join(REFUSALS)})\Z")]
 
 
 @declared

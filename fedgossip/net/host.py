@@ -40,6 +40,7 @@ from fedgossip.net.endpoints import Endpoint
 from fedgossip.net.greeting import refused
 from fedgossip.net.refusals import Refusals
 from fedgossip.net.transport import NOBODY, Arrived, LinkDown, LinkEvent, LinkUp, Rejected, Transport
+from fedgossip.plain import line
 from fedgossip.records import EventRow, PeerRow, Row, event_row
 from fedgossip.task import Job, LocalTask
 from fedgossip.vectors import Vector
@@ -51,6 +52,9 @@ GRACE_NS = 1_000_000_000
 FLUSH_SECONDS = 5.0
 EVALUATE_SECONDS = 60.0
 """For the last evaluation, when all else is done."""
+
+TEXT_LETTERS = 300
+"""The longest sentence of a refusal; there may be a stranger's words in it."""
 
 IDLE_MS = 500
 """The longest sleep: signals and a vanished parent are noticed within it."""
@@ -253,7 +257,8 @@ class Host:
         self._joined.discard(node)
         if self._refused and not self._met and self._gone >= set(self.links.partners):
             first = self._refused[min(self._refused)]
-            self._fatal = PeerError(f"nobody to learn with: {_printable(first.text)}", first.advice, peer=first.sender)
+            why = line(first.text, TEXT_LETTERS)
+            self._fatal = PeerError(f"nobody to learn with: {why}", first.advice, peer=first.sender)
             self.tell(Stopping())
         else:
             self.tell(PeerGone(node))
@@ -365,7 +370,7 @@ class Host:
 
     def _reject(self, event: Rejected) -> None:
         self._count("refused")
-        self._refusals.add(replace(event, text=_printable(event.text)))
+        self._refusals.add(replace(event, text=line(event.text, TEXT_LETTERS)))
 
     def _write_refusal(self, value: dict[str, object]) -> None:
         self.ports.write(EventRow(self._round, self.node, "refused", value))
@@ -422,8 +427,3 @@ class Host:
                 case FedgossipError() as error:
                     self._fatal = self._fatal or error
                     self.tell(Stopping())
-
-
-def _printable(text: str) -> str:
-    """Return text of a stranger's making so that it can go to a terminal: one line, no control characters, not long."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text[:300])

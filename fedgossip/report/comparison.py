@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedgossip.plain import line
 from fedgossip.report import drawing, figures, graphs
-from fedgossip.report.drawing import DASHES, SERIES, draw, plain
+from fedgossip.report.drawing import DASHES, SERIES, draw
 from fedgossip.report.endings import notice, unfinished
 from fedgossip.report.markup import Markup, figure, grid, join, paragraph, section, table, text
 from fedgossip.report.numbers import byte_unit, count, data_size, duration, number, percent, plural
@@ -240,7 +241,7 @@ def _overlay(
         for at, label, series in lines:
             x, y = [place(row) for row, _ in series], [value for _, value in series]
             colour, dash = SERIES[at % len(SERIES)], DASHES[(at + at // len(SERIES)) % len(DASHES)]
-            figures.curve(axes, x, y, label=plain(label, 28), colour=colour, dash=dash)
+            figures.curve(axes, x, y, label=line(label, 28), colour=colour, dash=dash)
         axes.set_xlabel(label_of_x)
         axes.set_ylabel(label_of_y)
         if label_of_x == "round":
@@ -266,7 +267,7 @@ def _bought(runs: Sequence[Named], name: str) -> str | None:
         axes = canvas.subplots()
         for at, label, x, y in known:
             shape = MARKERS[at % len(MARKERS)]
-            axes.plot([x], [y], shape, color=SERIES[at % len(SERIES)], markersize=7, label=plain(label, 28))
+            axes.plot([x], [y], shape, color=SERIES[at % len(SERIES)], markersize=7, label=line(label, 28))
         axes.margins(0.12)
         axes.set_xlabel("effective neighbours n_W")
         axes.set_ylabel(WORST)

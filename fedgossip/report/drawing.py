@@ -169,9 +169,3 @@ def log_axis(axes: Axes) -> None:
     axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: power_of_ten(value)))
     axes.yaxis.set_minor_formatter(NullFormatter())
-
-
-def plain(text: str, limit: int = 16) -> str:
-    """Return a user's label fit for a figure: one line, printable, at most `limit` characters."""
-    line = "".join(character if character.isprintable() else " " for character in text).strip()
-    return line if len(line) <= limit else line[: limit - 1] + "…"

@@ -7,9 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedgossip.report.drawing import BLUE, EDGE, INK, LINE, ORANGE, QUIET, SKY, draw, plain, whole_axis
+from fedgossip.plain import line
+from fedgossip.report.drawing import BLUE, EDGE, INK, LINE, ORANGE, QUIET, SKY, draw, whole_axis
 from fedgossip.report.numbers import near_one, percent
 from fedgossip.report.reading import Graph, Run
+
+LABEL_LETTERS = 16
+"""Of a label that somebody gave, in a figure."""
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -216,7 +220,7 @@ def _names(axes: Axes, graph: Graph, places: NDArray[np.float64], values: list[f
         dark = high > low and (values[node] - low) / (high - low) < 0.45
         colour = "#ffffff" if dark else "#0b0d12"  # not INK: on a coloured disc it stays dark on the dark page
         axes.text(x, y, str(node), color=colour, fontsize=7.5, ha="center", va="center_baseline")
-        name = plain(graph.labels[node]) if graph.labels else ""
+        name = line(graph.labels[node], LABEL_LETTERS) if graph.labels else ""
         if name and name != str(node):
             below = y <= centre[1] + 1e-9
             axes.annotate(

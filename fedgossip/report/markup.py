@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from importlib.resources import files
 from pathlib import Path
 
+from fedgossip.plain import printable
 from fedgossip.report.drawing import DARK
 
 
@@ -22,7 +23,7 @@ class Markup(str):
 
 def text(value: object) -> Markup:
     """Return `value` as harmless text."""
-    return value if isinstance(value, Markup) else Markup(html.escape(str(value), quote=True))
+    return value if isinstance(value, Markup) else Markup(html.escape(printable(str(value), keep="\n\t"), quote=True))
 
 
 def join(parts: Iterable[Markup | None]) -> Markup:

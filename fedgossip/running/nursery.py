@@ -28,6 +28,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from fedgossip import plain
+
 if TYPE_CHECKING:
     from fedgossip.net.identity import Identity
 
@@ -158,7 +160,7 @@ def _peer(spec: dict[str, Any], folder: Path) -> int:
         )
     except FedgossipError as error:
         with contextlib.suppress(OSError):
-            print(f"error: {error}", file=sys.stderr, flush=True)
+            print(f"error: {plain.line(error, 1000)}", file=sys.stderr, flush=True)
         return error.exit_code
     return ended.exit_code
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from fedgossip.plain import line
 from fedgossip.records import EventRow, NetworkRow, PeerRow, Row
 from fedgossip.report.naming import Names
 from fedgossip.report.numbers import number, percent
 from fedgossip.watching.federation import Led
 from fedgossip.watching.follow import Follower
-from fedgossip.watching.snapshot import Words, event_line, in_trouble, line, note
+from fedgossip.watching.snapshot import Words, event_line, in_trouble, note
 from fedgossip.watching.table import at_clients, heading
 
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from fedgossip.plain import line
 from fedgossip.records import EventRow
 from fedgossip.report.naming import PEERS, Names
 from fedgossip.watching.federation import Led
@@ -20,7 +21,6 @@ from fedgossip.watching.state import ENDED, FALLEN, State
 LISTED = 60
 """Peers told one by one where there are too many to draw: the most interesting."""
 EVENTS_LISTED = 40
-LONGEST_TEXT = 200
 
 Words = Callable[[EventRow], str]
 
@@ -175,10 +175,3 @@ def said(row: EventRow, words: Words) -> str:
         return line(words(row))
     except (KeyError, TypeError, ValueError, IndexError, AttributeError):  # a value of another shape than its name has
         return line(f"{row.name}: {row.value}")
-
-
-def line(text: object, most: int = LONGEST_TEXT) -> str:
-    """Return `text` as one printable line: no control characters, none that turn the direction of reading."""
-    shown = "".join(c if c.isprintable() else " " for c in str(text)[: 4 * most])
-    shown = " ".join(shown.split())
-    return shown if len(shown) <= most else shown[: most - 1] + "…"

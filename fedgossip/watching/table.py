@@ -6,11 +6,12 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
+from fedgossip.plain import line
 from fedgossip.report.numbers import data_size, number, percent
 from fedgossip.watching.federation import Led
 from fedgossip.watching.follow import DRIVERS, Follower
 from fedgossip.watching.peers import Peer
-from fedgossip.watching.snapshot import Words, event_line, in_order, in_trouble, line, links_up, note, title
+from fedgossip.watching.snapshot import Words, event_line, in_order, in_trouble, links_up, note, title
 from fedgossip.watching.state import State
 
 COLOURS = {"training": "blue", "leading": "blue", "answered": "green", "done": "green",

@@ -1,0 +1,36 @@
+"""Strangers' words, so that a terminal, a page or a log shows them and does not obey them.
+
+What is not printable is not shown: control characters, escape sequences, line breaks, and marks that turn the direction
+of reading.
+"""
+
+from __future__ import annotations
+
+LINE_LETTERS = 200
+
+SPACES = "\u00a0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000"
+"""Spaces of other widths, which Python does not count as printable; our own numbers have them."""
+
+
+def printable(text: str, keep: str = "") -> str:
+    """Return the text with a "?" for every letter that is neither printable nor one of `keep`."""
+    if text.isprintable():
+        return text
+    return "".join(letter if letter.isprintable() or letter in keep or letter in SPACES else "?" for letter in text)
+
+
+def line(text: object, most: int = LINE_LETTERS) -> str:
+    """Return a text as one line of at most so many letters."""
+    shown = "".join(letter if letter.isprintable() else " " for letter in str(text)[: 4 * most])
+    shown = " ".join(shown.split())
+    return shown if len(shown) <= most else shown[: most - 1] + "…"
+
+
+def json_text(text: str) -> str:
+    """Return a JSON text that says the same, and has nothing that is not printable but line breaks."""
+    return "".join(letter if letter.isprintable() or letter == "\n" else _escaped(letter) for letter in text)
+
+
+def _escaped(letter: str) -> str:
+    units = letter.encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[at]:02x}{units[at + 1]:02x}" for at in range(0, len(units), 2))
