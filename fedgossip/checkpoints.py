@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import struct
 import threading
@@ -21,8 +22,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -72,6 +74,14 @@ class Stored:
     about: About
     machine: Checkpoint
     task: Mapping[str, Array]
+
+
+class _Tensor(msgspec.Struct, forbid_unknown_fields=True):
+    """What the header says of one tensor."""
+
+    dtype: str
+    shape: Annotated[list[Annotated[int, msgspec.Meta(ge=0)]], msgspec.Meta(max_length=32)]
+    data_offsets: tuple[int, int]
 
 
 class RefusedError(FedgossipError):
@@ -206,7 +216,7 @@ def read(path: Path) -> Stored:
     about, arrays = take(path)
     try:
         return _stored(about, arrays)
-    except (ValueError, KeyError, TypeError) as error:
+    except Exception as error:  # whatever a file of somebody else's makes of it; nothing is changed by reading
         raise RefusedError(path, "corrupt", f"not a peer's checkpoint ({type(error).__name__})") from None
 
 
@@ -220,9 +230,11 @@ def take(path: Path) -> tuple[dict[str, Any], dict[str, Array]]:
             raise RefusedError(path, "format", f"of format {about['format']}, this fedgossip writes {FORMAT}")
         if _hash(text, arrays) != metadata["sha256"]:
             raise RefusedError(path, "corrupt", "its bytes are not those that were written (sha256)")
+    except RefusedError:
+        raise
     except OSError as error:
         raise RefusedError(path, "missing", f"cannot be read: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, AttributeError, struct.error, RecursionError) as error:
+    except Exception as error:  # as in `read`
         raise RefusedError(path, "corrupt", f"not a whole checkpoint ({type(error).__name__})") from None
     return about, arrays
 
@@ -235,12 +247,13 @@ def _parsed(content: bytes) -> tuple[dict[str, str], dict[str, Array]]:
     metadata = header.pop("__metadata__")
     arrays: dict[str, Array] = {}
     end = 0
-    for name, tensor in header.items():
-        start, end = tensor["data_offsets"]
-        kind = _OF_NAME[tensor["dtype"]]
+    for name, tensor in msgspec.convert(header, dict[str, _Tensor]).items():
+        kind, count = _OF_NAME[tensor.dtype], math.prod(tensor.shape)
+        if tensor.data_offsets != (end, end + count * kind.itemsize):
+            raise ValueError("tensors that do not follow each other")
         # a copy: what is read lies unaligned, and all of it in one block
-        flat = np.frombuffer(content, kind, (end - start) // kind.itemsize, 8 + size + start).copy()
-        arrays[name] = flat.reshape(tensor["shape"])
+        arrays[name] = np.frombuffer(content, kind, count, 8 + size + end).copy().reshape(tensor.shape)
+        end += count * kind.itemsize
     if len(content) != 8 + size + end:
         raise ValueError("not as long as it says")
     return metadata, arrays
@@ -249,8 +262,9 @@ def _parsed(content: bytes) -> tuple[dict[str, str], dict[str, Array]]:
 def _stored(about: dict[str, Any], arrays: dict[str, Array]) -> Stored:
     vectors = {n.removeprefix("vector/"): frozen(a) for n, a in arrays.items() if n.startswith("vector/")}
     task = {n.removeprefix("task/"): a for n, a in arrays.items() if n.startswith("task/")}
-    whose = About(**{name: about[name] for name in About.__slots__})
-    return Stored(whose, Checkpoint(about["round"], vectors, about["facts"]), task)
+    whose = msgspec.convert({name: about[name] for name in About.__slots__}, About)
+    round = msgspec.convert(about["round"], Annotated[int, msgspec.Meta(ge=0)])
+    return Stored(whose, Checkpoint(round, vectors, msgspec.convert(about["facts"], dict[str, Any])), task)
 
 
 # --- lives ------------------------------------------------------------------------------------------------------------

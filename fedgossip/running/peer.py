@@ -36,6 +36,7 @@ from fedgossip.errors import (
     FedgossipError,
     NetworkError,
     NotWrittenError,
+    ResumeError,
     TooFewPeersError,
 )
 from fedgossip.machine import Checkpoint, Machine, NodeId
@@ -228,10 +229,16 @@ class _Peer:
     def _machine(self, trace_bytes: int, stack: contextlib.ExitStack) -> Machine:
         """Make the machine, in the state that the life before left, or with its first vector."""
         node, life, initial = self.node, self.life, self.task.initial(self.node)
-        if life.resumed:
-            lives.give_memory(self.task, node, life.resumed.task)
-        self.files.started(life.round, initial)
-        machine = self._made.make(initial, life.checkpoint, life.about.incarnation)
+        try:
+            if life.resumed:
+                lives.give_memory(self.task, node, life.resumed.task)
+            self.files.started(life.round, initial)
+            machine = self._made.make(initial, life.checkpoint, life.about.incarnation)
+        except Exception as error:
+            if isinstance(error, FedgossipError) or not life.resumed:
+                raise
+            text = f"{self.files.folder}: a checkpoint that peer {node} cannot go on from: {error!r}"
+            raise ResumeError(text, "Put a good copy there, or start this peer in a new folder.") from error
         if not trace_bytes:
             return machine
         about = life.about

@@ -99,7 +99,11 @@ def replay(
             if show:
                 show(entry)
             events = entry.number
-            lines, result = _tell(machine, entry)
+            try:
+                lines, result = _tell(machine, entry)
+            except Exception as error:
+                text = f"{path}: event {events} cannot be told to the machine: {error!r}"
+                raise TraceError(text, "Set FEDGOSSIP_TRACEBACK=1 to see where.") from error
             if entry.answer is not None and lines != entry.answer:
                 difference = _difference(path, events, entry.answer, lines)
                 break
@@ -158,9 +162,9 @@ def machine_of(opening: Opening) -> Machine:
         plan = _plan(msgspec.json.encode(opening.experiment))
         o = opening
         return plan.machine(o.node, o.initial, o.schema, o.resumed, incarnation=o.incarnation)
-    except ConfigError as error:
+    except Exception as error:  # its experiment, its first vector or its checkpoint is of somebody else's making
         advice = f"It was written by fedgossip {opening.version}, this is {__version__}."
-        raise TraceError(f"the trace of peer {opening.node}: {error}", advice) from None
+        raise TraceError(f"the trace of peer {opening.node}: {error or repr(error)}", advice) from error
 
 
 @lru_cache(maxsize=4)
