@@ -10,7 +10,7 @@
     fedgossip.spectrum(mixing).slem
 
 Names are loaded when they are used: `import fedgossip` costs nothing, and torch is imported only to train.  Import it
-before torch: it chooses torch's kernels, see `kernels`.
+before torch computes: it chooses torch's kernels, see `kernels`.
 """
 
 from __future__ import annotations

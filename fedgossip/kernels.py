@@ -1,4 +1,4 @@
-"""Which kernels torch computes with.  Its libraries read that from the environment, once, when they are loaded.
+"""Which kernels torch computes with.  Its libraries read that from the environment, once, when they first compute.
 
     reproducible   MKL_CBWR=AUTO: a product has the same bits whatever it shares a call with.  The rule of this package,
                    for an update is to depend on its job alone; without it MKL rounds some odd shapes otherwise in a
@@ -13,6 +13,7 @@ but for portable runs.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
 import platform
@@ -24,16 +25,27 @@ MKL, ATEN = "MKL_CBWR", "ATEN_CPU_CAPABILITY"
 REPRODUCIBLE = {MKL: "AUTO"}
 PORTABLE = {MKL: "COMPATIBLE", ATEN: "avx2"}
 
+AUTO, COMPATIBLE = 2, 3
+"""MKL's numbers of its modes; 1 is none."""
+
 X86 = ("x86_64", "AMD64")
 
 _usual: dict[str, str] = {}
 """What the environment says of runs that are not portable."""
 
+_late = False
+"""Whether torch had chosen its kernels before this package could ask for any."""
+
 
 def prepare() -> None:
-    """Ask for reproducible kernels, unless the user has asked for others, or torch has been loaded: see `late`."""
-    if not (MKL in os.environ or "torch" in sys.modules):
+    """Ask for reproducible kernels, unless the user has asked for others.
+
+    Where torch is loaded already it is not too late, as long as it has computed no product: MKL is asked.
+    """
+    global _late  # noqa: PLW0603 as torch's choice, of the whole process
+    if MKL not in os.environ:
         os.environ.update(REPRODUCIBLE)
+        _late = "torch" in sys.modules and platform.machine() in X86 and mkl_mode() != AUTO
     _usual.update({name: os.environ[name] for name in PORTABLE if name in os.environ})
 
 
@@ -55,15 +67,27 @@ def _said(portable: bool) -> dict[str, str]:
 
 
 def late() -> bool:
-    """Whether torch was loaded before this package, without a word about its kernels."""
-    return MKL not in os.environ
+    """Whether torch had computed before this package was imported, with nothing said about its kernels."""
+    return _late
+
+
+def mkl_mode() -> int | None:
+    """Return MKL's own word on its mode, where torch is loaded; None where this torch does not let it be asked.
+
+    The function is not documented, but whether the environment was in time only MKL knows.
+    """
+    try:
+        place = Path(str(sys.modules["torch"].__file__)).parent
+        return int(ctypes.CDLL(str(place / "lib" / "libtorch_cpu.so")).mkl_serv_cbwr_get(-1))
+    except (KeyError, OSError, AttributeError):
+        return None
 
 
 def mode() -> str:
     """Return the mode of this process in a word or two: "reproducible", "portable", what the user asked for, "as they
     come"."""
     said = os.environ.get(MKL)
-    if said is None:
+    if said is None or late():
         return "as they come"
     if all(os.environ.get(name) == value for name, value in PORTABLE.items()):
         return "portable"
@@ -79,8 +103,8 @@ def remarks() -> list[str]:
     """Return what a person should read of it before a run begins: nothing where all is as it should be."""
     if not late():
         return []
-    return ["torch was imported before fedgossip, so its kernels are as they come: an update may depend on what it is "
-            "computed with.  Import fedgossip first."]  # fmt: skip
+    told = "torch had computed before fedgossip was imported, so its kernels are as they come"
+    return [f"{told}: an update may depend on what shares its call.  Import fedgossip first."]
 
 
 @cache

@@ -10,12 +10,12 @@ from typing import Any
 from torch import nn
 
 from fedgossip import kernels
-from fedgossip.learning.portable import capability, mkl_mode
+from fedgossip.learning.portable import capability
 
 FOLDER = "FEDGOSSIP_TEST_KERNELS_SEEN"
 
 
 def model(shape: Any, classes: int) -> nn.Module:
-    words = f"{Path(sys.argv[0]).stem} {kernels.mode()} {mkl_mode()} {capability()}"
+    words = f"{Path(sys.argv[0]).stem} {kernels.mode()} {kernels.mkl_mode()} {capability()}"
     Path(os.environ[FOLDER], str(os.getpid())).write_text(words)
     return nn.Linear(shape[0], classes)

@@ -46,9 +46,9 @@ def _findings() -> Iterator[tuple[bool, str]]:
 
 def _kernels() -> tuple[bool, str]:
     """Of torch, after it is loaded: MKL's own word goes before the environment's."""
-    from fedgossip.learning.portable import capability, mkl_mode
+    from fedgossip.learning.portable import capability
 
-    asked = {1: "as it likes", 2: "AUTO", 3: "COMPATIBLE"}.get(mkl_mode() or 0, "not known")
+    asked = {1: "as it likes", 2: "AUTO", 3: "COMPATIBLE"}.get(kernels.mkl_mode() or 0, "not known")
     said = f"kernels {kernels.mode()}: MKL {asked}, ATen {capability()}"
     return not kernels.late(), "; ".join([said, *kernels.remarks()])
 

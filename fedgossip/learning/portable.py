@@ -7,7 +7,6 @@ than with AVX-512.  Roots are `optimizers.square_root`.  What else would move a 
 
 from __future__ import annotations
 
-import ctypes
 import platform
 from pathlib import Path
 
@@ -16,25 +15,10 @@ import torch
 from fedgossip import kernels
 from fedgossip.errors import ConfigError
 
-COMPATIBLE = 3
-"""MKL's number of that mode; AUTO is 2, 1 is none."""
-
 LATE = (
     "Start Python with MKL_CBWR=COMPATIBLE ATEN_CPU_CAPABILITY=avx2 set, or import fedgossip first and begin with the "
     "portable run; fedgossip run --portable does it by itself."
 )
-
-
-def mkl_mode() -> int | None:
-    """Return MKL's own word on its mode; None where this torch does not let it be asked.
-
-    The function is not documented, but whether the environment was in time only MKL knows.
-    """
-    try:
-        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
-        return int(library.mkl_serv_cbwr_get(-1))
-    except (OSError, AttributeError):
-        return None
 
 
 def capability() -> str:
@@ -49,7 +33,7 @@ def settle() -> None:
         raise ConfigError(f"portable = true is for x86-64 processors; this is {platform.machine()}", advice)
     if not torch.backends.mkl.is_available():  # type: ignore[no-untyped-call]
         raise ConfigError("portable = true, and this torch has no MKL", "Install torch from its own wheels.")
-    if kernels.mode() != "portable" or capability() != "AVX2" or mkl_mode() not in (None, COMPATIBLE):
+    if kernels.mode() != "portable" or capability() != "AVX2" or kernels.mkl_mode() not in (None, kernels.COMPATIBLE):
         if "avx2" not in _flags():
             raise ConfigError("portable = true, and this processor has no AVX2", "Leave portable out.")
         what = f"torch was loaded with other kernels ({kernels.mode()}, {capability()})"
