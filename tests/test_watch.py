@@ -495,3 +495,11 @@ def test_ctrl_c_ends_the_watching_quietly(run: Written) -> None:
     process.send_signal(signal.SIGINT)
     said = finish(process, 20)
     assert (said.code, said.err) == (130, "")
+
+
+def test_of_a_run_that_was_put_together_the_links_are_those_that_carried_a_model(run: Written) -> None:
+    run.add(*rounds(1, 20), EventRow(20, 1, "never_exchanged", [2]), EventRow(20, 2, "never_exchanged", [1]))
+    run.end("partial", driver="peers", wall_seconds=None, seconds=4.0)
+    follower = read(run.path)
+    assert links(follower.state) == ["2/2", "1/2", "1/2", "2/2"]
+    assert follower.seconds == 4.0

@@ -115,12 +115,20 @@ class Follower:
             self._start()
             news = True
         if over and not self.behind and self.state.status != over:
-            self.state.status, news = over, True
+            self._end(over)
+            news = True
         if news:
             self.version += 1
             self.news_at = time.time()
         self._measure_pace()
         return news
+
+    def _end(self, status: str) -> None:
+        """All is read.  Of one without a row in a run that was put together there was no folder."""
+        self.state.status = status
+        if self.driver == "peers" and self.place.folder:
+            for peer in self.state.peers.values():
+                peer.watched = peer.turns > 0
 
     def _read(self, tails: dict[int, Tail], until: float, *, own: bool) -> bool:
         news = False
@@ -198,13 +206,12 @@ class Follower:
             return ""
         self.ended_at = _changed(folder / SUMMARY)
         wall, driver = summary.get("wall_seconds"), summary.get("driver")
+        if wall is None:  # put together from folders: what the peers themselves took
+            wall = summary.get("seconds")
         self.wall_seconds = float(wall) if isinstance(wall, int | float) else None
         self.driver = driver if isinstance(driver, str) else self.driver
         lacking = summary.get("lacking")
         self.lacking = [text for text in lacking if isinstance(text, str)] if isinstance(lacking, list) else []
-        if self.driver == "peers":  # of a client without a row there was no folder
-            for peer in self.state.peers.values():
-                peer.watched = peer.watched and (peer.turns > 0 or peer.node == self.state.names.coordinator)
         return str(summary.get("status") or "ended")
 
 

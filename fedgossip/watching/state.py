@@ -37,6 +37,7 @@ MARKING = {
     "suspected": "suspected",
     "missed": "missed",
     "started_without": "missed",
+    "never_exchanged": "missed",
 }
 """Events by which one marks others."""
 RETURNING = ("joined", "joins", "refuted", "merged")
