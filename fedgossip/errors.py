@@ -90,10 +90,10 @@ class TooFewPeersError(FedgossipError):
     def before(cls, round: int, facts: Mapping[str, object]) -> TooFewPeersError:
         """Return the error of a coordinator that ended before `round`; `facts` are those of its report "too_few"."""
         if "unanswered" in facts:
-            text = f"the last {facts['unanswered']} invitations were not answered: it ended before round {round}"
+            text = f"the last {facts['unanswered']} invitations were not answered: it ended before round {round + 1}"
             return cls(text, "Raise coordinator.deadline above the time that a client trains, or look at the clients.")
         there, needed = facts.get("clients"), facts.get("needed")
-        text = f"{there} clients are there, and a round needs {needed}: it ended before round {round}"
+        text = f"{there} clients are there, and a round needs {needed}: it ended before round {round + 1}"
         return cls(text, "Start the others and go on with --resume, or lower min_clients.")
 
 

@@ -266,3 +266,18 @@ def test_a_browser_draws_clients_around_their_coordinator(tmp_path: Path) -> Non
 def test_rows_are_those_of_a_real_coordinator() -> None:
     """What is read here by name is there: `clients` and the clients' accuracy are fields of the record."""
     assert {"clients", "accuracy_clients", "accuracy_worst_client"} <= set(PeerRow.__struct_fields__)
+
+
+def test_of_a_client_s_own_folder_the_round_is_its_own() -> None:
+    state = told(peer_row(0, 3))
+    for peer in state.peers.values():
+        peer.watched = peer.node == 0
+    assert state.round == 3
+
+
+def test_who_has_answered_is_not_known_from_the_coordinator_s_folder_alone() -> None:
+    state = told(*rounds(1, 2))
+    assert state.led and state.led.answered(state.peers.values()) is not None
+    for peer in state.peers.values():
+        peer.watched, peer.turns = peer.node == state.names.coordinator, 0
+    assert state.led.answered(state.peers.values()) is None

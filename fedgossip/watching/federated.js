@@ -19,7 +19,7 @@ function drawHub(id, x, y, r) {
   return node;
 }
 function showHub(now) {
-  tell($("hub"), now.status || graph.wanted === null ? String(now.round) : `${now.led.answered}/${graph.wanted}`);
+  tell($("hub"), now.status || graph.wanted === null || now.led.answered === null ? String(now.round) : `${now.led.answered}/${graph.wanted}`);
   tell(nodes.get(graph.coordinator).querySelector(".word"), "coordinator");
 }
 function turns(peer) {
@@ -31,7 +31,7 @@ function ledCards(now) {
   if (now.averaged !== null) shown.push(["global model", percent(now.averaged), "test accuracy" + of(now.tested, now)]);
   else if (now.loss !== null) shown.push(["global model", number(now.loss), "loss" + of(now.tested, now)]);
   if (mean !== null) shown.push(["at the clients", percent(mean), worst === null ? "mean accuracy" : `mean accuracy, worst ${percent(worst)}`]);
-  if (!now.status && graph.wanted !== null) shown.push(["answered", String(answered), `of ${graph.wanted} in this round`]);
+  if (!now.status && graph.wanted !== null && answered !== null) shown.push(["answered", String(answered), `of ${graph.wanted} in this round`]);
   if (contributions !== null) shown.push(["contributions", String(contributions), "in the last round"]);
   return [...shown, ["abandoned", String(abandoned), "rounds that changed nothing"], ["sent", size(now.bytes), "by all"]];
 }

@@ -79,8 +79,11 @@ class Led:
     def event(self, row: EventRow) -> None:
         self.abandoned += row.name == "abandoned"
 
-    def answered(self, peers: Iterable[Peer]) -> int:
-        """How many have trained for the round that is open."""
+    def answered(self, peers: Iterable[Peer]) -> int | None:
+        """How many have trained for the round that is open; None where no client's rows are read."""
+        peers = list(peers)
+        if not any(peer.known for peer in peers if peer.node != self.federation.coordinator):
+            return None
         return sum(word == "answered" for word in self._words(peers))
 
     def _words(self, peers: Iterable[Peer]) -> Iterable[str]:

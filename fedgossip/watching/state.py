@@ -100,7 +100,9 @@ class State:
         if self.network:
             return self.network.round
         if self.led:
-            return self.leading
+            leader = self.peers.get(self.led.federation.coordinator)
+            known = [peer.round for peer in self.peers.values() if peer.known]
+            return self.leading if leader and leader.known else max(known, default=0)
         there = [peer.round for peer in self.peers.values() if peer.watched and not peer.fallen]
         return min(there, default=0)
 

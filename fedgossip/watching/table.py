@@ -77,8 +77,9 @@ def status(follower: Follower) -> str:
 def rounds_led(state: State, led: Led) -> list[str]:
     """How the open round of a coordinator stands, and how many rounds came to nothing."""
     wanted, words = led.federation.wanted, []
-    if wanted is not None and not state.status and state.round < state.rounds:
-        words.append(f"{led.answered(state.peers.values())} of {wanted} have answered")
+    answered = led.answered(state.peers.values())
+    if wanted is not None and answered is not None and not state.status and state.round < state.rounds:
+        words.append(f"{answered} of {wanted} have answered")
     return [*words, f"{led.abandoned} abandoned"] if led.abandoned else words
 
 
