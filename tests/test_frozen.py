@@ -28,11 +28,14 @@ def test_a_run_is_as_frozen(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(frozen.ROUNDS))
-def test_simulator_and_stacked_arrays_agree_in_bits_and_in_what_they_measure(name: str) -> None:
-    """Bytes are left out: stacked arrays count models, a simulated peer its accounts and answers too."""
+def test_simulator_and_stacked_arrays_agree_in_bits_and_in_records(name: str) -> None:
+    """Of a federated run on stacked arrays the coordinator alone has rows, whose bytes are those of its models."""
     simulated, stacked = KEPT[f"{name} | sim"], KEPT[f"{name} | stacked"]
     assert simulated["digest"] == stacked["digest"]
-    assert [one for one in differences(simulated, stacked) if one.startswith("round")] == []
+    found = differences(simulated, stacked)
+    if "coordinator" in frozen.ROUNDS[name]:
+        found = [one for one in found if one.startswith("round")]
+    assert found == []
 
 
 @pytest.mark.parametrize(

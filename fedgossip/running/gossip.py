@@ -30,7 +30,7 @@ from fedgossip.running.plan import PARTIAL, Arrays, Results
 from fedgossip.running.tasks import DataShares
 from fedgossip.secure.neighbourhood import Grid
 from fedgossip.secure.pairs import SeededPairs
-from fedgossip.simulation.stacked import PLAIN, Private, first_stack, run_stacked
+from fedgossip.simulation.stacked import PLAIN, SHARES, Exchange, Private, first_stack, run_stacked
 from fedgossip.task import LocalTask
 from fedgossip.topology import (
     Forecast,
@@ -250,7 +250,9 @@ class GossipPlan:
         stack = first_stack(task, self.n, algorithm)
 
         def finish(between: Callable[[], None]) -> Results:
-            exchange = Private(Grid(e.algorithm.bound)) if self.masks else PLAIN
+            exchange: Exchange = SHARES if algorithm.needs.sums == "columns" else PLAIN
+            if self.masks:
+                exchange = Private(Grid(e.algorithm.bound))
             run = task, self.schedule, algorithm, e.rounds, record, write, exchange
             return run_stacked(*run, stack=stack, between=between), {}
 

@@ -5,6 +5,7 @@ For researchers of topologies: a round is one call of the task, one of the algor
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Protocol, cast
@@ -13,7 +14,8 @@ import numpy as np
 
 from fedgossip.algorithms.base import GossipAlgorithm, State, Step
 from fedgossip.errors import TrainingError
-from fedgossip.messages import CHECK_WORDS, Masked, Message, Model
+from fedgossip.machine import NodeId
+from fedgossip.messages import CHECK_WORDS, Accepted, Masked, Message, Model, Parcel
 from fedgossip.metrics import Meter, Network
 from fedgossip.records import Row
 from fedgossip.secure.neighbourhood import Grid
@@ -47,7 +49,9 @@ class Exchange(Protocol):
         """Return the mixed vectors, [n, d], frozen."""
         ...
 
-    def message(self, round: int, schema: str, vectors: tuple[Vector, ...]) -> Message: ...
+    def bytes_sent(self, edges: Edges, round: int, schema: str, vectors: tuple[Vector, ...]) -> list[int]:
+        """What each peer would send in `round`, where nothing is lost; `vectors` are one peer's."""
+        ...
 
 
 class Plain:
@@ -58,8 +62,18 @@ class Plain:
         ordered_mix_rows(groups, vectors, out)
         return frozen(out)
 
-    def message(self, round: int, schema: str, vectors: tuple[Vector, ...]) -> Message:
-        return Model(round, schema, vectors)
+    def bytes_sent(self, edges: Edges, round: int, schema: str, vectors: tuple[Vector, ...]) -> list[int]:
+        return _priced(edges.mixed_before(round), lambda used: Model(round, schema, vectors, used))
+
+
+class Shares(Plain):
+    """Shares of vectors and of their weight: each is accepted."""
+
+    def bytes_sent(self, edges: Edges, round: int, schema: str, vectors: tuple[Vector, ...]) -> list[int]:
+        x, weight = vectors
+        given, taken = edges.used_before(round)
+        parcels = _priced(given, lambda number: Parcel(number, round, schema, (x,), float(weight[0])))
+        return [sum(pair) for pair in zip(parcels, _priced(taken, Accepted), strict=True)]
 
 
 @dataclass(frozen=True)
@@ -76,12 +90,13 @@ class Private:
         self.grid.moved_rows(groups, vectors, out)
         return frozen(out)
 
-    def message(self, round: int, schema: str, vectors: tuple[Vector, ...]) -> Message:
+    def bytes_sent(self, edges: Edges, round: int, schema: str, vectors: tuple[Vector, ...]) -> list[int]:
         words = np.empty(vectors[0].size + CHECK_WORDS, np.uint32)
-        return Masked(round, schema, (cast(Vector, words),))
+        masked = Masked(round, schema, (cast(Vector, words),))
+        return _priced(edges.mixed_before(round), lambda _: masked)
 
 
-PLAIN = Plain()
+PLAIN, SHARES = Plain(), Shares()
 
 
 def run_stacked(
@@ -102,7 +117,7 @@ def run_stacked(
     """
     n = schedule.n
     stack = stack or first_stack(task, n, algorithm)
-    meters, state = stack.meters, stack.state
+    meters, state, edges = stack.meters, stack.state, Edges(schedule)
     for number in range(stack.round, rounds):
         between()
         mixing = schedule.mixing(number)
@@ -112,18 +127,74 @@ def run_stacked(
         state, outgoing = algorithm.trained(state, _stack([u.difference for u in updates]), step)
         seen = algorithm.seen(state, outgoing)
         groups = mixing.rows_by_degree()
-        size = wire_bytes(exchange.message(number, task.schema, tuple(vectors[0] for vectors in outgoing)))
+        first = tuple(vectors[0] for vectors in outgoing)
+        sent = exchange.bytes_sent(edges, number, task.schema, first)
         mixed = tuple(exchange.mix(groups, vectors) for vectors in outgoing)
         state = algorithm.mixed(state, mixed)
         model = algorithm.model(state)
         for node in range(n):
             meters[node].train_ended(0, updates[node].metrics)
-            meters[node].bytes_sent = size * len(mixing.targets(node))
+            meters[node].bytes_sent = sent[node]
             record.outgoing(node, number + 1, seen[node])
             for row in record.mixed(meters[node].mixed(number + 1, 0, 0, None), model[node]):
                 write(row)
         stack.round, stack.state = number + 1, state
     return list(algorithm.model(state))
+
+
+Counts = list[dict[int, int]]
+"""For each node how many of its messages say which number."""
+
+
+class Edges:
+    """What the messages of a round say of their edges, where nothing is lost."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self._schedule, self._nodes = schedule, range(schedule.n)
+        self._mixed: dict[tuple[NodeId, NodeId], int] = {}
+        self._used: Counter[tuple[NodeId, NodeId]] = Counter()
+        self._followed = 0
+        mixing = schedule.mixing(0)
+        self._targets = [mixing.targets(node) for node in self._nodes]
+        self._sources = [mixing.row(node).keys() - {node} for node in self._nodes]
+        sides = zip(self._sources, self._targets, strict=True)
+        self._both = [len(sources.intersection(to)) for sources, to in sides]  # of a graph that never changes
+
+    def mixed_before(self, round: int) -> Counts:
+        """For each target: the last round in which both ends mixed each other's model; -1 is none."""
+        self._follow(round)
+        if self._schedule.period == 1:
+            both = self._both if round else [0] * len(self._both)
+            pairs = zip(both, self._targets, strict=True)
+            return [{round - 1: two, -1: len(to) - two} if two else {-1: len(to)} for two, to in pairs]
+        return [dict(Counter(self._mixed.get((i, to), -1) for to in self._targets[i])) for i in self._nodes]
+
+    def used_before(self, round: int) -> tuple[Counts, Counts]:
+        """For each target, and for each source: in how many rounds before the arc was used."""
+        self._follow(round)
+        if self._schedule.period == 1:
+            return [{round: len(to)} for to in self._targets], [{round: len(of)} for of in self._sources]
+        given = [dict(Counter(self._used[i, to] for to in self._targets[i])) for i in self._nodes]
+        return given, [dict(Counter(self._used[of, i] for of in self._sources[i])) for i in self._nodes]
+
+    def _follow(self, round: int) -> None:
+        """Note the rounds up to this one: after a pause from the first on.  A graph that never changes needs none."""
+        while self._followed < round and self._schedule.period != 1:
+            for i in self._nodes:
+                for to in self._targets[i]:
+                    self._used[i, to] += 1
+                    if to in self._sources[i]:
+                        self._mixed[i, to] = self._followed
+            self._followed += 1
+            mixing = self._schedule.mixing(self._followed)
+            self._targets = [mixing.targets(node) for node in self._nodes]
+            self._sources = [mixing.row(node).keys() - {node} for node in self._nodes]
+
+
+def _priced(counts: Counts, message: Callable[[int], Message]) -> list[int]:
+    """The bytes of each node's messages, from how many say which number."""
+    sizes = {number: wire_bytes(message(number)) for number in {number for of in counts for number in of}}
+    return [sum(sizes[number] * times for number, times in of.items()) for of in counts]
 
 
 def _step(round: int, updates: Sequence[Update], kind: np.dtype[np.floating]) -> Step:
