@@ -311,6 +311,14 @@ def client(name: str = "fedavg") -> Client:
     return c
 
 
+def test_a_client_waits_for_one_invitation_however_many_come() -> None:
+    c, keys = client(), set[Any]()
+    for session in range(200):
+        effects = c.handle(Received(COORDINATOR, Invite(session % 10, SCHEMA, (vector(session, 0),), -1, session)), 0)
+        keys |= {effect.key for effect in effects if isinstance(effect, SetTimer)}
+    assert len(keys) == 2 and ("session",) in keys
+
+
 def invite(round: int, *values: float, counted: int = -1, count: int = 1) -> Invite:
     return Invite(round, SCHEMA, (vector(*values), *([vector(0, 0)] * (count - 1))), counted)
 

@@ -12,10 +12,10 @@ import pytest
 
 from fedgossip.errors import ConfigError, TrainingError
 from fedgossip.learning.analytic import Averaging
-from fedgossip.machine import Effect, Event, PeerGone, PeerJoined, Received, Started, Stopping, Train
+from fedgossip.machine import Effect, Event, Fired, PeerGone, PeerJoined, Received, SetTimer, Started, Stopping, Train
 from fedgossip.messages import Expected, Hello, Leaving, Masked, Model
 from fedgossip.net.endpoints import Endpoint
-from fedgossip.net.host import Host, Ports
+from fedgossip.net.host import REPLACED_MAX, Host, Ports
 from fedgossip.net.identity import Identity
 from fedgossip.net.links import Links
 from fedgossip.net.refusals import CAUSES_WRITTEN, Refusals
@@ -82,6 +82,16 @@ def test_whatever_a_message_does_to_the_machine_costs_that_message_only(links: L
     assert all(error.__name__ in row.value["text"] and "\x1b" not in row.value["text"] for row in rows)
     with pytest.raises(error):  # what nobody else has said is our own fault, and said as it is
         host.tell(PeerGone(1))
+
+
+def test_timers_that_are_replaced_take_no_memory(links: Links) -> None:
+    """A client sets its patience of a day anew with every word of its coordinator, who may say a million."""
+    machine = Told(*[SetTimer(("patience",), 10**15)] * 20_000, SetTimer(("soon",), 0), SetTimer(("patience",), 0))
+    host = Host(0, machine, links, Averaging(2, 4), HELLO, ports())
+    host.tell(Started())
+    assert len(host._due) <= REPLACED_MAX + 2 * len(host._timers)
+    host._step()
+    assert machine.events[1:] == [Fired(("soon",)), Fired(("patience",))] and not host._timers
 
 
 def test_each_cause_is_written_once_with_its_count_and_not_too_many(links: Links) -> None:

@@ -56,6 +56,9 @@ EVALUATE_SECONDS = 60.0
 TEXT_LETTERS = 300
 """The longest sentence of a refusal; there may be a stranger's words in it."""
 
+REPLACED_MAX = 1000
+"""So many timers that others have replaced may wait for their time; more are thrown out."""
+
 IDLE_MS = 500
 """The longest sleep: signals and a vanished parent are noticed within it."""
 
@@ -364,6 +367,9 @@ class Host:
         self._sequence += 1
         self._timers[key] = self._sequence
         heapq.heappush(self._due, (self.clock() + after_ns, self._sequence, key))
+        if len(self._due) > 2 * len(self._timers) + REPLACED_MAX:  # whoever sends much sets a long timer anew each time
+            self._due = [due for due in self._due if self._timers.get(due[2]) == due[1]]
+            heapq.heapify(self._due)
 
     def _count(self, name: str) -> None:
         self.counts[name] = self.counts.get(name, 0) + 1

@@ -159,8 +159,8 @@ class Client:
                 return self._listen()
             case Fired(("silent",)):
                 return self._listen() if self.phase == "training" else self._desert()
-            case Fired(("session", int(round), int(session))):
-                return self._late(round, session)
+            case Fired(("session",)):  # of the last invitation: each replaces the one before
+                return self._let_go()
             case Started():
                 self.phase = "waiting"
                 return self._listen()
@@ -189,10 +189,6 @@ class Client:
         name = "deserted" if self.met else "nobody_came"
         round = self.asked.round if self.asked else 0
         return [*self._let_go(), Report(name, [self.coordinator], round), Finish(self.model)]
-
-    def _late(self, round: int, session: int) -> list[Effect]:
-        asked = self.asked
-        return self._let_go() if asked and (asked.round, asked.session) == (round, session) else []
 
     def _let_go(self) -> list[Effect]:
         return self.part.give_up() if self.part else []
@@ -242,7 +238,7 @@ class Client:
         begun = part.begin()  # before anything is given up for it: an invitation that is none changes nothing
         let_go = self._let_go()
         self.wanted, self.asked, self.part = True, invite, part
-        session = SetTimer(("session", invite.round, invite.session), self.settings.session_ns)
+        session = SetTimer(("session",), self.settings.session_ns)
         began = [*let_go, *begun, session]
         if self.phase == "training":
             self.outdated = True
