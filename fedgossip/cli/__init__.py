@@ -13,6 +13,7 @@ from typing import NoReturn
 import click
 
 from fedgossip import __version__
+from fedgossip.cli import hangup
 from fedgossip.cli.text import echo
 from fedgossip.errors import FedgossipError, nearest
 
@@ -64,6 +65,7 @@ def cli() -> None:
 
 def main() -> NoReturn:
     """Run the command line; one line of error and one of advice, no traceback unless FEDGOSSIP_TRACEBACK is set."""
+    hangup.prepare()
     try:
         code = cli(standalone_mode=False)
     except FedgossipError as error:

@@ -64,6 +64,7 @@ FACTS: dict[str, str | tuple[str, ...]] = {
     "merged": "the network is whole again: {back} are back",
     "fetched": "has the model of round {model_of_round} from peer {from}",
     "superseded": "another process runs as peer {node}, at {address}, and began later",
+    "began_anew": "has no checkpoint, and no neighbour gave it a model: begins with the first",
     "revoked": "the organiser has sent peer {node} away; the graph goes on without it",
     "sent_away": "the organiser has sent peer {node} away: ends here",
     "unread": "{text}",

@@ -186,7 +186,9 @@ def _failed(error: Exception) -> Failed:
 
 def main() -> None:
     """Set up as the first message says, then answer orders one after the other; the first failure is the last word."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the task's process
+    for name in ("SIGINT", "SIGHUP"):  # Ctrl-C, and a closed terminal, are for the task's process
+        if number := getattr(signal, name, None):
+            signal.signal(number, signal.SIG_IGN)
     descriptors = [int(word) for word in sys.argv[1:]]
     channel, boards = Channel(socket.socket(fileno=descriptors[0])), map(Board, descriptors[1:])
     inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()

@@ -28,6 +28,7 @@ from fedgossip.running.plan import CLIENT, COORDINATOR, Plan
 from fedgossip.running.private import LEDGER, private_maker
 from fedgossip.running.purses import account_before
 from fedgossip.running.recording import Recorder
+from fedgossip.running.recovering import peer_of
 from fedgossip.secure.session import Policy
 from fedgossip.vectors import Vector
 
@@ -85,7 +86,7 @@ def made_by(plan: Plan, node: NodeId, given: Given) -> Iterator[Made]:
 
 def _plain(plan: Plan, node: NodeId, given: Given) -> MakeMachine:
     def make(initial: Vector, checkpoint: Checkpoint | None, incarnation: int) -> Machine:
-        return plan.machine(node, initial, given.hello.schema, checkpoint, incarnation=incarnation)
+        return peer_of(plan, node, initial, given.hello.schema, checkpoint, incarnation=incarnation)
 
     return make
 

@@ -178,9 +178,16 @@ def _identity(folder: Path, *, kept: bool) -> Identity:
     return identity
 
 
+def ignore_the_terminal() -> None:
+    """Ctrl-C, and the end of a closed terminal, reach the whole group; the parent passes them on."""
+    for name in ("SIGINT", "SIGHUP"):
+        if number := getattr(signal, name, None):
+            signal.signal(number, signal.SIG_IGN)
+
+
 def main() -> None:
     """Warm up with the modules named after the descriptor, then serve; or be the one peer that is described."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent passes it on
+    ignore_the_terminal()
     if sys.argv[1].startswith("{"):
         sys.exit(_child(msgspec.json.decode(sys.argv[1])))
     with socket.socket(fileno=int(sys.argv[1])) as control:

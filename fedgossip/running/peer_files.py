@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from fedgossip import owner_files
+from fedgossip.checkpoints import incarnation_of
 from fedgossip.errors import BudgetError, ConfigError, FedgossipError, NotWrittenError
 from fedgossip.machine import NodeId
 from fedgossip.records import RowWriter
@@ -141,5 +142,7 @@ def empty_folder(folder: Path) -> Path:
     except OSError as error:
         raise ConfigError(f"{folder}: {error.strerror}", "Choose a folder that can be written, with --out.") from None
     if not empty:
-        raise ConfigError(f"{folder}: not empty", "Give a new folder with --out.")
+        left = incarnation_of(folder) >= 0
+        advice = "Go on with what is there: the same command with --resume.  Or give a new folder with --out."
+        raise ConfigError(f"{folder}: not empty", advice if left else "Give a new folder with --out.")
     return folder

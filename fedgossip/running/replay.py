@@ -27,6 +27,7 @@ from fedgossip.running import compose
 from fedgossip.running.collect import last_word
 from fedgossip.running.compose import Plan
 from fedgossip.running.lives import trace_path
+from fedgossip.running.recovering import peer_of
 from fedgossip.trace.events import TraceError, described
 from fedgossip.trace.files import Entry, Opening, Reading, refusal
 from fedgossip.vectors import Vector, digest
@@ -161,7 +162,7 @@ def machine_of(opening: Opening) -> Machine:
     try:
         plan = _plan(msgspec.json.encode(opening.experiment))
         o = opening
-        return plan.machine(o.node, o.initial, o.schema, o.resumed, incarnation=o.incarnation)
+        return peer_of(plan, o.node, o.initial, o.schema, o.resumed, incarnation=o.incarnation)
     except Exception as error:  # its experiment, its first vector or its checkpoint is of somebody else's making
         advice = f"It was written by fedgossip {opening.version}, this is {__version__}."
         raise TraceError(f"the trace of peer {opening.node}: {error or repr(error)}", advice) from error

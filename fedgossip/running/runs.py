@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,7 +83,7 @@ class RunDirectory:
         try:
             owner_files.made(path)
             if any(path.iterdir()):
-                raise ConfigError(f"{path}: not empty", "Give a new folder with --out, or none to have one made.")
+                raise ConfigError(f"{path}: not empty", _advice_on(path))
             self._open(path, plan)
         except OSError as error:
             raise _not_writable(path, error) from None
@@ -148,6 +149,13 @@ def new_path(plan: Plan, driver: str, base: Path) -> Path:
         number += 1
         path = base / f"{safe}-n{plan.learners}-{driver}-{stamp}-{number}"
     return path
+
+
+def _advice_on(path: Path) -> str:
+    """What to do about a folder that is not empty: a run that stopped there can go on."""
+    new = "Give a new folder with --out, or none to have one made."
+    stopped = (path / INCOMPLETE).exists() or (path / "summary.json").exists()
+    return f"To go on with it: fedgossip run --resume {shlex.quote(str(path))}.  {new}" if stopped else new
 
 
 def write_whole(path: Path, content: bytes) -> None:

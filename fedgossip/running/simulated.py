@@ -19,6 +19,7 @@ from fedgossip.running import compose, lives, pausing, runs
 from fedgossip.running.compose import DataShares, Plan
 from fedgossip.running.pausing import Left, Pauses, Simulation
 from fedgossip.running.plan import EXHAUSTED, Results
+from fedgossip.running.recovering import peer_of, recovers
 from fedgossip.running.runs import Ended, Keeper, Run, RunDirectory
 from fedgossip.simulation.network import NetworkSettings, SimulatedNetwork
 from fedgossip.simulation.simulator import Simulator
@@ -160,11 +161,19 @@ def _simulator(
     keeper: Keeper,
 ) -> Made:
     network = SimulatedNetwork(network_settings(plan.experiment), plan.n, plan.experiment.seed)
-    machines = [plan.machine(node, initial[node], task.schema, own=plan.simulated(node)) for node in range(plan.n)]
+    restarts = script.restarts and recovers(plan)
+    machines = [
+        peer_of(plan, node, initial[node], task.schema)
+        if restarts
+        else plan.machine(node, initial[node], task.schema, own=plan.simulated(node))
+        for node in range(plan.n)
+    ]
     links = [plan.partners(node) for node in range(plan.n)]
     soon = plan.impatient()
 
     def rebirth(node: NodeId, incarnation: int, saved: Checkpoint | None) -> Machine:
+        if restarts:
+            return peer_of(soon, node, initial[node], task.schema, saved, incarnation=incarnation)
         own = plan.simulated(node, incarnation, simulator.logs.get(node, ()))
         return soon.machine(node, initial[node], task.schema, saved, incarnation=incarnation, own=own)
 

@@ -1,0 +1,80 @@
+"""A closed terminal is Ctrl-C: what was learned is kept, and the run can go on."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import termios
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import COMMAND, experiment, finish, start, wait_until
+
+pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="there are no closed terminals here")
+
+
+class Terminal:
+    """A command in a terminal of its own, which can be closed."""
+
+    def __init__(self, *words: str, cwd: Path) -> None:
+        self.master, slave = os.openpty()
+
+        def take() -> None:
+            fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
+
+        pipes: Any = {"stdin": slave, "stdout": slave, "stderr": slave}
+        command = [*COMMAND, *words]
+        self.process = subprocess.Popen(command, cwd=cwd, start_new_session=True, preexec_fn=take, **pipes)  # noqa: PLW1509
+        os.close(slave)
+
+    def close(self) -> None:
+        if self.master >= 0:
+            os.close(self.master)
+            self.master = -1
+
+
+@contextlib.contextmanager
+def terminal(*words: str, cwd: Path) -> Iterator[Terminal]:
+    made = Terminal(*words, cwd=cwd)
+    try:
+        yield made
+    finally:
+        made.close()
+        made.process.kill()
+        made.process.wait()
+
+
+def rounds_in(path: Path) -> int:
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    rows = [json.loads(line) for line in lines if line.endswith(b"\n")]
+    return max((row["round"] for row in rows if row["kind"] in ("network", "peer")), default=0)
+
+
+@pytest.mark.parametrize("driver", ["sim", "local"])
+def test_a_run_whose_terminal_is_closed_is_kept_and_goes_on(tmp_path: Path, driver: str) -> None:
+    experiment(tmp_path, n=3, rounds=3000 if driver == "local" else 20_000)
+    with terminal("run", "experiment.toml", "--on", driver, "--out", "run", cwd=tmp_path) as shown:
+        wait_until(lambda: rounds_in(tmp_path / "run" / "metrics.jsonl") > 30, 60, "it learns")
+        shown.close()
+        assert shown.process.wait(60) == 130
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["status"] == "interrupted"
+    again = finish(start(["run", "experiment.toml", "--out", "run"], tmp_path), 60)
+    assert again.code == 2 and "fedgossip run --resume run" in again.err
+
+
+def test_nohup_is_heard(tmp_path: Path) -> None:
+    experiment(tmp_path, n=3, rounds=300)
+    said = subprocess.Popen(
+        ["nohup", *COMMAND, "run", "experiment.toml", "--on", "sim", "--out", "run"], cwd=tmp_path,
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    wait_until(lambda: rounds_in(tmp_path / "run" / "metrics.jsonl") > 1, 60, "it learns")
+    said.send_signal(signal.SIGHUP)
+    assert said.wait(120) == 0
