@@ -572,8 +572,8 @@ class Membership:
 
     def _gone(self, node: NodeId, now_ns: int) -> list[Outcome]:
         self._lost[node] = now_ns
-        by = [said.by for said in self.roster.standing(node)]
-        report = self._report("gone", {"node": node, "until": self.roster.end(node), "by": by})
+        judges = [said.by for said in self.roster.standing(node)]
+        report = self._report("gone", {"node": node, "until": self.roster.end(node), "judges": judges})
         return [report, PeerGone(node), SetTimer(("member", "partition"), 2 * self.settings.period_ns)]
 
     def _back_again(self, node: NodeId, *, refuted: bool) -> list[Outcome]:
