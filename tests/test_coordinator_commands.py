@@ -272,10 +272,13 @@ def test_a_client_that_only_got_the_model_of_the_others_is_offered_it(
 def test_a_simulation_whose_rounds_all_came_to_nothing_leaves_no_model(tmp_path: Path) -> None:
     """Of four clients three crash before the first round is over."""
     from fedgossip import simulate
+    from fedgossip.errors import TooFewPeersError
 
     faults = [{"kind": "crash", "peers": [0, 1, 2], "start": 0.02}]
     coordinator = {"clients": 4, "deadline": 2.0, "start_timeout": 3.0}
     content = {"rounds": 2, "task": {"kind": "quadratic"}, "coordinator": coordinator, "faults": faults}
-    run = simulate(content, out=tmp_path / "run")
-    assert run.summary["rounds"] == run.summary["rounds_abandoned"]
+    with pytest.raises(TooFewPeersError, match="1 clients are there, and a round needs 4"):
+        simulate(content, out=tmp_path / "run")
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["status"] == "failed" and summary["rounds"] == summary["rounds_abandoned"]
     assert not (tmp_path / "run" / "model.safetensors").exists()
