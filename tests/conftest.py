@@ -8,8 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 import fedgossip  # noqa: F401 before torch, which every test may import: it chooses torch's kernels
+
+settings.register_profile("patient", deadline=None)  # how long an example takes belongs to the machine
+settings.load_profile("patient")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -110,7 +110,8 @@ def test_one_slow_peer_delays_nobody_beyond_its_deadline() -> None:
 
 def test_late_training_never_changes_what_training_in_one_call_gives() -> None:
     """Lazy batches: peers of unequal speed are trained in other groups than peers of equal speed."""
-    learning = {"rounds": 4, "model": {"source": "mlp:64-16-10"}, "topology": {"graph": "ring", "n": 6}}
+    model, graph = {"source": "mlp:64-16-10"}, {"graph": "ring", "n": 6}
+    learning = {"rounds": 4, "model": model, "train": {"device": "cpu"}, "topology": graph}
     even = simulate(learning)
     uneven = simulate({**learning, "simulation": {"speed_spread": 1.0, "training_jitter": 1.0}})
     assert even.digest == uneven.digest

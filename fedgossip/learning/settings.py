@@ -73,8 +73,8 @@ class TrainSettings:
     parallel: str = "ddp"
     """Of several processes: "ddp", each holds the whole model; "fsdp", each holds a part of it (FSDP2)."""
     portable: bool = False
-    """The same bits on unlike x86-64 processors: kernels that all of them have, on the CPU, one thread.  Convolutions
-    take up to twice as long; stacks of linear layers up to a third longer."""
+    """The same bits on unlike x86-64 processors: kernels that all of them have, on the CPU, one thread.  Training takes
+    longer by what the others have more: up to 3 times with AVX-512."""
 
     def __post_init__(self) -> None:
         if self.local_steps is None and self.local_epochs is None:
