@@ -14,7 +14,7 @@ import test_report_federated
 import fedgossip
 from fedgossip.cli import cli
 from fedgossip.learning.analytic import Quadratic
-from fedgossip.report import write_report
+from fedgossip.report import sections
 from fedgossip.report.reading import read_run
 from fedgossip.report.repeating import repeating
 
@@ -49,10 +49,21 @@ SIMULATED: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+def section_of(folder: Path) -> str:
+    """The section of a report on repeating its run; the figures of the others take their time."""
+    return str(sections.provenance(read_run(folder)))
+
+
+@pytest.mark.parametrize("kind", ["gossip", "secure"])
+def test_the_section_is_in_the_report(tmp_path: Path, kind: str) -> None:
+    fedgossip.simulate(SIMULATED[kind], out=tmp_path / "run", report=True)
+    told = re.search("<p>In this folder.*?</pre>", section_of(tmp_path / "run"), re.DOTALL)
+    assert told and told[0] in (tmp_path / "run" / "report.html").read_text()
+
+
 def as_the_report_says(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
     """Type the command that stands in the report of a run; return the digests of the run, and of its repetition."""
-    page = (folder / "report.html").read_text()
-    (line,) = re.findall("<pre>(fedgossip run .*?)</pre>", page)
+    (line,) = re.findall("<pre>(fedgossip run .*?)</pre>", section_of(folder))
     monkeypatch.chdir(folder)
     words = html.unescape(line).split()[1:]
     assert cli([*words, "--out", "again", "--no-report"], standalone_mode=False) in (0, 6)
@@ -65,7 +76,7 @@ def test_a_simulated_run_is_repeated_bit_for_bit_by_the_line_in_its_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """Asynchronous runs too, and those with noise: all of it is drawn from the seed there."""
-    fedgossip.simulate({**SIMULATED[kind], "seed": 5}, out=tmp_path / "run", report=True)
+    fedgossip.simulate({**SIMULATED[kind], "seed": 5}, out=tmp_path / "run")
     how = repeating(read_run(tmp_path / "run"))
     first, second = as_the_report_says(tmp_path / "run", monkeypatch)
     assert how.same and "the same digest, bit for bit" in how.text
@@ -73,7 +84,7 @@ def test_a_simulated_run_is_repeated_bit_for_bit_by_the_line_in_its_report(
 
 
 def test_a_run_on_stacked_arrays_is_repeated_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fedgossip.simulate(SIMULATED["learning"], engine="stacked", out=tmp_path / "r", report=True)
+    fedgossip.simulate(SIMULATED["learning"], engine="stacked", out=tmp_path / "r")
     assert "--on stacked" in str(repeating(read_run(tmp_path / "r")).command)
     first, second = as_the_report_says(tmp_path / "r", monkeypatch)
     assert first == second
@@ -83,9 +94,9 @@ def test_of_a_task_that_a_program_gave_no_command_is_shown(tmp_path: Path) -> No
     """experiment.toml says digits there, and its command trained something else."""
     content = {**GOSSIP, "task": {"kind": "learning"}}
     task = Quadratic(4, placement="random", eta=0.1, sigma=0.1, dim=3, dtype="float32", seed=7)
-    runs = [fedgossip.simulate(content, task=task, out=tmp_path / str(k), report=True) for k in range(2)]
+    runs = [fedgossip.simulate(content, task=task, out=tmp_path / str(k)) for k in range(2)]
     assert runs[0].digest == runs[1].digest, "the same call repeats it, as the report says"
-    page = (tmp_path / "0" / "report.html").read_text()
+    page = section_of(tmp_path / "0")
     assert "<pre>fedgossip run" not in page and "the same call with the same task" in page.lower()
 
 
@@ -96,7 +107,7 @@ def test_a_module_of_ones_own_is_named_as_what_has_to_be_there(
     text = "import torch\n\ndef wide(shape, classes):\n    return torch.nn.Linear(64, classes)\n"
     (tmp_path / "my_models_here.py").write_text(text)
     content = {**LEARNING, "model": {"source": "my_models_here:wide"}, "topology": {"graph": "ring", "n": 4}}
-    fedgossip.simulate(content, out=tmp_path / "run", report=True)
+    fedgossip.simulate(content, out=tmp_path / "run")
     assert "a copy of my_models_here.py" in repeating(read_run(tmp_path / "run")).text
     (tmp_path / "run" / "my_models_here.py").write_text(text)
     first, second = as_the_report_says(tmp_path / "run", monkeypatch)
@@ -135,6 +146,9 @@ REAL: list[tuple[dict[str, Any], str, str]] = [
     ({}, "[[faults]]\nkind = 'drop'\n", "at times of their own (faults)"),
     ({}, "[train]\nthreads = 4\n", "4 threads add up"),
     ({}, "[train]\nprocesses = 2\n", "2 processes add up"),
+    ({}, "train = 3\nmodel = []\ndata = 'x'\n", "bit for bit"),
+    ({}, "[train]\nthreads = 'many'\ndevice = 7\n", "bit for bit"),
+    ({}, "no toml [", "bit for bit"),
     ({}, "[train]\ndevice = 'cuda:0'\n", "a GPU rounds"),
     ({}, "[train]\nportable = true\n", "on any x86-64 processor"),
     ({"processor": "Some CPU"}, "[train]\ndevice = 'cpu'\n", "of the same kind (Some CPU), with the same versions"),
@@ -152,4 +166,4 @@ def test_a_report_says_where_the_digest_will_be_another(
     how = repeating(read_run(folder))
     assert words in how.text
     assert how.same == ("bit for bit" in how.text)
-    assert words in html.unescape(write_report(folder).read_text())
+    assert words in html.unescape(section_of(folder))

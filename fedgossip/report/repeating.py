@@ -90,7 +90,8 @@ def _reasons(run: Run, e: Mapping[str, Any]) -> Iterator[str]:
     if str(_at(e, "train", "device")).startswith("cuda"):
         yield "the digest may be another, for a GPU rounds in ways of its own"
     for name in ("threads", "processes"):
-        if (count := _at(e, "train", name) or 1) > 1:
+        count = _at(e, "train", name)
+        if isinstance(count, int) and count > 1:
             yield f"the digest may be another, for {count} {name} add up in an order of their own"
 
 
