@@ -172,6 +172,11 @@ def test_a_peer_that_nobody_waits_for_any_more_stays_gone() -> None:
     assert state.links() == {(1, 2): "down", (2, 3): "down"}
 
 
+def test_a_peer_that_was_sent_away_has_left() -> None:
+    state = told(*rounds(1, 5), EventRow(5, 1, "revoked", {"node": 2}))
+    assert conditions(state)[2] == "left"
+
+
 def test_a_peer_that_said_that_it_goes_is_not_gone_but_left() -> None:
     state = told(*rounds(1, 5), EventRow(5, 1, "left", {"node": 2, "until": 6}))
     assert conditions(state)[2] == "left"

@@ -180,7 +180,7 @@ class State:
             peer.asleep = row.name == "asleep"
         elif row.name in ("restarted", "resumed"):
             peer.returned(_round(row.value))
-        elif row.name == "left":
+        elif row.name in ("left", "revoked", "sent_away"):
             for node in self._known(row.value):
                 self.peers[node].left = True
 
