@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import COMMAND, experiment, finish, start, wait_until
+from commands import COMMAND, experiment, finish, free_ports, start, wait_until
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="there are no closed terminals here")
 
@@ -67,6 +67,29 @@ def test_a_run_whose_terminal_is_closed_is_kept_and_goes_on(tmp_path: Path, driv
     assert summary["status"] == "interrupted"
     again = finish(start(["run", "experiment.toml", "--out", "run"], tmp_path), 60)
     assert again.code == 2 and "fedgossip run --resume run" in again.err
+
+
+def test_a_peer_whose_terminal_is_closed_says_goodbye_and_is_kept(tmp_path: Path) -> None:
+    experiment(tmp_path, n=2, rounds=100_000, graph="complete", more="[algorithm]\ndeadline = 5.0\n")
+    blocks = []
+    for node, port in enumerate(free_ports(2)):
+        words = ["keys", "new", "--out", f"{node}.key", "--id", str(node), "--address", f"tcp://127.0.0.1:{port}"]
+        blocks.append(finish(start(words, tmp_path), 60).out)
+    (tmp_path / "endpoints.toml").write_text("\n".join(blocks))
+    words = ["peer", "experiment.toml", "--endpoints", "endpoints.toml"]
+    other = start([*words, "--id", "1", "--key", "1.key", "--out", "out1"], tmp_path)
+    try:
+        with terminal(*words, "--id", "0", "--key", "0.key", "--out", "out0", cwd=tmp_path) as shown:
+            wait_until(lambda: rounds_in(tmp_path / "out0" / "metrics.jsonl") > 20, 60, "it learns")
+            shown.close()
+            assert shown.process.wait(60) == 130
+        ended = json.loads((tmp_path / "out0" / "ended.json").read_text())
+        assert ended["status"] == "interrupted" and ended["checkpoint"] > 20
+        again = finish(start([*words, "--id", "0", "--key", "0.key", "--out", "out0"], tmp_path), 60)
+        assert again.code == 2 and "--resume" in again.err
+    finally:
+        other.kill()
+        finish(other, 20)
 
 
 def test_nohup_is_heard(tmp_path: Path) -> None:
