@@ -218,6 +218,8 @@ class Stage(World):
         self._place = adversary.sender.place if adversary else None
         self._lost = False  # the machine in the adversary's place
         now = {node: machine for node, machine in cast.machines.items() if node not in cast.late}
+        self.reported: set[str] = set()
+        """What honest machines have reported."""
         self.trainings = dict.fromkeys(cast.machines, 0)
         super().__init__(now, seed)
         for node, others in cast.partners.items():
@@ -389,6 +391,8 @@ class Stage(World):
 
     def perform(self, node: NodeId, effect: Effect | Event) -> None:
         self.trace(f"            {node} -> {effect!r:.200}")
+        if isinstance(effect, Report) and node != self._place:
+            self.reported.add(effect.name)
         if isinstance(effect, Send):
             if self.adversary is None:
                 self.needs.said.append((node, effect.to, effect.message))
@@ -476,6 +480,11 @@ def judge(stage: Stage, sender: Sender, bounds: Bounds) -> None:
     if not buffered and len(set(pairs)) < len(pairs):
         raise Broken("a client counts twice in a round")
     for node in stage.honest:
+        done = getattr(cast.machines[node], "round", cast.rounds)
+        if cast.coordinator is None and done < cast.rounds and "stopped_with_the_others" not in stage.reported:
+            raise Broken(f"node {node} ends after {done} of {cast.rounds} rounds")
+        if node == cast.coordinator and done < cast.rounds and not stage.reported & {"too_few", "budget"}:
+            raise Broken(f"the coordinator ends after {done} of {cast.rounds} rounds, and says no reason")
         if cast.budget is not None and node != cast.coordinator and stage.trainings[node] > cast.budget:
             raise Broken(f"client {node} has trained {stage.trainings[node]} times; its budget pays for {cast.budget}")
 

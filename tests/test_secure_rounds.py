@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -323,6 +324,26 @@ def test_a_bad_frame_that_came_too_early_undoes_nothing_of_the_one_before_it(qui
     run = follow(experiment(), wrap=lambda node, machine: Hasty(machine) if node == 3 else machine)
     assert [survivors for _, survivors, right in run.sums if right] == [tuple(range(5))] * 4
     assert run.simulator and run.simulator.counts["refused"] == 4
+
+
+def test_a_masked_input_of_no_vector_or_several_is_refused_and_the_true_one_counts(quick: None) -> None:
+    class Clumsy:
+        def __init__(self, machine: Machine) -> None:
+            self.machine = machine
+
+        def handle(self, event: Event, now_ns: int) -> Sequence[Effect]:
+            said: list[Effect] = []
+            for effect in self.machine.handle(event, now_ns):
+                if isinstance(effect, Send) and isinstance(effect.message, MaskedInput):
+                    message = effect.message
+                    for vectors in ((), message.vectors * 2, (message.vectors[0].view(np.float32),)):
+                        said.append(Send(effect.to, replace(message, vectors=vectors)))
+                said.append(effect)
+            return said
+
+    run = follow(experiment(), wrap=lambda node, machine: Clumsy(machine) if node == 3 else machine)
+    assert [survivors for _, survivors, right in run.sums if right] == [tuple(range(5))] * 4
+    assert run.simulator and run.simulator.counts["refused"] == 4 * 3
 
 
 def test_a_nan_ends_in_a_typed_refusal_and_in_no_log(quick: None) -> None:

@@ -304,6 +304,8 @@ class SecureRound:
         if isinstance(step, server.Summing):
             if not isinstance(message, MaskedInput):
                 raise ProtocolError(f"round {self.round}: a frame where a vector is due", peer=sender)
+            if [vector.dtype for vector in message.vectors] != [np.uint32]:
+                raise ProtocolError(f"round {self.round}: not one vector of words from client {sender}", peer=sender)
             step.take_whole(sender, message.frame, message.vectors[0])
             return
         if not isinstance(message, Secured):
