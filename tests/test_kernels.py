@@ -14,8 +14,10 @@ import threaded  # noqa: F401 this process has a thread more than its first, too
 from kernels_seen import FOLDER
 
 from fedgossip import kernels, load_experiment, simulate
+from fedgossip.cli.wording import event_text, federated_text
 from fedgossip.errors import ConfigError
 from fedgossip.learning.settings import TrainSettings
+from fedgossip.records import EventRow
 from fedgossip.running import compose, local
 from fedgossip.running.local import Family, run_local_plan
 
@@ -135,18 +137,17 @@ def test_where_torch_has_computed_first_the_head_the_summary_and_the_doctor_say_
     assert "MKL_CBWR=COMPATIBLE ATEN_CPU_CAPABILITY=avx2" in advice
 
 
-@pytest.mark.parametrize("portable", [False, True])
-def test_the_kernels_are_asked_for_when_the_run_is_planned(portable: bool) -> None:
-    """Before anything else of the run, for a graph or an account of privacy may load torch; and asked anew."""
+def test_the_kernels_are_asked_for_when_the_run_is_planned() -> None:
+    """Before anything else of the run, for an account of privacy may load torch; and anew for another run."""
     code = (
         "import os, sys, fedgossip; from fedgossip.running import compose\n"
-        "def plan(portable):\n"
+        "for portable in (False, True, False):\n"
         "    how = {'train': {'portable': portable}, 'topology': {'graph': 'ring', 'n': 3}}\n"
         "    compose.plan(fedgossip.load_experiment(how))\n"
-        f"plan(not {portable}); plan({portable}); assert 'torch' not in sys.modules\n"
-        "print(os.environ['MKL_CBWR'], os.environ.get('ATEN_CPU_CAPABILITY'))"
+        "    print(os.environ['MKL_CBWR'], os.environ.get('ATEN_CPU_CAPABILITY'), 'torch' in sys.modules)"
     )
-    assert python(code).split() == (["COMPATIBLE", "avx2"] if portable else ["AUTO", "None"])
+    usual, portable = ["AUTO", "None", "False"], ["COMPATIBLE", "avx2", "False"]
+    assert python(code).split() == usual + portable + usual
 
 
 # --- what a run says of them -----------------------------------------------------------------------------------------
@@ -223,6 +224,12 @@ def test_processors_matter_only_where_they_decide_the_bits() -> None:
         assert mark(0, topology=ring["topology"], train={"portable": True}) == 0
     finally:
         kernels.prefer(portable=False)
+
+
+@pytest.mark.parametrize(("text", "who"), [(event_text, "peer 2"), (federated_text, "client 2")])
+def test_processors_that_differ_are_told_in_one_line_with_the_remedy(text, who) -> None:
+    said = text(EventRow(0, 1, "unlike", 2))
+    assert said.startswith(f"{who} has another kind of processor") and "train.portable" in said and "\n" not in said
 
 
 # --- how local peers come to be --------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from fedgossip.errors import ConfigError, TrainingError
-from fedgossip.learning import models
+from fedgossip.learning import models, optimizers
 from fedgossip.learning.baseline import train_centralised
 from fedgossip.learning.batched import LayerStack
 from fedgossip.learning.batches import Batches
@@ -173,6 +174,26 @@ def test_hand_written_gradients_equal_autograd(features, model, classes, how):
     jobs = jobs_of(task)
     for job, update in zip(jobs, task.train(jobs), strict=True):
         np.testing.assert_allclose(update.difference, by_autograd(model, data, task, job, how), atol=1e-5)
+
+
+def test_adam_is_torchs_own_to_rounding():
+    """Against torch.optim.Adam in float64: a step rounds the weight once, and a dozen operations of its own length, at
+    most lr (1 - beta1) / sqrt(1 - beta2) (Kingma and Ba, section 2.1)."""
+    how, steps = on_cpu(optimizer="adam", lr=0.01, weight_decay=0.02), 25
+    draw = stream(0, "adam")
+    start = draw.standard_normal((1, 1003)).astype(np.float32)
+    found, slots = torch.tensor(start), [torch.zeros(1, 1003) for _ in how.slots]
+    expected = torch.tensor(start, dtype=torch.float64, requires_grad=True)
+    reference = torch.optim.Adam([expected], lr=how.lr, weight_decay=how.weight_decay)
+    rates, roots = optimizers.rates(how, [how.lr], [0], steps)
+    for rate, root in zip(rates, roots, strict=True):
+        gradient = torch.tensor(draw.standard_normal((1, 1003)).astype(np.float32))
+        expected.grad = gradient.double()
+        reference.step()
+        optimizers.step(how, found, gradient, slots, rate=torch.tensor(rate), root=torch.tensor(root))
+    longest = how.lr * (1 - optimizers.BETA1) / math.sqrt(1 - optimizers.BETA2)
+    bound = steps * 2.0**-24 * (np.abs(start).max() + 12 * longest)
+    np.testing.assert_allclose(found.numpy(), expected.detach().numpy(), rtol=0, atol=bound)
 
 
 def test_the_loop_over_modules_equals_autograd_too():
