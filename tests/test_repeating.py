@@ -118,7 +118,7 @@ def test_a_module_of_ones_own_is_named_as_what_has_to_be_there(
 
 
 def test_a_run_of_real_peers_is_repeated_by_a_simulation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fedgossip.run_local(GOSSIP, tmp_path / "run")
+    fedgossip.run_local(GOSSIP, tmp_path / "run", report=False)
     assert repeating(read_run(tmp_path / "run")).same
     first, second = as_the_report_says(tmp_path / "run", monkeypatch)
     assert first is not None and first == second
@@ -128,7 +128,7 @@ def test_the_noise_of_a_real_run_is_not_repeated_and_its_report_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It comes from the operating system: "the same digest, bit for bit" stood there."""
-    fedgossip.run_local(SIMULATED["a budget of clients"], tmp_path / "run")
+    fedgossip.run_local(SIMULATED["a budget of clients"], tmp_path / "run", report=False)
     how = repeating(read_run(tmp_path / "run"))
     assert not how.same and "the noise of a real run comes from the operating system" in how.text
     first, second = as_the_report_says(tmp_path / "run", monkeypatch)

@@ -143,7 +143,8 @@ def run_local(
 ) -> Run:
     """Run every peer of an experiment as a process of this machine; `out` is a new folder for the run directory.
 
-    `experiment`, `seed`, `overrides` and `watch` as in `simulate`, and a run without faults ends with its digest.
+    `experiment`, `seed`, `overrides` and `watch` as in `simulate`.  A synchronous run without faults, late peers and a
+    budget of privacy ends with its digest.
     """
     if not isinstance(experiment, Experiment):
         experiment = load(experiment, overrides, seed=seed)
