@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import os
+from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import combinations
 from typing import Any, cast
 
@@ -19,6 +22,7 @@ from fedgossip.errors import ConfigError, ProtocolError, TrainingError
 from fedgossip.machine import (
     Checkpoint,
     Effect,
+    Event,
     Finish,
     Fired,
     PeerGone,
@@ -33,7 +37,7 @@ from fedgossip.machine import (
     Train,
     Trained,
 )
-from fedgossip.messages import CHECK_WORDS, Expected, Leaving, Masked, Model
+from fedgossip.messages import CHECK_WORDS, Expected, Leaving, Masked, Model, RunKey, RunKeys
 from fedgossip.net.identity import Identity, raw
 from fedgossip.protocols import private_gossip
 from fedgossip.protocols.private_gossip import MODEL, PrivateGossip
@@ -41,7 +45,7 @@ from fedgossip.protocols.sync_gossip import SyncSettings
 from fedgossip.running import compose
 from fedgossip.running.members import check_open
 from fedgossip.secure.neighbourhood import LIMIT, Grid, masked, opened
-from fedgossip.secure.pairs import AgreedPairs, Pairs, SeededPairs, run_of
+from fedgossip.secure.pairs import AgreedPairs, Other, Own, Pairs, SeededPairs, run_of
 from fedgossip.secure.primitives import public_of
 from fedgossip.secure.ring import Words
 from fedgossip.topology import Mixing, build, resolve
@@ -426,14 +430,32 @@ def test_noise_is_not_taken_for_a_sum() -> None:
 # --- keys -------------------------------------------------------------------------------------------------------------
 
 
-def agreed(n: int, run: bytes) -> list[AgreedPairs]:
+def other(identity: Identity) -> Other:
+    return Other(raw(identity.public), bytes.fromhex(identity.verify))
+
+
+def pairs_of(identities: Sequence[Identity], node: int, run: str = "a", life: int = 0) -> AgreedPairs:
+    """What makes the masks of one life of a peer."""
+    own = Own(node, life, raw(identities[node].secret), identities[node].sign_bytes, os.urandom)
+    others = {o: other(identity) for o, identity in enumerate(identities) if o != node}
+    return AgreedPairs(own, others, run_of(run))
+
+
+def introduced(pairs: Sequence[AgreedPairs]) -> list[AgreedPairs]:
+    """Everybody has heard the key of everybody."""
+    for one in pairs:
+        for told in (key for two in pairs for key in two.told(())):
+            if one.news(told):
+                one.take(told)
+    return list(pairs)
+
+
+def agreed(n: int, run: str = "a") -> list[AgreedPairs]:
     identities = [Identity.new() for _ in range(n)]
-    public = {node: raw(identity.public) for node, identity in enumerate(identities)}
-    others = [{o: key for o, key in public.items() if o != node} for node in range(n)]
-    return [AgreedPairs(node, raw(identities[node].secret), others[node], run) for node in range(n)]
+    return introduced([pairs_of(identities, node, run) for node in range(n)])
 
 
-@pytest.mark.parametrize("make", [lambda: agreed(3, run_of("a")), lambda: [SeededPairs(node, 1) for node in range(3)]])
+@pytest.mark.parametrize("make", [lambda: agreed(3), lambda: [SeededPairs(node, 1) for node in range(3)]])
 def test_both_ends_of_a_pair_have_the_same_keys_and_no_two_masks_share_one(make: Callable[[], list[Pairs]]) -> None:
     pairs, found = make(), set()
     for u, v in combinations(range(3), 2):
@@ -446,12 +468,94 @@ def test_both_ends_of_a_pair_have_the_same_keys_and_no_two_masks_share_one(make:
     assert len(found) == 3 * 4 * 4 * 2
 
 
-def test_another_run_has_other_keys() -> None:
+def test_who_has_the_long_term_keys_makes_no_mask_of_a_life_that_is_over() -> None:
+    """Two peers with the same long-term keys, in the same run and round, make other masks in every life."""
     identities = [Identity.new(), Identity.new()]
-    public = raw(identities[1].public)
-    secret = raw(identities[0].secret)
-    keys = {AgreedPairs(0, secret, {1: public}, run_of(run)).key(1, 2, 3, 4) for run in ("a", "b")}
-    assert len(keys) == 2
+    keys = {introduced([pairs_of(identities, 0), pairs_of(identities, 1)])[0].key(1, 2, 3, 4) for _ in range(3)}
+    assert len(keys) == 3
+
+
+def test_keys_of_another_run_or_another_owner_are_refused_and_older_ones_are_no_news() -> None:
+    identities = [Identity.new() for _ in range(3)]
+    mine = pairs_of(identities, 0)
+    (key,), (foreign,) = pairs_of(identities, 1, life=4).told(()), pairs_of(identities, 1, "b").told(())
+    others = [{"node": 2}, {"node": 9}, {"incarnation": 5}, {"signature": "zz"}, {"signature": ""}, {"public": "00"}]
+    for lie in [foreign, *(replace(key, **fields) for fields in others)]:
+        with pytest.raises(ProtocolError):
+            mine.news(lie)
+    assert not mine.knows(1) and mine.news(key)
+    mine.take(key)
+    assert mine.knows(1) and not mine.news(key)
+    for life, news in ((3, False), (4, False), (5, True)):
+        assert mine.news(pairs_of(identities, 1, life=life).told(())[0]) is news
+
+
+def test_a_key_with_which_everybody_agrees_is_refused_though_it_is_signed() -> None:
+    identities = [Identity.new(), Identity.new()]
+    unsigned = RunKey(1, 0, bytes(32).hex())
+    mine = pairs_of(identities, 0)
+    with pytest.raises(ProtocolError, match="none"):
+        mine.news(replace(unsigned, signature=identities[1].sign_bytes(mine._content(unsigned)).hex()))
+
+
+def test_keys_go_over_a_receiver_to_all_that_send_to_it_and_then_it_begins() -> None:
+    """On a 4 x 4 torus the senders to one receiver are no neighbours of each other."""
+    identities = [Identity.new() for _ in range(16)]
+    machines = [machine(k, "torus:4x4", 16, pairs=pairs_of(identities, k)) for k in range(16)]
+    queue: deque[tuple[int, int, RunKeys]] = deque()
+    begun: set[int] = set()
+
+    def tell(node: int, event: Event) -> None:
+        for effect in machines[node].handle(event, 0):
+            if isinstance(effect, Send):
+                assert isinstance(effect.message, RunKeys)
+                queue.append((node, effect.to, effect.message))
+            elif isinstance(effect, Train):
+                begun.add(node)
+
+    for node in range(16):
+        tell(node, Started())
+        for partner in machines[node].company.partners:
+            tell(node, PeerJoined(partner))
+    assert not begun, "nobody begins without the keys of those it must mask with"
+    sent = 0
+    while queue:
+        sender, to, message = queue.popleft()
+        sent += 1
+        tell(to, Received(sender, message))
+    assert begun == set(range(16)) and sent <= 16 * 4 * (1 + 3 + 1)
+    for receiver in range(16):
+        partners = machines[receiver].company.partners
+        for u, v in combinations(partners, 2):
+            keys = [machines[a].pairs.key(b, receiver, 0, 5) for a, b in ((u, v), (v, u))]
+            assert keys[0] == keys[1]
+
+
+def test_a_key_that_is_told_wrongly_changes_nothing() -> None:
+    identities = [Identity.new() for _ in range(4)]
+    m = machine(0, pairs=pairs_of(identities, 0))
+    m.handle(Started(), 0)
+    for partner in m.company.partners:
+        m.handle(PeerJoined(partner), 0)
+    good, bad = pairs_of(identities, 1).told(()), pairs_of(identities, 2, "b").told(())
+    with pytest.raises(ProtocolError) as caught:
+        m.handle(Received(1, RunKeys((*good, *bad))), 0)
+    assert caught.value.peer == 1 and not m.pairs.knows(1)
+
+
+def test_where_a_key_is_not_here_in_time_nothing_is_sent_that_would_be_noise() -> None:
+    identities = [Identity.new() for _ in range(4)]
+    m = machine(0, pairs=pairs_of(identities, 0))
+    m.handle(Started(), 0)
+    for partner in m.company.partners:
+        m.handle(PeerJoined(partner), 0)
+    for node in (1, 2):
+        m.handle(Received(node, RunKeys(tuple(pairs_of(identities, node).told(())))), 0)
+    (started, train) = m.handle(Fired(("start",)), 0)
+    assert isinstance(started, Report) and started.value == [3] and isinstance(train, Train)
+    effects = m.handle(Trained(0, None), 0)
+    withheld = [e.value for e in effects if isinstance(e, Report) and e.name == "withheld"]
+    assert withheld == [{"peer": 1, "keys": [3]}, {"peer": 2, "keys": [3]}] and list(sends(effects)) == [3]
 
 
 def test_the_keys_of_links_are_x25519_keys() -> None:
@@ -461,14 +565,15 @@ def test_the_keys_of_links_are_x25519_keys() -> None:
 
 def test_a_public_key_with_which_everybody_agrees_is_refused() -> None:
     with pytest.raises(ConfigError, match="peer 5"):
-        AgreedPairs(0, raw(Identity.new().secret), {5: bytes(32)}, run_of("a"))
+        own = Own(0, 0, raw(Identity.new().secret), Identity.new().sign_bytes, os.urandom)
+        AgreedPairs(own, {5: Other(bytes(32), bytes(32))}, run_of("a"))
 
 
 def test_no_secret_is_in_what_a_machine_says_of_itself() -> None:
     identities = [Identity.new(), Identity.new()]
-    pairs = AgreedPairs(0, raw(identities[0].secret), {1: raw(identities[1].public)}, run_of("a"))
+    (pairs, _) = introduced([pairs_of(identities, 0), pairs_of(identities, 1)])
     shown = repr(pairs) + repr(vars(pairs)) + repr(machine(0, pairs=pairs)) + repr(SeededPairs(0, 123456))
-    for secret in (raw(identities[0].secret), pairs._shared[1].read()):
+    for secret in (raw(identities[0].secret), pairs._shared[1].read(), pairs._lasting[1].read()):
         assert secret.hex() not in shown and repr(secret)[2:-1] not in shown
     assert identities[0].secret not in shown and "123456" not in shown
 

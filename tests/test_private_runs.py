@@ -21,7 +21,7 @@ from fedgossip.errors import ConfigError, NotWrittenError, ResumeError
 from fedgossip.experiment import load
 from fedgossip.machine import Checkpoint, Effect, Event, Machine, Report, Send, Started
 from fedgossip.messages import Masked
-from fedgossip.net.endpoints import Endpoint, block
+from fedgossip.net.endpoints import block, signed
 from fedgossip.net.identity import Identity
 from fedgossip.protocols.private_gossip import MODEL, PrivateGossip
 from fedgossip.records import EventRow
@@ -145,7 +145,7 @@ class Desk:
         self.hello = compose.hello_of(self.plan, "s")
         self.identities = [Identity.new() for _ in range(4)]
         self.endpoints = {
-            node: Endpoint(f"tcp://127.0.0.1:{5700 + node}", one.public) for node, one in enumerate(self.identities)
+            node: signed(one, f"tcp://127.0.0.1:{5700 + node}") for node, one in enumerate(self.identities)
         }
         self.path = folder / "peer.key.masked"
         self.run = run_hash(self.hello, self.endpoints)
@@ -181,7 +181,7 @@ def test_the_same_run_again_with_the_same_keys_is_refused(tmp_path: Path) -> Non
         desk.life()
     assert "another seed" in refused.value.advice
     left(desk.path, 3, run=OTHER)
-    desk.endpoints = {**desk.endpoints, 2: Endpoint("tcp://127.0.0.1:5702", Identity.new().public)}
+    desk.endpoints = {**desk.endpoints, 2: signed(Identity.new(), "tcp://127.0.0.1:5702")}
     assert desk.life().round == 0, "somebody's new key makes it another run"
 
 
@@ -252,7 +252,7 @@ def _write(folder: Path) -> None:
     for node, port in enumerate(free_ports(4)):
         identity = Identity.new()
         identity.save(folder / f"{node}.key")
-        blocks.append(block(node, Endpoint(f"tcp://127.0.0.1:{port}", identity.public)))
+        blocks.append(block(node, signed(identity, f"tcp://127.0.0.1:{port}")))
     (folder / "endpoints.toml").write_text("\n".join(blocks))
 
 

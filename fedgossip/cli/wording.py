@@ -82,7 +82,10 @@ FACTS: dict[str, str | tuple[str, ...]] = {
         "keeps its own model: the sum over {garbled} is noise; have all peers the same endpoints.toml?",
         "keeps its own model: the sum over {beyond} is beyond algorithm.bound; one of them lies",
     ),
-    "withheld": "sends nothing to peer {peer}: among {senders} its model would not be hidden",
+    "withheld": (
+        "sends nothing to peer {peer}: among {senders} its model would not be hidden",
+        "sends nothing to peer {peer}: the keys of {keys}, who send to it too, are not here",
+    ),
     "far_ahead": "peer {peer} speaks of round {round}, which cannot be: not believed",
     "unanswered": "peer {peer} did not answer offer {offer}",
     "returned": "a share of weight {weight:.3g} that peer {from} did not take is one's own again",

@@ -25,6 +25,7 @@ from fedgossip.messages.base import (
 from fedgossip.messages.federated import Contribution, Final, Invite, MaskedInput, Refusal, Secured
 from fedgossip.messages.gossip import (
     CHECK_WORDS,
+    KEYS_MAX,
     Accepted,
     Account,
     Answer,
@@ -35,6 +36,8 @@ from fedgossip.messages.gossip import (
     Offer,
     Parcel,
     Query,
+    RunKey,
+    RunKeys,
     Settled,
 )
 from fedgossip.messages.hosts import Hello
@@ -60,7 +63,7 @@ from fedgossip.messages.members import (
     Vouch,
 )
 
-Gossip = Model | Masked | Leaving | Account | Offer | Answer | Decline | Query | Settled | Parcel | Accepted
+Gossip = Model | Masked | RunKeys | Leaving | Account | Offer | Answer | Decline | Query | Settled | Parcel | Accepted
 Membership = Ping | Pong | Probe | Vouch | Tidings | Compare | Join
 Transfer = Seek | Have | Fetch | Piece
 Federated = Invite | Contribution | Final | Secured | MaskedInput | Refusal
@@ -75,6 +78,7 @@ __all__ = [
     "CHECK_WORDS",
     "DECLARED",
     "FRAME_OF_A_SUM_MAX",
+    "KEYS_MAX",
     "MEMBERS_MAX",
     "NEWS_MAX",
     "PIECE",
@@ -120,6 +124,8 @@ __all__ = [
     "Query",
     "Refusal",
     "Revocation",
+    "RunKey",
+    "RunKeys",
     "Secured",
     "Seek",
     "Settled",

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from fedgossip.messages.base import Carrier, Count, CountOrNone, Expected, Note, Part, Word, declared
+import msgspec
+
+from fedgossip.messages.base import Carrier, Count, CountOrNone, Expected, Note, Part, Text, Word, declared
 from fedgossip.vectors import Vector
 
 
@@ -71,6 +73,28 @@ class Masked(Carrier):
     @classmethod
     def allowed(cls, header: Any, expected: Expected) -> tuple[Part, ...]:  # noqa: ARG003
         return (("uint32", expected.length + CHECK_WORDS),)
+
+
+KEYS_MAX = 128
+"""Maximum number of keys in one message."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunKey:
+    """The key with which one life of `node` makes its masks of a run: X25519 in hex, signed by the key that it is."""
+
+    node: Count
+    incarnation: Count
+    public: Word
+    signature: Text = ""
+
+
+@declared
+@dataclass(frozen=True, slots=True)
+class RunKeys(Note):
+    """Keys for the masks of the run: the sender's own, and those of its neighbours, who send to it as we do."""
+
+    keys: Annotated[tuple[RunKey, ...], msgspec.Meta(max_length=KEYS_MAX)]
 
 
 @declared

@@ -12,6 +12,10 @@ A sum is never tried again among others.  Where one vector is missing, j keeps i
 per edge and round, as in plain gossip.  A neighbour that is gone for good costs j all its mixes; j still sends, so that
 its other neighbours have theirs.
 
+Masks are made with keys of the run (`secure/pairs`): a peer tells its own on every new link, with those of its other
+neighbours, and passes a new one of a neighbour on to the others.  It begins when it has those of all that send to a
+receiver of its own, or at the start timer; to one of whose senders it lacks a key it sends nothing (`withheld`).
+
 One key masks one vector.  A peer masks at most once in a round, and its rounds only go up: within a life `round` does,
 and before anything of round r leaves, a Checkpoint says r + 1, with the vector as it is without this round's mixing.
 So a life that takes up the newest checkpoint masks nothing again that may have left; a driver that writes checkpoints
@@ -50,7 +54,7 @@ from fedgossip.machine import (
     Train,
     Trained,
 )
-from fedgossip.messages import CHECK_WORDS, Leaving, Masked
+from fedgossip.messages import CHECK_WORDS, KEYS_MAX, Leaving, Masked, RunKey, RunKeys
 from fedgossip.protocols.carried import Carried
 from fedgossip.protocols.company import Company
 from fedgossip.protocols.deadlines import Deadline
@@ -109,6 +113,11 @@ class PrivateGossip:
         self.node, self.schedule, self.schema, self.settings = node, schedule, schema, settings
         self.grid, self.pairs = grid, pairs
         self.company = Company(node, schedule.partners(node))
+        near = (schedule.partners(to) for to in self.company.partners)
+        self.fellows = {other for others in near for other in others} - {node}
+        """Those that send to a receiver of ours: masks are made with them."""
+        self.passed: set[RunKey] = set()
+        """Keys of neighbours that the others have been told of."""
         self.lead = max(leads_of(node, schedule, self.company.partners).values(), default=1)
         self.round = resumed.round if resumed else 0
         self.x = resumed.vectors[MODEL] if resumed else initial
@@ -156,6 +165,8 @@ class PrivateGossip:
                 return self._received(event.sender, message, now_ns)
             case Leaving() as leaving:
                 return self._left(event.sender, leaving, now_ns)
+            case RunKeys(keys):
+                return self._told(event.sender, keys, now_ns)
             case message:
                 raise ProtocolError(
                     f"node {self.node}: a message of kind {type(message).__name__.lower()!r} from node {event.sender}"
@@ -186,7 +197,36 @@ class PrivateGossip:
             self.newest.pop(node, None)
             self.done.discard(node)
         effects: list[Effect] = [Report("joined", node, self.round)] if node in self.absent else []
+        if node in self.company.partners:
+            effects += self._tell(node, self.pairs.told(other for other in self.company.partners if other != node))
         return effects + self._begin_if_joined(now_ns)
+
+    def _tell(self, to: NodeId, keys: Sequence[RunKey]) -> list[Effect]:
+        return [Send(to, RunKeys(tuple(keys[at : at + KEYS_MAX]))) for at in range(0, len(keys), KEYS_MAX)]
+
+    def _told(self, sender: NodeId, keys: Sequence[RunKey], now_ns: int) -> list[Effect]:
+        """Take what is new; what a neighbour says of itself is passed on to all that send to it and to us."""
+        try:
+            latest = {key.node: key for key in sorted(keys, key=lambda key: key.incarnation)}
+            heeded = self.fellows | {sender}
+            news = [key for node, key in latest.items() if node in heeded and self.pairs.news(key)]
+        except ProtocolError as error:
+            text = f"node {self.node}: node {sender} tells {error}"
+            raise ProtocolError(text, error.advice, peer=sender) from None
+        for key in news:
+            self.pairs.take(key)
+        # it may have come over another first, who does not tell ours
+        own = [key for key in self.pairs.told([sender]) if key.node == sender and key not in self.passed]
+        self.passed.update(own)
+        others = [other for other in self.company.partners if other != sender and other in self.company.linked]
+        effects = [effect for other in others for effect in self._tell(other, own)]
+        return effects + self._begin_if_joined(now_ns)
+
+    @property
+    def _lacking(self) -> list[NodeId]:
+        """Those with whom no masks can be made yet, and who may come."""
+        gone = self.absent | self.company.left
+        return sorted(other for other in self.fellows - gone if not self.pairs.knows(other))
 
     def _begin_if_joined(self, now_ns: int) -> list[Effect]:
         company = self.company
@@ -194,10 +234,12 @@ class PrivateGossip:
             return []
         if set(company.partners) <= company.left:  # they stopped before it began
             return [*self._goodbye(), *self._finish()]
-        return self._train(now_ns) if company.linked else []  # with nobody there: the start timer
+        if not company.linked or self._lacking:
+            return []  # the start timer
+        return self._train(now_ns)
 
     def _start_with_those_here(self, now_ns: int) -> list[Effect]:
-        missing = self.company.missing()
+        missing = self.company.missing() or self._lacking
         if not (self.company.linked or self.eager):  # to learn alone would be a surprise, not gossip
             return [Report("nobody_came", missing, self.round), *self._finish()]
         self.absent.update(missing)
@@ -263,6 +305,8 @@ class PrivateGossip:
             senders = self._others(mixing, to)
             if len(senders) < NEIGHBOURS_MIN:
                 effects.append(Report("withheld", {"peer": to, "senders": len(senders)}, self.round))
+            elif lacking := [other for other in senders if other != self.node and not self.pairs.knows(other)]:
+                effects.append(Report("withheld", {"peer": to, "keys": lacking}, self.round))
             elif to not in self.company.left:
                 words = self._under_masks(wholes[weight], to, [other for other in senders if other != self.node])
                 effects.append(Send(to, Masked(self.round, self.schema, (frozen(cast(Vector, words)),))))

@@ -21,10 +21,11 @@ from fedgossip.machine import Checkpoint, Effect, Event, Machine, NodeId, Send
 from fedgossip.messages import Hello, Masked
 from fedgossip.net.endpoints import Endpoints
 from fedgossip.net.identity import Identity, raw
+from fedgossip.protocols.carried import FRESH
 from fedgossip.protocols.private_gossip import MODEL
 from fedgossip.running.gossip import GossipPlan
 from fedgossip.running.lives import MakeMachine
-from fedgossip.secure.pairs import AgreedPairs, run_of
+from fedgossip.secure.pairs import AgreedPairs, Other, Own, run_of
 from fedgossip.vectors import Vector
 
 LEDGER = "masked"
@@ -33,10 +34,18 @@ LEDGER = "masked"
 _LINE = re.compile(rb"([0-9a-f]{64}) (\d{10})\n")
 
 
-def agreed_pairs(node: NodeId, identity: Identity, endpoints: Endpoints, run: bytes) -> AgreedPairs:
-    """What makes the masks of a real peer, of the keys of its links.  Raises ConfigError."""
-    public = {other: raw(endpoint.key) for other, endpoint in endpoints.items() if other != node}
-    return AgreedPairs(node, raw(identity.secret), public, run)
+def agreed_pairs(
+    node: NodeId, identity: Identity, endpoints: Endpoints, run: bytes, incarnation: int = 0
+) -> AgreedPairs:
+    """What makes the masks of one life of a real peer.  Raises ConfigError."""
+    others = {}
+    for other, endpoint in endpoints.items():
+        if not endpoint.verify:
+            advice = "Have it run `fedgossip keys show --block`, and replace its block in endpoints.toml."
+            raise ConfigError(f"peer {other} has no key of signatures (verify), which signs those of its masks", advice)
+        if other != node:
+            others[other] = Other(raw(endpoint.key), bytes.fromhex(endpoint.verify))
+    return AgreedPairs(Own(node, incarnation, raw(identity.secret), identity.sign_bytes, os.urandom), others, run)
 
 
 def run_hash(hello: Hello, endpoints: Endpoints) -> bytes:
@@ -132,12 +141,13 @@ def private_maker(
         advice = "Give the experiment another seed, on all peers; or go on with --resume."
         raise ConfigError(f"{path}: this key has masked models of this very experiment", advice)
     ledger.begin()
-    pairs = agreed_pairs(node, identity, endpoints, run)
 
     def make(initial: Vector, checkpoint: Checkpoint | None, incarnation: int) -> Machine:
         free = ledger.free or 0
         if free > (checkpoint.round if checkpoint else 0):  # rounds that a crash has cost
-            checkpoint = plan.taken_up(free, checkpoint.vectors[MODEL] if checkpoint else initial)
+            before = checkpoint or Checkpoint(0, {MODEL: initial}, FRESH)
+            checkpoint = Checkpoint(free, before.vectors, before.facts)
+        pairs = agreed_pairs(node, identity, endpoints, run, incarnation)
         machine = plan.machine(node, initial, hello.schema, checkpoint, incarnation=incarnation, own=pairs)
         return Noted(machine, ledger)
 

@@ -1,22 +1,54 @@
 """What two peers share with nobody else, and the keys of the masks that they make of it.
 
-Two peers agree on their secret from the long-term keys of their links (X25519), without a word: each knows all public
-keys.  A key of a mask is of the run, the two senders, the receiver, the round and the length: HKDF with the run as salt
+Each life of a peer draws a key of its own (X25519) for the run, signs it with the key that the peer is (Ed25519), and
+tells it to its neighbours, who pass it on to theirs: those are the peers that send to a common receiver.  What two
+agree on is made of these keys and of the long-term ones of their links: who steals the long-term keys later opens no
+mask of a run that is over, for the others are written down nowhere.
+
+A key of a mask is of the run, the two senders, the receiver, the round and the length: HKDF with the run as salt
 and the rest in the info, so that no two vectors are masked with one key as long as nobody masks twice in one round.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from fedgossip.errors import ConfigError
-from fedgossip.secure.primitives import Agreement, Secret, derive, digest
+from fedgossip.errors import ConfigError, ProtocolError
+from fedgossip.messages import RunKey
+from fedgossip.secure.primitives import (
+    Agreement,
+    Entropy,
+    Secret,
+    Sign,
+    derive,
+    digest,
+    public_of,
+    small_order,
+    transcript,
+    verify,
+)
 
 
 class Pairs(Protocol):
     """One peer's share in all its pairs."""
+
+    def told(self, of: Iterable[int]) -> Sequence[RunKey]:
+        """Return what is to be told to a neighbour: one's own key, and those that are known of these peers."""
+        ...
+
+    def news(self, key: RunKey) -> bool:
+        """Whether it is a key that is not known yet.  Raises ProtocolError for one that its owner did not sign."""
+        ...
+
+    def take(self, key: RunKey) -> None:
+        """Make masks with its owner by this key from now on; it is news."""
+        ...
+
+    def knows(self, other: int) -> bool:
+        """Whether masks can be made with this peer."""
+        ...
 
     def key(self, other: int, receiver: int, round: int, words: int) -> bytes:
         """Return the key of the mask that this peer and `other` put on what they send to `receiver`."""
@@ -32,25 +64,79 @@ def _key(run: bytes, shared: bytes, u: int, v: int, receiver: int, round: int, w
     return derive(run, shared, "gossip mask", min(u, v), max(u, v), receiver, round, words)
 
 
+@dataclass(frozen=True)
+class Own:
+    """A peer in one life: the X25519 key of its links, what signs for it, and what its new key is drawn from."""
+
+    node: int
+    incarnation: int
+    secret: bytes = field(repr=False)
+    sign: Sign = field(repr=False)
+    entropy: Entropy = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Other:
+    """Another peer: its long-term keys of links (X25519) and of signatures (Ed25519), 32 bytes each."""
+
+    link: bytes
+    identity: bytes
+
+
 class AgreedPairs:
-    """Those of a real run: `secret` is this peer's X25519 key, `public` those of the others, 32 bytes each.
+    """Those of a real run.  Raises ConfigError for a public key with which everybody would agree on the same."""
 
-    Raises ConfigError for a public key with which everybody would agree on the same.
-    """
-
-    def __init__(self, node: int, secret: bytes, public: Mapping[int, bytes], run: bytes) -> None:
-        agreement = Agreement(secret)
-        self._node, self._run = node, run
-        self._shared: dict[int, Secret] = {}
-        for other, key in public.items():
+    def __init__(self, own: Own, others: Mapping[int, Other], run: bytes) -> None:
+        self._node, self._run, self._others = own.node, run, others
+        agreement, self._lasting = Agreement(own.secret), dict[int, Secret]()
+        for other, keys in others.items():
             try:
-                self._shared[other] = Secret(agreement.with_(key))
+                self._lasting[other] = Secret(agreement.with_(keys.link))
             except ValueError:
                 advice = "Ask its owner for the key that `fedgossip keys show` prints."
                 raise ConfigError(f"the public key of peer {other} is none", advice) from None
+        fresh = own.entropy(32)
+        self._fresh = Agreement(fresh)
+        unsigned = RunKey(own.node, own.incarnation, public_of(fresh).hex())
+        signature = own.sign(self._content(unsigned))
+        self._own = RunKey(own.node, own.incarnation, unsigned.public, signature.hex())
+        self._known: dict[int, RunKey] = {}
+        self._shared: dict[int, Secret] = {}
+
+    def _content(self, key: RunKey) -> bytes:
+        return transcript("run key", self._run, key.node, key.incarnation, key.public)
+
+    def told(self, of: Iterable[int]) -> Sequence[RunKey]:
+        return [self._own, *(self._known[node] for node in of if node in self._known)]
+
+    def news(self, key: RunKey) -> bool:
+        if key.node == self._node:
+            return False
+        if key.node not in self._others:
+            raise ProtocolError(f"a key of peer {key.node}, which is in no roster here")
+        before = self._known.get(key.node)
+        if before and before.incarnation >= key.incarnation:
+            return False
+        try:
+            public, signature = bytes.fromhex(key.public), bytes.fromhex(key.signature)
+        except ValueError:
+            raise ProtocolError(f"a key of peer {key.node} that is none") from None
+        if not verify(self._others[key.node].identity, signature, self._content(key)):
+            raise ProtocolError(f"a key of peer {key.node} that it has not signed", "Have all the same endpoints.toml?")
+        if len(public) != 32 or small_order(public):
+            raise ProtocolError(f"a key of peer {key.node} that is none")
+        return True
+
+    def take(self, key: RunKey) -> None:
+        agreed = self._fresh.with_(bytes.fromhex(key.public))
+        self._known[key.node] = key
+        self._shared[key.node] = Secret(digest("gossip pair", self._lasting[key.node].read(), agreed))
+
+    def knows(self, other: int) -> bool:
+        return other in self._shared
 
     def key(self, other: int, receiver: int, round: int, words: int) -> bytes:
-        """Return the key of one mask; raises KeyError for a stranger."""
+        """Return the key of one mask; raises KeyError for one whose key is not here."""
         return _key(self._run, self._shared[other].read(), self._node, other, receiver, round, words)
 
     def __repr__(self) -> str:
@@ -59,10 +145,22 @@ class AgreedPairs:
 
 @dataclass(frozen=True)
 class SeededPairs:
-    """Those of a simulation, from its seed: they cancel as the real ones do, and hide nothing."""
+    """Those of a simulation, from its seed: they cancel as the real ones do, and hide nothing; nothing need be told."""
 
     node: int
     seed: int = field(repr=False)
+
+    def told(self, of: Iterable[int]) -> Sequence[RunKey]:  # noqa: ARG002
+        return ()
+
+    def news(self, key: RunKey) -> bool:
+        raise ProtocolError(f"a key of peer {key.node} in a simulation, whose keys follow from the seed")
+
+    def take(self, key: RunKey) -> None:
+        raise AssertionError(f"a key of peer {key.node} was no news")
+
+    def knows(self, other: int) -> bool:  # noqa: ARG002
+        return True
 
     def key(self, other: int, receiver: int, round: int, words: int) -> bytes:
         """Return the key of one mask."""
