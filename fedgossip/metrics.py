@@ -228,6 +228,8 @@ class Network:
             self._fill(total, of.after, of.rows)
         elif self.evaluated(round):  # vectors are not kept; what the peers measured themselves is there
             self._fill_peers(total, rows)
+            if len(self.counted) == 1:  # a coordinator's own model is the averaged one
+                total.accuracy_averaged = rows[0].accuracy
         if of.after and (self.evaluated(round) or of.after.keys() == of.rows.keys()):
             self._measure(total, of)
         return [*rows, total]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from commands import finish, free_ports, in_process, start
 
-from fedgossip import load_experiment, simulate
+from fedgossip import load_experiment, run_local, simulate
 from fedgossip.cli.run import exit_code
 from fedgossip.errors import TooFewPeersError
 from fedgossip.machine import Checkpoint
@@ -22,6 +22,7 @@ from fedgossip.protocols.carried import FRESH, Carried
 from fedgossip.records import EventRow, PeerRow, Row
 from fedgossip.report.page import write_report
 from fedgossip.running import compose
+from fedgossip.running.collect import collect_peers
 from fedgossip.running.runs import Run, refusals
 
 # --- gossip of every kind, with the network parted from the first to the last second ---------------------------------
@@ -280,3 +281,23 @@ def test_one_key_pasted_wrong_leaves_a_partial_run_and_the_printed_line_collects
     assert sum(cause["times"] for cause in summary["refusals"]) == summary["events"]["refused"]
     assert summary["driver"] == "peers" and "on one machine" not in (tmp_path / "run" / "report.html").read_text()
     assert write_report(tmp_path / "run").exists()
+
+
+def test_the_coordinator_s_folder_alone_tells_the_model_s_accuracy_in_every_round_that_it_measured(
+    tmp_path: Path,
+) -> None:
+    experiment = {
+        "rounds": 4,
+        "eval": {"every": 2},
+        "train": {"device": "cpu"},
+        "coordinator": {"clients": 2, "secure": {"on": False}},
+    }
+    plan = compose.plan(load_experiment(experiment))
+    run = run_local(experiment, tmp_path / "run", report=False)
+    alone = collect_peers(plan, [tmp_path / "run" / "peers" / "02"], tmp_path / "alone")
+    measured = [
+        [(row.round, row.accuracy_averaged) for row in one.network() if row.accuracy_averaged is not None]
+        for one in (run, alone)
+    ]
+    assert measured[0] == measured[1] and [round for round, _ in measured[0]] == [0, 2, 4]
+    assert alone.summary["driver"] == "peers" and alone.digest == run.digest
