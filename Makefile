@@ -19,13 +19,16 @@ check: $(STAMP)
 long: $(STAMP)
 	$(BIN)/pytest --long
 
-# torch comes in the same pip call as the project, so that the constraints choose its build.
-$(STAMP): pyproject.toml constraints.txt
+# All but torch is taken by its hashes, and only what is built already.  torch's build is the machine's own (from a folder
+# of wheels, say): the constraints choose its version.  The project itself is built by the hatchling of the lock.
+$(STAMP): pyproject.toml constraints.txt requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "fedgossip needs Python 3.11 or newer; $(PYTHON) is older. Try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 2; }
 	@echo "Installing into $(VENV) (a minute or two, most of it PyTorch) ..."
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --require-hashes --only-binary :all: --no-deps --requirement requirements.lock
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $(STAMP)
 
 clean:
