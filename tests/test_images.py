@@ -33,6 +33,7 @@ CLIENTS = {"topology": None, "coordinator": {"clients": 3, "secure": {"on": Fals
 RUNS: Mapping[str, Mapping[str, Any]] = {
     "synchronous": {"faults": LOSSES, "algorithm": {"deadline": 0.5}},
     "learning": {"task": {"kind": "learning"}, "train": {"local_steps": 1, "momentum": 0.9, "device": "cpu"}},
+    "gradient tracking": {"algorithm": {"name": "gradient-tracking"}, "faults": LOSSES},
     "asynchronous": {"algorithm": {"mode": "async"}, "faults": LOSSES},
     "push-sum": {"algorithm": {"name": "push-sum"}, "faults": LOSSES},
     "asynchronous push-sum": {"algorithm": {"name": "push-sum", "mode": "async"}, "faults": LOSSES},
