@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import select
 import threading
+import time
 from collections import defaultdict, deque
 from dataclasses import dataclass
 from typing import Any
@@ -36,8 +37,8 @@ STRANGERS_MAX = 512
 STRANGE_BYTES = 16 << 20
 """What all connections together may bring of which no partner has been heard; beyond, the largest is hung up on."""
 
-CHECK_SECONDS = 0.005
-"""Time between two looks: what 5 ms bring is what one that does not end can have beyond the limits."""
+CHECK_SECONDS = 0.01
+"""Time between two looks: what two of them bring is what one that does not end can have beyond the limits."""
 
 PAUSED_SECONDS = 0.05
 
@@ -66,8 +67,8 @@ class _Connection:
     socket: ZmqSocket
     heard: int
     """Messages heard on this descriptor when `base` was taken."""
-    base: int = 0
-    """Bytes that had come then."""
+    base: int | None = 0
+    """Bytes that had come soon after; None while that is to be asked."""
     unheard: int = 0
     """Bytes that came since."""
 
@@ -211,7 +212,7 @@ class Connections:
             ready = self._poll.poll(patience if LINUX or patience < 0 else 1000 * patience)
             with self._lock:
                 self._look({descriptor for descriptor, _ in ready})
-            self._ended.wait(CHECK_SECONDS)
+            time.sleep(CHECK_SECONDS)
 
     def _look(self, ready: set[int]) -> None:
         for descriptor in ready & self._sockets.keys():
@@ -229,24 +230,26 @@ class Connections:
     def _check(self, descriptor: int) -> None:
         """Hang up where more has come than a message leaves room for; look again soon where more may come."""
         connection = self._connections[descriptor]
-        count, now = self._heard[descriptor], brought(descriptor)
-        total, waiting = now or (0, 0)
-        if count != connection.heard:
-            connection.heard, connection.base, connection.unheard, moved = count, total, 0, True
+        count = self._heard[descriptor]
+        if count != connection.heard:  # nearly always: it is heard as it speaks, and TCP need not be asked
+            connection.heard, connection.base, connection.unheard = count, None, 0
             self._strange.pop(descriptor, None)
-        else:
-            moved = total != connection.base + connection.unheard
-            connection.unheard = total - connection.base
-        if now and (moved or waiting):
             self._recent.add(descriptor)
-        else:
-            self._recent.discard(descriptor)
+            return
+        self._recent.discard(descriptor)
+        if (now := brought(descriptor)) is None:
+            return
+        total, waiting = now
+        base, before = total if connection.base is None else connection.base, connection.unheard
+        connection.base, connection.unheard = base, total - base
+        if connection.unheard != before or waiting:
+            self._recent.add(descriptor)
         if connection.unheard > UNHEARD_BYTES:
             self._hang_up(descriptor)
 
     def _hang_up(self, descriptor: int) -> None:
         connection = self._connections[descriptor]
-        total = connection.base + connection.unheard
+        total = (connection.base or 0) + connection.unheard
         shut_down(descriptor, lambda held: (brought(held) or (0, 0))[0] >= total)
         connection.base, connection.unheard = total, 0  # told once; it is gone in a moment
         self._tell(Seen(connection.socket, FLOOD, descriptor, self._speakers.get(descriptor)))
