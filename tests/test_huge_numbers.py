@@ -18,7 +18,7 @@ from fedgossip.algorithms.federated.names import make
 from fedgossip.errors import ProtocolError
 from fedgossip.experiment import load
 from fedgossip.machine import Effect, Event, Machine, PeerJoined, Received, Report, Send, Started
-from fedgossip.messages import CARRIERS, Contribution, Final, Invite, Masked, Secured
+from fedgossip.messages import Carrier, Contribution, Final, Invite, Masked, Secured
 from fedgossip.protocols.buffered import Buffered, BufferedSettings
 from fedgossip.protocols.rounds import LOSS_MOST
 from fedgossip.records import EventRow, Row
@@ -162,7 +162,7 @@ class Huge:
         return [self._spoiled(effect) for effect in self.machine.handle(event, now_ns)]
 
     def _spoiled(self, effect: Effect) -> Effect:
-        if not isinstance(effect, Send) or not isinstance(effect.message, CARRIERS):
+        if not isinstance(effect, Send) or not isinstance(effect.message, Carrier):
             return effect
         message: Any = effect.message
         if isinstance(message, Masked):
