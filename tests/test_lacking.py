@@ -20,7 +20,9 @@ from fedgossip.net.endpoints import text as endpoints_text
 from fedgossip.net.identity import Identity
 from fedgossip.protocols.carried import FRESH, Carried
 from fedgossip.records import EventRow, PeerRow, Row
+from fedgossip.report.graphs import never_exchanged
 from fedgossip.report.page import write_report
+from fedgossip.report.reading import read_run
 from fedgossip.running import compose
 from fedgossip.running.collect import collect_peers
 from fedgossip.running.runs import Run, refusals
@@ -234,6 +236,7 @@ def test_the_command_ends_with_what_is_lacking_the_result_and_the_model(
     assert (tmp_path / last[2][1].partition(",")[0]).exists()
     page = (tmp_path / "run" / "report.html").read_text()
     assert "Peers 0 and 1 never exchanged a model." in page and '<li class="warn">partial</li>' in page
+    assert "Dashed: a pair" in page and never_exchanged(read_run(tmp_path / "run")) == {(0, 1)}
 
 
 def test_each_cause_of_a_refusal_is_told_once_with_its_count() -> None:

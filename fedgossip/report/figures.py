@@ -113,7 +113,7 @@ def consensus(run: Run, name: str, forecast: Band | None) -> str | None:
     """Return the consensus distance by round on a logarithmic axis, with its forecast drawn behind it."""
     after = [(row.round, value) for row, value in run.series("consensus_distance") if value > 0]
     before = [(row.round, value) for row, value in run.series("consensus_before") if value > 0]
-    if not after:
+    if not after or (len(after) == 1 and len(run.network) > 2):  # one of many rounds: the number stands above
         return None
     smallest, largest = min(value for _, value in after), max(value for _, value in after + before)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -41,7 +42,7 @@ def network(run: Run, graph: Graph, name: str) -> str:
     def paint(figure: Figure) -> None:
         axes = figure.subplots()
         places = _places(graph)
-        _edges(axes, graph, places, strength=1.0)
+        _edges(axes, graph, places, 1.0, never_exchanged(run))
         dots = _nodes(axes, graph, places, values)
         if graph.n <= MOST_NUMBERS:
             _names(axes, graph, places, values)
@@ -61,6 +62,18 @@ def network(run: Run, graph: Graph, name: str) -> str:
             bar.ax.tick_params(length=0)
 
     return draw(name, 4.9, paint)
+
+
+def never_exchanged(run: Run) -> set[tuple[int, int]]:
+    """Return the pairs (u, v), u < v, of which a peer says that a model never came."""
+    told = [event for event in run.events if event.name == "never_exchanged" and isinstance(event.value, list)]
+    peers = range(run.summary.n)
+    return {
+        (min(event.peer, other), max(event.peer, other))
+        for event in told
+        for other in event.value
+        if event.peer in peers and other in peers and event.peer != other
+    }
 
 
 def miniature(graph: Graph, name: str) -> str:
@@ -168,7 +181,13 @@ def _weight(graph: Graph, u: int, v: int) -> float:
     return max(abs(graph.rows[u].get(v, 0.0)), abs(graph.rows[v].get(u, 0.0)))
 
 
-def _edges(axes: Axes, graph: Graph, places: NDArray[np.float64], strength: float) -> None:
+def _edges(
+    axes: Axes,
+    graph: Graph,
+    places: NDArray[np.float64],
+    strength: float,
+    never: Collection[tuple[int, int]] = (),
+) -> None:
     """Draw the edges, one path for each of a few widths: twenty thousand separate lines would be megabytes."""
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path
@@ -177,8 +196,11 @@ def _edges(axes: Axes, graph: Graph, places: NDArray[np.float64], strength: floa
     largest = max(weights) or 1.0
     classes: dict[int, list[tuple[int, int]]] = {}
     for edge, weight in zip(graph.edges, weights, strict=True):
-        classes.setdefault(max(1, round(weight / largest * WEIGHT_STEPS)), []).append(edge)
+        if (min(edge), max(edge)) not in never:
+            classes.setdefault(max(1, round(weight / largest * WEIGHT_STEPS)), []).append(edge)
     widest = strength * max(0.8, min(3.2, 300 / len(graph.edges)))
+    for u, v in sorted(never):
+        axes.plot(*places[[u, v]].T, color=ORANGE, linewidth=max(1.4, widest / 2), linestyle=(0, (3, 2)), zorder=2)
     for step, edges in sorted(classes.items()):
         ends = places[np.array(edges)].reshape(-1, 2)
         path = Path(ends, [Path.MOVETO, Path.LINETO] * len(edges))

@@ -220,7 +220,8 @@ def graph(run: Run) -> Markup | None:
         "graph",
         graphs.network(run, drawn, "graph"),
         "Who talks to whom",
-        f"Each disc is a peer, coloured by its {colours}, and each line a pair that exchanges models{weights}.",
+        f"Each disc is a peer, coloured by its {colours}, and each line a pair that exchanges models{weights}."
+        + (" Dashed: a pair of which one never got a model of the other." if graphs.never_exchanged(run) else ""),
     )
     return section("The graph", grid(picture, right))
 

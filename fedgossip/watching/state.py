@@ -152,7 +152,7 @@ class State:
 
     def _network(self, row: NetworkRow) -> None:
         self.network = row
-        if row.accuracy_averaged is not None:
+        if row.accuracy_averaged is not None or (row.accuracy_mean_peer is not None and not self.led):
             others = (None, None) if self.led else (row.accuracy_mean_peer, row.accuracy_worst_peer)
             self.curves["accuracy"].add(row.round, row.accuracy_averaged, *others)
         if row.loss is not None or row.test_loss is not None:

@@ -165,9 +165,10 @@ function chart(place, title, why, lines, { log = false, zero = false, format = n
   for (const { colour, dash, points } of lines) {
     const path = points.filter((p) => !log || p[1] > 0).map((p) => `${x(p[0]).toFixed(1)} ${y(p[1]).toFixed(1)}`);
     if (!path.length) continue;
-    svg.append(draw("path", { class: "curve", d: "M" + path.join("L"), stroke: colour, "stroke-dasharray": dash }));
-    const [cx, cy] = path.at(-1).split(" ");
-    svg.append(draw("circle", { class: "end", cx, cy, r: 4, fill: colour }));
+    const alone = path.length < 3; // of two measurements nobody knows what lies between
+    if (!alone) svg.append(draw("path", { class: "curve", d: "M" + path.join("L"), stroke: colour, "stroke-dasharray": dash }));
+    for (const [cx, cy] of (alone ? path : path.slice(-1)).map((point) => point.split(" ")))
+      svg.append(draw("circle", { class: "end", cx, cy, r: 4, fill: colour }));
   }
   const keys = lines.map(({ name, colour, dash, points }) => make("li", {}, draw("svg", { viewBox: "0 0 26 10", "aria-hidden": "true" },
     draw("line", { x1: 1, x2: 25, y1: 5, y2: 5, stroke: colour, "stroke-width": 2.4, "stroke-dasharray": dash })), `${name} ${format(points.at(-1)[1])}`));
