@@ -6,6 +6,7 @@ Everything goes by the types of the fields, so a message class that is new is co
 from __future__ import annotations
 
 import dataclasses
+import re
 import types
 import typing
 from collections.abc import Callable, Sequence
@@ -118,6 +119,10 @@ class Words:
         if kind is bytes:
             most = min((meta.max_length for meta in metas if meta.max_length is not None), default=100)
             return self.draw.bytes(int(self.draw.integers(least, max(least, min(most, 100)) + 1)))
+        for pattern in (meta.pattern for meta in metas if meta.pattern):
+            words = [word for word in re.findall(r"\w+", pattern) if re.search(pattern, word)]
+            if words:  # one of those that it lists
+                return self.one(words)
         return self.example(kind)
 
     @staticmethod

@@ -27,6 +27,8 @@ from fedgossip.secure import frames
 
 PAIRS = [(name, kind) for name, scene in SCENES.items() for kind in scene.senders]
 CASES = 20
+SLOW = {"member": 8}
+"""Cases of what takes longer."""
 LONG_SECONDS = float(os.environ.get("FEDGOSSIP_FUZZ_SECONDS", "3600"))
 FIRST_LONG = 1_000
 
@@ -41,8 +43,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.parametrize(("name", "kind"), PAIRS)
 def test_honest_participants_go_on_whatever_is_said(name: str, kind: str) -> None:
-    stages = [machine_fuzz.checked(name, kind, seed) for seed in range(CASES)]
-    assert sum(stage.evil for stage in stages) > CASES
+    stages = [machine_fuzz.checked(name, kind, seed) for seed in range(SLOW.get(name, CASES))]
+    assert sum(stage.evil for stage in stages) > len(stages)
 
 
 @pytest.mark.long
