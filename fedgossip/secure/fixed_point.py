@@ -220,7 +220,8 @@ class FixedPoint:
         root = math.sqrt(self.length)
         if self.clip_l2 >= self.clip_inf * root:
             return  # elements within their bound are no longer
-        length = _norm(signed)
+        blocks = (signed[at : at + BLOCK].astype(np.float64) for at in range(0, signed.size, BLOCK))
+        length = math.sqrt(sum(float(np.square(block, out=block).sum()) for block in blocks))  # squares below 2^62
         longest = (scaled + 0.5 * clients) * self.clip_l2 / self.clip_inf + clients * root + (root + _MOST) * noise
         if length > longest:
             raise _out_of_bounds(f"the length of the mean, at most {longest * quantum:g}", length * quantum)
@@ -230,7 +231,7 @@ def _out_of_bounds(what: str, value: float) -> RoundAbandoned:
     return RoundAbandoned(Reason.BOUND, f"{what}: {value:.6g}; some client has not kept to what was agreed")
 
 
-def _norm(update: npt.NDArray[np.number]) -> float:
+def _norm(update: Vector) -> float:
     """The Euclidean length; of very large numbers too, whose squares would not be finite."""
     peak = max(float(update.max()), -float(update.min()))
     if peak == 0.0:
