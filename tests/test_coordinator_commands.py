@@ -219,6 +219,9 @@ def test_keys_of_a_client_say_nothing_of_where_it_is(site: Site) -> None:
     assert "address" not in said.out
     assert "signature" in said.out
     assert site.run("keys", "show", "new.key", "--id", "0", "--client").out == said.out
+    assert site.run("keys", "show", "new.key", "--id", "0").out == said.out, "the key keeps whose block it is of"
+    key = site.folder / "new.key"
+    key.write_text(key.read_text().partition("[[peer]]")[0])
     said = site.run("keys", "show", "new.key", "--id", "0")
     assert said.code == 2 and not said.out and "--address" in said.err, "it invents no address"
 
