@@ -27,8 +27,7 @@ $(STAMP): pyproject.toml constraints.txt requirements.lock
 	@echo "Installing into $(VENV) (a minute or two, most of it PyTorch) ..."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --require-hashes --only-binary :all: --no-deps --requirement requirements.lock
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation torch --editable .
 	@touch $(STAMP)
 
 clean:

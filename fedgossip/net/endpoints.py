@@ -190,7 +190,7 @@ def check_reachable(address: str, where: str) -> None:
     """Raise ConfigError for what no peer on another machine can call, because it names every interface or none."""
     check_address(address, where)
     host = address.removeprefix("tcp://").rpartition(":")[0].strip("[]")
-    if host in ("0.0.0.0", "::", "0"):  # noqa: S104: what is refused
+    if host in ("0.0.0.0", "::", "0"):  # what is refused
         advice = "Write the address at which the others reach this machine; --bind says where to listen."
         raise ConfigError(f"{where}: {address!r} is every address of this machine, not one to call", advice)
 
