@@ -147,7 +147,7 @@ def test_a_disk_that_stays_full_ends_a_simulation_with_its_name(disk: Disk) -> N
 
 # --- real peers -----------------------------------------------------------------------------------------------------
 
-ROUNDS = 240
+ROUNDS = 600
 
 SLOW = {
     "rounds": ROUNDS,
