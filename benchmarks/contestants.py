@@ -24,7 +24,7 @@ from fedgossip.messages import Expected, Hello
 from fedgossip.net.endpoints import Endpoint
 from fedgossip.net.host import Host, Ports
 from fedgossip.net.identity import Identity
-from fedgossip.net.links import Links
+from fedgossip.net.mesh import Links
 from fedgossip.net.sockets import keep_message_memory
 from fedgossip.protocols.sync_gossip import SyncGossip, SyncSettings
 from fedgossip.topology import build, resolve

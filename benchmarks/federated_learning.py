@@ -25,7 +25,8 @@ from crew import machine
 from fedgossip.algorithms.federated.base import Federated, Vectors, Work
 from fedgossip.algorithms.federated.names import make
 from fedgossip.algorithms.sampling import Sampling, Uniform
-from fedgossip.learning.data import Dataset, load, split
+from fedgossip.learning.data import load, split
+from fedgossip.learning.dataset import Dataset
 from fedgossip.learning.partitions import partition
 from fedgossip.learning.task import TorchTask, TrainSettings
 from fedgossip.task import Job

@@ -23,11 +23,11 @@ import numpy as np
 from crew import machine
 from scipy import stats
 
+from fedgossip.drivers.local import Family, run_local_plan
 from fedgossip.experiment import load
 from fedgossip.machine import NodeId
+from fedgossip.plans import compose
 from fedgossip.records import EventRow, PeerRow, Row
-from fedgossip.running import compose
-from fedgossip.running.local import Family, run_local_plan
 
 DEAD: NodeId = 0
 EVERY = 20

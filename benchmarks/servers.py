@@ -19,12 +19,12 @@ from fedgossip.algorithms.federated.names import make
 from fedgossip.algorithms.sampling import Uniform
 from fedgossip.learning.analytic import Averaging
 from fedgossip.messages import Contribution, Expected, Hello, Invite
+from fedgossip.net.client import Spoke
 from fedgossip.net.endpoints import Endpoint
 from fedgossip.net.host import Host, Ports
-from fedgossip.net.hub import Hub
 from fedgossip.net.identity import Identity
+from fedgossip.net.server import Hub
 from fedgossip.net.sockets import keep_message_memory
-from fedgossip.net.spoke import Spoke
 from fedgossip.net.transport import Arrived, LinkDown, LinkUp, Transport
 from fedgossip.protocols.client import Client, ClientSettings
 from fedgossip.protocols.coordinator import Coordinator, CoordinatorSettings

@@ -38,7 +38,8 @@ from fedgossip.algorithms.sampling import Uniform
 from fedgossip.errors import ConfigError
 from fedgossip.learning import models
 from fedgossip.learning.batches import Batches, Plan
-from fedgossip.learning.data import Dataset, from_arrays, load
+from fedgossip.learning.data import load
+from fedgossip.learning.dataset import Dataset, from_arrays
 from fedgossip.learning.task import TorchTask, TrainSettings
 from fedgossip.seeds import stream
 from fedgossip.task import Job

@@ -29,12 +29,12 @@ from fedgossip.algorithms.dsgd import DSGD
 from fedgossip.faults import FaultScript, Slow
 from fedgossip.machine import Machine, NodeId, Report
 from fedgossip.metrics import Network
+from fedgossip.plans import compose
 from fedgossip.protocols.async_gossip import AsyncGossip, AsyncSettings
-from fedgossip.protocols.partners import rule_of
+from fedgossip.protocols.peer_sampling import rule_of
 from fedgossip.protocols.push_sum import AsyncPushSum, PushSettings
 from fedgossip.protocols.sync_gossip import SyncGossip, SyncSettings
 from fedgossip.records import PeerRow, Row
-from fedgossip.running import compose
 from fedgossip.simulation.network import NS, NetworkSettings, SimulatedNetwork
 from fedgossip.simulation.simulator import Simulator
 from fedgossip.task import LocalTask

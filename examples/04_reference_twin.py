@@ -7,7 +7,7 @@ and its neighbours' vectors in ascending order of their ids, with one rounding f
 import numpy as np
 
 import fedgossip
-from fedgossip.running import compose
+from fedgossip.plans import compose
 from fedgossip.task import Job
 from fedgossip.vectors import digest
 

@@ -19,18 +19,17 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from fedgossip import kernels
-
-__version__ = "0.1.0"
+from fedgossip.version import __version__
 
 kernels.prepare()
 
 if TYPE_CHECKING:
+    from fedgossip.drivers.local import run_local
+    from fedgossip.drivers.simulate import simulate
     from fedgossip.errors import ConfigError, FedgossipError
     from fedgossip.experiment import Experiment
     from fedgossip.experiment import load as load_experiment
-    from fedgossip.running.local import run_local
-    from fedgossip.running.runs import Run
-    from fedgossip.running.simulated import simulate
+    from fedgossip.rundir.run_directory import Run
     from fedgossip.topology import Forecast, Mixing, Spectrum, Topology, build, forecast, resolve, spectrum
 
 _HOMES = {
@@ -38,9 +37,9 @@ _HOMES = {
     "FedgossipError": "fedgossip.errors",
     "Experiment": "fedgossip.experiment",
     "load_experiment": "fedgossip.experiment:load",
-    "run_local": "fedgossip.running.local",
-    "Run": "fedgossip.running.runs",
-    "simulate": "fedgossip.running.simulated",
+    "run_local": "fedgossip.drivers.local",
+    "Run": "fedgossip.rundir.run_directory",
+    "simulate": "fedgossip.drivers.simulate",
     **dict.fromkeys(
         ("Forecast", "Mixing", "Spectrum", "Topology", "build", "forecast", "resolve", "spectrum"), "fedgossip.topology"
     ),

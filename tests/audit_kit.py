@@ -18,7 +18,7 @@ from fedgossip.audit.entries import NAME, Facts, Owner
 from fedgossip.audit.log import AuditLog
 from fedgossip.audit.records import MAGIC, AnyRecord, Sealed, packed, records, sealed_content
 from fedgossip.audit.transcript import Transcript
-from fedgossip.protocols.parts import ranges
+from fedgossip.protocols.client_round import ranges
 from fedgossip.secure import frames
 from fedgossip.secure.aborts import RoundAbandoned
 

@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 
 from fedgossip import load_experiment, seeds
+from fedgossip.drivers.simulate import faults_of, network_settings
 from fedgossip.errors import FedgossipError
 from fedgossip.machine import Checkpoint, Machine
 from fedgossip.metrics import Network
+from fedgossip.plans import compose
 from fedgossip.protocols.async_gossip import AsyncGossip
 from fedgossip.protocols.push_sum import AsyncPushSum, PushSum
 from fedgossip.records import EventRow, Row
-from fedgossip.running import compose
-from fedgossip.running.simulated import faults_of, network_settings
 from fedgossip.simulation.network import SimulatedNetwork
 from fedgossip.simulation.simulator import Simulator
 

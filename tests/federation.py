@@ -15,12 +15,12 @@ from fedgossip.faults import Fault, FaultScript
 from fedgossip.machine import Checkpoint, Effect, Event, Machine, Report
 from fedgossip.messages import Expected, Hello
 from fedgossip.metrics import Network
+from fedgossip.net.client import Spoke
 from fedgossip.net.endpoints import Endpoint, Endpoints
 from fedgossip.net.host import Host, Ports
-from fedgossip.net.hub import Hub
 from fedgossip.net.identity import Identity
-from fedgossip.net.links import Links
-from fedgossip.net.spoke import Spoke
+from fedgossip.net.mesh import Links
+from fedgossip.net.server import Hub
 from fedgossip.net.transport import Transport
 from fedgossip.protocols.buffered import Buffered, BufferedSettings
 from fedgossip.protocols.client import Client, ClientSettings

@@ -19,12 +19,12 @@ from fedgossip.algorithms.federated.means import MeanOf
 from fedgossip.experiment import load
 from fedgossip.learning.analytic import Averaging
 from fedgossip.machine import Machine, NodeId
-from fedgossip.messages import Entry, Join, Suspicion, Tidings, Verdict
+from fedgossip.messages import ConfirmDead, Entry, Join, MembershipUpdate, Suspicion
+from fedgossip.plans import compose
+from fedgossip.plans.credentials import Credentials
+from fedgossip.plans.privacy_budget import purse_of
 from fedgossip.protocols import secure_round
 from fedgossip.protocols.news import admission_of, signed
-from fedgossip.running import compose
-from fedgossip.running.credentials import Credentials
-from fedgossip.running.purses import purse_of
 from fedgossip.secure import client, frames
 from fedgossip.secure.server import Summed
 from fedgossip.task import LocalTask
@@ -126,7 +126,7 @@ def resigned(value: Any, draw: np.random.Generator, who: str) -> Any:
         since = min(value.since, 40) if who == "organiser" else value.since
         value = dataclasses.replace(value, node=node, key=key, verify=verify, admission=admission, since=since)
         return signed(value, signer(verify))
-    if isinstance(value, Suspicion | Verdict):
+    if isinstance(value, Suspicion | ConfirmDead):
         by = STRANGER if who == "guest" else 3
         return signed(dataclasses.replace(value, by=by), signer(f"sign{by}"))
     return value
@@ -144,7 +144,16 @@ def members() -> Cast:
     partners = {node: [other for other in range(5) if other != node] for node in range(5)}
     task = Averaging(5, 3, dtype="float64")
     return Cast(
-        machines, partners, task, 400.0, rounds, False, resigned, late={4: (1.0, 1)}, near=1e-3, old=(Tidings, Join)
+        machines,
+        partners,
+        task,
+        400.0,
+        rounds,
+        False,
+        resigned,
+        late={4: (1.0, 1)},
+        near=1e-3,
+        old=(MembershipUpdate, Join),
     )
 
 

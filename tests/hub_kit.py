@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from fedgossip.messages import AnyMessage, Contribution, Expected, Hello, Invite
+from fedgossip.net.client import Spoke
 from fedgossip.net.endpoints import Endpoint
-from fedgossip.net.hub import Hub
 from fedgossip.net.identity import Identity
-from fedgossip.net.spoke import Spoke
+from fedgossip.net.server import Hub
 from fedgossip.net.transport import Arrived, LinkDown, LinkEvent, LinkUp, Rejected, Transport
 from fedgossip.vectors import frozen
 from fedgossip.wire import CHUNK_BYTES

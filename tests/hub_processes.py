@@ -31,11 +31,11 @@ from fedgossip.errors import FedgossipError
 from fedgossip.learning.analytic import Quadratic
 from fedgossip.machine import Checkpoint, Machine
 from fedgossip.messages import Expected, Hello
+from fedgossip.net.client import Spoke
 from fedgossip.net.endpoints import Endpoint
 from fedgossip.net.host import Host, Ports
-from fedgossip.net.hub import Hub
 from fedgossip.net.identity import Identity
-from fedgossip.net.spoke import Spoke
+from fedgossip.net.server import Hub
 from fedgossip.net.transport import Transport
 from fedgossip.protocols.client import Client, ClientSettings
 from fedgossip.protocols.coordinator import Coordinator, CoordinatorSettings

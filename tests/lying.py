@@ -32,13 +32,13 @@ from fedgossip.machine import (
 )
 from fedgossip.messages import Invite, Message, Refusal
 from fedgossip.net.identity import Identity
+from fedgossip.plans import compose
+from fedgossip.plans.credentials import Logged
+from fedgossip.plans.federation import FederationPlan
 from fedgossip.protocols import secure_round
 from fedgossip.protocols.client import Client
 from fedgossip.protocols.coordinator import Coordinator
-from fedgossip.running import compose
-from fedgossip.running.credentials import Logged
-from fedgossip.running.federation import FederationPlan
-from fedgossip.running.recording import Recorder
+from fedgossip.rundir.audit_recorder import Recorder
 from fedgossip.secure.ring import Words, centred
 from fedgossip.secure.server import Summed
 from fedgossip.task import Job
@@ -77,7 +77,7 @@ class Hall:
         plan = compose.plan(load(self.content))
         assert isinstance(plan, FederationPlan)
         self.task, shares = compose.task_of(plan.experiment, plan.learners)
-        self.plan = plan.informed(shares)
+        self.plan = plan.with_shares(shares)
         self.initial = self.task.initial(0)
         for node in range(plan.learners):
             self.start(node)

@@ -11,12 +11,12 @@ from fedgossip.messages import Expected, Hello
 from fedgossip.net.endpoints import Endpoints, signed
 from fedgossip.net.host import Host, Ports
 from fedgossip.net.identity import Identity
-from fedgossip.net.links import Links
+from fedgossip.net.mesh import Links
+from fedgossip.plans import compose
+from fedgossip.plans.compose import Plan
+from fedgossip.plans.credentials import Own, real
 from fedgossip.records import Row
-from fedgossip.running import compose
-from fedgossip.running.compose import Plan
-from fedgossip.running.credentials import Own, real
-from fedgossip.running.private import agreed_pairs, run_hash
+from fedgossip.rundir.mask_ledger import agreed_pairs, run_hash
 from fedgossip.task import LocalTask
 from fedgossip.vectors import Vector
 

@@ -19,14 +19,14 @@ import pytest
 import secure_kit
 
 from fedgossip import seeds
+from fedgossip.drivers.simulate import faults_of, network_settings
 from fedgossip.experiment import load
 from fedgossip.faults import Fault
 from fedgossip.machine import Checkpoint, Effect, Event, Machine, Report
+from fedgossip.plans import compose
+from fedgossip.plans.federation import FederationPlan
 from fedgossip.protocols import secure_round
 from fedgossip.records import EventRow, Row
-from fedgossip.running import compose
-from fedgossip.running.federation import FederationPlan
-from fedgossip.running.simulated import faults_of, network_settings
 from fedgossip.secure import client, primitives
 from fedgossip.secure.fixed_point import Quantised
 from fedgossip.secure.server import Summed
@@ -154,7 +154,7 @@ def quick(patch: pytest.MonkeyPatch) -> None:
         return identity, lambda data: secure_kit.hashlib.sha512(identity + data).digest()
 
     primitives_signer = primitives.signer
-    patch.setattr("fedgossip.running.federation.signer", stand_in)
+    patch.setattr("fedgossip.plans.federation.signer", stand_in)
 
 
 # --- by seed ----------------------------------------------------------------------------------------------------------

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from fedgossip.secure import checks, client, frames, keeping, primitives, server, session, unmasking
+from fedgossip.secure import checks, client, frames, primitives, secrets, server, session, unmasking
 from fedgossip.secure.aborts import RoundAbandoned
 from fedgossip.secure.client import Advertised, Client, Consented, MaskedInput, Revealed, Shared
 from fedgossip.secure.fixed_point import FixedPoint, Quantised
-from fedgossip.secure.keeping import Ahead
 from fedgossip.secure.primitives import Entropy, Sign
 from fedgossip.secure.ring import Words
+from fedgossip.secure.secrets import Ahead
 from fedgossip.secure.server import Summed, Summing, invite
 from fedgossip.secure.session import Descriptor, Member, Policy, Roster, model_hash, proposal
 
@@ -153,7 +153,7 @@ def quick(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(client, "Agreement", Remembering)
     patch.setattr(unmasking, "Agreement", Remembering)
     remembered = lru_cache(1 << 16)(primitives.public_of)
-    patch.setattr(keeping, "public_of", remembered)
+    patch.setattr(secrets, "public_of", remembered)
     patch.setattr(unmasking, "public_of", remembered)
     patch.setattr(server, "small_order", lru_cache(1 << 16)(primitives.small_order))
 

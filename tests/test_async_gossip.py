@@ -31,11 +31,11 @@ from fedgossip.machine import (
     Train,
     Trained,
 )
-from fedgossip.messages import Answer, Decline, Leaving, Model, Offer, Query, Settled
+from fedgossip.messages import Ack, Answer, Decline, Leaving, Model, Offer, Query
 from fedgossip.metrics import Meter, Network
 from fedgossip.protocols.async_gossip import AsyncGossip, AsyncSettings
 from fedgossip.protocols.exchanges import LIFE
-from fedgossip.protocols.partners import FLOOR, RULES, Matching, Speed, Uniform, edge_colours, rule_of
+from fedgossip.protocols.peer_sampling import FLOOR, RULES, Matching, Speed, Uniform, edge_colours, rule_of
 from fedgossip.simulation.network import NetworkSettings, SimulatedNetwork
 from fedgossip.simulation.simulator import Simulator
 from fedgossip.topology import Topology, build, resolve
@@ -118,7 +118,7 @@ def test_a_repeated_offer_gets_the_same_answer_and_changes_nothing() -> None:
 def test_an_answer_is_kept_until_it_is_settled() -> None:
     m = training(1)
     m.handle(Received(0, offer(0, 5, 0)), 0)
-    assert m.handle(Received(0, Settled(0)), 0) == [] and not m.ledger.answers
+    assert m.handle(Received(0, Ack(0)), 0) == [] and not m.ledger.answers
     x = m.x
     for late in (offer(0, 5, 0), Query(0)):
         assert words(m.handle(Received(0, late), 0)) == [(0, "Decline")] and m.x is x
@@ -309,7 +309,7 @@ def test_a_new_life_goes_on_where_the_checkpoint_was() -> None:
         (0, answer(1, 0, 0)),
         (2, answer(1, 0, 0)),
         (0, Decline(1, 0)),
-        (0, Settled(1)),
+        (0, Ack(1)),
         (0, Model(0, SCHEMA, (vector(0, 0),))),
     ],
     ids=[

@@ -22,7 +22,7 @@ from secure_kit import public, signer
 from fedgossip.audit import log as log_module
 from fedgossip.audit.entries import ENTRY_BYTES_MAX, NAME, AuditError, Entry, entries, moment, stamp, written
 from fedgossip.audit.log import AuditLog, read
-from fedgossip.audit.verify import Verdict, verify_log
+from fedgossip.audit.verify import ConfirmDead, verify_log
 from fedgossip.errors import NotWrittenError
 
 LINES = 9
@@ -39,7 +39,7 @@ def plain() -> bytes:
         return (Path(folder) / NAME).read_bytes()
 
 
-def judged(content: bytes, folder: Path, key: int | None = 3, head: str | None = None) -> Verdict:
+def judged(content: bytes, folder: Path, key: int | None = 3, head: str | None = None) -> ConfirmDead:
     path = folder / NAME
     path.write_bytes(content)
     return verify_log(path, None if key is None else public(key), head)

@@ -33,7 +33,7 @@ from fedgossip.audit.entries import AuditError
 from fedgossip.audit.export import as_csv, as_json
 from fedgossip.audit.records import KEPT, Announced, AnyRecord, Begun, Sealed, Whole, packed, records
 from fedgossip.audit.transcript import Transcript
-from fedgossip.audit.verify import Verdict, verify_log
+from fedgossip.audit.verify import ConfirmDead, verify_log
 from fedgossip.audit.verify_round import verify_transcript, verify_transcripts
 from fedgossip.errors import NotWrittenError
 from fedgossip.secure import frames
@@ -43,7 +43,7 @@ N = 6
 """Clients; t = 5 of a share group of 6."""
 
 
-def judged(found: Kept, path: Path | None = None) -> Verdict:
+def judged(found: Kept, path: Path | None = None) -> ConfirmDead:
     return verify_transcript(path or found.path, found.room.roster, public(-1))
 
 

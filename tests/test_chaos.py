@@ -12,7 +12,7 @@ from fedgossip.cli import chaos
 from fedgossip.cli.chaos import FAULTS, LINKS, Board, plan_of, words
 from fedgossip.faults import FaultScript, Strike
 from fedgossip.records import EventRow, NetworkRow, PeerRow
-from fedgossip.running.runs import Run
+from fedgossip.rundir.run_directory import Run
 
 
 def test_the_script_of_the_demo_kills_several_suspends_one_and_leaves_time_to_recover() -> None:

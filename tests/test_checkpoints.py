@@ -21,7 +21,8 @@ from fedgossip.checkpoints import NEWEST, PREVIOUS, About, Checkpoints, RefusedE
 from fedgossip.errors import ResumeError
 from fedgossip.experiment import load
 from fedgossip.machine import Checkpoint
-from fedgossip.running import compose, lives
+from fedgossip.plans import compose
+from fedgossip.rundir import incarnations
 from fedgossip.vectors import digest, frozen
 
 EXPERIMENT = load({"rounds": 9, "topology": {"graph": "ring", "n": 4}}).to_dict()
@@ -136,11 +137,11 @@ def spoil(path: Path) -> None:
 def test_a_bad_newest_is_not_written_over_the_good_one_before(tmp_path: Path) -> None:
     """The peer goes on from the one before; its next checkpoint may not be whole either."""
     plan = compose.plan(load({"rounds": 9, "topology": {"graph": "ring", "n": 4}}))
-    about = lives.about_of(plan, 2, "layout", "data")
+    about = incarnations.about_of(plan, 2, "layout", "data")
     for round in (1, 2):
         checkpoints.write(tmp_path, dataclasses.replace(stored(round), about=about))
     spoil(tmp_path / NEWEST)
-    life = lives.next_after(plan, 2, tmp_path, "layout", "data")
+    life = incarnations.next_after(plan, 2, tmp_path, "layout", "data")
     assert life.round == 1 and [error.reason for error in life.refused] == ["corrupt"]
     checkpoints.write(tmp_path, dataclasses.replace(stored(3), about=about))
     spoil(tmp_path / NEWEST)

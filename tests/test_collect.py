@@ -13,10 +13,10 @@ from commands import in_process
 from fedgossip import ConfigError, load_experiment, run_local, simulate
 from fedgossip.cli.run import facts
 from fedgossip.errors import FedgossipError, NetworkError
+from fedgossip.plans import compose
 from fedgossip.records import EventRow
-from fedgossip.running import compose
-from fedgossip.running.collect import collect_peers
-from fedgossip.running.runs import Run
+from fedgossip.rundir.collect import collect_peers
+from fedgossip.rundir.run_directory import Run
 
 
 def test_collected_folders_tell_what_the_run_told(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from test_data import write_pair
 import fedgossip
 from fedgossip import load_experiment
 from fedgossip.errors import ConfigError
-from fedgossip.running import compose
-from fedgossip.running.collect import collect_peers
+from fedgossip.plans import compose
+from fedgossip.rundir.collect import collect_peers
 from fedgossip.task import Job, LocalTask, Update
 
 

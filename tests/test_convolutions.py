@@ -16,15 +16,15 @@ from torch import nn
 from torch.nn import functional
 
 from fedgossip.errors import TrainingError
-from fedgossip.learning import batched, models
+from fedgossip.learning import models, stacked_engine
 from fedgossip.learning import task as module
-from fedgossip.learning.batched import LayerStack
 from fedgossip.learning.batches import Batches
-from fedgossip.learning.data import Dataset
+from fedgossip.learning.dataset import Dataset
 from fedgossip.learning.flat import Layout
-from fedgossip.learning.looped import ModuleLoop
+from fedgossip.learning.module_engine import ModuleLoop
 from fedgossip.learning.settings import TrainSettings
 from fedgossip.learning.shapes import shape_of
+from fedgossip.learning.stacked_engine import LayerStack
 from fedgossip.learning.task import TorchTask
 from fedgossip.machine import Terms
 from fedgossip.seeds import stream
@@ -249,7 +249,7 @@ def test_bits_depend_neither_on_company_nor_on_order(net, shape, how, monkeypatc
 def test_bits_do_not_depend_on_the_size_of_the_block(monkeypatch):
     found = []
     for largest in (8, 3, 2):
-        monkeypatch.setattr(batched, "LARGEST_BLOCK", largest)
+        monkeypatch.setattr(stacked_engine, "LARGEST_BLOCK", largest)
         pair = Pair(Net(), (1, 8, 8), monkeypatch, local_epochs=1)
         found.append([difference(update).tobytes() for update in pair.batched.train(pair.jobs())])
     assert found[0] == found[1] == found[2]

@@ -16,6 +16,7 @@ from test_federated import Run, digits
 
 from fedgossip.algorithms.federated.names import make
 from fedgossip.algorithms.sampling import BySize, Poisson, Uniform
+from fedgossip.drivers import snapshot
 from fedgossip.errors import ProtocolError
 from fedgossip.learning.analytic import Quadratic
 from fedgossip.learning.data import load
@@ -42,7 +43,6 @@ from fedgossip.protocols.client import Client, ClientSettings
 from fedgossip.protocols.coordinator import Coordinator, CoordinatorSettings
 from fedgossip.protocols.spending import EXHAUSTED
 from fedgossip.records import NetworkRow
-from fedgossip.running import images
 from fedgossip.simulation.network import NetworkSettings
 from fedgossip.vectors import Vector, digest, frozen
 
@@ -470,7 +470,7 @@ def test_a_simulation_that_was_written_down_on_the_way_goes_on_with_the_same_bit
             nonlocal count
             count += 1
             if count == 60:
-                image.update(images.taken([simulator], None, known))
+                image.update(snapshot.taken([simulator], None, known))
                 raise Stopped
 
         with contextlib.suppress(Stopped):
@@ -481,7 +481,7 @@ def test_a_simulation_that_was_written_down_on_the_way_goes_on_with_the_same_bit
             again.rebirth = simulator.rebirth
             again.script, again.write, again.task = simulator.script, simulator.write, simulator.task
             again.record = simulator.record
-            ((attributes,), _) = images.restored(image, [again], known)
+            ((attributes,), _) = snapshot.restored(image, [again], known)
             vars(again).update(attributes)
             results = again.run(3600)
             expected, _ = whole.run()

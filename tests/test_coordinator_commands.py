@@ -231,8 +231,9 @@ def test_keys_of_a_client_say_nothing_of_where_it_is(site: Site) -> None:
 
 def ending(folder: Path, monkeypatch: pytest.MonkeyPatch, moved: float, rounds: int) -> None:
     """Type `client`, whose run ends early after so many rounds of its own with the first vector, moved."""
-    from fedgossip.running import compose, peer
-    from fedgossip.running.peer_files import PeerEnded, PeerFiles
+    from fedgossip.drivers import peer
+    from fedgossip.plans import compose
+    from fedgossip.rundir.peer_files import PeerEnded, PeerFiles
 
     Site.made(folder)
 

@@ -18,12 +18,12 @@ import pytest
 
 from fedgossip import checkpoints
 from fedgossip.checkpoints import NEWEST, About, RefusedError, Stored
+from fedgossip.drivers.replay import replay
 from fedgossip.errors import FedgossipError
 from fedgossip.experiment import load
 from fedgossip.machine import Checkpoint, Event, Fired, PeerJoined, Received, Started, Trained
 from fedgossip.messages import Leaving, Model
-from fedgossip.running import compose
-from fedgossip.running.replay import replay
+from fedgossip.plans import compose
 from fedgossip.trace.events import TraceError
 from fedgossip.trace.files import _FRAME, MAGIC, Opening, Reading, Trace, Traced
 from fedgossip.vectors import frozen

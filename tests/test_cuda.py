@@ -15,7 +15,7 @@ import torch
 
 from fedgossip import run_local, simulate
 from fedgossip.learning import weights
-from fedgossip.learning.data import Dataset
+from fedgossip.learning.dataset import Dataset
 from fedgossip.learning.settings import TrainSettings
 from fedgossip.learning.task import TorchTask
 from fedgossip.seeds import stream

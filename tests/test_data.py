@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from fedgossip.errors import ConfigError, TrainingError
-from fedgossip.learning.data import Dataset, load, split, split_indices
+from fedgossip.learning.data import load, split, split_indices
+from fedgossip.learning.dataset import Dataset
 
 PLAY = "ANNA:\nTo be or not to be, that is it.\n\nBEN:\nNo.\nNever: ever!\n\nANNA:\nWell then, good night.\n"
 

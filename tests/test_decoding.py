@@ -119,10 +119,10 @@ def test_toml_of_the_usual_kind_is_read() -> None:
 
 
 ELSEWHERE = {
-    "running/nursery.py": "orders of the process that started it, by its own pipe",
-    "running/local.py": "what the fork server says, by its own pipe",
-    "learning/orders.py": "between the processes of one client",
-    "running/images.py": "images, which have a reader of their own",
+    "drivers/fork_server.py": "orders of the process that started it, by its own pipe",
+    "drivers/local.py": "what the fork server says, by its own pipe",
+    "learning/ddp/ipc.py": "between the processes of one client",
+    "drivers/snapshot.py": "images, which have a reader of their own",
     "checkpoints.py": "what has been written here a moment before",
     "topology/files.py": "msgspec.toml, which is tomllib",
 }

@@ -18,8 +18,8 @@ from lying import TRAININGS, Hall, from_round_to_round, learning, nudged
 
 from fedgossip.experiment import load
 from fedgossip.messages import Invite, Message
+from fedgossip.plans import compose
 from fedgossip.protocols.coordinator import Coordinator
-from fedgossip.running import compose
 from fedgossip.secure.aborts import Reason
 from fedgossip.secure.ring import Words
 from fedgossip.seeds import stream

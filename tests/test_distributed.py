@@ -21,14 +21,15 @@ from test_learning import images
 from torch import nn
 
 from fedgossip.errors import ConfigError, TrainingError
-from fedgossip.learning import devices, distributed
+from fedgossip.learning import devices
 from fedgossip.learning.batches import Plan
-from fedgossip.learning.distributed import DistributedLoop, Group
-from fedgossip.learning.mapped import Board
-from fedgossip.learning.orders import Alive, Channel
+from fedgossip.learning.ddp import engine
+from fedgossip.learning.ddp.engine import DistributedLoop, Group
+from fedgossip.learning.ddp.group import Team
+from fedgossip.learning.ddp.ipc import Alive, Channel
+from fedgossip.learning.ddp.shared_memory import Board
 from fedgossip.learning.sharing import OutOfMemory
 from fedgossip.learning.task import TorchTask, TrainSettings
-from fedgossip.learning.team import Team
 from fedgossip.machine import Terms
 from fedgossip.task import Job
 from fedgossip.vectors import frozen
@@ -240,8 +241,8 @@ def test_an_error_in_one_process_is_a_training_error_here_and_the_next_job_has_a
 
 def test_a_process_without_a_task_to_listen_to_ends_by_itself() -> None:
     ours, theirs = socket.socketpair()
-    words = [sys.executable, "-m", "fedgossip.learning.rank", str(theirs.fileno())]
-    with subprocess.Popen(words, pass_fds=[theirs.fileno()], env=distributed._environment(1)) as process:
+    words = [sys.executable, "-m", "fedgossip.learning.ddp.worker", str(theirs.fileno())]
+    with subprocess.Popen(words, pass_fds=[theirs.fileno()], env=engine._environment(1)) as process:
         theirs.close()
         ours.close()
         assert process.wait(60) == 0
@@ -253,8 +254,8 @@ def test_a_process_that_stands_still_is_an_error_in_bounded_time(monkeypatch: py
         task.evaluate([task.initial(0)])
         running = group_of(task)._processes
         running[0].send_signal(signal.SIGSTOP)
-        monkeypatch.setattr(distributed, "SILENT_SECONDS", 0.5)
-        monkeypatch.setattr(distributed, "STOP_SECONDS", 0.1)
+        monkeypatch.setattr(engine, "SILENT_SECONDS", 0.5)
+        monkeypatch.setattr(engine, "STOP_SECONDS", 0.1)
         with pytest.raises(TrainingError, match=r"within 0\.5 s"):
             task.train([Job(0, 0, task.initial(0))])
         assert all(process.returncode is not None for process in running)

@@ -21,7 +21,8 @@ from fedgossip.algorithms.federated.sums import BLOCK, REACH, ExactSum
 from fedgossip.algorithms.sampling import Uniform
 from fedgossip.errors import ConfigError
 from fedgossip.learning.analytic import Quadratic
-from fedgossip.learning.data import Dataset, load, split
+from fedgossip.learning.data import load, split
+from fedgossip.learning.dataset import Dataset
 from fedgossip.learning.partitions import partition
 from fedgossip.learning.task import TorchTask, TrainSettings
 from fedgossip.machine import Terms

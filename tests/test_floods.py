@@ -23,12 +23,12 @@ from test_net_security import EXPECTED, arrived, greeting, reasons
 
 from fedgossip.messages import Contribution, Invite, Model
 from fedgossip.net import connections, descriptors
+from fedgossip.net.client import Spoke
 from fedgossip.net.connections import UNHEARD_BYTES
 from fedgossip.net.endpoints import Endpoint
-from fedgossip.net.hub import Hub
 from fedgossip.net.identity import Identity
-from fedgossip.net.links import Links
-from fedgossip.net.spoke import Spoke
+from fedgossip.net.mesh import Links
+from fedgossip.net.server import Hub
 from fedgossip.net.transport import LinkEvent, Rejected, Transport
 from fedgossip.patience import patiently
 from fedgossip.vectors import frozen
@@ -240,7 +240,7 @@ def test_a_storm_of_callers_without_keys_does_not_end_a_coordinator_with_few_fil
 
 AT_WORK = """
 import os, resource, select, sys
-from fedgossip.net.hub import Hub
+from fedgossip.net.server import Hub
 from fedgossip.net.identity import Identity
 resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
 hub = Hub(1, "tcp://127.0.0.1:*", Identity.new())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "fedgossip"
 
 FLOORS = [
-    {"errors", "kernels", "likeness", "owner_files", "seeds", "vectors", "decoding", "patience", "plain"},
+    {"version", "errors", "kernels", "likeness", "owner_files", "seeds", "vectors", "decoding", "patience", "plain"},
     {"messages"},
     {"machine"},
     {"task"},
@@ -22,7 +22,9 @@ FLOORS = [
     {"wire", "metrics", "trace", "checkpoints", "faults", "learning", "privacy", "audit"},
     {"simulation", "net"},
     {"experiment", "report"},
-    {"running", "watching"},
+    {"plans"},
+    {"rundir"},
+    {"drivers", "watching"},
     {"cli"},
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
@@ -116,3 +118,27 @@ def test_neither_the_import_nor_the_help_loads_torch(words: list[str]) -> None:
     modules = {line.rsplit("|", 1)[1].strip() for line in loaded.splitlines() if "|" in line}
     assert "fedgossip.cli" in modules
     assert not modules & {"torch", "scipy", "networkx", "zmq", "sklearn", "matplotlib"}
+
+
+def _module(path: Path) -> str:
+    return ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    """Inside a package either: whoever reads one file has read all that it stands on, or can."""
+    there = {_module(path): path for path in FILES if room(path) not in LAZY}
+    above = {name: set(_imported(path, there.keys())) for name, path in there.items()}
+    while low := {name for name, needs in above.items() if not needs}:
+        above = {name: needs - low for name, needs in above.items() if name not in low}
+    assert above == {}
+
+
+def _imported(path: Path, there: Collection[str]) -> Iterator[str]:
+    """The modules that the file imports: a submodule itself, not the package that it lies in."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                found = inner if inner in there else node.module
+                if found in there:
+                    yield found

@@ -26,14 +26,14 @@ from fedgossip.experiment import load
 from fedgossip.learning.analytic import Quadratic
 from fedgossip.messages import Expected, Hello, Join, Leaving, Model, Ping
 from fedgossip.net.auth import GUEST, GUESTS
+from fedgossip.net.client import Spoke
 from fedgossip.net.endpoints import Endpoint
-from fedgossip.net.hub import Hub
 from fedgossip.net.identity import Identity
-from fedgossip.net.links import Links
-from fedgossip.net.spoke import Spoke
+from fedgossip.net.mesh import Links
+from fedgossip.net.server import Hub
 from fedgossip.net.transport import Arrived, Rejected
+from fedgossip.plans import compose
 from fedgossip.protocols.coordinator import CoordinatorSettings
-from fedgossip.running import compose
 from fedgossip.secure import frames
 from fedgossip.secure.primitives import signer
 from fedgossip.vectors import digest, frozen

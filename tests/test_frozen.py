@@ -9,7 +9,7 @@ import pytest
 from over_sockets import run_over_sockets
 
 from fedgossip import load_experiment
-from fedgossip.running import compose
+from fedgossip.plans import compose
 from fedgossip.vectors import digest
 
 KEPT = frozen.kept()
@@ -44,7 +44,7 @@ def test_simulator_and_stacked_arrays_agree_in_bits_and_in_records(name: str) ->
 def test_bits_over_sockets_are_as_frozen(name: str) -> None:
     plan = compose.plan(load_experiment(frozen.ROUNDS[name]))
     task, shares = compose.task_of(plan.experiment, plan.learners)
-    vectors, _ = run_over_sockets(plan.informed(shares), task)
+    vectors, _ = run_over_sockets(plan.with_shares(shares), task)
     assert digest([v for v in plan.outcome(vectors) if v is not None]) == KEPT[f"{name} | sim"]["digest"]
 
 

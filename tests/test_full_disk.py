@@ -17,12 +17,13 @@ from commands import finish, start, wait_until
 
 from fedgossip import checkpoints
 from fedgossip.checkpoints import NEWEST, About, Checkpoints
+from fedgossip.drivers import sim_checkpoint
+from fedgossip.drivers.local import run_local
+from fedgossip.drivers.simulate import simulate
 from fedgossip.errors import NotWrittenError
 from fedgossip.machine import Checkpoint
 from fedgossip.records import EventRow, NetworkRow, PeerRow, Row, RowWriter, read_rows
-from fedgossip.running import pausing, runs
-from fedgossip.running.local import run_local
-from fedgossip.running.simulated import simulate
+from fedgossip.rundir import run_directory
 
 
 class Disk:
@@ -124,7 +125,7 @@ def test_rows_without_room_are_dropped_whole_and_counted(tmp_path: Path) -> None
 def test_a_simulation_goes_on_over_a_full_disk_and_tells_what_was_lost(
     disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pausing, "SECONDS", 0.0)
+    monkeypatch.setattr(sim_checkpoint, "SECONDS", 0.0)
     out = disk.path / "run"
     run = simulate(EXPERIMENT, out=out, report=True, watch=at_round({4: disk.fill, 8: disk.free}))
     assert run.summary["status"] == "finished" and run.digest == simulate(EXPERIMENT).digest
@@ -228,9 +229,9 @@ def test_a_life_that_cannot_be_written_down_leaves_no_half_file(
 
 
 def test_a_whole_file_that_does_not_fit_leaves_the_old_one(disk: Disk) -> None:
-    runs.write_whole(disk.path / "ended.json", b"before")
+    run_directory.write_whole(disk.path / "ended.json", b"before")
     disk.fill()
     with pytest.raises(NotWrittenError):
-        runs.write_whole(disk.path / "ended.json", bytes(100_000))
+        run_directory.write_whole(disk.path / "ended.json", bytes(100_000))
     assert (disk.path / "ended.json").read_bytes() == b"before"
     assert not parts(disk.path)

@@ -24,8 +24,8 @@ from fedgossip.algorithms.gradient_tracking import GradientTracking
 from fedgossip.errors import ConfigError
 from fedgossip.experiment import checked
 from fedgossip.machine import Checkpoint, Effect, Event, Finish, Machine, NodeId, Train, Trained
+from fedgossip.plans import compose
 from fedgossip.protocols.member import Member
-from fedgossip.running import compose
 from fedgossip.task import Job
 from fedgossip.topology import build, resolve
 from fedgossip.vectors import Vector, digest, frozen
@@ -167,7 +167,7 @@ def member(node: NodeId, n: int, rounds: int) -> Member:
 
     zero = frozen(np.zeros(1))
     members = membership_of(node, n, make=graphs, rounds=rounds)
-    return Member(members, make, plan.taken_up, ("s", 1, "float64"), rounds, join=False, start_ns=60 * 10**9)
+    return Member(members, make, plan.resume_point, ("s", 1, "float64"), rounds, join=False, start_ns=60 * 10**9)
 
 
 class Training(World):

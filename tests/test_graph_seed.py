@@ -11,7 +11,7 @@ from commands import in_process
 import fedgossip
 from fedgossip.errors import ConfigError
 from fedgossip.experiment import load
-from fedgossip.running import compose
+from fedgossip.plans import compose
 from fedgossip.topology import family_names, is_drawn, resolve, resolve_schedule, schedule_names
 
 ARGUMENTS = {

@@ -17,7 +17,7 @@ from fedgossip.messages import Expected, Hello, Leaving, Masked, Model
 from fedgossip.net.endpoints import Endpoint
 from fedgossip.net.host import REPLACED_MAX, Host, Ports
 from fedgossip.net.identity import Identity
-from fedgossip.net.links import Links
+from fedgossip.net.mesh import Links
 from fedgossip.net.refusals import CAUSES_WRITTEN, Refusals
 from fedgossip.net.transport import Arrived, LinkDown, LinkUp, Rejected
 from fedgossip.task import Job, Update

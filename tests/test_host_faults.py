@@ -13,16 +13,17 @@ from typing import Any
 import pytest
 from commands import alive, experiment, finish, free_ports, start, wait_until
 
+from fedgossip.drivers import local
+from fedgossip.drivers.local import Family, run_local_plan
+from fedgossip.drivers.simulate import simulate_plan
 from fedgossip.errors import FedgossipError
 from fedgossip.experiment import load
 from fedgossip.net.endpoints import text as endpoints_text
 from fedgossip.net.identity import Identity
+from fedgossip.plans import compose
+from fedgossip.plans.compose import Plan
 from fedgossip.records import PeerRow, Row, read_rows
-from fedgossip.running import compose, local
-from fedgossip.running.compose import Plan
-from fedgossip.running.local import Family, run_local_plan
-from fedgossip.running.runs import Run
-from fedgossip.running.simulated import simulate_plan
+from fedgossip.rundir.run_directory import Run
 
 
 def averaging(n: int, rounds: int, deadline: float = 5.0, graph: str = "ring") -> Plan:

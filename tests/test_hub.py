@@ -17,15 +17,15 @@ from test_net_security import arrived, calling, greeting, header, mark
 
 from fedgossip.errors import ConfigError, NetworkError
 from fedgossip.messages import Contribution, Expected, Invite, Leaving
-from fedgossip.net import callers, descriptors, speaking, turns
-from fedgossip.net import hub as hubs
+from fedgossip.net import callers, descriptors, router_sender, upload_slots
+from fedgossip.net import server as hubs
+from fedgossip.net.client import Spoke
 from fedgossip.net.endpoints import Endpoint
-from fedgossip.net.hub import Hub
 from fedgossip.net.identity import Identity
 from fedgossip.net.outbox import OUTBOX_MESSAGES, Outbox
+from fedgossip.net.router_sender import MODELS, SPEAKING_CHUNKS
+from fedgossip.net.server import Hub
 from fedgossip.net.sockets import SILENCE_MS
-from fedgossip.net.speaking import MODELS, SPEAKING_CHUNKS
-from fedgossip.net.spoke import Spoke
 from fedgossip.net.transport import Arrived, LinkDown, LinkEvent, LinkUp, Rejected
 from fedgossip.vectors import Vector
 from fedgossip.wire import CHUNK_BYTES, wire_bytes
@@ -74,7 +74,7 @@ def test_what_is_said_on_a_link_that_is_down_is_lost() -> None:
 
 
 def test_however_many_send_at_once_only_so_many_vectors_are_on_their_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "QUIET_SECONDS", 60.0)
+    monkeypatch.setattr(upload_slots, "QUIET_SECONDS", 60.0)
     n = 12
     with wheel(n, turns_at_once=3) as w:
         w.start()
@@ -387,7 +387,7 @@ def test_models_that_nobody_takes_are_let_go_however_many_clients_wait_for_them(
 def test_one_that_goes_silent_in_the_middle_of_its_message_gives_way_and_loses_its_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(turns, "STALLED_SECONDS", 0.3)
+    monkeypatch.setattr(upload_slots, "STALLED_SECONDS", 0.3)
     with wheel(2, turns_at_once=1) as w:
         w.start()
         falls_silent_after(w.spokes[0], 2 + CHUNKS // 2)
@@ -498,9 +498,9 @@ class Full:
 def test_tries_become_rarer_the_longer_a_client_takes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
     router = Full(clock, opens=2.0)
-    monkeypatch.setattr(speaking, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    speaker = speaking.Speaker(router)  # type: ignore[arg-type]
-    line = speaking.Line(0, Outbox(lambda _: []), b"name")
+    monkeypatch.setattr(router_sender, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    speaker = router_sender.Speaker(router)  # type: ignore[arg-type]
+    line = router_sender.Line(0, Outbox(lambda _: []), b"name")
     for _ in range(2):
         speaker.put(line, Leaving(0))
     while clock[0] < 3.0:
@@ -509,7 +509,7 @@ def test_tries_become_rarer_the_longer_a_client_takes_nothing(monkeypatch: pytes
     before, after = ([at for at in router.tried if (at < 2.0) is early] for early in (True, False))
     for tries in (before, after):
         gaps = np.diff(tries)
-        assert gaps[0] <= 0.004 and np.all(gaps <= speaking.RETRY_SECONDS_MAX + 0.002) and len(tries) < 50
+        assert gaps[0] <= 0.004 and np.all(gaps <= router_sender.RETRY_SECONDS_MAX + 0.002) and len(tries) < 50
     assert not speaker.idle
 
 
@@ -525,7 +525,7 @@ def test_a_message_may_take_long_if_only_it_goes_on(monkeypatch: pytest.MonkeyPa
         slow.send(mark(b"H", 3), header(**fields, examples=1, steps=1, loss=0.0))
         events: list[LinkEvent] = []
         for index in range(CHUNKS):
-            clock[0] += 0.9 * turns.STALLED_SECONDS
+            clock[0] += 0.9 * upload_slots.STALLED_SECONDS
             slow.send(mark(b"C", 3, index), bytes(CHUNK_BYTES))
             left = CHUNKS - 1 - index
             events += heard_until(w.hub, lambda heard, left=left: w.hub._clients[0].assembler.to_come == left)  # type: ignore[misc]

@@ -21,7 +21,7 @@ from namespaces import Machines, machines
 from fedgossip.algorithms.federated.names import make
 from fedgossip.algorithms.sampling import Uniform
 from fedgossip.learning.analytic import Quadratic
-from fedgossip.net.hub import PROBE_SECONDS
+from fedgossip.net.server import PROBE_SECONDS
 from fedgossip.net.sockets import SILENCE_MS
 from fedgossip.vectors import Vector, digest
 
@@ -133,7 +133,7 @@ DEAF = """
 import multiprocessing, time
 from hub_kit import DIM, CHUNKS, HELLO, contribution
 from fedgossip.net.endpoints import Endpoint
-from fedgossip.net.spoke import Spoke
+from fedgossip.net.client import Spoke
 from fedgossip.net.transport import Arrived, LinkDown
 
 def talk(keys, expected, address):
@@ -149,7 +149,7 @@ keys, expected = [Identity.new(), Identity.new()], Expected("layout", "float32",
 address = multiprocessing.SimpleQueue()
 talker = multiprocessing.Process(target=talk, args=(keys, expected, address))
 talker.start()
-from fedgossip.net.hub import Hub
+from fedgossip.net.server import Hub
 hub = Hub(1, "tcp://127.0.0.1:*", keys[1])
 hub.connect((0,), {0: Endpoint("", keys[0].public)}, expected, HELLO)
 address.put(hub.address)

@@ -22,8 +22,8 @@ from zmq.utils.monitor import recv_monitor_message
 from fedgossip.messages import AnyMessage, Contribution, Expected, Hello, Invite
 from fedgossip.net import callers
 from fedgossip.net.endpoints import Endpoint
-from fedgossip.net.hub import Hub
 from fedgossip.net.identity import Identity
+from fedgossip.net.server import Hub
 from fedgossip.net.transport import LinkDown, LinkEvent, LinkUp
 from fedgossip.wire import CHUNK_BYTES, Assembler
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fedgossip.net.turns import QUIET_SECONDS, STALLED_SECONDS, TURNS_BYTES, Turns
-from fedgossip.net.words import ASK, GO, parse, word
+from fedgossip.net.control_frames import ASK, GO, parse, word
+from fedgossip.net.upload_slots import QUIET_SECONDS, STALLED_SECONDS, TURNS_BYTES, Turns
 
 
 def test_so_many_have_a_turn_and_the_others_follow_in_the_order_in_which_they_asked() -> None:

@@ -15,15 +15,15 @@ from test_secure_rounds import client_of, invited, plan_of
 
 from fedgossip.algorithms.federated.base import Aggregate, Federated
 from fedgossip.algorithms.federated.names import make
+from fedgossip.drivers.simulate import faults_of, network_settings
 from fedgossip.errors import ProtocolError
 from fedgossip.experiment import load
 from fedgossip.machine import Effect, Event, Machine, PeerJoined, Received, Report, Send, Started
 from fedgossip.messages import Carrier, Contribution, Final, Invite, Masked, Secured
+from fedgossip.plans import compose
+from fedgossip.protocols.aggregation_round import LOSS_MOST
 from fedgossip.protocols.buffered import Buffered, BufferedSettings
-from fedgossip.protocols.rounds import LOSS_MOST
 from fedgossip.records import EventRow, Row
-from fedgossip.running import compose
-from fedgossip.running.simulated import faults_of, network_settings
 from fedgossip.secure.aborts import Stage
 from fedgossip.secure.neighbourhood import LIMIT, Grid
 from fedgossip.simulation.network import SimulatedNetwork

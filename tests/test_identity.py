@@ -10,7 +10,7 @@ import pytest
 from over_sockets import run_over_sockets
 
 from fedgossip import load_experiment, simulate
-from fedgossip.running import compose
+from fedgossip.plans import compose
 from fedgossip.task import Job
 from fedgossip.vectors import Vector, digest
 

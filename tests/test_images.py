@@ -17,12 +17,13 @@ from commands import finish, start
 from test_resume import ctrl_c_after
 
 from fedgossip import checkpoints
+from fedgossip.drivers import sim_checkpoint, simulate, snapshot
+from fedgossip.drivers.declared import declared
+from fedgossip.drivers.sim_checkpoint import Pauses, Simulation
+from fedgossip.drivers.simulate import simulate_plan
 from fedgossip.errors import ResumeError
 from fedgossip.experiment import load
-from fedgossip.running import compose, images, pausing, simulated
-from fedgossip.running.declared import declared
-from fedgossip.running.pausing import Pauses, Simulation
-from fedgossip.running.simulated import simulate_plan
+from fedgossip.plans import compose
 from fedgossip.simulation.simulator import Simulator
 from fedgossip.vectors import Vector
 
@@ -70,7 +71,7 @@ def between_events(what: Callable[[Simulation, int], None], monkeypatch: pytest.
         seen += 1
 
     with monkeypatch.context() as patched:
-        patched.setattr(simulated, "Pauses", Pauses)
+        patched.setattr(simulate, "Pauses", Pauses)
         patched.setattr(Pauses, "__call__", called)
         yield
 
@@ -96,7 +97,7 @@ def taken_up(fresh: Simulation, arrays: Mapping[str, Any]) -> tuple[list[dict[st
 
 def read(fresh: Simulation, known: Mapping[str, object], arrays: Mapping[str, Any]) -> Any:
     copies = {name: array.copy() for name, array in arrays.items()}
-    return images.restored(copies, [fresh.run, fresh.record], known)
+    return snapshot.restored(copies, [fresh.run, fresh.record], known)
 
 
 @pytest.mark.parametrize("engine", ["sim", "stacked"])
@@ -262,7 +263,7 @@ def test_no_attribute_is_set_that_there_is_not(attribute: str, monkeypatch: pyte
 
 # --- images changed at random -----------------------------------------------------------------------------------------
 
-CALLED = ("fedgossip.running.images", "fedgossip.running.fitting", "fedgossip.running.declared", "fedgossip.errors")
+CALLED = ("fedgossip.drivers.snapshot", "fedgossip.drivers.fitting", "fedgossip.drivers.declared", "fedgossip.errors")
 """Modules whose functions reading an image calls; nothing of the rest."""
 
 
@@ -350,4 +351,4 @@ def test_the_types_of_attributes_are_those_that_the_source_declares() -> None:
     found = declared(Simulator)
     assert found["checkpoint_every"] is int and found["results"] == dict[int, Vector]
     assert found["now_ns"] is object, "0 alone tells no type: the new simulation does"
-    assert declared(pausing.Left)["rows"] is int
+    assert declared(sim_checkpoint.Left)["rows"] is int

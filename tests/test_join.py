@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from members import World, graphs, membership
 
+from fedgossip.drivers.members import check_open
 from fedgossip.errors import ConfigError, ProtocolError
 from fedgossip.experiment import checked
 from fedgossip.machine import (
@@ -31,12 +32,22 @@ from fedgossip.machine import (
     Train,
     Trained,
 )
-from fedgossip.messages import PIECE, Compare, Fetch, Have, Model, Piece, Ping, Pong, Seek, Tidings
+from fedgossip.messages import (
+    MODEL_CHUNK,
+    ChunkRequest,
+    Compare,
+    MembershipUpdate,
+    Model,
+    ModelChunk,
+    ModelInfo,
+    ModelQuery,
+    Ping,
+    Pong,
+)
+from fedgossip.plans import compose
+from fedgossip.plans.compose import Plan
 from fedgossip.protocols.member import Member
-from fedgossip.protocols.transfer import KEPT_NS, Giver, Taker
-from fedgossip.running import compose
-from fedgossip.running.compose import Plan
-from fedgossip.running.members import check_open
+from fedgossip.protocols.state_transfer import KEPT_NS, Giver, Taker
 from fedgossip.vectors import Vector, digest, frozen
 
 SCHEMA = "s"
@@ -73,7 +84,7 @@ def member(
         return theirs.machine(node, vector(node), SCHEMA, checkpoint, incarnation=incarnation)
 
     members = membership(node, n, life=life, since=-1 if node >= n else 0, seed=seed, make=graphs, rounds=rounds)
-    take_up = plan.taken_up
+    take_up = plan.resume_point
     layout, start_ns = (SCHEMA, 3, "float64"), 60 * SECOND
     return Member(members, make, take_up, layout, rounds, join=join, resumed=resumed, start_ns=start_ns)
 
@@ -251,7 +262,7 @@ def test_one_that_reaches_only_those_that_leave_ends_with_them() -> None:
     joiner.handle(PeerJoined(0), w.now_ns)
     joiner.handle(Received(0, Compare(w.machines[0].membership.roster.known())), w.now_ns)
     for page in w.machines[0].membership.roster.newer_than(()):
-        joiner.handle(Received(0, Tidings((page,))), w.now_ns)
+        joiner.handle(Received(0, MembershipUpdate((page,))), w.now_ns)
     w.run(70)
     assert w.named("stopped_with_the_others", [2]) and 2 in w.results and not w.named("nobody_came")
 
@@ -312,7 +323,7 @@ def test_a_refused_early_model_does_not_keep_a_joiner_from_beginning(bent: Mappi
 
 def test_a_round_that_the_run_has_not_does_not_end_a_joiner() -> None:
     w = Bending({node: member(node, 2) for node in range(2)})
-    w.kinds, w.bent = (Ping, Pong, Have), {"round": 2**40}
+    w.kinds, w.bent = (Ping, Pong, ModelInfo), {"round": 2**40}
     w.run(10)
     joiner = join(w, 2, through=0)
     w.run(20)
@@ -357,7 +368,7 @@ def test_one_that_comes_after_the_last_round_is_told_so() -> None:
 
 # --- the transfer -----------------------------------------------------------------------------------------------------
 
-BIG = frozen(np.arange(2 * PIECE + 7, dtype=np.float32))
+BIG = frozen(np.arange(2 * MODEL_CHUNK + 7, dtype=np.float32))
 
 
 def giver(round: int = 5, model: Vector = BIG) -> Giver:
@@ -377,7 +388,7 @@ def pump(taker: Taker, givers: dict[NodeId, Giver], effects: list[Effect], piece
             continue
         for answer in givers[effect.to].handle(effect.to, effect.message, 0):  # type: ignore[arg-type]
             assert isinstance(answer, Send)
-            if isinstance(answer.message, Piece):
+            if isinstance(answer.message, ModelChunk):
                 if pieces == 0:
                     return [effect]
                 pieces -= 1
@@ -395,9 +406,9 @@ def test_the_newest_model_is_fetched_whole() -> None:
 def test_after_a_broken_link_it_goes_on_where_it_was() -> None:
     taker, givers = Taker(SCHEMA, BIG.size, "float32"), {1: giver()}
     pump(taker, givers, taker.begin([1]), pieces=1)
-    assert taker.gone(1) == [] and taker.start == PIECE
+    assert taker.gone(1) == [] and taker.start == MODEL_CHUNK
     again = taker.joined(1)
-    assert isinstance(again[0], Send) and again[0].message == Fetch(5, digest([BIG]), PIECE)
+    assert isinstance(again[0], Send) and again[0].message == ChunkRequest(5, digest([BIG]), MODEL_CHUNK)
     pump(taker, givers, again)
     assert taker.model is not None and np.array_equal(taker.model[1], BIG)
 
@@ -408,7 +419,7 @@ def test_another_with_the_same_model_goes_on_where_the_first_stopped() -> None:
     assert taker.source == 1
     effects = taker.gone(1)
     assert isinstance(effects[0], Send) and effects[0].to == 2
-    assert isinstance(effects[0].message, Fetch) and effects[0].message.start == PIECE
+    assert isinstance(effects[0].message, ChunkRequest) and effects[0].message.start == MODEL_CHUNK
     pump(taker, givers, effects)
     assert taker.model is not None and np.array_equal(taker.model[1], BIG)
 
@@ -423,11 +434,11 @@ def test_one_that_does_not_answer_is_given_up_for_the_next_best() -> None:
 
 def test_a_model_that_is_not_what_was_promised_is_refused_and_the_next_one_taken() -> None:
     class Liar(Giver):
-        def handle(self, sender: NodeId, message: Seek | Fetch, now_ns: int) -> list[Effect]:
-            if isinstance(message, Seek):
-                return [Send(sender, Have(9, "f" * 64))]
-            part = BIG[message.start : message.start + PIECE]
-            return [Send(sender, Piece(9, "f" * 64, message.start, SCHEMA, (part,)))]
+        def handle(self, sender: NodeId, message: ModelQuery | ChunkRequest, now_ns: int) -> list[Effect]:
+            if isinstance(message, ModelQuery):
+                return [Send(sender, ModelInfo(9, "f" * 64))]
+            part = BIG[message.start : message.start + MODEL_CHUNK]
+            return [Send(sender, ModelChunk(9, "f" * 64, message.start, SCHEMA, (part,)))]
 
     taker = Taker(SCHEMA, BIG.size, "float32")
     pump(taker, {1: Liar(SCHEMA), 2: giver()}, taker.begin([1, 2]))
@@ -437,24 +448,27 @@ def test_a_model_that_is_not_what_was_promised_is_refused_and_the_next_one_taken
 def test_what_nobody_asked_for_changes_nothing() -> None:
     taker = Taker(SCHEMA, BIG.size, "float32")
     pump(taker, {1: giver()}, taker.begin([1]), pieces=1)
-    for piece in (Piece(5, digest([BIG]), 0, SCHEMA, (BIG[:PIECE],)), Piece(5, "x", PIECE, SCHEMA, (BIG[:PIECE],))):
-        assert taker.handle(1, piece) == [] and taker.start == PIECE
-    assert taker.handle(2, Piece(5, digest([BIG]), PIECE, SCHEMA, (BIG[:PIECE],))) == []
+    for piece in (
+        ModelChunk(5, digest([BIG]), 0, SCHEMA, (BIG[:MODEL_CHUNK],)),
+        ModelChunk(5, "x", MODEL_CHUNK, SCHEMA, (BIG[:MODEL_CHUNK],)),
+    ):
+        assert taker.handle(1, piece) == [] and taker.start == MODEL_CHUNK
+    assert taker.handle(2, ModelChunk(5, digest([BIG]), MODEL_CHUNK, SCHEMA, (BIG[:MODEL_CHUNK],))) == []
     with pytest.raises(ProtocolError):
-        taker.handle(1, Piece(5, digest([BIG]), PIECE, SCHEMA, (BIG[:9],)))
-    assert taker.start == PIECE
+        taker.handle(1, ModelChunk(5, digest([BIG]), MODEL_CHUNK, SCHEMA, (BIG[:9],)))
+    assert taker.start == MODEL_CHUNK
 
 
 def test_an_offered_model_is_kept_for_a_while_and_not_for_ever() -> None:
     member = giver()
-    (have,) = member.handle(7, Seek(), 0)
-    assert isinstance(have, Send) and isinstance(have.message, Have)
+    (have,) = member.handle(7, ModelQuery(), 0)
+    assert isinstance(have, Send) and isinstance(have.message, ModelInfo)
     member.latest = 6, frozen(BIG + 1)
-    fetch = Fetch(have.message.round, have.message.digest, 0)
+    fetch = ChunkRequest(have.message.round, have.message.digest, 0)
     (piece,) = member.handle(7, fetch, KEPT_NS)
-    assert isinstance(piece, Send) and isinstance(piece.message, Piece)
+    assert isinstance(piece, Send) and isinstance(piece.message, ModelChunk)
     (other,) = member.handle(7, fetch, 3 * KEPT_NS)
-    assert isinstance(other, Send) and other.message == Have(6, digest([member.latest[1]]))
+    assert isinstance(other, Send) and other.message == ModelInfo(6, digest([member.latest[1]]))
 
 
 def test_links_are_told_to_the_gossip_machine_by_membership_alone() -> None:
@@ -478,15 +492,15 @@ def test_links_are_told_to_the_gossip_machine_by_membership_alone() -> None:
 class Boasting(Giver):
     """Offers a model of the round `round`, again and again another one, and gives what `give` says."""
 
-    def __init__(self, round: int, give: Callable[[Fetch], list[Effect]] = lambda _: []) -> None:
+    def __init__(self, round: int, give: Callable[[ChunkRequest], list[Effect]] = lambda _: []) -> None:
         super().__init__(SCHEMA)
         self.round, self.give, self.offers = round, give, 0
 
-    def handle(self, sender: NodeId, message: Seek | Fetch, now_ns: int) -> list[Effect]:
-        if isinstance(message, Fetch) and (given := self.give(message)):
+    def handle(self, sender: NodeId, message: ModelQuery | ChunkRequest, now_ns: int) -> list[Effect]:
+        if isinstance(message, ChunkRequest) and (given := self.give(message)):
             return given
         self.offers += 1
-        return [Send(sender, Have(self.round, f"{self.offers:064x}"))]
+        return [Send(sender, ModelInfo(self.round, f"{self.offers:064x}"))]
 
 
 def timed(taker: Taker, givers: dict[NodeId, Giver], effects: list[Effect], seconds: float) -> float:
@@ -510,15 +524,15 @@ def timed(taker: Taker, givers: dict[NodeId, Giver], effects: list[Effect], seco
     return seconds + 1
 
 
-def not_a_number(asked: Fetch) -> list[Effect]:
-    part = np.full_like(BIG[asked.start : asked.start + PIECE], np.nan)
-    return [Send(9, Piece(asked.round, asked.digest, asked.start, SCHEMA, (part,)))]
+def not_a_number(asked: ChunkRequest) -> list[Effect]:
+    part = np.full_like(BIG[asked.start : asked.start + MODEL_CHUNK], np.nan)
+    return [Send(9, ModelChunk(asked.round, asked.digest, asked.start, SCHEMA, (part,)))]
 
 
 @pytest.mark.parametrize("ahead", [0, 3, 1000], ids=["as the others", "a little ahead", "far ahead"])
 @pytest.mark.parametrize("give", [lambda _: [], not_a_number], ids=["nothing", "nonsense"])
 def test_one_that_offers_what_it_does_not_give_delays_a_joiner_once_at_most(
-    ahead: int, give: Callable[[Fetch], list[Effect]]
+    ahead: int, give: Callable[[ChunkRequest], list[Effect]]
 ) -> None:
     taker = Taker(SCHEMA, BIG.size, "float32")
     givers = {1: Boasting(500 + ahead, give), 2: giver(500), 3: giver(499, frozen(BIG + 1))}
@@ -542,8 +556,8 @@ def test_one_that_lies_about_its_round_does_not_keep_joiners_out(claimed: int) -
             match effect:
                 case Send(to, Ping() | Pong() as said) if node == 1:
                     effect = Send(to, replace(said, round=claimed))
-                case Send(to, Have(round, digest)) if node == 1:
-                    effect = Send(to, Have(max(claimed, round), digest))
+                case Send(to, ModelInfo(round, digest)) if node == 1:
+                    effect = Send(to, ModelInfo(max(claimed, round), digest))
             super().perform(node, effect)
 
     w = Lying({node: member(node, 3) for node in range(3)})

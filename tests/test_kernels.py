@@ -15,11 +15,12 @@ from kernels_seen import FOLDER
 
 from fedgossip import kernels, load_experiment, simulate
 from fedgossip.cli.wording import event_text, federated_text
+from fedgossip.drivers import local
+from fedgossip.drivers.local import Family, run_local_plan
 from fedgossip.errors import ConfigError
 from fedgossip.learning.settings import TrainSettings
+from fedgossip.plans import compose
 from fedgossip.records import EventRow
-from fedgossip.running import compose, local
-from fedgossip.running.local import Family, run_local_plan
 
 x86 = pytest.mark.skipif(platform.machine() not in kernels.X86, reason="torch has MKL on x86-64 alone")
 AUTO, COMPATIBLE = 2, 3
@@ -117,14 +118,14 @@ import json, torch
 torch.ones(2, 2) @ torch.ones(2, 2)
 import fedgossip
 from fedgossip.cli.doctor import _kernels
-from fedgossip.running import compose
+from fedgossip.plans import compose
 how = {"rounds": 1, "train": {"device": "cpu", "local_steps": 1}, "topology": {"graph": "ring", "n": 3}}
 plan = compose.plan(fedgossip.load_experiment(how))
 try:
     fedgossip.simulate(how, overrides=["train.portable=true"])
 except fedgossip.ConfigError as error:
     refused = [str(error), error.advice]
-print(json.dumps([fedgossip.simulate(how).summary["kernels"], list(plan.head), _kernels(), refused]))
+print(json.dumps([fedgossip.simulate(how).summary["kernels"], list(plan.banner), _kernels(), refused]))
 """
 
 
@@ -140,7 +141,7 @@ def test_where_torch_has_computed_first_the_head_the_summary_and_the_doctor_say_
 def test_the_kernels_are_asked_for_when_the_run_is_planned() -> None:
     """Before anything else of the run, for an account of privacy may load torch; and anew for another run."""
     code = (
-        "import os, sys, fedgossip; from fedgossip.running import compose\n"
+        "import os, sys, fedgossip; from fedgossip.plans import compose\n"
         "for portable in (False, True, False):\n"
         "    how = {'train': {'portable': portable}, 'topology': {'graph': 'ring', 'n': 3}}\n"
         "    compose.plan(fedgossip.load_experiment(how))\n"
@@ -240,7 +241,7 @@ def command(pid: int) -> str:
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads cannot be counted here")
-@pytest.mark.parametrize("modules", [("fedgossip.running.peer",), ("fedgossip.running.peer", "threaded")])
+@pytest.mark.parametrize("modules", [("fedgossip.drivers.peer",), ("fedgossip.drivers.peer", "threaded")])
 def test_a_peer_is_forked_only_while_there_is_one_thread(
     modules: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -18,14 +18,14 @@ from fedgossip.machine import Checkpoint
 from fedgossip.net.endpoints import Endpoint
 from fedgossip.net.endpoints import text as endpoints_text
 from fedgossip.net.identity import Identity
+from fedgossip.plans import compose
 from fedgossip.protocols.carried import FRESH, Carried
 from fedgossip.records import EventRow, PeerRow, Row
 from fedgossip.report.graphs import never_exchanged
 from fedgossip.report.page import write_report
 from fedgossip.report.reading import read_run
-from fedgossip.running import compose
-from fedgossip.running.collect import collect_peers
-from fedgossip.running.runs import Run, refusals
+from fedgossip.rundir.collect import collect_peers
+from fedgossip.rundir.run_directory import Run, refusals
 
 # --- gossip of every kind, with the network parted from the first to the last second ---------------------------------
 

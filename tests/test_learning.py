@@ -20,10 +20,11 @@ from torch.nn import functional
 from fedgossip.errors import ConfigError, TrainingError
 from fedgossip.learning import models, optimizers
 from fedgossip.learning.baseline import train_centralised
-from fedgossip.learning.batched import LayerStack
 from fedgossip.learning.batches import Batches
-from fedgossip.learning.data import Dataset, load, split
+from fedgossip.learning.data import load, split
+from fedgossip.learning.dataset import Dataset
 from fedgossip.learning.partitions import partition
+from fedgossip.learning.stacked_engine import LayerStack
 from fedgossip.learning.task import TorchTask, TrainSettings
 from fedgossip.seeds import stream
 from fedgossip.task import Job, LocalTask, Update
@@ -131,7 +132,7 @@ def test_bits_do_not_depend_on_the_size_of_the_block(monkeypatch):
     data = made_up()
     jobs, found = None, []
     for largest in (64, 4, 3):
-        monkeypatch.setattr("fedgossip.learning.batched.LARGEST_BLOCK", largest)
+        monkeypatch.setattr("fedgossip.learning.stacked_engine.LARGEST_BLOCK", largest)
         task = task_of("mlp:12-16-4", data, on_cpu(local_epochs=1))
         jobs = jobs or jobs_of(task)
         found.append([update.difference.tobytes() for update in task.train(jobs)])

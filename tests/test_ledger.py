@@ -19,20 +19,21 @@ from test_private_federation import hiding, learning
 import fedgossip
 from fedgossip.audit.entries import entries
 from fedgossip.cli import cli
+from fedgossip.drivers import participant
+from fedgossip.drivers.participant import Given
 from fedgossip.errors import BudgetError, ConfigError, NotWrittenError
 from fedgossip.experiment import load
 from fedgossip.machine import Log, PeerJoined, Received, Report, Send, Started, Trained
 from fedgossip.messages import Hello, Invite, Refusal
 from fedgossip.net.endpoints import Endpoint, signed
 from fedgossip.net.identity import Identity
+from fedgossip.plans import compose
+from fedgossip.plans.federation import FederationPlan
+from fedgossip.plans.ledger import SpentLedger, data_of
+from fedgossip.plans.privacy_budget import purse_of
 from fedgossip.privacy.accounting import Mechanism, epsilon
 from fedgossip.privacy.budget import Budget, Spend
 from fedgossip.records import EventRow
-from fedgossip.running import compose, making
-from fedgossip.running.federation import FederationPlan
-from fedgossip.running.ledger import SpentLedger, data_of
-from fedgossip.running.making import Given
-from fedgossip.running.purses import purse_of
 from fedgossip.vectors import frozen
 
 SPEND = Spend("record", noise=1.0, delta=1e-5, clip=1.0, rate=0.1, steps=3).to_mapping()
@@ -96,7 +97,7 @@ def test_a_ledger_that_cannot_be_read_allows_nothing(tmp_path: Path, line: bytes
 def test_one_process_at_a_time_spends_with_a_key(tmp_path: Path) -> None:
     path = tmp_path / "k.spent"
     with opened(path):
-        code = "import sys, pathlib, fedgossip.running.ledger as it; it._locked(pathlib.Path(sys.argv[1]))"
+        code = "import sys, pathlib, fedgossip.plans.ledger as it; it._locked(pathlib.Path(sys.argv[1]))"
         words = [sys.executable, "-c", code, str(path)]
         done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode and "another process spends of the budget of this key" in done.stderr
@@ -160,7 +161,7 @@ class Desk:
         content["coordinator"] |= {"clients": 3, "secure": {"on": False}}
         plan = compose.plan(load(content))
         task, shares = compose.task_of(plan.experiment, 3, [0])
-        self.plan, self.task = plan.informed(shares), task
+        self.plan, self.task = plan.with_shares(shares), task
         self.tmp, self.identity = tmp_path, Identity.new()
         others = [Identity.new() for _ in range(3)]
         self.endpoints: dict[int, Endpoint] = {
@@ -178,7 +179,7 @@ class Desk:
             self.tmp / "peer.key.spent",
         )  # fmt: skip
         paid, refused = [], False
-        with making.made_by(self.plan, 0, given) as made:
+        with participant.made_by(self.plan, 0, given) as made:
             initial = self.task.initial(0)
             machine = made.make(initial, None, 0)
             assert made.recorder
@@ -255,7 +256,7 @@ def test_what_keeps_a_budget_is_not_traced() -> None:
     content["coordinator"]["secure"] = {"on": False}
     plan = compose.plan(load(content))
     with pytest.raises(ConfigError, match="cannot be replayed"):
-        making.check_recordable(plan, 1)
+        participant.check_recordable(plan, 1)
     assert isinstance(plan, FederationPlan)
     with pytest.raises(ConfigError, match="nobody knows how many examples client 0 has"):
         plan.machine(0, frozen(np.zeros(3, np.float32)), "s")

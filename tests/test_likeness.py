@@ -16,14 +16,14 @@ from torch import nn
 
 from fedgossip import headers
 from fedgossip.errors import ConfigError
-from fedgossip.learning.data import Dataset, from_arrays
+from fedgossip.learning.dataset import Dataset, from_arrays
 from fedgossip.learning.flat import Layout
 from fedgossip.learning.probing import frozen_of, probe_of
 from fedgossip.learning.sources import code_of
 from fedgossip.likeness import CODE, FROZEN, PROBE, Likeness, in_words
 from fedgossip.messages import Hello
 from fedgossip.net.greeting import refused
-from fedgossip.running import policies
+from fedgossip.plans import policy
 
 # --- the source -------------------------------------------------------------------------------------------------------
 
@@ -275,4 +275,4 @@ def test_numbers_of_a_policy_may_round_otherwise_here(tmp_path: Path) -> None:
     here = Likeness("c", (1.00001, -3.00001), (0.2501,))
     assert pinned.unlike(here) == ()
     with pytest.raises(ConfigError):
-        policies.read(tmp_path / "none.toml")
+        policy.read(tmp_path / "none.toml")

@@ -22,14 +22,15 @@ from torch.nn import functional
 from fedgossip import checkpoints
 from fedgossip.errors import ConfigError, TrainingError
 from fedgossip.learning import devices, loading, models
-from fedgossip.learning.batched import LayerStack
 from fedgossip.learning.batches import Batches, Plan
-from fedgossip.learning.data import Dataset, load, split
-from fedgossip.learning.looped import ModuleLoop
+from fedgossip.learning.data import load, split
+from fedgossip.learning.dataset import Dataset
+from fedgossip.learning.module_engine import ModuleLoop
 from fedgossip.learning.partitions import partition
 from fedgossip.learning.precision import FIRST_SCALE, GROWTH_STEPS, LOSS_SCALE, LossScale
 from fedgossip.learning.settings import OF_THE_MACHINE, TrainSettings
 from fedgossip.learning.sharing import OutOfMemory, Sharing, settle
+from fedgossip.learning.stacked_engine import LayerStack
 from fedgossip.learning.task import TorchTask
 from fedgossip.machine import Terms
 from fedgossip.task import Job

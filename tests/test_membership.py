@@ -6,7 +6,7 @@ import pytest
 from members import World, membership, signer
 
 from fedgossip.machine import PeerGone, PeerJoined, Received, Report, Rostered, Started
-from fedgossip.messages import Ping, Pong, Suspicion, Tidings, Verdict
+from fedgossip.messages import ConfirmDead, MembershipUpdate, Ping, Pong, Suspicion
 from fedgossip.protocols.news import signed
 
 SEEDS = range(12)
@@ -168,17 +168,17 @@ def test_one_whose_clock_went_back_comes_back_all_the_same(verdict: bool) -> Non
 
 
 @pytest.mark.parametrize("incarnation", [2**53 + 1, 2**64 - 1])
-@pytest.mark.parametrize("kind", [Suspicion, Verdict])
+@pytest.mark.parametrize("kind", [Suspicion, ConfirmDead])
 def test_nobody_is_made_to_refute_what_is_said_of_no_life_of_its_own(
-    kind: type[Suspicion] | type[Verdict], incarnation: int
+    kind: type[Suspicion] | type[ConfirmDead], incarnation: int
 ) -> None:
     w = world(3)
     w.run(5)
     victim = w.machines[1]
     life = victim.me.incarnation
     for said_of in (incarnation, life + 1):
-        said = Suspicion(1, said_of, 2) if kind is Suspicion else Verdict(1, said_of, 8, 2)
-        w.push(0, 1, Received(2, Tidings((signed(said, signer("sign2")),))))
+        said = Suspicion(1, said_of, 2) if kind is Suspicion else ConfirmDead(1, said_of, 8, 2)
+        w.push(0, 1, Received(2, MembershipUpdate((signed(said, signer("sign2")),))))
     w.run(5)
     assert victim.me.incarnation == life and gone(w) == set()
     assert sorted(victim.refusals) == sorted([f"ahead 1 {life + 1}", f"range 1 {incarnation}"])
@@ -205,7 +205,7 @@ def test_of_two_processes_with_one_identity_the_older_one_stops_and_nobody_else_
     for effect in twin.announce(0):
         if type(effect).__name__ == "Send":
             w.perform(2, effect)
-    w.push(0, 0, Received(2, Tidings((twin.me,))))
+    w.push(0, 0, Received(2, MembershipUpdate((twin.me,))))
     w.run(10)
     assert w.machines[2].superseded and not w.machines[0].superseded
     assert len(w.named("superseded")) == 1 and gone(w) == set()

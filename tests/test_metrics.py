@@ -10,7 +10,7 @@ import pytest
 from fedgossip import simulate
 from fedgossip.metrics import ROUNDS_OPEN, Meter, Network
 from fedgossip.records import NetworkRow, PeerRow, Row
-from fedgossip.running.runs import Run
+from fedgossip.rundir.run_directory import Run
 from fedgossip.vectors import Vector, frozen
 
 

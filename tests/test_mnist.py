@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedgossip import load_experiment, run_local
-from fedgossip.running import compose
+from fedgossip.plans import compose
 
 
 def test_twelve_processes_learn_mnist_as_well_as_one_machine_with_all_data(

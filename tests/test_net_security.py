@@ -24,12 +24,12 @@ from fedgossip.messages import Expected, Hello, Leaving, Model
 from fedgossip.net.endpoints import Endpoint
 from fedgossip.net.host import Host, Ports
 from fedgossip.net.identity import Identity
-from fedgossip.net.links import Links
+from fedgossip.net.mesh import Links
 from fedgossip.net.refusals import CAUSES_WRITTEN
 from fedgossip.net.transport import Arrived, LinkDown, LinkEvent, Rejected
+from fedgossip.plans import compose
+from fedgossip.plans.compose import Plan
 from fedgossip.records import EventRow, Row
-from fedgossip.running import compose
-from fedgossip.running.compose import Plan
 from fedgossip.vectors import Vector, frozen, ordered_mix
 from fedgossip.wire import CHUNK_BYTES, Assembler, FrameError
 

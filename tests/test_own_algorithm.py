@@ -13,7 +13,7 @@ from over_sockets import run_over_sockets
 from fedgossip import load_experiment, simulate
 from fedgossip.algorithms.names import METHODS, make
 from fedgossip.errors import ConfigError, TrainingError
-from fedgossip.running import compose
+from fedgossip.plans import compose
 from fedgossip.vectors import digest
 
 EXAMPLES = Path(__file__).parents[1] / "examples"

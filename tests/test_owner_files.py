@@ -14,7 +14,7 @@ from test_coordinator_commands import Site
 from fedgossip import owner_files
 from fedgossip.experiment import load
 from fedgossip.messages import Hello
-from fedgossip.running import compose
+from fedgossip.plans import compose
 
 EXPERIMENT = """
 rounds = 4
@@ -67,8 +67,8 @@ def test_the_folders_of_a_coordinator_and_its_clients_are_their_owners_alone(tmp
 def test_an_image_of_a_simulation_is_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("fedgossip.running.pausing.SECONDS", 0.0)
-    monkeypatch.setattr("fedgossip.running.runs.WHOLE", frozenset())  # so that images stay where they are
+    monkeypatch.setattr("fedgossip.drivers.sim_checkpoint.SECONDS", 0.0)
+    monkeypatch.setattr("fedgossip.rundir.run_directory.WHOLE", frozenset())  # so that images stay where they are
     (tmp_path / "e.toml").write_text(EXPERIMENT)
     in_process(["run", "e.toml", "--out", "run", "--no-report"], tmp_path, monkeypatch, capsys)
     assert "checkpoint.safetensors" in check(tmp_path / "run")

@@ -11,7 +11,8 @@ from test_learning import by_autograd, made_up
 
 from fedgossip.algorithms.federated.names import make
 from fedgossip.errors import ConfigError
-from fedgossip.learning.data import Dataset, load, split
+from fedgossip.learning.data import load, split
+from fedgossip.learning.dataset import Dataset
 from fedgossip.learning.partitions import partition
 from fedgossip.learning.task import TorchTask, TrainSettings
 from fedgossip.machine import Terms

@@ -18,11 +18,11 @@ from sklearn.datasets import load_breast_cancer
 from test_readme import COORDINATOR, Block, blocks, typed
 
 import fedgossip
+from fedgossip.plans import compose
+from fedgossip.plans.privacy_outlook import outlook
 from fedgossip.privacy.guarantee import guarantee, meaning
 from fedgossip.privacy.wording import lines
 from fedgossip.records import PeerRow
-from fedgossip.running import compose
-from fedgossip.running.purses import outlook
 
 CLIENTS = 5
 SECONDS = 120
@@ -164,8 +164,8 @@ def test_the_guide_says_of_the_pilot_s_epsilon_what_plan_head_summary_and_report
     found = outlook(plan)
     verdict, said = guarantee(found.epsilon), meaning(found.epsilon, "record")
     assert f"epsilon {found.epsilon:.1f} for a record of the smallest site, {said[0].lower()}{said[1:]}" in page
-    assert all(line in page for line in plan.head)
-    assert plan.head[-1].endswith(f": {guarantee(4.0)}")
+    assert all(line in page for line in plan.banner)
+    assert plan.banner[-1].endswith(f": {guarantee(4.0)}")
     assert said in dict(lines(found))["epsilon"]
     run = fedgossip.simulate(pilot_file(tmp_path), out=tmp_path / "run", report=True)
     assert run.summary["privacy"]["guarantee"] == verdict

@@ -21,16 +21,16 @@ from test_secure_rounds import client_of, invited
 import fedgossip
 from fedgossip.audit.entries import entries
 from fedgossip.cli import cli
+from fedgossip.drivers.resume import resume
 from fedgossip.errors import ConfigError, ResumeError
 from fedgossip.experiment import load
 from fedgossip.machine import Effect, Event, Log, Machine, Received, Send
 from fedgossip.messages import Refusal
+from fedgossip.plans import compose
+from fedgossip.plans.federation import FederationPlan
+from fedgossip.plans.privacy_outlook import outlook
 from fedgossip.privacy.accounting import Mechanism, epsilon
 from fedgossip.records import PeerRow
-from fedgossip.running import compose
-from fedgossip.running.federation import FederationPlan
-from fedgossip.running.purses import outlook
-from fedgossip.running.resume import resume
 from fedgossip.secure import client
 from fedgossip.secure.fixed_point import Quantised
 

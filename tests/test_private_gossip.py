@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from over_sockets import run_over_sockets
 
 from fedgossip import load_experiment, seeds, simulate
+from fedgossip.drivers.members import check_open
 from fedgossip.errors import ConfigError, ProtocolError, TrainingError
 from fedgossip.machine import (
     Checkpoint,
@@ -39,11 +40,10 @@ from fedgossip.machine import (
 )
 from fedgossip.messages import CHECK_WORDS, Expected, Leaving, Masked, Model, RunKey, RunKeys
 from fedgossip.net.identity import Identity, raw
+from fedgossip.plans import compose
 from fedgossip.protocols import private_gossip
 from fedgossip.protocols.private_gossip import MODEL, PrivateGossip
 from fedgossip.protocols.sync_gossip import SyncSettings
-from fedgossip.running import compose
-from fedgossip.running.members import check_open
 from fedgossip.secure.neighbourhood import LIMIT, Grid, masked, opened
 from fedgossip.secure.pairs import AgreedPairs, Other, Own, Pairs, SeededPairs, run_of
 from fedgossip.secure.primitives import public_of

@@ -17,18 +17,19 @@ from commands import finish, free_ports, start
 
 from fedgossip import simulate
 from fedgossip.cli import cli
+from fedgossip.drivers import peer
+from fedgossip.drivers.local import run_local_plan
 from fedgossip.errors import ConfigError, NotWrittenError, ResumeError
 from fedgossip.experiment import load
 from fedgossip.machine import Checkpoint, Effect, Event, Machine, Report, Send, Started
 from fedgossip.messages import Masked
 from fedgossip.net.endpoints import block, signed
 from fedgossip.net.identity import Identity
+from fedgossip.plans import compose
 from fedgossip.protocols.private_gossip import MODEL, PrivateGossip
 from fedgossip.records import EventRow
-from fedgossip.running import compose, peer
-from fedgossip.running.local import run_local_plan
-from fedgossip.running.peer_files import PeerEnded
-from fedgossip.running.private import LEDGER, Ledger, Noted, private_maker, run_hash
+from fedgossip.rundir.mask_ledger import LEDGER, Ledger, Noted, private_maker, run_hash
+from fedgossip.rundir.peer_files import PeerEnded
 from fedgossip.secure.pairs import run_of
 from fedgossip.vectors import Vector, frozen
 

@@ -18,11 +18,11 @@ from torch.nn import functional
 
 from fedgossip.errors import ConfigError
 from fedgossip.learning import models, optimizers, private
-from fedgossip.learning.batched import LayerStack
-from fedgossip.learning.data import Dataset
+from fedgossip.learning.dataset import Dataset
 from fedgossip.learning.per_example import Alone, Hooked, check_apart, per_example, summed_loss, trained
 from fedgossip.learning.private import UNITS, PoissonBatches, PrivateGradients, RecordPrivacy, add_clipped
 from fedgossip.learning.settings import TrainSettings
+from fedgossip.learning.stacked_engine import LayerStack
 from fedgossip.learning.task import TorchTask
 from fedgossip.machine import Terms
 from fedgossip.seeds import stream

@@ -35,7 +35,7 @@ from fedgossip.machine import (
 )
 from fedgossip.messages import Accepted, Account, Leaving, Model, Parcel
 from fedgossip.metrics import Network
-from fedgossip.protocols.parcels import LIFE
+from fedgossip.protocols.mass_ledger import LIFE
 from fedgossip.protocols.push_sum import AsyncPushSum, PushSettings, PushSum
 from fedgossip.simulation.network import NetworkSettings, SimulatedNetwork
 from fedgossip.simulation.simulator import Simulator

@@ -13,17 +13,17 @@ import pytest
 from commands import alive
 
 from fedgossip import simulate
+from fedgossip.drivers.fault_injector import Striker
+from fedgossip.drivers.local import Family, run_local_plan
 from fedgossip.experiment import load
 from fedgossip.faults import NS, FaultScript
-from fedgossip.messages import AnyMessage, Leaving, Settled
+from fedgossip.messages import Ack, AnyMessage, Leaving
 from fedgossip.net.faulty import Faults, SlowTask
 from fedgossip.net.host import Host
 from fedgossip.net.transport import LinkDown, LinkEvent, LinkUp
+from fedgossip.plans import compose
 from fedgossip.records import EventRow, PeerRow, Row
-from fedgossip.running import compose
-from fedgossip.running.local import Family, run_local_plan
-from fedgossip.running.runs import Run
-from fedgossip.running.striking import Striker
+from fedgossip.rundir.run_directory import Run
 from fedgossip.task import Job, Update
 from fedgossip.vectors import digest
 
@@ -89,11 +89,11 @@ class Desk:
 
     def say(self, *numbers: int, to: int = 1) -> None:
         for number in numbers:
-            self.links.send(to, Settled(number))
+            self.links.send(to, Ack(number))
 
     def heard(self, of: int = 1) -> list[int]:
         """The numbers that went out to `of`."""
-        return [m.number for to, m in self.below.sent if to == of and isinstance(m, Settled)]
+        return [m.number for to, m in self.below.sent if to == of and isinstance(m, Ack)]
 
 
 CUT = {"kind": "partition", "groups": [[0, 3], [1, 2]], "start": 2.0}

@@ -38,7 +38,7 @@ def test_every_recipe_has_at_most_ten_lines() -> None:
 
 def test_a_gossip_algorithm_is_a_class_and_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(names, "METHODS", {**names.METHODS, "another": names.Method(DSGD)})
-    for module in ("fedgossip.experiment.checks", "fedgossip.running.gossip"):
+    for module in ("fedgossip.experiment.checks", "fedgossip.plans.gossip"):
         monkeypatch.setattr(f"{module}.METHODS", names.METHODS)
     content = {"rounds": 5, "task": PROBLEM, "topology": {"graph": "ring", "n": 4}}
     run = fedgossip.simulate({**content, "algorithm": {"name": "another"}})

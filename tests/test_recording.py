@@ -13,8 +13,8 @@ from fedgossip.audit.log import read
 from fedgossip.machine import Log, Send
 from fedgossip.messages import Contribution, Invite
 from fedgossip.net.identity import Identity
-from fedgossip.protocols.parts import PlainPart, Trained
-from fedgossip.running.recording import Recorder
+from fedgossip.protocols.client_round import PlainPart, Trained
+from fedgossip.rundir.audit_recorder import Recorder
 from fedgossip.vectors import frozen
 
 

@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 from commands import experiment, finish, free_ports, start, wait_until
 
+from fedgossip.drivers.simulate import network_settings
 from fedgossip.experiment import checked
 from fedgossip.faults import FaultScript
 from fedgossip.machine import Checkpoint, Finish, Fired, NodeId, PeerJoined, Received, Report, Send, Started, Stopping
-from fedgossip.messages import Have, Model, Piece, Seek
+from fedgossip.messages import Model, ModelChunk, ModelInfo, ModelQuery
+from fedgossip.plans import compose
+from fedgossip.plans.compose import Plan
+from fedgossip.plans.recovering import peer_of, recovers
 from fedgossip.protocols.recovery import Recovering
-from fedgossip.running import compose
-from fedgossip.running.compose import Plan
-from fedgossip.running.recovering import peer_of, recovers
-from fedgossip.running.simulated import network_settings
 from fedgossip.simulation.network import SimulatedNetwork
 from fedgossip.simulation.simulator import Simulator
 from fedgossip.task import Job, LocalTask, Update
@@ -136,9 +136,9 @@ def test_where_all_are_at_the_start_it_begins_at_once_with_the_first_model() -> 
     peer = lost(plan_of())
     peer.handle(Started(), 0)
     sent = [*peer.handle(PeerJoined(1, 0), 0), *peer.handle(PeerJoined(5, 0), 0)]
-    assert [(e.to, type(e.message)) for e in sent if isinstance(e, Send)] == [(1, Seek), (5, Seek)]
-    assert peer.handle(Received(1, Have(0, "a")), 1) == [] and peer.seeking
-    effects = peer.handle(Received(5, Have(0, "b")), 1)
+    assert [(e.to, type(e.message)) for e in sent if isinstance(e, Send)] == [(1, ModelQuery), (5, ModelQuery)]
+    assert peer.handle(Received(1, ModelInfo(0, "a")), 1) == [] and peer.seeking
+    effects = peer.handle(Received(5, ModelInfo(0, "b")), 1)
     assert not peer.seeking and effects and "fetched" not in reports(effects)
 
 
@@ -172,15 +172,15 @@ def test_what_neighbours_say_meanwhile_is_heard_when_it_begins() -> None:
         peer.handle(PeerJoined(node, 0), 0)
         for round in (19, 20):
             assert peer.handle(Received(node, Model(round, schema, (model,))), 0) == []
-    peer.handle(Received(1, Have(20, digest([model]))), 0)
-    peer.handle(Received(5, Have(20, digest([model]))), 0)
+    peer.handle(Received(1, ModelInfo(20, digest([model]))), 0)
+    peer.handle(Received(5, ModelInfo(20, digest([model]))), 0)
     peer.handle(Fired(("transfer", "gather")), 0)
-    effects = peer.handle(Received(1, Piece(20, digest([model]), 0, schema, (model,))), 0)
+    effects = peer.handle(Received(1, ModelChunk(20, digest([model]), 0, schema, (model,))), 0)
     assert "fetched" in reports(effects) and not peer.seeking
     gossip: Any = peer.gossip
     assert gossip.round == 20 and set(gossip.mailbox) == {1, 5}
-    (have,) = peer.handle(Received(1, Seek()), 0)
-    assert have == Send(1, Have(20, digest([model])))
+    (have,) = peer.handle(Received(1, ModelQuery()), 0)
+    assert have == Send(1, ModelInfo(20, digest([model])))
 
 
 def test_one_that_is_stopped_while_it_seeks_ends() -> None:
@@ -194,11 +194,11 @@ def test_a_bad_offer_or_piece_costs_itself_only() -> None:
     peer = lost(plan_of())
     peer.handle(Started(), 0)
     peer.handle(PeerJoined(1, 0), 0)
-    assert reports(peer.handle(Received(1, Have(2**40, "x")), 0)) == ["refused"]
-    peer.handle(Received(1, Have(20, "x")), 0)
+    assert reports(peer.handle(Received(1, ModelInfo(2**40, "x")), 0)) == ["refused"]
+    peer.handle(Received(1, ModelInfo(20, "x")), 0)
     for _ in range(4):
         peer.handle(Fired(("transfer", "gather")), 0)
-    wrong = Piece(20, "x", 0, peer.giver.schema, (frozen(np.zeros(3, np.float32)),))
+    wrong = ModelChunk(20, "x", 0, peer.giver.schema, (frozen(np.zeros(3, np.float32)),))
     assert reports(peer.handle(Received(1, wrong), 0)) == ["refused"] and peer.seeking
 
 
@@ -218,7 +218,7 @@ def test_whose_model_may_be_given(algorithm: dict[str, Any], graph: str, *, whet
 def test_a_life_that_has_a_checkpoint_asks_nobody() -> None:
     plan = plan_of()
     task = task_of(plan)
-    kept: Checkpoint = plan.taken_up(9, task.initial(0))  # type: ignore[union-attr]
+    kept: Checkpoint = plan.resume_point(9, task.initial(0))  # type: ignore[union-attr]
     peer = peer_of(plan, 0, task.initial(0), task.schema, kept, incarnation=1)
     assert isinstance(peer, Recovering) and not peer.seeking
 

@@ -16,8 +16,9 @@ from fedgossip.report import attendance, bars, spending, write_comparison, write
 from fedgossip.report.federated import attended, head, lines
 from fedgossip.report.naming import Names
 from fedgossip.report.participation import MOST_FOLLOWED, Participation, Took
-from fedgossip.report.reading import EventRow, PeerRow, Run, read_run
+from fedgossip.report.reading import Run, read_run
 from fedgossip.report.reasons import REASONS, given_up
+from fedgossip.report.rows import EventRow, PeerRow
 from fedgossip.secure.aborts import Reason, Stage, too_few
 from tests.commands import in_process
 from tests.test_report import FIVE_MEGABYTES, Page, learning_run, write_run

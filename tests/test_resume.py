@@ -17,12 +17,13 @@ from commands import Said, finish, free_ports, in_process, start, wait_until
 from commands import experiment as experiment_file
 
 from fedgossip import checkpoints
+from fedgossip.drivers import sim_checkpoint, snapshot
+from fedgossip.drivers.simulate import simulate_plan
 from fedgossip.errors import ResumeError
 from fedgossip.experiment import Experiment, load
+from fedgossip.plans import compose
 from fedgossip.records import EventRow, NetworkRow, PeerRow, Row, read_rows
-from fedgossip.running import compose, images, pausing
-from fedgossip.running.runs import Run
-from fedgossip.running.simulated import simulate_plan
+from fedgossip.rundir.run_directory import Run
 
 ROUNDS = 7
 
@@ -132,13 +133,13 @@ def test_deadlines_go_on_as_they_were(tmp_path: Path) -> None:
 def test_what_an_image_cannot_hold_whole_is_refused() -> None:
     """A container of another kind has more to it than its contents: a length, a default, an order of its own."""
     kept = [deque([1, 2, 3], maxlen=3), deque([1]), [0.1], b"a", (2**70,), {1: {2}}, frozenset({3})]
-    again = images.restored(images.taken([], kept, {}), [], {})[1]
+    again = snapshot.restored(snapshot.taken([], kept, {}), [], {})[1]
     assert [one.maxlen for one in again[:2]] == [3, None]
     assert again == kept
     mine = type("Mine", (tuple,), {"__module__": "fedgossip.here"})
     for one in (defaultdict(list), Counter("a"), OrderedDict(), signal.SIGINT, mine((1,))):
-        with pytest.raises(images.ImageError):
-            images.taken([], [one], {})
+        with pytest.raises(snapshot.ImageError):
+            snapshot.taken([], [one], {})
 
 
 def test_asynchronous_gossip_goes_on_too(tmp_path: Path) -> None:
@@ -154,7 +155,7 @@ def test_asynchronous_gossip_goes_on_too(tmp_path: Path) -> None:
 def test_a_run_that_was_killed_goes_on_from_the_image_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     what = experiment()
     whole = simulate_plan(compose.plan(what))
-    monkeypatch.setattr(pausing, "SECONDS", 0.0)
+    monkeypatch.setattr(sim_checkpoint, "SECONDS", 0.0)
     stopped(tmp_path, what, "sim", 2)
     with (tmp_path / "metrics.jsonl").open("ab") as rows:
         rows.write(b'{"kind":"peer","round":3,"pe')  # what a kill leaves
@@ -185,11 +186,11 @@ def test_a_bad_image_is_told_and_the_run_begins_again(tmp_path: Path) -> None:
 
 def test_a_bad_image_is_not_written_over_the_good_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     what = experiment()
-    monkeypatch.setattr(pausing, "SECONDS", 0.0)
+    monkeypatch.setattr(sim_checkpoint, "SECONDS", 0.0)
     stopped(tmp_path, what, "sim", 2)
     good = (tmp_path / checkpoints.PREVIOUS).read_bytes()
     (tmp_path / checkpoints.NEWEST).write_bytes(b"not an image")
-    monkeypatch.setattr(pausing, "SECONDS", 1e9)
+    monkeypatch.setattr(sim_checkpoint, "SECONDS", 1e9)
     run = resumed(tmp_path, what, "sim", ctrl_c_after(4))
     assert run.summary["status"] == "interrupted"
     assert (tmp_path / checkpoints.PREVIOUS).read_bytes() == good
@@ -200,7 +201,7 @@ def test_a_full_disk_costs_the_image_and_not_the_run(tmp_path: Path, monkeypatch
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(pausing, "SECONDS", 0.0)
+    monkeypatch.setattr(sim_checkpoint, "SECONDS", 0.0)
     monkeypatch.setattr(checkpoints, "put", full)
     run = simulate_plan(compose.plan(experiment()), out=tmp_path)
     assert run.summary["status"] == "finished"

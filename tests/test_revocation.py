@@ -14,14 +14,14 @@ from test_join import member
 from test_net_security import EXPECTED, HELLO, arrived, calling, greeting, heard_until, reasons
 
 from fedgossip.cli import cli
+from fedgossip.drivers.members import REVOKED, Informed
 from fedgossip.errors import ConfigError
 from fedgossip.messages import Revocation
 from fedgossip.net import endpoints
 from fedgossip.net.endpoints import Endpoint, Members, load, load_revoked, revoked_block
 from fedgossip.net.identity import Identity, verify
-from fedgossip.net.links import Links
+from fedgossip.net.mesh import Links
 from fedgossip.protocols.news import content, signed
-from fedgossip.running.members import REVOKED, Informed
 
 
 def revocation(node: int) -> Revocation:
@@ -97,7 +97,7 @@ def test_a_disk_that_is_full_is_told_once_and_tried_again(
     peer = world.machines[0]
     (tmp_path / "endpoints0.toml").write_text(revoked_block(revocation(2)))
     with monkeypatch.context() as patch:
-        patch.setattr("fedgossip.running.members.write_whole", full)
+        patch.setattr("fedgossip.drivers.members.write_whole", full)
         world.run(5)
     assert len(world.named("unread", [0])) == 1 and 2 in peer.member.membership.roster.revoked
     world.run(2)

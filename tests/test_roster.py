@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from members import ORGANISER, entry_of, founders, graphs, signer, trust
 
-from fedgossip.messages import Entry, News, Revocation, Suspicion, Verdict
+from fedgossip.messages import ConfirmDead, Entry, News, Revocation, Suspicion
 from fedgossip.protocols.news import check_suspicion, merge, signed
 from fedgossip.protocols.roster import BLOCK_ROUNDS, LAST_INCARNATION, LAST_ROUND, LEAD_ROUNDS, Roster, boundary_after
 from fedgossip.protocols.roster_schedule import RosterSchedule
@@ -27,9 +27,9 @@ def entry(node: int, incarnation: int, since: int = 0, until: int = -1) -> Entry
     return made
 
 
-def verdict(node: int, incarnation: int, until: int, by: int = 0) -> Verdict:
-    made = signed(Verdict(node, incarnation, until, by), signer(f"sign{by}"))
-    assert isinstance(made, Verdict)
+def verdict(node: int, incarnation: int, until: int, by: int = 0) -> ConfirmDead:
+    made = signed(ConfirmDead(node, incarnation, until, by), signer(f"sign{by}"))
+    assert isinstance(made, ConfirmDead)
     return made
 
 

@@ -23,9 +23,9 @@ from fedgossip.errors import ConfigError, ProtocolError
 from fedgossip.secure import frames
 from fedgossip.secure.aborts import Reason, RoundAbandoned
 from fedgossip.secure.client import Client, Revealed
-from fedgossip.secure.keeping import Fate, SharePair
 from fedgossip.secure.past import Past
 from fedgossip.secure.primitives import Secret
+from fedgossip.secure.secrets import Fate, SharePair
 from fedgossip.secure.server import invite
 from fedgossip.secure.session import Descriptor, Policy, Roster, model_hash, session_of
 

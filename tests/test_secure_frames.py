@@ -21,9 +21,9 @@ from secure_kit import MODEL, Course, Room, plain_sum, public, run, signer
 
 from fedgossip.errors import FedgossipError, ProtocolError
 from fedgossip.secure import client as client_module
-from fedgossip.secure import frames, keeping, masks, primitives
+from fedgossip.secure import frames, masks, primitives, secrets
 from fedgossip.secure.aborts import RoundAbandoned
-from fedgossip.secure.keeping import Secret
+from fedgossip.secure.secrets import Secret
 
 FRAMES = 45
 """Frames of a session of five clients that are mutated: five to each, four from each."""
@@ -276,6 +276,6 @@ def test_erasing_overwrites() -> None:
 def test_keys_announced_ahead_can_be_thrown_away() -> None:
     course = run(Room(5))
     ahead = course.masked[0].ahead
-    assert isinstance(ahead, keeping.Ahead) and ahead.public is not None
+    assert isinstance(ahead, secrets.Ahead) and ahead.public is not None
     ahead.erase()
     assert ahead.public is None

@@ -18,13 +18,13 @@ from fedgossip.errors import ConfigError, ProtocolError
 from fedgossip.experiment import load
 from fedgossip.machine import Effect, Event, Log, Machine, PeerJoined, Received, Report, Send, Started, Trained
 from fedgossip.messages import Contribution, Invite, MaskedInput, Refusal, Secured
-from fedgossip.protocols import parts
+from fedgossip.plans import compose
+from fedgossip.plans.federation import FederationPlan
+from fedgossip.protocols import client_round
 from fedgossip.protocols.client import Client
+from fedgossip.protocols.client_round import ids_in, past_of, ranges
 from fedgossip.protocols.coordinator import Coordinator
-from fedgossip.protocols.parts import ids_in, past_of, ranges
 from fedgossip.records import EventRow
-from fedgossip.running import compose
-from fedgossip.running.federation import FederationPlan
 from fedgossip.secure import session as sessions
 from fedgossip.secure.aborts import Stage
 from fedgossip.secure.primitives import verify
@@ -388,7 +388,7 @@ def test_a_client_that_lies_beyond_the_bounds_costs_the_round_and_not_the_model(
             finally:
                 lying.pop()
 
-    honest = parts.integers
+    honest = client_round.integers
 
     def integers(*given: Any) -> Any:
         found = honest(*given)
@@ -396,7 +396,7 @@ def test_a_client_that_lies_beyond_the_bounds_costs_the_round_and_not_the_model(
             found.values[place] = value
         return found
 
-    monkeypatch.setattr(parts, "integers", integers)
+    monkeypatch.setattr(client_round, "integers", integers)
     run = follow(experiment(rounds=3), wrap=lambda node, machine: Lies(machine) if node == 3 else machine)
     assert [report["reason"] for report in run.reports("abandoned")] == [reason] * 3
     models = [report.value for node, report in run.told if node == 5 and report.name == "mixed"]

@@ -24,7 +24,7 @@ def averaging(graph: str = "ring", n: int = 8, rounds: int = 30, **sections: Any
 
 def initial_spread(experiment: dict[str, Any]) -> tuple[np.ndarray[Any, Any], float]:
     from fedgossip import load_experiment
-    from fedgossip.running import compose
+    from fedgossip.plans import compose
 
     plan = compose.plan(load_experiment(experiment))
     task, _ = compose.task_of(plan.experiment, plan.n)

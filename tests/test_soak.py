@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 from fedgossip import simulate
+from fedgossip.drivers.local import Family, run_local_plan
 from fedgossip.experiment import load
+from fedgossip.plans import compose
 from fedgossip.records import EventRow, PeerRow
-from fedgossip.running import compose
-from fedgossip.running.local import Family, run_local_plan
-from fedgossip.running.runs import Run
+from fedgossip.rundir.run_directory import Run
 
 PEERS = 8
 ROUNDS_A_SECOND = 9

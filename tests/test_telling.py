@@ -21,18 +21,18 @@ from fedgossip.learning.private import RecordPrivacy
 from fedgossip.learning.task import TorchTask, TrainSettings
 from fedgossip.machine import Effect, Event, Send, Trained
 from fedgossip.messages import Contribution, Leaving, MaskedInput, Refusal, Secured
+from fedgossip.plans import compose
+from fedgossip.plans.federation import FederationPlan
+from fedgossip.plans.privacy_outlook import outlook
 from fedgossip.privacy.accounting import Mechanism, epsilon
 from fedgossip.privacy.forecast import Plan, forecast
 from fedgossip.privacy.wording import lines
-from fedgossip.protocols import parts
+from fedgossip.protocols import client_round
 from fedgossip.protocols.client import Client
-from fedgossip.protocols.parts import PlainPart, SecurePart, integers
+from fedgossip.protocols.client_round import PlainPart, SecurePart, integers
 from fedgossip.protocols.telling import FACTS
 from fedgossip.records import PeerRow
-from fedgossip.running import compose
-from fedgossip.running.federation import FederationPlan
-from fedgossip.running.purses import outlook
-from fedgossip.secure.hiding import NO_NOISE
+from fedgossip.secure.noise_rule import NO_NOISE
 
 KEPT = [0.0, 0.25]
 RUNS = [
@@ -101,7 +101,7 @@ def answer(client: Client, told: Trained, **other: float) -> dict[str, object]:
     """What the client puts into its answer, by its fields or coordinates, where its training had said otherwise."""
     probe = copy.copy(client)
     assert isinstance(probe.part, PlainPart | SecurePart)
-    work: list[parts.Trained] = []
+    work: list[client_round.Trained] = []
     probe.part = _Part(probe.part, work)  # type: ignore[assignment]
     examples = int(other.pop("examples", told.examples))
     scale = other.pop("scale", 1.0)
@@ -126,10 +126,10 @@ def answer(client: Client, told: Trained, **other: float) -> dict[str, object]:
 class _Part:
     """Keeps what a part is given."""
 
-    def __init__(self, part: PlainPart | SecurePart, work: list[parts.Trained]) -> None:
+    def __init__(self, part: PlainPart | SecurePart, work: list[client_round.Trained]) -> None:
         self.part, self.work, self.over = part, work, False
 
-    def trained(self, work: parts.Trained) -> list[Effect]:
+    def trained(self, work: client_round.Trained) -> list[Effect]:
         self.work.append(work)
         return []
 
@@ -197,7 +197,7 @@ def test_every_field_of_an_answer_is_a_fact_or_names_the_round() -> None:
     frame = {"session", "stage", "frame"}
     assert names_of(Refusal) == {"round", "session", "reason"}
     assert names_of(Secured) == frame and names_of(MaskedInput) == {*frame, "schema", "vectors"}
-    assert names_of(parts.Trained) - told == {"up", "weight"}
+    assert names_of(client_round.Trained) - told == {"up", "weight"}
 
 
 @pytest.mark.parametrize("noise", [{}, {"test_noise": 4.0}])
@@ -286,6 +286,6 @@ def test_noise_on_counts_that_cannot_be_is_refused(unit: str, kept: float, noise
 
 def test_without_it_an_experiment_has_the_hash_that_it_had() -> None:
     plan = compose.plan(load(experiment("record", True, 0.25, {})))
-    assert isinstance(plan, FederationPlan) and "test_noise" not in plan.words["coordinator"]["privacy"]  # type: ignore[index]
+    assert isinstance(plan, FederationPlan) and "test_noise" not in plan.fingerprint["coordinator"]["privacy"]  # type: ignore[index]
     noisy = compose.plan(load(experiment("record", True, 0.25, {"test_noise": 4.0})))
     assert isinstance(noisy, FederationPlan) and noisy.task_id != plan.task_id

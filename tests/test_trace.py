@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from over_sockets import run_over_sockets
 
+from fedgossip.drivers.replay import replay
 from fedgossip.experiment import load
 from fedgossip.machine import (
     Checkpoint,
@@ -33,9 +34,19 @@ from fedgossip.machine import (
     Stopping,
     Trained,
 )
-from fedgossip.messages import Answer, Compare, Entry, Join, Leaving, Model, Offer, Parcel, Tidings, Verdict
-from fedgossip.running import compose
-from fedgossip.running.replay import replay
+from fedgossip.messages import (
+    Answer,
+    Compare,
+    ConfirmDead,
+    Entry,
+    Join,
+    Leaving,
+    MembershipUpdate,
+    Model,
+    Offer,
+    Parcel,
+)
+from fedgossip.plans import compose
 from fedgossip.topology import Mixing, Topology, build
 from fedgossip.trace.events import TraceError, described
 from fedgossip.trace.files import Opening, Reading, Trace, Traced
@@ -86,7 +97,7 @@ messages = st.one_of(
     st.builds(Answer, number=counts, round=counts, schema=words, vectors=several),
     st.builds(Parcel, number=counts, round=counts, schema=words, vectors=several, weight=st.floats()),
     st.builds(Leaving, round=counts, used=counts, missing=counts),
-    st.builds(Tidings, news=st.tuples(entries, st.builds(Verdict, counts, counts, counts, counts))),
+    st.builds(MembershipUpdate, news=st.tuples(entries, st.builds(ConfirmDead, counts, counts, counts, counts))),
     st.builds(Compare, known=st.lists(st.tuples(counts, counts, counts)).map(tuple)),
     st.builds(Join, entry=entries),
 )

@@ -13,7 +13,7 @@ from test_join import Learning, member
 
 from fedgossip import seeds
 from fedgossip.machine import Effect, Event, Fired, NodeId, PeerJoined, Received, Send, Started, Train, Trained
-from fedgossip.messages import Compare, Entry, News, Revocation, Suspicion, Tidings, Verdict
+from fedgossip.messages import Compare, ConfirmDead, Entry, MembershipUpdate, News, Revocation, Suspicion
 from fedgossip.protocols.news import merge, signed
 from fedgossip.protocols.roster import Roster, boundary_after
 from fedgossip.protocols.verdicts import SILENT_ROUNDS, quorum
@@ -25,15 +25,15 @@ Lie = Callable[[NodeId, int, int], News]
 
 
 def verdict_on(node: NodeId, life: int, round: int, by: NodeId = LIAR) -> News:
-    return signed(Verdict(node, life, boundary_after(max(round, 0)), by), signer(f"sign{by}"))
+    return signed(ConfirmDead(node, life, boundary_after(max(round, 0)), by), signer(f"sign{by}"))
 
 
 def early_verdict_on(node: NodeId, life: int, round: int) -> News:
-    return signed(Verdict(node, life, 0, LIAR), signer(f"sign{LIAR}"))
+    return signed(ConfirmDead(node, life, 0, LIAR), signer(f"sign{LIAR}"))
 
 
 def late_verdict_on(node: NodeId, life: int, round: int) -> News:
-    return signed(Verdict(node, life, boundary_after(max(round, 0)) + 1000 * life, LIAR), signer(f"sign{LIAR}"))
+    return signed(ConfirmDead(node, life, boundary_after(max(round, 0)) + 1000 * life, LIAR), signer(f"sign{LIAR}"))
 
 
 def suspicion_on(node: NodeId, life: int, round: int) -> News:
@@ -53,8 +53,8 @@ class Liar:
 
     def handle(self, event: Event, now_ns: int) -> Sequence[Effect]:
         match event:
-            case Received(sender, Tidings(news)):  # it does not believe itself
-                event = Received(sender, Tidings(tuple(one for one in news if getattr(one, "by", -1) != LIAR)))
+            case Received(sender, MembershipUpdate(news)):  # it does not believe itself
+                event = Received(sender, MembershipUpdate(tuple(one for one in news if getattr(one, "by", -1) != LIAR)))
         effects = list(self.honest.handle(event, now_ns))
         if now_ns < 3 * SECOND:
             return effects
@@ -62,7 +62,7 @@ class Liar:
         for node, entry in here.roster.entries.items():
             if node != LIAR and self.told.get(node, -1) < entry.incarnation:
                 self.told[node] = entry.incarnation
-                said = Tidings((self.lie(node, entry.incarnation, here.round),))
+                said = MembershipUpdate((self.lie(node, entry.incarnation, here.round),))
                 effects += [Send(other, said) for other in here.roster.entries if other != LIAR]
         return effects
 
@@ -142,7 +142,7 @@ def roster_of(n: int, news: Sequence[News], own: NodeId = 0) -> Roster:
 
 
 def said(node: NodeId, by: NodeId, until: int = 12, life: int = 0) -> News:
-    return signed(Verdict(node, life, until, by), signer(f"sign{by}"))
+    return signed(ConfirmDead(node, life, until, by), signer(f"sign{by}"))
 
 
 def risen(node: NodeId, life: int) -> Entry:
@@ -203,7 +203,7 @@ def revocation(node: NodeId) -> News:
 def test_one_that_was_sent_away_ends_and_the_others_learn_on_without_it() -> None:
     w = Pulled({node: member(node, 5) for node in range(5)})
     w.run(5)
-    w.push(0, 3, Received(3, Tidings((revocation(LIAR),))))
+    w.push(0, 3, Received(3, MembershipUpdate((revocation(LIAR),))))
     w.run(10)
     assert LIAR in w.results and [who for _, who, _ in w.named("sent_away")] == [LIAR]
     assert {who for _, who, _ in w.named("revoked")} == {0, 2, 3, 4}

@@ -18,32 +18,32 @@ from fedgossip.headers import Vocabulary
 from fedgossip.messages import (
     DECLARED,
     MEMBERS_MAX,
+    MODEL_CHUNK,
     NEWS_MAX,
-    PIECE,
     AnyMessage,
     Carrier,
+    ChunkRequest,
     Compare,
+    ConfirmDead,
     Contribution,
     Count,
     Entry,
     Expected,
-    Fetch,
     Final,
-    Have,
     Hello,
+    IndirectAck,
     Invite,
     Join,
     Leaving,
+    MembershipUpdate,
     Model,
-    Piece,
+    ModelChunk,
+    ModelInfo,
+    ModelQuery,
     Ping,
+    PingReq,
     Pong,
-    Probe,
-    Seek,
     Suspicion,
-    Tidings,
-    Verdict,
-    Vouch,
 )
 from fedgossip.vectors import Vector, frozen
 from fedgossip.wire import CHUNK_BYTES, HEADER_BYTES_MAX, MARK_BYTES, Assembler, FrameError
@@ -130,19 +130,19 @@ entries = st.builds(Entry, counts, counts, texts, texts, texts, orders, orders, 
 news = st.one_of(
     entries,
     st.builds(Suspicion, counts, counts, counts, texts),
-    st.builds(Verdict, counts, counts, counts, counts, texts),
+    st.builds(ConfirmDead, counts, counts, counts, counts, texts),
 )
 membership = st.one_of(
     st.builds(Ping, counts, orders, texts),
     st.builds(Pong, counts, orders, texts),
-    st.builds(Probe, counts, counts),
-    st.builds(Vouch, counts, counts),
-    st.builds(Tidings, st.lists(news, max_size=4).map(tuple)),
+    st.builds(PingReq, counts, counts),
+    st.builds(IndirectAck, counts, counts),
+    st.builds(MembershipUpdate, st.lists(news, max_size=4).map(tuple)),
     st.builds(Compare, st.lists(st.tuples(counts, counts, orders), max_size=9).map(tuple)),
     st.builds(Join, entries),
-    st.just(Seek()),
-    st.builds(Have, counts, texts),
-    st.builds(Fetch, counts, texts, counts),
+    st.just(ModelQuery()),
+    st.builds(ModelInfo, counts, texts),
+    st.builds(ChunkRequest, counts, texts, counts),
 )
 small = st.one_of(
     st.builds(Leaving, st.integers(0, 2**40)),
@@ -212,31 +212,31 @@ def test_a_model_that_arrived_belongs_to_its_receiver_alone() -> None:
     assert first.vectors[0].flags.writeable and not np.shares_memory(first.vectors[0], second.vectors[0])
 
 
-@pytest.mark.parametrize("length", [10, PIECE, PIECE + 10])
+@pytest.mark.parametrize("length", [10, MODEL_CHUNK, MODEL_CHUNK + 10])
 def test_a_piece_of_a_model_is_as_long_as_what_is_left_and_no_longer(length: int) -> None:
     whole = model(length).vectors[0]
     assembler = Assembler(Expected(SCHEMA, "float32", length))
-    for start in range(0, length, PIECE):
-        part = whole[start : start + PIECE]
-        (heard,) = hear(assembler, cut(Piece(7, "d", start, SCHEMA, (part,))))
-        assert isinstance(heard, Piece) and (heard.start, heard.vectors[0].tolist()) == (start, part.tolist())
-    for start, size in [(1, 9), (PIECE * (length // PIECE + 1), 1), (0, length + 1)]:
-        wrong = Piece(7, "d", start, SCHEMA, (frozen(np.zeros(size, np.float32)),))
+    for start in range(0, length, MODEL_CHUNK):
+        part = whole[start : start + MODEL_CHUNK]
+        (heard,) = hear(assembler, cut(ModelChunk(7, "d", start, SCHEMA, (part,))))
+        assert isinstance(heard, ModelChunk) and (heard.start, heard.vectors[0].tolist()) == (start, part.tolist())
+    for start, size in [(1, 9), (MODEL_CHUNK * (length // MODEL_CHUNK + 1), 1), (0, length + 1)]:
+        wrong = ModelChunk(7, "d", start, SCHEMA, (frozen(np.zeros(size, np.float32)),))
         assert refusal(assembler, cut(wrong)[:1]) == "size"
 
 
 def test_the_largest_membership_messages_fit_into_a_header() -> None:
     big = 2**40
     entry = Entry(big, big, "a" * 128, "k" * 40, "v" * 64, big, big, "a" * 128, "s" * 128)
-    for message in (Tidings((entry,) * NEWS_MAX), Compare(((big, big, big),) * MEMBERS_MAX)):
+    for message in (MembershipUpdate((entry,) * NEWS_MAX), Compare(((big, big, big),) * MEMBERS_MAX)):
         ((_, body),) = cut(message)
         assert len(body) <= HEADER_BYTES_MAX and hear(expecting(model()), cut(message)) == [message]
 
 
 def test_too_much_news_or_too_long_a_text_is_refused() -> None:
     entry = Entry(1, 1, "a", "k", "v")
-    many, long = Tidings((entry,) * (NEWS_MAX + 1)), Join(Entry(1, 1, "a" * 129, "k", "v"))
-    for message in (many, long, Compare(((1, -1, 0),)), Tidings((Verdict(1, 1, -1, 1),))):
+    many, long = MembershipUpdate((entry,) * (NEWS_MAX + 1)), Join(Entry(1, 1, "a" * 129, "k", "v"))
+    for message in (many, long, Compare(((1, -1, 0),)), MembershipUpdate((ConfirmDead(1, 1, -1, 1),))):
         assert refusal(expecting(model()), cut(message)) == "header"
 
 
@@ -406,7 +406,7 @@ def test_random_bytes_are_no_header(body: bytes) -> None:
         heard = hear(expecting(model()), [(mark, body)])
     except FrameError:
         return
-    assert all(not isinstance(message, Model | Piece) for message in heard)
+    assert all(not isinstance(message, Model | ModelChunk) for message in heard)
 
 
 @given(st.data())

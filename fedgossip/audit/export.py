@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from fedgossip.audit.entries import Entry, bytes_of, entries
-from fedgossip.audit.verify import Verdict
+from fedgossip.audit.verify import ConfirmDead
 from fedgossip.errors import NotWrittenError
 from fedgossip.plain import printable
 
@@ -36,7 +36,7 @@ def row(entry: Entry) -> dict[str, object]:
     }  # fmt: skip
 
 
-def cover(verdict: Verdict) -> dict[str, object]:
+def cover(verdict: ConfirmDead) -> dict[str, object]:
     """Return what one wants to know of a log before its entries."""
     facts = dict(verdict.facts)
     kinds, sizes = facts.pop("kinds"), facts.pop("bytes")
@@ -51,13 +51,13 @@ def cover(verdict: Verdict) -> dict[str, object]:
     }
 
 
-def as_json(verdict: Verdict) -> str:
+def as_json(verdict: ConfirmDead) -> str:
     """Return cover and entries as one JSON object."""
     found = [{name: getattr(entry, name) for name in entry.__struct_fields__} for entry in entries(verdict.path)]
     return json.dumps({"cover": cover(verdict), "entries": found}, indent=1)
 
 
-def as_csv(verdict: Verdict) -> str:
+def as_csv(verdict: ConfirmDead) -> str:
     """Return the cover, a fact in a row, an empty row, and a row per entry below the names of the columns."""
     out = io.StringIO()
     writer = csv.writer(out)

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import msgspec
 
-from fedgossip import __version__
 from fedgossip.audit.entries import AuditError
 from fedgossip.audit.records import (
     KEPT,
@@ -40,6 +39,7 @@ from fedgossip.secure import frames
 from fedgossip.secure.aborts import SUMMED
 from fedgossip.secure.primitives import Sign
 from fedgossip.secure.session import NONE, Roster
+from fedgossip.version import __version__
 
 _down: msgspec.msgpack.Decoder[frames.Downward] = msgspec.msgpack.Decoder(frames.Downward)
 _up: msgspec.msgpack.Decoder[frames.Upward] = msgspec.msgpack.Decoder(frames.Upward)

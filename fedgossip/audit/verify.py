@@ -47,7 +47,7 @@ class Fault:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ConfirmDead:
     """What was found out about one file.  `remarks` are no faults: what cannot be known from it, and clocks."""
 
     path: Path
@@ -68,7 +68,7 @@ class Verdict:
         return [f"{self.unit} {fault.place}: {fault.what}" if fault.place else fault.what for fault in self.faults]
 
 
-def verify_log(path: Path, key: bytes | None = None, head: str | None = None) -> Verdict:
+def verify_log(path: Path, key: bytes | None = None, head: str | None = None) -> ConfirmDead:
     """Verify every link and signature by `key`, 32 bytes; without it by the one that the log itself names.
 
     `head`: a hash that somebody was told; it must be there.  Raises AuditError for a file that cannot be opened.
@@ -165,7 +165,7 @@ class _Following:
             self._versions.append(version)
         self.account.take(place, entry)
 
-    def verdict(self, path: Path, head: str | None) -> Verdict:
+    def verdict(self, path: Path, head: str | None) -> ConfirmDead:
         if self.last is None and not self.faults:
             self.faults.append(Fault(0, "no entry is there"))
         elif self.key is None:
@@ -175,7 +175,7 @@ class _Following:
         self._end(head)
         self.account.owner = self.owner
         what = f"log of {self.owner or 'nobody'}"
-        return Verdict(path, what, tuple(self.faults), tuple(self.remarks), self._facts(), self.account)
+        return ConfirmDead(path, what, tuple(self.faults), tuple(self.remarks), self._facts(), self.account)
 
     def _end(self, head: str | None) -> None:
         if head is None:

@@ -18,14 +18,14 @@ from collections.abc import Set
 from dataclasses import replace
 from pathlib import Path
 
-from fedgossip.audit.course import Course
 from fedgossip.audit.records import transcripts
-from fedgossip.audit.said import Round, WrongError
-from fedgossip.audit.verify import Fault, Verdict
+from fedgossip.audit.round_checks import Course
+from fedgossip.audit.transcript_frames import Round, WrongError
+from fedgossip.audit.verify import ConfirmDead, Fault
 from fedgossip.secure.session import NONE, Roster
 
 
-def verify_transcript(path: Path, roster: Roster, coordinator: bytes) -> Verdict:
+def verify_transcript(path: Path, roster: Roster, coordinator: bytes) -> ConfirmDead:
     """Verify one round; the verdict names the first thing wrong.  Raises AuditError for what is no transcript."""
     round = Round(path, roster, coordinator)
     course = Course(round)
@@ -36,12 +36,12 @@ def verify_transcript(path: Path, roster: Roster, coordinator: bytes) -> Verdict
     except WrongError as error:
         faults = (Fault(error.place, error.what),)
     number = round.begun.session if round.begun else path.stem
-    return Verdict(path, f"transcript of session {number}", faults, (), course.facts(), course.account(), "record")
+    return ConfirmDead(path, f"transcript of session {number}", faults, (), course.facts(), course.account(), "record")
 
 
-def verify_transcripts(folder: Path, roster: Roster, coordinator: bytes) -> list[Verdict]:
+def verify_transcripts(folder: Path, roster: Roster, coordinator: bytes) -> list[ConfirmDead]:
     """Verify every round in `folder`, and that each file names the one before it by its hash."""
-    found: list[Verdict] = []
+    found: list[ConfirmDead] = []
     before: Path | None = None
     sessions: set[object] = set()
     for path in transcripts(folder):
@@ -52,7 +52,7 @@ def verify_transcripts(folder: Path, roster: Roster, coordinator: bytes) -> list
     return found
 
 
-def _chained(verdict: Verdict, before: Path | None, sessions: Set[object]) -> Verdict:
+def _chained(verdict: ConfirmDead, before: Path | None, sessions: Set[object]) -> ConfirmDead:
     facts = verdict.facts
     previous = facts.get("previous file", "")
     if before is None:

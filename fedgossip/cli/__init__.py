@@ -12,10 +12,10 @@ from typing import NoReturn
 
 import click
 
-from fedgossip import __version__
 from fedgossip.cli import hangup
 from fedgossip.cli.text import echo
 from fedgossip.errors import FedgossipError, nearest
+from fedgossip.version import __version__
 
 COMMANDS = {
     "demo": ("fedgossip.cli.demo", "Eight graphs and real peers on real data, in under a minute."),

@@ -15,7 +15,7 @@ import click
 from fedgossip.cli.text import columns, echo
 
 if TYPE_CHECKING:
-    from fedgossip.audit.verify import Verdict
+    from fedgossip.audit.verify import ConfirmDead
     from fedgossip.secure.session import Roster
 
 PATH = click.Path(path_type=Path)
@@ -127,7 +127,7 @@ class _Judge:
     head: str | None
     roster: Path | None
 
-    def all_of(self, path: Path) -> Iterator[Verdict]:
+    def all_of(self, path: Path) -> Iterator[ConfirmDead]:
         """Yield the verdict on a file, or on every log and round below a folder."""
         from fedgossip.audit.entries import NAME
         from fedgossip.audit.records import SUFFIX
@@ -142,7 +142,7 @@ class _Judge:
         for folder in rounds:
             yield from self.rounds(folder)
 
-    def one(self, path: Path) -> Verdict:
+    def one(self, path: Path) -> ConfirmDead:
         from fedgossip.audit.records import is_transcript
         from fedgossip.audit.verify_round import verify_transcript
 
@@ -150,12 +150,12 @@ class _Judge:
             return self.log(path)
         return verify_transcript(path, *self._pinned())
 
-    def rounds(self, folder: Path) -> list[Verdict]:
+    def rounds(self, folder: Path) -> list[ConfirmDead]:
         from fedgossip.audit.verify_round import verify_transcripts
 
         return verify_transcripts(folder, *self._pinned())
 
-    def log(self, path: Path) -> Verdict:
+    def log(self, path: Path) -> ConfirmDead:
         from fedgossip.audit.verify import verify_log
 
         return verify_log(path, self._key(path), self.head)
@@ -196,7 +196,7 @@ def _participant(path: Path) -> int | None:
         return None
 
 
-def _compared(verdict: Verdict, others: list[Verdict], *, every: bool) -> Verdict:
+def _compared(verdict: ConfirmDead, others: list[ConfirmDead], *, every: bool) -> ConfirmDead:
     """Return the verdict with every disagreement with one of the others; `every`: they are all that there is."""
     from fedgossip.audit.compare import compare, unheard
     from fedgossip.audit.verify import Fault
@@ -220,14 +220,14 @@ def _nothing(folder: Path, what: str) -> Exception:
 # --- words ------------------------------------------------------------------------------------------------------------
 
 
-def _facts(verdict: Verdict) -> dict[str, object]:
+def _facts(verdict: ConfirmDead) -> dict[str, object]:
     return {
         "path": str(verdict.path), "what": verdict.what, "sound": verdict.sound, "faults": verdict.worded(),
         "remarks": verdict.remarks, "facts": verdict.facts,
     }  # fmt: skip
 
 
-def _said(verdict: Verdict) -> str:
+def _said(verdict: ConfirmDead) -> str:
     """Return the verdict, what was found, and what it is about."""
     head = f"{verdict.path}: {verdict.what}: {'sound' if verdict.sound else 'NOT sound'}"
     about = _of_log(verdict) if "entries" in verdict.facts else _of_round(verdict)
@@ -235,12 +235,12 @@ def _said(verdict: Verdict) -> str:
     return "\n".join([f"{head}, {about}", *(f"  {line}" for line in verdict.worded()), *notes])
 
 
-def _of_log(verdict: Verdict) -> str:
+def _of_log(verdict: ConfirmDead) -> str:
     facts = verdict.facts
     return f"{facts['entries']} entries, {facts['first']} to {facts['last']}, head {facts['head']}"
 
 
-def _of_round(verdict: Verdict) -> str:
+def _of_round(verdict: ConfirmDead) -> str:
     facts = verdict.facts
     if "cohort" not in facts:
         return "no session in it"

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from fedgossip.running.runs import Run
+    from fedgossip.rundir.run_directory import Run
 
 PEERS = 8
 HALVES = [[0, 1, 2, 3], [4, 5, 6, 7]]
@@ -38,8 +38,8 @@ HITS_SHOWN = 4
 
 def chaos(seed: int, rounds: int, out: Path | None) -> int:
     """Run the experiment with real processes and everything going wrong, then once more undisturbed, simulated."""
-    from fedgossip.running.local import run_local_plan
-    from fedgossip.running.simulated import simulate_plan
+    from fedgossip.drivers.local import run_local_plan
+    from fedgossip.drivers.simulate import simulate_plan
 
     began = time.monotonic()
     folder = out or Path("runs") / time.strftime("chaos-%Y%m%d-%H%M%S")
@@ -63,7 +63,7 @@ def chaos(seed: int, rounds: int, out: Path | None) -> int:
 def plan_of(name: str, seed: int, rounds: int, faults: list[dict[str, Any]]) -> Any:
     """The experiment, with these faults."""
     from fedgossip.experiment import load
-    from fedgossip.running import compose
+    from fedgossip.plans import compose
 
     return compose.plan(
         load(

@@ -11,9 +11,9 @@ import click
 from fedgossip.cli.text import echo
 
 if TYPE_CHECKING:
-    from fedgossip.running.compose import Plan
-    from fedgossip.running.local import Family
-    from fedgossip.running.runs import Run
+    from fedgossip.drivers.local import Family
+    from fedgossip.plans.compose import Plan
+    from fedgossip.rundir.run_directory import Run
 
 GRAPHS = (
     ("complete", "complete"),
@@ -45,7 +45,7 @@ def demo(seed: int, rounds: int | None, out: Path | None, chaos: bool) -> int:
 
 
 def _graphs(seed: int, rounds: int, out: Path | None) -> int:
-    from fedgossip.running.local import Family
+    from fedgossip.drivers.local import Family
 
     began = time.monotonic()
     folder = out or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")
@@ -78,13 +78,13 @@ def experiment(title: str, graph: str, seed: int, rounds: int) -> dict[str, Any]
 
 def _plan(title: str, graph: str, seed: int, rounds: int) -> Plan:
     from fedgossip.experiment import load
-    from fedgossip.running import compose
+    from fedgossip.plans import compose
 
     return compose.plan(load(experiment(title, graph, seed, rounds)))
 
 
 def _simulate_all(seed: int, rounds: int, folder: Path) -> dict[str, Run]:
-    from fedgossip.running.simulated import simulate_plan
+    from fedgossip.drivers.simulate import simulate_plan
 
     _line(HEADER)
     results = {}
@@ -115,7 +115,7 @@ def _line(cells: tuple[str, ...]) -> None:
 
 def _run_real(seed: int, rounds: int, folder: Path, family: Family) -> Run:
     from fedgossip.cli.progress import Progress
-    from fedgossip.running.local import run_local_plan
+    from fedgossip.drivers.local import run_local_plan
 
     plan = _plan("ring", "ring", seed, rounds)
     with Progress("   ring, real processes", rounds, plan.n) as progress:

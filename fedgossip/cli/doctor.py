@@ -57,7 +57,7 @@ def _encryption() -> tuple[bool, str]:
     import zmq
 
     from fedgossip.net.identity import Identity
-    from fedgossip.net.links import Links
+    from fedgossip.net.mesh import Links
 
     if not zmq.has("curve"):
         return False, "ZeroMQ without CURVE: install a pyzmq wheel, or libzmq built with libsodium"

@@ -10,19 +10,19 @@ from fedgossip.cli.text import echo
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from fedgossip.running.federation import FederationPlan
-    from fedgossip.running.plan import Plan
+    from fedgossip.plans.federation import FederationPlan
+    from fedgossip.plans.plan import Plan
     from fedgossip.task import LocalTask
 
 
 def show_plan(plan: Plan, *, as_json: bool) -> None:
     """Check everything, and print what is known: the experiment with all defaults, sizes, the forecast."""
-    from fedgossip.cli.run import print_json, talk_to_stderr
-    from fedgossip.running import compose
+    from fedgossip.cli.text import print_json, talk_to_stderr
+    from fedgossip.plans import compose
 
     with talk_to_stderr() if as_json else contextlib.nullcontext():
         task, shares = compose.task_of(plan.experiment, plan.learners)
-        plan = plan.informed(shares)
+        plan = plan.with_shares(shares)
         last = plan.n - 1
         plan.machine(last, task.initial(last), task.schema, own=plan.simulated(last))
     own, lines = _federation(plan, task) if isinstance(plan, compose.FederationPlan) else _gossip(plan, task)
@@ -41,7 +41,7 @@ def show_plan(plan: Plan, *, as_json: bool) -> None:
     import tomli_w
 
     echo(tomli_w.dumps(plan.experiment.to_dict()))
-    for line in [*plan.head, *lines]:
+    for line in [*plan.banner, *lines]:
         echo(f"# {line}")
     total = f"{own['bytes_per_round']:,} bytes a round, {facts['bytes_total']:,} in all"
     echo(f"# {task.length:,} parameters in {task.dtype.name}: {total}")
@@ -53,7 +53,7 @@ def show_plan(plan: Plan, *, as_json: bool) -> None:
 
 def _gossip(plan: Plan, task: LocalTask) -> tuple[dict[str, Any], Sequence[str]]:
     from fedgossip.messages import Model
-    from fedgossip.running import compose
+    from fedgossip.plans import compose
     from fedgossip.wire import wire_bytes
 
     assert isinstance(plan, compose.GossipPlan)
@@ -80,8 +80,8 @@ def _federation(plan: FederationPlan, task: LocalTask) -> tuple[dict[str, Any], 
 
 
 def _budget(plan: FederationPlan) -> list[str]:
+    from fedgossip.plans.privacy_outlook import outlook
     from fedgossip.privacy.wording import rounds
-    from fedgossip.running.purses import outlook
 
     return [] if plan.unit == "none" else [f"of the budget of privacy: {rounds(outlook(plan))}"]
 

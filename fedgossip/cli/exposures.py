@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from fedgossip.errors import ConfigError
-from fedgossip.topology.curiosity import worst
+from fedgossip.topology.exposure import worst
 from fedgossip.topology.privacy import check_private
 
 if TYPE_CHECKING:
     from fedgossip.topology import Schedule
-    from fedgossip.topology.curiosity import Audit, Exposure, Set, Victims
+    from fedgossip.topology.exposure import Audit, Exposure, Set, Victims
 
 Name = Callable[[int], str]
 

@@ -11,7 +11,7 @@ import click
 from fedgossip.cli import participant
 
 if TYPE_CHECKING:
-    from fedgossip.running.federation import FederationPlan
+    from fedgossip.plans.federation import FederationPlan
 
 
 @click.command()
@@ -60,8 +60,8 @@ def client(
     open port."""
     from fedgossip.errors import ConfigError
     from fedgossip.net.endpoints import load as load_endpoints
-    from fedgossip.running import compose
-    from fedgossip.running.policies import agreed
+    from fedgossip.plans import compose
+    from fedgossip.plans.policy import agreed
 
     plan = _plan(experiment, overrides, seed)
     if node >= plan.learners:
@@ -84,7 +84,7 @@ def client(
 def _plan(experiment: Path, overrides: tuple[str, ...], seed: int | None) -> FederationPlan:
     from fedgossip.errors import ConfigError
     from fedgossip.experiment import load
-    from fedgossip.running import compose
+    from fedgossip.plans import compose
 
     plan = compose.plan(load(experiment, overrides, seed=seed))
     if not isinstance(plan, compose.FederationPlan):

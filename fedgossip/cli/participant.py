@@ -16,9 +16,9 @@ from fedgossip.cli.text import echo
 
 if TYPE_CHECKING:
     from fedgossip.net.endpoints import Endpoint, Members
-    from fedgossip.running.peer_files import PeerEnded
-    from fedgossip.running.plan import Plan
-    from fedgossip.running.tasks import DataShares
+    from fedgossip.plans.plan import Plan
+    from fedgossip.plans.tasks import DataShares
+    from fedgossip.rundir.peer_files import PeerEnded
     from fedgossip.secure.session import Policy
     from fedgossip.task import LocalTask
 
@@ -74,17 +74,17 @@ class Participant:
     def take_part(self, waiting: str) -> int:
         """Run to the end; return the exit code.  Raises FedgossipError."""
         from fedgossip.cli.progress import Progress, names_of
+        from fedgossip.drivers.peer import run_peer
         from fedgossip.errors import TooFewPeersError
-        from fedgossip.running.ledger import SUFFIX
-        from fedgossip.running.peer import run_peer
-        from fedgossip.running.peer_files import empty_folder
-        from fedgossip.running.private import LEDGER
-        from fedgossip.running.runs import new_path
+        from fedgossip.plans.ledger import SUFFIX
+        from fedgossip.rundir.mask_ledger import LEDGER
+        from fedgossip.rundir.peer_files import empty_folder
+        from fedgossip.rundir.run_directory import new_path
 
         identity = self._identity()
         who = self.title.replace(" ", "")
         folder = self._left() if self.resume else empty_folder(self.out or new_path(self.plan, who, Path("runs")))
-        for line in self.plan.head:
+        for line in self.plan.banner:
             echo(line, err=True)
         bind = self.bind or self.known[self.node].address
         where = f"{self.title} at {bind}" if self.plan.listens(self.node) else self.title
@@ -133,7 +133,7 @@ class Participant:
 
     def _what_next(self, folder: Path) -> None:
         """Print the command that puts the run together: the experiment with what was set here."""
-        from fedgossip.running.compose import GossipPlan
+        from fedgossip.plans.compose import GossipPlan
 
         words = ["fedgossip", "collect", str(self.experiment)]
         if isinstance(self.plan, GossipPlan):
@@ -151,8 +151,8 @@ class Participant:
     def _to_know(self, folder: Path, ended: PeerEnded) -> None:
         """Say last what a person must know: what did not happen and why, how good the model is, and where."""
         from fedgossip.records import PeerRow, read_rows
-        from fedgossip.running.peer_files import MODEL
-        from fedgossip.running.runs import refusals
+        from fedgossip.rundir.peer_files import MODEL
+        from fedgossip.rundir.run_directory import refusals
 
         record = folder / "metrics.jsonl"
         rows = read_rows(record) if record.exists() else []

@@ -36,12 +36,12 @@ def peer(
     trace_limit: float,
 ) -> int:
     """Be peer K of the run that the file EXPERIMENT describes; every machine needs the same file."""
+    from fedgossip.drivers.members import check_open
     from fedgossip.errors import ConfigError
     from fedgossip.experiment import load
     from fedgossip.net.endpoints import load as load_endpoints
     from fedgossip.net.endpoints import load_members
-    from fedgossip.running import compose
-    from fedgossip.running.members import check_open
+    from fedgossip.plans import compose
 
     plan = compose.plan(load(experiment, overrides, seed=seed))
     if not isinstance(plan, compose.GossipPlan):

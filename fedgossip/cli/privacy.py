@@ -11,9 +11,9 @@ from fedgossip.cli.portable import portable_option
 from fedgossip.cli.text import echo, echo_json
 
 if TYPE_CHECKING:
+    from fedgossip.plans.ledger import Account
+    from fedgossip.plans.plan import Plan
     from fedgossip.privacy.accounting import Mechanism
-    from fedgossip.running.ledger import Account
-    from fedgossip.running.plan import Plan
 
 
 @click.group()
@@ -37,9 +37,9 @@ def plan(experiment: Path, overrides: tuple[str, ...], node: int | None, key: Pa
 
     from fedgossip.cli.text import columns
     from fedgossip.experiment import load
+    from fedgossip.plans import compose
+    from fedgossip.plans.privacy_outlook import outlook
     from fedgossip.privacy.wording import lines
-    from fedgossip.running import compose
-    from fedgossip.running.purses import outlook
 
     made = compose.plan(load(experiment, overrides))
     found = outlook(made, node, _before(made, node, key) if key else ())
@@ -56,8 +56,8 @@ def plan(experiment: Path, overrides: tuple[str, ...], node: int | None, key: Pa
 def _before(plan: Plan, node: int | None, key: Path) -> list[Mechanism]:
     """What the ledger beside a key holds of what this run's budget is of."""
     from fedgossip.errors import ConfigError
-    from fedgossip.running.federation import FederationPlan
-    from fedgossip.running.ledger import SUFFIX, data_of, spent_on
+    from fedgossip.plans.federation import FederationPlan
+    from fedgossip.plans.ledger import SUFFIX, data_of, spent_on
 
     if not isinstance(plan, FederationPlan):
         return []
@@ -80,16 +80,16 @@ def policy(experiment: Path, endpoints: Path, overrides: tuple[str, ...], out: P
     from fedgossip.errors import ConfigError
     from fedgossip.experiment import load
     from fedgossip.net.endpoints import load as load_endpoints
-    from fedgossip.running import compose, policies
+    from fedgossip.plans import compose, policy
 
     plan = compose.plan(load(experiment, overrides))
     if not isinstance(plan, compose.FederationPlan) or not plan.secure:
         raise ConfigError(f"{experiment} is no run with a secure sum", "A policy is for [coordinator.secure].")
     known = load_endpoints(endpoints, plan.n, plan.listens)
     task, _ = compose.task_of(plan.experiment, plan.learners, [])
-    made = policies.policy_of(plan, known, task)
-    policies.write(out, made)
-    echo(policies.text(made), nl=False)
+    made = policy.policy_of(plan, known, task)
+    policy.write(out, made)
+    echo(policy.text(made), nl=False)
     echo(f"It is in {out}, readable by you alone.", err=True)
 
 
@@ -101,7 +101,7 @@ def policy(experiment: Path, endpoints: Path, overrides: tuple[str, ...], out: P
 def spent(key: Path, delta: float, as_json: bool) -> None:
     """Say what this key has spent of privacy in all its runs over a network, by what it is of."""
     from fedgossip.cli.text import columns
-    from fedgossip.running.ledger import SUFFIX, accounts
+    from fedgossip.plans.ledger import SUFFIX, accounts
 
     found = accounts(key.with_name(f"{key.name}.{SUFFIX}"), delta)
     if as_json:

@@ -14,7 +14,7 @@ from fedgossip.records import EventRow, NetworkRow, PeerRow, Row
 from fedgossip.report.naming import PEERS, Names
 
 if TYPE_CHECKING:
-    from fedgossip.running.plan import Plan
+    from fedgossip.plans.plan import Plan
 
 EVENTS_SHOWN = 10
 """Events printed one by one; all are in metrics.jsonl, also those of a round that repeat the round before."""

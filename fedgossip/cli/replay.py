@@ -12,7 +12,7 @@ import click
 from fedgossip.cli.text import echo
 
 if TYPE_CHECKING:
-    from fedgossip.running.replay import Replayed
+    from fedgossip.drivers.replay import Replayed
     from fedgossip.trace.files import Entry
 
 
@@ -28,8 +28,8 @@ def replay(run: Path, peer: int | None, until: int | None, show: bool, as_json: 
     Prints per trace whether every effect and the final model have the same bits, or the first event that differs; ends
     with code 1 then.  A peer that was started again has a trace of each life that was recorded.
     """
-    from fedgossip.running.replay import lives_of, traces_of
-    from fedgossip.running.replay import replay as replay_one
+    from fedgossip.drivers.replay import lives_of, traces_of
+    from fedgossip.drivers.replay import replay as replay_one
 
     equal = True
     recorded: dict[Path, list[Replayed]] = {}
@@ -90,7 +90,7 @@ def _difference(replayed: Replayed) -> str:
 
 
 def _version(replayed: Replayed) -> str:
-    from fedgossip import __version__
+    from fedgossip.version import __version__
 
     if replayed.version == __version__:
         return ""

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import msgspec
 
 from fedgossip.cli.portable import portable_option
-from fedgossip.cli.text import columns, echo, echo_json
+from fedgossip.cli.text import columns, echo, print_json, talk_to_stderr
 
 if TYPE_CHECKING:
+    from fedgossip.plans.compose import Plan
     from fedgossip.records import Row
-    from fedgossip.running.compose import Plan
-    from fedgossip.running.runs import Run
+    from fedgossip.rundir.run_directory import Run
 
 
 @click.command()
@@ -55,8 +53,9 @@ def run(
     as_json: bool,
 ) -> int:
     """Run the experiment in the file EXPERIMENT."""
+    from fedgossip.drivers import resume
     from fedgossip.experiment import load
-    from fedgossip.running import compose, resume
+    from fedgossip.plans import compose
 
     if stopped:
         on = resume.engine_of(stopped)
@@ -73,15 +72,15 @@ def run(
 
         show_plan(plan, as_json=as_json)
         return 0
-    for line in plan.head:
+    for line in plan.banner:
         echo(line, err=True)
-    from fedgossip.running.runs import new_path
+    from fedgossip.rundir.run_directory import new_path
 
     drive = _Drive(on, report, int(trace_limit * 1e9) if trace else 0)
     with talk_to_stderr() if as_json else contextlib.nullcontext():
         finished = drive(plan, stopped or out or new_path(plan, on, Path("runs")), resumed=stopped is not None)
         if centralised:
-            from fedgossip.running.runs import amend
+            from fedgossip.rundir.run_directory import amend
 
             amend(finished, centralised=compose.centralised(plan.experiment, plan.learners))
     if as_json:
@@ -102,16 +101,6 @@ def exit_code(finished: Run) -> int:
     return codes[finished.summary["status"]]
 
 
-def talk_to_stderr() -> contextlib.AbstractContextManager[object]:
-    """What is printed inside goes to standard error: a model or data function of the user's own may print."""
-    return contextlib.redirect_stdout(sys.stderr)
-
-
-def print_json(value: object) -> None:
-    """Print one JSON object; a number that is not finite becomes null, for JSON has no other word for it."""
-    echo_json(msgspec.json.encode(value).decode())
-
-
 @dataclass(frozen=True)
 class _Drive:
     """How to run."""
@@ -126,18 +115,18 @@ class _Drive:
         title = f"{plan.experiment.name or plan.name} on {self.on}"
         with Progress(title, plan.experiment.rounds, plan.learners, names=names_of(plan)) as progress:
             if resumed:
-                from fedgossip.running.resume import resume
+                from fedgossip.drivers.resume import resume
 
                 return resume(
                     out, plan.experiment, report=self.report, watch=progress, trace_bytes=self.trace_bytes
                 )
             if self.on == "local":
-                from fedgossip.running.local import run_local_plan
+                from fedgossip.drivers.local import run_local_plan
 
                 return run_local_plan(
                     plan, out, report=self.report, watch=progress, trace_bytes=self.trace_bytes
                 )
-            from fedgossip.running.simulated import simulate_plan
+            from fedgossip.drivers.simulate import simulate_plan
 
             return simulate_plan(plan, engine=self.on, out=out, report=self.report, watch=progress)
 

@@ -132,12 +132,13 @@ def collect(
     as_json: bool,
 ) -> int:
     """Put the FOLDERs of a run's peers together: digest, three accuracies, report."""
-    from fedgossip.cli.run import exit_code, print_json, show, talk_to_stderr
+    from fedgossip.cli.run import exit_code, show
+    from fedgossip.cli.text import print_json, talk_to_stderr
     from fedgossip.errors import ConfigError
     from fedgossip.experiment import load
-    from fedgossip.running import compose
-    from fedgossip.running.collect import collect_peers
-    from fedgossip.running.runs import new_path
+    from fedgossip.plans import compose
+    from fedgossip.rundir.collect import collect_peers
+    from fedgossip.rundir.run_directory import new_path
 
     if experiment.is_dir():
         advice = f"fedgossip collect EXPERIMENT {experiment} ..., with the file that the peers were given."

@@ -5,11 +5,13 @@ Names, reasons and messages may be strangers' words.  Whoever prints does it by 
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from fedgossip.plain import json_text, printable
 
@@ -45,3 +47,13 @@ def columns(rows: Sequence[Sequence[str]]) -> str:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
     return "\n".join(line.rstrip() for line in lines)
+
+
+def talk_to_stderr() -> contextlib.AbstractContextManager[object]:
+    """What is printed inside goes to standard error: a model or data function of the user's own may print."""
+    return contextlib.redirect_stdout(sys.stderr)
+
+
+def print_json(value: object) -> None:
+    """Print one JSON object; a number that is not finite becomes null, for JSON has no other word for it."""
+    echo_json(msgspec.json.encode(value).decode())

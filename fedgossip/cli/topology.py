@@ -158,10 +158,10 @@ def audit(
     sees their sum; without training, and with one mixing per local update.
     """
     from fedgossip.cli import exposures
-    from fedgossip.topology import curiosity
+    from fedgossip.topology import exposure
 
     schedule = graphs.resolve_schedule(graph, n, weights=weights, seed=seed)
-    found, refused = curiosity.audit(schedule, rounds, colluding), exposures.refused(schedule, rounds)
+    found, refused = exposure.audit(schedule, rounds, colluding), exposures.refused(schedule, rounds)
     if as_json:
         _print_json({"graph": graph, "refused": refused, **found.to_dict()})
         return

@@ -9,8 +9,8 @@ from fedgossip.algorithms.names import METHODS
 from fedgossip.errors import ConfigError, nearest
 from fedgossip.experiment.sections import Coordinator, Data, Experiment
 from fedgossip.learning.custom import is_function
-from fedgossip.learning.own import PLACE
-from fedgossip.protocols.partners import RULES
+from fedgossip.learning.per_peer import PLACE
+from fedgossip.protocols.peer_sampling import RULES
 
 LONGEST_SECONDS = 1e9
 """Thirty years; times are kept in 64-bit nanoseconds."""

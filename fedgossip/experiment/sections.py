@@ -18,7 +18,7 @@ class Data(msgspec.Struct, forbid_unknown_fields=True):
 
     source: str = "digits"
     """digits | breast-cancer | mnist | fashion-mnist | csv:PATH?label=COLUMN | npz:PATH | text:PATH |
-    module:function; with {peer} in it, a file of each peer's own, see learning/own.py"""
+    module:function; with {peer} in it, a file of each peer's own, see learning/per_peer.py"""
     partition: dict[str, Any] = msgspec.field(default_factory=lambda: {"kind": "iid"})
     """kind = iid | dirichlet | shard | pathological | size-skewed | natural | own, and that kind's own keys."""
     test: float | str = 0.2

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedgossip.learning.data import Dataset
+from fedgossip.learning.dataset import Dataset
 from fedgossip.learning.task import TorchTask, TrainSettings
 from fedgossip.task import Job
 from fedgossip.vectors import add

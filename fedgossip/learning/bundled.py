@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedgossip.learning.data import Dataset
+from fedgossip.learning.dataset import Dataset
 
 
 def digits() -> Dataset:

@@ -12,13 +12,9 @@ load("module:function")                          yours: gives a Dataset, (x, y) 
 
 from __future__ import annotations
 
-import hashlib
-import math
-import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from urllib.parse import parse_qsl
 
 import numpy as np
@@ -26,86 +22,12 @@ import numpy.typing as npt
 
 from fedgossip.errors import ConfigError, nearest
 from fedgossip.learning import custom
+from fedgossip.learning.dataset import (
+    Dataset,
+    Indices,
+    from_arrays,
+)
 from fedgossip.seeds import stream
-
-Indices = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True, eq=False)
-class Dataset:
-    """Examples x with labels y; checked on construction.
-
-    x: float32 [m, features] or [m, 1, height, width]; text: int64 [m, context].
-    y: int64 [m], 0 <= y < classes; text: int64 [m, context], the characters that follow those of x one by one.
-    groups: int64 [m] or None, the natural client of each example; `group_names[group]` says who that is.
-    own_test: where the source brings a test set of its own, its first example (the rest of the set is test).
-    columns, class_names: what the features and the classes are called, where the source says so.
-    scale: "standard" where `split` has yet to standardise the columns; x is float64 until then.
-
-    Raises ConfigError where lengths differ, a value is not finite or a label is out of range.
-    """
-
-    name: str
-    x: npt.NDArray[Any]
-    y: Indices
-    classes: int
-    groups: Indices | None = None
-    group_names: tuple[str, ...] = ()
-    vocabulary: str | None = field(default=None, repr=False)
-    own_test: int | None = None
-    scale: str = "none"
-    columns: tuple[str, ...] = ()
-    class_names: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        m = len(self.x)
-        if m == 0:
-            raise ConfigError(f"{self.name}: no examples", "A dataset has at least one row.")
-        if len(self.y) != m:
-            raise ConfigError(f"{self.name}: x has {m} examples and y {len(self.y)}", "Every example has one label.")
-        if self.groups is not None and len(self.groups) != m:
-            raise ConfigError(
-                f"{self.name}: {m} examples and {len(self.groups)} group ids", "Every example has one group."
-            )
-        if np.issubdtype(self.x.dtype, np.floating) and not np.isfinite(self.x.sum(dtype=np.float64)):
-            row = int(np.argwhere(~np.isfinite(self.x))[0][0])
-            raise ConfigError(f"{self.name}: x[{row}] is not finite", "Fill or leave out missing values first.")
-        low, high = int(self.y.min()), int(self.y.max())
-        if low < 0 or high >= self.classes:
-            raise ConfigError(
-                f"{self.name}: labels from {low} to {high} and {self.classes} classes",
-                "Labels are whole numbers, 0 <= y < classes.",
-            )
-
-    def __len__(self) -> int:
-        return len(self.x)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of one example."""
-        return tuple(self.x.shape[1:])
-
-    @property
-    def labels(self) -> Indices:
-        """int64 [m], one class per example: y itself, for text the last character."""
-        return self.y if self.y.ndim == 1 else self.y[:, -1]
-
-    def digest(self) -> str:
-        """Return a hash of the examples: two peers that agree on it read the same files.
-
-        The features enter by crc32, seven times as quick as sha256: the fault to find is another file, not a forger.
-        """
-        facts = (self.x.shape, self.x.dtype.str, self.classes, self.scale, self.columns, self.class_names)
-        total = hashlib.sha256(repr(facts).encode())
-        total.update(np.ascontiguousarray(self.y).data)
-        total.update(zlib.crc32(np.ascontiguousarray(self.x).data).to_bytes(4, "little"))
-        return total.hexdigest()
-
-    def subset(self, indices: Indices) -> Dataset:
-        """Return the examples at `indices`, in that order."""
-        groups = None if self.groups is None else self.groups[indices]
-        return replace(self, x=self.x[indices], y=self.y[indices], groups=groups, own_test=None)
-
 
 # --- splitting --------------------------------------------------------------------------------------------------
 
@@ -277,55 +199,3 @@ def _from_user(source: str, given: object) -> Dataset:
             f"{source} gave a {type(given).__name__}", "It returns a Dataset, (x, y) or (x, y, groups) of arrays."
         )
     return from_arrays(source, *given)
-
-
-def from_arrays(name: str, x: npt.ArrayLike, y: npt.ArrayLike, groups: npt.ArrayLike | None = None) -> Dataset:
-    """Return a dataset of arrays; groups may be words, y is whole numbers from 0."""
-    try:
-        values = np.ascontiguousarray(x, np.float32)
-        labels = np.asarray(y)
-        with np.errstate(invalid="ignore"):  # a label that is not a number is refused below, in words
-            whole = labels.astype(np.int64)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"{name}: not arrays of numbers: {error}", "x holds numbers, y whole numbers.") from error
-    if labels.ndim == 1 and labels.dtype.kind == "f" and np.isfinite(labels).all():
-        check_classes(name, labels)
-    if labels.ndim != 1 or values.ndim < 2 or not np.array_equal(whole, labels):
-        raise ConfigError(
-            f"{name}: x is {values.shape} and y {labels.shape} of {labels.dtype}",
-            "x is [m, features] or [m, 1, height, width], y [m] whole numbers.",
-        )
-    check_classes(name, labels)
-    ids, names = (None, ()) if groups is None else group_ids(np.asarray(groups))
-    return Dataset(name, values, whole, max(2, int(whole.max(initial=0)) + 1), ids, names)
-
-
-CLASSES_SURE = 20
-"""Up to so many different numbers as labels are classes, whatever they are."""
-EXAMPLES_A_CLASS = 5
-"""Whole numbers of which each is the label of fewer examples than this, on average, are no classes."""
-
-
-def check_classes(where: str, labels: npt.NDArray[Any]) -> None:
-    """Raise ConfigError where labels are numbers to be predicted, and no classes."""
-    different = np.unique(labels)
-    few = len(different) * EXAMPLES_A_CLASS > len(labels)
-    if len(different) > CLASSES_SURE and (few or not np.array_equal(different, np.round(different))):
-        raise ConfigError(
-            f"{where}: the labels are {len(different)} different numbers in {len(labels)} examples: that is regression",
-            "There is classification only: make classes of the numbers (low, middle, high), or take another label.",
-        )
-
-
-def group_ids(names: npt.NDArray[Any]) -> tuple[Indices, tuple[str, ...]]:
-    """Return (id per example, name per id), names sorted."""
-    found, ids = np.unique(names, return_inverse=True)
-    return ids.astype(np.int64).reshape(-1), tuple(map(str, found))
-
-
-def whole(source: str, name: str, text: str, least: int) -> int:
-    """Return the option `name` as a whole number >= least."""
-    value = float(text) if text.replace(".", "", 1).isdigit() else math.nan
-    if not value.is_integer() or value < least:
-        raise ConfigError(f"{source}: {name} = {text!r}", f"{name} is a whole number, at least {least}.")
-    return int(value)

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedgossip.errors import ConfigError
-from fedgossip.learning.data import Dataset
+from fedgossip.learning.dataset import Dataset
 
 VARIABLE = "FEDGOSSIP_DATA"
 _LARGEST = 1 << 31  # bytes of one unpacked file: a small gzip may claim to hold anything

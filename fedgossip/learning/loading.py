@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedgossip.learning.data import Dataset, Indices
+from fedgossip.learning.dataset import Dataset, Indices
 from fedgossip.learning.settings import TrainSettings
 
 Batch = tuple[torch.Tensor, torch.Tensor]

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedgossip.learning.data import Dataset
+from fedgossip.learning.dataset import Dataset
 from fedgossip.learning.flat import Layout
 from fedgossip.seeds import integer, stream
 

@@ -23,8 +23,8 @@ from torch import nn
 
 from fedgossip.errors import TrainingError
 from fedgossip.learning import devices, portable
+from fedgossip.learning.gpu_semaphore import Slots, ours, take_emptiest
 from fedgossip.learning.settings import TrainSettings
-from fedgossip.learning.turns import Slots, ours, take_emptiest
 
 Result = TypeVar("Result")
 

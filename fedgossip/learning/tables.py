@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedgossip.errors import ConfigError, nearest
-from fedgossip.learning.data import Dataset, Indices, check_classes, from_arrays, group_ids
+from fedgossip.learning.dataset import Dataset, Indices, check_classes, from_arrays, group_ids
 
 SCALES = ("none", "standard")
 LARGEST = float(np.finfo(np.float32).max)

@@ -14,17 +14,17 @@ import torch
 
 from fedgossip.errors import ConfigError, FedgossipError, TrainingError
 from fedgossip.learning import loading, models, probing, sharing
-from fedgossip.learning.batched import LayerStack, Outcome, State
 from fedgossip.learning.batches import Batches, Indices, Plan
-from fedgossip.learning.data import Dataset
+from fedgossip.learning.dataset import Dataset
+from fedgossip.learning.ddp.engine import DistributedLoop, Source
 from fedgossip.learning.devices import with_float64
-from fedgossip.learning.distributed import DistributedLoop, Source
 from fedgossip.learning.flat import Layout
-from fedgossip.learning.local_test import LocalTests
-from fedgossip.learning.looped import ModuleLoop
+from fedgossip.learning.holdout import LocalTests
+from fedgossip.learning.module_engine import ModuleLoop
 from fedgossip.learning.private import PoissonBatches, PrivateGradients, RecordPrivacy
 from fedgossip.learning.settings import TrainSettings
 from fedgossip.learning.shapes import Shape, shape_of
+from fedgossip.learning.stacked_engine import LayerStack, Outcome, State
 from fedgossip.likeness import Likeness
 from fedgossip.machine import NodeId
 from fedgossip.task import Job, Update

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from fedgossip.errors import ConfigError
-from fedgossip.learning.data import Dataset, whole
+from fedgossip.learning.dataset import Dataset, whole
 
 CONTEXT = 32  # characters of one window
 MIN_CHARS = 1000  # speakers with fewer characters are left out

@@ -138,7 +138,7 @@ class Query(Note):
 
 @declared
 @dataclass(frozen=True, slots=True)
-class Settled(Note):
+class Ack(Note):
     """The answer to offer `number` is here; it need not be kept."""
 
     number: Count

@@ -41,7 +41,7 @@ class Suspicion:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ConfirmDead:
     """`by` has not heard `node` since it was suspected: it is to take no part in round `until` and later ones.
 
     It counts where enough others say so too: see protocols/verdicts.
@@ -64,7 +64,7 @@ class Revocation:
     signature: Text = ""
 
 
-News = Entry | Suspicion | Verdict | Revocation
+News = Entry | Suspicion | ConfirmDead | Revocation
 
 NEWS_MAX = 32
 """Pieces of news in one message."""
@@ -95,8 +95,8 @@ class Pong(Note):
 
 @declared
 @dataclass(frozen=True, slots=True)
-class Probe(Note):
-    """Please ping `node` for me: I do not hear it.  Answered by a `Vouch`, or not at all."""
+class PingReq(Note):
+    """Please ping `node` for me: I do not hear it.  Answered by a `IndirectAck`, or not at all."""
 
     number: Count
     node: Count
@@ -104,7 +104,7 @@ class Probe(Note):
 
 @declared
 @dataclass(frozen=True, slots=True)
-class Vouch(Note):
+class IndirectAck(Note):
     """I have heard `node` since you sent probe `number`."""
 
     number: Count
@@ -113,7 +113,7 @@ class Vouch(Note):
 
 @declared
 @dataclass(frozen=True, slots=True)
-class Tidings(Note):
+class MembershipUpdate(Note):
     """News of members, at most NEWS_MAX; passed on by whom they are new to."""
 
     news: Annotated[tuple[News, ...], msgspec.Meta(max_length=NEWS_MAX)]
@@ -137,13 +137,13 @@ class Join(Note):
 
 @declared
 @dataclass(frozen=True, slots=True)
-class Seek(Note):
-    """What model do you have?  Answered by a `Have`."""
+class ModelQuery(Note):
+    """What model do you have?  Answered by a `ModelInfo`."""
 
 
 @declared
 @dataclass(frozen=True, slots=True)
-class Have(Note):
+class ModelInfo(Note):
     """The sender's model after `round` rounds has this digest, and it keeps it for a while."""
 
     round: Count
@@ -152,21 +152,21 @@ class Have(Note):
 
 @declared
 @dataclass(frozen=True, slots=True)
-class Fetch(Note):
-    """Send the piece of that model that begins at element `start`; answered by a `Piece`, or a `Have` of another."""
+class ChunkRequest(Note):
+    """Send that model's elements from `start` on; answered by a `ModelChunk`, or a `ModelInfo` of another model."""
 
     round: Count
     digest: Word
     start: Count
 
 
-PIECE = 256 * 1024
+MODEL_CHUNK = 256 * 1024
 """Elements of a model in one piece of it."""
 
 
 @declared
 @dataclass(frozen=True, slots=True, eq=False)
-class Piece(Carrier):
+class ModelChunk(Carrier):
     """One vector: the elements of a model from `start` on, PIECE or what is left."""
 
     round: Count
@@ -177,6 +177,6 @@ class Piece(Carrier):
 
     @classmethod
     def allowed(cls, header: Any, expected: Expected) -> tuple[Part, ...]:
-        if header.start % PIECE or header.start >= expected.length:
+        if header.start % MODEL_CHUNK or header.start >= expected.length:
             return ()
-        return ((expected.dtype, min(PIECE, expected.length - header.start)),)
+        return ((expected.dtype, min(MODEL_CHUNK, expected.length - header.start)),)

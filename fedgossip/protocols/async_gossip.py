@@ -58,13 +58,13 @@ from fedgossip.machine import (
     Train,
     Trained,
 )
-from fedgossip.messages import Answer, Decline, Leaving, Message, Offer, Query, Settled
+from fedgossip.messages import Ack, Answer, Decline, Leaving, Message, Offer, Query
 from fedgossip.protocols.carried import FRESH, Carried
-from fedgossip.protocols.company import Company
 from fedgossip.protocols.deadlines import Deadline
 from fedgossip.protocols.exchanges import Ledger
-from fedgossip.protocols.layout import Layout
-from fedgossip.protocols.partners import Rule
+from fedgossip.protocols.partner_set import Company
+from fedgossip.protocols.peer_sampling import Rule
+from fedgossip.protocols.vector_check import Layout
 from fedgossip.vectors import Vector, add, scaled_difference, subtract
 
 
@@ -207,7 +207,7 @@ class AsyncGossip:
                 return self._declined(sender, number, now_ns)
             case Query(number):
                 return [Send(sender, self.ledger.asked(sender, number, self.round))]
-            case Settled(number):
+            case Ack(number):
                 return self._settled(sender, number)
             case Leaving() as leaving:
                 return self._left(sender, leaving, now_ns)
@@ -359,12 +359,12 @@ class AsyncGossip:
         h = self.layout.check(sender, answer)
         self._check_made(sender, answer.number)
         if self.ledger.open.get(sender) != answer.number:
-            return [Send(sender, Settled(answer.number))]
+            return [Send(sender, Ack(answer.number))]
         self.layout.check_values(sender, h)
         self.ledger.close(sender, answer.number)
         self._change(subtract(self.x, h))
         self.carried.came(sender)
-        effects: list[Effect] = [Send(sender, Settled(answer.number)), Report("exchanged", sender, self.round)]
+        effects: list[Effect] = [Send(sender, Ack(answer.number)), Report("exchanged", sender, self.round)]
         if self.flight and self._flying(sender):
             taken = now_ns - self.flight.sent_ns
             self.patience.saw(taken)
@@ -512,7 +512,7 @@ def _running(before: int, now: int) -> int:
     return before + (now - before) // MEMORY
 
 
-def taken_up(round: int, model: Vector) -> Checkpoint:
+def resume_point(round: int, model: Vector) -> Checkpoint:
     """Return from where a peer goes on that has `model` after `round` rounds: what another has learned."""
     vectors, facts = Ledger().saved()
     return Checkpoint(round, {"x": model, **vectors}, {"count": 0, **facts, **FRESH})

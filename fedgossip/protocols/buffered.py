@@ -39,8 +39,8 @@ from fedgossip.machine import (
     Stopping,
 )
 from fedgossip.messages import Contribution, Final, Invite, Leaving
-from fedgossip.protocols.company import ROLL_NS, Company
-from fedgossip.protocols.rounds import NOT_FINITE, check_contribution, stepped
+from fedgossip.protocols.aggregation_round import NOT_FINITE, check_contribution, stepped
+from fedgossip.protocols.partner_set import ROLL_NS, Company
 from fedgossip.seeds import stream
 from fedgossip.vectors import Vector
 

@@ -40,13 +40,13 @@ from fedgossip.machine import (
     Trained,
 )
 from fedgossip.messages import Final, Invite, Leaving, MaskedInput, Refusal, Secured
-from fedgossip.protocols import parts
-from fedgossip.protocols.parts import Chances, Part, PlainPart, SecurePart
-from fedgossip.protocols.rounds import check_layout
+from fedgossip.protocols import client_round
+from fedgossip.protocols.aggregation_round import check_layout
+from fedgossip.protocols.client_round import Chances, Part, PlainPart, SecurePart
 from fedgossip.protocols.spending import EXHAUSTED, Purse, spent, used_up
 from fedgossip.protocols.telling import EVERYTHING, Telling
 from fedgossip.secure.client import Client as Party
-from fedgossip.secure.keeping import Ahead
+from fedgossip.secure.secrets import Ahead
 from fedgossip.secure.session import round_of
 from fedgossip.vectors import Vector, frozen, summable
 
@@ -282,7 +282,7 @@ class Client:
         self.pending_round = round
         examples = max(1, examples)
         measured = self.telling.measured
-        contributed = parts.Trained(
+        contributed = client_round.Trained(
             up,
             int(self.rule.weight(examples)),
             examples,

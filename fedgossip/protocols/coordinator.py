@@ -42,9 +42,9 @@ from fedgossip.machine import (
     Stopping,
 )
 from fedgossip.messages import Contribution, Final, Invite, Leaving, MaskedInput, Refusal, Secured
-from fedgossip.protocols.company import ROLL_NS, Company
+from fedgossip.protocols.aggregation_round import NOT_FINITE, Abandoned, Answer, Exchange, PlainRound, stepped
 from fedgossip.protocols.deadlines import Deadline
-from fedgossip.protocols.rounds import NOT_FINITE, Abandoned, Answer, Exchange, PlainRound, stepped
+from fedgossip.protocols.partner_set import ROLL_NS, Company
 from fedgossip.protocols.spending import EXHAUSTED, Purse, spent, used_up
 from fedgossip.secure.session import round_of
 from fedgossip.vectors import Vector

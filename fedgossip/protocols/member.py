@@ -32,15 +32,40 @@ from fedgossip.machine import (
     Train,
     Trained,
 )
-from fedgossip.messages import Compare, Fetch, Have, Join, Model, Piece, Ping, Pong, Probe, Seek, Tidings, Vouch
+from fedgossip.messages import (
+    ChunkRequest,
+    Compare,
+    IndirectAck,
+    Join,
+    MembershipUpdate,
+    Model,
+    ModelChunk,
+    ModelInfo,
+    ModelQuery,
+    Ping,
+    PingReq,
+    Pong,
+)
 from fedgossip.protocols.membership import Membership, Outcome
 from fedgossip.protocols.refusals import far_ahead, refused_by
 from fedgossip.protocols.roster import boundary_after
 from fedgossip.protocols.roster_schedule import RosterSchedule
-from fedgossip.protocols.transfer import Giver, Taker
+from fedgossip.protocols.state_transfer import Giver, Taker
 from fedgossip.vectors import Vector
 
-OURS = (Ping, Pong, Probe, Vouch, Tidings, Compare, Join, Seek, Have, Fetch, Piece)
+OURS = (
+    Ping,
+    Pong,
+    PingReq,
+    IndirectAck,
+    MembershipUpdate,
+    Compare,
+    Join,
+    ModelQuery,
+    ModelInfo,
+    ChunkRequest,
+    ModelChunk,
+)
 
 NEAR_ROUNDS = 16
 """One that comes back and is not further behind goes on from what it had written down."""
@@ -124,11 +149,11 @@ class Member:
 
     def _transferred(self, event: Event, now_ns: int) -> list[Effect]:
         match event:
-            case Received(sender, Seek() | Fetch() as asked):
+            case Received(sender, ModelQuery() | ChunkRequest() as asked):
                 return self.giver.handle(sender, asked, now_ns)
-            case Received(sender, Have(round)) if round > self.rounds:
+            case Received(sender, ModelInfo(round)) if round > self.rounds:
                 return [far_ahead(sender, round, self.rounds)]
-            case Received(sender, Have() | Piece() as offered) if self._seeking:
+            case Received(sender, ModelInfo() | ModelChunk() as offered) if self._seeking:
                 return self.taker.handle(sender, offered)
             case Fired(("transfer", *rest)) if self._seeking:
                 return self.taker.fired(rest)

@@ -43,18 +43,18 @@ from fedgossip.machine import (
 from fedgossip.messages import (
     NEWS_MAX,
     Compare,
+    ConfirmDead,
     Entry,
+    IndirectAck,
     Join,
+    MembershipUpdate,
     Message,
     News,
     Ping,
+    PingReq,
     Pong,
-    Probe,
     Revocation,
     Suspicion,
-    Tidings,
-    Verdict,
-    Vouch,
 )
 from fedgossip.protocols.news import Refusal, Sign, Trust, check_suspicion, merge, signed
 from fedgossip.protocols.refusals import far_ahead, refused
@@ -141,7 +141,7 @@ class Membership:
         self.linked: set[NodeId] = set()
         self.reached: dict[NodeId, int] = {}
         """How many rounds each has behind it."""
-        self.suspects: dict[NodeId, tuple[Suspicion | Verdict, int]] = {}  # what is said of them, and since when
+        self.suspects: dict[NodeId, tuple[Suspicion | ConfirmDead, int]] = {}  # what is said of them, and since when
         self.suspected_at = -1
         """The highest incarnation in which somebody suspected us."""
         self._sign, self._make = sign, make
@@ -281,14 +281,14 @@ class Membership:
                 return [pong, *self._warn(sender), *self._noted(sender, round, digest, now_ns)]
             case Pong(number, round, digest):
                 asker = self._asked.pop(number, None)
-                vouch: list[Outcome] = [Send(asker[0], Vouch(asker[1], sender))] if asker else []
+                vouch: list[Outcome] = [Send(asker[0], IndirectAck(asker[1], sender))] if asker else []
                 return vouch + self._noted(sender, round, digest, now_ns)
-            case Probe(number, node):
+            case PingReq(number, node):
                 return self._probe_for(sender, number, node)
-            case Vouch(number, node) if number in self._asking and self._asking[number].node == node:
+            case IndirectAck(number, node) if number in self._asking and self._asking[number].node == node:
                 self._heard[node] = now_ns
                 return []
-            case Tidings(news):
+            case MembershipUpdate(news):
                 return self._take(news, sender, now_ns)
             case Compare(known):
                 return self._compare(sender, known, now_ns)
@@ -387,7 +387,7 @@ class Membership:
             return []
         able = [node for node in self.others() if node in self.linked and node not in (asking.node, *self.suspects)]
         helpers = self._some(able, self.settings.helpers)
-        probes: list[Outcome] = [Send(helper, Probe(number, asking.node)) for helper in helpers]
+        probes: list[Outcome] = [Send(helper, PingReq(number, asking.node)) for helper in helpers]
         return [*probes, SetTimer(("member", "end", number), self.settings.period_ns)]
 
     def _end(self, number: int, now_ns: int) -> list[Outcome]:
@@ -443,7 +443,7 @@ class Membership:
         life = self.roster.entries[node].incarnation
         return any((said.by, said.incarnation) == (self.node, life) for said in self.roster.verdicts.get(node, ()))
 
-    def _suspected(self, suspicion: Suspicion | Verdict, now_ns: int) -> list[Outcome]:
+    def _suspected(self, suspicion: Suspicion | ConfirmDead, now_ns: int) -> list[Outcome]:
         self.suspects[suspicion.node] = suspicion, now_ns
         report = self._report("suspected", {"node": suspicion.node, "by": suspicion.by})
         return [report, self._verdict_timer(suspicion.node)]
@@ -462,7 +462,7 @@ class Membership:
         if node not in self.contacts:
             return []
         until = boundary_after(max(self.round, self.network_round(), 0))
-        verdict = signed(Verdict(node, suspicion.incarnation, until, self.node), self._sign)
+        verdict = signed(ConfirmDead(node, suspicion.incarnation, until, self.node), self._sign)
         return self._take([verdict], self.node, now_ns)
 
     def _warn(self, node: NodeId) -> list[Outcome]:
@@ -518,7 +518,7 @@ class Membership:
 
     def _passed_on(self, item: News) -> bool:
         """Whether others should hear it from us at once: a verdict that does not count has time."""
-        return not isinstance(item, Verdict) or item in self.roster.standing(item.node)
+        return not isinstance(item, ConfirmDead) or item in self.roster.standing(item.node)
 
     def _learned(self, item: News, before: Roster, now_ns: int) -> list[Outcome]:
         match item:
@@ -526,7 +526,7 @@ class Membership:
                 return self._entered(item, before)
             case Revocation(node):
                 return self._revoked(node, item)
-            case Verdict():
+            case ConfirmDead():
                 return self._pronounced(item, now_ns)
         return []
 
@@ -547,7 +547,7 @@ class Membership:
             effects.append(self._report("joins", {"node": node, "since": entry.since}))
         return effects
 
-    def _pronounced(self, verdict: Verdict, now_ns: int) -> list[Outcome]:
+    def _pronounced(self, verdict: ConfirmDead, now_ns: int) -> list[Outcome]:
         """Somebody says that a member is gone: we ask it ourselves, as on a suspicion."""
         node = verdict.node
         if node == self.node:
@@ -658,7 +658,7 @@ class Membership:
 
     def _tell(self, whom: Iterable[NodeId], news: Sequence[News]) -> list[Outcome]:
         pages = [tuple(news[start : start + NEWS_MAX]) for start in range(0, len(news), NEWS_MAX)]
-        return [Send(node, Tidings(page)) for page in pages for node in sorted(whom)]
+        return [Send(node, MembershipUpdate(page)) for page in pages for node in sorted(whom)]
 
     def _some(self, nodes: Iterable[NodeId], count: int) -> list[NodeId]:
         ordered = sorted(nodes)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 
 from fedgossip.machine import NodeId
-from fedgossip.messages import MEMBERS_MAX, Entry, News, Revocation, Suspicion, Verdict
+from fedgossip.messages import MEMBERS_MAX, ConfirmDead, Entry, News, Revocation, Suspicion
 from fedgossip.protocols import verdicts
 from fedgossip.protocols.roster import LAST_INCARNATION, LAST_ROUND, Roster
 
@@ -85,7 +85,7 @@ def merge(roster: Roster, news: Iterable[News], trust: Trust) -> Merged:
                 roster = _without(roster, item)
             case Entry() if item != roster.entries.get(item.node):
                 roster = replace(roster, entries={**roster.entries, item.node: item})
-            case Verdict():
+            case ConfirmDead():
                 before = roster.verdicts.get(item.node, ())
                 said = verdicts.with_verdict(before, item)
                 if said is not before:
@@ -165,9 +165,9 @@ def _revocation_refused(roster: Roster, revocation: Revocation, trust: Trust) ->
     return "full" if len(roster.revoked) >= MEMBERS_MAX else ""
 
 
-def _said_refused(roster: Roster, said: Suspicion | Verdict, trust: Trust) -> str:
+def _said_refused(roster: Roster, said: Suspicion | ConfirmDead, trust: Trust) -> str:
     """Why what one member says of another is refused.  What is said of an earlier life may be evidence against it."""
-    if isinstance(said, Verdict) and said in roster.verdicts.get(said.node, ()):
+    if isinstance(said, ConfirmDead) and said in roster.verdicts.get(said.node, ()):
         return ""
     if said.node in roster.revoked or said.by in roster.revoked:
         return "revoked"
@@ -175,7 +175,7 @@ def _said_refused(roster: Roster, said: Suspicion | Verdict, trust: Trust) -> st
         return "stranger"
     if said.by == said.node:
         return "itself"
-    if said.incarnation > LAST_INCARNATION or (isinstance(said, Verdict) and said.until > LAST_ROUND):
+    if said.incarnation > LAST_INCARNATION or (isinstance(said, ConfirmDead) and said.until > LAST_ROUND):
         return "range"
     if not trust.verify(roster.entries[said.by].verify, content(said), said.signature):
         return "signature"

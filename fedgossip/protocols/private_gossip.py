@@ -19,7 +19,7 @@ receiver of its own, or at the start timer; to one of whose senders it lacks a k
 One key masks one vector.  A peer masks at most once in a round, and its rounds only go up: within a life `round` does,
 and before anything of round r leaves, a Checkpoint says r + 1, with the vector as it is without this round's mixing.
 So a life that takes up the newest checkpoint masks nothing again that may have left; a driver that writes checkpoints
-later than it sends must remember the rounds by itself (`running/private.py`).
+later than it sends must remember the rounds by itself (`rundir/mask_ledger.py`).
 
 Waiting, deadlines and what happens to a peer that is behind are those of `sync_gossip`, with two differences: sums are
 added up as they come, for integers have no order, so that a round takes one vector's memory however many neighbours
@@ -56,8 +56,8 @@ from fedgossip.machine import (
 )
 from fedgossip.messages import CHECK_WORDS, KEYS_MAX, Leaving, Masked, RunKey, RunKeys
 from fedgossip.protocols.carried import Carried
-from fedgossip.protocols.company import Company
 from fedgossip.protocols.deadlines import Deadline
+from fedgossip.protocols.partner_set import Company
 from fedgossip.protocols.sync_gossip import LEAD_ROUNDS, Schedule, SyncSettings, Weights, leads_of
 from fedgossip.secure.neighbourhood import Grid, masked, opened, words_of
 from fedgossip.secure.pairs import Pairs

@@ -54,11 +54,11 @@ from fedgossip.machine import (
 )
 from fedgossip.messages import Accepted, Account, Leaving, Parcel
 from fedgossip.protocols.carried import FRESH, Carried
-from fedgossip.protocols.company import Company
 from fedgossip.protocols.deadlines import Deadline
-from fedgossip.protocols.layout import Layout
-from fedgossip.protocols.parcels import Arcs
+from fedgossip.protocols.mass_ledger import Arcs
+from fedgossip.protocols.partner_set import Company
 from fedgossip.protocols.sync_gossip import Schedule, leads_of
+from fedgossip.protocols.vector_check import Layout
 from fedgossip.vectors import Vector, add, ordered_mix
 
 WEIGHT_MOST = 2.0**31
@@ -618,7 +618,7 @@ class AsyncPushSum(_Peer):
         return self._train(now_ns) if self.phase == "pausing" and key == ("pause", self.round) else []
 
 
-def taken_up(round: int, model: Vector) -> Checkpoint:
+def resume_point(round: int, model: Vector) -> Checkpoint:
     """Return from where a peer goes on that has `model` after `round` rounds, and the weight of one who begins."""
     vectors, facts = Arcs(0).saved()
     return Checkpoint(round, {"x": model, **vectors}, {"weight": 1.0, "mail": [], **facts, **FRESH})

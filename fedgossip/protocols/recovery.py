@@ -27,9 +27,9 @@ from fedgossip.machine import (
     Started,
     Stopping,
 )
-from fedgossip.messages import Fetch, Have, Leaving, Message, Model, Piece, Seek
+from fedgossip.messages import ChunkRequest, Leaving, Message, Model, ModelChunk, ModelInfo, ModelQuery
 from fedgossip.protocols.refusals import far_ahead, refused_by
-from fedgossip.protocols.transfer import Giver, Taker
+from fedgossip.protocols.state_transfer import Giver, Taker
 from fedgossip.vectors import Vector
 
 Make = Callable[[Checkpoint], Machine]
@@ -73,11 +73,11 @@ class Recovering:
     def handle(self, event: Event, now_ns: int) -> Sequence[Effect]:
         """Take one event; see machine.Machine."""
         match event:
-            case Received(sender, Seek() | Fetch() as asked):
+            case Received(sender, ModelQuery() | ChunkRequest() as asked):
                 return self.giver.handle(sender, asked, now_ns)
             case _ if self.seeking:
                 return self._seek(event, now_ns)
-            case Received(_, Have() | Piece()) | Fired(("transfer", *_)):
+            case Received(_, ModelInfo() | ModelChunk()) | Fired(("transfer", *_)):
                 return []  # too late
         effects = self.gossip.handle(event, now_ns)
         for effect in effects:
@@ -112,9 +112,9 @@ class Recovering:
                 self._lives.pop(node, None)
                 self._gone.add(node)
                 return self.taker.gone(node)
-            case Received(sender, Have(round)) if round > self.rounds:
+            case Received(sender, ModelInfo(round)) if round > self.rounds:
                 return [far_ahead(sender, round, self.rounds)]
-            case Received(sender, Have() | Piece() as offered):
+            case Received(sender, ModelInfo() | ModelChunk() as offered):
                 return self._taken(sender, offered)
             case Received(sender, Model() | Leaving() as said) if sender in self.neighbours:
                 self._said.setdefault(sender, {})[type(said).__name__] = said
@@ -122,7 +122,7 @@ class Recovering:
                 return self.taker.fired(rest)
         return []
 
-    def _taken(self, sender: NodeId, offered: Have | Piece) -> list[Effect]:
+    def _taken(self, sender: NodeId, offered: ModelInfo | ModelChunk) -> list[Effect]:
         try:
             return self.taker.handle(sender, offered)
         except ProtocolError as error:

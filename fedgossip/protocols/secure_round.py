@@ -27,11 +27,11 @@ from fedgossip.algorithms.sampling import Draw, Sampling
 from fedgossip.errors import ProtocolError
 from fedgossip.machine import Effect, Log, NodeId, Report, Send, Witness
 from fedgossip.messages import Invite, MaskedInput, Message, Refusal, Secured
-from fedgossip.protocols.rounds import Abandoned, Answer
+from fedgossip.protocols.aggregation_round import Abandoned, Answer
 from fedgossip.secure import frames, server
 from fedgossip.secure.aborts import SUMMED, RoundAbandoned, Stage
 from fedgossip.secure.fixed_point import CLIPPED, FixedPoint
-from fedgossip.secure.hiding import NO_NOISE, NoiseRule
+from fedgossip.secure.noise_rule import NO_NOISE, NoiseRule
 from fedgossip.secure.primitives import Sign
 from fedgossip.secure.session import NONE, Roster, proposal, session_of
 from fedgossip.vectors import Vector, digest, frozen

@@ -621,7 +621,7 @@ def _mixed(terms: Sequence[tuple[float, Vector]]) -> Vector:
     return ordered_mix(terms, next((vector for _, vector in terms if vector.flags.writeable), None))
 
 
-def taken_up(algorithm: GossipAlgorithm[Any], round: int, model: Vector) -> Checkpoint:
+def resume_point(algorithm: GossipAlgorithm[Any], round: int, model: Vector) -> Checkpoint:
     """Return from where a peer goes on that has `model` after `round` rounds: what another has learned."""
     return _checkpoint_of(round, algorithm.start(model), FRESH)
 

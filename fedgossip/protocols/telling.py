@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fedgossip.protocols.parts import Trained
+from fedgossip.protocols.client_round import Trained
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from fedgossip.machine import NodeId
-from fedgossip.messages import Verdict
+from fedgossip.messages import ConfirmDead
 
 SILENT_ROUNDS = 64
 """Within so many rounds of one that was refuted, the verdicts of its judge do not count."""
@@ -34,7 +34,7 @@ LIVES_KEPT = 2
 JUDGES_KEPT = 64
 """Verdicts that are kept on one life; to so many members everyone has links to all."""
 
-Said = tuple[Verdict, ...]
+Said = tuple[ConfirmDead, ...]
 """All verdicts on one member, by (incarnation, judge)."""
 
 
@@ -46,7 +46,7 @@ def quorum(members: int) -> int:
     return max(1, min(members - 1, 2 + members // 8, 5))
 
 
-def with_verdict(said: Said, verdict: Verdict) -> Said:
+def with_verdict(said: Said, verdict: ConfirmDead) -> Said:
     """Return `said` with `verdict`; the same object where it changes nothing.  Any order of verdicts gives the same."""
     found = {(one.incarnation, one.by): one for one in said}
     key = verdict.incarnation, verdict.by
@@ -54,7 +54,7 @@ def with_verdict(said: Said, verdict: Verdict) -> Said:
         return said
     found[key] = verdict
     lives = sorted({life for life, _ in found})[-LIVES_KEPT:]
-    kept: list[Verdict] = []
+    kept: list[ConfirmDead] = []
     for life in lives:
         on_it = sorted((one for one in found.values() if one.incarnation == life), key=lambda one: (one.until, one.by))
         kept += sorted(on_it[:JUDGES_KEPT], key=lambda one: one.by)

@@ -15,7 +15,8 @@ from fedgossip.report.drawing import DASHES, SERIES, draw
 from fedgossip.report.endings import notice, unfinished
 from fedgossip.report.markup import Markup, figure, grid, join, paragraph, section, table, text
 from fedgossip.report.numbers import byte_unit, count, data_size, duration, number, percent, plural
-from fedgossip.report.reading import NetworkRow, Run
+from fedgossip.report.reading import Run
+from fedgossip.report.rows import NetworkRow
 from fedgossip.report.terms import method_of, terms_of
 
 if TYPE_CHECKING:

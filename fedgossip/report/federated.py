@@ -21,8 +21,9 @@ from fedgossip.report.markup import (
 )
 from fedgossip.report.numbers import NOTHING, count, data_size, duration, number, percent, plural
 from fedgossip.report.participation import Participation
-from fedgossip.report.reading import EventRow, Run
+from fedgossip.report.reading import Run
 from fedgossip.report.reasons import given_up, gravest_first, reason
+from fedgossip.report.rows import EventRow
 
 MOST_ROUNDS_LISTED = 40
 IN_THE_CLEAR = (

@@ -9,7 +9,8 @@ from fedgossip.report import drawing
 from fedgossip.report.drawing import BLUE, DASHES, GREEN, ORANGE, PURPLE, QUIET, draw, legend_above
 from fedgossip.report.forecast import ROUNDING, Band
 from fedgossip.report.numbers import byte_unit, second_unit
-from fedgossip.report.reading import NetworkRow, Run
+from fedgossip.report.reading import Run
+from fedgossip.report.rows import NetworkRow
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -15,7 +15,7 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from fedgossip.report.reading import EventRow, PeerRow
+    from fedgossip.report.rows import EventRow, PeerRow
 
 MOST_FOLLOWED = 64
 

@@ -17,6 +17,7 @@ from fedgossip.decoding import json_value
 from fedgossip.errors import ConfigError
 from fedgossip.report.naming import Names
 from fedgossip.report.participation import Participation
+from fedgossip.report.rows import EventRow, NetworkRow, PeerRow
 
 EVENTS_KEPT = 200
 ABOUT_SEVERAL_MODELS = (
@@ -142,49 +143,6 @@ class Summary(msgspec.Struct, frozen=True):
     def participants(self) -> int:
         """Peers; or clients, and behind them the coordinator."""
         return self.n + self.federated
-
-
-class NetworkRow(msgspec.Struct, frozen=True):
-    """One round of the whole network; `bytes_sent` and `seconds` count from the start."""
-
-    round: int
-    seconds: float = 0.0
-    bytes_sent: int = 0
-    loss: float | None = None
-    test_loss: float | None = None
-    accuracy_averaged: float | None = None
-    accuracy_mean_peer: float | None = None
-    accuracy_worst_peer: float | None = None
-    consensus_distance: float | None = None
-    consensus_before: float | None = None
-    update_spread: float | None = None
-
-
-class PeerRow(msgspec.Struct, frozen=True):
-    """One round of one peer; bytes and seconds of that round alone."""
-
-    round: int
-    peer: int
-    loss: float | None = None
-    accuracy: float | None = None
-    bytes_sent: int = 0
-    bytes_received: int = 0
-    seconds_training: float | None = None
-    seconds_waiting: float | None = None
-    seconds_mixing: float | None = None
-    clients: int | None = None
-    accuracy_clients: float | None = None
-    accuracy_worst_client: float | None = None
-    epsilon: float | None = None
-
-
-class EventRow(msgspec.Struct, frozen=True):
-    """Something that is not a number of every round: a neighbour missed, a peer gone."""
-
-    round: int
-    peer: int | None
-    name: str
-    value: Any = None
 
 
 @dataclass(slots=True)

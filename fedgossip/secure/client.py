@@ -32,11 +32,11 @@ from fedgossip.secure import frames, shamir
 from fedgossip.secure.aborts import Reason, RoundAbandoned, Stage, too_few
 from fedgossip.secure.checks import check_consents, check_keys, check_survivors
 from fedgossip.secure.fixed_point import Quantised
-from fedgossip.secure.keeping import Ahead, Ended, Erasable, Fate, Holding, OwnKeys, SharePair, Sharing, fresh_keys
 from fedgossip.secure.masks import mask_key, self_key
 from fedgossip.secure.past import Past
 from fedgossip.secure.primitives import Agreement, Entropy, Secret, Sign, derive, digest, seal, transcript, unseal
 from fedgossip.secure.ring import Words, add_streams, chunks, little, subtract_streams
+from fedgossip.secure.secrets import Ahead, Ended, Erasable, Fate, Holding, OwnKeys, SharePair, Sharing, fresh_keys
 from fedgossip.secure.session import Descriptor, Policy, Roster, sid0_of
 
 Held = TypeVar("Held", bound=Erasable)

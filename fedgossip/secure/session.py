@@ -20,7 +20,7 @@ from fedgossip.errors import ConfigError
 from fedgossip.secure import graph
 from fedgossip.secure.aborts import Reason, RoundAbandoned, Stage, too_few
 from fedgossip.secure.fixed_point import FixedPoint
-from fedgossip.secure.hiding import NO_NOISE, Noise, NoiseRule
+from fedgossip.secure.noise_rule import NO_NOISE, Noise, NoiseRule
 from fedgossip.secure.primitives import LABEL, Sign, digest, transcript, verify
 from fedgossip.secure.ring import RING_BITS
 

@@ -18,11 +18,11 @@ from fedgossip.algorithms.sampling import Sampling
 from fedgossip.machine import NodeId
 from fedgossip.messages import Invite
 from fedgossip.metrics import Meter, Network
-from fedgossip.protocols.parts import Chances, Trained, integers
+from fedgossip.protocols.client_round import Chances, Trained, integers
 from fedgossip.protocols.secure_round import apart
 from fedgossip.records import Row
 from fedgossip.secure.fixed_point import FixedPoint
-from fedgossip.secure.hiding import NO_NOISE
+from fedgossip.secure.noise_rule import NO_NOISE
 from fedgossip.task import Job, LocalTask, Update
 from fedgossip.vectors import Vector, frozen
 from fedgossip.wire import wire_bytes

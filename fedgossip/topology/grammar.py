@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from fedgossip import seeds
 from fedgossip.errors import ConfigError
-from fedgossip.topology import cycles, drawn, families
+from fedgossip.topology import cycles, families, random_schedules
 from fedgossip.topology.graph import Topology
 from fedgossip.topology.schedules import Schedule
 
@@ -195,7 +195,7 @@ def _cycle(make: Callable[[int], Schedule]) -> Callable[[Request], Schedule]:
 
 def _matching(request: Request) -> Schedule:
     request.plain()
-    return drawn.random_matching(request.size(), request.seed)
+    return random_schedules.random_matching(request.size(), request.seed)
 
 
 def _base(request: Request) -> Schedule:
@@ -207,11 +207,11 @@ def _simple_base(request: Request) -> Schedule:
 
 
 def _oracle(request: Request) -> Schedule:
-    return drawn.epidemic_oracle(request.size(), request.numbers(int, 1)[0], request.seed)
+    return random_schedules.epidemic_oracle(request.size(), request.numbers(int, 1)[0], request.seed)
 
 
 def _local(request: Request) -> Schedule:
-    make = drawn.epidemic_push if request.weights == "push" else drawn.epidemic_local
+    make = random_schedules.epidemic_push if request.weights == "push" else random_schedules.epidemic_local
     return make(request.size(), request.numbers(int, 1)[0], request.seed)
 
 

@@ -1,0 +1,1 @@
+"""Who runs machines: the simulator, local processes, one participant, replay and resume."""

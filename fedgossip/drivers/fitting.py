@@ -1,0 +1,280 @@
+"""What of an image goes where: each thing is read as what its place may hold, or refused.
+
+A place is an attribute, or an element of what stands there; what it may hold is its declared type, and where there is
+none, the class that its counterpart has in a simulation made anew of the same experiment.
+"""
+
+from __future__ import annotations
+
+import typing
+from collections import abc, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import NoneType
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from fedgossip.algorithms.federated.base import Accumulator
+from fedgossip.algorithms.federated.means import MeanOf
+from fedgossip.algorithms.federated.robust import Kept
+from fedgossip.checkpoints import DTYPES
+from fedgossip.drivers.declared import UNDECLARED, Hint, alternatives, attributes, declared, is_ours, name_of, origin_of
+from fedgossip.protocols.aggregation_round import Exchange, PlainRound
+from fedgossip.protocols.client_round import Part, PlainPart
+
+Array = npt.NDArray[Any]
+
+Follows = Callable[[object], str | None]
+"""Tells of a thing in the new simulation what it is called, where no image holds it: it follows from the experiment."""
+
+_BEGUN: Mapping[Hint, tuple[type, ...]] = {Part: (PlainPart,), Exchange: (PlainRound,), Accumulator: (MeanOf, Kept)}
+"""What stands for a protocol in objects that come while a run goes on: a new simulation has none to compare with."""
+
+
+class UnfitError(Exception):
+    """An image that does not fit the simulation that is to take it up."""
+
+
+NOTHING = object()
+"""Stands for the counterpart of what the new simulation does not have yet."""
+
+_KINDS: Mapping[str, tuple[type, ...]] = {
+    "list": (list, abc.Sequence, abc.Iterable),
+    "tuple": (tuple, abc.Sequence, abc.Iterable, abc.Hashable),
+    "set": (set, abc.Iterable),
+    "frozenset": (frozenset, abc.Iterable, abc.Hashable),
+    "deque": (deque,),
+    "dict": (dict, abc.Mapping),
+}
+"""The types that a container may be declared as."""
+
+_SCALARS: Mapping[Hint, tuple[type, ...]] = {
+    bool: (bool, np.bool_),
+    int: (int, np.integer),
+    float: (float, int, np.floating, np.integer),
+    str: (str,),
+    bytes: (bytes,),
+    NoneType: (NoneType,),
+}
+"""What a number or text of each type may be."""
+
+_OF_NUMPY = (np.ndarray, np.dtype, np.random.Generator)
+
+_ANY = (NoneType, bool, int, float, str, bytes, np.generic, *_OF_NUMPY)
+"""What is no object of ours."""
+
+_FIXED: dict[str, Any] = {"tuple": tuple, "set": set, "frozenset": frozenset}
+
+
+class Reader:
+    """Reads each node as what belongs there: of the declared type, and like `fresh`, its counterpart in a new run."""
+
+    def __init__(self, nodes: list[Any], arrays: Mapping[int, Array], follows: Follows) -> None:
+        self._nodes, self._arrays, self._follows = nodes, arrays, follows
+        self._made: dict[int, Any] = {}
+        self._read: set[tuple[int, Hint]] = set()  # containers, and what they were read as
+        self._stands_for = {protocol: set(kinds) for protocol, kinds in _BEGUN.items()}
+
+    def fields_of(self, ref: Any, of: object) -> dict[str, Any]:
+        """Return the attributes that `of` is to have, from a mapping of them."""
+        kind, pairs = self._nodes[number_in(ref)]
+        if kind != "dict":
+            raise UnfitError(f"{kind} where the attributes of a {type(of).__name__} belong")
+        return self._fields(pairs, type(of), of)
+
+    def value(self, ref: Any, hint: Hint, fresh: object) -> Any:
+        number = number_in(ref) if isinstance(ref, list) else None
+        node = None if number is None else self._nodes[number]
+        follows = self._follows(fresh)
+        if node is not None and node[0] in ("known", "function", "method"):
+            if follows is None:
+                raise UnfitError(f"{node[1]}, which no image holds")
+            return fresh
+        if follows is not None:
+            raise UnfitError(f"something in the place of {follows}, which the experiment makes")
+        if number is None or node is None:
+            return _checked(ref, hint, fresh)
+        match node[0]:
+            case "object":
+                return self._object(number, node[1], node[2], hint, fresh)
+            case kind if kind in _KINDS:
+                return self._container(number, kind, node[1:], hint, fresh)
+            case _:
+                if number not in self._made:
+                    self._made[number] = self._simple(*node)
+                return _checked(self._made[number], hint, fresh)
+
+    def _simple(self, kind: str, *parts: Any) -> Any:
+        match kind:
+            case "array":
+                array = self._arrays[parts[0]]
+                array.flags.writeable = bool(parts[1])
+                return array
+            case "number" if parts[0] in DTYPES:
+                return np.dtype(parts[0]).type(parts[1])
+            case "dtype" if parts[0] in DTYPES:
+                return np.dtype(parts[0])
+            case "int":
+                return int(parts[0])
+            case "bytes":
+                return bytes.fromhex(parts[0])
+            case "stream":
+                stream = np.random.Generator(np.random.PCG64())
+                stream.bit_generator.state = self.value(parts[0], dict, NOTHING)
+                return stream
+            case _:
+                raise UnfitError(f"{kind!r}, which is no kind of thing")
+
+    def _object(self, number: int, name: str, fields: list[Any], hint: Hint, fresh: object) -> Any:
+        kind = next((one for one in self._classes(hint, fresh) if name_of(one) == name), None)
+        if kind is None:
+            raise UnfitError(f"a {name} where {_words(hint)} belongs")
+        if number in self._made:
+            if type(self._made[number]) is not kind:
+                raise UnfitError(f"one thing as a {name} and as another")
+            return self._made[number]
+        same = fresh if type(fresh) is kind else NOTHING
+        if issubclass(kind, msgspec.Struct):
+            return self._made.setdefault(number, kind(**self._fields(fields, kind, same)))
+        made = self._made[number] = kind.__new__(kind)
+        for key, one in self._fields(fields, kind, same).items():
+            object.__setattr__(made, key, one)  # frozen ones too
+        return made
+
+    def _classes(self, hint: Hint, fresh: object) -> Iterator[type]:
+        """Which classes of ours an object may be of; for a protocol, those that the new simulation has for it."""
+        same = {type(fresh)} if is_ours(type(fresh)) else set()
+        for one in map(origin_of, alternatives(hint)):
+            if one is UNDECLARED:
+                yield from same
+            elif _is_protocol(one):
+                self._stands_for[one] = same | self._stands_for.get(one, set())
+                yield from self._stands_for[one]
+            elif isinstance(one, type) and is_ours(one):
+                yield from {one} | {kind for kind in same if issubclass(kind, one)}
+
+    def _fields(self, fields: list[Any], kind: type, fresh: object) -> dict[str, Any]:
+        hints = declared(kind)
+        there = set(attributes(fresh)) if fresh is not NOTHING else set(hints)
+        names = [name for name, _ in fields]
+        if not there <= set(names) <= there | set(hints):
+            found = ", ".join(map(str, sorted(there.symmetric_difference(names), key=str)))
+            raise UnfitError(f"a {kind.__name__} with other attributes ({found})")
+        made = {}
+        for name, ref in fields:
+            try:
+                made[name] = self.value(ref, hints.get(name, UNDECLARED), getattr(fresh, name, NOTHING))
+            except UnfitError as error:
+                raise UnfitError(f"{error}, in {kind.__name__}.{name}") from None
+        return made
+
+    def _container(self, number: int, kind: str, parts: Sequence[Any], hint: Hint, fresh: object) -> Any:
+        found = [one for one in alternatives(hint) if one is UNDECLARED or origin_of(one) in _KINDS[kind]]
+        if not found or (UNDECLARED in found and _there(fresh) and type(fresh).__name__ != kind):
+            raise UnfitError(f"a {kind} where {_words(hint)} belongs")
+        again = number in self._made
+        if again and (number, found[0]) in self._read:
+            return self._made[number]
+        self._read.add((number, found[0]))
+        made = self._filled(number, kind, parts, found[0], fresh, again=again)
+        return self._made.setdefault(number, made)
+
+    def _filled(self, number: int, kind: str, parts: Sequence[Any], hint: Hint, fresh: object, *, again: bool) -> Any:
+        """Make a container; one that is there already is read again as another type, and what is made is let go."""
+        if kind == "dict":
+            mapping: dict[Any, Any] = {}
+            if not again:
+                self._made[number] = mapping  # before its contents, which may refer to it
+            of_key, of_value = typing.get_args(hint) or (UNDECLARED, UNDECLARED)
+            before = fresh if isinstance(fresh, dict) else {}
+            for key_ref, ref in parts[0]:
+                key = _key(self.value(key_ref, of_key, NOTHING))
+                mapping[key] = self.value(ref, of_value, before.get(key, NOTHING))
+            return mapping
+        several: list[Any] = []
+        if kind == "list" and not again:
+            self._made[number] = several
+        several.extend(self._elements(kind, parts[0], hint, fresh))
+        if kind == "list":
+            return several
+        if kind == "deque":
+            return deque(several, parts[1])
+        return _FIXED[kind](several if kind == "tuple" else map(_key, several))
+
+    def _elements(self, kind: str, refs: list[Any], hint: Hint, fresh: object) -> Iterator[Any]:
+        before = fresh if isinstance(fresh, list | tuple) else ()
+        hints = typing.get_args(hint)
+        if kind == "tuple" and hints and origin_of(hint) is tuple and hints[-1] is not Ellipsis:
+            if len(hints) != len(refs):
+                raise UnfitError(f"{len(refs)} things where {_words(hint)} belongs")
+        else:
+            hints = (hints[0] if hints else UNDECLARED,) * len(refs)
+            if kind == "list" and hints and hints[0] is UNDECLARED and len(before) not in (0, len(refs)):
+                raise UnfitError(f"{len(refs)} things where {len(before)} belong")
+        for place, (ref, one) in enumerate(zip(refs, hints, strict=True)):
+            yield self.value(ref, one, before[place] if place < len(before) else NOTHING)
+
+
+def number_in(ref: Any) -> int:
+    """The number of the node that [number] refers to."""
+    (number,) = ref
+    if type(number) is not int or number < 0:
+        raise UnfitError(f"a reference to {number!r}")
+    return number
+
+
+def _there(fresh: object) -> bool:
+    """Whether there is a counterpart that tells what a thing is like."""
+    return fresh is not NOTHING and fresh is not None
+
+
+def _is_protocol(hint: Hint) -> bool:
+    return bool(getattr(hint, "_is_protocol", False))
+
+
+def _words(hint: Hint) -> str:
+    return "something else" if hint is UNDECLARED else str(getattr(hint, "__name__", hint))
+
+
+def _checked(value: Any, hint: Hint, fresh: object) -> Any:
+    """Return a number, text, array, type of numbers or stream that may stand there."""
+    if not any(_fits(value, one, fresh) for one in alternatives(hint)):
+        raise UnfitError(f"a {type(value).__name__} where {_words(hint)} belongs")
+    if isinstance(value, np.ndarray) and isinstance(fresh, np.ndarray):
+        another = value.shape != fresh.shape and fresh.size
+        if another or value.dtype != fresh.dtype:
+            raise UnfitError(f"{value.dtype}{value.shape} where {fresh.dtype}{fresh.shape} belongs")
+    return value
+
+
+def _fits(value: Any, hint: Hint, fresh: object) -> bool:
+    if hint is UNDECLARED or hint is abc.Hashable:
+        return _is(value, _kind_of(fresh)) if _there(fresh) else isinstance(value, _ANY)
+    if origin_of(hint) is typing.Literal:
+        return any(type(value) is type(one) and value == one for one in typing.get_args(hint))
+    return _is(value, origin_of(hint))
+
+
+def _is(value: Any, kind: Hint) -> bool:
+    if isinstance(value, bool | np.bool_):
+        return kind is bool
+    return isinstance(value, _SCALARS.get(kind, kind if kind in _OF_NUMPY else ()))
+
+
+def _kind_of(fresh: object) -> Hint:
+    """Return the type that a number, text or array of the new simulation would be declared as."""
+    if isinstance(fresh, np.generic):
+        fresh = fresh.item()
+    return next((one for one in _OF_NUMPY if isinstance(fresh, one)), type(fresh))
+
+
+def _key(value: Any) -> Any:
+    """Return what is plain through and through: to hash it calls nothing of ours."""
+    if isinstance(value, tuple | frozenset):
+        for one in value:
+            _key(one)
+    elif type(value) not in (NoneType, bool, int, float, str, bytes):
+        raise UnfitError(f"a {type(value).__name__} as a key")
+    return value

@@ -1,0 +1,200 @@
+"""The warmed parent of local peers: imports once what every peer needs, then forks a process per peer.
+
+Importing torch takes seconds; sixteen peers that each do it take a minute of two cores.  This process imports it once,
+opens no socket and starts no thread, so that forking it is safe, and does one thing more: it watches its children and
+ends them when its own parent is gone.  Where a library starts a thread as it is imported all the same (some builds for
+GPUs do), or where threads cannot be counted, a peer is a fresh interpreter: slower to start, and safe.
+
+    python -m fedgossip.drivers.fork_server FD MODULE...
+    python -m fedgossip.drivers.fork_server {...}           one peer, as a fresh interpreter
+
+FD is a stream socket.  JSON lines in:  {"start": {...}} | {"signal": id, "number": s} | {"stop": true}
+JSON lines out:  {"ready": true} | {"started": id, "pid": p} | {"exited": id, "code": c}
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import select
+import signal
+import socket
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from fedgossip import plain
+
+if TYPE_CHECKING:
+    from fedgossip.net.identity import Identity
+
+STOP_SECONDS = 6.0
+"""Children that have not ended so long after SIGTERM are killed."""
+
+
+
+class Nursery:
+    """The loop of the warmed parent."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self.control = control
+        self.children: dict[int, int] = {}  # pid -> peer
+        self._buffer = b""
+        self._kill_at: float | None = None
+
+    def run(self) -> None:
+        """Serve until the parent says stop or is gone, and all children have ended."""
+        self._say({"ready": True})
+        while self._kill_at is None or self.children:
+            readable, _, _ = select.select([self.control] if self._kill_at is None else [], [], [], 0.05)
+            if readable:
+                self._hear()
+            self._reap()
+            if self._kill_at is not None and time.monotonic() > self._kill_at:
+                self._signal(signal.SIGKILL)
+
+    def _hear(self) -> None:
+        data = self.control.recv(1 << 20)
+        if not data:
+            self._stop()
+            return
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        for line in lines:
+            order: dict[str, Any] = msgspec.json.decode(line)
+            if "start" in order:
+                self._start(order["start"])
+            elif "signal" in order:
+                self._signal(order["number"], order["signal"])
+            else:
+                self._stop()
+
+    def _stop(self) -> None:
+        self._kill_at = time.monotonic() + STOP_SECONDS
+        self._signal(signal.SIGTERM)
+        self._signal(signal.SIGCONT)  # one that was suspended hears it too
+
+    def _signal(self, number: int, only: int | None = None) -> None:
+        for pid, peer in self.children.items():  # ours, and not reaped: no other process has these numbers
+            if only in (None, peer):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+
+    def _start(self, spec: dict[str, Any]) -> None:
+        pid = os.fork() if _threads() == 1 else self._afresh(spec)
+        if pid == 0:
+            self.control.close()
+            os._exit(_child(spec))
+        self.children[pid] = spec["node"]
+        self._say({"started": spec["node"], "pid": pid})
+
+    def _afresh(self, spec: dict[str, Any]) -> int:
+        """Start a peer as a new interpreter; its signals, ignored or not, are as with a fork."""
+        words = [sys.executable, "-m", "fedgossip.drivers.fork_server", msgspec.json.encode(spec).decode()]
+        actions = [
+            (os.POSIX_SPAWN_CLOSE, self.control.fileno()),
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+        ]
+        return os.posix_spawn(sys.executable, words, os.environ, file_actions=actions)
+
+    def _reap(self) -> None:
+        for pid in list(self.children):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                self._say({"exited": self.children.pop(pid), "code": os.waitstatus_to_exitcode(status)})
+
+    def _say(self, line: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):  # the parent is gone: the next recv says so
+            self.control.sendall(msgspec.json.encode(line) + b"\n")
+
+
+def _threads() -> int | None:
+    """Return how many threads this process has, those of libraries too; None where the system does not say."""
+    try:
+        return sum(1 for _ in Path("/proc/self/task").iterdir())
+    except OSError:
+        return None
+
+
+def _child(spec: dict[str, Any]) -> int:
+    """Be one peer; return the exit code.  What it prints goes to log.txt in its folder."""
+    from fedgossip import owner_files
+
+    folder = Path(spec["folder"])
+    try:
+        log = os.open(folder / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND, owner_files.FILE)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        return _peer(spec, folder)
+    except BaseException:
+        with contextlib.suppress(OSError):  # a full disk has no room for the log either
+            traceback.print_exc()
+            sys.stderr.flush()
+        return 1
+
+
+def _peer(spec: dict[str, Any], folder: Path) -> int:
+    from fedgossip.drivers.peer import run_peer
+    from fedgossip.drivers.simulate import faults_of
+    from fedgossip.errors import FedgossipError
+    from fedgossip.experiment import load
+    from fedgossip.net.faulty import Faults, RunClock
+    from fedgossip.plans import compose
+
+    plan = compose.plan(load(Path(spec["experiment"]), spec.get("overrides", ())))
+    try:
+        ended = run_peer(
+            plan,
+            spec["node"],
+            folder,
+            identity=_identity(folder, kept=bool(spec.get("restarts"))),
+            bind=spec["bind"],
+            endpoints=Path(spec["endpoints"]),
+            child=True,
+            faults=Faults(faults_of(plan), spec["node"], RunClock(Path(spec["began"]))),
+            **{key: spec[key] for key in ("resume", "incarnation", "checkpoint_seconds", "trace_bytes") if key in spec},
+        )
+    except FedgossipError as error:
+        with contextlib.suppress(OSError):
+            print(f"error: {plain.line(error, 1000)}", file=sys.stderr, flush=True)
+        return error.exit_code
+    return ended.exit_code
+
+
+def _identity(folder: Path, *, kept: bool) -> Identity:
+    """A key pair that lives and dies with this process; or one that is kept for the peer's next life."""
+    from fedgossip.net.identity import Identity
+
+    path = folder / "key.toml"
+    if kept and path.exists():
+        return Identity.load(path)
+    identity = Identity.new()
+    if kept:
+        identity.save(path)
+    return identity
+
+
+def ignore_the_terminal() -> None:
+    """Ctrl-C, and the end of a closed terminal, reach the whole group; the parent passes them on."""
+    for name in ("SIGINT", "SIGHUP"):
+        if number := getattr(signal, name, None):
+            signal.signal(number, signal.SIG_IGN)
+
+
+def main() -> None:
+    """Warm up with the modules named after the descriptor, then serve; or be the one peer that is described."""
+    ignore_the_terminal()
+    if sys.argv[1].startswith("{"):
+        sys.exit(_child(msgspec.json.decode(sys.argv[1])))
+    with socket.socket(fileno=int(sys.argv[1])) as control:
+        for module in sys.argv[2:]:
+            importlib.import_module(module)
+        Nursery(control).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,275 @@
+"""A real run on this machine: a process per peer, ZeroMQ between them, and this collector that reads what they write.
+
+The collector is no part of the learning: it knows the files that the peers leave, as they would lie on several
+machines, and puts them together into one run directory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from fedgossip import kernels, owner_files
+from fedgossip.drivers.fault_injector import Striker
+from fedgossip.drivers.participant import check_recordable
+from fedgossip.drivers.simulate import faults_of
+from fedgossip.errors import NetworkError, NotWrittenError
+from fedgossip.experiment import Experiment, load
+from fedgossip.plans import compose
+from fedgossip.plans.compose import Plan
+from fedgossip.records import EventRow, NetworkRow, Row
+from fedgossip.rundir import incarnations
+from fedgossip.rundir.collect import Collector, Watched, conclude, first_failure, last_word
+from fedgossip.rundir.run_directory import Keeper, Run, RunDirectory, write_whole
+
+START_SECONDS = 120.0
+"""For the warmed parent to import and every peer to listen; a cold disk and sixteen peers need some."""
+
+PATIENCE_SECONDS = 5.0
+"""When a peer has ended, the others may be silent for two trainings, two deadlines and so much longer;
+when the coordinator has ended, a training and so much longer."""
+
+CHECKPOINT_SECONDS = 0.5
+"""Between two checkpoints of a peer that the script will kill and start again."""
+
+BEGAN = "began"
+"""When the first training of the run began, in nanoseconds of this machine's clock: the fault scripts' zero."""
+
+STOP_SECONDS = 10.0
+POLL_SECONDS = 0.05
+
+NUMERIC = ("fedgossip.drivers.peer", "safetensors.numpy", "fedgossip.learning.analytic")
+LEARNING = (*NUMERIC, "torch", "sklearn.datasets", "fedgossip.learning.task", "fedgossip.learning.data")
+
+
+class Family:
+    """The peers' processes: a warmed parent, started early, forks them when they are wanted."""
+
+    def __init__(self, *, learning: bool = True, portable: bool = False) -> None:
+        ours, theirs = socket.socketpair()
+        modules = LEARNING if learning else NUMERIC
+        one_thread = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL")}
+        path = os.pathsep.join(p for p in sys.path if p)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "fedgossip.drivers.fork_server", str(theirs.fileno()), *modules],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            process_group=0,  # Ctrl-C reaches us alone, and we pass it on
+            env={**kernels.environment(portable=portable), **one_thread, "PYTHONPATH": path},
+        )
+        theirs.close()
+        self._control, self._buffer = ours, b""
+        self.pids: dict[int, int] = {}
+        self.exited: dict[int, int] = {}
+
+    def start(self, spec: dict[str, Any]) -> None:
+        """Fork one peer; for the second time, where it has exited."""
+        self.exited.pop(spec["node"], None)
+        self._say({"start": spec})
+
+    def signal(self, node: int, number: int) -> None:
+        """Send a signal to a peer, if it runs."""
+        self._say({"signal": node, "number": number})
+
+    def poll(self, timeout: float) -> None:
+        """Wait for news of the processes, at most `timeout` seconds."""
+        if not self._hear(timeout):
+            raise NetworkError("the process that starts the peers died", "Look at what it printed above.")
+
+    def _hear(self, timeout: float) -> bool:
+        """Take what the warmed parent says within `timeout` seconds; false when it has ended."""
+        readable, _, _ = select.select([self._control], [], [], timeout)
+        if not readable:
+            return True
+        data = self._control.recv(1 << 16)
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        for line in lines:
+            news = msgspec.json.decode(line)
+            if "started" in news:
+                self.pids[news["started"]] = news["pid"]
+            elif "exited" in news:
+                self.exited[news["exited"]] = news["code"]
+        return bool(data)
+
+    def stop(self) -> None:
+        """Ask all peers to end, wait, and end the warmed parent; it kills what does not obey."""
+        if self._process.returncode is not None:
+            return
+        self._say({"stop": True})
+        until = time.monotonic() + STOP_SECONDS
+        while self._hear(POLL_SECONDS) and time.monotonic() < until:
+            pass
+        try:
+            self._process.wait(1.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _say(self, line: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):  # it is gone: `poll` says so
+            self._control.sendall(msgspec.json.encode(line) + b"\n")
+
+    def __enter__(self) -> Family:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.stop()
+        self._control.close()
+
+
+def family_of(plan: Plan) -> Family:
+    """Return the processes for a run, being warmed."""
+    return Family(learning=plan.experiment.task.kind == "learning", portable=plan.experiment.train.portable)
+
+
+def run_local(
+    experiment: Experiment | Mapping[str, Any] | Path | str,
+    out: Path | str,
+    *,
+    seed: int | None = None,
+    overrides: Sequence[str] = (),
+    report: bool = True,
+    watch: Callable[[Row], None] | None = None,
+) -> Run:
+    """Run every peer of an experiment as a process of this machine; `out` is a new folder for the run directory.
+
+    `experiment`, `seed`, `overrides` and `watch` as in `simulate`.  A synchronous run without faults, late peers and a
+    budget of privacy ends with its digest.
+    """
+    if not isinstance(experiment, Experiment):
+        experiment = load(experiment, overrides, seed=seed)
+    return run_local_plan(compose.plan(experiment), Path(out), report=report, watch=watch)
+
+
+def run_local_plan(
+    plan: Plan,
+    out: Path,
+    *,
+    family: Family | None = None,
+    report: bool = True,
+    watch: Callable[[Row], None] | None = None,
+    resume: bool = False,
+    trace_bytes: int = 0,
+) -> Run:
+    """`run_local`, for an experiment whose graph is resolved already.  `family`: one that is warm already.
+
+    A peer that dies, or hangs, does not stop the others: the run is "partial".  Ctrl-C ends all of them and keeps what
+    was measured.  Raises the error of a peer that failed (its training raised, say) when the others have ended; what
+    was measured is kept.
+
+    `resume`: all peers of the run that was stopped in `out` go on from their last checkpoints.  Raises ResumeError.
+    `trace_bytes`: the longest trace of what a peer's machine is told, 0 for none.
+    """
+    began = time.monotonic()
+    check_recordable(plan, trace_bytes)
+    with family or family_of(plan) as processes:
+        script = faults_of(plan)
+        task, shares = compose.task_of(plan.experiment, plan.learners)  # may refuse it: nothing is made before
+        folders = [out / "peers" / f"{node:02d}" for node in range(plan.n)]
+        left = incarnations.prepare(out, folders, plan, task.schema, shares.digest) if resume else None
+        directory = RunDirectory.again(out, plan, left.rows) if left else RunDirectory(out, plan)
+        keeper = Keeper(directory, watch)
+        record = plan.record(task.evaluate, watch_all=False)
+        collector = Collector(folders, record, keeper)
+        interrupted = False
+
+        def note(name: str, peer: int, value: object = None) -> None:
+            keeper(EventRow(collector.rounds[peer], peer, name, value))
+
+        try:
+            if left and left.round:
+                keeper.remember(directory.rows())
+                record.went_on(next(row for row in reversed(keeper.rows) if isinstance(row, NetworkRow)))
+                collector.went_on(left.round, left.offsets)
+            else:
+                for row in record.started([task.initial(node) for node in range(plan.n)]):
+                    keeper(row)
+            specs = _specs(out, folders, restarts=script.restarts, resume=resume, trace_bytes=trace_bytes)
+            for folder, spec in zip(folders, specs.values(), strict=True):
+                owner_files.made(folder)
+                processes.start(spec)
+            (out / BEGAN).unlink(missing_ok=True)
+            _await_addresses(out, folders, processes)
+            _gather(plan, processes, collector, Striker(script, processes, _again(plan, specs), note), out / BEGAN)
+        except KeyboardInterrupt:
+            interrupted = True
+        except BaseException:
+            directory.abandon()
+            raise
+        processes.stop()
+    watched = Watched(interrupted, processes.exited, time.monotonic() - began)
+    return conclude(plan, task, shares, collector, directory, watched, report=report)
+
+
+def _gather(plan: Plan, processes: Family, collector: Collector, striker: Striker, began: Path) -> None:
+    """Read what the peers write until all have ended, or until those that are left hang; do what the script says."""
+    silent, zero, (starting, deadline) = 0.0, 0, plan.patience
+    while len(processes.exited) < plan.n or striker.away:
+        ended = len(processes.exited)
+        processes.poll(POLL_SECONDS)
+        news = collector.read() or len(processes.exited) > ended
+        if not zero and any(collector.rounds):
+            zero = time.monotonic_ns() - int(collector.slowest_training * 1e9)
+        if zero and not began.exists():
+            with contextlib.suppress(NotWrittenError):  # soon, perhaps: the run goes on
+                write_whole(began, str(zero).encode())
+        if zero:
+            striker.act(time.monotonic_ns() - zero)
+        collector.ended(processes.exited.keys() - striker.away)
+        # polls, not a clock: we may have been suspended with them
+        silent = 0.0 if news or striker.away else silent + POLL_SECONDS
+        if not processes.exited:
+            continue  # while all of them work nobody can say what is too long
+        left = [node for node in range(plan.n) if node not in processes.exited]
+        waiting = 2 * (deadline + collector.slowest_training)
+        if plan.n > len(plan.needed) and not set(plan.needed) & {*left, *striker.away}:
+            waiting = collector.slowest_training  # a coordinator has ended: nobody is there to be waited for
+        elif any(collector.rounds[node] == 0 for node in left):
+            waiting += starting
+        if silent > waiting + PATIENCE_SECONDS:
+            for node in left:
+                collector.keeper(EventRow(collector.rounds[node], node, "hung"))
+            return
+
+
+def _specs(
+    out: Path, folders: Sequence[Path], *, restarts: bool, resume: bool, trace_bytes: int
+) -> dict[int, dict[str, Any]]:
+    """What each peer's process is told; a peer that may be started again keeps its key, and checkpoints often."""
+    experiment, endpoints, began = ((out / name).resolve() for name in ("experiment.toml", "endpoints.toml", BEGAN))
+    files = {"experiment": str(experiment), "endpoints": str(endpoints), "began": str(began)}
+    common = {**files, "bind": "tcp://127.0.0.1:*", "restarts": restarts, "resume": resume, "trace_bytes": trace_bytes}
+    often = {"checkpoint_seconds": CHECKPOINT_SECONDS} if restarts else {}
+    return {
+        node: {"node": node, "folder": str(folder.resolve()), **common, **often} for node, folder in enumerate(folders)
+    }
+
+
+def _again(plan: Plan, specs: dict[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
+    """What a peer is told that is started again: the others have long begun, or have finished; it waits for no more."""
+    return {node: {**spec, "overrides": plan.restart_overrides} for node, spec in specs.items()}
+
+
+def _await_addresses(out: Path, folders: Sequence[Path], processes: Family) -> None:
+    """Put the addresses that the peers chose together into the file that they wait for."""
+    paths = [folder / "endpoint.toml" for folder in folders]
+    until = time.monotonic() + START_SECONDS
+    while not all(path.exists() for path in paths):
+        processes.poll(0.02)
+        if processes.exited or time.monotonic() > until:
+            missing = [node for node, path in enumerate(paths) if not path.exists()]
+            failure = first_failure([last_word(folders[node]) for node in missing])
+            advice = f"Their last words: {out}/peers/*/log.txt"
+            raise failure or NetworkError(f"peers {missing[:5]} did not start", advice)
+    write_whole(out / "endpoints.toml", b"\n".join(path.read_bytes() for path in paths))

@@ -1,0 +1,165 @@
+"""A member from a plan: the machine of a peer where others come and go.
+
+    members = load_members(endpoints_file, node)
+    machine = Informed(member_of(...), members, folder): it hears whom the organiser sends away, and keeps it
+    links.admit_guests(...), links.connect((), {}, expected, hello): the machine says whom to meet
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+from fedgossip.errors import ConfigError, NotWrittenError
+from fedgossip.machine import Checkpoint, Effect, Event, Fired, Machine, NodeId, Received, Report, Started
+from fedgossip.messages import NEWS_MAX, Entry, Join, MembershipUpdate
+from fedgossip.net.endpoints import Members, load_revoked, revoked_block
+from fedgossip.net.identity import Identity, verify
+from fedgossip.plans.gossip import GossipPlan, graph_seed, own_weights, section_of
+from fedgossip.plans.plan import Plan
+from fedgossip.protocols.member import Member
+from fedgossip.protocols.membership import MemberSettings, Membership
+from fedgossip.protocols.news import Trust
+from fedgossip.protocols.roster import Roster
+from fedgossip.protocols.roster_schedule import Make, Places, RosterSchedule
+from fedgossip.rundir.run_directory import write_whole
+from fedgossip.topology import Schedule, resolve_schedule
+from fedgossip.vectors import Vector
+
+
+def graphs_of(plan: GossipPlan) -> Make:
+    """The experiment's graph for any number of members; where its family has no such size, the exponential graph."""
+    section = section_of(plan.experiment)
+    own, seed = own_weights(plan.experiment), graph_seed(plan.experiment)
+
+    def make(ids: tuple[NodeId, ...]) -> Places:
+        if len(ids) == plan.n:
+            return plan.schedule
+        if len(ids) == 1:
+            return resolve_schedule("none", 1, weights="metropolis", seed=seed)
+        try:
+            return resolve_schedule(section.graph, len(ids), weights=section.weights or own, seed=seed)
+        except ConfigError:
+            return resolve_schedule("exponential", len(ids), weights=own or "metropolis", seed=seed)
+
+    return make
+
+
+def check_open(plan: Plan) -> None:
+    """Raise ConfigError where nobody can come later: the algorithm's sums are of a fixed number of peers."""
+    if not isinstance(plan, GossipPlan):
+        raise ConfigError("clients of a coordinator come and go as they like", "Leave --members and --join out.")
+    if plan.algorithm.needs.constant_members:
+        advice = 'Leave --members and --join out, or set algorithm.name = "dsgd" with another graph.'
+        raise ConfigError(f"{plan.experiment.algorithm.name} counts its peers: nobody can join or leave", advice)
+    if plan.experiment.algorithm.private:
+        advice = "Leave --members and --join out, or set algorithm.private = false."
+        raise ConfigError("the masks of private gossip are those of fixed neighbours: nobody can join or leave", advice)
+
+
+def member_of(
+    plan: Plan,
+    node: NodeId,
+    initial: Vector,
+    schema: str,
+    identity: Identity,
+    members: Members,
+    life: int,
+    *,
+    address: str = "",
+    join: bool = False,
+    resumed: Checkpoint | None = None,
+) -> Member:
+    """Make the machine of one member.
+
+    `life` is above the incarnations of its earlier lives: the time of its start in seconds.  `address`: where the
+    others reach it, by default as `members` says.  `join`: the run has begun.  `resumed`: what a life before wrote.
+    Raises ConfigError for an algorithm whose peers must all be there all the time.
+    """
+    check_open(plan)
+    assert isinstance(plan, GossipPlan)
+    own = members.endpoints[node]
+    founders = members.founders
+    roster = Roster.founding({i: (e.address, e.key, e.verify) for i, e in founders.items()}, node)
+    trust = Trust({i: (e.key, e.verify) for i, e in founders.items()}, verify, members.organiser)
+    late = node not in founders
+    me = Entry(
+        node, life, address or own.address, identity.public, identity.verify, -1 if late else 0, admission=own.admission
+    )
+    e = plan.experiment
+    membership = Membership(me, roster, trust, identity.sign, graphs_of(plan), MemberSettings(), e.seed, e.rounds)
+
+    def make(schedule: RosterSchedule, checkpoint: Checkpoint | None, incarnation: int) -> Machine:
+        theirs = replace(plan, schedule=cast(Schedule, schedule))
+        return theirs.machine(node, initial, schema, checkpoint, incarnation=incarnation)
+
+    layout = schema, initial.size, initial.dtype.name
+    take_up = plan.resume_point
+    start_ns = int(e.algorithm.start_timeout * 1e9)
+    return Member(membership, make, take_up, layout, e.rounds, join=join or late, resumed=resumed, start_ns=start_ns)
+
+
+REVOKED = "revoked.toml"
+"""In the peer's folder: whom the organiser has sent away, as far as the peer has heard."""
+
+
+class Informed:
+    """A member that takes up the revocations in its own file of endpoints, also while it runs, and keeps all it hears.
+
+    The files are looked at with every tick of the member's clock.  What is kept outlives the process: a next life in
+    the folder knows it from its start, whoever it meets.
+    """
+
+    def __init__(self, member: Member, members: Members, folder: Path) -> None:
+        self.member, self._source, self._kept = member, members.path, folder / REVOKED
+        self._own = member.membership.node
+        self._seen: dict[Path, int] = {}
+        self._written, self._unwritten = 0, False
+
+    def introduction(self) -> Join | None:
+        return self.member.introduction()
+
+    def handle(self, event: Event, now_ns: int) -> Sequence[Effect]:
+        """Take one event; see machine.Machine."""
+        effects = list(self.member.handle(event, now_ns))
+        if isinstance(event, Started):
+            effects += self._read(self._kept, now_ns)
+        if self._source and event in (Started(), Fired(("member", "tick"))):
+            effects += self._read(self._source, now_ns)
+        return [*self._keep(ticked=event == Fired(("member", "tick"))), *effects]
+
+    def _read(self, path: Path, now_ns: int) -> list[Effect]:
+        """Tell the member what is new in a file; a file that cannot be read costs a report, once for each change."""
+        try:
+            changed = path.stat().st_mtime_ns
+        except OSError:
+            return []
+        if self._seen.get(path) == changed:
+            return []
+        self._seen[path] = changed
+        try:
+            revoked = load_revoked(path)
+        except ConfigError as error:
+            return [Report("unread", {"text": str(error)}, max(self.member.membership.round, 0))]
+        effects: list[Effect] = []
+        for start in range(0, len(revoked), NEWS_MAX):
+            news = MembershipUpdate(revoked[start : start + NEWS_MAX])
+            effects += self.member.handle(Received(self._own, news), now_ns)
+        return effects
+
+    def _keep(self, *, ticked: bool) -> list[Effect]:
+        """Write down who was sent away, before anybody is told that we know; where the disk is full, with a later tick.
+        """
+        revoked = self.member.membership.roster.revoked
+        if len(revoked) == self._written or (self._unwritten and not ticked):
+            return []
+        text = "\n".join(revoked_block(revoked[node]) for node in sorted(revoked))
+        try:
+            write_whole(self._kept, text.encode())
+        except NotWrittenError as error:
+            first, self._unwritten = not self._unwritten, True
+            return [Report("unread", {"text": str(error)}, 0)] if first else []
+        self._written, self._unwritten = len(revoked), False
+        return []

@@ -1,0 +1,148 @@
+"""What makes the links and the machine of a real participant, with what only it has: keys, a policy, its own log."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedgossip.drivers.members import Informed, member_of
+from fedgossip.errors import ConfigError
+from fedgossip.machine import Checkpoint, Machine, NodeId
+from fedgossip.messages import Hello
+from fedgossip.net.client import Spoke
+from fedgossip.net.endpoints import Endpoints, Members
+from fedgossip.net.identity import Identity
+from fedgossip.net.mesh import Links
+from fedgossip.net.server import Hub
+from fedgossip.net.transport import Transport
+from fedgossip.plans.credentials import real
+from fedgossip.plans.federation import FederationPlan
+from fedgossip.plans.gossip import GossipPlan
+from fedgossip.plans.ledger import SUFFIX, SpentLedger, data_of
+from fedgossip.plans.plan import CLIENT, COORDINATOR, Plan
+from fedgossip.plans.privacy_budget import account_before
+from fedgossip.plans.recovering import peer_of
+from fedgossip.records import EventRow
+from fedgossip.rundir.audit_recorder import Recorder
+from fedgossip.rundir.incarnations import MakeMachine
+from fedgossip.rundir.mask_ledger import LEDGER, private_maker
+from fedgossip.secure.session import Policy
+from fedgossip.vectors import Vector
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a participant was started with."""
+
+    folder: Path
+    identity: Identity
+    endpoints: Endpoints
+    hello: Hello
+    links: Transport
+    members: Members | None
+    join: bool
+    resume: bool
+    policy: Policy | None
+    masked: Path | None
+    spent: Path | None
+
+
+@dataclass(frozen=True)
+class Made:
+    """`recorder` keeps the log of a coordinator or a client; peers keep none."""
+
+    make: MakeMachine
+    recorder: Recorder | None = None
+    events: Sequence[EventRow] = ()
+    """What the record should say before it begins."""
+
+
+def transport_of(plan: Plan, node: NodeId, bind: str, identity: Identity) -> Transport:
+    """Return what a participant hears and speaks by; who listens does so at `bind`.  Raises NetworkError."""
+    role = plan.role(node)
+    if role == CLIENT:
+        return Spoke(node, identity)
+    return Hub(node, bind, identity) if role == COORDINATOR else Links(node, bind, identity)
+
+
+@contextlib.contextmanager
+def made_by(plan: Plan, node: NodeId, given: Given) -> Iterator[Made]:
+    """Give what makes the machine, and close its files in the end.  Raises FedgossipError."""
+    with contextlib.ExitStack() as stack:
+        if given.members:
+            yield Made(_member(plan, node, given, given.members))
+        elif plan.role(node):
+            yield _federated(plan, node, given, stack)
+        elif isinstance(plan, GossipPlan) and plan.masks:
+            ledger = given.masked or given.folder / LEDGER
+            who = node, given.hello, given.identity, given.endpoints, ledger, stack
+            yield Made(private_maker(plan, *who, resume=given.resume))
+        else:
+            yield Made(_plain(plan, node, given))
+
+
+def _plain(plan: Plan, node: NodeId, given: Given) -> MakeMachine:
+    def make(initial: Vector, checkpoint: Checkpoint | None, incarnation: int) -> Machine:
+        return peer_of(plan, node, initial, given.hello.schema, checkpoint, incarnation=incarnation)
+
+    return make
+
+
+def _member(plan: Plan, node: NodeId, given: Given, members: Members) -> MakeMachine:
+    def make(initial: Vector, checkpoint: Checkpoint | None, _incarnation: int) -> Machine:
+        life = int(time.time())  # above those of earlier lives, as long as the clock is not set back
+        about = plan, node, initial, given.hello.schema, given.identity, members, life
+        member = member_of(*about, join=given.join, resumed=checkpoint)
+        machine = Informed(member, members, given.folder)
+        if members.organiser:
+            assert isinstance(given.links, Links)
+            given.links.admit_guests(machine.introduction())
+        return machine
+
+    return make
+
+
+def _federated(plan: Plan, node: NodeId, given: Given, stack: contextlib.ExitStack) -> Made:
+    role, run = plan.role(node), given.hello.experiment
+    assert isinstance(plan, FederationPlan)
+    spends = plan.spends(node)
+    recorder = stack.enter_context(
+        Recorder(given.folder, node, role, given.identity, run, synced=plan.masks or spends)
+    )
+    before = recorder.account(_ledger(plan, node, given, stack)) if spends else ()
+    own = None
+    if plan.masks or spends:
+        own = real(given.identity, given.endpoints, given.policy, recorder.past, before)
+    if own and plan.masks and role == COORDINATOR:
+        recorder.transcribe(own.roster.first(plan.learners))
+
+    def make(initial: Vector, checkpoint: Checkpoint | None, incarnation: int) -> Machine:
+        return plan.machine(node, initial, given.hello.schema, checkpoint, incarnation=incarnation, own=own)
+
+    return Made(make, recorder, _spent_before(plan, node, before))
+
+
+def _ledger(plan: FederationPlan, node: NodeId, given: Given, stack: contextlib.ExitStack) -> SpentLedger:
+    path = given.spent or given.folder / SUFFIX
+    return stack.enter_context(contextlib.closing(SpentLedger(path, plan.unit, data_of(plan.experiment, node))))
+
+
+def _spent_before(plan: FederationPlan, node: NodeId, before: Sequence[Mapping[str, object]]) -> list[EventRow]:
+    if not before:
+        return []
+    p = plan.section.privacy
+    about = {"epsilon": account_before(before).epsilon(p.delta), "limit": p.max_epsilon, "releases": len(before)}
+    return [EventRow(0, node, "spent_before", about)]
+
+
+def check_recordable(plan: Plan, trace_bytes: int) -> None:
+    """Raise ConfigError where a run that masks what it sends, or keeps a budget of privacy, is to be traced."""
+    if trace_bytes and isinstance(plan, FederationPlan) and plan.unit != "none":
+        advice = "Leave --trace out; clients and coordinators keep signed logs, see `fedgossip audit show`."
+        raise ConfigError("a run with a budget of privacy cannot be replayed: its account is not in a trace", advice)
+    if trace_bytes and plan.masks:
+        advice = "Leave --trace out; clients and coordinators keep signed logs, see `fedgossip audit show`."
+        raise ConfigError("a run with masks cannot be replayed: its secrets are written down nowhere", advice)

@@ -1,0 +1,320 @@
+"""One real peer, from experiment to final model: what every process of a real run does, on one machine or on many.
+
+It leaves a folder of its own:
+
+    experiment.toml      the experiment with every default (where no collector keeps it)
+    endpoint.toml        where it listens, and its public key
+    metrics.jsonl        a line per round, and per event
+    snapshots/000005.*   its vectors around an evaluated round (only when a collector asked for them)
+    model.safetensors    its final model;  vector.safetensors: the same as one flat vector, for digests
+    ended.json           written last: how it ended
+    checkpoint.*         what a next life goes on from, see checkpoints
+    trace.bin            what its machine was told (only when asked for), see trace
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType, TracebackType
+
+import tomli_w
+
+from fedgossip import kernels
+from fedgossip.checkpoints import SECONDS, Checkpoints
+from fedgossip.decoding import from_toml
+from fedgossip.drivers.participant import Given, Made, check_recordable, made_by, transport_of
+from fedgossip.errors import (
+    PARTIAL_EXIT,
+    BudgetError,
+    FedgossipError,
+    NetworkError,
+    NotWrittenError,
+    ResumeError,
+    TooFewPeersError,
+)
+from fedgossip.machine import Checkpoint, Machine, NodeId
+from fedgossip.messages import Expected, Hello
+from fedgossip.net import endpoints as endpoint_files
+from fedgossip.net.endpoints import Endpoint, Endpoints, Members
+from fedgossip.net.faulty import Faults
+from fedgossip.net.host import Host, Ports
+from fedgossip.net.identity import Identity
+from fedgossip.net.transport import Transport
+from fedgossip.plans import compose
+from fedgossip.plans.compose import DataShares, Plan
+from fedgossip.plans.plan import PARTIAL
+from fedgossip.records import EventRow, PeerRow, Row, read_rows
+from fedgossip.rundir import incarnations
+from fedgossip.rundir.incarnations import Life
+from fedgossip.rundir.peer_files import PeerEnded, PeerFiles, failed, try_to_tell, write_ended
+from fedgossip.rundir.run_directory import write_whole
+from fedgossip.secure.session import Policy
+from fedgossip.task import LocalTask
+from fedgossip.trace.files import Opening, Trace, Traced
+
+WAIT_FOR_ENDPOINTS_SECONDS = 150.0
+"""For a collector to hear from all peers; longer than it waits itself, so that it is the one to say who is missing."""
+
+
+class Stopper:
+    """Turns signals into a question that the host asks; also stops when the process that started us is gone."""
+
+    def __init__(self, links: Transport, *, child: bool) -> None:
+        self.asked = False
+        self._parent = os.getppid() if child else None
+        self._before = {
+            signal.SIGTERM: signal.signal(signal.SIGTERM, self._stop),
+            signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN if child else self._stop),  # see Family
+        }
+        links.wake_on_signals()
+
+    def __enter__(self) -> Stopper:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _stop(self, number: int, _frame: FrameType | None) -> None:
+        if self.asked and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.asked = True
+
+    def __call__(self) -> bool:
+        return self.asked or (self._parent is not None and os.getppid() != self._parent)
+
+
+def run_peer(
+    plan: Plan,
+    node: NodeId,
+    folder: Path,
+    *,
+    identity: Identity,
+    bind: str,
+    endpoints: Endpoints | Path,
+    child: bool = False,
+    watch: Callable[[Row], None] | None = None,
+    resume: bool = False,
+    incarnation: int | None = None,
+    checkpoint_seconds: float = SECONDS,
+    trace_bytes: int = 0,
+    faults: Faults | None = None,
+    members: Members | None = None,
+    join: bool = False,
+    policy: Policy | None = None,
+    masked: Path | None = None,
+    spent: Path | None = None,
+    learning: tuple[LocalTask, DataShares] | None = None,
+) -> PeerEnded:
+    """Run peer `node` to the end; `folder` exists and is empty.  Raises FedgossipError, which ended.json also tells.
+
+    `endpoints`: where everyone is, or a file that will appear.  `child`: started by a collector on this machine, which
+    reads snapshots and passes signals on.  `policy`: what a client of a coordinator insists on; by default what the
+    experiment says.
+
+    `resume`: go on in the folder of a life before, from its last checkpoint, or from the beginning where it wrote none.
+    `incarnation` numbers this life; by default one more than the last.  Raises ResumeError for a checkpoint of another
+    experiment, and where there are some and none can be read.
+
+    `checkpoint_seconds` lie between two checkpoints; `trace_bytes` is the longest trace of what the machine is told,
+    0 for none.  `faults`: what a fault script does inside this process.  `members`: others may come and go, and so may
+    we; `join`: the run has begun.  `masked`, `spent`: where a private peer notes what its key has masked, and a client
+    what it has spent of privacy, beside the key; by default in the folder.  `learning`: the task, and who has which
+    examples, where that is made already.
+    """
+    check_recordable(plan, trace_bytes)
+    try:
+        links = transport_of(plan, node, _same_port(folder, bind) if resume else bind, identity)
+    except FedgossipError as error:
+        try_to_tell(folder, failed(error))
+        raise
+    with contextlib.ExitStack() as stack, contextlib.closing(links), Stopper(links, child=child) as stop:
+        try:
+            if not child:  # whose collector keeps it
+                write_whole(folder / "experiment.toml", tomli_w.dumps(plan.experiment.to_dict()).encode())
+            where = endpoint_files.signed(identity, links.address if plan.listens(node) else "")
+            write_whole(folder / "endpoint.toml", endpoint_files.block(node, where).encode())
+            held = [node] if node < plan.learners else []
+            task, shares = learning or compose.task_of(plan.experiment, plan.learners, held, os.urandom)
+            plan = plan.with_shares(shares)
+            task = faults.on_task(task) if faults else task
+            begin = incarnations.next_after if resume else incarnations.first
+            life = begin(plan, node, folder, task.schema, shares.digest, incarnation)
+            known = endpoints if not isinstance(endpoints, Path) else _await_endpoints(endpoints, plan, stop)
+            hello = replace(
+                compose.hello_of(plan, task.schema, shares.digest, compose.likeness_of(plan, task)),
+                incarnation=life.about.incarnation,
+                process=secrets.randbits(53),
+                processor=compose.processor_of(plan, node),
+            )
+            expected = Expected(
+                task.schema, task.dtype.name, task.length, plan.vectors, plan.masked(task.length)
+            )
+            links.connect(() if members else plan.partners(node), known, expected, hello)
+            if resume and not child:  # a collector has read on: it must find what it has read
+                incarnations.cut_rows(folder / "metrics.jsonl", life.round)
+            files = PeerFiles(folder, node, plan, task, snapshots=child)
+            given = Given(folder, identity, known, hello, links, members, join, resume, policy, masked, spent)
+            made = stack.enter_context(made_by(plan, node, given))
+        except FedgossipError as error:
+            if child or not resume:  # a refused resume changes nothing
+                try_to_tell(folder, failed(error))
+            raise
+        one = _Peer(plan, task, hello, files, life, watch, checkpoint_seconds, made)
+        return one.run(faults.on_links(links) if faults else links, stop, trace_bytes)
+
+
+class _Peer:
+    """One life of a peer, all its parts made."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        task: LocalTask,
+        hello: Hello,
+        files: PeerFiles,
+        life: Life,
+        watch: Callable[[Row], None] | None,
+        checkpoint_seconds: float,
+        made: Made,
+    ) -> None:
+        self._made = made
+        self.plan, self.task, self.hello, self.files, self.life, self.watch = plan, task, hello, files, life, watch
+        self.node = files.node
+        self._seconds_before = incarnations.seconds_in(files.folder / "metrics.jsonl") if life.again else 0.0
+        self.counts: dict[str, int] = {}
+        """What happened and is no report of the machine."""
+        self._turn = threading.Lock()
+        self._kept = Checkpoints(files.folder, life.about, self._not_written, checkpoint_seconds)
+
+    def run(self, links: Transport, stop: Stopper, trace_bytes: int) -> PeerEnded:
+        """Gossip to the end, and write what came out."""
+        files, vector = self.files, None
+        error: FedgossipError | None = None
+        for row in [*self.life.events(), *self._made.events]:
+            self._event(row)
+        with contextlib.ExitStack() as stack:
+            machine = self._machine(trace_bytes, stack)
+            ports = Ports(self._write, files.outgoing, files.mixed, stop, self._keep)
+            if recorder := self._made.recorder:
+                ports = replace(ports, log=recorder.log, witness=recorder.witness)
+            host = Host(self.node, machine, links, self.task, self.hello, ports)
+            del machine
+            try:
+                vector = host.run()
+            except FedgossipError as failure:
+                error, vector = failure, host.result  # what was learned before is kept
+        written = self._kept.close()
+        try:
+            files.save(vector)
+        except NotWrittenError as failure:
+            error = failure
+        if error and not isinstance(error, BudgetError):  # of which the machine's own report says all
+            self._write(EventRow(files.round, self.node, "failed", {"text": str(error), "advice": error.advice}))
+        ended = self._ended(error, written, stopped=stop())
+        ended.counts = {**host.counts, **self.counts, **files.lost()}
+        if error:
+            try_to_tell(files.folder, ended)
+            raise error
+        write_ended(files.folder, ended)
+        return ended
+
+    def _machine(self, trace_bytes: int, stack: contextlib.ExitStack) -> Machine:
+        """Make the machine, in the state that the life before left, or with its first vector."""
+        node, life, initial = self.node, self.life, self.task.initial(self.node)
+        try:
+            if life.resumed:
+                incarnations.give_memory(self.task, node, life.resumed.task)
+            self.files.started(life.round, initial)
+            machine = self._made.make(initial, life.checkpoint, life.about.incarnation)
+        except Exception as error:
+            if isinstance(error, FedgossipError) or not life.resumed:
+                raise
+            text = f"{self.files.folder}: a checkpoint that peer {node} cannot go on from: {error!r}"
+            raise ResumeError(text, "Put a good copy there, or start this peer in a new folder.") from error
+        if not trace_bytes:
+            return machine
+        about = life.about
+        opening = Opening(
+            node, about.incarnation, self.task.schema, about.version, about.experiment, initial, life.checkpoint
+        )
+        path = incarnations.trace_path(self.files.folder, about.incarnation)
+        trace = stack.enter_context(contextlib.closing(Trace(path, opening, self._not_traced, trace_bytes)))
+        return Traced(machine, trace)
+
+    def _write(self, row: Row) -> None:
+        if isinstance(row, PeerRow):
+            row.seconds += self._seconds_before
+            self.files.round = max(self.files.round, row.round)
+        with self._turn:  # checkpoints are written by a thread of their own
+            told = self.files.writer.write(row)
+            if self.watch:
+                self.watch(row)
+                if told:
+                    self.watch(told)
+
+    def _event(self, row: EventRow) -> None:
+        self.counts[row.name] = self.counts.get(row.name, 0) + 1
+        self._write(row)
+
+    def _keep(self, checkpoint: Checkpoint) -> None:
+        if checkpoint.durable:
+            self._kept.now(checkpoint)
+            return
+        self._kept.keep(checkpoint, incarnations.memory_of(self.task, self.node))
+
+    def _not_written(self, round: int, error: OSError) -> None:
+        value = {"reason": type(error).__name__, "text": error.strerror or str(error)}
+        self._event(EventRow(round, self.node, "checkpoint_failed", value))
+
+    def _not_traced(self, name: str, text: str) -> None:
+        self._event(EventRow(self.files.round, self.node, name, {"text": text}))
+
+    def _ended(self, error: FedgossipError | None, written: int | None, *, stopped: bool) -> PeerEnded:
+        rounds = self.files.round
+        whole = self.plan.is_complete(self.node, rounds, stopped=stopped)
+        ended = self._whole(rounds) if whole else PeerEnded("interrupted", rounds, {}, exit_code=130)
+        if error:
+            ended = failed(error, rounds)
+        ended.experiment, ended.schema, ended.code = self.hello.experiment, self.hello.schema, self.hello.code
+        ended.checkpoint = self.life.round if written is None and self.life.resumed else written
+        ended.incarnation = self.life.about.incarnation
+        ended.processor, ended.kernels = kernels.processor(), kernels.used() or ""
+        return ended
+
+    def _whole(self, rounds: int) -> PeerEnded:
+        """It came to its end: as finished, or without something that the run is for."""
+        rows = read_rows(self.files.folder / "metrics.jsonl")  # those of lives before, too
+        lacking = self.plan.lacking(rows, self.node)
+        if not lacking.said:
+            return PeerEnded("finished", rounds, {})
+        code = TooFewPeersError.exit_code if lacking.in_vain else PARTIAL_EXIT
+        return PeerEnded(PARTIAL, rounds, {}, " ".join(lacking.said), exit_code=code)
+
+
+def _same_port(folder: Path, bind: str) -> str:
+    """Return the address of the life before where `bind` leaves the port open: the others look for us there."""
+    if not bind.endswith(":*"):
+        return bind
+    try:
+        (peer,) = from_toml((folder / "endpoint.toml").read_text())["peer"]
+        return str(peer["address"])
+    except (OSError, ValueError, KeyError):
+        return bind
+
+
+def _await_endpoints(path: Path, plan: Plan, stop: Stopper) -> dict[NodeId, Endpoint]:
+    until = time.monotonic() + WAIT_FOR_ENDPOINTS_SECONDS
+    while not path.exists():
+        if stop() or time.monotonic() > until:
+            raise NetworkError(f"{path} did not appear", "Did the other peers of this run start?")
+        time.sleep(0.01)
+    return endpoint_files.load(path, plan.n, plan.listens)

@@ -1,0 +1,205 @@
+"""Tell a fresh machine what a real one was told, and see whether the same bits come out.
+
+    fedgossip replay RUN                    every peer of a run, or one peer's folder, or one trace
+
+    replay(Path("runs/first-n6-local-.../peers/03"))        the same from Python: a failure in the field becomes a test
+
+A trace holds the first vector and all updates, so that neither data nor torch are needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import islice
+from pathlib import Path
+
+import msgspec
+
+from fedgossip.checkpoints import incarnation_of
+from fedgossip.decoding import json_value
+from fedgossip.errors import ConfigError, ProtocolError, ResumeError
+from fedgossip.experiment import checked
+from fedgossip.machine import Finish, Machine, NodeId, told
+from fedgossip.plans import compose
+from fedgossip.plans.compose import Plan
+from fedgossip.plans.recovering import peer_of
+from fedgossip.rundir.collect import last_word
+from fedgossip.rundir.incarnations import trace_path
+from fedgossip.trace.events import TraceError, described
+from fedgossip.trace.files import Entry, Opening, Reading, refusal
+from fedgossip.vectors import Vector, digest
+from fedgossip.version import __version__
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first event at which a replay did something else.  `was` and `now` are one effect; "" is none."""
+
+    event: int
+    told: str
+    was: str
+    now: str
+
+    def __str__(self) -> str:
+        return f"event {self.event}, {self.told}: was {self.was or 'nothing'}, is {self.now or 'nothing'}"
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What came of a replay.
+
+    `end`: the machine `finished`; or the trace is `torn`, or `open`: it ends before that; or `until` was reached.
+    """
+
+    path: Path
+    node: NodeId
+    incarnation: int
+    version: str
+    events: int
+    end: str
+    difference: Difference | None = None
+    digest: str | None = None
+    """sha256 of the final vector of the replayed machine; None where it did not finish."""
+    kept: str | None = None
+    """The same of the vector.safetensors beside the trace; None where there is none of this life."""
+
+    @property
+    def equal(self) -> bool:
+        """Whether every effect was the same, and the final vector is the one that the peer left."""
+        return self.difference is None and (self.kept is None or self.digest is None or self.kept == self.digest)
+
+
+Show = Callable[[Entry], None]
+
+
+def replay(
+    path: Path | str,
+    *,
+    until: int | None = None,
+    show: Show | None = None,
+    make: Callable[[Opening], Machine] | None = None,
+) -> Replayed:
+    """Replay one trace: a file, or the folder of a peer, of which the last life counts.
+
+    Stops at the first difference, or after `until` events.  `show` is given every event before it is told, `make` makes
+    the machine in place of the experiment's own.  Raises TraceError for a trace that cannot be read.
+    """
+    path = Path(path)
+    if path.is_dir():
+        path = (traces_in(path) or [trace_path(path, 0)])[-1]
+    with Reading(path) as reading:
+        opening = reading.opening
+        machine = (make or machine_of)(opening)
+        events, result, difference, end = 0, None, None, "open"
+        for entry in reading:
+            if until is not None and entry.number > until:
+                end = "until"
+                break
+            if show:
+                show(entry)
+            events = entry.number
+            try:
+                lines, result = _tell(machine, entry)
+            except Exception as error:
+                text = f"{path}: event {events} cannot be told to the machine: {error!r}"
+                raise TraceError(text, "Set FEDGOSSIP_TRACEBACK=1 to see where.") from error
+            if entry.answer is not None and lines != entry.answer:
+                difference = _difference(path, events, entry.answer, lines)
+                break
+            if result is not None:
+                break
+        if result is not None or reading.end == "torn":
+            end = "torn" if result is None else "finished"
+    return Replayed(
+        path,
+        opening.node,
+        opening.incarnation,
+        opening.version,
+        events,
+        end,
+        difference,
+        None if result is None else digest([result]),
+        _kept(path.parent, opening.incarnation),
+    )
+
+
+def _tell(machine: Machine, entry: Entry) -> tuple[list[str], Vector | None]:
+    """Return the effects as lines, and the final vector if this was the end."""
+    try:
+        effects = told(machine, entry.event, entry.now_ns)
+    except ProtocolError as error:
+        return [refusal(error)], None
+    digests: dict[int, str] = {}
+    lines = [described(effect, digests) for effect in effects]
+    return lines, next((effect.result for effect in effects if isinstance(effect, Finish)), None)
+
+
+def _difference(path: Path, number: int, was: list[str], now: list[str]) -> Difference:
+    place = next((k for k, (a, b) in enumerate(zip(was, now, strict=False)) if a != b), min(len(was), len(now)))
+    with Reading(path) as reading:  # again: what a machine has been told may be used up
+        (told,) = (described(entry.event) for entry in islice(reading, number - 1, number))
+    return Difference(number, told, *(one[place] if place < len(one) else "" for one in (was, now)))
+
+
+def _kept(folder: Path, incarnation: int) -> str | None:
+    """Return the digest of the vector that this life of the peer left, None where it left none."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    try:
+        ended = last_word(folder)
+        if ended is None or ended.incarnation != incarnation:
+            return None
+        return digest([load_file(folder / "vector.safetensors")["vector"]])
+    except (ConfigError, OSError, SafetensorError, KeyError):
+        return None
+
+
+def machine_of(opening: Opening) -> Machine:
+    """Make the machine that a trace was opened for.  Raises TraceError where its experiment cannot be read."""
+    try:
+        plan = _plan(msgspec.json.encode(opening.experiment))
+        o = opening
+        return peer_of(plan, o.node, o.initial, o.schema, o.resumed, incarnation=o.incarnation)
+    except Exception as error:  # its experiment, its first vector or its checkpoint is of somebody else's making
+        advice = f"It was written by fedgossip {opening.version}, this is {__version__}."
+        raise TraceError(f"the trace of peer {opening.node}: {error or repr(error)}", advice) from error
+
+
+@lru_cache(maxsize=4)
+def _plan(experiment: bytes) -> Plan:
+    """The peers of a run share one plan."""
+    return compose.plan(checked(json_value(experiment), "trace"))
+
+
+def traces_in(folder: Path) -> list[Path]:
+    """Return the traces in a peer's folder, by life."""
+    return sorted(
+        folder.glob("trace*.bin"), key=lambda path: int(path.suffixes[0][1:]) if len(path.suffixes) > 1 else 0
+    )
+
+
+def lives_of(folder: Path) -> int:
+    """Return how many lives the peer of a folder has begun; 0 where the folder does not tell."""
+    try:
+        return incarnation_of(folder) + 1
+    except ResumeError:
+        return 0
+
+
+def traces_of(run: Path, peer: NodeId | None = None) -> list[Path]:
+    """Return the traces of a run, a peer's folder or a trace itself; of `peer` alone where given.
+
+    Raises TraceError where there are none.
+    """
+    if run.is_file():
+        return [run]
+    if not run.is_dir():
+        raise TraceError(f"{run}: no such file or folder", "`fedgossip runs` lists the runs that are there.")
+    folders = [run, *sorted((run / "peers").glob("*"))] if peer is None else [run / "peers" / f"{peer:02d}"]
+    found = [path for folder in folders for path in traces_in(folder)]
+    if not found:
+        raise TraceError(f"{run}: no trace" + ("" if peer is None else f" of peer {peer}"), "Record with --trace.")
+    return found

@@ -1,0 +1,98 @@
+"""Go on with a run that was stopped: `fedgossip run --resume RUN`."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fedgossip import checkpoints
+from fedgossip.decoding import UnreadableError, json_value
+from fedgossip.drivers import sim_checkpoint
+from fedgossip.errors import ResumeError
+from fedgossip.experiment import Experiment, load
+from fedgossip.plans import compose
+from fedgossip.plans.plan import EXHAUSTED
+from fedgossip.records import Row
+from fedgossip.rundir.run_directory import INCOMPLETE, WHOLE, Run
+
+
+def resume(
+    run: Path | str,
+    experiment: Experiment | None = None,
+    *,
+    report: bool = True,
+    watch: Callable[[Row], None] | None = None,
+    trace_bytes: int = 0,
+) -> Run:
+    """Bring a stopped run to its end, in its directory; a simulated one bit for bit as if it had not been stopped.
+
+    Real peers go on from their last checkpoints, with one another or, for those that had gone further, without.
+    `experiment`: the one that it had, where only what may differ does; by default that of the directory.  Raises
+    ResumeError, which says which keys differ, where it cannot go on; nothing is changed then.
+    """
+    run = Path(run)
+    stored = load(experiment_in(run))
+    experiment = experiment or stored
+    engine = engine_of(run)
+    simulated = engine != "local"
+    if found := checkpoints.differences(stored.to_dict(), experiment.to_dict(), simulated=simulated):
+        advice = f"Give the experiment that it had, {run / 'experiment.toml'}, or start a new run."
+        raise ResumeError(f"{run}: a run of another experiment: {'; '.join(found)}", advice)
+    if _status(run) == EXHAUSTED:
+        advice = "What it has learned is kept.  More rounds need more noise, or a larger max_epsilon: a new run."
+        raise ResumeError(f"{run}: its budget of privacy has ended this run", advice)
+    if _status(run) in WHOLE and experiment.rounds == stored.rounds:
+        raise ResumeError(f"{run}: this run has come to its end", "It can have more rounds: --set rounds=N.")
+    plan = compose.plan(experiment)
+    if not simulated:
+        from fedgossip.drivers.local import run_local_plan
+
+        return run_local_plan(plan, run, report=report, watch=watch, resume=True, trace_bytes=trace_bytes)
+    from fedgossip.drivers.simulate import simulate_plan
+
+    return simulate_plan(plan, engine=engine, out=run, report=report, watch=watch, resume=True)
+
+
+def experiment_in(run: Path) -> Path:
+    """Return the experiment file of a run directory.  Raises ResumeError for a folder that is none."""
+    _check_there(run)
+    path = run / "experiment.toml"
+    if not path.is_file():
+        raise ResumeError(f"{run}: no run to go on with", "Give the folder of a run; `fedgossip runs` lists them.")
+    return path
+
+
+def engine_of(run: Path) -> str:
+    """Return sim, stacked or local.  Raises ResumeError where the folder does not tell."""
+    _check_there(run)
+    if (run / "peers").is_dir():
+        return "local"
+    engine = sim_checkpoint.engine_of(run)
+    if engine is None:
+        advice = "A peer of a run over several machines: fedgossip peer ... --resume, in its own folder."
+        raise ResumeError(f"{run}: neither a simulated run nor one of local processes", advice)
+    return engine
+
+
+def _check_there(run: Path) -> None:
+    if not run.is_dir():
+        raise ResumeError(f"{run}: no such folder", "`fedgossip runs` lists the runs that are there.")
+
+
+def _status(run: Path) -> str | None:
+    """How the run ended; None for one that was killed."""
+    if (run / INCOMPLETE).exists():
+        return None
+    try:
+        summary: dict[str, Any] = json_value((run / "summary.json").read_bytes())
+    except (OSError, UnreadableError):
+        return None
+    return str(summary.get("status"))
+
+
+def line(run: Path) -> str:
+    """The command that goes on with a run."""
+    return f"fedgossip run --resume {shlex.quote(os.fspath(run))}"

@@ -1,0 +1,189 @@
+"""Stopping a simulation between two events, and going on there: the same bits, rows and virtual time.
+
+A run directory holds `run.json`, which names the engine, and the newest `checkpoint.safetensors`, an image of the whole
+simulation.  A run that was killed before the first image, or whose rounds are to be more, begins again: it is a
+function of its experiment, so nothing is lost but time.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
+
+import msgspec
+
+from fedgossip import checkpoints
+from fedgossip.checkpoints import About, RefusedError
+from fedgossip.decoding import UnreadableError, from_json
+from fedgossip.drivers import snapshot
+from fedgossip.errors import ResumeError
+from fedgossip.metrics import Network
+from fedgossip.records import EventRow
+from fedgossip.rundir import incarnations
+from fedgossip.task import LocalTask
+
+SECONDS = 30.0
+"""Between two images; longer where writing one takes more than a twentieth of that."""
+
+ENGINE = "run.json"
+
+
+class Engine(msgspec.Struct):
+    """run.json"""
+
+    engine: str
+    """sim | stacked"""
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """What an image is taken of: `run` and `record` by their attributes, what the task remembers of `n` peers.
+
+    `known`: what the experiment makes anew.
+    """
+
+    run: object
+    record: Network
+    task: LocalTask
+    n: int
+    known: Mapping[str, object]
+
+    def _known(self) -> dict[str, object]:
+        evaluate = vars(self.record)["_evaluate"]
+        return {**self.known, "task": self.task, "record": self.record, "evaluate": evaluate}
+
+    def taken(self) -> dict[str, snapshot.Array]:
+        """Return all of it as arrays.  Raises ImageError."""
+        memory = {node: dict(incarnations.memory_of(self.task, node)) for node in range(self.n)}
+        return snapshot.taken([self.run, self.record], memory, self._known())
+
+    def restore(self, arrays: Mapping[str, snapshot.Array]) -> None:
+        """Go on from what `taken` returned.  Raises ResumeError."""
+        (run, record), memory = snapshot.restored(arrays, [self.run, self.record], self._known())
+        try:
+            for node in range(self.n):
+                incarnations.give_memory(self.task, node, memory[node])
+        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            text = f"the image does not hold what peer {node} remembers ({type(error).__name__}: {error})"
+            raise ResumeError(text, snapshot.ADVICE) from None
+        vars(self.run).update(run)
+        vars(self.record).update(record)
+
+
+@dataclass(frozen=True)
+class Left:
+    """What a stopped run left.  `rows`: bytes of metrics.jsonl that belong to the image."""
+
+    arrays: Mapping[str, snapshot.Array]
+    rows: int
+    round: int
+
+
+def left_in(folder: Path, about: About) -> tuple[Left | None, list[EventRow]]:
+    """Return the newest image that can be taken, None where the run begins again; and events that say what was refused.
+
+    What was refused is deleted where another is taken.  Raises ResumeError for a run of another experiment.
+    """
+    events: list[EventRow] = []
+    refused: list[RefusedError] = []
+    for path in (folder / checkpoints.NEWEST, folder / checkpoints.PREVIOUS):
+        if not path.exists():
+            continue
+        try:
+            found, arrays = checkpoints.take(path)
+            if found["version"] != about.version:
+                raise RefusedError(path, "version", f"written by fedgossip {found['version']}, this is {about.version}")
+            theirs = About(**{name: found[name] for name in About.__slots__})
+            checkpoints.check_same(theirs, about, path, simulated=True)
+            if theirs.experiment["rounds"] != about.experiment["rounds"]:
+                return None, events
+            left = Left(arrays, found["rows"], found["round"])
+            checkpoints.drop(refused)
+            return left, events
+        except (RefusedError, KeyError, TypeError) as error:
+            found_bad = (
+                error if isinstance(error, RefusedError) else RefusedError(path, "corrupt", f"no image ({error!r})")
+            )
+            refused.append(found_bad)
+            value = {"file": path.name, "reason": found_bad.reason, "text": str(found_bad)}
+            events.append(EventRow(-1, -1, "checkpoint_refused", value))
+    return None, events
+
+
+def engine_of(folder: Path) -> str | None:
+    """Return the engine of a simulated run; None for a folder that is none."""
+    try:
+        return from_json(msgspec.json.Decoder(Engine), (folder / ENGINE).read_bytes()).engine
+    except OSError:
+        return None
+    except UnreadableError:
+        raise ResumeError(f"{folder / ENGINE}: cannot be read", "Start the run again.") from None
+
+
+class Pauses:
+    """Takes images of a simulation now and then, and at Ctrl-C.  A context manager; call it between two events.
+
+    Ctrl-C raises KeyboardInterrupt from the call, when the image is written; a second one raises it at once.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None,
+        about: About,
+        simulation: Simulation,
+        note: Callable[[EventRow], None],
+    ) -> None:
+        self.folder, self.about, self.simulation = folder, about, simulation
+        self._note = note
+        self._due = time.monotonic() + SECONDS
+        self._asked = False
+        self._possible = True
+        self._before: dict[int, Any] = {}
+
+    def __call__(self) -> None:
+        if self._asked:
+            self.write()
+            raise KeyboardInterrupt
+        if self.folder is not None and time.monotonic() >= self._due:
+            began = time.monotonic()
+            self.write()
+            now = time.monotonic()
+            self._due = now + max(SECONDS, 20 * (now - began))
+
+    def write(self) -> None:
+        """Write an image; an event says why where that is impossible, and the run goes on."""
+        if self.folder is None or not self._possible:
+            return
+        about = {name: getattr(self.about, name) for name in About.__slots__}
+        rows, round = (self.folder / "metrics.jsonl").stat().st_size, min(self.simulation.record.reached)
+        try:
+            checkpoints.put(self.folder, {**about, "rows": rows, "round": round}, self.simulation.taken())
+        except snapshot.ImageError as error:
+            self._possible = False
+            self._failed(round, "kind", f"a {error} cannot be written down")
+        except OSError as error:
+            self._failed(round, type(error).__name__, error.strerror or str(error))
+
+    def _failed(self, round: int, reason: str, text: str) -> None:
+        self._note(EventRow(round, -1, "checkpoint_failed", {"reason": reason, "text": text}))
+
+    def __enter__(self) -> Pauses:
+        if self.folder is not None and threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._stop)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _stop(self, _number: int, _frame: FrameType | None) -> None:
+        if self._asked:
+            raise KeyboardInterrupt
+        self._asked = True

@@ -1,0 +1,219 @@
+"""Runs without sockets: whole machines in virtual time, or the mathematics alone on stacked arrays."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fedgossip.drivers import sim_checkpoint
+from fedgossip.drivers.sim_checkpoint import Left, Pauses, Simulation
+from fedgossip.errors import ConfigError, NetworkError, TooFewPeersError, nearest
+from fedgossip.experiment import Experiment, load
+from fedgossip.faults import FaultScript
+from fedgossip.machine import Checkpoint, Machine, NodeId
+from fedgossip.metrics import Network
+from fedgossip.plans import compose
+from fedgossip.plans.compose import DataShares, Plan
+from fedgossip.plans.plan import EXHAUSTED, Results
+from fedgossip.plans.recovering import peer_of, recovers
+from fedgossip.records import EventRow, Row
+from fedgossip.rundir import incarnations, run_directory
+from fedgossip.rundir.run_directory import Ended, Keeper, Run, RunDirectory
+from fedgossip.simulation.network import NetworkSettings, SimulatedNetwork
+from fedgossip.simulation.simulator import Simulator
+from fedgossip.task import LocalTask
+from fedgossip.vectors import Vector
+
+WATCHED_ELEMENTS = 1 << 24
+"""Up to so many numbers in all vectors together the disagreement is measured in every round."""
+
+Watch = Callable[[Row], None]
+
+
+def simulate(
+    experiment: Experiment | Mapping[str, Any] | Path | str,
+    *,
+    engine: str = "sim",
+    seed: int | None = None,
+    overrides: Sequence[str] = (),
+    task: LocalTask | None = None,
+    out: Path | str | None = None,
+    report: bool = False,
+    watch: Watch | None = None,
+) -> Run:
+    """Run an experiment in this process and return what came out.
+
+    `experiment`: a path, a mapping of the file's shape, or an Experiment.  `engine`: "sim" (machines, virtual network)
+    or "stacked" (arrays only; the same bits, no time).  `overrides`: "section.key=value" texts.  `task`: anything with
+    the methods of `fedgossip.task.LocalTask`, in place of the experiment's own.  `out`: a new folder for the run
+    directory; None writes nothing.  `watch` is called with every row of the record as it comes.
+
+    The result depends on the experiment and its seed only.  Raises ConfigError, TrainingError.
+    """
+    if not isinstance(experiment, Experiment):
+        experiment = load(experiment, overrides, seed=seed)
+    plan = compose.plan(experiment)
+    return simulate_plan(plan, engine=engine, task=task, out=out, report=report, watch=watch)
+
+
+def simulate_plan(
+    plan: Plan,
+    *,
+    engine: str = "sim",
+    task: LocalTask | None = None,
+    out: Path | str | None = None,
+    report: bool = False,
+    watch: Watch | None = None,
+    resume: bool = False,
+) -> Run:
+    """`simulate`, for an experiment whose graph is resolved already.
+
+    `resume`: go on with the run that was stopped in `out`, bit for bit.  Raises ResumeError where it is another's.
+    """
+    if engine not in ("sim", "stacked"):
+        raise ConfigError(f"engine {engine!r} is not known", nearest(engine, ("sim", "stacked")))
+    began = time.monotonic()
+    shares = DataShares("given")
+    if task is None:
+        task, shares = compose.task_of(plan.experiment, plan.learners)
+        plan = plan.with_shares(shares)
+    initial = [task.initial(node) for node in range(plan.n)]
+    script = faults_of(plan)
+    if engine == "stacked" and script:
+        raise ConfigError("the stacked engine has no time and no messages: no faults", "Run it with --on sim.")
+    folder = Path(out) if out is not None else None
+    about = incarnations.about_of(plan, -1, task.schema, shares.digest)
+    left, refused = sim_checkpoint.left_in(folder, about) if folder and resume else (None, [])
+    directory = _directory(folder, plan, engine, left, resume=resume) if folder else None
+    keeper = Keeper(directory, watch)
+    record = plan.record(task.evaluate, watch_all=plan.n * task.length <= WATCHED_ELEMENTS)
+    vectors: Sequence[Vector | None] = [None] * plan.n
+    counts: Mapping[str, int] = {}
+    failure: TooFewPeersError | None = None
+    make = _simulator if engine == "sim" else _stacked
+    run, finish, known = make(plan, script, task, initial, record, keeper)
+    simulation = Simulation(run, record, task, plan.n, {**plan.externals, "write": keeper, **known})
+    pauses = Pauses(folder if plan.pausable else None, about, simulation, keeper)
+    try:
+        if left and directory:
+            simulation.restore(left.arrays)
+            keeper.remember(directory.rows())
+        for row in [*refused, *([] if left else record.started(initial))]:
+            keeper(row)
+        with pauses:
+            vectors, counts = finish(pauses)
+        failure = _failure(keeper)
+        status = "failed" if failure else _verdict(plan, vectors, record, keeper)
+    except KeyboardInterrupt:
+        status = "interrupted"
+    except BaseException:
+        if directory:
+            directory.abandon()
+        raise
+    ended = Ended(vectors, counts, status, time.monotonic() - began)
+    summary = run_directory.summarize(plan, engine, task, shares, record, keeper, ended)
+    if directory:
+        directory.finish(summary, task, run_directory.averaged(plan.outcome(vectors)), report=report)
+        summary["run_dir"] = str(directory.path)
+    if status == "failed":
+        raise failure or NetworkError("every peer crashed", "Change [[faults]].")
+    return Run(summary, keeper.rows, list(vectors), directory.path if directory else None)
+
+
+def _failure(keeper: Keeper) -> TooFewPeersError | None:
+    """The error with which a coordinator ended for want of clients."""
+    ended = (row for row in reversed(keeper.rows) if isinstance(row, EventRow) and row.name == "too_few")
+    last = next(ended, None)
+    if last is None or not isinstance(last.value, Mapping):
+        return None
+    return TooFewPeersError.before(last.round, last.value)
+
+
+def _verdict(plan: Plan, vectors: Sequence[Vector | None], record: Network, keeper: Keeper) -> str:
+    if any(event.name == "budget" and event.peer == plan.n - 1 for event in keeper.rows if isinstance(event, EventRow)):
+        return EXHAUSTED
+    words = {True: "finished", False: "interrupted"}
+    done = enumerate(zip(vectors, record.reached, strict=True))
+    said = [None if vector is None else words[plan.is_complete(node, at)] for node, (vector, at) in done]
+    return run_directory.status_of(plan, said, keeper.rows)
+
+
+def _directory(folder: Path, plan: Plan, engine: str, left: Left | None, *, resume: bool) -> RunDirectory:
+    if resume:
+        return RunDirectory.again(folder, plan, left.rows if left else 0)
+    directory = RunDirectory(folder, plan)
+    run_directory.write_whole(folder / sim_checkpoint.ENGINE, msgspec.json.encode(sim_checkpoint.Engine(engine)))
+    return directory
+
+
+Made = tuple[object, Callable[[Callable[[], None]], Results], Mapping[str, object]]
+"""What a run is, as an image takes it; what brings it to its end; and what of it the experiment makes anew."""
+
+
+def _simulator(
+    plan: Plan,
+    script: FaultScript,
+    task: LocalTask,
+    initial: Sequence[Vector],
+    record: Network,
+    keeper: Keeper,
+) -> Made:
+    network = SimulatedNetwork(network_settings(plan.experiment), plan.n, plan.experiment.seed)
+    restarts = script.restarts and recovers(plan)
+    machines = [
+        peer_of(plan, node, initial[node], task.schema)
+        if restarts
+        else plan.machine(node, initial[node], task.schema, own=plan.simulated(node))
+        for node in range(plan.n)
+    ]
+    links = [plan.partners(node) for node in range(plan.n)]
+    soon = plan.for_restart()
+
+    def rebirth(node: NodeId, incarnation: int, saved: Checkpoint | None) -> Machine:
+        if restarts:
+            return peer_of(soon, node, initial[node], task.schema, saved, incarnation=incarnation)
+        own = plan.simulated(node, incarnation, simulator.logs.get(node, ()))
+        return soon.machine(node, initial[node], task.schema, saved, incarnation=incarnation, own=own)
+
+    simulator = Simulator(machines, links, task, network, record, keeper, script=script, rebirth=rebirth)
+
+    def finish(between: Callable[[], None]) -> Results:
+        results = simulator.run(between=between)
+        return [results.get(node) for node in range(plan.n)], simulator.counts
+
+    return simulator, finish, {"script": script, "rebirth": rebirth}
+
+
+def _stacked(
+    plan: Plan,
+    _script: FaultScript,
+    task: LocalTask,
+    _initial: Sequence[Vector],
+    record: Network,
+    keeper: Keeper,
+) -> Made:
+    return *plan.arrays(task, record, keeper), {}
+
+
+def faults_of(plan: Plan) -> FaultScript:
+    """The [[faults]] of a run.  Raises ConfigError for peers or links that are not there."""
+    links = {(node, other) for node in range(plan.n) for other in plan.partners(node)}
+    return FaultScript(plan.experiment.faults, plan.n, plan.experiment.seed, links)
+
+
+def network_settings(experiment: Experiment) -> NetworkSettings:
+    """The [simulation] section as the simulator wants it."""
+    s = experiment.simulation
+    return NetworkSettings(
+        latency=s.latency,
+        jitter=s.jitter,
+        bandwidth=s.bandwidth,
+        detection=s.detection,
+        training=s.training,
+        speed_spread=s.speed_spread,
+        training_jitter=s.training_jitter,
+    )

@@ -1,0 +1,163 @@
+"""A simulation as plain data and arrays, and back: every machine, message under way, timer and random stream.
+
+An image is taken between two events, and is taken up by a simulation that is made anew of the same experiment.  What
+follows from the experiment alone (the graph, the task, the fault script) and everything that can be called is not in
+the image: the new simulation keeps its own.  What is in it fits there: an attribute takes what its type declares, and
+an object where none is declared the class that the new one has.  Objects that two refer to are one again afterwards.
+Attributes are set; nothing is called, imported or unpickled, and no class is looked up by a name of the image.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from types import FunctionType, MethodType, NoneType
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from fedgossip.checkpoints import DTYPES
+from fedgossip.drivers.declared import UNDECLARED, attributes, is_ours, name_of
+from fedgossip.drivers.fitting import NOTHING, Reader, UnfitError, number_in
+from fedgossip.errors import ResumeError
+
+Array = npt.NDArray[Any]
+
+_PLAIN = (NoneType, bool, int, float, str)
+_LONGEST = 1 << 63
+
+_CONTAINERS = (list, tuple, set, frozenset)
+_WITH_CONTENTS = (*_CONTAINERS, dict, deque, int, float, str, bytes)
+"""A subclass of these has contents that are no attributes."""
+
+
+class ImageError(Exception):
+    """Something in a simulation that cannot be written down; the run goes on without images."""
+
+
+class Known:
+    """What a simulation has of its experiment, and everything that can be called: no image has it."""
+
+    def __init__(self, known: Mapping[str, object]) -> None:
+        self._names = {id(one): name for name, one in known.items()}
+
+    def name_of(self, value: object) -> str | None:
+        """Return what it is called; None for what an image has."""
+        if isinstance(value, FunctionType | MethodType):
+            return value.__qualname__
+        return self._names.get(id(value))
+
+
+class _Writer:
+    """Numbers every object that it meets; the table of nodes refers to objects by number."""
+
+    def __init__(self, known: Known) -> None:
+        self.nodes: list[Any] = []
+        self.arrays: list[Array] = []
+        self._numbers: dict[int, int] = {}
+        self._known = known
+        self._alive: list[object] = []  # an object made on the way must not give its id to another
+
+    def ref(self, value: Any) -> Any:
+        """Return a plain value itself, or [number] of an object."""
+        if type(value) in _PLAIN and not (isinstance(value, int) and abs(value) >= _LONGEST):
+            return value
+        number = self._numbers.get(id(value))
+        if number is None:
+            number = self._numbers[id(value)] = len(self.nodes)
+            self._alive.append(value)
+            self.nodes.append(None)
+            self.nodes[number] = self._node(value)
+        return [number]
+
+    def _node(self, value: Any) -> list[Any]:
+        if (name := self._known.name_of(value)) is not None:
+            return ["known", name]
+        match value:
+            case np.ndarray() if value.dtype.name in DTYPES:
+                self.arrays.append(value)
+                return ["array", len(self.arrays) - 1, bool(value.flags.writeable)]
+            case np.generic():
+                return ["number", value.dtype.name, value.item()]
+            case np.dtype():
+                return ["dtype", value.name]
+            case int() | bytes() if type(value) in (int, bytes):
+                return [type(value).__name__, str(value) if isinstance(value, int) else value.hex()]
+            case np.random.Generator():
+                return ["stream", self.ref(dict(value.bit_generator.state))]
+            case dict() if type(value) is dict:
+                return ["dict", [[self.ref(key), self.ref(one)] for key, one in value.items()]]
+            case deque() if type(value) is deque:
+                return ["deque", [self.ref(one) for one in value], value.maxlen]
+            case list() | tuple() | set() | frozenset() if type(value) in _CONTAINERS:
+                return [type(value).__name__, [self.ref(one) for one in value]]
+            case _:
+                return self._object(value)
+
+    def _object(self, value: Any) -> list[Any]:
+        kind = type(value)
+        if not is_ours(kind) or isinstance(value, _WITH_CONTENTS):
+            raise ImageError(name_of(kind))
+        fields = []
+        for name in attributes(value):
+            try:
+                fields.append([name, self.ref(getattr(value, name))])
+            except ImageError as error:
+                raise ImageError(f"{error} in {kind.__qualname__}.{name}") from None
+        return ["object", name_of(kind), fields]
+
+
+def taken(objects: Sequence[object], data: object, known: Mapping[str, object]) -> dict[str, Array]:
+    """Return the attributes of `objects`, and plain `data`, as named arrays, for a checkpoint.
+
+    `known`: what the experiment makes, by a name.  Raises ImageError where something cannot be written down.
+    """
+    writer = _Writer(Known(known))
+    start = writer.ref([*map(vars, objects), data])
+    try:
+        table = msgspec.msgpack.encode([start, writer.nodes])
+    except (TypeError, OverflowError, RecursionError) as error:
+        raise ImageError(str(error)) from None
+    arrays = {f"array/{number}": array for number, array in enumerate(writer.arrays)}
+    return {"table": np.frombuffer(table, np.uint8), **arrays}
+
+
+def restored(
+    arrays: Mapping[str, Array], objects: Sequence[object], known: Mapping[str, object]
+) -> tuple[list[dict[str, Any]], Any]:
+    """Return what `taken` was given: the attributes of each object, and the data.
+
+    `objects` and `known` are those of a simulation made anew; they are left as they are.  Raises ResumeError for what
+    is no image of this version, or not of such a simulation.
+    """
+    try:
+        start, nodes = msgspec.msgpack.decode(arrays["table"].tobytes())
+        numbered = {int(name.partition("/")[2]): array for name, array in arrays.items() if name != "table"}
+        reader = Reader(nodes, numbered, Known(known).name_of)
+        kind, (*refs, data) = nodes[number_in(start)]
+        if kind != "list" or len(refs) != len(objects):
+            raise UnfitError(f"a {kind} of {len(refs)}")
+        attributes = [reader.fields_of(ref, one) for ref, one in zip(refs, objects, strict=True)]
+        return attributes, reader.value(data, UNDECLARED, NOTHING)
+    except UnfitError as error:
+        raise ResumeError(f"the image of the simulation cannot be taken up: {error}", ADVICE) from None
+    except _UNREADABLE as error:
+        text = f"the image of the simulation cannot be read ({type(error).__name__}: {error})"
+        raise ResumeError(text, ADVICE) from None
+
+
+_UNREADABLE = (
+    msgspec.MsgspecError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    IndexError,
+    OverflowError,
+    RecursionError,
+)
+"""What comes of a table that is no table, or of numbers that are none."""
+
+ADVICE = "Start the run again: it is a function of its experiment."

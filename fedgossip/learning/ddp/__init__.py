@@ -1,0 +1,1 @@
+"""One client trained by several processes together."""

@@ -1,0 +1,98 @@
+"""Tests at the node: examples that it keeps from its training, and the model that it is sent, before it trains.
+
+What is measured here says how the global model serves the node's own data, personal layers and local buffers included.
+It is no part of what is learned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedgossip.learning.batches import Indices
+from fedgossip.learning.dataset import Dataset
+from fedgossip.learning.flat import Layout
+from fedgossip.learning.module_engine import PERSONAL
+from fedgossip.learning.private import RecordPrivacy
+from fedgossip.learning.settings import TrainSettings
+from fedgossip.learning.stacked_engine import State
+from fedgossip.machine import NodeId
+from fedgossip.secure.noise import discrete_gaussian
+from fedgossip.seeds import stream
+from fedgossip.vectors import Vector
+
+ROWS = 1024
+"""Examples at a time."""
+
+
+def kept_apart(shares: Mapping[NodeId, Indices], share: float, seed: int) -> tuple[
+    dict[NodeId, Indices], dict[NodeId, Indices]
+]:  # fmt: skip
+    """Return (to train on, to test on) of each node: a `share` of its examples, drawn from its stream, at least one.
+
+    A node with a single example keeps it for training and tests on nothing.
+    """
+    train, test = {}, {}
+    for node, owned in shares.items():
+        order = stream(seed, "local test", node).permutation(owned)
+        count = min(len(owned) - 1, max(1, round(share * len(owned))))
+        test[node], train[node] = np.sort(order[:count]), np.sort(order[count:])
+    return train, test
+
+
+class LocalTests:
+    """Measures vectors on the examples `kept` by each node, with a module of its own."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        layout: Layout,
+        settings: TrainSettings,
+        data: Dataset,
+        kept: Mapping[NodeId, Indices],
+        privacy: RecordPrivacy | None = None,
+        seed: int = 0,
+    ) -> None:
+        self._privacy, self._seed = privacy, seed
+        self._module, self._layout, self._kept, self._data = module.eval(), layout, kept, data
+        self._own = Layout.personal_of(module, settings.stays)
+        self._fresh_own = self._own.read(module) if self._own.length else None
+        self._local = {name: b for name, b in module.named_buffers() if name not in layout.names}
+        self._fresh = {name: b.detach().clone() for name, b in self._local.items()}
+
+    @torch.no_grad()
+    def measure(self, node: NodeId, round: int, vector: Vector, state: State) -> dict[str, float]:
+        """Return {"accuracy", "tested"}: of the vector with what is the node's own, on so many of its examples.
+
+        Where records are private and the count of right answers may be told, "accuracy_told" is that with noise.
+        """
+        rows = self._kept.get(node)
+        if rows is None or not len(rows):
+            return {}
+        self._layout.write(self._module, vector)
+        self._take_own(state)
+        hits = counted = 0
+        for start in range(0, len(rows), ROWS):
+            some = rows[start : start + ROWS]
+            x, y = (torch.from_numpy(np.array(part[some])) for part in (self._data.x, self._data.y))
+            guessed = self._module(x).argmax(-1)
+            hits += int((guessed == y).sum())
+            counted += y.numel()
+        found = {"accuracy": hits / counted, "tested": counted}
+        privacy = self._privacy
+        if privacy is not None and privacy.test_noise:
+            each = counted // len(rows)  # answers of one record: characters of a window
+            entropy = privacy.entropy_of(self._seed, "tests", node, round)
+            noise = int(discrete_gaussian(privacy.test_noise * each, 1, entropy)[0])
+            found["accuracy_told"] = (hits + noise) / counted
+        return found
+
+    def _take_own(self, state: State) -> None:
+        if self._fresh_own is not None:
+            self._own.write(self._module, np.asarray(state.get(PERSONAL, self._fresh_own)))
+        for name, buffer in self._local.items():
+            kept = state.get(f"buffer:{name}")
+            buffer.copy_(self._fresh[name] if kept is None else torch.from_numpy(np.array(kept)))

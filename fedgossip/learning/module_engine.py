@@ -1,0 +1,353 @@
+"""One model after another: the engine of every model that `batched` does not know.
+
+It trains alone, or as one of several processes that train the same model together: see `team` and `distributed`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+from torch.nn import functional
+
+from fedgossip import seeds
+from fedgossip.learning import channels, loading, optimizers, weights
+from fedgossip.learning.batches import Plan
+from fedgossip.learning.dataset import Dataset
+from fedgossip.learning.ddp.group import Team, TeamNorm
+from fedgossip.learning.flat import Layout
+from fedgossip.learning.precision import LOSS_SCALE, LossScale, autocast
+from fedgossip.learning.private import PrivateGradients
+from fedgossip.learning.settings import TrainSettings
+from fedgossip.learning.sharing import Sharing
+from fedgossip.learning.stacked_engine import Outcome, State
+from fedgossip.learning.weights import Held, Line
+from fedgossip.machine import Terms
+from fedgossip.vectors import Vector, empty, frozen
+
+PERSONAL = "personal"
+"""Under this name a node's state holds its personal parameters."""
+
+STEPS = "steps"
+TEST_ROWS = 512  # test examples at a time
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Spread:
+    """A module over the processes of a team: what this one holds of it, and what to call for a forward pass."""
+
+    team: Team
+    held: Held
+    forward: nn.Module
+
+
+class Sums(NamedTuple):
+    """What was evaluated, added up over predictions."""
+
+    loss: float
+    hits: int
+    predicted: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Assignment:
+    """A job with all that it depends on; `state` stays as it is."""
+
+    name: tuple[int, int]
+    """(node, round), which seeds dropout."""
+    vector: Vector
+    plan: Plan
+    lr: float
+    state: Mapping[str, npt.NDArray[Any]]
+    terms: Terms | None
+
+
+class Done(NamedTuple):
+    """How a job went: the mean loss of its steps, and how many of them were skipped."""
+
+    loss: float
+    skipped: int
+
+
+class ModuleLoop:
+    """Trains and evaluates any torch module, one job at a time.
+
+    Buffers that are not in the layout (integer ones; with buffers="local" the running statistics too) belong to the
+    node: they are loaded before its job and kept after it.  With "local" no vector has statistics of its own, so
+    evaluation then normalises by the statistics of the test batch.
+
+    A job changes its node's state when it is done and not before, so one that ran out of memory is trained again.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        layout: Layout,
+        train: Dataset,
+        test: Dataset,
+        settings: TrainSettings,
+        *,
+        seed: int,
+        device: torch.device,
+        sharing: Sharing | None = None,
+        spread: Spread | None = None,
+        private: PrivateGradients | None = None,
+    ) -> None:
+        self.width = settings.batch_size
+        self._private = private
+        self._module, self._layout, self._settings, self._seed, self._device = module, layout, settings, seed, device
+        self._sharing = sharing or Sharing()
+        spread = spread or _alone(module, layout, settings, device)
+        self._team, self._held, self._forward = spread.team, spread.held, spread.forward
+        if settings.channels_last:
+            channels.innermost(module)
+        self._norms = [part for part in module.modules() if isinstance(part, TeamNorm)]
+        self._p = Layout.personal_of(module, settings.stays).length
+        self.trained = self._p + layout.parameters
+        self._remembers = remembered(module, layout, settings)
+        self._local = weights.local_buffers(module, layout)
+        self._fresh = {name: b.detach().clone() for name, b in self._local.items()}
+        ahead = loading.ahead_of(settings, device, loading.bytes_of(train, test))
+        self._train = loading.examples(train, device, ahead)
+        self._test = loading.examples(test, device, ahead)
+        if private is not None:
+            with self._train.batches([np.arange(min(2, len(train)))]) as some:
+                private.check(*next(some))
+
+    # --- training ---------------------------------------------------------------------------------------------
+
+    def train_one(
+        self, vector: Vector, plan: Plan, lr: float, state: State, name: tuple[int, int], terms: Terms | None = None
+    ) -> Outcome:
+        """Train one job; `name` is its (node, round), which seeds dropout."""
+        trained = empty(self._layout.length, np.float32)
+        kept = {name: np.empty(shape, kind) for name, (kind, shape) in self._remembers.items()}
+        done = self.train_into(Assignment(name, vector, plan, lr, state, terms), trained, kept)
+        state.update(kept)
+        return outcome(vector, trained, done)
+
+    def train_into(self, job: Assignment, trained: Line, kept: Mapping[str, npt.NDArray[Any]]) -> Done:
+        """Train one job and write the vector [length] and what the node remembers; several processes write parts."""
+        self._held.load(job.vector)
+        self._load_local(job.state)
+        self._module.train()
+        places, state = self._held.places, job.state
+        slots = [weights.scattered(state.get(slot), places, self._device) for slot in self._settings.slots]
+        scale = LossScale(state.get(LOSS_SCALE)) if self._settings.precision == "float16" else None
+        taken = int(state[STEPS]) if STEPS in state else 0
+        rate, root = optimizers.rates(self._settings, [job.lr], [taken], len(job.plan.counts))
+        if self._private is not None:
+            self._private.begin(*job.name)
+        pulls, losses, done = self._pulls_of(job.terms), [], 0
+        with torch.random.fork_rng(devices=[self._device] if self._device.type == "cuda" else []):
+            self._seed_here(*job.name)
+            with closing(self._gradients_of(job.plan, scale)) as gradients:
+                for loss in gradients:
+                    losses.append(loss)
+                    if scale is None or self._unscaled(scale):
+                        with torch.no_grad():
+                            self._optimise(slots, pulls, float(rate[done, 0]), float(root[min(done, len(root) - 1), 0]))
+                        done += 1
+                    self._team.progressed()
+        self._store(trained, kept, slots, taken + done, scale)
+        total = self._team.total(torch.stack(losses))
+        return Done(float(total.double().mean()), len(losses) - done)
+
+    def _gradients_of(self, plan: Plan, scale: LossScale | None) -> Generator[torch.Tensor]:
+        """Fill the gradient from one batch after the other; yield this process's part of the loss of each, 0 where
+        training is private."""
+        batches = [row[:count] for row, count in zip(plan.indices, plan.counts, strict=True)]
+        if self._private is not None:
+            with self._train.batches(batches) as examples:
+                for x, y in examples:
+                    self._private.fill(x, y)
+                    yield torch.zeros(())
+            return
+        steps = [self._team.pieces_of(rows, self._sharing.pieces) for rows in batches]
+        with self._train.batches([rows for pieces in steps for rows, _ in pieces]) as examples:
+            for rows, pieces in zip(batches, steps, strict=True):
+                self._held.forget_gradients()
+                self._say_copies(len(rows))
+                factor = self._team.size * (scale.value if scale else 1)  # the processes' gradients are averaged
+                parts = [self._backward(*next(examples), weight, factor) for _, weight in pieces]
+                yield parts[0] if len(parts) == 1 else torch.stack(parts).sum()
+
+    def _say_copies(self, rows: int) -> None:
+        """Tell the norms whether every process computes the whole of the next batch."""
+        for norm in self._norms:
+            norm.copies = not self._team.splits(rows)
+
+    def _backward(self, x: torch.Tensor, y: torch.Tensor, weight: float, factor: float) -> torch.Tensor:
+        """Add the gradient of one piece of a batch, times `factor`; return its share of the loss."""
+        with autocast(self._settings.precision, self._device):
+            logits = self._forward(x)
+        loss = _cross_entropy(logits, y)
+        if weight != 1:
+            loss = loss * weight
+        (loss * factor if factor != 1 else loss).backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
+
+    def _unscaled(self, scale: LossScale) -> bool:
+        """Take the scale out of the gradient; return whether to take the step."""
+        for gradient in self._held.gradients:
+            gradient.mul_(1 / scale.value)
+        return scale.take(self._held.finite())
+
+    def _pulls_of(self, terms: Terms | None) -> list[tuple[int, optimizers.Pull]]:
+        """Return the terms for each value, and from which element on they hold: not for what is personal."""
+        if terms is None or not terms.active:
+            return []
+        correction = np.zeros(self._layout.length, np.float32) if terms.correction is None else terms.correction
+        mu, pulls = torch.tensor(terms.pull, device=self._device), []
+        for place, value in zip(self._held.places, self._held.values, strict=True):
+            begin = max(0, self._p - place.start)
+            shared = slice(max(0, place.start - self._p), max(0, place.stop - self._p))
+            (towards,) = weights.scattered(correction, [shared], self._device)
+            pulls.append((begin, optimizers.Pull(mu, value[:, begin:].clone(), towards)))
+        return pulls
+
+    def _optimise(
+        self,
+        slots: Sequence[Sequence[torch.Tensor]],
+        pulls: Sequence[tuple[int, optimizers.Pull]],
+        rate: float,
+        root: float,
+    ) -> None:
+        if self._settings.clip_norm is not None:
+            self._held.clip(self._settings.clip_norm)
+        pair = torch.tensor([rate, root], device=self._device)
+        for part, (value, gradient) in enumerate(zip(self._held.values, self._held.gradients, strict=True)):
+            if pulls:
+                begin, pull = pulls[part]
+                pull.add_to(gradient[:, begin:], value[:, begin:])
+            remembered = [slot[part] for slot in slots]
+            optimizers.step(self._settings, value, gradient, remembered, rate=pair[0], root=pair[1])
+        self._held.refresh()
+
+    def _seed_here(self, node: int, round: int) -> None:
+        ids = (node, round, self._team.rank) if self._team.rank else (node, round)
+        root = seeds.integer(self._seed, "dropout", *ids)
+        torch.default_generator.manual_seed(root)
+        if self._device.type == "cuda":
+            torch.cuda.manual_seed(root)
+
+    def _load_local(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        for name, buffer in self._local.items():
+            kept = state.get(f"buffer:{name}")
+            buffer.copy_(self._fresh[name] if kept is None else torch.from_numpy(np.array(kept)))
+        self._held.load_own(state.get(PERSONAL))
+
+    def _store(
+        self,
+        trained: Line,
+        kept: Mapping[str, npt.NDArray[Any]],
+        slots: Sequence[Sequence[torch.Tensor]],
+        taken: int,
+        scale: LossScale | None,
+    ) -> None:
+        self._held.store(trained, kept.get(PERSONAL, np.empty(0, np.float32)))
+        for slot, parts in zip(self._settings.slots, slots, strict=True):
+            weights.gathered(parts, self._held.places, kept[slot])
+        if self._team.rank:
+            return
+        for name, buffer in self._local.items():
+            kept[f"buffer:{name}"][...] = buffer.detach().cpu().numpy()
+        if slots:
+            kept[STEPS][...] = taken
+        if scale:
+            kept[LOSS_SCALE][...] = scale.kept()
+
+    # --- evaluation -------------------------------------------------------------------------------------------
+
+    def evaluate(self, vectors: Sequence[Vector]) -> list[dict[str, float]]:
+        """Return the mean loss and the accuracy on the test set, per vector."""
+        return [means([self.sums(vector, None)]) for vector in vectors]
+
+    def evaluate_own(self, vector: Vector, state: State) -> dict[str, float]:
+        """The same of one node: with its personal layers and local buffers."""
+        return means([self.sums(vector, state)])
+
+    @torch.no_grad()
+    def sums(self, vector: Vector, state: Mapping[str, npt.NDArray[Any]] | None) -> Sums:
+        """Return the sums over this process's part of the test set; `state`: of the node whose own layers to take."""
+        if state is None:
+            self._held.load_own(None)
+        else:
+            self._load_local(state)
+        self._held.load(vector)
+        self._module.eval()
+        if self._settings.buffers == "local":
+            for part in self._module.modules():
+                if isinstance(part, nn.modules.batchnorm._BatchNorm):
+                    part.train()  # batch statistics; what it does to the buffers goes at the next job's load
+        total, hits, predicted = 0.0, 0, 0
+        for x, y in self._test.chunks(max(1, TEST_ROWS // self._sharing.pieces)):
+            mine, counts = self._team.part_of(len(x))
+            self._say_copies(len(x))
+            logits, labels = self._module(x[mine]), y[mine]
+            self._team.progressed()
+            if counts:
+                total += float(_cross_entropy(logits, labels)) * labels.numel()
+                hits += int((logits.argmax(-1) == labels).sum())
+                predicted += labels.numel()
+        return Sums(total, hits, predicted)
+
+
+def remembered(module: nn.Module, layout: Layout, settings: TrainSettings) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Return the type and shape of all that a node remembers beside its vector, by name."""
+    personal = Layout.personal_of(module, settings.stays).length
+    found: dict[str, tuple[str, tuple[int, ...]]] = {}
+    for name, buffer in weights.local_buffers(module, layout).items():
+        found[f"buffer:{name}"] = (str(buffer.dtype).removeprefix("torch."), tuple(buffer.shape))
+    if personal:
+        found[PERSONAL] = ("float32", (personal,))
+    for slot in settings.slots:
+        found[slot] = ("float32", (personal + layout.parameters,))
+    if settings.slots:
+        found[STEPS] = ("int64", ())
+    if settings.precision == "float16":
+        found[LOSS_SCALE] = ("float64", (2,))
+    return found
+
+
+def outcome(vector: Vector, trained: Line, done: Done) -> Outcome:
+    """Return what training gave; `trained` is used up."""
+    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is said so
+        difference = np.subtract(trained, vector, out=trained)
+        finite = bool(np.isfinite(difference.sum()))
+    return Outcome(frozen(difference), done.loss, finite, done.skipped)
+
+
+def means(parts: Sequence[Sums]) -> dict[str, float]:
+    """Return the mean loss and the accuracy of what one or several processes evaluated."""
+    predicted = sum(part.predicted for part in parts)
+    return {
+        "loss": sum(part.loss for part in parts) / predicted,
+        "accuracy": sum(part.hits for part in parts) / predicted,
+    }
+
+
+def _alone(module: nn.Module, layout: Layout, settings: TrainSettings, device: torch.device) -> Spread:
+    """Return the module in the hands of this process alone."""
+    module.to(device)
+    held = weights.Whole(module, layout, Layout.personal_of(module, settings.stays), device)
+    return Spread(Team(), held, compiled(module) if settings.compile else module)
+
+
+def compiled(module: nn.Module) -> nn.Module:
+    """Return the module to be called through torch.compile; it shares all tensors with the one given."""
+    found = torch.compile(module)
+    assert isinstance(found, nn.Module)
+    return found
+
+
+def _cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    if logits.dtype in (torch.bfloat16, torch.float16):
+        logits = logits.float()
+    return functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), labels.reshape(-1))

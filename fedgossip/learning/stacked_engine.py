@@ -1,0 +1,342 @@
+"""Many copies of one stack of layers, trained together by hand-written batched matrix products.
+
+Linear layers with ReLU between them; convolutions in front of them are in `convolutions`, by the same rules.
+
+    forward     z_l = a_l W_l'        a_{l+1} = max(z_l, 0)
+    top         e = (softmax(z) - onehot(y)) * scale          scale: 1 / examples of the step, for plain SGD times -lr
+    backward    e_{l-1} = (e_l W_l) where z_{l-1} > 0
+    update      W_l += e_l' a_l                               plain SGD: gradient and step are one matrix product
+
+The bits of a node do not depend on which nodes share the block: every product is torch.bmm or baddbmm over the node
+axis (each node its own product, of one shape), all else is elementwise or works within one node.  A step has one
+shape for all nodes; unused places weigh nothing.  One node takes the same path as many.  Products with a side of
+length 1 are the exception (a block of one node rounds otherwise), so a step has at least two rows, and a stack with
+a hidden layer of one unit is not for this file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fedgossip.learning import optimizers
+from fedgossip.learning.batches import Plan
+from fedgossip.learning.convolutions import pictures
+from fedgossip.learning.dataset import Dataset
+from fedgossip.learning.settings import TrainSettings
+from fedgossip.learning.shapes import Shape
+from fedgossip.learning.workspace import Workspace, node_bytes, padded
+from fedgossip.machine import Terms
+from fedgossip.vectors import Vector, empty, frozen
+
+State = dict[str, npt.NDArray[Any]]
+
+CACHE_BYTES = 4 << 20  # of a block: fewer calls against more misses; flat between 4 and 16 MiB on a 2 MiB second level
+LARGEST_BLOCK = 128  # nodes; more gain nothing on a CPU
+LARGEST_BLOCK_ELSEWHERE = 4096  # nodes on a GPU
+TEST_ROWS = 256  # test examples at a time
+IMAGE_ROWS = 32  # the same of images: every layer of convolutions makes many numbers of one
+
+
+class Outcome(NamedTuple):
+    """What training one vector gave: trained minus given, the mean loss, whether the difference is finite."""
+
+    difference: Vector
+    loss: float
+    finite: bool
+    skipped: int = 0
+    """Steps that were not taken, because a 16-bit gradient overflowed."""
+
+
+@dataclass(slots=True, eq=False)
+class Steps:
+    """What a block does, step by step, nodes with most steps first; the tuples have one tensor per step."""
+
+    rows: tuple[torch.Tensor, ...]  # [k * width]: the examples
+    targets: tuple[torch.Tensor, ...]  # [k * width]: where in [k, classes, width] an example's label stands
+    scale: tuple[torch.Tensor, ...]  # [k, 1, width]
+    weight: npt.NDArray[np.float32]  # [steps, k, width]: 1 / examples of the step, 0 for unused places
+    rate: torch.Tensor  # [steps, k, 1, 1]
+    root: torch.Tensor
+    active: list[int]  # how many nodes still have a step
+    pull: torch.Tensor | None  # [k, 1, 1]: that of the terms; None where the jobs have none
+
+
+class LayerStack:
+    """The engine of softmax and mlp models, and of those that put convolutions before them."""
+
+    def __init__(
+        self, shape: Shape, train: Dataset, test: Dataset, settings: TrainSettings, device: torch.device
+    ) -> None:
+        self.shape, self.settings, self.device = shape, settings, device
+        self.width = max(2, settings.batch_size)
+        self._x = _rows(train, shape).to(device)
+        self._labels = train.y
+        self._length, self._classes = shape.length, shape.sizes[-1]
+        self._test = test
+        self._test_rows = IMAGE_ROWS if shape.convolutions else TEST_ROWS
+        self._test_blocks: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._workspaces: dict[tuple[int, int], Workspace] = {}
+        self._minus_ones = torch.full((self._block(self.width, self._copies()) * self.width,), -1.0, device=device)
+
+    # --- training ---------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def train(
+        self,
+        vectors: Sequence[Vector],
+        plans: Sequence[Plan],
+        lrs: Sequence[float],
+        states: Sequence[State],
+        terms: Sequence[Terms | None],
+    ) -> list[Outcome]:
+        """Return one outcome per vector; `states` are changed in place."""
+        outcomes: dict[int, Outcome] = {}
+        pulled = {j: one for j, one in enumerate(terms) if one is not None and one.active}
+        for group in ([j for j in range(len(plans)) if j not in pulled], list(pulled)):  # each job's path is its own
+            order = sorted(group, key=lambda j: -len(plans[j].counts))
+            block = self._block(self.width, self._copies(bool(group and group[0] in pulled)))
+            for start in range(0, len(order), block):
+                part = order[start : start + block]
+                taken = [int(states[j].get("steps", 0)) for j in part]
+                pulls = [pulled[j] for j in part if j in pulled]
+                steps = self._steps([plans[j] for j in part], [lrs[j] for j in part], taken, pulls)
+                found = self._train_block(steps, [vectors[j] for j in part], [states[j] for j in part], pulls)
+                outcomes.update(zip(part, found, strict=True))
+        return [outcomes[j] for j in range(len(vectors))]
+
+    def _copies(self, pulled: bool = False) -> int:
+        """Stacks of a workspace: weights, gradients, the optimiser's slots; with terms the given weights, c - c_i."""
+        if self.settings.plain and not pulled:
+            return 1
+        return 2 + len(self.settings.slots) + 2 * pulled
+
+    def _steps(
+        self, plans: Sequence[Plan], lrs: Sequence[float], taken: Sequence[int], pulls: Sequence[Terms]
+    ) -> Steps:
+        k, most = len(plans), len(plans[0].counts)
+        if len(plans[-1].counts) == most:
+            indices = np.stack([plan.indices for plan in plans], axis=1)
+            counts = np.stack([plan.counts for plan in plans], axis=1)
+        else:
+            indices, counts = np.zeros((most, k, self.width), np.int64), np.zeros((most, k), np.int64)
+            for j, plan in enumerate(plans):
+                indices[: len(plan.counts), j] = plan.indices
+                counts[: len(plan.counts), j] = plan.counts
+        used = np.arange(self.width) < counts[:, :, None]
+        weight = used * (np.float32(1) / np.maximum(counts, 1).astype(np.float32))[:, :, None]
+        rate, root = optimizers.rates(self.settings, lrs, taken, most)
+        scale = weight * -rate[:, :, None] if self.settings.plain and not pulls else weight
+        rows = (np.arange(k) * self._classes)[:, None] + self._labels[indices]
+        return Steps(
+            self._tensor(indices.reshape(most, -1)).unbind(),
+            self._tensor((rows * self.width + np.arange(self.width)).reshape(most, -1)).unbind(),
+            self._tensor(scale[:, :, None]).unbind(),
+            weight,
+            self._tensor(rate[:, :, None, None]),
+            self._tensor(np.broadcast_to(root[:, :, None, None], (*rate.shape, 1, 1))),
+            (counts > 0).sum(axis=1).tolist(),
+            self._tensor(np.array([[[one.pull]] for one in pulls], np.float32)) if pulls else None,
+        )
+
+    def _train_block(
+        self, steps: Steps, vectors: Sequence[Vector], states: Sequence[State], pulls: Sequence[Terms]
+    ) -> Iterator[Outcome]:
+        k = len(vectors)
+        workspace = self._workspace(k, self.width, self._copies(bool(pulls)))
+        given = np.stack(vectors)
+        workspace.load(0, self._tensor(given))
+        self._load_slots(workspace, states)
+        if pulls:
+            workspace.load(-2, self._tensor(given))
+            zeros = np.zeros(self._length, np.float32)
+            corrections = [zeros if one.correction is None else one.correction for one in pulls]
+            workspace.load(-1, self._tensor(np.stack(corrections)))
+        picked = torch.zeros(
+            (len(steps.rows), k * self.width), device=self.device
+        )  # log p(y); 0 for what a node does not do
+        for step, active in enumerate(steps.active):
+            self._step(workspace if active == k else workspace.narrow(active), steps, step, active, picked[step])
+        trained = torch.empty(given.shape, device=self.device)
+        workspace.store(0, trained)
+        self._store_slots(workspace, states, steps)
+        difference = empty(given.size, np.float32).reshape(given.shape)
+        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is said so
+            np.subtract(trained.cpu().numpy(), given, out=difference)
+            losses = _mean_losses(picked.cpu().numpy(), steps.weight).tolist()
+            # a row's sum is finite where all its elements are, short of a model that has exploded anyway
+            finite = np.isfinite(difference.sum(axis=1)).tolist()
+        return map(Outcome, frozen(difference), losses, finite)
+
+    def _step(self, ws: Workspace, steps: Steps, step: int, active: int, picked: torch.Tensor) -> None:
+        rows, targets, scale = steps.rows[step], steps.targets[step], steps.scale[step]
+        places = active * self.width
+        if len(rows) > places:
+            rows, targets, scale, picked = rows[:places], targets[:places], scale[:active], picked[:places]
+        torch.index_select(self._x, 0, rows, out=ws.first_rows)
+        if ws.convolutions is not None:
+            ws.convolutions.forward()
+        _forward(ws, ws.inputs[0])
+        torch.index_select(ws.flat_log_probabilities, 0, targets, out=picked)
+        torch.softmax(ws.logits, 1, out=ws.top)
+        ws.flat_top.index_add_(0, targets, self._minus_ones[:places])
+        ws.top.mul_(scale)
+        plain = self.settings.plain and steps.pull is None
+        for layer in range(ws.last, -1, -1):
+            if layer:
+                _backward(ws, layer)
+            elif ws.risen is not None:
+                torch.bmm(ws.rising[0], ws.inner[0], out=ws.risen)
+            if plain:
+                ws.weights[layer].baddbmm_(*ws.factors[layer])
+            else:
+                torch.bmm(*ws.factors[layer], out=ws.stacks[1][ws.kernels + layer])
+        if ws.convolutions is not None:
+            ws.convolutions.backward(ws.stacks[0 if plain else 1][: ws.kernels], int(plain))
+        if not plain:
+            pull = None if steps.pull is None else steps.pull[:active]
+            self._optimise(ws, steps.rate[step, :active], steps.root[step, :active], pull)
+
+    def _optimise(self, ws: Workspace, rate: torch.Tensor, root: torch.Tensor, pull: torch.Tensor | None) -> None:
+        gradients = ws.stacks[1]
+        if self.settings.clip_norm is not None:
+            optimizers.clip(gradients, self.settings.clip_norm)
+        for layer, gradient in enumerate(gradients):
+            if pull is not None:
+                anchor, correction = ws.stacks[-2][layer], ws.stacks[-1][layer]
+                optimizers.Pull(pull, anchor, correction).add_to(gradient, ws.stacks[0][layer])
+            slots = [stack[layer] for stack in ws.stacks[2 : 2 + len(self.settings.slots)]]
+            optimizers.step(self.settings, ws.stacks[0][layer], gradient, slots, rate=rate, root=root)
+
+    def _load_slots(self, ws: Workspace, states: Sequence[State]) -> None:
+        for number, name in enumerate(self.settings.slots, 2):
+            flat = np.zeros((len(states), self._length), np.float32)
+            for row, state in zip(flat, states, strict=True):
+                if name in state:
+                    row[:] = state[name]
+            ws.load(number, self._tensor(flat))
+
+    def _store_slots(self, ws: Workspace, states: Sequence[State], steps: Steps) -> None:
+        if not self.settings.slots:
+            return
+        for number, name in enumerate(self.settings.slots, 2):
+            flat = torch.empty((len(states), self._length), device=self.device)
+            ws.store(number, flat)
+            for state, row in zip(states, flat.cpu().numpy(), strict=True):
+                state[name] = row.copy()
+        for state, count in zip(states, _taken(steps.weight), strict=True):
+            state["steps"] = np.asarray(int(state.get("steps", 0)) + int(count))
+
+    # --- evaluation -------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def evaluate(self, vectors: Sequence[Vector]) -> list[dict[str, float]]:
+        """Return the mean loss and the accuracy on the test set, per vector."""
+        block = self._block(self._test_rows, self._copies())
+        found: list[dict[str, float]] = []
+        for start in range(0, len(vectors), block):
+            found += self._evaluate_block(np.stack(vectors[start : start + block]))
+        return found
+
+    def _evaluate_block(self, flat: npt.NDArray[np.float32]) -> list[dict[str, float]]:
+        k, m = len(flat), len(self._test)
+        ws = self._workspace(k, self._test_rows, self._copies())
+        ws.load(0, self._tensor(flat))
+        picked, hits = [], []
+        for x, labels in self._test_set():
+            if ws.convolutions is None:
+                _forward(ws, x.expand(k, -1, -1))
+            else:
+                ws.convolutions.images.copy_(x)
+                ws.convolutions.forward()
+                _forward(ws, ws.inputs[0])
+            picked.append(ws.log_probabilities.gather(1, labels.expand(k, -1, -1))[:, 0])
+            hits.append(ws.logits.argmax(1) == labels[:, 0])
+        losses = torch.cat(picked, 1)[:, :m].cpu().numpy()
+        right = torch.cat(hits, 1)[:, :m].sum(1).tolist()
+        return [
+            {"loss": -float(row.sum(dtype=np.float64)) / m, "accuracy": hit / m}
+            for row, hit in zip(np.ascontiguousarray(losses), right, strict=True)
+        ]
+
+    def _test_set(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Return (x [1, rows, inputs], labels [1, 1, rows]) in blocks of one shape; the last repeats an example."""
+        if not self._test_blocks:
+            size = self._test_rows
+            short = -len(self._test) % size
+            filled = np.pad(np.arange(len(self._test)), (0, short), mode="edge")
+            x = _rows(self._test, self.shape)[filled].unsqueeze(0).to(self.device)
+            labels = self._tensor(self._test.y[filled].reshape(1, 1, -1))
+            self._test_blocks = [
+                (x[:, start : start + size], labels[:, :, start : start + size])
+                for start in range(0, len(filled), size)
+            ]
+        return self._test_blocks
+
+    # --- buffers ----------------------------------------------------------------------------------------------
+
+    def _block(self, rows: int, copies: int) -> int:
+        """Return how many nodes fit the cache together."""
+        if self.device.type != "cpu":
+            return LARGEST_BLOCK_ELSEWHERE
+        return max(1, min(LARGEST_BLOCK, CACHE_BYTES // node_bytes(self.shape, rows, copies)))
+
+    def _workspace(self, k: int, rows: int, copies: int) -> Workspace:
+        """Return the first k nodes of a workspace that grows by doubling up to a block."""
+        found = self._workspaces.get((rows, copies))
+        if found is None or len(found.logits) < k:
+            room = min(self._block(rows, copies), 1 << (k - 1).bit_length())
+            found = self._workspaces[rows, copies] = Workspace(self.shape, room, rows, copies, self.device)
+        return found.narrow(k)
+
+    def _tensor(self, array: npt.NDArray[Any]) -> torch.Tensor:
+        return torch.from_numpy(np.require(array, requirements=["C", "W"])).to(self.device)
+
+
+def _forward(ws: Workspace, first: torch.Tensor) -> None:
+    """Fill z, logits and log_probabilities from the signals `first` [k, rows, padded inputs]."""
+    for turned, weights in ws.refreshed:
+        turned.copy_(weights)
+    signal = first
+    for layer in range(ws.last):
+        torch.bmm(signal, ws.turned[layer], out=ws.z[layer])
+        torch.clamp(ws.z[layer], min=0, out=ws.hidden[layer + 1])
+        signal = ws.inputs[layer + 1]
+    torch.bmm(signal, ws.turned[ws.last], out=ws.z[ws.last])
+    ws.logits.copy_(ws.turned_logits)
+    torch.log_softmax(ws.logits, 1, out=ws.log_probabilities)
+
+
+def _backward(ws: Workspace, layer: int) -> None:
+    """Fill the errors below `layer`; comes before its weights change."""
+    below = ws.errors[layer - 1]
+    torch.bmm(ws.rising[layer], ws.inner[layer], out=below)
+    below.mul_(ws.z[layer - 1].gt_(0))
+
+
+def _rows(dataset: Dataset, shape: Shape) -> torch.Tensor:
+    """Return the examples as the first layer reads them, one a row."""
+    if shape.convolutions:
+        return pictures(dataset.x, shape.convolutions[0])
+    inputs = shape.sizes[0]
+    rows = np.zeros((len(dataset), padded(inputs)), np.float32)
+    rows[:, :inputs] = dataset.x.reshape(len(dataset), -1)
+    rows[:, inputs] = 1
+    return torch.from_numpy(rows)
+
+
+def _taken(weight: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
+    """Return how many steps each node takes."""
+    return np.asarray(np.count_nonzero(weight[:, :, 0], axis=0))
+
+
+def _mean_losses(picked: npt.NDArray[np.float32], weight: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
+    """Return per node the mean over its steps of the mean loss of a step, summed in float64, node by node."""
+    terms = picked.reshape(weight.shape).astype(np.float64) * weight
+    by_node = np.ascontiguousarray(terms.transpose(1, 0, 2)).reshape(weight.shape[1], -1)
+    return np.asarray(-by_node.sum(axis=1) / _taken(weight))

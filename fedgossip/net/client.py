@@ -1,0 +1,237 @@
+"""A client's end: one DEALER that calls the coordinator's Hub, and speaks and hears on that connection.  Binds nothing.
+
+ZeroMQ calls again by itself where the connection breaks.  The link is up when the coordinator has answered our Hello.
+A large message waits for its turn, and what is said after it with it; see `turns`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import zmq
+
+from fedgossip.errors import ConfigError
+from fedgossip.machine import NodeId
+from fedgossip.messages import AnyMessage, Expected, Hello
+from fedgossip.net import calling, control_frames, sockets
+from fedgossip.net.calling import failed_handshake
+from fedgossip.net.connections import FLOOD, Connections, Seen, flooded
+from fedgossip.net.endpoints import Endpoint, Endpoints, check_address
+from fedgossip.net.frame_reader import check_last, frame_error, read, skip
+from fedgossip.net.identity import Identity, check_public
+from fedgossip.net.outbox import Cuts, Outbox, Pair
+from fedgossip.net.sockets import DRAIN_FRAMES, MORE_NOW, NOW, Waker, ZmqSocket
+from fedgossip.net.transport import Arrived, LinkDown, LinkEvent, LinkUp, Rejected, Woken
+from fedgossip.wire import Assembler, wire_bytes
+
+
+class Spoke:
+    """Nobody is called before `connect`, and the coordinator alone then."""
+
+    def __init__(self, node: NodeId, identity: Identity | None) -> None:
+        """`identity` None leaves encryption out: for measuring what it costs, reachable from no command."""
+        self.node, self.identity = node, identity
+        self.address = "nobody is called yet"
+        self._coordinator: NodeId | None = None
+        self._hello = Hello("", "", "")
+        self._expected = Expected("", "", 0)
+        self._assembler = Assembler(self._expected)
+        self._outbox = Outbox(Cuts())
+        self._asked = self._turn = -1  # transfers
+        self._connected = self._up = self._reached = False
+        self._late: list[LinkEvent] = []
+        self.bytes_sent = self.dropped = 0
+        sockets.keep_message_memory()
+        self.context: zmq.Context[ZmqSocket] = zmq.Context(1)
+        self._dealer: ZmqSocket | None = None
+        self.connections = Connections()
+        self._waker = Waker()
+        self.poller = zmq.Poller()
+        self.poller.register(self._waker.fileno(), zmq.POLLIN)
+        self.poller.register(self.connections.fileno(), zmq.POLLIN)
+
+    @property
+    def partners(self) -> tuple[NodeId, ...]:
+        """The coordinator."""
+        return () if self._coordinator is None else (self._coordinator,)
+
+    def wake_on_signals(self) -> None:
+        """Let a signal make `poll` return a Woken, until `close`."""
+        self._waker.on_signals()
+
+    def wake(self) -> None:
+        """Make `poll` return a Woken; callable from any thread."""
+        self._waker.wake()
+
+    def connect(self, partners: Sequence[NodeId], endpoints: Endpoints, expected: Expected, hello: Hello) -> None:
+        """Call the coordinator, the only partner; `hello` is the first word on every connection."""
+        (coordinator,) = partners
+        self._hello, self._expected = hello, expected
+        # numbered from where another process would not: what is left of a broken connection is never taken for new
+        self._outbox.transfer = hello.process % 2**31
+        self.meet(coordinator, endpoints[coordinator])
+
+    def meet(self, node: NodeId, endpoint: Endpoint) -> None:
+        """Call the coordinator; where it has moved, call it there.
+
+        Raises ConfigError or NetworkError for an address or a key that cannot be used; nothing is changed then.
+        """
+        where = f"coordinator {node}"
+        if self._coordinator not in (None, node):
+            raise ConfigError(f"{where}: ours is {self._coordinator}", "A client has one coordinator.")
+        check_address(endpoint.address, where)
+        if self.identity:
+            check_public(endpoint.key, where)
+        where, key = endpoint.address, endpoint.key
+        dealer = calling.call(self.context, self.connections, self.node, self.identity, node, where, key)
+        self._hang_up()
+        if self._up:
+            self._broke(self._late)
+        self._coordinator, self.address = node, f"calls {endpoint.address}"
+        self._dealer = dealer
+        self.poller.register(dealer, zmq.POLLIN)
+
+    def part(self, node: NodeId) -> None:
+        """Call the coordinator no more."""
+        if node == self._coordinator:
+            self._hang_up()
+
+    def _hang_up(self) -> None:
+        if self._dealer:
+            calling.hang_up(self.poller, self.connections, self._dealer)
+
+    # --- speaking -------------------------------------------------------------------------------------------------
+
+    def send(self, to: NodeId, message: AnyMessage) -> None:
+        """Queue `message`; it is lost where the link is down: the coordinator asks again.
+
+        The oldest that has not begun is dropped where more than OUTBOX_MESSAGES wait.
+        """
+        if to != self._coordinator or not self._up:
+            return
+        self.dropped += not self._outbox.put(message)
+        self.bytes_sent += wire_bytes(message)
+        self._flush()
+
+    def _flush(self) -> None:
+        """Give the socket all that it takes; ask to be called again when it takes more."""
+        assert self._dealer
+        while self._connected and (pair := self._next()) is not None:
+            try:
+                self._dealer.send(pair[0], MORE_NOW)
+                self._dealer.send(pair[1], NOW, copy=False)
+            except zmq.Again:
+                self.poller.register(self._dealer, zmq.POLLIN | zmq.POLLOUT)
+                return
+            self._outbox.sent()
+        self.poller.register(self._dealer, zmq.POLLIN)
+
+    def _next(self) -> Pair | None:
+        """Return what may be sent now; of a large message, that it asks for its turn."""
+        outbox = self._outbox
+        pair = outbox.next()
+        if outbox.saying or outbox.chunks <= 1 or self._turn == outbox.transfer:
+            return pair
+        if self._asked == outbox.transfer:
+            return None
+        self._asked = outbox.transfer
+        outbox.say(control_frames.word(control_frames.ASK, outbox.transfer))
+        return outbox.next()
+
+    @property
+    def idle(self) -> bool:
+        """Whether everything that can be sent has been handed to ZeroMQ."""
+        return not (self._connected and self._outbox)
+
+    # --- hearing --------------------------------------------------------------------------------------------------
+
+    def poll(self, timeout_ms: int) -> list[LinkEvent]:
+        """Wait at most `timeout_ms` for something to happen; return what happened."""
+        events, self._late = self._late, []
+        ready = dict(self.poller.poll(0 if events else timeout_ms))
+        if self._waker.fileno() in ready:
+            self._waker.clear()
+            events.append(Woken())
+        if self.connections.fileno() in ready:
+            for seen in self.connections.take():
+                self._watch(seen, events)
+        if self._dealer in ready:
+            self._hear(events)
+            self._flush()
+        return events
+
+    def _hear(self, events: list[LinkEvent]) -> None:
+        assert self._dealer
+        for _ in range(DRAIN_FRAMES):
+            try:
+                mark = self._dealer.recv(NOW, copy=False)
+            except zmq.Again:
+                return
+            try:
+                self.connections.heard(mark.get(zmq.SRCFD), -1 if self._coordinator is None else self._coordinator)
+                message = self._heard(self._dealer, mark, events)
+            except Exception as error:
+                refused = frame_error(error, self._assembler)
+                skip(self._dealer)
+                events.append(Rejected(self._coordinator, refused.reason, str(refused), refused.advice))
+                continue
+            if message is not None:
+                self._arrived(message, events)
+                return
+
+    def _heard(self, dealer: ZmqSocket, mark: zmq.Frame, events: list[LinkEvent]) -> AnyMessage | None:
+        kind, transfer = control_frames.parse(mark.bytes)
+        if kind not in control_frames.ANSWERS or not mark.more:
+            return read(dealer, mark, self._assembler)
+        dealer.recv()
+        check_last(dealer)
+        if kind == control_frames.TWIN:
+            text = "another process with our key is connected to the coordinator, and was here before"
+            events.append(Rejected(self._coordinator, "twin", text, "Stop one of the two."))
+        elif kind == control_frames.GO and transfer == self._asked:
+            self._turn = transfer
+        return None
+
+    def _arrived(self, message: AnyMessage, events: list[LinkEvent]) -> None:
+        assert self._coordinator is not None
+        events.append(Arrived(self._coordinator, message))
+        if isinstance(message, Hello) and not self._up:
+            self._up = self._reached = True
+            events.append(LinkUp(self._coordinator, afresh=True))
+
+    def _watch(self, seen: Seen, events: list[LinkEvent]) -> None:
+        assert self._coordinator is not None
+        event = seen.event
+        if event == FLOOD:
+            events.append(flooded(self._coordinator, f"coordinator {self._coordinator}"))
+        elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self._connected = True
+            self._assembler = Assembler(self._expected)
+            self._outbox.clear()
+            self._outbox.put(self._hello)
+            self._flush()
+        elif event == zmq.EVENT_DISCONNECTED:
+            self._broke(events)
+        elif refused := failed_handshake(self._coordinator, event, known=self._reached):
+            events.append(refused)
+
+    def _broke(self, events: list[LinkEvent]) -> None:
+        assert self._coordinator is not None
+        self._asked = self._turn = -1
+        self._outbox.clear()
+        if self._up:
+            events.append(LinkDown(self._coordinator))
+        self._connected = self._up = False
+
+    def close(self, drain_seconds: float = 0.0) -> None:
+        """Send what can be sent within `drain_seconds`, then close everything; ZeroMQ lingers for LINGER_MS at most."""
+        if self.context.closed:
+            return
+        until = time.monotonic() + drain_seconds
+        while not self.idle and time.monotonic() < until:
+            self.poll(50)
+        self._hang_up()
+        self.connections.close()
+        self._waker.close()
+        self.context.term()

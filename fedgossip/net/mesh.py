@@ -1,0 +1,370 @@
+"""One peer's sockets: a ROUTER to hear everyone, a DEALER per partner to speak to it, CURVE on all of them.
+
+One thread owns everything here.  `send` never blocks: what the socket does not take now waits in a bounded outbox.
+The sender of a message is the peer that the allow-list knows by the connection's key, never what a message says.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import zmq
+from zmq.utils import z85
+
+from fedgossip.errors import NetworkError
+from fedgossip.machine import NodeId
+from fedgossip.messages import AnyMessage, Expected, Hello, Join, Leaving, Masked, Model
+from fedgossip.net import sockets
+from fedgossip.net.auth import GUEST, GUESTS, AllowList
+from fedgossip.net.calling import call, failed_handshake, hang_up
+from fedgossip.net.connections import FLOOD, Connections, flooded
+from fedgossip.net.endpoints import Endpoint, Endpoints, check_address
+from fedgossip.net.frame_reader import check_last, frame_error, read, skip
+from fedgossip.net.identity import Identity, check_public
+from fedgossip.net.outbox import Cuts, Outbox
+from fedgossip.net.sockets import (
+    DRAIN_FRAMES,
+    MORE_NOW,
+    NOW,
+    Waker,
+    ZmqSocket,
+    keep_message_memory,
+    make,
+)
+from fedgossip.net.transport import NOBODY, Arrived, LinkDown, LinkEvent, LinkUp, Rejected, Woken
+from fedgossip.wire import Assembler, FrameError, wire_bytes
+
+GUEST_WORDS, GUEST_BYTES = 32, 2048
+"""What one that is no member may say, in messages and in bytes each: a Hello and an entry, on every new connection."""
+
+GUEST_SECONDS = 60.0
+"""After so long a guest is forgotten, and may say as much again."""
+
+
+@dataclass(slots=True)
+class _Link:
+    """The way out to one partner."""
+
+    node: NodeId
+    dealer: ZmqSocket
+    outbox: Outbox
+    recent: list[AnyMessage] = field(default_factory=list)  # said again when the link comes back
+    up: bool = False
+    broke: bool = False
+    heard: bool = False
+
+
+@dataclass(slots=True)
+class _Guest:
+    """A caller whose key nobody knows."""
+
+    assembler: Assembler
+    since: float
+    hello: Hello | None = None
+    asked: bool = False
+    said: int = 0
+
+
+class Links:
+    """Sockets of one peer.  Bind first (`address` then holds the real port), `connect` when all addresses are known."""
+
+    def __init__(self, node: NodeId, bind: str, identity: Identity | None) -> None:
+        """`identity` None leaves encryption out: for measuring what it costs, reachable from no command."""
+        self.node, self.identity = node, identity
+        self._links: dict[NodeId, _Link] = {}
+        self._assemblers: dict[NodeId, Assembler] = {}
+        self._hello = Hello("", "", "")
+        self._join: Join | None = None
+        self._expected = Expected("", "", 0)
+        self._guests: dict[str, _Guest] = {}
+        self._late: list[LinkEvent] = []
+        self._cuts = Cuts()
+        self.bytes_sent = self.dropped = 0
+        keep_message_memory()
+        self.context: zmq.Context[ZmqSocket] = zmq.Context(1)
+        self.context.set(zmq.MAX_SOCKETS, 8192)
+        self.poller = zmq.Poller()
+        self.allow = AllowList(self.context)
+        self.poller.register(self.allow.socket, zmq.POLLIN)
+        self._waker = Waker()
+        self.poller.register(self._waker.fileno(), zmq.POLLIN)
+        self.connections = Connections()
+        self.poller.register(self.connections.fileno(), zmq.POLLIN)
+        self.router = make(self.context, zmq.ROUTER)
+        self.connections.follow(self.router)
+        try:
+            self.address = sockets.bind(self.router, bind, identity)
+        except NetworkError:
+            self.close()
+            raise
+        self.poller.register(self.router, zmq.POLLIN)
+
+    @property
+    def partners(self) -> tuple[NodeId, ...]:
+        """Whom this peer speaks to."""
+        return tuple(self._links)
+
+    def wake_on_signals(self) -> None:
+        """Let a signal make `poll` return a Woken, until `close`."""
+        self._waker.on_signals()
+
+    def wake(self) -> None:
+        """Make `poll` return a Woken; callable from any thread."""
+        self._waker.wake()
+
+    def connect(self, partners: Sequence[NodeId], endpoints: Endpoints, expected: Expected, hello: Hello) -> None:
+        """Allow the partners' keys, and call each of them; `hello` is the first word on every connection."""
+        self._hello, self._expected = hello, expected
+        for node in partners:
+            self.meet(node, endpoints[node])
+
+    def admit_guests(self, join: Join | None) -> None:
+        """Let callers with unknown keys ask to become members; say `join` on every link to ask it ourselves."""
+        self.allow.guests, self._join = True, join
+
+    def meet(self, node: NodeId, endpoint: Endpoint) -> None:
+        """Allow the key of `node`, and call it; where it has moved, call it there.
+
+        Raises ConfigError or NetworkError for an address or a key that cannot be used; nothing is changed then.
+        """
+        where = f"peer {node}"
+        check_address(endpoint.address, where)
+        if self.identity:
+            check_public(endpoint.key, where)
+        known = self._links.get(node)
+        link = self._call(node, endpoint)
+        if known is not None:
+            self._close(known)
+            if known.up:
+                self._late.append(LinkDown(node))
+            link.recent, link.outbox.transfer = known.recent, known.outbox.transfer
+        if self.identity:
+            self.allow.allow({endpoint.key: node})
+        self._links[node] = link
+        self._assemblers.setdefault(node, Assembler(self._expected))
+        self.connections.expected = len(self._links)
+        guest = self._guests.pop(endpoint.key, None)
+        if guest and guest.hello:  # it has said it before it was known
+            self._late.append(Arrived(node, guest.hello))
+
+    def part(self, node: NodeId) -> None:
+        """Hang up on `node`, and forget its key: what it still says is that of a stranger."""
+        link = self._links.pop(node, None)
+        self.allow.forget(node)
+        self._assemblers.pop(node, None)
+        if link is not None:
+            self._close(link)
+
+    def _call(self, node: NodeId, endpoint: Endpoint) -> _Link:
+        where, key = endpoint.address, endpoint.key
+        dealer = call(self.context, self.connections, self.node, self.identity, node, where, key)
+        return _Link(node, dealer, Outbox(self._cuts))
+
+    def _close(self, link: _Link) -> None:
+        hang_up(self.poller, self.connections, link.dealer)
+
+    # --- sending --------------------------------------------------------------------------------------------------
+
+    def send(self, to: NodeId, message: AnyMessage) -> None:
+        """Queue `message`.  Where the link is down, synchronous gossip's last words are said when it comes up; others
+        are lost: their machines ask again.
+
+        The oldest that has not begun is dropped where more than OUTBOX_MESSAGES wait.
+        """
+        link = self._links.get(to)
+        if link is None:  # a member that we have no link to
+            return
+        models = [said for said in link.recent if isinstance(said, Model | Masked)]
+        if isinstance(message, Model | Masked) and message.round > (models[-1].round if models else -1):
+            link.recent = [*models[-1:], message]  # a partner may lack the last one, never the one before
+        elif isinstance(message, Leaving):
+            link.recent = [*models, message]
+        if not link.up:
+            return
+        self._queue(link, message)
+        self._flush(link)
+
+    def _queue(self, link: _Link, message: AnyMessage) -> None:
+        self.dropped += not link.outbox.put(message)
+        self.bytes_sent += wire_bytes(message)
+
+    def _flush(self, link: _Link) -> None:
+        """Give the socket all that it takes; ask to be called again when it takes more."""
+        while link.up and (pair := link.outbox.next()) is not None:
+            mark, body = pair
+            try:
+                link.dealer.send(mark, MORE_NOW)
+                link.dealer.send(body, NOW, copy=False)
+            except zmq.Again:
+                self.poller.register(link.dealer, zmq.POLLOUT)
+                return
+            link.outbox.sent()
+        if link.dealer in self.poller:
+            self.poller.unregister(link.dealer)
+
+    @property
+    def idle(self) -> bool:
+        """Whether everything that can be sent has been handed to ZeroMQ."""
+        return all(
+            not link.outbox
+            if link.up
+            else link.broke or not link.heard  # who speaks to us hears our Hello, and may learn from it why we leave
+            for link in self._links.values()
+        )
+
+    # --- hearing --------------------------------------------------------------------------------------------------
+
+    def poll(self, timeout_ms: int) -> list[LinkEvent]:
+        """Wait at most `timeout_ms` for something to happen; return what happened."""
+        events, self._late = self._late, []
+        ready = dict(self.poller.poll(0 if events else timeout_ms))
+        if ready.pop(self._waker.fileno(), None):
+            self._waker.clear()
+            events.append(Woken())
+        if ready.pop(self.connections.fileno(), None) or self.allow.socket in ready:  # watched before they may speak
+            self._look(events)
+        if ready.pop(self.allow.socket, None) and (caller := self.allow.answer()) is not None:
+            text = f"a caller at {caller} with an unknown key was refused"
+            events.append(Rejected(None, "unknown_key", text, "Is its key in endpoints.toml?"))
+        if ready.pop(self.router, None):
+            self._hear(events)
+        for link in self._links.values():
+            if link.dealer in ready:
+                self._flush(link)
+        return events
+
+    def _hear(self, events: list[LinkEvent]) -> None:
+        for _ in range(DRAIN_FRAMES):
+            try:
+                connection = self.router.recv(NOW)
+            except zmq.Again:
+                return
+            sender: NodeId | None = None
+            try:
+                mark = self.router.recv(copy=False)
+                if self.allow.guests and (key := self._guest(mark)):
+                    self._hear_guest(key, mark, events)
+                    continue
+                sender = self._sender(mark, connection)
+                message = self._body(sender, mark)
+            except Exception as error:
+                refused = frame_error(error, None if sender is None else self._assemblers[sender])
+                skip(self.router)
+                events.append(Rejected(sender, refused.reason, str(refused), refused.advice))
+                continue
+            if message is not None:
+                events.append(Arrived(sender, message))
+                return  # it may complete a round, whose memory is then free for the frame that comes next
+
+    def _guest(self, mark: zmq.Frame) -> str:
+        """Return the key of the guest that speaks, "" for a member: who was a guest when it called may be one now."""
+        user = str(mark.get("User-Id"))
+        key = user.removeprefix(GUEST)
+        return key if key != user and z85.decode(key) not in self.allow.allowed else ""
+
+    def _hear_guest(self, key: str, mark: zmq.Frame, events: list[LinkEvent]) -> None:
+        """A guest may say Hello, and ask to join, in its own name; nothing else, and not often."""
+        guest = self._guest_of(key)
+        guest.said += 1
+        if guest.said > GUEST_WORDS:
+            raise FrameError("guest", "one that is no member says too much")
+        if not mark.more or guest.assembler.mark(mark.bytes) is not None:
+            raise FrameError("truncated", "a message of one frame")
+        body = self.router.recv()
+        check_last(self.router)
+        if len(body) > GUEST_BYTES:
+            raise FrameError("oversized", f"{len(body)} bytes from one that is no member")
+        message = guest.assembler.header(body)
+        if isinstance(message, Hello):
+            guest.hello = message
+        elif isinstance(message, Join) and message.entry.key == key:
+            guest.asked = True
+            events.append(Arrived(NOBODY, message))
+        else:
+            raise FrameError("guest", "one that is no member may only ask to join, in its own name")
+
+    def _guest_of(self, key: str) -> _Guest:
+        """Who speaks; a new one takes the place of the one that is here longest, of those first that asked nothing."""
+        now = time.monotonic()
+        self._guests = {k: guest for k, guest in self._guests.items() if now - guest.since < GUEST_SECONDS}
+        if key not in self._guests:
+            while len(self._guests) >= GUESTS:
+                del self._guests[min(self._guests, key=lambda k: (self._guests[k].asked, self._guests[k].since))]
+            self._guests[key] = _Guest(Assembler(None), now)
+        return self._guests[key]
+
+    def _user(self, mark: zmq.Frame) -> int:
+        user = str(mark.get("User-Id"))
+        key = user.removeprefix(GUEST)
+        return int(user) if key == user else self.allow.allowed[z85.decode(key)]
+
+    def _sender(self, mark: zmq.Frame, connection: bytes) -> NodeId:
+        try:
+            sender = self._user(mark) if self.identity else int(connection)
+        except (zmq.ZMQError, ValueError, TypeError, KeyError):
+            raise FrameError("anonymous", "a frame of nobody") from None
+        if sender not in self._assemblers:
+            raise FrameError("stranger", f"a frame from node {sender}, which is no partner")
+        self._links[sender].heard = True
+        self.connections.heard(mark.get(zmq.SRCFD), sender)
+        return sender
+
+    def _body(self, sender: NodeId, mark: zmq.Frame) -> AnyMessage | None:
+        assembler = self._assemblers[sender]
+        message = read(self.router, mark, assembler)
+        if assembler.coming is not None:  # before memory is taken for its chunks
+            self._has(self._links[sender], assembler.coming)
+        return message
+
+    def _has(self, link: _Link, round: int) -> None:
+        """The partner is in `round`: it has, or will never use, our models of the rounds before."""
+        link.recent = [said for said in link.recent if not (isinstance(said, Model | Masked) and said.round < round)]
+
+    def _look(self, events: list[LinkEvent]) -> None:
+        links = {link.dealer: link for link in self._links.values()}
+        for seen in self.connections.take():
+            if seen.event == FLOOD:
+                node = links[seen.socket].node if seen.socket in links else seen.node
+                events.append(flooded(node, "a caller that is no partner" if node is None else f"peer {node}"))
+            elif seen.socket in links:
+                self._watch(links[seen.socket], seen.event, events)
+
+    def _watch(self, link: _Link, event: int, events: list[LinkEvent]) -> None:
+        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            link.up = True
+            self._restart(link)
+            events.append(LinkUp(link.node))
+            self._flush(link)
+        elif event == zmq.EVENT_DISCONNECTED:
+            if link.up:
+                link.up, link.broke = False, True
+                events.append(LinkDown(link.node))
+        elif refused := failed_handshake(link.node, event, known=link.broke):
+            events.append(refused)
+
+    def _restart(self, link: _Link) -> None:
+        """Greet, and say the last words again: a broken connection has lost some, and repeats do no harm."""
+        link.outbox.clear()
+        link.outbox.put(self._hello)
+        if self._join:
+            link.outbox.put(self._join)
+        for message in link.recent:
+            self._queue(link, message)
+
+    def close(self, drain_seconds: float = 0.0) -> None:
+        """Send what can be sent within `drain_seconds`, then close everything; ZeroMQ lingers for LINGER_MS at most."""
+        if self.context.closed:
+            return
+        until = time.monotonic() + drain_seconds
+        while not self.idle and time.monotonic() < until:
+            self.poll(50)
+        for link in self._links.values():
+            self._close(link)
+        self.connections.close()
+        self.router.close(0)
+        self.allow.socket.close(0)
+        self._waker.close()
+        self.context.term()
+

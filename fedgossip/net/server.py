@@ -1,0 +1,337 @@
+"""The coordinator's end of links that only its clients call: one ROUTER, heard and spoken through.  It calls nobody.
+
+A client's first word on a connection is its Hello; from then on it is spoken to on that connection, and its Hello is
+answered with ours.  The sender of a message is the client that the allow-list knows by the connection's key.
+
+    same process, or a later life of it, on a new connection      the old one is hung up on
+    another process with the key of a client that is here         waits until that one is gone
+
+`send` never blocks; see `speaking`.  Large messages come by turns; see `turns`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import zmq
+
+from fedgossip.errors import NetworkError
+from fedgossip.machine import NodeId
+from fedgossip.messages import AnyMessage, Expected, Hello
+from fedgossip.net import control_frames, sockets, upload_slots
+from fedgossip.net.auth import AllowList
+from fedgossip.net.callers import Callers, check_open_files
+from fedgossip.net.connections import Connections, flooded
+from fedgossip.net.endpoints import Endpoint, Endpoints
+from fedgossip.net.frame_reader import check_last, frame_error, read, skip
+from fedgossip.net.identity import Identity, check_public
+from fedgossip.net.outbox import Cuts, Outbox
+from fedgossip.net.router_sender import Line, Speaker
+from fedgossip.net.sockets import DRAIN_FRAMES, LINGER_MS, NOW, Waker, ZmqSocket
+from fedgossip.net.transport import Arrived, LinkDown, LinkEvent, LinkUp, Rejected, Woken
+from fedgossip.wire import Assembler, FrameError, wire_bytes
+
+PROBE_SECONDS = 2.0
+"""So often a client that has nothing to hear is said something without meaning: whether the network brings it is known
+SILENCE_MS later."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Connection:
+    """Where a client speaks from: the ROUTER's name of it, its descriptor, and what was said first."""
+
+    name: bytes
+    descriptor: int
+    hello: Hello
+
+
+@dataclass(slots=True)
+class _Client:
+    node: NodeId
+    line: Line
+    assembler: Assembler
+    here: _Connection | None = None
+    next: _Connection | None = None
+    """Of another process with the same key, which waits."""
+    up: bool = False
+
+
+class Hub:
+    """Bind first (`address` then holds the real port), `connect` when the clients' keys are known."""
+
+    def __init__(
+        self, node: NodeId, bind: str, identity: Identity | None, turns_at_once: int = upload_slots.TURNS
+    ) -> None:
+        """`identity` None leaves encryption out: for measuring what it costs, reachable from no command."""
+        self.node, self.identity, self._at_once = node, identity, turns_at_once
+        self._clients: dict[NodeId, _Client] = {}
+        self._hello = Hello("", "", "")
+        self._expected = Expected("", "", 0)
+        self.turns = upload_slots.Turns(turns_at_once)
+        self._late: list[LinkEvent] = []
+        self._probed = 0.0
+        self._cuts = Cuts()
+        self.bytes_sent = self.dropped = 0
+        sockets.keep_message_memory()
+        self.context: zmq.Context[ZmqSocket] = zmq.Context(1)
+        self.allow = AllowList(self.context)
+        self.router = sockets.make(self.context, zmq.ROUTER)
+        self.router.router_handover = identity is None  # clients name themselves then, also on the next connection
+        self._speaker = Speaker(self.router)
+        self.connections = Connections()
+        self.connections.follow(self.router)
+        self._callers = Callers(self.connections)
+        self._waker = Waker()
+        try:
+            self.address = self._callers.address = sockets.bind(self.router, bind, identity)
+        except NetworkError:
+            self.close()
+            raise
+        self.poller = zmq.Poller()
+        for source in (self.allow.socket, self.connections.fileno(), self._waker.fileno(), self.router):
+            self.poller.register(source, zmq.POLLIN)
+
+    @property
+    def partners(self) -> tuple[NodeId, ...]:
+        """The clients."""
+        return tuple(self._clients)
+
+    def wake_on_signals(self) -> None:
+        """Let a signal make `poll` return a Woken, until `close`."""
+        self._waker.on_signals()
+
+    def wake(self) -> None:
+        """Make `poll` return a Woken; callable from any thread."""
+        self._waker.wake()
+
+    def connect(self, partners: Sequence[NodeId], endpoints: Endpoints, expected: Expected, hello: Hello) -> None:
+        """Let the clients with these keys call; `hello` is the answer to theirs.  Their addresses mean nothing here.
+
+        Raises ConfigError for a key that cannot be one, and NetworkError where the system allows too few connections.
+        """
+        check_open_files(len(partners))
+        self._hello, self._expected = hello, expected
+        self.turns = upload_slots.Turns(self._at_once, expected.payload_bytes)
+        for node in partners:
+            self.meet(node, endpoints[node])
+
+    def meet(self, node: NodeId, endpoint: Endpoint) -> None:
+        """Let one client more call.  Raises ConfigError for a key that cannot be one; nothing is changed then."""
+        if self.identity:
+            check_public(endpoint.key, f"client {node}")
+            self.allow.allow({endpoint.key: node})
+        # numbered from where another process would not: what is left of a broken connection is never taken for new
+        first = self._hello.process % 2**31
+        line = Line(node, Outbox(self._cuts, first))
+        self._clients.setdefault(node, _Client(node, line, Assembler(self._expected)))
+        self._callers.expected = self.connections.expected = len(self._clients)
+
+    def part(self, node: NodeId) -> None:
+        """Let the key of one client in no more; the connection that it has ends with it."""
+        self.allow.forget(node)
+
+    # --- speaking -------------------------------------------------------------------------------------------------
+
+    def send(self, to: NodeId, message: AnyMessage) -> None:
+        """Queue `message` for the next `poll`; lost where the link is down: the machine hears when it is up again.
+
+        The oldest that has not begun is dropped where more than OUTBOX_MESSAGES wait.
+        """
+        client = self._clients.get(to)
+        if client is None or not client.up:
+            return
+        self.dropped += self._speaker.put(client.line, message)
+        self.bytes_sent += wire_bytes(message)
+
+    @property
+    def idle(self) -> bool:
+        """Whether everything that can be sent has been handed to ZeroMQ."""
+        return self._speaker.idle
+
+    @property
+    def _anybody_up(self) -> bool:
+        return any(client.up for client in self._clients.values())
+
+    # --- hearing --------------------------------------------------------------------------------------------------
+
+    def poll(self, timeout_ms: int) -> list[LinkEvent]:
+        """Wait at most `timeout_ms` for something to happen; return what happened."""
+        self._probe()
+        self._speaker.speak()
+        for line in self._speaker.take_gone():
+            self._lost(self._clients[line.node], self._late)
+        rest_ms = 0 if self._late else self._speaker.rest_ms(timeout_ms)
+        if self.turns.waiting:
+            rest_ms = min(rest_ms, int(1000 * upload_slots.QUIET_SECONDS))
+        ready = dict(self.poller.poll(rest_ms))
+        events, self._late = self._late, []
+        if self._waker.fileno() in ready:
+            self._waker.clear()
+            events.append(Woken())
+        if self.connections.fileno() in ready or self.allow.socket in ready:  # watched before they may speak
+            self._look(events)
+        if self.allow.socket in ready and (caller := self.allow.answer()) is not None:
+            text = f"a caller at {caller} with an unknown key was refused"
+            events.append(Rejected(None, "unknown_key", text, "Is its key in the list of clients?"))
+        if self.router in ready:
+            self._hear(events)
+        self._take_turns(events, heard_all=self.router not in ready)
+        return events
+
+    def _hear(self, events: list[LinkEvent]) -> None:
+        for _ in range(DRAIN_FRAMES):
+            try:
+                name = self.router.recv(NOW)
+            except zmq.Again:
+                return
+            sender: NodeId | None = None
+            try:
+                mark = self.router.recv(copy=False)
+                sender = self._sender(mark, name)
+                message = self._heard(self._clients[sender], name, mark, events)
+            except Exception as error:
+                refused = frame_error(error, None if sender is None else self._clients[sender].assembler)
+                skip(self.router)
+                events.append(Rejected(sender, refused.reason, str(refused), refused.advice))
+                continue
+            if message is not None:
+                events.append(Arrived(sender, message))
+                return  # it may complete a round, whose memory is then free for the frame that comes next
+
+    def _sender(self, mark: zmq.Frame, name: bytes) -> NodeId:
+        try:
+            sender = int(str(mark.get("User-Id")) if self.identity else name)
+        except (zmq.ZMQError, ValueError, TypeError):
+            raise FrameError("anonymous", "a frame of nobody") from None
+        if sender not in self._clients:
+            raise FrameError("stranger", f"a frame from node {sender}, which is no client")
+        self.connections.heard(mark.get(zmq.SRCFD), sender)
+        return sender
+
+    def _heard(self, client: _Client, name: bytes, mark: zmq.Frame, events: list[LinkEvent]) -> AnyMessage | None:
+        """Take one message of ZeroMQ; return what is whole with it, and is of a client that has greeted."""
+        kind, transfer = control_frames.parse(mark.bytes)
+        known = client.here is not None and name == client.here.name
+        if known and kind == control_frames.ASK and mark.more:
+            self.router.recv()
+            check_last(self.router)
+            self.turns.ask(client.node, transfer)
+            return None
+        if known and kind == b"C" and not client.up:  # what is left of the message that broke with the connection
+            skip(self.router)
+            return None
+        message = read(self.router, mark, client.assembler if known else Assembler(None))
+        if isinstance(message, Hello) and not (known and self._is_here(client, mark)):
+            self._greeted(client, _Connection(name, mark.get(zmq.SRCFD), message), events)
+            return None
+        if not known:
+            raise FrameError("ungreeted", f"client {client.node} speaks without a greeting")
+        self._account(client, kind, transfer, message)
+        return message
+
+    def _is_here(self, client: _Client, mark: zmq.Frame) -> bool:
+        """Whether this came on the client's own connection, not on one that has taken its name."""
+        return client.up and client.here is not None and mark.get(zmq.SRCFD) == client.here.descriptor
+
+    def _account(self, client: _Client, kind: bytes, transfer: int, message: AnyMessage | None) -> None:
+        """Keep account of turns.  Raises FrameError for a vector whose turn it is not, before it takes memory."""
+        if message is not None:
+            self.turns.forget(client.node)
+        elif kind == b"C":
+            self.turns.moved(client.node, time.monotonic())
+        elif client.assembler.to_come > 1 and not self.turns.has(client.node, transfer):
+            client.assembler.give_up()
+            raise FrameError("unasked", "a large message whose turn it is not")
+
+    def _take_turns(self, events: list[LinkEvent], *, heard_all: bool) -> None:
+        now = time.monotonic()
+        for node in self.turns.stalled(now) if heard_all else ():
+            self.turns.forget(node)
+            self._clients[node].assembler.give_up()
+            events.append(Rejected(node, "stalled", f"client {node} went silent in the middle of a message"))
+        for node, transfer in self.turns.next(now, heard_all=heard_all):
+            self._speaker.say(self._clients[node].line, control_frames.word(control_frames.GO, transfer))
+
+    def _probe(self) -> None:
+        """Say something without meaning to those who have nothing to hear."""
+        if (now := time.monotonic()) - self._probed < PROBE_SECONDS:
+            return
+        self._probed = now
+        for client in self._clients.values():
+            if client.up and not client.line.outbox:
+                self._speaker.say(client.line, control_frames.word(control_frames.NOTHING))
+
+    # --- who is here ----------------------------------------------------------------------------------------------
+
+    def _greeted(self, client: _Client, connection: _Connection, events: list[LinkEvent]) -> None:
+        """Somebody with this client's key says Hello on a connection that is not yet the client's."""
+        self._look(events)  # whatever had the descriptor before
+        if not self._callers.introduce(connection.descriptor, client.node):
+            return
+        if client.up and client.here and not _goes_on(connection.hello, client.here.hello):
+            if client.next and client.next.descriptor != connection.descriptor:
+                self._callers.hang_up(client.next.descriptor)
+            client.next = connection
+            events.append(Arrived(client.node, connection.hello))  # the host sees that there are two
+            self._speaker.tell(connection.name, control_frames.word(control_frames.TWIN))
+            return
+        if client.up and client.here:
+            self._callers.hang_up(client.here.descriptor)
+            self._down(client, events)
+        self._welcome(client, connection, events)
+
+    def _welcome(self, client: _Client, connection: _Connection, events: list[LinkEvent]) -> None:
+        client.here, client.up = connection, True
+        client.line.name = connection.name
+        self._speaker.put(client.line, self._hello)
+        events += [Arrived(client.node, connection.hello), LinkUp(client.node, afresh=True)]
+
+    def _look(self, events: list[LinkEvent]) -> None:
+        for descriptor, node in self._callers.look():
+            client = self._clients[node]
+            if client.next and client.next.descriptor == descriptor:
+                client.next = None
+            elif client.up and client.here and client.here.descriptor == descriptor:
+                self._lost(client, events)
+        for seen in self._callers.flooded:
+            who = "a caller that has said nothing" if seen.node is None else f"client {seen.node}"
+            events.append(flooded(seen.node, who))
+        self._callers.flooded.clear()
+
+    def _lost(self, client: _Client, events: list[LinkEvent]) -> None:
+        """The connection broke; the whole messages that it brought are heard.  Another process may wait for this."""
+        self._down(client, events)
+        if client.next:
+            connection, client.next = client.next, None
+            self._welcome(client, connection, events)
+
+    def _down(self, client: _Client, events: list[LinkEvent]) -> None:
+        client.up = False
+        self._speaker.clear(client.line)
+        self.turns.forget(client.node)
+        client.assembler.give_up()
+        events.append(LinkDown(client.node))
+
+    def close(self, drain_seconds: float = 0.0) -> None:
+        """Send what can be sent within `drain_seconds`, then close everything; ZeroMQ lingers for LINGER_MS at most.
+
+        While it drains it hears on until the clients have hung up: TCP takes back what they have not read yet from
+        those whose own words are unread here.
+        """
+        if self.context.closed:
+            return
+        until = time.monotonic() + drain_seconds
+        while not (self.idle and not self._anybody_up) and time.monotonic() < until:
+            self.poll(50)
+        self.connections.close()
+        self.router.close(LINGER_MS)
+        self.allow.socket.close(0)
+        self._waker.close()
+        self.context.term()
+
+
+def _goes_on(hello: Hello, before: Hello) -> bool:
+    """Whether who says `hello` is the one that said `before`, or takes its place: a later life of it."""
+    return hello.process == before.process or hello.incarnation > before.incarnation

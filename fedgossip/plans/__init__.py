@@ -1,0 +1,1 @@
+"""An experiment becomes machines and links: plans, tasks, keys, budgets."""

@@ -1,0 +1,94 @@
+"""From an experiment to the parts of a run.
+
+Everything here is a function of the experiment alone, so that every participant, on whatever machine, makes the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from fedgossip import kernels
+from fedgossip.experiment import Experiment
+from fedgossip.learning.settings import OF_THE_MACHINE
+from fedgossip.likeness import NOT_SAID, Likeness
+from fedgossip.messages import Hello
+from fedgossip.plans.federation import FederationPlan
+from fedgossip.plans.federation_checks import federation_plan
+from fedgossip.plans.gossip import GossipPlan, gossip_plan
+from fedgossip.plans.plan import Plan, hash_of
+from fedgossip.plans.tasks import DataShares, centralised, task_of
+from fedgossip.task import LocalTask, model_likeness
+from fedgossip.version import __version__
+
+__all__ = [
+    "DataShares",
+    "FederationPlan",
+    "GossipPlan",
+    "Plan",
+    "centralised",
+    "gossip_plan",
+    "hello_of",
+    "likeness_of",
+    "plan",
+    "processor_of",
+    "task_of",
+    "versions",
+]
+
+
+def plan(experiment: Experiment) -> Plan:
+    """Resolve all that can be known before anything is trained.  Raises ConfigError.
+
+    Asks for the kernels of the run, if torch is not loaded yet: it comes before all that loads it.
+    """
+    kernels.prefer(portable=experiment.train.portable)
+    return federation_plan(experiment) if experiment.coordinator else gossip_plan(experiment)
+
+
+def likeness_of(plan: Plan, task: LocalTask) -> Likeness:
+    """What the models of all participants have in common, beside their layout: code, frozen tensors, a probe."""
+    from fedgossip.learning.sources import code_of
+
+    e = plan.experiment
+    own = [e.model.source, e.data.source, str(e.data.test)] if e.task.kind == "learning" else []
+    return replace(model_likeness(task), code=code_of([*own, e.algorithm.name]))
+
+
+def hello_of(plan: Plan, schema: str, data: str = "", likeness: Likeness = NOT_SAID) -> Hello:
+    """The first words of every participant of this run; `data` is DataShares.digest, empty where a task has no data.
+
+    Where files lie differs between machines and does not count; what is in them does.
+    """
+    content: dict[str, Any] = dict(plan.fingerprint)
+    for key in ("source", "test"):
+        kind, colon, path = str(content["data"][key]).partition(":")
+        if colon and "/" in path:
+            content["data"][key] = f"{kind}:{path.rsplit('/', 1)[1]}"
+    off = () if content["train"]["portable"] else ("portable",)  # folders of runs from before it can be collected
+    for key in (*OF_THE_MACHINE, *off):
+        content["train"].pop(key, None)
+    content = {key: value for key, value in content.items() if key not in ("simulation", "name")}
+    experiment = hash_of({"content": content, "data": data})
+    return Hello(
+        schema, experiment, __version__, code=likeness.code, frozen=likeness.frozen, probe=likeness.probe
+    )
+
+
+def processor_of(plan: Plan, node: int) -> int:
+    """Return what a participant's Hello says of its processor: 0 where that does not decide the bits of the run."""
+    e = plan.experiment
+    decides = node < plan.learners and e.task.kind == "learning" and not e.train.portable
+    return kernels.processor_mark() if decides else 0
+
+
+def versions() -> dict[str, str]:
+    """The versions that decide the bits of a run, of what is imported already."""
+    import platform
+    import sys
+
+    found = {"fedgossip": __version__, "python": platform.python_version(), "machine": platform.machine()}
+    for name in ("numpy", "torch", "zmq"):
+        if module := sys.modules.get(name):
+            found[name] = str(module.__version__)
+    return found

@@ -1,0 +1,119 @@
+"""From an experiment with a [coordinator] to the plan of its run, or to an error that says what cannot be."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from fedgossip.algorithms.federated import names
+from fedgossip.algorithms.federated.base import Federated
+from fedgossip.algorithms.federated.means import Mean
+from fedgossip.algorithms.sampling import participating
+from fedgossip.errors import ConfigError, nearest
+from fedgossip.experiment import Coordinator as Section
+from fedgossip.experiment import Experiment
+from fedgossip.plans.federation import FEDBUFF, FederationPlan
+from fedgossip.plans.secure_encoding import ROOM
+from fedgossip.secure import graph
+from fedgossip.secure.session import N_MIN
+
+
+def federation_plan(experiment: Experiment) -> FederationPlan:
+    """Put the algorithm and the numbers of a federated run together.  Raises ConfigError."""
+    assert experiment.coordinator is not None
+    s = experiment.coordinator
+    federated = _algorithm(s)
+    _check_hiding(s, federated)
+    if s.secure.on:
+        _check_secure(s, federated)
+    cohort = s.cohort or participating(s.clients, s.participation)
+    if cohort > s.clients:
+        raise ConfigError(f"coordinator.cohort = {cohort} of {s.clients} clients", "Make it at most that many.")
+    least = s.min_clients or (min(5, cohort) if s.secure.on else 1)
+    if least > cohort:
+        advice = "A round needs as many: lower coordinator.min_clients, or raise participation."
+        raise ConfigError(f"coordinator.min_clients = {least}, and {cohort} clients are wanted in a round", advice)
+    plan = FederationPlan(experiment, s, federated, cohort, least)
+    if s.secure.on:
+        _check_sum(plan)
+    _check_privacy(plan)
+    if plan.buffered and plan.goal > s.clients:
+        raise ConfigError(f"coordinator.goal = {plan.goal} of {s.clients} clients", "Make it at most that many.")
+    return plan
+
+
+def _algorithm(s: Section) -> Federated[Any]:
+    options = dict(s.options)
+    name = s.algorithm
+    if name == FEDBUFF:
+        name = "fedavg"
+    elif name not in names.ALGORITHMS:
+        raise ConfigError(
+            f"coordinator.algorithm = {name!r} is not known", nearest(name, [*names.ALGORITHMS, FEDBUFF])
+        )
+    try:
+        return names.make(name, clients=s.clients, **options)
+    except TypeError as error:
+        raise ConfigError(f"coordinator.options = {options}: {error}", "Numbers and words, by name.") from None
+
+
+def _check_secure(s: Section, federated: Federated[Any]) -> None:
+    """Raise ConfigError where a sum that hides its terms cannot serve."""
+    off = "Set coordinator.secure.on = false: the coordinator then sees every client's update."
+    if s.algorithm == FEDBUFF:
+        raise ConfigError("fedbuff has no cohort whose sum could be secure", off)
+    if not isinstance(federated.aggregation, Mean):
+        raise ConfigError(f"{s.algorithm} needs to see each contribution, which a secure sum hides", off)
+    if s.sampling == "poisson":
+        advice = 'Set coordinator.sampling = "uniform", or coordinator.secure.on = false.'
+        raise ConfigError("cohorts of a secure sum keep their size: one client more or less would show it", advice)
+
+
+def _check_hiding(s: Section, federated: Federated[Any]) -> None:
+    """Raise ConfigError for a budget that the algorithm, or the unit, cannot have."""
+    if s.privacy.unit == "client" and (s.algorithm == FEDBUFF or not isinstance(federated.aggregation, Mean)):
+        advice = "Take fedavg, or another algorithm that sums updates; or leave coordinator.privacy.unit out."
+        raise ConfigError(f"{s.algorithm} cannot hide clients: their noise is added inside a secure sum", advice)
+    if s.privacy.adaptive and s.privacy.unit != "client":
+        text = f"coordinator.privacy.adaptive = true moves the clip of clients, and unit is {s.privacy.unit!r}"
+        raise ConfigError(text, 'Leave it out, or set coordinator.privacy.unit = "client".')
+
+
+def _check_privacy(plan: FederationPlan) -> None:
+    s = plan.section
+    if s.privacy.test_noise and not (plan.unit == "record" and plan.experiment.data.local_test):
+        text = "coordinator.privacy.test_noise is of the examples that clients keep for tests, where records are hidden"
+        raise ConfigError(text, 'Set data.local_test and coordinator.privacy.unit = "record", or leave it out.')
+    if plan.unit == "record" and plan.experiment.task.kind != "learning":
+        raise ConfigError("coordinator.privacy.unit = record hides examples, and this task has none", "Set task.kind.")
+    if plan.unit == "client" and not plan.secure:
+        advice = "Leave coordinator.secure.on as it is: noise is added inside the sum, each client a part of it."
+        raise ConfigError("coordinator.privacy.unit = client hides clients in a secure sum, which is off", advice)
+    if plan.unit == "client" and s.algorithm == "fednova":
+        advice = "Take fedavg: how many steps each client takes would have to be hidden too."
+        raise ConfigError("fednova sums the clients' steps beside their updates", advice)
+    if plan.unit == "client" and plan.experiment.data.local_test:
+        advice = "Leave data.local_test out: what clients measure would have to be hidden too."
+        raise ConfigError("data.local_test with coordinator.privacy.unit = client", advice)
+
+
+def _check_sum(plan: FederationPlan) -> None:
+    s, n = plan.section.secure, plan.invited
+    off = "Take more clients, or set coordinator.secure.on = false: the coordinator then sees every client's update."
+    if plan.least < N_MIN:
+        raise ConfigError(f"a sum over {plan.least} tells about each: a secure sum takes at least {N_MIN}", off)
+    if n > graph.COHORT_MAX:
+        raise ConfigError(f"{n} clients in one secure sum; at most {graph.COHORT_MAX}", "Lower participation.")
+    if s.threshold is not None and n <= graph.COMPLETE_MAX:
+        smallest = graph.policy_threshold(n)
+        if not smallest <= s.threshold <= n:
+            advice = f"Set it from {smallest}, more than two thirds, to {n}; or leave it out."
+            raise ConfigError(f"coordinator.secure.threshold = {s.threshold} of {n}", advice)
+    if s.neighbours is not None and s.neighbours % 2:
+        raise ConfigError(f"coordinator.secure.neighbours = {s.neighbours}", "Give an even number, or leave it out.")
+    fixed = plan.numbers.fixed_point(1, "")
+    if plan.numbers.reach(1, fixed.limit) >= ROOM:
+        most = int(math.log2((1 << 31) / n)) + 1
+        raise ConfigError(f"coordinator.secure.bits = {fixed.q_bits} for {n} clients", f"Set it to at most {most}.")
+
+

@@ -1,0 +1,390 @@
+"""Gossip as a run: the graph, its weights and forecast, and the machines of its peers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+
+from fedgossip import kernels
+from fedgossip.algorithms.base import GossipAlgorithm
+from fedgossip.algorithms.names import METHODS, Method, make, own
+from fedgossip.errors import ConfigError
+from fedgossip.experiment import Experiment, TopologySection
+from fedgossip.learning import custom
+from fedgossip.machine import Checkpoint, Machine, NodeId
+from fedgossip.metrics import Evaluate, Network
+from fedgossip.plans.completeness import Lacking, of_gossip
+from fedgossip.plans.credentials import Credentials, Logged, Own
+from fedgossip.plans.plan import PARTIAL, Arrays, Results
+from fedgossip.plans.tasks import DataShares
+from fedgossip.protocols import async_gossip, sync_gossip
+from fedgossip.protocols import push_sum as push_sum_peers
+from fedgossip.protocols.async_gossip import AsyncGossip, AsyncSettings
+from fedgossip.protocols.peer_sampling import rule_of
+from fedgossip.protocols.private_gossip import PrivateGossip
+from fedgossip.protocols.push_sum import AsyncPushSum, PushSettings, PushSum
+from fedgossip.protocols.sync_gossip import AGAIN_NS, AGAIN_TIMES, SyncGossip, SyncSettings
+from fedgossip.records import Row
+from fedgossip.secure.neighbourhood import Grid
+from fedgossip.secure.pairs import SeededPairs
+from fedgossip.simulation.stacked import PLAIN, SHARES, Exchange, Private, first_stack, run_stacked
+from fedgossip.task import LocalTask
+from fedgossip.topology import (
+    Forecast,
+    Mixing,
+    Schedule,
+    Spectrum,
+    Topology,
+    forecast_of,
+    resolve_schedule,
+    schedule_names,
+    spectrum,
+    union,
+)
+from fedgossip.topology.privacy import check_private
+from fedgossip.vectors import Vector
+
+GAMMA = 0.9
+"""The decay at which effective neighbours are counted in records (Vogels et al. 2022)."""
+
+
+@dataclass(frozen=True)
+class GossipPlan:
+    """What is known before anything is trained.
+
+    `topology` has the links of all rounds of one period (where none repeats, of the first); `spectrum` is None where
+    the graph changes.
+    """
+
+    experiment: Experiment
+    schedule: Schedule
+    topology: Topology
+    spectrum: Spectrum | None
+    forecast: Forecast
+
+    pausable = True
+
+    @property
+    def vectors(self) -> int:
+        """How many vectors like the model a message carries."""
+        return sum(slot.length is None for slot in self.algorithm.slots)
+
+    @property
+    def algorithm(self) -> GossipAlgorithm[Any]:
+        return algorithm_of(self.experiment, self.n)
+
+    @property
+    def mixing(self) -> Mixing:
+        """Of every round, where the graph never changes; else of the first."""
+        return self.schedule.mixing(0)
+
+    @property
+    def n(self) -> int:
+        return self.topology.n
+
+    @property
+    def learners(self) -> int:
+        return self.n
+
+    @property
+    def name(self) -> str:
+        return self.topology.name
+
+    @property
+    def banner(self) -> Sequence[str]:
+        return kernels.remarks()
+
+    @property
+    def fingerprint(self) -> Mapping[str, object]:
+        content = self.experiment.to_dict()
+        one = isinstance(self.schedule, Mixing)
+        content["topology"]["graph"] = self.topology.digest if one else f"{self.schedule.name}/{self.n}"
+        content["algorithm"].pop("start_timeout", None)
+        return content
+
+    @property
+    def patience(self) -> tuple[float, float]:
+        a = self.experiment.algorithm
+        return a.start_timeout, a.deadline
+
+    @property
+    def restart_overrides(self) -> Sequence[str]:
+        a = self.experiment.algorithm
+        return [f"algorithm.start_timeout={min(a.start_timeout, a.deadline)}"]
+
+    @property
+    def externals(self) -> Mapping[str, object]:
+        return {"schedule": self.schedule}
+
+    def role(self, node: NodeId) -> str:  # noqa: ARG002
+        return ""
+
+    def masked(self, length: int) -> int:  # noqa: ARG002
+        return 0
+
+    def partners(self, node: NodeId) -> Sequence[NodeId]:
+        return self.schedule.partners(node)
+
+    @property
+    def needed(self) -> Sequence[NodeId]:
+        return range(self.n)
+
+    def listens(self, node: NodeId) -> bool:  # noqa: ARG002
+        return True
+
+    def machine(
+        self,
+        node: NodeId,
+        initial: Vector,
+        schema: str,
+        resumed: Checkpoint | None = None,
+        *,
+        incarnation: int = 0,
+        own: Own | None = None,
+    ) -> Machine:
+        a = self.experiment.algorithm
+        machine: SyncGossip[Any] | AsyncGossip | PushSum | AsyncPushSum | PrivateGossip
+        if a.private:
+            machine = self._private_gossip(node, initial, schema, resumed, own)
+        elif a.name == "push-sum":
+            machine = self._push_sum(node, initial, schema, resumed, incarnation)
+        elif a.mode == "async":
+            machine = self._async_gossip(node, initial, schema, resumed, incarnation)
+        else:
+            machine = self._sync_gossip(node, initial, schema, resumed)
+        machine.eager |= incarnation > 0  # who comes back finds the others at work, or gone
+        return machine
+
+    def _sync_gossip(self, node: NodeId, initial: Vector, schema: str, resumed: Checkpoint | None) -> SyncGossip[Any]:
+        return SyncGossip(node, self.schedule, self.algorithm, initial, schema, self._sync_settings, resumed)
+
+    def _private_gossip(
+        self, node: NodeId, initial: Vector, schema: str, resumed: Checkpoint | None, own: Own | None
+    ) -> PrivateGossip:
+        if own is None or isinstance(own, Credentials):
+            raise ConfigError(f"peer {node} is private, and has no keys for its masks", "Give its own pairs of keys.")
+        grid = Grid(self.experiment.algorithm.bound)
+        return PrivateGossip(node, self.schedule, initial, schema, self._sync_settings, grid, own, resumed)
+
+    @property
+    def _sync_settings(self) -> SyncSettings:
+        a = self.experiment.algorithm
+        deadline_ns = _ns(a.deadline)
+        return SyncSettings(
+            rounds=self.experiment.rounds,
+            deadline_ns=deadline_ns,
+            least_deadline_ns=min(deadline_ns, _ns(a.least_deadline)),
+            start_ns=_ns(a.start_timeout),
+            drain_ns=deadline_ns,
+            again_ns=min(AGAIN_NS, deadline_ns // AGAIN_TIMES),
+        )
+
+    def _async_gossip(
+        self, node: NodeId, initial: Vector, schema: str, resumed: Checkpoint | None, incarnation: int
+    ) -> AsyncGossip:
+        e, a = self.experiment, self.experiment.algorithm
+        settings = AsyncSettings(
+            rounds=e.rounds, exchanges=a.exchanges, seed=e.seed, start_ns=_ns(a.start_timeout), drain_ns=_ns(a.deadline)
+        )
+        rule = rule_of(a.partner, node, e.seed, [(int(u), int(v)) for u, v in self.topology.edges])
+        return AsyncGossip(node, self.partners(node), rule, initial, schema, settings, resumed, incarnation)
+
+    def _push_sum(
+        self, node: NodeId, initial: Vector, schema: str, resumed: Checkpoint | None, incarnation: int
+    ) -> PushSum | AsyncPushSum:
+        e, a = self.experiment, self.experiment.algorithm
+        settings = PushSettings(
+            rounds=e.rounds,
+            seed=e.seed,
+            deadline_ns=_ns(a.deadline),
+            least_deadline_ns=min(_ns(a.deadline), _ns(a.least_deadline)),
+            start_ns=_ns(a.start_timeout),
+            drain_ns=_ns(a.deadline),
+        )
+        kind = PushSum if a.mode == "sync" else AsyncPushSum
+        return kind(node, self.schedule, initial, schema, settings, resumed, incarnation)
+
+    @property
+    def masks(self) -> bool:
+        return self.experiment.algorithm.private
+
+    def simulated(self, node: NodeId, incarnation: int = 0, log: Sequence[Logged] = ()) -> Own | None:  # noqa: ARG002
+        return SeededPairs(node, self.experiment.seed) if self.masks else None
+
+    def with_shares(self, shares: DataShares) -> GossipPlan:  # noqa: ARG002
+        return self
+
+    def for_restart(self) -> GossipPlan:
+        """Return the plan of a peer that comes back: it waits for the others no longer than in a round."""
+        a = self.experiment.algorithm
+        soon = msgspec.structs.replace(a, start_timeout=min(a.start_timeout, a.deadline))
+        return replace(self, experiment=msgspec.structs.replace(self.experiment, algorithm=soon))
+
+    def resume_point(self, round: int, model: Vector) -> Checkpoint:
+        """Return from where a machine goes on that has `model` after `round` rounds: what others have learned."""
+        a = self.experiment.algorithm
+        if a.name == "push-sum":
+            return push_sum_peers.resume_point(round, model)
+        if a.mode == "async":
+            return async_gossip.resume_point(round, model)
+        return sync_gossip.resume_point(self.algorithm, round, model)
+
+    def is_complete(self, node: NodeId, rounds: int, *, stopped: bool = False) -> bool:  # noqa: ARG002
+        """An asynchronous peer that nobody stopped has done its part: its neighbours have all done theirs."""
+        a = self.experiment.algorithm
+        alone = (a.mode == "async" or a.name == "push-sum") and not stopped
+        return rounds == self.experiment.rounds or alone
+
+    def record(self, evaluate: Evaluate, *, watch_all: bool) -> Network:
+        e = self.experiment
+        return Network(self.n, e.rounds, e.eval.every, evaluate, watch_all=watch_all)
+
+    def arrays(self, task: LocalTask, record: Network, write: Callable[[Row], None]) -> Arrays:
+        e = self.experiment
+        if e.algorithm.mode == "async":
+            raise ConfigError("the stacked engine goes by rounds: no asynchronous gossip", "Run it with --on sim.")
+        algorithm = self.algorithm
+        stack = first_stack(task, self.n, algorithm)
+
+        def finish(between: Callable[[], None]) -> Results:
+            exchange: Exchange = SHARES if algorithm.needs.sums == "columns" else PLAIN
+            if self.masks:
+                exchange = Private(Grid(e.algorithm.bound))
+            run = task, self.schedule, algorithm, e.rounds, record, write, exchange
+            return run_stacked(*run, stack=stack, between=between), {}
+
+        return stack, finish
+
+    def outcome(self, vectors: Sequence[Vector | None]) -> Sequence[Vector | None]:
+        return vectors
+
+    def verdict(self, words: Sequence[str | None]) -> str:
+        if "failed" in words or not any(words):
+            return "failed"
+        if not {"finished", PARTIAL} & set(words):
+            return "interrupted"
+        return "finished" if set(words) == {"finished"} else PARTIAL
+
+    def lacking(self, rows: Sequence[Row], node: NodeId | None = None) -> Lacking:
+        return of_gossip(rows, self.n, self.partners, node, directed=self.topology.directed)
+
+    def facts(self, rows: Sequence[Row]) -> dict[str, Any]:  # noqa: ARG002
+        e = self.experiment
+        return {
+            "graph": section_of(e).graph,
+            "algorithm": e.algorithm.name,
+            "mode": e.algorithm.mode,
+            "forecast": self.forecast.to_dict(),
+            "topology": describe_topology(self),
+            "eigenvalues": eigenvalues(self),
+        }
+
+
+def gossip_plan(experiment: Experiment) -> GossipPlan:
+    """Resolve the graph, its weights and the forecast.  Raises ConfigError."""
+    section = section_of(experiment)
+    weights = section.weights or own_weights(experiment)
+    schedule = resolve_schedule(section.graph, section.n, weights=weights, seed=graph_seed(experiment))
+    _check_pair(experiment, schedule)
+    found = spectrum(schedule) if isinstance(schedule, Mixing) else None
+    return GossipPlan(experiment, schedule, union(schedule), found, forecast_of(schedule, GAMMA, found))
+
+
+def section_of(experiment: Experiment) -> TopologySection:
+    """The [topology] section, which every gossip experiment has."""
+    assert experiment.topology is not None, "an experiment of another kind"
+    return experiment.topology
+
+
+def graph_seed(experiment: Experiment) -> int:
+    """The seed of what is drawn of the graph."""
+    seed = section_of(experiment).seed
+    return experiment.seed if seed is None else seed
+
+
+def own_weights(experiment: Experiment) -> str | None:
+    """The weights that the algorithm brings: push-sum weighs by the sender, where rounds bring none themselves."""
+    word = section_of(experiment).graph.partition(":")[0].strip().lower()
+    brings = word in schedule_names() and word != "el-local"
+    return None if brings else method_of(experiment).weights
+
+
+def method_of(experiment: Experiment) -> Method:
+    """The method that `algorithm.name` names.  Raises ConfigError."""
+    name = experiment.algorithm.name
+    return own(name, custom.function(name)) if custom.is_function(name) else METHODS[name]
+
+
+def algorithm_of(experiment: Experiment, n: int) -> GossipAlgorithm[Any]:
+    """The algorithm, for `n` peers.  Raises ConfigError."""
+    a = experiment.algorithm
+    return make(a.name, method_of(experiment), n, a.options)
+
+
+def _check_pair(experiment: Experiment, schedule: Schedule) -> None:
+    """Raise ConfigError where the algorithm and the graph do not go together."""
+    name, mode = experiment.algorithm.name, experiment.algorithm.mode
+    needs, modes = algorithm_of(experiment, schedule.n).needs, method_of(experiment).modes
+    if mode not in modes:
+        raise ConfigError(f"{name} has no {mode} mode", f'Set algorithm.mode = "{modes[0]}".')
+    if mode == "async" and needs.sums == "rows":
+        _check_async(schedule)
+    sums = needs.sums
+    if schedule.stochastic == {"rows": "columns", "columns": "rows"}[sums]:
+        advice = 'Take other weights, or algorithm.name = "push-sum".' if sums == "rows" else "Take other weights."
+        raise ConfigError(f"{name} on {schedule.name!r}: the {sums} of its weights do not sum to one", advice)
+    made_for = getattr(schedule, "algorithm", None)
+    if (made_for or name) != name:
+        advice = f'Set algorithm.name = "{made_for}".'
+        raise ConfigError(f"the rounds of {schedule.name!r} are those of {made_for}, not of {name}", advice)
+    if needs.own_graph and made_for != name:
+        raise ConfigError(f"{name} has its own graph, not {schedule.name!r}", f'Set topology.graph = "{name}".')
+    if experiment.algorithm.private:
+        _check_private(experiment, schedule)
+
+
+def _check_private(experiment: Experiment, schedule: Schedule) -> None:
+    a = experiment.algorithm
+    if a.mode != "sync" or not method_of(experiment).private:
+        advice = 'Set algorithm.name = "dsgd" and algorithm.mode = "sync".'
+        raise ConfigError(f"private gossip sums the models of one round, not so {a.name} in {a.mode} mode", advice)
+    check_private(schedule, experiment.rounds)
+
+
+def _check_async(schedule: Schedule) -> None:
+    if not isinstance(schedule, Mixing):
+        advice = "Name one graph; whom a peer meets when is drawn anyway: algorithm.partner."
+        raise ConfigError(f"asynchronous gossip has no rounds in which {schedule.name!r} could change", advice)
+    if schedule.topology.directed:
+        advice = 'Use an undirected graph, or algorithm.name = "push-sum".'
+        raise ConfigError(f"asynchronous gossip exchanges both ways, and {schedule.name!r} is directed", advice)
+
+
+def describe_topology(plan: GossipPlan, rows_up_to: int = 512) -> dict[str, Any]:
+    """The graph and its weights as plain data, for the summary and the report."""
+    topology, n = plan.topology, plan.n
+    described: dict[str, Any] = {
+        "n": n,
+        "name": topology.name,
+        "directed": topology.directed,
+        "edges": topology.edges.tolist() if len(topology.edges) <= 20_000 else [],
+        "labels": list(topology.labels) if topology.labels else None,
+    }
+    if n <= rows_up_to:
+        described["rows"] = [{str(j): w for j, w in plan.mixing.row(i).items()} for i in range(n)]
+    if plan.schedule.period != 1:
+        described["period"] = plan.schedule.period
+    return described
+
+
+def eigenvalues(plan: GossipPlan, up_to: int = 4096) -> Sequence[float] | None:
+    """The mixing's eigenvalues, descending, where they are known and few enough to keep."""
+    values = plan.spectrum.eigenvalues if plan.spectrum else None
+    return None if values is None or plan.n > up_to else [float(v) for v in values]
+
+
+def _ns(seconds: float) -> int:
+    return int(seconds * 1e9)

@@ -1,0 +1,182 @@
+"""What a driver must know of a run before anything is trained, whatever the method is.
+
+`gossip` and `federation` implement it; `compose.plan` picks by the section that the experiment has.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from fedgossip.experiment import Experiment
+from fedgossip.machine import Checkpoint, Machine, NodeId
+from fedgossip.metrics import Evaluate, Network
+from fedgossip.plans.completeness import Lacking
+from fedgossip.plans.credentials import Logged, Own
+from fedgossip.plans.tasks import DataShares
+from fedgossip.records import Row
+from fedgossip.task import LocalTask
+from fedgossip.vectors import Vector
+
+Results = tuple[Sequence[Vector | None], Mapping[str, int]]
+"""Everybody's final vector, and the counts of what happened."""
+
+Arrays = tuple[object, Callable[[Callable[[], None]], Results]]
+"""A run on stacked arrays: its state by attributes, and what brings it to its end, calling its argument in between."""
+
+
+CLIENT, COORDINATOR = "client", "coordinator"
+
+EXHAUSTED = "exhausted"
+"""The status of a run, or of a part in it, that a budget of privacy has ended."""
+
+
+PARTIAL = "partial"
+"""The status of a run, or of a part in it, that came to its end without something that it is for."""
+
+
+def hash_of(content: object) -> str:
+    """Return 32 hex digits of a hash of plain data: keys in any order."""
+    return hashlib.sha256(repr(_sorted(content)).encode()).hexdigest()[:32]
+
+
+def _sorted(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return [(key, _sorted(value[key])) for key in sorted(value)]
+    return value
+
+
+class Plan(Protocol):
+    """A run as its experiment alone determines it: the same on every machine that takes part."""
+
+    @property
+    def experiment(self) -> Experiment: ...
+    @property
+    def n(self) -> int:
+        """Participants; their ids are 0 to n - 1."""
+        ...
+
+    @property
+    def learners(self) -> int:
+        """Those that train: ids 0 to learners - 1."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """What to call a run that has no name."""
+        ...
+
+    @property
+    def banner(self) -> Sequence[str]:
+        """What a person should read before the run begins."""
+        ...
+
+    @property
+    def vectors(self) -> int:
+        """How many vectors a message with a model carries."""
+        ...
+
+    @property
+    def fingerprint(self) -> Mapping[str, object]:
+        """What of the experiment all must agree on, for the hash in the first words on a link."""
+        ...
+
+    @property
+    def patience(self) -> tuple[float, float]:
+        """Seconds that a participant may wait for others: before it begins, and later."""
+        ...
+
+    def role(self, node: NodeId) -> str:
+        """CLIENT or COORDINATOR, of which a signed log is kept; "" for peers, of which none is."""
+        ...
+
+    @property
+    def masks(self) -> bool:
+        """Whether participants mask what they send, so that each needs something of its `own`; cannot be replayed."""
+        ...
+
+    @property
+    def restart_overrides(self) -> Sequence[str]:
+        """What to set in the experiment of a process that is started again while the others are at work."""
+        ...
+
+    @property
+    def pausable(self) -> bool:
+        """Whether a simulation can be written down between two events; one with secrets in it cannot."""
+        ...
+
+    @property
+    def externals(self) -> Mapping[str, object]:
+        """What machines refer to and the experiment makes anew, by name, for an image of a simulation."""
+        ...
+
+    def masked(self, length: int) -> int:
+        """Words of a masked vector where a model has `length` elements; 0 where nothing is masked."""
+        ...
+
+    def partners(self, node: NodeId) -> Sequence[NodeId]:
+        """Whom `node` talks to."""
+        ...
+
+    @property
+    def needed(self) -> Sequence[NodeId]:
+        """Without whose folders a run over several machines cannot be put together."""
+        ...
+
+    def listens(self, node: NodeId) -> bool:
+        """Whether `node` is called by others, so that it needs an address."""
+        ...
+
+    def machine(
+        self,
+        node: NodeId,
+        initial: Vector,
+        schema: str,
+        resumed: Checkpoint | None = None,
+        *,
+        incarnation: int = 0,
+        own: Own | None = None,
+    ) -> Machine:
+        """Make the machine of one participant, in life `incarnation`; with `resumed`, one that goes on from there.
+
+        Raises ConfigError where the run masks what is sent, and what the masks are made of is not given as `own`.
+        """
+        ...
+
+    def simulated(self, node: NodeId, incarnation: int = 0, log: Sequence[Logged] = ()) -> Own | None:
+        """What a simulated participant has of its own, from the seed: no secret.  `log`: what it has put down."""
+        ...
+
+    def with_shares(self, shares: DataShares) -> Plan:
+        """The same plan, where it is known who has how many examples."""
+        ...
+
+    def for_restart(self) -> Plan:
+        """The same for who comes back and finds the others at work: no long wait at the start."""
+        ...
+
+    def is_complete(self, node: NodeId, rounds: int, *, stopped: bool = False) -> bool:
+        """Whether a participant that ended after so many rounds has done its part."""
+        ...
+
+    def record(self, evaluate: Evaluate, *, watch_all: bool) -> Network: ...
+    def arrays(self, task: LocalTask, record: Network, write: Callable[[Row], None]) -> Arrays:
+        """The run without machines.  Raises ConfigError where there is no such run."""
+        ...
+
+    def outcome(self, vectors: Sequence[Vector | None]) -> Sequence[Vector | None]:
+        """What the run is about, of everybody's final vectors: the digest is of these, and the model their mean."""
+        ...
+
+    def verdict(self, words: Sequence[str | None]) -> str:
+        """The run's status, from everybody's last word; None for who died."""
+        ...
+
+    def lacking(self, rows: Sequence[Row], node: NodeId | None = None) -> Lacking:
+        """What did not happen in a run that came to its end, by its rows; or to one participant, by its own."""
+        ...
+
+    def facts(self, rows: Sequence[Row]) -> dict[str, Any]:
+        """The method's own part of the summary."""
+        ...

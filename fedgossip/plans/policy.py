@@ -1,0 +1,198 @@
+"""What a client insists on, in a file of its own that nothing from the network changes: policy.toml.
+
+The file pins who the coordinator and the other clients are, with how many of them at least a sum is made, how numbers
+are cut and rounded, what the budget of privacy is, and the code that learns: one's own modules, and what the model does
+that they make.  A session, an experiment, or code that differs is refused.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fedgossip.decoding import from_toml
+from fedgossip.errors import ConfigError, NotWrittenError, nearest
+from fedgossip.likeness import CODE, FROZEN, PROBE, Likeness
+from fedgossip.net.endpoints import Endpoints, roster_of
+from fedgossip.plans.compose import likeness_of
+from fedgossip.plans.federation import FederationPlan
+from fedgossip.secure.session import Policy
+from fedgossip.task import LocalTask
+
+MAKE = "Make one, and read it: fedgossip privacy policy EXPERIMENT --endpoints FILE"
+
+
+class PolicyFile(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """policy.toml, with what each line means."""
+
+    task: str
+    """The experiment, by its hash: every key of its file that changes what is learned."""
+    coordinator: str
+    """The key of the coordinator's signatures: what it has not signed is not heard."""
+    roster: str
+    """The hash of all clients' keys."""
+    min_clients: int
+    """Never sum with fewer."""
+    max_clients: int
+    """Never sum with more."""
+    bound: float
+    """No element of what leaves here is larger."""
+    bits: int
+    """Of an element."""
+    weight_max: int
+    """The most examples that count."""
+    layout: str
+    """The hash of the model's layout, and of everything that is summed."""
+    code: str
+    """The hash of the source of one's own modules that the experiment names, and of those that they import."""
+    frozen: list[float]
+    """Numbers of the tensors that neither train nor are mixed."""
+    probe: list[float]
+    """Numbers of what the first model gives for examples of the common test set."""
+    unit: str
+    """What the budget of privacy is of: record, client, none."""
+    clip: float
+    """The longest gradient of one record, or update of one client."""
+    noise: float
+    """Standard deviation of the noise, in units of clip."""
+    delta: float
+    """The chance that the promise does not hold."""
+    max_epsilon: float
+    """The budget."""
+    test_noise: float = 0.0
+    """Standard deviation of the noise on what is told of examples that are kept for tests; 0: nothing is."""
+
+
+def policy_of(plan: FederationPlan, endpoints: Endpoints, task: LocalTask) -> PolicyFile:
+    """Return the policy of a client that agrees with the experiment as it is, and with the code that is here."""
+    fixed, s = plan.numbers.fixed_point(task.length, task.schema), plan.section
+    alike = likeness_of(plan, task)
+    roster = roster_of(endpoints).first(plan.learners)
+    return PolicyFile(
+        task=plan.task_id,
+        coordinator=endpoints[plan.coordinator].verify,
+        roster=roster.hash.hex(),
+        min_clients=plan.least,
+        max_clients=plan.invited,
+        bound=fixed.clip_inf,
+        bits=fixed.q_bits,
+        weight_max=fixed.weight_max,
+        layout=fixed.schema.hex(),
+        code=alike.code,
+        frozen=list(alike.frozen),
+        probe=list(alike.probe),
+        unit=s.privacy.unit,
+        clip=s.privacy.clip,
+        noise=s.privacy.noise,
+        delta=s.privacy.delta,
+        max_epsilon=s.privacy.max_epsilon,
+        test_noise=s.privacy.test_noise,
+    )
+
+
+def agreed(path: Path, plan: FederationPlan, endpoints: Endpoints, task: LocalTask) -> Policy:
+    """Return the policy of the file at `path`, for the session's steps.
+
+    Raises ConfigError for a file that is missing, that others can read, that is none, and where the experiment or the
+    endpoints differ from what it pins, or the user's own code or model does, naming each.
+    """
+    pinned, offered = read(path), policy_of(plan, endpoints, task)
+    stricter = msgspec.structs.replace(
+        offered,
+        min_clients=max(offered.min_clients, pinned.min_clients),
+        max_clients=min(offered.max_clients, pinned.max_clients),
+    )
+    differing = [
+        f"{name}: pinned {_short(getattr(pinned, name))}, here {_short(getattr(offered, name))}"
+        for name in PolicyFile.__struct_fields__
+        if name not in (FROZEN, PROBE) and getattr(pinned, name) != getattr(stricter, name)
+    ]
+    unlike = _likeness(pinned).unlike(_likeness(offered))
+    differing += [f"{name}: not as it was pinned" for name in unlike if name != CODE]
+    if differing:
+        advice = "Ask why it was changed.  If you agree, make the policy again: fedgossip privacy policy"
+        raise ConfigError(f"{path} allows another run than this one: {'; '.join(differing)}", advice)
+    if pinned.min_clients > pinned.max_clients:
+        text = f"{path}: min_clients = {pinned.min_clients}, and no more than {pinned.max_clients} take part in a round"
+        raise ConfigError(text, f"Set min_clients to at most {pinned.max_clients}.")
+    coordinator = bytes.fromhex(pinned.coordinator)
+    fixed = plan.numbers.fixed_point(task.length, task.schema)
+    rule, adaptive = plan.numbers.rule, plan.section.privacy.adaptive
+    return Policy(coordinator, pinned.task, fixed, pinned.min_clients, pinned.max_clients, rule, adaptive)
+
+
+def _likeness(policy: PolicyFile) -> Likeness:
+    return Likeness(policy.code, tuple(policy.frozen), tuple(policy.probe))
+
+
+def read(path: Path) -> PolicyFile:
+    """Read a policy.  Raises ConfigError."""
+    try:
+        mode, content = path.stat().st_mode, from_toml(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"{path}: no policy there ({error.strerror})", MAKE) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not TOML: {error}", MAKE) from None
+    if mode & 0o077:
+        raise ConfigError(f"{path}: others can read or change this policy", f"Run: chmod 600 {path}")
+    unknown = [key for key in content if key not in PolicyFile.__struct_fields__]
+    if unknown:
+        raise ConfigError(f"{path}: unknown key {unknown[0]!r}", nearest(unknown[0], PolicyFile.__struct_fields__))
+    try:
+        return msgspec.convert(content, PolicyFile)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{path}: {error}", MAKE) from None
+
+
+def write(path: Path, policy: PolicyFile) -> None:
+    """Write a policy, readable by its owner alone; an existing file is never overwritten."""
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "w") as file:
+            file.write(text(policy))
+    except FileExistsError:
+        advice = "Compare it, or name another file with --out."
+        raise ConfigError(f"{path}: there is a policy already", advice) from None
+    except OSError as error:
+        raise NotWrittenError(path, error) from None
+
+
+def text(policy: PolicyFile) -> str:
+    """Return the file's content, every line with what it means."""
+    import tomli_w
+
+    lines = ["# What this client insists on, whatever the coordinator says.  Read it before you agree.", ""]
+    content: dict[str, Any] = msgspec.to_builtins(policy)
+    for name, value in content.items():
+        lines += [f"# {_MEANING[name]}", tomli_w.dumps({name: value}).strip()]
+    return "\n".join(lines) + "\n"
+
+
+_MEANING = {
+    "task": "the experiment, by a hash of every key that changes what is learned",
+    "coordinator": "the key of the coordinator's signatures: what it has not signed is not heard",
+    "roster": "the hash of all clients' keys",
+    "min_clients": "never sum with fewer clients; raise it as you like",
+    "max_clients": "never sum with more",
+    "bound": "no element of what leaves here is larger",
+    "bits": "of an element",
+    "weight_max": "the most examples that count",
+    "layout": "the hash of the model's layout, and of everything that is summed",
+    "code": "the source of one's own modules that the experiment names, by a hash; \"\" where there are none",
+    "frozen": "numbers of the tensors that neither train nor are mixed",
+    "probe": "numbers of what the first model gives for examples of the common test set",
+    "unit": "what the budget of privacy is of: record, client, none",
+    "clip": "the longest gradient of one record, or update of one client",
+    "noise": "standard deviation of the noise, in units of clip",
+    "delta": "the chance that the promise does not hold",
+    "max_epsilon": "the budget: the round that would cross it is refused",
+    "test_noise": "noise on the count of right answers, where records are hidden; with 0 no such count leaves here",
+}
+
+
+def _short(value: object) -> str:
+    return f"{value[:16]}..." if isinstance(value, str) and len(value) > 20 else str(value)

@@ -1,0 +1,76 @@
+"""What a round costs of a budget of privacy, and what is left: by the experiment, and by what was logged before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from fedgossip.plans.credentials import Logged
+
+if TYPE_CHECKING:
+    from fedgossip.experiment import Experiment, Privacy
+    from fedgossip.privacy.accounting import Account
+    from fedgossip.privacy.budget import Budget, Spend
+
+SPENT = "spent"
+
+
+class BudgetPurse:
+    """Pays for rounds out of one budget."""
+
+    def __init__(self, budget: Budget, cost: Callable[[int], Sequence[Spend]]) -> None:
+        self._budget, self._cost = budget, cost
+
+    @property
+    def epsilon(self) -> float:
+        return self._budget.epsilon
+
+    def pay(self, round: int) -> Sequence[Mapping[str, int | float | str]]:
+        budget, spends = self._budget, self._cost(round)
+        for spend in spends:
+            budget = budget.spend(spend)
+        self._budget = budget
+        return [spend.to_mapping() for spend in spends]
+
+
+def purse_of(
+    privacy: Privacy,
+    rate: float,
+    steps: int,
+    log: Iterable[Logged],
+    before: Iterable[Mapping[str, object]] = (),
+    tests: Callable[[int], bool] = lambda _round: False,
+) -> BudgetPurse:
+    """Return the purse of one participant whose rounds cost `steps` releases at `rate`, less what `log` says is spent.
+
+    `before`: what other runs have spent of the same.  `tests`: in which rounds it tells how many of the examples that
+    it keeps are right, where that has noise.  Raises ConfigError for a log of another budget.
+    """
+    from fedgossip.privacy.budget import Budget, Spend, resumed
+
+    p = privacy
+
+    def cost(round: int) -> list[Spend]:
+        training = Spend(p.unit, p.noise, p.delta, p.clip, rate, steps, round)
+        if not (p.test_noise and tests(round)):
+            return [training]
+        return [training, Spend(p.unit, p.test_noise, p.delta, 1.0, round=round)]  # a record changes a count by 1
+
+    clip = None if p.adaptive or p.test_noise else p.clip
+    budget = Budget(p.max_epsilon, p.delta, p.unit, clip, before=account_before(before))
+    return BudgetPurse(resumed(budget, [facts for kind, facts in log if kind == SPENT]), cost)
+
+
+def account_before(spends: Iterable[Mapping[str, object]]) -> Account:
+    """Return the account of spends of any runs: their divergences add up, whatever noise, clip and delta they had."""
+    from fedgossip.privacy.accounting import account_of
+    from fedgossip.privacy.budget import Spend
+
+    return account_of(Spend.from_mapping(one).mechanism for one in spends)
+
+
+def cost_of_training(experiment: Experiment, examples: int) -> tuple[float, int]:
+    """Return (rate, steps) of a round at a client with so many examples, each hidden by itself."""
+    from fedgossip.learning.private import private_rate, private_steps
+
+    return private_rate(experiment.train, examples), private_steps(experiment.train, examples)

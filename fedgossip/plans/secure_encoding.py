@@ -1,0 +1,123 @@
+"""What goes into a secure sum, as the experiment has it: bounds, bits, what is told beside the update, and noise."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from fedgossip.experiment import Coordinator as Section
+from fedgossip.learning.settings import TrainSettings
+from fedgossip.privacy.adaptive import Clip, bits_noise, share_shorter, split
+from fedgossip.protocols.telling import Telling
+from fedgossip.secure.fixed_point import CLIPPED, NOTHING, SHORTER, FixedPoint
+from fedgossip.secure.noise import client_sigma, rounded_norm
+from fedgossip.secure.noise_rule import NoiseRule
+from fedgossip.secure.ring import RING_BITS
+
+LOSS_MAX = 64.0
+"""A client's mean loss counts as at most this."""
+
+NOISY_MOST = 8.0
+"""So large, or so far below zero, an accuracy may be with noise on it."""
+
+BITS, BITS_MANY, MANY = 24, 20, 100
+"""Of an element: for up to MANY clients, and for more."""
+
+CLIP_ROOM = 64
+"""So many times its first value a clip that follows the updates may become."""
+
+ROOM = 1 << (RING_BITS - 1)
+"""No number of a sum reaches this."""
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Of one run; `invited` clients are in a sum, of which `least` are enough."""
+
+    section: Section
+    train: TrainSettings
+    invited: int
+    least: int
+    vectors: int
+    """That a client sends, one behind the other."""
+    by_examples: bool
+    """Whether a client counts by its examples; else all count the same."""
+    telling: Telling
+    """What clients tell beside the update."""
+
+    @property
+    def hidden(self) -> bool:
+        """Whether the sum hides each client by noise."""
+        return self.section.privacy.unit == "client"
+
+    def fixed_point(self, length: int, layout: str) -> FixedPoint:
+        """How contributions of a model of `length` elements become integers."""
+        s, elements = self.section.secure, length * self.vectors
+        p = self.section.privacy
+        bound = p.clip * (CLIP_ROOM if p.adaptive else 1) if self.hidden else s.bound
+        return FixedPoint(
+            length=elements,
+            clip_l2=p.clip if self.hidden else bound * math.sqrt(elements),
+            clip_inf=bound,
+            weight_max=s.weight_max if self.by_examples else 1,
+            q_bits=s.bits or self._bits(elements),
+            metrics=self._metrics,
+            layout=layout,
+            tells=self._told_of_the_clip,
+        )
+
+    @property
+    def _metrics(self) -> tuple[tuple[str, float], ...]:
+        """What a sum tells beside the update, the weight and the clip, with bounds."""
+        s, t = self.section.secure, self.train
+        most = t.local_steps or math.ceil(s.weight_max / t.batch_size) * (t.local_epochs or 1)
+        right = NOISY_MOST if "tests" in self.telling.covered else 1.0
+        bounds = {"steps": float(most), "loss": LOSS_MAX, "accuracy": right, "tested": float(s.weight_max)}
+        return tuple((name, bounds[name]) for name in self.telling.fields if name in bounds)
+
+    @property
+    def _told_of_the_clip(self) -> str:
+        told = self.telling.fields
+        return next((name for name in (CLIPPED, SHORTER) if name in told), NOTHING)
+
+    def _bits(self, elements: int) -> int:
+        """The most bits, of those that are usual, with which neither the sum nor its noise can wrap around."""
+        usual = BITS if self.invited <= MANY else BITS_MANY
+        fits = (b for b in range(usual, 2, -1) if self.reach(elements, (1 << (b - 1)) - 1) < ROOM)
+        return next(fits, usual)
+
+    def reach(self, elements: int, limit: int) -> float:
+        """How large a number of a sum can be, with its noise, where no element is above `limit`."""
+        rule = self.rule
+        sigma = client_sigma(rule.multiplier, rounded_norm(float(limit), elements), rule.honest) if rule else 0.0
+        return self.invited * limit + 8 * sigma * math.sqrt(self.invited)
+
+    @property
+    def rule(self) -> NoiseRule | None:
+        """The noise inside the sums."""
+        p = self.section.privacy
+        if not self.hidden:
+            return None
+        if not p.adaptive:
+            return NoiseRule(p.noise, self.least)
+        bits = bits_noise(self.least)
+        return NoiseRule(split(p.noise, bits), self.least, bits)
+
+    def clipping(self, clip: float | None = None) -> FollowingClip | None:
+        """The clip of a run, or of one that goes on with `clip`, where it follows the updates."""
+        p = self.section.privacy
+        return FollowingClip(Clip(clip or p.clip)) if self.hidden and p.adaptive else None
+
+
+@dataclass(frozen=True)
+class FollowingClip:
+    """The clip that follows the median length of the updates, as the rounds use it."""
+
+    state: Clip
+
+    @property
+    def clip(self) -> float:
+        return self.state.clip
+
+    def after(self, shorter: float, clients: int) -> FollowingClip:
+        return FollowingClip(self.state.after(share_shorter(shorter, clients)))

@@ -1,0 +1,178 @@
+"""From an experiment to what is learned: examples, who has which, and the task that trains on them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedgossip.errors import ConfigError
+from fedgossip.experiment import Experiment
+from fedgossip.learning.analytic import Averaging, Quadratic
+from fedgossip.learning.dataset import Dataset, Indices
+from fedgossip.machine import NodeId
+from fedgossip.secure.primitives import Entropy
+from fedgossip.task import LocalTask
+
+if TYPE_CHECKING:
+    from fedgossip.learning.private import RecordPrivacy
+
+
+@dataclass(frozen=True)
+class DataShares:
+    """Who has how many examples; `counts` is [n][classes], None where there are no classes."""
+
+    source: str
+    classes: int | None = None
+    counts: list[list[int]] | None = None
+    sizes: list[int] | None = None
+    test: str = ""
+    """Which examples the accuracies are of, in words."""
+    trained_on: Mapping[NodeId, int] = field(default_factory=dict)
+    """Examples that each node held here trains on."""
+    digest: str = ""
+    """A hash of all examples and of who has which: peers that read different files refuse each other by it.
+    Where every peer has a file of its own, of the common test set with its columns and classes."""
+
+
+def task_of(
+    experiment: Experiment, n: int, held: Sequence[NodeId] | None = None, entropy: Entropy | None = None
+) -> tuple[LocalTask, DataShares]:
+    """Make the task of all `n` peers.  Imports torch for learning, and only then.  Raises ConfigError.
+
+    `held`: the peers that will train in this process; files of the others' own are not read.  Without it, all.
+    `entropy`: of the noise that hides single examples, os.urandom in a real run; without it the noise follows from the
+    seed, and hides nothing.
+    """
+    settings = experiment.task
+    if settings.kind == "averaging":
+        averaging = Averaging(n, settings.dim, dtype=settings.dtype, seed=experiment.seed)
+        return averaging, DataShares("none")
+    if settings.kind == "quadratic":
+        quadratic = Quadratic(
+            n,
+            placement=settings.placement,
+            eta=settings.eta,
+            sigma=settings.sigma,
+            dim=settings.dim,
+            dtype=settings.dtype,
+            seed=experiment.seed,
+        )
+        return quadratic, DataShares("none")
+    return _learning(experiment, range(n) if held is None else held, n, entropy)
+
+
+def centralised(experiment: Experiment, n: int) -> dict[str, float]:
+    """Train one model on all peers' data with as many steps, of as many examples, as all peers took together.
+
+    Returns "accuracy" and "loss" on the common test set, "train_loss", "steps".  Raises ConfigError where the
+    experiment does not learn from data.
+    """
+    e = experiment
+    if e.task.kind != "learning":
+        raise ConfigError(f"task {e.task.kind!r} has no centralised counterpart", "Leave --centralised out.")
+    from fedgossip.learning.baseline import train_centralised
+
+    found = _examples(e, range(n), n)
+    train, test = found.train, found.test
+    size = e.train.batch_size * n
+    per_round = e.train.local_steps or max(1, round((e.train.local_epochs or 1) * len(train) / size))
+    return train_centralised(train, test, e.model.source, e.train, e.seed, e.rounds * per_round, size)
+
+
+@dataclass(frozen=True)
+class _Examples:
+    """What is learned from and tested on; shares[node] are places in `train`; `digest` as in DataShares."""
+
+    train: Dataset
+    test: Dataset
+    shares: Mapping[NodeId, Indices]
+    digest: str
+
+
+def _examples(experiment: Experiment, held: Sequence[NodeId], n: int) -> _Examples:
+    """Read the examples; only where every peer has a file of its own do they depend on who is `held` here.
+
+    The digest is taken of examples as they were read: scaling them may round differently on unlike machines, which may
+    well train together.  What is a peer's own does not enter it.
+    """
+    from fedgossip.learning import data, per_peer
+
+    e, source, tested_on = experiment, experiment.data.source, experiment.data.test
+    if per_peer.PLACE in source:
+        test = data.load(str(tested_on), seed=e.seed)
+        train, shares = per_peer.load_own(source, test, held)
+        return _Examples(train, test, shares, test.digest())
+    if isinstance(tested_on, str) and tested_on != data.OWN:
+        test = data.load(tested_on, seed=e.seed)
+        train = data.load(source, seed=e.seed, like=test)
+        read = train.digest() + test.digest()
+        train, test = data.scaled(train, test)
+    else:
+        dataset = data.load(source, seed=e.seed)
+        read = dataset.digest()
+        train, test = data.split(dataset, tested_on, e.seed)
+    divided = _divided(e, train, n)
+    total = hashlib.sha256(read.encode())
+    for share in divided:
+        total.update(len(share).to_bytes(8, "little") + share.data)
+    return _Examples(train, test, dict(enumerate(divided)), total.hexdigest())
+
+
+def _divided(experiment: Experiment, train: Dataset, n: int) -> Sequence[Indices]:
+    from fedgossip.learning import partitions
+
+    keys = dict(experiment.data.partition)
+    kind = keys.pop("kind", None)
+    if not isinstance(kind, str):
+        raise ConfigError("data.partition has no kind", 'Write partition = { kind = "iid" }.')
+    if given := sorted(keys.keys() & {"labels", "n", "seed", "groups"}):
+        advice = "Labels, groups, seed and the number of peers are the experiment's own."
+        raise ConfigError(f"data.partition: unknown key {given[0]!r}", advice)
+    return partitions.partition(kind, train.labels, n, seed=experiment.seed, groups=train.groups, **keys)
+
+
+def _test_set(test: float | str, examples: int) -> str:
+    counted = f"{examples:,}".replace(",", " ")
+    if isinstance(test, str):
+        return f"the source's own {counted}" if test == "own" else f"{test}: {counted}"
+    return f"{100 * test:g} % of the examples: {counted}"
+
+
+def _learning(
+    experiment: Experiment, held: Sequence[NodeId], n: int, entropy: Entropy | None
+) -> tuple[LocalTask, DataShares]:
+    e = experiment
+    found = _examples(e, held, n)
+    train, shares = found.train, found.shares
+    tested = _test_set(e.data.test, len(found.test))
+    described = DataShares(e.data.source, train.classes, test=tested, digest=found.digest)
+    if len(shares) == n:
+        labels = train.labels
+        counts = [np.bincount(labels[shares[node]], minlength=train.classes).tolist() for node in range(n)]
+        described = replace(described, counts=counts, sizes=[len(shares[node]) for node in range(n)])
+
+    from fedgossip.learning.holdout import kept_apart
+    from fedgossip.learning.task import TorchTask
+
+    share = e.data.local_test
+    shares, kept = kept_apart(shares, share, e.seed) if share else (shares, None)
+    privacy = _record_privacy(e, entropy)
+    settings = e.model.source, e.train
+    task = TorchTask(
+        train, found.test, shares, *settings, seed=e.seed, rounds=e.rounds, kept=kept, privacy=privacy
+    )
+    return task, replace(described, trained_on={node: len(share) for node, share in shares.items()})
+
+
+def _record_privacy(experiment: Experiment, entropy: Entropy | None) -> RecordPrivacy | None:
+    """How single examples are hidden, where that is what the budget is for."""
+    if experiment.coordinator is None or experiment.coordinator.privacy.unit != "record":
+        return None
+    from fedgossip.learning.private import RecordPrivacy
+
+    p = experiment.coordinator.privacy
+    return RecordPrivacy(p.clip, p.noise, entropy, p.test_noise)

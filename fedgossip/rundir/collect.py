@@ -1,0 +1,292 @@
+"""Puts together what peers leave: while they run on this machine, or afterwards from folders copied from many."""
+
+from __future__ import annotations
+
+import heapq
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from fedgossip.decoding import UnreadableError, from_json, from_toml
+from fedgossip.errors import ConfigError, FedgossipError, NetworkError
+from fedgossip.machine import NodeId
+from fedgossip.messages import Hello
+from fedgossip.metrics import Network
+from fedgossip.plans import compose
+from fedgossip.plans.compose import DataShares, Plan
+from fedgossip.plans.plan import EXHAUSTED, PARTIAL
+from fedgossip.records import EventRow, PeerRow, Row, read_rows
+from fedgossip.rundir import run_directory
+from fedgossip.rundir.peer_files import PeerEnded
+from fedgossip.rundir.run_directory import Ended, Keeper, Run, RunDirectory
+from fedgossip.task import LocalTask
+from fedgossip.vectors import Vector, frozen
+
+ABSENT = Path(os.devnull, "absent")
+"""In place of the folder of one whose folder is not here."""
+
+ENDPOINT = "endpoint.toml"
+
+_ALL = "The graph has {} peers: copy all their folders here."
+
+
+class Collector:
+    """Reads the peers' files as they grow and feeds the run's record."""
+
+    def __init__(self, folders: Sequence[Path], record: Network, keeper: Keeper) -> None:
+        self.folders, self.record, self.keeper = folders, record, keeper
+        self.rounds = [0] * len(folders)
+        """How many rounds each peer has behind it."""
+        self.slowest_training = 0.0
+        """Seconds of the longest training seen."""
+        self._offsets = [0] * len(folders)
+        self._decoder = msgspec.json.Decoder(Row)
+
+    def went_on(self, round: int, offsets: Sequence[int]) -> None:
+        """Begin after `round`, where `offsets` bytes of the peers' rows have been read."""
+        self.rounds, self._offsets = [round] * len(self.folders), list(offsets)
+
+    def read(self) -> bool:
+        """Take every whole line that is new; tell whether there was any.  Raises ConfigError for one that is no row."""
+        before = list(self._offsets)
+        news = (self._news(node) for node in range(len(self.folders)))
+        for _, node, row, length in heapq.merge(*news, key=lambda line: line[0]):
+            self._offsets[node] += length
+            self._take(node, row)
+        return before != self._offsets
+
+    def _news(self, node: int) -> Iterator[tuple[int, int, Row, int]]:
+        """Yield the new lines of one peer: the round it has behind it, its id, the row, the bytes of the line."""
+        path = self.folders[node] / "metrics.jsonl"
+        if not path.exists():
+            return
+        with path.open("rb") as file:
+            file.seek(self._offsets[node])
+            data = file.read()
+        at = self.rounds[node]
+        for line in data[: data.rfind(b"\n") + 1].splitlines(keepends=True):
+            try:
+                row = from_json(self._decoder, line)
+            except UnreadableError as error:
+                raise ConfigError(f"{path}: not the rows of a peer: {error}", "Copy the folder again.") from None
+            at = row.round if isinstance(row, PeerRow) else at
+            yield at, node, row, len(line)
+
+    def _take(self, node: int, row: Row) -> None:
+        if isinstance(row, EventRow):
+            self.keeper(row)
+        elif isinstance(row, PeerRow):
+            self.rounds[node] = row.round
+            self.slowest_training = max(self.slowest_training, row.seconds_training)
+            counted = node in self.record.counted
+            for line in self.record.mixed(row, self._snapshot(node, row.round)) if counted else self.record.aside(row):
+                self.keeper(line)
+
+    def ended(self, nodes: Iterable[int]) -> None:
+        """Wait no more for peers whose last line has been read."""
+        for node in nodes:
+            for line in self.record.ended(node):
+                self.keeper(line)
+
+    def _snapshot(self, node: int, round: int) -> Vector | None:
+        path = self.folders[node] / "snapshots" / f"{round:06d}.safetensors"
+        if not path.exists():  # folders from other machines hold no snapshots, but the last vector
+            return _vector(self.folders[node]) if round == self.record.rounds else None
+        from safetensors.numpy import load_file
+
+        vectors = {name: frozen(vector) for name, vector in load_file(path).items()}
+        path.unlink()
+        if "before" in vectors:
+            self.record.before(node, round, vectors["before"])
+        if "outgoing" in vectors:  # an asynchronous peer has no vectors that a round mixes
+            self.record.outgoing(node, round, vectors["outgoing"])
+        return vectors["mixed"]
+
+    def finish(self) -> tuple[list[Vector | None], list[PeerEnded | None]]:
+        """Read what is left, close the record, and return every peer's final vector and last word."""
+        self.read()
+        self.ended(range(len(self.folders)))
+        return [_vector(folder) for folder in self.folders], [last_word(folder) for folder in self.folders]
+
+    def counts(self, last_words: Sequence[PeerEnded | None]) -> dict[str, int]:
+        """Add up what the peers counted."""
+        counts: dict[str, int] = {}
+        for ended in last_words:
+            for name, count in (ended.counts if ended else {"died": 1}).items():
+                counts[name] = counts.get(name, 0) + count
+        return counts
+
+
+@dataclass(frozen=True)
+class Watched:
+    """What a driver saw of the peers besides their files.  By default: nothing, they ran elsewhere."""
+
+    interrupted: bool = False
+    exits: Mapping[int, int] = field(default_factory=dict)
+    wall_seconds: float | None = None
+    absent: frozenset[NodeId] = frozenset()
+    """Whose folders are not here: nothing is known of how they ended."""
+
+
+def conclude(
+    plan: Plan,
+    task: LocalTask,
+    shares: DataShares,
+    collector: Collector,
+    directory: RunDirectory,
+    watched: Watched,
+    *,
+    driver: str = "local",
+    report: bool = True,
+) -> Run:
+    """Read the peers' last words and write the run's; raise the error of a run that failed when it is written.
+
+    Of a run that was interrupted everyone's last vector counts, else the vectors of those that finished.
+    """
+    vectors, last_words = collector.finish()
+    said = [word.status if word else None for word in last_words]
+    known = ["finished" if node in watched.absent else one for node, one in enumerate(said)]
+    status = "interrupted" if watched.interrupted else run_directory.status_of(plan, known, collector.keeper.rows)
+    if status != "interrupted":
+        for node in (node for node, one in enumerate(known) if one is None):
+            collector.keeper(EventRow(-1, node, "died", {"exit_code": watched.exits.get(node)}))
+        ended = ("finished", PARTIAL, EXHAUSTED)
+        vectors = [vector if one in ended else None for vector, one in zip(vectors, said, strict=True)]
+    here = [word for node, word in enumerate(last_words) if node not in watched.absent]
+    how = Ended(vectors, collector.counts(here), status, watched.wall_seconds)
+    summary = run_directory.summarize(plan, driver, task, shares, collector.record, collector.keeper, how)
+    summary |= _computed_on(last_words[: plan.learners])
+    directory.finish(summary, task, run_directory.averaged(plan.outcome(vectors)), report=report)
+    if status == "failed":
+        last = f"Their last words: {collector.folders[0].parent}/*/log.txt"
+        error = first_failure(last_words) or NetworkError("every peer died", last)
+        error.advice = f"{error.advice}  What was measured until then is in {directory.path}.".strip()
+        raise error
+    summary["run_dir"] = str(directory.path)
+    return Run(summary, collector.keeper.rows, vectors, directory.path)
+
+
+def _computed_on(learners: Sequence[PeerEnded | None]) -> dict[str, str]:
+    """The processors and kernels that the run was learned with, which need not be those of whoever collects it."""
+    said = {key: {getattr(word, key)[:200] for word in learners if word} - {""} for key in ("processor", "kernels")}
+    return {key: "; ".join(sorted(words)) for key, words in said.items() if words}
+
+
+def last_word(folder: Path) -> PeerEnded | None:
+    """How the peer of `folder` ended, or None if it never said."""
+    path = folder / "ended.json"
+    if not path.exists():
+        return None
+    try:
+        return from_json(msgspec.json.Decoder(PeerEnded), path.read_bytes())
+    except UnreadableError as error:
+        raise ConfigError(f"{path}: cannot be read: {error}", "Copy the folder again.") from None
+
+
+def _vector(folder: Path) -> Vector | None:
+    path = folder / "vector.safetensors"
+    if not path.exists():
+        return None
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    try:
+        vector: Vector = frozen(load_file(path)["vector"])
+    except (OSError, SafetensorError, KeyError) as error:
+        raise ConfigError(f"{path}: not a peer's vector: {error}", "Copy the folder again.") from None
+    return vector
+
+
+def first_failure(last_words: Sequence[PeerEnded | None]) -> FedgossipError | None:
+    """Return the error of the first peer that tells one."""
+    for ended in last_words:
+        if ended is not None and ended.status == "failed":
+            error = FedgossipError(ended.message, ended.advice)
+            error.exit_code = ended.exit_code
+            return error
+    return None
+
+
+def collect_peers(plan: Plan, given: Sequence[Path], out: Path) -> Run:
+    """Make one run directory of the folders of a run's peers, in any order; of a federated run the coordinator's is
+    enough.
+
+    Raises ConfigError for a folder missing; NetworkError where no peer has a round behind it; and the error of a peer
+    that failed, when the directory is made.
+    Evaluated rounds hold the accuracies that the peers measured themselves; the averaged model is known at the end.
+    """
+    folders = _by_peer(plan, given)
+    absent = frozenset(node for node, folder in enumerate(folders) if folder == ABSENT)
+    task, shares = compose.task_of(plan.experiment, plan.learners, [])
+    likeness = compose.likeness_of(plan, task)
+    _check_same_run(folders, compose.hello_of(plan, task.schema, shares.digest, likeness))
+    _check_began(folders)
+    directory = RunDirectory(out, plan)
+    keeper = Keeper(directory, None)
+    record = plan.record(task.evaluate, watch_all=False)
+    for row in record.started([task.initial(node) for node in range(plan.n)]):
+        keeper(row)
+    collector = Collector(folders, record, keeper)
+    try:
+        return conclude(plan, task, shares, collector, directory, Watched(absent=absent), driver="peers")
+    except BaseException:
+        directory.abandon()
+        raise
+
+
+def _check_same_run(folders: Sequence[Path], hello: Hello) -> None:
+    for folder in folders:
+        ended = last_word(folder)
+        if ended and ended.code and ended.code != hello.code:
+            advice = "Collect it where the modules are as they were then: they make the model that is measured."
+            raise ConfigError(f"{folder}: this peer ran other modules: their source differs", advice)
+        # begins with: the release before told half as many digits of the same hash
+        same = ended and hello.experiment.startswith(ended.experiment) and ended.schema == hello.schema
+        if ended and ended.experiment and not same:
+            what = "a model of another layout" if ended.schema != hello.schema else "another experiment, or other data"
+            advice = "Give the experiment file, --set, --seed and data files that it had."
+            raise ConfigError(f"{folder}: this peer ran {what}", advice)
+
+
+def _check_began(folders: Sequence[Path]) -> None:
+    words = [last_word(folder) for folder in folders]
+    if any(word and word.rounds for word in words) or any(_last_round(folder) for folder in folders):
+        return
+    advice = "Start them again, each with --resume; what they said is in their ended.json and metrics.jsonl."
+    raise first_failure(words) or NetworkError("nothing to collect: no peer has finished its first round", advice)
+
+
+def _last_round(folder: Path) -> int:
+    path = folder / "metrics.jsonl"
+    rows = read_rows(path) if path.exists() else []
+    return max((row.round for row in rows if isinstance(row, PeerRow)), default=0)
+
+
+def _folders(given: Path) -> list[Path]:
+    """A peer's folder itself, or those in a folder that holds several."""
+    inside = sorted(path.parent for path in given.glob(f"*/{ENDPOINT}"))
+    return inside if inside and not (given / ENDPOINT).exists() else [given]
+
+
+def _by_peer(plan: Plan, given: Sequence[Path]) -> list[Path]:
+    """Order the folders by the peer id that each one's endpoint.toml tells."""
+
+    found: dict[int, Path] = {}
+    for folder in (one for place in given for one in _folders(place)):
+        try:
+            (peer,) = from_toml((folder / ENDPOINT).read_text())["peer"]
+            node = int(peer["id"])
+        except (OSError, KeyError, ValueError, TypeError):
+            raise ConfigError(f"{folder}: not the folder of a peer", f"It should hold {ENDPOINT}.") from None
+        if node in found:
+            raise ConfigError(f"{folder}: peer {node} is in {found[node]} already", "Give each once.")
+        found[node] = folder
+    if strange := sorted(set(found) - set(range(plan.n))):
+        raise ConfigError(f"{found[strange[0]]}: of participant {strange[0]}; this run has {plan.n}", "Leave it out.")
+    if missing := sorted(set(plan.needed) - set(found)):
+        who = "the coordinator" if plan.role(missing[0]) else f"peers {missing[:5]}"
+        raise ConfigError(f"no folder of {who}", "Copy it here." if plan.role(missing[0]) else _ALL.format(plan.n))
+    return [found.get(node, ABSENT) for node in range(plan.n)]

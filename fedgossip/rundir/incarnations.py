@@ -1,0 +1,172 @@
+"""One life of a peer, from its start to its end, Ctrl-C or a crash: what it takes up from the one before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fedgossip import __version__, checkpoints, owner_files
+from fedgossip.checkpoints import About, RefusedError, Stored
+from fedgossip.decoding import UnreadableError, from_json
+from fedgossip.errors import ResumeError
+from fedgossip.machine import Checkpoint, Machine, NodeId
+from fedgossip.plans import compose
+from fedgossip.plans.compose import Plan
+from fedgossip.records import EventRow, PeerRow, Row, read_rows
+from fedgossip.task import LocalTask
+from fedgossip.vectors import Vector
+
+MakeMachine = Callable[[Vector, Checkpoint | None, int], Machine]
+"""(first vector, what the life before left, the number of this life)."""
+
+
+@dataclass(frozen=True)
+class Life:
+    """`resumed` is None in a first life, and where the one before wrote no checkpoint: it begins at round 0 then."""
+
+    about: About
+    resumed: Stored | None = None
+    refused: list[RefusedError] = field(default_factory=list)
+    again: bool = False
+
+    @property
+    def checkpoint(self) -> Checkpoint | None:
+        return self.resumed.machine if self.resumed else None
+
+    @property
+    def round(self) -> int:
+        return self.resumed.machine.round if self.resumed else 0
+
+    def events(self) -> list[EventRow]:
+        """What the record should say of the beginning of this life."""
+        if not self.again:
+            return []
+        node, life = self.about.node, self.about.incarnation
+        found = [
+            EventRow(self.round, node, "checkpoint_refused", {"file": r.path.name, "reason": r.reason, "text": str(r)})
+            for r in self.refused
+        ]
+        return [*found, EventRow(self.round, node, "resumed", {"round": self.round, "incarnation": life})]
+
+
+def about_of(plan: Plan, node: NodeId, schema: str, data: str) -> About:
+    """Describe the peer `node` of this experiment, in its first life."""
+    return About(node, schema, __version__, plan.experiment.to_dict(), data, versions=compose.versions())
+
+
+def first(plan: Plan, node: NodeId, folder: Path, schema: str, data: str, incarnation: int | None = None) -> Life:
+    """Begin the first life of a peer; it is on disk when this returns."""
+    about = replace(about_of(plan, node, schema, data), incarnation=incarnation or 0)
+    checkpoints.begin_life(folder, about.incarnation)
+    return Life(about)
+
+
+def next_after(plan: Plan, node: NodeId, folder: Path, schema: str, data: str, incarnation: int | None = None) -> Life:
+    """Begin the life after the one that left `folder`.  Raises ResumeError; the folder is unchanged then."""
+    about = about_of(plan, node, schema, data)
+    stored, refused = checkpoints.load(folder, about)
+    before = checkpoints.incarnation_of(folder)
+    about = replace(about, incarnation=before + 1 if incarnation is None else incarnation)
+    checkpoints.begin_life(folder, about.incarnation)
+    checkpoints.drop(refused)
+    (folder / "ended.json").unlink(missing_ok=True)
+    return Life(about, stored, refused, again=True)
+
+
+def trace_path(folder: Path, incarnation: int) -> Path:
+    """Return where the trace of a peer's life is: trace.bin, then trace.1.bin, ..."""
+    return folder / (f"trace.{incarnation}.bin" if incarnation else "trace.bin")
+
+
+def memory_of(task: LocalTask, node: NodeId) -> Mapping[str, Any]:
+    """What the task remembers of `node` beside its vector; nothing for tasks that remember nothing."""
+    state = getattr(task, "state", None)
+    return state(node) if state else {}
+
+
+def give_memory(task: LocalTask, node: NodeId, memory: Mapping[str, Any]) -> None:
+    """Let the task take up what `memory_of` returned.  Raises ResumeError for a task that cannot."""
+    load_state = getattr(task, "load_state", None)
+    if load_state:
+        load_state(node, memory)
+    elif memory:
+        raise ResumeError(f"peer {node}: the task has no load_state", "Give it one, beside `state`.")
+
+
+def mend_rows(path: Path) -> None:
+    """Cut off a last line that a crash left unfinished."""
+    if not path.exists():
+        return
+    content = path.read_bytes()
+    whole = content.rfind(b"\n") + 1
+    if whole < len(content):
+        _cut(path, whole)
+
+
+def cut_rows(path: Path, round: int) -> None:
+    """Cut the rows off from where the first row of a later round stands: that part of the history begins again."""
+    if path.exists():
+        _cut(path, bytes_up_to(path, round))
+
+
+def bytes_up_to(path: Path, round: int) -> int:
+    """Return how many bytes of a record come before the first row of a later round, or before what is no row."""
+    if not path.exists():
+        return 0
+    decoder = msgspec.json.Decoder(Row)
+    kept = 0
+    for line in path.read_bytes().splitlines(keepends=True):
+        try:
+            row = from_json(decoder, line)
+        except UnreadableError:
+            break
+        if (not isinstance(row, EventRow) and row.round > round) or not line.endswith(b"\n"):
+            break
+        kept += len(line)
+    return kept
+
+
+def seconds_in(path: Path) -> float:
+    """Return how long the peer had run when it wrote its last row."""
+    if not path.exists():
+        return 0.0
+    return max((row.seconds for row in read_rows(path) if isinstance(row, PeerRow)), default=0.0)
+
+
+def _cut(path: Path, size: int) -> None:
+    with path.open("r+b") as file:
+        file.truncate(size)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run of local peers that can go on: from `round`, behind which all of them are.
+
+    `rows`: bytes of the run's record up to there; `offsets`: the same of the peers' own.
+    """
+
+    round: int
+    rows: int
+    offsets: list[int]
+
+
+def prepare(out: Path, folders: Sequence[Path], plan: Plan, schema: str, data: str) -> Prepared:
+    """Make ready what the peers of a stopped run left.  Raises ResumeError; nothing is changed then."""
+    rounds = []
+    for node, folder in enumerate(folders):
+        about = about_of(plan, node, schema, data)
+        stored, _ = checkpoints.load(folder, about)
+        rounds.append(stored.machine.round if stored else 0)
+    for folder, round in zip(folders, rounds, strict=True):
+        owner_files.made(folder)
+        cut_rows(folder / "metrics.jsonl", round)
+        for path in (folder / "endpoint.toml", folder / "ended.json", *(folder / "snapshots").glob("*")):
+            path.unlink(missing_ok=True)
+    (out / "endpoints.toml").unlink(missing_ok=True)
+    common = min(rounds)
+    offsets = [bytes_up_to(folder / "metrics.jsonl", common) for folder in folders]
+    return Prepared(common, bytes_up_to(out / "metrics.jsonl", common) if common else 0, offsets)

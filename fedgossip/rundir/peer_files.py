@@ -1,0 +1,148 @@
+"""What a peer writes while it runs, and its last word."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from fedgossip import owner_files
+from fedgossip.checkpoints import incarnation_of
+from fedgossip.errors import BudgetError, ConfigError, FedgossipError, NotWrittenError
+from fedgossip.machine import NodeId
+from fedgossip.plans.plan import EXHAUSTED, Plan
+from fedgossip.records import RowWriter
+from fedgossip.rundir import incarnations
+from fedgossip.rundir.run_directory import save_model, write_whole
+from fedgossip.task import LocalTask
+from fedgossip.vectors import Vector
+
+MODEL = "model.safetensors"
+
+
+class PeerEnded(msgspec.Struct):
+    """ended.json: `status` is finished, partial, exhausted, interrupted or failed; the rest says why."""
+
+    status: str
+    rounds: int
+    counts: dict[str, int]
+    message: str = ""
+    advice: str = ""
+    exit_code: int = 0
+    experiment: str = ""
+    schema: str = ""
+    code: str = ""
+    """As in the Hello: folders of two runs are not put together."""
+    checkpoint: int | None = None
+    """The round from which a next life would go on; None where nothing is written."""
+    incarnation: int = 0
+    processor: str = ""
+    kernels: str = ""
+
+
+class PeerFiles:
+    """What a peer writes while it runs.  Rounds are counted by completion."""
+
+    def __init__(self, folder: Path, node: NodeId, plan: Plan, task: LocalTask, *, snapshots: bool) -> None:
+        self.folder, self.node, self.task = folder, node, task
+        self.rounds, self.every, self.snapshots = plan.experiment.rounds, plan.experiment.eval.every, snapshots
+        self.round = 0
+        self._federated = bool(plan.role(node))
+        incarnations.mend_rows(folder / "metrics.jsonl")  # of a life before
+        self.snapshots_lost = 0
+        self._before: Vector | None = None
+        self._outgoing: Vector | None = None
+        try:
+            self.writer = RowWriter(folder / "metrics.jsonl")
+            if snapshots:
+                owner_files.made(folder / "snapshots")
+        except OSError as error:
+            raise NotWrittenError(folder / "metrics.jsonl", error) from None
+
+    def _evaluated(self, round: int) -> bool:
+        return round % self.every == 0 or round == self.rounds
+
+    def started(self, round: int, vector: Vector) -> None:
+        """The peer begins with `vector`; or it goes on after `round` rounds, with a vector of its own."""
+        self.round = round
+        self._before = vector if self.snapshots and round == 0 and self._evaluated(1) else None
+
+    def outgoing(self, round: int, vector: Vector) -> None:
+        self._outgoing = vector if self.snapshots and self._evaluated(round) else None
+
+    def mixed(self, round: int, vector: Vector) -> float | None:
+        """Keep what an evaluated round needs; return this peer's accuracy there."""
+        self.round = round
+        accuracy = None
+        if self._evaluated(round):
+            accuracy = self.task.evaluate([vector])[0].get("accuracy")
+            if self.snapshots:
+                self._snapshot(round, vector)
+        self._before = vector if self.snapshots and self._evaluated(round + 1) else None
+        return accuracy
+
+    def _snapshot(self, round: int, vector: Vector) -> None:
+        from safetensors.numpy import save
+
+        vectors = {"before": self._before, "outgoing": self._outgoing, "mixed": vector}
+        content = save({name: v for name, v in vectors.items() if v is not None})
+        try:
+            write_whole(self.folder / "snapshots" / f"{round:06d}.safetensors", content)
+        except NotWrittenError:  # the collector measures this round without us
+            self.snapshots_lost += 1
+
+    def lost(self) -> dict[str, int]:
+        """Close the record; return how much of it and of the snapshots the disk had no room for."""
+        self.writer.close()
+        found = {"rows_lost": self.writer.lost, "snapshots_lost": self.snapshots_lost}
+        return {name: count for name, count in found.items() if count}
+
+    def save(self, vector: Vector | None) -> None:
+        """Write the final vector, if there is one; as a model too, if it was trained.  Raises NotWrittenError."""
+        if vector is None:
+            return
+        from safetensors.numpy import save
+
+        metadata = {"peer": str(self.node), "round": str(self.round)}
+        if self._trained(vector):
+            save_model(self.folder / MODEL, self.task, vector, **metadata)
+        write_whole(self.folder / "vector.safetensors", save({"vector": vector}, metadata=metadata))
+
+
+    def _trained(self, vector: Vector) -> bool:
+        """Whether it is another than all begin with: rounds of a coordinator may all have come to nothing."""
+        untouched = self._federated or not self.round
+        return not (untouched and np.array_equal(vector, self.task.initial(self.node)))
+
+
+def write_ended(folder: Path, ended: PeerEnded) -> None:
+    """Write a peer's last word.  Raises NotWrittenError."""
+    write_whole(folder / "ended.json", msgspec.json.encode(ended))
+
+
+def try_to_tell(folder: Path, ended: PeerEnded) -> None:
+    """Write the last word of a peer that failed; where there is no room for it the error itself is all that is said."""
+    with contextlib.suppress(NotWrittenError):
+        write_ended(folder, ended)
+
+
+def failed(error: FedgossipError, rounds: int = 0) -> PeerEnded:
+    """Return the record of a peer that could not go on."""
+    status = EXHAUSTED if isinstance(error, BudgetError) else "failed"
+    return PeerEnded(status, rounds, {}, str(error), error.advice, error.exit_code)
+
+
+def empty_folder(folder: Path) -> Path:
+    """Make `folder`, or take it if it is empty.  Raises ConfigError."""
+    try:
+        owner_files.made(folder)
+        empty = not any(folder.iterdir())
+    except OSError as error:
+        raise ConfigError(f"{folder}: {error.strerror}", "Choose a folder that can be written, with --out.") from None
+    if not empty:
+        left = incarnation_of(folder) >= 0
+        advice = "Go on with what is there: the same command with --resume.  Or give a new folder with --out."
+        raise ConfigError(f"{folder}: not empty", advice if left else "Give a new folder with --out.")
+    return folder

@@ -1,0 +1,317 @@
+"""The run directory: what a run leaves behind, and what it looks like while it is not finished.
+
+    experiment.toml      the resolved experiment
+    metrics.jsonl        a line per peer and round, per round, per event; written as they come
+    summary.json         written last, in one piece
+    model.safetensors    the averaged model, named parameters
+    report.html          one page, no external request
+    peers/03/            what each real process wrote itself
+    INCOMPLETE           there until all of the above is, and still there when a run was interrupted or failed
+
+A run's status is `finished`; `exhausted`, when its budget of privacy was; `partial`, when it came to its end without
+some of the peers, or of what it is for (`lacking`); `interrupted`, by somebody; or `failed`, when a peer's training or
+network did.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from fedgossip import kernels, owner_files
+from fedgossip.checkpoints import NEWEST, PREVIOUS
+from fedgossip.errors import ConfigError, NotWrittenError
+from fedgossip.machine import NodeId
+from fedgossip.metrics import Network
+from fedgossip.plans import compose
+from fedgossip.plans.completeness import Lacking
+from fedgossip.plans.compose import DataShares, Plan
+from fedgossip.plans.plan import EXHAUSTED, PARTIAL
+from fedgossip.records import EventRow, NetworkRow, Row, RowWriter, read_rows
+from fedgossip.task import LocalTask
+from fedgossip.vectors import Vector, consensus_distance, digest, mean
+
+INCOMPLETE = "INCOMPLETE"
+_INCOMPLETE = "This run has not finished; metrics.jsonl holds what was measured so far.\n"
+
+CAUSES_KEPT = 20
+"""Maximum number of causes of refusals in a summary."""
+
+WHOLE = frozenset({"finished", PARTIAL, EXHAUSTED})
+"""The statuses of runs that ended by themselves, and of which nothing is half written."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that ended.  `vectors` holds the final vector of each peer, ascending; None where a peer has none."""
+
+    summary: dict[str, Any]
+    rows: list[Row]
+    vectors: list[Vector | None]
+    directory: Path | None
+
+    @property
+    def digest(self) -> str | None:
+        """sha256 over all final vectors; None where a peer did not finish."""
+        value: str | None = self.summary["digest"]
+        return value
+
+    @property
+    def accuracy(self) -> Mapping[str, float | None]:
+        """averaged, mean_peer, worst_peer, on the common test set."""
+        accuracies: Mapping[str, float | None] = self.summary["accuracy"]
+        return accuracies
+
+    def network(self) -> list[NetworkRow]:
+        """One row per round, for all peers together."""
+        return [row for row in self.rows if isinstance(row, NetworkRow)]
+
+
+class RunDirectory:
+    """Made when a run starts; refuses a folder that holds something else."""
+
+    def __init__(self, path: Path, plan: Plan) -> None:
+        try:
+            owner_files.made(path)
+            if any(path.iterdir()):
+                raise ConfigError(f"{path}: not empty", _advice_on(path))
+            self._open(path, plan)
+        except OSError as error:
+            raise _not_writable(path, error) from None
+
+    @classmethod
+    def again(cls, path: Path, plan: Plan, rows: int) -> RunDirectory:
+        """Open the directory of a run that was stopped, and cut its record to the first `rows` bytes."""
+        directory = cls.__new__(cls)
+        try:
+            directory._open(path, plan)
+            os.truncate(path / "metrics.jsonl", min(rows, (path / "metrics.jsonl").stat().st_size))
+            (path / "summary.json").unlink(missing_ok=True)
+        except OSError as error:
+            raise _not_writable(path, error) from None
+        return directory
+
+    def _open(self, path: Path, plan: Plan) -> None:
+        import tomli_w
+
+        self.path = path
+        owner_files.written(path / INCOMPLETE, _INCOMPLETE.encode())
+        write_whole(path / "experiment.toml", tomli_w.dumps(plan.experiment.to_dict()).encode())
+        self.writer = RowWriter(path / "metrics.jsonl")
+
+    def finish(self, summary: Mapping[str, Any], task: LocalTask, model: Vector | None, *, report: bool) -> None:
+        """Write the model, the summary and the report; the run counts as whole when this returns."""
+        self.writer.close()
+        if model is not None and summary["rounds"] > summary.get("rounds_abandoned", 0):  # one that was trained
+            save_model(self.path / "model.safetensors", task, model)
+        write_whole(self.path / "summary.json", msgspec.json.format(msgspec.json.encode(summary), indent=1))
+        if report:
+            from fedgossip.report.page import write_report
+
+            try:
+                write_report(self.path)
+            except OSError as error:
+                raise NotWrittenError(self.path / "report.html", error) from None
+        if summary["status"] in WHOLE:
+            for name in (INCOMPLETE, NEWEST, PREVIOUS):
+                (self.path / name).unlink(missing_ok=True)
+
+    def rows(self) -> list[Row]:
+        """Return the record so far."""
+        return read_rows(self.path / "metrics.jsonl")
+
+    def abandon(self) -> None:
+        """Leave what was measured so far, and INCOMPLETE beside it."""
+        self.writer.close()
+
+
+def _not_writable(path: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"{path}: {error.strerror}", "Choose a folder that can be written, with --out.")
+
+
+def new_path(plan: Plan, driver: str, base: Path) -> Path:
+    """Return runs/NAME-nN-DRIVER-TIME, a folder that is not there yet."""
+    name = plan.experiment.name or plan.name
+    safe = "".join(c if c.isalnum() or c in "-_." else "-" for c in name).strip(".-") or "run"
+    stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    path = base / f"{safe}-n{plan.learners}-{driver}-{stamp}"
+    number = 1
+    while path.exists():
+        number += 1
+        path = base / f"{safe}-n{plan.learners}-{driver}-{stamp}-{number}"
+    return path
+
+
+def _advice_on(path: Path) -> str:
+    """What to do about a folder that is not empty: a run that stopped there can go on."""
+    new = "Give a new folder with --out, or none to have one made."
+    stopped = (path / INCOMPLETE).exists() or (path / "summary.json").exists()
+    return f"To go on with it: fedgossip run --resume {shlex.quote(str(path))}.  {new}" if stopped else new
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file so that a reader sees all of it or none.  Raises NotWrittenError; `path` is unchanged then."""
+    part = path.with_name(path.name + ".part")
+    try:
+        owner_files.written(part, content)
+        part.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise NotWrittenError(path, error) from None
+
+
+def save_model(path: Path, task: LocalTask, vector: Vector, **metadata: str) -> None:
+    """Save a vector as safetensors: named parameters where the task has them, else one tensor "vector"."""
+    from safetensors.numpy import save
+
+    unflatten = getattr(task, "parameters_named", None)
+    named = unflatten(vector) if unflatten else {"vector": vector}
+    tensors = {name: np.ascontiguousarray(tensor) for name, tensor in named.items()}
+    write_whole(path, save(tensors, metadata={"schema": task.schema, **metadata}))
+
+
+class Keeper:
+    """Takes every row of a run: to the file, to memory for the caller, to whoever watches."""
+
+    def __init__(self, directory: RunDirectory | None, watch: Callable[[Row], None] | None) -> None:
+        self.rows: list[Row] = []
+        self.events: dict[str, int] = {}
+        self._directory, self._watch = directory, watch
+
+    @property
+    def lost(self) -> int:
+        """How many rows the run's record had no room for."""
+        return self._directory.writer.lost if self._directory else 0
+
+    def remember(self, rows: Sequence[Row]) -> None:
+        """Take the rows of the part of the run that is written already."""
+        self.rows += rows
+        for row in rows:
+            if isinstance(row, EventRow):
+                self.events[row.name] = self.events.get(row.name, 0) + 1
+
+    def __call__(self, row: Row) -> None:
+        told = self._directory.writer.write(row) if self._directory else None
+        for one in [row, told] if told else [row]:
+            self.remember([one])
+            if self._watch:
+                self._watch(one)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a driver left a run: the final vectors, and the counts of what happened."""
+
+    vectors: Sequence[Vector | None]
+    counts: Mapping[str, int]
+    status: str
+    wall_seconds: float | None
+    """None where the driver was not there."""
+
+
+def status_of(plan: Plan, words: Sequence[str | None], rows: Sequence[Row]) -> str:
+    """The run's status: the verdict on everybody's last word, and partial where something that it is for is lacking."""
+    said = plan.verdict(words)
+    return PARTIAL if said == "finished" and plan.lacking(rows).said else said
+
+
+def summarize(
+    plan: Plan, driver: str, task: LocalTask, shares: DataShares, record: Network, keeper: Keeper, ended: Ended
+) -> dict[str, Any]:
+    """Return the summary of a run, as it goes into summary.json and behind `--json`."""
+    networks = [row for row in keeper.rows if isinstance(row, NetworkRow)]
+    last = networks[-1] if networks else NetworkRow(0, plan.n, 0.0, 0)
+    outcome = plan.outcome(ended.vectors)
+    there = [vector for vector in outcome if vector is not None]
+    evaluated = next((row for row in reversed(networks) if row.test_loss is not None), last)
+    if evaluated is not last and there:  # it ended before the round that would have been evaluated
+        evaluated = NetworkRow(last.round, len(there), last.seconds, last.bytes_sent)
+        record.fill(evaluated, there)
+    whole = len(there) == len(outcome) and ended.status in WHOLE
+    experiment = plan.experiment
+    events = {**keeper.events, **ended.counts}
+    if keeper.lost:
+        events["rows_lost"] = ended.counts.get("rows_lost", 0) + keeper.lost
+    lacking = plan.lacking(keeper.rows) if ended.status == PARTIAL else Lacking()
+    return {
+        "name": experiment.name or plan.name,
+        "driver": driver,
+        "status": ended.status,
+        "lacking": lacking.said,
+        "in_vain": lacking.in_vain,
+        "seed": experiment.seed,
+        "n": plan.learners,
+        "rounds": last.round,
+        "digest": digest(there) if whole else None,
+        "accuracy": {
+            "averaged": evaluated.accuracy_averaged,
+            "mean_peer": evaluated.accuracy_mean_peer,
+            "worst_peer": evaluated.accuracy_worst_peer,
+        },
+        "test_loss": evaluated.test_loss,
+        "consensus_distance": consensus_distance(there) if there else last.consensus_distance,
+        "bytes_sent": last.bytes_sent,
+        "seconds": last.seconds,
+        "wall_seconds": ended.wall_seconds,
+        "parameters": task.length,
+        "dtype": task.dtype.name,
+        "schema": task.schema,
+        "measured_contraction": record.measured_contraction(),
+        "events": dict(sorted(events.items())),
+        "refusals": refusals(keeper.rows),
+        "data": {
+            "source": shares.source,
+            "test": shares.test,
+            "classes": shares.classes,
+            "shares": shares.counts,
+            "sizes": shares.sizes,
+        },
+        "versions": compose.versions(),
+        "cores": os.cpu_count(),
+        "processor": kernels.processor(),
+        "kernels": kernels.used(),
+        **plan.facts(keeper.rows),
+    }
+
+
+def refusals(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Return why each participant refused something: each cause once, with its count, the most frequent first."""
+    earlier: dict[tuple[NodeId, str, str], int] = {}  # of lives that are over
+    newest: dict[tuple[NodeId, str, str], int] = {}
+    for row in rows:
+        if isinstance(row, EventRow) and row.name == "refused":
+            facts = row.value if isinstance(row.value, Mapping) else {"text": row.value}
+            cause = row.peer, str(facts.get("text") or facts.get("reason")), str(facts.get("advice", ""))
+            count = facts.get("count", 1)  # in this life so far
+            before, newest[cause] = newest.get(cause, 0), count if isinstance(count, int) else 1
+            earlier[cause] = earlier.get(cause, 0) + (before if newest[cause] <= before else 0)
+    total = {cause: count + earlier[cause] for cause, count in newest.items()}
+    found = sorted(total, key=lambda cause: (-total[cause], cause))
+    return [
+        {"peer": peer, "times": total[peer, text, advice], "text": text, "advice": advice}
+        for peer, text, advice in found[:CAUSES_KEPT]
+    ]
+
+
+def amend(run: Run, **facts: Any) -> None:
+    """Add facts to a finished run's summary, in memory and in its directory."""
+    run.summary.update(facts)
+    if run.directory:
+        stored = {key: value for key, value in run.summary.items() if key != "run_dir"}
+        write_whole(run.directory / "summary.json", msgspec.json.format(msgspec.json.encode(stored), indent=1))
+
+
+def averaged(vectors: Sequence[Vector | None]) -> Vector | None:
+    """The mean of the vectors that are there."""
+    there = [vector for vector in vectors if vector is not None]
+    return mean(there) if there else None
