@@ -246,7 +246,7 @@ def test_an_answer_that_comes_twice_counts_once() -> None:
     m, to = offering(1)
     m.handle(Received(to, answer(0, 1, 1)), 0)
     x = m.x
-    assert words(m.handle(Received(to, answer(0, 1, 1)), 0)) == [(to, "Settled")] and m.x is x
+    assert words(m.handle(Received(to, answer(0, 1, 1)), 0)) == [(to, "Ack")] and m.x is x
 
 
 def test_a_partner_that_goes_is_asked_again_when_it_is_back() -> None:

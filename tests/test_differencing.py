@@ -135,7 +135,7 @@ def test_a_run_without_a_budget_says_so_at_its_head(
     train: dict[str, Any], sizes: tuple[int, ...] | None, whole: bool
 ) -> None:
     plan: Any = compose.plan(load(learning(**train)))
-    (last,) = (line for line in replace(plan, sizes=sizes).head if "budget of privacy" in line)
+    (last,) = (line for line in replace(plan, sizes=sizes).banner if "budget of privacy" in line)
     assert last.startswith("NO" if whole else "no ")
     assert ("whole passes" in last) is whole
 
@@ -145,7 +145,7 @@ def test_a_run_with_a_budget_or_without_a_secure_sum_does_not() -> None:
     hidden["coordinator"]["privacy"] = {"unit": "client"}
     plain["coordinator"]["secure"] = {"on": False}
     for content in (hidden, plain):
-        assert not any("no budget" in line.lower() for line in compose.plan(load(content)).head)
+        assert not any("no budget" in line.lower() for line in compose.plan(load(content)).banner)
 
 
 # --- an honest coordinator --------------------------------------------------------------------------------------------

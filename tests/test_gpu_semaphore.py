@@ -47,7 +47,7 @@ CLIENT = """
 import sys
 sys.path.insert(0, sys.argv[2])
 from pathlib import Path
-from test_turns import slots
+from test_gpu_semaphore import slots
 with slots(Path(sys.argv[1]), patience=30).turn(alone=sys.argv[3] == "alone"):
     print("in", flush=True)
     sys.stdin.readline()

@@ -86,7 +86,7 @@ def local_run(folder: Path, *, portable: bool) -> tuple[str, set[tuple[str, ...]
     code = f"import fedgossip; fedgossip.run_local({experiment!r}, {str(folder / 'run')!r}, report=False)"
     path = os.pathsep.join(part for part in sys.path if part)
     printed = python(code, PYTHONPATH=path, **{FOLDER: str(folder / "seen")})
-    return printed, {words[1:] for words in seen_in(folder / "seen") if words[0] == "nursery"}
+    return printed, {words[1:] for words in seen_in(folder / "seen") if words[0] == "fork_server"}
 
 
 @x86
@@ -109,7 +109,7 @@ def test_the_processes_of_a_team_compute_with_them_too(tmp_path: Path, monkeypat
     how = {"device": "cpu", "local_steps": 1, "processes": 2}
     experiment = {"model": {"source": "kernels_seen:model"}, "train": how, "topology": {"graph": "path", "n": 2}}
     simulate({"rounds": 1, **experiment})
-    ranks = {words[1:3] for words in seen_in(tmp_path) if words[0] == "rank"}
+    ranks = {words[1:3] for words in seen_in(tmp_path) if words[0] == "worker"}
     assert ranks <= {("reproducible", str(AUTO)), ("reproducible", "None")} and ranks
 
 
