@@ -13,13 +13,9 @@ but for portable runs.
 
 from __future__ import annotations
 
-import ctypes
-import hashlib
-import os
-import platform
+import os  # others are imported where they are used: the import of fedgossip costs nothing
 import sys
 from functools import cache
-from pathlib import Path
 
 MKL, ATEN = "MKL_CBWR", "ATEN_CPU_CAPABILITY"
 REPRODUCIBLE = {MKL: "AUTO"}
@@ -45,8 +41,14 @@ def prepare() -> None:
     global _late  # noqa: PLW0603 as torch's choice, of the whole process
     if MKL not in os.environ:
         os.environ.update(REPRODUCIBLE)
-        _late = "torch" in sys.modules and platform.machine() in X86 and mkl_mode() != AUTO
+        _late = "torch" in sys.modules and _on_x86() and mkl_mode() != AUTO
     _usual.update({name: os.environ[name] for name in PORTABLE if name in os.environ})
+
+
+def _on_x86() -> bool:
+    import platform
+
+    return platform.machine() in X86
 
 
 def prefer(*, portable: bool) -> None:
@@ -76,6 +78,9 @@ def mkl_mode() -> int | None:
 
     The function is not documented, but whether the environment was in time only MKL knows.
     """
+    import ctypes
+    from pathlib import Path
+
     try:
         place = Path(str(sys.modules["torch"].__file__)).parent
         return int(ctypes.CDLL(str(place / "lib" / "libtorch_cpu.so")).mkl_serv_cbwr_get(-1))
@@ -110,6 +115,9 @@ def remarks() -> list[str]:
 @cache
 def processor() -> str:
     """Return the processor's name, as the system has it, with its family and model where that is said."""
+    import platform
+    from pathlib import Path
+
     try:
         lines = Path("/proc/cpuinfo").read_text().partition("\n\n")[0].splitlines()
     except OSError:
@@ -122,4 +130,6 @@ def processor() -> str:
 
 def processor_mark() -> int:
     """Return 32 bits of a hash of the processor's name, never 0: two that differ are told apart by it."""
+    import hashlib
+
     return int.from_bytes(hashlib.sha256(processor().encode()).digest()[:4], "big") or 1

@@ -37,7 +37,7 @@ STRANGERS_MAX = 512
 STRANGE_BYTES = 16 << 20
 """What all connections together may bring of which no partner has been heard; beyond, the largest is hung up on."""
 
-CHECK_SECONDS = 0.01
+CHECK_SECONDS = 0.025
 """Time between two looks: what two of them bring is what one that does not end can have beyond the limits."""
 
 PAUSED_SECONDS = 0.05
