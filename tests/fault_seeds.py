@@ -21,7 +21,7 @@ from fedgossip.machine import Checkpoint, Machine
 from fedgossip.metrics import Network
 from fedgossip.plans import compose
 from fedgossip.protocols.async_gossip import AsyncGossip
-from fedgossip.protocols.push_sum import AsyncPushSum, PushSum
+from fedgossip.protocols.push_sum import AsyncPushSum, SyncPushSum
 from fedgossip.records import EventRow, Row
 from fedgossip.simulation.network import SimulatedNetwork
 from fedgossip.simulation.simulator import Simulator
@@ -177,7 +177,7 @@ def mass(machine: Any) -> np.ndarray[Any, Any]:
     """What a machine holds of the sum of all: its vector, and what it will add to it."""
     if isinstance(machine, AsyncGossip):
         return np.asarray(machine.x)
-    if isinstance(machine, PushSum | AsyncPushSum):
+    if isinstance(machine, SyncPushSum | AsyncPushSum):
         return np.asarray(machine.x)
     return sum((repair[0] for repair in machine.repairs), machine.algorithm.model(machine.state))
 

@@ -35,7 +35,7 @@ from fedgossip.messages import Ack, Answer, Decline, Leaving, Model, Offer, Quer
 from fedgossip.metrics import Meter, Network
 from fedgossip.protocols.async_gossip import AsyncGossip, AsyncSettings
 from fedgossip.protocols.exchanges import LIFE
-from fedgossip.protocols.peer_sampling import FLOOR, RULES, Matching, Speed, Uniform, edge_colours, rule_of
+from fedgossip.protocols.peer_sampling import FLOOR, RULES, Matching, Speed, UniformPartner, edge_colours, rule_of
 from fedgossip.simulation.network import NetworkSettings, SimulatedNetwork
 from fedgossip.simulation.simulator import Simulator
 from fedgossip.topology import Topology, build, resolve
@@ -51,7 +51,7 @@ def vector(*values: float) -> Vector:
 def machine(node: int = 1, partners: Sequence[int] = (0, 2), rounds: int = 9, **keys: Any) -> AsyncGossip:
     resumed = keys.pop("resumed", None)
     start = keys.pop("start", vector(node, 10 * node))
-    return AsyncGossip(node, partners, Uniform(0, node), start, SCHEMA, AsyncSettings(rounds, **keys), resumed)
+    return AsyncGossip(node, partners, UniformPartner(0, node), start, SCHEMA, AsyncSettings(rounds, **keys), resumed)
 
 
 def training(node: int = 1, partners: Sequence[int] = (0, 2), **keys: Any) -> AsyncGossip:
@@ -527,7 +527,7 @@ def test_models_that_are_exchanged_come_together(n: int, seed: int, loss: float)
 
 
 def test_the_uniform_rule_draws_every_neighbour_equally() -> None:
-    rule = Uniform(1, 4)
+    rule = UniformPartner(1, 4)
     drawn = [rule.choose(count, [2, 5, 9], {}) for count in range(3000)]
     assert all(abs(drawn.count(node) - 1000) < 120 for node in (2, 5, 9))
     assert drawn == [rule.choose(count, [2, 5, 9], {}) for count in range(3000)]
@@ -632,7 +632,7 @@ def test_the_first_exchange_takes_what_the_formula_says(graph: str, rate: float)
         task, topology = Slowest(graph, n, 60, seed), resolve(graph, n)
         moments = [seeds.integer(seed, "moment", i, 1) for i in range(n)]
         i = int(np.argmin(moments))  # who offers first
-        j = Uniform(seed, i).choose(1, topology.neighbours(i), {})
+        j = UniformPartner(seed, i).choose(1, topology.neighbours(i), {})
         left.append(1 - ((task.start[i] - task.start[j]) ** 2).sum() / 2 / task.square)
     assert np.mean(left) == pytest.approx(rate, abs=0.004)
 
@@ -661,7 +661,7 @@ def test_a_slow_peer_holds_nobody() -> None:
     topology = resolve("complete", n)
     links = [topology.neighbours(i) for i in range(n)]
     limits = AsyncSettings(rounds, seed=1)
-    machines = [AsyncGossip(i, links[i], Uniform(1, i), task.initial(i), task.schema, limits) for i in range(n)]
+    machines = [AsyncGossip(i, links[i], UniformPartner(1, i), task.initial(i), task.schema, limits) for i in range(n)]
     record, rows = Network(n, rounds, 10**6, task.evaluate, watch_all=False), []
     network = SimulatedNetwork(NetworkSettings(training=0.05), n, 1)
     script = FaultScript([Slow(peers=(3,), factor=20.0)], n, 1)

@@ -14,7 +14,7 @@ from machine_fuzz import look
 
 from fedgossip import seeds
 from fedgossip.algorithms.dsgd import DSGD
-from fedgossip.algorithms.push_sum import PushSum as PushSumAlgorithm
+from fedgossip.algorithms.push_sum import PushSum
 from fedgossip.errors import ProtocolError
 from fedgossip.faults import Fault, FaultScript
 from fedgossip.faults.words import Crash, Drop, Duplicate, Reorder
@@ -36,7 +36,7 @@ from fedgossip.machine import (
 from fedgossip.messages import Accepted, Account, Leaving, Model, Parcel
 from fedgossip.metrics import Network
 from fedgossip.protocols.mass_ledger import LIFE
-from fedgossip.protocols.push_sum import AsyncPushSum, PushSettings, PushSum
+from fedgossip.protocols.push_sum import AsyncPushSum, PushSettings, SyncPushSum
 from fedgossip.simulation.network import NetworkSettings, SimulatedNetwork
 from fedgossip.simulation.simulator import Simulator
 from fedgossip.simulation.stacked import run_stacked
@@ -47,7 +47,7 @@ from fedgossip.vectors import Vector, digest, frozen
 SCHEMA = "s"
 PATIENT = {"deadline_ns": 10**15, "least_deadline_ns": 10**15, "first_answer_ns": 10**8, "least_answer_ns": 5 * 10**7}
 """No deadline is missed; what is lost is soon sent again."""
-KINDS = [PushSum, AsyncPushSum]
+KINDS = [SyncPushSum, AsyncPushSum]
 
 
 def vector(*values: float) -> Vector:
@@ -58,14 +58,14 @@ def cycle(n: int, *chords: tuple[int, int]) -> Topology:
     return Topology.from_edges(n, [(i, (i + 1) % n) for i in range(n)] + list(chords), name="cycle", directed=True)
 
 
-def machine(kind: Any = PushSum, node: int = 0, graph: Topology | None = None, rounds: int = 9, **keys: Any) -> Any:
+def machine(kind: Any = SyncPushSum, node: int = 0, graph: Topology | None = None, rounds: int = 9, **keys: Any) -> Any:
     resumed, incarnation = keys.pop("resumed", None), keys.pop("incarnation", 0)
     limits = PushSettings(rounds, **keys)
     schedule = build(graph or cycle(3), "push")
     return kind(node, schedule, vector(8.0 * (node + 1)), SCHEMA, limits, resumed, incarnation)
 
 
-def training(kind: Any = PushSum, node: int = 0, graph: Topology | None = None, **keys: Any) -> Any:
+def training(kind: Any = SyncPushSum, node: int = 0, graph: Topology | None = None, **keys: Any) -> Any:
     """A machine whose links are all up, in training.  On the cycle 0 -> 1 -> 2 -> 0 node 0 hears 2, and 1 hears it."""
     m = machine(kind, node, graph, **keys)
     m.handle(Started(), 0)
@@ -138,13 +138,13 @@ def test_a_repeated_parcel_is_accepted_again_and_counts_once(kind: Any) -> None:
 def test_who_has_not_accepted_gets_none_and_the_share_stays(kind: Any) -> None:
     m = training(kind)
     m.handle(Trained(0, None), 0)
-    if kind is PushSum:
+    if kind is SyncPushSum:
         m.handle(Received(2, parcel(0, 4.0)), 0)
     else:
         m.handle(Fired(("pause", 1)), 0)
     x, weight = m.x, m.weight
     effects = m.handle(Trained(1, None), 0)
-    if kind is PushSum:
+    if kind is SyncPushSum:
         assert m.phase == "blocked" and sends(effects) == []
         effects = m.handle(Fired(("blocked", 1)), 0)
         assert reports(effects)["withheld"] == 1 and words(effects) == [(1, "Account")]
@@ -291,7 +291,7 @@ def test_stopping_keeps_all_mass_that_is_here(kind: Any) -> None:
     m.handle(Stopping(), 0)
     assert m.handle(Stopping(), 0) == []
     effects = m.handle(Received(1, Accepted(0)), 0)
-    kept = 8.0 / 2 + 4.0 if kind is PushSum else (8.0 + 4.0) / 2
+    kept = 8.0 / 2 + 4.0 if kind is SyncPushSum else (8.0 + 4.0) / 2
     assert isinstance(effects[-1], Finish) and m.x.tolist() == [kept]
 
 
@@ -302,7 +302,7 @@ def test_stopping_keeps_all_mass_that_is_here(kind: Any) -> None:
 def test_a_new_life_has_all_that_the_checkpoint_had(kind: Any) -> None:
     m = training(kind, graph=cycle(3, (0, 2)))
     m.handle(Received(2, parcel(5, 4.0)), 0)
-    if kind is PushSum:
+    if kind is SyncPushSum:
         m.handle(Received(2, parcel(6, 1.0, round=1)), 0)
     effects = m.handle(Trained(0, None), 0)
     saved = next(effect for effect in effects if isinstance(effect, Checkpoint))
@@ -421,7 +421,7 @@ def of_sorted(results: dict[int, Vector]) -> list[Vector]:
 @pytest.mark.parametrize(("rounds", "error"), [(10, 9.304447e-2), (20, 4.621784e-3), (40, 1.058273e-5)])
 def test_the_directed_ring_with_a_chord_comes_to_the_mean(rounds: int, error: float) -> None:
     """n = 5, an arc 0 -> 2 on the directed ring, x_i = i + 1: max |x / w - mean| of the power iteration."""
-    run = simulated(PushSum, build(cycle(5, (0, 2)), "push"), Numbered(5, 1, dtype=np.float64), rounds)
+    run = simulated(SyncPushSum, build(cycle(5, (0, 2)), "push"), Numbered(5, 1, dtype=np.float64), rounds)
     assert max(abs(float(x[0]) - 3.0) for x in run.results.values()) == pytest.approx(error, rel=1e-6)
 
 
@@ -431,9 +431,9 @@ def test_the_machines_have_the_bits_of_the_stacked_engine(graph: Topology, dtype
     task = Quadratic(graph.n, 9, sigma=0.5, placement="random", dtype=dtype)
     schedule = build(graph, "push")
     wild = {"jitter": 0.2, "training_jitter": 2.0, "speed_spread": 0.5}
-    machines = simulated(PushSum, schedule, task, 25, limits=PATIENT, **wild)
+    machines = simulated(SyncPushSum, schedule, task, 25, limits=PATIENT, **wild)
     record = Network(graph.n, 25, 10**6, task.evaluate, watch_all=False)
-    stacked = run_stacked(task, schedule, PushSumAlgorithm(), 25, record, lambda row: None)
+    stacked = run_stacked(task, schedule, PushSum(), 25, record, lambda row: None)
     assert digest(of_sorted(machines.results)) == digest(stacked)
     assert not machines.counts.keys() & {"missed", "withheld", "unsettled", "returned", "stopped_with_the_others"}
 
@@ -441,7 +441,7 @@ def test_the_machines_have_the_bits_of_the_stacked_engine(graph: Topology, dtype
 def test_on_doubly_stochastic_weights_it_is_dsgd() -> None:
     task, schedule = Quadratic(8, 5, sigma=0.5, dtype=np.float32), build(resolve("hypercube", 8), "push")
     ends = []
-    for algorithm in (PushSumAlgorithm(), DSGD()):
+    for algorithm in (PushSum(), DSGD()):
         record = Network(8, 20, 10**6, task.evaluate, watch_all=False)
         ends.append(run_stacked(task, schedule, algorithm, 20, record, lambda row: None))
     assert np.allclose(ends[0], ends[1], atol=1e-6)
@@ -459,13 +459,15 @@ def test_loss_moves_no_mean(kind: Any, loss: float) -> None:
     assert len(run.results) == n and run.counts["lost"] > 0
     assert "unsettled" not in run.counts and "taken_back" not in run.counts
     assert np.abs(np.sum([m.x for m in run.machines], axis=0) - start.sum(axis=0)).max() < 1e-12 * n
-    if kind is PushSum:  # without waiting it has not come together after 60 rounds
+    if kind is SyncPushSum:  # without waiting it has not come together after 60 rounds
         assert np.abs(ended.mean(axis=0) - start.mean(axis=0)).max() <= 1e-6 * start.std(axis=0).min()
 
 
 def test_loss_changes_no_bit_while_no_deadline_is_missed() -> None:
     task, schedule = Averaging(8, 4, dtype=np.float32, seed=1), build(cycle(8, (0, 4), (3, 1)), "push")
-    ends = [simulated(PushSum, schedule, task, 15, faults, PATIENT).results for faults in ([], [Drop(probability=0.2)])]
+    ends = [
+        simulated(SyncPushSum, schedule, task, 15, faults, PATIENT).results for faults in ([], [Drop(probability=0.2)])
+    ]
     assert digest(of_sorted(ends[0])) == digest(of_sorted(ends[1]))
 
 
@@ -490,7 +492,7 @@ def test_the_graph_may_change_in_every_round() -> None:
     """A directed exponential graph, one arc per node and round: the exact mean after log2 n rounds."""
     schedule = resolve_schedule(8)
     task = Averaging(8, 3, dtype=np.float64, seed=2)
-    run = simulated(PushSum, schedule, task, 3)
+    run = simulated(SyncPushSum, schedule, task, 3)
     assert np.abs(np.stack(of_sorted(run.results)) - task.mean).max() < 1e-12
 
 

@@ -13,7 +13,7 @@ from fedgossip.audit.log import read
 from fedgossip.machine import Log, Send
 from fedgossip.messages import Contribution, Invite
 from fedgossip.net.identity import Identity
-from fedgossip.protocols.client_round import PlainPart, Trained
+from fedgossip.protocols.client_round import PlainPart, PreparedContribution
 from fedgossip.rundir.audit_recorder import Recorder
 from fedgossip.vectors import frozen
 
@@ -22,7 +22,7 @@ from fedgossip.vectors import frozen
 def test_a_contribution_is_logged_with_the_hash_of_what_is_sent_after_it(tmp_path: Path, vectors: int) -> None:
     up = tuple(frozen(np.arange(5, dtype=np.float32) + k) for k in range(vectors))
     part = PlainPart(9, Invite(3, "layout", up))
-    line, sent = part.trained(Trained(up, 7, 7, 2, 0.5))
+    line, sent = part.trained(PreparedContribution(up, 7, 7, 2, 0.5))
     assert isinstance(line, Log) and isinstance(sent, Send) and isinstance(sent.message, Contribution)
     identity = Identity.new()
     with Recorder(tmp_path, 0, "client", identity, "run", synced=False) as recorder:

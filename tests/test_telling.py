@@ -101,7 +101,7 @@ def answer(client: Client, told: Trained, **other: float) -> dict[str, object]:
     """What the client puts into its answer, by its fields or coordinates, where its training had said otherwise."""
     probe = copy.copy(client)
     assert isinstance(probe.part, PlainPart | SecurePart)
-    work: list[client_round.Trained] = []
+    work: list[client_round.PreparedContribution] = []
     probe.part = _Part(probe.part, work)  # type: ignore[assignment]
     examples = int(other.pop("examples", told.examples))
     scale = other.pop("scale", 1.0)
@@ -126,10 +126,10 @@ def answer(client: Client, told: Trained, **other: float) -> dict[str, object]:
 class _Part:
     """Keeps what a part is given."""
 
-    def __init__(self, part: PlainPart | SecurePart, work: list[client_round.Trained]) -> None:
+    def __init__(self, part: PlainPart | SecurePart, work: list[client_round.PreparedContribution]) -> None:
         self.part, self.work, self.over = part, work, False
 
-    def trained(self, work: client_round.Trained) -> list[Effect]:
+    def trained(self, work: client_round.PreparedContribution) -> list[Effect]:
         self.work.append(work)
         return []
 
@@ -197,7 +197,7 @@ def test_every_field_of_an_answer_is_a_fact_or_names_the_round() -> None:
     frame = {"session", "stage", "frame"}
     assert names_of(Refusal) == {"round", "session", "reason"}
     assert names_of(Secured) == frame and names_of(MaskedInput) == {*frame, "schema", "vectors"}
-    assert names_of(client_round.Trained) - told == {"up", "weight"}
+    assert names_of(client_round.PreparedContribution) - told == {"up", "weight"}
 
 
 @pytest.mark.parametrize("noise", [{}, {"test_noise": 4.0}])

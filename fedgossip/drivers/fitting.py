@@ -22,14 +22,18 @@ from fedgossip.algorithms.federated.robust import Kept
 from fedgossip.checkpoints import DTYPES
 from fedgossip.drivers.declared import UNDECLARED, Hint, alternatives, attributes, declared, is_ours, name_of, origin_of
 from fedgossip.protocols.aggregation_round import Exchange, PlainRound
-from fedgossip.protocols.client_round import Part, PlainPart
+from fedgossip.protocols.client_round import ClientPart, PlainPart
 
 Array = npt.NDArray[Any]
 
 Follows = Callable[[object], str | None]
 """Tells of a thing in the new simulation what it is called, where no image holds it: it follows from the experiment."""
 
-_BEGUN: Mapping[Hint, tuple[type, ...]] = {Part: (PlainPart,), Exchange: (PlainRound,), Accumulator: (MeanOf, Kept)}
+_BEGUN: Mapping[Hint, tuple[type, ...]] = {
+    ClientPart: (PlainPart,),
+    Exchange: (PlainRound,),
+    Accumulator: (MeanOf, Kept),
+}
 """What stands for a protocol in objects that come while a run goes on: a new simulation has none to compare with."""
 
 

@@ -32,7 +32,7 @@ from fedgossip.protocols.buffered import Buffered, BufferedSettings
 from fedgossip.protocols.client import Answering, Client, ClientSettings, Plainly, Securely
 from fedgossip.protocols.client_round import Chances
 from fedgossip.protocols.coordinator import Coordinator, CoordinatorSettings
-from fedgossip.protocols.secure_round import SecureSumming, Terms
+from fedgossip.protocols.secure_round import SecureSumming, SessionTerms
 from fedgossip.protocols.telling import Telling, telling
 from fedgossip.records import EventRow, PeerRow, Row
 from fedgossip.secure import graph
@@ -325,7 +325,7 @@ class FederationPlan:
         self, initial: Vector, schema: str, life: int, who: Credentials, resumed: Checkpoint | None
     ) -> SecureSumming:
         fixed = self.numbers.fixed_point(initial.size, schema)
-        terms = Terms(
+        terms = SessionTerms(
             roster=who.roster.first(self.learners),
             fixed=fixed,
             rule=self.numbers.rule,

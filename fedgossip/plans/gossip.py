@@ -25,7 +25,7 @@ from fedgossip.protocols import push_sum as push_sum_peers
 from fedgossip.protocols.async_gossip import AsyncGossip, AsyncSettings
 from fedgossip.protocols.peer_sampling import rule_of
 from fedgossip.protocols.private_gossip import PrivateGossip
-from fedgossip.protocols.push_sum import AsyncPushSum, PushSettings, PushSum
+from fedgossip.protocols.push_sum import AsyncPushSum, PushSettings, SyncPushSum
 from fedgossip.protocols.sync_gossip import AGAIN_NS, AGAIN_TIMES, SyncGossip, SyncSettings
 from fedgossip.records import Row
 from fedgossip.secure.neighbourhood import Grid
@@ -146,7 +146,7 @@ class GossipPlan:
         own: Own | None = None,
     ) -> Machine:
         a = self.experiment.algorithm
-        machine: SyncGossip[Any] | AsyncGossip | PushSum | AsyncPushSum | PrivateGossip
+        machine: SyncGossip[Any] | AsyncGossip | SyncPushSum | AsyncPushSum | PrivateGossip
         if a.private:
             machine = self._private_gossip(node, initial, schema, resumed, own)
         elif a.name == "push-sum":
@@ -194,7 +194,7 @@ class GossipPlan:
 
     def _push_sum(
         self, node: NodeId, initial: Vector, schema: str, resumed: Checkpoint | None, incarnation: int
-    ) -> PushSum | AsyncPushSum:
+    ) -> SyncPushSum | AsyncPushSum:
         e, a = self.experiment, self.experiment.algorithm
         settings = PushSettings(
             rounds=e.rounds,
@@ -204,7 +204,7 @@ class GossipPlan:
             start_ns=_ns(a.start_timeout),
             drain_ns=_ns(a.deadline),
         )
-        kind = PushSum if a.mode == "sync" else AsyncPushSum
+        kind = SyncPushSum if a.mode == "sync" else AsyncPushSum
         return kind(node, self.schedule, initial, schema, settings, resumed, incarnation)
 
     @property

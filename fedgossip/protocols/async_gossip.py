@@ -64,7 +64,7 @@ from fedgossip.protocols.deadlines import Deadline
 from fedgossip.protocols.exchanges import Ledger
 from fedgossip.protocols.partner_set import Company
 from fedgossip.protocols.peer_sampling import Rule
-from fedgossip.protocols.vector_check import Layout
+from fedgossip.protocols.vector_check import VectorCheck
 from fedgossip.vectors import Vector, add, scaled_difference, subtract
 
 
@@ -133,7 +133,7 @@ class AsyncGossip:
         incarnation: int = 0,
     ) -> None:
         self.node, self.rule, self.settings = node, rule, settings
-        self.schema, self.layout = schema, Layout(node, schema, initial)
+        self.schema, self.layout = schema, VectorCheck(node, schema, initial)
         self.company = Company(node, partners)
         self.x = initial
         self.ledger = Ledger(incarnation)

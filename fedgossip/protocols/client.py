@@ -3,7 +3,7 @@
     waiting --Invite--> training --Trained, answer--> waiting ... --Final--> finished
 
 Nothing is asked for: the coordinator pushes.  A later invitation overtakes an earlier one: what comes of that training
-is dropped, for its round is over.  How the answer is given is the business of a `Part` (`parts`): in the clear, or
+is dropped, for its round is over.  A `ClientPart` (`client_round`) decides how the answer is given: in the clear, or
 through a secure sum.  An answer is kept until the next invitation; the same invitation again (the link broke, or the
 coordinator was started again and draws the same cohort) is answered with it, not with another training.
 
@@ -42,7 +42,7 @@ from fedgossip.machine import (
 from fedgossip.messages import Final, Invite, Leaving, MaskedInput, Refusal, Secured
 from fedgossip.protocols import client_round
 from fedgossip.protocols.aggregation_round import check_layout
-from fedgossip.protocols.client_round import Chances, Part, PlainPart, SecurePart
+from fedgossip.protocols.client_round import Chances, ClientPart, PlainPart, SecurePart
 from fedgossip.protocols.spending import EXHAUSTED, Purse, spent, used_up
 from fedgossip.protocols.telling import EVERYTHING, Telling
 from fedgossip.secure.client import Client as Party
@@ -54,7 +54,7 @@ from fedgossip.vectors import Vector, frozen, summable
 class Answering(Protocol):
     """How this client answers: opens the part for an invitation."""
 
-    def part(self, coordinator: NodeId, invite: Invite, before: Part | None) -> Part:
+    def part(self, coordinator: NodeId, invite: Invite, before: ClientPart | None) -> ClientPart:
         """`before`: that of the last invitation.  Raises ProtocolError for one that asks for another kind of answer."""
         ...
 
@@ -62,7 +62,7 @@ class Answering(Protocol):
 class Plainly:
     """Answers in the clear."""
 
-    def part(self, coordinator: NodeId, invite: Invite, before: Part | None) -> Part:  # noqa: ARG002
+    def part(self, coordinator: NodeId, invite: Invite, before: ClientPart | None) -> ClientPart:  # noqa: ARG002
         if invite.frame:
             text = f"round {invite.round}: an invitation to a secure sum, which this experiment has switched off"
             raise ProtocolError(text, "Give coordinator and clients the same experiment file.", peer=coordinator)
@@ -77,7 +77,7 @@ class Securely:
     chances: Callable[[int], Chances]
     """Of a round."""
 
-    def part(self, coordinator: NodeId, invite: Invite, before: Part | None) -> Part:
+    def part(self, coordinator: NodeId, invite: Invite, before: ClientPart | None) -> ClientPart:
         if not invite.frame:
             text = f"round {invite.round}: asked for an answer in the clear, which this client does not give"
             advice = "Give coordinator and clients the same experiment file, with the same coordinator.secure.on."
@@ -132,7 +132,7 @@ class Client:
         """The round whose contribution makes `pending` the memory, if it is counted; -1: none."""
         self.asked: Invite | None = None
         """What is to be answered."""
-        self.part: Part | None = None
+        self.part: ClientPart | None = None
         """How it is answered."""
         self.outdated = False
         """Whether what is trained now is of an invitation that another has overtaken."""
@@ -282,7 +282,7 @@ class Client:
         self.pending_round = round
         examples = max(1, examples)
         measured = self.telling.measured
-        contributed = client_round.Trained(
+        contributed = client_round.PreparedContribution(
             up,
             int(self.rule.weight(examples)),
             examples,

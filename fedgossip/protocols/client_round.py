@@ -37,7 +37,7 @@ from fedgossip.vectors import Vector, digest, frozen
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Trained:
+class PreparedContribution:
     """What is to be contributed: what goes up, of so many examples and steps, and facts for the mean of all clients."""
 
     up: Vectors
@@ -53,7 +53,7 @@ class Trained:
         return {name: float(getattr(self, name) or 0.0) for name in names}
 
 
-class Part(Protocol):
+class ClientPart(Protocol):
     """On ProtocolError it is unchanged."""
 
     @property
@@ -62,7 +62,7 @@ class Part(Protocol):
         ...
 
     def begin(self) -> list[Effect]: ...
-    def trained(self, work: Trained) -> list[Effect]: ...
+    def trained(self, work: PreparedContribution) -> list[Effect]: ...
     def heard(self, message: Message) -> list[Effect]: ...
     def again(self) -> list[Effect]:
         """What was said last."""
@@ -88,7 +88,7 @@ class PlainPart:
     def begin(self) -> list[Effect]:
         return []
 
-    def trained(self, work: Trained) -> list[Effect]:
+    def trained(self, work: PreparedContribution) -> list[Effect]:
         invite = self.invite
         self.answer = Contribution(
             invite.round, invite.schema, work.up, work.examples, work.steps, work.loss, work.accuracy, work.tested
@@ -145,7 +145,7 @@ class SecurePart:
         self._answered: list[bytes] = []  # the frames that were answered, one of each stage
         self._early: dict[int, bytes] = {}  # frames of later stages, that came before the ones they follow
         self._delivery = b""  # came before the training was done
-        self._work: Trained | None = None
+        self._work: PreparedContribution | None = None
 
     def begin(self) -> list[Effect]:
         try:
@@ -233,7 +233,7 @@ class SecurePart:
 
     # --- the masked vector ------------------------------------------------------------------------------------------
 
-    def trained(self, work: Trained) -> list[Effect]:
+    def trained(self, work: PreparedContribution) -> list[Effect]:
         self._work = work
         try:
             effects = self._mask()
@@ -251,12 +251,8 @@ class SecurePart:
         masked = step.mask(self._delivery, quantised)
         self._step, self._delivery, self._work = self._next(masked, self._delivery), b"", None
         self.ahead = masked.ahead
-        message = MaskedInput(
-            self.invite.session, Stage.MASKED, masked.frame, self.invite.schema, (masked.words,)
-        )
-        facts = _Facts(
-            vector_sha256=masked.digest.hex(), words=masked.words.size, input=quantised.fingerprint.hex()
-        )
+        message = MaskedInput(self.invite.session, Stage.MASKED, masked.frame, self.invite.schema, (masked.words,))
+        facts = _Facts(vector_sha256=masked.digest.hex(), words=masked.words.size, input=quantised.fingerprint.hex())
         return [self._log("masked", Stage.MASKED, masked.frame, **facts), *self._say([message])]
 
     # --- what is said -----------------------------------------------------------------------------------------------
@@ -320,7 +316,7 @@ class Chances:
     noise: Entropy
 
 
-def integers(fixed: FixedPoint, work: Trained, chances: Chances, noise: Noise) -> Quantised:
+def integers(fixed: FixedPoint, work: PreparedContribution, chances: Chances, noise: Noise) -> Quantised:
     """Return what a client puts into the sum: rounded, and hidden by its share of the noise where there is some."""
     metrics = work.metrics([name for name, _ in fixed.metrics])
     weight = 1 if fixed.weight_max == 1 else work.weight

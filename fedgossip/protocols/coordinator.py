@@ -71,7 +71,7 @@ class CoordinatorSettings:
     """After so long a last model that was not answered is sent again."""
 
 
-class Summing(Protocol):
+class Summation(Protocol):
     """How rounds are summed, where that is not in the clear."""
 
     @property
@@ -116,7 +116,7 @@ class Coordinator(Generic[State]):
         schema: str,
         settings: CoordinatorSettings,
         resumed: Checkpoint | None = None,
-        summing: Summing | None = None,
+        summing: Summation | None = None,
         purse: Purse | None = None,
     ) -> None:
         self.node, self.federated, self.sampling, self.settings = node, federated, sampling, settings

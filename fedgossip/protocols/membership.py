@@ -56,7 +56,7 @@ from fedgossip.messages import (
     Revocation,
     Suspicion,
 )
-from fedgossip.protocols.news import Refusal, Sign, Trust, check_suspicion, merge, signed
+from fedgossip.protocols.news import NewsRefusal, Sign, Trust, check_suspicion, merge, signed
 from fedgossip.protocols.refusals import far_ahead, refused
 from fedgossip.protocols.roster import LAST_ROUND, NOBODY, Roster, boundary_after
 from fedgossip.protocols.roster_schedule import Make, Places, RosterSchedule
@@ -597,14 +597,12 @@ class Membership:
         gone: list[Outcome] = [PeerGone(node)] if was_linked else []
         return [self._report("revoked", {"node": node}), *self._tell([node], [revocation]), Part(node), *gone]
 
-    def _hear_suspicion(
-        self, suspicion: Suspicion, sender: NodeId, fresh: list[News], now_ns: int
-    ) -> list[Outcome]:
+    def _hear_suspicion(self, suspicion: Suspicion, sender: NodeId, fresh: list[News], now_ns: int) -> list[Outcome]:
         node, known = suspicion.node, self.roster.entries.get(suspicion.node)
         if known and suspicion.incarnation < known.incarnation:
             return []
         if reason := check_suspicion(self.roster, suspicion, self.trust):
-            return self._refuse(Refusal(reason, suspicion), sender)
+            return self._refuse(NewsRefusal(reason, suspicion), sender)
         if not self._listens(suspicion, now_ns):
             return []
         if node == self.node:
@@ -638,14 +636,14 @@ class Membership:
                 return []
             if entry.incarnation == self.me.incarnation:
                 self.suspected_at = entry.incarnation
-                return [*self._refuse(Refusal("twin", entry), sender), *self._refute()]
+                return [*self._refuse(NewsRefusal("twin", entry), sender), *self._refute()]
             if self.superseded:
                 return []
             self.superseded = True
             return [self._report("superseded", {"node": self.node, "address": entry.address})]
-        return self._refuse(Refusal("identity", entry), sender)
+        return self._refuse(NewsRefusal("identity", entry), sender)
 
-    def _refuse(self, refusal: Refusal, sender: NodeId) -> list[Outcome]:
+    def _refuse(self, refusal: NewsRefusal, sender: NodeId) -> list[Outcome]:
         """Count it, and tell it once for each kind and member: news is passed on, and so comes often."""
         life = getattr(refusal.news, "incarnation", "")
         key = f"{refusal.reason} {refusal.news.node} {life}"

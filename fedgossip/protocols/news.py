@@ -48,7 +48,7 @@ class Trust:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class NewsRefusal:
     """News that cannot be accepted; `reason` is one word for counting."""
 
     reason: str
@@ -61,7 +61,7 @@ class Merged:
 
     roster: Roster
     new: tuple[News, ...]
-    refused: tuple[Refusal, ...]
+    refused: tuple[NewsRefusal, ...]
 
 
 def merge(roster: Roster, news: Iterable[News], trust: Trust) -> Merged:
@@ -74,11 +74,11 @@ def merge(roster: Roster, news: Iterable[News], trust: Trust) -> Merged:
     Suspicions change no roster; see `check_suspicion`.
     """
     new: list[News] = []
-    refused: list[Refusal] = []
+    refused: list[NewsRefusal] = []
     for item in sorted(news, key=_precedence):
         reason, known = _refused(roster, item, trust), roster
         if reason:
-            refused.append(Refusal(reason, item))
+            refused.append(NewsRefusal(reason, item))
             continue
         match item:
             case Revocation():

@@ -32,7 +32,7 @@ class Rule(Protocol):
 
 
 @dataclass(frozen=True)
-class Uniform:
+class UniformPartner:
     seed: int
     node: NodeId
 
@@ -78,7 +78,7 @@ def rule_of(name: str, node: NodeId, seed: int, edges: Iterable[tuple[NodeId, No
     assert name in RULES, name
     if name == "matching":
         return Matching(node, edges)
-    return Uniform(seed, node) if name == "uniform" else Speed(seed, node)
+    return UniformPartner(seed, node) if name == "uniform" else Speed(seed, node)
 
 
 def edge_colours(edges: Iterable[tuple[NodeId, NodeId]]) -> dict[tuple[NodeId, NodeId], int]:

@@ -58,7 +58,7 @@ from fedgossip.messages import CHECK_WORDS, KEYS_MAX, Leaving, Masked, RunKey, R
 from fedgossip.protocols.carried import Carried
 from fedgossip.protocols.deadlines import Deadline
 from fedgossip.protocols.partner_set import Company
-from fedgossip.protocols.sync_gossip import LEAD_ROUNDS, Schedule, SyncSettings, Weights, leads_of
+from fedgossip.protocols.sync_gossip import LEAD_ROUNDS, MixingSchedule, SyncSettings, Weights, leads_of
 from fedgossip.secure.neighbourhood import Grid, masked, opened, words_of
 from fedgossip.secure.pairs import Pairs
 from fedgossip.secure.ring import Words
@@ -102,7 +102,7 @@ class PrivateGossip:
     def __init__(
         self,
         node: NodeId,
-        schedule: Schedule,
+        schedule: MixingSchedule,
         initial: Vector,
         schema: str,
         settings: SyncSettings,

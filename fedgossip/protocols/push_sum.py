@@ -14,7 +14,7 @@ until it is `Accepted`; a receiver that is gone or has left, or whose last one i
 its share stays where it is.  Mass that is late counts when it comes.  So nothing is lost and nothing counts twice
 (`parcels`); and where no deadline is missed, whatever was lost on the way, the bits are those of the stacked engine.
 
-`PushSum` waits in every round for the acceptance of its last parcels, then for the parcels of its in-neighbours, or
+`SyncPushSum` waits in every round for the acceptance of its last parcels, then for the parcels of its in-neighbours, or
 until the deadline; it tells a receiver that gets none (`Account`).  `AsyncPushSum` (overlapped
 SGP without a bound on staleness; also Spiridonoff, Olshevsky and Paschalidis 2020) adds what comes when it comes; it
 waits only where no arc is free, so that it is a network's breadth ahead of its parcels and not a run's.
@@ -57,8 +57,8 @@ from fedgossip.protocols.carried import FRESH, Carried
 from fedgossip.protocols.deadlines import Deadline
 from fedgossip.protocols.mass_ledger import Arcs
 from fedgossip.protocols.partner_set import Company
-from fedgossip.protocols.sync_gossip import Schedule, leads_of
-from fedgossip.protocols.vector_check import Layout
+from fedgossip.protocols.sync_gossip import MixingSchedule, leads_of
+from fedgossip.protocols.vector_check import VectorCheck
 from fedgossip.vectors import Vector, add, ordered_mix
 
 WEIGHT_MOST = 2.0**31
@@ -106,7 +106,7 @@ class _Peer:
     def __init__(
         self,
         node: NodeId,
-        schedule: Schedule,
+        schedule: MixingSchedule,
         initial: Vector,
         schema: str,
         settings: PushSettings,
@@ -114,7 +114,7 @@ class _Peer:
         incarnation: int = 0,
     ) -> None:
         self.node, self.schedule, self.settings, self.schema = node, schedule, settings, schema
-        self.layout = Layout(node, schema, initial)
+        self.layout = VectorCheck(node, schema, initial)
         self.company = Company(node, schedule.partners(node))
         self.x, self.weight = initial, 1.0
         self.round = 0
@@ -431,13 +431,13 @@ class _Peer:
         return self.carried.told(self.round, [j for j in self.company.partners if fixed or j not in self.heard])
 
 
-class PushSum(_Peer):
+class SyncPushSum(_Peer):
     """One peer of a synchronous run: a round is mixed when the parcels of all in-neighbours are here."""
 
     def __init__(
         self,
         node: NodeId,
-        schedule: Schedule,
+        schedule: MixingSchedule,
         initial: Vector,
         schema: str,
         settings: PushSettings,

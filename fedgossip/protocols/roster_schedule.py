@@ -11,7 +11,7 @@ from fedgossip.machine import NodeId
 from fedgossip.protocols.roster import LAST_ROUND, Roster
 
 
-class Weights(Protocol):
+class PlaceWeights(Protocol):
     def row(self, node: NodeId) -> dict[NodeId, float]: ...
     def targets(self, node: NodeId) -> tuple[NodeId, ...]: ...
 
@@ -21,7 +21,7 @@ class Places(Protocol):
 
     @property
     def period(self) -> int: ...
-    def mixing(self, round: int) -> Weights: ...
+    def mixing(self, round: int) -> PlaceWeights: ...
     def partners(self, node: NodeId) -> tuple[NodeId, ...]: ...
 
 
@@ -34,7 +34,7 @@ class _Named:
     """Weights over places, told by id."""
 
     ids: tuple[NodeId, ...]
-    weights: Weights
+    weights: PlaceWeights
 
     def row(self, node: NodeId) -> dict[NodeId, float]:
         if node not in self.ids:  # it takes no part: it keeps what it has
@@ -78,7 +78,7 @@ class RosterSchedule:
             self._ids[change] = self.roster.participants(change)
         return self._ids[change]
 
-    def mixing(self, round: int) -> Weights:
+    def mixing(self, round: int) -> PlaceWeights:
         """Return the mixing of `round`, by ids."""
         ids = self.participants(round)
         return _Named(ids, self._places(ids).mixing(round))

@@ -40,7 +40,7 @@ _Step = server.Inviting | server.Distributing | server.Summing | server.Consenti
 
 
 @dataclass(frozen=True)
-class Terms:
+class SessionTerms:
     """What all sessions of a run have in common."""
 
     roster: Roster
@@ -72,7 +72,7 @@ class SecureSumming:
 
     def __init__(
         self,
-        terms: Terms,
+        terms: SessionTerms,
         rule: ClientRule,
         kind: np.dtype[np.floating],
         clients: int,
@@ -293,8 +293,10 @@ class SecureRound:
             text = f"round {self.round}: client {sender} answers in the clear, in a secure sum"
             raise ProtocolError(text, "Give it the same experiment file.", peer=sender)
         step = self._step
-        if step is None or message.stage < self._stage or (
-            message.stage == self._stage and sender in step.expected and sender not in step.waiting
+        if (
+            step is None
+            or message.stage < self._stage
+            or (message.stage == self._stage and sender in step.expected and sender not in step.waiting)
         ):
             return [Report("repeated", {"peer": sender, "round": self.round}, self.round)]
         self._take(step, sender, message)

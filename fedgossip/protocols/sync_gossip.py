@@ -58,7 +58,7 @@ class Weights(Protocol):
     def targets(self, node: NodeId) -> tuple[NodeId, ...]: ...
 
 
-class Schedule(Protocol):
+class MixingSchedule(Protocol):
     """The mixing of each round; the graph of round r is a pure function of r.  `period` 0: it never repeats.
 
     Where the roster can change there is a method `view(round)` too, a name for who takes part in a round.
@@ -115,7 +115,7 @@ class SyncGossip(Generic[State]):
     def __init__(
         self,
         node: NodeId,
-        schedule: Schedule,
+        schedule: MixingSchedule,
         algorithm: GossipAlgorithm[State],
         initial: Vector,
         schema: str,
@@ -157,7 +157,7 @@ class SyncGossip(Generic[State]):
         self.began_ns = self.heard_ns = 0  # when this round began, and when the last model of it came
         self._take_schedule(schedule)
 
-    def _take_schedule(self, schedule: Schedule) -> None:
+    def _take_schedule(self, schedule: MixingSchedule) -> None:
         self.schedule = schedule
         self.view: Callable[[int], str] = getattr(schedule, "view", _one_view)
         self.partners = schedule.partners(self.node)
@@ -636,7 +636,7 @@ def _state_in(checkpoint: Checkpoint) -> tuple[dict[str, Vector], Mapping[str, A
     return {name.removeprefix("state/"): array for name, array in checkpoint.vectors.items()}, numbers
 
 
-def leads_of(node: NodeId, schedule: Schedule, partners: Sequence[NodeId]) -> dict[NodeId, int]:
+def leads_of(node: NodeId, schedule: MixingSchedule, partners: Sequence[NodeId]) -> dict[NodeId, int]:
     """Return how many rounds each partner can be ahead of `node` while nobody misses a deadline.
 
     A peer needs, in every round, what its sources sent in that round; so it is ahead of us by at most one round per

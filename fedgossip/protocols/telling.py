@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fedgossip.protocols.client_round import Trained
+from fedgossip.protocols.client_round import PreparedContribution
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Telling:
         """The metric of a training that holds the accuracy which is told: with noise, where that covers it."""
         return ACCURACY_TOLD if "tests" in self.covered else "accuracy"
 
-    def of(self, work: Trained) -> Trained:
+    def of(self, work: PreparedContribution) -> PreparedContribution:
         """Return the work without what is not told."""
         told = self.fields
         blank: Any = {field: value for field, value in BLANK.items() if field not in told}

@@ -11,7 +11,7 @@ from fedgossip.vectors import Vector, summable
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class VectorCheck:
     """One vector [length] of type `kind`, as `node` has it; `schema` is the hash of what lies where in it."""
 
     node: NodeId

@@ -18,7 +18,7 @@ from fedgossip.algorithms.sampling import Sampling
 from fedgossip.machine import NodeId
 from fedgossip.messages import Invite
 from fedgossip.metrics import Meter, Network
-from fedgossip.protocols.client_round import Chances, Trained, integers
+from fedgossip.protocols.client_round import Chances, PreparedContribution, integers
 from fedgossip.protocols.secure_round import apart
 from fedgossip.records import Row
 from fedgossip.secure.fixed_point import FixedPoint
@@ -102,7 +102,7 @@ def _round(
         if kept:
             memory[node] = kept
         m = update.metrics
-        sums.add(node, Trained(
+        sums.add(node, PreparedContribution(
             up, int(rule.weight(work.examples)), work.examples, work.steps,
             m.get("loss"), float(m.get("accuracy", 0.0)), int(m.get("tested", 0)),
         ))  # fmt: skip
@@ -127,7 +127,7 @@ class _Exact:
         self.losses: list[tuple[float, float]] = []
         self.accuracies: list[tuple[float, float]] = []
 
-    def add(self, node: NodeId, work: Trained) -> None:
+    def add(self, node: NodeId, work: PreparedContribution) -> None:
         self.total.add(node, float(work.weight), work.up, work.steps)
         self.clients += 1
         if work.loss is not None:
@@ -152,7 +152,7 @@ class _Ring:
         self.total = np.zeros(rounds.fixed.words, np.uint32)
         self.clients = 0
 
-    def add(self, node: NodeId, work: Trained) -> None:
+    def add(self, node: NodeId, work: PreparedContribution) -> None:
         chances = self.rounds.chances[node](self.number)
         self.total += integers(self.fixed, work, chances, NO_NOISE).values
         self.clients += 1
