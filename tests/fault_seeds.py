@@ -129,7 +129,7 @@ def run(seed: int, write: Any = lambda _: None, keys: dict[str, Any] | None = No
     plan = compose.plan(load_experiment(content))
     task, _ = compose.task_of(plan.experiment, plan.n)
     initial = [task.initial(node) for node in range(plan.n)]
-    network = SimulatedNetwork(network_settings(plan.experiment), plan.n, seed)
+    network = SimulatedNetwork(network_settings(plan.experiment, plan.n), plan.n, seed)
     machines = [plan.machine(node, initial[node], task.schema) for node in range(plan.n)]
     lost: list[np.ndarray[Any, Any]] = []
 

@@ -91,7 +91,7 @@ def follow(
 
     links = [plan.partners(node) for node in range(plan.n)]
     record = plan.record(task.evaluate, watch_all=False)
-    network = SimulatedNetwork(network_settings(plan.experiment), plan.n, plan.experiment.seed)
+    network = SimulatedNetwork(network_settings(plan.experiment, plan.n), plan.n, plan.experiment.seed)
     machines = [make(node) for node in range(plan.n)]
     simulator = Simulator(
         machines, links, task, network, record, run.rows.append, script=faults_of(plan), rebirth=make

@@ -201,7 +201,7 @@ def test_a_neighbour_whose_models_are_huge_ends_nobody(kind: str, monkeypatch: p
     machines = [plan.machine(k, task.initial(k), task.schema, own=plan.simulated(k)) for k in range(plan.n)]
     machines[3] = Huge(machines[3])
     links = [plan.partners(node) for node in range(plan.n)]
-    network = SimulatedNetwork(network_settings(plan.experiment), plan.n, plan.experiment.seed)
+    network = SimulatedNetwork(network_settings(plan.experiment, plan.n), plan.n, plan.experiment.seed)
     record = plan.record(task.evaluate, watch_all=False)
     simulator = Simulator(machines, links, task, network, record, rows.append, script=faults_of(plan))
     results = simulator.run(10_000.0)

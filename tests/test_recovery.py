@@ -77,7 +77,7 @@ def crashed(plan: Plan, *, recover: bool) -> tuple[Simulator, list[Any], dict[No
         [made(node) for node in range(plan.n)],
         [plan.partners(node) for node in range(plan.n)],
         task,
-        SimulatedNetwork(network_settings(plan.experiment), plan.n, 1),
+        SimulatedNetwork(network_settings(plan.experiment, plan.n), plan.n, 1),
         plan.record(task.evaluate, watch_all=False),
         rows.append,
         script=FaultScript(plan.experiment.faults, plan.n, 1),

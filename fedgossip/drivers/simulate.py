@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from fedgossip.plans.recovering import peer_of, recovers
 from fedgossip.records import EventRow, Row
 from fedgossip.rundir import incarnations, run_directory
 from fedgossip.rundir.run_directory import Ended, Keeper, Run, RunDirectory
-from fedgossip.simulation.network import NetworkSettings, SimulatedNetwork
+from fedgossip.simulation.network import DeviceClass, NetworkSettings, SimulatedNetwork
 from fedgossip.simulation.simulator import Simulator
 from fedgossip.task import LocalTask
 from fedgossip.vectors import Vector
@@ -162,7 +163,7 @@ def _simulator(
     record: Network,
     keeper: Keeper,
 ) -> Made:
-    network = SimulatedNetwork(network_settings(plan.experiment), plan.n, plan.experiment.seed)
+    network = SimulatedNetwork(network_settings(plan.experiment, plan.n), plan.n, plan.experiment.seed)
     restarts = script.restarts and recovers(plan)
     machines = [
         peer_of(plan, node, initial[node], task.schema)
@@ -205,15 +206,22 @@ def faults_of(plan: Plan) -> FaultScript:
     return FaultScript(plan.experiment.faults, plan.n, plan.experiment.seed, links)
 
 
-def network_settings(experiment: Experiment) -> NetworkSettings:
-    """The [simulation] section as the simulator wants it."""
-    s = experiment.simulation
-    return NetworkSettings(
-        latency=s.latency,
-        jitter=s.jitter,
-        bandwidth=s.bandwidth,
-        detection=s.detection,
-        training=s.training,
-        speed_spread=s.speed_spread,
-        training_jitter=s.training_jitter,
-    )
+def network_settings(experiment: Experiment, n: int) -> NetworkSettings:
+    """The [simulation] section as the simulator wants it.  Raises ConfigError for nodes that are not there."""
+    plain = msgspec.structs.asdict(experiment.simulation)
+    classes = [
+        DeviceClass(frozenset(_nodes(one.nodes, n)), one.bandwidth, one.downlink, one.latency, one.slower)
+        for one in plain.pop("classes")
+    ]
+    return NetworkSettings(**plain, classes=classes)
+
+
+def _nodes(text: str, n: int) -> Iterator[int]:
+    """Yield the ids of "0-3, 7"."""
+    for part in text.split(","):
+        numbers = re.fullmatch(r"\s*(\d{1,9})\s*(?:-\s*(\d{1,9})\s*)?", part)
+        first, last = (int(numbers[1]), int(numbers[2] or numbers[1])) if numbers else (0, -1)
+        if not first <= last < n:
+            what = f"simulation.classes: {part.strip()!r} names no nodes of this run"
+            raise ConfigError(what, f'They are 0 to {n - 1}.  Write nodes = "0-3, 7".')
+        yield from range(first, last + 1)

@@ -70,6 +70,7 @@ def _check_values(experiment: Experiment, where: str) -> None:
         "simulation.latency": (s.latency, 0, seconds),
         "simulation.jitter": (s.jitter, 0, seconds),
         "simulation.bandwidth": (s.bandwidth, ABOVE_0, number),
+        "simulation.downlink": (s.downlink, ABOVE_0, number),
         "simulation.training": (s.training, 0, seconds),
         "simulation.training_jitter": (s.training_jitter, 0, 1e6),
         "simulation.speed_spread": (s.speed_spread, 0, 10),

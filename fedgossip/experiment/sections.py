@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -158,17 +158,35 @@ class Eval(msgspec.Struct, forbid_unknown_fields=True):
     """Rounds between two evaluations; the last round is always evaluated."""
 
 
+Positive = Annotated[float, msgspec.Meta(gt=0, le=1e300)]
+
+
+class DeviceSection(msgspec.Struct, forbid_unknown_fields=True):
+    """[[simulation.classes]]: nodes whose links or processors are not as the rest; what is left out is as the rest."""
+
+    nodes: str
+    """Node ids and ranges of them: "0-3, 7"; a coordinator is the last."""
+    bandwidth: Positive | None = None
+    downlink: Positive | None = None
+    latency: Annotated[float, msgspec.Meta(ge=0, le=1e9)] | None = None
+    slower: Annotated[float, msgspec.Meta(gt=0, le=1e6)] = 1.0
+    """Their training takes so many times as long."""
+
+
 class Simulation(msgspec.Struct, forbid_unknown_fields=True):
     """[simulation]: the virtual network and devices of `--on sim`; real runs ignore it."""
 
     latency: float = 0.005
     jitter: float = 0.0
     bandwidth: float | None = None
+    downlink: float | None = None
+    """Bytes per second that a peer can receive, over all its links; without it any number come in at once."""
     detection: float = 1.0
     """Seconds of silence after which a peer is told that a link is lost; a shorter cut only delays what is sent."""
     training: float = 0.05
     training_jitter: float = 0.0
     speed_spread: float = 0.0
+    classes: list[DeviceSection] = msgspec.field(default_factory=list)
 
 
 class Task(msgspec.Struct, forbid_unknown_fields=True):

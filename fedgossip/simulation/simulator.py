@@ -122,7 +122,6 @@ class Simulator:
         self._held: dict[NodeId, list[tuple[int, _Coming, int, _Lives]]] = {}
         self._sent: dict[Link, int] = {}
         self._touched = script.touches_messages
-        self._latency_ns = int(network.settings.latency * NS)
         self._detection_ns = int(network.settings.detection * NS)
         self._happened = 0  # of what the script brings
 
@@ -325,16 +324,17 @@ class Simulator:
         for link in ((node, other), (other, node)):
             if self.connections.add(*link):
                 self._cut_or_heal(link)
-                self._push(self.now_ns + self._latency_ns, link[0], Look(link[1]))
+                self._push(self.now_ns + self.network.latency_ns(link[1], link[0]), link[0], Look(link[1]))
 
     def _cut_or_heal(self, link: Link) -> None:
         apart, since = self.script.cut(*link, self.now_ns), self.connections.cut_since(link)
         if apart and since is None:
             self.connections.cut(link, self.now_ns)
-            self._push(self.now_ns + self._detection_ns + self._latency_ns, link[0], Look(link[1]))
+            known_ns = self._detection_ns + self.network.latency_ns(link[1], link[0])
+            self._push(self.now_ns + known_ns, link[0], Look(link[1]))
         elif not apart and since is not None:
             waited = self.connections.heal(link)
-            self._push(self.now_ns + self._latency_ns, link[0], Look(link[1]))
+            self._push(self.now_ns + self.network.latency_ns(link[1], link[0]), link[0], Look(link[1]))
             for message in waited:
                 self._carry(link, message)
 
@@ -387,7 +387,7 @@ class Simulator:
         self.dead.discard(node)
         self._tell(node, Started())
         for other in self.connections.known[node]:
-            self._push(self.now_ns + self._latency_ns, node, Look(other))
+            self._push(self.now_ns + self.network.latency_ns(other, node), node, Look(other))
             self._push(self.network.silent_ns(node, other, self.now_ns), other, Look(node))
 
     def _sleep(self, node: NodeId, until_ns: int | None) -> None:
@@ -398,7 +398,7 @@ class Simulator:
         assert until_ns is not None, "who sleeps wakes"
         self._push(until_ns, node, _Wake())
         for other in self.connections.known[node]:
-            self._push(self.now_ns + self._detection_ns + self._latency_ns, other, Look(node))
+            self._push(self.now_ns + self._detection_ns + self.network.latency_ns(node, other), other, Look(node))
 
     def _wake(self, node: NodeId) -> None:
         del self._asleep[node]
@@ -406,7 +406,7 @@ class Simulator:
         for sequence, event, size, lives in self._held.pop(node):
             self._take(sequence, node, event, size, lives)
         for other in self.connections.known[node]:
-            self._push(self.now_ns + self._latency_ns, other, Look(node))
+            self._push(self.now_ns + self.network.latency_ns(node, other), other, Look(node))
 
     def _keep(self, node: NodeId, checkpoint: Checkpoint) -> None:
         if checkpoint.round % self.checkpoint_every and not checkpoint.durable:
