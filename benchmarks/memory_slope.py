@@ -23,7 +23,7 @@ import numpy as np
 from crew import machine
 from scipy import stats
 
-from fedgossip.drivers.local import Family, run_local_plan
+from fedgossip.drivers.local import PeerProcesses, run_local_plan
 from fedgossip.experiment import load
 from fedgossip.machine import NodeId
 from fedgossip.plans import compose
@@ -92,7 +92,7 @@ def measure(rounds: int, peers: int, dim: int, mode: str) -> tuple[list[Slope], 
     }
     looks: dict[NodeId, list[Look]] = defaultdict(list)
     events: dict[str, int] = defaultdict(int)
-    with tempfile.TemporaryDirectory() as folder, Family(learning=False) as family:
+    with tempfile.TemporaryDirectory() as folder, PeerProcesses(learning=False) as family:
 
         def watch(row: Row) -> None:
             if isinstance(row, EventRow):

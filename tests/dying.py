@@ -30,6 +30,6 @@ class Dying:
 if __name__ == "__main__":
     phase, round = sys.argv[1], int(sys.argv[2])
     del sys.argv[1:3]
-    make = peer._Peer._machine
-    peer._Peer._machine = lambda self, *given: Dying(make(self, *given), phase, round)  # type: ignore[assignment, return-value]
+    make = peer._PeerLife._machine
+    peer._PeerLife._machine = lambda self, *given: Dying(make(self, *given), phase, round)  # type: ignore[assignment, return-value]
     main()

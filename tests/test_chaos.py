@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedgossip.cli import chaos
-from fedgossip.cli.chaos import FAULTS, LINKS, Board, plan_of, words
+from fedgossip.cli.chaos import FAULTS, LINKS, PeerTable, plan_of, words
 from fedgossip.faults import FaultScript, Strike
 from fedgossip.records import EventRow, NetworkRow, PeerRow
 from fedgossip.rundir.run_directory import Run
@@ -24,7 +24,7 @@ def test_the_script_of_the_demo_kills_several_suspends_one_and_leaves_time_to_re
 
 
 def test_plain_lines_say_what_hits_whom(capsys: pytest.CaptureFixture[str]) -> None:
-    with Board(100) as board:
+    with PeerTable(100) as board:
         board(PeerRow(1, 3, 0.5, 0.25, 10, 10, 0.1, 0.1, 0.1, 1.0))
         board(EventRow(1, 3, "crashed"))
         board(EventRow(1, 3, "restarted"))
@@ -39,7 +39,7 @@ def test_plain_lines_say_what_hits_whom(capsys: pytest.CaptureFixture[str]) -> N
 def test_the_table_has_a_line_per_peer_with_its_state() -> None:
     from rich.console import Console
 
-    board = Board(100)
+    board = PeerTable(100)
     board(PeerRow(7, 3, 0.5, 0.25, 10, 10, 0.1, 0.1, 0.1, 1.0))
     board(PeerRow(100, 4, 0.5, 0.5, 10, 10, 0.1, 0.1, 0.1, 1.0))
     board(NetworkRow(5, 8, 1.0, 1, accuracy_averaged=0.75))

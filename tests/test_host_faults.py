@@ -14,7 +14,7 @@ import pytest
 from commands import alive, experiment, finish, free_ports, start, wait_until
 
 from fedgossip.drivers import local
-from fedgossip.drivers.local import Family, run_local_plan
+from fedgossip.drivers.local import PeerProcesses, run_local_plan
 from fedgossip.drivers.simulate import simulate_plan
 from fedgossip.errors import FedgossipError
 from fedgossip.experiment import load
@@ -42,7 +42,7 @@ def averaging(n: int, rounds: int, deadline: float = 5.0, graph: str = "ring") -
 
 def run_and(act: Callable[[int], None], plan: Plan, out: Path, at_round: int = 30, node: int = 2) -> Run:
     """Run `plan`; call `act` with the process id of peer `node` when it has `at_round` rounds behind it."""
-    with Family(learning=False) as family:
+    with PeerProcesses(learning=False) as family:
         acted: list[int] = []
 
         def watch(row: Row) -> None:
@@ -94,7 +94,7 @@ def test_the_others_go_on_when_one_is_suspended_past_the_deadline(
 
 def test_a_run_whose_peers_all_die_is_a_network_error(tmp_path: Path) -> None:
     plan = averaging(3, 3000)
-    with Family(learning=False) as family:
+    with PeerProcesses(learning=False) as family:
 
         def watch(row: Row) -> None:
             if isinstance(row, PeerRow):

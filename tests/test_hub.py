@@ -500,7 +500,7 @@ def test_tries_become_rarer_the_longer_a_client_takes_nothing(monkeypatch: pytes
     router = Full(clock, opens=2.0)
     monkeypatch.setattr(router_sender, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     speaker = router_sender.Speaker(router)  # type: ignore[arg-type]
-    line = router_sender.Line(0, Outbox(lambda _: []), b"name")
+    line = router_sender.ClientLine(0, Outbox(lambda _: []), b"name")
     for _ in range(2):
         speaker.put(line, Leaving(0))
     while clock[0] < 3.0:

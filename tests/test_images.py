@@ -19,7 +19,7 @@ from test_resume import ctrl_c_after
 from fedgossip import checkpoints
 from fedgossip.drivers import sim_checkpoint, simulate, snapshot
 from fedgossip.drivers.declared import declared
-from fedgossip.drivers.sim_checkpoint import Pauses, Simulation
+from fedgossip.drivers.sim_checkpoint import CheckpointedSimulation, Pauses
 from fedgossip.drivers.simulate import simulate_plan
 from fedgossip.errors import ResumeError
 from fedgossip.experiment import load
@@ -61,7 +61,9 @@ class Enough(Exception):
 
 
 @contextmanager
-def between_events(what: Callable[[Simulation, int], None], monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def between_events(
+    what: Callable[[CheckpointedSimulation, int], None], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
     """Have `what` called between two events: with the simulation, and how many there were."""
     seen = 0
 
@@ -76,11 +78,13 @@ def between_events(what: Callable[[Simulation, int], None], monkeypatch: pytest.
         yield
 
 
-def made_anew(name: str, monkeypatch: pytest.MonkeyPatch, engine: str = "sim", events: int = 0) -> Simulation:
+def made_anew(
+    name: str, monkeypatch: pytest.MonkeyPatch, engine: str = "sim", events: int = 0
+) -> CheckpointedSimulation:
     """Return the simulation of a run as it stands after so many events."""
-    found: list[Simulation] = []
+    found: list[CheckpointedSimulation] = []
 
-    def stop(simulation: Simulation, seen: int) -> None:
+    def stop(simulation: CheckpointedSimulation, seen: int) -> None:
         if seen == events:
             found.append(simulation)
             raise Enough
@@ -90,12 +94,12 @@ def made_anew(name: str, monkeypatch: pytest.MonkeyPatch, engine: str = "sim", e
     return found[0]
 
 
-def taken_up(fresh: Simulation, arrays: Mapping[str, Any]) -> tuple[list[dict[str, Any]], Any]:
+def taken_up(fresh: CheckpointedSimulation, arrays: Mapping[str, Any]) -> tuple[list[dict[str, Any]], Any]:
     """What the image gives to a simulation made anew, which stays as it is."""
     return read(fresh, fresh._known(), arrays)
 
 
-def read(fresh: Simulation, known: Mapping[str, object], arrays: Mapping[str, Any]) -> Any:
+def read(fresh: CheckpointedSimulation, known: Mapping[str, object], arrays: Mapping[str, Any]) -> Any:
     copies = {name: array.copy() for name, array in arrays.items()}
     return snapshot.restored(copies, [fresh.run, fresh.record], known)
 
@@ -107,7 +111,7 @@ def test_what_was_written_at_any_time_is_taken_up(name: str, engine: str, monkey
         pytest.skip("the stacked engine has no faults, and goes by rounds")
     fresh, count = made_anew(name, monkeypatch, engine), 0
 
-    def check(simulation: Simulation, seen: int) -> None:
+    def check(simulation: CheckpointedSimulation, seen: int) -> None:
         nonlocal count
         if engine == "stacked" or seen % 11 == 0:
             count += 1

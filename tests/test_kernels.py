@@ -16,7 +16,7 @@ from kernels_seen import FOLDER
 from fedgossip import kernels, load_experiment, simulate
 from fedgossip.cli.wording import event_text, federated_text
 from fedgossip.drivers import local
-from fedgossip.drivers.local import Family, run_local_plan
+from fedgossip.drivers.local import PeerProcesses, run_local_plan
 from fedgossip.errors import ConfigError
 from fedgossip.learning.settings import TrainSettings
 from fedgossip.plans import compose
@@ -250,7 +250,7 @@ def test_a_peer_is_forked_only_while_there_is_one_thread(
     monkeypatch.setenv("PYTHONWARNINGS", "error")
     plan = compose.plan(load_experiment(AVERAGING))
     seen: list[str] = []
-    with Family(learning=False) as family:
+    with PeerProcesses(learning=False) as family:
         finished = run_local_plan(
             plan, tmp_path / "run", family=family, report=False, watch=lambda _: seen.extend(_commands(family))
         )
@@ -259,7 +259,7 @@ def test_a_peer_is_forked_only_while_there_is_one_thread(
     assert "Warning" not in capfd.readouterr().err
 
 
-def _commands(family: Family) -> list[str]:
+def _commands(family: PeerProcesses) -> list[str]:
     found = []
     for pid in family.pids.values():
         try:

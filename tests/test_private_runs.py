@@ -28,7 +28,7 @@ from fedgossip.net.identity import Identity
 from fedgossip.plans import compose
 from fedgossip.protocols.private_gossip import MODEL, PrivateGossip
 from fedgossip.records import EventRow
-from fedgossip.rundir.mask_ledger import LEDGER, Ledger, Noted, private_maker, run_hash
+from fedgossip.rundir.mask_ledger import LEDGER, MaskLedger, Noted, private_maker, run_hash
 from fedgossip.rundir.peer_files import PeerEnded
 from fedgossip.secure.pairs import run_of
 from fedgossip.vectors import Vector, frozen
@@ -52,7 +52,7 @@ def experiment(n: int = 4, **more: Any) -> dict[str, Any]:
 
 def left(path: Path, *rounds: int, run: bytes = RUN) -> Path:
     """A life that masked these rounds."""
-    with contextlib.closing(Ledger(path, run)) as ledger:
+    with contextlib.closing(MaskLedger(path, run)) as ledger:
         ledger.begin()
         for round in rounds:
             ledger.use(round)
@@ -60,7 +60,7 @@ def left(path: Path, *rounds: int, run: bytes = RUN) -> Path:
 
 
 def free(path: Path, run: bytes = RUN) -> int | None:
-    with contextlib.closing(Ledger(path, run)) as ledger:
+    with contextlib.closing(MaskLedger(path, run)) as ledger:
         return ledger.free
 
 
@@ -86,14 +86,14 @@ def test_a_line_that_a_crash_cut_short_was_never_acted_on_and_hides_no_later_one
 @pytest.mark.parametrize("round", [0, 4])
 def test_a_round_is_used_once(tmp_path: Path, round: int) -> None:
     path = left(tmp_path / LEDGER, 4)
-    with contextlib.closing(Ledger(path, RUN)) as ledger, pytest.raises(AssertionError, match="masked before"):
+    with contextlib.closing(MaskLedger(path, RUN)) as ledger, pytest.raises(AssertionError, match="masked before"):
         ledger.use(round)
 
 
 def test_one_process_at_a_time_masks_with_a_key(tmp_path: Path) -> None:
     path = tmp_path / LEDGER
-    with contextlib.closing(Ledger(path, RUN)), pytest.raises(ConfigError, match="another process"):
-        Ledger(path, OTHER)
+    with contextlib.closing(MaskLedger(path, RUN)), pytest.raises(ConfigError, match="another process"):
+        MaskLedger(path, OTHER)
     assert free(path) is None
 
 
@@ -116,7 +116,7 @@ def test_a_round_is_on_disk_before_anything_of_it_leaves(tmp_path: Path, monkeyp
     synced: list[bytes] = []
     sync = os.fsync
     monkeypatch.setattr(os, "fsync", lambda file: (sync(file), synced.append(path.read_bytes())))
-    with contextlib.closing(Ledger(path, RUN)) as ledger:
+    with contextlib.closing(MaskLedger(path, RUN)) as ledger:
         ledger.begin()
         machine: Machine = Says(Report("outgoing", (), 6), masked(6), masked(6))
         assert Noted(machine, ledger).handle(Started(), 0) == machine.effects  # type: ignore[attr-defined]
@@ -128,7 +128,7 @@ def test_on_a_full_disk_nothing_leaves(tmp_path: Path, monkeypatch: pytest.Monke
     def full(_file: int) -> None:
         raise OSError(28, "No space left on device")
 
-    with contextlib.closing(Ledger(tmp_path / LEDGER, RUN)) as ledger:
+    with contextlib.closing(MaskLedger(tmp_path / LEDGER, RUN)) as ledger:
         ledger.begin()
         monkeypatch.setattr(os, "fsync", full)
         with pytest.raises(NotWrittenError, match="No space left"):

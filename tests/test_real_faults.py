@@ -14,7 +14,7 @@ from commands import alive
 
 from fedgossip import simulate
 from fedgossip.drivers.fault_injector import Striker
-from fedgossip.drivers.local import Family, run_local_plan
+from fedgossip.drivers.local import PeerProcesses, run_local_plan
 from fedgossip.experiment import load
 from fedgossip.faults import NS, FaultScript
 from fedgossip.messages import Ack, AnyMessage, Leaving
@@ -289,8 +289,8 @@ def test_who_sleeps_is_woken() -> None:
     assert notes == [("asleep", 1), ("awake", 1)]
 
 
-def run(experiment: dict[str, Any], out: Path) -> tuple[Run, Family]:
-    with Family(learning=False) as family:
+def run(experiment: dict[str, Any], out: Path) -> tuple[Run, PeerProcesses]:
+    with PeerProcesses(learning=False) as family:
         finished = run_local_plan(compose.plan(load(experiment)), out, family=family, report=False)
     assert not any(alive(pid) for pid in family.pids.values())
     return finished, family

@@ -16,9 +16,9 @@ from fedgossip.report import attendance, bars, spending, write_comparison, write
 from fedgossip.report.federated import attended, head, lines
 from fedgossip.report.naming import Names
 from fedgossip.report.participation import MOST_FOLLOWED, Participation, Took
-from fedgossip.report.reading import Run, read_run
+from fedgossip.report.reading import RecordedRun, read_run
 from fedgossip.report.reasons import REASONS, given_up
-from fedgossip.report.rows import EventRow, PeerRow
+from fedgossip.report.rows import ReportedEvent, ReportedPeerRound
 from fedgossip.secure.aborts import Reason, Stage, too_few
 from tests.commands import in_process
 from tests.test_report import FIVE_MEGABYTES, Page, learning_run, write_run
@@ -159,7 +159,7 @@ def page(folder: Path) -> Page:
     return Page(folder / "report.html")
 
 
-def account(folder: Path) -> tuple[Run, Participation]:
+def account(folder: Path) -> tuple[RecordedRun, Participation]:
     run = read_run(folder)
     assert run.participation
     return run, run.participation
@@ -256,18 +256,18 @@ def test_each_client_is_followed_through_the_rounds(reports: dict[str, Path]) ->
 def test_who_trained_and_is_not_in_the_sum_is_told_apart_from_who_was_silent() -> None:
     took = Participation(3)
     for client in (0, 1):
-        took.row(PeerRow(1, client))
-    took.event(EventRow(0, 3, "missed", [1, 2]))
-    took.row(PeerRow(1, 3, clients=1))
+        took.row(ReportedPeerRound(1, client))
+    took.event(ReportedEvent(0, 3, "missed", [1, 2]))
+    took.row(ReportedPeerRound(1, 3, clients=1))
     assert took.table().tolist() == [[Took.COUNTED], [Took.UNCOUNTED], [Took.SILENT]]
 
 
 @pytest.mark.parametrize("value", [None, 7, [99, -1, "x", None], {"peer": 1}, "x"])
 def test_events_of_another_shape_change_nothing(value: object) -> None:
     took = Participation(3)
-    took.row(PeerRow(1, 3, clients=1))
+    took.row(ReportedPeerRound(1, 3, clients=1))
     for name in ("missed", "abandoned", "too_few", "tickled"):
-        took.event(EventRow(0, 3, name, value))
+        took.event(ReportedEvent(0, 3, name, value))
     assert took.table().tolist() == [[Took.NOTHING]] * 3
 
 
@@ -413,9 +413,9 @@ def test_a_real_run_is_told_as_federated_from_its_first_line_to_its_page(
 ) -> None:
     """Two of five clients are killed in the third round, where five are needed."""
     (tmp_path / "it.toml").write_text(
-        '''rounds = 6\nname = "it"\ntask = { kind = "quadratic", dim = 2 }\neval.every = 1
+        """rounds = 6\nname = "it"\ntask = { kind = "quadratic", dim = 2 }\neval.every = 1
         [coordinator]\nclients = 5\ndeadline = 1.0\nleast_deadline = 0.5\nstart_timeout = 5.0
-        [[faults]]\nkind = "crash"\npeers = [1, 3]\nstart = 0.2\nafter = 2.0\n'''
+        [[faults]]\nkind = "crash"\npeers = [1, 3]\nstart = 0.2\nafter = 2.0\n"""
     )
     ran = in_process(["run", "it.toml", "--out", "run"], tmp_path, monkeypatch, capsys)
     assert ran.code == 0

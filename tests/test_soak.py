@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from fedgossip import simulate
-from fedgossip.drivers.local import Family, run_local_plan
+from fedgossip.drivers.local import PeerProcesses, run_local_plan
 from fedgossip.experiment import load
 from fedgossip.plans import compose
 from fedgossip.records import EventRow, PeerRow
@@ -72,7 +72,7 @@ def soak(mode: str, seconds: float, out: Path, *faults: dict[str, Any]) -> Soake
     """Run with real processes and these faults, and undisturbed in the simulator; all processes end by themselves."""
     undisturbed = simulate(learning(mode, seconds))
     began = time.monotonic()
-    with Family() as family:
+    with PeerProcesses() as family:
         run = run_local_plan(compose.plan(load(learning(mode, seconds, *faults))), out, family=family, report=False)
         assert family.exited == dict.fromkeys(range(PEERS), 0)
     soaked = Soaked(run, undisturbed, time.monotonic() - began)

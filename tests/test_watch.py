@@ -20,7 +20,7 @@ from fedgossip.records import EventRow, Row, RowWriter
 from fedgossip.watching import snapshot
 from fedgossip.watching.curves import POINTS_KEPT, Curve
 from fedgossip.watching.follow import Follower
-from fedgossip.watching.lines import Lines
+from fedgossip.watching.lines import StatusLines
 from fedgossip.watching.places import find
 from fedgossip.watching.snapshot import links_up
 from fedgossip.watching.state import State
@@ -436,7 +436,7 @@ def test_a_pipe_gets_a_line_per_round_and_event(
 
 def test_the_folder_of_a_peer_gives_a_line_per_round(tmp_path: Path) -> None:
     follower = Follower(find([peer_folder(tmp_path / "peer2", 2)]))
-    assert Lines(follower, event_text).of(peer_row(2, 7, accuracy=0.5)) == (
+    assert StatusLines(follower, event_text).of(peer_row(2, 7, accuracy=0.5)) == (
         "round 7, peer 2  loss 0.5, accuracy 50.0\u202f%, waited 0.1 s"
     )
 
@@ -459,8 +459,6 @@ def test_once_prints_every_peer_whatever_the_state_of_the_run(
 
 def test_on_a_small_terminal_the_peers_in_trouble_are_shown_and_the_others_counted(tmp_path: Path) -> None:
     from rich.console import Console
-
-
 
     run = Written(tmp_path / "run", n=300)
     run.add(*rounds(1, 5, range(300)), EventRow(-1, 200, "died"))

@@ -216,12 +216,12 @@ def test_a_pipe_gets_a_line_per_round_of_the_coordinator(
 ])  # fmt: skip
 def test_the_folder_of_one_participant_can_be_watched_alone(node: int, line: str, tmp_path: Path) -> None:
     from fedgossip.watching.follow import Follower
-    from fedgossip.watching.lines import Lines
+    from fedgossip.watching.lines import StatusLines
 
     folder = written(tmp_path / "run") / "peers" / f"{node:02d}"
     folder.mkdir(parents=True)
     (folder / "endpoint.toml").write_text(f'[[peer]]\nid = {node}\naddress = "tcp://127.0.0.1:5700"\nkey = "k"\n')
-    lines = Lines(Follower(find([folder])), words_for(Names(N)))
+    lines = StatusLines(Follower(find([folder])), words_for(Names(N)))
     row = peer_row(node, 7, clients=3 if node == N else None)
     assert lines.of(row) == line
 

@@ -46,7 +46,7 @@ def chaos(seed: int, rounds: int, out: Path | None) -> int:
     echo(f"{PEERS} peers, each a process of this machine, learn to read handwritten digits together.")
     echo("While they do, every 4 seconds one is killed (SIGKILL) and comes back 2 seconds later; one is put to")
     echo("sleep, one is slow, and for 5 seconds two halves do not hear each other.  Nobody is in charge.\n")
-    with Board(rounds) as board:
+    with PeerTable(rounds) as board:
         disturbed = run_local_plan(
             plan_of("chaos", seed, rounds, [LINKS, *FAULTS]), folder / "chaos", watch=board, report=True
         )
@@ -110,7 +110,7 @@ def _percent(share: float | None) -> str:
 
 
 @dataclass
-class _Peer:
+class _PeerStatus:
     state: str = "starting"
     round: int = 0
     accuracy: float | None = None
@@ -129,18 +129,18 @@ STATES = {
 STYLES = {"learning": "green", "done": "green", "killed": "red", "failed": "red", "died": "red"}
 
 
-class Board:
+class PeerTable:
     """The peers and what hits them: a table that moves on a terminal, plain lines elsewhere.  A context manager."""
 
     def __init__(self, rounds: int) -> None:
         self.rounds = rounds
-        self.peers = [_Peer() for _ in range(PEERS)]
+        self.peers = [_PeerStatus() for _ in range(PEERS)]
         self.seconds, self.averaged = 0.0, None  # type: float, float | None
         self.parted = False
         self._began = self._said = time.monotonic()
         self._live: Any = None
 
-    def __enter__(self) -> Board:
+    def __enter__(self) -> PeerTable:
         out = console()
         if out.is_terminal:
             from rich.live import Live
@@ -165,7 +165,7 @@ class Board:
         if not self._live and time.monotonic() - self._said > PLAIN_SECONDS:
             self._say(self._summary())
 
-    def _moved(self, peer: _Peer, row: PeerRow) -> None:
+    def _moved(self, peer: _PeerStatus, row: PeerRow) -> None:
         peer.round = row.round
         peer.accuracy = row.accuracy if row.accuracy is not None else peer.accuracy
         if peer.state in ("starting", "coming back"):

@@ -11,7 +11,7 @@ import click
 from fedgossip.cli.text import echo
 
 if TYPE_CHECKING:
-    from fedgossip.drivers.local import Family
+    from fedgossip.drivers.local import PeerProcesses
     from fedgossip.plans.compose import Plan
     from fedgossip.rundir.run_directory import Run
 
@@ -45,13 +45,13 @@ def demo(seed: int, rounds: int | None, out: Path | None, chaos: bool) -> int:
 
 
 def _graphs(seed: int, rounds: int, out: Path | None) -> int:
-    from fedgossip.drivers.local import Family
+    from fedgossip.drivers.local import PeerProcesses
 
     began = time.monotonic()
     folder = out or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")
     echo("16 peers learn to read handwritten digits.  Each sees only its own, uneven share of the images")
     echo("(Dirichlet 0.3); after every 5 small steps each averages its model with its neighbours' models.\n")
-    with Family() as family:  # warms up while the simulator works
+    with PeerProcesses() as family:  # warms up while the simulator works
         echo("1. Eight graphs, simulated.  Test accuracy of the averaged model, the mean and the worst peer:\n")
         simulated = _simulate_all(seed, rounds, folder)
         echo("\n   The gap is the graph's worst case, n_W how many neighbours' models a peer in effect averages;")
@@ -113,7 +113,7 @@ def _line(cells: tuple[str, ...]) -> None:
     echo("   " + first.ljust(WIDTHS[0]) + numbers)
 
 
-def _run_real(seed: int, rounds: int, folder: Path, family: Family) -> Run:
+def _run_real(seed: int, rounds: int, folder: Path, family: PeerProcesses) -> Run:
     from fedgossip.cli.progress import Progress
     from fedgossip.drivers.local import run_local_plan
 

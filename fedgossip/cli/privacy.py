@@ -11,7 +11,7 @@ from fedgossip.cli.portable import portable_option
 from fedgossip.cli.text import echo, echo_json
 
 if TYPE_CHECKING:
-    from fedgossip.plans.ledger import Account
+    from fedgossip.plans.ledger import SpentBudget
     from fedgossip.plans.plan import Plan
     from fedgossip.privacy.accounting import Mechanism
 
@@ -25,10 +25,17 @@ def privacy() -> None:
 @click.argument("experiment", type=click.Path(path_type=Path))
 @click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Replace a key of the file.")
 @portable_option
-@click.option("--id", "node", type=click.IntRange(min=0),
-              help="As client K can know it, that has its own file alone: the others are taken to be as large.")
-@click.option("--key", type=click.Path(path_type=Path),
-              help="Count what this key has spent before on the same data; of a client's, with its --id.")
+@click.option(
+    "--id",
+    "node",
+    type=click.IntRange(min=0),
+    help="As client K can know it, that has its own file alone: the others are taken to be as large.",
+)
+@click.option(
+    "--key",
+    type=click.Path(path_type=Path),
+    help="Count what this key has spent before on the same data; of a client's, with its --id.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def plan(experiment: Path, overrides: tuple[str, ...], node: int | None, key: Path | None, as_json: bool) -> int:
     """Say what the budget of EXPERIMENT will be worth, before anything is sent: epsilon, against whom, and the noise
@@ -69,12 +76,17 @@ def _before(plan: Plan, node: int | None, key: Path) -> list[Mechanism]:
 
 @privacy.command()
 @click.argument("experiment", type=click.Path(path_type=Path))
-@click.option("--endpoints", type=click.Path(path_type=Path), required=True,
-              help="File with everybody's id, address and public key.")
+@click.option(
+    "--endpoints",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="File with everybody's id, address and public key.",
+)
 @click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Replace a key of the file.")
 @portable_option
-@click.option("--out", type=click.Path(path_type=Path), default=Path("policy.toml"), show_default=True,
-              help="File to make.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), default=Path("policy.toml"), show_default=True, help="File to make."
+)
 def policy(experiment: Path, endpoints: Path, overrides: tuple[str, ...], out: Path) -> None:
     """Write down what a client of EXPERIMENT insists on from now on, and print it: read it before you agree."""
     from fedgossip.errors import ConfigError
@@ -94,8 +106,13 @@ def policy(experiment: Path, endpoints: Path, overrides: tuple[str, ...], out: P
 
 
 @privacy.command()
-@click.option("--key", type=click.Path(path_type=Path), default=Path("peer.key"), show_default=True,
-              help="The key that has taken part.")
+@click.option(
+    "--key",
+    type=click.Path(path_type=Path),
+    default=Path("peer.key"),
+    show_default=True,
+    help="The key that has taken part.",
+)
 @click.option("--delta", type=float, default=1e-5, show_default=True, help="Of the epsilon that is shown.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def spent(key: Path, delta: float, as_json: bool) -> None:
@@ -114,6 +131,6 @@ def spent(key: Path, delta: float, as_json: bool) -> None:
         echo(f"Nothing: there is no {key.name}.{SUFFIX} beside {key}.", err=True)
 
 
-def _account(account: Account, delta: float) -> str:
+def _account(account: SpentBudget, delta: float) -> str:
     runs = "1 run" if account.runs == 1 else f"{account.runs} runs"
     return f"epsilon {account.epsilon:.4g} at delta {delta:g}, by {account.releases} releases in {runs}"

@@ -110,9 +110,9 @@ def _last_line(follower: Follower) -> str:
 def _lines(follower: Follower) -> None:
     """Print a line per round and per event until the run ends."""
     from fedgossip.cli.wording import words_for
-    from fedgossip.watching.lines import Lines
+    from fedgossip.watching.lines import StatusLines
 
-    lines = Lines(follower, words_for(follower.state.names))
+    lines = StatusLines(follower, words_for(follower.state.names))
     follower.heard = lambda row: _say(lines.of(row))
     for text in lines.heading():
         _say(text)

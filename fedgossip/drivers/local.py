@@ -53,7 +53,7 @@ NUMERIC = ("fedgossip.drivers.peer", "safetensors.numpy", "fedgossip.learning.an
 LEARNING = (*NUMERIC, "torch", "sklearn.datasets", "fedgossip.learning.task", "fedgossip.learning.data")
 
 
-class Family:
+class PeerProcesses:
     """The peers' processes: a warmed parent, started early, forks them when they are wanted."""
 
     def __init__(self, *, learning: bool = True, portable: bool = False) -> None:
@@ -120,7 +120,7 @@ class Family:
         with contextlib.suppress(OSError):  # it is gone: `poll` says so
             self._control.sendall(msgspec.json.encode(line) + b"\n")
 
-    def __enter__(self) -> Family:
+    def __enter__(self) -> PeerProcesses:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -128,9 +128,9 @@ class Family:
         self._control.close()
 
 
-def family_of(plan: Plan) -> Family:
+def family_of(plan: Plan) -> PeerProcesses:
     """Return the processes for a run, being warmed."""
-    return Family(learning=plan.experiment.task.kind == "learning", portable=plan.experiment.train.portable)
+    return PeerProcesses(learning=plan.experiment.task.kind == "learning", portable=plan.experiment.train.portable)
 
 
 def run_local(
@@ -156,7 +156,7 @@ def run_local_plan(
     plan: Plan,
     out: Path,
     *,
-    family: Family | None = None,
+    family: PeerProcesses | None = None,
     report: bool = True,
     watch: Callable[[Row], None] | None = None,
     resume: bool = False,
@@ -212,7 +212,7 @@ def run_local_plan(
     return conclude(plan, task, shares, collector, directory, watched, report=report)
 
 
-def _gather(plan: Plan, processes: Family, collector: Collector, striker: Striker, began: Path) -> None:
+def _gather(plan: Plan, processes: PeerProcesses, collector: Collector, striker: Striker, began: Path) -> None:
     """Read what the peers write until all have ended, or until those that are left hang; do what the script says."""
     silent, zero, (starting, deadline) = 0.0, 0, plan.patience
     while len(processes.exited) < plan.n or striker.away:
@@ -261,7 +261,7 @@ def _again(plan: Plan, specs: dict[int, dict[str, Any]]) -> dict[int, dict[str, 
     return {node: {**spec, "overrides": plan.restart_overrides} for node, spec in specs.items()}
 
 
-def _await_addresses(out: Path, folders: Sequence[Path], processes: Family) -> None:
+def _await_addresses(out: Path, folders: Sequence[Path], processes: PeerProcesses) -> None:
     """Put the addresses that the peers chose together into the file that they wait for."""
     paths = [folder / "endpoint.toml" for folder in folders]
     until = time.monotonic() + START_SECONDS

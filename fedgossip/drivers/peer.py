@@ -155,9 +155,7 @@ def run_peer(
                 process=secrets.randbits(53),
                 processor=compose.processor_of(plan, node),
             )
-            expected = Expected(
-                task.schema, task.dtype.name, task.length, plan.vectors, plan.masked(task.length)
-            )
+            expected = Expected(task.schema, task.dtype.name, task.length, plan.vectors, plan.masked(task.length))
             links.connect(() if members else plan.partners(node), known, expected, hello)
             if resume and not child:  # a collector has read on: it must find what it has read
                 incarnations.cut_rows(folder / "metrics.jsonl", life.round)
@@ -168,11 +166,11 @@ def run_peer(
             if child or not resume:  # a refused resume changes nothing
                 try_to_tell(folder, failed(error))
             raise
-        one = _Peer(plan, task, hello, files, life, watch, checkpoint_seconds, made)
+        one = _PeerLife(plan, task, hello, files, life, watch, checkpoint_seconds, made)
         return one.run(faults.on_links(links) if faults else links, stop, trace_bytes)
 
 
-class _Peer:
+class _PeerLife:
     """One life of a peer, all its parts made."""
 
     def __init__(

@@ -42,7 +42,7 @@ class Engine(msgspec.Struct):
 
 
 @dataclass(frozen=True)
-class Simulation:
+class CheckpointedSimulation:
     """What an image is taken of: `run` and `record` by their attributes, what the task remembers of `n` peers.
 
     `known`: what the experiment makes anew.
@@ -136,7 +136,7 @@ class Pauses:
         self,
         folder: Path | None,
         about: About,
-        simulation: Simulation,
+        simulation: CheckpointedSimulation,
         note: Callable[[EventRow], None],
     ) -> None:
         self.folder, self.about, self.simulation = folder, about, simulation

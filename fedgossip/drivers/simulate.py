@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from fedgossip.drivers import sim_checkpoint
-from fedgossip.drivers.sim_checkpoint import Left, Pauses, Simulation
+from fedgossip.drivers.sim_checkpoint import CheckpointedSimulation, Left, Pauses
 from fedgossip.errors import ConfigError, NetworkError, TooFewPeersError, nearest
 from fedgossip.experiment import Experiment, load
 from fedgossip.faults import FaultScript
@@ -23,7 +23,7 @@ from fedgossip.plans.plan import EXHAUSTED, Results
 from fedgossip.plans.recovering import peer_of, recovers
 from fedgossip.records import EventRow, Row
 from fedgossip.rundir import incarnations, run_directory
-from fedgossip.rundir.run_directory import Ended, Keeper, Run, RunDirectory
+from fedgossip.rundir.run_directory import Keeper, Run, RunDirectory, RunOutcome
 from fedgossip.simulation.network import DeviceClass, NetworkSettings, SimulatedNetwork
 from fedgossip.simulation.simulator import Simulator
 from fedgossip.task import LocalTask
@@ -97,7 +97,7 @@ def simulate_plan(
     failure: TooFewPeersError | None = None
     make = _simulator if engine == "sim" else _stacked
     run, finish, known = make(plan, script, task, initial, record, keeper)
-    simulation = Simulation(run, record, task, plan.n, {**plan.externals, "write": keeper, **known})
+    simulation = CheckpointedSimulation(run, record, task, plan.n, {**plan.externals, "write": keeper, **known})
     pauses = Pauses(folder if plan.pausable else None, about, simulation, keeper)
     try:
         if left and directory:
@@ -115,7 +115,7 @@ def simulate_plan(
         if directory:
             directory.abandon()
         raise
-    ended = Ended(vectors, counts, status, time.monotonic() - began)
+    ended = RunOutcome(vectors, counts, status, time.monotonic() - began)
     summary = run_directory.summarize(plan, engine, task, shares, record, keeper, ended)
     if directory:
         directory.finish(summary, task, run_directory.averaged(plan.outcome(vectors)), report=report)

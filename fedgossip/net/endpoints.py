@@ -37,7 +37,7 @@ _HEX_KEY = re.compile(r"[0-9a-f]{64}")
 _ADDRESS = re.compile(r"tcp://(\[[0-9a-fA-F:.]+\]|[\w.-]+):(?P<port>\d{1,5})|ipc://.{1,100}")
 
 
-class _Peer(msgspec.Struct, forbid_unknown_fields=True):
+class _PeerEntry(msgspec.Struct, forbid_unknown_fields=True):
     id: int
     key: str
     address: str = ""
@@ -54,11 +54,11 @@ class _Revoked(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _KeyFile(msgspec.Struct):
-    peer: list[_Peer] = []
+    peer: list[_PeerEntry] = []
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
-    peer: list[_Peer] = []
+    peer: list[_PeerEntry] = []
     organiser: str = ""
     revoked: list[_Revoked] = []
 

@@ -33,7 +33,7 @@ MODELS = 16
 
 
 @dataclass(slots=True, eq=False)
-class Line:
+class ClientLine:
     """The way to one client: the ROUTER's name of its connection, and what waits for it."""
 
     node: NodeId
@@ -51,35 +51,35 @@ class Speaker:
         self._router = router
         router.router_mandatory = True
         router.sndhwm = SPEAKING_CHUNKS
-        self._talking: dict[NodeId, Line] = {}
-        self._stuck: list[tuple[float, NodeId, Line]] = []
+        self._talking: dict[NodeId, ClientLine] = {}
+        self._stuck: list[tuple[float, NodeId, ClientLine]] = []
         self._models: deque[weakref.ref[Vector]] = deque()
-        self._gone: list[Line] = []
+        self._gone: list[ClientLine] = []
 
     @property
     def idle(self) -> bool:
         """Whether ZeroMQ has everything."""
         return not self._talking and not any(line.stuck for _, _, line in self._stuck)
 
-    def put(self, line: Line, message: AnyMessage) -> int:
+    def put(self, line: ClientLine, message: AnyMessage) -> int:
         """Queue a message; return how many were dropped for it, its own line's oldest or the oldest model of all."""
         dropped = self._make_room(message.vectors[0]) if isinstance(message, Carrier) else 0
         dropped += not line.outbox.put(message)
         self._begin(line)
         return dropped
 
-    def say(self, line: Line, word: Pair) -> None:
+    def say(self, line: ClientLine, word: Pair) -> None:
         """Queue a word of the links themselves, before all messages."""
         line.outbox.say(word)
         self._begin(line)
 
-    def clear(self, line: Line) -> None:
+    def clear(self, line: ClientLine) -> None:
         """Forget what waits; the connection is broken."""
         line.outbox.clear()
         line.stuck = False
         self._talking.pop(line.node, None)
 
-    def _begin(self, line: Line) -> None:
+    def _begin(self, line: ClientLine) -> None:
         if not line.stuck and line.node not in self._talking:
             line.took = time.monotonic()
             self._talking[line.node] = line
@@ -119,7 +119,7 @@ class Speaker:
                 taken += 1
         return taken
 
-    def _given(self, line: Line, pair: Pair) -> bool:
+    def _given(self, line: ClientLine, pair: Pair) -> bool:
         try:
             self._router.send(line.name, MORE_NOW)
         except zmq.ZMQError as error:
@@ -136,14 +136,14 @@ class Speaker:
         line.outbox.sent()
         return True
 
-    def _wait(self, line: Line) -> None:
+    def _wait(self, line: ClientLine) -> None:
         now = time.monotonic()
         after = min(max(RETRY_SECONDS, (now - line.took) / 4), RETRY_SECONDS_MAX)
         del self._talking[line.node]
         line.stuck = True
         heapq.heappush(self._stuck, (now + after, line.node, line))
 
-    def take_gone(self) -> list[Line]:
+    def take_gone(self) -> list[ClientLine]:
         """Return those whose connection turned out to be broken since this was asked."""
         gone, self._gone = self._gone, []
         return gone

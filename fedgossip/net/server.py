@@ -28,7 +28,7 @@ from fedgossip.net.endpoints import Endpoint, Endpoints
 from fedgossip.net.frame_reader import check_last, frame_error, read, skip
 from fedgossip.net.identity import Identity, check_public
 from fedgossip.net.outbox import Cuts, Outbox
-from fedgossip.net.router_sender import Line, Speaker
+from fedgossip.net.router_sender import ClientLine, Speaker
 from fedgossip.net.sockets import DRAIN_FRAMES, LINGER_MS, NOW, Waker, ZmqSocket
 from fedgossip.net.transport import Arrived, LinkDown, LinkEvent, LinkUp, Rejected, Woken
 from fedgossip.wire import Assembler, FrameError, wire_bytes
@@ -39,7 +39,7 @@ SILENCE_MS later."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Connection:
+class _ClientConnection:
     """Where a client speaks from: the ROUTER's name of it, its descriptor, and what was said first."""
 
     name: bytes
@@ -50,10 +50,10 @@ class _Connection:
 @dataclass(slots=True)
 class _Client:
     node: NodeId
-    line: Line
+    line: ClientLine
     assembler: Assembler
-    here: _Connection | None = None
-    next: _Connection | None = None
+    here: _ClientConnection | None = None
+    next: _ClientConnection | None = None
     """Of another process with the same key, which waits."""
     up: bool = False
 
@@ -124,7 +124,7 @@ class Hub:
             self.allow.allow({endpoint.key: node})
         # numbered from where another process would not: what is left of a broken connection is never taken for new
         first = self._hello.process % 2**31
-        line = Line(node, Outbox(self._cuts, first))
+        line = ClientLine(node, Outbox(self._cuts, first))
         self._clients.setdefault(node, _Client(node, line, Assembler(self._expected)))
         self._callers.expected = self.connections.expected = len(self._clients)
 
@@ -224,7 +224,7 @@ class Hub:
             return None
         message = read(self.router, mark, client.assembler if known else Assembler(None))
         if isinstance(message, Hello) and not (known and self._is_here(client, mark)):
-            self._greeted(client, _Connection(name, mark.get(zmq.SRCFD), message), events)
+            self._greeted(client, _ClientConnection(name, mark.get(zmq.SRCFD), message), events)
             return None
         if not known:
             raise FrameError("ungreeted", f"client {client.node} speaks without a greeting")
@@ -265,7 +265,7 @@ class Hub:
 
     # --- who is here ----------------------------------------------------------------------------------------------
 
-    def _greeted(self, client: _Client, connection: _Connection, events: list[LinkEvent]) -> None:
+    def _greeted(self, client: _Client, connection: _ClientConnection, events: list[LinkEvent]) -> None:
         """Somebody with this client's key says Hello on a connection that is not yet the client's."""
         self._look(events)  # whatever had the descriptor before
         if not self._callers.introduce(connection.descriptor, client.node):
@@ -282,7 +282,7 @@ class Hub:
             self._down(client, events)
         self._welcome(client, connection, events)
 
-    def _welcome(self, client: _Client, connection: _Connection, events: list[LinkEvent]) -> None:
+    def _welcome(self, client: _Client, connection: _ClientConnection, events: list[LinkEvent]) -> None:
         client.here, client.up = connection, True
         client.line.name = connection.name
         self._speaker.put(client.line, self._hello)

@@ -30,7 +30,7 @@ from fedgossip.protocols.sync_gossip import AGAIN_NS, AGAIN_TIMES, SyncGossip, S
 from fedgossip.records import Row
 from fedgossip.secure.neighbourhood import Grid
 from fedgossip.secure.pairs import SeededPairs
-from fedgossip.simulation.stacked import PLAIN, SHARES, Exchange, Private, first_stack, run_stacked
+from fedgossip.simulation.stacked import PLAIN, SHARES, Private, StackedExchange, first_stack, run_stacked
 from fedgossip.task import LocalTask
 from fedgossip.topology import (
     Forecast,
@@ -250,7 +250,7 @@ class GossipPlan:
         stack = first_stack(task, self.n, algorithm)
 
         def finish(between: Callable[[], None]) -> Results:
-            exchange: Exchange = SHARES if algorithm.needs.sums == "columns" else PLAIN
+            exchange: StackedExchange = SHARES if algorithm.needs.sums == "columns" else PLAIN
             if self.masks:
                 exchange = Private(Grid(e.algorithm.bound))
             run = task, self.schedule, algorithm, e.rounds, record, write, exchange

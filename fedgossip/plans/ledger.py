@@ -32,7 +32,7 @@ SUFFIX = "spent"
 FILES = ("csv", "npz", "text", "mnist", "fashion-mnist")
 
 
-class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class LedgerLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`log`: the hash of the first entry of the run's log, which no other has."""
 
     data: str
@@ -40,7 +40,7 @@ class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     spend: dict[str, str | int | float]
 
 
-_decoder = msgspec.json.Decoder(Line)
+_decoder = msgspec.json.Decoder(LedgerLine)
 
 
 def data_of(experiment: Experiment, node: NodeId) -> str:
@@ -69,7 +69,7 @@ class SpentLedger:
             self.close()
             raise
 
-    def _read(self) -> list[Line]:
+    def _read(self) -> list[LedgerLine]:
         found, whole = _lines(self.path)
         os.ftruncate(self._file, whole)
         return [one for one in found if (one.spend["unit"], one.data) == (self._unit, self._data)]
@@ -85,7 +85,7 @@ class SpentLedger:
 
     def add(self, spend: Mapping[str, str | int | float]) -> None:
         """Write down a release that is about to be made; on disk when this returns."""
-        rest = msgspec.json.encode(Line(self._data, self._log, dict(spend))) + b"\n"
+        rest = msgspec.json.encode(LedgerLine(self._data, self._log, dict(spend))) + b"\n"
         try:
             while rest:
                 rest = rest[os.write(self._file, rest) :]
@@ -97,7 +97,7 @@ class SpentLedger:
         os.close(self._file)
 
 
-def _lines(path: Path) -> tuple[list[Line], int]:
+def _lines(path: Path) -> tuple[list[LedgerLine], int]:
     """Return the whole lines, and their bytes; one that a crash has cut short is of a release that never was."""
     content = path.read_bytes()
     whole = content.rfind(b"\n") + 1
@@ -123,7 +123,7 @@ def spent_on(path: Path, unit: str, data: str) -> list[Mechanism]:
 
 
 @dataclass(frozen=True)
-class Account:
+class SpentBudget:
     """What was spent of one unit of some data."""
 
     unit: str
@@ -133,7 +133,7 @@ class Account:
     runs: int
 
 
-def accounts(path: Path, delta: float) -> list[Account]:
+def accounts(path: Path, delta: float) -> list[SpentBudget]:
     """Return what a ledger holds; nothing where there is none.  Raises ConfigError for one that cannot be read."""
     if not path.exists():
         return []
@@ -142,7 +142,7 @@ def accounts(path: Path, delta: float) -> list[Account]:
     for unit, data in sorted({(str(one.spend["unit"]), one.data) for one in lines}):
         mine = [one for one in lines if (one.spend["unit"], one.data) == (unit, data)]
         spent = account_before(one.spend for one in mine).epsilon(delta)
-        found.append(Account(unit, data, spent, len(mine), len({one.log for one in mine})))
+        found.append(SpentBudget(unit, data, spent, len(mine), len({one.log for one in mine})))
     return found
 
 

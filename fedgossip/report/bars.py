@@ -12,7 +12,7 @@ import numpy as np
 from fedgossip.report import drawing
 from fedgossip.report.drawing import AMBER, BLUE, CLASSES, EDGE, GREEN, draw, legend_above, rectangles
 from fedgossip.report.numbers import second_unit
-from fedgossip.report.reading import Data, PeerTotal, Run
+from fedgossip.report.reading import DataSpread, PeerTotal, RecordedRun
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,7 +27,7 @@ ACTIVITIES = (("training", BLUE), ("waiting", AMBER), ("mixing", GREEN))
 CLIENT_ACTIVITIES = (("training", BLUE), ("waiting", EDGE))
 
 
-def data_shares(run: Run, name: str) -> str | None:
+def data_shares(run: RecordedRun, name: str) -> str | None:
     """Return the examples of each peer, by class where classes are known; None where neither is."""
     data = run.summary.data
     if data is None or not (data.shares or data.sizes):
@@ -51,12 +51,12 @@ def data_shares(run: Run, name: str) -> str | None:
     return draw(name, HEIGHT, paint)
 
 
-def by_class(data: Data) -> bool:
+def by_class(data: DataSpread) -> bool:
     """Return whether classes are known and few enough to have a colour each."""
     return bool(data.shares) and 1 < max(map(len, data.shares or [])) <= MOST_CLASSES
 
 
-def time_spent(run: Run, name: str) -> str | None:
+def time_spent(run: RecordedRun, name: str) -> str | None:
     """Return the seconds of each peer or client by activity; None where no time was recorded."""
     activities = CLIENT_ACTIVITIES if run.summary.federated else ACTIVITIES
     seconds = np.array([[time_of(run, peer)[activity] for peer in run.learners] for activity, _ in activities])
@@ -74,7 +74,7 @@ def time_spent(run: Run, name: str) -> str | None:
     return draw(name, HEIGHT, paint)
 
 
-def time_of(run: Run, peer: PeerTotal) -> dict[str, float]:
+def time_of(run: RecordedRun, peer: PeerTotal) -> dict[str, float]:
     """Return the seconds of one peer by activity.
 
     A client's rows end with its training: of the rest of the run it waited, for its turn or for the others.

@@ -15,29 +15,29 @@ from fedgossip.report.drawing import DASHES, SERIES, draw
 from fedgossip.report.endings import notice, unfinished
 from fedgossip.report.markup import Markup, figure, grid, join, paragraph, section, table, text
 from fedgossip.report.numbers import byte_unit, count, data_size, duration, number, percent, plural
-from fedgossip.report.reading import Run
-from fedgossip.report.rows import NetworkRow
+from fedgossip.report.reading import RecordedRun
+from fedgossip.report.rows import ReportedRound
 from fedgossip.report.terms import method_of, terms_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Named = tuple[str, Run]
+Named = tuple[str, RecordedRun]
 DRIVERS = {"sim": "simulated", "stacked": "stacked", "local": "real processes", "peers": "started one by one"}
 MARKERS = "osD^vP*X"
 WORST = "test accuracy, worst peer"
 
 
 @dataclass(frozen=True)
-class Entry:
+class ComparedRun:
     """A run and the place of its own report, which may not exist."""
 
-    run: Run
+    run: RecordedRun
     report: Path
 
 
-def head_and_body(entries: Sequence[Entry], title: str, folder: Path) -> tuple[Markup, Markup]:
+def head_and_body(entries: Sequence[ComparedRun], title: str, folder: Path) -> tuple[Markup, Markup]:
     """Return the head and the body of the page, whose links start in `folder`."""
     names = _names([entry.run for entry in entries])
     runs = [(name, entry.run) for name, entry in zip(names, entries, strict=True)]
@@ -53,10 +53,10 @@ def head_and_body(entries: Sequence[Entry], title: str, folder: Path) -> tuple[M
     return head, body
 
 
-def _names(runs: Sequence[Run]) -> list[str]:
+def _names(runs: Sequence[RecordedRun]) -> list[str]:
     """Return a different name for each run: its own; where two are alike with what it did, its driver or a number."""
     names = [run.name for run in runs]
-    tellings: tuple[Callable[[Run], str], ...] = (
+    tellings: tuple[Callable[[RecordedRun], str], ...] = (
         method_of,
         lambda run: DRIVERS.get(run.summary.driver, run.summary.driver),
     )
@@ -75,7 +75,7 @@ def _names(runs: Sequence[Run]) -> list[str]:
 
 
 def _verdict(runs: Sequence[Named]) -> str:
-    def best(pick: Callable[[Run], float | None]) -> tuple[float, str] | None:
+    def best(pick: Callable[[RecordedRun], float | None]) -> tuple[float, str] | None:
         known = [(value, name) for name, run in runs if (value := pick(run)) is not None]
         return max(known, key=lambda pair: pair[0]) if known else None
 
@@ -88,10 +88,12 @@ def _verdict(runs: Sequence[Named]) -> str:
     return said
 
 
-def _table(runs: Sequence[Named], entries: Sequence[Entry], folder: Path) -> Markup:
+def _table(runs: Sequence[Named], entries: Sequence[ComparedRun], folder: Path) -> Markup:
     """Return the table of the runs, the best of each column marked."""
     terms = terms_of([run for _, run in runs])
-    columns: list[tuple[str, Callable[[Run], float | None], Callable[[float], str], Callable[..., float] | None]] = [
+    columns: list[
+        tuple[str, Callable[[RecordedRun], float | None], Callable[[float], str], Callable[..., float] | None]
+    ] = [
         (terms.members, lambda run: run.summary.n, lambda value: count(int(value)), None),
         ("Gap", lambda run: run.summary.forecast.spectral_gap, number, None),
         ("n_W", lambda run: run.summary.forecast.n_w, number, None),
@@ -119,13 +121,13 @@ def _table(runs: Sequence[Named], entries: Sequence[Entry], folder: Path) -> Mar
     return table(["Run", terms.method, *(column[0] for column in columns)], rows, numbers=len(columns))
 
 
-def _at_clients(run: Run) -> float | None:
+def _at_clients(run: RecordedRun) -> float | None:
     """Return the mean accuracy that the clients measured last."""
     tested = run.participation.at_clients if run.participation else {}
     return tested[max(tested)][0] if tested else None
 
 
-def _abandoned(run: Run) -> float | None:
+def _abandoned(run: RecordedRun) -> float | None:
     return len(run.participation.abandoned) if run.participation else None
 
 
@@ -143,7 +145,7 @@ def _linked(at: int, name: str, report: Path, folder: Path) -> Markup:
 
 
 def _curves(runs: Sequence[Named]) -> Markup | None:
-    def by_bytes(row: NetworkRow) -> float:
+    def by_bytes(row: ReportedRound) -> float:
         return row.bytes_sent / size
 
     def of_model(name: str, axis: figures.Axis = BY_ROUND) -> str | None:
@@ -203,20 +205,20 @@ def _curves(runs: Sequence[Named]) -> Markup | None:
     )
 
 
-Series = list[tuple[NetworkRow, float]]
+Series = list[tuple[ReportedRound, float]]
 BY_ROUND: figures.Axis = "round", lambda row: row.round
 
 
-def _column(name: str) -> Callable[[Run], Series]:
+def _column(name: str) -> Callable[[RecordedRun], Series]:
     return lambda run: run.series(name)
 
 
-def _disagreement(run: Run) -> Series:
+def _disagreement(run: RecordedRun) -> Series:
     """Return the consensus distance without the equal models of the start, which a logarithm cannot show."""
     return [pair for pair in run.series("consensus_distance") if pair[1] > 0]
 
 
-def _tested(run: Run) -> Series:
+def _tested(run: RecordedRun) -> Series:
     tested = run.participation.at_clients if run.participation else {}
     return [(row, tested[row.round][0]) for row in run.network if row.round in tested]
 
@@ -224,7 +226,7 @@ def _tested(run: Run) -> Series:
 def _overlay(
     runs: Sequence[Named],
     name: str,
-    pick: Callable[[Run], Series],
+    pick: Callable[[RecordedRun], Series],
     label_of_y: str,
     shape: Callable[[Axes], None] | None,
     axis: figures.Axis = BY_ROUND,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from fedgossip.report.markup import Markup, text
-from fedgossip.report.reading import Run
+from fedgossip.report.reading import RecordedRun
 
 
-def unfinished(name: str, run: Run) -> tuple[str, str]:
+def unfinished(name: str, run: RecordedRun) -> tuple[str, str]:
     """Return what a reader must know of a run that is not finished, and what it means for what is shown."""
     status, who = run.summary.status, run.names.one
     if status == "partial" and run.summary.lacking:
@@ -33,7 +33,7 @@ def unfinished(name: str, run: Run) -> tuple[str, str]:
     )
 
 
-def _wanting(run: Run) -> str:
+def _wanting(run: RecordedRun) -> str:
     """Return that there were too few clients, where that ended the run."""
     facts = run.participation.too_few if run.participation else None
     if facts is None:

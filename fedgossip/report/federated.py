@@ -21,9 +21,9 @@ from fedgossip.report.markup import (
 )
 from fedgossip.report.numbers import NOTHING, count, data_size, duration, number, percent, plural
 from fedgossip.report.participation import Participation
-from fedgossip.report.reading import Run
+from fedgossip.report.reading import RecordedRun
 from fedgossip.report.reasons import given_up, gravest_first, reason
-from fedgossip.report.rows import EventRow
+from fedgossip.report.rows import ReportedEvent
 
 MOST_ROUNDS_LISTED = 40
 IN_THE_CLEAR = (
@@ -34,7 +34,7 @@ IN_THE_CLEAR = (
 FEDBUFF = "fedbuff"
 
 
-def parts(run: Run, took: Participation) -> Iterable[Markup | None]:
+def parts(run: RecordedRun, took: Participation) -> Iterable[Markup | None]:
     """Give the sections of the page, in reading order."""
     yield learning(run, took)
     yield participation(run, took)
@@ -45,7 +45,7 @@ def parts(run: Run, took: Participation) -> Iterable[Markup | None]:
     yield sections.provenance(run, "the global model")
 
 
-def head(run: Run, took: Participation) -> Markup:
+def head(run: RecordedRun, took: Participation) -> Markup:
     """Return the name of the run, what it was, whether the coordinator saw updates, and its key figures."""
     summary = run.summary
     some = summary.cohort is not None and summary.cohort < summary.n and summary.algorithm != FEDBUFF
@@ -66,7 +66,7 @@ def _secrecy(secure: bool | None) -> Iterable[Markup]:
         yield Markup(f'<li class="{kind}">{word}</li>')
 
 
-def _key_figures(run: Run, took: Participation) -> Iterable[tuple[str, str, str]]:
+def _key_figures(run: RecordedRun, took: Participation) -> Iterable[tuple[str, str, str]]:
     summary, lost = run.summary, len(took.abandoned)
     if summary.accuracy.averaged is not None:
         yield "Global model", percent(summary.accuracy.averaged), "accuracy on the common test set"
@@ -85,7 +85,7 @@ def _key_figures(run: Run, took: Participation) -> Iterable[tuple[str, str, str]
     yield from sections.time_and_digest(run, "of the global model")
 
 
-def _per_contribution(run: Run, took: Participation) -> str:
+def _per_contribution(run: RecordedRun, took: Participation) -> str:
     total = sum(took.contributions.values())
     return f"{data_size(run.summary.bytes_sent / total)} per contribution" if total else "by all together"
 
@@ -93,7 +93,7 @@ def _per_contribution(run: Run, took: Participation) -> str:
 # --- what was learned -------------------------------------------------------------------------------------------------
 
 
-def lines(run: Run, took: Participation) -> list[Line]:
+def lines(run: RecordedRun, took: Participation) -> list[Line]:
     """Return the accuracy of the global model, and what the clients measured of it where they did."""
     found: list[Line] = [("global model", BLUE, "-", run.series("accuracy_averaged"))]
     rows = {row.round: row for row in run.network}
@@ -103,7 +103,7 @@ def lines(run: Run, took: Participation) -> list[Line]:
     return [*found, ("worst client", ORANGE, DASHES[2], worst)]
 
 
-def learning(run: Run, took: Participation) -> Markup | None:
+def learning(run: RecordedRun, took: Participation) -> Markup | None:
     """Return the learning curves."""
     drawn = lines(run, took)
     of_what = "accuracy" if took.at_clients else "test accuracy"
@@ -131,7 +131,7 @@ def learning(run: Run, took: Participation) -> Markup | None:
 # --- who took part ----------------------------------------------------------------------------------------------------
 
 
-def participation(run: Run, took: Participation) -> Markup | None:
+def participation(run: RecordedRun, took: Participation) -> Markup | None:
     """Return how many contributed to each round, who did, and why rounds were abandoned."""
     if not took.rounds:
         return None
@@ -184,12 +184,12 @@ def attended(took: Participation, wanted: int | None) -> str:
     return said
 
 
-def _counted(run: Run) -> str:
+def _counted(run: RecordedRun) -> str:
     """What it means that a client has trained: no row tells in which step of fedbuff that came to be."""
     return "trained" if run.summary.algorithm == FEDBUFF else "in the sum"
 
 
-def _lanes_caption(run: Run, took: Participation) -> str:
+def _lanes_caption(run: RecordedRun, took: Participation) -> str:
     said = "What each client did in each round"
     said += ", by the round whose model it trained from." if run.summary.algorithm == FEDBUFF else "."
     return said + (" A grey column is a round that was abandoned." if took.abandoned else "")
@@ -209,7 +209,7 @@ def _abandoned(took: Participation) -> Markup | None:
 # --- the clients and their coordinator --------------------------------------------------------------------------------
 
 
-def clients(run: Run, took: Participation) -> Markup | None:
+def clients(run: RecordedRun, took: Participation) -> Markup | None:
     """Return what each client had, did and reached."""
     data = run.summary.data
     unlike = data is not None and bars.by_class(data)
@@ -235,7 +235,7 @@ def clients(run: Run, took: Participation) -> Markup | None:
     )
 
 
-def _client_table(run: Run, took: Participation) -> Markup | None:
+def _client_table(run: RecordedRun, took: Participation) -> Markup | None:
     if not any(took.turns):
         return None
     tested = any(client.accuracy is not None for client in run.learners)
@@ -261,7 +261,7 @@ def _client_table(run: Run, took: Participation) -> Markup | None:
     return listed if run.summary.n <= 20 else folded(f"All {plural(run.summary.n, 'client')}", listed)
 
 
-def coordinator(run: Run, took: Participation) -> Markup | None:
+def coordinator(run: RecordedRun, took: Participation) -> Markup | None:
     """Return the coordinator's own account, apart from those of its clients."""
     own, secure = run.peers[run.summary.n], run.summary.secure
     if not own.rounds:
@@ -281,7 +281,7 @@ def coordinator(run: Run, took: Participation) -> Markup | None:
 # --- events -----------------------------------------------------------------------------------------------------------
 
 
-def events(run: Run) -> Markup | None:
+def events(run: RecordedRun) -> Markup | None:
     """Return what else happened, counted and then one by one: without what the section on rounds tells."""
     counts = run.summary.events or Counter(event.name for event in run.events)
     if not counts:
@@ -297,7 +297,7 @@ def events(run: Run) -> Markup | None:
     )
 
 
-def _event(run: Run, event: EventRow) -> list[str]:
+def _event(run: RecordedRun, event: ReportedEvent) -> list[str]:
     shown = run.names.round(event.name, event.round)
     who = NOTHING if event.peer is None or event.peer < 0 else run.names.of(event.peer)
     about = event.value

@@ -9,8 +9,8 @@ from fedgossip.report import drawing
 from fedgossip.report.drawing import BLUE, DASHES, GREEN, ORANGE, PURPLE, QUIET, draw, legend_above
 from fedgossip.report.forecast import ROUNDING, Band
 from fedgossip.report.numbers import byte_unit, second_unit
-from fedgossip.report.reading import Run
-from fedgossip.report.rows import NetworkRow
+from fedgossip.report.reading import RecordedRun
+from fedgossip.report.rows import ReportedRound
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,37 +23,37 @@ ACCURACIES = (
     ("accuracy_mean_peer", "mean peer", GREEN, DASHES[1]),
     ("accuracy_worst_peer", "worst peer", ORANGE, DASHES[2]),
 )
-Axis = tuple[str, Callable[[NetworkRow], float]]  # a label and the place of a row on it
-ByRow = Callable[[list[NetworkRow]], Axis]
-Line = tuple[str, str, Any, list[tuple[NetworkRow, float]]]  # its name, colour and dash, and what was measured when
+Axis = tuple[str, Callable[[ReportedRound], float]]  # a label and the place of a row on it
+ByRow = Callable[[list[ReportedRound]], Axis]
+Line = tuple[str, str, Any, list[tuple[ReportedRound, float]]]  # its name, colour and dash, and what was measured when
 
 
-def by_round(_: list[NetworkRow]) -> Axis:
+def by_round(_: list[ReportedRound]) -> Axis:
     return "round", lambda row: row.round
 
 
-def by_bytes(rows: list[NetworkRow]) -> Axis:
+def by_bytes(rows: list[ReportedRound]) -> Axis:
     unit, size = byte_unit(max((row.bytes_sent for row in rows), default=0))
     return f"sent by all peers together ({unit})", lambda row: row.bytes_sent / size
 
 
-def by_all_bytes(rows: list[NetworkRow]) -> Axis:
+def by_all_bytes(rows: list[ReportedRound]) -> Axis:
     """As `by_bytes`, where not all who send are peers."""
     label, place = by_bytes(rows)
     return label.replace("all peers", "all"), place
 
 
-def by_seconds(rows: list[NetworkRow]) -> Axis:
+def by_seconds(rows: list[ReportedRound]) -> Axis:
     unit, length = second_unit(max((row.seconds for row in rows), default=0.0))
     return f"time since the start ({unit})", lambda row: row.seconds / length
 
 
-def of_peers(run: Run) -> list[Line]:
+def of_peers(run: RecordedRun) -> list[Line]:
     """Return the three accuracies of a network of peers."""
     return [(label, colour, dash, run.series(column)) for column, label, colour, dash in ACCURACIES]
 
 
-def accuracy(run: Run, name: str, axis: ByRow, lines: list[Line], label: str = "test accuracy") -> str | None:
+def accuracy(run: RecordedRun, name: str, axis: ByRow, lines: list[Line], label: str = "test accuracy") -> str | None:
     """Return accuracies over rounds, bytes or seconds; None without accuracy, or where the
     axis never moves: peers that send nothing."""
     lines = [line for line in lines if line[3]]
@@ -82,7 +82,7 @@ def accuracy(run: Run, name: str, axis: ByRow, lines: list[Line], label: str = "
     return draw(name, HEIGHT, paint)
 
 
-def loss(run: Run, name: str, own: str = "on each peer’s own data") -> str | None:
+def loss(run: RecordedRun, name: str, own: str = "on each peer’s own data") -> str | None:
     """Return training and test loss by round; None when neither was recorded."""
     lines = [(own, BLUE, "-", run.series("loss"))]
     lines.append(("on the test data", ORANGE, DASHES[1], run.series("test_loss")))
@@ -110,7 +110,7 @@ def loss(run: Run, name: str, own: str = "on each peer’s own data") -> str | N
     return draw(name, HEIGHT, paint)
 
 
-def consensus(run: Run, name: str, forecast: Band | None) -> str | None:
+def consensus(run: RecordedRun, name: str, forecast: Band | None) -> str | None:
     """Return the consensus distance by round on a logarithmic axis, with its forecast drawn behind it."""
     after = [(row.round, value) for row, value in run.series("consensus_distance") if value > 0]
     before = [(row.round, value) for row, value in run.series("consensus_before") if value > 0]

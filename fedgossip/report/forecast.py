@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedgossip.report.numbers import near_one, number, percent
-from fedgossip.report.reading import Run
+from fedgossip.report.reading import RecordedRun
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -32,7 +32,7 @@ class Band:
     upper: NDArray[np.float64]
 
 
-def band(run: Run) -> Band | None:
+def band(run: RecordedRun) -> Band | None:
     """Return the forecast of the consensus distance, or None where the run recorded too little for one."""
     if not run.network or not run.series("consensus_distance") or run.summary.mode != "sync":
         return None
@@ -42,7 +42,7 @@ def band(run: Run) -> Band | None:
     return _contraction(run)
 
 
-def inside(run: Run, forecast: Band) -> float | None:
+def inside(run: RecordedRun, forecast: Band) -> float | None:
     """Return the share of the measured rounds, the start left out, in which the distance keeps to the forecast."""
     series = run.series("consensus_distance")
     largest = max((value for _, value in series), default=0.0)
@@ -59,7 +59,7 @@ def inside(run: Run, forecast: Band) -> float | None:
     return sum(held) / len(held) if held else None
 
 
-def sentence(run: Run, forecast: Band | None) -> str:
+def sentence(run: RecordedRun, forecast: Band | None) -> str:
     """Return what the spectrum forecast and what was measured, in plain words."""
     facts, measured = run.summary.forecast, run.summary.measured_contraction
     parts = []
@@ -91,7 +91,7 @@ def _verdict(measured: float, slem: float) -> str:
     return ", within the bound" if measured <= slem * (1 + BOUND_SLACK) else ", above the bound"
 
 
-def _spread(run: Run) -> NDArray[np.float64] | None:
+def _spread(run: RecordedRun) -> NDArray[np.float64] | None:
     """Return the spread of the updates of rounds 1, 2, ...; a round without one holds the value before it.
 
     None where no round has a spread or all are zero: then nothing pushes the peers apart.
@@ -107,7 +107,7 @@ def _spread(run: Run) -> NDArray[np.float64] | None:
     return np.array(values, dtype=np.float64)
 
 
-def _disagreement(run: Run, spread: NDArray[np.float64]) -> Band:
+def _disagreement(run: RecordedRun, spread: NDArray[np.float64]) -> Band:
     """Return the band of a learning run; a first distance that is not zero decays on top of it."""
     from fedgossip.topology.spectral import disagreement_band
 
@@ -121,7 +121,7 @@ def _disagreement(run: Run, spread: NDArray[np.float64]) -> Band:
     return Band(rounds, np.asarray(lower, dtype=np.float64), np.asarray(upper, dtype=np.float64))
 
 
-def _contraction(run: Run) -> Band | None:
+def _contraction(run: RecordedRun) -> Band | None:
     """Return slem^t from the first distance that is not zero."""
     slem = run.summary.forecast.slem
     start = next(((row.round, value) for row, value in run.series("consensus_distance") if value > 0), None)

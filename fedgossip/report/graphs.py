@@ -11,7 +11,7 @@ import numpy as np
 from fedgossip.plain import line
 from fedgossip.report.drawing import BLUE, EDGE, INK, LINE, ORANGE, QUIET, SKY, draw, whole_axis
 from fedgossip.report.numbers import near_one, percent
-from fedgossip.report.reading import Graph, Run
+from fedgossip.report.reading import Graph, RecordedRun
 
 LABEL_LETTERS = 16
 """Of a label that somebody gave, in a figure."""
@@ -35,7 +35,7 @@ def drawable(graph: Graph) -> bool:
     return bool(graph.edges) and graph.n <= MOST_NODES and len(graph.edges) <= MOST_EDGES
 
 
-def network(run: Run, graph: Graph, name: str) -> str:
+def network(run: RecordedRun, graph: Graph, name: str) -> str:
     """Return the drawing of a graph that is `drawable`: width by weight, colour by final accuracy, else by degree."""
     values, what = _node_values(run, graph)
 
@@ -64,7 +64,7 @@ def network(run: Run, graph: Graph, name: str) -> str:
     return draw(name, 4.9, paint)
 
 
-def never_exchanged(run: Run) -> set[tuple[int, int]]:
+def never_exchanged(run: RecordedRun) -> set[tuple[int, int]]:
     """Return the pairs (u, v), u < v, of which a peer says that a model never came."""
     told = [event for event in run.events if event.name == "never_exchanged" and isinstance(event.value, list)]
     peers = range(run.summary.n)
@@ -90,7 +90,7 @@ def miniature(graph: Graph, name: str) -> str:
     return draw(name, 2.0, paint, width=2.0)
 
 
-def spectrum(run: Run, name: str) -> str | None:
+def spectrum(run: RecordedRun, name: str) -> str | None:
     """Return the sorted eigenvalues with the slem marked; None where the run kept no eigenvalues."""
     if not run.summary.eigenvalues:
         return None
@@ -129,7 +129,7 @@ def spectrum(run: Run, name: str) -> str | None:
     return draw(name, 2.7, paint)
 
 
-def _node_values(run: Run, graph: Graph) -> tuple[list[float], str]:
+def _node_values(run: RecordedRun, graph: Graph) -> tuple[list[float], str]:
     accuracies = [peer.accuracy for peer in run.peers]
     known = [value for value in accuracies if value is not None]
     if known and len(known) == graph.n:

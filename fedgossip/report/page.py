@@ -10,7 +10,7 @@ from fedgossip.report import comparison, federated, sections
 from fedgossip.report.forecast import band
 from fedgossip.report.markup import Markup, document, join, write_atomically
 from fedgossip.report.participation import Participation
-from fedgossip.report.reading import Run, read_run
+from fedgossip.report.reading import RecordedRun, read_run
 
 
 def write_report(run_dir: Path) -> Path:
@@ -26,7 +26,7 @@ def write_report(run_dir: Path) -> Path:
     return path
 
 
-def _gossip(run: Run) -> tuple[Markup, Markup]:
+def _gossip(run: RecordedRun) -> tuple[Markup, Markup]:
     forecast = band(run)
     body = [
         sections.learning(run),
@@ -39,7 +39,7 @@ def _gossip(run: Run) -> tuple[Markup, Markup]:
     return sections.head(run), join(body)
 
 
-def _federated(run: Run, took: Participation) -> tuple[Markup, Markup]:
+def _federated(run: RecordedRun, took: Participation) -> tuple[Markup, Markup]:
     return federated.head(run, took), join(federated.parts(run, took))
 
 
@@ -51,7 +51,7 @@ def write_comparison(path: Path, run_dirs: Sequence[Path], title: str) -> Path:
     """
     if not run_dirs:
         raise ConfigError("A comparison needs at least one run.", "Name the run directories to compare.")
-    runs = [comparison.Entry(read_run(folder), folder / "report.html") for folder in run_dirs]
+    runs = [comparison.ComparedRun(read_run(folder), folder / "report.html") for folder in run_dirs]
     head, body = comparison.head_and_body(runs, title, path.parent)
     write_atomically(path, document(title, head, body))
     return path

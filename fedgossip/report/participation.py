@@ -15,7 +15,7 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from fedgossip.report.rows import EventRow, PeerRow
+    from fedgossip.report.rows import ReportedEvent, ReportedPeerRound
 
 MOST_FOLLOWED = 64
 
@@ -61,7 +61,7 @@ class Participation:
     def rounds(self) -> int:
         return max([*self.contributions, *self.abandoned], default=0)
 
-    def row(self, row: PeerRow) -> None:
+    def row(self, row: ReportedPeerRound) -> None:
         """Fold a row of a client, or of the coordinator."""
         if row.epsilon is not None:
             self.epsilon[row.round] = max(row.epsilon, self.epsilon.get(row.round, 0.0))
@@ -75,7 +75,7 @@ class Participation:
         if row.accuracy_clients is not None:
             self.at_clients[row.round - 1] = row.accuracy_clients, row.accuracy_worst_client
 
-    def event(self, event: EventRow) -> bool:
+    def event(self, event: ReportedEvent) -> bool:
         """Fold an event; return whether all that it says is told here."""
         facts = event.value if isinstance(event.value, Mapping) else {}
         match event.name:

@@ -17,7 +17,7 @@ from fedgossip.decoding import json_value
 from fedgossip.errors import ConfigError
 from fedgossip.report.naming import Names
 from fedgossip.report.participation import Participation
-from fedgossip.report.rows import EventRow, NetworkRow, PeerRow
+from fedgossip.report.rows import ReportedEvent, ReportedPeerRound, ReportedRound
 
 EVENTS_KEPT = 200
 ABOUT_SEVERAL_MODELS = (
@@ -39,7 +39,7 @@ class Accuracy(msgspec.Struct, frozen=True):
     worst_peer: float | None = None
 
 
-class Forecast(msgspec.Struct, frozen=True):
+class RecordedForecast(msgspec.Struct, frozen=True):
     """What the spectrum of the mixing said before the run."""
 
     edges: int | None = None
@@ -67,7 +67,7 @@ class Graph(msgspec.Struct, frozen=True):
     rows: list[dict[int, float]] | None = None
 
 
-class Data(msgspec.Struct, frozen=True):
+class DataSpread(msgspec.Struct, frozen=True):
     """How the examples lie: ``shares[peer][class]`` counts, ``sizes[peer]`` counts."""
 
     source: str | None = None
@@ -76,7 +76,7 @@ class Data(msgspec.Struct, frozen=True):
     sizes: list[float] | None = None
 
 
-class Privacy(msgspec.Struct, frozen=True):
+class PrivacySpent(msgspec.Struct, frozen=True):
     """What differential privacy promised, and what was spent of it."""
 
     epsilon: float | None = None
@@ -90,7 +90,7 @@ class Privacy(msgspec.Struct, frozen=True):
         return self.max_epsilon if self.epsilon is None else self.epsilon
 
 
-class Refusal(msgspec.Struct, frozen=True):
+class RecordedRefusal(msgspec.Struct, frozen=True):
     """One cause for which one participant refused something, and how often."""
 
     peer: int
@@ -108,7 +108,7 @@ class Summary(msgspec.Struct, frozen=True):
     status: str
     lacking: list[str] = []
     in_vain: bool = False
-    refusals: list[Refusal] = []
+    refusals: list[RecordedRefusal] = []
     driver: str = ""
     seed: int | None = None
     graph: str = ""
@@ -120,18 +120,18 @@ class Summary(msgspec.Struct, frozen=True):
     seconds: float | None = None
     wall_seconds: float | None = None
     parameters: int | None = None
-    forecast: Forecast = Forecast()
+    forecast: RecordedForecast = RecordedForecast()
     measured_contraction: float | None = None
     topology: Graph | None = None
     eigenvalues: list[float] | None = None
-    data: Data | None = None
+    data: DataSpread | None = None
     events: dict[str, int] = {}
     versions: dict[str, Any] = {}
     test_loss: float | None = None
     algorithm: str = ""
     cohort: int | None = None
     secure: bool | None = None
-    privacy: Privacy | None = None
+    privacy: PrivacySpent | None = None
     processor: str | None = None
     kernels: str | None = None
 
@@ -156,7 +156,7 @@ class PeerTotal:
     bytes_received: int = 0
     seconds: dict[str, float] = field(default_factory=lambda: {"training": 0.0, "waiting": 0.0, "mixing": 0.0})
 
-    def add(self, row: PeerRow) -> None:
+    def add(self, row: ReportedPeerRound) -> None:
         self.rounds = max(self.rounds, row.round)
         self.loss = self.loss if row.loss is None else row.loss
         self.accuracy = self.accuracy if row.accuracy is None else row.accuracy
@@ -168,16 +168,16 @@ class PeerTotal:
 
 
 @dataclass(frozen=True)
-class Run:
+class RecordedRun:
     """A run directory, read.  `network` ascends by round; `events` holds the first EVENTS_KEPT.
 
     `participation`: of a federated run, with what its events tell of rounds.
     """
 
     summary: Summary
-    network: list[NetworkRow]
+    network: list[ReportedRound]
     peers: list[PeerTotal]
-    events: list[EventRow]
+    events: list[ReportedEvent]
     experiment: str | None
     participation: Participation | None = None
 
@@ -194,45 +194,45 @@ class Run:
         """All peers; or the clients, without their coordinator."""
         return self.peers[: self.summary.n]
 
-    def series(self, column: str) -> list[tuple[NetworkRow, float]]:
+    def series(self, column: str) -> list[tuple[ReportedRound, float]]:
         """Return (row, value) for the rounds in which `column` was measured."""
         values = ((row, getattr(row, column)) for row in self.network)
         return [(row, value) for row, value in values if value is not None]
 
 
-def read_run(folder: Path) -> Run:
+def read_run(folder: Path) -> RecordedRun:
     """Return the run in `folder`.
 
     Raises ConfigError, naming file and line, when the summary or the metrics are missing or cannot be read.  A last
     line of metrics.jsonl without its newline is an interrupted write and is left out.
     """
     summary = _summary(folder / "summary.json")
-    network: dict[int, NetworkRow] = {}
+    network: dict[int, ReportedRound] = {}
     peers = [PeerTotal() for _ in range(summary.participants)]
-    events: list[EventRow] = []
+    events: list[ReportedEvent] = []
     participation = Participation(summary.n) if summary.federated else None
     for place, record in _records(folder / "metrics.jsonl"):
         kind = record.get("kind")
         if kind == "peer":
-            row = _convert(record, PeerRow, place)
+            row = _convert(record, ReportedPeerRound, place)
             if not 0 <= row.peer < summary.participants:
                 raise ConfigError(f"{place}: peer {row.peer}, but the summary says {summary.n} peers.", _MIXED_UP)
             peers[row.peer].add(row)
             if participation:
                 participation.row(row)
         elif kind == "network":
-            one = _convert(record, NetworkRow, place)
+            one = _convert(record, ReportedRound, place)
             network[one.round] = _of_one_model(one) if participation else one
         elif kind == "event" and (participation or len(events) < EVENTS_KEPT):
-            event = _convert(record, EventRow, place)
+            event = _convert(record, ReportedEvent, place)
             if not (participation and participation.event(event)) and len(events) < EVENTS_KEPT:
                 events.append(event)
     experiment = folder / "experiment.toml"
     text = experiment.read_text("utf-8", errors="replace") if experiment.is_file() else None
-    return Run(summary, [network[r] for r in sorted(network)], peers, events, text, participation)
+    return RecordedRun(summary, [network[r] for r in sorted(network)], peers, events, text, participation)
 
 
-def _of_one_model(row: NetworkRow) -> NetworkRow:
+def _of_one_model(row: ReportedRound) -> ReportedRound:
     """Leave out what is told of several models: a coordinator's is the only one, and agrees with itself."""
     nothing = dict.fromkeys(ABOUT_SEVERAL_MODELS)
     return msgspec.structs.replace(row, **nothing)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedgossip.decoding import from_toml
-from fedgossip.report.reading import Run
+from fedgossip.report.reading import RecordedRun
 
 GIVEN = "given"
 """The data's source of a run whose task was handed over by a program."""
@@ -36,7 +36,7 @@ class Repeating:
     same: bool
 
 
-def repeating(run: Run) -> Repeating:
+def repeating(run: RecordedRun) -> Repeating:
     """Return what a reader of the run's folder is to do."""
     summary = run.summary
     if summary.data and summary.data.source == GIVEN:
@@ -56,7 +56,7 @@ def repeating(run: Run) -> Repeating:
     return Repeating(f"{before}, this ends with the same digest, bit for bit, {_provided(run, e)}:", command, same=True)
 
 
-def _experiment(run: Run) -> Mapping[str, Any]:
+def _experiment(run: RecordedRun) -> Mapping[str, Any]:
     try:
         return from_toml(run.experiment or "")
     except tomllib.TOMLDecodeError:
@@ -78,7 +78,7 @@ def _is_kind(name: str) -> bool:
     return name.partition(":")[0] in ("csv", "npz", "text", "mnist", "fashion-mnist", "mlp", "cnn", "chars")
 
 
-def _reasons(run: Run, e: Mapping[str, Any]) -> Iterator[str]:
+def _reasons(run: RecordedRun, e: Mapping[str, Any]) -> Iterator[str]:
     """Why the digest may be another, what matters most first."""
     summary = run.summary
     if summary.digest is None:
@@ -95,7 +95,7 @@ def _reasons(run: Run, e: Mapping[str, Any]) -> Iterator[str]:
             yield f"the digest may be another, for {count} {name} add up in an order of their own"
 
 
-def _of_a_real_run(run: Run, e: Mapping[str, Any]) -> Iterator[str]:
+def _of_a_real_run(run: RecordedRun, e: Mapping[str, Any]) -> Iterator[str]:
     summary = run.summary
     if summary.privacy is not None:
         yield "the digest is another, for the noise of a real run comes from the operating system and from no seed"
@@ -109,7 +109,7 @@ def _of_a_real_run(run: Run, e: Mapping[str, Any]) -> Iterator[str]:
         yield f"the digest may be another, for here things happened at times of their own ({what})"
 
 
-def _provided(run: Run, e: Mapping[str, Any]) -> str:
+def _provided(run: RecordedRun, e: Mapping[str, Any]) -> str:
     """Where the bits are promised."""
     if _at(e, "task", "kind") not in (None, "learning"):
         return "with the same version of NumPy"

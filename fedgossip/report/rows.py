@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 
-class NetworkRow(msgspec.Struct, frozen=True):
+class ReportedRound(msgspec.Struct, frozen=True):
     """One round of the whole network; `bytes_sent` and `seconds` count from the start."""
 
     round: int
@@ -23,7 +23,7 @@ class NetworkRow(msgspec.Struct, frozen=True):
     update_spread: float | None = None
 
 
-class PeerRow(msgspec.Struct, frozen=True):
+class ReportedPeerRound(msgspec.Struct, frozen=True):
     """One round of one peer; bytes and seconds of that round alone."""
 
     round: int
@@ -41,7 +41,7 @@ class PeerRow(msgspec.Struct, frozen=True):
     epsilon: float | None = None
 
 
-class EventRow(msgspec.Struct, frozen=True):
+class ReportedEvent(msgspec.Struct, frozen=True):
     """Something that is not a number of every round: a neighbour missed, a peer gone."""
 
     round: int

@@ -23,7 +23,7 @@ from fedgossip.report.markup import (
     text,
 )
 from fedgossip.report.numbers import NOTHING, count, data_size, duration, near_one, number, percent, plural
-from fedgossip.report.reading import Graph, Run
+from fedgossip.report.reading import Graph, RecordedRun
 from fedgossip.report.reasons import gravest_first
 from fedgossip.report.repeating import repeating
 
@@ -38,7 +38,7 @@ DRIVERS = {
 SIMULATED = {"sim", "stacked"}
 
 
-def head(run: Run) -> Markup:
+def head(run: RecordedRun) -> Markup:
     """Return the name of the run, what it was, whether it ended, and its key figures."""
     summary = run.summary
     return head_of(
@@ -52,7 +52,9 @@ def head(run: Run) -> Markup:
     )
 
 
-def head_of(run: Run, what: Iterable[str], key_figures: Markup, warning: tuple[str, str] | None = None) -> Markup:
+def head_of(
+    run: RecordedRun, what: Iterable[str], key_figures: Markup, warning: tuple[str, str] | None = None
+) -> Markup:
     """Return the head of a page: the name, what it was in a few words each, what to be warned of, key figures."""
     summary = run.summary
     driver = DRIVERS.get(summary.driver, f"on {summary.driver}" if summary.driver else "")
@@ -78,7 +80,7 @@ def head_of(run: Run, what: Iterable[str], key_figures: Markup, warning: tuple[s
     )
 
 
-def _key_figures(run: Run) -> Iterable[tuple[str, str, str]]:
+def _key_figures(run: RecordedRun) -> Iterable[tuple[str, str, str]]:
     summary = run.summary
     three = summary.accuracy
     if three != type(three)():
@@ -92,7 +94,7 @@ def _key_figures(run: Run) -> Iterable[tuple[str, str, str]]:
     yield from time_and_digest(run, "of all final models")
 
 
-def time_and_digest(run: Run, digest_of: str) -> Iterable[tuple[str, str, str]]:
+def time_and_digest(run: RecordedRun, digest_of: str) -> Iterable[tuple[str, str, str]]:
     """Return the last key figures: how long it took, and the digest, as far as there is one."""
     summary = run.summary
     computed = "" if summary.wall_seconds is None else f", computed in {duration(summary.wall_seconds)}"
@@ -106,22 +108,22 @@ def time_and_digest(run: Run, digest_of: str) -> Iterable[tuple[str, str, str]]:
         yield "Digest", Markup(f'<code title="{text(summary.digest)}">{text(short)}</code>'), digest_of
 
 
-def _worst(run: Run) -> str:
+def _worst(run: RecordedRun) -> str:
     known = [(peer.accuracy, node) for node, peer in enumerate(run.peers) if peer.accuracy is not None]
     return f"peer {_label(run, min(known)[1])} at the end" if known else "the lowest accuracy of one peer"
 
 
-def _per_peer_and_round(run: Run) -> str:
+def _per_peer_and_round(run: RecordedRun) -> str:
     turns = run.summary.n * run.summary.rounds
     return f"{data_size(run.summary.bytes_sent / turns)} per peer and round" if turns else "by all peers together"
 
 
-def _label(run: Run, node: int) -> str:
+def _label(run: RecordedRun, node: int) -> str:
     graph = run.summary.topology
     return f"{node} ({graph.labels[node]})" if graph and graph.labels and graph.labels[node] != str(node) else str(node)
 
 
-def learning(run: Run) -> Markup | None:
+def learning(run: RecordedRun) -> Markup | None:
     """Return the learning curves."""
     return section(
         "What was learned",
@@ -155,7 +157,7 @@ def learning(run: Run) -> Markup | None:
     )
 
 
-def agreement(run: Run, forecast: Band | None) -> Markup | None:
+def agreement(run: RecordedRun, forecast: Band | None) -> Markup | None:
     """Return the consensus distance beside its forecast."""
     title, caption = "Consensus distance by round", "How far the models of the peers lie from their mean."
     if forecast is not None and forecast.lower is not None:
@@ -176,7 +178,7 @@ def agreement(run: Run, forecast: Band | None) -> Markup | None:
     return section("How well the peers agree", paragraph(said, "lead") if said else None, grid(drawn, facts))
 
 
-def _forecast_rows(run: Run) -> Iterable[tuple[str, str, str]]:
+def _forecast_rows(run: RecordedRun) -> Iterable[tuple[str, str, str]]:
     facts = run.summary.forecast
     gamma = "" if facts.gamma is None else f", at γ = {number(facts.gamma)}"
     rows = (
@@ -193,7 +195,7 @@ def _forecast_rows(run: Run) -> Iterable[tuple[str, str, str]]:
     return ((name, near_one(value), why) for name, value, why in rows if value is not None)
 
 
-def graph(run: Run) -> Markup | None:
+def graph(run: RecordedRun) -> Markup | None:
     """Return the drawing of the graph and its spectrum."""
     drawn = run.summary.topology
     values = "singular values" if drawn is not None and drawn.directed else "eigenvalues"
@@ -226,7 +228,7 @@ def graph(run: Run) -> Markup | None:
     return section("The graph", grid(picture, right))
 
 
-def _graph_rows(run: Run, drawn: Graph) -> Iterable[tuple[str, str, str]]:
+def _graph_rows(run: RecordedRun, drawn: Graph) -> Iterable[tuple[str, str, str]]:
     yield "Graph", drawn.name or NOTHING, ""
     yield "Peers", count(drawn.n), ""
     yield ("Arcs" if drawn.directed else "Edges"), count(_edges(run, drawn)), ""
@@ -238,12 +240,12 @@ def _graph_rows(run: Run, drawn: Graph) -> Iterable[tuple[str, str, str]]:
         yield "Neighbours of a peer", f"up to {run.summary.forecast.degree_max}", ""
 
 
-def _edges(run: Run, drawn: Graph) -> int:
+def _edges(run: RecordedRun, drawn: Graph) -> int:
     """Return the number of edges, also where the run did not keep them."""
     return len(drawn.edges) or run.summary.forecast.edges or 0
 
 
-def peers(run: Run) -> Markup | None:
+def peers(run: RecordedRun) -> Markup | None:
     """Return what each peer had, did and reached."""
     data = run.summary.data
     by_class = data is not None and bars.by_class(data)
@@ -269,7 +271,7 @@ def peers(run: Run) -> Markup | None:
     )
 
 
-def _peer_table(run: Run) -> Markup | None:
+def _peer_table(run: RecordedRun) -> Markup | None:
     if not any(peer.rounds for peer in run.peers):
         return None
     learned = any(peer.accuracy is not None or peer.loss is not None for peer in run.peers)
@@ -288,7 +290,7 @@ def _peer_table(run: Run) -> Markup | None:
     return listed if run.summary.n <= 20 else folded(f"All {plural(run.summary.n, 'peer')}", listed)
 
 
-def faults(run: Run) -> Markup | None:
+def faults(run: RecordedRun) -> Markup | None:
     """Return what went wrong, counted and then one by one."""
     counts = run.summary.events or Counter(event.name for event in run.events)
     if not counts:
@@ -313,7 +315,7 @@ def faults(run: Run) -> Markup | None:
     )
 
 
-def refusals(run: Run) -> Markup | None:
+def refusals(run: RecordedRun) -> Markup | None:
     """Return why something was refused: each cause once."""
     rows = [
         [run.names.of(cause.peer), count(cause.times), f"{cause.text}  {cause.advice}".strip()]
@@ -323,7 +325,7 @@ def refusals(run: Run) -> Markup | None:
 
 
 def provenance(
-    run: Run,
+    run: RecordedRun,
     digest_of: str = "all final models",
 ) -> Markup | None:
     """Return everything that is needed to repeat the run."""

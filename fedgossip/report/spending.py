@@ -12,7 +12,7 @@ from fedgossip.report.drawing import BLUE, DASHES, ORANGE, draw, legend_above
 from fedgossip.report.markup import Markup, facts_table, figure, grid, section
 from fedgossip.report.numbers import NOTHING, number
 from fedgossip.report.participation import Participation
-from fedgossip.report.reading import Privacy, Run
+from fedgossip.report.reading import PrivacySpent, RecordedRun
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,7 +23,7 @@ UNITS = {
 }
 
 
-def card(privacy: Privacy) -> tuple[str, str, str]:
+def card(privacy: PrivacySpent) -> tuple[str, str, str]:
     """Return the key figure."""
     said = (
         "" if privacy.max_epsilon is None else f"of at most {number(privacy.max_epsilon)}",
@@ -34,7 +34,7 @@ def card(privacy: Privacy) -> tuple[str, str, str]:
     return "Privacy ε", number(privacy.epsilon), ", ".join(part for part in said if part)
 
 
-def privacy(run: Run, took: Participation) -> Markup | None:
+def privacy(run: RecordedRun, took: Participation) -> Markup | None:
     """Return epsilon by round against its limit; None for a run without differential privacy."""
     known = run.summary.privacy
     if known is None:
@@ -54,7 +54,7 @@ def privacy(run: Run, took: Participation) -> Markup | None:
     )
 
 
-def _facts(known: Privacy) -> Iterable[tuple[str, str, str]]:
+def _facts(known: PrivacySpent) -> Iterable[tuple[str, str, str]]:
     if known.unit:
         yield "Protected", known.unit, UNITS.get(known.unit, "")
     yield "Spent ε", number(known.epsilon), "the model changes the odds of any guess about it by e^ε at most"
@@ -64,7 +64,7 @@ def _facts(known: Privacy) -> Iterable[tuple[str, str, str]]:
     yield "δ", NOTHING if known.delta is None else number(known.delta), "the chance that the promise does not hold"
 
 
-def _by_round(took: Participation, known: Privacy, name: str) -> str | None:
+def _by_round(took: Participation, known: PrivacySpent, name: str) -> str | None:
     if not took.epsilon:
         return None
     rounds = sorted(took.epsilon)

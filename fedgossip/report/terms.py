@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedgossip.report.reading import Run
+from fedgossip.report.reading import RecordedRun
 
 
 @dataclass(frozen=True)
-class Terms:
+class RoleWords:
     """The words."""
 
     members: str
@@ -23,7 +23,7 @@ class Terms:
     learners: str
 
 
-OF_PEERS = Terms(
+OF_PEERS = RoleWords(
     members="Peers",
     method="Graph",
     model="averaged model",
@@ -32,7 +32,7 @@ OF_PEERS = Terms(
     senders="all peers together",
     learners="the peers",
 )
-OF_CLIENTS = Terms(
+OF_CLIENTS = RoleWords(
     members="Clients",
     method="Algorithm",
     model="global model",
@@ -41,7 +41,7 @@ OF_CLIENTS = Terms(
     senders="all together",
     learners="those who took part",
 )
-OF_BOTH = Terms(
+OF_BOTH = RoleWords(
     members="Members",
     method="Graph or algorithm",
     model="averaged or global model",
@@ -52,13 +52,13 @@ OF_BOTH = Terms(
 )
 
 
-def terms_of(runs: Sequence[Run]) -> Terms:
+def terms_of(runs: Sequence[RecordedRun]) -> RoleWords:
     """Return the words for a page with these runs."""
     kinds = {run.summary.federated for run in runs}
     return OF_BOTH if len(kinds) > 1 else OF_CLIENTS if True in kinds else OF_PEERS
 
 
-def method_of(run: Run) -> str:
+def method_of(run: RecordedRun) -> str:
     """Return what a run did: its graph; or its algorithm, and whether a coordinator saw updates."""
     summary = run.summary
     if not summary.federated:

@@ -21,7 +21,7 @@ from fedgossip.plans.plan import EXHAUSTED, PARTIAL
 from fedgossip.records import EventRow, PeerRow, Row, read_rows
 from fedgossip.rundir import run_directory
 from fedgossip.rundir.peer_files import PeerEnded
-from fedgossip.rundir.run_directory import Ended, Keeper, Run, RunDirectory
+from fedgossip.rundir.run_directory import Keeper, Run, RunDirectory, RunOutcome
 from fedgossip.task import LocalTask
 from fedgossip.vectors import Vector, frozen
 
@@ -156,7 +156,7 @@ def conclude(
         ended = ("finished", PARTIAL, EXHAUSTED)
         vectors = [vector if one in ended else None for vector, one in zip(vectors, said, strict=True)]
     here = [word for node, word in enumerate(last_words) if node not in watched.absent]
-    how = Ended(vectors, collector.counts(here), status, watched.wall_seconds)
+    how = RunOutcome(vectors, collector.counts(here), status, watched.wall_seconds)
     summary = run_directory.summarize(plan, driver, task, shares, collector.record, collector.keeper, how)
     summary |= _computed_on(last_words[: plan.learners])
     directory.finish(summary, task, run_directory.averaged(plan.outcome(vectors)), report=report)

@@ -54,7 +54,7 @@ def run_hash(hello: Hello, endpoints: Endpoints) -> bytes:
     return run_of(hello.experiment, hello.schema, hello.version, *keys)
 
 
-class Ledger:
+class MaskLedger:
     """The rounds that one key has masked, on disk, held by one process at a time.
 
     Raises ConfigError where another process holds it, and NotWrittenError.
@@ -105,7 +105,7 @@ class Ledger:
 class Noted:
     """A machine, every round of which is written down before what it masked can leave."""
 
-    def __init__(self, machine: Machine, ledger: Ledger) -> None:
+    def __init__(self, machine: Machine, ledger: MaskLedger) -> None:
         self._machine, self._ledger = machine, ledger
 
     def handle(self, event: Event, now_ns: int) -> Sequence[Effect]:
@@ -132,7 +132,7 @@ def private_maker(
     Raises ConfigError where this key has masked this very run before, and ResumeError where nothing tells what it has.
     """
     run = run_hash(hello, endpoints)
-    ledger = Ledger(path, run)
+    ledger = MaskLedger(path, run)
     stack.callback(ledger.close)
     if resume and ledger.new:
         advice = f"Put {path.name} back there, or start a new run with another seed."

@@ -209,7 +209,7 @@ class Keeper:
 
 
 @dataclass(frozen=True)
-class Ended:
+class RunOutcome:
     """How a driver left a run: the final vectors, and the counts of what happened."""
 
     vectors: Sequence[Vector | None]
@@ -226,7 +226,7 @@ def status_of(plan: Plan, words: Sequence[str | None], rows: Sequence[Row]) -> s
 
 
 def summarize(
-    plan: Plan, driver: str, task: LocalTask, shares: DataShares, record: Network, keeper: Keeper, ended: Ended
+    plan: Plan, driver: str, task: LocalTask, shares: DataShares, record: Network, keeper: Keeper, ended: RunOutcome
 ) -> dict[str, Any]:
     """Return the summary of a run, as it goes into summary.json and behind `--json`."""
     networks = [row for row in keeper.rows if isinstance(row, NetworkRow)]

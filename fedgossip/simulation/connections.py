@@ -24,7 +24,7 @@ class Look:
     other: NodeId
 
 
-class Connections:
+class SimulatedLinks:
     """`links[i]` are the peers that i knows; each end has a view of its own."""
 
     def __init__(self, links: Sequence[Sequence[NodeId]]) -> None:

@@ -43,7 +43,7 @@ from fedgossip.machine import (
 from fedgossip.messages import Message
 from fedgossip.metrics import Meter, Network
 from fedgossip.records import EventRow, Row, event_row
-from fedgossip.simulation.connections import Connections, Link, Look
+from fedgossip.simulation.connections import Link, Look, SimulatedLinks
 from fedgossip.simulation.network import NS, SimulatedNetwork
 from fedgossip.task import Job, LocalTask, Update
 from fedgossip.vectors import Vector
@@ -100,7 +100,7 @@ class Simulator:
         self.record, self.write = record, write
         self.script, self.rebirth, self.on_crash = script, rebirth, on_crash
         self.checkpoint_every, self.starts = checkpoint_every, dict(starts or {})
-        self.connections = Connections(links)
+        self.connections = SimulatedLinks(links)
         self.now_ns = 0
         self.results: dict[NodeId, Vector] = {}
         self.dead: set[NodeId] = set(self.starts)

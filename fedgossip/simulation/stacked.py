@@ -42,7 +42,7 @@ def first_stack(task: LocalTask, n: int, algorithm: GossipAlgorithm[State]) -> S
     return Stack(0, algorithm.start(initial), [Meter(node) for node in range(n)])
 
 
-class Exchange(Protocol):
+class StackedExchange(Protocol):
     """What becomes of all nodes' vectors in a round, and what a peer would send for it."""
 
     def mix(self, groups: RowGroups, vectors: Vector) -> Vector:
@@ -54,7 +54,7 @@ class Exchange(Protocol):
         ...
 
 
-class Plain:
+class ModelExchange:
     """Models in clear."""
 
     def mix(self, groups: RowGroups, vectors: Vector) -> Vector:
@@ -66,7 +66,7 @@ class Plain:
         return _priced(edges.mixed_before(round), lambda used: Model(round, schema, vectors, used))
 
 
-class Shares(Plain):
+class MassExchange(ModelExchange):
     """Shares of vectors and of their weight: each is accepted."""
 
     def bytes_sent(self, edges: Edges, round: int, schema: str, vectors: tuple[Vector, ...]) -> list[int]:
@@ -96,7 +96,7 @@ class Private:
         return _priced(edges.mixed_before(round), lambda _: masked)
 
 
-PLAIN, SHARES = Plain(), Shares()
+PLAIN, SHARES = ModelExchange(), MassExchange()
 
 
 def run_stacked(
@@ -106,7 +106,7 @@ def run_stacked(
     rounds: int,
     record: Network,
     write: Callable[[Row], None],
-    exchange: Exchange = PLAIN,
+    exchange: StackedExchange = PLAIN,
     *,
     stack: Stack[State] | None = None,
     between: Callable[[], None] = lambda: None,

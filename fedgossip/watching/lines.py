@@ -14,7 +14,7 @@ from fedgossip.watching.snapshot import Words, event_line, in_trouble, note
 from fedgossip.watching.table import at_clients, heading
 
 
-class Lines:
+class StatusLines:
     """Gives the words for each row, and for each peer that came into trouble or out of it.
 
     Rounds are those of the network; where there is no record of the network, those of a peer that is watched.
