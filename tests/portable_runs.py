@@ -89,11 +89,11 @@ def called(function: Callable[..., Tensor], *shape: int, positive: bool = False)
 def stepped(**how: Any) -> list[Tensor]:
     settings = TrainSettings(**how)
     weights, slots = numbers(1, 1003), [torch.zeros(1, 1003) for _ in settings.slots]
-    rates, roots = optimizers.rates(settings, [settings.lr], [0], 3)
+    factors = optimizers.rates(settings, [settings.lr], [0], 3)
     for number in range(3):
-        rate, root = torch.tensor(rates[number, 0]), torch.tensor(roots[min(number, len(roots) - 1), 0])
+        now = {name: torch.tensor(one[min(number, len(one) - 1), 0]) for name, one in factors._asdict().items()}
         gradient = numbers(1, 1003, name=f"gradient {number}")
-        optimizers.step(settings, weights, gradient, slots, rate=rate, root=root)
+        optimizers.step(settings, weights, gradient, slots, **now)
     return [weights, *slots]
 
 

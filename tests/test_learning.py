@@ -86,6 +86,7 @@ SHAPES = [
     (12, "softmax", 4, {"local_epochs": 1, "batch_size": 7}),
     (12, "mlp:12-16-4", 4, {"momentum": 0.9, "nesterov": True, "weight_decay": 0.01}),
     (12, "mlp:12-9-4", 4, {"optimizer": "adam", "lr": 0.01, "local_epochs": 1}),
+    (12, "mlp:12-9-4", 4, {"optimizer": "adamw", "lr": 0.01, "weight_decay": 0.5, "local_epochs": 1}),
     (12, "mlp:12-9-5-4", 4, {"clip_norm": 0.5, "batch_size": 2}),
     # odd ones: MKL as it comes rounds their products otherwise in a batch of one, on some processors
     (17, "mlp:17-33-10", 10, {}),
@@ -149,11 +150,14 @@ def test_models_without_a_batched_path_do_not_depend_on_their_company_either(mod
     assert all(np.array_equal(first[k].difference, second[k].difference) for k in range(4))
 
 
+OPTIMISERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+
+
 def by_autograd(model: str, data: Dataset, task: TorchTask, job: Job, how: TrainSettings) -> np.ndarray:
     """The update by torch's own modules, autograd and optimisers: the reference twin."""
     module = models.build(model, data.shape, data.classes, 1)
     task.layout.write(module, job.vector)
-    kind = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[how.optimizer]
+    kind = OPTIMISERS[how.optimizer]
     extra = {"momentum": how.momentum, "nesterov": how.nesterov} if how.optimizer == "sgd" else {}
     optimiser = kind(module.parameters(), lr=how.lr, weight_decay=how.weight_decay, **extra)
     shares = partition("size-skewed", data.labels, 9, seed=3)
@@ -177,23 +181,25 @@ def test_hand_written_gradients_equal_autograd(features, model, classes, how):
         np.testing.assert_allclose(update.difference, by_autograd(model, data, task, job, how), atol=1e-5)
 
 
-def test_adam_is_torchs_own_to_rounding():
-    """Against torch.optim.Adam in float64: a step rounds the weight once, and a dozen operations of its own length, at
-    most lr (1 - beta1) / sqrt(1 - beta2) (Kingma and Ba, section 2.1)."""
-    how, steps = on_cpu(optimizer="adam", lr=0.01, weight_decay=0.02), 25
+@pytest.mark.parametrize("name", ["adam", "adamw"])
+def test_adam_and_adamw_are_torchs_own_to_rounding(name):
+    """Against torch's optimiser in float64: the decay and a step round the weight once each, and a dozen operations of
+    its own length, at most lr (1 - beta1) / sqrt(1 - beta2) (Kingma and Ba, section 2.1)."""
+    how, steps = on_cpu(optimizer=name, lr=0.01, weight_decay=0.02), 25
     draw = stream(0, "adam")
     start = draw.standard_normal((1, 1003)).astype(np.float32)
     found, slots = torch.tensor(start), [torch.zeros(1, 1003) for _ in how.slots]
     expected = torch.tensor(start, dtype=torch.float64, requires_grad=True)
-    reference = torch.optim.Adam([expected], lr=how.lr, weight_decay=how.weight_decay)
-    rates, roots = optimizers.rates(how, [how.lr], [0], steps)
-    for rate, root in zip(rates, roots, strict=True):
+    reference = OPTIMISERS[name]([expected], lr=how.lr, weight_decay=how.weight_decay)
+    factors = optimizers.rates(how, [how.lr], [0], steps)
+    for step in range(steps):
         gradient = torch.tensor(draw.standard_normal((1, 1003)).astype(np.float32))
         expected.grad = gradient.double()
         reference.step()
-        optimizers.step(how, found, gradient, slots, rate=torch.tensor(rate), root=torch.tensor(root))
+        now = {name: torch.tensor(one[min(step, len(one) - 1)]) for name, one in factors._asdict().items()}
+        optimizers.step(how, found, gradient, slots, **now)
     longest = how.lr * (1 - optimizers.BETA1) / math.sqrt(1 - optimizers.BETA2)
-    bound = steps * 2.0**-24 * (np.abs(start).max() + 12 * longest)
+    bound = steps * 2.0**-24 * (2 * np.abs(start).max() + 12 * longest)
     np.testing.assert_allclose(found.numpy(), expected.detach().numpy(), rtol=0, atol=bound)
 
 

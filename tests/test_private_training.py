@@ -68,7 +68,7 @@ def twin(model: str, data: Dataset, how: TrainSettings, *, node=0, round=0, clip
     slots = [torch.zeros(1, len(given)) for _ in how.slots]
     plan = PoissonBatches(SHARES, how, CLIPS, 1).plan(node, round)
     lr, m = how.rate(round, 20), len(SHARES[node])
-    rate, root = optimizers.rates(how, [lr], [0], len(plan.counts))
+    factors = optimizers.rates(how, [lr], [0], len(plan.counts))
     for step, (row, count) in enumerate(zip(plan.indices, plan.counts, strict=True)):
         total = torch.zeros(len(given), dtype=torch.float64)
         for i in row[:count]:
@@ -81,10 +81,8 @@ def twin(model: str, data: Dataset, how: TrainSettings, *, node=0, round=0, clip
         if terms is not None:
             gradient += terms.pull * (flat - given) + torch.from_numpy(terms.correction.copy())
         moved = flat.clone().unsqueeze(0)
-        optimizers.step(
-            how, moved, gradient.unsqueeze(0), slots,
-            rate=torch.tensor(float(rate[step, 0])), root=torch.tensor(float(root[min(step, len(root) - 1), 0])),
-        )  # fmt: skip
+        now = {name: torch.tensor(one[min(step, len(one) - 1), 0]) for name, one in factors._asdict().items()}
+        optimizers.step(how, moved, gradient.unsqueeze(0), slots, **now)
         nn.utils.vector_to_parameters(moved[0], weights)
     return (torch.cat([p.detach().reshape(-1) for p in weights]) - given).numpy()
 

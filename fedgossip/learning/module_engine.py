@@ -141,7 +141,7 @@ class ModuleLoop:
         slots = [weights.scattered(state.get(slot), places, self._device) for slot in self._settings.slots]
         scale = LossScale(state.get(LOSS_SCALE)) if self._settings.precision == "float16" else None
         taken = int(state[STEPS]) if STEPS in state else 0
-        rate, root = optimizers.rates(self._settings, [job.lr], [taken], len(job.plan.counts))
+        factors = optimizers.rates(self._settings, [job.lr], [taken], len(job.plan.counts))
         if self._private is not None:
             self._private.begin(*job.name)
         pulls, losses, done = self._pulls_of(job.terms), [], 0
@@ -152,7 +152,7 @@ class ModuleLoop:
                     losses.append(loss)
                     if scale is None or self._unscaled(scale):
                         with torch.no_grad():
-                            self._optimise(slots, pulls, float(rate[done, 0]), float(root[min(done, len(root) - 1), 0]))
+                            self._optimise(slots, pulls, [float(one[min(done, len(one) - 1), 0]) for one in factors])
                         done += 1
                     self._team.progressed()
         self._store(trained, kept, slots, taken + done, scale)
@@ -216,18 +216,17 @@ class ModuleLoop:
         self,
         slots: Sequence[Sequence[torch.Tensor]],
         pulls: Sequence[tuple[int, optimizers.Pull]],
-        rate: float,
-        root: float,
+        factors: Sequence[float],
     ) -> None:
         if self._settings.clip_norm is not None:
             self._held.clip(self._settings.clip_norm)
-        pair = torch.tensor([rate, root], device=self._device)
+        rate, root, kept = torch.tensor(factors, device=self._device)
         for part, (value, gradient) in enumerate(zip(self._held.values, self._held.gradients, strict=True)):
             if pulls:
                 begin, pull = pulls[part]
                 pull.add_to(gradient[:, begin:], value[:, begin:])
             remembered = [slot[part] for slot in slots]
-            optimizers.step(self._settings, value, gradient, remembered, rate=pair[0], root=pair[1])
+            optimizers.step(self._settings, value, gradient, remembered, rate=rate, root=root, kept=kept)
         self._held.refresh()
 
     def _seed_here(self, node: int, round: int) -> None:

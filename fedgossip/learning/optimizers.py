@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -31,20 +32,28 @@ class Pull:
         gradient.add_((weights - self.anchor).mul_(self.mu)).add_(self.correction)
 
 
-def rates(
-    settings: TrainSettings, lrs: Sequence[float], taken: Sequence[int], steps: int
-) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    """Return (rate, root) [steps, k] for nodes that have `taken` steps behind them: Adam's two bias corrections.
+class Rates(NamedTuple):
+    """What a step multiplies by, float32; `rate` is [steps, k], the others [steps or 1, k or 1]."""
+
+    rate: npt.NDArray[np.float32]
+    root: npt.NDArray[np.float32]
+    kept: npt.NDArray[np.float32]
+    """The share of a weight that decoupled decay leaves of it."""
+
+
+def rates(settings: TrainSettings, lrs: Sequence[float], taken: Sequence[int], steps: int) -> Rates:
+    """Return the factors of the next steps of nodes that have `taken` steps behind them: Adam's two bias corrections.
 
     Plain floats, not numpy.power, whose lanes round as they like.  For sgd: the learning rates, and ones.
     """
-    if settings.optimizer != "adam":
-        flat = np.broadcast_to(np.array(lrs, np.float32), (steps, len(lrs)))
-        return flat, np.ones((1, 1), np.float32)
+    ones = np.ones((1, 1), np.float32)
+    if "first" not in settings.slots:
+        return Rates(np.broadcast_to(np.array(lrs, np.float32), (steps, len(lrs))), ones, ones)
     times = [[before + step for before in taken] for step in range(1, steps + 1)]
     rate = [[lr / (1 - BETA1**t) for lr, t in zip(lrs, row, strict=True)] for row in times]
     root = [[math.sqrt(1 - BETA2**t) for t in row] for row in times]
-    return np.array(rate, np.float32), np.array(root, np.float32)
+    kept = np.array([[1 - lr * settings.weight_decay for lr in lrs]], np.float32) if settings.decoupled else ones
+    return Rates(np.array(rate, np.float32), np.array(root, np.float32), kept)
 
 
 def step(
@@ -55,11 +64,14 @@ def step(
     *,
     rate: torch.Tensor,
     root: torch.Tensor,
+    kept: torch.Tensor,
 ) -> None:
-    """Change `weights` and `slots` in place; `gradient` is used up; rate and root broadcast over the weights."""
-    if settings.weight_decay:
+    """Change `weights` and `slots` in place; `gradient` is used up; rate, root and kept broadcast over the weights."""
+    if settings.decoupled:
+        weights.mul_(kept)
+    elif settings.weight_decay:
         gradient.add_(weights * settings.weight_decay)
-    if settings.optimizer == "adam":
+    if "first" in settings.slots:
         first, second = slots
         first.mul_(BETA1).add_(gradient * (1 - BETA1))
         second.mul_(BETA2).add_(gradient.mul_(gradient).mul_(1 - BETA2))

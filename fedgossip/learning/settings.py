@@ -10,7 +10,11 @@ from dataclasses import dataclass
 from fedgossip.errors import ConfigError, nearest
 
 # what each optimiser remembers of a node between steps, one number per trained element
-SLOTS: Mapping[str, tuple[str, ...]] = {"sgd": ("velocity",), "adam": ("first", "second")}
+SLOTS: Mapping[str, tuple[str, ...]] = {
+    "sgd": ("velocity",),
+    "adam": ("first", "second"),
+    "adamw": ("first", "second"),
+}
 SCHEDULES = ("constant", "cosine", "step")
 DEVICES = ("auto", "cpu", "cuda", "mps")
 BUFFERS = ("average", "local")
@@ -28,13 +32,15 @@ class TrainSettings:
     """Local training of one round; exactly one of local_steps and local_epochs (neither given: 5 steps)."""
 
     optimizer: str = "sgd"
-    """"sgd", or "adam" with its usual 0.9, 0.999 and 1e-8.  What they remember stays at the node between rounds."""
+    """"sgd", "adam" or "adamw", with their usual 0.9, 0.999 and 1e-8.  What they remember stays at the node between
+    rounds."""
     lr: float = 0.1
     """Learning rate, above 0.  Larger learns faster until the loss explodes."""
     momentum: float = 0.0
     """sgd: 0 <= momentum < 1, the share of the last step that is kept."""
     weight_decay: float = 0.0
-    """Added to the gradient as weight_decay * weights; 0 or more."""
+    """Added to the gradient as weight_decay * weights; 0 or more.  adamw: decoupled, every step first takes the share
+    lr * weight_decay off the weights, which the moments do not see (Loshchilov and Hutter, ICLR 2019)."""
     nesterov: bool = False
     """sgd with momentum: look ahead."""
     schedule: str = "constant"
@@ -94,6 +100,9 @@ class TrainSettings:
         _between("weight_decay", self.weight_decay, 0 <= self.weight_decay < math.inf, "0 or more")
         if self.clip_norm is not None:
             _between("clip_norm", self.clip_norm, 0 < self.clip_norm < math.inf, "a number above 0")
+        if self.decoupled and self.lr * self.weight_decay > 1:
+            advice = "A step takes lr * weight_decay off each weight; 0.01 is usual."
+            raise ConfigError(f"weight_decay = {self.weight_decay:g} with lr = {self.lr:g}", advice)
         if self.nesterov and not self.momentum:
             raise ConfigError("nesterov without momentum", "Give momentum, 0.9 say.")
         if self.optimizer != "sgd" and self.momentum:
@@ -137,6 +146,11 @@ class TrainSettings:
     def slots(self) -> tuple[str, ...]:
         """The names of what the optimiser remembers; none for sgd without momentum."""
         return () if self.optimizer == "sgd" and not self.momentum else SLOTS[self.optimizer]
+
+    @property
+    def decoupled(self) -> bool:
+        """Whether weights decay beside the gradient, and not through it."""
+        return self.optimizer == "adamw" and self.weight_decay > 0
 
     @property
     def as_modules(self) -> bool:

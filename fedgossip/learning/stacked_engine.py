@@ -16,7 +16,7 @@ a hidden layer of one unit is not for this file.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -63,6 +63,7 @@ class Steps:
     weight: npt.NDArray[np.float32]  # [steps, k, width]: 1 / examples of the step, 0 for unused places
     rate: torch.Tensor  # [steps, k, 1, 1]
     root: torch.Tensor
+    kept: torch.Tensor
     active: list[int]  # how many nodes still have a step
     pull: torch.Tensor | None  # [k, 1, 1]: that of the terms; None where the jobs have none
 
@@ -130,7 +131,7 @@ class LayerStack:
                 counts[: len(plan.counts), j] = plan.counts
         used = np.arange(self.width) < counts[:, :, None]
         weight = used * (np.float32(1) / np.maximum(counts, 1).astype(np.float32))[:, :, None]
-        rate, root = optimizers.rates(self.settings, lrs, taken, most)
+        rate, root, kept = optimizers.rates(self.settings, lrs, taken, most)
         scale = weight * -rate[:, :, None] if self.settings.plain and not pulls else weight
         rows = (np.arange(k) * self._classes)[:, None] + self._labels[indices]
         return Steps(
@@ -140,6 +141,7 @@ class LayerStack:
             weight,
             self._tensor(rate[:, :, None, None]),
             self._tensor(np.broadcast_to(root[:, :, None, None], (*rate.shape, 1, 1))),
+            self._tensor(np.broadcast_to(kept[:, :, None, None], (*rate.shape, 1, 1))),
             (counts > 0).sum(axis=1).tolist(),
             self._tensor(np.array([[[one.pull]] for one in pulls], np.float32)) if pulls else None,
         )
@@ -200,9 +202,10 @@ class LayerStack:
             ws.convolutions.backward(ws.stacks[0 if plain else 1][: ws.kernels], int(plain))
         if not plain:
             pull = None if steps.pull is None else steps.pull[:active]
-            self._optimise(ws, steps.rate[step, :active], steps.root[step, :active], pull)
+            factors = {name: getattr(steps, name)[step, :active] for name in optimizers.Rates._fields}
+            self._optimise(ws, factors, pull)
 
-    def _optimise(self, ws: Workspace, rate: torch.Tensor, root: torch.Tensor, pull: torch.Tensor | None) -> None:
+    def _optimise(self, ws: Workspace, factors: Mapping[str, torch.Tensor], pull: torch.Tensor | None) -> None:
         gradients = ws.stacks[1]
         if self.settings.clip_norm is not None:
             optimizers.clip(gradients, self.settings.clip_norm)
@@ -211,7 +214,7 @@ class LayerStack:
                 anchor, correction = ws.stacks[-2][layer], ws.stacks[-1][layer]
                 optimizers.Pull(pull, anchor, correction).add_to(gradient, ws.stacks[0][layer])
             slots = [stack[layer] for stack in ws.stacks[2 : 2 + len(self.settings.slots)]]
-            optimizers.step(self.settings, ws.stacks[0][layer], gradient, slots, rate=rate, root=root)
+            optimizers.step(self.settings, ws.stacks[0][layer], gradient, slots, **factors)
 
     def _load_slots(self, ws: Workspace, states: Sequence[State]) -> None:
         for number, name in enumerate(self.settings.slots, 2):
