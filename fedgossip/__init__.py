@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from fedgossip.experiment import Experiment
     from fedgossip.experiment import load as load_experiment
     from fedgossip.rundir.run_directory import Run
+    from fedgossip.task import Job, LocalTask, Segment, StatefulTask, Update
     from fedgossip.topology import Forecast, Mixing, Spectrum, Topology, build, forecast, resolve, spectrum
 
 _HOMES = {
@@ -40,6 +41,7 @@ _HOMES = {
     "run_local": "fedgossip.drivers.local",
     "Run": "fedgossip.rundir.run_directory",
     "simulate": "fedgossip.drivers.simulate",
+    **dict.fromkeys(("Job", "LocalTask", "Segment", "StatefulTask", "Update"), "fedgossip.task"),
     **dict.fromkeys(
         ("Forecast", "Mixing", "Spectrum", "Topology", "build", "forecast", "resolve", "spectrum"), "fedgossip.topology"
     ),
@@ -50,10 +52,15 @@ __all__ = [
     "Experiment",
     "FedgossipError",
     "Forecast",
+    "Job",
+    "LocalTask",
     "Mixing",
     "Run",
+    "Segment",
     "Spectrum",
+    "StatefulTask",
     "Topology",
+    "Update",
     "__version__",
     "build",
     "forecast",

@@ -1,17 +1,25 @@
 """What a peer learns, as the machines' drivers see it: a source of first vectors, updates and evaluations.
 
 `fedgossip.learning` implements this with torch and, for problems with a known answer, with numpy alone; anything
-else with these methods serves as well.
+else with these methods serves as well.  `LocalTask` is all that a run needs.  What a task may have beside it is a
+protocol each, and a driver asks for nothing by a name that no protocol has:
+
+    StatefulTask    what a peer remembers beside its vector, so that it goes on after a crash
+    SegmentedTask   where the tensors of a model begin in a vector
+    ComparableTask  what the models of two participants must have in common beside their shape
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
+import numpy.typing as npt
 
+from fedgossip.errors import ConfigError, ResumeError
 from fedgossip.likeness import Likeness
 from fedgossip.machine import NodeId, Terms
 from fedgossip.vectors import Vector
@@ -39,6 +47,19 @@ class Update:
     difference: Vector | None
     examples: int
     metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One tensor in a vector: elements `start` to `stop` are `name`, of this shape, row by row."""
+
+    name: str
+    start: int
+    shape: tuple[int, ...]
+
+    @property
+    def stop(self) -> int:
+        return self.start + math.prod(self.shape)
 
 
 class LocalTask(Protocol):
@@ -77,11 +98,98 @@ class LocalTask(Protocol):
         ...
 
 
-def model_likeness(task: LocalTask) -> Likeness:
-    """Return what others' tasks must have in common with this one; nothing for a task that does not say.
+@runtime_checkable
+class StatefulTask(LocalTask, Protocol):
+    """A task that remembers something of a peer from job to job: momentum, statistics, where its data stand."""
 
-    One says it by a method `likeness`.
+    def state(self, node: NodeId) -> Mapping[str, npt.NDArray[Any]]:
+        """What is remembered of `node`, by name; training replaces these arrays and never changes them."""
+        ...
+
+    def load_state(self, node: NodeId, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Take up what `state` returned, in this process or in one before; {}: as before the first job.
+
+        Raises ConfigError where it is another task's.
+        """
+        ...
+
+
+@runtime_checkable
+class SegmentedTask(LocalTask, Protocol):
+    """A task whose vectors are the tensors of a model."""
+
+    @property
+    def segments(self) -> Sequence[Segment]:
+        """The tensors in the order of the vector: they cover [0, length) and do not overlap."""
+        ...
+
+
+@runtime_checkable
+class ComparableTask(LocalTask, Protocol):
+    """A task that knows what averaging needs beside equal schemas."""
+
+    def likeness(self) -> Likeness:
+        """What the models of others must have in common with this one beside the schema."""
+        ...
+
+
+METHODS = ("length", "dtype", "schema", "initial", "train", "evaluate")
+"""What every task has."""
+
+
+def checked_task(task: LocalTask) -> LocalTask:
+    """Return `task`.  Raises ConfigError for an object that is no task, or half of a stateful one."""
+    kind = type(task).__name__
+    if missing := [name for name in METHODS if not hasattr(task, name)]:
+        advice = f"A task has {', '.join(METHODS[:-1])} and {METHODS[-1]}: see fedgossip.LocalTask."
+        raise ConfigError(f"{kind} is no task: it has no {missing[0]}", advice)
+    if hasattr(task, "state") != hasattr(task, "load_state"):
+        lacks, has = ("state", "load_state") if hasattr(task, "load_state") else ("load_state", "state")
+        advice = "A peer that comes back is given what was kept of it: see fedgossip.StatefulTask."
+        raise ConfigError(f"{kind} has {has} and no {lacks}", advice)
+    segments_of(task)
+    return task
+
+
+def memory_of(task: LocalTask, node: NodeId) -> Mapping[str, npt.NDArray[Any]]:
+    """Return what the task remembers of `node` beside its vector; nothing for tasks that remember nothing."""
+    return task.state(node) if isinstance(task, StatefulTask) else {}
+
+
+def give_memory(task: LocalTask, node: NodeId, memory: Mapping[str, npt.NDArray[Any]]) -> None:
+    """Let the task take up what `memory_of` returned.  Raises ResumeError for a task that cannot."""
+    if isinstance(task, StatefulTask):
+        task.load_state(node, memory)
+    elif memory:
+        text = f"peer {node}: {type(task).__name__} remembers nothing, and the checkpoint holds {', '.join(memory)}"
+        raise ResumeError(text, "Go on with the task that wrote it: see fedgossip.StatefulTask.")
+
+
+def segments_of(task: LocalTask) -> tuple[Segment, ...]:
+    """Return where the tensors of a vector begin; of a task that does not say it, one segment, "vector".
+
+    Raises ConfigError for segments that overlap, leave a gap, do not end with the vector, or share a name.
     """
-    said = getattr(task, "likeness", None)
-    found: Likeness = said() if said else Likeness()
+    if not isinstance(task, SegmentedTask):
+        return (Segment("vector", 0, (task.length,)),)
+    found, end = tuple(task.segments), 0
+    for one in found:
+        if one.start != end or min(one.shape, default=1) < 0:
+            text = f"segment {one.name!r} holds elements {one.start} to {one.stop}, after one that ends at {end}"
+            raise ConfigError(text, "Segments follow each other without a gap.")
+        end = one.stop
+    if end != task.length:
+        raise ConfigError(f"the segments end at {end} of {task.length} elements", "They cover the whole vector.")
+    if len({one.name for one in found}) < len(found):
+        raise ConfigError("two segments share a name", "Models are saved by the names of their tensors.")
     return found
+
+
+def tensors_of(task: LocalTask, vector: Vector) -> dict[str, npt.NDArray[np.floating]]:
+    """Return the segments of a vector [d] by name, each in its shape: views, for safetensors."""
+    return {one.name: vector[one.start : one.stop].reshape(one.shape) for one in segments_of(task)}
+
+
+def model_likeness(task: LocalTask) -> Likeness:
+    """Return what the tasks of others must have in common with this one; nothing for a task that has no model."""
+    return task.likeness() if isinstance(task, ComparableTask) else Likeness()

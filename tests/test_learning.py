@@ -27,7 +27,7 @@ from fedgossip.learning.partitions import partition
 from fedgossip.learning.stacked_engine import LayerStack
 from fedgossip.learning.task import TorchTask, TrainSettings
 from fedgossip.seeds import stream
-from fedgossip.task import Job, LocalTask, Update
+from fedgossip.task import Job, LocalTask, Update, tensors_of
 from fedgossip.vectors import add, frozen
 
 
@@ -296,7 +296,7 @@ def test_a_state_of_another_model_is_refused():
 def test_averaged_running_statistics_are_part_of_the_vector():
     average = task_of("cnn:small-bn", images(), on_cpu(batch_size=8, local_steps=1))
     (update,) = average.train([Job(0, 0, average.initial(0))])
-    named = average.parameters_named(update.difference)
+    named = tensors_of(average, update.difference)
     assert np.any(named["norm1.running_mean"] != 0)
     assert not any("num_batches_tracked" in name for name in named)
 

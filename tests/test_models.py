@@ -110,11 +110,11 @@ def test_a_vector_written_and_read_is_the_same():
     assert all(parameter.grad_fn is None for parameter in module.parameters())
 
 
-def test_the_named_views_cover_the_vector():
+def test_the_segments_cover_the_vector():
     layout = Layout.from_module(models.build("mlp:64-32-10", (64,), 10, 0))
-    named = layout.unflatten(np.arange(layout.length, dtype=np.float32))
-    assert list(named) == ["layer1.weight", "layer1.bias", "layer2.weight", "layer2.bias"]
-    assert np.array_equal(np.concatenate([array.reshape(-1) for array in named.values()]), np.arange(layout.length))
+    assert [one.name for one in layout.segments] == ["layer1.weight", "layer1.bias", "layer2.weight", "layer2.bias"]
+    assert [one.start for one in layout.segments] == [0, *(one.stop for one in layout.segments[:-1])]
+    assert layout.segments[-1].stop == layout.length
 
 
 def test_schemas_differ_where_averaging_would_have_no_meaning():

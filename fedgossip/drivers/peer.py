@@ -24,6 +24,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType, TracebackType
+from typing import Any
 
 import tomli_w
 
@@ -57,7 +58,7 @@ from fedgossip.rundir.incarnations import Life
 from fedgossip.rundir.peer_files import PeerEnded, PeerFiles, failed, try_to_tell, write_ended
 from fedgossip.rundir.run_directory import write_whole
 from fedgossip.secure.session import Policy
-from fedgossip.task import LocalTask
+from fedgossip.task import LocalTask, checked_task, give_memory, memory_of
 from fedgossip.trace.files import Opening, Trace, Traced
 
 WAIT_FOR_ENDPOINTS_SECONDS = 150.0
@@ -65,16 +66,20 @@ WAIT_FOR_ENDPOINTS_SECONDS = 150.0
 
 
 class Stopper:
-    """Turns signals into a question that the host asks; also stops when the process that started us is gone."""
+    """Turns signals into a question that the host asks; also stops when the process that started us is gone.
+
+    Signals reach the main thread: a peer in another one is not stopped by them.
+    """
 
     def __init__(self, links: Transport, *, child: bool) -> None:
         self.asked = False
         self._parent = os.getppid() if child else None
-        self._before = {
-            signal.SIGTERM: signal.signal(signal.SIGTERM, self._stop),
-            signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN if child else self._stop),  # see Family
-        }
-        links.wake_on_signals()
+        self._before: dict[int, Any] = {}
+        if threading.current_thread() is threading.main_thread():  # Python lets no other one set a handler
+            self._before[signal.SIGTERM] = signal.signal(signal.SIGTERM, self._stop)
+            on_interrupt = signal.SIG_IGN if child else self._stop  # see Family
+            self._before[signal.SIGINT] = signal.signal(signal.SIGINT, on_interrupt)
+            links.wake_on_signals()
 
     def __enter__(self) -> Stopper:
         return self
@@ -144,6 +149,7 @@ def run_peer(
             write_whole(folder / "endpoint.toml", endpoint_files.block(node, where).encode())
             held = [node] if node < plan.learners else []
             task, shares = learning or compose.task_of(plan.experiment, plan.learners, held, os.urandom)
+            checked_task(task)
             plan = plan.with_shares(shares)
             task = faults.on_task(task) if faults else task
             begin = incarnations.next_after if resume else incarnations.first
@@ -230,7 +236,7 @@ class _PeerLife:
         node, life, initial = self.node, self.life, self.task.initial(self.node)
         try:
             if life.resumed:
-                incarnations.give_memory(self.task, node, life.resumed.task)
+                give_memory(self.task, node, life.resumed.task)
             self.files.started(life.round, initial)
             machine = self._made.make(initial, life.checkpoint, life.about.incarnation)
         except Exception as error:
@@ -267,7 +273,7 @@ class _PeerLife:
         if checkpoint.durable:
             self._kept.now(checkpoint)
             return
-        self._kept.keep(checkpoint, incarnations.memory_of(self.task, self.node))
+        self._kept.keep(checkpoint, memory_of(self.task, self.node))
 
     def _not_written(self, round: int, error: OSError) -> None:
         value = {"reason": type(error).__name__, "text": error.strerror or str(error)}

@@ -25,8 +25,7 @@ from fedgossip.drivers import snapshot
 from fedgossip.errors import ResumeError
 from fedgossip.metrics import Network
 from fedgossip.records import EventRow
-from fedgossip.rundir import incarnations
-from fedgossip.task import LocalTask
+from fedgossip.task import LocalTask, give_memory, memory_of
 
 SECONDS = 30.0
 """Between two images; longer where writing one takes more than a twentieth of that."""
@@ -60,7 +59,7 @@ class CheckpointedSimulation:
 
     def taken(self) -> dict[str, snapshot.Array]:
         """Return all of it as arrays.  Raises ImageError."""
-        memory = {node: dict(incarnations.memory_of(self.task, node)) for node in range(self.n)}
+        memory = {node: dict(memory_of(self.task, node)) for node in range(self.n)}
         return snapshot.taken([self.run, self.record], memory, self._known())
 
     def restore(self, arrays: Mapping[str, snapshot.Array]) -> None:
@@ -68,7 +67,7 @@ class CheckpointedSimulation:
         (run, record), memory = snapshot.restored(arrays, [self.run, self.record], self._known())
         try:
             for node in range(self.n):
-                incarnations.give_memory(self.task, node, memory[node])
+                give_memory(self.task, node, memory[node])
         except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             text = f"the image does not hold what peer {node} remembers ({type(error).__name__}: {error})"
             raise ResumeError(text, snapshot.ADVICE) from None

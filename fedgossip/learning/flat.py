@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from fedgossip.errors import ConfigError
+from fedgossip.task import Segment
 from fedgossip.vectors import Vector, empty, frozen
 
 
@@ -70,6 +71,11 @@ class Layout:
         return tuple(accumulate(map(math.prod, self.shapes), initial=0))[:-1]
 
     @property
+    def segments(self) -> tuple[Segment, ...]:
+        """The tensors in the order of the vector."""
+        return tuple(map(Segment, self.names, self.offsets, self.shapes))
+
+    @property
     def schema(self) -> str:
         """16 hex digits of the sha256 over names, shapes and type: equal schemas mean that averaging makes sense."""
         described = json.dumps([list(self.names), list(self.shapes), self.parameters, self.dtype.str])
@@ -99,10 +105,6 @@ class Layout:
             for name, where, shape in self.places():
                 # a copy: torch warns of arrays that it may not write to
                 tensors[name].copy_(torch.from_numpy(vector[where].reshape(shape).copy()))
-
-    def unflatten(self, vector: Vector) -> dict[str, np.ndarray]:
-        """Return name -> array, views of the vector (for safetensors)."""
-        return {name: vector[where].reshape(shape) for name, where, shape in self.places()}
 
     def adopt(self, module: nn.Module, flat: torch.Tensor) -> None:
         """Make the module's tensors views of `flat` [length], so that one copy loads or reads the whole model."""

@@ -27,7 +27,7 @@ from fedgossip.learning.shapes import Shape, shape_of
 from fedgossip.learning.stacked_engine import LayerStack, Outcome, State
 from fedgossip.likeness import Likeness
 from fedgossip.machine import NodeId
-from fedgossip.task import Job, Update
+from fedgossip.task import Job, Segment, Update
 from fedgossip.vectors import Vector
 
 __all__ = ["TorchTask", "TrainSettings"]
@@ -216,9 +216,9 @@ class TorchTask:
                 )
         self._states[node] = {name: array.copy() for name, array in state.items()}
 
-    def parameters_named(self, vector: Vector) -> dict[str, np.ndarray]:
-        """Return name -> array views of the vector, for safetensors."""
-        return self.layout.unflatten(vector)
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        return self.layout.segments
 
 
 def _batched(shape: Shape, train: Dataset, test: Dataset, settings: TrainSettings, device: torch.device) -> bool:

@@ -10,16 +10,20 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+import numpy.typing as npt
+
 from fedgossip.faults import FaultScript, Flap, Partition, Slow
+from fedgossip.likeness import Likeness
 from fedgossip.machine import NodeId
 from fedgossip.messages import AnyMessage, Leaving, Masked, Model
 from fedgossip.net.transport import LinkDown, LinkEvent, LinkUp, Transport
-from fedgossip.task import Job, LocalTask, Update
+from fedgossip.task import Job, LocalTask, Update, give_memory, memory_of, model_likeness, segments_of
+from fedgossip.vectors import Vector
 
 PATIENCE_NS = 1_000_000_000
 """So long a cut link keeps what is sent; not longer than the host's patience with a broken link."""
@@ -64,7 +68,7 @@ class Faults:
     def on_task(self, task: LocalTask) -> LocalTask:
         """Return `task`, slow when the script says so."""
         slowed = any(isinstance(fault, Slow) for fault in self.script.faults)
-        return cast(LocalTask, SlowTask(task, self)) if slowed else task
+        return SlowTask(task, self) if slowed else task
 
 
 class FaultyLinks:
@@ -170,13 +174,27 @@ def _is_last_word(message: AnyMessage) -> bool:
 
 
 class SlowTask:
-    """A task that takes as many times longer as the script says; its methods are those of the task."""
+    """A task that takes as many times longer as the script says; all else is as in the task, whatever that one has."""
 
     def __init__(self, task: LocalTask, faults: Faults) -> None:
         self._task, self._faults = task, faults
+        self.length, self.dtype, self.schema = task.length, task.dtype, task.schema
+        self.segments = segments_of(task)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._task, name)
+    def initial(self, node: NodeId) -> Vector:
+        return self._task.initial(node)
+
+    def evaluate(self, vectors: Sequence[Vector]) -> Sequence[Mapping[str, float]]:
+        return self._task.evaluate(vectors)
+
+    def state(self, node: NodeId) -> Mapping[str, npt.NDArray[Any]]:
+        return memory_of(self._task, node)
+
+    def load_state(self, node: NodeId, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        give_memory(self._task, node, state)
+
+    def likeness(self) -> Likeness:
+        return model_likeness(self._task)
 
     def train(self, jobs: Sequence[Job]) -> Sequence[Update]:
         now_ns, began = self._faults.clock(), time.monotonic()

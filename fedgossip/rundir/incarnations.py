@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from fedgossip import __version__, checkpoints, owner_files
 from fedgossip.checkpoints import About, RefusedError, Stored
 from fedgossip.decoding import UnreadableError, from_json
-from fedgossip.errors import ResumeError
 from fedgossip.machine import Checkpoint, Machine, NodeId
 from fedgossip.plans import compose
 from fedgossip.plans.compose import Plan
 from fedgossip.records import EventRow, PeerRow, Row, read_rows
-from fedgossip.task import LocalTask
 from fedgossip.vectors import Vector
 
 MakeMachine = Callable[[Vector, Checkpoint | None, int], Machine]
@@ -80,21 +77,6 @@ def next_after(plan: Plan, node: NodeId, folder: Path, schema: str, data: str, i
 def trace_path(folder: Path, incarnation: int) -> Path:
     """Return where the trace of a peer's life is: trace.bin, then trace.1.bin, ..."""
     return folder / (f"trace.{incarnation}.bin" if incarnation else "trace.bin")
-
-
-def memory_of(task: LocalTask, node: NodeId) -> Mapping[str, Any]:
-    """What the task remembers of `node` beside its vector; nothing for tasks that remember nothing."""
-    state = getattr(task, "state", None)
-    return state(node) if state else {}
-
-
-def give_memory(task: LocalTask, node: NodeId, memory: Mapping[str, Any]) -> None:
-    """Let the task take up what `memory_of` returned.  Raises ResumeError for a task that cannot."""
-    load_state = getattr(task, "load_state", None)
-    if load_state:
-        load_state(node, memory)
-    elif memory:
-        raise ResumeError(f"peer {node}: the task has no load_state", "Give it one, beside `state`.")
 
 
 def mend_rows(path: Path) -> None:

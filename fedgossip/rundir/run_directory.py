@@ -37,7 +37,7 @@ from fedgossip.plans.completeness import Lacking
 from fedgossip.plans.compose import DataShares, Plan
 from fedgossip.plans.plan import EXHAUSTED, PARTIAL
 from fedgossip.records import EventRow, NetworkRow, Row, RowWriter, read_rows
-from fedgossip.task import LocalTask
+from fedgossip.task import LocalTask, tensors_of
 from fedgossip.vectors import Vector, consensus_distance, digest, mean
 
 INCOMPLETE = "INCOMPLETE"
@@ -171,12 +171,10 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def save_model(path: Path, task: LocalTask, vector: Vector, **metadata: str) -> None:
-    """Save a vector as safetensors: named parameters where the task has them, else one tensor "vector"."""
+    """Save a vector as safetensors, a tensor for each segment of the task's."""
     from safetensors.numpy import save
 
-    unflatten = getattr(task, "parameters_named", None)
-    named = unflatten(vector) if unflatten else {"vector": vector}
-    tensors = {name: np.ascontiguousarray(tensor) for name, tensor in named.items()}
+    tensors = {name: np.ascontiguousarray(tensor) for name, tensor in tensors_of(task, vector).items()}
     write_whole(path, save(tensors, metadata={"schema": task.schema, **metadata}))
 
 

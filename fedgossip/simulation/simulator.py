@@ -45,7 +45,7 @@ from fedgossip.metrics import Meter, Network
 from fedgossip.records import EventRow, Row, event_row
 from fedgossip.simulation.connections import Link, Look, SimulatedLinks
 from fedgossip.simulation.network import NS, SimulatedNetwork
-from fedgossip.task import Job, LocalTask, Update
+from fedgossip.task import Job, LocalTask, Update, give_memory, memory_of
 from fedgossip.vectors import Vector
 from fedgossip.wire import wire_bytes
 
@@ -378,8 +378,7 @@ class Simulator:
         self.lives[node] += 1
         self.connections.forget(node)
         self.machines[node] = self.rebirth(node, self.lives[node], self.checkpoints.get(node))
-        if restore := getattr(self.task, "load_state", None):
-            restore(node, self._states.get(node, {}))
+        give_memory(self.task, node, self._states.get(node, {}))
         self._note("restarted", node)
         self._begin(node)
 
@@ -412,8 +411,8 @@ class Simulator:
         if checkpoint.round % self.checkpoint_every and not checkpoint.durable:
             return
         self.checkpoints[node] = checkpoint
-        if self.script.restarts and (state := getattr(self.task, "state", None)):
-            self._states[node] = state(node)
+        if self.script.restarts:
+            self._states[node] = memory_of(self.task, node)
 
     def _note(self, name: str, peer: NodeId, value: object = None) -> None:
         self._count(name)
