@@ -32,12 +32,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedgossip.secure import client as client_steps
 from fedgossip.secure import frames, graph, ring, server, shamir
-from fedgossip.secure.client import Client
+from fedgossip.secure.client import SecAggClient
 from fedgossip.secure.collecting import Session
 from fedgossip.secure.fixed_point import FixedPoint, Quantised
 from fedgossip.secure.masks import mask_key
 from fedgossip.secure.primitives import keystream, public_of
-from fedgossip.secure.session import Member, Policy, Roster, model_hash, proposal
+from fedgossip.secure.session import ParticipantRoster, Policy, RosterMember, model_hash, proposal
 from fedgossip.secure.unmasking import unmask
 
 
@@ -112,8 +112,8 @@ class Cohort:
         self.setting = setting
         self.keys = [Ed25519PrivateKey.generate() for _ in range(setting.n)]
         self.chief = Ed25519PrivateKey.generate()
-        members = (Member(key.public_key().public_bytes_raw(), "", "").signed(key.sign) for key in self.keys)
-        self.roster = Roster(tuple(members))
+        members = (RosterMember(key.public_key().public_bytes_raw(), "", "").signed(key.sign) for key in self.keys)
+        self.roster = ParticipantRoster(tuple(members))
         bits = 24 if setting.n <= 100 else 20
         self.fixed = FixedPoint(setting.words - 3, 1.0, 1.0, 1, bits)
         self.policy = Policy(self.chief.public_key().public_bytes_raw(), "benchmark", self.fixed)
@@ -166,7 +166,7 @@ class OneSession:
         d = proposal(c.roster, c.fixed, range(n), task_id="benchmark", round=c.round, model=c.model, k=self.setting.k)
         inviting = server.invite(c.roster, d, c.fixed, c.chief.sign)
         for v in range(n):
-            one = Client(v, c.roster, c.policy, c.keys[v].sign, os.urandom)
+            one = SecAggClient(v, c.roster, c.policy, c.keys[v].sign, os.urandom)
             self.act(v, lambda one=one: one.join(inviting.frame, c.model))
             inviting.take(v, self.steps[v].frame)
         distributing = inviting.close()

@@ -57,12 +57,12 @@ def told(word: str, peer: int, session: int, frame: bytes) -> tuple[str, Facts]:
     message = decoded(frame)
     facts: dict[str, Any] = {word: peer, "session": session, "round": session, "stage": message.stage.name}
     facts |= {"bytes": len(frame), "sha256": frames.body_hash(frame).hex()}
-    if isinstance(message, frames.Masked):
+    if isinstance(message, frames.MaskedHeader):
         facts["words"] = message.length
     if isinstance(message, frames.Reveal):
         for name, kind in (("alive", True), ("dropped", False)):
             facts[name] = ranges([v for v, alive, _ in message.shares if alive is kind])
-    return type(message).__name__.lower(), facts
+    return frames.name_of(type(message)).lower(), facts
 
 
 @dataclass

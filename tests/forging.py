@@ -9,7 +9,7 @@ from audit_kit import decoded
 from msgspec import structs
 from secure_kit import signer
 
-from fedgossip.audit.records import AnyRecord, Outline, Whole
+from fedgossip.audit.records import AnyRecord, Outline, WholeFrame
 from fedgossip.secure import frames
 from fedgossip.secure.session import Descriptor
 
@@ -17,11 +17,11 @@ from fedgossip.secure.session import Descriptor
 def whole(found: list[AnyRecord], kind: type[frames.Frame], client: int | None = None) -> tuple[int, Any]:
     """The place of a frame that is kept whole, and its message."""
     for place, record in enumerate(found):
-        if isinstance(record, Whole) and record.client == client:
+        if isinstance(record, WholeFrame) and record.client == client:
             message = decoded(record.frame)
             if isinstance(message, kind):
                 return place, message
-    raise AssertionError(f"no {kind.__name__} of {client}")
+    raise AssertionError(f"no {frames.name_of(kind)} of {client}")
 
 
 def outline(found: list[AnyRecord], message: str, client: int) -> tuple[int, Outline]:
@@ -39,9 +39,9 @@ def instead(found: list[AnyRecord], place: int, record: AnyRecord) -> list[AnyRe
     return [*found[:place], record, *found[place + 1 :]]
 
 
-def said(message: frames.Frame, client: int | None = None, by: int = -1) -> Whole:
+def said(message: frames.Frame, client: int | None = None, by: int = -1) -> WholeFrame:
     """A frame signed anew."""
-    return Whole(by == -1, client, frames.pack(message, by, signer(by)))
+    return WholeFrame(by == -1, client, frames.pack(message, by, signer(by)))
 
 
 def resigned(found: list[AnyRecord], kind: type[frames.Frame], **fields: Any) -> list[AnyRecord]:
@@ -51,9 +51,9 @@ def resigned(found: list[AnyRecord], kind: type[frames.Frame], **fields: Any) ->
 
 
 def redescribed(found: list[AnyRecord], **fields: Any) -> list[AnyRecord]:
-    _, invite = whole(found, frames.Invite)
+    _, invite = whole(found, frames.SessionInvite)
     descriptor: Descriptor = structs.replace(invite.descriptor, **fields)
-    return resigned(found, frames.Invite, descriptor=descriptor)
+    return resigned(found, frames.SessionInvite, descriptor=descriptor)
 
 
 def outlined(found: list[AnyRecord], name: str, who: int, **fields: Any) -> list[AnyRecord]:
@@ -71,6 +71,6 @@ def gone_outlines(message: str, *clients: int) -> Callable[[list[AnyRecord]], li
 
 def outline_of(record: Any) -> Outline:
     """What is kept of a frame that repeats another."""
-    frame, name = record.frame, type(decoded(record.frame)).__name__
+    frame, name = record.frame, frames.name_of(type(decoded(record.frame)))
     size = len(frame) - frames.SIGNATURE
     return Outline(record.sent, record.client, name, frame[: frames.SIGNATURE], frames.body_hash(frame), size)

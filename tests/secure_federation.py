@@ -93,9 +93,7 @@ def follow(
     record = plan.record(task.evaluate, watch_all=False)
     network = SimulatedNetwork(network_settings(plan.experiment, plan.n), plan.n, plan.experiment.seed)
     machines = [make(node) for node in range(plan.n)]
-    simulator = Simulator(
-        machines, links, task, network, record, run.rows.append, script=faults_of(plan), rebirth=make
-    )
+    simulator = Simulator(machines, links, task, network, record, run.rows.append, script=faults_of(plan), rebirth=make)
     run.simulator = simulator
     with _watching(run):
         run.results = simulator.run(LONGEST)
@@ -107,7 +105,7 @@ def _watching(run: Followed) -> Iterator[None]:
     """Keep what every client masks, and hold every sum against it."""
     mask, summed, begin = client.Shared.mask, secure_round.SecureRound._summed, secure_round.SecureRound.begin
 
-    def watched_mask(self: client.Shared, delivery: bytes, integers: Quantised) -> client.MaskedInput:
+    def watched_mask(self: client.Shared, delivery: bytes, integers: Quantised) -> client.VectorMasked:
         step = mask(self, delivery, integers)
         place = self._session.me, self._session.descriptor.round
         rounds = [round_of(session) for node, session in run.inputs if node == place[0]]

@@ -14,13 +14,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedgossip.secure import checks, client, frames, primitives, secrets, server, session, unmasking
 from fedgossip.secure.aborts import RoundAbandoned
-from fedgossip.secure.client import Advertised, Client, Consented, MaskedInput, Revealed, Shared
+from fedgossip.secure.client import Advertised, Consented, Revealed, SecAggClient, Shared, VectorMasked
 from fedgossip.secure.fixed_point import FixedPoint, Quantised
 from fedgossip.secure.primitives import Entropy, Sign
 from fedgossip.secure.ring import Words
 from fedgossip.secure.secrets import Ahead
 from fedgossip.secure.server import Summed, Summing, invite
-from fedgossip.secure.session import Descriptor, Member, Policy, Roster, model_hash, proposal
+from fedgossip.secure.session import Descriptor, ParticipantRoster, Policy, RosterMember, model_hash, proposal
 
 MODEL = model_hash(b"the global model")
 NEVER = 5
@@ -55,8 +55,10 @@ def public(number: int) -> bytes:
 
 
 @lru_cache
-def roster_of(n: int) -> Roster:
-    return Roster(tuple(Member(public(i), f"curve {i}", f"tcp://host{i}").signed(signer(i)) for i in range(n)))
+def roster_of(n: int) -> ParticipantRoster:
+    return ParticipantRoster(
+        tuple(RosterMember(public(i), f"curve {i}", f"tcp://host{i}").signed(signer(i)) for i in range(n))
+    )
 
 
 def numbers(length: int = 4, **changes: Any) -> FixedPoint:
@@ -86,7 +88,7 @@ class Room:
         self.roster = roster_of(self.members or self.n)
         self.policy = Policy(public(-1), "task", self.fixed, n_min=self.n_min)
         self.clients = {
-            v: Client(v, self.roster, self.policy, signer(v), entropy_of(self.seed, v)) for v in range(self.n)
+            v: SecAggClient(v, self.roster, self.policy, signer(v), entropy_of(self.seed, v)) for v in range(self.n)
         }
 
     def proposal(self, round: int = 0, **changes: Any) -> Descriptor:
@@ -97,7 +99,7 @@ class Room:
         return {v: drawn(self.fixed.words, self.seed, v) for v in range(self.n)}
 
 
-def upload(summing: Summing, client: int, masked: MaskedInput) -> None:
+def upload(summing: Summing, client: int, masked: VectorMasked) -> None:
     intake = summing.take(client, masked.frame)
     for chunk in masked.chunks():
         intake.chunk(chunk)
@@ -117,7 +119,7 @@ class Course:
 
     advertised: dict[int, Advertised] = field(default_factory=dict)
     shared: dict[int, Shared] = field(default_factory=dict)
-    masked: dict[int, MaskedInput] = field(default_factory=dict)
+    masked: dict[int, VectorMasked] = field(default_factory=dict)
     consented: dict[int, Consented] = field(default_factory=dict)
     revealed: dict[int, Revealed] = field(default_factory=dict)
     server: list[Any] = field(default_factory=list)

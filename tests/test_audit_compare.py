@@ -14,14 +14,14 @@ from secure_kit import Room, public
 from fedgossip.audit.compare import compare
 from fedgossip.audit.entries import NAME, entries
 from fedgossip.audit.log import OWN
-from fedgossip.audit.verify import ConfirmDead, verify_log
+from fedgossip.audit.verify import Verification, verify_log
 from fedgossip.audit.verify_round import verify_transcript
 from fedgossip.secure import frames
 
 N = 6
 
 
-def judged(found: Kept, path: Path | None = None) -> ConfirmDead:
+def judged(found: Kept, path: Path | None = None) -> Verification:
     return verify_transcript(path or found.path, found.room.roster, public(-1))
 
 

@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from secure_kit import public, signer
 
 from fedgossip.audit import log as log_module
-from fedgossip.audit.entries import ENTRY_BYTES_MAX, NAME, AuditError, Entry, entries, moment, stamp, written
+from fedgossip.audit.entries import ENTRY_BYTES_MAX, NAME, AuditError, LogEntry, entries, moment, stamp, written
 from fedgossip.audit.log import AuditLog, read
-from fedgossip.audit.verify import ConfirmDead, verify_log
+from fedgossip.audit.verify import Verification, verify_log
 from fedgossip.errors import NotWrittenError
 
 LINES = 9
@@ -39,7 +39,7 @@ def plain() -> bytes:
         return (Path(folder) / NAME).read_bytes()
 
 
-def judged(content: bytes, folder: Path, key: int | None = 3, head: str | None = None) -> ConfirmDead:
+def judged(content: bytes, folder: Path, key: int | None = 3, head: str | None = None) -> Verification:
     path = folder / NAME
     path.write_bytes(content)
     return verify_log(path, None if key is None else public(key), head)
@@ -438,7 +438,7 @@ def test_entries_are_read_one_at_a_time(tmp_path: Path) -> None:
     (tmp_path / NAME).write_bytes(plain() + b'{"number":9')
     assert len(list(entries(tmp_path / NAME))) == LINES
     (tmp_path / NAME).write_bytes(plain() + b"{}\n")
-    found: list[Entry] = []
+    found: list[LogEntry] = []
     with pytest.raises(AuditError, match=f"line {LINES + 1}"):
         found.extend(itertools.islice(entries(tmp_path / NAME), LINES))
         next(itertools.islice(entries(tmp_path / NAME), LINES, None))

@@ -31,9 +31,9 @@ from test_secure_frames import forms, recorded
 from fedgossip.audit import transcript as transcript_module
 from fedgossip.audit.entries import AuditError
 from fedgossip.audit.export import as_csv, as_json
-from fedgossip.audit.records import KEPT, Announced, AnyRecord, Begun, Sealed, Whole, packed, records
+from fedgossip.audit.records import KEPT, Announced, AnyRecord, Begun, Sealed, WholeFrame, packed, records
 from fedgossip.audit.transcript import Transcript
-from fedgossip.audit.verify import ConfirmDead, verify_log
+from fedgossip.audit.verify import Verification, verify_log
 from fedgossip.audit.verify_round import verify_transcript, verify_transcripts
 from fedgossip.errors import NotWrittenError
 from fedgossip.secure import frames
@@ -43,7 +43,7 @@ N = 6
 """Clients; t = 5 of a share group of 6."""
 
 
-def judged(found: Kept, path: Path | None = None) -> ConfirmDead:
+def judged(found: Kept, path: Path | None = None) -> Verification:
     return verify_transcript(path or found.path, found.room.roster, public(-1))
 
 
@@ -86,7 +86,7 @@ def test_frames_that_are_said_again_are_no_second_ones(plain: Kept, tmp_path: Pa
     size = path.stat().st_size
 
     def again(found: list[AnyRecord]) -> list[AnyRecord]:
-        return [*found, *(outline_of(record) if isinstance(record, Whole) else record for record in found[1:])]
+        return [*found, *(outline_of(record) if isinstance(record, WholeFrame) else record for record in found[1:])]
 
     assert judged(plain, forged(path, again)).sound
     assert path.stat().st_size < 1.8 * size
@@ -202,7 +202,7 @@ def other_keys(**fields: bytes) -> Callable[[list[AnyRecord]], list[AnyRecord]]:
 
 
 def good(found: list[AnyRecord], keys: frames.Keys, fields: dict[str, bytes]) -> frames.Keys:
-    d: Descriptor = whole(found, frames.Invite)[1].descriptor
+    d: Descriptor = whole(found, frames.SessionInvite)[1].descriptor
     unsigned = structs.replace(keys, **fields)
     return structs.replace(unsigned, signature=signer(1)(unsigned.content(d, d.round)))
 
@@ -240,17 +240,17 @@ def share_kept(found: list[AnyRecord]) -> list[AnyRecord]:
 
 
 def shorter_vector(found: list[AnyRecord]) -> list[AnyRecord]:
-    place, message = whole(found, frames.Masked, 2)
+    place, message = whole(found, frames.MaskedHeader, 2)
     return instead(found, place, said(structs.replace(message, length=6), 2, by=2))
 
 
 def of_another_session(found: list[AnyRecord]) -> list[AnyRecord]:
-    place, message = whole(found, frames.Masked, 2)
+    place, message = whole(found, frames.MaskedHeader, 2)
     return instead(found, place, said(structs.replace(message, sid=bytes(32)), 2, by=2))
 
 
 def keys_ahead_unsigned(found: list[AnyRecord]) -> list[AnyRecord]:
-    place, message = whole(found, frames.Masked, 2)
+    place, message = whole(found, frames.MaskedHeader, 2)
     ahead = structs.replace(message.ahead, signature=bytes(64))
     return instead(found, place, said(structs.replace(message, ahead=ahead), 2, by=2))
 
@@ -309,7 +309,7 @@ FORGERIES: dict[str, tuple[Callable[[list[AnyRecord]], list[AnyRecord]], str]] =
     ),
     "no keys of one": (gone(frames.Advertise, 1), "is not the keys of its neighbours"),
     "no shares of one": (gone_outlines("Shares", 1), "got seals of"),
-    "no vector of one": (gone(frames.Masked, 1), "survivors 1 sent no vector"),
+    "no vector of one": (gone(frames.MaskedHeader, 1), "survivors 1 sent no vector"),
     "no list": (gone(frames.Survivors, None), "who is no survivor"),
     "no consent of one": (gone(frames.Consent, 1), "was shown consents of"),
     "no consents to one": (gone_outlines("Consents", 1), "a Reveal of client 1, who was shown no consents"),
@@ -325,14 +325,14 @@ FORGERIES: dict[str, tuple[Callable[[list[AnyRecord]], list[AnyRecord]], str]] =
     "a threshold of one": (lambda found: redescribed(found, t=1), "threshold 1 of 6"),
     "another round": (lambda found: redescribed(found, round=9), "session 9 in the transcript of session 0"),
     "another model": (lambda found: redescribed(found, model_hash=bytes(32)), "of another session"),
-    "nobody invited": (gone(frames.Invite, None), "nobody was invited"),
+    "nobody invited": (gone(frames.SessionInvite, None), "nobody was invited"),
     "another beginning": (lambda found: [*found, found[0]], "begins with whose it is, once"),
     "no beginning": (lambda found: found[1:], "begins with whose it is, once"),
     "a stranger": (lambda found: [*found, structs.replace(found[-1], client=77)], "client 77 is not in the roster"),
     "keys from nowhere": (keys_again, "keys of client 1 that are not those it sent"),
     "a message that is none": (lambda found: outlined(found, "Shares", 2, message="Secret"), "is no message"),
     "an outline in place of a frame": (
-        lambda found: instead(found, at := whole(found, frames.Masked, 1)[0], outline_of(found[at])),
+        lambda found: instead(found, at := whole(found, frames.MaskedHeader, 1)[0], outline_of(found[at])),
         "of a Masked only the outline is here",
     ),
 }  # fmt: skip
@@ -424,7 +424,7 @@ def test_a_full_disk_leaves_a_transcript_of_what_was(tmp_path: Path, monkeypatch
     room = Room(N)
     transcript = Transcript(tmp_path, 0, room.roster, public(-1), signer(-1))
     before = transcript.path.read_bytes()
-    frame = frames.pack(frames.Invite(room.proposal()), -1, signer(-1))
+    frame = frames.pack(frames.SessionInvite(room.proposal()), -1, signer(-1))
     monkeypatch.setattr(transcript_module, "TRANSCRIPT_BYTES_MAX", 300)
     with pytest.raises(NotWrittenError, match="longer than 300 bytes"):
         transcript.sent(None, frame)

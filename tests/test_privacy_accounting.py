@@ -17,7 +17,7 @@ from scipy.stats import norm
 
 from fedgossip.errors import ConfigError
 from fedgossip.privacy import accounting
-from fedgossip.privacy.accounting import Account, Mechanism, epsilon, noise_for, steps_within, tight
+from fedgossip.privacy.accounting import Mechanism, RenyiAccount, epsilon, noise_for, steps_within, tight
 
 REFERENCES = [
     # noise, rate, steps, delta; by dp-accounting's Renyi account, and by its account of privacy loss distributions
@@ -102,7 +102,7 @@ def test_as_many_steps_fit_as_the_account_allows(noise, rate, wanted):
     fit = steps_within(wanted, 1e-5, noise=noise, rate=rate)
     assert fit == 0 or epsilon([Mechanism(noise, rate, fit)], 1e-5) <= wanted * (1 + 1e-9)
     assert epsilon([Mechanism(noise, rate, fit + 1)], 1e-5) > wanted
-    half = Account().plus(Mechanism(noise, rate, fit // 2))
+    half = RenyiAccount().plus(Mechanism(noise, rate, fit // 2))
     assert steps_within(wanted, 1e-5, noise=noise, rate=rate, before=half) == fit - fit // 2
 
 
@@ -116,7 +116,7 @@ def test_nothing_released_costs_nothing_and_no_noise_hides_nothing():
 
 def test_a_thousand_equal_rounds_compute_their_divergences_once():
     accounting._divergences.cache_clear()
-    account = Account()
+    account = RenyiAccount()
     for _ in range(1000):
         account = account.plus(Mechanism(1.234, 0.01, 5))
     assert accounting._divergences.cache_info().misses == 1
@@ -168,7 +168,7 @@ def test_without_opacus_the_advice_says_what_to_install(monkeypatch):
 @pytest.mark.parametrize("noise", [0.3, 1.1, 4.0, 77.0])
 def test_with_all_clients_in_the_closed_form_is_opacus_s_own(noise):
     theirs = compute_rdp(q=1.0, noise_multiplier=noise, steps=1, orders=accounting.ORDERS.tolist())
-    assert np.array_equal(Account().plus(Mechanism(noise)).divergences, theirs)
+    assert np.array_equal(RenyiAccount().plus(Mechanism(noise)).divergences, theirs)
 
 
 def test_with_all_clients_in_an_account_is_kept_without_opacus():

@@ -132,8 +132,8 @@ def test_the_price_of_a_round_does_not_grow_with_the_rounds_before(monkeypatch):
     """A round adds one array to one array: nothing of the thousands of spends before is looked at again."""
     budget = resumed(replace(EMPTY, max_epsilon=1e6), [ROUND.to_mapping()] * 3000)
     looked: list[Mechanism] = []
-    plus = accounting.Account.plus
-    monkeypatch.setattr(accounting.Account, "plus", lambda self, one: looked.append(one) or plus(self, one))
+    plus = accounting.RenyiAccount.plus
+    monkeypatch.setattr(accounting.RenyiAccount, "plus", lambda self, one: looked.append(one) or plus(self, one))
     for _ in range(10):
         budget = budget.spend(ROUND)
     assert len(looked) == 20  # once to see whether it fits, once to take it

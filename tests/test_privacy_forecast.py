@@ -14,20 +14,20 @@ from secure_kit import entropy_of
 from fedgossip.errors import ConfigError
 from fedgossip.privacy.accounting import Mechanism, epsilon, noise_for, tight
 from fedgossip.privacy.adaptive import Clip, bit, bits_noise, share_shorter, split
-from fedgossip.privacy.forecast import Forecast, Plan, forecast
+from fedgossip.privacy.forecast import PrivacyForecast, PrivacyPlan, forecast
 from fedgossip.privacy.guarantee import guarantee, meaning
 from fedgossip.privacy.wording import lines, verdict
 from fedgossip.protocols.telling import Telling
 from fedgossip.secure.noise import client_sigma, discrete_gaussian
 
-SILOS = Plan("client", clients=10, rounds=20, noise=8.0, clip=1.0, delta=1e-5, parameters=650)
-RECORDS = Plan(
+SILOS = PrivacyPlan("client", clients=10, rounds=20, noise=8.0, clip=1.0, delta=1e-5, parameters=650)
+RECORDS = PrivacyPlan(
     "record", clients=10, rounds=20, noise=1.1, clip=0.5, delta=1e-5, parameters=650, batch_size=32, local_steps=10,
     examples=(2000, 1000, 4000), telling=Telling(("examples", "steps"), ("cut",)),
 )  # fmt: skip
 
 
-def text(found: Forecast) -> str:
+def text(found: PrivacyForecast) -> str:
     return "\n".join(f"{name}: {words}" for name, words in lines(found))
 
 

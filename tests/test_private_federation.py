@@ -160,7 +160,7 @@ def masked_inputs(run: dict[str, Any]) -> list[np.ndarray]:
     found: list[np.ndarray] = []
     mask = client.Shared.mask
 
-    def watched(self: client.Shared, delivery: bytes, integers: Quantised) -> client.MaskedInput:
+    def watched(self: client.Shared, delivery: bytes, integers: Quantised) -> client.VectorMasked:
         found.append(integers.values.view(np.int32).astype(np.int64))
         return mask(self, delivery, integers)
 

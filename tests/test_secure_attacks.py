@@ -22,12 +22,12 @@ from secure_kit import MODEL, Course, Room, drawn, entropy_of, numbers, public, 
 from fedgossip.errors import ConfigError, ProtocolError
 from fedgossip.secure import frames
 from fedgossip.secure.aborts import Reason, RoundAbandoned
-from fedgossip.secure.client import Client, Revealed
+from fedgossip.secure.client import Revealed, SecAggClient
 from fedgossip.secure.past import Past
 from fedgossip.secure.primitives import Secret
-from fedgossip.secure.secrets import Fate, SharePair
+from fedgossip.secure.secrets import SharePair, Survival
 from fedgossip.secure.server import invite
-from fedgossip.secure.session import Descriptor, Policy, Roster, model_hash, session_of
+from fedgossip.secure.session import Descriptor, ParticipantRoster, Policy, model_hash, session_of
 
 VICTIM = 1
 N = 6
@@ -124,24 +124,24 @@ def test_a_client_refuses(name: str) -> None:
     if isinstance(crafted.dp, dict):
         crafted = structs.replace(crafted, dp=type(room.proposal().dp)(**crafted.dp))
     with pytest.raises(RoundAbandoned) as caught:
-        client.join(down(frames.Invite(crafted)), MODEL)
+        client.join(down(frames.SessionInvite(crafted)), MODEL)
     assert caught.value.reason is reason
-    client.join(down(frames.Invite(room.proposal())), MODEL)  # nothing has changed
+    client.join(down(frames.SessionInvite(room.proposal())), MODEL)  # nothing has changed
 
 
 def test_a_round_is_joined_once_and_never_an_earlier_one() -> None:
     room = Room(N)
     client = room.clients[VICTIM]
-    client.join(down(frames.Invite(room.proposal(7))), MODEL)
+    client.join(down(frames.SessionInvite(room.proposal(7))), MODEL)
     for round in (7, 6, 0):
         with pytest.raises(RoundAbandoned) as caught:
-            client.join(down(frames.Invite(room.proposal(round))), MODEL)
+            client.join(down(frames.SessionInvite(room.proposal(round))), MODEL)
         assert caught.value.reason is Reason.REPLAY
     past = Past()
     past.joined(9)
-    late = Client(VICTIM, room.roster, room.policy, signer(VICTIM), entropy_of("late"), past)
+    late = SecAggClient(VICTIM, room.roster, room.policy, signer(VICTIM), entropy_of("late"), past)
     with pytest.raises(RoundAbandoned):
-        late.join(down(frames.Invite(room.proposal(9))), MODEL)
+        late.join(down(frames.SessionInvite(room.proposal(9))), MODEL)
 
 
 @pytest.mark.parametrize(
@@ -152,8 +152,8 @@ def test_a_cohort_that_differs_by_one_from_any_before_is_refused(cohort: range, 
     room = Room(N, members=8)
     client = room.clients[VICTIM]
     run(room)
-    client.join(down(frames.Invite(room.proposal(1, cohort=range(4)))), MODEL)  # in which it masks nothing
-    invite = down(frames.Invite(room.proposal(2, cohort=cohort)))
+    client.join(down(frames.SessionInvite(room.proposal(1, cohort=range(4)))), MODEL)  # in which it masks nothing
+    invite = down(frames.SessionInvite(room.proposal(2, cohort=cohort)))
     if joins:
         client.join(invite, MODEL)
         return
@@ -169,7 +169,7 @@ def test_a_client_masks_once_in_a_round_of_the_run() -> None:
     client = room.clients[VICTIM]
     for life, round in ((1, 4), (1, 0), (7, 3)):
         with pytest.raises(RoundAbandoned) as caught:
-            client.join(down(frames.Invite(room.proposal(session_of(life, round)))), MODEL)
+            client.join(down(frames.SessionInvite(room.proposal(session_of(life, round)))), MODEL)
         assert caught.value.reason is Reason.REPLAY
     assert run(room, room.proposal(session_of(1, 5)), inputs=other_inputs(room)).summed is not None
 
@@ -200,7 +200,7 @@ def test_a_sum_that_would_wrap_is_refused() -> None:
     room = Room(N, numbers(q_bits=31))
     crafted = structs.replace(Room(N).proposal(), q_bits=31, schema_hash=room.fixed.schema)
     with pytest.raises(RoundAbandoned) as caught:
-        room.clients[VICTIM].join(down(frames.Invite(crafted)), MODEL)
+        room.clients[VICTIM].join(down(frames.SessionInvite(crafted)), MODEL)
     assert caught.value.reason is Reason.OVERFLOW
 
 
@@ -214,9 +214,9 @@ def test_a_roster_whose_members_did_not_sign_is_none() -> None:
     good = roster_of(4).members
     for members in ((*good, replace(good[0], curve="c")), (*good[:3], replace(good[3], endpoint="elsewhere"))):
         with pytest.raises(RoundAbandoned) as caught:
-            Roster(members)
+            ParticipantRoster(members)
         assert caught.value.reason is Reason.ROSTER
-    assert Roster(good[:3]).hash != Roster(good).hash != Roster(good[::-1]).hash
+    assert ParticipantRoster(good[:3]).hash != ParticipantRoster(good).hash != ParticipantRoster(good[::-1]).hash
 
 
 def test_what_somebody_else_signed_changes_nothing() -> None:
@@ -224,7 +224,7 @@ def test_what_somebody_else_signed_changes_nothing() -> None:
     client = room.clients[VICTIM]
     for sender, key in ((-1, 0), (0, 0), (0, -1)):
         with pytest.raises(ProtocolError):
-            client.join(frames.pack(frames.Invite(room.proposal()), sender, signer(key)), MODEL)
+            client.join(frames.pack(frames.SessionInvite(room.proposal()), sender, signer(key)), MODEL)
     assert client.past.session == -1
 
 
@@ -542,9 +542,13 @@ def test_a_client_reveals_once() -> None:
 
 
 def test_no_call_gives_both_shares_of_one_client() -> None:
-    for first, second in ((Fate.ALIVE, Fate.DEAD), (Fate.DEAD, Fate.ALIVE), (Fate.ALIVE, Fate.ALIVE)):
+    for first, second in (
+        (Survival.ALIVE, Survival.DEAD),
+        (Survival.DEAD, Survival.ALIVE),
+        (Survival.ALIVE, Survival.ALIVE),
+    ):
         pair = SharePair(Secret(b"b" * 32), Secret(b"k" * 32))
-        assert pair.give(first) == (b"b" if first is Fate.ALIVE else b"k") * 32
+        assert pair.give(first) == (b"b" if first is Survival.ALIVE else b"k") * 32
         with pytest.raises(ValueError, match="erased"):
             pair.give(second)
 

@@ -256,7 +256,7 @@ def test_no_key_byte_is_in_any_repr_log_or_exception(monkeypatch: pytest.MonkeyP
 def test_the_search_for_secrets_finds_them_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     secrets = recorded(monkeypatch)
     room = Room(5)
-    room.clients[0].join(frames.pack(frames.Invite(room.proposal()), -1, signer(-1)), MODEL)
+    room.clients[0].join(frames.pack(frames.SessionInvite(room.proposal()), -1, signer(-1)), MODEL)
     leaks = [repr(next(iter(secrets))), next(iter(secrets)).hex(), str([int.from_bytes(s, "little") for s in secrets])]
     assert all(any(form in leak for s in secrets for form in forms(s)) for leak in leaks)
 

@@ -25,7 +25,7 @@ from fedgossip.plans import compose
 from fedgossip.plans.federation import FederationPlan
 from fedgossip.plans.privacy_outlook import outlook
 from fedgossip.privacy.accounting import Mechanism, epsilon
-from fedgossip.privacy.forecast import Plan, forecast
+from fedgossip.privacy.forecast import PrivacyPlan, forecast
 from fedgossip.privacy.wording import lines
 from fedgossip.protocols import client_round
 from fedgossip.protocols.client import Client
@@ -168,7 +168,9 @@ def test_the_plan_names_every_fact_that_messages_carry_and_no_other(
     assert found == {*plan.telling.exact, *plan.telling.covered}
     if unit != "none":
         numbers = {"noise": 1.0, "clip": 1.0, "delta": 1e-5, "parameters": 650, "examples": (100,)}
-        said = dict(lines(forecast(Plan(unit, 5, 1, telling=plan.telling, secure=secure, tested=kept > 0, **numbers))))
+        said = dict(
+            lines(forecast(PrivacyPlan(unit, 5, 1, telling=plan.telling, secure=secure, tested=kept > 0, **numbers)))
+        )
         for fact in FACTS:
             covered = fact.name in ("cut", "shorter", "tests")
             assert (fact.words in said["not hidden"].lower()) == (fact.name in found and not covered)

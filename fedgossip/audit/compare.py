@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from fedgossip.audit.entries import Entry, Facts, Owner
+from fedgossip.audit.entries import Facts, LogEntry, Owner
 
 CLIENT, REFUSED = "client", "refused"
 
@@ -41,7 +41,7 @@ class Crossing(NamedTuple):
 
 
 @dataclass
-class Account:
+class TrafficRecord:
     """What one file says left its owner, and came to it; each with its line or record."""
 
     owner: Owner | None = None
@@ -58,7 +58,7 @@ class Account:
     sums: dict[int, tuple[str, int]] = field(default_factory=dict)
     """By session: the hash of its sum."""
 
-    def take(self, place: int, entry: Entry) -> None:
+    def take(self, place: int, entry: LogEntry) -> None:
         """Take what an entry of a log says passed, if it does."""
         facts = entry.facts
         told, session = facts.get("sum_sha256"), facts.get("session")
@@ -76,7 +76,7 @@ class Account:
         return "line" if self.owner else "record"
 
 
-def crossing(entry: Entry) -> Crossing | None:
+def crossing(entry: LogEntry) -> Crossing | None:
     """Return what an entry says passed, or None for one that says nothing of the kind."""
     facts = entry.facts
     peer, size, sha256 = facts.get("to", facts.get("from")), facts.get("bytes"), facts.get("sha256")
@@ -98,14 +98,14 @@ def fates_of(alive: str, dropped: str) -> str:
     return f"{alive or 'nobody'}; {dropped or 'nobody'}"
 
 
-def compare(one: Account, other: Account) -> list[str]:
+def compare(one: TrafficRecord, other: TrafficRecord) -> list[str]:
     """Return the disagreements of a log with another, or with a transcript, each in words."""
     if wrong := _strangers(one, other):
         return [wrong]
     return [*_direction(one, other), *_direction(other, one), *_results(one, other)]
 
 
-def unheard(one: Account, transcripts: Iterable[Account]) -> list[str]:
+def unheard(one: TrafficRecord, transcripts: Iterable[TrafficRecord]) -> list[str]:
     """Return the sessions in which a client sent something and that none of all the coordinator's transcripts is of."""
     known = {session for other in transcripts for session in other.sessions or ()}
     first: dict[int, tuple[Crossing, int]] = {}
@@ -115,7 +115,7 @@ def unheard(one: Account, transcripts: Iterable[Account]) -> list[str]:
     return [f"{one}, line {place}, sent {found}; no transcript is of that session" for found, place in first.values()]
 
 
-def _results(one: Account, other: Account) -> Iterator[str]:
+def _results(one: TrafficRecord, other: TrafficRecord) -> Iterator[str]:
     for session, (told, place) in one.sums.items():
         if session in other.sums and other.sums[session][0] != told:
             there, at = other.sums[session]
@@ -123,7 +123,7 @@ def _results(one: Account, other: Account) -> Iterator[str]:
             yield f"{says}; {other}, {other.place} {at}, says {there[:12]}"
 
 
-def _strangers(one: Account, other: Account) -> str:
+def _strangers(one: TrafficRecord, other: TrafficRecord) -> str:
     """Say why two accounts are not of two partners in one run, or nothing."""
     if one.owner is None:
         return "compared with a transcript is the log of a client"
@@ -135,7 +135,7 @@ def _strangers(one: Account, other: Account) -> str:
     return f"both are logs of {one}" if one.owner.participant == other.owner.participant else ""
 
 
-def _direction(sender: Account, receiver: Account) -> Iterator[str]:
+def _direction(sender: TrafficRecord, receiver: TrafficRecord) -> Iterator[str]:
     """Yield how what left `sender` for `receiver` differs from what came there, in the words of the two."""
     if receiver.owner and receiver.owner.role == CLIENT and not receiver.receives:
         return
@@ -163,7 +163,9 @@ def _direction(sender: Account, receiver: Account) -> Iterator[str]:
             yield f"to {receiver}, {receiver.place} {there}, came {got}; {sender} does not say that it sent that"
 
 
-def _between(crossings: Mapping[Crossing, int], of: Account, other: Account) -> dict[Content, tuple[Crossing, int]]:
+def _between(
+    crossings: Mapping[Crossing, int], of: TrafficRecord, other: TrafficRecord
+) -> dict[Content, tuple[Crossing, int]]:
     """Return what `of` says passed between it and the other, by content."""
     sessions = of.sessions if other.sessions is None else other.sessions
     return {

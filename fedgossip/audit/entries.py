@@ -61,13 +61,13 @@ class _Content(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     previous: _Hash
 
 
-class Entry(_Content, frozen=True, forbid_unknown_fields=True):
+class LogEntry(_Content, frozen=True, forbid_unknown_fields=True):
     hash: _Hash
     signature: _Signature
 
 
 _encoder = msgspec.json.Encoder(order="deterministic")
-_decoder = msgspec.json.Decoder(Entry)
+_decoder = msgspec.json.Decoder(LogEntry)
 
 
 # --- whose log --------------------------------------------------------------------------------------------------------
@@ -95,7 +95,7 @@ class Owner:
         return f"{self.role} {self.participant}"
 
 
-def owner_of(first: Entry) -> Owner:
+def owner_of(first: LogEntry) -> Owner:
     """Return who the first entry says it is.  Raises ValueError for one that does not."""
     if (first.number, first.previous, first.kind) != (0, NOTHING, OPENED):
         raise ValueError("the first entry is not there")
@@ -181,7 +181,7 @@ def lines(path: Path) -> Iterator[bytes]:
         raise AuditError(f"{path}: {error.strerror}", f"A participant's log is {NAME} in its folder.") from None
 
 
-def parsed(line: bytes) -> Entry:
+def parsed(line: bytes) -> LogEntry:
     """Return the entry that a whole line holds.  Raises ValueError where it is none, or not as it was written."""
     try:
         entry = from_json(_decoder, line)
@@ -195,7 +195,7 @@ def parsed(line: bytes) -> Entry:
     return entry
 
 
-def is_signed(entry: Entry, key: bytes) -> bool:
+def is_signed(entry: LogEntry, key: bytes) -> bool:
     """Return whether the holder of `key` has signed this entry, and so all before it."""
     return verify(key, bytes.fromhex(entry.signature), _signed(entry.hash))
 
@@ -206,7 +206,7 @@ def bytes_of(facts: Facts) -> int | None:
     return size + 4 * words if isinstance(size, int) and isinstance(words, int) else None
 
 
-def entries(path: Path) -> Iterator[Entry]:
+def entries(path: Path) -> Iterator[LogEntry]:
     """Yield the entries of a log as they stand there; a torn last line is left out.
 
     Each is as it was hashed; whether they follow each other, and who has signed them, is for `verify_log`.  Raises

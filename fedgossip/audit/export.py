@@ -11,8 +11,8 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from fedgossip.audit.entries import Entry, bytes_of, entries
-from fedgossip.audit.verify import ConfirmDead
+from fedgossip.audit.entries import LogEntry, bytes_of, entries
+from fedgossip.audit.verify import Verification
 from fedgossip.errors import NotWrittenError
 from fedgossip.plain import printable
 
@@ -23,7 +23,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """What a spreadsheet takes for a formula: texts may come from other participants."""
 
 
-def row(entry: Entry) -> dict[str, object]:
+def row(entry: LogEntry) -> dict[str, object]:
     """Return an entry by COLUMNS."""
     facts = entry.facts
     peer = next((f"{word} {facts[word]}" for word in ("to", "from") if word in facts), "")
@@ -36,7 +36,7 @@ def row(entry: Entry) -> dict[str, object]:
     }  # fmt: skip
 
 
-def cover(verdict: ConfirmDead) -> dict[str, object]:
+def cover(verdict: Verification) -> dict[str, object]:
     """Return what one wants to know of a log before its entries."""
     facts = dict(verdict.facts)
     kinds, sizes = facts.pop("kinds"), facts.pop("bytes")
@@ -51,13 +51,13 @@ def cover(verdict: ConfirmDead) -> dict[str, object]:
     }
 
 
-def as_json(verdict: ConfirmDead) -> str:
+def as_json(verdict: Verification) -> str:
     """Return cover and entries as one JSON object."""
     found = [{name: getattr(entry, name) for name in entry.__struct_fields__} for entry in entries(verdict.path)]
     return json.dumps({"cover": cover(verdict), "entries": found}, indent=1)
 
 
-def as_csv(verdict: ConfirmDead) -> str:
+def as_csv(verdict: Verification) -> str:
     """Return the cover, a fact in a row, an empty row, and a row per entry below the names of the columns."""
     out = io.StringIO()
     writer = csv.writer(out)

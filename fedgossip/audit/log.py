@@ -26,8 +26,8 @@ from fedgossip.audit.entries import (
     OPENED,
     REOPENED,
     AuditError,
-    Entry,
     Facts,
+    LogEntry,
     Owner,
     is_signed,
     lines,
@@ -52,7 +52,7 @@ class Lives:
     owner: Owner
     first: str
     """The hash of the first entry, which no other log has."""
-    last: Entry
+    last: LogEntry
     logged: tuple[tuple[str, Facts], ...]
     """Kind and facts of every line that the participant itself has put down."""
     whole_bytes: int
@@ -69,7 +69,7 @@ def read(path: Path) -> Lives:
     """
     owner: Owner | None = None
     first = NOTHING
-    last: Entry | None = None
+    last: LogEntry | None = None
     logged: list[tuple[str, Facts]] = []
     whole = torn = 0
     for place, line in enumerate(lines(path), 1):
@@ -118,9 +118,7 @@ class AuditLog:
     NotWrittenError where there is no room.
     """
 
-    def __init__(
-        self, path: Path, owner: Owner, sign: Sign, clock: Callable[[], int], *, synced: bool = True
-    ) -> None:
+    def __init__(self, path: Path, owner: Owner, sign: Sign, clock: Callable[[], int], *, synced: bool = True) -> None:
         self.path, self.owner = path, owner
         self._sign, self._clock, self._synced = sign, clock, synced
         self.number, self.head = 0, NOTHING

@@ -38,10 +38,10 @@ TRANSCRIPT_BYTES_MAX = 256 << 20
 """A round of 1000 clients takes about 4 MiB."""
 RECORD_BYTES_MAX = frames.FRAME_MAX + 4096
 
-KEPT = (frames.Invite, frames.Advertise, frames.Masked, frames.Survivors, frames.Consent, frames.Result)
+KEPT = (frames.SessionInvite, frames.Advertise, frames.MaskedHeader, frames.Survivors, frames.Consent, frames.Result)
 """Messages whose frames are kept whole: public keys, hashes, signatures.  Any other is an outline."""
 
-NAMES = frozenset(kind.__name__ for kind in KEPT)
+NAMES = frozenset(frames.name_of(kind) for kind in KEPT)
 
 LENGTH = struct.Struct("<I")
 
@@ -64,7 +64,7 @@ class Begun(Record, frozen=True, tag="begun"):
     previous: Hash
 
 
-class Whole(Record, frozen=True, tag="frame"):
+class WholeFrame(Record, frozen=True, tag="frame"):
     """A frame as it crossed the network: sent to a client, to all (None), or received."""
 
     sent: bool
@@ -103,7 +103,7 @@ class Sealed(Record, frozen=True, tag="sealed"):
     signature: frames.Signature
 
 
-AnyRecord = Begun | Whole | Outline | Announced | Sealed
+AnyRecord = Begun | WholeFrame | Outline | Announced | Sealed
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[AnyRecord] = msgspec.msgpack.Decoder(AnyRecord)
@@ -170,4 +170,3 @@ def records(path: Path) -> Iterator[tuple[AnyRecord, bytes]]:
             raise RecordError(path, number, "not as it is written here")
         yield record, whole
         at = end + size
-

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import msgspec
 
-from fedgossip.audit.compare import Account, Crossing, fates_of
+from fedgossip.audit.compare import Crossing, TrafficRecord, fates_of
 from fedgossip.audit.transcript_frames import STAGES, Round, Said, wrong
 from fedgossip.errors import ConfigError
 from fedgossip.protocols.client_round import ranges
@@ -64,7 +64,7 @@ class Course:
 
     def _invited(self) -> Descriptor:
         """S0: the session, as clients hold it against their policy, whatever that is."""
-        invite, begun = self.round.only(frames.Invite), self.round.begun
+        invite, begun = self.round.only(frames.SessionInvite), self.round.begun
         assert begun is not None
         if invite is None:
             wrong(0, "nobody was invited")
@@ -133,7 +133,7 @@ class Course:
 
     def _masked(self, d: Descriptor) -> None:
         """S2: vectors of one length, each with the hash that its client signed."""
-        for client, said, head in self.round.whole(frames.Masked, self.delivered, "was sent no shares"):
+        for client, said, head in self.round.whole(frames.MaskedHeader, self.delivered, "was sent no shares"):
             self._same(said, head.sid, self.sid)
             self.words = self.words or head.length
             if head.length != self.words:
@@ -251,11 +251,11 @@ class Course:
         }  # fmt: skip
         return {name: sorted(stages[name] - stages[after]) for name, after in pairwise(stages)}
 
-    def account(self) -> Account:
+    def account(self) -> TrafficRecord:
         """Return what crossed, for a comparison with the log of a client."""
         session = self.round.begun.session if self.round.begun else -1
         members = {client: member.identity for client, member in enumerate(self.round.roster.members)}
-        account = Account(None, members, {session}, receives=True)
+        account = TrafficRecord(None, members, {session}, receives=True)
         for said in self.round.every:
             fates = _fates(said) if said.name == "Reveal" else ""
             size, stage = frames.SIGNATURE + said.size, STAGES[said.name].name

@@ -27,7 +27,7 @@ from fedgossip.audit.records import (
     Begun,
     Outline,
     Sealed,
-    Whole,
+    WholeFrame,
     packed,
     sealed_content,
     transcripts,
@@ -38,7 +38,7 @@ from fedgossip.patience import patiently
 from fedgossip.secure import frames
 from fedgossip.secure.aborts import SUMMED
 from fedgossip.secure.primitives import Sign
-from fedgossip.secure.session import NONE, Roster
+from fedgossip.secure.session import NONE, ParticipantRoster
 from fedgossip.version import __version__
 
 _down: msgspec.msgpack.Decoder[frames.Downward] = msgspec.msgpack.Decoder(frames.Downward)
@@ -52,7 +52,7 @@ class Transcript:
     NotWrittenError where there is no room: the file is then as it was before the call, and closed.
     """
 
-    def __init__(self, folder: Path, session: int, roster: Roster, coordinator: bytes, sign: Sign) -> None:
+    def __init__(self, folder: Path, session: int, roster: ParticipantRoster, coordinator: bytes, sign: Sign) -> None:
         self.path = folder / f"{session:06d}{SUFFIX}"
         self._sign = sign
         self._hash = hashlib.sha256()
@@ -108,9 +108,10 @@ class Transcript:
         digest = frames.body_hash(frame)
         if isinstance(message, KEPT) and digest not in self._whole:
             self._whole.add(digest)
-            self._put(Whole(sent, client, frame))
+            self._put(WholeFrame(sent, client, frame))
             return
-        name, signature, size = type(message).__name__, frame[: frames.SIGNATURE], len(frame) - frames.SIGNATURE
+        name, signature = frames.name_of(type(message)), frame[: frames.SIGNATURE]
+        size = len(frame) - frames.SIGNATURE
         self._put(Outline(sent, client, name, signature, digest, size, _ids(message), _alive(message)))
 
     def _put(self, record: AnyRecord) -> None:

@@ -21,22 +21,22 @@ from fedgossip.audit.records import (
     Outline,
     RecordError,
     Sealed,
-    Whole,
+    WholeFrame,
     records,
     sealed_content,
 )
 from fedgossip.errors import ProtocolError
 from fedgossip.secure import frames
 from fedgossip.secure.primitives import verify
-from fedgossip.secure.session import Roster
+from fedgossip.secure.session import ParticipantRoster
 
 TO_ALL = ("Invite", "Survivors", "Result")
 """Messages that are the same for everybody."""
 
-DOWN = tuple(kind.__name__ for kind in get_args(frames.Downward))
-STAGES = {kind.__name__: kind.stage for kind in (*get_args(frames.Downward), *get_args(frames.Upward))}
+DOWN = tuple(frames.name_of(kind) for kind in get_args(frames.Downward))
+STAGES = {frames.name_of(kind): kind.stage for kind in (*get_args(frames.Downward), *get_args(frames.Upward))}
 """Every message, and of which stage it is."""
-_WHOLE = tuple(kind.__name__ for kind in KEPT)
+_WHOLE = tuple(frames.name_of(kind) for kind in KEPT)
 
 Kind = TypeVar("Kind", bound=frames.Frame)
 
@@ -82,7 +82,7 @@ class Round:
     """All frames of a transcript.  Filled as far as it is sound."""
 
     path: Path
-    roster: Roster
+    roster: ParticipantRoster
     coordinator: bytes
     begun: Begun | None = None
     outcome: str = ""
@@ -104,15 +104,15 @@ class Round:
 
     def outlines(self, kind: type[frames.Frame], among: Set[int], who: str) -> Iterator[tuple[int, Said]]:
         """As `whole`, of frames without their body."""
-        clients = [(client, said) for (name, client), said in self.said.items() if name == kind.__name__]
+        clients = [(client, said) for (name, client), said in self.said.items() if name == frames.name_of(kind)]
         for client, said in sorted(clients, key=lambda found: found[1].client or 0):
             if client is None or client not in among:
-                wrong(said.place, f"a {kind.__name__} of client {client}, who {who}")
+                wrong(said.place, f"a {frames.name_of(kind)} of client {client}, who {who}")
             yield client, said
 
     def only(self, kind: type[Kind]) -> tuple[int, Kind] | None:
         """Return the record and the message that is the same for all, or None where there is none."""
-        said = self.said.get((kind.__name__, None))
+        said = self.said.get((frames.name_of(kind), None))
         if said is None:
             return None
         assert isinstance(said.message, kind)
@@ -148,7 +148,9 @@ class Round:
             if self.announced.setdefault(record.keys.client, (place, record.keys))[1] != record.keys:
                 wrong(place, f"other keys of client {record.keys.client} than before")
         else:
-            self._hear(self._of_whole(place, record) if isinstance(record, Whole) else self._of_outline(place, record))
+            self._hear(
+                self._of_whole(place, record) if isinstance(record, WholeFrame) else self._of_outline(place, record)
+            )
 
     def _begin(self, begun: Begun) -> None:
         self.begun = begun
@@ -165,7 +167,7 @@ class Round:
         if first.digest != said.digest:
             wrong(said.place, f"a second, different {said.name} of {said.speaker}; the first is record {first.place}")
 
-    def _of_whole(self, place: int, record: Whole) -> Said:
+    def _of_whole(self, place: int, record: WholeFrame) -> Said:
         sender, identity = self._sender(place, record)
         try:
             message: frames.Frame
@@ -177,7 +179,7 @@ class Round:
             wrong(place, str(error))
         if not isinstance(message, KEPT):
             wrong(place, f"{message!r} is kept whole: what it carries does not belong here")
-        name, size = type(message).__name__, len(record.frame) - frames.SIGNATURE
+        name, size = frames.name_of(type(message)), len(record.frame) - frames.SIGNATURE
         return Said(place, record.sent, record.client, name, frames.body_hash(record.frame), size, message)
 
     def _of_outline(self, place: int, record: Outline) -> Said:
@@ -194,7 +196,7 @@ class Round:
             wrong(place, f"a {said.name} to all, which is for one")
         return said
 
-    def _sender(self, place: int, record: Whole | Outline) -> tuple[int, bytes]:
+    def _sender(self, place: int, record: WholeFrame | Outline) -> tuple[int, bytes]:
         if record.client is not None and record.client >= len(self.roster.members):
             wrong(place, f"client {record.client} is not in the roster")
         if record.sent:

@@ -14,14 +14,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedgossip.audit.compare import Account
+from fedgossip.audit.compare import TrafficRecord
 from fedgossip.audit.entries import (
     CLOSED,
     ENTRY_BYTES_MAX,
     NOTHING,
     OPENED,
     REOPENED,
-    Entry,
+    LogEntry,
     Owner,
     bytes_of,
     is_signed,
@@ -47,7 +47,7 @@ class Fault:
 
 
 @dataclass(frozen=True)
-class ConfirmDead:
+class Verification:
     """What was found out about one file.  `remarks` are no faults: what cannot be known from it, and clocks."""
 
     path: Path
@@ -56,7 +56,7 @@ class ConfirmDead:
     faults: tuple[Fault, ...]
     remarks: tuple[str, ...]
     facts: Mapping[str, object]
-    account: Account = field(repr=False)
+    account: TrafficRecord = field(repr=False)
     unit: str = "line"
 
     @property
@@ -68,7 +68,7 @@ class ConfirmDead:
         return [f"{self.unit} {fault.place}: {fault.what}" if fault.place else fault.what for fault in self.faults]
 
 
-def verify_log(path: Path, key: bytes | None = None, head: str | None = None) -> ConfirmDead:
+def verify_log(path: Path, key: bytes | None = None, head: str | None = None) -> Verification:
     """Verify every link and signature by `key`, 32 bytes; without it by the one that the log itself names.
 
     `head`: a hash that somebody was told; it must be there.  Raises AuditError for a file that cannot be opened.
@@ -90,8 +90,8 @@ class _Following:
         self.owner: Owner | None = None
         self.faults: list[Fault] = []
         self.remarks: list[str] = []
-        self.account = Account()
-        self.last: Entry | None = None
+        self.account = TrafficRecord()
+        self.last: LogEntry | None = None
         """The last sound entry, of those in their place."""
         self._unsound = 0  # lines since, each perhaps in the place of an entry
         self._places: dict[str, int] = {}  # of sound entries, by hash
@@ -122,7 +122,7 @@ class _Following:
         self.faults.append(Fault(place, what))
         self._unsound += 1
 
-    def _begin(self, entry: Entry) -> None:
+    def _begin(self, entry: LogEntry) -> None:
         try:
             self.owner = owner_of(entry)
         except ValueError as error:
@@ -132,7 +132,7 @@ class _Following:
             self.faults.append(Fault(1, f"a log of the key {self.owner.key.hex()}, not of the one that was given"))
         self.key = self.given or self.owner.key
 
-    def _placed(self, place: int, entry: Entry) -> bool:
+    def _placed(self, place: int, entry: LogEntry) -> bool:
         """Return whether a signed entry stands in its place, and say if not; one that is ahead is gone on from."""
         number, previous = (self.last.number, self.last.hash) if self.last else (-1, NOTHING)
         unsound, due = self._unsound, number + 1
@@ -152,7 +152,7 @@ class _Following:
             self.faults.append(Fault(place, f"entry {entry.number} follows another entry {number} than the one here"))
         return True
 
-    def _count(self, place: int, entry: Entry) -> None:
+    def _count(self, place: int, entry: LogEntry) -> None:
         back = self._newest and moment(entry.time) < moment(self._newest) - CLOCK_STEP_MS
         if back and len(self.remarks) < NAMED_MAX:
             self.remarks.append(f"line {place}: {entry.time} after {self._newest}: the clock was set back")
@@ -165,7 +165,7 @@ class _Following:
             self._versions.append(version)
         self.account.take(place, entry)
 
-    def verdict(self, path: Path, head: str | None) -> ConfirmDead:
+    def verdict(self, path: Path, head: str | None) -> Verification:
         if self.last is None and not self.faults:
             self.faults.append(Fault(0, "no entry is there"))
         elif self.key is None:
@@ -175,7 +175,7 @@ class _Following:
         self._end(head)
         self.account.owner = self.owner
         what = f"log of {self.owner or 'nobody'}"
-        return ConfirmDead(path, what, tuple(self.faults), tuple(self.remarks), self._facts(), self.account)
+        return Verification(path, what, tuple(self.faults), tuple(self.remarks), self._facts(), self.account)
 
     def _end(self, head: str | None) -> None:
         if head is None:

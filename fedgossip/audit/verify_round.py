@@ -21,11 +21,11 @@ from pathlib import Path
 from fedgossip.audit.records import transcripts
 from fedgossip.audit.round_checks import Course
 from fedgossip.audit.transcript_frames import Round, WrongError
-from fedgossip.audit.verify import ConfirmDead, Fault
-from fedgossip.secure.session import NONE, Roster
+from fedgossip.audit.verify import Fault, Verification
+from fedgossip.secure.session import NONE, ParticipantRoster
 
 
-def verify_transcript(path: Path, roster: Roster, coordinator: bytes) -> ConfirmDead:
+def verify_transcript(path: Path, roster: ParticipantRoster, coordinator: bytes) -> Verification:
     """Verify one round; the verdict names the first thing wrong.  Raises AuditError for what is no transcript."""
     round = Round(path, roster, coordinator)
     course = Course(round)
@@ -36,12 +36,12 @@ def verify_transcript(path: Path, roster: Roster, coordinator: bytes) -> Confirm
     except WrongError as error:
         faults = (Fault(error.place, error.what),)
     number = round.begun.session if round.begun else path.stem
-    return ConfirmDead(path, f"transcript of session {number}", faults, (), course.facts(), course.account(), "record")
+    return Verification(path, f"transcript of session {number}", faults, (), course.facts(), course.account(), "record")
 
 
-def verify_transcripts(folder: Path, roster: Roster, coordinator: bytes) -> list[ConfirmDead]:
+def verify_transcripts(folder: Path, roster: ParticipantRoster, coordinator: bytes) -> list[Verification]:
     """Verify every round in `folder`, and that each file names the one before it by its hash."""
-    found: list[ConfirmDead] = []
+    found: list[Verification] = []
     before: Path | None = None
     sessions: set[object] = set()
     for path in transcripts(folder):
@@ -52,7 +52,7 @@ def verify_transcripts(folder: Path, roster: Roster, coordinator: bytes) -> list
     return found
 
 
-def _chained(verdict: ConfirmDead, before: Path | None, sessions: Set[object]) -> ConfirmDead:
+def _chained(verdict: Verification, before: Path | None, sessions: Set[object]) -> Verification:
     facts = verdict.facts
     previous = facts.get("previous file", "")
     if before is None:

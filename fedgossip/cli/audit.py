@@ -15,8 +15,8 @@ import click
 from fedgossip.cli.text import columns, echo
 
 if TYPE_CHECKING:
-    from fedgossip.audit.verify import ConfirmDead
-    from fedgossip.secure.session import Roster
+    from fedgossip.audit.verify import Verification
+    from fedgossip.secure.session import ParticipantRoster
 
 PATH = click.Path(path_type=Path)
 _HASH = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b")
@@ -38,14 +38,14 @@ def audit() -> None:
 @click.option("--json", "as_json", is_flag=True, help="A JSON object per entry.")
 def show(log: Path, kind: str | None, last: int | None, as_json: bool) -> None:
     """Print a log as a table, or all logs below a folder.  Nothing is verified."""
-    from fedgossip.audit.entries import NAME, Entry, entries
+    from fedgossip.audit.entries import NAME, LogEntry, entries
     from fedgossip.audit.export import row
 
     found = sorted(log.rglob(NAME)) if log.is_dir() else [log]
     if not found:
         raise _nothing(log, NAME)
     for path in found:
-        chosen: deque[Entry] = deque((one for one in entries(path) if kind in (None, one.kind)), maxlen=last)
+        chosen: deque[LogEntry] = deque((one for one in entries(path) if kind in (None, one.kind)), maxlen=last)
         if as_json:
             for one in chosen:
                 echo(json.dumps({"log": str(path), **{name: getattr(one, name) for name in one.__struct_fields__}}))
@@ -127,7 +127,7 @@ class _Judge:
     head: str | None
     roster: Path | None
 
-    def all_of(self, path: Path) -> Iterator[ConfirmDead]:
+    def all_of(self, path: Path) -> Iterator[Verification]:
         """Yield the verdict on a file, or on every log and round below a folder."""
         from fedgossip.audit.entries import NAME
         from fedgossip.audit.records import SUFFIX
@@ -142,7 +142,7 @@ class _Judge:
         for folder in rounds:
             yield from self.rounds(folder)
 
-    def one(self, path: Path) -> ConfirmDead:
+    def one(self, path: Path) -> Verification:
         from fedgossip.audit.records import is_transcript
         from fedgossip.audit.verify_round import verify_transcript
 
@@ -150,12 +150,12 @@ class _Judge:
             return self.log(path)
         return verify_transcript(path, *self._pinned())
 
-    def rounds(self, folder: Path) -> list[ConfirmDead]:
+    def rounds(self, folder: Path) -> list[Verification]:
         from fedgossip.audit.verify_round import verify_transcripts
 
         return verify_transcripts(folder, *self._pinned())
 
-    def log(self, path: Path) -> ConfirmDead:
+    def log(self, path: Path) -> Verification:
         from fedgossip.audit.verify import verify_log
 
         return verify_log(path, self._key(path), self.head)
@@ -176,14 +176,14 @@ class _Judge:
             raise ConfigError(f"{file}: there is no entry for peer {node}", "Name another file, or give --key.")
         return bytes.fromhex(blocks[node].verify)
 
-    def _pinned(self) -> tuple[Roster, bytes]:
+    def _pinned(self) -> tuple[ParticipantRoster, bytes]:
         from fedgossip.net.endpoints import load_blocks, roster_of
-        from fedgossip.secure.session import Roster
+        from fedgossip.secure.session import ParticipantRoster
 
         if (file := self.roster or self.endpoints) is None:
             raise click.UsageError("transcripts are verified with --endpoints")
         *clients, coordinator = roster_of(load_blocks(file)).members
-        return Roster(tuple(clients)), bytes.fromhex(self.key) if self.key else coordinator.identity
+        return ParticipantRoster(tuple(clients)), bytes.fromhex(self.key) if self.key else coordinator.identity
 
 
 def _participant(path: Path) -> int | None:
@@ -196,7 +196,7 @@ def _participant(path: Path) -> int | None:
         return None
 
 
-def _compared(verdict: ConfirmDead, others: list[ConfirmDead], *, every: bool) -> ConfirmDead:
+def _compared(verdict: Verification, others: list[Verification], *, every: bool) -> Verification:
     """Return the verdict with every disagreement with one of the others; `every`: they are all that there is."""
     from fedgossip.audit.compare import compare, unheard
     from fedgossip.audit.verify import Fault
@@ -220,14 +220,14 @@ def _nothing(folder: Path, what: str) -> Exception:
 # --- words ------------------------------------------------------------------------------------------------------------
 
 
-def _facts(verdict: ConfirmDead) -> dict[str, object]:
+def _facts(verdict: Verification) -> dict[str, object]:
     return {
         "path": str(verdict.path), "what": verdict.what, "sound": verdict.sound, "faults": verdict.worded(),
         "remarks": verdict.remarks, "facts": verdict.facts,
     }  # fmt: skip
 
 
-def _said(verdict: ConfirmDead) -> str:
+def _said(verdict: Verification) -> str:
     """Return the verdict, what was found, and what it is about."""
     head = f"{verdict.path}: {verdict.what}: {'sound' if verdict.sound else 'NOT sound'}"
     about = _of_log(verdict) if "entries" in verdict.facts else _of_round(verdict)
@@ -235,12 +235,12 @@ def _said(verdict: ConfirmDead) -> str:
     return "\n".join([f"{head}, {about}", *(f"  {line}" for line in verdict.worded()), *notes])
 
 
-def _of_log(verdict: ConfirmDead) -> str:
+def _of_log(verdict: Verification) -> str:
     facts = verdict.facts
     return f"{facts['entries']} entries, {facts['first']} to {facts['last']}, head {facts['head']}"
 
 
-def _of_round(verdict: ConfirmDead) -> str:
+def _of_round(verdict: Verification) -> str:
     facts = verdict.facts
     if "cohort" not in facts:
         return "no session in it"

@@ -13,7 +13,7 @@ from fedgossip.cli.text import echo
 
 if TYPE_CHECKING:
     from fedgossip.drivers.replay import Replayed
-    from fedgossip.trace.files import Entry
+    from fedgossip.trace.files import TraceEntry
 
 
 @click.command()
@@ -54,7 +54,7 @@ def _unrecorded(recorded: Collection[int], lives: int) -> str:
     return f"{what} {', '.join(map(str, missing))}: not recorded; --trace is given anew to each"
 
 
-def _show(entry: Entry) -> None:
+def _show(entry: TraceEntry) -> None:
     from fedgossip.trace.events import described
 
     echo(f"{entry.number:6d}  {entry.now_ns / 1e9:9.4f} s  {described(entry.event)}")

@@ -14,7 +14,7 @@ from fedgossip.machine import NodeId
 
 
 class Processes(Protocol):
-    """The peers' processes, as Family keeps them."""
+    """The peers' processes, as `PeerProcesses` keeps them."""
 
     @property
     def exited(self) -> Mapping[int, int]: ...

@@ -28,7 +28,7 @@ from fedgossip.plans.recovering import peer_of
 from fedgossip.rundir.collect import last_word
 from fedgossip.rundir.incarnations import trace_path
 from fedgossip.trace.events import TraceError, described
-from fedgossip.trace.files import Entry, Opening, Reading, refusal
+from fedgossip.trace.files import Opening, Reading, TraceEntry, refusal
 from fedgossip.vectors import Vector, digest
 from fedgossip.version import __version__
 
@@ -71,7 +71,7 @@ class Replayed:
         return self.difference is None and (self.kept is None or self.digest is None or self.kept == self.digest)
 
 
-Show = Callable[[Entry], None]
+Show = Callable[[TraceEntry], None]
 
 
 def replay(
@@ -125,7 +125,7 @@ def replay(
     )
 
 
-def _tell(machine: Machine, entry: Entry) -> tuple[list[str], Vector | None]:
+def _tell(machine: Machine, entry: TraceEntry) -> tuple[list[str], Vector | None]:
     """Return the effects as lines, and the final vector if this was the end."""
     try:
         effects = told(machine, entry.event, entry.now_ns)

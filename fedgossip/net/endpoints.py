@@ -31,7 +31,7 @@ from fedgossip.errors import ConfigError
 from fedgossip.machine import NodeId
 from fedgossip.messages import Revocation
 from fedgossip.net.identity import Identity, check_public, verify
-from fedgossip.secure.session import Member, Roster
+from fedgossip.secure.session import ParticipantRoster, RosterMember
 
 _HEX_KEY = re.compile(r"[0-9a-f]{64}")
 _ADDRESS = re.compile(r"tcp://(\[[0-9a-fA-F:.]+\]|[\w.-]+):(?P<port>\d{1,5})|ipc://.{1,100}")
@@ -246,7 +246,7 @@ def signed(identity: Identity, address: str) -> Endpoint:
     return Endpoint(address, identity.public, identity.verify, signature=member.signature.hex())
 
 
-def roster_of(endpoints: Endpoints) -> Roster:
+def roster_of(endpoints: Endpoints) -> ParticipantRoster:
     """Return the roster of all entries, by id.  Raises ConfigError for one that is not signed by itself."""
     members = []
     for node in sorted(endpoints):
@@ -255,10 +255,10 @@ def roster_of(endpoints: Endpoints) -> Roster:
             advice = f"Put what `{_shown(node, endpoints[node])}` prints on its machine there, unchanged."
             raise ConfigError(f"endpoints: the entry of {node} is not signed by itself", advice)
         members.append(member)
-    return Roster(tuple(members))
+    return ParticipantRoster(tuple(members))
 
 
-def _member(endpoint: Endpoint) -> Member:
-    return Member(
+def _member(endpoint: Endpoint) -> RosterMember:
+    return RosterMember(
         bytes.fromhex(endpoint.verify), endpoint.key, endpoint.address, signature=bytes.fromhex(endpoint.signature)
     )

@@ -10,7 +10,7 @@ from fedgossip.net.endpoints import Endpoints, roster_of
 from fedgossip.net.identity import Identity
 from fedgossip.secure.pairs import Pairs
 from fedgossip.secure.primitives import Entropy, Sign
-from fedgossip.secure.session import Policy, Roster
+from fedgossip.secure.session import ParticipantRoster, Policy
 
 Logged = tuple[str, Mapping[str, object]]
 """The kind and the facts of a line of a participant's own log."""
@@ -22,7 +22,7 @@ class Credentials:
 
     sign: Sign = field(repr=False)
     entropy: Entropy = field(repr=False)
-    roster: Roster
+    roster: ParticipantRoster
     """Of all participants, the coordinator last."""
     policy: Policy | None = None
     """What this client insists on, from a file of its own; without, what the experiment says."""

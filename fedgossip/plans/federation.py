@@ -36,9 +36,9 @@ from fedgossip.protocols.secure_round import SecureSumming, SessionTerms
 from fedgossip.protocols.telling import Telling, telling
 from fedgossip.records import EventRow, PeerRow, Row
 from fedgossip.secure import graph
-from fedgossip.secure.client import Client as Party
+from fedgossip.secure.client import SecAggClient
 from fedgossip.secure.primitives import signer
-from fedgossip.secure.session import Member, Policy, Roster
+from fedgossip.secure.session import ParticipantRoster, Policy, RosterMember
 from fedgossip.seeds import stream
 from fedgossip.simulation.cohorts import Rounds, run_rounds
 from fedgossip.task import LocalTask
@@ -233,8 +233,10 @@ class FederationPlan:
     def _simulated(self) -> Sequence[Credentials]:
         """Keys for everybody, from the seed: for simulations, which keep no secrets."""
         signers = [signer(stream(self.experiment.seed, "identity", node).bytes(32)) for node in range(self.n)]
-        members = [Member(identity, "", f"sim:{node}").signed(sign) for node, (identity, sign) in enumerate(signers)]
-        roster = Roster(tuple(members))
+        members = [
+            RosterMember(identity, "", f"sim:{node}").signed(sign) for node, (identity, sign) in enumerate(signers)
+        ]
+        roster = ParticipantRoster(tuple(members))
         return [
             Credentials(sign, stream(self.experiment.seed, "entropy", node).bytes, roster)
             for node, (_, sign) in enumerate(signers)
@@ -371,7 +373,7 @@ class FederationPlan:
     def _securely(self, node: NodeId, initial: Vector, schema: str, who: Credentials) -> Answering:
         policy = who.policy or self.policy(who.roster.identity(self.coordinator), initial.size, schema)
         roster, past = who.roster.first(self.learners), client_round.past_of(who.log)
-        return Securely(Party(node, roster, policy, who.sign, who.entropy, past), self._chances(node, who))
+        return Securely(SecAggClient(node, roster, policy, who.sign, who.entropy, past), self._chances(node, who))
 
     @property
     def client_settings(self) -> ClientSettings:

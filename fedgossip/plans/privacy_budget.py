@@ -9,7 +9,7 @@ from fedgossip.plans.credentials import Logged
 
 if TYPE_CHECKING:
     from fedgossip.experiment import Experiment, Privacy
-    from fedgossip.privacy.accounting import Account
+    from fedgossip.privacy.accounting import RenyiAccount
     from fedgossip.privacy.budget import Budget, Spend
 
 SPENT = "spent"
@@ -61,7 +61,7 @@ def purse_of(
     return BudgetPurse(resumed(budget, [facts for kind, facts in log if kind == SPENT]), cost)
 
 
-def account_before(spends: Iterable[Mapping[str, object]]) -> Account:
+def account_before(spends: Iterable[Mapping[str, object]]) -> RenyiAccount:
     """Return the account of spends of any runs: their divergences add up, whatever noise, clip and delta they had."""
     from fedgossip.privacy.accounting import account_of
     from fedgossip.privacy.budget import Spend

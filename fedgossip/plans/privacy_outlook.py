@@ -11,17 +11,16 @@ from fedgossip.plans.plan import Plan
 from fedgossip.plans.privacy_budget import cost_of_training
 from fedgossip.plans.tasks import task_of
 from fedgossip.privacy.accounting import Mechanism
-from fedgossip.privacy.forecast import Forecast
+from fedgossip.privacy.forecast import PrivacyForecast
 
 
-def outlook(plan: Plan, seen_by: NodeId | None = None, before: Iterable[Mechanism] = ()) -> Forecast:
+def outlook(plan: Plan, seen_by: NodeId | None = None, before: Iterable[Mechanism] = ()) -> PrivacyForecast:
     """Return what the budget of a run will be worth.  Reads the data.  Raises ConfigError for a run without one.
 
     `seen_by`: a client that has a file of its own, and takes the others to have as many examples: no other is read.
     `before`: what was spent of the same budget in other runs.
     """
-    from fedgossip.privacy.forecast import Plan as Promise
-    from fedgossip.privacy.forecast import forecast
+    from fedgossip.privacy.forecast import PrivacyPlan, forecast
 
     if not isinstance(plan, FederationPlan) or plan.unit == "none":
         advice = 'Write [coordinator.privacy] with unit = "record" or "client".'
@@ -34,7 +33,7 @@ def outlook(plan: Plan, seen_by: NodeId | None = None, before: Iterable[Mechanis
     examples = known * (plan.learners if len(known) == 1 else 1)
     fewest = min(examples, default=1)
     return forecast(
-        Promise(
+        PrivacyPlan(
             unit=p.unit,
             clients=plan.learners,
             rounds=e.rounds,

@@ -72,16 +72,16 @@ _NOTHING: Floats = np.zeros(len(ORDERS))
 
 
 @dataclass(frozen=True, eq=False)
-class Account:
+class RenyiAccount:
     """What has been released so far, as Renyi divergences at ORDERS; empty at first."""
 
     divergences: Floats = field(default_factory=lambda: _NOTHING, repr=False)
 
-    def plus(self, mechanism: Mechanism) -> Account:
+    def plus(self, mechanism: Mechanism) -> RenyiAccount:
         """Return the account with this release too; some microseconds for a (noise, rate) that was there before."""
         if not mechanism.steps:
             return self
-        return Account(self.divergences + mechanism.steps * _divergences(mechanism.noise, mechanism.rate))
+        return RenyiAccount(self.divergences + mechanism.steps * _divergences(mechanism.noise, mechanism.rate))
 
     def epsilon(self, delta: float) -> float:
         """Return the epsilon that holds together with `delta`; 0 while nothing was released, inf without noise."""
@@ -90,8 +90,8 @@ class Account:
         return max(0.0, float((self.divergences + _conversion(delta)).min()))
 
 
-def account_of(mechanisms: Iterable[Mechanism]) -> Account:
-    account = Account()
+def account_of(mechanisms: Iterable[Mechanism]) -> RenyiAccount:
+    account = RenyiAccount()
     for mechanism in mechanisms:
         account = account.plus(mechanism)
     return account
@@ -127,7 +127,7 @@ def tight(mechanisms: Iterable[Mechanism], delta: float) -> float | None:
 
 
 def noise_for(
-    wanted: float, delta: float, *, rate: float = 1.0, steps: int = 1, before: Account | None = None
+    wanted: float, delta: float, *, rate: float = 1.0, steps: int = 1, before: RenyiAccount | None = None
 ) -> float:
     """Return the least noise, to a thousandth, with which `steps` releases, and those `before`, have at most epsilon
     `wanted`.
@@ -136,7 +136,7 @@ def noise_for(
     """
     from scipy.optimize import brentq
 
-    spent = before or Account()
+    spent = before or RenyiAccount()
 
     def over(log_noise: float) -> float:
         found = spent.plus(Mechanism(math.exp(log_noise), rate, steps)).epsilon(delta)
@@ -161,9 +161,11 @@ def noise_for(
     return noise
 
 
-def steps_within(wanted: float, delta: float, *, noise: float, rate: float = 1.0, before: Account | None = None) -> int:
+def steps_within(
+    wanted: float, delta: float, *, noise: float, rate: float = 1.0, before: RenyiAccount | None = None
+) -> int:
     """Return how many releases fit into epsilon `wanted` on top of those `before`; at most STEPS_MOST."""
-    spent = (before or Account()).divergences
+    spent = (before or RenyiAccount()).divergences
     each = _divergences(noise, rate)
     room = wanted - _conversion(delta) - spent
     with np.errstate(divide="ignore", invalid="ignore"):

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 import msgspec
 
 from fedgossip.errors import BudgetError, ConfigError, nearest
-from fedgossip.privacy.accounting import Account, Mechanism
+from fedgossip.privacy.accounting import Mechanism, RenyiAccount
 
 UNITS = ("record", "client")
 """What neighbours differ in: one example of one client, or all that a client has."""
@@ -88,9 +88,9 @@ class Budget:
     clip: float | None = None
     """What every spend was clipped to; None where it follows the updates (`adaptive`): the account does not need it."""
     spends: tuple[Spend, ...] = ()
-    before: Account = field(default_factory=Account, compare=False, kw_only=True)
+    before: RenyiAccount = field(default_factory=RenyiAccount, compare=False, kw_only=True)
     """What other runs have spent of the same: an account knows no delta and no clip."""
-    _account: Account | None = field(default=None, repr=False, compare=False, kw_only=True)
+    _account: RenyiAccount | None = field(default=None, repr=False, compare=False, kw_only=True)
     """Of that and the spends; a round adds to it, however many there were."""
 
     def __post_init__(self) -> None:
@@ -108,7 +108,7 @@ class Budget:
             object.__setattr__(self, "_account", account)
 
     @property
-    def account(self) -> Account:
+    def account(self) -> RenyiAccount:
         assert self._account is not None
         return self._account
 

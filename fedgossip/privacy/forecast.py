@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from fedgossip.errors import ConfigError, nearest
-from fedgossip.privacy.accounting import Account, Mechanism, account_of, epsilon, noise_for, steps_within, tight
+from fedgossip.privacy.accounting import Mechanism, RenyiAccount, account_of, epsilon, noise_for, steps_within, tight
 from fedgossip.privacy.budget import UNITS, Spend
 from fedgossip.protocols.telling import Telling
 
@@ -36,7 +36,7 @@ SILO_EPSILON = 3.0
 
 
 @dataclass(frozen=True)
-class Plan:
+class PrivacyPlan:
     """A run as its experiment file has it.  Raises ConfigError for numbers that do not fit together."""
 
     unit: str
@@ -115,7 +115,7 @@ class Plan:
         return Mechanism(self.test_noise, 1.0, told)
 
     @property
-    def aside(self) -> Account:
+    def aside(self) -> RenyiAccount:
         """What the rounds have to leave of the budget: for tests, and for what was spent before."""
         return account_of([self.tests, *self.before])
 
@@ -127,10 +127,10 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Forecast:
+class PrivacyForecast:
     """What a plan comes to.  Lengths are L2 norms of a round's mean update; for records in multiples of lr."""
 
-    plan: Plan
+    plan: PrivacyPlan
     epsilon: float
     """Of a client that takes part in every round, by the Renyi account: an upper bound; tests included."""
     total: float
@@ -162,13 +162,13 @@ class Forecast:
         return self.rounds_within is None or self.rounds_within >= self.plan.rounds
 
 
-def forecast(plan: Plan) -> Forecast:
+def forecast(plan: PrivacyPlan) -> PrivacyForecast:
     """Return what a plan comes to; a few seconds, most of them the import of opacus."""
     each = plan.round_spend.mechanism
     all_rounds = Mechanism(each.noise, each.rate, each.steps * plan.rounds)
     usual = Mechanism(each.noise, each.rate, each.steps * math.ceil(plan.rounds * plan.drawn / plan.clients))
     noise_length, update_length = _lengths(plan)
-    return Forecast(
+    return PrivacyForecast(
         plan,
         epsilon([all_rounds, plan.tests], plan.delta),
         epsilon([all_rounds, plan.tests, *plan.before], plan.delta),
@@ -181,13 +181,13 @@ def forecast(plan: Plan) -> Forecast:
     )
 
 
-def _rounds_within(plan: Plan, each: Mechanism) -> int | None:
+def _rounds_within(plan: PrivacyPlan, each: Mechanism) -> int | None:
     if plan.max_epsilon is None:
         return None
     return steps_within(plan.max_epsilon, plan.delta, noise=each.noise, rate=each.rate, before=plan.aside) // each.steps
 
 
-def _noise_wanted(plan: Plan, all_rounds: Mechanism) -> float | None:
+def _noise_wanted(plan: PrivacyPlan, all_rounds: Mechanism) -> float | None:
     wanted = SILO_EPSILON if plan.max_epsilon is None else plan.max_epsilon
     try:
         return noise_for(wanted, plan.delta, rate=all_rounds.rate, steps=all_rounds.steps, before=plan.aside)
@@ -195,7 +195,7 @@ def _noise_wanted(plan: Plan, all_rounds: Mechanism) -> float | None:
         return None
 
 
-def _lengths(plan: Plan) -> tuple[float, float]:
+def _lengths(plan: PrivacyPlan) -> tuple[float, float]:
     """Return the lengths of the noise in a round's mean update, and of the longest such update."""
     n, d = float(plan.drawn), plan.parameters
     if plan.unit == "client":

@@ -6,11 +6,11 @@ import math
 
 from fedgossip.errors import ConfigError
 from fedgossip.privacy.accounting import account_of, epsilon, noise_for
-from fedgossip.privacy.forecast import SILO_EPSILON, SILOS, Forecast, Plan
+from fedgossip.privacy.forecast import SILO_EPSILON, SILOS, PrivacyForecast, PrivacyPlan
 from fedgossip.privacy.guarantee import meaning
 
 
-def lines(forecast: Forecast) -> list[tuple[str, str]]:
+def lines(forecast: PrivacyForecast) -> list[tuple[str, str]]:
     """Return (what, text) in the order in which to read them; every text is whole sentences."""
     plan = forecast.plan
     found = [
@@ -30,7 +30,7 @@ def lines(forecast: Forecast) -> list[tuple[str, str]]:
     return found
 
 
-def verdict(forecast: Forecast) -> str:
+def verdict(forecast: PrivacyForecast) -> str:
     """Return one sentence: how long the noise is, and what that means."""
     meanings = (
         "it learns nearly as well as without noise",
@@ -42,13 +42,13 @@ def verdict(forecast: Forecast) -> str:
     return f"In a round's mean update the noise is {_times(forecast.ratio)} the largest update: {meaning}."
 
 
-def _hidden(plan: Plan) -> str:
+def _hidden(plan: PrivacyPlan) -> str:
     if plan.unit == "record":
         return "Each example of each client: whether it was there.  Not what all examples of a client have in common."
     return "Each client, with all its examples: whether it had them, or nothing at all."
 
 
-def _adversary(plan: Plan) -> str:
+def _adversary(plan: PrivacyPlan) -> str:
     if plan.unit == "record":
         return (
             "The coordinator, the other clients, and whoever gets the model: each client adds all the noise itself, "
@@ -63,14 +63,14 @@ def _adversary(plan: Plan) -> str:
     )
 
 
-def _not_hidden(plan: Plan) -> str:
+def _not_hidden(plan: PrivacyPlan) -> str:
     told = plan.telling.words(plan.telling.exact)
     of = "summed over the clients of each round" if plan.secure else "of each client and round"
     counts = f"  As it is, {of}: {'; '.join(told)}." if told else ""
     return f"Who took part and when.{counts}  What was learned from earlier runs, and from choosing these numbers."
 
 
-def _beside(plan: Plan) -> list[tuple[str, str]]:
+def _beside(plan: PrivacyPlan) -> list[tuple[str, str]]:
     """What is told beside the update under its noise, and what is measured and not told."""
     found = []
     if covered := plan.telling.words(plan.telling.covered):
@@ -82,7 +82,7 @@ def _beside(plan: Plan) -> list[tuple[str, str]]:
     return found
 
 
-def _epsilon(forecast: Forecast) -> str:
+def _epsilon(forecast: PrivacyForecast) -> str:
     plan = forecast.plan
     text = f"{_number(forecast.epsilon)} after all {plan.rounds} rounds, for a client that is in all of them"
     if forecast.tight is not None:
@@ -92,7 +92,7 @@ def _epsilon(forecast: Forecast) -> str:
     return f"{text}.  {meaning(forecast.epsilon, plan.unit)}"
 
 
-def _tests(plan: Plan) -> list[tuple[str, str]]:
+def _tests(plan: PrivacyPlan) -> list[tuple[str, str]]:
     if not plan.tests.steps:
         return []
     alone = _number(epsilon([plan.tests], plan.delta))
@@ -100,7 +100,7 @@ def _tests(plan: Plan) -> list[tuple[str, str]]:
     return [("tests", f"{of} are epsilon {alone} alone, which is counted in the epsilon above.")]
 
 
-def _before(forecast: Forecast) -> list[tuple[str, str]]:
+def _before(forecast: PrivacyForecast) -> list[tuple[str, str]]:
     plan = forecast.plan
     if not plan.before:
         return []
@@ -109,7 +109,7 @@ def _before(forecast: Forecast) -> list[tuple[str, str]]:
     return [("before", f"{text}{_number(forecast.total)}.  {meaning(forecast.total, plan.unit)}")]
 
 
-def _delta(plan: Plan) -> str:
+def _delta(plan: PrivacyPlan) -> str:
     units = plan.clients if plan.unit == "client" else sum(plan.examples)
     text = f"{plan.delta:g}: with this probability there may be no promise at all."
     if plan.delta * units >= 1:
@@ -117,7 +117,7 @@ def _delta(plan: Plan) -> str:
     return text
 
 
-def rounds(forecast: Forecast) -> str:
+def rounds(forecast: PrivacyForecast) -> str:
     """How many rounds the budget allows, in a sentence or two."""
     plan, within = forecast.plan, forecast.rounds_within
     if within is None or plan.max_epsilon is None:
@@ -130,7 +130,7 @@ def rounds(forecast: Forecast) -> str:
     return text
 
 
-def _noise(forecast: Forecast) -> str:
+def _noise(forecast: PrivacyForecast) -> str:
     plan = forecast.plan
     unit = "" if plan.unit == "client" else ", in multiples of the learning rate"
     root = math.sqrt(plan.parameters)
@@ -140,7 +140,7 @@ def _noise(forecast: Forecast) -> str:
     )
 
 
-def _help(forecast: Forecast) -> list[str]:
+def _help(forecast: PrivacyForecast) -> list[str]:
     plan, over = forecast.plan, forecast.ratio / forecast.limits[0]
     found = []
     if plan.unit == "client" and plan.clients <= SILOS:
@@ -161,7 +161,7 @@ def _help(forecast: Forecast) -> list[str]:
     return [*found, fewer] if fewer else found
 
 
-def _silos(forecast: Forecast) -> str:
+def _silos(forecast: PrivacyForecast) -> str:
     """The rule for a handful of silos: hiding whole clients takes a noise of about 8 and more."""
     wanted = _wanted(forecast.plan, SILO_EPSILON, forecast.plan.rounds)
     needs = "more noise than there is" if wanted is None else f"noise of {_number(wanted)}"
@@ -174,7 +174,7 @@ def _silos(forecast: Forecast) -> str:
     )
 
 
-def _fewer_rounds(forecast: Forecast) -> str | None:
+def _fewer_rounds(forecast: PrivacyForecast) -> str | None:
     plan = forecast.plan
     fewer = math.ceil(plan.rounds / 4)
     wanted = _wanted(plan, forecast.epsilon, fewer)
@@ -186,7 +186,7 @@ def _fewer_rounds(forecast: Forecast) -> str | None:
     )
 
 
-def _wanted(plan: Plan, wanted: float, rounds: int) -> float | None:
+def _wanted(plan: PrivacyPlan, wanted: float, rounds: int) -> float | None:
     each = plan.round_spend
     try:
         tests = account_of([plan.tests])

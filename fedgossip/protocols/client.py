@@ -45,7 +45,7 @@ from fedgossip.protocols.aggregation_round import check_layout
 from fedgossip.protocols.client_round import Chances, ClientPart, PlainPart, SecurePart
 from fedgossip.protocols.spending import EXHAUSTED, Purse, spent, used_up
 from fedgossip.protocols.telling import EVERYTHING, Telling
-from fedgossip.secure.client import Client as Party
+from fedgossip.secure.client import SecAggClient
 from fedgossip.secure.secrets import Ahead
 from fedgossip.secure.session import round_of
 from fedgossip.vectors import Vector, frozen, summable
@@ -73,7 +73,7 @@ class Plainly:
 class Securely:
     """Answers through a secure sum, and in no other way."""
 
-    party: Party
+    party: SecAggClient
     chances: Callable[[int], Chances]
     """Of a round."""
 

@@ -112,13 +112,13 @@ class PlainPart:
 
 
 _Facts = dict[str, int | str]
-_Step = steps.Advertised | steps.Shared | steps.MaskedInput | steps.Consented | steps.Revealed
+_Step = steps.Advertised | steps.Shared | steps.VectorMasked | steps.Consented | steps.Revealed
 Stepped = TypeVar("Stepped", bound=_Step)
 
 _DUE: dict[type[object], Stage] = {
     steps.Advertised: Stage.SHARES,
     steps.Shared: Stage.MASKED,
-    steps.MaskedInput: Stage.CONSIST,
+    steps.VectorMasked: Stage.CONSIST,
     steps.Consented: Stage.UNMASK,
     steps.Revealed: Stage.RESULT,
 }
@@ -130,7 +130,7 @@ class SecurePart:
 
     def __init__(
         self,
-        party: steps.Client,
+        party: steps.SecAggClient,
         coordinator: NodeId,
         invite: Invite,
         chances: Chances,
@@ -205,7 +205,7 @@ class SecurePart:
                 step.check(frame)
                 self._keep(frame)
                 return self._mask()
-            case steps.MaskedInput() as step:
+            case steps.VectorMasked() as step:
                 consented = step.consent(frame)
                 self._step = self._next(consented, frame)
                 return self._leave("consent", Stage.CONSIST, consented.frame, survivors=len(consented.survivors))

@@ -33,7 +33,7 @@ from fedgossip.secure.aborts import SUMMED, RoundAbandoned, Stage
 from fedgossip.secure.fixed_point import CLIPPED, FixedPoint
 from fedgossip.secure.noise_rule import NO_NOISE, NoiseRule
 from fedgossip.secure.primitives import Sign
-from fedgossip.secure.session import NONE, Roster, proposal, session_of
+from fedgossip.secure.session import NONE, ParticipantRoster, proposal, session_of
 from fedgossip.vectors import Vector, digest, frozen
 
 _Step = server.Inviting | server.Distributing | server.Summing | server.Consenting | server.Unmasking
@@ -43,7 +43,7 @@ _Step = server.Inviting | server.Distributing | server.Summing | server.Consenti
 class SessionTerms:
     """What all sessions of a run have in common."""
 
-    roster: Roster
+    roster: ParticipantRoster
     fixed: FixedPoint
     sign: Sign = field(repr=False)
     task_id: str

@@ -17,7 +17,7 @@ from fedgossip.net.identity import Identity
 from fedgossip.plans.credentials import Logged
 from fedgossip.plans.ledger import SpentLedger
 from fedgossip.plans.privacy_budget import SPENT
-from fedgossip.secure.session import Roster
+from fedgossip.secure.session import ParticipantRoster
 from fedgossip.vectors import digest
 from fedgossip.version import __version__
 
@@ -32,7 +32,7 @@ class Recorder:
         self.folder, self._identity = folder, identity
         owner = Owner(node, role, bytes.fromhex(identity.verify), run, __version__)
         self._log = AuditLog(folder / NAME, owner, identity.sign_bytes, time.time_ns, synced=synced)
-        self._roster: Roster | None = None
+        self._roster: ParticipantRoster | None = None
         self._open: tuple[int, Transcript] | None = None
         self._ledger: SpentLedger | None = None
 
@@ -46,7 +46,7 @@ class Recorder:
         """What earlier lives have put down."""
         return self._log.past
 
-    def transcribe(self, roster: Roster) -> None:
+    def transcribe(self, roster: ParticipantRoster) -> None:
         """Keep a transcript of every session from now on, of these clients."""
         self._roster = roster
 
@@ -69,7 +69,7 @@ class Recorder:
             assert seen.client is not None, "a frame that was taken came from somebody"
             transcript.received(seen.client, seen.frame)
 
-    def _transcript(self, session: int, roster: Roster) -> Transcript:
+    def _transcript(self, session: int, roster: ParticipantRoster) -> Transcript:
         if self._open is None or self._open[0] != session:
             folder = self.folder / ROUNDS
             owner_files.made(folder)

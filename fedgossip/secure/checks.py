@@ -7,10 +7,10 @@ from collections.abc import Sequence, Set
 from fedgossip.secure import frames
 from fedgossip.secure.aborts import Reason, RoundAbandoned, Stage, too_few
 from fedgossip.secure.primitives import verify
-from fedgossip.secure.session import NONE, Descriptor, Roster
+from fedgossip.secure.session import NONE, Descriptor, ParticipantRoster
 
 
-def keys_are_signed(keys: frames.Keys, descriptor: Descriptor, round: int, roster: Roster) -> bool:
+def keys_are_signed(keys: frames.Keys, descriptor: Descriptor, round: int, roster: ParticipantRoster) -> bool:
     """Return whether the client whose keys these are has signed them, for this round."""
     return verify(roster.identity(keys.client), keys.signature, keys.content(descriptor, round))
 
@@ -19,7 +19,7 @@ def check_keys(
     message: frames.Neighbourhood,
     descriptor: Descriptor,
     sid0: bytes,
-    roster: Roster,
+    roster: ParticipantRoster,
     own: frames.Keys,
     neighbours: Sequence[int],
 ) -> dict[int, frames.Keys]:
@@ -69,7 +69,12 @@ def check_survivors(ids: tuple[int, ...], descriptor: Descriptor, me: int, group
 
 
 def check_consents(
-    message: frames.Consents, sid: bytes, me: int, roster: Roster, group: Set[int], survivors: tuple[int, ...]
+    message: frames.Consents,
+    sid: bytes,
+    me: int,
+    roster: ParticipantRoster,
+    group: Set[int],
+    survivors: tuple[int, ...],
 ) -> int:
     """Return how many others of the group have signed these survivors, each once.  Raises where one has not."""
     content = frames.consent_content(sid, frames.hash_of_ids(survivors))

@@ -1,9 +1,9 @@
 """The client's side of FG-SecAgg/1, as steps that cannot be misordered: each returns the next and is used up by it.
 
-    Client.join(invite, model)      -> Advertised     S0  fresh keys, signed          (or those announced a round ahead)
+    SecAggClient.join(invite, model) -> Advertised    S0  fresh keys, signed          (or those announced a round ahead)
     Advertised.share(neighbourhood) -> Shared         S1  shares of both secrets, sealed for each neighbour
-    Shared.mask(delivery, integers) -> MaskedInput    S2  the vector under its masks, in chunks; keys for the next round
-    MaskedInput.consent(survivors)  -> Consented      S3  a signature on the survivors, one per session
+    Shared.mask(delivery, integers) -> VectorMasked   S2  the vector under its masks, in chunks; keys for the next round
+    VectorMasked.consent(survivors) -> Consented      S3  a signature on the survivors, one per session
     Consented.reveal(consents)      -> Revealed       S4  one share of each neighbour, then everything is erased
     Revealed.finish(result, words)  -> Words          S5  the sum, if it is the one that was agreed on
 
@@ -36,18 +36,18 @@ from fedgossip.secure.masks import mask_key, self_key
 from fedgossip.secure.past import Past
 from fedgossip.secure.primitives import Agreement, Entropy, Secret, Sign, derive, digest, seal, transcript, unseal
 from fedgossip.secure.ring import Words, add_streams, chunks, little, subtract_streams
-from fedgossip.secure.secrets import Ahead, Ended, Erasable, Fate, Holding, OwnKeys, SharePair, Sharing, fresh_keys
-from fedgossip.secure.session import Descriptor, Policy, Roster, sid0_of
+from fedgossip.secure.secrets import Ahead, Ended, Erasable, Holding, OwnKeys, SharePair, Sharing, Survival, fresh_keys
+from fedgossip.secure.session import Descriptor, ParticipantRoster, Policy, sid0_of
 
 Held = TypeVar("Held", bound=Erasable)
 Wanted = TypeVar("Wanted", bound=frames.Frame)
 
 
-class Client:
+class SecAggClient:
     """One participant, through many sessions.  `entropy` is os.urandom; `past` what it has done in earlier lives."""
 
     def __init__(
-        self, me: int, roster: Roster, policy: Policy, sign: Sign, entropy: Entropy, past: Past | None = None
+        self, me: int, roster: ParticipantRoster, policy: Policy, sign: Sign, entropy: Entropy, past: Past | None = None
     ) -> None:
         self.me, self.roster, self.policy = me, roster, policy
         self._sign, self._entropy, self.past = sign, entropy, past or Past()
@@ -59,7 +59,7 @@ class Client:
         and erased if not.  Raises ProtocolError, RoundAbandoned; a client that refuses has sent nothing.
         """
         message = frames.from_coordinator(invite, self.policy.coordinator)
-        if not isinstance(message, frames.Invite):
+        if not isinstance(message, frames.SessionInvite):
             raise frames.refused(frames.COORDINATOR, f"{message!r} where an invitation is due")
         d = message.descriptor
         self.policy.check(d, self.roster, self.me, model)
@@ -71,7 +71,7 @@ class Client:
             self.me, d, sid0, self.roster, self.policy, d.neighbours(sid0)[self.me], self._sign, self._entropy,
             self.past,
         )  # fmt: skip
-        session.seen[frames.Invite] = hashlib.sha256(invite).digest()
+        session.seen[frames.SessionInvite] = hashlib.sha256(invite).digest()
         if own:
             return Advertised(session, own, b"")
         own = fresh_keys(sid0, d, d.round, self.me, self._sign, self._entropy)
@@ -88,7 +88,7 @@ class _Session:
     me: int
     descriptor: Descriptor
     sid: bytes
-    roster: Roster
+    roster: ParticipantRoster
     policy: Policy
     neighbours: tuple[int, ...]
     sign: Sign
@@ -133,14 +133,14 @@ class _Step(Generic[Held]):
             raise RoundAbandoned(Reason.TWICE, f"{self!r} has been used", stage=kind.stage)
         s = self._session
         message = frames.from_coordinator(frame, s.policy.coordinator)
-        if isinstance(message, frames.Invite) or message.sid != s.sid or getattr(message, "to", s.me) != s.me:
+        if isinstance(message, frames.SessionInvite) or message.sid != s.sid or getattr(message, "to", s.me) != s.me:
             raise frames.refused(frames.COORDINATOR, f"{message!r} of another session, or for another client")
         name = hashlib.sha256(frame).digest()
         if not isinstance(message, kind):
             if s.seen.get(type(message), name) != name:
                 reason = Reason.INCONSISTENT_U3 if isinstance(message, frames.Survivors) else Reason.TWICE
                 raise self.abandon(reason, f"a second, different {message!r}")
-            raise frames.refused(frames.COORDINATOR, f"{message!r} where a {kind.__name__} is due")
+            raise frames.refused(frames.COORDINATOR, f"{message!r} where a {frames.name_of(kind)} is due")
         s.seen[kind] = name
         return message
 
@@ -192,7 +192,7 @@ class Shared(_Step[Sharing]):
         """Raise ProtocolError for what is not the delivery of this session; it may be masked with later."""
         self._read(delivery, frames.Delivery)
 
-    def mask(self, delivery: bytes, integers: Quantised) -> MaskedInput:
+    def mask(self, delivery: bytes, integers: Quantised) -> VectorMasked:
         """Open the others' shares, and hide `integers` under one's own mask and one per neighbour that has shared."""
         message = self._read(delivery, frames.Delivery)
         with self._spend() as held:
@@ -206,9 +206,9 @@ class Shared(_Step[Sharing]):
             held.b.erase()
             d = s.descriptor
             ahead = Ahead(fresh_keys(s.sid, d, d.round + 1, s.me, s.sign, s.entropy), d.task_id, d.round + 1)
-            head = frames.Masked(s.sid, words.size, hashlib.sha256(little(words)).digest(), ahead.public)
+            head = frames.MaskedHeader(s.sid, words.size, hashlib.sha256(little(words)).digest(), ahead.public)
             words.flags.writeable = False
-            return MaskedInput(s, Holding(held.shares), s.pack(head), words, head.digest, ahead)
+            return VectorMasked(s, Holding(held.shares), s.pack(head), words, head.digest, ahead)
 
     def _check_input(self, integers: Quantised) -> None:
         need = self._session.policy.fixed.words
@@ -217,7 +217,7 @@ class Shared(_Step[Sharing]):
             raise RoundAbandoned(Reason.SCHEMA, what, stage=Stage.MASKED)
 
 
-class MaskedInput(_Step[Holding]):
+class VectorMasked(_Step[Holding]):
     """S2 is behind: `frame`, then every chunk.  `ahead` holds the keys for the next round: keep it, or erase it."""
 
     def __init__(
@@ -263,10 +263,10 @@ class Consented(_Step[Holding]):
             signed = check_consents(message, s.sid, s.me, s.roster, s.group, held.survivors)
             s.enough(Stage.UNMASK, signed + 1, "of the share group have signed these survivors")
             alive = set(held.survivors)
-            fates = {v: Fate.ALIVE if v in alive else Fate.DEAD for v in sorted(held.shares)}
-            shares = tuple((v, fate is Fate.ALIVE, held.shares[v].give(fate)) for v, fate in fates.items())
+            fates = {v: Survival.ALIVE if v in alive else Survival.DEAD for v in sorted(held.shares)}
+            shares = tuple((v, fate is Survival.ALIVE, held.shares[v].give(fate)) for v, fate in fates.items())
             frame = s.pack(frames.Reveal(s.sid, shares))
-            of_b, of_key = (tuple(v for v, f in fates.items() if f is fate) for fate in (Fate.ALIVE, Fate.DEAD))
+            of_b, of_key = (tuple(v for v, f in fates.items() if f is fate) for fate in (Survival.ALIVE, Survival.DEAD))
             return Revealed(s, Ended(held.survivors, of_b, of_key), frame)
 
 

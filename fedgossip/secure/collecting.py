@@ -10,7 +10,7 @@ from fedgossip.errors import ProtocolError
 from fedgossip.secure import frames
 from fedgossip.secure.aborts import Stage, too_few
 from fedgossip.secure.primitives import Sign
-from fedgossip.secure.session import Descriptor, Roster
+from fedgossip.secure.session import Descriptor, ParticipantRoster
 
 Answer = TypeVar("Answer")
 Wanted = TypeVar("Wanted", bound=frames.Frame)
@@ -20,7 +20,7 @@ Wanted = TypeVar("Wanted", bound=frames.Frame)
 class Session:
     """What does not change from step to step; `sid` is sid0 until the keys are known."""
 
-    roster: Roster
+    roster: ParticipantRoster
     descriptor: Descriptor
     sid: bytes
     words: int
@@ -67,7 +67,7 @@ class Collecting(Generic[Answer]):
             raise frames.refused(client, "not one of those that are asked")
         message = frames.from_client(frame, client, self.session.roster.identity(client))
         if not isinstance(message, kind) or message.sid != self.session.sid:
-            raise frames.refused(client, f"{message!r} of another session, or where a {kind.__name__} is due")
+            raise frames.refused(client, f"{message!r} of another session, or where a {frames.name_of(kind)} is due")
         if client in self._answers:
             raise frames.refused(client, f"a second {message!r}")
         return message

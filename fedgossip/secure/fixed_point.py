@@ -45,7 +45,7 @@ class Quantised:
 
 
 @dataclass(frozen=True, eq=False)
-class Aggregate:
+class DecodedSum:
     """What a sum says: the mean of the clipped updates, weighted by samples, and of the metrics."""
 
     mean: Vector
@@ -167,7 +167,7 @@ class FixedPoint:
 
     # --- the sum ----------------------------------------------------------------------------------------------------
 
-    def decode(self, total: Words, clients: int, sigma: float = 0.0, bit_sigma: float = 0.0) -> Aggregate:
+    def decode(self, total: Words, clients: int, sigma: float = 0.0, bit_sigma: float = 0.0) -> DecodedSum:
         """Return what the sum over `clients` says, with each one's noise `sigma`, on the bit `bit_sigma`.
 
         Raises RoundAbandoned: SCHEMA for another length, OVERFLOW where the count in it is not that of the clients,
@@ -192,7 +192,7 @@ class FixedPoint:
             total[: self.length].view(np.int32) * (self.clip_inf / self.limit / weight)
         ).astype(np.float32)
         named = zip(self.metrics, metrics, strict=True)
-        return Aggregate(
+        return DecodedSum(
             frozen(mean),
             weight * self.weight_max,
             clients,

@@ -34,12 +34,17 @@ _Many = msgspec.Meta(max_length=COHORT_MAX)
 
 
 class Frame(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
-    """A message; its repr shows its kind alone."""
+    """A message; its repr shows the name of its kind alone."""
 
     stage: ClassVar[Stage]
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__}>"
+        return f"<{name_of(type(self))}>"
+
+
+def name_of(kind: type[Frame]) -> str:
+    """Return what frames of this kind are called on the wire, in transcripts and in errors."""
+    return str(kind.__struct_config__.tag)
 
 
 class Keys(Frame, frozen=True):
@@ -87,7 +92,9 @@ def consent_content(sid: bytes, u3: bytes) -> bytes:
 # --- from the coordinator ---------------------------------------------------------------------------------------------
 
 
-class Invite(Frame, frozen=True):
+class SessionInvite(Frame, frozen=True, tag="Invite"):
+    """The session that the coordinator proposes."""
+
     stage = Stage.KEYS
     descriptor: Descriptor
 
@@ -154,7 +161,7 @@ class Shares(Frame, frozen=True):
     sealed: Annotated[tuple[tuple[Id, Pair], ...], _Many]
 
 
-class Masked(Frame, frozen=True):
+class MaskedHeader(Frame, frozen=True, tag="Masked"):
     """The masked vector's length in words and SHA-256; it follows in chunks.  `ahead`: keys for the next round."""
 
     stage = Stage.MASKED
@@ -179,8 +186,8 @@ class Reveal(Frame, frozen=True):
 
 
 Kind = TypeVar("Kind")
-Downward = Invite | Neighbourhood | Delivery | Survivors | Consents | Result
-Upward = Advertise | Shares | Masked | Consent | Reveal
+Downward = SessionInvite | Neighbourhood | Delivery | Survivors | Consents | Result
+Upward = Advertise | Shares | MaskedHeader | Consent | Reveal
 
 _DOWN: msgspec.msgpack.Decoder[Downward] = msgspec.msgpack.Decoder(Downward)
 _UP: msgspec.msgpack.Decoder[Upward] = msgspec.msgpack.Decoder(Upward)

@@ -22,7 +22,7 @@ def erase(things: Iterable[Erasable]) -> None:
         thing.erase()
 
 
-class Fate(Enum):
+class Survival(Enum):
     """What is said of a client, once: that it survives, or that it does not."""
 
     ALIVE = "alive"
@@ -44,9 +44,9 @@ class SharePair:
     def packed(self) -> bytes:
         return self.of_key.read() + self.of_b.read()
 
-    def give(self, fate: Fate) -> bytes:
+    def give(self, fate: Survival) -> bytes:
         """Return the share for this fate; both are erased, so that no other fate can be said of the same client."""
-        share = (self.of_b if fate is Fate.ALIVE else self.of_key).read()
+        share = (self.of_b if fate is Survival.ALIVE else self.of_key).read()
         self.erase()
         return share
 

@@ -29,7 +29,7 @@ from fedgossip.secure.collecting import Collecting, Session
 from fedgossip.secure.fixed_point import FixedPoint
 from fedgossip.secure.primitives import Sign, digest, small_order, verify
 from fedgossip.secure.ring import CHUNK_BYTES, Words, chunks, little
-from fedgossip.secure.session import NONE, Descriptor, Roster, check_sound, sid0_of
+from fedgossip.secure.session import NONE, Descriptor, ParticipantRoster, check_sound, sid0_of
 from fedgossip.secure.unmasking import unmask
 
 LANES = 4
@@ -37,7 +37,7 @@ LANES = 4
 
 
 def invite(
-    roster: Roster,
+    roster: ParticipantRoster,
     descriptor: Descriptor,
     fixed: FixedPoint,
     sign: Sign,
@@ -58,7 +58,7 @@ class Inviting(Collecting[frames.Keys]):
 
     def __init__(self, session: Session, ahead: Mapping[int, frames.Keys]) -> None:
         super().__init__(session, frozenset(session.descriptor.cohort))
-        self.frame = session.pack(frames.Invite(session.descriptor))
+        self.frame = session.pack(frames.SessionInvite(session.descriptor))
         for client in sorted(ahead.keys() & self.expected):
             if ahead[client].origin == session.descriptor.previous != NONE:
                 self._accept(client, ahead[client])
@@ -116,7 +116,7 @@ class Distributing(Collecting[dict[int, bytes]]):
 class Intake:
     """One client's vector on its way: its signed hash is here, its chunks come in order."""
 
-    def __init__(self, summing: Summing, client: int, head: frames.Masked, buffer: Words) -> None:
+    def __init__(self, summing: Summing, client: int, head: frames.MaskedHeader, buffer: Words) -> None:
         self.client, self.head = client, head
         self._summing, self._buffer = summing, buffer
         self._at, self._hash = 0, hashlib.sha256()
@@ -185,8 +185,8 @@ class Summing(Collecting[None]):
             raise frames.refused(client, "another vector than it signed")
         self._add(client, head, words)
 
-    def _head(self, client: int, frame: bytes) -> frames.Masked:
-        head = self._read(client, frame, frames.Masked)
+    def _head(self, client: int, frame: bytes) -> frames.MaskedHeader:
+        head = self._read(client, frame, frames.MaskedHeader)
         d, s = self.session.descriptor, self.session
         if head.length != s.words:
             raise frames.refused(client, f"a vector of {head.length} words; {s.words} were agreed")
@@ -210,7 +210,7 @@ class Summing(Collecting[None]):
         self._add(intake.client, intake.head, words)
         self.drop(intake)
 
-    def _add(self, client: int, head: frames.Masked, words: Words) -> None:
+    def _add(self, client: int, head: frames.MaskedHeader, words: Words) -> None:
         np.add(self._total, words, out=self._total)
         self._answers[client] = None
         if head.ahead:
@@ -220,11 +220,11 @@ class Summing(Collecting[None]):
         there, s = frozenset(self._end()), self.session
         self._intakes, self._free = {}, []
         s.check(Stage.MASKED, there, "clients have sent their vector, with enough neighbours")
-        return Consenting(s, _Sum(self._total, frozenset(self._sealed), tuple(sorted(there)), self._ahead))
+        return Consenting(s, _MaskedSum(self._total, frozenset(self._sealed), tuple(sorted(there)), self._ahead))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class _Sum:
+class _MaskedSum:
     """The masked sum, who has shared (U2), who is in it (U3), and the keys that came with it."""
 
     total: Words
@@ -236,7 +236,7 @@ class _Sum:
 class Consenting(Collecting[bytes]):
     """S3: the survivors sign who they are."""
 
-    def __init__(self, session: Session, masked: _Sum) -> None:
+    def __init__(self, session: Session, masked: _MaskedSum) -> None:
         super().__init__(session, frozenset(masked.survivors))
         self._sum = masked
         self._content = frames.consent_content(session.sid, frames.hash_of_ids(masked.survivors))
@@ -257,7 +257,7 @@ class Consenting(Collecting[bytes]):
 class Unmasking(Collecting[dict[int, bytes]]):
     """S4: one share of each client from each of its group; then the masks come off."""
 
-    def __init__(self, session: Session, masked: _Sum, signatures: dict[int, bytes]) -> None:
+    def __init__(self, session: Session, masked: _MaskedSum, signatures: dict[int, bytes]) -> None:
         super().__init__(session, frozenset(signatures))
         self._sum, self._signatures = masked, signatures
 

@@ -38,7 +38,7 @@ NONE = bytes(32)
 
 
 @dataclass(frozen=True)
-class Member:
+class RosterMember:
     """One participant as it signed itself: the Ed25519 key that it is, its key of the links, where it is, and more."""
 
     identity: bytes
@@ -52,16 +52,16 @@ class Member:
         named = [part for pair in sorted(self.attributes) for part in pair]
         return transcript("member", self.identity, self.curve, self.endpoint, *named)
 
-    def signed(self, sign: Sign) -> Member:
-        return Member(self.identity, self.curve, self.endpoint, self.attributes, sign(self.content()))
+    def signed(self, sign: Sign) -> RosterMember:
+        return RosterMember(self.identity, self.curve, self.endpoint, self.attributes, sign(self.content()))
 
 
 @dataclass(frozen=True)
-class Roster:
+class ParticipantRoster:
     """Everybody who may ever take part; a member's id is its place.  Pinned by each client, checked on construction."""
 
-    members: tuple[Member, ...]
-    _parts: dict[int, Roster] = field(default_factory=dict, init=False, repr=False, compare=False)
+    members: tuple[RosterMember, ...]
+    _parts: dict[int, ParticipantRoster] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if len({member.identity for member in self.members}) < len(self.members):
@@ -74,10 +74,10 @@ class Roster:
     def hash(self) -> bytes:
         return digest("roster", *(part for member in self.members for part in (member.content(), member.signature)))
 
-    def first(self, count: int) -> Roster:
+    def first(self, count: int) -> ParticipantRoster:
         """Return the roster of the first members, which are checked already; always the same one."""
         if count not in self._parts:
-            part = self._parts[count] = object.__new__(Roster)
+            part = self._parts[count] = object.__new__(ParticipantRoster)
             object.__setattr__(part, "members", self.members[:count])
             object.__setattr__(part, "_parts", {})
         return self._parts[count]
@@ -153,7 +153,7 @@ def model_hash(model: bytes | memoryview) -> bytes:
 
 
 def proposal(
-    roster: Roster,
+    roster: ParticipantRoster,
     fixed: FixedPoint,
     cohort: Sequence[int],
     *,
@@ -204,7 +204,7 @@ def _refuse(reason: Reason, what: str) -> RoundAbandoned:
     return RoundAbandoned(reason, what, stage=Stage.KEYS)
 
 
-def check_sound(d: Descriptor, roster: Roster, fixed: FixedPoint) -> None:
+def check_sound(d: Descriptor, roster: ParticipantRoster, fixed: FixedPoint) -> None:
     """Raise RoundAbandoned for a descriptor that nobody should accept, whoever wrote it."""
     n, m = len(d.cohort), d.k + 1
     if d.proto != LABEL or d.ring_bits != RING_BITS:
@@ -259,7 +259,7 @@ class Policy:
         """Return how numbers become integers in this session: as pinned, with its clip."""
         return replace(self.fixed, clip_l2=d.clip_l2)
 
-    def check(self, d: Descriptor, roster: Roster, me: int, model: bytes) -> None:
+    def check(self, d: Descriptor, roster: ParticipantRoster, me: int, model: bytes) -> None:
         """Raise RoundAbandoned for a descriptor that this client does not accept; `model` is the hash of its own."""
         check_sound(d, roster, self.fixed)
         if me not in d.cohort:

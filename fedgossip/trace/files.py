@@ -223,7 +223,7 @@ def refusal(error: ProtocolError) -> str:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Entry:
+class TraceEntry:
     """The `number`-th event, from 1; `answer` is None where the trace ends before it."""
 
     number: int
@@ -267,7 +267,7 @@ class Reading:
         except Exception as error:  # whatever a file of somebody else's makes of it; nothing is changed by reading
             raise self._broken(f"no opening that can be read: {error!r}") from None
 
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[TraceEntry]:
         number = 0
         while (record := self._next()) is not None:
             header, arrays = record
@@ -281,7 +281,7 @@ class Reading:
             except Exception as error:  # as above
                 raise self._broken(f"event {number}, {header.event}: {error!r}") from None
             answer = self._next()
-            yield Entry(number, header.now_ns, event, _lines(answer))
+            yield TraceEntry(number, header.now_ns, event, _lines(answer))
 
     def _next(self) -> tuple[_Opening | _Told | _Answered, list[Array]] | None:
         at = self._file.tell()
