@@ -1,10 +1,11 @@
 """A seeded network of virtual links and devices: how long a message and a round of training take.
 
-A message of s bytes from i to j leaves through the uplink of i and comes in through the downlink of j, each of which
-carries one message at a time, in order of sending, and both at once (full duplex):
+A message of s bytes from i to j leaves through the uplink of i and comes in through the downlink of j.  Each of both
+carries one message at a time, and a node's two links work at once (full duplex):
 
-    start   = max(now, up_free[i]);              end     = start + s / up[i]
-    head    = max(start + latency, down_free[j]); arrival = max(end + latency, head + s / down[j])
+    start = the first time from now on at which the uplink of i has sent what it was given before
+    head  = the first time from start + latency on at which the downlink of j is free for s / down[j]
+    arrival = max(start + s / up[i] + latency, head + s / down[j])
 
 So m workers that send to one server at once are heard after latency + m s / down, as every textbook on collective
 communication counts; without a downlink a server hears any number of them at once.
@@ -12,6 +13,7 @@ communication counts; without a downlink a server hears any number of them at on
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -76,7 +78,8 @@ class SimulatedNetwork:
         self._speed = [float(rng.lognormal(0.0, spread)) if spread else 1.0 for rng in self._draws]
         self._devices = [_device(settings, node) for node in range(n)]
         self._uplink_free = [0] * n
-        self._downlink_free = [0] * n
+        self._receiving: list[list[tuple[int, int]]] = [[] for _ in range(n)]
+        """When each downlink is busy: from, until; ascending, those that are over left out."""
         self._last_arrival: dict[tuple[NodeId, NodeId], int] = {}
 
     def latency_ns(self, sender: NodeId, to: NodeId) -> int:
@@ -95,12 +98,21 @@ class SimulatedNetwork:
             self._uplink_free[sender] = end = start + int(size / up * NS)
         arrival = end + delay
         if down:
-            head = max(start + delay, self._downlink_free[to])
-            self._downlink_free[to] = head + int(size / down * NS)
-            arrival = max(arrival, self._downlink_free[to])
+            arrival = max(arrival, self._received_ns(to, start + delay, int(size / down * NS), now_ns))
         arrival = max(arrival, self._last_arrival.get((sender, to), -1) + 1)
         self._last_arrival[sender, to] = arrival
         return arrival
+
+    def _received_ns(self, to: NodeId, head_ns: int, takes_ns: int, now_ns: int) -> int:
+        """Reserve the downlink of `to` for what begins to arrive at `head_ns`; return when it is through."""
+        busy = self._receiving[to] = [one for one in self._receiving[to] if one[1] > now_ns]
+        place = 0
+        for place, (begins, ends) in enumerate((*busy, (sys.maxsize, sys.maxsize))):  # noqa: B007
+            if head_ns + takes_ns <= begins:
+                break
+            head_ns = max(head_ns, ends)
+        busy.insert(place, (head_ns, head_ns + takes_ns))
+        return head_ns + takes_ns
 
     def silent_ns(self, sender: NodeId, to: NodeId, now_ns: int) -> int:
         """When `to` can know what became of `sender` now: a latency later, after all that is on the way to it."""

@@ -1,0 +1,119 @@
+"""What a collective is: for every rank the list of its moves, in the order in which it makes them.
+
+A vector of d elements is cut into `parts` nearly equal ones, the first d mod parts of them one element longer (the rule
+of numpy.array_split).  A rank sends a stretch of consecutive parts as it stands at that moment, or takes one: adds it
+to its own, or puts it in place of its own.  A rank is at its k-th move when the k - 1 before it are done, and a message
+is taken by the move that expects it, whenever it came: so the sums, and their bits, do not depend on time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+
+from fedgossip.vectors import Vector
+
+
+class Way(Enum):
+    SEND = "send"
+    ADD = "add"
+    """Take, and add to what is there."""
+    REPLACE = "replace"
+    """Take, in place of what is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    way: Way
+    peer: int
+    """The rank that it is sent to, or comes from."""
+    first: int
+    stop: int
+    """Parts first to stop - 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A collective of `len(moves)` workers; after their moves all hold the sum of all vectors.
+
+    `exact`: what a rank adds is summed by `ExactSum`, whose result has no order; the sum is the same for every method
+    that is exact.  Otherwise two numbers are added at a time and rounded, in the order of the table: the same bits on
+    all ranks, and other bits than another method's.
+    """
+
+    parts: int
+    moves: tuple[tuple[Move, ...], ...]
+    exact: bool = False
+
+    @property
+    def workers(self) -> int:
+        return len(self.moves)
+
+    def bounds(self, length: int) -> list[int]:
+        """Where each part begins in a vector of `length` elements, and where the last ends: parts + 1 numbers."""
+        each, longer = divmod(length, self.parts)
+        return [part * each + min(part, longer) for part in range(self.parts + 1)]
+
+    def of(self, rank: int, length: int) -> Iterator[tuple[Move, slice]]:
+        """Yield a rank's moves with their elements; those of no elements are left out, at both ends."""
+        bounds = self.bounds(length)
+        for move in self.moves[rank]:
+            if bounds[move.first] < bounds[move.stop]:
+                yield move, slice(bounds[move.first], bounds[move.stop])
+
+    def sent(self, rank: int, length: int) -> int:
+        """How many elements the rank sends in all."""
+        return sum(part.stop - part.start for move, part in self.of(rank, length) if move.way is Way.SEND)
+
+    def received(self, rank: int, length: int) -> int:
+        """How many elements come to the rank in all."""
+        return sum(part.stop - part.start for move, part in self.of(rank, length) if move.way is not Way.SEND)
+
+    def steps(self) -> int:
+        """The number of messages on the longest chain in which each waits for the one before it."""
+        done, steps = [0] * self.workers, [0] * self.workers
+        sent: dict[tuple[int, int], list[int]] = {}
+        while (at := list(done)) is not None:
+            for rank, moves in enumerate(self.moves):
+                while done[rank] < len(moves):
+                    move = moves[done[rank]]
+                    if move.way is Way.SEND:
+                        sent.setdefault((rank, move.peer), []).append(steps[rank] + 1)
+                    elif waiting := sent.get((move.peer, rank)):
+                        steps[rank] = max(steps[rank], waiting.pop(0))
+                    else:
+                        break
+                    done[rank] += 1
+            if at == done:
+                break
+        return max(steps)
+
+
+def summed(table: Table, vectors: Sequence[Vector]) -> list[np.ndarray[tuple[int], np.dtype[np.floating]]]:
+    """Return what each rank holds at the end: the moves made one after the other, without machines or a network.
+
+    `vectors`: one [d] per rank.  The plain reading of a table that is not exact, which machines and engines are held
+    against.  Raises ValueError where ranks wait for each other for ever.
+    """
+    held = [np.array(vector) for vector in vectors]
+    done = [list(table.of(rank, held[rank].size)) for rank in range(table.workers)]
+    under_way: dict[tuple[int, int], list[np.ndarray[tuple[int], np.dtype[np.floating]]]] = {}
+    while any(done):
+        before = sum(map(len, done))
+        for rank, moves in enumerate(done):
+            while moves:
+                move, part = moves[0]
+                if move.way is Way.SEND:
+                    under_way.setdefault((rank, move.peer), []).append(held[rank][part].copy())
+                elif came := under_way.get((move.peer, rank)):
+                    theirs = came.pop(0)
+                    held[rank][part] = held[rank][part] + theirs if move.way is Way.ADD else theirs
+                else:
+                    break
+                del moves[0]
+        if sum(map(len, done)) == before:
+            raise ValueError(f"ranks wait for each other: {[moves[0] for moves in done if moves]}")
+    return held
