@@ -37,7 +37,7 @@ from fedgossip.algorithms.federated.names import make
 from fedgossip.algorithms.sampling import Uniform
 from fedgossip.errors import ConfigError
 from fedgossip.learning import models
-from fedgossip.learning.batches import Batches, Plan
+from fedgossip.learning.batches import Batches, BatchPlan
 from fedgossip.learning.data import load
 from fedgossip.learning.dataset import Dataset, from_arrays
 from fedgossip.learning.task import TorchTask, TrainSettings
@@ -81,10 +81,10 @@ class Loop:
         if form in ("foreach", "fused"):
             self._optimiser = torch.optim.SGD(self._parameters, lr=LR, **{form: True})
 
-    def plans(self, cohort: list[int], number: int) -> list[Plan]:
+    def plans(self, cohort: list[int], number: int) -> list[BatchPlan]:
         return [self._batches.plan(node, number) for node in cohort]
 
-    def round(self, weights: Vector, plans: list[Plan]) -> npt.NDArray[np.float32]:
+    def round(self, weights: Vector, plans: list[BatchPlan]) -> npt.NDArray[np.float32]:
         given = torch.from_numpy(np.array(weights)).split([p.numel() for p in self._parameters])
         start = [one.view(p.shape) for one, p in zip(given, self._parameters, strict=True)]
         total = [torch.zeros_like(p) for p in self._parameters]

@@ -87,7 +87,7 @@ class Meter:
 Evaluate = Callable[[Sequence[Vector]], Sequence[Mapping[str, float]]]
 
 
-class _Round:
+class _OpenRound:
     """What is known of a round that is not closed: rows, and vectors where they are `kept`."""
 
     def __init__(self, *, kept: bool) -> None:
@@ -126,7 +126,7 @@ class Network:
         """The newest round that each peer has behind it."""
         self._evaluate, self._watch_all = evaluate, watch_all
         self._patience = max(ROUNDS_OPEN, n)
-        self._open: dict[int, _Round] = {}
+        self._open: dict[int, _OpenRound] = {}
         self._closed = self._newest = 0
         self._going = set(self.counted)
         self._behind = set(self.counted)  # those of the going that are not past the next round to close
@@ -196,13 +196,13 @@ class Network:
         """Close all open rounds with the peers that are there."""
         return [row for peer in range(self.n) for row in self.ended(peer)]
 
-    def _opened(self, round: int) -> _Round | None:
+    def _opened(self, round: int) -> _OpenRound | None:
         """Return what is known of a round that is not closed; None for one that is, and for one after the last."""
         if not self._closed < round <= self.rounds:
             return None
         if round not in self._open:
             kept = sum(opened.kept for opened in self._open.values())
-            self._open[round] = _Round(kept=self.evaluated(round) or (self._watch_all and kept < ROUNDS_OPEN))
+            self._open[round] = _OpenRound(kept=self.evaluated(round) or (self._watch_all and kept < ROUNDS_OPEN))
         return self._open[round]
 
     def _close_passed(self) -> list[Row]:
@@ -214,7 +214,7 @@ class Network:
             self._behind = {peer for peer in self._going if self.reached[peer] <= self._closed}
         return out
 
-    def _close(self, round: int, of: _Round) -> list[Row]:
+    def _close(self, round: int, of: _OpenRound) -> list[Row]:
         if not of.rows:  # everyone skipped it
             return []
         rows = [of.rows[peer] for peer in sorted(of.rows)]
@@ -234,7 +234,7 @@ class Network:
             self._measure(total, of)
         return [*rows, total]
 
-    def _measure(self, row: NetworkRow, of: _Round) -> None:
+    def _measure(self, row: NetworkRow, of: _OpenRound) -> None:
         peers = sorted(of.after)
         row.consensus_distance = consensus_distance([of.after[peer] for peer in peers])
         if not of.outgoing.keys() >= of.after.keys():

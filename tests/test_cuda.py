@@ -128,7 +128,7 @@ def test_copies_of_recurrent_weights_are_apart_from_the_flat_tensor_and_follow_i
     monkeypatch.setattr(weights, "_by_cudnn", lambda device: True)
     module = torch.nn.Sequential(torch.nn.Embedding(5, 3), torch.nn.GRU(3, 4, batch_first=True))
     layout = Layout.from_module(module, "average", ())
-    held = weights.Whole(module, layout, Layout.personal_of(module, ()), torch.device("cpu"))
+    held = weights.FlatWeights(module, layout, Layout.personal_of(module, ()), torch.device("cpu"))
     (line,) = held.values
     pieces = {parameter.untyped_storage().data_ptr() for parameter in module[1].parameters()}
     assert line.untyped_storage().data_ptr() not in pieces

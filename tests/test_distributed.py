@@ -22,12 +22,12 @@ from torch import nn
 
 from fedgossip.errors import ConfigError, TrainingError
 from fedgossip.learning import devices
-from fedgossip.learning.batches import Plan
+from fedgossip.learning.batches import BatchPlan
 from fedgossip.learning.ddp import engine
 from fedgossip.learning.ddp.engine import DistributedLoop, Group
 from fedgossip.learning.ddp.group import Team
 from fedgossip.learning.ddp.ipc import Alive, Channel
-from fedgossip.learning.ddp.shared_memory import Board
+from fedgossip.learning.ddp.shared_memory import SharedArrays
 from fedgossip.learning.sharing import OutOfMemory
 from fedgossip.learning.task import TorchTask, TrainSettings
 from fedgossip.machine import Terms
@@ -157,7 +157,7 @@ def test_where_memory_is_short_every_process_cuts_its_part_in_pieces(
     monkeypatch.setattr(replicated._sharing, "pieces", 2)
     found = replicated.train([job])[0].difference
     in_order, plan = one.train([job])[0].difference, one._batches.plan(1, 7)
-    turned = Plan(plan.indices[:, [0, 1, 4, 5, 2, 3, 6, 7]], plan.counts)
+    turned = BatchPlan(plan.indices[:, [0, 1, 4, 5, 2, 3, 6, 7]], plan.counts)
     monkeypatch.setattr(one._batches, "plan", lambda node, round: turned)
     one.load_state(1, {})
     np.testing.assert_allclose(found, one.train([job])[0].difference, atol=2e-6)
@@ -211,8 +211,8 @@ def test_a_process_that_is_killed_in_the_midst_of_a_job_is_named_and_the_other_i
 ) -> None:
     plan, receive, killed = replicated._batches.plan, Channel.receive, []
 
-    def long(node: int, round: int) -> Plan:
-        return Plan(np.tile(plan(node, round).indices, (2000, 1)), np.tile(plan(node, round).counts, 2000))
+    def long(node: int, round: int) -> BatchPlan:
+        return BatchPlan(np.tile(plan(node, round).indices, (2000, 1)), np.tile(plan(node, round).counts, 2000))
 
     def heard(channel: Channel) -> Any:
         message = receive(channel)
@@ -317,7 +317,7 @@ def test_whatever_interrupts_a_job_ends_the_group() -> None:
     assert task._engine._group is None  # nothing is started before the first job
 
     class Interrupted:
-        given = found = Board.new()
+        given = found = SharedArrays.new()
 
         def ask(self, order: object) -> Any:
             raise KeyboardInterrupt
@@ -336,8 +336,8 @@ def test_whatever_interrupts_a_job_ends_the_group() -> None:
 
 
 def test_arrays_on_a_board_are_those_laid_there_for_everybody_who_maps_it() -> None:
-    board = Board.new()
-    other = Board(os.dup(board.descriptor))
+    board = SharedArrays.new()
+    other = SharedArrays(os.dup(board.descriptor))
     for size in (3, 1000, 2):
         arrays = {"a": np.arange(size, dtype=np.float32), "none": np.empty((0, 4)), "one": np.array(7)}
         found = other.views(board.lay(arrays))
@@ -355,7 +355,7 @@ def test_a_full_disk_is_an_error_and_not_a_signal(monkeypatch: pytest.MonkeyPatc
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    board = Board.new()
+    board = SharedArrays.new()
     monkeypatch.setattr(os, "pwrite", full)
     with pytest.raises(ConfigError, match="No space left") as error:
         board.lay({"a": np.zeros(10)})

@@ -22,14 +22,14 @@ from torch.nn import functional
 from fedgossip import checkpoints
 from fedgossip.errors import ConfigError, TrainingError
 from fedgossip.learning import devices, loading, models
-from fedgossip.learning.batches import Batches, Plan
+from fedgossip.learning.batches import Batches, BatchPlan
 from fedgossip.learning.data import load, split
 from fedgossip.learning.dataset import Dataset
 from fedgossip.learning.module_engine import ModuleLoop
 from fedgossip.learning.partitions import partition
 from fedgossip.learning.precision import FIRST_SCALE, GROWTH_STEPS, LOSS_SCALE, LossScale
 from fedgossip.learning.settings import OF_THE_MACHINE, TrainSettings
-from fedgossip.learning.sharing import OutOfMemory, Sharing, settle
+from fedgossip.learning.sharing import GpuSharing, OutOfMemory, settle
 from fedgossip.learning.stacked_engine import LayerStack
 from fedgossip.learning.task import TorchTask
 from fedgossip.machine import Terms
@@ -127,7 +127,7 @@ def test_skipped_steps_do_not_move_adams_clock(monkeypatch: pytest.MonkeyPatch) 
     skipped, plan = 30 - taken, task._batches.plan(2, 0)
     assert 5 < skipped < 25 and np.array_equal(task.state(2)[LOSS_SCALE], [2.0 ** (36 - skipped), taken])
     shorter.load_state(2, {LOSS_SCALE: np.array([2.0 ** (36 - skipped), 0])})
-    monkeypatch.setattr(shorter._batches, "plan", lambda *_: Plan(plan.indices[skipped:], plan.counts[skipped:]))
+    monkeypatch.setattr(shorter._batches, "plan", lambda *_: BatchPlan(plan.indices[skipped:], plan.counts[skipped:]))
     assert np.array_equal(shorter.train([Job(2, 0, task.initial(2))])[0].difference, found)
 
 
@@ -409,7 +409,7 @@ class Turns:
 @pytest.mark.parametrize(("failures", "pieces"), [(1, 1), (2, 2), (3, 4)])
 def test_first_alone_then_in_pieces(failures: int, pieces: int) -> None:
     asked: list[object] = []
-    sharing, tries = Sharing([Turns(asked)], most_pieces=8), iter(range(10))  # type: ignore[list-item]
+    sharing, tries = GpuSharing([Turns(asked)], most_pieces=8), iter(range(10))  # type: ignore[list-item]
 
     def job() -> int:
         if next(tries) < failures:
@@ -441,7 +441,7 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
 
 
-def settled(**how: Any) -> tuple[torch.device, Sharing]:
+def settled(**how: Any) -> tuple[torch.device, GpuSharing]:
     return settle(TrainSettings(**how), nn.Linear(2, 2), "schema")
 
 

@@ -17,7 +17,7 @@ from fedgossip.algorithms import names
 from fedgossip.algorithms.dsgd import DSGD
 from fedgossip.algorithms.federated import names as federated
 from fedgossip.algorithms.federated.base import Federated
-from fedgossip.algorithms.federated.fedavg import Averaging, Training
+from fedgossip.algorithms.federated.fedavg import ServerSgd, Training
 from fedgossip.algorithms.federated.means import Mean
 from fedgossip.task import Job, Update
 from fedgossip.topology import grammar
@@ -47,7 +47,7 @@ def test_a_gossip_algorithm_is_a_class_and_a_line(monkeypatch: pytest.MonkeyPatc
 
 def test_a_federated_algorithm_is_a_function(monkeypatch: pytest.MonkeyPatch) -> None:
     def halved(*, lr: float = 0.5) -> Federated:
-        return Federated(Training(), Mean(), Averaging(lr))
+        return Federated(Training(), Mean(), ServerSgd(lr))
 
     monkeypatch.setitem(federated.ALGORITHMS, "halved", halved)
     section = {"clients": 4, "secure": {"on": False}}

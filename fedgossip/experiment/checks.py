@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from fedgossip.algorithms.names import METHODS
 from fedgossip.errors import ConfigError, nearest
-from fedgossip.experiment.sections import Coordinator, Data, Experiment
+from fedgossip.experiment.sections import CoordinatorSection, DataSection, Experiment
 from fedgossip.learning.custom import is_function
 from fedgossip.learning.per_peer import PLACE
 from fedgossip.protocols.peer_sampling import RULES
@@ -82,7 +82,7 @@ def _check_values(experiment: Experiment, where: str) -> None:
             raise ConfigError(f"{where}: {key} = {seed} is negative", "Use 0 or a positive number.")
 
 
-def _check_coordinator(c: Coordinator, where: str) -> None:
+def _check_coordinator(c: CoordinatorSection, where: str) -> None:
     seconds, number = LONGEST_SECONDS, sys.float_info.max
     words = {
         "coordinator.sampling": (c.sampling, ("uniform", "size", "poisson")),
@@ -152,7 +152,7 @@ def _check_test(test: float | str, where: str) -> None:
         raise ConfigError(f"{where}: data.test = {test} is no share", 'Set it between 0 and 1, such as 0.2, or "own".')
 
 
-def _check_own(data: Data, where: str) -> None:
+def _check_own(data: DataSection, where: str) -> None:
     own = PLACE in data.source
     if own != (data.partition.get("kind") == "own"):
         advice = f'A source with {PLACE} in it and partition = {{ kind = "own" }} go together.'

@@ -13,7 +13,7 @@ from fedgossip.faults import Fault
 from fedgossip.learning.settings import TrainSettings
 
 
-class Data(msgspec.Struct, forbid_unknown_fields=True):
+class DataSection(msgspec.Struct, forbid_unknown_fields=True):
     """[data]: which examples there are, and who has which."""
 
     source: str = "digits"
@@ -29,7 +29,7 @@ class Data(msgspec.Struct, forbid_unknown_fields=True):
     coordinator is told the mean of all, but where single records are hidden (coordinator.privacy)."""
 
 
-class Model(msgspec.Struct, forbid_unknown_fields=True):
+class ModelSection(msgspec.Struct, forbid_unknown_fields=True):
     """[model]"""
 
     source: str = "softmax"
@@ -50,7 +50,7 @@ class TopologySection(msgspec.Struct, forbid_unknown_fields=True):
     """Of a graph that is drawn at random; without it the experiment's seed."""
 
 
-class Algorithm(msgspec.Struct, forbid_unknown_fields=True):
+class AlgorithmSection(msgspec.Struct, forbid_unknown_fields=True):
     """[algorithm]"""
 
     name: str = "dsgd"
@@ -75,7 +75,7 @@ class Algorithm(msgspec.Struct, forbid_unknown_fields=True):
     """Private: no weight of a model is larger, or the peer stops; a smaller bound rounds finer (bound / 2^29)."""
 
 
-class Secure(msgspec.Struct, forbid_unknown_fields=True):
+class SecureSection(msgspec.Struct, forbid_unknown_fields=True):
     """[coordinator.secure]: the coordinator sees the sum of a round's contributions, and none of them."""
 
     on: bool = True
@@ -93,7 +93,7 @@ class Secure(msgspec.Struct, forbid_unknown_fields=True):
     """The most examples that a client may have; larger rounds coarser."""
 
 
-class Privacy(msgspec.Struct, forbid_unknown_fields=True):
+class PrivacySection(msgspec.Struct, forbid_unknown_fields=True):
     """[coordinator.privacy]: differential privacy, of a record at its site or of a whole client."""
 
     unit: str = "none"
@@ -113,7 +113,7 @@ class Privacy(msgspec.Struct, forbid_unknown_fields=True):
     """client: let the clip follow the median length of the updates; begins with clip."""
 
 
-class Coordinator(msgspec.Struct, forbid_unknown_fields=True):
+class CoordinatorSection(msgspec.Struct, forbid_unknown_fields=True):
     """[coordinator]: a federated run, in place of [topology]."""
 
     clients: int
@@ -147,11 +147,11 @@ class Coordinator(msgspec.Struct, forbid_unknown_fields=True):
     """fedbuff: answers per step; without it 10, or half of the clients where that is fewer."""
     most_stale: int = 20
     """fedbuff: steps since a client was invited; an older answer is dropped."""
-    secure: Secure = msgspec.field(default_factory=Secure)
-    privacy: Privacy = msgspec.field(default_factory=Privacy)
+    secure: SecureSection = msgspec.field(default_factory=SecureSection)
+    privacy: PrivacySection = msgspec.field(default_factory=PrivacySection)
 
 
-class Eval(msgspec.Struct, forbid_unknown_fields=True):
+class EvalSection(msgspec.Struct, forbid_unknown_fields=True):
     """[eval]"""
 
     every: int = 5
@@ -173,7 +173,7 @@ class DeviceSection(msgspec.Struct, forbid_unknown_fields=True):
     """Their training takes so many times as long."""
 
 
-class Simulation(msgspec.Struct, forbid_unknown_fields=True):
+class SimulationSection(msgspec.Struct, forbid_unknown_fields=True):
     """[simulation]: the virtual network and devices of `--on sim`; real runs ignore it."""
 
     latency: float = 0.005
@@ -189,7 +189,7 @@ class Simulation(msgspec.Struct, forbid_unknown_fields=True):
     classes: list[DeviceSection] = msgspec.field(default_factory=list)
 
 
-class Task(msgspec.Struct, forbid_unknown_fields=True):
+class TaskSection(msgspec.Struct, forbid_unknown_fields=True):
     """[task]: in place of learning from data, a problem with a known answer (pure numpy)."""
 
     kind: str = "learning"
@@ -209,20 +209,20 @@ class Experiment(msgspec.Struct, forbid_unknown_fields=True):
     """A whole experiment; see each section."""
 
     topology: TopologySection | None = None
-    coordinator: Coordinator | None = None
+    coordinator: CoordinatorSection | None = None
     """One of the two: a graph of peers, or a coordinator and its clients."""
     seed: int = seeds.USUAL
     """Every random number of the run follows from it."""
     rounds: int = 60
     name: str = ""
     """For the run directory and the report; the graph's name where empty."""
-    data: Data = msgspec.field(default_factory=Data)
-    model: Model = msgspec.field(default_factory=Model)
+    data: DataSection = msgspec.field(default_factory=DataSection)
+    model: ModelSection = msgspec.field(default_factory=ModelSection)
     train: TrainSettings = msgspec.field(default_factory=TrainSettings)
-    algorithm: Algorithm = msgspec.field(default_factory=Algorithm)
-    eval: Eval = msgspec.field(default_factory=Eval)
-    simulation: Simulation = msgspec.field(default_factory=Simulation)
-    task: Task = msgspec.field(default_factory=Task)
+    algorithm: AlgorithmSection = msgspec.field(default_factory=AlgorithmSection)
+    eval: EvalSection = msgspec.field(default_factory=EvalSection)
+    simulation: SimulationSection = msgspec.field(default_factory=SimulationSection)
+    task: TaskSection = msgspec.field(default_factory=TaskSection)
     faults: list[Fault] = msgspec.field(default_factory=list)
     """[[faults]]: what goes wrong, when, and to whom; in the simulator and in real processes of one machine."""
 
@@ -236,17 +236,17 @@ class Experiment(msgspec.Struct, forbid_unknown_fields=True):
 
 
 SECTIONS = (
-    Data,
-    Model,
+    DataSection,
+    ModelSection,
     TrainSettings,
     TopologySection,
-    Coordinator,
-    Secure,
-    Privacy,
-    Algorithm,
-    Eval,
-    Simulation,
-    Task,
+    CoordinatorSection,
+    SecureSection,
+    PrivacySection,
+    AlgorithmSection,
+    EvalSection,
+    SimulationSection,
+    TaskSection,
 )
 
 

@@ -26,7 +26,7 @@ Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Peer = Annotated[int, msgspec.Meta(ge=0)]
 
 
-class Window(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind"):
+class TimedFault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind"):
     """What every kind has: when it acts."""
 
     start: Seconds = 0.0
@@ -45,7 +45,7 @@ class Window(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return ns(self.start) <= now_ns and (self.stop is None or now_ns < ns(self.stop))
 
 
-class OnLinks(Window, frozen=True, kw_only=True):
+class OnLinks(TimedFault, frozen=True, kw_only=True):
     """Hits the links named, both ways, and all links of the peers named; where nothing is named, every link."""
 
     peers: tuple[Peer, ...] | None = None
@@ -91,13 +91,13 @@ class Flap(OnLinks, frozen=True, kw_only=True, tag="flap"):
     seconds: Period
 
 
-class Partition(Window, frozen=True, kw_only=True, tag="partition"):
+class Partition(TimedFault, frozen=True, kw_only=True, tag="partition"):
     """Nothing passes between peers of two groups; those in no group are one more."""
 
     groups: tuple[tuple[Peer, ...], ...]
 
 
-class OnPeers(Window, frozen=True, kw_only=True):
+class OnPeers(TimedFault, frozen=True, kw_only=True):
     """Hits the peers named; where none is named, all."""
 
     peers: tuple[Peer, ...] | None = None
@@ -146,7 +146,7 @@ class Sleep(_Struck, frozen=True, kw_only=True, tag="sleep"):
 
 
 Fault = Drop | Delay | Duplicate | Reorder | Flap | Partition | Slow | Crash | Sleep
-KINDS: dict[str, type[Window]] = {
+KINDS: dict[str, type[TimedFault]] = {
     str(kind.__struct_config__.tag): kind
     for kind in (Drop, Delay, Duplicate, Reorder, Flap, Partition, Slow, Crash, Sleep)
 }

@@ -22,7 +22,7 @@ DRAWN_PLACES = 512  # passes over few examples are drawn together: opening a str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Plan:
+class BatchPlan:
     """The steps of one job: `indices` [steps, width] into the dataset, of which the first counts[step] are used."""
 
     indices: Indices
@@ -41,25 +41,25 @@ class Batches:
         self._full = np.full(self._steps or 0, self._size)
         self._latest: dict[int, tuple[int, Indices]] = {}  # node -> (stretch, its places): the next round wants it too
 
-    def plan(self, node: int, round: int) -> Plan:
+    def plan(self, node: int, round: int) -> BatchPlan:
         """Return what `node` does in `round`."""
         m = len(self._shares[node])
         if self._steps is not None:
             places = self._steps * self._size
             drawn = self._line(node, round * places, places).reshape(self._steps, self._size)
-            return Plan(self._padded(drawn), self._full)
+            return BatchPlan(self._padded(drawn), self._full)
         assert self._epochs is not None
         drawn = self._line(node, round * self._epochs * m, self._epochs * m).reshape(self._epochs, m)
         return self._passes(drawn)
 
-    def _passes(self, drawn: Indices) -> Plan:
+    def _passes(self, drawn: Indices) -> BatchPlan:
         epochs, m = drawn.shape
         steps = -(-m // self._size)
         indices = np.zeros((epochs, steps * self._size), np.int64)
         indices[:, :m] = drawn
         counts = np.full((epochs, steps), self._size)
         counts[:, -1] = m - (steps - 1) * self._size
-        return Plan(self._padded(indices.reshape(-1, self._size)), counts.reshape(-1))
+        return BatchPlan(self._padded(indices.reshape(-1, self._size)), counts.reshape(-1))
 
     def _padded(self, drawn: Indices) -> Indices:
         if self._width == self._size:

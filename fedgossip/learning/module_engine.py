@@ -18,14 +18,14 @@ from torch.nn import functional
 
 from fedgossip import seeds
 from fedgossip.learning import channels, loading, optimizers, weights
-from fedgossip.learning.batches import Plan
+from fedgossip.learning.batches import BatchPlan
 from fedgossip.learning.dataset import Dataset
 from fedgossip.learning.ddp.group import Team, TeamNorm
 from fedgossip.learning.flat import Layout
 from fedgossip.learning.precision import LOSS_SCALE, LossScale, autocast
 from fedgossip.learning.private import PrivateGradients
 from fedgossip.learning.settings import TrainSettings
-from fedgossip.learning.sharing import Sharing
+from fedgossip.learning.sharing import GpuSharing
 from fedgossip.learning.stacked_engine import Outcome, State
 from fedgossip.learning.weights import Held, Line
 from fedgossip.machine import Terms
@@ -62,7 +62,7 @@ class Assignment:
     name: tuple[int, int]
     """(node, round), which seeds dropout."""
     vector: Vector
-    plan: Plan
+    plan: BatchPlan
     lr: float
     state: Mapping[str, npt.NDArray[Any]]
     terms: Terms | None
@@ -95,14 +95,14 @@ class ModuleLoop:
         *,
         seed: int,
         device: torch.device,
-        sharing: Sharing | None = None,
+        sharing: GpuSharing | None = None,
         spread: Spread | None = None,
         private: PrivateGradients | None = None,
     ) -> None:
         self.width = settings.batch_size
         self._private = private
         self._module, self._layout, self._settings, self._seed, self._device = module, layout, settings, seed, device
-        self._sharing = sharing or Sharing()
+        self._sharing = sharing or GpuSharing()
         spread = spread or _alone(module, layout, settings, device)
         self._team, self._held, self._forward = spread.team, spread.held, spread.forward
         if settings.channels_last:
@@ -123,7 +123,13 @@ class ModuleLoop:
     # --- training ---------------------------------------------------------------------------------------------
 
     def train_one(
-        self, vector: Vector, plan: Plan, lr: float, state: State, name: tuple[int, int], terms: Terms | None = None
+        self,
+        vector: Vector,
+        plan: BatchPlan,
+        lr: float,
+        state: State,
+        name: tuple[int, int],
+        terms: Terms | None = None,
     ) -> Outcome:
         """Train one job; `name` is its (node, round), which seeds dropout."""
         trained = empty(self._layout.length, np.float32)
@@ -159,7 +165,7 @@ class ModuleLoop:
         total = self._team.total(torch.stack(losses))
         return Done(float(total.double().mean()), len(losses) - done)
 
-    def _gradients_of(self, plan: Plan, scale: LossScale | None) -> Generator[torch.Tensor]:
+    def _gradients_of(self, plan: BatchPlan, scale: LossScale | None) -> Generator[torch.Tensor]:
         """Fill the gradient from one batch after the other; yield this process's part of the loss of each, 0 where
         training is private."""
         batches = [row[:count] for row, count in zip(plan.indices, plan.counts, strict=True)]
@@ -335,7 +341,7 @@ def means(parts: Sequence[Sums]) -> dict[str, float]:
 def _alone(module: nn.Module, layout: Layout, settings: TrainSettings, device: torch.device) -> Spread:
     """Return the module in the hands of this process alone."""
     module.to(device)
-    held = weights.Whole(module, layout, Layout.personal_of(module, settings.stays), device)
+    held = weights.FlatWeights(module, layout, Layout.personal_of(module, settings.stays), device)
     return Spread(Team(), held, compiled(module) if settings.compile else module)
 
 

@@ -31,7 +31,7 @@ from torch import nn
 
 from fedgossip import seeds
 from fedgossip.errors import ConfigError
-from fedgossip.learning.batches import Indices, Plan
+from fedgossip.learning.batches import BatchPlan, Indices
 from fedgossip.learning.optimizers import square_root
 from fedgossip.learning.per_example import check_apart, per_example, restore, trained
 from fedgossip.learning.settings import TrainSettings
@@ -97,7 +97,7 @@ class PoissonBatches:
     ) -> None:
         self._shares, self._settings, self._privacy, self._seed = shares, settings, privacy, seed
 
-    def plan(self, node: int, round: int) -> Plan:
+    def plan(self, node: int, round: int) -> BatchPlan:
         """Return what `node` does in `round`; a step may have no example, or all."""
         share = self._shares[node]
         dice = keystream(self._privacy.entropy_of(self._seed, "batches", node, round)(32))
@@ -111,7 +111,7 @@ class PoissonBatches:
         indices = np.zeros((len(drawn), int(counts.max())), np.int64)
         for row, one in zip(indices, drawn, strict=True):
             row[: len(one)] = one
-        return Plan(indices, counts)
+        return BatchPlan(indices, counts)
 
 
 def private_rate(settings: TrainSettings, examples: int) -> float:

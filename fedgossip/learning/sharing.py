@@ -32,7 +32,7 @@ OutOfMemory = torch.cuda.OutOfMemoryError
 """torch's own error, of any device."""
 
 
-class Sharing:
+class GpuSharing:
     """Trains jobs in turns, and again in smaller pieces where memory has run out.  On a CPU there are no turns."""
 
     def __init__(self, slots: Sequence[Slots] = (), most_pieces: int = 1, places: Sequence[int] = ()) -> None:
@@ -97,7 +97,7 @@ class CudaMemory:
             torch.cuda.empty_cache()
 
 
-def settle(settings: TrainSettings, module: nn.Module, schema: str) -> tuple[torch.device, Sharing]:
+def settle(settings: TrainSettings, module: nn.Module, schema: str) -> tuple[torch.device, GpuSharing]:
     """Choose the device, and take a place on it where it is a GPU; return how to share it.
 
     "cuda" is the GPU with the fewest clients of ours; of several processes each takes one.  Other devices have no
@@ -108,19 +108,19 @@ def settle(settings: TrainSettings, module: nn.Module, schema: str) -> tuple[tor
     device = devices.device_for("cpu" if settings.portable else settings.device)
     devices.check(settings, device, module)
     if device.type != "cuda":
-        return device, Sharing((), settings.batch_size)
+        return device, GpuSharing((), settings.batch_size)
     kind = hashlib.sha256(repr((schema, settings)).encode()).hexdigest()[:16]
     if settings.processes > 1:
         # sorted: others may number the same GPUs in another way, and two must not wait for each other
         folders = sorted(ours(folder_of(torch.device("cuda", rank))) for rank in range(settings.processes))
         slots, places = [Slots(folder, kind) for folder in folders], [take_emptiest([folder])[1] for folder in folders]
-        return device, Sharing(slots, settings.batch_size, places)
+        return device, GpuSharing(slots, settings.batch_size, places)
     numbers = range(torch.cuda.device_count()) if device.index is None else [device.index]
     candidates = [torch.device("cuda", number) for number in numbers]
     chosen, place = take_emptiest([ours(folder_of(one)) for one in candidates])
     device = candidates[chosen]
     slots = [Slots(folder_of(device), kind, CudaMemory(device))]
-    return device, Sharing(slots, settings.batch_size, [place])
+    return device, GpuSharing(slots, settings.batch_size, [place])
 
 
 def folder_of(device: torch.device) -> Path:

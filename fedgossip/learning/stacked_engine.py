@@ -25,7 +25,7 @@ import numpy.typing as npt
 import torch
 
 from fedgossip.learning import optimizers
-from fedgossip.learning.batches import Plan
+from fedgossip.learning.batches import BatchPlan
 from fedgossip.learning.convolutions import pictures
 from fedgossip.learning.dataset import Dataset
 from fedgossip.learning.settings import TrainSettings
@@ -91,7 +91,7 @@ class LayerStack:
     def train(
         self,
         vectors: Sequence[Vector],
-        plans: Sequence[Plan],
+        plans: Sequence[BatchPlan],
         lrs: Sequence[float],
         states: Sequence[State],
         terms: Sequence[Terms | None],
@@ -118,7 +118,7 @@ class LayerStack:
         return 2 + len(self.settings.slots) + 2 * pulled
 
     def _steps(
-        self, plans: Sequence[Plan], lrs: Sequence[float], taken: Sequence[int], pulls: Sequence[Terms]
+        self, plans: Sequence[BatchPlan], lrs: Sequence[float], taken: Sequence[int], pulls: Sequence[Terms]
     ) -> Steps:
         k, most = len(plans), len(plans[0].counts)
         if len(plans[-1].counts) == most:

@@ -14,7 +14,7 @@ import torch
 
 from fedgossip.errors import ConfigError, FedgossipError, TrainingError
 from fedgossip.learning import loading, models, probing, sharing
-from fedgossip.learning.batches import Batches, Indices, Plan
+from fedgossip.learning.batches import Batches, BatchPlan, Indices
 from fedgossip.learning.dataset import Dataset
 from fedgossip.learning.ddp.engine import DistributedLoop, Source
 from fedgossip.learning.devices import with_float64
@@ -153,14 +153,14 @@ class TorchTask:
                 state.pop(name, None)
         return state
 
-    def _metrics(self, outcome: Outcome, plan: Plan, lr: float) -> dict[str, float]:
+    def _metrics(self, outcome: Outcome, plan: BatchPlan, lr: float) -> dict[str, float]:
         work: dict[str, float] = {"steps": max(1, len(plan.counts) - outcome.skipped), "rate": lr}
         if self._privacy is not None:
             return work  # a loss would tell about the examples
         return {"loss": outcome.loss, **work}
 
     def _attempt(
-        self, jobs: Sequence[Job], plans: Sequence[Plan], lrs: Sequence[float], states: Sequence[State]
+        self, jobs: Sequence[Job], plans: Sequence[BatchPlan], lrs: Sequence[float], states: Sequence[State]
     ) -> Sequence[Outcome]:
         """Train the jobs; what the nodes remember changes when all are done, so that it can be tried again."""
         drafts = {id(state): dict(state) for state in states}  # a node may have several of the jobs
@@ -170,7 +170,7 @@ class TorchTask:
         return outcomes
 
     def _run(
-        self, jobs: Sequence[Job], plans: Sequence[Plan], lrs: Sequence[float], states: Sequence[State]
+        self, jobs: Sequence[Job], plans: Sequence[BatchPlan], lrs: Sequence[float], states: Sequence[State]
     ) -> Sequence[Outcome]:
         engine = self._engine
         if isinstance(engine, LayerStack):
@@ -228,7 +228,7 @@ def _batched(shape: Shape, train: Dataset, test: Dataset, settings: TrainSetting
     return not loading.by_modules(settings, device, train, test)
 
 
-def _run_one(engine: ModuleLoop | DistributedLoop, job: Job, plan: Plan, lr: float, state: State) -> Outcome:
+def _run_one(engine: ModuleLoop | DistributedLoop, job: Job, plan: BatchPlan, lr: float, state: State) -> Outcome:
     try:
         return engine.train_one(job.vector, plan, lr, state, (job.node, job.round), job.terms)
     except (FedgossipError, sharing.OutOfMemory):

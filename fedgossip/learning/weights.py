@@ -62,7 +62,7 @@ class Held(Protocol):
         ...
 
 
-class Whole:
+class FlatWeights:
     """All of a module in one flat tensor, which its own tensors are views of: loading a vector is one copy.
 
     On CUDA the weights of recurrent layers are copies, in the one piece of memory per layer that cuDNN computes with:

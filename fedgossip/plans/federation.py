@@ -16,8 +16,7 @@ from fedgossip import kernels
 from fedgossip.algorithms.federated.base import Federated
 from fedgossip.algorithms.sampling import BySize, Poisson, Sampling, Uniform
 from fedgossip.errors import ConfigError
-from fedgossip.experiment import Coordinator as Section
-from fedgossip.experiment import Experiment
+from fedgossip.experiment import CoordinatorSection, Experiment
 from fedgossip.machine import Checkpoint, Machine, NodeId
 from fedgossip.metrics import Evaluate, Network
 from fedgossip.plans.completeness import Lacking, of_federation
@@ -53,7 +52,7 @@ class FederationPlan:
     """What is known before anything is trained; `federated` is the algorithm."""
 
     experiment: Experiment
-    section: Section
+    section: CoordinatorSection
     federated: Federated[Any]
     cohort: int
     """Clients that are wanted in a round."""

@@ -10,8 +10,7 @@ from fedgossip.algorithms.federated.base import Federated
 from fedgossip.algorithms.federated.means import Mean
 from fedgossip.algorithms.sampling import participating
 from fedgossip.errors import ConfigError, nearest
-from fedgossip.experiment import Coordinator as Section
-from fedgossip.experiment import Experiment
+from fedgossip.experiment import CoordinatorSection, Experiment
 from fedgossip.plans.federation import FEDBUFF, FederationPlan
 from fedgossip.plans.secure_encoding import ROOM
 from fedgossip.secure import graph
@@ -42,22 +41,20 @@ def federation_plan(experiment: Experiment) -> FederationPlan:
     return plan
 
 
-def _algorithm(s: Section) -> Federated[Any]:
+def _algorithm(s: CoordinatorSection) -> Federated[Any]:
     options = dict(s.options)
     name = s.algorithm
     if name == FEDBUFF:
         name = "fedavg"
     elif name not in names.ALGORITHMS:
-        raise ConfigError(
-            f"coordinator.algorithm = {name!r} is not known", nearest(name, [*names.ALGORITHMS, FEDBUFF])
-        )
+        raise ConfigError(f"coordinator.algorithm = {name!r} is not known", nearest(name, [*names.ALGORITHMS, FEDBUFF]))
     try:
         return names.make(name, clients=s.clients, **options)
     except TypeError as error:
         raise ConfigError(f"coordinator.options = {options}: {error}", "Numbers and words, by name.") from None
 
 
-def _check_secure(s: Section, federated: Federated[Any]) -> None:
+def _check_secure(s: CoordinatorSection, federated: Federated[Any]) -> None:
     """Raise ConfigError where a sum that hides its terms cannot serve."""
     off = "Set coordinator.secure.on = false: the coordinator then sees every client's update."
     if s.algorithm == FEDBUFF:
@@ -69,7 +66,7 @@ def _check_secure(s: Section, federated: Federated[Any]) -> None:
         raise ConfigError("cohorts of a secure sum keep their size: one client more or less would show it", advice)
 
 
-def _check_hiding(s: Section, federated: Federated[Any]) -> None:
+def _check_hiding(s: CoordinatorSection, federated: Federated[Any]) -> None:
     """Raise ConfigError for a budget that the algorithm, or the unit, cannot have."""
     if s.privacy.unit == "client" and (s.algorithm == FEDBUFF or not isinstance(federated.aggregation, Mean)):
         advice = "Take fedavg, or another algorithm that sums updates; or leave coordinator.privacy.unit out."
@@ -115,5 +112,3 @@ def _check_sum(plan: FederationPlan) -> None:
     if plan.numbers.reach(1, fixed.limit) >= ROOM:
         most = int(math.log2((1 << 31) / n)) + 1
         raise ConfigError(f"coordinator.secure.bits = {fixed.q_bits} for {n} clients", f"Set it to at most {most}.")
-
-

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from fedgossip.plans.credentials import Logged
 
 if TYPE_CHECKING:
-    from fedgossip.experiment import Experiment, Privacy
+    from fedgossip.experiment import Experiment, PrivacySection
     from fedgossip.privacy.accounting import RenyiAccount
     from fedgossip.privacy.budget import Budget, Spend
 
@@ -34,7 +34,7 @@ class BudgetPurse:
 
 
 def purse_of(
-    privacy: Privacy,
+    privacy: PrivacySection,
     rate: float,
     steps: int,
     log: Iterable[Logged],

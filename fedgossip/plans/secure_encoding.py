@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from fedgossip.experiment import Coordinator as Section
+from fedgossip.experiment import CoordinatorSection
 from fedgossip.learning.settings import TrainSettings
 from fedgossip.privacy.adaptive import Clip, bits_noise, share_shorter, split
 from fedgossip.protocols.telling import Telling
@@ -34,7 +34,7 @@ ROOM = 1 << (RING_BITS - 1)
 class Numbers:
     """Of one run; `invited` clients are in a sum, of which `least` are enough."""
 
-    section: Section
+    section: CoordinatorSection
     train: TrainSettings
     invited: int
     least: int

@@ -36,24 +36,24 @@ class Training:
 
 
 @dataclass(frozen=True, eq=False)
-class Model:
+class ServerModel:
     x: Vector
 
 
 @dataclass(frozen=True)
-class Averaging:
+class ServerSgd:
     """The server: x <- x + lr * mean update."""
 
     lr: float = 1.0
 
-    def start(self, x: Vector) -> Model:
-        return Model(x)
+    def start(self, x: Vector) -> ServerModel:
+        return ServerModel(x)
 
-    def broadcast(self, state: Model) -> Vectors:
+    def broadcast(self, state: ServerModel) -> Vectors:
         return (state.x,)
 
-    def step(self, state: Model, aggregate: Aggregate) -> Model:
-        return Model(add(state.x, scaled(self.lr, aggregate.vectors[0])))
+    def step(self, state: ServerModel, aggregate: Aggregate) -> ServerModel:
+        return ServerModel(add(state.x, scaled(self.lr, aggregate.vectors[0])))
 
 
 def scaled(factor: float, vector: Vector) -> Vector:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedgossip.algorithms.federated.base import Aggregate, Vectors, Work
-from fedgossip.algorithms.federated.fedavg import Model, scaled
+from fedgossip.algorithms.federated.fedavg import ServerModel, scaled
 from fedgossip.machine import Terms
 from fedgossip.vectors import Vector, add
 
@@ -57,12 +57,12 @@ class Nova:
     lr: float = 1.0
     momentum: float = 0.0
 
-    def start(self, x: Vector) -> Model:
-        return Model(x)
+    def start(self, x: Vector) -> ServerModel:
+        return ServerModel(x)
 
-    def broadcast(self, state: Model) -> Vectors:
+    def broadcast(self, state: ServerModel) -> Vectors:
         return (state.x,)
 
-    def step(self, state: Model, aggregate: Aggregate) -> Model:
+    def step(self, state: ServerModel, aggregate: Aggregate) -> ServerModel:
         effective = accumulated(aggregate.steps, self.momentum)
-        return Model(add(state.x, scaled(self.lr * effective, aggregate.vectors[0])))
+        return ServerModel(add(state.x, scaled(self.lr * effective, aggregate.vectors[0])))

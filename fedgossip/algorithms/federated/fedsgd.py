@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedgossip.algorithms.federated.base import Aggregate, Vectors, Work
-from fedgossip.algorithms.federated.fedavg import Model, scaled
+from fedgossip.algorithms.federated.fedavg import ServerModel, scaled
 from fedgossip.machine import Terms
 from fedgossip.vectors import Vector, add
 
@@ -39,11 +39,11 @@ class Descent:
 
     lr: float = 0.1
 
-    def start(self, x: Vector) -> Model:
-        return Model(x)
+    def start(self, x: Vector) -> ServerModel:
+        return ServerModel(x)
 
-    def broadcast(self, state: Model) -> Vectors:
+    def broadcast(self, state: ServerModel) -> Vectors:
         return (state.x,)
 
-    def step(self, state: Model, aggregate: Aggregate) -> Model:
-        return Model(add(state.x, scaled(-self.lr, aggregate.vectors[0])))
+    def step(self, state: ServerModel, aggregate: Aggregate) -> ServerModel:
+        return ServerModel(add(state.x, scaled(-self.lr, aggregate.vectors[0])))

@@ -13,7 +13,7 @@ from typing import Any
 
 from fedgossip.algorithms.federated import fedopt, robust
 from fedgossip.algorithms.federated.base import Aggregation, Federated
-from fedgossip.algorithms.federated.fedavg import Averaging, Training
+from fedgossip.algorithms.federated.fedavg import ServerSgd, Training
 from fedgossip.algorithms.federated.fedavgm import Momentum
 from fedgossip.algorithms.federated.fednova import Normalised, Nova
 from fedgossip.algorithms.federated.fedprox import proximal
@@ -26,7 +26,7 @@ Made = Federated[Any]
 
 
 def fedavg(*, lr: float = 1.0, weighting: str = "examples") -> Made:
-    return Federated(Training(weighting=weighting), Mean(), Averaging(lr))
+    return Federated(Training(weighting=weighting), Mean(), ServerSgd(lr))
 
 
 def fedsgd(*, lr: float = 0.1) -> Made:
@@ -34,7 +34,7 @@ def fedsgd(*, lr: float = 0.1) -> Made:
 
 
 def fedprox(*, mu: float = 0.01, lr: float = 1.0, weighting: str = "examples") -> Made:
-    return Federated(proximal(mu, weighting), Mean(), Averaging(lr))
+    return Federated(proximal(mu, weighting), Mean(), ServerSgd(lr))
 
 
 def scaffold(*, clients: int, lr: float = 1.0) -> Made:
@@ -62,7 +62,7 @@ def fedadam(*, lr: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, tau: f
 
 
 def _robust(aggregation: Aggregation, lr: float) -> Made:
-    return Federated(Training(weighting="clients"), aggregation, Averaging(lr))
+    return Federated(Training(weighting="clients"), aggregation, ServerSgd(lr))
 
 
 def median(*, lr: float = 1.0) -> Made:

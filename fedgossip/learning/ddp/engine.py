@@ -40,7 +40,7 @@ from torch import nn
 
 from fedgossip.errors import ConfigError, TrainingError
 from fedgossip.learning import module_engine
-from fedgossip.learning.batches import Plan
+from fedgossip.learning.batches import BatchPlan
 from fedgossip.learning.dataset import Dataset
 from fedgossip.learning.ddp.ipc import (
     STATE,
@@ -51,14 +51,14 @@ from fedgossip.learning.ddp.ipc import (
     Failed,
     Message,
     Setup,
-    Trained,
     TrainOrder,
+    TrainReply,
 )
-from fedgossip.learning.ddp.shared_memory import Board, Place
+from fedgossip.learning.ddp.shared_memory import ArrayPlace, SharedArrays
 from fedgossip.learning.flat import Layout
 from fedgossip.learning.module_engine import Done, Sums
 from fedgossip.learning.settings import TrainSettings
-from fedgossip.learning.sharing import OutOfMemory, Sharing
+from fedgossip.learning.sharing import GpuSharing, OutOfMemory
 from fedgossip.learning.stacked_engine import Outcome, State
 from fedgossip.machine import Terms
 from fedgossip.vectors import Vector, empty
@@ -99,7 +99,7 @@ class DistributedLoop:
         *,
         source: Source,
         device: torch.device,
-        sharing: Sharing,
+        sharing: GpuSharing,
     ) -> None:
         self.width = settings.batch_size
         self.trained = Layout.personal_of(module, settings.stays).length + layout.parameters
@@ -123,7 +123,13 @@ class DistributedLoop:
         )
 
     def train_one(
-        self, vector: Vector, plan: Plan, lr: float, state: State, name: tuple[int, int], terms: Terms | None = None
+        self,
+        vector: Vector,
+        plan: BatchPlan,
+        lr: float,
+        state: State,
+        name: tuple[int, int],
+        terms: Terms | None = None,
     ) -> Outcome:
         """Train one job; `name` is its (node, round).  Raises TrainingError for what went wrong in a process."""
         given = {"vector": vector, "indices": plan.indices, "counts": plan.counts, **_named(state)}
@@ -140,7 +146,7 @@ class DistributedLoop:
                 found=group.found.room({"vector": ("float32", (self._layout.length,)), **shapes}),
             )
             first = group.ask(order)[0]
-            assert isinstance(first, Trained)
+            assert isinstance(first, TrainReply)
             return self._outcome(group.found.views(order.found), vector, state, Done(first.loss, first.skipped))
 
     def _outcome(self, found: Mapping[str, npt.NDArray[Any]], vector: Vector, state: State, done: Done) -> Outcome:
@@ -181,7 +187,7 @@ class Group:
     """The processes of a client, and the boards that they share with it."""
 
     def __init__(self, setup: Setup, examples: Mapping[str, npt.NDArray[Any]]) -> None:
-        self._boards = [Board.new() for _ in range(3)]
+        self._boards = [SharedArrays.new() for _ in range(3)]
         board, self.given, self.found = self._boards
         self._folder = tempfile.TemporaryDirectory(prefix="fedgossip-", ignore_cleanup_errors=True)
         # the folder is ours alone: who can write there can join the group
@@ -207,7 +213,7 @@ class Group:
                 channel.send(order)
         return self._answers(SILENT_SECONDS)
 
-    def _start(self, setup: Setup, rank: int, places: list[Place]) -> None:
+    def _start(self, setup: Setup, rank: int, places: list[ArrayPlace]) -> None:
         ours, theirs = socket.socketpair()
         descriptors = [theirs.fileno(), *(board.descriptor for board in self._boards)]
         self._channels.append(Channel(ours))
@@ -284,7 +290,7 @@ def _loopback() -> dict[str, str]:
 def _end(
     processes: Sequence[subprocess.Popen[bytes]],
     channels: Sequence[Channel],
-    boards: Sequence[Board],
+    boards: Sequence[SharedArrays],
     folder: tempfile.TemporaryDirectory[str],
 ) -> None:
     """End the processes: without a socket to listen to they go by themselves, or are killed."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from fedgossip.learning.ddp.shared_memory import Place
+from fedgossip.learning.ddp.shared_memory import ArrayPlace
 
 STATE = "state/"
 """Before the names of what a node remembers, among the arrays of a job."""
@@ -29,13 +29,13 @@ class Setup(msgspec.Struct, tag=True, frozen=True):
     classes: int
     vocabulary: str | None
     settings: dict[str, Any]
-    examples: list[Place]
+    examples: list[ArrayPlace]
     silence: float
     """Seconds after which a process that waits for another gives up."""
 
 
 class TrainOrder(msgspec.Struct, tag=True, frozen=True):
-    """Train one job from what is `given`, and write what came of it to `found`; answered by Trained."""
+    """Train one job from what is `given`, and write what came of it to `found`; answered by TrainReply."""
 
     node: int
     round: int
@@ -43,8 +43,8 @@ class TrainOrder(msgspec.Struct, tag=True, frozen=True):
     pull: float | None
     """Of the job's terms; None where it has none."""
     pieces: int
-    given: list[Place]
-    found: list[Place]
+    given: list[ArrayPlace]
+    found: list[ArrayPlace]
 
 
 class EvaluateOrder(msgspec.Struct, tag=True, frozen=True):
@@ -52,7 +52,7 @@ class EvaluateOrder(msgspec.Struct, tag=True, frozen=True):
 
     own: bool
     pieces: int
-    given: list[Place]
+    given: list[ArrayPlace]
 
 
 class Ready(msgspec.Struct, tag=True, frozen=True):
@@ -63,7 +63,7 @@ class Alive(msgspec.Struct, tag=True, frozen=True):
     """A step is done, and there are more to come."""
 
 
-class Trained(msgspec.Struct, tag=True, frozen=True):
+class TrainReply(msgspec.Struct, tag=True, frozen=True):
     loss: float
     skipped: int
 
@@ -84,7 +84,7 @@ class Failed(msgspec.Struct, tag=True, frozen=True):
     advice: str
 
 
-Message = Setup | TrainOrder | EvaluateOrder | Ready | Alive | Trained | Evaluated | Failed
+Message = Setup | TrainOrder | EvaluateOrder | Ready | Alive | TrainReply | Evaluated | Failed
 
 _DECODER = msgspec.msgpack.Decoder(Message)
 

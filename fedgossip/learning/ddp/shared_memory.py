@@ -23,7 +23,7 @@ ALIGNMENT = 64  # bytes: a line of the cache
 ZEROS = bytes(1 << 20)
 
 
-class Place(msgspec.Struct, frozen=True):
+class ArrayPlace(msgspec.Struct, frozen=True):
     """Where an array lies in a board; `kind` is its dtype."""
 
     name: str
@@ -40,30 +40,30 @@ Shapes = Mapping[str, tuple[str, tuple[int, ...]]]
 """name -> (dtype, shape)"""
 
 
-class Board:
-    """The file.  `descriptor` may be handed to another process, which makes its own Board of it."""
+class SharedArrays:
+    """The file.  `descriptor` may be handed to another process, which makes its own SharedArrays of it."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
 
     @classmethod
-    def new(cls) -> Board:
+    def new(cls) -> SharedArrays:
         """Return an empty board.  Its descriptor is the caller's to close."""
         with tempfile.TemporaryFile() as file:
             return cls(os.dup(file.fileno()))
 
-    def lay(self, arrays: Mapping[str, npt.NDArray[Any]]) -> list[Place]:
+    def lay(self, arrays: Mapping[str, npt.NDArray[Any]]) -> list[ArrayPlace]:
         """Write the arrays over what is there, and return their places."""
         places = self.room({name: (array.dtype.str, array.shape) for name, array in arrays.items()})
         for name, view in self.views(places).items():
             view[...] = arrays[name]
         return places
 
-    def room(self, shapes: Shapes) -> list[Place]:
+    def room(self, shapes: Shapes) -> list[ArrayPlace]:
         """Make room for arrays of these shapes over what is there; ConfigError where the disk has none."""
         places, end = [], 0
         for name, (kind, shape) in shapes.items():
-            place = Place(name, kind, shape, end)
+            place = ArrayPlace(name, kind, shape, end)
             places.append(place)
             end += -(-place.bytes // ALIGNMENT) * ALIGNMENT
         try:
@@ -75,7 +75,7 @@ class Board:
             ) from None
         return places
 
-    def views(self, places: Sequence[Place]) -> dict[str, npt.NDArray[Any]]:
+    def views(self, places: Sequence[ArrayPlace]) -> dict[str, npt.NDArray[Any]]:
         """Return arrays over the file's memory: who writes to one writes to all processes'."""
         end = max((place.offset + place.bytes for place in places), default=0)
         memory = mmap.mmap(self.descriptor, end) if end else b""

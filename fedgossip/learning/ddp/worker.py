@@ -31,7 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fedgossip.errors import FedgossipError
 from fedgossip.learning import custom, devices, models
-from fedgossip.learning.batches import Plan
+from fedgossip.learning.batches import BatchPlan
 from fedgossip.learning.dataset import Dataset
 from fedgossip.learning.ddp.group import Team, joined
 from fedgossip.learning.ddp.ipc import (
@@ -44,16 +44,16 @@ from fedgossip.learning.ddp.ipc import (
     Message,
     Ready,
     Setup,
-    Trained,
     TrainOrder,
+    TrainReply,
 )
-from fedgossip.learning.ddp.shared_memory import Board
+from fedgossip.learning.ddp.shared_memory import SharedArrays
 from fedgossip.learning.flat import Layout
 from fedgossip.learning.module_engine import Assignment, ModuleLoop, Spread, compiled
 from fedgossip.learning.settings import TrainSettings
-from fedgossip.learning.sharing import Sharing
+from fedgossip.learning.sharing import GpuSharing
 from fedgossip.learning.stacked_engine import State
-from fedgossip.learning.weights import Whole
+from fedgossip.learning.weights import FlatWeights
 from fedgossip.machine import Terms
 
 ALIVE_SECONDS = 1.0
@@ -62,12 +62,12 @@ ALIVE_SECONDS = 1.0
 BOARDS = ("examples", "given", "found")
 
 
-class Member:
+class GroupWorker:
     """A process of the team, set up."""
 
-    def __init__(self, setup: Setup, channel: Channel, boards: Mapping[str, Board]) -> None:
+    def __init__(self, setup: Setup, channel: Channel, boards: Mapping[str, SharedArrays]) -> None:
         self._channel, self._boards, self._said = channel, boards, time.monotonic()
-        self._sharing = Sharing()
+        self._sharing = GpuSharing()
         settings = TrainSettings(**setup.settings)
         torch.set_num_threads(settings.threads)
         device, team = _meet(setup), Team(setup.rank, setup.size, self._progressed)
@@ -88,13 +88,13 @@ class Member:
             return self._train(order, given)
         return Evaluated(*self._loop.sums(given["vector"], _state(given) if order.own else None))
 
-    def _train(self, order: TrainOrder, given: Mapping[str, npt.NDArray[Any]]) -> Trained:
+    def _train(self, order: TrainOrder, given: Mapping[str, npt.NDArray[Any]]) -> TrainReply:
         found = self._boards["found"].views(order.found)
-        plan = Plan(given["indices"], given["counts"])
+        plan = BatchPlan(given["indices"], given["counts"])
         terms = None if order.pull is None else Terms(order.pull, given.get("correction"))
         job = Assignment((order.node, order.round), given["vector"], plan, order.lr, _state(given), terms)
         done = self._loop.train_into(job, found["vector"], _state(found))
-        return Trained(done.loss, done.skipped)
+        return TrainReply(done.loss, done.skipped)
 
     def _progressed(self) -> None:
         now = time.monotonic()
@@ -119,7 +119,7 @@ def _meet(setup: Setup) -> torch.device:
     return device
 
 
-def _examples(setup: Setup, board: Board) -> tuple[Dataset, Dataset]:
+def _examples(setup: Setup, board: SharedArrays) -> tuple[Dataset, Dataset]:
     views = board.views(setup.examples)
     train, test = (
         Dataset(name, views[f"{name}.x"], views[f"{name}.y"], setup.classes, vocabulary=setup.vocabulary)
@@ -145,7 +145,7 @@ def _spread(
         shard(module, team, device)
         return Spread(team, Sharded(module, layout, own, device, team), module)
     module.to(device)
-    held = Whole(module, layout, own, device)
+    held = FlatWeights(module, layout, own, device)
     found = DistributedDataParallel(
         module,
         device_ids=[device] if device.type == "cuda" else None,
@@ -190,13 +190,13 @@ def main() -> None:
         if number := getattr(signal, name, None):
             signal.signal(number, signal.SIG_IGN)
     descriptors = [int(word) for word in sys.argv[1:]]
-    channel, boards = Channel(socket.socket(fileno=descriptors[0])), map(Board, descriptors[1:])
+    channel, boards = Channel(socket.socket(fileno=descriptors[0])), map(SharedArrays, descriptors[1:])
     inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(channel, inbox), name="orders", daemon=True).start()
     try:
         setup = inbox.get()
         assert isinstance(setup, Setup)
-        member = Member(setup, channel, dict(zip(BOARDS, boards, strict=True)))
+        member = GroupWorker(setup, channel, dict(zip(BOARDS, boards, strict=True)))
         channel.send(Ready())
         while True:
             channel.send(member.answer(inbox.get()))
