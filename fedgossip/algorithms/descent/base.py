@@ -1,0 +1,70 @@
+"""What a descent method is: a state that holds the model, and a step of it along the mean gradient.
+
+    x      vector of the model, [d], float32 or float64
+    step   (state, gradient [d], rate) -> state; every product and sum is rounded on its own, in the model's type
+
+Weights decay as in the papers: an addition to the gradient (sgd, adagrad, adam, lars), or a share of the weights beside
+it (adamw, lamb).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import numpy as np
+
+from fedgossip.task import Segment
+from fedgossip.vectors import Vector, frozen
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DescentState:
+    """Where a descent stands; its arrays are frozen, [d]."""
+
+    x: Vector
+
+
+State = TypeVar("State", bound=DescentState)
+
+
+class Descent(Protocol[State]):
+    """One method.  All workers that begin with the same vector and are given the same gradients hold the same bits."""
+
+    elementwise: bool
+    """Whether each element goes its own way: then a stretch of the vector can be stepped without the rest."""
+
+    def start(self, x: Vector) -> State:
+        """Return the state before the first step, with memory of zeros."""
+        ...
+
+    def step(self, state: State, gradient: Vector, rate: float) -> State:
+        """Return the state after a step of `rate` along `gradient`, [d] of the model's type."""
+        ...
+
+
+def zeros(x: Vector) -> Vector:
+    """Return a frozen vector of zeros like `x`."""
+    return frozen(np.zeros_like(x))
+
+
+def decayed(gradient: Vector, x: Vector, weight_decay: float) -> Vector:
+    """Return gradient + weight_decay * x; the gradient itself where nothing decays."""
+    return gradient + x * weight_decay if weight_decay else gradient
+
+
+def layers(segments: Sequence[Segment], length: int) -> list[tuple[slice, bool]]:
+    """Return each tensor's stretch, and whether it is a layer with a trust ratio of its own.
+
+    Biases, and scales of normalisation, have one axis: they go by the rate alone, as in the papers' code.  Without
+    segments the vector is one layer.
+    """
+    if not segments:
+        return [(slice(0, length), True)]
+    return [(slice(one.start, one.stop), len(one.shape) > 1) for one in segments]
+
+
+def norm(vector: Vector) -> float:
+    """Return the Euclidean norm, summed in float64."""
+    return float(np.sqrt(np.square(vector, dtype=np.float64).sum()))
