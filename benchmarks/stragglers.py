@@ -26,6 +26,7 @@ from statistics import fmean
 
 from fedgossip import load_experiment, run_local
 from fedgossip.algorithms.dsgd import DSGD
+from fedgossip.algorithms.push_sum import PushSum
 from fedgossip.faults import FaultScript, Slow
 from fedgossip.machine import Machine, NodeId, Report
 from fedgossip.metrics import Network
@@ -105,11 +106,11 @@ def contestants(graph: Topology, task: LocalTask, rounds: int) -> dict[str, Make
     """Each peer's machine, by method.  The deadline of the synchronous one is above the slow peer's training."""
     edges = [(int(u), int(v)) for u, v in graph.edges]
     mixing, push = build(graph), build(graph, "push")
-    waiting, free = SyncSettings(rounds), AsyncSettings(LONGER * rounds)
+    waiting, free, pushing = SyncSettings(rounds), AsyncSettings(LONGER * rounds), PushSettings(LONGER * rounds)
 
     def paired(rule: str) -> Make:
         return lambda i: AsyncGossip(
-            i, graph.neighbours(i), rule_of(rule, i, 1, edges), task.initial(i), task.schema, free
+            i, graph.neighbours(i), rule_of(rule, i, 1, edges), DSGD(), task.initial(i), task.schema, free
         )
 
     return {
@@ -117,7 +118,7 @@ def contestants(graph: Topology, task: LocalTask, rounds: int) -> dict[str, Make
         "pairs, uniform": paired("uniform"),
         "pairs, matching": paired("matching"),
         "pairs, speed": paired("speed"),
-        "push-sum": lambda i: AsyncPushSum(i, push, task.initial(i), task.schema, PushSettings(LONGER * rounds)),
+        "push-sum": lambda i: AsyncPushSum(i, push, PushSum(), task.initial(i), task.schema, pushing),
     }
 
 

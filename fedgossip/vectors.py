@@ -112,6 +112,11 @@ def subtract(left: Vector, right: Vector) -> Vector:
     return frozen(np.subtract(left, right, out=empty(left.size, left.dtype).reshape(left.shape)))
 
 
+def negated(vector: Vector) -> Vector:
+    """Return -vector as a new frozen array; adding it gives the bits of subtracting `vector`."""
+    return frozen(np.negative(vector, out=empty(vector.size, vector.dtype).reshape(vector.shape)))
+
+
 def all_finite(vector: Vector) -> bool:
     """Whether no element is infinite or not a number; in blocks, at less than the cost of one sum."""
     return all(bool(np.isfinite(vector[at : at + BLOCK]).all()) for at in range(0, vector.size, BLOCK))

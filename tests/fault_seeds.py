@@ -20,7 +20,6 @@ from fedgossip.errors import FedgossipError
 from fedgossip.machine import Checkpoint, Machine
 from fedgossip.metrics import Network
 from fedgossip.plans import compose
-from fedgossip.protocols.async_gossip import AsyncGossip
 from fedgossip.protocols.push_sum import AsyncPushSum, SyncPushSum
 from fedgossip.records import EventRow, Row
 from fedgossip.simulation.network import SimulatedNetwork
@@ -175,11 +174,9 @@ def run(seed: int, write: Any = lambda _: None, keys: dict[str, Any] | None = No
 
 def mass(machine: Any) -> np.ndarray[Any, Any]:
     """What a machine holds of the sum of all: its vector, and what it will add to it."""
-    if isinstance(machine, AsyncGossip):
-        return np.asarray(machine.x)
     if isinstance(machine, SyncPushSum | AsyncPushSum):
-        return np.asarray(machine.x)
-    return sum((repair[0] for repair in machine.repairs), machine.algorithm.model(machine.state))
+        return np.asarray(machine.learner.state.x)
+    return sum((repair[0] for repair in machine.learner.corrections), machine.learner.model)
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from machine_fuzz import look
 
 from fedgossip import seeds
+from fedgossip.algorithms.dsgd import DSGD
 from fedgossip.errors import ProtocolError
 from fedgossip.learning.analytic import Averaging
 from fedgossip.machine import (
@@ -48,13 +49,15 @@ def vector(*values: float) -> Vector:
     return frozen(np.array(values, np.float64))
 
 
-def machine(node: int = 1, partners: Sequence[int] = (0, 2), rounds: int = 9, **keys: Any) -> AsyncGossip:
+def machine(node: int = 1, partners: Sequence[int] = (0, 2), rounds: int = 9, **keys: Any) -> AsyncGossip[Any]:
     resumed = keys.pop("resumed", None)
     start = keys.pop("start", vector(node, 10 * node))
-    return AsyncGossip(node, partners, UniformPartner(0, node), start, SCHEMA, AsyncSettings(rounds, **keys), resumed)
+    return AsyncGossip(
+        node, partners, UniformPartner(0, node), DSGD(), start, SCHEMA, AsyncSettings(rounds, **keys), resumed
+    )
 
 
-def training(node: int = 1, partners: Sequence[int] = (0, 2), **keys: Any) -> AsyncGossip:
+def training(node: int = 1, partners: Sequence[int] = (0, 2), **keys: Any) -> AsyncGossip[Any]:
     """A machine whose links are all up, in training."""
     m = machine(node, partners, **keys)
     m.handle(Started(), 0)
@@ -64,7 +67,7 @@ def training(node: int = 1, partners: Sequence[int] = (0, 2), **keys: Any) -> As
     return m
 
 
-def offering(node: int = 1, partners: Sequence[int] = (0, 2), **keys: Any) -> tuple[AsyncGossip, int]:
+def offering(node: int = 1, partners: Sequence[int] = (0, 2), **keys: Any) -> tuple[AsyncGossip[Any], int]:
     """A machine that has made its first offer, and to whom."""
     m = training(node, partners, **keys)
     m.handle(Trained(0, None), 0)
@@ -102,26 +105,26 @@ def test_both_ends_come_to_the_mean_by_the_same_difference() -> None:
     (sent,) = sends(m.handle(Received(0, offer(0, 5, 0)), 0))
     assert isinstance(sent.message, Answer)
     (h,) = sent.message.vectors
-    assert m.x.tolist() == [3, 5] and h.tolist() == [2, -5]
+    assert m.learner.model.tolist() == [3, 5] and h.tolist() == [2, -5]
     assert (vector(5, 0) - h).tolist() == [3, 5]
 
 
 def test_a_repeated_offer_gets_the_same_answer_and_changes_nothing() -> None:
     m = training(1)
     (first,) = sends(m.handle(Received(0, offer(0, 5, 0)), 0))
-    x = m.x
+    x = m.learner.model
     for again in (offer(0, 5, 0), Query(0)):
         (repeated,) = sends(m.handle(Received(0, again), 0))
-        assert repeated.message is first.message and m.x is x
+        assert repeated.message is first.message and m.learner.model is x
 
 
 def test_an_answer_is_kept_until_it_is_settled() -> None:
     m = training(1)
     m.handle(Received(0, offer(0, 5, 0)), 0)
     assert m.handle(Received(0, Ack(0)), 0) == [] and not m.ledger.answers
-    x = m.x
+    x = m.learner.model
     for late in (offer(0, 5, 0), Query(0)):
-        assert words(m.handle(Received(0, late), 0)) == [(0, "Decline")] and m.x is x
+        assert words(m.handle(Received(0, late), 0)) == [(0, "Decline")] and m.learner.model is x
 
 
 def test_one_answer_per_partner_is_kept_however_many_offers_come() -> None:
@@ -136,8 +139,8 @@ def test_one_answer_per_partner_is_kept_however_many_offers_come() -> None:
 def test_a_peer_that_offers_is_busy_and_declines_others() -> None:
     m, to = offering(1)
     other = 2 - to
-    x = m.x
-    assert words(m.handle(Received(other, offer(0, 5, 0)), 0)) == [(other, "Decline")] and m.x is x
+    x = m.learner.model
+    assert words(m.handle(Received(other, offer(0, 5, 0)), 0)) == [(other, "Decline")] and m.learner.model is x
     m.handle(Received(to, Decline(0, 0)), 0)
     assert words(m.handle(Received(other, offer(1, 5, 0)), 0)) == [(other, "Answer")]
 
@@ -159,7 +162,7 @@ def test_of_two_offers_that_cross_that_of_the_lower_id_counts() -> None:
     (answered,) = sends(high.handle(Received(0, ours), 0))
     high.handle(Received(0, Decline(0, 0)), 0)
     low.handle(Received(1, answered.message), 0)
-    assert low.x.tolist() == high.x.tolist() == [2, 4]
+    assert low.learner.model.tolist() == high.learner.model.tolist() == [2, 4]
 
 
 def test_who_is_declined_tries_another_neighbour_once() -> None:
@@ -177,7 +180,7 @@ def test_the_exchange_goes_on_while_training_does_and_staleness_counts_it() -> N
     m.handle(Received(2, offer(0, 5, 0)), 0)
     effects = m.handle(Trained(0, vector(1, 1)), 0)
     assert reports(effects)["trained"]["staleness"] == 2
-    assert m.x.tolist() == [(1 + 5) / 4 + 5 / 2 + 1, 10 / 4 + 1]
+    assert m.learner.model.tolist() == [(1 + 5) / 4 + 5 / 2 + 1, 10 / 4 + 1]
     assert any(isinstance(effect, Train) and effect.job == 1 for effect in effects)
     assert reports(m.handle(Trained(1, vector(1, 1)), 0))["trained"]["staleness"] == 0
 
@@ -212,7 +215,7 @@ def test_an_answer_that_was_lost_is_asked_for_and_never_offered_again() -> None:
             if isinstance(effect, Send):
                 m.handle(Received(effect.to, Decline(effect.message.number, 0)), 0)
     m.handle(Received(to, answer(0, 1, 1)), 0)
-    assert m.x.tolist() == [0, 9]
+    assert m.learner.model.tolist() == [0, 9]
 
 
 def test_questions_come_at_longer_and_longer_times() -> None:
@@ -229,9 +232,9 @@ def test_questions_come_at_longer_and_longer_times() -> None:
 
 def test_an_offer_that_was_lost_is_declined_when_it_is_asked_for_and_when_it_comes_late() -> None:
     m = training(1)
-    x = m.x
+    x = m.learner.model
     assert words(m.handle(Received(0, Query(0)), 0)) == [(0, "Decline")]
-    assert words(m.handle(Received(0, offer(0, 5, 0)), 0)) == [(0, "Decline")] and m.x is x
+    assert words(m.handle(Received(0, offer(0, 5, 0)), 0)) == [(0, "Decline")] and m.learner.model is x
     assert words(m.handle(Received(0, offer(1, 5, 0)), 0)) == [(0, "Answer")]
 
 
@@ -245,8 +248,8 @@ def test_while_an_account_is_open_the_peer_is_busy_for_that_partner_only() -> No
 def test_an_answer_that_comes_twice_counts_once() -> None:
     m, to = offering(1)
     m.handle(Received(to, answer(0, 1, 1)), 0)
-    x = m.x
-    assert words(m.handle(Received(to, answer(0, 1, 1)), 0)) == [(to, "Ack")] and m.x is x
+    x = m.learner.model
+    assert words(m.handle(Received(to, answer(0, 1, 1)), 0)) == [(to, "Ack")] and m.learner.model is x
 
 
 def test_a_partner_that_goes_is_asked_again_when_it_is_back() -> None:
@@ -256,7 +259,7 @@ def test_a_partner_that_goes_is_asked_again_when_it_is_back() -> None:
     assert m.handle(Fired(("query", to, 0, 0)), 0) == []
     assert words(m.handle(PeerJoined(to), 0)) == [(to, "Query")]
     m.handle(Received(to, answer(0, 1, 1)), 0)
-    assert m.x.tolist() == [0, 9] and not m.ledger.open
+    assert m.learner.model.tolist() == [0, 9] and not m.ledger.open
 
 
 def test_a_partner_in_a_new_life_says_what_it_has_written_down() -> None:
@@ -273,7 +276,7 @@ def test_a_partner_in_a_new_life_says_what_it_has_written_down() -> None:
         (query,) = sends(m.handle(PeerJoined(0, 1), 0))
         (said,) = sends(reborn.handle(Received(1, query.message), 0))
         m.handle(Received(0, said.message), 0)
-        assert (m.x + reborn.x).tolist() == sum_of_x and not m.ledger.open
+        assert (m.learner.model + reborn.learner.model).tolist() == sum_of_x and not m.ledger.open
 
 
 def test_a_new_life_goes_on_where_the_checkpoint_was() -> None:
@@ -284,7 +287,7 @@ def test_a_new_life_goes_on_where_the_checkpoint_was() -> None:
     m.handle(Fired(("offer", m.count)), 0)
     saved = next(e for e in m.handle(Trained(1, vector(1, 1)), 0) if isinstance(e, Checkpoint))
     again = machine(1, resumed=saved)
-    assert (again.round, again.x.tolist(), again.count) == (2, m.x.tolist(), m.count)
+    assert (again.round, again.learner.model.tolist(), again.count) == (2, m.learner.model.tolist(), m.count)
     assert again.ledger.open == m.ledger.open and again.ledger.seen == m.ledger.seen
     assert again.ledger.answers.keys() == m.ledger.answers.keys()
     assert again.ledger.last == {node: number + LIFE for node, number in m.ledger.last.items()}
@@ -340,7 +343,7 @@ def test_a_bad_message_costs_that_message_only(sender: int, message: Any) -> Non
 def test_one_that_said_nothing_but_what_was_refused_counts_as_mute() -> None:
     m = training(1)
     with pytest.raises(ProtocolError):
-        m.handle(Received(0, Model(0, SCHEMA, (m.x,))), 0)
+        m.handle(Received(0, Model(0, SCHEMA, (m.learner.model,))), 0)
     assert 0 in m.mute
     m.handle(Received(0, Query(0)), 0)
     assert 0 not in m.mute
@@ -348,16 +351,16 @@ def test_one_that_said_nothing_but_what_was_refused_counts_as_mute() -> None:
 
 def test_an_answer_that_is_not_finite_is_refused_and_stays_open() -> None:
     m, to = offering(1)
-    x = m.x
+    x = m.learner.model
     with pytest.raises(ProtocolError, match="not finite"):
         m.handle(Received(to, answer(0, np.nan, 0)), 0)
-    assert m.x is x and m.ledger.open == {to: 0}
+    assert m.learner.model is x and m.ledger.open == {to: 0}
 
 
 # --- the end ----------------------------------------------------------------------------------------------------------
 
 
-def leaving(**keys: Any) -> AsyncGossip:
+def leaving(**keys: Any) -> AsyncGossip[Any]:
     m, to = offering(1, rounds=1, **keys)
     m.handle(Received(to, answer(0, 0, 0)), 0)
     assert m.phase == "leaving"
@@ -461,7 +464,7 @@ def test_a_new_roster_changes_whom_to_meet_and_not_what_is_open() -> None:
     m.handle(Rostered(build(resolve("complete", 2))), 0)
     assert m.company.partners == (0,)
     m.handle(Received(to, answer(0, 1, 1)), 0)
-    assert m.x.tolist() == [0, 9]
+    assert m.learner.model.tolist() == [0, 9]
 
 
 # --- random schedules -------------------------------------------------------------------------------------------------
@@ -475,7 +478,8 @@ def crowd(n: int, seed: int, rounds: int, graph: str, **keys: Any) -> Hand:
     rule = RULES[seed % 3]
     limits = AsyncSettings(rounds, exchanges=1 + seed % 2, seed=seed)
     crowd = [
-        AsyncGossip(i, links[i], rule_of(rule, i, seed, edges), frozen(start[i]), SCHEMA, limits) for i in range(n)
+        AsyncGossip(i, links[i], rule_of(rule, i, seed, edges), DSGD(), frozen(start[i]), SCHEMA, limits)
+        for i in range(n)
     ]
     return Hand(crowd, links, seed, **keys)
 
@@ -499,7 +503,7 @@ def test_the_sum_is_kept_under_any_schedule(
     """Lost, repeated, overtaken and late messages, links that break: after the drain the sum is that of the start."""
     hand = crowd(n, seed, 5, graph, wild=300)
     hand.loss, hand.twice, hand.breaks = loss, twice, breaks
-    start = total([m.x for m in hand.machines])
+    start = total([m.learner.model for m in hand.machines])
     steps = seeds.stream(seed, "updates").normal(size=(n, 3))
     hand.updates = {i: frozen(steps[i]) for i in range(n)}
     hand.begin()
@@ -517,7 +521,7 @@ def test_the_sum_is_kept_under_any_schedule(
 def test_models_that_are_exchanged_come_together(n: int, seed: int, loss: float) -> None:
     hand = crowd(n, seed, 40, "complete", wild=1500)
     hand.loss = loss
-    before = np.stack([m.x for m in hand.machines]).std(axis=0).max()
+    before = np.stack([m.learner.model for m in hand.machines]).std(axis=0).max()
     hand.begin()
     hand.run()
     assert np.stack(list(hand.results.values())).std(axis=0).max() < 0.2 * before
@@ -574,7 +578,13 @@ def simulated(
     links = [topology.neighbours(i) for i in range(n)]
     machines = [
         AsyncGossip(
-            i, links[i], rule_of(rule, i, seed, edges), task.initial(i), task.schema, AsyncSettings(rounds, seed=seed)
+            i,
+            links[i],
+            rule_of(rule, i, seed, edges),
+            DSGD(),
+            task.initial(i),
+            task.schema,
+            AsyncSettings(rounds, seed=seed),
         )
         for i in range(n)
     ]
@@ -661,7 +671,9 @@ def test_a_slow_peer_holds_nobody() -> None:
     topology = resolve("complete", n)
     links = [topology.neighbours(i) for i in range(n)]
     limits = AsyncSettings(rounds, seed=1)
-    machines = [AsyncGossip(i, links[i], UniformPartner(1, i), task.initial(i), task.schema, limits) for i in range(n)]
+    machines = [
+        AsyncGossip(i, links[i], UniformPartner(1, i), DSGD(), task.initial(i), task.schema, limits) for i in range(n)
+    ]
     record, rows = Network(n, rounds, 10**6, task.evaluate, watch_all=False), []
     network = SimulatedNetwork(NetworkSettings(training=0.05), n, 1)
     script = FaultScript([Slow(peers=(3,), factor=20.0)], n, 1)

@@ -62,7 +62,7 @@ def machine(kind: Any = SyncPushSum, node: int = 0, graph: Topology | None = Non
     resumed, incarnation = keys.pop("resumed", None), keys.pop("incarnation", 0)
     limits = PushSettings(rounds, **keys)
     schedule = build(graph or cycle(3), "push")
-    return kind(node, schedule, vector(8.0 * (node + 1)), SCHEMA, limits, resumed, incarnation)
+    return kind(node, schedule, PushSum(), vector(8.0 * (node + 1)), SCHEMA, limits, resumed, incarnation)
 
 
 def training(kind: Any = SyncPushSum, node: int = 0, graph: Topology | None = None, **keys: Any) -> Any:
@@ -73,6 +73,11 @@ def training(kind: Any = SyncPushSum, node: int = 0, graph: Topology | None = No
         m.handle(PeerJoined(partner), 0)
     assert m.phase == "training"
     return m
+
+
+def sums(m: Any) -> tuple[Vector, float]:
+    """What the machine holds, while no round is open, and the weight of it."""
+    return m.learner.state.x, float(m.learner.state.weight[0])
 
 
 def sends(effects: Any) -> list[Send]:
@@ -99,7 +104,7 @@ def test_half_is_given_and_half_is_kept() -> None:
     (sent,) = sends(m.handle(Trained(0, vector(2.0)), 0))
     assert sent.to == 1 and sent.message.vectors[0].tolist() == [5.0] and sent.message.weight == 0.5
     effects = m.handle(Received(2, parcel(0, 13.0)), 0)
-    assert (m.x.tolist(), m.weight) == ([18.0], 1.0)
+    assert (sums(m)[0].tolist(), sums(m)[1]) == ([18.0], 1.0)
     assert words(effects)[0] == (2, "Accepted") and reports(effects)["mixed"].tolist() == [18.0]
 
 
@@ -116,11 +121,11 @@ def test_an_early_parcel_waits_for_its_round_and_a_late_one_counts_in_the_next()
     assert words(m.handle(Received(2, parcel(0, 1.0, round=0)), 0)) == [(2, "Accepted")]
     m.handle(Received(2, parcel(1, 2.0, round=1)), 0)
     m.handle(Trained(0, None), 0)
-    assert (m.round, m.x.tolist()) == (1, [5.0])
+    assert (m.round, sums(m)[0].tolist()) == (1, [5.0])
     m.handle(Received(2, parcel(2, 100.0, round=0)), 0)
     m.handle(Received(1, Accepted(0)), 0)
     m.handle(Trained(1, None), 0)
-    assert (m.round, m.x.tolist()) == (2, [2.5 + 2.0 + 100.0])
+    assert (m.round, sums(m)[0].tolist()) == (2, [2.5 + 2.0 + 100.0])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -128,10 +133,10 @@ def test_a_repeated_parcel_is_accepted_again_and_counts_once(kind: Any) -> None:
     m = training(kind)
     m.handle(Received(2, parcel(0, 4.0)), 0)
     if kind is AsyncPushSum:
-        assert m.x.tolist() == [12.0] and m.weight == 1.5
-    before = m.x, m.weight, m.changes
+        assert sums(m)[0].tolist() == [12.0] and sums(m)[1] == 1.5
+    before = m.learner.state, m.changes
     assert sends(m.handle(Received(2, parcel(0, 4.0)), 0)) == [Send(2, Accepted(0))]
-    assert (m.x, m.weight, m.changes) == before
+    assert (m.learner.state, m.changes) == before
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -142,14 +147,14 @@ def test_who_has_not_accepted_gets_none_and_the_share_stays(kind: Any) -> None:
         m.handle(Received(2, parcel(0, 4.0)), 0)
     else:
         m.handle(Fired(("pause", 1)), 0)
-    x, weight = m.x, m.weight
+    x, weight = sums(m)[0], sums(m)[1]
     effects = m.handle(Trained(1, None), 0)
     if kind is SyncPushSum:
         assert m.phase == "blocked" and sends(effects) == []
         effects = m.handle(Fired(("blocked", 1)), 0)
         assert reports(effects)["withheld"] == 1 and words(effects) == [(1, "Account")]
         m.handle(Received(2, Account(1)), 0)
-    assert np.array_equal(m.x, x) and m.weight == weight
+    assert np.array_equal(sums(m)[0], x) and sums(m)[1] == weight
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -192,7 +197,7 @@ def test_an_asynchronous_peer_waits_only_where_no_arc_is_free() -> None:
 def test_one_target_gets_half() -> None:
     m = training(AsyncPushSum, graph=resolve("complete", 5), targets="one")
     (sent,) = sends(m.handle(Trained(0, None), 0))
-    assert sent.message.weight == m.weight == 0.5 and sent.message.vectors[0].tolist() == m.x.tolist() == [4.0]
+    assert sent.message.weight == sums(m)[1] == 0.5 and sent.message.vectors[0].tolist() == sums(m)[0].tolist() == [4.0]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -235,9 +240,9 @@ def test_a_peer_that_is_done_waits_for_acceptance_then_takes_nothing_more(kind: 
     assert m.phase == "closing"
     effects = m.handle(Received(1, Accepted(0)), 0)
     assert sends(effects) == [Send(1, Leaving(1, used=-1)), Send(2, Leaving(1, used=3))]
-    x = m.x
-    assert sends(m.handle(Received(2, parcel(4, 9.0)), 0)) == [Send(2, Leaving(1, used=3))] and m.x is x
-    assert sends(m.handle(Received(2, parcel(3, 4.0)), 0)) == [Send(2, Accepted(3))] and m.x is x
+    x = sums(m)[0]
+    assert sends(m.handle(Received(2, parcel(4, 9.0)), 0)) == [Send(2, Leaving(1, used=3))] and sums(m)[0] is x
+    assert sends(m.handle(Received(2, parcel(3, 4.0)), 0)) == [Send(2, Accepted(3))] and sums(m)[0] is x
     m.handle(Received(1, Leaving(1)), 0)
     assert isinstance(m.handle(Received(2, Leaving(1)), 0)[-1], Finish)
 
@@ -252,7 +257,7 @@ def test_what_one_who_leaves_has_not_taken_comes_back(kind: Any, used: int) -> N
     assert reports(effects).get("returned") == (returned if used < 0 else None)
     m.handle(Stopping(), 0)
     m.handle(Received(2, Accepted(0)), 0)
-    assert m.weight == pytest.approx(2 / 3 if used < 0 else 1 / 3)
+    assert sums(m)[1] == pytest.approx(2 / 3 if used < 0 else 1 / 3)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -262,7 +267,7 @@ def test_mass_for_one_who_is_gone_is_taken_back_at_the_end(kind: Any) -> None:
     m.handle(PeerGone(1), 0)
     effects = m.handle(PeerGone(2), 0)
     assert reports(effects)["taken_back"] == {"to": 1, "weight": 0.5}
-    assert isinstance(effects[-1], Finish) and effects[-1].result.tolist() == [8.0] and m.weight == 1.0
+    assert isinstance(effects[-1], Finish) and effects[-1].result.tolist() == [8.0] and sums(m)[1] == 1.0
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -292,7 +297,7 @@ def test_stopping_keeps_all_mass_that_is_here(kind: Any) -> None:
     assert m.handle(Stopping(), 0) == []
     effects = m.handle(Received(1, Accepted(0)), 0)
     kept = 8.0 / 2 + 4.0 if kind is SyncPushSum else (8.0 + 4.0) / 2
-    assert isinstance(effects[-1], Finish) and m.x.tolist() == [kept]
+    assert isinstance(effects[-1], Finish) and sums(m)[0].tolist() == [kept]
 
 
 # --- a new life -------------------------------------------------------------------------------------------------------
@@ -307,7 +312,7 @@ def test_a_new_life_has_all_that_the_checkpoint_had(kind: Any) -> None:
     effects = m.handle(Trained(0, None), 0)
     saved = next(effect for effect in effects if isinstance(effect, Checkpoint))
     again = machine(kind, graph=cycle(3, (0, 2)), resumed=saved, incarnation=1)
-    assert (again.round, again.weight, again.x.tolist()) == (1, m.weight, m.x.tolist())
+    assert (again.round, sums(again)[1], sums(again)[0].tolist()) == (1, sums(m)[1], sums(m)[0].tolist())
     assert again.arcs.taken == m.arcs.taken and again.arcs.out.keys() == {1, 2}
     again.handle(Started(), 0)
     (resent,) = [s for s in sends(again.handle(PeerJoined(1), 0)) if isinstance(s.message, Parcel)]
@@ -315,7 +320,7 @@ def test_a_new_life_has_all_that_the_checkpoint_had(kind: Any) -> None:
     again.handle(Received(1, Accepted(0)), 0)
     again._fold()
     m._fold()
-    assert again.x.tolist() == m.x.tolist() and again.weight == m.weight
+    assert sums(again)[0].tolist() == sums(m)[0].tolist() and sums(again)[1] == sums(m)[1]
 
 
 def test_parcels_of_a_new_life_are_not_taken_for_old_ones() -> None:
@@ -338,7 +343,7 @@ def crowd(kind: Any, n: int, seed: int, rounds: int, **keys: Any) -> Hand:
     mixing = build(cycle(n, *chords) if n > 2 else resolve("complete", 2), "push")
     limits = PushSettings(rounds, seed=seed, targets=("all", "one")[seed % 2])
     start = seeds.stream(seed, "start").normal(size=(n, 3))
-    machines = [kind(i, mixing, frozen(start[i]), SCHEMA, limits) for i in range(n)]
+    machines = [kind(i, mixing, PushSum(), frozen(start[i]), SCHEMA, limits) for i in range(n)]
     return Hand(machines, [mixing.partners(i) for i in range(n)], seed, **keys)
 
 
@@ -357,18 +362,18 @@ def test_mass_and_weight_are_kept_under_any_schedule(
     """Lost, repeated, overtaken and late messages, links that break: nothing is lost, nothing counts twice."""
     hand = crowd(kind, n, seed, 5, wild=300)
     hand.loss, hand.twice, hand.breaks = loss, twice, breaks
-    start = np.sum([m.x for m in hand.machines], axis=0)
+    start = np.sum([sums(m)[0] for m in hand.machines], axis=0)
     steps = seeds.stream(seed, "updates").normal(size=(n, 3))
     hand.updates = {i: frozen(steps[i]) for i in range(n)}
     trained: list[int] = []
     hand.begin()
     for m in hand.machines:
-        m._trained = counting(m._trained, trained, m.node)
+        m.learner.trained = counting(m.learner.trained, trained, m.node)
     hand.run()
     assert len(hand.results) == n
     expected = start + np.sum([trained.count(i) * steps[i] for i in range(n)], axis=0)
-    kept = np.allclose(np.sum([m.x for m in hand.machines], axis=0), expected, rtol=0, atol=1e-12)
-    weighed = abs(sum(m.weight for m in hand.machines) - n) < 1e-12
+    kept = np.allclose(np.sum([sums(m)[0] for m in hand.machines], axis=0), expected, rtol=0, atol=1e-12)
+    weighed = abs(sum(sums(m)[1] for m in hand.machines) - n) < 1e-12
     # who ends while a link is broken cannot know, and says so
     open_ = hand.reports["unsettled"] + hand.reports["taken_back"]
     assert (kept and weighed) or (breaks and open_)
@@ -404,7 +409,7 @@ def simulated(
 ) -> Simulator:
     n = schedule.n
     settings = PushSettings(rounds, **(limits or {}))
-    machines = [kind(i, schedule, task.initial(i), task.schema, settings) for i in range(n)]
+    machines = [kind(i, schedule, PushSum(), task.initial(i), task.schema, settings) for i in range(n)]
     links = [schedule.partners(i) for i in range(n)]
     record, rows = Network(n, rounds, 10**6, task.evaluate, watch_all=False), []
     settled = SimulatedNetwork(NetworkSettings(**network), n, 1)
@@ -458,7 +463,7 @@ def test_loss_moves_no_mean(kind: Any, loss: float) -> None:
     ended = np.stack(of_sorted(run.results))
     assert len(run.results) == n and run.counts["lost"] > 0
     assert "unsettled" not in run.counts and "taken_back" not in run.counts
-    assert np.abs(np.sum([m.x for m in run.machines], axis=0) - start.sum(axis=0)).max() < 1e-12 * n
+    assert np.abs(np.sum([sums(m)[0] for m in run.machines], axis=0) - start.sum(axis=0)).max() < 1e-12 * n
     if kind is SyncPushSum:  # without waiting it has not come together after 60 rounds
         assert np.abs(ended.mean(axis=0) - start.mean(axis=0)).max() <= 1e-6 * start.std(axis=0).min()
 

@@ -38,6 +38,9 @@ class Slot:
 MODEL = Slot("x")
 """The only slot of an algorithm that mixes models and nothing beside them."""
 
+WEIGHT = Slot("weight", length=1, dtype="float64")
+"""The last slot of an algorithm whose peers give away what they have: by what of it comes, they divide the others."""
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -63,7 +66,7 @@ class Needs:
 
     sums: str = "rows"
     """Which weights of a mixing must sum to one: "rows" (a mean of what arrives) or "columns" (each gives away what it
-    has)."""
+    has; the last slot is then WEIGHT)."""
     own_graph: bool = False
     """Only the graph that bears the algorithm's name will do."""
     constant_members: bool = False

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from fedgossip.algorithms.base import GossipAlgorithm, Needs, Slot, Step, Vectors
+from fedgossip.algorithms.base import WEIGHT, GossipAlgorithm, Needs, Slot, Step, Vectors
 from fedgossip.errors import ConfigError, TrainingError
 from fedgossip.vectors import Vector
 
@@ -31,10 +31,14 @@ class Checked:
         slots = tuple(getattr(algorithm, "slots", ()))
         if not slots or not all(isinstance(slot, Slot) for slot in slots):
             raise ConfigError(f"{name}: slots = {slots!r}", 'Give a Slot per vector that a round mixes: (Slot("x"),).')
-        if any(slot.length is not None or slot.dtype for slot in slots):
+        self.needs: Needs = getattr(algorithm, "needs", Needs())
+        self._weighted = self.needs.sums == "columns"
+        if self._weighted and slots[-1] != WEIGHT:
+            advice = 'Give as the last slot base.WEIGHT, Slot("weight", length=1, dtype="float64").'
+            raise ConfigError(f"{name}: needs.sums = 'columns', and what is given away has no weight", advice)
+        if any(slot.length is not None or slot.dtype for slot in slots[: -1 if self._weighted else None]):
             raise ConfigError(f"{name}: a slot of another length or type than the model's", "Mix vectors like it.")
         self.slots: tuple[Slot, ...] = slots
-        self.needs: Needs = getattr(algorithm, "needs", Needs())
 
     def start(self, x: Vector) -> Any:
         self.first = x
@@ -81,7 +85,11 @@ class Checked:
         if not (isinstance(vectors, tuple) and len(vectors) == len(self.slots)):
             found = len(vectors) if isinstance(vectors, tuple | list) else type(vectors).__name__
             raise self._wrong(f"{method} returned {found} vectors for {len(self.slots)} slots")
-        return tuple(self._like(method, vector, like) for vector in vectors)
+        if not self._weighted:
+            return tuple(self._like(method, vector, like) for vector in vectors)
+        *likes, weight = vectors
+        ones = np.ones((*like.shape[:-1], 1))
+        return (*(self._like(method, vector, like) for vector in likes), self._like(method, weight, ones))
 
     def _like(self, method: str, vector: Any, like: Vector) -> Vector:
         if not (isinstance(vector, np.ndarray) and vector.dtype == like.dtype and vector.shape == like.shape):

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fedgossip.algorithms.base import MODEL, Needs, Slot, Step, Vectors
+from fedgossip.algorithms.base import MODEL, WEIGHT, Needs, Step, Vectors
 from fedgossip.vectors import Vector, add, empty, frozen
 
 
@@ -34,7 +34,7 @@ class Mass:
 class PushSum:
     """For mixings whose columns sum to one: `build(topology, "push")`, and every doubly stochastic one."""
 
-    slots = (MODEL, Slot("weight", length=1, dtype="float64"))
+    slots = (MODEL, WEIGHT)
     needs = Needs(sums="columns")
 
     def start(self, x: Vector) -> Mass:

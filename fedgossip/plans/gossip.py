@@ -77,6 +77,11 @@ class GossipPlan:
         return algorithm_of(self.experiment, self.n)
 
     @property
+    def pushes(self) -> bool:
+        """Whether each peer gives shares of its mass away, and needs to hear of nobody that they came."""
+        return self.algorithm.needs.sums == "columns"
+
+    @property
     def mixing(self) -> Mixing:
         """Of every round, where the graph never changes; else of the first."""
         return self.schedule.mixing(0)
@@ -146,10 +151,10 @@ class GossipPlan:
         own: Own | None = None,
     ) -> Machine:
         a = self.experiment.algorithm
-        machine: SyncGossip[Any] | AsyncGossip | SyncPushSum | AsyncPushSum | PrivateGossip
+        machine: SyncGossip[Any] | AsyncGossip[Any] | SyncPushSum[Any] | AsyncPushSum[Any] | PrivateGossip
         if a.private:
             machine = self._private_gossip(node, initial, schema, resumed, own)
-        elif a.name == "push-sum":
+        elif self.pushes:
             machine = self._push_sum(node, initial, schema, resumed, incarnation)
         elif a.mode == "async":
             machine = self._async_gossip(node, initial, schema, resumed, incarnation)
@@ -184,17 +189,18 @@ class GossipPlan:
 
     def _async_gossip(
         self, node: NodeId, initial: Vector, schema: str, resumed: Checkpoint | None, incarnation: int
-    ) -> AsyncGossip:
+    ) -> AsyncGossip[Any]:
         e, a = self.experiment, self.experiment.algorithm
         settings = AsyncSettings(
             rounds=e.rounds, exchanges=a.exchanges, seed=e.seed, start_ns=_ns(a.start_timeout), drain_ns=_ns(a.deadline)
         )
         rule = rule_of(a.partner, node, e.seed, [(int(u), int(v)) for u, v in self.topology.edges])
-        return AsyncGossip(node, self.partners(node), rule, initial, schema, settings, resumed, incarnation)
+        partners, algorithm = self.partners(node), self.algorithm
+        return AsyncGossip(node, partners, rule, algorithm, initial, schema, settings, resumed, incarnation)
 
     def _push_sum(
         self, node: NodeId, initial: Vector, schema: str, resumed: Checkpoint | None, incarnation: int
-    ) -> SyncPushSum | AsyncPushSum:
+    ) -> SyncPushSum[Any] | AsyncPushSum[Any]:
         e, a = self.experiment, self.experiment.algorithm
         settings = PushSettings(
             rounds=e.rounds,
@@ -205,7 +211,7 @@ class GossipPlan:
             drain_ns=_ns(a.deadline),
         )
         kind = SyncPushSum if a.mode == "sync" else AsyncPushSum
-        return kind(node, self.schedule, initial, schema, settings, resumed, incarnation)
+        return kind(node, self.schedule, self.algorithm, initial, schema, settings, resumed, incarnation)
 
     @property
     def masks(self) -> bool:
@@ -225,17 +231,15 @@ class GossipPlan:
 
     def resume_point(self, round: int, model: Vector) -> Checkpoint:
         """Return from where a machine goes on that has `model` after `round` rounds: what others have learned."""
-        a = self.experiment.algorithm
-        if a.name == "push-sum":
-            return push_sum_peers.resume_point(round, model)
-        if a.mode == "async":
-            return async_gossip.resume_point(round, model)
+        if self.pushes:
+            return push_sum_peers.resume_point(self.algorithm, round, model)
+        if self.experiment.algorithm.mode == "async":
+            return async_gossip.resume_point(self.algorithm, round, model)
         return sync_gossip.resume_point(self.algorithm, round, model)
 
     def is_complete(self, node: NodeId, rounds: int, *, stopped: bool = False) -> bool:  # noqa: ARG002
         """An asynchronous peer that nobody stopped has done its part: its neighbours have all done theirs."""
-        a = self.experiment.algorithm
-        alone = (a.mode == "async" or a.name == "push-sum") and not stopped
+        alone = (self.experiment.algorithm.mode == "async" or self.pushes) and not stopped
         return rounds == self.experiment.rounds or alone
 
     def record(self, evaluate: Evaluate, *, watch_all: bool) -> Network:
@@ -250,7 +254,7 @@ class GossipPlan:
         stack = first_stack(task, self.n, algorithm)
 
         def finish(between: Callable[[], None]) -> Results:
-            exchange: StackedExchange = SHARES if algorithm.needs.sums == "columns" else PLAIN
+            exchange: StackedExchange = SHARES if self.pushes else PLAIN
             if self.masks:
                 exchange = Private(Grid(e.algorithm.bound))
             run = task, self.schedule, algorithm, e.rounds, record, write, exchange

@@ -6,6 +6,9 @@ AD-PSGD (Lian, Zhang, Zhang and Liu, ICML 2018), at every peer i, again and agai
     draw a neighbour j; at both at once         x_i, x_j  <-  (x_i + x_j) / 2
     x_i  <-  x_i - eta g
 
+Any algorithm will do whose only slot is its model (`algorithms/`): what it does between training and mixing, it does
+with itself alone, and an exchange is a correction to it.
+
 Where we differ: the two ends are changed by a difference and not by a mean, each when the message is there,
 
     i  Offer(x_i)  ->  j                 h = (x_i - x_j) / 2;  x_j <- x_j + h;  keep h
@@ -36,8 +39,10 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Generic
 
 from fedgossip import seeds
+from fedgossip.algorithms.base import MODEL, GossipAlgorithm, State, Step
 from fedgossip.errors import ProtocolError
 from fedgossip.machine import (
     Checkpoint,
@@ -62,10 +67,11 @@ from fedgossip.messages import Ack, Answer, Decline, Leaving, Message, Offer, Qu
 from fedgossip.protocols.carried import FRESH, Carried
 from fedgossip.protocols.deadlines import Deadline
 from fedgossip.protocols.exchanges import Ledger
+from fedgossip.protocols.learner import Learner
 from fedgossip.protocols.partner_set import Company
 from fedgossip.protocols.peer_sampling import Rule
 from fedgossip.protocols.vector_check import VectorCheck
-from fedgossip.vectors import Vector, add, scaled_difference, subtract
+from fedgossip.vectors import Vector, negated, scaled_difference
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +120,7 @@ class Flight:
     sent_ns: int
 
 
-class AsyncGossip:
+class AsyncGossip(Generic[State]):
     """One peer of an asynchronous run.  `schema` is the layout that its partners must share.
 
     `resumed`: go on from there, in a new life; offers that were open then are asked for.  `incarnation` numbers this
@@ -126,6 +132,7 @@ class AsyncGossip:
         node: NodeId,
         partners: Sequence[NodeId],
         rule: Rule,
+        algorithm: GossipAlgorithm[State],
         initial: Vector,
         schema: str,
         settings: AsyncSettings,
@@ -135,7 +142,8 @@ class AsyncGossip:
         self.node, self.rule, self.settings = node, rule, settings
         self.schema, self.layout = schema, VectorCheck(node, schema, initial)
         self.company = Company(node, partners)
-        self.x = initial
+        assert algorithm.slots == (MODEL,), "what is exchanged is the model"
+        self.learner = Learner(algorithm, initial, resumed)
         self.ledger = Ledger(incarnation)
         self.round = 0
         self.count = 0  # of offers, for the seeded draws
@@ -156,7 +164,7 @@ class AsyncGossip:
         self.mute = set(partners)  # have said nothing, or not answered what was said last
         self.eager = resumed is not None  # the others are on their way: begin with whom is there
         if resumed:
-            self.round, self.x, self.count = resumed.round, resumed.vectors["x"], int(str(resumed.facts["count"]))
+            self.round, self.count = resumed.round, int(str(resumed.facts["count"]))
             self.ledger = Ledger.restored(resumed.vectors, resumed.facts, schema, incarnation)
 
     def handle(self, event: Event, now_ns: int) -> Sequence[Effect]:
@@ -166,11 +174,11 @@ class AsyncGossip:
             case Received(sender, message):
                 self.company.check(sender, f"a message of kind {type(message).__name__.lower()!r}")
                 return self._received(event, now_ns)
-            case Trained(job, update, examples, metrics):
+            case Trained(job):
                 if self.phase != "training":  # the run has ended meanwhile
                     return []
                 assert job == self.round, f"job {job} was not asked for"
-                return self._trained(update, {**metrics, "examples": examples}, now_ns)
+                return self._trained(event, now_ns)
             case Fired(key):
                 return self._fired(key, now_ns)
             case PeerJoined(node, incarnation):
@@ -287,16 +295,16 @@ class AsyncGossip:
             return self._leave(self.settings.drain_ns) if not self.due else []
         self.phase, self.began_ns, self.trained_from = "training", now_ns, self.changes
         self.carried.due(self.company.partners)
-        return [Train(self.round, self.x)]
+        return [Train(self.round, self.learner.model)]
 
-    def _trained(self, update: Vector | None, facts: Mapping[str, object], now_ns: int) -> list[Effect]:
+    def _trained(self, event: Trained, now_ns: int) -> list[Effect]:
+        facts: Mapping[str, object] = {**event.metrics, "examples": event.examples}
         staleness = self.changes - self.trained_from
-        if update is not None:
-            self._change(add(self.x, update))
+        self.learner.mixed(self.learner.trained(event.update, Step.of(self.round, event.metrics)))
         self.training_ns = now_ns - self.began_ns
         effects: list[Effect] = [Report("trained", {**facts, "staleness": staleness}, self.round)]
         self.round += 1
-        effects += [Report("mixed", self.x, self.round), self._checkpoint()]
+        effects += [Report("mixed", self.learner.model, self.round), self._checkpoint()]
         ahead = self.due > 0
         self.due += self.settings.exchanges if self.company.partners else 0
         if ahead and self.round < self.settings.rounds:
@@ -305,13 +313,13 @@ class AsyncGossip:
             effects += self._train(now_ns)
         return effects + self._plan()
 
-    def _change(self, x: Vector) -> None:
-        self.x = x
+    def _change(self, difference: Vector) -> None:
+        self.learner.corrected((difference,))
         self.changes += 1
 
     def _checkpoint(self) -> Checkpoint:
         vectors, facts = self.ledger.saved()
-        return Checkpoint(self.round, {"x": self.x, **vectors}, {"count": self.count, **facts, **self.carried.saved()})
+        return self.learner.checkpoint(self.round, vectors, {"count": self.count, **facts, **self.carried.saved()})
 
     # --- exchanges that we begin ----------------------------------------------------------------------------------
 
@@ -339,7 +347,7 @@ class AsyncGossip:
         to = self.rule.choose(self.count, untried or there, self.times_ns)
         number = self.ledger.offer(to)
         self.flight = Flight(to, number, now_ns)
-        offer = Offer(number, self.round, self.schema, (self.x,))
+        offer = Offer(number, self.round, self.schema, (self.learner.model,))
         return [Send(to, offer), SetTimer(("answer", to, number), self.patience.now_ns())]
 
     def _unanswered(self, flight: Flight, now_ns: int) -> list[Effect]:
@@ -356,13 +364,14 @@ class AsyncGossip:
         return [Send(to, Query(number)), SetTimer(("query", to, number, attempt), wait)]
 
     def _answered(self, sender: NodeId, answer: Answer, now_ns: int) -> list[Effect]:
-        h = self.layout.check(sender, answer)
+        self.layout.check(sender, answer)
         self._check_made(sender, answer.number)
         if self.ledger.open.get(sender) != answer.number:
             return [Send(sender, Ack(answer.number))]
-        self.layout.check_values(sender, h)
+        self.layout.check_values(sender, answer)
         self.ledger.close(sender, answer.number)
-        self._change(subtract(self.x, h))
+        (h,) = answer.vectors
+        self._change(negated(h))
         self.carried.came(sender)
         effects: list[Effect] = [Send(sender, Ack(answer.number)), Report("exchanged", sender, self.round)]
         if self.flight and self._flying(sender):
@@ -404,14 +413,15 @@ class AsyncGossip:
     # --- exchanges that others begin ------------------------------------------------------------------------------
 
     def _offered(self, sender: NodeId, offer: Offer) -> list[Effect]:
-        theirs = self.layout.check(sender, offer)
+        self.layout.check(sender, offer)
         if before := self.ledger.repeated(sender, offer.number, self.round):
             return [Send(sender, before)]
         if self._declines(sender):
             return [Send(sender, self.ledger.decline(sender, offer.number, self.round))]
-        self.layout.check_values(sender, theirs)
-        h = scaled_difference(0.5, theirs, self.x)
-        self._change(add(self.x, h))
+        self.layout.check_values(sender, offer)
+        (theirs,) = offer.vectors
+        h = scaled_difference(0.5, theirs, self.learner.model)
+        self._change(h)
         self.carried.came(sender)
         answer = Answer(offer.number, self.round, self.schema, (h,))
         self.ledger.answer(sender, answer)
@@ -501,7 +511,7 @@ class AsyncGossip:
         unsettled = [{"peer": node, "offer": number} for node, number in sorted(self.ledger.open.items())]
         unsettled += [{"peer": node, "answer": given.number} for node, given in sorted(self.ledger.answers.items())]
         lacking = [] if self.hurried else self._lacking()
-        return [*(Report("unsettled", value, self.round) for value in unsettled), *lacking, Finish(self.x)]
+        return [*(Report("unsettled", value, self.round) for value in unsettled), *lacking, Finish(self.learner.model)]
 
     def _lacking(self) -> list[Report]:
         """Whom a peer meets is drawn, and may never be one who is there: only with a mute one is it a fault."""
@@ -512,7 +522,7 @@ def _running(before: int, now: int) -> int:
     return before + (now - before) // MEMORY
 
 
-def resume_point(round: int, model: Vector) -> Checkpoint:
+def resume_point(algorithm: GossipAlgorithm[Any], round: int, model: Vector) -> Checkpoint:
     """Return from where a peer goes on that has `model` after `round` rounds: what another has learned."""
     vectors, facts = Ledger().saved()
-    return Checkpoint(round, {"x": model, **vectors}, {"count": 0, **facts, **FRESH})
+    return Learner(algorithm, model).checkpoint(round, vectors, {"count": 0, **facts, **FRESH})

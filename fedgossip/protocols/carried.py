@@ -15,9 +15,6 @@ from fedgossip.machine import Checkpoint, NodeId, Report
 FRESH = {"uncarried": "all"}
 """In the facts of a checkpoint: nothing is known of exchanges before it; what it goes on from is a model of others."""
 
-FACTS = ("uncarried", "alone")
-"""What a checkpoint's facts hold of this; the others are of the machine."""
-
 
 class Carried:
     """One peer's account.  `resumed`: of a life that goes on; what it does not tell of has come in the one before."""

@@ -5,6 +5,9 @@
     at its receiver    number > taken: taken, and Accepted; otherwise it was taken before: Accepted again
 
 So nothing is lost and nothing counts twice, whatever is lost, repeated or overtaken on the way.
+
+A share of mass is one array per slot of the algorithm, its weight, float64 [1], the last; in a parcel the weight is a
+number in the head.
 """
 
 from __future__ import annotations
@@ -12,9 +15,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
+from fedgossip.algorithms.base import Vectors
 from fedgossip.machine import NodeId
 from fedgossip.messages import Parcel
-from fedgossip.vectors import Vector
+from fedgossip.vectors import Vector, frozen
 
 LIFE = 1 << 32
 """The numbers of each life of a peer begin at a multiple of this: no parcel is taken for one of an earlier life."""
@@ -32,11 +38,12 @@ class Arcs:
         self.taken: dict[NodeId, int] = {}
         """The newest number from each."""
 
-    def pack(self, to: NodeId, round: int, schema: str, vector: Vector, weight: float) -> Parcel:
+    def pack(self, to: NodeId, round: int, schema: str, share: Vectors) -> Parcel:
         assert to not in self.out, "the last parcel is not accepted"
         number = max(self.sent.get(to, -1) + 1, self.life * LIFE)
         self.sent[to] = number
-        self.out[to] = parcel = Parcel(number, round, schema, (vector,), weight)
+        *vectors, weight = share
+        self.out[to] = parcel = Parcel(number, round, schema, tuple(vectors), float(weight[0]))
         return parcel
 
     def may_have_sent(self, to: NodeId, number: int) -> bool:
@@ -60,12 +67,12 @@ class Arcs:
     # --- for a new life of this peer ------------------------------------------------------------------------------
 
     def saved(self) -> tuple[dict[str, Vector], dict[str, object]]:
-        vectors = {f"out/{to}": parcel.vectors[0] for to, parcel in self.out.items()}
+        vectors = {f"out/{to}/{k}": one for to, parcel in self.out.items() for k, one in enumerate(parcel.vectors)}
         return vectors, {
             "life": self.life,
             "sent": {str(to): number for to, number in self.sent.items()},
             "taken": {str(sender): number for sender, number in self.taken.items()},
-            "out": {str(to): [p.number, p.round, p.weight] for to, p in self.out.items()},
+            "out": {str(to): [p.number, p.round, p.weight, len(p.vectors)] for to, p in self.out.items()},
         }
 
     @classmethod
@@ -74,7 +81,17 @@ class Arcs:
         arcs.sent = {int(to): number for to, number in facts["sent"].items()}
         arcs.taken = {int(sender): number for sender, number in facts["taken"].items()}
         arcs.out = {
-            int(to): Parcel(number, round, schema, (vectors[f"out/{to}"],), weight)
-            for to, (number, round, weight) in facts["out"].items()
+            int(to): Parcel(number, round, schema, tuple(vectors[f"out/{to}/{k}"] for k in range(int(count))), weight)
+            for to, (number, round, weight, count) in facts["out"].items()
         }
         return arcs
+
+
+def share_of(parcel: Parcel) -> Vectors:
+    """What the parcel holds."""
+    return *parcel.vectors, weight_of(parcel.weight)
+
+
+def weight_of(number: float) -> Vector:
+    """A weight as the algorithms have it: float64 [1]."""
+    return frozen(np.array([number]))

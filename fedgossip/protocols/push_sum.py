@@ -1,18 +1,18 @@
 """Push-sum, synchronous and asynchronous: learning on directed and changing graphs, where no mixing keeps the mean.
 
-Stochastic gradient push (Assran, Loizou, Ballas and Rabbat, ICML 2019), at node i, in every round:
+What goes out and what becomes of the sums is the algorithm's (`algorithms/push_sum`, or another whose `needs` are
+columns and whose last slot is a weight); at node i, in every round:
 
-    x_i  <-  x_i + u_i                             u_i: what local training changed, from z_i
-    send  (a x_i, a w_i)  to each out-neighbour;  keep as much             a = 1 / (1 + out-neighbours)
-    x_i, w_i  <-  the sums of what was kept and what has come
-    z_i  <-  x_i / w_i                             the model
+    v_i  <-  what goes out after training          vectors and a weight
+    send  a v_i  to each out-neighbour;  keep what is left                 a: the column of i in the mixing
+    v_i  <-  the sum of what was kept and what has come
 
-Nobody needs to know who hears it, nor that anybody does: the sums of x and of w over all nodes stay.
+Nobody needs to know who hears it, nor that anybody does: the sums of all v_i stay.
 
 Where we differ: the network may lose messages.  What is sent is a numbered `Parcel` of the sender's mass, sent again
 until it is `Accepted`; a receiver that is gone or has left, or whose last one is not accepted in time, gets none, and
 its share stays where it is.  Mass that is late counts when it comes.  So nothing is lost and nothing counts twice
-(`parcels`); and where no deadline is missed, whatever was lost on the way, the bits are those of the stacked engine.
+(`mass_ledger`); and where no deadline is missed, the bits are those of the stacked engine, whatever was lost.
 
 `SyncPushSum` waits in every round for the acceptance of its last parcels, then for the parcels of its in-neighbours, or
 until the deadline; it tells a receiver that gets none (`Account`).  `AsyncPushSum` (overlapped
@@ -28,10 +28,10 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Generic, Literal
 
 from fedgossip import seeds
-from fedgossip.algorithms.push_sum import debiased
+from fedgossip.algorithms.base import GossipAlgorithm, State, Step, Vectors
 from fedgossip.errors import ProtocolError
 from fedgossip.machine import (
     Checkpoint,
@@ -55,7 +55,8 @@ from fedgossip.machine import (
 from fedgossip.messages import Accepted, Account, Leaving, Parcel
 from fedgossip.protocols.carried import FRESH, Carried
 from fedgossip.protocols.deadlines import Deadline
-from fedgossip.protocols.mass_ledger import Arcs
+from fedgossip.protocols.learner import Learner
+from fedgossip.protocols.mass_ledger import Arcs, share_of, weight_of
 from fedgossip.protocols.partner_set import Company
 from fedgossip.protocols.sync_gossip import MixingSchedule, leads_of
 from fedgossip.protocols.vector_check import VectorCheck
@@ -96,17 +97,15 @@ class PushSettings:
 LONGER = 3
 """So often the wait for an acceptance doubles: a parcel holds back the round of its receiver."""
 
-Share = tuple[Vector, float]
-"""A part of the sums: of x, and of the weight."""
 
-
-class _Peer:
+class _Peer(Generic[State]):
     """What both kinds have in common: links, parcels, the beginning and the end."""
 
     def __init__(
         self,
         node: NodeId,
         schedule: MixingSchedule,
+        algorithm: GossipAlgorithm[State],
         initial: Vector,
         schema: str,
         settings: PushSettings,
@@ -114,9 +113,9 @@ class _Peer:
         incarnation: int = 0,
     ) -> None:
         self.node, self.schedule, self.settings, self.schema = node, schedule, settings, schema
-        self.layout = VectorCheck(node, schema, initial)
+        self.layout = VectorCheck(node, schema, initial, len(algorithm.slots) - 1)
         self.company = Company(node, schedule.partners(node))
-        self.x, self.weight = initial, 1.0
+        self.learner = Learner(algorithm, initial, resumed)
         self.round = 0
         self.phase = "new"
         self.arcs = Arcs(incarnation)
@@ -129,17 +128,16 @@ class _Peer:
         self.heard: set[NodeId] = set()  # ever
         self.hurried = False
         if resumed:
-            facts: Mapping[str, Any] = resumed.facts
-            self.round, self.x, self.weight = resumed.round, resumed.vectors["x"], facts["weight"]
-            self.arcs = Arcs.restored(resumed.vectors, facts, schema, incarnation)
+            self.round = resumed.round
+            self.arcs = Arcs.restored(resumed.vectors, resumed.facts, schema, incarnation)
 
     # --- what the two kinds do differently ------------------------------------------------------------------------
 
     def _exchange(self, now_ns: int) -> list[Effect]:
-        """The update is in x: give shares away, and go on."""
+        """A round is open: give shares of what goes out away, and go on."""
         raise NotImplementedError
 
-    def _arrived(self, sender: NodeId, round: int, share: Share, now_ns: int) -> list[Effect]:
+    def _arrived(self, sender: NodeId, round: int, share: Vectors, now_ns: int) -> list[Effect]:
         """Mass has come from `sender`, or back from there in the round in which it was given."""
         raise NotImplementedError
 
@@ -152,7 +150,7 @@ class _Peer:
         raise NotImplementedError
 
     def _fold(self) -> None:
-        """Bring all mass that is here into x and the weight."""
+        """Bring all mass that is here into the state."""
         raise NotImplementedError
 
     def _timer(self, key: Hashable, now_ns: int) -> list[Effect]:
@@ -167,11 +165,11 @@ class _Peer:
             case Received(sender, message):
                 self.company.check(sender, f"a message of kind {type(message).__name__.lower()!r}")
                 return self._received(event, now_ns)
-            case Trained(job, update, examples, metrics):
+            case Trained(job):
                 if self.phase != "training":  # the run has ended meanwhile
                     return []
                 assert job == self.round, f"job {job} was not asked for"
-                return self._trained(update, {**metrics, "examples": examples}, now_ns)
+                return self._trained(event, now_ns)
             case Fired(key):
                 return self._fired(key, now_ns)
             case PeerJoined(node, incarnation):
@@ -267,24 +265,23 @@ class _Peer:
         if self.round >= self.settings.rounds:
             return self._close(self.settings.drain_ns)
         self.phase, self.trained_from = "training", self.changes
-        return [Train(self.round, debiased(self.x, self.weight))]
+        return [Train(self.round, self.learner.model)]
 
-    def _trained(self, update: Vector | None, facts: Mapping[str, object], now_ns: int) -> list[Effect]:
+    def _trained(self, event: Trained, now_ns: int) -> list[Effect]:
+        facts = {**event.metrics, "examples": event.examples}
         report = Report("trained", {**facts, "staleness": self.changes - self.trained_from}, self.round)
         self.carried.due(j for j in self.schedule.mixing(self.round).row(self.node) if j != self.node)
-        if update is not None:
-            self.x = add(self.x, update)
+        self.learner.trained(event.update, Step.of(self.round, event.metrics))
         return [report, *self._exchange(now_ns)]
 
     def _mixed(self) -> list[Effect]:
         """The round is behind us."""
         self.round += 1
-        return [Report("mixed", debiased(self.x, self.weight), self.round), self._checkpoint()]
+        return [Report("mixed", self.learner.model, self.round), self._checkpoint()]
 
     def _checkpoint(self) -> Checkpoint:
         vectors, facts = self.arcs.saved()
-        facts = {"weight": self.weight, **facts, **self.carried.saved()}
-        return Checkpoint(self.round, {"x": self.x, **vectors}, facts)
+        return self.learner.checkpoint(self.round, vectors, {**facts, **self.carried.saved()})
 
     def _free(self, targets: Sequence[NodeId]) -> list[NodeId]:
         """Those of the targets that can be sent to now."""
@@ -292,13 +289,13 @@ class _Peer:
         return [to for to in targets if to in here and to not in self.arcs.out]
 
     def _give(self, shares: Mapping[NodeId, float], now_ns: int) -> list[Effect]:
-        """Send each its share; what is left is not taken off x and the weight."""
-        made: dict[float, Vector] = {}
+        """Send each its share of what goes out; what is left is not taken off."""
+        made: dict[float, Vectors] = {}
         effects: list[Effect] = []
         for to, share in shares.items():
             if share not in made:
-                made[share] = ordered_mix([(share, self.x)])
-            self.arcs.pack(to, self.round, self.schema, made[share], self.weight * share)
+                made[share] = part_of(self.learner.outgoing, share)
+            self.arcs.pack(to, self.round, self.schema, made[share])
             self.packed_ns[to] = now_ns
             effects += self._send_out(to, 0)
         return effects
@@ -314,14 +311,14 @@ class _Peer:
     def _is_out(self, to: NodeId, number: object) -> bool:
         return to in self.arcs.out and self.arcs.out[to].number == number
 
-    def _add(self, share: Share) -> None:
-        self.x, self.weight = add(self.x, share[0]), self.weight + share[1]
+    def _add(self, share: Vectors) -> None:
+        self.learner.corrected(share)
         self.changes += 1
 
     # --- parcels --------------------------------------------------------------------------------------------------
 
     def _parcel(self, sender: NodeId, parcel: Parcel, now_ns: int) -> list[Effect]:
-        vector = self.layout.check(sender, parcel)
+        self.layout.check(sender, parcel)
         if not 0 <= parcel.round < self.settings.rounds or not 0 < parcel.weight <= WEIGHT_MOST:
             raise ProtocolError(
                 f"node {self.node}, round {self.round}: a parcel of round {parcel.round} and weight {parcel.weight:g}"
@@ -329,14 +326,14 @@ class _Peer:
                 "Were the peers started from the same experiment file?",
                 peer=sender,
             )
-        self.layout.check_values(sender, vector)
+        self.layout.check_values(sender, parcel)
         self.heard.add(sender)
         if self.phase == "leaving" and parcel.number > self.arcs.taken.get(sender, -1):
             return [Send(sender, self._leaving(sender))]  # it is the sender's again
         effects: list[Effect] = []
         if self.arcs.take(sender, parcel.number):
             self.carried.came(sender)
-            effects = self._arrived(sender, parcel.round, (vector, parcel.weight), now_ns)
+            effects = self._arrived(sender, parcel.round, share_of(parcel), now_ns)
         return [Send(sender, Accepted(self.arcs.taken[sender])), *effects]
 
     def _accepted(self, sender: NodeId, number: int, now_ns: int) -> list[Effect]:
@@ -359,9 +356,8 @@ class _Peer:
         self.arcs.accepted(sender, leaving.used)
         effects: list[Effect] = []
         if parcel := self.arcs.out.pop(sender, None):
-            share = parcel.vectors[0], parcel.weight
             effects.append(Report("returned", {"from": sender, "weight": parcel.weight}, self.round))
-            effects += self._arrived(self.node, parcel.round, share, now_ns)
+            effects += self._arrived(self.node, parcel.round, share_of(parcel), now_ns)
         effects += self._begin_if_joined(now_ns) + self._freed(now_ns)
         return effects + self._end_if_possible()
 
@@ -418,12 +414,12 @@ class _Peer:
         for to, parcel in sorted(self.arcs.out.items()):
             gone = to not in self.company.linked
             if gone:
-                self._add((parcel.vectors[0], parcel.weight))
+                self._add(share_of(parcel))
             name = "taken_back" if gone else "unsettled"
             effects.append(Report(name, {"to": to, "weight": parcel.weight}, self.round))
         effects += [] if self.hurried else self._lacking()
         self.phase = "finished"
-        return [*effects, Finish(debiased(self.x, self.weight))]
+        return [*effects, Finish(self.learner.model)]
 
     def _lacking(self) -> list[Report]:
         """Where every round has a graph of its own two may have met once, and lost that parcel: heard of is enough."""
@@ -431,22 +427,23 @@ class _Peer:
         return self.carried.told(self.round, [j for j in self.company.partners if fixed or j not in self.heard])
 
 
-class SyncPushSum(_Peer):
+class SyncPushSum(_Peer[State]):
     """One peer of a synchronous run: a round is mixed when the parcels of all in-neighbours are here."""
 
     def __init__(
         self,
         node: NodeId,
         schedule: MixingSchedule,
+        algorithm: GossipAlgorithm[State],
         initial: Vector,
         schema: str,
         settings: PushSettings,
         resumed: Checkpoint | None = None,
         incarnation: int = 0,
     ) -> None:
-        super().__init__(node, schedule, initial, schema, settings, resumed, incarnation)
-        self.mailbox: dict[NodeId, dict[int, Share]] = {}
-        self.late: Share | None = None  # mass of rounds that are behind, and of rounds that are far ahead
+        super().__init__(node, schedule, algorithm, initial, schema, settings, resumed, incarnation)
+        self.mailbox: dict[NodeId, dict[int, Vectors]] = {}
+        self.late: Vectors | None = None  # mass of rounds that are behind, and of rounds that are far ahead
         self.kept: float | None = None  # the own share, between giving and mixing
         self.waiting_for: set[NodeId] = set()
         self.absent: set[NodeId] = set()  # in-neighbours that are not waited for
@@ -478,21 +475,21 @@ class SyncPushSum(_Peer):
         self.kept = row[self.node] + sum(shares[to] for to in withheld)
         self.waiting_for = {j for j in row if j != self.node and self.round not in self.mailbox.get(j, ())}
         self.phase, self.sent_ns = "waiting", now_ns
-        effects: list[Effect] = [Report("outgoing", (debiased(self.x, self.weight),), self.round)]
+        effects: list[Effect] = [Report("outgoing", (self.learner.seen,), self.round)]
         effects += self._give(given, now_ns)
         effects += [Report("withheld", to, self.round) for to in withheld]
         effects += [Send(to, Account(self.round)) for to in withheld if to in self.company.here()]
         effects.append(SetTimer(("deadline", self.round), self.deadline.now_ns()))
         return effects + self._mix_if_complete(now_ns)
 
-    def _arrived(self, sender: NodeId, round: int, share: Share, now_ns: int) -> list[Effect]:
+    def _arrived(self, sender: NodeId, round: int, share: Vectors, now_ns: int) -> list[Effect]:
         if self.phase in ("closing", "leaving"):
             self._add(share)
             return []
         if round >= self.round - 1:
             self.absent.discard(sender)
         if round < self.round or round > self.round + self.leads.get(sender, 0) or sender == self.node:
-            self.late = share if self.late is None else (add(self.late[0], share[0]), self.late[1] + share[1])
+            self.late = share if self.late is None else tuple(map(add, self.late, share))
         else:
             self.mailbox.setdefault(sender, {})[round] = share
         if round == self.round:
@@ -542,23 +539,23 @@ class SyncPushSum(_Peer):
 
     def _sum(self, until: int) -> None:
         """Mix what is here of rounds up to `until`, by ascending ids, our own in its place; late mass comes last."""
-        terms: list[tuple[NodeId, int, float, Share]] = [(self.node, 0, self._own_share(), (self.x, self.weight))]
-        for j, kept in self.mailbox.items():
-            terms += [(j, round, 1.0, kept.pop(round)) for round in sorted(kept) if round <= until]
-        terms.sort(key=lambda term: term[:2])
-        self.x = ordered_mix([(factor, x) for _, _, factor, (x, _) in terms])
-        self.weight = terms[0][2] * terms[0][3][1]
-        for _, _, factor, (_, weight) in terms[1:]:
-            self.weight += factor * weight
+        mail = [(j, r, kept) for j, kept in self.mailbox.items() for r in sorted(kept) if r <= until]
+        come = [(j, r, kept.pop(r)) for j, r, kept in mail]
+        if outgoing := self.learner.outgoing:
+            terms = [(self.node, 0, 1.0 if self.kept is None else self.kept, outgoing)]
+            terms += [(j, round, 1.0, share) for j, round, share in come]
+            terms.sort(key=lambda term: term[:2])
+            slots = range(len(outgoing))
+            self.learner.mixed(tuple(ordered_mix([(part, sum[k]) for *_, part, sum in terms]) for k in slots))
+        else:
+            for *_, share in sorted(come, key=lambda one: one[:2]):
+                self._add(share)
         if self.late:
             self._add(self.late)
         self.late, self.kept = None, None
 
-    def _own_share(self) -> float:
-        return 1.0 if self.kept is None else self.kept
-
     def _fold(self) -> None:
-        if self.late or self.kept is not None or any(self.mailbox.values()):
+        if self.late or self.learner.outgoing or any(self.mailbox.values()):
             self._sum(self.settings.rounds)
 
     def _checkpoint(self) -> Checkpoint:
@@ -566,25 +563,26 @@ class SyncPushSum(_Peer):
         vectors, facts = dict(saved.vectors), dict(saved.facts)
         mail: list[list[float]] = []
         for j, kept in self.mailbox.items():
-            for round, (vector, weight) in kept.items():
-                vectors[f"mail/{j}/{round}"] = vector
-                mail.append([j, round, weight])
+            for round, (*one, weight) in kept.items():
+                vectors |= {f"mail/{j}/{round}/{k}": vector for k, vector in enumerate(one)}
+                mail.append([j, round, float(weight[0])])
         return Checkpoint(saved.round, vectors, {**facts, "mail": mail})
 
     def _restore(self, vectors: Mapping[str, Vector], facts: Mapping[str, Any]) -> None:
+        slots = range(len(self.learner.algorithm.slots) - 1)
         for j, round, weight in facts["mail"]:
-            self.mailbox.setdefault(int(j), {})[int(round)] = vectors[f"mail/{j}/{round}"], weight
+            share = *(vectors[f"mail/{j}/{round}/{k}"] for k in slots), weight_of(weight)
+            self.mailbox.setdefault(int(j), {})[int(round)] = share
 
 
-class AsyncPushSum(_Peer):
+class AsyncPushSum(_Peer[State]):
     """One peer of an asynchronous run: what comes is added when it comes."""
 
     def _exchange(self, now_ns: int) -> list[Effect]:
         targets = self.schedule.mixing(self.round).targets(self.node)
         given = self._shares(targets)
         effects = self._give(given, now_ns)
-        left = 1.0 - sum(given.values())
-        self.x, self.weight = ordered_mix([(left, self.x)]), self.weight * left
+        self.learner.mixed(part_of(self.learner.outgoing, 1.0 - sum(given.values())))
         effects += self._mixed()
         if given or not set(targets) & set(self.company.here()) or self.round >= self.settings.rounds:
             return effects + self._train(now_ns)
@@ -599,7 +597,7 @@ class AsyncPushSum(_Peer):
         drawn = seeds.integer(self.settings.seed, "target", self.node, self.round)
         return {free[drawn % len(free)]: 0.5} if free else {}
 
-    def _arrived(self, sender: NodeId, round: int, share: Share, now_ns: int) -> list[Effect]:
+    def _arrived(self, sender: NodeId, round: int, share: Vectors, now_ns: int) -> list[Effect]:
         del sender, round, now_ns
         self._add(share)
         return []
@@ -618,7 +616,11 @@ class AsyncPushSum(_Peer):
         return self._train(now_ns) if self.phase == "pausing" and key == ("pause", self.round) else []
 
 
-def resume_point(round: int, model: Vector) -> Checkpoint:
+def resume_point(algorithm: GossipAlgorithm[Any], round: int, model: Vector) -> Checkpoint:
     """Return from where a peer goes on that has `model` after `round` rounds, and the weight of one who begins."""
     vectors, facts = Arcs(0).saved()
-    return Checkpoint(round, {"x": model, **vectors}, {"weight": 1.0, "mail": [], **facts, **FRESH})
+    return Learner(algorithm, model).checkpoint(round, vectors, {"mail": [], **facts, **FRESH})
+
+
+def part_of(whole: Vectors, share: float) -> Vectors:
+    return tuple(ordered_mix([(share, vector)]) for vector in whole)

@@ -23,7 +23,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol
 
-from fedgossip.algorithms.base import MODEL, GossipAlgorithm, State, Step, restored, saved
+from fedgossip.algorithms.base import MODEL, GossipAlgorithm, State, Step
 from fedgossip.errors import ProtocolError
 from fedgossip.machine import (
     Checkpoint,
@@ -45,10 +45,11 @@ from fedgossip.machine import (
     Trained,
 )
 from fedgossip.messages import Account, Leaving, Message, Model
-from fedgossip.protocols.carried import FACTS, FRESH, Carried
+from fedgossip.protocols.carried import FRESH, Carried
 from fedgossip.protocols.deadlines import Deadline
 from fedgossip.protocols.edges import Edge
-from fedgossip.vectors import Vector, frozen, ordered_mix, scaled_difference, subtract, summable
+from fedgossip.protocols.learner import Learner
+from fedgossip.vectors import Vector, ordered_mix, scaled_difference, subtract, summable
 
 
 class Weights(Protocol):
@@ -125,16 +126,12 @@ class SyncGossip(Generic[State]):
         self.node, self.schedule, self.algorithm, self.settings = node, schedule, algorithm, settings
         self.schema, self.kind, self.length = schema, initial.dtype, initial.size
         self.round = resumed.round if resumed else 0
-        self.state = algorithm.start(initial)
-        if resumed:
-            self.state = restored(self.state, *_state_in(resumed))
-        self.begun = self.state  # of the round that is exchanged
+        self.learner = Learner(algorithm, initial, resumed)
         self.among: str | None = None  # the view of the last round that we exchanged
         self.since = 0  # the round in which that view was new
         self.eager = resumed is not None  # a new life
         self.carried = Carried(resumed)
         self.phase = "new"
-        self.outgoing: tuple[Vector, ...] = ()
         self.row: dict[NodeId, float] = {}  # of the round that is being exchanged
         self.one_way: set[NodeId] = set()  # those in it that do not hear us in this round
         self.waiting_for: set[NodeId] = set()  # whose model of this round is not here
@@ -149,7 +146,6 @@ class SyncGossip(Generic[State]):
         self.sent: dict[int, tuple[Vector, ...]] = {}  # ours, which partners may ask for
         self.views: dict[int, str] = {}  # under which they went out: the roster may have changed since
         self.far: dict[NodeId, set[int]] = {}  # the rounds far ahead that each has spoken of
-        self.repairs: list[tuple[Vector, ...]] = []  # to be added when the round is mixed
         self.met: dict[NodeId, int] = {}  # the last round in which we exchanged
         self.newest: dict[NodeId, int] = {}  # the latest round that each was heard of in
         self.patient = True  # at the end: whether to wait for those, too, that did not answer of late
@@ -286,7 +282,7 @@ class SyncGossip(Generic[State]):
         if self.round >= self.settings.rounds:
             return self._leave()
         self.phase, self.began_ns, self.heard_ns = "training", now_ns, now_ns
-        return [Train(self.round, self.algorithm.model(self.state))]
+        return [Train(self.round, self.learner.model)]
 
     def _exchange(self, update: Vector | None, metrics: Mapping[str, float], now_ns: int) -> list[Effect]:
         effects: list[Effect] = []
@@ -294,8 +290,7 @@ class SyncGossip(Generic[State]):
             effects.append(Report("skipped", newest - self.round, newest))
             self._go_to(newest)
         self._restart_trackers(self.view(self.round))
-        self.begun, outgoing = self.algorithm.trained(self.state, update, Step.of(self.round, metrics))
-        self.outgoing = tuple(frozen(vector) for vector in outgoing)
+        self.learner.trained(update, Step.of(self.round, metrics))
         self.phase, self.heard_ns = "waiting", now_ns  # who was here before us was in time
         self.views[self.round] = self.view(self.round)
         mixing = self.schedule.mixing(self.round)
@@ -305,7 +300,7 @@ class SyncGossip(Generic[State]):
         self.waiting_for = {j for j in self.row if j != self.node and self.round not in self.mailbox.get(j, ())}
         self.met.update(dict.fromkeys((*self.row, *targets), self.round))
         self.carried.due(j for j in self.row if j != self.node)
-        effects.append(Report("outgoing", (self.algorithm.seen(self.begun, self.outgoing),), self.round))
+        effects.append(Report("outgoing", (self.learner.seen,), self.round))
         models = self._models([to for to in targets if to not in self.left])
         effects += [Send(to, model) for to, model in models]
         asking = [j for j, edge in self.edges.items() if edge.open and j not in targets and j not in self.done]
@@ -317,7 +312,8 @@ class SyncGossip(Generic[State]):
     def _restart_trackers(self, view: str) -> None:
         """Others take part than in the round before: what tracks their sum began with those that are gone."""
         if view != self.among and self.among is not None:
-            self.state, self.since = self.algorithm.rejoined(self.state, self.algorithm.model(self.state)), self.round
+            self.learner.rejoined()
+            self.since = self.round
         self.among = view
 
     def _patience_ns(self, times: int) -> int:
@@ -336,7 +332,7 @@ class SyncGossip(Generic[State]):
         edge = self._edge(sender)
         ours = self.sent.get(round)
         if round == self.round and self.phase == "waiting":
-            ours = self.outgoing
+            ours = self.learner.outgoing
         elif edge.open and edge.open.round == round:
             ours = edge.open.own
         if not ours and round < self.round:  # it did not count
@@ -372,7 +368,7 @@ class SyncGossip(Generic[State]):
             edge.offer(self.round)
             account = edge.used, edge.missing
             if account not in made:
-                made[account] = Model(self.round, self.schema, self.outgoing, *account, view)
+                made[account] = Model(self.round, self.schema, self.learner.outgoing, *account, view)
             models.append((to, made[account]))
         return models
 
@@ -455,21 +451,15 @@ class SyncGossip(Generic[State]):
             effects.append(Report("one_sided", one_sided, self.round))
         if len(missing) < len(self.row) - 1:
             self.deadline.saw(self.heard_ns - self.began_ns)
-        row = self._agreed(missing)
-        inputs = {j: self.outgoing if j == self.node else self.mailbox[j][self.round].vectors for j in row}
-        mixed = tuple(
-            _mixed([(weight, inputs[j][slot]) for j, weight in row.items()]) for slot in range(len(self.outgoing))
-        )
-        self.state = self.algorithm.mixed(self.begun, mixed)
-        self.sent[self.round] = self.outgoing
-        self.outgoing = ()
+        row, outgoing = self._agreed(missing), self.learner.outgoing
+        inputs = {j: outgoing if j == self.node else self.mailbox[j][self.round].vectors for j in row}
+        slots = range(len(outgoing))
+        self.learner.mixed(tuple(_mixed([(weight, inputs[j][k]) for j, weight in row.items()]) for k in slots))
+        self.sent[self.round] = outgoing
         self._forget()
         self._go_to(self.round + 1)
-        for repair in self.repairs:
-            self.state = self.algorithm.corrected(self.state, repair)
-        self.repairs.clear()
         self.phase = "mixed"
-        effects.append(Report("mixed", self.algorithm.model(self.state), self.round))
+        effects.append(Report("mixed", self.learner.model, self.round))
         effects.append(self._checkpoint())
         return effects + self._train(now_ns)
 
@@ -479,7 +469,7 @@ class SyncGossip(Generic[State]):
         for j in [j for j in self.row if j != self.node]:
             edge = self._edge(j)
             if j in missing:
-                edge.missed(self.round, row[j], self.outgoing)
+                edge.missed(self.round, row[j], self.learner.outgoing)
             elif j in self.one_way:
                 self.carried.came(j)
                 continue
@@ -491,7 +481,7 @@ class SyncGossip(Generic[State]):
         return row
 
     def _checkpoint(self) -> Checkpoint:
-        return _checkpoint_of(self.round, self.state, self.carried.saved())
+        return self.learner.checkpoint(self.round, {}, self.carried.saved())
 
     def _go_to(self, round: int) -> None:
         self.round = round
@@ -543,10 +533,7 @@ class SyncGossip(Generic[State]):
         if repaired.round < self.since:  # what tracks began anew since; the models did not
             slots = zip(self.algorithm.slots, differences, strict=True)
             differences = tuple(one if slot == MODEL else subtract(one, one) for slot, one in slots)
-        if self.phase == "waiting":  # the round's model is out already
-            self.repairs.append(differences)
-        else:
-            self.state = self.algorithm.corrected(self.state, differences)
+        self.learner.corrected(differences)
         return [Report("repaired", {"peer": node, "round": repaired.round}, self.round)]
 
     def _forget(self) -> None:
@@ -608,7 +595,7 @@ class SyncGossip(Generic[State]):
         self.phase = "finished"
         self.mailbox.clear()
         self.sent.clear()
-        return [*effects, Finish(self.algorithm.model(self.state))]
+        return [*effects, Finish(self.learner.model)]
 
     def _lacking(self) -> list[Report]:
         """Where each round has a graph of its own a pair may meet once, and lose that model: heard of is enough."""
@@ -623,17 +610,7 @@ def _mixed(terms: Sequence[tuple[float, Vector]]) -> Vector:
 
 def resume_point(algorithm: GossipAlgorithm[Any], round: int, model: Vector) -> Checkpoint:
     """Return from where a peer goes on that has `model` after `round` rounds: what another has learned."""
-    return _checkpoint_of(round, algorithm.start(model), FRESH)
-
-
-def _checkpoint_of(round: int, state: object, carried: Mapping[str, object]) -> Checkpoint:
-    arrays, numbers = saved(state)
-    return Checkpoint(round, {f"state/{name}": array for name, array in arrays.items()}, {**numbers, **carried})
-
-
-def _state_in(checkpoint: Checkpoint) -> tuple[dict[str, Vector], Mapping[str, Any]]:
-    numbers = {name: fact for name, fact in checkpoint.facts.items() if name not in FACTS}
-    return {name.removeprefix("state/"): array for name, array in checkpoint.vectors.items()}, numbers
+    return Learner(algorithm, model).checkpoint(round, {}, FRESH)
 
 
 def leads_of(node: NodeId, schedule: MixingSchedule, partners: Sequence[NodeId]) -> dict[NodeId, int]:

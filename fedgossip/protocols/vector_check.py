@@ -12,27 +12,27 @@ from fedgossip.vectors import Vector, summable
 
 @dataclass(frozen=True, slots=True)
 class VectorCheck:
-    """One vector [length] of type `kind`, as `node` has it; `schema` is the hash of what lies where in it."""
+    """`count` vectors like `like`, as `node` sends them; `schema` is the hash of what lies where in one."""
 
     node: NodeId
     schema: str
     like: Vector
+    count: int = 1
 
-    def check(self, sender: NodeId, message: ModelCarrier) -> Vector:
-        """Return the message's one vector.  Raises ProtocolError where it is of another layout."""
+    def check(self, sender: NodeId, message: ModelCarrier) -> None:
+        """Raise ProtocolError where the message's vectors are of another layout."""
         shapes = [(vector.dtype, vector.shape) for vector in message.vectors]
-        if message.schema != self.schema or shapes != [(self.like.dtype, self.like.shape)]:
+        if message.schema != self.schema or shapes != [(self.like.dtype, self.like.shape)] * self.count:
             raise ProtocolError(
                 f"node {self.node}: a model of another layout from node {sender}, round {message.round}"
                 f" (schema {message.schema}, ours {self.schema})",
                 "Give every peer the same [model] section.",
                 peer=sender,
             )
-        return message.vectors[0]
 
-    def check_values(self, sender: NodeId, vector: Vector) -> None:
+    def check_values(self, sender: NodeId, message: ModelCarrier) -> None:
         """Raise ProtocolError for what would destroy our model."""
-        if not summable(vector):
+        if not all(map(summable, message.vectors)):
             what = "with values that are not finite, or too large to be mixed"
             raise ProtocolError(
                 f"node {self.node}: a model from node {sender} {what}",

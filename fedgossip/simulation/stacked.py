@@ -70,9 +70,10 @@ class MassExchange(ModelExchange):
     """Shares of vectors and of their weight: each is accepted."""
 
     def bytes_sent(self, edges: Edges, round: int, schema: str, vectors: tuple[Vector, ...]) -> list[int]:
-        x, weight = vectors
+        *like_the_model, weight = vectors
+        shares = tuple(like_the_model)
         given, taken = edges.used_before(round)
-        parcels = _priced(given, lambda number: Parcel(number, round, schema, (x,), float(weight[0])))
+        parcels = _priced(given, lambda number: Parcel(number, round, schema, shares, float(weight[0])))
         return [sum(pair) for pair in zip(parcels, _priced(taken, Accepted), strict=True)]
 
 
