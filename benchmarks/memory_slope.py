@@ -24,7 +24,7 @@ from crew import machine
 from scipy import stats
 
 from fedgossip.drivers.local import PeerProcesses, run_local_plan
-from fedgossip.experiment import load
+from fedgossip.experiment import load_experiment
 from fedgossip.machine import NodeId
 from fedgossip.plans import compose
 from fedgossip.records import EventRow, PeerRow, Row
@@ -101,7 +101,7 @@ def measure(rounds: int, peers: int, dim: int, mode: str) -> tuple[list[Slope], 
             if isinstance(row, PeerRow) and row.round % EVERY == 0 and row.peer != DEAD:
                 looks[row.peer].extend(look(family.pids[row.peer], row.round))
 
-        plan = compose.plan(load(experiment))
+        plan = compose.plan(load_experiment(experiment))
         run_local_plan(plan, Path(folder) / "run", family=family, report=False, watch=watch)
     return [slope_of(peer, seen) for peer, seen in sorted(looks.items())], dict(events)
 

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from fedgossip.drivers.local import run_local
     from fedgossip.drivers.simulate import simulate
     from fedgossip.errors import ConfigError, FedgossipError
-    from fedgossip.experiment import Experiment
-    from fedgossip.experiment import load as load_experiment
+    from fedgossip.experiment import Experiment, load_experiment
     from fedgossip.rundir.run_directory import Run
     from fedgossip.task import Job, LocalTask, Segment, StatefulTask, Update
     from fedgossip.topology import Forecast, Mixing, Spectrum, Topology, build, forecast, resolve, spectrum
@@ -37,7 +36,7 @@ _HOMES = {
     "ConfigError": "fedgossip.errors",
     "FedgossipError": "fedgossip.errors",
     "Experiment": "fedgossip.experiment",
-    "load_experiment": "fedgossip.experiment:load",
+    "load_experiment": "fedgossip.experiment",
     "run_local": "fedgossip.drivers.local",
     "Run": "fedgossip.rundir.run_directory",
     "simulate": "fedgossip.drivers.simulate",
@@ -75,8 +74,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'fedgossip' has no attribute {name!r}")
-    module, _, attribute = _HOMES[name].partition(":")
-    return getattr(importlib.import_module(module), attribute or name)
+    return getattr(importlib.import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -16,7 +16,7 @@ from fuzz_words import MESSAGES
 from members import ORGANISER, signer
 
 from fedgossip.algorithms.federated.means import MeanOf
-from fedgossip.experiment import load
+from fedgossip.experiment import load_experiment
 from fedgossip.learning.analytic import Averaging
 from fedgossip.machine import Machine, NodeId
 from fedgossip.messages import ConfirmDead, Entry, Join, MembershipUpdate, Suspicion
@@ -103,7 +103,7 @@ def gossip(graph: str, n: int, **algorithm: Any) -> Cast:
     section = {"deadline": 3.0, "least_deadline": 0.2, "start_timeout": 5.0, **algorithm}
     task = {"kind": "quadratic", "dim": 3, "sigma": 0.1, "placement": "random"}
     topology = {"graph": graph, "n": n}
-    plan = compose.plan(load({"rounds": 6, "task": task, "topology": topology, "algorithm": section}))
+    plan = compose.plan(load_experiment({"rounds": 6, "task": task, "topology": topology, "algorithm": section}))
     learned, _ = compose.task_of(plan.experiment, plan.n)
     machines = {
         node: plan.machine(node, learned.initial(node), learned.schema, own=plan.simulated(node)) for node in range(n)
@@ -162,7 +162,7 @@ def members() -> Cast:
 
 def federation(budget: float | None = None, **section: Any) -> Cast:
     content = secure_federation.experiment(5, 4, silence=30.0, **section)
-    plan = compose.plan(load(content))
+    plan = compose.plan(load_experiment(content))
     task, _ = compose.task_of(plan.experiment, plan.learners)
     n = plan.n
     own = {node: plan.simulated(node) for node in range(n)}
@@ -180,7 +180,9 @@ def federation(budget: float | None = None, **section: Any) -> Cast:
 
     cast.sealed = sealed
     if budget is not None:
-        privacy = load(secure_federation.experiment(privacy={"unit": "client", "max_epsilon": budget})).coordinator
+        privacy = load_experiment(
+            secure_federation.experiment(privacy={"unit": "client", "max_epsilon": budget})
+        ).coordinator
         assert privacy is not None
         cast.budget = 0
         purse = purse_of(privacy.privacy, 1.0, 1, ())

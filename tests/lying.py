@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from fedgossip.errors import ProtocolError
-from fedgossip.experiment import load
+from fedgossip.experiment import load_experiment
 from fedgossip.machine import (
     Checkpoint,
     Effect,
@@ -74,7 +74,7 @@ class Hall:
     identities: dict[NodeId, Identity] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        plan = compose.plan(load(self.content))
+        plan = compose.plan(load_experiment(self.content))
         assert isinstance(plan, FederationPlan)
         self.task, shares = compose.task_of(plan.experiment, plan.learners)
         self.plan = plan.with_shares(shares)

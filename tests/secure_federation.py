@@ -20,7 +20,7 @@ import secure_kit
 
 from fedgossip import seeds
 from fedgossip.drivers.simulate import faults_of, network_settings
-from fedgossip.experiment import load
+from fedgossip.experiment import load_experiment
 from fedgossip.faults import Fault
 from fedgossip.machine import Checkpoint, Effect, Event, Machine, Report
 from fedgossip.plans import compose
@@ -78,7 +78,7 @@ def follow(
     content: dict[str, Any], faults: Sequence[dict[str, Any]] = (), wrap: Wrap = lambda _node, machine: machine
 ) -> Followed:
     """Run it; `wrap` may put something round a machine, also round those that are born again."""
-    plan = compose.plan(load({**content, "faults": list(faults)}))
+    plan = compose.plan(load_experiment({**content, "faults": list(faults)}))
     assert isinstance(plan, FederationPlan)
     task, _ = compose.task_of(plan.experiment, plan.learners)
     run = Followed(plan)

@@ -19,13 +19,13 @@ from safetensors.numpy import load_file
 from fedgossip import checkpoints
 from fedgossip.checkpoints import NEWEST, PREVIOUS, About, Checkpoints, RefusedError, Stored, differences
 from fedgossip.errors import ResumeError
-from fedgossip.experiment import load
+from fedgossip.experiment import load_experiment
 from fedgossip.machine import Checkpoint
 from fedgossip.plans import compose
 from fedgossip.rundir import incarnations
 from fedgossip.vectors import digest, frozen
 
-EXPERIMENT = load({"rounds": 9, "topology": {"graph": "ring", "n": 4}}).to_dict()
+EXPERIMENT = load_experiment({"rounds": 9, "topology": {"graph": "ring", "n": 4}}).to_dict()
 ABOUT = About(2, "layout", "1", EXPERIMENT, "data", 0, {"numpy": "2"})
 
 
@@ -136,7 +136,7 @@ def spoil(path: Path) -> None:
 
 def test_a_bad_newest_is_not_written_over_the_good_one_before(tmp_path: Path) -> None:
     """The peer goes on from the one before; its next checkpoint may not be whole either."""
-    plan = compose.plan(load({"rounds": 9, "topology": {"graph": "ring", "n": 4}}))
+    plan = compose.plan(load_experiment({"rounds": 9, "topology": {"graph": "ring", "n": 4}}))
     about = incarnations.about_of(plan, 2, "layout", "data")
     for round in (1, 2):
         checkpoints.write(tmp_path, dataclasses.replace(stored(round), about=about))
@@ -252,7 +252,9 @@ def test_lives_are_counted_on_disk(tmp_path: Path) -> None:
 
 
 def changed(*overrides: str) -> list[str]:
-    return differences(EXPERIMENT, load({"rounds": 9, "topology": {"graph": "ring", "n": 4}}, overrides).to_dict())
+    return differences(
+        EXPERIMENT, load_experiment({"rounds": 9, "topology": {"graph": "ring", "n": 4}}, overrides).to_dict()
+    )
 
 
 def test_differing_keys_are_named_with_both_values() -> None:
@@ -269,7 +271,7 @@ def test_some_keys_may_differ_and_rounds_may_grow() -> None:
 
 
 def test_rounds_may_not_grow_where_the_rate_follows_them() -> None:
-    was = load({"rounds": 9, "topology": {"graph": "ring", "n": 4}}, ["train.schedule=cosine"]).to_dict()
+    was = load_experiment({"rounds": 9, "topology": {"graph": "ring", "n": 4}}, ["train.schedule=cosine"]).to_dict()
     now = {**was, "rounds": 10}
     assert "cosine" in differences(was, now)[0]
 

@@ -9,7 +9,7 @@ import pytest
 from commands import in_process
 
 from fedgossip.errors import ConfigError, TrainingError
-from fedgossip.experiment import load
+from fedgossip.experiment import load_experiment
 from fedgossip.learning import custom, data, partitions
 from fedgossip.learning.tables import read_csv
 
@@ -18,7 +18,7 @@ def refused(text: str, folder: Path) -> ConfigError:
     path = folder / "e.toml"
     path.write_text(text)
     with pytest.raises(ConfigError) as error:
-        load(path)
+        load_experiment(path)
     return error.value
 
 
@@ -53,7 +53,7 @@ def test_the_table_that_is_advised_is_one_that_works(kind: str, tmp_path: Path) 
     advice = refused(f'{RING}[data]\npartition = "{kind}"\n', tmp_path).advice
     path = tmp_path / "mended.toml"
     path.write_text(f"{advice.removeprefix('Write ')}\n{RING}")
-    keys = dict(load(path).data.partition)
+    keys = dict(load_experiment(path).data.partition)
     labels = np.arange(400) % 5
     assert len(partitions.partition(keys.pop("kind"), labels, 4, seed=1, **keys)) == 4
 

@@ -18,9 +18,9 @@ import pytest
 
 from fedgossip import checkpoints
 from fedgossip.checkpoints import NEWEST, About, RefusedError, Stored
-from fedgossip.drivers.replay import replay
+from fedgossip.drivers.replay import replay_trace
 from fedgossip.errors import FedgossipError
-from fedgossip.experiment import load
+from fedgossip.experiment import load_experiment
 from fedgossip.machine import Checkpoint, Event, Fired, PeerJoined, Received, Started, Trained
 from fedgossip.messages import Leaving, Model
 from fedgossip.plans import compose
@@ -147,7 +147,7 @@ def model(round: int) -> Model:
 def trace(tmp_path: Path) -> Path:
     """What node 0 of a ring of three was told in three rounds."""
     settings = {"rounds": 3, "topology": {"graph": "ring", "n": 3}, "task": {"kind": "averaging", "dim": 4}}
-    plan, initial = compose.plan(load(settings)), frozen(np.zeros(4, np.float32))
+    plan, initial = compose.plan(load_experiment(settings)), frozen(np.zeros(4, np.float32))
     opening = Opening(0, 0, "layout", "0", plan.experiment.to_dict(), initial)
     written = Trace(tmp_path / "whole.bin", opening, lambda *_: pytest.fail("it was not written"))
     machine = Traced(plan.machine(0, initial, "layout"), written)
@@ -183,7 +183,7 @@ def put(path: Path, told: list[tuple[Any, bytes]]) -> Path:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_crafted_trace_is_read_and_replayed_or_refused(trace: Path, tmp_path: Path, seed: int) -> None:
-    assert replay(trace).equal
+    assert replay_trace(trace).equal
     told = records(trace)
     chance, refused = random.Random(seed), 0
     for _ in range(MUTANTS // 4):
@@ -194,7 +194,7 @@ def test_a_crafted_trace_is_read_and_replayed_or_refused(trace: Path, tmp_path: 
         try:
             with Reading(path) as reading:
                 list(reading)
-            replay(path)
+            replay_trace(path)
         except TraceError as error:
             assert len(str(error).splitlines()) == 1
             refused += 1

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from lying import TRAININGS, Hall, from_round_to_round, learning, nudged
 
-from fedgossip.experiment import load
+from fedgossip.experiment import load_experiment
 from fedgossip.messages import Invite, Message
 from fedgossip.plans import compose
 from fedgossip.protocols.coordinator import Coordinator
@@ -134,7 +134,7 @@ def test_full_batches_without_a_budget_are_differenced_from_round_to_round() -> 
 def test_a_run_without_a_budget_says_so_at_its_head(
     train: dict[str, Any], sizes: tuple[int, ...] | None, whole: bool
 ) -> None:
-    plan: Any = compose.plan(load(learning(**train)))
+    plan: Any = compose.plan(load_experiment(learning(**train)))
     (last,) = (line for line in replace(plan, sizes=sizes).banner if "budget of privacy" in line)
     assert last.startswith("NO" if whole else "no ")
     assert ("whole passes" in last) is whole
@@ -145,7 +145,7 @@ def test_a_run_with_a_budget_or_without_a_secure_sum_does_not() -> None:
     hidden["coordinator"]["privacy"] = {"unit": "client"}
     plain["coordinator"]["secure"] = {"on": False}
     for content in (hidden, plain):
-        assert not any("no budget" in line.lower() for line in compose.plan(load(content)).banner)
+        assert not any("no budget" in line.lower() for line in compose.plan(load_experiment(content)).banner)
 
 
 # --- an honest coordinator --------------------------------------------------------------------------------------------
@@ -155,7 +155,7 @@ def test_a_run_with_a_budget_or_without_a_secure_sum_does_not() -> None:
 def test_cohorts_of_an_honest_coordinator_never_differ_by_one(first: int) -> None:
     """Whoever leaves and comes back, in whatever order, over the lives of the coordinator too."""
     content: dict[str, Any] = {"rounds": 60, "task": {"kind": "quadratic"}, "coordinator": {"clients": first}}
-    plan: Any = compose.plan(load(content))
+    plan: Any = compose.plan(load_experiment(content))
     cohorts = []
     for round in range(60):
         if round % 20 == 0:

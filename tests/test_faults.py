@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fedgossip import simulate
 from fedgossip.errors import ConfigError
-from fedgossip.experiment import load
+from fedgossip.experiment import load_experiment
 from fedgossip.faults import KINDS, NS, FaultScript, Strike, Turn
 from fedgossip.learning.analytic import Averaging
 from fedgossip.machine import (
@@ -41,7 +41,7 @@ RING = {(i, (i + 1) % 8) for i in range(8)}
 
 def script(*faults: dict[str, Any], n: int = 8, seed: int = 1, links: Any = None) -> FaultScript:
     content = {"topology": {"graph": "ring", "n": n}, "faults": list(faults)}
-    return FaultScript(load(content).faults, n, seed, links)
+    return FaultScript(load_experiment(content).faults, n, seed, links)
 
 
 # --- the script alone -----------------------------------------------------------------------------------------------
@@ -143,8 +143,8 @@ def test_an_experiment_with_faults_is_read_again_as_it_was_written() -> None:
         {"kind": "partition", "groups": [[0, 1], [2, 3]], "start": 1.0, "stop": 2.0},
         {"kind": "crash", "peers": [2], "after": 1.0},
     ]
-    once = load({"topology": {"graph": "ring", "n": 4}, "faults": faults})
-    assert load(once.to_dict()) == once and len(once.faults) == 3
+    once = load_experiment({"topology": {"graph": "ring", "n": 4}, "faults": faults})
+    assert load_experiment(once.to_dict()) == once and len(once.faults) == 3
     assert set(KINDS) >= {fault["kind"] for fault in faults}
 
 

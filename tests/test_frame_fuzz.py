@@ -22,7 +22,7 @@ from fedgossip import simulate
 from fedgossip.algorithms.federated.names import make
 from fedgossip.algorithms.sampling import Uniform
 from fedgossip.errors import ProtocolError
-from fedgossip.experiment import load
+from fedgossip.experiment import load_experiment
 from fedgossip.learning.analytic import Quadratic
 from fedgossip.messages import Expected, Hello, Join, Leaving, Model, Ping
 from fedgossip.net.auth import GUEST, GUESTS
@@ -171,7 +171,7 @@ def test_peers_beside_one_that_writes_what_cannot_be_read_end_with_the_right_bit
         "task": {"kind": "quadratic", "dim": LENGTH, "placement": "random"},
         "topology": {"graph": "complete", "n": 4},
     }
-    plan = compose.plan(load(content))
+    plan = compose.plan(load_experiment(content))
     task, _ = compose.task_of(plan.experiment, plan.n)
 
     def say(self: Links, mark: bytes, body: bytes) -> None:

@@ -10,7 +10,7 @@ from commands import in_process
 
 import fedgossip
 from fedgossip.errors import ConfigError
-from fedgossip.experiment import load
+from fedgossip.experiment import load_experiment
 from fedgossip.plans import compose
 from fedgossip.topology import family_names, is_drawn, resolve, resolve_schedule, schedule_names
 
@@ -23,7 +23,7 @@ SIZES = {"petersen": 10, "heawood": 14, "icosahedron": 12, "barbell": 10}
 
 def run_of(graph: str, *overrides: str, **top: object) -> compose.Plan:
     content = {"topology": {"graph": graph, "n": 16}, "task": {"kind": "averaging"}, **top}
-    return compose.plan(load(content, overrides))
+    return compose.plan(load_experiment(content, overrides))
 
 
 def edges(plan: compose.Plan) -> list[list[int]]:
@@ -46,11 +46,11 @@ def test_topology_seed_keeps_the_graph_while_the_seed_changes() -> None:
 
 
 def test_a_file_without_the_key_is_the_experiment_that_it_was() -> None:
-    plain = load({"topology": {"graph": "ring", "n": 3}})
+    plain = load_experiment({"topology": {"graph": "ring", "n": 3}})
     assert "seed" not in plain.to_dict()["topology"]
-    assert load({"topology": {"graph": "ring", "n": 3, "seed": 4}}).to_dict()["topology"]["seed"] == 4
+    assert load_experiment({"topology": {"graph": "ring", "n": 3, "seed": 4}}).to_dict()["topology"]["seed"] == 4
     with pytest.raises(ConfigError, match=r"topology\.seed = -1 is negative"):
-        load({"topology": {"graph": "ring", "n": 3, "seed": -1}})
+        load_experiment({"topology": {"graph": "ring", "n": 3, "seed": -1}})
 
 
 @pytest.mark.parametrize("name", [*family_names(), *schedule_names()])

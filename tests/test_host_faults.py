@@ -17,7 +17,7 @@ from fedgossip.drivers import local
 from fedgossip.drivers.local import PeerProcesses, run_local_plan
 from fedgossip.drivers.simulate import simulate_plan
 from fedgossip.errors import FedgossipError
-from fedgossip.experiment import load
+from fedgossip.experiment import load_experiment
 from fedgossip.net.endpoints import text as endpoints_text
 from fedgossip.net.identity import Identity
 from fedgossip.plans import compose
@@ -28,7 +28,7 @@ from fedgossip.rundir.run_directory import Run
 
 def averaging(n: int, rounds: int, deadline: float = 5.0, graph: str = "ring") -> Plan:
     return compose.plan(
-        load(
+        load_experiment(
             {
                 "rounds": rounds,
                 "topology": {"graph": graph, "n": n},
@@ -240,7 +240,7 @@ def test_peers_on_three_machines_give_the_simulators_digest_and_no_secret_leaves
     folders = ["peer2", "peer0", "peer1"]
     put = finish(start(["collect", "experiment.toml", *folders, "--out", "run", "--json"], tmp_path), 30)
     assert put.code == 0, put
-    simulated = simulate_plan(compose.plan(load(tmp_path / "experiment.toml")))
+    simulated = simulate_plan(compose.plan(load_experiment(tmp_path / "experiment.toml")))
     assert json.loads(put.out)["digest"] == simulated.digest
 
     secrets = [Identity.load(tmp_path / f"{node}.key").secret.encode() for node in range(3)]
@@ -313,7 +313,7 @@ def test_ctrl_c_ends_one_peer_and_the_others_go_on(tmp_path: Path) -> None:
 
 def test_endpoints_text_is_what_keys_new_prints(tmp_path: Path) -> None:
     machines = Machines(tmp_path)
-    from fedgossip.net.endpoints import load as load_endpoints
+    from fedgossip.net.endpoints import load_endpoints
 
     found = load_endpoints(tmp_path / "endpoints.toml", machines.n)
     assert endpoints_text(sorted(found.items())) == (tmp_path / "endpoints.toml").read_text()

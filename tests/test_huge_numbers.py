@@ -17,7 +17,7 @@ from fedgossip.algorithms.federated.base import Aggregate, Federated
 from fedgossip.algorithms.federated.names import make
 from fedgossip.drivers.simulate import faults_of, network_settings
 from fedgossip.errors import ProtocolError
-from fedgossip.experiment import load
+from fedgossip.experiment import load_experiment
 from fedgossip.machine import Effect, Event, Machine, PeerJoined, Received, Report, Send, Started
 from fedgossip.messages import Carrier, Contribution, Final, Invite, Masked, Secured
 from fedgossip.plans import compose
@@ -195,7 +195,7 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_neighbour_whose_models_are_huge_ends_nobody(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     quick(monkeypatch)
-    plan: Any = compose.plan(load(gossip(**KINDS[kind])))
+    plan: Any = compose.plan(load_experiment(gossip(**KINDS[kind])))
     task, _ = compose.task_of(plan.experiment, plan.learners)
     rows: list[Row] = []
     machines = [plan.machine(k, task.initial(k), task.schema, own=plan.simulated(k)) for k in range(plan.n)]

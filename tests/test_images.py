@@ -22,7 +22,7 @@ from fedgossip.drivers.declared import declared
 from fedgossip.drivers.sim_checkpoint import CheckpointedSimulation, Pauses
 from fedgossip.drivers.simulate import simulate_plan
 from fedgossip.errors import ResumeError
-from fedgossip.experiment import load
+from fedgossip.experiment import load_experiment
 from fedgossip.plans import compose
 from fedgossip.simulation.simulator import Simulator
 from fedgossip.vectors import Vector
@@ -53,7 +53,7 @@ def plan_of(name: str) -> compose.Plan:
         "simulation": {"jitter": 0.01, "speed_spread": 0.4},
         **RUNS[name],
     }
-    return compose.plan(load({key: value for key, value in content.items() if value is not None}))
+    return compose.plan(load_experiment({key: value for key, value in content.items() if value is not None}))
 
 
 class Enough(Exception):

@@ -22,7 +22,7 @@ from fedgossip.cli import cli
 from fedgossip.drivers import participant
 from fedgossip.drivers.participant import Given
 from fedgossip.errors import BudgetError, ConfigError, NotWrittenError
-from fedgossip.experiment import load
+from fedgossip.experiment import load_experiment
 from fedgossip.machine import Log, PeerJoined, Received, Report, Send, Started, Trained
 from fedgossip.messages import Hello, Invite, Refusal
 from fedgossip.net.endpoints import Endpoint, signed
@@ -118,13 +118,13 @@ def test_a_file_is_the_same_data_by_whatever_path_and_options(tmp_path: Path) ->
     (tmp_path / "site-2.csv").touch()
     (tmp_path / "link.csv").symlink_to(tmp_path / "site-2.csv")
     names = ["site-{peer}.csv?label=a", "./site-{peer}.csv?label=b&drop=c", "link.csv?label=a"]
-    experiment = load(learning("record"))
+    experiment = load_experiment(learning("record"))
     found = set()
     for name in names:
         experiment.data.source = f"csv:{tmp_path}/{name}"
         found.add(data_of(experiment, 2))
     assert found == {f"csv:{tmp_path.resolve()}/site-2.csv"}
-    assert data_of(load(learning("record")), 2) == "digits"
+    assert data_of(load_experiment(learning("record")), 2) == "digits"
 
 
 # --- the budget -------------------------------------------------------------------------------------------------------
@@ -132,7 +132,7 @@ def test_a_file_is_the_same_data_by_whatever_path_and_options(tmp_path: Path) ->
 
 def test_spends_of_other_noise_clip_and_delta_add_up() -> None:
     other = [Spend("record", 2.0, 1e-6, 0.5, 0.2, 4).to_mapping()]
-    privacy = load(learning("record", max_epsilon=50.0)).coordinator.privacy  # type: ignore[union-attr]
+    privacy = load_experiment(learning("record", max_epsilon=50.0)).coordinator.privacy  # type: ignore[union-attr]
     purse = purse_of(privacy, 0.1, 3, [("spent", SPEND)], other)
     expected = epsilon([Mechanism(2.0, 0.2, 4), Mechanism(1.0, 0.1, 3)], 1e-5)
     assert purse.epsilon == pytest.approx(expected)
@@ -159,7 +159,7 @@ class Desk:
     def __init__(self, tmp_path: Path) -> None:
         content = learning("record", rounds=1000, max_epsilon=2.0)
         content["coordinator"] |= {"clients": 3, "secure": {"on": False}}
-        plan = compose.plan(load(content))
+        plan = compose.plan(load_experiment(content))
         task, shares = compose.task_of(plan.experiment, 3, [0])
         self.plan, self.task = plan.with_shares(shares), task
         self.tmp, self.identity = tmp_path, Identity.new()
@@ -254,7 +254,7 @@ def test_what_keeps_a_budget_is_not_traced() -> None:
     """A replay knows neither how many examples a client has nor what it has spent; it ended with a KeyError."""
     content = learning("record")
     content["coordinator"]["secure"] = {"on": False}
-    plan = compose.plan(load(content))
+    plan = compose.plan(load_experiment(content))
     with pytest.raises(ConfigError, match="cannot be replayed"):
         participant.check_recordable(plan, 1)
     assert isinstance(plan, FederationPlan)

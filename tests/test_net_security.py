@@ -19,7 +19,7 @@ from commands import wait_until
 from zmq.utils.monitor import recv_monitor_message
 
 from fedgossip.errors import ConfigError
-from fedgossip.experiment import load
+from fedgossip.experiment import load_experiment
 from fedgossip.messages import Expected, Hello, Leaving, Model
 from fedgossip.net.endpoints import Endpoint
 from fedgossip.net.host import Host, Ports
@@ -307,7 +307,7 @@ def complete_graph() -> Plan:
         "task": {"kind": "averaging", "dim": SMALL},
         "algorithm": {"start_timeout": 1.0, "deadline": 5.0},
     }
-    return compose.plan(load(settings))
+    return compose.plan(load_experiment(settings))
 
 
 def without_the_liar(plan: Plan) -> list[Vector]:

@@ -12,7 +12,7 @@ from commands import finish, in_process, start
 from test_coordinator_commands import Site
 
 from fedgossip import owner_files
-from fedgossip.experiment import load
+from fedgossip.experiment import load_experiment
 from fedgossip.messages import Hello
 from fedgossip.plans import compose
 
@@ -86,7 +86,7 @@ def test_a_folder_that_was_there_stays_as_it_was(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", [{"topology": {"graph": "ring", "n": 3}}, {"coordinator": {"clients": 3}}])
 def test_an_experiment_is_told_by_128_bits(content: dict[str, object]) -> None:
-    plan = compose.plan(load(content))
+    plan = compose.plan(load_experiment(content))
     hello = compose.hello_of(plan, "schema")
     assert isinstance(hello, Hello) and len(bytes.fromhex(hello.experiment)) == 16
     if isinstance(plan, compose.FederationPlan):

@@ -23,7 +23,7 @@ from fedgossip.audit.entries import entries
 from fedgossip.cli import cli
 from fedgossip.drivers.resume import resume
 from fedgossip.errors import ConfigError, ResumeError
-from fedgossip.experiment import load
+from fedgossip.experiment import load_experiment
 from fedgossip.machine import Effect, Event, Log, Machine, Received, Send
 from fedgossip.messages import Refusal
 from fedgossip.plans import compose
@@ -173,7 +173,7 @@ def masked_inputs(run: dict[str, Any]) -> list[np.ndarray]:
 def test_every_client_adds_its_share_of_the_noise_inside_the_sum() -> None:
     """Of variance (z S)^2 / h each, h = 5 survivors counted on; updates are far shorter than the noise here."""
     content = {**hiding(rounds=1), "task": {"kind": "quadratic", "dim": 4000, "eta": 1e-9}}
-    plan = compose.plan(load(content))
+    plan = compose.plan(load_experiment(content))
     assert isinstance(plan, FederationPlan)
     fixed = plan.numbers.fixed_point(4000, "")
     assert plan.numbers.rule
@@ -190,7 +190,7 @@ def test_nothing_beside_the_update_is_told_where_clients_are_hidden() -> None:
     for values in masked_inputs(hiding(rounds=1)):
         weight, clipped, count = values[3:]
         assert (clipped, count, len(values)) == (0, 1, 6), "neither a loss, nor steps, nor who was cut"
-        assert weight == compose.plan(load(hiding())).numbers.fixed_point(3, "").limit  # type: ignore[union-attr]
+        assert weight == compose.plan(load_experiment(hiding())).numbers.fixed_point(3, "").limit  # type: ignore[union-attr]
 
 
 def test_the_coordinator_and_every_client_count_rounds(quick: None) -> None:
@@ -213,7 +213,7 @@ def test_the_coordinator_opens_no_round_that_would_cross_the_limit(quick: None) 
     [({"noise": 1.0}, "less noise"), ({"clip": 2.0}, "a longer clip"), ({"unit": "none"}, "no noise")],
 )
 def test_a_client_takes_no_part_where_there_is_other_noise_than_it_insists_on(other: dict[str, Any], who: str) -> None:
-    plan, theirs = (compose.plan(load(content)) for content in (hiding(), hiding(**other)))
+    plan, theirs = (compose.plan(load_experiment(content)) for content in (hiding(), hiding(**other)))
     assert isinstance(plan, FederationPlan) and isinstance(theirs, FederationPlan)
     effects = client_of(plan).handle(Received(plan.coordinator, invited(theirs)), 0)
     (refusal,) = (e.message for e in effects if isinstance(e, Send))
@@ -260,7 +260,7 @@ def test_a_clip_that_follows_costs_no_more_than_one_that_does_not(quick: None) -
 
 def test_too_few_clients_for_such_a_clip_is_said() -> None:
     with pytest.raises(ConfigError, match="follows the updates"):
-        compose.plan(load(hiding(adaptive=True)))
+        compose.plan(load_experiment(hiding(adaptive=True)))
 
 
 # --- nothing is forgotten ---------------------------------------------------------------------------------------------
@@ -330,9 +330,9 @@ def test_a_coordinator_killed_for_real_forgets_no_budget(tmp_path: Any) -> None:
 )
 def test_what_cannot_be_hidden_is_said_before_anything_runs(content: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        compose.plan(load(content))
+        compose.plan(load_experiment(content))
 
 
 def test_a_plan_without_a_budget_says_so() -> None:
     with pytest.raises(ConfigError, match="without a budget"):
-        outlook(compose.plan(load(experiment())))
+        outlook(compose.plan(load_experiment(experiment())))

@@ -20,7 +20,7 @@ from fedgossip.cli import cli
 from fedgossip.drivers import peer
 from fedgossip.drivers.local import run_local_plan
 from fedgossip.errors import ConfigError, NotWrittenError, ResumeError
-from fedgossip.experiment import load
+from fedgossip.experiment import load_experiment
 from fedgossip.machine import Checkpoint, Effect, Event, Machine, Report, Send, Started
 from fedgossip.messages import Masked
 from fedgossip.net.endpoints import block, signed
@@ -142,7 +142,7 @@ class Desk:
     """Peer 0 of a complete graph of four, with its key and its folder."""
 
     def __init__(self, folder: Path) -> None:
-        self.plan = compose.plan(load(experiment()))
+        self.plan = compose.plan(load_experiment(experiment()))
         self.hello = compose.hello_of(self.plan, "s")
         self.identities = [Identity.new() for _ in range(4)]
         self.endpoints = {
@@ -196,7 +196,7 @@ def test_a_life_that_cannot_know_what_was_masked_is_refused(tmp_path: Path) -> N
 
 def test_a_private_run_is_not_traced(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be replayed"):
-        run_local_plan(compose.plan(load(experiment())), tmp_path / "run", trace_bytes=1)
+        run_local_plan(compose.plan(load_experiment(experiment())), tmp_path / "run", trace_bytes=1)
     assert not (tmp_path / "run").exists()
 
 
@@ -207,7 +207,7 @@ def test_a_process_that_is_killed_comes_back_and_masks_no_round_twice(tmp_path: 
     paced = {"kind": "delay", "seconds": 0.02}
     crash = {"kind": "crash", "peers": [2], "start": 0.8, "after": 0.3}
     what = experiment(rounds=100, faults=[paced, crash])
-    done = run_local_plan(compose.plan(load(what)), tmp_path / "run", report=False)
+    done = run_local_plan(compose.plan(load_experiment(what)), tmp_path / "run", report=False)
     assert done.summary["status"] == "finished" and done.summary["events"]["skipped_mix"] >= 3
     names = [row.name for row in done.rows if isinstance(row, EventRow) and row.peer == 2]
     assert {"crashed", "restarted", "resumed"} <= set(names)

@@ -15,7 +15,7 @@ from commands import alive
 from fedgossip import simulate
 from fedgossip.drivers.fault_injector import Striker
 from fedgossip.drivers.local import PeerProcesses, run_local_plan
-from fedgossip.experiment import load
+from fedgossip.experiment import load_experiment
 from fedgossip.faults import NS, FaultScript
 from fedgossip.messages import Ack, AnyMessage, Leaving
 from fedgossip.net.faulty import Faults, SlowTask
@@ -40,7 +40,7 @@ def averaging(rounds: int, *faults: dict[str, Any], n: int = 4, **algorithm: flo
 
 
 def script(*faults: dict[str, Any], n: int = 4) -> FaultScript:
-    return FaultScript(load(averaging(1, *faults, n=n)).faults, n, 1)
+    return FaultScript(load_experiment(averaging(1, *faults, n=n)).faults, n, 1)
 
 
 # --- the links of one peer, in a time that is set by hand -----------------------------------------------------------
@@ -229,7 +229,7 @@ def over_faulty_sockets(experiment: dict[str, Any], monkeypatch: pytest.MonkeyPa
         return Host(node, machine, Faults(script(*faults), node, time.monotonic_ns).on_links(links), *rest)
 
     monkeypatch.setattr(over_sockets, "Host", host)
-    plan = compose.plan(load(experiment))
+    plan = compose.plan(load_experiment(experiment))
     return over_sockets.run_over_sockets(plan, compose.task_of(plan.experiment, plan.n)[0])
 
 
@@ -291,7 +291,7 @@ def test_who_sleeps_is_woken() -> None:
 
 def run(experiment: dict[str, Any], out: Path) -> tuple[Run, PeerProcesses]:
     with PeerProcesses(learning=False) as family:
-        finished = run_local_plan(compose.plan(load(experiment)), out, family=family, report=False)
+        finished = run_local_plan(compose.plan(load_experiment(experiment)), out, family=family, report=False)
     assert not any(alive(pid) for pid in family.pids.values())
     return finished, family
 

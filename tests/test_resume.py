@@ -20,7 +20,7 @@ from fedgossip import checkpoints
 from fedgossip.drivers import sim_checkpoint, snapshot
 from fedgossip.drivers.simulate import simulate_plan
 from fedgossip.errors import ResumeError
-from fedgossip.experiment import Experiment, load
+from fedgossip.experiment import Experiment, load_experiment
 from fedgossip.plans import compose
 from fedgossip.records import EventRow, NetworkRow, PeerRow, Row, read_rows
 from fedgossip.rundir.run_directory import Run
@@ -37,7 +37,7 @@ def experiment(*overrides: str, **top: Any) -> Experiment:
         "simulation": {"jitter": 0.01, "speed_spread": 0.4, "training_jitter": 0.3},
         **top,
     }
-    return load(content, overrides)
+    return load_experiment(content, overrides)
 
 
 def ctrl_c_after(round: int) -> Callable[[Row], None]:
@@ -301,7 +301,7 @@ def test_real_peers_remember_what_their_optimizer_did(tmp_path: Path) -> None:
     words = ["run", file.name, "--resume", "r", "--set", "rounds=9", "--no-report", "--json", "--trace"]
     said = finish(start(words, tmp_path), 90)
     assert said.code == 0, said
-    whole = simulate_plan(compose.plan(load(file, ["rounds=9"])))
+    whole = simulate_plan(compose.plan(load_experiment(file, ["rounds=9"])))
     assert json.loads(said.out)["digest"] == whole.digest
     check_rows(tmp_path / "r" / "metrics.jsonl", 9)
     for peer in range(3):

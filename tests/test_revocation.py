@@ -18,7 +18,7 @@ from fedgossip.drivers.members import REVOKED, Informed
 from fedgossip.errors import ConfigError
 from fedgossip.messages import Revocation
 from fedgossip.net import endpoints
-from fedgossip.net.endpoints import Endpoint, Members, load, load_revoked, revoked_block
+from fedgossip.net.endpoints import Endpoint, Members, load_endpoints, load_revoked, revoked_block
 from fedgossip.net.identity import Identity, verify
 from fedgossip.net.mesh import Links
 from fedgossip.protocols.news import content, signed
@@ -156,7 +156,7 @@ def test_the_organiser_signs_a_revocation_of_one_in_the_file(folder: Path, capsy
     with pytest.raises(ConfigError, match="no entry for peer 4"):
         cli(["keys", "revoke", "endpoints.toml", "--id", "4"], standalone_mode=False)
     with pytest.raises(ConfigError, match="come and go"):
-        load(Path("endpoints.toml"), 1)
+        load_endpoints(Path("endpoints.toml"), 1)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from secure_federation import Followed, experiment, follow
 
 import fedgossip
 from fedgossip.errors import ConfigError, ProtocolError
-from fedgossip.experiment import load
+from fedgossip.experiment import load_experiment
 from fedgossip.machine import Effect, Event, Log, Machine, PeerJoined, Received, Report, Send, Started, Trained
 from fedgossip.messages import Contribution, Invite, MaskedInput, Refusal, Secured
 from fedgossip.plans import compose
@@ -59,7 +59,7 @@ def test_one_digest_in_the_simulator_and_on_stacked_arrays(algorithm: str) -> No
 
 def test_one_digest_over_real_sockets() -> None:
     content = learning()
-    plan = compose.plan(load(content))
+    plan = compose.plan(load_experiment(content))
     task, _ = compose.task_of(plan.experiment, plan.learners)
     vectors, _ = run_over_sockets(plan, task)
     simulated = fedgossip.simulate(content)
@@ -73,7 +73,7 @@ def test_a_secure_run_is_the_plain_one_to_rounding(algorithm: str) -> None:
         fedgossip.simulate(learning(algorithm=algorithm, secure={"on": on}), engine="stacked", overrides=["rounds=1"])
         for on in (True, False)
     )
-    plan = compose.plan(load(learning(algorithm=algorithm)))
+    plan = compose.plan(load_experiment(learning(algorithm=algorithm)))
     assert isinstance(plan, FederationPlan)
     fixed = plan.numbers.fixed_point(1, "")
     weight = min(secure.summary["data"]["sizes"]) / fixed.weight_max if fixed.weight_max > 1 else 1.0
@@ -219,7 +219,7 @@ def test_two_thousand_seeds(quick: None, block: int) -> None:
 
 
 def plan_of(**coordinator: Any) -> FederationPlan:
-    plan = compose.plan(load(experiment(**coordinator)))
+    plan = compose.plan(load_experiment(experiment(**coordinator)))
     assert isinstance(plan, FederationPlan)
     return plan
 
@@ -422,7 +422,7 @@ def test_a_client_that_lies_beyond_the_bounds_costs_the_round_and_not_the_model(
 )
 def test_what_cannot_be_a_secure_run_is_said_before_it_begins(section: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        compose.plan(load(experiment(**section)))
+        compose.plan(load_experiment(experiment(**section)))
 
 
 # --- what a client remembers ------------------------------------------------------------------------------------------

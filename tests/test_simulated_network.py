@@ -9,7 +9,7 @@ import pytest
 from fedgossip import simulate
 from fedgossip.drivers.simulate import network_settings
 from fedgossip.errors import ConfigError
-from fedgossip.experiment import load
+from fedgossip.experiment import load_experiment
 from fedgossip.simulation.network import NS, DeviceClass, NetworkSettings, SimulatedNetwork
 
 SIZE, A, B = 1_000_000, 0.01, 1e7
@@ -76,7 +76,7 @@ def test_a_star_is_slower_than_a_ring_once_the_hub_pays_for_what_it_hears() -> N
 
 @pytest.mark.parametrize("nodes", ["", "9", "3-1", "0-9", "a", "-1", "0,,1", "9" * 12])
 def test_classes_of_nodes_that_are_not_there_are_refused(nodes: str) -> None:
-    experiment = load(star(classes=[{"nodes": nodes}]))
+    experiment = load_experiment(star(classes=[{"nodes": nodes}]))
     with pytest.raises(ConfigError, match="names no nodes of this run"):
         network_settings(experiment, 9)
 
@@ -86,9 +86,9 @@ def test_classes_of_nodes_that_are_not_there_are_refused(nodes: str) -> None:
 )
 def test_a_class_with_impossible_numbers_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"simulation\.classes"):
-        load(star(classes=[wrong]))
+        load_experiment(star(classes=[wrong]))
 
 
 def test_a_class_is_written_and_read_again() -> None:
-    experiment = load(star(classes=[{"nodes": "0-2, 5", "downlink": 1e6}]))
-    assert load(experiment.to_dict()) == experiment
+    experiment = load_experiment(star(classes=[{"nodes": "0-2, 5", "downlink": 1e6}]))
+    assert load_experiment(experiment.to_dict()) == experiment

@@ -17,7 +17,7 @@ import pytest
 
 from fedgossip import simulate
 from fedgossip.drivers.local import PeerProcesses, run_local_plan
-from fedgossip.experiment import load
+from fedgossip.experiment import load_experiment
 from fedgossip.plans import compose
 from fedgossip.records import EventRow, PeerRow
 from fedgossip.rundir.run_directory import Run
@@ -73,7 +73,9 @@ def soak(mode: str, seconds: float, out: Path, *faults: dict[str, Any]) -> Soake
     undisturbed = simulate(learning(mode, seconds))
     began = time.monotonic()
     with PeerProcesses() as family:
-        run = run_local_plan(compose.plan(load(learning(mode, seconds, *faults))), out, family=family, report=False)
+        run = run_local_plan(
+            compose.plan(load_experiment(learning(mode, seconds, *faults))), out, family=family, report=False
+        )
         assert family.exited == dict.fromkeys(range(PEERS), 0)
     soaked = Soaked(run, undisturbed, time.monotonic() - began)
     print(json.dumps(str(soaked)))
@@ -132,7 +134,7 @@ def test_one_that_comes_back_when_all_have_finished_hangs_nobody(mode: str, tmp_
         "faults": [{"kind": "delay", "seconds": DELAYS[mode] / 2}, crash],
     }
     began = time.monotonic()
-    run = run_local_plan(compose.plan(load(experiment)), tmp_path / "run", report=False)
+    run = run_local_plan(compose.plan(load_experiment(experiment)), tmp_path / "run", report=False)
     told = {row.name: row.round for row in run.rows if isinstance(row, EventRow) and row.peer == 2}
     assert {"crashed", "restarted", "resumed"} <= told.keys() and "hung" not in told
     others = max(row.seconds for row in run.rows if isinstance(row, PeerRow) and row.peer != 2)

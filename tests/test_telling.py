@@ -14,7 +14,7 @@ import secure_federation
 
 import fedgossip
 from fedgossip.errors import ConfigError
-from fedgossip.experiment import load
+from fedgossip.experiment import load_experiment
 from fedgossip.learning import data
 from fedgossip.learning.data import split
 from fedgossip.learning.private import RecordPrivacy
@@ -162,7 +162,7 @@ def test_the_plan_names_every_fact_that_messages_carry_and_no_other(
     content = experiment(unit, secure, kept, more)
     fedgossip.simulate(content)
     assert taps.at
-    plan = compose.plan(load(content))
+    plan = compose.plan(load_experiment(content))
     assert isinstance(plan, FederationPlan)
     found = set(carried(*taps.at))
     assert found == {*plan.telling.exact, *plan.telling.covered}
@@ -250,7 +250,7 @@ def test_counts_with_noise_come_out_of_the_same_budget(secure: bool) -> None:
     run = fedgossip.simulate(content)
     rows = [row for row in run.rows if isinstance(row, PeerRow)]
     assert [row.round for row in rows if row.accuracy_clients is not None] == [2, 4, 5]
-    promised = outlook(compose.plan(load(content)))
+    promised = outlook(compose.plan(load_experiment(content)))
     fewest = min(promised.plan.examples)
     expected = epsilon([Mechanism(1.0, 8 / fewest, 4 * 5), Mechanism(4.0, 1.0, 3)], 1e-5)
     assert run.summary["epsilon"] == pytest.approx(expected) == pytest.approx(promised.epsilon)
@@ -261,7 +261,7 @@ def test_counts_with_noise_come_out_of_the_same_budget(secure: bool) -> None:
 
 def test_a_plan_sets_aside_what_the_counts_will_cost() -> None:
     content = experiment("record", True, 0.25, {"test_noise": 4.0, "max_epsilon": 8.0})
-    found = outlook(compose.plan(load({**content, "rounds": 400, "eval": {"every": 100}})))
+    found = outlook(compose.plan(load_experiment({**content, "rounds": 400, "eval": {"every": 100}})))
     assert found.rounds_within and 0 < found.rounds_within < 400
     step = Mechanism(1.0, found.plan.rate, 4)
     for rounds, fits in ((found.rounds_within, True), (found.rounds_within + 1, False)):
@@ -283,11 +283,11 @@ def test_a_plan_sets_aside_what_the_counts_will_cost() -> None:
 )
 def test_noise_on_counts_that_cannot_be_is_refused(unit: str, kept: float, noise: float, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        compose.plan(load(experiment(unit, True, kept, {"test_noise": noise})))
+        compose.plan(load_experiment(experiment(unit, True, kept, {"test_noise": noise})))
 
 
 def test_without_it_an_experiment_has_the_hash_that_it_had() -> None:
-    plan = compose.plan(load(experiment("record", True, 0.25, {})))
+    plan = compose.plan(load_experiment(experiment("record", True, 0.25, {})))
     assert isinstance(plan, FederationPlan) and "test_noise" not in plan.fingerprint["coordinator"]["privacy"]  # type: ignore[index]
-    noisy = compose.plan(load(experiment("record", True, 0.25, {"test_noise": 4.0})))
+    noisy = compose.plan(load_experiment(experiment("record", True, 0.25, {"test_noise": 4.0})))
     assert isinstance(noisy, FederationPlan) and noisy.task_id != plan.task_id

@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from over_sockets import run_over_sockets
 
-from fedgossip.drivers.replay import replay
-from fedgossip.experiment import load
+from fedgossip.drivers.replay import replay_trace
+from fedgossip.experiment import load_experiment
 from fedgossip.machine import (
     Checkpoint,
     Effect,
@@ -230,7 +230,7 @@ def test_a_full_disk_ends_the_trace_with_a_reason_and_not_the_run(tmp_path: Path
 
 def recorded(folder: Path, overrides: Sequence[str], **top: Any) -> list[Path]:
     """Run over TCP with CURVE, every peer traced; return the traces."""
-    experiment = load({"rounds": 12, "topology": {"graph": "ring", "n": 4}, **top}, overrides)
+    experiment = load_experiment({"rounds": 12, "topology": {"graph": "ring", "n": 4}, **top}, overrides)
     plan = compose.plan(experiment)
     task, _ = compose.task_of(experiment, plan.n)
     traces: dict[int, Trace] = {}
@@ -245,7 +245,7 @@ def recorded(folder: Path, overrides: Sequence[str], **top: Any) -> list[Path]:
     results, _ = run_over_sockets(plan, task, wrap)
     for node, trace in traces.items():
         trace.close()
-        replayed = replay(trace.path)
+        replayed = replay_trace(trace.path)
         assert (replayed.end, replayed.digest) == ("finished", digest([results[node]]))
     return [traces[node].path for node in range(plan.n)]
 
@@ -257,14 +257,14 @@ LEARNING = ["model.source=softmax", "train.momentum=0.9", "train.device=cpu", "t
 @pytest.mark.parametrize("overrides", [QUADRATIC, LEARNING], ids=["quadratic", "learning"])
 def test_a_run_over_tcp_replays_with_equal_bits(tmp_path: Path, overrides: list[str]) -> None:
     for path in recorded(tmp_path, overrides):
-        replayed = replay(path)
+        replayed = replay_trace(path)
         assert replayed.equal and replayed.events > 3 * 12
 
 
 def test_an_asynchronous_run_over_tcp_replays_with_equal_bits(tmp_path: Path) -> None:
     """Its order belongs to the network: no other run of it has these bits, but a replay has."""
     paths = recorded(tmp_path, [*QUADRATIC, "algorithm.mode=async"], rounds=150)
-    replays = [replay(path) for path in paths]
+    replays = [replay_trace(path) for path in paths]
     assert all(replayed.equal and replayed.end == "finished" for replayed in replays)
     assert sum(replayed.events for replayed in replays) >= 1000
 
@@ -289,7 +289,7 @@ def test_a_changed_event_is_found_at_its_place(tmp_path: Path) -> None:
         trace.told(entry.now_ns, in_the_last_bit(entry.event) if entry.number == changed else entry.event)
         trace.answered(entry.answer or [])
     trace.close()
-    replayed = replay(trace.path)
+    replayed = replay_trace(trace.path)
     assert not replayed.equal
     assert replayed.difference is not None and replayed.difference.event == changed
     assert replayed.difference.told.startswith("Trained(job=")
@@ -299,7 +299,7 @@ def test_a_changed_event_is_found_at_its_place(tmp_path: Path) -> None:
 def test_until_stops_there(tmp_path: Path) -> None:
     path = recorded(tmp_path, QUADRATIC, rounds=3)[0]
     seen: list[int] = []
-    replayed = replay(path, until=4, show=lambda entry: seen.append(entry.number))
+    replayed = replay_trace(path, until=4, show=lambda entry: seen.append(entry.number))
     assert (replayed.events, replayed.end, seen) == (4, "until", [1, 2, 3, 4])
 
 
@@ -309,7 +309,7 @@ def test_one_machine_of_another_kind_can_be_asked_the_same(tmp_path: Path) -> No
             return [Send(1, Leaving(0)), Finish(VECTOR)]
 
     written(tmp_path / "t", [Started()], Silent())
-    assert replay(tmp_path / "t", make=lambda _: Silent()).equal
-    replayed = replay(tmp_path / "t", make=lambda _: Echo())
+    assert replay_trace(tmp_path / "t", make=lambda _: Silent()).equal
+    replayed = replay_trace(tmp_path / "t", make=lambda _: Echo())
     assert replayed.difference is not None
     assert replayed.difference.was.startswith("Send(to=1, message=Leaving(round=0")

@@ -36,7 +36,7 @@ PLAIN_SECONDS = 5.0
 HITS_SHOWN = 4
 
 
-def chaos(seed: int, rounds: int, out: Path | None) -> int:
+def run_chaos(seed: int, rounds: int, out: Path | None) -> int:
     """Run the experiment with real processes and everything going wrong, then once more undisturbed, simulated."""
     from fedgossip.drivers.local import run_local_plan
     from fedgossip.drivers.simulate import simulate_plan
@@ -62,11 +62,11 @@ def chaos(seed: int, rounds: int, out: Path | None) -> int:
 
 def plan_of(name: str, seed: int, rounds: int, faults: list[dict[str, Any]]) -> Any:
     """The experiment, with these faults."""
-    from fedgossip.experiment import load
+    from fedgossip.experiment import load_experiment
     from fedgossip.plans import compose
 
     return compose.plan(
-        load(
+        load_experiment(
             {
                 "name": name,
                 "seed": seed,

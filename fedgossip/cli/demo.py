@@ -38,9 +38,9 @@ WIDTHS = (17, 8, 6, 10, 11, 12, 14, 9)
 def demo(seed: int, rounds: int | None, out: Path | None, chaos: bool) -> int:
     """Eight graphs in the simulator, then the ring again with real processes: the same bits."""
     if chaos:
-        from fedgossip.cli import chaos as demonstration
+        from fedgossip.cli.chaos import run_chaos
 
-        return demonstration.chaos(seed, rounds or 200, out)
+        return run_chaos(seed, rounds or 200, out)
     return _graphs(seed, rounds or 60, out)
 
 
@@ -77,10 +77,10 @@ def experiment(title: str, graph: str, seed: int, rounds: int) -> dict[str, Any]
 
 
 def _plan(title: str, graph: str, seed: int, rounds: int) -> Plan:
-    from fedgossip.experiment import load
+    from fedgossip.experiment import load_experiment
     from fedgossip.plans import compose
 
-    return compose.plan(load(experiment(title, graph, seed, rounds)))
+    return compose.plan(load_experiment(experiment(title, graph, seed, rounds)))
 
 
 def _simulate_all(seed: int, rounds: int, folder: Path) -> dict[str, Run]:

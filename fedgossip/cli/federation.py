@@ -29,13 +29,23 @@ def coordinator(
     resume: bool,
 ) -> int:
     """Be the coordinator of the federated run that the file EXPERIMENT describes; every client needs the same file."""
-    from fedgossip.net.endpoints import load as load_endpoints
+    from fedgossip.net.endpoints import load_endpoints
 
     plan = _plan(experiment, overrides, seed)
     known = load_endpoints(endpoints, plan.n, plan.listens)
     return participant.Participant(
-        experiment, plan, plan.coordinator, "coordinator", key, endpoints, known, out, resume, bind,
-        overrides=overrides, seed=seed,
+        experiment,
+        plan,
+        plan.coordinator,
+        "coordinator",
+        key,
+        endpoints,
+        known,
+        out,
+        resume,
+        bind,
+        overrides=overrides,
+        seed=seed,
     ).take_part("waiting for its clients")
 
 
@@ -43,8 +53,13 @@ def coordinator(
 @click.argument("experiment", type=click.Path(path_type=Path))
 @click.option("--id", "node", type=click.IntRange(min=0), required=True, help="Which client this is.")
 @participant.options
-@click.option("--policy", type=click.Path(path_type=Path), default=Path("policy.toml"), show_default=True,
-              help="What this client insists on, from `fedgossip privacy policy`.")
+@click.option(
+    "--policy",
+    type=click.Path(path_type=Path),
+    default=Path("policy.toml"),
+    show_default=True,
+    help="What this client insists on, from `fedgossip privacy policy`.",
+)
 def client(
     experiment: Path,
     node: int,
@@ -59,7 +74,7 @@ def client(
     """Be client K of the federated run that the file EXPERIMENT describes.  It calls the coordinator, and needs no
     open port."""
     from fedgossip.errors import ConfigError
-    from fedgossip.net.endpoints import load as load_endpoints
+    from fedgossip.net.endpoints import load_endpoints
     from fedgossip.plans import compose
     from fedgossip.plans.policy import agreed
 
@@ -76,17 +91,28 @@ def client(
         raise ConfigError(f"{policy} is there, and the experiment has switched the secure sum off", advice)
     where = known[plan.coordinator].address
     return participant.Participant(
-        experiment, plan, node, f"client {node}", key, endpoints, known, out, resume, policy=terms, learning=learning,
-        overrides=overrides, seed=seed,
+        experiment,
+        plan,
+        node,
+        f"client {node}",
+        key,
+        endpoints,
+        known,
+        out,
+        resume,
+        policy=terms,
+        learning=learning,
+        overrides=overrides,
+        seed=seed,
     ).take_part(f"calling the coordinator at {where}, which begins when enough clients are there")
 
 
 def _plan(experiment: Path, overrides: tuple[str, ...], seed: int | None) -> FederationPlan:
     from fedgossip.errors import ConfigError
-    from fedgossip.experiment import load
+    from fedgossip.experiment import load_experiment
     from fedgossip.plans import compose
 
-    plan = compose.plan(load(experiment, overrides, seed=seed))
+    plan = compose.plan(load_experiment(experiment, overrides, seed=seed))
     if not isinstance(plan, compose.FederationPlan):
         raise ConfigError(f"{experiment} has no [coordinator]", "Use fedgossip peer for peers of a graph.")
     return plan

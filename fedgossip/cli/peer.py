@@ -14,12 +14,22 @@ from fedgossip.cli import participant
 @click.option("--id", "node", type=click.IntRange(min=0), required=True, help="Which node of the graph this is.")
 @participant.options
 @click.option("--bind", help="Where to listen, e.g. tcp://*:5700.  [default: this peer's address in the endpoints]")
-@click.option("--members", "open_run", is_flag=True,
-              help="Peers may come and go: the endpoints are those it begins with.  On all peers.")
+@click.option(
+    "--members",
+    "open_run",
+    is_flag=True,
+    help="Peers may come and go: the endpoints are those it begins with.  On all peers.",
+)
 @click.option("--join", is_flag=True, help="The run has begun: fetch the model from its members.  Implies --members.")
 @click.option("--trace", is_flag=True, help="Write down all that this peer is told, for `fedgossip replay`.")
-@click.option("--trace-limit", metavar="GB", type=click.FloatRange(min=0, min_open=True), default=2.0,
-              show_default=True, help="The longest trace; the run goes on without.")
+@click.option(
+    "--trace-limit",
+    metavar="GB",
+    type=click.FloatRange(min=0, min_open=True),
+    default=2.0,
+    show_default=True,
+    help="The longest trace; the run goes on without.",
+)
 def peer(
     experiment: Path,
     node: int,
@@ -38,12 +48,11 @@ def peer(
     """Be peer K of the run that the file EXPERIMENT describes; every machine needs the same file."""
     from fedgossip.drivers.members import check_open
     from fedgossip.errors import ConfigError
-    from fedgossip.experiment import load
-    from fedgossip.net.endpoints import load as load_endpoints
-    from fedgossip.net.endpoints import load_members
+    from fedgossip.experiment import load_experiment
+    from fedgossip.net.endpoints import load_endpoints, load_members
     from fedgossip.plans import compose
 
-    plan = compose.plan(load(experiment, overrides, seed=seed))
+    plan = compose.plan(load_experiment(experiment, overrides, seed=seed))
     if not isinstance(plan, compose.GossipPlan):
         raise ConfigError(f"{experiment} is a federated run", "Use fedgossip coordinator, and fedgossip client --id K.")
     if node >= plan.n:
@@ -57,6 +66,19 @@ def peer(
     known = dict(members.endpoints if members else load_endpoints(endpoints, plan.n))
     limit = int(trace_limit * 1e9) if trace else 0
     return participant.Participant(
-        experiment, plan, node, f"peer {node}", key, endpoints, known, out, resume, bind, members, join,
-        trace_bytes=limit, overrides=overrides, seed=seed,
+        experiment,
+        plan,
+        node,
+        f"peer {node}",
+        key,
+        endpoints,
+        known,
+        out,
+        resume,
+        bind,
+        members,
+        join,
+        trace_bytes=limit,
+        overrides=overrides,
+        seed=seed,
     ).take_part("waiting for its neighbours")

@@ -43,12 +43,12 @@ def plan(experiment: Path, overrides: tuple[str, ...], node: int | None, key: Pa
     import dataclasses
 
     from fedgossip.cli.text import columns
-    from fedgossip.experiment import load
+    from fedgossip.experiment import load_experiment
     from fedgossip.plans import compose
     from fedgossip.plans.privacy_outlook import outlook
     from fedgossip.privacy.wording import lines
 
-    made = compose.plan(load(experiment, overrides))
+    made = compose.plan(load_experiment(experiment, overrides))
     found = outlook(made, node, _before(made, node, key) if key else ())
     if as_json:
         import msgspec
@@ -90,11 +90,11 @@ def _before(plan: Plan, node: int | None, key: Path) -> list[Mechanism]:
 def policy(experiment: Path, endpoints: Path, overrides: tuple[str, ...], out: Path) -> None:
     """Write down what a client of EXPERIMENT insists on from now on, and print it: read it before you agree."""
     from fedgossip.errors import ConfigError
-    from fedgossip.experiment import load
-    from fedgossip.net.endpoints import load as load_endpoints
+    from fedgossip.experiment import load_experiment
+    from fedgossip.net.endpoints import load_endpoints
     from fedgossip.plans import compose, policy
 
-    plan = compose.plan(load(experiment, overrides))
+    plan = compose.plan(load_experiment(experiment, overrides))
     if not isinstance(plan, compose.FederationPlan) or not plan.secure:
         raise ConfigError(f"{experiment} is no run with a secure sum", "A policy is for [coordinator.secure].")
     known = load_endpoints(endpoints, plan.n, plan.listens)

@@ -44,13 +44,13 @@ class Progress:
 
     def __enter__(self) -> Progress:
         if sys.stderr.isatty():
-            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-            from rich.progress import Progress as Bar
+            from rich import progress
 
-            title = TextColumn("{task.description}", markup=False)
-            columns = (title, BarColumn(24), MofNCompleteColumn(), TextColumn("rounds"))
-            news = TextColumn("{task.fields[news]}", style="dim", markup=False)
-            self._bar = Bar(*columns, TimeElapsedColumn(), news, console=console(stderr=True), transient=True)
+            title = progress.TextColumn("{task.description}", markup=False)
+            columns = (title, progress.BarColumn(24), progress.MofNCompleteColumn(), progress.TextColumn("rounds"))
+            news = progress.TextColumn("{task.fields[news]}", style="dim", markup=False)
+            shown = console(stderr=True)
+            self._bar = progress.Progress(*columns, progress.TimeElapsedColumn(), news, console=shown, transient=True)
             self._bar.start()
             self._task = self._bar.add_task(line(self.title), total=self.rounds, news="")
         return self

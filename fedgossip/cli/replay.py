@@ -28,13 +28,12 @@ def replay(run: Path, peer: int | None, until: int | None, show: bool, as_json: 
     Prints per trace whether every effect and the final model have the same bits, or the first event that differs; ends
     with code 1 then.  A peer that was started again has a trace of each life that was recorded.
     """
-    from fedgossip.drivers.replay import lives_of, traces_of
-    from fedgossip.drivers.replay import replay as replay_one
+    from fedgossip.drivers.replay import lives_of, replay_trace, traces_of
 
     equal = True
     recorded: dict[Path, list[Replayed]] = {}
     for path in traces_of(run, peer):
-        replayed, lives = replay_one(path, until=until, show=_show if show else None), lives_of(path.parent)
+        replayed, lives = replay_trace(path, until=until, show=_show if show else None), lives_of(path.parent)
         equal = equal and replayed.equal
         recorded.setdefault(path.parent, []).append(replayed)
         echo(json.dumps(_facts(replayed, lives)) if as_json else _said(replayed, lives))

@@ -21,22 +21,44 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("experiment", type=click.Path(path_type=Path), required=False)
-@click.option("--on", type=click.Choice(["sim", "stacked", "local"]), default="sim", show_default=True,
-              help="sim: machines in virtual time.  stacked: arrays only, fastest.  local: a process per peer, ZeroMQ.")
-@click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True,
-              help="Replace a key of the file, e.g. --set train.lr=0.05; may be repeated.")
+@click.option(
+    "--on",
+    type=click.Choice(["sim", "stacked", "local"]),
+    default="sim",
+    show_default=True,
+    help="sim: machines in virtual time.  stacked: arrays only, fastest.  local: a process per peer, ZeroMQ.",
+)
+@click.option(
+    "--set",
+    "overrides",
+    metavar="KEY=VALUE",
+    multiple=True,
+    help="Replace a key of the file, e.g. --set train.lr=0.05; may be repeated.",
+)
 @portable_option
 @click.option("--seed", type=int, help="Replace the file's seed.")
 @click.option("--out", type=click.Path(path_type=Path), help="Run directory to make.  [default: runs/NAME-TIME]")
-@click.option("--resume", "stopped", metavar="RUN", type=click.Path(path_type=Path),
-              help="Go on with a run that was stopped, in its folder; EXPERIMENT may be left out.")
+@click.option(
+    "--resume",
+    "stopped",
+    metavar="RUN",
+    type=click.Path(path_type=Path),
+    help="Go on with a run that was stopped, in its folder; EXPERIMENT may be left out.",
+)
 @click.option("--trace", is_flag=True, help="With --on local: write down all that peers are told, for replay.")
-@click.option("--trace-limit", metavar="GB", type=click.FloatRange(min=0, min_open=True), default=2.0,
-              show_default=True, help="The longest trace of a peer; the run goes on without.")
+@click.option(
+    "--trace-limit",
+    metavar="GB",
+    type=click.FloatRange(min=0, min_open=True),
+    default=2.0,
+    show_default=True,
+    help="The longest trace of a peer; the run goes on without.",
+)
 @click.option("--dry-run", is_flag=True, help="Check everything, print the forecast, train nothing.")
 @click.option("--report/--no-report", default=True, help="Write report.html.")
-@click.option("--centralised", is_flag=True,
-              help="Then train one model on all data with as many steps and examples, to compare.")
+@click.option(
+    "--centralised", is_flag=True, help="Then train one model on all data with as many steps and examples, to compare."
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout; all else on stderr.")
 def run(
     experiment: Path | None,
@@ -54,7 +76,7 @@ def run(
 ) -> int:
     """Run the experiment in the file EXPERIMENT."""
     from fedgossip.drivers import resume
-    from fedgossip.experiment import load
+    from fedgossip.experiment import load_experiment
     from fedgossip.plans import compose
 
     if stopped:
@@ -66,7 +88,7 @@ def run(
         source = experiment
     if trace and on != "local":
         raise click.UsageError("--trace goes with --on local: a simulation can be run again as it is")
-    plan = compose.plan(load(source, overrides, seed=seed))
+    plan = compose.plan(load_experiment(source, overrides, seed=seed))
     if dry_run:
         from fedgossip.cli.dry import show_plan
 
@@ -117,15 +139,11 @@ class _Drive:
             if resumed:
                 from fedgossip.drivers.resume import resume
 
-                return resume(
-                    out, plan.experiment, report=self.report, watch=progress, trace_bytes=self.trace_bytes
-                )
+                return resume(out, plan.experiment, report=self.report, watch=progress, trace_bytes=self.trace_bytes)
             if self.on == "local":
                 from fedgossip.drivers.local import run_local_plan
 
-                return run_local_plan(
-                    plan, out, report=self.report, watch=progress, trace_bytes=self.trace_bytes
-                )
+                return run_local_plan(plan, out, report=self.report, watch=progress, trace_bytes=self.trace_bytes)
             from fedgossip.drivers.simulate import simulate_plan
 
             return simulate_plan(plan, engine=self.on, out=out, report=self.report, watch=progress)

@@ -135,7 +135,7 @@ def collect(
     from fedgossip.cli.run import exit_code, show
     from fedgossip.cli.text import print_json, talk_to_stderr
     from fedgossip.errors import ConfigError
-    from fedgossip.experiment import load
+    from fedgossip.experiment import load_experiment
     from fedgossip.plans import compose
     from fedgossip.rundir.collect import collect_peers
     from fedgossip.rundir.run_directory import new_path
@@ -143,7 +143,7 @@ def collect(
     if experiment.is_dir():
         advice = f"fedgossip collect EXPERIMENT {experiment} ..., with the file that the peers were given."
         raise ConfigError(f"{experiment}: a folder; the EXPERIMENT comes first", advice)
-    plan = compose.plan(load(experiment, overrides, seed=seed))
+    plan = compose.plan(load_experiment(experiment, overrides, seed=seed))
     with talk_to_stderr() if as_json else contextlib.nullcontext():
         finished = collect_peers(plan, folders, out or new_path(plan, "peers", Path("runs")))
     if as_json:

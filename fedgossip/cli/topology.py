@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedgossip import seeds
-from fedgossip import topology as graphs
 from fedgossip.cli.text import console, echo, echo_json
+from fedgossip.topology import forecast_of, is_drawn, ready_names, resolve_schedule, rule_names
 
 if TYPE_CHECKING:
     from fedgossip.topology import Forecast, Schedule
@@ -24,11 +24,15 @@ CHANGING_MEANS = (
 )
 
 _nodes = click.option("--n", "n", type=click.IntRange(min=1), help="Number of nodes, where the graph leaves it open.")
-_weights = click.option("--weights", help=f"Weight rule: {', '.join(graphs.rule_names())}.  [default: metropolis]")
+_weights = click.option("--weights", help=f"Weight rule: {', '.join(rule_names())}.  [default: metropolis]")
 _gamma = click.option("--gamma", default=0.9, show_default=True, help="Memory of n_W: 0.9 is about ten rounds.")
 # 1 as in an experiment: the graph shown is the one that a run with the defaults uses
-_seed = click.option("--seed", default=seeds.USUAL, show_default=True,
-                     help="For graphs that are drawn at random: topology.seed of an experiment, or its own seed.")
+_seed = click.option(
+    "--seed",
+    default=seeds.USUAL,
+    show_default=True,
+    help="For graphs that are drawn at random: topology.seed of an experiment, or its own seed.",
+)
 _json = click.option("--json", "as_json", is_flag=True, help="JSON instead of a table.")
 
 
@@ -48,7 +52,7 @@ def list_graphs(as_json: bool) -> None:
     from fedgossip.topology import files
     from fedgossip.topology.grammar import FAMILIES, SCHEDULES
 
-    described = {name: files.read(path) for name in graphs.ready_names() if (path := files.ready_path(name))}
+    described = {name: files.read(path) for name in ready_names() if (path := files.ready_path(name))}
     if as_json:
         found = [{"name": k, "form": f.form, "what": f.what, "kind": "family"} for k, f in FAMILIES.items()]
         ready = [{"name": k, "what": g.title, "source": g.source, "kind": "ready"} for k, g in described.items()]
@@ -79,10 +83,10 @@ def list_graphs(as_json: bool) -> None:
 @_json
 def show(graph: str, n: int | None, weights: str | None, gamma: float, seed: int, as_json: bool) -> None:
     """Show what GRAPH and its weights promise before anything is trained."""
-    schedule = graphs.resolve_schedule(graph, n, weights=weights, seed=seed)
-    promise = graphs.forecast_of(schedule, gamma)
+    schedule = resolve_schedule(graph, n, weights=weights, seed=seed)
+    promise = forecast_of(schedule, gamma)
     if as_json:
-        _print_json({"graph": graph, **({"seed": seed} if graphs.is_drawn(graph) else {}), **promise.to_dict()})
+        _print_json({"graph": graph, **({"seed": seed} if is_drawn(graph) else {}), **promise.to_dict()})
         return
     out, table = console(), _table(title(schedule), "quantity", "value", "what it means")
     for row in _rows(promise) if promise.period == 1 else _rows_of_rounds(promise):
@@ -102,8 +106,8 @@ def show(graph: str, n: int | None, weights: str | None, gamma: float, seed: int
 @_json
 def compare(graph: tuple[str, ...], n: int | None, weights: str | None, gamma: float, seed: int, as_json: bool) -> None:
     """Put several GRAPHs side by side."""
-    found = {name: graphs.resolve_schedule(name, n, weights=weights, seed=seed) for name in graph}
-    promises = {name: graphs.forecast_of(schedule, gamma) for name, schedule in found.items()}
+    found = {name: resolve_schedule(name, n, weights=weights, seed=seed) for name in graph}
+    promises = {name: forecast_of(schedule, gamma) for name, schedule in found.items()}
     if as_json:
         _print_json([{"graph": name, **promise.to_dict()} for name, promise in promises.items()])
         return
@@ -134,7 +138,7 @@ def draw(graph: str, n: int | None, weights: str | None, seed: int, out: Path | 
     """Draw GRAPH; the heavier an edge weighs, the wider it is.  Of a schedule: its rounds, side by side."""
     from fedgossip.cli import drawing
 
-    schedule = graphs.resolve_schedule(graph, n, weights=weights, seed=seed)
+    schedule = resolve_schedule(graph, n, weights=weights, seed=seed)
     place = out or Path(f"{schedule.name.replace(':', '-')}.svg")
     drawing.save(schedule, title(schedule), place)
     echo(f"Drawn to {place}", err=True)
@@ -146,8 +150,14 @@ def draw(graph: str, n: int | None, weights: str | None, seed: int, out: Path | 
 @_weights
 @_seed
 @click.option("--rounds", type=click.IntRange(min=1), default=20, show_default=True, help="Rounds that are watched.")
-@click.option("--colluding", metavar="K", type=click.IntRange(min=1), default=1, show_default=True,
-              help="Nodes that put together what they see.")
+@click.option(
+    "--colluding",
+    metavar="K",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Nodes that put together what they see.",
+)
 @_json
 def audit(
     graph: str, n: int | None, weights: str | None, seed: int, rounds: int, colluding: int, as_json: bool
@@ -160,7 +170,7 @@ def audit(
     from fedgossip.cli import exposures
     from fedgossip.topology import exposure
 
-    schedule = graphs.resolve_schedule(graph, n, weights=weights, seed=seed)
+    schedule = resolve_schedule(graph, n, weights=weights, seed=seed)
     found, refused = exposure.audit(schedule, rounds, colluding), exposures.refused(schedule, rounds)
     if as_json:
         _print_json({"graph": graph, "refused": refused, **found.to_dict()})
@@ -178,7 +188,7 @@ def audit(
 
 def _drawn(graph: str, seed: int) -> list[str]:
     """What the reader should know of a graph that another seed makes another one."""
-    if not graphs.is_drawn(graph):
+    if not is_drawn(graph):
         return []
     return [f"Drawn with seed {seed} (--seed); a run draws with topology.seed, or with its own seed."]
 

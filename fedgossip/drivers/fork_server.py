@@ -37,7 +37,6 @@ STOP_SECONDS = 6.0
 """Children that have not ended so long after SIGTERM are killed."""
 
 
-
 class Nursery:
     """The loop of the warmed parent."""
 
@@ -141,11 +140,11 @@ def _peer(spec: dict[str, Any], folder: Path) -> int:
     from fedgossip.drivers.peer import run_peer
     from fedgossip.drivers.simulate import faults_of
     from fedgossip.errors import FedgossipError
-    from fedgossip.experiment import load
+    from fedgossip.experiment import load_experiment
     from fedgossip.net.faulty import Faults, RunClock
     from fedgossip.plans import compose
 
-    plan = compose.plan(load(Path(spec["experiment"]), spec.get("overrides", ())))
+    plan = compose.plan(load_experiment(Path(spec["experiment"]), spec.get("overrides", ())))
     try:
         ended = run_peer(
             plan,

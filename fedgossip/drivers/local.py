@@ -25,7 +25,7 @@ from fedgossip.drivers.fault_injector import Striker
 from fedgossip.drivers.participant import check_recordable
 from fedgossip.drivers.simulate import faults_of
 from fedgossip.errors import NetworkError, NotWrittenError
-from fedgossip.experiment import Experiment, load
+from fedgossip.experiment import Experiment, load_experiment
 from fedgossip.plans import compose
 from fedgossip.plans.compose import Plan
 from fedgossip.records import EventRow, NetworkRow, Row
@@ -148,7 +148,7 @@ def run_local(
     budget of privacy ends with its digest.
     """
     if not isinstance(experiment, Experiment):
-        experiment = load(experiment, overrides, seed=seed)
+        experiment = load_experiment(experiment, overrides, seed=seed)
     return run_local_plan(compose.plan(experiment), Path(out), report=report, watch=watch)
 
 

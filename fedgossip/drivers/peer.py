@@ -43,8 +43,7 @@ from fedgossip.errors import (
 )
 from fedgossip.machine import Checkpoint, Machine, NodeId
 from fedgossip.messages import Expected, Hello
-from fedgossip.net import endpoints as endpoint_files
-from fedgossip.net.endpoints import Endpoint, Endpoints, Members
+from fedgossip.net.endpoints import Endpoint, Endpoints, Members, block, load_endpoints, signed
 from fedgossip.net.faulty import Faults
 from fedgossip.net.host import Host, Ports
 from fedgossip.net.identity import Identity
@@ -145,8 +144,8 @@ def run_peer(
         try:
             if not child:  # whose collector keeps it
                 write_whole(folder / "experiment.toml", tomli_w.dumps(plan.experiment.to_dict()).encode())
-            where = endpoint_files.signed(identity, links.address if plan.listens(node) else "")
-            write_whole(folder / "endpoint.toml", endpoint_files.block(node, where).encode())
+            where = signed(identity, links.address if plan.listens(node) else "")
+            write_whole(folder / "endpoint.toml", block(node, where).encode())
             held = [node] if node < plan.learners else []
             task, shares = learning or compose.task_of(plan.experiment, plan.learners, held, os.urandom)
             checked_task(task)
@@ -321,4 +320,4 @@ def _await_endpoints(path: Path, plan: Plan, stop: Stopper) -> dict[NodeId, Endp
         if stop() or time.monotonic() > until:
             raise NetworkError(f"{path} did not appear", "Did the other peers of this run start?")
         time.sleep(0.01)
-    return endpoint_files.load(path, plan.n, plan.listens)
+    return load_endpoints(path, plan.n, plan.listens)

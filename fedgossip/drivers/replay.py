@@ -2,7 +2,7 @@
 
     fedgossip replay RUN                    every peer of a run, or one peer's folder, or one trace
 
-    replay(Path("runs/first-n6-local-.../peers/03"))        the same from Python: a failure in the field becomes a test
+    replay_trace(Path("runs/first-n6-local-.../peers/03"))  the same from Python: a failure in the field becomes a test
 
 A trace holds the first vector and all updates, so that neither data nor torch are needed.
 """
@@ -74,7 +74,7 @@ class Replayed:
 Show = Callable[[TraceEntry], None]
 
 
-def replay(
+def replay_trace(
     path: Path | str,
     *,
     until: int | None = None,

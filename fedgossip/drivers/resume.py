@@ -12,7 +12,7 @@ from fedgossip import checkpoints
 from fedgossip.decoding import UnreadableError, json_value
 from fedgossip.drivers import sim_checkpoint
 from fedgossip.errors import ResumeError
-from fedgossip.experiment import Experiment, load
+from fedgossip.experiment import Experiment, load_experiment
 from fedgossip.plans import compose
 from fedgossip.plans.plan import EXHAUSTED
 from fedgossip.records import Row
@@ -34,7 +34,7 @@ def resume(
     ResumeError, which says which keys differ, where it cannot go on; nothing is changed then.
     """
     run = Path(run)
-    stored = load(experiment_in(run))
+    stored = load_experiment(experiment_in(run))
     experiment = experiment or stored
     engine = engine_of(run)
     simulated = engine != "local"

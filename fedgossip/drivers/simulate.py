@@ -13,7 +13,7 @@ import msgspec
 from fedgossip.drivers import sim_checkpoint
 from fedgossip.drivers.sim_checkpoint import CheckpointedSimulation, Left, Pauses
 from fedgossip.errors import ConfigError, NetworkError, TooFewPeersError, nearest
-from fedgossip.experiment import Experiment, load
+from fedgossip.experiment import Experiment, load_experiment
 from fedgossip.faults import FaultScript
 from fedgossip.machine import Checkpoint, Machine, NodeId
 from fedgossip.metrics import Network
@@ -56,7 +56,7 @@ def simulate(
     The result depends on the experiment and its seed only.  Raises ConfigError, TrainingError.
     """
     if not isinstance(experiment, Experiment):
-        experiment = load(experiment, overrides, seed=seed)
+        experiment = load_experiment(experiment, overrides, seed=seed)
     plan = compose.plan(experiment)
     return simulate_plan(plan, engine=engine, task=task, out=out, report=report, watch=watch)
 

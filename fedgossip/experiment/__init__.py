@@ -1,6 +1,6 @@
 """The experiment file: `sections` say what it may hold, `reading` reads it, `checks` refuse what cannot be run."""
 
-from fedgossip.experiment.reading import checked, load
+from fedgossip.experiment.reading import checked, load_experiment
 from fedgossip.experiment.sections import (
     AlgorithmSection,
     CoordinatorSection,
@@ -28,5 +28,5 @@ __all__ = [
     "TaskSection",
     "TopologySection",
     "checked",
-    "load",
+    "load_experiment",
 ]

@@ -22,7 +22,7 @@ from fedgossip.experiment.sections import SECTIONS, Experiment
 from fedgossip.faults import KINDS
 
 
-def load(source: Path | str | Mapping[str, Any], overrides: Sequence[str] = (), **top: Any) -> Experiment:
+def load_experiment(source: Path | str | Mapping[str, Any], overrides: Sequence[str] = (), **top: Any) -> Experiment:
     """Return the experiment of a file, or of a mapping of the same shape.
 
     `overrides` are "section.key=value" texts (values as in TOML; a bare word is a string); `top` replaces top-level
@@ -51,8 +51,10 @@ def checked(content: dict[str, Any], where: str) -> Experiment:
     except msgspec.ValidationError as error:
         text, _, place = str(error).partition(" - at `$.")
         if "missing required field" in text and ("`clients`" in text or "`graph`" in text):
-            what, least = ("clients", "[coordinator]  clients = 8") if "`clients`" in text else (
-                "graph", '[topology]  graph = "ring"  n = 8'
+            what, least = (
+                ("clients", "[coordinator]  clients = 8")
+                if "`clients`" in text
+                else ("graph", '[topology]  graph = "ring"  n = 8')
             )
             raise ConfigError(f"{where}: no {what}", f"Give at least:  {least}") from None
         place = place.rstrip("`")

@@ -127,7 +127,7 @@ def load_blocks(path: Path) -> dict[NodeId, Endpoint]:
     return found
 
 
-def load(path: Path, n: int, listens: Callable[[NodeId], bool] = lambda _: True) -> dict[NodeId, Endpoint]:
+def load_endpoints(path: Path, n: int, listens: Callable[[NodeId], bool] = lambda _: True) -> dict[NodeId, Endpoint]:
     """Read the endpoints of all `n` peers; those that do not listen need no address.
 
     Raises ConfigError naming the entry that is wrong or missing.

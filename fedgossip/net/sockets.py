@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import signal
-import socket as os_socket
+from socket import socketpair
 
 import zmq
 
@@ -76,8 +76,10 @@ def bind(router: ZmqSocket, address: str, identity: Identity | None) -> str:
     try:
         router.bind(address)
     except zmq.ZMQError as error:
-        advice = "Stop what listens there, or choose another port." if error.errno == zmq.EADDRINUSE else (
-            "Is this an address of this machine?"
+        advice = (
+            "Stop what listens there, or choose another port."
+            if error.errno == zmq.EADDRINUSE
+            else ("Is this an address of this machine?")
         )
         raise NetworkError(f"cannot listen on {address}: {error.strerror.lower()}", advice) from None
     return router.getsockopt_string(zmq.LAST_ENDPOINT)
@@ -97,7 +99,7 @@ class Waker:
     """Ends a poll from another thread, or from a signal's handler: `fileno` becomes readable."""
 
     def __init__(self) -> None:
-        self._out, self._in = os_socket.socketpair()
+        self._out, self._in = socketpair()
         self._out.setblocking(False)
         self._in.setblocking(False)
         self._signals = False

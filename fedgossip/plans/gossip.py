@@ -20,8 +20,7 @@ from fedgossip.plans.completeness import Lacking, of_gossip
 from fedgossip.plans.credentials import Credentials, Logged, Own
 from fedgossip.plans.plan import PARTIAL, Arrays, Results
 from fedgossip.plans.tasks import DataShares
-from fedgossip.protocols import async_gossip, sync_gossip
-from fedgossip.protocols import push_sum as push_sum_peers
+from fedgossip.protocols import async_gossip, push_sum, sync_gossip
 from fedgossip.protocols.async_gossip import AsyncGossip, AsyncSettings
 from fedgossip.protocols.peer_sampling import rule_of
 from fedgossip.protocols.private_gossip import PrivateGossip
@@ -232,7 +231,7 @@ class GossipPlan:
     def resume_point(self, round: int, model: Vector) -> Checkpoint:
         """Return from where a machine goes on that has `model` after `round` rounds: what others have learned."""
         if self.pushes:
-            return push_sum_peers.resume_point(self.algorithm, round, model)
+            return push_sum.resume_point(self.algorithm, round, model)
         if self.experiment.algorithm.mode == "async":
             return async_gossip.resume_point(self.algorithm, round, model)
         return sync_gossip.resume_point(self.algorithm, round, model)

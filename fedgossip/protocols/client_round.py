@@ -23,9 +23,9 @@ from fedgossip.errors import ProtocolError
 from fedgossip.machine import Effect, Log, NodeId, Report, Send
 from fedgossip.messages import Contribution, Invite, MaskedInput, Message, Refusal, Secured
 from fedgossip.protocols.refusals import refused_by
-from fedgossip.secure import client as steps
 from fedgossip.secure import frames
 from fedgossip.secure.aborts import Reason, RoundAbandoned, Stage
+from fedgossip.secure.client import Advertised, Consented, Revealed, SecAggClient, Shared, VectorMasked
 from fedgossip.secure.fixed_point import FixedPoint, Quantised
 from fedgossip.secure.noise import discrete_gaussian
 from fedgossip.secure.noise_rule import Noise
@@ -112,15 +112,15 @@ class PlainPart:
 
 
 _Facts = dict[str, int | str]
-_Step = steps.Advertised | steps.Shared | steps.VectorMasked | steps.Consented | steps.Revealed
+_Step = Advertised | Shared | VectorMasked | Consented | Revealed
 Stepped = TypeVar("Stepped", bound=_Step)
 
 _DUE: dict[type[object], Stage] = {
-    steps.Advertised: Stage.SHARES,
-    steps.Shared: Stage.MASKED,
-    steps.VectorMasked: Stage.CONSIST,
-    steps.Consented: Stage.UNMASK,
-    steps.Revealed: Stage.RESULT,
+    Advertised: Stage.SHARES,
+    Shared: Stage.MASKED,
+    VectorMasked: Stage.CONSIST,
+    Consented: Stage.UNMASK,
+    Revealed: Stage.RESULT,
 }
 """The stage of the frame that each step waits for."""
 
@@ -130,7 +130,7 @@ class SecurePart:
 
     def __init__(
         self,
-        party: steps.SecAggClient,
+        party: SecAggClient,
         coordinator: NodeId,
         invite: Invite,
         chances: Chances,
@@ -197,24 +197,24 @@ class SecurePart:
 
     def _take(self, frame: bytes) -> list[Effect]:
         match self._step:
-            case steps.Advertised() as step:
+            case Advertised() as step:
                 shared = step.share(frame)
                 self._step = self._next(shared, frame)
                 return self._leave("shares", Stage.SHARES, shared.frame)
-            case steps.Shared() as step:
+            case Shared() as step:
                 step.check(frame)
                 self._keep(frame)
                 return self._mask()
-            case steps.VectorMasked() as step:
+            case VectorMasked() as step:
                 consented = step.consent(frame)
                 self._step = self._next(consented, frame)
                 return self._leave("consent", Stage.CONSIST, consented.frame, survivors=len(consented.survivors))
-            case steps.Consented() as step:
+            case Consented() as step:
                 revealed = step.reveal(frame)
                 self._step = self._next(revealed, frame)
                 facts = {"alive": ranges(revealed.alive), "dropped": ranges(revealed.dropped)}
                 return self._leave("reveal", Stage.UNMASK, revealed.frame, **facts)
-            case steps.Revealed() as step:
+            case Revealed() as step:
                 digest = step.acknowledge(frame)
                 self._step, self.over = None, True
                 return [self._log("result", Stage.RESULT, b"", sum_sha256=digest.hex())]
@@ -244,7 +244,7 @@ class SecurePart:
     def _mask(self) -> list[Effect]:
         """Mask and send, where both the training and the others' shares are here."""
         step, work = self._step, self._work
-        if not (isinstance(step, steps.Shared) and work and self._delivery):
+        if not (isinstance(step, Shared) and work and self._delivery):
             return []
         d = step.descriptor
         quantised = integers(self.party.policy.numbers(d), work, self.chances, d.dp)
