@@ -34,7 +34,7 @@ class Gradient:
 
 
 @dataclass(frozen=True)
-class Descent:
+class GradientServer:
     """The server: x <- x - lr * mean gradient."""
 
     lr: float = 0.1

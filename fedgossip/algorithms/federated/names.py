@@ -17,7 +17,7 @@ from fedgossip.algorithms.federated.fedavg import ServerSgd, Training
 from fedgossip.algorithms.federated.fedavgm import Momentum
 from fedgossip.algorithms.federated.fednova import Normalised, Nova
 from fedgossip.algorithms.federated.fedprox import proximal
-from fedgossip.algorithms.federated.fedsgd import Descent, Gradient
+from fedgossip.algorithms.federated.fedsgd import Gradient, GradientServer
 from fedgossip.algorithms.federated.means import Mean
 from fedgossip.algorithms.federated.scaffold import Controlled, Scaffold
 from fedgossip.errors import ConfigError, nearest
@@ -30,7 +30,7 @@ def fedavg(*, lr: float = 1.0, weighting: str = "examples") -> Made:
 
 
 def fedsgd(*, lr: float = 0.1) -> Made:
-    return Federated(Gradient(), Mean(), Descent(lr))
+    return Federated(Gradient(), Mean(), GradientServer(lr))
 
 
 def fedprox(*, mu: float = 0.01, lr: float = 1.0, weighting: str = "examples") -> Made:
