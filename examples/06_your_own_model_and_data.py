@@ -28,6 +28,6 @@ for graph in ("none", "ring"):
     run = fedgossip.simulate({**EXPERIMENT, "topology": {"graph": graph, "n": 6}})
     print(f"graph {graph}: {run.summary['parameters']} parameters, examples per peer {run.summary['data']['sizes']}")
     for row in run.network():
-        if row.accuracy_worst_peer is not None and row.round % 20 == 0:
-            mean, worst = row.accuracy_mean_peer, row.accuracy_worst_peer
+        if row.score_worst_peer is not None and row.round % 20 == 0:
+            mean, worst = row.score_mean_peer, row.score_worst_peer
             print(f"   round {row.round:2}   mean peer {mean:.3f}   worst {worst:.3f}")

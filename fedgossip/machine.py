@@ -107,7 +107,7 @@ class Train:
 
     With `terms` the job stands alone: what the optimiser remembers of earlier jobs does not enter it, and the metrics
     hold "steps" and "rate" too.  `tested`: the given vector is first tested on examples that this node keeps for that;
-    "accuracy" and "tested", their number, are in the metrics.
+    "score" and "tested", their number, are in the metrics.
     """
 
     job: int

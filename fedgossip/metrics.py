@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from fedgossip.records import NetworkRow, PeerRow, Row
+from fedgossip.scores import ACCURACY, Score
 from fedgossip.vectors import Vector, consensus_distance, mean
 
 ROUNDS_OPEN = 8
@@ -50,20 +51,20 @@ class Meter:
             self.epsilon = self._aggregated.get("epsilon")
 
     def contributed(self, facts: object) -> float | None:
-        """Take the value of a client's report "contributed"; return the accuracy that it measured."""
+        """Take the value of a client's report "contributed"; return the score that it measured."""
         if not isinstance(facts, Mapping):
             return None
         self.epsilon = facts.get("epsilon")
-        accuracy = facts.get("accuracy")
-        return accuracy if isinstance(accuracy, float) else None
+        score = facts.get("score")
+        return score if isinstance(score, float) else None
 
-    def mixed(self, round: int, now_ns: int, mixing_ns: int, accuracy: float | None) -> PeerRow:
+    def mixed(self, round: int, now_ns: int, mixing_ns: int, score: float | None) -> PeerRow:
         """Close the round: `now_ns` is when the last model arrived, `mixing_ns` what summing then took."""
         row = PeerRow(
             round=round,
             peer=self.peer,
             loss=self.loss,
-            accuracy=accuracy,
+            score=score,
             bytes_sent=self.bytes_sent,
             bytes_received=self.bytes_received,
             seconds_training=(self._train_ended - self._train_began) / 1e9,
@@ -76,8 +77,8 @@ class Meter:
         self._mixed = now_ns + mixing_ns
         if self._aggregated:
             row.clients = int(self._aggregated["clients"])
-            row.accuracy_clients = self._aggregated.get("accuracy")
-            row.accuracy_worst_client = self._aggregated.get("worst")
+            row.score_clients = self._aggregated.get("score")
+            row.score_worst_client = self._aggregated.get("worst")
             self._aggregated = {}
         self.bytes_sent = self.bytes_received = 0
         self.loss = None
@@ -99,7 +100,7 @@ class _OpenRound:
 
 
 class Network:
-    """All peers' vectors of a round, put together: disagreement before and after mixing, and the three accuracies.
+    """All peers' vectors of a round, put together: disagreement before and after mixing, and the three scores.
 
     `evaluate` gives metrics per vector; it is asked in round 0, every `every` rounds, and in the last one.
     `watch_all`: measure the disagreement in other rounds too, not only in the evaluated ones.
@@ -118,7 +119,10 @@ class Network:
         *,
         watch_all: bool = True,
         counted: Sequence[int] | None = None,
+        score: Score = ACCURACY,
     ) -> None:
+        self.score = score
+        """The metric of `evaluate` that the rows hold."""
         self.n, self.rounds, self.every = n, rounds, every
         self.counted = tuple(range(n) if counted is None else counted)
         """Whose rounds and vectors these are; others only add rows, and bytes, of their own."""
@@ -229,7 +233,7 @@ class Network:
         elif self.evaluated(round):  # vectors are not kept; what the peers measured themselves is there
             self._fill_peers(total, rows)
             if len(self.counted) == 1:  # a coordinator's own model is the averaged one
-                total.accuracy_averaged = rows[0].accuracy
+                total.score_averaged = rows[0].score
         if of.after and (self.evaluated(round) or of.after.keys() == of.rows.keys()):
             self._measure(total, of)
         return [*rows, total]
@@ -249,29 +253,30 @@ class Network:
             self._ratios.append(row.consensus_distance / row.consensus_before)
 
     def _fill(self, total: NetworkRow, vectors: dict[int, Vector], rows: dict[int, PeerRow]) -> None:
-        """Put the three accuracies into `total`, and each peer's into its row unless the peer told it itself."""
-        unknown = [peer for peer in sorted(vectors) if rows[peer].accuracy is None]
+        """Put the three scores into `total`, and each peer's into its row unless the peer told it itself."""
+        unknown = [peer for peer in sorted(vectors) if rows[peer].score is None]
         averaged, *each = self._evaluate(
             [mean([vectors[peer] for peer in sorted(vectors)]), *(vectors[peer] for peer in unknown)]
         )
         total.test_loss = averaged.get("loss")
-        total.accuracy_averaged = averaged.get("accuracy")
+        total.score_averaged = averaged.get(self.score.name)
         for peer, metrics in zip(unknown, each, strict=True):
-            rows[peer].accuracy = metrics.get("accuracy")
+            rows[peer].score = metrics.get(self.score.name)
         self._fill_peers(total, [rows[peer] for peer in sorted(rows)])
 
     def fill(self, row: NetworkRow, vectors: Sequence[Vector]) -> None:
-        """Put the accuracies of final vectors into `row`: of their mean, and of each."""
+        """Put the scores of final vectors into `row`: of their mean, and of each."""
         rows = {place: Meter(place).mixed(row.round, 0, 0, None) for place in range(len(vectors))}
         self._fill(row, dict(enumerate(vectors)), rows)
 
     def _fill_peers(self, total: NetworkRow, rows: Sequence[PeerRow]) -> None:
         """What the peers hold; of a coordinator's clients what they say of the model on examples of their own."""
-        mean = [row.accuracy if row.accuracy_clients is None else row.accuracy_clients for row in rows]
-        worst = [row.accuracy if row.accuracy_clients is None else row.accuracy_worst_client for row in rows]
-        if known := [a for a in mean if a is not None]:
-            total.accuracy_mean_peer = float(np.mean(known))
-        total.accuracy_worst_peer = min((a for a in worst if a is not None), default=None)
+        mean = [row.score if row.score_clients is None else row.score_clients for row in rows]
+        worst = [row.score if row.score_clients is None else row.score_worst_client for row in rows]
+        if known := [score for score in mean if score is not None]:
+            total.score_mean_peer = float(np.mean(known))
+        if known := [score for score in worst if score is not None]:
+            total.score_worst_peer = self.score.worst(known)
 
     def measured_contraction(self) -> float | None:
         """Return the geometric mean over the measured rounds of distance after mixing / distance before it.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -23,7 +24,8 @@ class PeerRow(msgspec.Struct, tag="peer", tag_field="kind"):
     round: int
     peer: int
     loss: float | None
-    accuracy: float | None
+    score: float | None
+    """Of its model on the common test set; a client's of the model that it was sent, on examples of its own."""
     bytes_sent: int
     bytes_received: int
     seconds_training: float
@@ -34,9 +36,9 @@ class PeerRow(msgspec.Struct, tag="peer", tag_field="kind"):
     """Asynchronous runs: how often the model changed while this round was trained from an older one."""
     clients: int | None = None
     """A coordinator's rows: how many contributions are in the round; loss is their mean."""
-    accuracy_clients: float | None = None
-    """A coordinator's: the mean accuracy of the model that it sent, on examples that the clients keep for that."""
-    accuracy_worst_client: float | None = None
+    score_clients: float | None = None
+    """A coordinator's: the mean score of the model that it sent, on examples that the clients keep for that."""
+    score_worst_client: float | None = None
     """The worst of those, where it can be seen."""
     epsilon: float | None = None
     """What this participant has spent of its budget of privacy."""
@@ -51,9 +53,9 @@ class NetworkRow(msgspec.Struct, tag="network", tag_field="kind"):
     bytes_sent: int
     loss: float | None = None
     test_loss: float | None = None
-    accuracy_averaged: float | None = None
-    accuracy_mean_peer: float | None = None
-    accuracy_worst_peer: float | None = None
+    score_averaged: float | None = None
+    score_mean_peer: float | None = None
+    score_worst_peer: float | None = None
     consensus_distance: float | None = None
     consensus_before: float | None = None
     update_spread: float | None = None
@@ -137,13 +139,25 @@ def _plain(value: object) -> object:
     raise TypeError(f"{type(value).__name__} is no record")
 
 
+def renamed(record: Any) -> Any:
+    """Return a row, or a summary, with the keys of today: scores were accuracies once."""
+    if not isinstance(record, dict):
+        return record
+    return {f"score{key[8:]}" if key.startswith("accuracy") else key: value for key, value in record.items()}
+
+
+def row_of(decoder: msgspec.json.Decoder[Row], line: bytes) -> Row:
+    """Return the row of a line.  Raises UnreadableError."""
+    return from_json(decoder, line.replace(b'"accuracy', b'"score'))
+
+
 def read_rows(path: Path) -> list[Row]:
     """Return the rows of a metrics.jsonl.  A last line cut short by a crash is left out."""
     decoder = msgspec.json.Decoder(Row)
     rows: list[Row] = []
     for line in path.read_bytes().splitlines():
         try:
-            rows.append(from_json(decoder, line))
+            rows.append(row_of(decoder, line))
         except UnreadableError:
             break
     return rows

@@ -94,7 +94,8 @@ class LocalTask(Protocol):
         ...
 
     def evaluate(self, vectors: Sequence[Vector]) -> Sequence[Mapping[str, float]]:
-        """Metrics on the common test set, one mapping per vector: "loss" and, where it has a meaning, "accuracy"."""
+        """Metrics on the common test set, one mapping per vector: "loss" and the metrics of the run, by their
+        names: "accuracy" where [task] does not say otherwise."""
         ...
 
 

@@ -42,7 +42,7 @@ def test_the_table_has_a_line_per_peer_with_its_state() -> None:
     board = PeerTable(100)
     board(PeerRow(7, 3, 0.5, 0.25, 10, 10, 0.1, 0.1, 0.1, 1.0))
     board(PeerRow(100, 4, 0.5, 0.5, 10, 10, 0.1, 0.1, 0.1, 1.0))
-    board(NetworkRow(5, 8, 1.0, 1, accuracy_averaged=0.75))
+    board(NetworkRow(5, 8, 1.0, 1, score_averaged=0.75))
     board._say = lambda text: None  # type: ignore[method-assign]
     board(EventRow(1, 2, "asleep"))
     console = Console(width=100, record=True, file=io.StringIO())
@@ -57,7 +57,7 @@ def test_the_table_has_a_line_per_peer_with_its_state() -> None:
 def test_the_end_puts_the_accuracy_beside_that_of_the_undisturbed_run() -> None:
     def run(averaged: float, worst: float, **events: int) -> Run:
         accuracy: dict[str, Any] = {"averaged": averaged, "mean_peer": averaged, "worst_peer": worst}
-        return Run({"accuracy": accuracy, "events": events}, [], [np.zeros(1)] * 7 + [None], None)
+        return Run({"score": accuracy, "events": events}, [], [np.zeros(1)] * 7 + [None], None)
 
     said = "\n".join(words(run(0.95, 0.91, crashed=4, restarted=3), run(0.96, 0.955)))
     for text in ("4 kills, 3 returns", "7 of 8 peers", "95.0 %", "91.0 %", "96.0 %", "95.5 %"):

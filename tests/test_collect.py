@@ -32,7 +32,7 @@ def test_collected_folders_tell_what_the_run_told(tmp_path: Path) -> None:
 
 
 def measured_by_peers(run: Run) -> list[tuple[int, float, float | None]]:
-    rows = [(row.round, row.accuracy_mean_peer, row.accuracy_worst_peer) for row in run.network()]
+    rows = [(row.round, row.score_mean_peer, row.score_worst_peer) for row in run.network()]
     return [(round, mean, worst) for round, mean, worst in rows if mean is not None]
 
 

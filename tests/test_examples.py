@@ -136,7 +136,7 @@ def test_the_experiment_file_runs_as_its_first_lines_say(
     assert cli(["run", str(experiment), "--json", "--no-report"], standalone_mode=False) == 0
     summary = json.loads(capsys.readouterr().out)
     assert summary["status"] == "finished"
-    assert summary["accuracy"]["averaged"] > 0.8
+    assert summary["score"]["averaged"] > 0.8
     # the virtual network decides when things happen, never what comes out
     assert summary["digest"] == fedgossip.simulate(experiment, engine="stacked").digest
 

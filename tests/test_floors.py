@@ -14,7 +14,8 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "fedgossip"
 
 FLOORS = [
-    {"version", "errors", "kernels", "likeness", "owner_files", "seeds", "vectors", "decoding", "patience", "plain"},
+    {"version", "errors", "kernels", "likeness", "owner_files", "scores", "seeds", "vectors"}
+    | {"decoding", "patience", "plain"},
     {"messages"},
     {"machine"},
     {"task"},

@@ -36,7 +36,7 @@ def test_the_given_vector_is_measured_before_it_is_trained(model: str) -> None:
     vector = task.initial(0)
     (update,) = task.train([Job(0, 0, vector, Terms(), tested=True)])
     only = TorchTask(train, _of(train, kept[0]), [np.arange(50)], model, settings, seed=1, rounds=4)
-    assert update.metrics["accuracy"] == only.evaluate([vector])[0]["accuracy"]
+    assert update.metrics["score"] == only.evaluate([vector])[0]["accuracy"]
     assert update.metrics["tested"] == 40
     (plain,) = task.train([Job(0, 0, vector, Terms())])
     assert "tested" not in plain.metrics and np.array_equal(plain.difference, update.difference)  # type: ignore[arg-type]
@@ -63,11 +63,11 @@ def run(*overrides: str) -> fedgossip.Run:
 def test_the_coordinator_is_told_the_mean_of_what_clients_measure_and_only_that() -> None:
     secure, plain = run(), run("coordinator.secure.on=false")
     for of in (secure, plain):
-        measured = [row for row in of.rows if isinstance(row, PeerRow) and row.peer < 5 and row.accuracy is not None]
+        measured = [row for row in of.rows if isinstance(row, PeerRow) and row.peer < 5 and row.score is not None]
         assert {row.round for row in measured} == {2, 4}, "where the run is evaluated"
     last = [row for row in plain.rows if isinstance(row, PeerRow) and row.peer < 5 and row.round == 4]
     network = [row for row in plain.rows if isinstance(row, NetworkRow)][-1]
-    assert network.accuracy_worst_peer == min(row.accuracy for row in last if row.accuracy is not None)
+    assert network.score_worst_peer == min(row.score for row in last if row.score is not None)
     assert secure.accuracy["mean_peer"] == pytest.approx(plain.accuracy["mean_peer"], abs=0.02)
     assert secure.accuracy["worst_peer"] is None, "a sum does not tell the worst"
 

@@ -299,7 +299,7 @@ def test_the_coordinator_s_folder_alone_tells_the_model_s_accuracy_in_every_roun
     run = run_local(experiment, tmp_path / "run", report=False)
     alone = collect_peers(plan, [tmp_path / "run" / "peers" / "02"], tmp_path / "alone")
     measured = [
-        [(row.round, row.accuracy_averaged) for row in one.network() if row.accuracy_averaged is not None]
+        [(row.round, row.score_averaged) for row in one.network() if row.score_averaged is not None]
         for one in (run, alone)
     ]
     assert measured[0] == measured[1] and [round for round, _ in measured[0]] == [0, 2, 4]

@@ -90,7 +90,7 @@ def test_a_run_that_its_budget_ends_tells_what_its_model_is_worth(rounds: int | 
         assert ended.summary["status"] == "exhausted" and ended.summary["rounds_abandoned"] == 1
     whole = fedgossip.simulate(learning("record", rounds=fits, max_epsilon=3.0))
     assert whole.summary["status"] == "finished" and ended.digest == whole.digest
-    assert ended.summary["accuracy"] == whole.summary["accuracy"]
+    assert ended.summary["score"] == whole.summary["score"]
     assert ended.summary["test_loss"] == whole.summary["test_loss"]
 
 

@@ -704,7 +704,7 @@ def test_private_and_plain_gossip_agree_to_the_integers_rounding() -> None:
 
 def test_training_learns_as_well_as_in_clear() -> None:
     runs = [simulate(private(n=8, **MODEL_RUN, algorithm={"private": on})) for on in (True, False)]
-    hidden, plain = (run.summary["accuracy"]["averaged"] for run in runs)
+    hidden, plain = (run.summary["score"]["averaged"] for run in runs)
     assert abs(hidden - plain) < 0.01 and plain > 0.7
 
 

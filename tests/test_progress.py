@@ -186,7 +186,7 @@ def test_a_coordinator_speaks_of_clients_and_not_of_weights(name: str, value: ob
 
 @pytest.mark.usefixtures("no_pause")
 def test_a_federated_run_counts_its_clients_and_tells_of_one_model(capsys: pytest.CaptureFixture[str]) -> None:
-    tested = NetworkRow(1, 2, 0.1, 0, test_loss=0.5, accuracy_averaged=0.75, accuracy_worst_peer=0.75)
+    tested = NetworkRow(1, 2, 0.1, 0, test_loss=0.5, score_averaged=0.75, score_worst_peer=0.75)
     tested.consensus_distance = 0.0
     rows: list[Row] = [NetworkRow(0, 1, 0.0, 0), own_row(0, 1), missed(1, 4, 3), EventRow(-1, 3, "crashed"), tested]
     with Progress("it", 20, 4, names=Names(4)) as shown:

@@ -43,7 +43,7 @@ def summary(n: int, rounds: int, **changes: Any) -> dict[str, Any]:
         "status": "finished",
         "rounds": rounds,
         "digest": "3f8a" * 16,
-        "accuracy": {"averaged": 0.913, "mean_peer": 0.913, "worst_peer": 0.913},
+        "score": {"name": "accuracy", "averaged": 0.913, "mean_peer": 0.913, "worst_peer": 0.913},
         "consensus_distance": 0.0,
         "bytes_sent": rounds * n * 20_000,
         "seconds": 0.3 * rounds,
@@ -80,7 +80,7 @@ def records(
             found.append({"kind": "event", "round": r - 1, "peer": n, "name": "abandoned", "value": lost[r]})
         own = {"kind": "peer", "round": r, "peer": n, "bytes_sent": 90_000, "bytes_received": 80_000}
         own |= {} if r in lost else {"clients": n - len(away), "loss": 2.0 / r}
-        own |= {"accuracy_clients": 0.8 - 1 / r, "accuracy_worst_client": 0.7 - 1 / r} if tested and r % 2 else {}
+        own |= {"score_clients": 0.8 - 1 / r, "score_worst_client": 0.7 - 1 / r} if tested and r % 2 else {}
         own |= {"epsilon": 0.5 * r} if epsilon else {}
         found += [own, network(r, n - len(away))]
     return found
@@ -91,7 +91,7 @@ def network(round: int, contributions: int) -> dict[str, Any]:
     row |= {"bytes_sent": round * 100_000, "loss": 2.0 / round if round else None, "consensus_distance": 0.0}
     if round % 2 == 0:
         accuracy = 0.913 - 0.8 / (1 + round)
-        row |= dict.fromkeys(("accuracy_averaged", "accuracy_mean_peer", "accuracy_worst_peer"), accuracy)
+        row |= dict.fromkeys(("score_averaged", "score_mean_peer", "score_worst_peer"), accuracy)
     return row
 
 
@@ -117,8 +117,8 @@ def stacked_run(folder: Path) -> Path:
     rows = [row for row in records() if row["kind"] == "network" or row["peer"] == N]
     for row in rows:
         row["seconds"] = 0.0
-        row.pop("accuracy_averaged", None)
-    own = {"algorithm": "fedbuff", "driver": "stacked", "seconds": 0.0, "accuracy": {"averaged": None}}
+        row.pop("score_averaged", None)
+    own = {"algorithm": "fedbuff", "driver": "stacked", "seconds": 0.0, "score": {"averaged": None}}
     return write_run(folder, summary(N, ROUNDS, test_loss=0.25, **own), rows)
 
 
@@ -380,7 +380,7 @@ def test_names_follow_who_leads() -> None:
 
 def test_what_clients_measured_is_told_where_a_run_ends() -> None:
     meter = Meter(N)
-    meter.aggregated({"clients": 5, "accuracy": 0.75})
+    meter.aggregated({"clients": 5, "score": 0.75})
     rows = [meter.mixed(7, 0, 0, None), meter.mixed(8, 0, 0, None)]
     told = dict(facts(summary(N, 8, test_loss=0.5), rows))
     assert told["at the clients"] == "0.7500 on their own examples, in round 6"

@@ -76,7 +76,7 @@ def test_a_simulation_goes_on_bit_for_bit(tmp_path: Path, engine: str, model: st
     assert first.summary["status"] == "interrupted" and first.digest is None
     again = resumed(tmp_path / "run", what, engine)
     assert again.digest == whole.digest is not None
-    same = "seconds", "accuracy", "bytes_sent", "measured_contraction", "events", "status", "rounds"
+    same = "seconds", "score", "bytes_sent", "measured_contraction", "events", "status", "rounds"
     assert {key: again.summary[key] for key in same} == {key: whole.summary[key] for key in same}
     assert again.rows == whole.rows == read_rows(tmp_path / "run" / "metrics.jsonl")
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == (tmp_path / "whole" / "metrics.jsonl").read_bytes()

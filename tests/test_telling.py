@@ -139,7 +139,7 @@ CHANGES: dict[str, dict[str, float]] = {
     "steps": {"steps": 2},
     "loss": {"loss": 3.25},
     "kept": {"tested": 11},
-    "tests": {"accuracy": 0.125, "accuracy_told": 0.125},
+    "tests": {"score": 0.125, "score_told": 0.125},
     "cut": {"scale": 1e6},
     "shorter": {"scale": 1e6},
 }
@@ -213,15 +213,15 @@ def test_two_crafted_models_do_not_tell_whether_a_record_is_kept_for_tests(
     client, told = taps.at
     kept = told.metrics["tested"]
     assert kept > 10
-    right, wrong = (answer(client, told, accuracy=count / kept) for count in (kept - 1, kept - 2))
+    right, wrong = (answer(client, told, score=count / kept) for count in (kept - 1, kept - 2))
     assert right == wrong
 
 
 def test_what_a_client_measures_is_in_its_own_rows_and_in_no_sum(taps: Taps) -> None:
     run = fedgossip.simulate(experiment("record", True, 0.25, {}))
     rows = [row for row in run.rows if isinstance(row, PeerRow)]
-    assert sum(row.accuracy is not None for row in rows if row.peer < 5) == 5
-    assert all(row.accuracy_clients is None for row in rows)
+    assert sum(row.score is not None for row in rows if row.peer < 5) == 5
+    assert all(row.score_clients is None for row in rows)
 
 
 # --- a count with noise -----------------------------------------------------------------------------------------------
@@ -235,12 +235,12 @@ def test_a_count_of_right_answers_has_the_noise_that_is_accounted_for() -> None:
     task = TorchTask(train, test, [np.arange(50)], "softmax", settings, seed=1, rounds=4, kept=kept, privacy=privacy)
     assert task._tests
     found = [task._tests.measure(0, round, task.initial(0), {}) for round in range(400)]
-    noise = np.array([40 * (one["accuracy_told"] - one["accuracy"]) for one in found])
+    noise = np.array([40 * (one["score_told"] - one["score"]) for one in found])
     assert np.allclose(noise, np.rint(noise))
     assert abs(noise.mean()) < 4 * 4 / math.sqrt(400) and 3.4 < noise.std() < 4.6
     quiet = TorchTask(train, test, [np.arange(50)], "softmax", settings, seed=1, rounds=4, kept=kept,
                       privacy=RecordPrivacy(1.0, 1.0))  # fmt: skip
-    assert quiet._tests and set(quiet._tests.measure(0, 0, quiet.initial(0), {})) == {"accuracy", "tested"}
+    assert quiet._tests and set(quiet._tests.measure(0, 0, quiet.initial(0), {})) == {"score", "tested"}
 
 
 @pytest.mark.parametrize("secure", [True, False])
@@ -249,7 +249,7 @@ def test_counts_with_noise_come_out_of_the_same_budget(secure: bool) -> None:
     content = {**experiment("record", secure, 0.25, {"test_noise": 4.0}), "rounds": 5, "eval": {"every": 2}}
     run = fedgossip.simulate(content)
     rows = [row for row in run.rows if isinstance(row, PeerRow)]
-    assert [row.round for row in rows if row.accuracy_clients is not None] == [2, 4, 5]
+    assert [row.round for row in rows if row.score_clients is not None] == [2, 4, 5]
     promised = outlook(compose.plan(load_experiment(content)))
     fewest = min(promised.plan.examples)
     expected = epsilon([Mechanism(1.0, 8 / fewest, 4 * 5), Mechanism(4.0, 1.0, 3)], 1e-5)

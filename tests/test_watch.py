@@ -121,9 +121,9 @@ def test_a_run_ends_when_its_summary_is_there_and_all_is_read(run: Written) -> N
 
 
 def test_bytes_are_summed_and_other_figures_are_the_newest() -> None:
-    state = told(peer_row(1, 1, accuracy=0.5), peer_row(1, 2, loss=0.25), peer_row(1, 2, loss=0.25))
+    state = told(peer_row(1, 1, score=0.5), peer_row(1, 2, loss=0.25), peer_row(1, 2, loss=0.25))
     peer = state.peers[1]
-    assert (peer.round, peer.loss, peer.accuracy, peer.bytes_sent, peer.bytes_received) == (2, 0.25, 0.5, 2000, 1800)
+    assert (peer.round, peer.loss, peer.score, peer.bytes_sent, peer.bytes_received) == (2, 0.25, 0.5, 2000, 1800)
     assert peer.waiting == pytest.approx(0.1 / 0.4)
 
 
@@ -436,7 +436,7 @@ def test_a_pipe_gets_a_line_per_round_and_event(
 
 def test_the_folder_of_a_peer_gives_a_line_per_round(tmp_path: Path) -> None:
     follower = Follower(find([peer_folder(tmp_path / "peer2", 2)]))
-    assert StatusLines(follower, event_text).of(peer_row(2, 7, accuracy=0.5)) == (
+    assert StatusLines(follower, event_text).of(peer_row(2, 7, score=0.5)) == (
         "round 7, peer 2  loss 0.5, accuracy 50.0\u202f%, waited 0.1 s"
     )
 

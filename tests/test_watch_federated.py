@@ -35,7 +35,7 @@ def lead(round: int, contributions: int | None = N, **changes: Any) -> list[Row]
     network = NetworkRow(round, contributions or 1, 0.1 * round, 5000 * round, loss=0.5, consensus_distance=0.0)
     if round % 2 == 0:
         network.test_loss = 0.4
-        network.accuracy_averaged = network.accuracy_mean_peer = network.accuracy_worst_peer = 0.75
+        network.score_averaged = network.score_mean_peer = network.score_worst_peer = 0.75
     return [*told, peer_row(N, round, clients=contributions, **changes), network]
 
 
@@ -148,12 +148,12 @@ def test_one_model_has_one_accuracy_and_agrees_with_itself() -> None:
     """The record repeats its accuracy as that of the mean and the worst peer."""
     state = told(*rounds(1, 4))
     assert learned(state) == ["accuracy 75.0\u202f% global model"]
-    assert state.curves["accuracy"].points()[-1] == (4, (0.75, None, None))
+    assert state.curves["score"].points()[-1] == (4, (0.75, None, None))
     assert state.curves["distance"]._last is None
 
 
 def test_what_clients_measured_is_of_the_model_of_the_round_before() -> None:
-    state = told(*rounds(1, 4), *lead(5, accuracy_clients=0.5, accuracy_worst_client=0.25))
+    state = told(*rounds(1, 4), *lead(5, score_clients=0.5, score_worst_client=0.25))
     assert state.led
     assert state.led.curves["clients"].points() == [(4, (0.5, 0.25))]
     assert learned(state) == ["accuracy 75.0\u202f% global model (round 4), 50.0\u202f% at the clients (round 4)"]
@@ -194,7 +194,7 @@ def test_once_puts_the_coordinator_first_and_says_who_has_answered(
 def test_a_pipe_gets_a_line_per_round_of_the_coordinator(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rows = [*rounds(1, 2), EventRow(2, N, "gone", 3), *lead(3, None), *lead(4, 3, accuracy_clients=0.5)]
+    rows = [*rounds(1, 2), EventRow(2, N, "gone", 3), *lead(3, None), *lead(4, 3, score_clients=0.5)]
     run = written(tmp_path / "run", NetworkRow(0, 1, 0.0, 0, test_loss=0.5), *rows, status="finished")
     said = in_process(["watch", str(run)], tmp_path, monkeypatch, capsys)
     assert said.out.replace("\u202f", " ").splitlines() == [
@@ -265,7 +265,7 @@ def test_a_browser_draws_clients_around_their_coordinator(tmp_path: Path) -> Non
 
 def test_rows_are_those_of_a_real_coordinator() -> None:
     """What is read here by name is there: `clients` and the clients' accuracy are fields of the record."""
-    assert {"clients", "accuracy_clients", "accuracy_worst_client"} <= set(PeerRow.__struct_fields__)
+    assert {"clients", "score_clients", "score_worst_client"} <= set(PeerRow.__struct_fields__)
 
 
 def test_of_a_client_s_own_folder_the_round_is_its_own() -> None:

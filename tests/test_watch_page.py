@@ -90,7 +90,7 @@ def test_the_states_are_plain_data(run: Written) -> None:
     assert now["peers"][1]["links"] == "1/2"
     assert now["down"] == [[1, 2, "down"], [2, 3, "down"]]
     assert [event["text"] for event in now["events"]] == [event_text(gone(1, 2, 5))]
-    assert now["curves"]["accuracy"][-1] == [5, 0.75, pytest.approx(0.65), pytest.approx(0.55)]
+    assert now["curves"]["score"][-1] == [5, 0.75, pytest.approx(0.65), pytest.approx(0.55)]
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:{port}", "127.0.0.1", "127.0.0.1.evil.example:{port}"])

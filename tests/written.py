@@ -25,7 +25,7 @@ kind = "averaging"
 
 
 def peer_row(peer: int, round: int, **changes: Any) -> PeerRow:
-    facts = {"loss": 0.5, "accuracy": None, "bytes_sent": 1000, "bytes_received": 900, "seconds": 0.1 * round}
+    facts = {"loss": 0.5, "score": None, "bytes_sent": 1000, "bytes_received": 900, "seconds": 0.1 * round}
     return PeerRow(round, peer, **{**facts, **changes}, seconds_training=0.3, seconds_waiting=0.1, seconds_mixing=0.0)
 
 
@@ -33,7 +33,7 @@ def network_row(round: int, n: int = 4, accuracy: float | None = None, distance:
     row = NetworkRow(round, n, 0.1 * round, 1000 * n * round, loss=0.5, consensus_distance=distance)
     if accuracy is not None:
         row.test_loss = 0.4
-        row.accuracy_averaged, row.accuracy_mean_peer, row.accuracy_worst_peer = (
+        row.score_averaged, row.score_mean_peer, row.score_worst_peer = (
             accuracy,
             accuracy - 0.1,
             accuracy - 0.2,

@@ -84,7 +84,7 @@ def plan_of(name: str, seed: int, rounds: int, faults: list[dict[str, Any]]) -> 
 
 def words(disturbed: Run, quiet: Run) -> list[str]:
     """What came out, for somebody who has not heard of any of this."""
-    events, accuracy, usual = disturbed.summary["events"], disturbed.accuracy, quiet.accuracy
+    events, accuracy, usual = disturbed.summary["events"], disturbed.score, quiet.score
     finished = sum(vector is not None for vector in disturbed.vectors)
     return [
         f"{_times(events.get('crashed', 0), 'kill')}, {_times(events.get('restarted', 0), 'return')} from the dead; "
@@ -158,8 +158,8 @@ class PeerTable:
         match row:
             case PeerRow():
                 self._moved(self.peers[row.peer], row)
-            case NetworkRow() if row.accuracy_averaged is not None:
-                self.averaged = row.accuracy_averaged
+            case NetworkRow() if row.score_averaged is not None:
+                self.averaged = row.score_averaged
             case EventRow():
                 self._happened(row)
         if not self._live and time.monotonic() - self._said > PLAIN_SECONDS:
@@ -167,7 +167,7 @@ class PeerTable:
 
     def _moved(self, peer: _PeerStatus, row: PeerRow) -> None:
         peer.round = row.round
-        peer.accuracy = row.accuracy if row.accuracy is not None else peer.accuracy
+        peer.accuracy = row.score if row.score is not None else peer.accuracy
         if peer.state in ("starting", "coming back"):
             peer.state = "learning"
         if row.round >= self.rounds:

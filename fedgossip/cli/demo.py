@@ -96,7 +96,7 @@ def _simulate_all(seed: int, rounds: int, folder: Path) -> dict[str, Run]:
 
 
 def _cells(title: str, summary: dict[str, Any]) -> tuple[str, ...]:
-    forecast, accuracy = summary["forecast"], summary["accuracy"]
+    forecast, accuracy = summary["forecast"], summary["score"]
     return (
         title,
         f"{forecast['spectral_gap']:.4f}",

@@ -90,7 +90,8 @@ class Participant:
         where = f"{self.title} at {bind}" if self.plan.listens(self.node) else self.title
         echo(f"{where}: {waiting}", err=True)
         names, rounds = names_of(self.plan), self.plan.experiment.rounds
-        with Progress(self.title, rounds, self.plan.learners, own=self.node, names=names) as progress:
+        score = self.plan.experiment.score
+        with Progress(self.title, rounds, self.plan.learners, own=self.node, names=names, score=score) as progress:
             ended = run_peer(
                 self.plan,
                 self.node,
@@ -162,10 +163,11 @@ class Participant:
                 echo(f"Refused {times}: {cause['text']}  {cause['advice']}".rstrip(), err=True)
             echo(f"{ended.status.upper()}: {ended.message}", err=True)
         learner = self.node < self.plan.learners
-        measured = [(row.round, row.accuracy) for row in rows if isinstance(row, PeerRow) and row.accuracy is not None]
+        measured = [(row.round, row.score) for row in rows if isinstance(row, PeerRow) and row.score is not None]
         own = " on this client's own examples" if learner and self.plan.role(self.node) else ""
-        for round, accuracy in measured[-1:]:
-            echo(f"Test accuracy {accuracy:.4f}{own}, in round {round}", err=True)
+        for round, value in measured[-1:]:
+            score = self.plan.experiment.score
+            echo(f"Test {score.word} {value:.4f}{own}, in round {round}{score.note}", err=True)
         known = (folder / MODEL).exists()
         echo(f"The model: {folder / MODEL}" if known else "There is no model: nothing was trained.", err=True)
 

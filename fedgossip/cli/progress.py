@@ -12,6 +12,7 @@ from fedgossip.cli.wording import words_for
 from fedgossip.plain import line
 from fedgossip.records import EventRow, NetworkRow, PeerRow, Row
 from fedgossip.report.naming import PEERS, Names
+from fedgossip.scores import ACCURACY, Score
 
 if TYPE_CHECKING:
     from fedgossip.plans.plan import Plan
@@ -29,14 +30,24 @@ class Progress:
     `n`: how many learn.  `own`: the one whose rows are all that comes; None where rows of the network do.
     """
 
-    def __init__(self, title: str, rounds: int, n: int, *, own: int | None = None, names: Names = PEERS) -> None:
+    def __init__(
+        self,
+        title: str,
+        rounds: int,
+        n: int,
+        *,
+        own: int | None = None,
+        names: Names = PEERS,
+        score: Score = ACCURACY,
+    ) -> None:
+        self.score = score
         self.title, self.rounds, self.n, self.own, self.names = title, rounds, n, own, names
         self._words = words_for(names)
         self._began = False
         self._events = 0
         self._missed: dict[int, tuple[int, object]] = {}
         self._last = NetworkRow(0, n, 0.0, 0)
-        self._accuracy: tuple[float, int] | None = None
+        self._scored: tuple[float, int] | None = None
         """The last that was measured, and its round."""
         self._said = time.monotonic()
         self._bar: Any = None
@@ -67,10 +78,10 @@ class Progress:
         match row:
             case NetworkRow():
                 self._last = row if row.test_loss is not None else self._last
-                self._moved(row.round, describe(self._last, self.names, row.round))
+                self._moved(row.round, describe(self._last, self.names, row.round, self.score))
             case PeerRow() if row.peer == self.own:
-                self._accuracy = self._accuracy if row.accuracy is None else (row.accuracy, row.round)
-                self._moved(row.round, describe_own(row, self._accuracy, self.names))
+                self._scored = self._scored if row.score is None else (row.score, row.round)
+                self._moved(row.round, describe_own(row, self._scored, self.names, self.score))
             case EventRow() if not self._known(row):
                 self._event(row)
 
@@ -108,16 +119,16 @@ def names_of(plan: Plan) -> Names:
     return Names(plan.learners) if plan.learners < plan.n else PEERS
 
 
-def describe(row: NetworkRow, names: Names = PEERS, now: int | None = None) -> str:
+def describe(row: NetworkRow, names: Names = PEERS, now: int | None = None, score: Score = ACCURACY) -> str:
     """The state of the network in a few words; of a federated run that of the global model.
 
     In round `now`: of a row that is older its round is told.
     """
     alone = names.coordinator is not None
     words = []
-    if row.accuracy_averaged is not None:
-        worst = "" if alone else f" averaged, {row.accuracy_worst_peer:.3f} worst peer"
-        words.append(f"accuracy {row.accuracy_averaged:.3f}{worst}")
+    if row.score_averaged is not None:
+        worst = "" if alone else f" averaged, {_three(row.score_worst_peer)} worst peer"
+        words.append(f"{score.word} {_three(row.score_averaged)}{worst}")
     elif row.test_loss is not None:
         words.append(f"loss {row.test_loss:.3g}")
     if row.consensus_distance is not None and not alone:
@@ -125,11 +136,19 @@ def describe(row: NetworkRow, names: Names = PEERS, now: int | None = None) -> s
     return ", ".join(words) + (f" (round {row.round})" if words and now not in (None, row.round) else "")
 
 
-def describe_own(row: PeerRow, accuracy: tuple[float, int] | None, names: Names = PEERS) -> str:
-    """The state of one participant in a few words; `accuracy` is the last that it measured, and in which round."""
+def _three(value: float | None) -> str:
+    """Three digits behind the point of what is about one, three in all of what is larger."""
+    return "-" if value is None else f"{value:.3f}" if abs(value) < 10 else f"{value:.3g}"
+
+
+def describe_own(
+    row: PeerRow, scored: tuple[float, int] | None, names: Names = PEERS, score: Score = ACCURACY
+) -> str:
+    """The state of one participant in a few words; `scored` is the last that it measured, and in which round."""
     words = [] if row.loss is None else [f"loss {row.loss:.3g}"]
-    if accuracy is not None:
-        words.append(f"accuracy {accuracy[0]:.3f}" + (f" (round {accuracy[1]})" if accuracy[1] != row.round else ""))
+    if scored is not None:
+        value, round = scored
+        words.append(f"{score.word} {_three(value)}" + (f" (round {round})" if round != row.round else ""))
     if row.peer == names.coordinator:
         words.append(f"{row.clients or 0} contributions")
     elif names.coordinator is None:

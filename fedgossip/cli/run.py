@@ -12,6 +12,7 @@ import click
 
 from fedgossip.cli.portable import portable_option
 from fedgossip.cli.text import columns, echo, print_json, talk_to_stderr
+from fedgossip.learning.objectives import score_told
 
 if TYPE_CHECKING:
     from fedgossip.plans.compose import Plan
@@ -135,7 +136,8 @@ class _Drive:
         from fedgossip.cli.progress import Progress, names_of
 
         title = f"{plan.experiment.name or plan.name} on {self.on}"
-        with Progress(title, plan.experiment.rounds, plan.learners, names=names_of(plan)) as progress:
+        rounds, score = plan.experiment.rounds, plan.experiment.score
+        with Progress(title, rounds, plan.learners, names=names_of(plan), score=score) as progress:
             if resumed:
                 from fedgossip.drivers.resume import resume
 
@@ -212,14 +214,15 @@ def _to_know(finished: Run, *, report: bool) -> list[tuple[str, str]]:
 
 
 def _reached(summary: dict[str, Any]) -> list[tuple[str, str]]:
-    """The accuracy, or the loss where there is none."""
-    accuracy = summary["accuracy"]
-    if accuracy["averaged"] is None:
+    """The score, or the loss where there is none."""
+    scores = summary["score"]
+    score = score_told(scores)
+    if scores["averaged"] is None:
         return [] if summary["test_loss"] is None else [("loss", f"{summary['test_loss']:.6g}")]
     if summary["mode"] == "federated":
-        return [("test accuracy", f"{accuracy['averaged']:.4f}")]
-    each = ", ".join(f"{accuracy[k]:.4f} {k.replace('_', ' ')}" for k in ("averaged", "mean_peer", "worst_peer"))
-    return [("test accuracy", each)]
+        return [(f"test {score.word}", f"{scores['averaged']:.4f}{score.note}")]
+    each = ", ".join(f"{scores[k]:.4f} {k.replace('_', ' ')}" for k in ("averaged", "mean_peer", "worst_peer"))
+    return [(f"test {score.word}", f"{each}{score.note}")]
 
 
 def _model(finished: Run) -> list[tuple[str, str]]:
@@ -235,7 +238,7 @@ def _model(finished: Run) -> list[tuple[str, str]]:
 def _compared(summary: dict[str, Any]) -> list[tuple[str, str]]:
     if "centralised" not in summary:
         return []
-    return [("centralised", f"{summary['centralised']['accuracy']:.4f}, as many steps and examples")]
+    return [("centralised", f"{summary['centralised'][summary['score']['name']]:.4f}, as many steps and examples")]
 
 
 def _federated(summary: dict[str, Any], record: Sequence[Row]) -> list[tuple[str, str]]:
@@ -244,7 +247,7 @@ def _federated(summary: dict[str, Any], record: Sequence[Row]) -> list[tuple[str
     sees = "sums alone" if summary["secure"] else "EVERY UPDATE: no secure sum"
     what = f"{summary['clients']} clients, {summary['algorithm']}, {summary['rounds']} rounds"
     rows = [("run", f"{what}, {DRIVERS[summary['driver']]}"), ("coordinator sees", sees)]
-    if summary["accuracy"]["averaged"] is not None:
+    if summary["score"]["averaged"] is not None:
         rows += [*_at_clients(record), *_compared(summary)]
     if "epsilon" in summary:
         p = summary["privacy"]
@@ -258,7 +261,7 @@ def _federated(summary: dict[str, Any], record: Sequence[Row]) -> list[tuple[str
 
 def _at_clients(record: Sequence[Row]) -> list[tuple[str, str]]:
     """What the clients measured last: the coordinator's row tells it of the model that it sent, of the round before."""
-    tested = [(row.round - 1, at) for row in record if (at := getattr(row, "accuracy_clients", None)) is not None]
+    tested = [(row.round - 1, at) for row in record if (at := getattr(row, "score_clients", None)) is not None]
     return [("at the clients", f"{at:.4f} on their own examples, in round {round}") for round, at in tested[-1:]]
 
 

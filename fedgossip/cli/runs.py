@@ -13,6 +13,7 @@ import click
 from fedgossip.cli.portable import portable_option
 from fedgossip.cli.text import columns, echo
 from fedgossip.decoding import json_value
+from fedgossip.records import renamed
 
 
 @click.command()
@@ -37,9 +38,10 @@ def _table(found: Sequence[dict[str, Any]]) -> list[list[str]]:
     words = ["members", "rounds", "model"] if any(coordinated) else ["peers", "rounds", "averaged"]
     rows = [["run", "status", *words, *own, "digest"]]
     for run, alone in zip(found, coordinated, strict=True):
-        accuracy = run.get("accuracy") or {}
-        known = [accuracy.get("averaged"), *([None] * 2 if alone else [accuracy.get(k) for k in _OF_PEERS])]
-        shown = [f"{value:.4f}" if value is not None else "-" for value in known[: 1 + len(own)]]
+        score = run.get("score") or {}
+        known = [score.get("averaged"), *([None] * 2 if alone else [score.get(k) for k in _OF_PEERS])]
+        other = score.get("name") if score.get("name", "accuracy") != "accuracy" else ""
+        shown = [f"{value:.4f} {other}".rstrip() if value is not None else "-" for value in known[: 1 + len(own)]]
         members = _members(run) if any(coordinated) else str(run.get("n", "-"))
         rows.append([run["run_dir"], run["status"], members, _rounds(run), *shown, (run.get("digest") or "-")[:12]])
     return rows
@@ -62,7 +64,7 @@ def _rounds(run: dict[str, Any]) -> str:
 
 
 _OF_PEERS = ("mean_peer", "worst_peer")
-_KEPT = ("status", "n", "graph", "rounds", "accuracy", "digest", "seconds", "driver", "seed")
+_KEPT = ("status", "n", "graph", "rounds", "score", "digest", "seconds", "driver", "seed")
 _OF_FEDERATED = ("mode", "algorithm", "clients", "cohort", "secure", "rounds_abandoned", "privacy")
 """Kept where they are there."""
 
@@ -83,7 +85,7 @@ def _found(folder: Path) -> list[dict[str, Any]]:
 def _read(path: Path, keys: Sequence[str], optional: Sequence[str] = ()) -> dict[str, Any]:
     """Return some keys of a JSON file; one broken file must not hide the other runs."""
     try:
-        content = json_value(path.read_text())
+        content = renamed(json_value(path.read_text()))
     except (OSError, ValueError):
         content = None
     if not isinstance(content, dict):

@@ -130,7 +130,7 @@ class PeerProcesses:
 
 def family_of(plan: Plan) -> PeerProcesses:
     """Return the processes for a run, being warmed."""
-    return PeerProcesses(learning=plan.experiment.task.kind == "learning", portable=plan.experiment.train.portable)
+    return PeerProcesses(learning=plan.experiment.learns, portable=plan.experiment.train.portable)
 
 
 def run_local(

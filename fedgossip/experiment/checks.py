@@ -9,6 +9,7 @@ from fedgossip.algorithms.names import METHODS
 from fedgossip.errors import ConfigError, nearest
 from fedgossip.experiment.sections import CoordinatorSection, DataSection, Experiment
 from fedgossip.learning.custom import is_function
+from fedgossip.learning.objectives import AS_THE_DATA, KINDS, objective_of
 from fedgossip.learning.per_peer import PLACE
 from fedgossip.protocols.peer_sampling import RULES
 
@@ -24,6 +25,7 @@ def check(experiment: Experiment, where: str) -> None:
     """Raise ConfigError, naming the key, for what no run can be made of; `where` names the file."""
     _check_kind(experiment, where)
     _check_values(experiment, where)
+    _check_objective(experiment, where)
     _check_test(experiment.data.test, where)
     _check_own(experiment.data, where)
     if not 0 <= experiment.data.local_test < 1:
@@ -49,7 +51,7 @@ def _check_values(experiment: Experiment, where: str) -> None:
         {
             "algorithm.mode": (e.algorithm.mode, ("sync", "async")),
             "algorithm.partner": (e.algorithm.partner, RULES),
-            "task.kind": (e.task.kind, ("learning", "averaging", "quadratic")),
+            "task.kind": (e.task.kind, (*KINDS, AS_THE_DATA, "averaging", "quadratic")),
             "task.dtype": (e.task.dtype, ("float32", "float64")),
         },
         where,
@@ -80,6 +82,18 @@ def _check_values(experiment: Experiment, where: str) -> None:
     for key, seed in (("seed", e.seed), ("topology.seed", e.topology.seed if e.topology else None)):
         if seed is not None and seed < 0:
             raise ConfigError(f"{where}: {key} = {seed} is negative", "Use 0 or a positive number.")
+
+
+def _check_objective(experiment: Experiment, where: str) -> None:
+    task = experiment.task
+    if not experiment.learns and (task.loss or task.metrics):
+        key = "loss" if task.loss else "metrics"
+        advice = f"Leave task.{key} out, or learn from data: task.kind = {KINDS[0]!r}."
+        raise ConfigError(f"{where}: task.{key} of {task.kind}, a problem with a known answer", advice)
+    try:
+        objective_of(task.kind, task.loss, task.metrics, experiment.data.source) if experiment.learns else None
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}", error.advice) from None
 
 
 def _check_coordinator(c: CoordinatorSection, where: str) -> None:

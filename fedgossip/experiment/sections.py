@@ -10,7 +10,9 @@ import msgspec
 
 from fedgossip import seeds
 from fedgossip.faults import Fault
+from fedgossip.learning.objectives import Objective, objective_of
 from fedgossip.learning.settings import TrainSettings
+from fedgossip.scores import NO_SCORE, Score
 
 
 class DataSection(msgspec.Struct, forbid_unknown_fields=True):
@@ -190,10 +192,16 @@ class SimulationSection(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class TaskSection(msgspec.Struct, forbid_unknown_fields=True):
-    """[task]: in place of learning from data, a problem with a known answer (pure numpy)."""
+    """[task]: what is learned, and what it is judged by; or a problem with a known answer (pure numpy)."""
 
     kind: str = "learning"
-    """learning | averaging | quadratic"""
+    """classification | regression | multi-label | language; learning: what the source holds; averaging | quadratic"""
+    loss: str = ""
+    """cross-entropy | mse | mae | huber | bce | module:function, of (outputs, labels), the mean over a batch; without
+    it the kind's own: cross-entropy, mse or bce"""
+    metrics: list[str] = msgspec.field(default_factory=list)
+    """accuracy | f1 | auroc | rmse | mae | r2 | loss | module:function?better=lower&unit=WORDS, of arrays (outputs,
+    labels); the first is the score of reports.  Without it the kind's own: see learning/objectives.py"""
     dim: int = 1
     dtype: str = "float32"
     """float32 | float64; learning is always float32."""
@@ -226,10 +234,28 @@ class Experiment(msgspec.Struct, forbid_unknown_fields=True):
     faults: list[Fault] = msgspec.field(default_factory=list)
     """[[faults]]: what goes wrong, when, and to whom; in the simulator and in real processes of one machine."""
 
+    @property
+    def learns(self) -> bool:
+        """Whether something is learned from data; else it is a problem with a known answer."""
+        return self.task.kind not in ("averaging", "quadratic")
+
+    @property
+    def objective(self) -> Objective:
+        """What is learned from data.  Raises ConfigError for a loss or a metric that is not of the kind."""
+        return objective_of(self.task.kind, self.task.loss, self.task.metrics, self.data.source)
+
+    @property
+    def score(self) -> Score:
+        """What the run is judged by."""
+        return self.objective.score if self.learns else NO_SCORE
+
     def to_dict(self) -> dict[str, Any]:
         """Return the resolved experiment as plain data, without keys that are None (TOML has no null)."""
         content = msgspec.to_builtins(self)
         content["train"] = dataclasses.asdict(self.train)  # msgspec leaves out the fields that it did not set itself
+        for key in ("loss", "metrics"):  # runs from before them have the same hash
+            if not content["task"][key]:
+                del content["task"][key]
         if self.coordinator:
             del content["algorithm"]  # of gossip
         return typing.cast("dict[str, Any]", _without_none(content))

@@ -65,9 +65,9 @@ class LocalTests:
 
     @torch.no_grad()
     def measure(self, node: NodeId, round: int, vector: Vector, state: State) -> dict[str, float]:
-        """Return {"accuracy", "tested"}: of the vector with what is the node's own, on so many of its examples.
+        """Return {"score", "tested"}: of the vector with what is the node's own, on so many of its examples.
 
-        Where records are private and the count of right answers may be told, "accuracy_told" is that with noise.
+        Where records are private and the count of right answers may be told, "score_told" is that with noise.
         """
         rows = self._kept.get(node)
         if rows is None or not len(rows):
@@ -81,13 +81,13 @@ class LocalTests:
             guessed = self._module(x).argmax(-1)
             hits += int((guessed == y).sum())
             counted += y.numel()
-        found = {"accuracy": hits / counted, "tested": counted}
+        found = {"score": hits / counted, "tested": counted}
         privacy = self._privacy
         if privacy is not None and privacy.test_noise:
             each = counted // len(rows)  # answers of one record: characters of a window
             entropy = privacy.entropy_of(self._seed, "tests", node, round)
             noise = int(discrete_gaussian(privacy.test_noise * each, 1, entropy)[0])
-            found["accuracy_told"] = (hits + noise) / counted
+            found["score_told"] = (hits + noise) / counted
         return found
 
     def _take_own(self, state: State) -> None:

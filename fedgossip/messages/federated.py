@@ -34,7 +34,7 @@ class Invite(Carrier):
 class Contribution(Carrier):
     """What a client gives to `round`: vectors, of so many `examples` and local `steps`; their mean `loss`, or None.
 
-    `accuracy` is that of the model it was sent, on `tested` examples that it keeps for that.
+    `measured` is the score of the model it was sent, on `tested` examples that it keeps for that.
     """
 
     round: Count
@@ -43,7 +43,7 @@ class Contribution(Carrier):
     examples: Count
     steps: Count
     loss: float | None
-    accuracy: float = 0.0
+    measured: float = 0.0
     tested: Count = 0
 
 

@@ -71,7 +71,7 @@ class Ports:
     outgoing: Callable[[int, Vector], None]
     """(round, vector): what is about to be mixed in the round that ends as `round`."""
     mixed: Callable[[int, Vector], float | None]
-    """(round, vector): keep what is wanted; return the accuracy where this round is evaluated."""
+    """(round, vector): keep what is wanted; return the score where this round is evaluated."""
     stop: Callable[[], bool]
     """Asked at least every half second: true ends the run early, politely."""
     checkpoint: Callable[[Checkpoint], None] = lambda _: None
@@ -319,11 +319,11 @@ class Host:
             case Report():
                 self._noted(report)
 
-    def _row(self, number: int, now_ns: int, mixing_ns: int, accuracy: float | None) -> PeerRow:
+    def _row(self, number: int, now_ns: int, mixing_ns: int, score: float | None) -> PeerRow:
         """Close the account of a round."""
         self._round = number
         self._meter.bytes_sent, self._counted = self.links.bytes_sent - self._counted, self.links.bytes_sent
-        row = self._meter.mixed(number, now_ns, mixing_ns, accuracy)
+        row = self._meter.mixed(number, now_ns, mixing_ns, score)
         row.seconds -= (self._began_ns or 0) / 1e9  # people start peers minutes apart
         return row
 
@@ -420,7 +420,7 @@ class Host:
         return Trained(asked.job, update.difference, update.examples, update.metrics)
 
     def _evaluate(self, asked: Evaluate) -> PeerRow:
-        asked.row.accuracy = self.ports.mixed(asked.row.round, asked.vector)
+        asked.row.score = self.ports.mixed(asked.row.round, asked.vector)
         return asked.row
 
     def _take_answers(self) -> None:

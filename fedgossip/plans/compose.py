@@ -51,7 +51,7 @@ def likeness_of(plan: Plan, task: LocalTask) -> Likeness:
     from fedgossip.learning.sources import code_of
 
     e = plan.experiment
-    own = [e.model.source, e.data.source, str(e.data.test)] if e.task.kind == "learning" else []
+    own = [e.model.source, e.data.source, str(e.data.test), *e.objective.functions] if e.learns else []
     return replace(model_likeness(task), code=code_of([*own, e.algorithm.name]))
 
 
@@ -78,7 +78,7 @@ def hello_of(plan: Plan, schema: str, data: str = "", likeness: Likeness = NOT_S
 def processor_of(plan: Plan, node: int) -> int:
     """Return what a participant's Hello says of its processor: 0 where that does not decide the bits of the run."""
     e = plan.experiment
-    decides = node < plan.learners and e.task.kind == "learning" and not e.train.portable
+    decides = node < plan.learners and e.learns and not e.train.portable
     return kernels.processor_mark() if decides else 0
 
 

@@ -317,6 +317,7 @@ class FederationPlan:
             least_deadline_ns=_ns(min(s.deadline, s.least_deadline)),
             start_ns=_ns(s.start_timeout),
             return_ns=_ns(min(s.return_timeout, s.start_timeout)),
+            score=self.experiment.score,
         )
         summing = self._summing(initial, schema, life, who, resumed) if who and self.secure else None
         run = self.coordinator, range(self.learners), self.federated, self.sampling, initial, schema, settings
@@ -351,6 +352,7 @@ class FederationPlan:
             deadline_ns=_ns(s.deadline),
             start_ns=_ns(s.start_timeout),
             seed=self.experiment.seed,
+            score=self.experiment.score,
         )
         clients = range(self.learners)
         return Buffered(self.coordinator, clients, self.federated, initial, schema, settings, resumed)
@@ -410,7 +412,10 @@ class FederationPlan:
 
     def record(self, evaluate: Evaluate, *, watch_all: bool) -> Network:
         e = self.experiment
-        return Network(self.n, e.rounds, e.eval.every, evaluate, watch_all=watch_all, counted=[self.coordinator])
+        counted = [self.coordinator]
+        return Network(
+            self.n, e.rounds, e.eval.every, evaluate, watch_all=watch_all, counted=counted, score=e.score
+        )
 
     def arrays(self, task: LocalTask, record: Network, write: Callable[[Row], None]) -> Arrays:
         if self.buffered:
@@ -420,7 +425,7 @@ class FederationPlan:
         fixed = self.numbers.fixed_point(task.length, task.schema) if self.secure else None
         chances = [self._chances(node) for node in range(self.learners)]
         who = self.federated, self.sampling, self.learners
-        rounds = Rounds(*who, self.experiment.rounds, self.least, fixed, chances)
+        rounds = Rounds(*who, self.experiment.rounds, self.least, fixed, chances, self.experiment.score)
         state = rounds.start(task)
 
         def finish(between: Callable[[], None]) -> Results:

@@ -81,7 +81,7 @@ def _check_privacy(plan: FederationPlan) -> None:
     if s.privacy.test_noise and not (plan.unit == "record" and plan.experiment.data.local_test):
         text = "coordinator.privacy.test_noise is of the examples that clients keep for tests, where records are hidden"
         raise ConfigError(text, 'Set data.local_test and coordinator.privacy.unit = "record", or leave it out.')
-    if plan.unit == "record" and plan.experiment.task.kind != "learning":
+    if plan.unit == "record" and not plan.experiment.learns:
         raise ConfigError("coordinator.privacy.unit = record hides examples, and this task has none", "Set task.kind.")
     if plan.unit == "client" and not plan.secure:
         advice = "Leave coordinator.secure.on as it is: noise is added inside the sum, each client a part of it."

@@ -243,7 +243,7 @@ class GossipPlan:
 
     def record(self, evaluate: Evaluate, *, watch_all: bool) -> Network:
         e = self.experiment
-        return Network(self.n, e.rounds, e.eval.every, evaluate, watch_all=watch_all)
+        return Network(self.n, e.rounds, e.eval.every, evaluate, watch_all=watch_all, score=e.score)
 
     def arrays(self, task: LocalTask, record: Network, write: Callable[[Row], None]) -> Arrays:
         e = self.experiment

@@ -18,7 +18,7 @@ LOSS_MAX = 64.0
 """A client's mean loss counts as at most this."""
 
 NOISY_MOST = 8.0
-"""So large, or so far below zero, an accuracy may be with noise on it."""
+"""So large, or so far below zero, a share may be with noise on it."""
 
 BITS, BITS_MANY, MANY = 24, 20, 100
 """Of an element: for up to MANY clients, and for more."""
@@ -72,7 +72,7 @@ class Numbers:
         s, t = self.section.secure, self.train
         most = t.local_steps or math.ceil(s.weight_max / t.batch_size) * (t.local_epochs or 1)
         right = NOISY_MOST if "tests" in self.telling.covered else 1.0
-        bounds = {"steps": float(most), "loss": LOSS_MAX, "accuracy": right, "tested": float(s.weight_max)}
+        bounds = {"steps": float(most), "loss": LOSS_MAX, "measured": right, "tested": float(s.weight_max)}
         return tuple((name, bounds[name]) for name in self.telling.fields if name in bounds)
 
     @property

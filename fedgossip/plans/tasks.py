@@ -13,6 +13,7 @@ from fedgossip.errors import ConfigError
 from fedgossip.experiment import Experiment
 from fedgossip.learning.analytic import Averaging, Quadratic
 from fedgossip.learning.dataset import Dataset, Indices
+from fedgossip.learning.objectives import LANGUAGE, Objective
 from fedgossip.machine import NodeId
 from fedgossip.secure.primitives import Entropy
 from fedgossip.task import LocalTask
@@ -30,7 +31,7 @@ class DataShares:
     counts: list[list[int]] | None = None
     sizes: list[int] | None = None
     test: str = ""
-    """Which examples the accuracies are of, in words."""
+    """Which examples the scores are of, in words."""
     trained_on: Mapping[NodeId, int] = field(default_factory=dict)
     """Examples that each node held here trains on."""
     digest: str = ""
@@ -62,17 +63,19 @@ def task_of(
             seed=experiment.seed,
         )
         return quadratic, DataShares("none")
+    if experiment.objective not in (Objective(), Objective(LANGUAGE)):
+        raise ConfigError("only classes and text can be learned yet", "Leave loss and metrics out of [task].")
     return _learning(experiment, range(n) if held is None else held, n, entropy)
 
 
 def centralised(experiment: Experiment, n: int) -> dict[str, float]:
     """Train one model on all peers' data with as many steps, of as many examples, as all peers took together.
 
-    Returns "accuracy" and "loss" on the common test set, "train_loss", "steps".  Raises ConfigError where the
+    Returns the metrics and "loss" on the common test set, "train_loss", "steps".  Raises ConfigError where the
     experiment does not learn from data.
     """
     e = experiment
-    if e.task.kind != "learning":
+    if not e.learns:
         raise ConfigError(f"task {e.task.kind!r} has no centralised counterpart", "Leave --centralised out.")
     from fedgossip.learning.baseline import train_centralised
 

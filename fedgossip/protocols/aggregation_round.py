@@ -21,6 +21,7 @@ from fedgossip.algorithms.sampling import Draw
 from fedgossip.errors import ProtocolError
 from fedgossip.machine import Effect, NodeId, Report, Send
 from fedgossip.messages import Contribution, Invite, MaskedInput, Refusal, Secured
+from fedgossip.scores import ACCURACY, Score
 from fedgossip.vectors import all_finite
 
 LOSS_MOST = 1e30
@@ -110,7 +111,9 @@ class PlainRound:
         accumulator: Accumulator,
         invite: Invite,
         counted_before: Mapping[NodeId, int],
+        score: Score = ACCURACY,
     ) -> None:
+        self.score = score
         self.round, self.draw, self.quorum, self.rule = round, draw, quorum, rule
         self.accumulator, self.invite, self.counted_before = accumulator, invite, counted_before
         self.waiting = set(draw.invited)
@@ -118,7 +121,7 @@ class PlainRound:
         self.counted: set[NodeId] = set()
         self.examples = 0
         self.losses: list[tuple[int, float]] = []
-        self.accuracies: list[tuple[int, float]] = []
+        self.scores: list[tuple[int, float]] = []
         self.result: Aggregate | Abandoned | None = None
 
     def begin(self) -> list[Effect]:
@@ -151,7 +154,7 @@ class PlainRound:
         if message.loss is not None:
             self.losses.append((message.examples, message.loss))
         if message.tested:
-            self.accuracies.append((message.tested, message.accuracy))
+            self.scores.append((message.tested, message.measured))
         self.counted.add(sender)
         self.waiting.discard(sender)
         self._end_if_complete()
@@ -160,7 +163,8 @@ class PlainRound:
     def _check(self, sender: NodeId, message: Contribution) -> None:
         if sender not in self.draw.invited:
             raise ProtocolError(f"round {self.round}: client {sender} answers, which is not invited", peer=sender)
-        check_contribution(sender, message, self.invite, self.accumulator, self.rule.weight(message.examples))
+        weight = self.rule.weight(message.examples)
+        check_contribution(sender, message, self.invite, self.accumulator, weight, self.score)
 
     def lost(self, node: NodeId) -> list[Effect]:
         self.waiting.discard(node)
@@ -191,19 +195,25 @@ class PlainRound:
     def facts(self) -> Mapping[str, object]:
         loss = mean_of(self.losses) if self.losses else None
         found: dict[str, object] = {"clients": len(self.counted), "examples": self.examples, "loss": loss}
-        if self.accuracies:
-            found["accuracy"] = mean_of(self.accuracies)
-            found["worst"] = min(accuracy for _, accuracy in self.accuracies)
+        if self.scores:
+            found["score"] = mean_of(self.scores)
+            found["worst"] = self.score.worst(score for _, score in self.scores)
         return found
 
 
 def check_contribution(
-    sender: NodeId, message: Contribution, like: Invite, accumulator: Accumulator, weight: float
+    sender: NodeId,
+    message: Contribution,
+    like: Invite,
+    accumulator: Accumulator,
+    weight: float,
+    score: Score = ACCURACY,
 ) -> None:
-    """Raise ProtocolError where the contribution cannot be added with `weight`."""
+    """Raise ProtocolError where the contribution cannot be added with `weight`, or no model can have its `score`."""
     where = f"round {message.round}: the contribution of client {sender}"
     check_layout(where, sender, message.schema, message.vectors, like)
-    told = abs(message.loss or 0.0) <= LOSS_MOST and 0.0 <= message.accuracy <= 1.0  # neither, for what is not finite
+    measured = 0.0 <= message.measured <= 1.0 if score.share else abs(message.measured) <= LOSS_MOST
+    told = abs(message.loss or 0.0) <= LOSS_MOST and measured  # neither, for what is not finite
     if message.examples < 1 or message.steps < 1 or not told:
         counts = f"{message.examples} examples, {message.steps} steps, a loss of {message.loss}"
         raise ProtocolError(f"{where} is of {counts}", "Has the client data?", peer=sender)

@@ -41,6 +41,7 @@ from fedgossip.machine import (
 from fedgossip.messages import Contribution, Final, Invite, Leaving
 from fedgossip.protocols.aggregation_round import NOT_FINITE, check_contribution, stepped
 from fedgossip.protocols.partner_set import ROLL_NS, Company
+from fedgossip.scores import ACCURACY, Score
 from fedgossip.seeds import stream
 from fedgossip.vectors import Vector
 
@@ -69,6 +70,8 @@ class BufferedSettings:
     """After so long a last model that was not answered is sent again."""
     seed: int = 0
     """Of who is invited next."""
+    score: Score = ACCURACY
+    """What clients measure, of the model that they are sent."""
 
 
 UNANSWERED = 3
@@ -239,7 +242,7 @@ class Buffered(Generic[State]):
             return [Report("late", {"peer": sender, "round": contribution.round}, self.round)]
         staleness = self.round - contribution.round
         weight = self.federated.clients.weight(contribution.examples) * staleness_weight(staleness)
-        check_contribution(sender, contribution, self.invite, self.accumulator, weight)
+        check_contribution(sender, contribution, self.invite, self.accumulator, weight, self.settings.score)
         del self.flying[sender]
         if staleness > self.settings.most_stale:
             facts = {"peer": sender, "staleness": staleness}

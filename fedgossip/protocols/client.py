@@ -294,7 +294,7 @@ class Client:
         report = Report("trained", {**metrics, "examples": examples}, round)
         answer = self.part.trained(self.telling.of(contributed))
         said = answer if self.wanted and self.linked else [e for e in answer if not isinstance(e, Send)]
-        facts = {"accuracy": float(metrics.get("accuracy", 0.0))} if metrics.get("tested") else {}
+        facts = {"score": float(metrics.get("score", 0.0))} if metrics.get("tested") else {}
         facts.update({"epsilon": self.purse.epsilon} if self.purse else {})
         return [report, self._checkpoint(), *said, Report("contributed", facts, round + 1)]
 

@@ -46,7 +46,8 @@ class PreparedContribution:
     examples: int
     steps: int
     loss: float | None
-    accuracy: float = 0.0
+    measured: float = 0.0
+    """The score of the model that came, on `tested` examples kept for that."""
     tested: int = 0
 
     def metrics(self, names: Sequence[str]) -> dict[str, float]:
@@ -91,7 +92,7 @@ class PlainPart:
     def trained(self, work: PreparedContribution) -> list[Effect]:
         invite = self.invite
         self.answer = Contribution(
-            invite.round, invite.schema, work.up, work.examples, work.steps, work.loss, work.accuracy, work.tested
+            invite.round, invite.schema, work.up, work.examples, work.steps, work.loss, work.measured, work.tested
         )
         facts = {"round": invite.round, "to": self.coordinator, "bytes": self.answer.payload_bytes}
         return [Log("contribution", facts, work.up), *self.again()]

@@ -46,6 +46,7 @@ from fedgossip.protocols.aggregation_round import NOT_FINITE, Abandoned, Answer,
 from fedgossip.protocols.deadlines import Deadline
 from fedgossip.protocols.partner_set import ROLL_NS, Company
 from fedgossip.protocols.spending import EXHAUSTED, Purse, spent, used_up
+from fedgossip.scores import ACCURACY, Score
 from fedgossip.secure.session import round_of
 from fedgossip.vectors import Vector
 
@@ -69,6 +70,8 @@ class CoordinatorSettings:
     """How long to stay after the last round until every client has the model."""
     again_ns: int = 2_000_000_000
     """After so long a last model that was not answered is sent again."""
+    score: Score = ACCURACY
+    """What clients measure, of the model that they are sent."""
 
 
 class Summation(Protocol):
@@ -304,7 +307,7 @@ class Coordinator(Generic[State]):
             return self.summing.exchange(self.round, draw, here, invite, self.counted)
         rule = self.federated.clients
         accumulator = self.federated.aggregation.accumulator(rule.vectors, self.length, self.kind)
-        return PlainRound(self.round, draw, self.need, rule, accumulator, invite, self.counted)
+        return PlainRound(self.round, draw, self.need, rule, accumulator, invite, self.counted, self.settings.score)
 
     def _answered(self, sender: NodeId, answer: Answer, now_ns: int) -> list[Effect]:
         self.company.check(sender, "an answer")

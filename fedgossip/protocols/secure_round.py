@@ -277,7 +277,7 @@ class SecureRound:
         if self._fixed.weight_max > 1:
             self._facts["examples"] = round(found.samples)
         if found.metrics.get("tested"):
-            self._facts["accuracy"] = found.metrics["accuracy"]
+            self._facts["score"] = found.metrics["measured"]
         culprits = [Report("misfits", {"of": v, "held_by": u}, self.round) for v, u in summed.culprits]
         told = [Send(node, self._secured(summed.frame)) for node in summed.survivors if node in self.here]
         ends = [Witness(self.session, None, frame, sent=True, outcome=SUMMED) for frame in (summed.frame, b"")]

@@ -34,14 +34,14 @@ FACTS = (
     Fact("steps", ("steps",), "the number of training steps"),
     Fact("loss", ("loss",), "the mean loss"),
     Fact("kept", ("tested",), "the number of examples kept for tests"),
-    Fact("tests", ("accuracy",), "how many of the examples kept for tests are right"),
+    Fact("tests", ("measured",), "how well the model does on the examples kept for tests"),
     Fact("cut", ("clipped",), "whether an update was cut to the bound"),
     Fact("shorter", ("shorter",), "whether an update was shorter than the clip"),
 )
 
-ACCURACY_TOLD = "accuracy_told"
+SCORE_TOLD = "score_told"
 
-BLANK: Mapping[str, float | None] = {"examples": 1, "steps": 1, "loss": None, "accuracy": 0.0, "tested": 0}
+BLANK: Mapping[str, float | None] = {"examples": 1, "steps": 1, "loss": None, "measured": 0.0, "tested": 0}
 """What a field of a `Contribution` holds that is not told."""
 
 
@@ -61,8 +61,8 @@ class Telling:
 
     @property
     def measured(self) -> str:
-        """The metric of a training that holds the accuracy which is told: with noise, where that covers it."""
-        return ACCURACY_TOLD if "tests" in self.covered else "accuracy"
+        """The metric of a training that holds the score which is told: with noise, where that covers it."""
+        return SCORE_TOLD if "tests" in self.covered else "score"
 
     def of(self, work: PreparedContribution) -> PreparedContribution:
         """Return the work without what is not told."""

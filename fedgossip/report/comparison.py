@@ -14,10 +14,11 @@ from fedgossip.report import drawing, figures, graphs
 from fedgossip.report.drawing import DASHES, SERIES, draw
 from fedgossip.report.endings import notice, unfinished
 from fedgossip.report.markup import Markup, figure, grid, join, paragraph, section, table, text
-from fedgossip.report.numbers import byte_unit, count, data_size, duration, number, percent, plural
+from fedgossip.report.numbers import byte_unit, count, data_size, duration, number, plural
 from fedgossip.report.reading import RecordedRun
 from fedgossip.report.rows import ReportedRound
 from fedgossip.report.terms import method_of, terms_of
+from fedgossip.scores import Score
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 Named = tuple[str, RecordedRun]
 DRIVERS = {"sim": "simulated", "stacked": "stacked", "local": "real processes", "peers": "started one by one"}
 MARKERS = "osD^vP*X"
-WORST = "test accuracy, worst peer"
 
 
 @dataclass(frozen=True)
@@ -76,32 +76,35 @@ def _names(runs: Sequence[RecordedRun]) -> list[str]:
 
 def _verdict(runs: Sequence[Named]) -> str:
     def best(pick: Callable[[RecordedRun], float | None]) -> tuple[float, str] | None:
-        known = [(value, name) for name, run in runs if (value := pick(run)) is not None]
-        return max(known, key=lambda pair: pair[0]) if known else None
+        known = {name: value for name, run in runs if (value := pick(run)) is not None}
+        top = metric.best(known.values()) if known else None
+        return next(((value, name) for name, value in known.items() if value == top), None)
 
-    averaged = best(lambda run: run.summary.accuracy.averaged)
-    worst = best(lambda run: run.summary.accuracy.worst_peer)
+    metric, shown = metric_of(runs), runs[0][1].summary.score.shown
+    averaged = best(_scored(metric, "averaged"))
+    worst = best(_scored(metric, "worst_peer"))
     said = f"{plural(len(runs), 'run')} side by side."
     if averaged:
-        said += f" The {terms_of([run for _, run in runs]).model} is best in “{averaged[1]}” ({percent(averaged[0])})"
-        said += f", the worst peer is best off in “{worst[1]}” ({percent(worst[0])})." if worst else "."
+        said += f" The {terms_of([run for _, run in runs]).model} is best in “{averaged[1]}” ({shown(averaged[0])})"
+        said += f", the worst peer is best off in “{worst[1]}” ({shown(worst[0])})." if worst else "."
     return said
 
 
 def _table(runs: Sequence[Named], entries: Sequence[ComparedRun], folder: Path) -> Markup:
     """Return the table of the runs, the best of each column marked."""
     terms = terms_of([run for _, run in runs])
+    metric, shown = metric_of(runs), runs[0][1].summary.score.shown
     columns: list[
-        tuple[str, Callable[[RecordedRun], float | None], Callable[[float], str], Callable[..., float] | None]
+        tuple[str, Callable[[RecordedRun], float | None], Callable[..., str], Callable[..., float] | None]
     ] = [
         (terms.members, lambda run: run.summary.n, lambda value: count(int(value)), None),
         ("Gap", lambda run: run.summary.forecast.spectral_gap, number, None),
         ("n_W", lambda run: run.summary.forecast.n_w, number, None),
-        (terms.in_table, lambda run: run.summary.accuracy.averaged, percent, max),
-        ("Mean peer", lambda run: run.summary.accuracy.mean_peer, percent, max),
-        ("Worst peer", lambda run: run.summary.accuracy.worst_peer, percent, max),
+        (terms.in_table, _scored(metric, "averaged"), shown, metric.best),
+        ("Mean peer", _scored(metric, "mean_peer"), shown, metric.best),
+        ("Worst peer", _scored(metric, "worst_peer"), shown, metric.best),
         ("Consensus distance", lambda run: run.summary.consensus_distance, number, min),
-        ("At the clients", _at_clients, percent, max),
+        ("At the clients", _at_clients(metric), shown, metric.best),
         ("Abandoned", _abandoned, lambda value: count(int(value)), None),
         ("Privacy ε", lambda run: run.summary.privacy.epsilon if run.summary.privacy else None, number, None),
         ("Sent", lambda run: run.summary.bytes_sent, data_size, None),
@@ -121,10 +124,23 @@ def _table(runs: Sequence[Named], entries: Sequence[ComparedRun], folder: Path) 
     return table(["Run", terms.method, *(column[0] for column in columns)], rows, numbers=len(columns))
 
 
-def _at_clients(run: RecordedRun) -> float | None:
-    """Return the mean accuracy that the clients measured last."""
-    tested = run.participation.at_clients if run.participation else {}
-    return tested[max(tested)][0] if tested else None
+def metric_of(runs: Sequence[Named]) -> Score:
+    """Return what the runs are compared by: the score of the first; runs that are judged by another have no value."""
+    return runs[0][1].summary.score.metric
+
+
+def _scored(metric: Score, which: str) -> Callable[[RecordedRun], float | None]:
+    return lambda run: getattr(run.summary.score, which) if run.summary.score.metric == metric else None
+
+
+def _at_clients(metric: Score) -> Callable[[RecordedRun], float | None]:
+    """Return what gives the mean score that the clients measured last."""
+
+    def pick(run: RecordedRun) -> float | None:
+        tested = run.participation.at_clients if run.participation else {}
+        return tested[max(tested)][0] if tested and run.summary.score.metric == metric else None
+
+    return pick
 
 
 def _abandoned(run: RecordedRun) -> float | None:
@@ -149,12 +165,14 @@ def _curves(runs: Sequence[Named]) -> Markup | None:
         return row.bytes_sent / size
 
     def of_model(name: str, axis: figures.Axis = BY_ROUND) -> str | None:
-        label = f"test accuracy, {terms.model}"
-        return _overlay(runs, name, _column("accuracy_averaged"), label, drawing.percent_axis, axis)
+        label = f"test {metric.word}, {terms.model}"
+        return _overlay(runs, name, _by_score(metric, _column("score_averaged")), label, shape, axis)
 
+    metric = metric_of(runs)
+    shape, worst = drawing.percent_axis if metric.percent else None, f"test {metric.word}, worst peer"
     terms = terms_of([run for _, run in runs])
     unit, size = byte_unit(max((row.bytes_sent for _, run in runs for row in run.network), default=0))
-    distance, accuracy = "consensus distance", "accuracy at the clients"
+    distance, at_clients = "consensus distance", f"{metric.word} at the clients"
     return section(
         "The curves",
         grid(
@@ -162,25 +180,25 @@ def _curves(runs: Sequence[Named]) -> Markup | None:
                 "averaged-by-round",
                 of_model("averaged-by-round"),
                 terms.model.capitalize(),
-                f"Test accuracy of {terms.of_model}.",
+                f"Test {metric.word} of {terms.of_model}{metric.note}.",
             ),
             figure(
                 "worst-by-round",
-                _overlay(runs, "worst-by-round", _column("accuracy_worst_peer"), WORST, drawing.percent_axis),
+                _overlay(runs, "worst-by-round", _by_score(metric, _column("score_worst_peer")), worst, shape),
                 "Worst peer",
-                "Test accuracy of the peer that does worst in each round: what everyone can rely on.",
+                f"Test {metric.word} of the peer that does worst in each round: what everyone can rely on.",
             ),
             figure(
                 "averaged-by-bytes",
                 of_model("averaged-by-bytes", (f"sent by {terms.senders} ({unit})", by_bytes)),
                 f"{terms.model.capitalize()} by bytes",
-                f"The same accuracy against what {terms.senders} have sent: what the network was paid.",
+                f"The same against what {terms.senders} have sent: what the network was paid.",
             ),
             figure(
                 "at-clients-by-round",
-                _overlay(runs, "at-clients-by-round", _tested, accuracy, drawing.percent_axis),
+                _overlay(runs, "at-clients-by-round", _by_score(metric, _tested), at_clients, shape),
                 "At the clients",
-                "Mean accuracy of the global model on examples that the clients keep to test on.",
+                f"Mean {metric.word} of the global model on examples that the clients keep to test on.",
             ),
             figure(
                 "consensus-by-round",
@@ -198,8 +216,8 @@ def _curves(runs: Sequence[Named]) -> Markup | None:
                 "bought",
                 _bought(runs, "bought"),
                 "What the graph bought",
-                "The final accuracy of the worst peer against the number of neighbours whose updates a peer really "
-                "averages, which the graph alone decides.",
+                f"The final {metric.word} of the worst peer against the number of neighbours whose updates a peer "
+                "really averages, which the graph alone decides.",
             ),
         ),
     )
@@ -211,6 +229,11 @@ BY_ROUND: figures.Axis = "round", lambda row: row.round
 
 def _column(name: str) -> Callable[[RecordedRun], Series]:
     return lambda run: run.series(name)
+
+
+def _by_score(metric: Score, pick: Callable[[RecordedRun], Series]) -> Callable[[RecordedRun], Series]:
+    """Return `pick` for the runs that are judged by this metric; others have no curve."""
+    return lambda run: pick(run) if run.summary.score.metric == metric else []
 
 
 def _disagreement(run: RecordedRun) -> Series:
@@ -257,10 +280,10 @@ def _overlay(
 
 
 def _bought(runs: Sequence[Named], name: str) -> str | None:
-    """Return the worst peer's accuracy over n_W, one mark for each run; None with fewer than two."""
-    marks = [
-        (at, label, run.summary.forecast.n_w, run.summary.accuracy.worst_peer) for at, (label, run) in enumerate(runs)
-    ]
+    """Return the worst peer's score over n_W, one mark for each run; None with fewer than two."""
+    metric = metric_of(runs)
+    worst = _scored(metric, "worst_peer")
+    marks = [(at, label, run.summary.forecast.n_w, worst(run)) for at, (label, run) in enumerate(runs)]
     known = [(at, label, x, y) for at, label, x, y in marks if x is not None and y is not None]
     if len(known) < 2:
         return None
@@ -273,8 +296,9 @@ def _bought(runs: Sequence[Named], name: str) -> str | None:
             axes.plot([x], [y], shape, color=SERIES[at % len(SERIES)], markersize=7, label=line(label, 28))
         axes.margins(0.12)
         axes.set_xlabel("effective neighbours n_W")
-        axes.set_ylabel(WORST)
-        drawing.percent_axis(axes)
+        axes.set_ylabel(f"test {metric.word}, worst peer")
+        if metric.percent:
+            drawing.percent_axis(axes)
         drawing.legend_above(axes, columns)
 
     return draw(name, height, paint)

@@ -19,7 +19,7 @@ from fedgossip.report.markup import (
     section,
     table,
 )
-from fedgossip.report.numbers import NOTHING, count, data_size, duration, number, percent, plural
+from fedgossip.report.numbers import NOTHING, count, data_size, duration, number, plural
 from fedgossip.report.participation import Participation
 from fedgossip.report.reading import RecordedRun
 from fedgossip.report.reasons import given_up, gravest_first, reason
@@ -68,16 +68,18 @@ def _secrecy(secure: bool | None) -> Iterable[Markup]:
 
 def _key_figures(run: RecordedRun, took: Participation) -> Iterable[tuple[str, str, str]]:
     summary, lost = run.summary, len(took.abandoned)
-    if summary.accuracy.averaged is not None:
-        yield "Global model", percent(summary.accuracy.averaged), "accuracy on the common test set"
+    score = summary.score
+    if score.averaged is not None:
+        word = f"{score.metric.word} on the common test set{score.metric.note}"
+        yield "Global model", score.shown(score.averaged), word
     elif summary.test_loss is not None:
         yield "Global model", number(summary.test_loss), "loss"
     if took.at_clients:
         at = max(took.at_clients)
         mean, worst = took.at_clients[at]
-        lowest = "" if worst is None else f", worst {percent(worst)}"
+        lowest = "" if worst is None else f", worst {score.shown(worst)}"
         noisy = ", with noise" if summary.privacy else ""  # without it nothing is told where there is a budget
-        yield "At the clients", percent(mean), f"mean on their own examples{lowest}, in round {count(at)}{noisy}"
+        yield "At the clients", score.shown(mean), f"mean on their own examples{lowest}, in round {count(at)}{noisy}"
     yield "Abandoned", count(lost), f"of {plural(summary.rounds, 'round')}" + (": changed nothing" if lost else "")
     if summary.privacy is not None:
         yield spending.card(summary.privacy)
@@ -94,8 +96,8 @@ def _per_contribution(run: RecordedRun, took: Participation) -> str:
 
 
 def lines(run: RecordedRun, took: Participation) -> list[Line]:
-    """Return the accuracy of the global model, and what the clients measured of it where they did."""
-    found: list[Line] = [("global model", BLUE, "-", run.series("accuracy_averaged"))]
+    """Return the score of the global model, and what the clients measured of it where they did."""
+    found: list[Line] = [("global model", BLUE, "-", run.series("score_averaged"))]
     rows = {row.round: row for row in run.network}
     tested = [(rows[at], *values) for at, values in sorted(took.at_clients.items()) if at in rows]
     found.append(("mean client", GREEN, DASHES[1], [(row, mean) for row, mean, _ in tested]))
@@ -106,23 +108,25 @@ def lines(run: RecordedRun, took: Participation) -> list[Line]:
 def learning(run: RecordedRun, took: Participation) -> Markup | None:
     """Return the learning curves."""
     drawn = lines(run, took)
-    of_what = "accuracy" if took.at_clients else "test accuracy"
-    said = "Accuracy of the global model on the common test set."
+    score = run.summary.score.metric
+    of_what = score.word if took.at_clients else f"test {score.word}"
+    said = f"{score.heading} of the global model on the common test set"
     if took.at_clients:
-        said = "Accuracy of the global model on the common test set, and at the clients, on examples of their own."
+        said += ", and at the clients, on examples of their own"
+    said += f"{score.note}."
 
     def curve(name: str, axis: figures.ByRow, title: str, caption: str) -> Markup | None:
-        return figure(name, figures.accuracy(run, name, axis, drawn, of_what), title, caption)
+        return figure(name, figures.scores(run, name, axis, drawn, of_what), title, caption)
 
     losses = figures.loss(run, "loss", "on the clients’ own data")
     return section(
         "What was learned",
         grid(
-            curve("accuracy-by-round", figures.by_round, "Accuracy by round", said),
+            curve("score-by-round", figures.by_round, f"{score.heading} by round", said),
             figure("loss", losses, "Loss by round", "What training makes smaller, as a mean over those who took part."),
-            curve("accuracy-by-bytes", figures.by_all_bytes, "Accuracy by bytes",
+            curve("score-by-bytes", figures.by_all_bytes, f"{score.heading} by bytes",
                   "The same against what coordinator and clients together have sent."),
-            curve("accuracy-by-time", figures.by_seconds, "Accuracy by time",
+            curve("score-by-time", figures.by_seconds, f"{score.heading} by time",
                   "The same against the time that has passed, waiting included."),
         ),
     )  # fmt: skip
@@ -238,9 +242,10 @@ def clients(run: RecordedRun, took: Participation) -> Markup | None:
 def _client_table(run: RecordedRun, took: Participation) -> Markup | None:
     if not any(took.turns):
         return None
-    tested = any(client.accuracy is not None for client in run.learners)
+    tested = any(client.score is not None for client in run.learners)
     learned = any(client.loss is not None for client in run.learners)
-    heads = ["Client", "Rounds", *(["Accuracy"] if tested else []), *(["Loss"] if learned else [])]
+    scored = [run.summary.score.metric.heading] if tested else []
+    heads = ["Client", "Rounds", *scored, *(["Loss"] if learned else [])]
     heads += ["Sent", "Received", "Training", "Waiting"]
     rows = []
     for node, client in enumerate(run.learners):
@@ -249,7 +254,7 @@ def _client_table(run: RecordedRun, took: Participation) -> Markup | None:
             [
                 str(node),
                 count(took.turns[node]),
-                *([percent(client.accuracy)] if tested else []),
+                *([run.summary.score.shown(client.score)] if tested else []),
                 *([number(client.loss)] if learned else []),
                 data_size(client.bytes_sent),
                 data_size(client.bytes_received),

@@ -1,4 +1,4 @@
-"""The curves of one run: accuracy, loss and disagreement."""
+"""The curves of one run: score, loss and disagreement."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 HEIGHT = 3.1
 CONSENSUS_HEIGHT = 4.1  # as high as the table beside it
-ACCURACIES = (
-    ("accuracy_averaged", "averaged model", BLUE, "-"),
-    ("accuracy_mean_peer", "mean peer", GREEN, DASHES[1]),
-    ("accuracy_worst_peer", "worst peer", ORANGE, DASHES[2]),
+SCORES = (
+    ("score_averaged", "averaged model", BLUE, "-"),
+    ("score_mean_peer", "mean peer", GREEN, DASHES[1]),
+    ("score_worst_peer", "worst peer", ORANGE, DASHES[2]),
 )
 Axis = tuple[str, Callable[[ReportedRound], float]]  # a label and the place of a row on it
 ByRow = Callable[[list[ReportedRound]], Axis]
@@ -49,15 +49,16 @@ def by_seconds(rows: list[ReportedRound]) -> Axis:
 
 
 def of_peers(run: RecordedRun) -> list[Line]:
-    """Return the three accuracies of a network of peers."""
-    return [(label, colour, dash, run.series(column)) for column, label, colour, dash in ACCURACIES]
+    """Return the three scores of a network of peers."""
+    return [(label, colour, dash, run.series(column)) for column, label, colour, dash in SCORES]
 
 
-def accuracy(run: RecordedRun, name: str, axis: ByRow, lines: list[Line], label: str = "test accuracy") -> str | None:
-    """Return accuracies over rounds, bytes or seconds; None without accuracy, or where the
+def scores(run: RecordedRun, name: str, axis: ByRow, lines: list[Line], label: str = "") -> str | None:
+    """Return the curves of a score over rounds, bytes or seconds; None without any, or where the
     axis never moves: peers that send nothing."""
     lines = [line for line in lines if line[3]]
     axis_label, place = axis(run.network)
+    score = run.summary.score.metric
     if not lines or (len(run.network) > 1 and not any(place(row) for row in run.network)):
         return None
 
@@ -73,10 +74,11 @@ def accuracy(run: RecordedRun, name: str, axis: ByRow, lines: list[Line], label:
                 dash=dash,
             )
         axes.set_xlabel(axis_label)
-        axes.set_ylabel(label)
+        axes.set_ylabel(label or f"test {score.word}")
         if axis is by_round:
             drawing.whole_axis(axes)
-        drawing.percent_axis(axes)
+        if score.percent:
+            drawing.percent_axis(axes)
         legend_above(axes)
 
     return draw(name, HEIGHT, paint)

@@ -36,7 +36,7 @@ def drawable(graph: Graph) -> bool:
 
 
 def network(run: RecordedRun, graph: Graph, name: str) -> str:
-    """Return the drawing of a graph that is `drawable`: width by weight, colour by final accuracy, else by degree."""
+    """Return the drawing of a graph that is `drawable`: width by weight, colour by final score, else by degree."""
     values, what = _node_values(run, graph)
 
     def paint(figure: Figure) -> None:
@@ -130,10 +130,10 @@ def spectrum(run: RecordedRun, name: str) -> str | None:
 
 
 def _node_values(run: RecordedRun, graph: Graph) -> tuple[list[float], str]:
-    accuracies = [peer.accuracy for peer in run.peers]
-    known = [value for value in accuracies if value is not None]
+    scores = [peer.score for peer in run.peers]
+    known = [value for value in scores if value is not None]
     if known and len(known) == graph.n:
-        return known, "final accuracy of the peer"
+        return known, f"final {run.summary.score.metric.word} of the peer"
     degrees = [0.0] * graph.n
     for u, v in graph.edges:
         degrees[u] += 1

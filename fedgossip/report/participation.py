@@ -72,8 +72,8 @@ class Participation:
             return
         if row.clients is not None:
             self.contributions[row.round] = row.clients
-        if row.accuracy_clients is not None:
-            self.at_clients[row.round - 1] = row.accuracy_clients, row.accuracy_worst_client
+        if row.score_clients is not None:
+            self.at_clients[row.round - 1] = row.score_clients, row.score_worst_client
 
     def event(self, event: ReportedEvent) -> bool:
         """Fold an event; return whether all that it says is told here."""

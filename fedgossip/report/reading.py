@@ -15,14 +15,18 @@ import msgspec
 
 from fedgossip.decoding import json_value
 from fedgossip.errors import ConfigError
+from fedgossip.learning.objectives import score_told
+from fedgossip.records import renamed
 from fedgossip.report.naming import Names
+from fedgossip.report.numbers import number, percent
 from fedgossip.report.participation import Participation
 from fedgossip.report.rows import ReportedEvent, ReportedPeerRound, ReportedRound
+from fedgossip.scores import ACCURACY, Score
 
 EVENTS_KEPT = 200
 ABOUT_SEVERAL_MODELS = (
-    "accuracy_mean_peer",
-    "accuracy_worst_peer",
+    "score_mean_peer",
+    "score_worst_peer",
     "consensus_distance",
     "consensus_before",
     "update_spread",
@@ -31,12 +35,29 @@ ABOUT_SEVERAL_MODELS = (
 T = TypeVar("T")
 
 
-class Accuracy(msgspec.Struct, frozen=True):
-    """The three accuracies that are always told together; None for tasks that have no accuracy."""
+class Scores(msgspec.Struct, frozen=True):
+    """The three scores that are always told together; None for tasks that have none."""
 
+    name: str = ACCURACY.name
+    better: str = ACCURACY.better
+    unit: str = ACCURACY.unit
     averaged: float | None = None
     mean_peer: float | None = None
     worst_peer: float | None = None
+
+    @property
+    def known(self) -> bool:
+        """Whether there is a value."""
+        return any(value is not None for value in (self.averaged, self.mean_peer, self.worst_peer))
+
+    @property
+    def metric(self) -> Score:
+        """What they are values of."""
+        return score_told({"name": self.name, "better": self.better, "unit": self.unit})
+
+    def shown(self, value: float | None) -> str:
+        """Return a value for people."""
+        return percent(value) if self.metric.percent else number(value)
 
 
 class RecordedForecast(msgspec.Struct, frozen=True):
@@ -114,7 +135,7 @@ class Summary(msgspec.Struct, frozen=True):
     graph: str = ""
     mode: str = "sync"
     digest: str | None = None
-    accuracy: Accuracy = Accuracy()
+    score: Scores = Scores()
     consensus_distance: float | None = None
     bytes_sent: int = 0
     seconds: float | None = None
@@ -147,11 +168,11 @@ class Summary(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class PeerTotal:
-    """All rounds of one peer: the last known loss and accuracy, the sums of bytes and seconds."""
+    """All rounds of one peer: the last known loss and score, the sums of bytes and seconds."""
 
     rounds: int = 0
     loss: float | None = None
-    accuracy: float | None = None
+    score: float | None = None
     bytes_sent: int = 0
     bytes_received: int = 0
     seconds: dict[str, float] = field(default_factory=lambda: {"training": 0.0, "waiting": 0.0, "mixing": 0.0})
@@ -159,7 +180,7 @@ class PeerTotal:
     def add(self, row: ReportedPeerRound) -> None:
         self.rounds = max(self.rounds, row.round)
         self.loss = self.loss if row.loss is None else row.loss
-        self.accuracy = self.accuracy if row.accuracy is None else row.accuracy
+        self.score = self.score if row.score is None else row.score
         self.bytes_sent += row.bytes_sent
         self.bytes_received += row.bytes_received
         self.seconds["training"] += row.seconds_training or 0.0
@@ -251,14 +272,14 @@ def _summary(path: Path) -> Summary:
         raise ConfigError(f"{place}: there is no such file.", _RUN_AGAIN) from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"{place}: cannot be read as JSON ({error}).", _RUN_AGAIN) from None
-    summary = _convert(record, Summary, place)
+    summary = _convert(renamed(record), Summary, place)
     _check_sizes(summary, place)
     if not summary.federated:
         return summary
     nothing = dict.fromkeys(("consensus_distance", "measured_contraction"))
     privacy = summary.privacy if summary.privacy and summary.privacy.unit != "none" else None
-    alone = Accuracy(averaged=summary.accuracy.averaged)
-    return msgspec.structs.replace(summary, accuracy=alone, privacy=privacy, **nothing)
+    alone = msgspec.structs.replace(summary.score, mean_peer=None, worst_peer=None)
+    return msgspec.structs.replace(summary, score=alone, privacy=privacy, **nothing)
 
 
 def _check_sizes(summary: Summary, place: str) -> None:
@@ -295,7 +316,7 @@ def _records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                     raise ConfigError(f"{place}: not JSON ({error}).", _MEND) from None
                 if not isinstance(record, dict):
                     raise ConfigError(f"{place}: expected one JSON object.", _MEND)
-                yield place, record
+                yield place, renamed(record)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}).", _RUN_AGAIN) from None
 

@@ -15,9 +15,9 @@ class ReportedRound(msgspec.Struct, frozen=True):
     bytes_sent: int = 0
     loss: float | None = None
     test_loss: float | None = None
-    accuracy_averaged: float | None = None
-    accuracy_mean_peer: float | None = None
-    accuracy_worst_peer: float | None = None
+    score_averaged: float | None = None
+    score_mean_peer: float | None = None
+    score_worst_peer: float | None = None
     consensus_distance: float | None = None
     consensus_before: float | None = None
     update_spread: float | None = None
@@ -29,15 +29,15 @@ class ReportedPeerRound(msgspec.Struct, frozen=True):
     round: int
     peer: int
     loss: float | None = None
-    accuracy: float | None = None
+    score: float | None = None
     bytes_sent: int = 0
     bytes_received: int = 0
     seconds_training: float | None = None
     seconds_waiting: float | None = None
     seconds_mixing: float | None = None
     clients: int | None = None
-    accuracy_clients: float | None = None
-    accuracy_worst_client: float | None = None
+    score_clients: float | None = None
+    score_worst_client: float | None = None
     epsilon: float | None = None
 
 

@@ -22,7 +22,7 @@ from fedgossip.report.markup import (
     table,
     text,
 )
-from fedgossip.report.numbers import NOTHING, count, data_size, duration, near_one, number, percent, plural
+from fedgossip.report.numbers import NOTHING, count, data_size, duration, near_one, number, plural
 from fedgossip.report.reading import Graph, RecordedRun
 from fedgossip.report.reasons import gravest_first
 from fedgossip.report.repeating import repeating
@@ -82,11 +82,11 @@ def head_of(
 
 def _key_figures(run: RecordedRun) -> Iterable[tuple[str, str, str]]:
     summary = run.summary
-    three = summary.accuracy
+    three, score = summary.score, summary.score.metric
     if three != type(three)():
-        yield "Averaged model", percent(three.averaged), "accuracy of the mean of all models"
-        yield "Mean peer", percent(three.mean_peer), "mean accuracy of the peers’ own models"
-        yield "Worst peer", percent(three.worst_peer), _worst(run)
+        yield "Averaged model", three.shown(three.averaged), f"{score.word} of the mean of all models{score.note}"
+        yield "Mean peer", three.shown(three.mean_peer), f"mean {score.word} of the peers’ own models"
+        yield "Worst peer", three.shown(three.worst_peer), _worst(run)
     else:
         yield "Contraction", near_one(summary.measured_contraction), "disagreement left by one round, measured"
     yield "Consensus distance", number(summary.consensus_distance), "how far the models lie from their mean"
@@ -109,8 +109,12 @@ def time_and_digest(run: RecordedRun, digest_of: str) -> Iterable[tuple[str, str
 
 
 def _worst(run: RecordedRun) -> str:
-    known = [(peer.accuracy, node) for node, peer in enumerate(run.peers) if peer.accuracy is not None]
-    return f"peer {_label(run, min(known)[1])} at the end" if known else "the lowest accuracy of one peer"
+    score = run.summary.score.metric
+    known = {node: peer.score for node, peer in enumerate(run.peers) if peer.score is not None}
+    if not known:
+        return f"the worst {score.word} of one peer"
+    worst = score.worst(known.values())
+    return f"peer {_label(run, next(node for node, value in known.items() if value == worst))} at the end"
 
 
 def _per_peer_and_round(run: RecordedRun) -> str:
@@ -125,14 +129,15 @@ def _label(run: RecordedRun, node: int) -> str:
 
 def learning(run: RecordedRun) -> Markup | None:
     """Return the learning curves."""
+    score = run.summary.score.metric
     return section(
         "What was learned",
         grid(
             figure(
-                "accuracy-by-round",
-                figures.accuracy(run, "accuracy-by-round", figures.by_round, figures.of_peers(run)),
-                "Accuracy by round",
-                "Test accuracy of the average of all models, of the mean peer and of the worst peer: "
+                "score-by-round",
+                figures.scores(run, "score-by-round", figures.by_round, figures.of_peers(run)),
+                f"{score.heading} by round",
+                f"Test {score.word} of the average of all models, of the mean peer and of the worst peer{score.note}: "
                 "where the lines part, the peers do not agree yet.",
             ),
             figure(
@@ -142,16 +147,16 @@ def learning(run: RecordedRun) -> Markup | None:
                 "What training makes smaller, as a mean over the peers.",
             ),
             figure(
-                "accuracy-by-bytes",
-                figures.accuracy(run, "accuracy-by-bytes", figures.by_bytes, figures.of_peers(run)),
-                "Accuracy by bytes",
-                "The same accuracies against what all peers together have sent: what the network was paid.",
+                "score-by-bytes",
+                figures.scores(run, "score-by-bytes", figures.by_bytes, figures.of_peers(run)),
+                f"{score.heading} by bytes",
+                "The same against what all peers together have sent: what the network was paid.",
             ),
             figure(
-                "accuracy-by-time",
-                figures.accuracy(run, "accuracy-by-time", figures.by_seconds, figures.of_peers(run)),
-                "Accuracy by time",
-                "The same accuracies against the time that has passed, waiting included.",
+                "score-by-time",
+                figures.scores(run, "score-by-time", figures.by_seconds, figures.of_peers(run)),
+                f"{score.heading} by time",
+                "The same against the time that has passed, waiting included.",
             ),
         ),
     )
@@ -217,7 +222,8 @@ def graph(run: RecordedRun) -> Markup | None:
             said = "There is no edge to draw: every peer was on its own."
         return section("The graph", paragraph(said, "lead"), grid(spectrum, facts))
     weights = "" if drawn.rows is None else "; a thicker line is a larger mixing weight"
-    colours = "final accuracy" if any(peer.accuracy is not None for peer in run.peers) else "number of neighbours"
+    scored = any(peer.score is not None for peer in run.peers)
+    colours = f"final {run.summary.score.metric.word}" if scored else "number of neighbours"
     picture = figure(
         "graph",
         graphs.network(run, drawn, "graph"),
@@ -274,12 +280,13 @@ def peers(run: RecordedRun) -> Markup | None:
 def _peer_table(run: RecordedRun) -> Markup | None:
     if not any(peer.rounds for peer in run.peers):
         return None
-    learned = any(peer.accuracy is not None or peer.loss is not None for peer in run.peers)
-    heads = ["Peer", *(["Accuracy", "Loss"] if learned else []), "Sent", "Received", "Training", "Waiting", "Mixing"]
+    learned = any(peer.score is not None or peer.loss is not None for peer in run.peers)
+    scored = [run.summary.score.metric.heading, "Loss"] if learned else []
+    heads = ["Peer", *scored, "Sent", "Received", "Training", "Waiting", "Mixing"]
     rows = [
         [
             _label(run, node),
-            *([percent(peer.accuracy), number(peer.loss)] if learned else []),
+            *([run.summary.score.shown(peer.score), number(peer.loss)] if learned else []),
             data_size(peer.bytes_sent),
             data_size(peer.bytes_received),
             *(duration(peer.seconds[activity]) for activity, _ in bars.ACTIVITIES),

@@ -18,7 +18,7 @@ from fedgossip.metrics import Network
 from fedgossip.plans import compose
 from fedgossip.plans.compose import DataShares, Plan
 from fedgossip.plans.plan import EXHAUSTED, PARTIAL
-from fedgossip.records import EventRow, PeerRow, Row, read_rows
+from fedgossip.records import EventRow, PeerRow, Row, read_rows, row_of
 from fedgossip.rundir import run_directory
 from fedgossip.rundir.peer_files import PeerEnded
 from fedgossip.rundir.run_directory import Keeper, Run, RunDirectory, RunOutcome
@@ -69,7 +69,7 @@ class Collector:
         at = self.rounds[node]
         for line in data[: data.rfind(b"\n") + 1].splitlines(keepends=True):
             try:
-                row = from_json(self._decoder, line)
+                row = row_of(self._decoder, line)
             except UnreadableError as error:
                 raise ConfigError(f"{path}: not the rows of a peer: {error}", "Copy the folder again.") from None
             at = row.round if isinstance(row, PeerRow) else at
@@ -216,7 +216,7 @@ def collect_peers(plan: Plan, given: Sequence[Path], out: Path) -> Run:
 
     Raises ConfigError for a folder missing; NetworkError where no peer has a round behind it; and the error of a peer
     that failed, when the directory is made.
-    Evaluated rounds hold the accuracies that the peers measured themselves; the averaged model is known at the end.
+    Evaluated rounds hold the scores that the peers measured themselves; the averaged model is known at the end.
     """
     folders = _by_peer(plan, given)
     absent = frozenset(node for node, folder in enumerate(folders) if folder == ABSENT)

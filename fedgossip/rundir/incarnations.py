@@ -10,11 +10,11 @@ import msgspec
 
 from fedgossip import __version__, checkpoints, owner_files
 from fedgossip.checkpoints import About, RefusedError, Stored
-from fedgossip.decoding import UnreadableError, from_json
+from fedgossip.decoding import UnreadableError
 from fedgossip.machine import Checkpoint, Machine, NodeId
 from fedgossip.plans import compose
 from fedgossip.plans.compose import Plan
-from fedgossip.records import EventRow, PeerRow, Row, read_rows
+from fedgossip.records import EventRow, PeerRow, Row, read_rows, row_of
 from fedgossip.vectors import Vector
 
 MakeMachine = Callable[[Vector, Checkpoint | None, int], Machine]
@@ -103,7 +103,7 @@ def bytes_up_to(path: Path, round: int) -> int:
     kept = 0
     for line in path.read_bytes().splitlines(keepends=True):
         try:
-            row = from_json(decoder, line)
+            row = row_of(decoder, line)
         except UnreadableError:
             break
         if (not isinstance(row, EventRow) and row.round > round) or not line.endswith(b"\n"):

@@ -49,6 +49,7 @@ class PeerFiles:
         self.folder, self.node, self.task = folder, node, task
         self.rounds, self.every, self.snapshots = plan.experiment.rounds, plan.experiment.eval.every, snapshots
         self.round = 0
+        self._score = plan.experiment.score
         self._federated = bool(plan.role(node))
         incarnations.mend_rows(folder / "metrics.jsonl")  # of a life before
         self.snapshots_lost = 0
@@ -73,15 +74,15 @@ class PeerFiles:
         self._outgoing = vector if self.snapshots and self._evaluated(round) else None
 
     def mixed(self, round: int, vector: Vector) -> float | None:
-        """Keep what an evaluated round needs; return this peer's accuracy there."""
+        """Keep what an evaluated round needs; return this peer's score there."""
         self.round = round
-        accuracy = None
+        score = None
         if self._evaluated(round):
-            accuracy = self.task.evaluate([vector])[0].get("accuracy")
+            score = self.task.evaluate([vector])[0].get(self._score.name)
             if self.snapshots:
                 self._snapshot(round, vector)
         self._before = vector if self.snapshots and self._evaluated(round + 1) else None
-        return accuracy
+        return score
 
     def _snapshot(self, round: int, vector: Vector) -> None:
         from safetensors.numpy import save

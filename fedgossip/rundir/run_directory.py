@@ -37,6 +37,7 @@ from fedgossip.plans.completeness import Lacking
 from fedgossip.plans.compose import DataShares, Plan
 from fedgossip.plans.plan import EXHAUSTED, PARTIAL
 from fedgossip.records import EventRow, NetworkRow, Row, RowWriter, read_rows
+from fedgossip.scores import Score
 from fedgossip.task import LocalTask, tensors_of
 from fedgossip.vectors import Vector, consensus_distance, digest, mean
 
@@ -66,10 +67,17 @@ class Run:
         return value
 
     @property
+    def score(self) -> Mapping[str, Any]:
+        """averaged, mean_peer, worst_peer, on the common test set; and name, better, unit: which metric that is."""
+        score: Mapping[str, Any] = self.summary["score"]
+        return score
+
+    @property
     def accuracy(self) -> Mapping[str, float | None]:
-        """averaged, mean_peer, worst_peer, on the common test set."""
-        accuracies: Mapping[str, float | None] = self.summary["accuracy"]
-        return accuracies
+        """`score` of a run that is judged by its accuracy.  Raises ConfigError for other runs."""
+        if self.score["name"] not in ("accuracy", ""):
+            raise ConfigError(f"the score of this run is {self.score['name']}, not accuracy", "Use run.score.")
+        return {which: self.score[which] for which in ("averaged", "mean_peer", "worst_peer")}
 
     def network(self) -> list[NetworkRow]:
         """One row per round, for all peers together."""
@@ -251,10 +259,11 @@ def summarize(
         "n": plan.learners,
         "rounds": last.round,
         "digest": digest(there) if whole else None,
-        "accuracy": {
-            "averaged": evaluated.accuracy_averaged,
-            "mean_peer": evaluated.accuracy_mean_peer,
-            "worst_peer": evaluated.accuracy_worst_peer,
+        "score": {
+            **told_of(experiment.score),
+            "averaged": evaluated.score_averaged,
+            "mean_peer": evaluated.score_mean_peer,
+            "worst_peer": evaluated.score_worst_peer,
         },
         "test_loss": evaluated.test_loss,
         "consensus_distance": consensus_distance(there) if there else last.consensus_distance,
@@ -280,6 +289,11 @@ def summarize(
         "kernels": kernels.used(),
         **plan.facts(keeper.rows),
     }
+
+
+def told_of(score: Score) -> dict[str, str]:
+    """What a summary says of the metric beside its three values."""
+    return {"name": score.name, "better": score.better, "unit": score.unit}
 
 
 def refusals(rows: Sequence[Row]) -> list[dict[str, Any]]:

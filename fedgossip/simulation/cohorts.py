@@ -21,6 +21,7 @@ from fedgossip.metrics import Meter, Network
 from fedgossip.protocols.client_round import Chances, PreparedContribution, integers
 from fedgossip.protocols.secure_round import apart
 from fedgossip.records import Row
+from fedgossip.scores import ACCURACY, Score
 from fedgossip.secure.fixed_point import FixedPoint
 from fedgossip.secure.noise_rule import NO_NOISE
 from fedgossip.task import Job, LocalTask, Update
@@ -39,6 +40,7 @@ class Rounds:
     least: int
     fixed: FixedPoint | None
     chances: Sequence[Callable[[int], Chances]]
+    score: Score = ACCURACY
 
     def start(self, task: LocalTask) -> Standing:
         """Return where a run begins."""
@@ -104,7 +106,7 @@ def _round(
         m = update.metrics
         sums.add(node, PreparedContribution(
             up, int(rule.weight(work.examples)), work.examples, work.steps,
-            m.get("loss"), float(m.get("accuracy", 0.0)), int(m.get("tested", 0)),
+            m.get("loss"), float(m.get("score", 0.0)), int(m.get("tested", 0)),
         ))  # fmt: skip
     aggregate, facts = sums.close()
     standing.state = rounds.federated.server.step(standing.state, aggregate)
@@ -121,11 +123,11 @@ class _Exact:
     """Contributions in the clear."""
 
     def __init__(self, rounds: Rounds, model: Vector) -> None:
-        rule = rounds.federated.clients
+        rule, self.score = rounds.federated.clients, rounds.score
         self.total = rounds.federated.aggregation.accumulator(rule.vectors, model.size, model.dtype)
         self.clients = 0
         self.losses: list[tuple[float, float]] = []
-        self.accuracies: list[tuple[float, float]] = []
+        self.scores: list[tuple[float, float]] = []
 
     def add(self, node: NodeId, work: PreparedContribution) -> None:
         self.total.add(node, float(work.weight), work.up, work.steps)
@@ -133,13 +135,13 @@ class _Exact:
         if work.loss is not None:
             self.losses.append((work.examples, work.loss))
         if work.tested:
-            self.accuracies.append((work.tested, work.accuracy))
+            self.scores.append((work.tested, work.measured))
 
     def close(self) -> tuple[Aggregate, dict[str, object]]:
         loss = mean_of(self.losses) if self.losses else None
         facts: dict[str, object] = {"clients": self.clients, "loss": loss}
-        if self.accuracies:
-            facts["accuracy"], facts["worst"] = mean_of(self.accuracies), min(a for _, a in self.accuracies)
+        if self.scores:
+            facts["score"], facts["worst"] = mean_of(self.scores), self.score.worst(one for _, one in self.scores)
         return self.total.aggregate(), facts
 
 
@@ -162,5 +164,5 @@ class _Ring:
         vectors = apart(frozen(found.mean.astype(self.model.dtype)), self.rounds.federated.clients.vectors)
         facts: dict[str, object] = {"clients": found.clients, "loss": found.metrics.get("loss")}
         if found.metrics.get("tested"):
-            facts["accuracy"] = found.metrics["accuracy"]
+            facts["score"] = found.metrics["measured"]
         return Aggregate(vectors, found.clients, found.metrics.get("steps", 1.0)), facts

@@ -1,10 +1,10 @@
 // A federated run: its coordinator in the middle, one model, and clients that answer round by round.
 
-const LED_HEADS = ["client", "state", "last round", "loss", "accuracy", "rounds", "sent", "received", "links up", "what is said"];
+const LED_HEADS = ["client", "state", "last round", "loss", "score", "rounds", "sent", "received", "links up", "what is said"];
 function dress() {
   document.body.classList.add("led");
   tell($("who"), "Clients");
-  LED_HEADS.forEach((head, place) => tell($("heads").children[place], head));
+  LED_HEADS.forEach((head, place) => tell($("heads").children[place], head === "score" ? graph.score.word : head));
   $("clear").hidden = !graph.clear;
 }
 function aroundHub(clients) { // the radius with which so many just stand apart on the circle
@@ -28,26 +28,26 @@ function turns(peer) {
 function ledCards(now) {
   const { contributions, answered, abandoned, mean, worst } = now.led;
   const shown = [["rounds", String(now.round), now.rounds ? `of ${now.rounds}` : "behind the coordinator"]];
-  if (now.averaged !== null) shown.push(["global model", percent(now.averaged), "test accuracy" + of(now.tested, now)]);
+  if (now.averaged !== null) shown.push(["global model", shown(now.averaged), `test ${graph.score.word}` + of(now.tested, now)]);
   else if (now.loss !== null) shown.push(["global model", number(now.loss), "loss" + of(now.tested, now)]);
-  if (mean !== null) shown.push(["at the clients", percent(mean), worst === null ? "mean accuracy" : `mean accuracy, worst ${percent(worst)}`]);
+  if (mean !== null) shown.push(["at the clients", shown(mean), `mean ${graph.score.word}` + (worst === null ? "" : `, worst ${shown(worst)}`)]);
   if (!now.status && graph.wanted !== null && answered !== null) shown.push(["answered", String(answered), `of ${graph.wanted} in this round`]);
   if (contributions !== null) shown.push(["contributions", String(contributions), "in the last round"]);
   return [...shown, ["abandoned", String(abandoned), "rounds that changed nothing"], ["sent", size(now.bytes), "by all"]];
 }
 function showLedCharts(now) {
-  const { accuracy, loss, clients, contributions } = now.curves;
+  const { score, loss, clients, contributions } = now.curves;
   const kept = (lines) => lines.filter((line) => line.points.length);
   const blue = "var(--training)", green = "var(--mean)", orange = "var(--worst)";
-  if (accuracy.length) {
+  if (score.length) {
     const why = clients.length ? "Of the global model: on the test set, and at the clients." : "Of the global model, on the test set.";
-    chart("accuracy", "Accuracy", why, kept([
-      { name: "global model", colour: blue, dash: "none", points: column(accuracy, 1) },
+    chart("score", capital(graph.score.word), why + graph.score.note, kept([
+      { name: "global model", colour: blue, dash: "none", points: column(score, 1) },
       { name: "mean client", colour: green, dash: "7 4", points: column(clients, 1) },
       { name: "worst client", colour: orange, dash: "2 4", points: column(clients, 2) },
-    ]), { format: percent, step: (y) => `${number(100 * y)}\u202f%` });
+    ]), scoreAxis());
   } else {
-    chart("accuracy", "Loss", "The mean over the clients that took part, and the global model’s on the test set.", kept([
+    chart("score", "Loss", "The mean over the clients that took part, and the global model’s on the test set.", kept([
       { name: "on the clients’ own data", colour: blue, dash: "none", points: column(loss, 1) },
       { name: "of the global model", colour: orange, dash: "7 4", points: column(loss, 2) },
     ]));

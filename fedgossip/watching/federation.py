@@ -72,9 +72,9 @@ class Led:
         """Take the coordinator's row of a round."""
         self.contributions = row.clients or 0
         self.curves["contributions"].add(row.round, self.contributions)
-        if row.accuracy_clients is not None:
+        if row.score_clients is not None:
             self.tested = row
-            self.curves["clients"].add(row.round - 1, row.accuracy_clients, row.accuracy_worst_client)
+            self.curves["clients"].add(row.round - 1, row.score_clients, row.score_worst_client)
 
     def event(self, row: EventRow) -> None:
         self.abandoned += row.name == "abandoned"

@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
-from fedgossip.decoding import UnreadableError, from_json, json_value
-from fedgossip.records import Row
+from fedgossip.decoding import UnreadableError, json_value
+from fedgossip.records import Row, row_of
 from fedgossip.watching.places import ENDED, EXPERIMENT, ROWS, SUMMARY, Facts, Place, facts_of
 from fedgossip.watching.state import State
 from fedgossip.watching.tail import Tail
@@ -57,7 +57,7 @@ class Follower:
 
     def _start(self) -> None:
         facts = self.facts
-        self.state = State(facts.n, facts.rounds, facts.topology, facts.federation)
+        self.state = State(facts.n, facts.rounds, facts.topology, facts.federation, facts.score)
         self._record = {-1: Tail(self.place.folder / ROWS)} if self.place.folder else {}
         self._own: dict[int, Tail] = {}
         self._ended: set[int] = set()
@@ -143,7 +143,7 @@ class Follower:
 
     def _fold(self, line: bytes, *, own: bool) -> None:
         try:
-            row = from_json(self._decoder, line)
+            row = row_of(self._decoder, line)
         except UnreadableError:
             self.unreadable += bool(line.strip())
             return

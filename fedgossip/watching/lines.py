@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from fedgossip.plain import line
 from fedgossip.records import EventRow, NetworkRow, PeerRow, Row
 from fedgossip.report.naming import Names
-from fedgossip.report.numbers import number, percent
+from fedgossip.report.numbers import number
+from fedgossip.scores import Score
 from fedgossip.watching.federation import Led
 from fedgossip.watching.follow import Follower
 from fedgossip.watching.snapshot import Words, event_line, in_trouble, note
-from fedgossip.watching.table import at_clients, heading
+from fedgossip.watching.table import at_clients, heading, shown, three
 
 
 class StatusLines:
@@ -31,14 +32,17 @@ class StatusLines:
 
     def of(self, row: Row) -> str:
         """Return the line of a row; empty for one that is part of a line to come."""
+        score = self.follower.state.score
         match row:
             case EventRow():
                 return event_line(row, self.words, self.names)
             case NetworkRow():
                 led = self.follower.state.led
-                return f"{self._round(row.round)}  {_of_model(row, led) if led else _of_all(row)}".rstrip()
+                words = _of_model(row, led, score) if led else _of_all(row, score)
+                return f"{self._round(row.round)}  {words}".rstrip()
             case PeerRow() if not self.follower.place.folder:
-                return f"{self._round(row.round)}, {self.names.of(row.peer)}  {_of_one(row, self.names)}".rstrip()
+                words = _of_one(row, self.names, score)
+                return f"{self._round(row.round)}, {self.names.of(row.peer)}  {words}".rstrip()
             case _:
                 return ""
 
@@ -58,12 +62,10 @@ class StatusLines:
                 yield line(f"{who} is {word}" + (f" ({words})" if (words := note(state, peer)) else ""))
 
 
-def _of_all(row: NetworkRow) -> str:
+def _of_all(row: NetworkRow, score: Score) -> str:
     words = []
-    if row.accuracy_averaged is not None:
-        accuracies = (row.accuracy_averaged, row.accuracy_mean_peer, row.accuracy_worst_peer)
-        named = zip(accuracies, ("averaged", "mean peer", "worst peer"), strict=True)
-        words.append("accuracy " + ", ".join(f"{percent(value)} {name}" for value, name in named))
+    if row.score_averaged is not None:
+        words.append(three(score, row))
     elif row.loss is not None or row.test_loss is not None:
         words.append(f"loss {number(row.test_loss if row.loss is None else row.loss)}")
     if row.consensus_distance is not None:
@@ -71,19 +73,19 @@ def _of_all(row: NetworkRow) -> str:
     return ", ".join(words)
 
 
-def _of_model(row: NetworkRow, led: Led) -> str:
+def _of_model(row: NetworkRow, led: Led, score: Score) -> str:
     words = []
-    if row.accuracy_averaged is not None:
-        words += [f"accuracy {percent(row.accuracy_averaged)}", *at_clients(led, row.round)]
+    if row.score_averaged is not None:
+        words += [f"{score.word} {shown(score, row.score_averaged)}", *at_clients(led, row.round, score)]
     if not words and (row.loss is not None or row.test_loss is not None):
         words.append(f"loss {number(row.test_loss if row.loss is None else row.loss)}")
     return ", ".join([*words, *([] if not row.round else [f"{led.contributions or 0} contributions"])])
 
 
-def _of_one(row: PeerRow, names: Names) -> str:
+def _of_one(row: PeerRow, names: Names, score: Score) -> str:
     words = [] if row.loss is None else [f"loss {number(row.loss)}"]
-    if row.accuracy is not None:
-        words.append(f"accuracy {percent(row.accuracy)}")
+    if row.score is not None:
+        words.append(f"{score.word} {shown(score, row.score)}")
     if row.peer == names.coordinator:
         words.append(f"{row.clients or 0} contributions")
     return ", ".join(words if names.coordinator is not None else [*words, f"waited {number(row.seconds_waiting)} s"])

@@ -26,9 +26,9 @@ class Peer:
     watched: bool = True
     round: int = 0
     loss: float | None = None
-    accuracy: float | None = None
+    score: float | None = None
     tested: int = 0
-    """The round of that accuracy."""
+    """The round of that score."""
     bytes_sent: int = 0
     bytes_received: int = 0
     waiting: float | None = None
@@ -64,8 +64,8 @@ class Peer:
         """Take a row that is newer than what is known."""
         self.round = row.round
         self.loss = row.loss if row.loss is not None else self.loss
-        if row.accuracy is not None:
-            self.accuracy, self.tested = row.accuracy, row.round
+        if row.score is not None:
+            self.score, self.tested = row.score, row.round
         whole = row.seconds_training + row.seconds_waiting + row.seconds_mixing
         if whole > 0:
             share = row.seconds_waiting / whole

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from fedgossip.decoding import from_toml
 from fedgossip.errors import ConfigError, FedgossipError
+from fedgossip.learning.objectives import AS_THE_DATA, KINDS, objective_of
+from fedgossip.plain import line
+from fedgossip.scores import ACCURACY, Score
 from fedgossip.topology import Topology, resolve, resolve_schedule, union
 from fedgossip.watching.federation import Federation, federation_of, star
 
@@ -50,6 +53,7 @@ class Facts:
     rounds: int = 0
     topology: Topology | None = None
     federation: Federation | None = None
+    score: Score = ACCURACY
 
 
 def find(given: Sequence[Path], base: Path = Path("runs")) -> Place:
@@ -113,6 +117,24 @@ def _node(folder: Path) -> int:
 def facts_of(place: Place) -> Facts:
     """Return what the experiment file beside the rows says; nothing where there is none, or none that can be read."""
     content = next((found for path in _experiments(place) if (found := _read(path))), {})
+    return replace(_facts(content), score=_score(content))
+
+
+def _score(content: dict[str, Any]) -> Score:
+    """Return what the run is judged by; its accuracy where the file says nothing that is known."""
+    task, data = content.get("task"), content.get("data")
+    task, data = task if isinstance(task, dict) else {}, data if isinstance(data, dict) else {}
+    kind, metrics = task.get("kind", AS_THE_DATA), task.get("metrics", [])
+    if kind not in (*KINDS, AS_THE_DATA) or not isinstance(metrics, list):
+        return ACCURACY
+    try:
+        score = objective_of(kind, "", [str(metric) for metric in metrics], str(data.get("source", ""))).score
+    except ConfigError:
+        return ACCURACY
+    return replace(score, unit=line(score.unit, 80))
+
+
+def _facts(content: dict[str, Any]) -> Facts:
     rounds, name = content.get("rounds"), content.get("name")
     title, whole = name if isinstance(name, str) else "", rounds if isinstance(rounds, int) else 0
     if federation := federation_of(content):

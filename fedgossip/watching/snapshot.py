@@ -42,6 +42,7 @@ def graph(follower: Follower) -> dict[str, Any]:
         "labels": [line(label, 24) for label in labels] if labels and found is not None else None,
         "coordinator": state.names.coordinator,
         "wanted": facts.federation.wanted if facts.federation else None,
+        "score": {"word": facts.score.word, "note": facts.score.note, "percent": facts.score.percent},
         "clear": bool(facts.federation and not facts.federation.secure),
     }
 
@@ -58,7 +59,7 @@ def moment(follower: Follower, words: Words) -> dict[str, Any]:
     curves = state.curves | (state.led.curves if state.led else {})
     all_listed = len(state.peers) <= MOST_NODES
     shown = in_order(state) if all_listed else state.by_interest()[:LISTED]
-    tested, distance = state.accuracies, state.distance
+    tested, distance = state.tested, state.distance
     return {
         "status": state.status if follower.ended else "",
         "lacking": follower.lacking if follower.ended else [],
@@ -71,9 +72,9 @@ def moment(follower: Follower, words: Words) -> dict[str, Any]:
         "read": follower.read_share,
         "quiet": round(max(0.0, time.time() - follower.news_at), 1),
         "tested": tested.round if tested else None,
-        "averaged": tested.accuracy_averaged if tested else None,
-        "mean": tested.accuracy_mean_peer if tested and not state.led else None,
-        "worst": tested.accuracy_worst_peer if tested and not state.led else None,
+        "averaged": tested.score_averaged if tested else None,
+        "mean": tested.score_mean_peer if tested and not state.led else None,
+        "worst": tested.score_worst_peer if tested and not state.led else None,
         "loss": tested.test_loss if tested else None,
         "distance": distance.consensus_distance if distance else None,
         "measured": distance.round if distance else None,
@@ -111,8 +112,8 @@ def _led(state: State, led: Led) -> dict[str, Any]:
         "contributions": led.contributions,
         "answered": led.answered(state.peers.values()),
         "abandoned": led.abandoned,
-        "mean": tested.accuracy_clients if tested else None,
-        "worst": tested.accuracy_worst_client if tested else None,
+        "mean": tested.score_clients if tested else None,
+        "worst": tested.score_worst_client if tested else None,
     }
 
 
@@ -123,7 +124,7 @@ def _peer(state: State, peer: Peer, down: dict[tuple[int, int], str]) -> dict[st
         "state": state.condition(peer),
         "round": peer.round if peer.known else None,
         "loss": peer.loss,
-        "accuracy": peer.accuracy,
+        "score": peer.score,
         "tested": peer.tested,
         "waiting": peer.waiting,
         "turns": peer.turns,

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from fedgossip.records import EventRow, NetworkRow, PeerRow, Row
 from fedgossip.report.naming import PEERS, Names
+from fedgossip.scores import ACCURACY, Score
 from fedgossip.topology import Topology
 from fedgossip.watching.curves import Curve
 from fedgossip.watching.federation import Federation, Led
@@ -51,18 +52,24 @@ class State:
     """Fold rows with `take`; rows that the record will repeat later, with `preview`."""
 
     def __init__(
-        self, n: int = 0, rounds: int = 0, topology: Topology | None = None, federation: Federation | None = None
+        self,
+        n: int = 0,
+        rounds: int = 0,
+        topology: Topology | None = None,
+        federation: Federation | None = None,
+        score: Score = ACCURACY,
     ) -> None:
+        self.score = score
         self.n, self.rounds = n, rounds
         self.led = Led(federation) if federation else None
         self.names = Names(federation.coordinator) if federation else PEERS
         self.peers: dict[int, Peer] = {node: Peer(node) for node in range(min(n, MOST_PEERS))}
         self.network: NetworkRow | None = None
-        self.accuracies: NetworkRow | None = None
+        self.tested: NetworkRow | None = None
         """The newest row with a measurement on the test set."""
         self.distance: NetworkRow | None = None
         """The newest row with a consensus distance."""
-        self.curves = {name: Curve() for name in ("accuracy", "loss", "distance")}
+        self.curves = {name: Curve() for name in ("score", "loss", "distance")}
         self.events: deque[EventRow] = deque(maxlen=EVENTS_KEPT)
         """The newest; without those that miss the same neighbours as in the round before."""
         self.events_seen = 0
@@ -152,13 +159,13 @@ class State:
 
     def _network(self, row: NetworkRow) -> None:
         self.network = row
-        if row.accuracy_averaged is not None or (row.accuracy_mean_peer is not None and not self.led):
-            others = (None, None) if self.led else (row.accuracy_mean_peer, row.accuracy_worst_peer)
-            self.curves["accuracy"].add(row.round, row.accuracy_averaged, *others)
+        if row.score_averaged is not None or (row.score_mean_peer is not None and not self.led):
+            others = (None, None) if self.led else (row.score_mean_peer, row.score_worst_peer)
+            self.curves["score"].add(row.round, row.score_averaged, *others)
         if row.loss is not None or row.test_loss is not None:
             self.curves["loss"].add(row.round, row.loss, row.test_loss)
         if row.test_loss is not None:
-            self.accuracies = row
+            self.tested = row
         if row.consensus_distance is not None and not self.led:
             self.distance = row
             self.curves["distance"].add(row.round, row.consensus_distance)

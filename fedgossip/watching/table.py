@@ -7,7 +7,9 @@ from rich.table import Table
 from rich.text import Text
 
 from fedgossip.plain import line
+from fedgossip.records import NetworkRow
 from fedgossip.report.numbers import data_size, number, percent
+from fedgossip.scores import Score
 from fedgossip.watching.federation import Led
 from fedgossip.watching.follow import DRIVERS, Follower
 from fedgossip.watching.peers import Peer
@@ -83,10 +85,10 @@ def rounds_led(state: State, led: Led) -> list[str]:
     return [*words, f"{led.abandoned} abandoned"] if led.abandoned else words
 
 
-def at_clients(led: Led, now: int) -> list[str]:
+def at_clients(led: Led, now: int, score: Score) -> list[str]:
     """What the clients measured last of the global model, where they did: of the round before, mostly."""
     tested = led.tested
-    return [f"{percent(tested.accuracy_clients)} at the clients{_of(tested.round - 1, now)}"] if tested else []
+    return [f"{shown(score, tested.score_clients)} at the clients{_of(tested.round - 1, now)}"] if tested else []
 
 
 def _of(round: int, now: int) -> str:
@@ -95,16 +97,14 @@ def _of(round: int, now: int) -> str:
 
 
 def learned(state: State) -> list[str]:
-    """The three accuracies, or the loss, and the consensus distance, as far as they are measured."""
-    words, tested, distance = [], state.accuracies, state.distance
+    """The three scores, or the loss, and the consensus distance, as far as they are measured."""
+    words, tested, distance, score = [], state.tested, state.distance, state.score
     of_round = _of(tested.round, state.round) if tested else ""
-    if state.led and tested is not None and tested.accuracy_averaged is not None:
-        of_model = f"accuracy {percent(tested.accuracy_averaged)} global model{of_round}"
-        words.append(", ".join([of_model, *at_clients(state.led, state.round)]))
-    elif tested is not None and tested.accuracy_averaged is not None:
-        accuracies = (tested.accuracy_averaged, tested.accuracy_mean_peer, tested.accuracy_worst_peer)
-        named = zip(accuracies, ("averaged", "mean peer", "worst peer"), strict=True)
-        words.append("accuracy " + ", ".join(f"{percent(value)} {name}" for value, name in named) + of_round)
+    if state.led and tested is not None and tested.score_averaged is not None:
+        of_model = f"{score.word} {shown(score, tested.score_averaged)} global model{of_round}"
+        words.append(", ".join([of_model, *at_clients(state.led, state.round, score)]))
+    elif tested is not None and tested.score_averaged is not None:
+        words.append(three(score, tested) + of_round)
     elif tested is not None:
         words.append(f"loss {number(tested.test_loss)}{of_round}")
     if distance is not None:
@@ -112,11 +112,24 @@ def learned(state: State) -> list[str]:
     return words
 
 
+def shown(score: Score, value: float | None) -> str:
+    """Return a value of a score for people."""
+    return percent(value) if score.percent else number(value)
+
+
+def three(score: Score, row: NetworkRow) -> str:
+    """The three scores of a round, in words."""
+    values = (row.score_averaged, row.score_mean_peer, row.score_worst_peer)
+    named = zip(values, ("averaged", "mean peer", "worst peer"), strict=True)
+    return f"{score.word} " + ", ".join(f"{shown(score, value)} {name}" for value, name in named)
+
+
 def peers_table(state: State, peers: list[Peer], width: int) -> Table:
     """One line per peer."""
     wide = width >= NARROW
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    heads = ("peer", "state", "round", "loss", "accuracy", "waiting", "sent", "received", "links", "what others say")
+    scored = state.score.word
+    heads = ("peer", "state", "round", "loss", scored, "waiting", "sent", "received", "links", "what others say")
     left = ("state", "what others say")
     for head in heads:
         if wide or head not in ("loss", "received", "links"):
@@ -130,7 +143,7 @@ def peers_table(state: State, peers: list[Peer], width: int) -> Table:
             "state": _state(state.condition(peer)),
             "round": Text(_round(state, peer)),
             "loss": Text(number(peer.loss)),
-            "accuracy": Text(_accuracy(peer)),
+            state.score.word: Text(_score(state.score, peer)),
             "waiting": Text("–" if peer.waiting is None else f"{100 * peer.waiting:.0f} %"),
             "sent": Text(data_size(peer.bytes_sent if peer.known else None)),
             "received": Text(data_size(peer.bytes_received if peer.known else None)),
@@ -145,7 +158,7 @@ def clients_table(state: State, peers: list[Peer], width: int) -> Table:
     """One line for the coordinator, and one per client."""
     wide = width >= NARROW
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    heads = ("client", "state", "last round", "rounds", "loss", "accuracy", "sent", "received", "what is said")
+    heads = ("client", "state", "last round", "rounds", "loss", state.score.word, "sent", "received", "what is said")
     left = ("client", "state", "what is said")
     for head in heads:
         if wide or head not in ("loss", "received", "rounds"):
@@ -158,7 +171,7 @@ def clients_table(state: State, peers: list[Peer], width: int) -> Table:
             "last round": Text(_round(state, peer)),
             "rounds": Text("–" if leads or not known else str(peer.turns)),
             "loss": Text(number(peer.loss)),
-            "accuracy": Text(_accuracy(peer)),
+            state.score.word: Text(_score(state.score, peer)),
             "sent": Text(data_size(peer.bytes_sent if known else None)),
             "received": Text(data_size(peer.bytes_received if known else None)),
             "what is said": Text(_account(state) if leads and not note(state, peer) else note(state, peer)),
@@ -173,9 +186,9 @@ def _round(state: State, peer: Peer) -> str:
     return f"{peer.round}/{state.rounds}" if state.rounds else str(peer.round)
 
 
-def _accuracy(peer: Peer) -> str:
+def _score(score: Score, peer: Peer) -> str:
     """The last that was measured, with its round where that is over."""
-    return percent(peer.accuracy) + ("" if peer.accuracy is None else _of(peer.tested, peer.round))
+    return shown(score, peer.score) + ("" if peer.score is None else _of(peer.tested, peer.round))
 
 
 def _account(state: State) -> str:

@@ -45,6 +45,9 @@ function number(value) {
   return Number(mantissa) === 1 ? ten : `${Number(mantissa)}\u202f·\u202f${ten}`;
 }
 const percent = (value) => (value === null || value === undefined ? NONE : (100 * value).toFixed(1) + "\u202f%");
+const shown = (value) => (graph.score.percent ? percent(value) : number(value)); // of a score
+const scoreAxis = () => (graph.score.percent ? { format: percent, step: (y) => `${number(100 * y)}\u202f%` } : {});
+const capital = (word) => word.charAt(0).toUpperCase() + word.slice(1);
 function size(bytes) {
   if (bytes === null) return NONE;
   for (const [unit, length] of [["GB", 1e9], ["MB", 1e6], ["kB", 1e3]])
@@ -201,17 +204,17 @@ function column(curve, place) {
 }
 function showCharts(now) {
   if (now.led) return showLedCharts(now);
-  const { accuracy, loss, distance } = now.curves;
+  const { score, loss, distance } = now.curves;
   const kept = (lines) => lines.filter((line) => line.points.length);
   const blue = "var(--training)", green = "var(--mean)", orange = "var(--worst)";
-  if (accuracy.length) {
-    chart("accuracy", "Test accuracy", "What a server would publish, and what the peers hold.", kept([
-      { name: "averaged model", colour: blue, dash: "none", points: column(accuracy, 1) },
-      { name: "mean peer", colour: green, dash: "7 4", points: column(accuracy, 2) },
-      { name: "worst peer", colour: orange, dash: "2 4", points: column(accuracy, 3) },
-    ]), { format: percent, step: (y) => `${number(100 * y)}\u202f%` });
+  if (score.length) {
+    chart("score", `Test ${graph.score.word}`, "What a server would publish, and what the peers hold." + graph.score.note, kept([
+      { name: "averaged model", colour: blue, dash: "none", points: column(score, 1) },
+      { name: "mean peer", colour: green, dash: "7 4", points: column(score, 2) },
+      { name: "worst peer", colour: orange, dash: "2 4", points: column(score, 3) },
+    ]), scoreAxis());
   } else {
-    chart("accuracy", "Loss", "The mean over the peers, and the averaged model’s on the test set.", kept([
+    chart("score", "Loss", "The mean over the peers, and the averaged model’s on the test set.", kept([
       { name: "on the peers’ own data", colour: blue, dash: "none", points: column(loss, 1) },
       { name: "of the averaged model", colour: orange, dash: "7 4", points: column(loss, 2) },
     ]));
@@ -247,7 +250,7 @@ const of = (round, now) => (round === null || round === now.round ? "" : `, roun
 function showCards(now) {
   if (now.led) return cards(ledCards(now));
   const shown = [["rounds", String(now.round), now.rounds ? `of ${now.rounds}` : "behind all peers"]];
-  if (now.averaged !== null) shown.push(["averaged model", percent(now.averaged), "test accuracy" + of(now.tested, now)], ["mean peer", percent(now.mean), "test accuracy" + of(now.tested, now)], ["worst peer", percent(now.worst), "test accuracy" + of(now.tested, now)]);
+  if (now.averaged !== null) shown.push(...[["averaged model", now.averaged], ["mean peer", now.mean], ["worst peer", now.worst]].map(([who, value]) => [who, shown(value), `test ${graph.score.word}` + of(now.tested, now)]));
   else if (now.loss !== null) shown.push(["loss", number(now.loss), "of the averaged model" + of(now.tested, now)]);
   shown.push(["disagreement", number(now.distance), "consensus distance" + of(now.measured, now)], ["sent", size(now.bytes), "by all peers"]);
   cards(shown);
@@ -280,8 +283,8 @@ function fill(row, peer, now) {
   const name = peer.id === graph.coordinator ? "coordinator" : label;
   const links = peer.links ? peer.links.replace("/", " / ") : NONE;
   const round = peer.round === null ? NONE : now.rounds ? `${peer.round} / ${now.rounds}` : String(peer.round);
-  const accuracy = percent(peer.accuracy) + (peer.accuracy === null || peer.round === null ? "" : of(peer.tested, peer));
-  const cells = [name, peer.state, round, number(peer.loss), accuracy,
+  const score = shown(peer.score) + (peer.score === null || peer.round === null ? "" : of(peer.tested, peer));
+  const cells = [name, peer.state, round, number(peer.loss), score,
     now.led ? turns(peer) : peer.waiting === null ? NONE : Math.round(100 * peer.waiting) + "\u202f%", size(peer.sent), size(peer.received), links, peer.note];
   cells.forEach((text, place) => {
     const cell = row.children[place];
