@@ -16,6 +16,9 @@ from fedgossip.vectors import Vector
 
 NodeId = int
 
+SINCE: Mapping[str, bool] = {"since": True}
+"""Marks a field that events and effects of earlier traces do not have: where it has its default, no line shows it."""
+
 # --- events: told, past tense -----------------------------------------------------------------------------------
 
 
@@ -32,7 +35,8 @@ class Received:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trained:
-    """`update` is trained vector minus given vector, or None where nothing changed (pure averaging)."""
+    """`update` is trained vector minus given vector, or None where nothing changed (pure averaging); of a `Train` that
+    asks for it the gradient, or None where that is zero."""
 
     job: int
     update: Vector | None
@@ -108,12 +112,18 @@ class Train:
     With `terms` the job stands alone: what the optimiser remembers of earlier jobs does not enter it, and the metrics
     hold "steps" and "rate" too.  `tested`: the given vector is first tested on examples that this node keeps for that;
     "score" and "tested", their number, are in the metrics.
+
+    `gradient`: nothing is trained; `Trained.update` is the mean gradient at `vector` over `accumulate` batches, or as
+    many as the node's training of a round has (None).  It has every bit that the gradient has: a difference of vectors,
+    (x + u) - x, has lost the low ones.
     """
 
     job: int
     vector: Vector
     terms: Terms | None = None
     tested: bool = False
+    gradient: bool = field(default=False, metadata=SINCE)
+    accumulate: int | None = field(default=None, metadata=SINCE)
 
 
 @dataclass(frozen=True, slots=True)

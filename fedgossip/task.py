@@ -5,6 +5,7 @@ else with these methods serves as well.  `LocalTask` is all that a run needs.  W
 protocol each, and a driver asks for nothing by a name that no protocol has:
 
     StatefulTask    what a peer remembers beside its vector, so that it goes on after a crash
+    GradientTask    gradients at a vector, in place of updates from it
     SegmentedTask   where the tensors of a model begin in a vector
     ComparableTask  what the models of two participants must have in common beside their shape
 """
@@ -21,7 +22,7 @@ import numpy.typing as npt
 
 from fedgossip.errors import ConfigError, ResumeError
 from fedgossip.likeness import Likeness
-from fedgossip.machine import NodeId, Terms
+from fedgossip.machine import NodeId, Terms, Train
 from fedgossip.vectors import Vector
 
 
@@ -29,7 +30,7 @@ from fedgossip.vectors import Vector
 class Job:
     """Train `node` in `round` from `vector`.  (node, round) names the random stream, so no job depends on another.
 
-    `terms`, `tested`: of a federated client; see `machine.Train`.
+    `terms`, `tested`, `gradient`, `accumulate`: see `machine.Train`.  Raises ValueError for a gradient with terms.
     """
 
     node: NodeId
@@ -37,12 +38,24 @@ class Job:
     vector: Vector
     terms: Terms | None = None
     tested: bool = False
+    gradient: bool = False
+    accumulate: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.gradient and self.terms is not None and self.terms.active:
+            raise ValueError("terms are added to the steps of a training; a gradient has none")
+
+    @classmethod
+    def of(cls, node: NodeId, asked: Train) -> Job:
+        """The job of a node's machine."""
+        return cls(node, asked.job, asked.vector, asked.terms, asked.tested, asked.gradient, asked.accumulate)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Update:
-    """`difference` is trained minus given, [d], or None where nothing changed; `metrics` holds "loss", but where
-    training is private: then no loss is known."""
+    """`difference` is trained minus given, [d], or None where nothing changed; of a gradient job the gradient.
+    `examples`: those that the node trains on.  `metrics` holds "loss", but where training is private: no loss is known
+    then; "steps" and "rate", where a learning rule asks for them; of a gradient "rows", the examples that it is of."""
 
     difference: Vector | None
     examples: int
@@ -116,6 +129,19 @@ class StatefulTask(LocalTask, Protocol):
 
 
 @runtime_checkable
+class GradientTask(LocalTask, Protocol):
+    """A task that gives gradients too, for methods whose server or group takes the step."""
+
+    def gradients(self, jobs: Sequence[Job]) -> Sequence[Update]:
+        """One gradient per job, in order, as `train` gives updates: the mean over all examples of its batches.
+
+        No optimiser takes part, and what is remembered of a node stays as it is.  Raises ConfigError, for no jobs too,
+        where this task has none; TrainingError, naming the node, where a loss or a gradient is not finite.
+        """
+        ...
+
+
+@runtime_checkable
 class SegmentedTask(LocalTask, Protocol):
     """A task whose vectors are the tensors of a model."""
 
@@ -150,6 +176,30 @@ def checked_task(task: LocalTask) -> LocalTask:
         raise ConfigError(f"{kind} has {has} and no {lacks}", advice)
     segments_of(task)
     return task
+
+
+def require_gradients(task: LocalTask, method: str) -> None:
+    """Raise ConfigError where a task cannot give the gradients that `method` asks for."""
+    if not isinstance(task, GradientTask):
+        text = f"{method} needs gradients, and {type(task).__name__} has no method gradients"
+        raise ConfigError(text, "See fedgossip.task.GradientTask; or take fedavg.")
+    task.gradients([])
+
+
+def done(task: LocalTask, jobs: Sequence[Job]) -> list[Update]:
+    """Return one update per job, in order: of gradient jobs gradients.  Raises as `train` and `gradients` do."""
+    found: dict[int, Update] = {}
+    for asked in (False, True):
+        places = [place for place, job in enumerate(jobs) if job.gradient == asked]
+        if places:
+            part = [jobs[place] for place in places]
+            found.update(zip(places, _gradients(task, part) if asked else task.train(part), strict=True))
+    return [found[place] for place in range(len(jobs))]
+
+
+def _gradients(task: LocalTask, jobs: Sequence[Job]) -> Sequence[Update]:
+    assert isinstance(task, GradientTask), "require_gradients was not called"
+    return task.gradients(jobs)
 
 
 def memory_of(task: LocalTask, node: NodeId) -> Mapping[str, npt.NDArray[Any]]:

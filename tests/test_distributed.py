@@ -124,6 +124,21 @@ def check_same(one: TorchTask, several: TorchTask) -> None:
             np.testing.assert_allclose(second[name], first[name], atol=2e-6)
 
 
+@pytest.mark.parametrize("parallel", [pytest.param("ddp", marks=pytest.mark.long), "fsdp"])
+def test_gradients_of_several_processes_are_those_of_one(parallel: str) -> None:
+    with ended(task_of(processes=2, parallel=parallel, buffers="local")) as several:
+        check_gradients(task_of(buffers="local"), several)
+
+
+def check_gradients(one: TorchTask, several: TorchTask) -> None:
+    jobs = [Job(node, 1, one.initial(0), gradient=True) for node in (0, 1)]
+    for first, second in zip(one.gradients(jobs), several.gradients(jobs), strict=True):
+        assert first.difference is not None and second.difference is not None
+        assert np.abs(first.difference).max() > 1e-3
+        np.testing.assert_allclose(second.difference, first.difference, atol=2e-6)
+        assert second.metrics == pytest.approx(first.metrics, rel=1e-5)
+
+
 def check_evaluation(one: TorchTask, several: TorchTask) -> None:
     draw = np.random.default_rng(0)
     vectors = [frozen((one.initial(0) + 0.1 * draw.standard_normal(one.length)).astype(np.float32)) for _ in range(3)]

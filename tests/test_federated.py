@@ -27,7 +27,7 @@ from fedgossip.learning.partitions import partition
 from fedgossip.learning.task import TorchTask, TrainSettings
 from fedgossip.machine import Terms
 from fedgossip.seeds import stream
-from fedgossip.task import Job, LocalTask
+from fedgossip.task import Job, LocalTask, done
 from fedgossip.vectors import Vector, add, frozen
 
 Rows = npt.NDArray[Any]
@@ -56,7 +56,8 @@ class Run:
         rule = self.of.clients
         received = self.of.server.broadcast(self.state)
         terms = {node: rule.terms(received, self.memory.get(node, ())) for node in cohort}
-        updates = self.task.train([Job(node, self.round, received[0], terms[node]) for node in cohort])
+        asked = [Job(node, self.round, received[0], terms[node], gradient=rule.gradient) for node in cohort]
+        updates = done(self.task, asked)
         total = self.of.aggregation.accumulator(rule.vectors, self.task.length, self.task.dtype)
         for node, update in zip(cohort, updates, strict=True):
             assert update.difference is not None

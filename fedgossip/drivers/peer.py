@@ -57,7 +57,7 @@ from fedgossip.rundir.incarnations import Life
 from fedgossip.rundir.peer_files import PeerEnded, PeerFiles, failed, try_to_tell, write_ended
 from fedgossip.rundir.run_directory import write_whole
 from fedgossip.secure.session import Policy
-from fedgossip.task import LocalTask, checked_task, give_memory, memory_of
+from fedgossip.task import LocalTask, give_memory, memory_of
 from fedgossip.trace.files import Opening, Trace, Traced
 
 WAIT_FOR_ENDPOINTS_SECONDS = 150.0
@@ -148,7 +148,7 @@ def run_peer(
             write_whole(folder / "endpoint.toml", block(node, where).encode())
             held = [node] if node < plan.learners else []
             task, shares = learning or compose.task_of(plan.experiment, plan.learners, held, os.urandom)
-            checked_task(task)
+            compose.check_task(plan, task)
             plan = plan.with_shares(shares)
             task = faults.on_task(task) if faults else task
             begin = incarnations.next_after if resume else incarnations.first

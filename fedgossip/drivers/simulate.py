@@ -26,7 +26,7 @@ from fedgossip.rundir import incarnations, run_directory
 from fedgossip.rundir.run_directory import Keeper, Run, RunDirectory, RunOutcome
 from fedgossip.simulation.network import DeviceClass, NetworkSettings, SimulatedNetwork
 from fedgossip.simulation.simulator import Simulator
-from fedgossip.task import LocalTask, checked_task
+from fedgossip.task import LocalTask
 from fedgossip.vectors import Vector
 
 WATCHED_ELEMENTS = 1 << 24
@@ -82,7 +82,7 @@ def simulate_plan(
     if task is None:
         task, shares = compose.task_of(plan.experiment, plan.learners)
         plan = plan.with_shares(shares)
-    checked_task(task)
+    compose.check_task(plan, task)
     initial = [task.initial(node) for node in range(plan.n)]
     script = faults_of(plan)
     if engine == "stacked" and script:

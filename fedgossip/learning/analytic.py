@@ -44,6 +44,9 @@ class Averaging:
     def train(self, jobs: Sequence[Job]) -> Sequence[Update]:
         return [Update(None, 0) for _ in jobs]
 
+    def gradients(self, jobs: Sequence[Job]) -> Sequence[Update]:
+        return self.train(jobs)
+
     def evaluate(self, vectors: Sequence[Vector]) -> Sequence[Mapping[str, float]]:
         """Return {"loss": mean over coordinates of the squared distance to the true mean}."""
         return [{"loss": float(np.mean((vector - self.mean) ** 2))} for vector in vectors]
@@ -81,7 +84,20 @@ class Quadratic:
     def train(self, jobs: Sequence[Job]) -> Sequence[Update]:
         return [self._step(job) for job in jobs]
 
+    def gradients(self, jobs: Sequence[Job]) -> Sequence[Update]:
+        """Return x - b_i + xi per job; each of `accumulate` batches would be the same example, and the same noise."""
+        found = (self._away(job) for job in jobs)
+        return [Update(frozen(away), 1, {"loss": loss, "steps": 1, "rows": 1}) for away, loss in found]
+
     def _step(self, job: Job) -> Update:
+        away, loss = self._away(job)
+        if job.terms is not None and job.terms.correction is not None:
+            away = away + job.terms.correction
+        metrics = {"loss": loss, "steps": 1, "rate": self.eta}
+        return Update(frozen(away * self.dtype.type(-self.eta)), 1, metrics)
+
+    def _away(self, job: Job) -> tuple[Vector, float]:
+        """Return the gradient at the job's vector, and the loss there."""
         away = job.vector - self.b[job.node]
         loss = float(np.mean(np.square(away, dtype=np.float64))) * self.length / 2
         if not np.isfinite(loss):
@@ -91,10 +107,7 @@ class Quadratic:
         if self.sigma:
             noise = stream(self._seed, "noise", job.node, job.round).standard_normal(self.length)
             away = away + (self.sigma * noise).astype(self.dtype)
-        if job.terms is not None and job.terms.correction is not None:
-            away = away + job.terms.correction
-        metrics = {"loss": loss, "steps": 1, "rate": self.eta}
-        return Update(frozen(away * self.dtype.type(-self.eta)), 1, metrics)
+        return away, loss
 
     def evaluate(self, vectors: Sequence[Vector]) -> Sequence[Mapping[str, float]]:
         """Return {"loss": mean_i f_i(x)}."""

@@ -41,13 +41,14 @@ class Batches:
         self._full = np.full(self._steps or 0, self._size)
         self._latest: dict[int, tuple[int, Indices]] = {}  # node -> (stretch, its places): the next round wants it too
 
-    def plan(self, node: int, round: int) -> BatchPlan:
-        """Return what `node` does in `round`."""
+    def plan(self, node: int, round: int, steps: int | None = None) -> BatchPlan:
+        """Return what `node` does in `round`; with `steps` so many full batches, whatever the settings say."""
         m = len(self._shares[node])
-        if self._steps is not None:
-            places = self._steps * self._size
-            drawn = self._line(node, round * places, places).reshape(self._steps, self._size)
-            return BatchPlan(self._padded(drawn), self._full)
+        steps = steps or self._steps
+        if steps is not None:
+            places = steps * self._size
+            drawn = self._line(node, round * places, places).reshape(steps, self._size)
+            return BatchPlan(self._padded(drawn), self._full if steps == self._steps else np.full(steps, self._size))
         assert self._epochs is not None
         drawn = self._line(node, round * self._epochs * m, self._epochs * m).reshape(self._epochs, m)
         return self._passes(drawn)

@@ -5,8 +5,8 @@ It trains alone, or as one of several processes that train the same model togeth
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -140,30 +140,56 @@ class ModuleLoop:
 
     def train_into(self, job: Assignment, trained: Line, kept: Mapping[str, npt.NDArray[Any]]) -> Done:
         """Train one job and write the vector [length] and what the node remembers; several processes write parts."""
-        self._held.load(job.vector)
-        self._load_local(job.state)
-        self._module.train()
+        self._begin(job)
         places, state = self._held.places, job.state
         slots = [weights.scattered(state.get(slot), places, self._device) for slot in self._settings.slots]
         scale = LossScale(state.get(LOSS_SCALE)) if self._settings.precision == "float16" else None
         taken = int(state[STEPS]) if STEPS in state else 0
         factors = optimizers.rates(self._settings, [job.lr], [taken], len(job.plan.counts))
-        if self._private is not None:
-            self._private.begin(*job.name)
         pulls, losses, done = self._pulls_of(job.terms), [], 0
-        with torch.random.fork_rng(devices=[self._device] if self._device.type == "cuda" else []):
-            self._seed_here(*job.name)
-            with closing(self._gradients_of(job.plan, scale)) as gradients:
-                for loss in gradients:
-                    losses.append(loss)
-                    if scale is None or self._unscaled(scale):
-                        with torch.no_grad():
-                            self._optimise(slots, pulls, [float(one[min(done, len(one) - 1), 0]) for one in factors])
-                        done += 1
-                    self._team.progressed()
+        with self._seeded(job.name), closing(self._gradients_of(job.plan, scale)) as gradients:
+            for loss in gradients:
+                losses.append(loss)
+                if scale is None or self._unscaled(scale):
+                    with torch.no_grad():
+                        self._optimise(slots, pulls, [float(one[min(done, len(one) - 1), 0]) for one in factors])
+                    done += 1
+                self._team.progressed()
         self._store(trained, kept, slots, taken + done, scale)
         total = self._team.total(torch.stack(losses))
         return Done(float(total.double().mean()), len(losses) - done)
+
+    def gradient_one(self, vector: Vector, plan: BatchPlan, state: State, name: tuple[int, int]) -> Outcome:
+        """Return the mean gradient at `vector` over all examples of the plan; nothing is trained or remembered."""
+        found = empty(self._layout.length, np.float32)
+        done = self.gradient_into(Assignment(name, vector, plan, 0.0, state, None), found)
+        return Outcome(frozen(found), done.loss, bool(np.isfinite(found.sum())))
+
+    def gradient_into(self, job: Assignment, found: Line) -> Done:
+        """Write the mean gradient [length]; several processes write parts."""
+        self._begin(job)
+        totals, losses = [torch.zeros_like(value) for value in self._held.values], []
+        with self._seeded(job.name), closing(self._gradients_of(job.plan, None)) as gradients:
+            for loss, share in zip(gradients, self._shares_of(job.plan), strict=True):
+                losses.append(loss * share)
+                with torch.no_grad():
+                    for total, gradient in zip(totals, self._held.gradients, strict=True):
+                        total.add_(gradient * share)
+                self._team.progressed()
+        weights.gathered(totals, self._held.places, found)
+        return Done(float(self._team.total(torch.stack(losses)).double().sum()), 0)
+
+    def _shares_of(self, plan: BatchPlan) -> list[float]:
+        """Return what each batch counts in the mean; where training is private all the same, as sizes would tell."""
+        counts = plan.counts if self._private is None else np.ones(len(plan.counts))
+        return [float(np.float32(share)) for share in counts / counts.sum()]
+
+    def _begin(self, job: Assignment) -> None:
+        self._held.load(job.vector)
+        self._load_local(job.state)
+        self._module.train()
+        if self._private is not None:
+            self._private.begin(*job.name)
 
     def _gradients_of(self, plan: BatchPlan, scale: LossScale | None) -> Generator[torch.Tensor]:
         """Fill the gradient from one batch after the other; yield this process's part of the loss of each, 0 where
@@ -235,12 +261,16 @@ class ModuleLoop:
             optimizers.step(self._settings, value, gradient, remembered, rate=rate, root=root, kept=kept)
         self._held.refresh()
 
-    def _seed_here(self, node: int, round: int) -> None:
-        ids = (node, round, self._team.rank) if self._team.rank else (node, round)
-        root = seeds.integer(self._seed, "dropout", *ids)
-        torch.default_generator.manual_seed(root)
-        if self._device.type == "cuda":
-            torch.cuda.manual_seed(root)
+    @contextmanager
+    def _seeded(self, name: tuple[int, int]) -> Iterator[None]:
+        """Let torch draw what follows from the job's name, and afterwards go on as it would have."""
+        with torch.random.fork_rng(devices=[self._device] if self._device.type == "cuda" else []):
+            ids = (*name, self._team.rank) if self._team.rank else name
+            root = seeds.integer(self._seed, "dropout", *ids)
+            torch.default_generator.manual_seed(root)
+            if self._device.type == "cuda":
+                torch.cuda.manual_seed(root)
+            yield
 
     def _load_local(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
         for name, buffer in self._local.items():

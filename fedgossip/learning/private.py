@@ -97,13 +97,20 @@ class PoissonBatches:
     ) -> None:
         self._shares, self._settings, self._privacy, self._seed = shares, settings, privacy, seed
 
-    def plan(self, node: int, round: int) -> BatchPlan:
-        """Return what `node` does in `round`; a step may have no example, or all."""
+    def plan(self, node: int, round: int, steps: int | None = None) -> BatchPlan:
+        """Return what `node` does in `round`; a step may have no example, or all.
+
+        Raises ConfigError for another number of `steps` than the account of a round has.
+        """
         share = self._shares[node]
+        counted = private_steps(self._settings, len(share))
+        if steps not in (None, counted):
+            text = f"a gradient over {steps} batches, and a round's account of privacy has {counted}"
+            raise ConfigError(text, "Set train.local_steps to as many.")
         dice = keystream(self._privacy.entropy_of(self._seed, "batches", node, round)(32))
         rate = private_rate(self._settings, len(share))
         drawn = []
-        for _ in range(private_steps(self._settings, len(share))):
+        for _ in range(counted):
             # 64 bits each against the rate: what is drawn is at most 2^-52 more or less likely than that
             chances = np.frombuffer(dice.update(bytes(8 * len(share))), "<u8")
             drawn.append(share if rate == 1 else share[chances < np.uint64(rate * 2.0**64)])

@@ -25,7 +25,7 @@ import numpy.typing as npt
 import torch
 
 from fedgossip.learning import optimizers
-from fedgossip.learning.batches import BatchPlan
+from fedgossip.learning.batches import BatchPlan, Indices
 from fedgossip.learning.convolutions import pictures
 from fedgossip.learning.dataset import Dataset
 from fedgossip.learning.settings import TrainSettings
@@ -41,6 +41,7 @@ LARGEST_BLOCK = 128  # nodes; more gain nothing on a CPU
 LARGEST_BLOCK_ELSEWHERE = 4096  # nodes on a GPU
 TEST_ROWS = 256  # test examples at a time
 IMAGE_ROWS = 32  # the same of images: every layer of convolutions makes many numbers of one
+GRADIENT_COPIES = 2  # stacks of a workspace: weights, gradients
 
 
 class Outcome(NamedTuple):
@@ -111,6 +112,41 @@ class LayerStack:
                 outcomes.update(zip(part, found, strict=True))
         return [outcomes[j] for j in range(len(vectors))]
 
+    @torch.no_grad()
+    def gradients(self, vectors: Sequence[Vector], plans: Sequence[BatchPlan]) -> list[Outcome]:
+        """Return the mean gradient at each vector over all examples of its plan; nothing is trained or remembered."""
+        outcomes: dict[int, Outcome] = {}
+        order = sorted(range(len(plans)), key=lambda j: -len(plans[j].counts))
+        block = self._block(self.width, GRADIENT_COPIES)
+        for start in range(0, len(order), block):
+            part = order[start : start + block]
+            found = self._gradient_block([plans[j] for j in part], [vectors[j] for j in part])
+            outcomes.update(zip(part, found, strict=True))
+        return [outcomes[j] for j in range(len(vectors))]
+
+    def _gradient_block(self, plans: Sequence[BatchPlan], vectors: Sequence[Vector]) -> Iterator[Outcome]:
+        k = len(vectors)
+        indices, counts = self._drawn(plans)
+        examples = counts.sum(axis=0).astype(np.float32)
+        weight = self._used(counts) * (np.float32(1) / examples)[:, None]
+        idle = optimizers.rates(self.settings, [0.0] * k, [0] * k, len(counts))
+        steps = self._laid(indices, counts, weight, weight, idle, ())
+        workspace = self._workspace(k, self.width, GRADIENT_COPIES)
+        workspace.load(0, self._tensor(np.stack(vectors)))
+        for tensor in workspace.stacks[1]:
+            tensor.zero_()
+        picked = torch.zeros((len(steps.rows), k * self.width), device=self.device)
+        for step, active in enumerate(steps.active):
+            ws = workspace if active == k else workspace.narrow(active)
+            self._pass(ws, steps, step, picked[step], ws.stacks[1], adds=True)
+        found = torch.empty((k, self._length), device=self.device)
+        workspace.store(1, found)
+        gradients = found.cpu().numpy()
+        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is said so
+            losses = _summed_losses(picked.cpu().numpy(), weight).tolist()
+            finite = np.isfinite(gradients.sum(axis=1)).tolist()
+        return map(Outcome, frozen(gradients), losses, finite)
+
     def _copies(self, pulled: bool = False) -> int:
         """Stacks of a workspace: weights, gradients, the optimiser's slots; with terms the given weights, c - c_i."""
         if self.settings.plain and not pulled:
@@ -120,31 +156,55 @@ class LayerStack:
     def _steps(
         self, plans: Sequence[BatchPlan], lrs: Sequence[float], taken: Sequence[int], pulls: Sequence[Terms]
     ) -> Steps:
+        indices, counts = self._drawn(plans)
+        weight = self._used(counts) * (np.float32(1) / np.maximum(counts, 1).astype(np.float32))[:, :, None]
+        rates = optimizers.rates(self.settings, lrs, taken, len(counts))
+        scale = weight * -rates.rate[:, :, None] if self.settings.plain and not pulls else weight
+        return self._laid(indices, counts, weight, scale, rates, pulls)
+
+    def _drawn(self, plans: Sequence[BatchPlan]) -> tuple[Indices, Indices]:
+        """Return the examples [steps, k, width] and how many of them count [steps, k]; most steps come first."""
         k, most = len(plans), len(plans[0].counts)
         if len(plans[-1].counts) == most:
             indices = np.stack([plan.indices for plan in plans], axis=1)
-            counts = np.stack([plan.counts for plan in plans], axis=1)
-        else:
-            indices, counts = np.zeros((most, k, self.width), np.int64), np.zeros((most, k), np.int64)
-            for j, plan in enumerate(plans):
-                indices[: len(plan.counts), j] = plan.indices
-                counts[: len(plan.counts), j] = plan.counts
-        used = np.arange(self.width) < counts[:, :, None]
-        weight = used * (np.float32(1) / np.maximum(counts, 1).astype(np.float32))[:, :, None]
-        rate, root, kept = optimizers.rates(self.settings, lrs, taken, most)
-        scale = weight * -rate[:, :, None] if self.settings.plain and not pulls else weight
+            return indices, np.stack([plan.counts for plan in plans], axis=1)
+        indices, counts = np.zeros((most, k, self.width), np.int64), np.zeros((most, k), np.int64)
+        for j, plan in enumerate(plans):
+            indices[: len(plan.counts), j] = plan.indices
+            counts[: len(plan.counts), j] = plan.counts
+        return indices, counts
+
+    def _used(self, counts: Indices) -> npt.NDArray[np.bool_]:
+        """Return which places of [steps, k, width] hold an example that counts."""
+        found: npt.NDArray[np.bool_] = np.arange(self.width) < counts[:, :, None]
+        return found
+
+    def _laid(
+        self,
+        indices: Indices,
+        counts: Indices,
+        weight: npt.NDArray[np.float32],
+        scale: npt.NDArray[np.float32],
+        rates: optimizers.Rates,
+        pulls: Sequence[Terms],
+    ) -> Steps:
+        most, k = counts.shape
         rows = (np.arange(k) * self._classes)[:, None] + self._labels[indices]
         return Steps(
             self._tensor(indices.reshape(most, -1)).unbind(),
             self._tensor((rows * self.width + np.arange(self.width)).reshape(most, -1)).unbind(),
             self._tensor(scale[:, :, None]).unbind(),
             weight,
-            self._tensor(rate[:, :, None, None]),
-            self._tensor(np.broadcast_to(root[:, :, None, None], (*rate.shape, 1, 1))),
-            self._tensor(np.broadcast_to(kept[:, :, None, None], (*rate.shape, 1, 1))),
+            self._factor(rates.rate, most, k),
+            self._factor(rates.root, most, k),
+            self._factor(rates.kept, most, k),
             (counts > 0).sum(axis=1).tolist(),
             self._tensor(np.array([[[one.pull]] for one in pulls], np.float32)) if pulls else None,
         )
+
+    def _factor(self, given: npt.NDArray[np.float32], most: int, k: int) -> torch.Tensor:
+        """Return a number of each step and node as a tensor that broadcasts over weights."""
+        return self._tensor(np.broadcast_to(given[:, :, None, None], (most, k, 1, 1)))
 
     def _train_block(
         self, steps: Steps, vectors: Sequence[Vector], states: Sequence[State], pulls: Sequence[Terms]
@@ -176,7 +236,19 @@ class LayerStack:
         return map(Outcome, frozen(difference), losses, finite)
 
     def _step(self, ws: Workspace, steps: Steps, step: int, active: int, picked: torch.Tensor) -> None:
+        plain = self.settings.plain and steps.pull is None
+        self._pass(ws, steps, step, picked, ws.stacks[0 if plain else 1], adds=plain)
+        if not plain:
+            pull = None if steps.pull is None else steps.pull[:active]
+            factors = {name: getattr(steps, name)[step, :active] for name in optimizers.Rates._fields}
+            self._optimise(ws, factors, pull)
+
+    def _pass(
+        self, ws: Workspace, steps: Steps, step: int, picked: torch.Tensor, into: list[torch.Tensor], *, adds: bool
+    ) -> None:
+        """Compute the gradient of a step, times its scale, and put it into a stack, or add it to what is there."""
         rows, targets, scale = steps.rows[step], steps.targets[step], steps.scale[step]
+        active = len(ws.logits)
         places = active * self.width
         if len(rows) > places:
             rows, targets, scale, picked = rows[:places], targets[:places], scale[:active], picked[:places]
@@ -188,22 +260,17 @@ class LayerStack:
         torch.softmax(ws.logits, 1, out=ws.top)
         ws.flat_top.index_add_(0, targets, self._minus_ones[:places])
         ws.top.mul_(scale)
-        plain = self.settings.plain and steps.pull is None
         for layer in range(ws.last, -1, -1):
             if layer:
                 _backward(ws, layer)
             elif ws.risen is not None:
                 torch.bmm(ws.rising[0], ws.inner[0], out=ws.risen)
-            if plain:
-                ws.weights[layer].baddbmm_(*ws.factors[layer])
+            if adds:
+                into[ws.kernels + layer].baddbmm_(*ws.factors[layer])
             else:
-                torch.bmm(*ws.factors[layer], out=ws.stacks[1][ws.kernels + layer])
+                torch.bmm(*ws.factors[layer], out=into[ws.kernels + layer])
         if ws.convolutions is not None:
-            ws.convolutions.backward(ws.stacks[0 if plain else 1][: ws.kernels], int(plain))
-        if not plain:
-            pull = None if steps.pull is None else steps.pull[:active]
-            factors = {name: getattr(steps, name)[step, :active] for name in optimizers.Rates._fields}
-            self._optimise(ws, factors, pull)
+            ws.convolutions.backward(into[: ws.kernels], int(adds))
 
     def _optimise(self, ws: Workspace, factors: Mapping[str, torch.Tensor], pull: torch.Tensor | None) -> None:
         gradients = ws.stacks[1]
@@ -340,6 +407,13 @@ def _taken(weight: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
 
 def _mean_losses(picked: npt.NDArray[np.float32], weight: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
     """Return per node the mean over its steps of the mean loss of a step, summed in float64, node by node."""
+    return np.asarray(_summed_losses(picked, weight) / _taken(weight))
+
+
+def _summed_losses(picked: npt.NDArray[np.float32], weight: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
+    """Return per node the sum of -log p(label) of its examples, each times its weight.
+
+    Step after step, so that the steps which only other nodes have add nothing but zeros.
+    """
     terms = picked.reshape(weight.shape).astype(np.float64) * weight
-    by_node = np.ascontiguousarray(terms.transpose(1, 0, 2)).reshape(weight.shape[1], -1)
-    return np.asarray(-by_node.sum(axis=1) / _taken(weight))
+    return np.asarray(-np.add.accumulate(terms.sum(axis=2))[-1])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
@@ -141,6 +142,48 @@ class TorchTask:
             for job, outcome, plan, lr, found in zip(jobs, outcomes, plans, lrs, tested, strict=True)
         ]
 
+    def gradients(self, jobs: Sequence[Job]) -> Sequence[Update]:
+        """See `GradientTask`.  Where single records are private each batch's gradient has its noise, as in training."""
+        self._check_gradients()
+        if not jobs:
+            return []
+        with self._lock:
+            plans = [self._batches.plan(job.node, job.round, job.accumulate) for job in jobs]
+            states = [self._states.get(job.node, {}) for job in jobs]
+            tested = [self._tested(job, state) for job, state in zip(jobs, states, strict=True)]
+            outcomes = self._sharing.run(lambda: self._gradients(jobs, plans, states))
+        for job, outcome in zip(jobs, outcomes, strict=True):
+            if not (outcome.finite and math.isfinite(outcome.loss)):
+                raise _not_finite(job, outcome.loss, self.settings.rate(job.round, self._rounds))
+        found = []
+        for job, outcome, plan, more in zip(jobs, outcomes, plans, tested, strict=True):
+            steps, told = len(plan.counts), {"loss": outcome.loss, "rows": float(plan.counts.sum())}
+            metrics = {"steps": steps, **({} if self._privacy else told), **more}
+            found.append(Update(outcome.difference, len(self._shares[job.node]), metrics))
+        return found
+
+    def _check_gradients(self) -> None:
+        """Raise ConfigError for settings under which a gradient would leave something of the model out."""
+        if self.layout.parameters < self.layout.length:
+            advice = 'Set train.buffers = "local", or take a model without running statistics.'
+            raise ConfigError("the model's running statistics are averaged, and have no gradient", advice)
+        if self.settings.stays:
+            advice = "Leave train.personal out, or take a method that sends updates."
+            raise ConfigError("personal layers are trained at their node, and a gradient trains nothing", advice)
+        if self.settings.precision == "float16":
+            advice = 'Use precision = "bfloat16" or "float32".'
+            raise ConfigError("a float16 gradient needs a scale that follows the steps, and takes none", advice)
+
+    def _gradients(self, jobs: Sequence[Job], plans: Sequence[BatchPlan], states: Sequence[State]) -> Sequence[Outcome]:
+        engine = self._engine
+        if isinstance(engine, LayerStack):
+            return engine.gradients([job.vector for job in jobs], plans)
+        found = []
+        for job, plan, state in zip(jobs, plans, states, strict=True):
+            with _named(job):
+                found.append(engine.gradient_one(job.vector, plan, state, (job.node, job.round)))
+        return found
+
     def _tested(self, job: Job, state: State) -> Mapping[str, float]:
         """What the vector is worth on the node's own test examples, where that is asked for."""
         return self._tests.measure(job.node, job.round, job.vector, state) if job.tested and self._tests else {}
@@ -175,10 +218,11 @@ class TorchTask:
         engine = self._engine
         if isinstance(engine, LayerStack):
             return engine.train([job.vector for job in jobs], plans, lrs, states, [job.terms for job in jobs])
-        return [
-            _run_one(engine, job, plan, lr, state)
-            for job, plan, lr, state in zip(jobs, plans, lrs, states, strict=True)
-        ]
+        found = []
+        for job, plan, lr, state in zip(jobs, plans, lrs, states, strict=True):
+            with _named(job):
+                found.append(engine.train_one(job.vector, plan, lr, state, (job.node, job.round), job.terms))
+        return found
 
     def evaluate(self, vectors: Sequence[Vector]) -> Sequence[Mapping[str, float]]:
         """Return {"loss", "accuracy"} on the test set per vector; for text per character."""
@@ -228,9 +272,11 @@ def _batched(shape: Shape, train: Dataset, test: Dataset, settings: TrainSetting
     return not loading.by_modules(settings, device, train, test)
 
 
-def _run_one(engine: ModuleLoop | DistributedLoop, job: Job, plan: BatchPlan, lr: float, state: State) -> Outcome:
+@contextmanager
+def _named(job: Job) -> Iterator[None]:
+    """Let what training raises name its node and round."""
     try:
-        return engine.train_one(job.vector, plan, lr, state, (job.node, job.round), job.terms)
+        yield
     except (FedgossipError, sharing.OutOfMemory):
         raise
     except Exception as error:

@@ -42,7 +42,7 @@ from fedgossip.net.refusals import Refusals
 from fedgossip.net.transport import NOBODY, Arrived, LinkDown, LinkEvent, LinkUp, Rejected, Transport
 from fedgossip.plain import line
 from fedgossip.records import EventRow, PeerRow, Row, event_row
-from fedgossip.task import Job, LocalTask
+from fedgossip.task import Job, LocalTask, done
 from fedgossip.vectors import Vector
 from fedgossip.wire import wire_bytes
 
@@ -414,7 +414,7 @@ class Host:
     def _train(self, asked: Train) -> Trained:
         began = self.clock()
         self._began_ns = began if self._began_ns is None else self._began_ns
-        (update,) = self.task.train([Job(self.node, asked.job, asked.vector, asked.terms, asked.tested)])
+        (update,) = done(self.task, [Job.of(self.node, asked)])
         self._meter.train_began(began)
         self._meter.train_ended(self.clock(), update.metrics)
         return Trained(asked.job, update.difference, update.examples, update.metrics)

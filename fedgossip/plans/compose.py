@@ -18,7 +18,7 @@ from fedgossip.plans.federation_checks import federation_plan
 from fedgossip.plans.gossip import GossipPlan, gossip_plan
 from fedgossip.plans.plan import Plan, hash_of
 from fedgossip.plans.tasks import DataShares, centralised, task_of
-from fedgossip.task import LocalTask, model_likeness
+from fedgossip.task import LocalTask, checked_task, model_likeness, require_gradients
 from fedgossip.version import __version__
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "GossipPlan",
     "Plan",
     "centralised",
+    "check_task",
     "gossip_plan",
     "hello_of",
     "likeness_of",
@@ -44,6 +45,13 @@ def plan(experiment: Experiment) -> Plan:
     """
     kernels.prefer(portable=experiment.train.portable)
     return federation_plan(experiment) if experiment.coordinator else gossip_plan(experiment)
+
+
+def check_task(plan: Plan, task: LocalTask) -> None:
+    """Raise ConfigError for an object that is no task, or none that this run can use."""
+    checked_task(task)
+    if plan.gradients:
+        require_gradients(task, plan.name)
 
 
 def likeness_of(plan: Plan, task: LocalTask) -> Likeness:

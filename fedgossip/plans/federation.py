@@ -137,6 +137,10 @@ class FederationPlan:
         return self.federated.clients.vectors
 
     @property
+    def gradients(self) -> bool:
+        return self.federated.clients.gradient
+
+    @property
     def fingerprint(self) -> Mapping[str, object]:
         content = self.experiment.to_dict()
         for key in ("start_timeout", "return_timeout", "silence"):

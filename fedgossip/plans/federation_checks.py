@@ -11,6 +11,7 @@ from fedgossip.algorithms.federated.means import Mean
 from fedgossip.algorithms.sampling import participating
 from fedgossip.errors import ConfigError, nearest
 from fedgossip.experiment import CoordinatorSection, Experiment
+from fedgossip.learning.settings import TrainSettings
 from fedgossip.plans.federation import FEDBUFF, FederationPlan
 from fedgossip.plans.secure_encoding import ROOM
 from fedgossip.secure import graph
@@ -23,6 +24,7 @@ def federation_plan(experiment: Experiment) -> FederationPlan:
     s = experiment.coordinator
     federated = _algorithm(s)
     _check_hiding(s, federated)
+    _check_gradients(experiment, federated)
     if s.secure.on:
         _check_secure(s, federated)
     cohort = s.cohort or participating(s.clients, s.participation)
@@ -52,6 +54,16 @@ def _algorithm(s: CoordinatorSection) -> Federated[Any]:
         return names.make(name, clients=s.clients, **options)
     except TypeError as error:
         raise ConfigError(f"coordinator.options = {options}: {error}", "Numbers and words, by name.") from None
+
+
+def _check_gradients(experiment: Experiment, federated: Federated[Any]) -> None:
+    """Raise ConfigError for settings of local steps where clients take none."""
+    if federated.clients.gradient and not experiment.train.plain:
+        t, usual = experiment.train, TrainSettings()
+        names = ("optimizer", "momentum", "weight_decay", "clip_norm")
+        named = ", ".join(f"train.{name}" for name in names if getattr(t, name) != getattr(usual, name))
+        advice = f"Leave {named} out, or take fedavg with train.local_steps = 1."
+        raise ConfigError(f"clients of fedsgd send gradients and take no steps, and {named} is of steps", advice)
 
 
 def _check_secure(s: CoordinatorSection, federated: Federated[Any]) -> None:

@@ -65,6 +65,7 @@ class GossipPlan:
     forecast: Forecast
 
     pausable = True
+    gradients = False
 
     @property
     def vectors(self) -> int:

@@ -78,6 +78,11 @@ class Plan(Protocol):
         ...
 
     @property
+    def gradients(self) -> bool:
+        """Whether learners are asked for gradients, which not every task gives."""
+        ...
+
+    @property
     def fingerprint(self) -> Mapping[str, object]:
         """What of the experiment all must agree on, for the hash in the first words on a link."""
         ...

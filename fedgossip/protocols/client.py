@@ -258,7 +258,8 @@ class Client:
         self.model = invite.vectors[0]
         self.phase = "training"
         tested = self.settings.tests(invite.round)
-        return [*paid, Train(invite.round, self.model, self.rule.terms(invite.vectors, self.memory), tested)]
+        terms = self.rule.terms(invite.vectors, self.memory)
+        return [*paid, Train(invite.round, self.model, terms, tested, self.rule.gradient)]
 
     def _exhausted(self, invite: Invite, error: BudgetError) -> list[Effect]:
         """Nothing more may leave: tell the coordinator, and go home."""

@@ -24,7 +24,7 @@ from fedgossip.records import Row
 from fedgossip.scores import ACCURACY, Score
 from fedgossip.secure.fixed_point import FixedPoint
 from fedgossip.secure.noise_rule import NO_NOISE
-from fedgossip.task import Job, LocalTask, Update
+from fedgossip.task import Job, LocalTask, Update, done
 from fedgossip.vectors import Vector, frozen
 from fedgossip.wire import wire_bytes
 
@@ -96,9 +96,10 @@ def _round(
 ) -> None:
     rule, memory = rounds.federated.clients, standing.memory
     terms = [rule.terms(received, memory.get(node, ())) for node in cohort]
-    jobs = [Job(node, number, received[0], term, tested) for node, term in zip(cohort, terms, strict=True)]
+    asked = zip(cohort, terms, strict=True)
+    jobs = [Job(node, number, received[0], term, tested, rule.gradient) for node, term in asked]
     sums = _Ring(rounds, number, received[0]) if rounds.fixed else _Exact(rounds, received[0])
-    for node, update in zip(cohort, task.train(jobs), strict=True):
+    for node, update in zip(cohort, done(task, jobs), strict=True):
         work = _work(update, received[0])
         up, kept = rule.upload(received, memory.get(node, ()), work)
         if kept:

@@ -45,7 +45,7 @@ from fedgossip.metrics import Meter, Network
 from fedgossip.records import EventRow, Row, event_row
 from fedgossip.simulation.connections import Link, Look, SimulatedLinks
 from fedgossip.simulation.network import NS, SimulatedNetwork
-from fedgossip.task import Job, LocalTask, Update, give_memory, memory_of
+from fedgossip.task import Job, LocalTask, Update, done, give_memory, memory_of
 from fedgossip.vectors import Vector
 from fedgossip.wire import wire_bytes
 
@@ -213,11 +213,11 @@ class Simulator:
         match effect:
             case Send(to, message):
                 self._send(node, to, message)
-            case Train(job, vector, terms, tested):
+            case Train():
                 self._meters[node].train_began(self.now_ns)
-                self._jobs[node] = Job(node, job, vector, terms, tested)
+                self._jobs[node] = Job.of(node, effect)
                 takes = int(self.network.training_ns(node) * self.script.factor(node, self.now_ns))
-                self._push(self.now_ns + takes, node, Trained(job, None))
+                self._push(self.now_ns + takes, node, Trained(effect.job, None))
             case SetTimer(key, after_ns):
                 self._timers[node, key] = self._push(self.now_ns + after_ns, node, Fired(key))
             case Report():
@@ -265,7 +265,7 @@ class Simulator:
         if node not in self._updates:
             jobs = [self._jobs[one] for one in sorted(self._jobs)]
             self._jobs.clear()
-            self._updates.update(zip((job.node for job in jobs), self.task.train(jobs), strict=True))
+            self._updates.update(zip((job.node for job in jobs), done(self.task, jobs), strict=True))
         update = self._updates.pop(node)
         return Trained(asked.job, update.difference, update.examples, update.metrics)
 

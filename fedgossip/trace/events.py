@@ -104,7 +104,8 @@ def described(value: object, digests: dict[int, str] | None = None) -> str:
             known[id(value)] = hashlib.sha256(raw(value)).hexdigest()[:16]
         return f"<{value.dtype.name} {value.size} {known[id(value)]}>"
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = ((f.name, getattr(value, f.name)) for f in dataclasses.fields(value))
+        found = ((f, getattr(value, f.name)) for f in dataclasses.fields(value))
+        fields = ((f.name, one) for f, one in found if "since" not in f.metadata or one != f.default)
         return f"{type(value).__name__}({', '.join(f'{name}={described(one, known)}' for name, one in fields)})"
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{key}: {described(one, known)}" for key, one in value.items()) + "}"

@@ -27,7 +27,10 @@ Vectors = tuple[Vector, ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Work:
-    """What local training gave: `update` [d] after `steps` steps of learning rate `rate` over `examples`."""
+    """What local training gave: `update` [d] after `steps` steps of learning rate `rate` over `examples`.
+
+    Where the rule asks for a gradient, `update` is that: the mean over `steps` batches.
+    """
 
     update: Vector
     examples: int = 1
@@ -50,6 +53,11 @@ class ClientRule(Protocol):
     @property
     def vectors(self) -> int:
         """How many go down, and up."""
+        ...
+
+    @property
+    def gradient(self) -> bool:
+        """Whether a client gives the mean gradient at received[0], in place of an update from it."""
         ...
 
     def weight(self, examples: int) -> float:

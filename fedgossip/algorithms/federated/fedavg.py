@@ -24,6 +24,7 @@ class Training:
     """"examples": a client counts as many times as it has examples; "clients": all count the same."""
 
     vectors = 1
+    gradient = False
 
     def weight(self, examples: int) -> float:
         return float(examples) if self.weighting == "examples" else 1.0

@@ -35,6 +35,7 @@ class Normalised:
     momentum: float = 0.0
 
     vectors = 1
+    gradient = False
 
     def weight(self, examples: int) -> float:
         return float(examples)

@@ -3,8 +3,8 @@
     client    g_k = grad F_k(x)                          one step on all of its examples: B = infinity, E = 1
     server    x <- x - eta * sum_k (n_k / n) g_k
 
-With eta the clients' learning rate it is FedAvg with one local step, to rounding.  Where a client takes several steps,
-g_k is the mean of their gradients.
+With eta the clients' learning rate it is FedAvg with one local step, to rounding.  Where a client has several batches
+in a round, g_k is the mean of their gradients, all at x.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from fedgossip.vectors import Vector, add
 
 @dataclass(frozen=True)
 class Gradient:
-    """The client: u_k = -steps * rate * g_k, so g_k is had back from its update."""
+    """The client: g_k, of the model's length."""
 
     vectors = 1
+    gradient = True
 
     def weight(self, examples: int) -> float:
         return float(examples)
@@ -30,7 +31,7 @@ class Gradient:
         return Terms()
 
     def upload(self, _received: Vectors, memory: Vectors, work: Work) -> tuple[Vectors, Vectors]:
-        return (scaled(-1 / (work.steps * work.rate), work.update),), memory
+        return (work.update,), memory
 
 
 @dataclass(frozen=True)

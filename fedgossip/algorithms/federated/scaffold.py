@@ -30,6 +30,7 @@ class Controlled:
     """The client; its memory is (c_i,), or nothing while that is 0."""
 
     vectors = 2
+    gradient = False
 
     def weight(self, _examples: int) -> float:
         return 1.0

@@ -61,7 +61,7 @@ from fedgossip.learning.settings import TrainSettings
 from fedgossip.learning.sharing import GpuSharing, OutOfMemory
 from fedgossip.learning.stacked_engine import Outcome, State
 from fedgossip.machine import Terms
-from fedgossip.vectors import Vector, empty
+from fedgossip.vectors import Vector, empty, frozen
 
 START_SECONDS = 300.0
 """For all processes to import torch, meet and build the model."""
@@ -148,6 +148,24 @@ class DistributedLoop:
             first = group.ask(order)[0]
             assert isinstance(first, TrainReply)
             return self._outcome(group.found.views(order.found), vector, state, Done(first.loss, first.skipped))
+
+    def gradient_one(self, vector: Vector, plan: BatchPlan, state: State, name: tuple[int, int]) -> Outcome:
+        """Return the mean gradient at `vector`, as `ModuleLoop` does.  Raises TrainingError as `train_one` does."""
+        given = {"vector": vector, "indices": plan.indices, "counts": plan.counts, **_named(state)}
+        with self._working() as group:
+            order = TrainOrder(
+                *name,
+                lr=0.0,
+                pull=None,
+                pieces=self._sharing.pieces,
+                given=group.given.lay(given),
+                found=group.found.room({"vector": ("float32", (self._layout.length,))}),
+                gradient=True,
+            )
+            first = group.ask(order)[0]
+            assert isinstance(first, TrainReply)
+            gradient = group.found.views(order.found)["vector"].copy()
+            return Outcome(frozen(gradient), first.loss, bool(np.isfinite(gradient.sum())))
 
     def _outcome(self, found: Mapping[str, npt.NDArray[Any]], vector: Vector, state: State, done: Done) -> Outcome:
         trained = empty(self._layout.length, np.float32)

@@ -45,6 +45,8 @@ class TrainOrder(msgspec.Struct, tag=True, frozen=True):
     pieces: int
     given: list[ArrayPlace]
     found: list[ArrayPlace]
+    gradient: bool = False
+    """What is found is the gradient; nothing is trained."""
 
 
 class EvaluateOrder(msgspec.Struct, tag=True, frozen=True):

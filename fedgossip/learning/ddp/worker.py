@@ -93,7 +93,10 @@ class GroupWorker:
         plan = BatchPlan(given["indices"], given["counts"])
         terms = None if order.pull is None else Terms(order.pull, given.get("correction"))
         job = Assignment((order.node, order.round), given["vector"], plan, order.lr, _state(given), terms)
-        done = self._loop.train_into(job, found["vector"], _state(found))
+        if order.gradient:
+            done = self._loop.gradient_into(job, found["vector"])
+        else:
+            done = self._loop.train_into(job, found["vector"], _state(found))
         return TrainReply(done.loss, done.skipped)
 
     def _progressed(self) -> None:
