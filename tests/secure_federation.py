@@ -25,6 +25,7 @@ from fedgossip.faults import Fault
 from fedgossip.machine import Checkpoint, Effect, Event, Machine, Report
 from fedgossip.plans import compose
 from fedgossip.plans.federation import FederationPlan
+from fedgossip.plans.plan import record_of
 from fedgossip.protocols import secure_round
 from fedgossip.records import EventRow, Row
 from fedgossip.secure import client, primitives
@@ -90,7 +91,7 @@ def follow(
         return _Heard(wrap(node, machine), node, run.told)
 
     links = [plan.partners(node) for node in range(plan.n)]
-    record = plan.record(task.evaluate, watch_all=False)
+    record = record_of(plan, task.evaluate, watch_all=False)
     network = SimulatedNetwork(network_settings(plan.experiment, plan.n), plan.n, plan.experiment.seed)
     machines = [make(node) for node in range(plan.n)]
     simulator = Simulator(machines, links, task, network, record, run.rows.append, script=faults_of(plan), rebirth=make)

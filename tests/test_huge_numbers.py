@@ -21,6 +21,7 @@ from fedgossip.experiment import load_experiment
 from fedgossip.machine import Effect, Event, Machine, PeerJoined, Received, Report, Send, Started
 from fedgossip.messages import Carrier, Contribution, Final, Invite, Masked, Secured
 from fedgossip.plans import compose
+from fedgossip.plans.plan import record_of
 from fedgossip.protocols.aggregation_round import LOSS_MOST
 from fedgossip.protocols.buffered import Buffered, BufferedSettings
 from fedgossip.records import EventRow, Row
@@ -202,7 +203,7 @@ def test_a_neighbour_whose_models_are_huge_ends_nobody(kind: str, monkeypatch: p
     machines[3] = Huge(machines[3])
     links = [plan.partners(node) for node in range(plan.n)]
     network = SimulatedNetwork(network_settings(plan.experiment, plan.n), plan.n, plan.experiment.seed)
-    record = plan.record(task.evaluate, watch_all=False)
+    record = record_of(plan, task.evaluate, watch_all=False)
     simulator = Simulator(machines, links, task, network, record, rows.append, script=faults_of(plan))
     results = simulator.run(10_000.0)
     honest = [results[node] for node in range(plan.n) if node != 3]

@@ -14,7 +14,7 @@ from fedgossip.cli.progress import Progress
 from fedgossip.cli.wording import event_text, words_for
 from fedgossip.metrics import Meter
 from fedgossip.records import QUIET, EventRow, NetworkRow, PeerRow, Row
-from fedgossip.report.naming import Names
+from fedgossip.roles import federated_roles
 
 
 @pytest.fixture
@@ -181,7 +181,7 @@ def test_an_event_reads_as_a_sentence(name: str, value: object, text: str) -> No
     ],
 )
 def test_a_coordinator_speaks_of_clients_and_not_of_weights(name: str, value: object, text: str) -> None:
-    assert words_for(Names(8))(EventRow(1, 8, name, value)) == text
+    assert words_for(federated_roles(8))(EventRow(1, 8, name, value)) == text
 
 
 @pytest.mark.usefixtures("no_pause")
@@ -189,7 +189,7 @@ def test_a_federated_run_counts_its_clients_and_tells_of_one_model(capsys: pytes
     tested = NetworkRow(1, 2, 0.1, 0, test_loss=0.5, score_averaged=0.75, score_worst_peer=0.75)
     tested.consensus_distance = 0.0
     rows: list[Row] = [NetworkRow(0, 1, 0.0, 0), own_row(0, 1), missed(1, 4, 3), EventRow(-1, 3, "crashed"), tested]
-    with Progress("it", 20, 4, names=Names(4)) as shown:
+    with Progress("it", 20, 4, roles=federated_roles(4)) as shown:
         for row in rows:
             shown(row)
     assert capsys.readouterr().err.splitlines() == [
@@ -205,7 +205,7 @@ def test_a_coordinator_sees_contributions_and_a_client_its_loss(capsys: pytest.C
     own = own_row(4, 1)
     own.clients = 3
     for node, rows in ((4, [own, own_row(4, 2, loss=None)]), (2, [own_row(2, 1)])):
-        with Progress("it", 20, 4, own=node, names=Names(4)) as shown:
+        with Progress("it", 20, 4, own=node, roles=federated_roles(4)) as shown:
             for row in rows:
                 shown(row)
     said = [line for line in capsys.readouterr().err.splitlines() if "of 20" in line]

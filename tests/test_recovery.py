@@ -20,6 +20,7 @@ from fedgossip.machine import Checkpoint, Finish, Fired, NodeId, PeerJoined, Rec
 from fedgossip.messages import Model, ModelChunk, ModelInfo, ModelQuery
 from fedgossip.plans import compose
 from fedgossip.plans.compose import Plan
+from fedgossip.plans.plan import record_of
 from fedgossip.plans.recovering import peer_of, recovers
 from fedgossip.protocols.recovery import Recovering
 from fedgossip.simulation.network import SimulatedNetwork
@@ -78,7 +79,7 @@ def crashed(plan: Plan, *, recover: bool) -> tuple[Simulator, list[Any], dict[No
         [plan.partners(node) for node in range(plan.n)],
         task,
         SimulatedNetwork(network_settings(plan.experiment, plan.n), plan.n, 1),
-        plan.record(task.evaluate, watch_all=False),
+        record_of(plan, task.evaluate, watch_all=False),
         rows.append,
         script=FaultScript(plan.experiment.faults, plan.n, 1),
         rebirth=lambda node, life, _saved: made(node, life),  # the disk is gone too

@@ -14,11 +14,12 @@ from fedgossip.cli.run import facts
 from fedgossip.metrics import Meter
 from fedgossip.report import attendance, bars, spending, write_comparison, write_report
 from fedgossip.report.federated import attended, head, lines
-from fedgossip.report.naming import Names
+from fedgossip.report.naming import shown_round
 from fedgossip.report.participation import MOST_FOLLOWED, Participation, Took
 from fedgossip.report.reading import RecordedRun, read_run
 from fedgossip.report.reasons import REASONS, given_up
 from fedgossip.report.rows import ReportedEvent, ReportedPeerRound
+from fedgossip.roles import federated_roles, peer_roles
 from fedgossip.secure.aborts import Reason, Stage, too_few
 from tests.commands import in_process
 from tests.test_report import FIVE_MEGABYTES, Page, learning_run, write_run
@@ -372,10 +373,11 @@ def test_of_a_federated_run_among_others_nothing_is_made_up(tmp_path: Path) -> N
 
 
 def test_names_follow_who_leads() -> None:
-    assert [Names(3).of(node) for node in (0, 3)] == ["client 0", "coordinator"]
-    assert Names().of(3) == "peer 3"
-    assert (Names(3).round("missed", 4), Names(3).round("resumed", 4), Names(3).round("gone", -1)) == (5, 4, -1)
-    assert Names().round("missed", 4) == 4
+    led = federated_roles(3)
+    assert [led.label(node) for node in (0, 3)] == ["client 0", "coordinator"]
+    assert peer_roles(0).label(3) == "peer 3"
+    assert [shown_round(event, at, led) for event, at in (("missed", 4), ("resumed", 4), ("gone", -1))] == [5, 4, -1]
+    assert shown_round("missed", 4, peer_roles(4)) == 4
 
 
 def test_what_clients_measured_is_told_where_a_run_ends() -> None:

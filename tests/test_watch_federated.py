@@ -11,7 +11,7 @@ import pytest
 
 from fedgossip.cli.wording import words_for
 from fedgossip.records import EventRow, NetworkRow, PeerRow, Row, RowWriter
-from fedgossip.report.naming import Names
+from fedgossip.roles import federated_roles
 from fedgossip.watching import snapshot
 from fedgossip.watching.federation import Federation, federation_of, star
 from fedgossip.watching.layout import places
@@ -44,7 +44,7 @@ def rounds(first: int, last: int, clients: range | list[int] = range(N)) -> list
 
 
 def told(*rows: Row, wanted: int = N) -> State:
-    state = State(N + 1, 20, star(N), Federation(N, wanted=wanted))
+    state = State(federated_roles(N), 20, star(N), Federation(N, wanted=wanted))
     for row in rows:
         state.take(row)
     return state
@@ -164,7 +164,7 @@ def test_what_clients_measured_is_of_the_model_of_the_round_before() -> None:
 def test_whatever_a_coordinators_event_holds_it_can_be_told_in_one_line(name: str, value: object) -> None:
     state = told(*rounds(1, 2), EventRow(2, N, name, value))
     for row in state.events:
-        text = snapshot.event_line(row, words_for(state.names), state.names)
+        text = snapshot.event_line(row, words_for(state.roles), state.roles)
         assert text.isprintable() and text.startswith("round ")
     conditions(state)
     state.links()
@@ -221,7 +221,7 @@ def test_the_folder_of_one_participant_can_be_watched_alone(node: int, line: str
     folder = written(tmp_path / "run") / "peers" / f"{node:02d}"
     folder.mkdir(parents=True)
     (folder / "endpoint.toml").write_text(f'[[peer]]\nid = {node}\naddress = "tcp://127.0.0.1:5700"\nkey = "k"\n')
-    lines = StatusLines(Follower(find([folder])), words_for(Names(N)))
+    lines = StatusLines(Follower(find([folder])), words_for(federated_roles(N)))
     row = peer_row(node, 7, clients=3 if node == N else None)
     assert lines.of(row) == line
 
@@ -242,7 +242,7 @@ def test_what_the_coordinators_folder_does_not_know_of_clients_is_left_open(
 def test_the_page_is_told_of_the_coordinator(tmp_path: Path) -> None:
     run = written(tmp_path / "run", *rounds(1, 3), peer_row(2, 4))
     follower = read(run)
-    graph, now = snapshot.graph(follower), snapshot.moment(follower, words_for(follower.state.names))
+    graph, now = snapshot.graph(follower), snapshot.moment(follower, words_for(follower.state.roles))
     assert (graph["coordinator"], graph["wanted"], graph["clear"], graph["n"]) == (N, 4, False, 5)
     assert sorted(map(tuple, graph["edges"])) == [(k, N) for k in range(N)]
     assert now["led"] == {"contributions": 4, "answered": 1, "abandoned": 0, "mean": None, "worst": None}
@@ -279,5 +279,5 @@ def test_who_has_answered_is_not_known_from_the_coordinator_s_folder_alone() -> 
     state = told(*rounds(1, 2))
     assert state.led and state.led.answered(state.peers.values()) is not None
     for peer in state.peers.values():
-        peer.watched, peer.turns = peer.node == state.names.coordinator, 0
+        peer.watched, peer.turns = peer.node == state.roles.leader, 0
     assert state.led.answered(state.peers.values()) is None

@@ -48,7 +48,7 @@ def site(follower: Follower, before: Callable[[int], None] = lambda asked: None)
             asked += 1
             before(asked)
             follower.poll()
-            return snapshot.moment(follower, words_for(follower.state.names))
+            return snapshot.moment(follower, words_for(follower.state.roles))
 
     with Site(lambda: snapshot.graph(follower), moment) as served:
         yield served

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgossip.records import EventRow, NetworkRow, PeerRow, Row, RowWriter
+from fedgossip.roles import peer_roles
 from fedgossip.topology import resolve
 from fedgossip.watching.follow import Follower
 from fedgossip.watching.places import find
@@ -80,7 +81,7 @@ def read(*folders: Path) -> Follower:
 
 
 def told(*rows: Row, n: int = 4, graph: str = "ring") -> State:
-    state = State(n, 20, resolve(graph, n))
+    state = State(peer_roles(n), 20, resolve(graph, n))
     for row in rows:
         state.take(row)
     return state

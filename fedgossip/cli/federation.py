@@ -32,7 +32,7 @@ def coordinator(
     from fedgossip.net.endpoints import load_endpoints
 
     plan = _plan(experiment, overrides, seed)
-    known = load_endpoints(endpoints, plan.n, plan.listens)
+    known = load_endpoints(endpoints, plan.n, plan.roles.listens)
     return participant.Participant(
         experiment,
         plan,
@@ -81,7 +81,7 @@ def client(
     plan = _plan(experiment, overrides, seed)
     if node >= plan.learners:
         raise ConfigError(f"there is no client {node}", f"Clients are 0 to {plan.learners - 1}.")
-    known = load_endpoints(endpoints, plan.n, plan.listens)
+    known = load_endpoints(endpoints, plan.n, plan.roles.listens)
     learning, terms = None, None
     if plan.secure:
         learning = compose.task_of(plan.experiment, plan.learners, [node], os.urandom)

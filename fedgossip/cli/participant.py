@@ -73,7 +73,7 @@ class Participant:
 
     def take_part(self, waiting: str) -> int:
         """Run to the end; return the exit code.  Raises FedgossipError."""
-        from fedgossip.cli.progress import Progress, names_of
+        from fedgossip.cli.progress import Progress
         from fedgossip.drivers.peer import run_peer
         from fedgossip.errors import TooFewPeersError
         from fedgossip.plans.ledger import SUFFIX
@@ -87,11 +87,11 @@ class Participant:
         for line in self.plan.banner:
             echo(line, err=True)
         bind = self.bind or self.known[self.node].address
-        where = f"{self.title} at {bind}" if self.plan.listens(self.node) else self.title
+        where = f"{self.title} at {bind}" if self.plan.roles.listens(self.node) else self.title
         echo(f"{where}: {waiting}", err=True)
-        names, rounds = names_of(self.plan), self.plan.experiment.rounds
+        rounds, roles = self.plan.experiment.rounds, self.plan.roles
         score = self.plan.experiment.score
-        with Progress(self.title, rounds, self.plan.learners, own=self.node, names=names, score=score) as progress:
+        with Progress(self.title, rounds, self.plan.learners, own=self.node, roles=roles, score=score) as progress:
             ended = run_peer(
                 self.plan,
                 self.node,
@@ -110,7 +110,7 @@ class Participant:
                 spent=self.key.with_name(f"{self.key.name}.{SUFFIX}"),
             )
         early = ended.counts.get("ended_early")
-        word = "ended by the coordinator" if early else ended.status
+        word = f"ended by the {self._leader}" if early else ended.status
         echo(f"{word} after {_rounds(ended.rounds)}; everything is in {folder}", err=True)
         if ended.status == "interrupted":
             echo(f"To go on: {_line(folder)}", err=True)
@@ -118,9 +118,14 @@ class Participant:
             self._what_next(folder)
             self._to_know(folder, ended)
         if early:
-            echo(f"When the coordinator goes on: {_line(folder)}", err=True)
+            echo(f"When the {self._leader} goes on: {_line(folder)}", err=True)
             return TooFewPeersError.exit_code
         return ended.exit_code
+
+    @property
+    def _leader(self) -> str:
+        leader = self.plan.roles.leader
+        return "others" if leader is None else self.plan.roles.label(leader)
 
     def _identity(self) -> Any:
         from fedgossip.errors import ConfigError
@@ -134,13 +139,12 @@ class Participant:
 
     def _what_next(self, folder: Path) -> None:
         """Print the command that puts the run together: the experiment with what was set here."""
-        from fedgossip.plans.compose import GossipPlan
-
         words = ["fedgossip", "collect", str(self.experiment)]
-        if isinstance(self.plan, GossipPlan):
-            echo(f"Copy all peers' folders into one folder, {ALL}, on one machine; there:", err=True)
+        roles = self.plan.roles
+        if roles.leader is None:
+            echo(f"Copy all {roles.one}s' folders into one folder, {ALL}, on one machine; there:", err=True)
             words.append(ALL)
-        elif self.plan.role(self.node) == "coordinator":
+        elif self.node == roles.leader:
             echo("For the report of the whole run:", err=True)
             words.append(str(folder))
         else:
@@ -162,9 +166,9 @@ class Participant:
                 times = "once" if cause["times"] == 1 else f"{cause['times']} times"
                 echo(f"Refused {times}: {cause['text']}  {cause['advice']}".rstrip(), err=True)
             echo(f"{ended.status.upper()}: {ended.message}", err=True)
-        learner = self.node < self.plan.learners
+        roles = self.plan.roles
         measured = [(row.round, row.score) for row in rows if isinstance(row, PeerRow) and row.score is not None]
-        own = " on this client's own examples" if learner and self.plan.role(self.node) else ""
+        own = f" on this {roles.one}'s own examples" if roles.leader not in (None, self.node) else ""
         for round, value in measured[-1:]:
             score = self.plan.experiment.score
             echo(f"Test {score.word} {value:.4f}{own}, in round {round}{score.note}", err=True)

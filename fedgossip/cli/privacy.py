@@ -97,7 +97,7 @@ def policy(experiment: Path, endpoints: Path, overrides: tuple[str, ...], out: P
     plan = compose.plan(load_experiment(experiment, overrides))
     if not isinstance(plan, compose.FederationPlan) or not plan.secure:
         raise ConfigError(f"{experiment} is no run with a secure sum", "A policy is for [coordinator.secure].")
-    known = load_endpoints(endpoints, plan.n, plan.listens)
+    known = load_endpoints(endpoints, plan.n, plan.roles.listens)
     task, _ = compose.task_of(plan.experiment, plan.learners, [])
     made = policy.policy_of(plan, known, task)
     policy.write(out, made)

@@ -5,17 +5,15 @@ from __future__ import annotations
 import sys
 import time
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedgossip.cli.text import console, echo
 from fedgossip.cli.wording import words_for
 from fedgossip.plain import line
 from fedgossip.records import EventRow, NetworkRow, PeerRow, Row
-from fedgossip.report.naming import PEERS, Names
+from fedgossip.report.naming import shown_round
+from fedgossip.roles import PEERS, Roles
 from fedgossip.scores import ACCURACY, Score
-
-if TYPE_CHECKING:
-    from fedgossip.plans.plan import Plan
 
 EVENTS_SHOWN = 10
 """Events printed one by one; all are in metrics.jsonl, also those of a round that repeat the round before."""
@@ -37,12 +35,12 @@ class Progress:
         n: int,
         *,
         own: int | None = None,
-        names: Names = PEERS,
+        roles: Roles = PEERS,
         score: Score = ACCURACY,
     ) -> None:
         self.score = score
-        self.title, self.rounds, self.n, self.own, self.names = title, rounds, n, own, names
-        self._words = words_for(names)
+        self.title, self.rounds, self.n, self.own, self.roles = title, rounds, n, own, roles
+        self._words = words_for(roles)
         self._began = False
         self._events = 0
         self._missed: dict[int, tuple[int, object]] = {}
@@ -74,14 +72,14 @@ class Progress:
         if not self._began:  # with the first row: a run that is refused says its one line of error and no more
             self._began = True
             if not self._bar:
-                self._say(f"{self.title}: {self.n} {self.names.one}s, {self.rounds} rounds")
+                self._say(f"{self.title}: {self.roles.said}, {self.rounds} rounds")
         match row:
             case NetworkRow():
                 self._last = row if row.test_loss is not None else self._last
-                self._moved(row.round, describe(self._last, self.names, row.round, self.score))
+                self._moved(row.round, describe(self._last, self.roles, row.round, self.score))
             case PeerRow() if row.peer == self.own:
                 self._scored = self._scored if row.score is None else (row.score, row.round)
-                self._moved(row.round, describe_own(row, self._scored, self.names, self.score))
+                self._moved(row.round, describe_own(row, self._scored, self.roles, self.score))
             case EventRow() if not self._known(row):
                 self._event(row)
 
@@ -101,8 +99,8 @@ class Progress:
     def _event(self, row: EventRow) -> None:
         self._events += 1
         if self._events <= EVENTS_SHOWN:
-            round = max(self.names.round(row.name, row.round), 0)
-            self._say(f"round {round}, {self.names.of(row.peer)}: {self._words(row)}")
+            round = max(shown_round(row.name, row.round, self.roles), 0)
+            self._say(f"round {round}, {self.roles.label(row.peer)}: {self._words(row)}")
         if self._events == EVENTS_SHOWN:
             self._say("more events are in metrics.jsonl")
 
@@ -114,17 +112,12 @@ class Progress:
             echo(text, err=True)
 
 
-def names_of(plan: Plan) -> Names:
-    """What the participants of a run are called."""
-    return Names(plan.learners) if plan.learners < plan.n else PEERS
-
-
-def describe(row: NetworkRow, names: Names = PEERS, now: int | None = None, score: Score = ACCURACY) -> str:
-    """The state of the network in a few words; of a federated run that of the global model.
+def describe(row: NetworkRow, roles: Roles = PEERS, now: int | None = None, score: Score = ACCURACY) -> str:
+    """The state of the network in a few words; where one leads, that of the global model.
 
     In round `now`: of a row that is older its round is told.
     """
-    alone = names.coordinator is not None
+    alone = roles.leader is not None
     words = []
     if row.score_averaged is not None:
         worst = "" if alone else f" averaged, {_three(row.score_worst_peer)} worst peer"
@@ -142,15 +135,15 @@ def _three(value: float | None) -> str:
 
 
 def describe_own(
-    row: PeerRow, scored: tuple[float, int] | None, names: Names = PEERS, score: Score = ACCURACY
+    row: PeerRow, scored: tuple[float, int] | None, roles: Roles = PEERS, score: Score = ACCURACY
 ) -> str:
     """The state of one participant in a few words; `scored` is the last that it measured, and in which round."""
     words = [] if row.loss is None else [f"loss {row.loss:.3g}"]
     if scored is not None:
         value, round = scored
         words.append(f"{score.word} {_three(value)}" + (f" (round {round})" if round != row.round else ""))
-    if row.peer == names.coordinator:
+    if row.peer == roles.leader:
         words.append(f"{row.clients or 0} contributions")
-    elif names.coordinator is None:
+    elif roles.leader is None:
         words.append(f"waited {row.seconds_waiting:.2f} s")
     return ", ".join(words)

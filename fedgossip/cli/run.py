@@ -13,6 +13,7 @@ import click
 from fedgossip.cli.portable import portable_option
 from fedgossip.cli.text import columns, echo, print_json, talk_to_stderr
 from fedgossip.learning.objectives import score_told
+from fedgossip.roles import roles_in
 
 if TYPE_CHECKING:
     from fedgossip.plans.compose import Plan
@@ -133,11 +134,11 @@ class _Drive:
     trace_bytes: int
 
     def __call__(self, plan: Plan, out: Path, *, resumed: bool) -> Run:
-        from fedgossip.cli.progress import Progress, names_of
+        from fedgossip.cli.progress import Progress
 
         title = f"{plan.experiment.name or plan.name} on {self.on}"
         rounds, score = plan.experiment.rounds, plan.experiment.score
-        with Progress(title, rounds, plan.learners, names=names_of(plan), score=score) as progress:
+        with Progress(title, rounds, plan.learners, roles=plan.roles, score=score) as progress:
             if resumed:
                 from fedgossip.drivers.resume import resume
 
@@ -169,10 +170,10 @@ def facts(summary: dict[str, Any], record: Sequence[Row] = ()) -> list[tuple[str
     """The lines of a run's summary: what, and the value in words.  Some are only in its record."""
     from fedgossip.records import PeerRow
 
-    rows = _federated(summary, record) if summary["mode"] == "federated" else _gossiped(summary)
+    rows, roles = _described(summary, record), roles_in(summary)
     told = {row.peer for row in record if isinstance(row, PeerRow)}
-    alone = summary["mode"] == "federated" and told == {summary["n"]}
-    rows.append(("sent", f"{summary['bytes_sent'] / 1e6:,.2f} MB by {'the coordinator alone' if alone else 'all'}"))
+    who = f"the {roles.label(*told)} alone" if told == {roles.leader} else "all"
+    rows.append(("sent", f"{summary['bytes_sent'] / 1e6:,.2f} MB by {who}"))
     kind = "virtual seconds" if summary["driver"] == "sim" else "seconds"
     if summary["driver"] != "stacked":
         whole = "" if summary["wall_seconds"] is None else f", {summary['wall_seconds']:.1f} s in all"
@@ -182,16 +183,27 @@ def facts(summary: dict[str, Any], record: Sequence[Row] = ()) -> list[tuple[str
     return rows
 
 
+def _described(summary: dict[str, Any], record: Sequence[Row]) -> list[tuple[str, str]]:
+    """What was run and how it went, by the kind of run."""
+    if summary["mode"] == "federated":
+        return _federated(summary, record)
+    if "forecast" in summary:
+        return _gossiped(summary)
+    from fedgossip.watching.follow import DRIVERS
+
+    what = f"{roles_in(summary).said}, {summary.get('algorithm', summary['name'])}, {summary['rounds']} rounds"
+    return [("run", f"{what}, {DRIVERS[summary['driver']]}"), *_compared(summary)]
+
+
 def _events(summary: dict[str, Any]) -> list[tuple[str, str]]:
     """What happened, the gravest first; and why something was refused, each cause once."""
-    from fedgossip.report.naming import Names
     from fedgossip.report.reasons import gravest_first
 
-    names = Names(summary["n"] if summary["mode"] == "federated" else None)
+    roles = roles_in(summary)
     told = [f"{count} {name.replace('_', ' ')}" for name, count in gravest_first(summary["events"])]
     rows = [("events", ", ".join(told))] if told else []
     for cause in summary.get("refusals", [])[:REFUSALS_SHOWN]:
-        text = f"by {names.of(cause['peer'])}, {_times(cause['times'])}: {cause['text']}  {cause['advice']}"
+        text = f"by {roles.label(cause['peer'])}, {_times(cause['times'])}: {cause['text']}  {cause['advice']}"
         rows.append(("refused", text.strip()))
     return rows
 
@@ -219,9 +231,11 @@ def _reached(summary: dict[str, Any]) -> list[tuple[str, str]]:
     score = score_told(scores)
     if scores["averaged"] is None:
         return [] if summary["test_loss"] is None else [("loss", f"{summary['test_loss']:.6g}")]
-    if summary["mode"] == "federated":
+    if roles_in(summary).leader is not None:
         return [(f"test {score.word}", f"{scores['averaged']:.4f}{score.note}")]
-    each = ", ".join(f"{scores[k]:.4f} {k.replace('_', ' ')}" for k in ("averaged", "mean_peer", "worst_peer"))
+    one = roles_in(summary).measured
+    named = {"averaged": "averaged", "mean_peer": f"mean {one}", "worst_peer": f"worst {one}"}
+    each = ", ".join(f"{scores[key]:.4f} {name}" for key, name in named.items() if scores[key] is not None)
     return [(f"test {score.word}", f"{each}{score.note}")]
 
 
@@ -231,7 +245,8 @@ def _model(finished: Run) -> list[tuple[str, str]]:
     path = finished.directory / "model.safetensors"
     if not path.exists():
         return [("model", "none: nothing was trained")]
-    average = "" if finished.summary["mode"] == "federated" else ", the average of the peers’ models"
+    roles = roles_in(finished.summary)
+    average = "" if roles.leader is not None else f", the average of the {roles.measured}s’ models"
     return [("model", f"{path}{average}")]
 
 

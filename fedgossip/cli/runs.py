@@ -14,6 +14,7 @@ from fedgossip.cli.portable import portable_option
 from fedgossip.cli.text import columns, echo
 from fedgossip.decoding import json_value
 from fedgossip.records import renamed
+from fedgossip.roles import PEERS, Roles, roles_in
 
 
 @click.command()
@@ -33,29 +34,37 @@ def runs(folder: Path, as_json: bool) -> None:
 
 def _table(found: Sequence[dict[str, Any]]) -> list[list[str]]:
     """Return the lines of the table: with what peers have alone, where there are peers."""
-    coordinated = [_federated(run) for run in found]
-    own = [] if all(coordinated) else ["mean peer", "worst peer"]
-    words = ["members", "rounds", "model"] if any(coordinated) else ["peers", "rounds", "averaged"]
+    roles = [_roles(run) for run in found]
+    led = [who.leader is not None for who in roles]
+    own = [] if all(led) else ["mean peer", "worst peer"]
+    only_peers = all(who.alike and who.one == PEERS.one for who in roles)
+    words = ["peers", "rounds", "averaged"] if only_peers else ["members", "rounds", "model"]
     rows = [["run", "status", *words, *own, "digest"]]
-    for run, alone in zip(found, coordinated, strict=True):
+    for run, who, alone in zip(found, roles, led, strict=True):
         score = run.get("score") or {}
         known = [score.get("averaged"), *([None] * 2 if alone else [score.get(k) for k in _OF_PEERS])]
         other = score.get("name") if score.get("name", "accuracy") != "accuracy" else ""
         shown = [f"{value:.4f} {other}".rstrip() if value is not None else "-" for value in known[: 1 + len(own)]]
-        members = _members(run) if any(coordinated) else str(run.get("n", "-"))
+        members = str(run.get("n", "-")) if only_peers else _members(run, who)
         rows.append([run["run_dir"], run["status"], members, _rounds(run), *shown, (run.get("digest") or "-")[:12]])
     return rows
 
 
-def _federated(run: dict[str, Any]) -> bool:
-    return run.get("mode") == "federated"
+def _roles(run: dict[str, Any]) -> Roles:
+    """Who took part; peers where a summary tells none, or none that can be."""
+    try:
+        return roles_in(run)
+    except ValueError:
+        return PEERS
 
 
-def _members(run: dict[str, Any]) -> str:
-    """Who took part; of a federated run also what its coordinator saw."""
-    if not _federated(run):
-        return f"{run['n']} peers" if run.get("n") else "-"
-    return f"{run['n']} clients, {run.get('algorithm')}, {'secure' if run.get('secure') else 'IN THE CLEAR'}"
+def _members(run: dict[str, Any], who: Roles) -> str:
+    """Who took part; where one leads, also what it saw."""
+    if not run.get("n"):
+        return "-"
+    if who.leader is None:
+        return who.said
+    return f"{who.said}, {run.get('algorithm')}, {'secure' if run.get('secure') else 'IN THE CLEAR'}"
 
 
 def _rounds(run: dict[str, Any]) -> str:
@@ -65,7 +74,7 @@ def _rounds(run: dict[str, Any]) -> str:
 
 _OF_PEERS = ("mean_peer", "worst_peer")
 _KEPT = ("status", "n", "graph", "rounds", "score", "digest", "seconds", "driver", "seed")
-_OF_FEDERATED = ("mode", "algorithm", "clients", "cohort", "secure", "rounds_abandoned", "privacy")
+_WHERE_TOLD = ("mode", "roles", "algorithm", "clients", "cohort", "secure", "rounds_abandoned", "privacy")
 """Kept where they are there."""
 
 
@@ -73,7 +82,7 @@ def _found(folder: Path) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for run in _folders(folder):
         if (summary := run / "summary.json").exists():
-            found.append({"run_dir": str(run), **_read(summary, _KEPT, _OF_FEDERATED)})
+            found.append({"run_dir": str(run), **_read(summary, _KEPT, _WHERE_TOLD)})
         elif (run / "INCOMPLETE").exists():
             found.append({"run_dir": str(run), "status": "incomplete"})
         else:

@@ -72,7 +72,7 @@ def _print(follower: Follower) -> None:
     from fedgossip.cli.wording import words_for
     from fedgossip.watching.table import Screen
 
-    out, words = console(), words_for(follower.state.names)
+    out, words = console(), words_for(follower.state.roles)
     width = out.width if out.is_terminal else 160
     console(width=width, highlight=False).print(Screen(follower, words, whole=True))
 
@@ -87,7 +87,7 @@ def _live(follower: Follower) -> None:
     follower.poll()
     try:
         if not follower.ended:
-            screen = Screen(follower, words_for(follower.state.names), footer=LEAVE)
+            screen = Screen(follower, words_for(follower.state.roles), footer=LEAVE)
             with Live(screen, console=console(highlight=False), screen=True, auto_refresh=False) as live:
                 while not follower.ended:
                     live.refresh()
@@ -112,7 +112,7 @@ def _lines(follower: Follower) -> None:
     from fedgossip.cli.wording import words_for
     from fedgossip.watching.lines import StatusLines
 
-    lines = StatusLines(follower, words_for(follower.state.names))
+    lines = StatusLines(follower, words_for(follower.state.roles))
     follower.heard = lambda row: _say(lines.of(row))
     for text in lines.heading():
         _say(text)
@@ -147,7 +147,7 @@ def _serve(follower: Follower, port: int, opened: bool) -> None:
 
     def moment() -> dict[str, object]:
         with lock:
-            return snapshot.moment(follower, words_for(follower.state.names))
+            return snapshot.moment(follower, words_for(follower.state.roles))
 
     with Site(graph, moment, port) as site:
         echo(f"{site.url}\n{LEAVE}")

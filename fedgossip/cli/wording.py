@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from string import Formatter
 
 from fedgossip.records import EventRow
-from fedgossip.report.naming import Names
 from fedgossip.report.reasons import REASONS, given_up
+from fedgossip.roles import Roles
 
 WORDS: dict[str, str | tuple[str, ...]] = {
     # a neighbour, or several
@@ -138,9 +138,9 @@ class _Known(dict[str, object]):
         return _Unknown()
 
 
-def words_for(names: Names) -> Callable[[EventRow], str]:
+def words_for(roles: Roles) -> Callable[[EventRow], str]:
     """Return what tells events in words, for peers or for a coordinator and its clients."""
-    return event_text if names.coordinator is None else federated_text
+    return event_text if roles.leader is None else federated_text
 
 
 def event_text(row: EventRow) -> str:

@@ -28,6 +28,7 @@ from fedgossip.errors import NetworkError, NotWrittenError
 from fedgossip.experiment import Experiment, load_experiment
 from fedgossip.plans import compose
 from fedgossip.plans.compose import Plan
+from fedgossip.plans.plan import record_of
 from fedgossip.records import EventRow, NetworkRow, Row
 from fedgossip.rundir import incarnations
 from fedgossip.rundir.collect import Collector, Watched, conclude, first_failure, last_word
@@ -180,7 +181,7 @@ def run_local_plan(
         left = incarnations.prepare(out, folders, plan, task.schema, shares.digest) if resume else None
         directory = RunDirectory.again(out, plan, left.rows) if left else RunDirectory(out, plan)
         keeper = Keeper(directory, watch)
-        record = plan.record(task.evaluate, watch_all=False)
+        record = record_of(plan, task.evaluate, watch_all=False)
         collector = Collector(folders, record, keeper)
         interrupted = False
 
@@ -214,7 +215,7 @@ def run_local_plan(
 
 def _gather(plan: Plan, processes: PeerProcesses, collector: Collector, striker: Striker, began: Path) -> None:
     """Read what the peers write until all have ended, or until those that are left hang; do what the script says."""
-    silent, zero, (starting, deadline) = 0.0, 0, plan.patience
+    silent, zero, (starting, deadline), counted = 0.0, 0, plan.patience, set(plan.roles.counted)
     while len(processes.exited) < plan.n or striker.away:
         ended = len(processes.exited)
         processes.poll(POLL_SECONDS)
@@ -233,8 +234,8 @@ def _gather(plan: Plan, processes: PeerProcesses, collector: Collector, striker:
             continue  # while all of them work nobody can say what is too long
         left = [node for node in range(plan.n) if node not in processes.exited]
         waiting = 2 * (deadline + collector.slowest_training)
-        if plan.n > len(plan.needed) and not set(plan.needed) & {*left, *striker.away}:
-            waiting = collector.slowest_training  # a coordinator has ended: nobody is there to be waited for
+        if plan.n > len(counted) and not counted & {*left, *striker.away}:
+            waiting = collector.slowest_training  # whose run it is has ended: nobody is there to be waited for
         elif any(collector.rounds[node] == 0 for node in left):
             waiting += starting
         if silent > waiting + PATIENCE_SECONDS:

@@ -19,13 +19,12 @@ from fedgossip.net.mesh import Links
 from fedgossip.net.server import Hub
 from fedgossip.net.transport import Transport
 from fedgossip.plans.credentials import real
-from fedgossip.plans.federation import FederationPlan
-from fedgossip.plans.gossip import GossipPlan
 from fedgossip.plans.ledger import SUFFIX, SpentLedger, data_of
-from fedgossip.plans.plan import CLIENT, COORDINATOR, Plan
+from fedgossip.plans.plan import Plan
 from fedgossip.plans.privacy_budget import account_before
 from fedgossip.plans.recovering import peer_of
 from fedgossip.records import EventRow
+from fedgossip.roles import CLIENT, SERVER
 from fedgossip.rundir.audit_recorder import Recorder
 from fedgossip.rundir.incarnations import MakeMachine
 from fedgossip.rundir.mask_ledger import LEDGER, private_maker
@@ -62,10 +61,10 @@ class Made:
 
 def transport_of(plan: Plan, node: NodeId, bind: str, identity: Identity) -> Transport:
     """Return what a participant hears and speaks by; who listens does so at `bind`.  Raises NetworkError."""
-    role = plan.role(node)
-    if role == CLIENT:
+    transport = plan.roles.of(node).transport
+    if transport == CLIENT:
         return Spoke(node, identity)
-    return Hub(node, bind, identity) if role == COORDINATOR else Links(node, bind, identity)
+    return Hub(node, bind, identity) if transport == SERVER else Links(node, bind, identity)
 
 
 @contextlib.contextmanager
@@ -74,9 +73,9 @@ def made_by(plan: Plan, node: NodeId, given: Given) -> Iterator[Made]:
     with contextlib.ExitStack() as stack:
         if given.members:
             yield Made(_member(plan, node, given, given.members))
-        elif plan.role(node):
-            yield _federated(plan, node, given, stack)
-        elif isinstance(plan, GossipPlan) and plan.masks:
+        elif plan.roles.of(node).logged:
+            yield _logged(plan, node, given, stack)
+        elif plan.masks:
             ledger = given.masked or given.folder / LEDGER
             who = node, given.hello, given.identity, given.endpoints, ledger, stack
             yield Made(private_maker(plan, *who, resume=given.resume))
@@ -105,10 +104,8 @@ def _member(plan: Plan, node: NodeId, given: Given, members: Members) -> MakeMac
     return make
 
 
-def _federated(plan: Plan, node: NodeId, given: Given, stack: contextlib.ExitStack) -> Made:
-    role, run = plan.role(node), given.hello.experiment
-    assert isinstance(plan, FederationPlan)
-    spends = plan.spends(node)
+def _logged(plan: Plan, node: NodeId, given: Given, stack: contextlib.ExitStack) -> Made:
+    role, run, spends = plan.roles.of(node).name, given.hello.experiment, plan.spends(node)
     recorder = stack.enter_context(
         Recorder(given.folder, node, role, given.identity, run, synced=plan.masks or spends)
     )
@@ -116,7 +113,7 @@ def _federated(plan: Plan, node: NodeId, given: Given, stack: contextlib.ExitSta
     own = None
     if plan.masks or spends:
         own = real(given.identity, given.endpoints, given.policy, recorder.past, before)
-    if own and plan.masks and role == COORDINATOR:
+    if own and plan.masks and node == plan.roles.leader:
         recorder.transcribe(own.roster.first(plan.learners))
 
     def make(initial: Vector, checkpoint: Checkpoint | None, incarnation: int) -> Machine:
@@ -125,22 +122,23 @@ def _federated(plan: Plan, node: NodeId, given: Given, stack: contextlib.ExitSta
     return Made(make, recorder, _spent_before(plan, node, before))
 
 
-def _ledger(plan: FederationPlan, node: NodeId, given: Given, stack: contextlib.ExitStack) -> SpentLedger:
-    path = given.spent or given.folder / SUFFIX
-    return stack.enter_context(contextlib.closing(SpentLedger(path, plan.unit, data_of(plan.experiment, node))))
+def _ledger(plan: Plan, node: NodeId, given: Given, stack: contextlib.ExitStack) -> SpentLedger:
+    assert plan.budget, "one that spends has a budget"
+    path, unit = given.spent or given.folder / SUFFIX, plan.budget.unit
+    return stack.enter_context(contextlib.closing(SpentLedger(path, unit, data_of(plan.experiment, node))))
 
 
-def _spent_before(plan: FederationPlan, node: NodeId, before: Sequence[Mapping[str, object]]) -> list[EventRow]:
-    if not before:
+def _spent_before(plan: Plan, node: NodeId, before: Sequence[Mapping[str, object]]) -> list[EventRow]:
+    p = plan.budget
+    if not (p and before):
         return []
-    p = plan.section.privacy
     about = {"epsilon": account_before(before).epsilon(p.delta), "limit": p.max_epsilon, "releases": len(before)}
     return [EventRow(0, node, "spent_before", about)]
 
 
 def check_recordable(plan: Plan, trace_bytes: int) -> None:
     """Raise ConfigError where a run that masks what it sends, or keeps a budget of privacy, is to be traced."""
-    if trace_bytes and isinstance(plan, FederationPlan) and plan.unit != "none":
+    if trace_bytes and plan.budget:
         advice = "Leave --trace out; clients and coordinators keep signed logs, see `fedgossip audit show`."
         raise ConfigError("a run with a budget of privacy cannot be replayed: its account is not in a trace", advice)
     if trace_bytes and plan.masks:

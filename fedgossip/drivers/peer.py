@@ -2,7 +2,7 @@
 
 It leaves a folder of its own:
 
-    experiment.toml      the experiment with every default (where no collector keeps it)
+    experiment.toml      the experiment with every default, and roles.json (where no collector keeps them)
     endpoint.toml        where it listens, and its public key
     metrics.jsonl        a line per round, and per event
     snapshots/000005.*   its vectors around an evaluated round (only when a collector asked for them)
@@ -25,8 +25,6 @@ from dataclasses import replace
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
-
-import tomli_w
 
 from fedgossip import kernels
 from fedgossip.checkpoints import SECONDS, Checkpoints
@@ -55,7 +53,7 @@ from fedgossip.records import EventRow, PeerRow, Row, read_rows
 from fedgossip.rundir import incarnations
 from fedgossip.rundir.incarnations import Life
 from fedgossip.rundir.peer_files import PeerEnded, PeerFiles, failed, try_to_tell, write_ended
-from fedgossip.rundir.run_directory import write_whole
+from fedgossip.rundir.run_directory import describe, write_whole
 from fedgossip.secure.session import Policy
 from fedgossip.task import LocalTask, give_memory, memory_of
 from fedgossip.trace.files import Opening, Trace, Traced
@@ -143,8 +141,8 @@ def run_peer(
     with contextlib.ExitStack() as stack, contextlib.closing(links), Stopper(links, child=child) as stop:
         try:
             if not child:  # whose collector keeps it
-                write_whole(folder / "experiment.toml", tomli_w.dumps(plan.experiment.to_dict()).encode())
-            where = signed(identity, links.address if plan.listens(node) else "")
+                describe(folder, plan)
+            where = signed(identity, links.address if plan.roles.listens(node) else "")
             write_whole(folder / "endpoint.toml", block(node, where).encode())
             held = [node] if node < plan.learners else []
             task, shares = learning or compose.task_of(plan.experiment, plan.learners, held, os.urandom)
@@ -320,4 +318,4 @@ def _await_endpoints(path: Path, plan: Plan, stop: Stopper) -> dict[NodeId, Endp
         if stop() or time.monotonic() > until:
             raise NetworkError(f"{path} did not appear", "Did the other peers of this run start?")
         time.sleep(0.01)
-    return load_endpoints(path, plan.n, plan.listens)
+    return load_endpoints(path, plan.n, plan.roles.listens)

@@ -19,7 +19,7 @@ from fedgossip.machine import Checkpoint, Machine, NodeId
 from fedgossip.metrics import Network
 from fedgossip.plans import compose
 from fedgossip.plans.compose import DataShares, Plan
-from fedgossip.plans.plan import EXHAUSTED, Results
+from fedgossip.plans.plan import EXHAUSTED, Results, record_of
 from fedgossip.plans.recovering import peer_of, recovers
 from fedgossip.records import EventRow, Row
 from fedgossip.rundir import incarnations, run_directory
@@ -92,7 +92,7 @@ def simulate_plan(
     left, refused = sim_checkpoint.left_in(folder, about) if folder and resume else (None, [])
     directory = _directory(folder, plan, engine, left, resume=resume) if folder else None
     keeper = Keeper(directory, watch)
-    record = plan.record(task.evaluate, watch_all=plan.n * task.length <= WATCHED_ELEMENTS)
+    record = record_of(plan, task.evaluate, watch_all=plan.n * task.length <= WATCHED_ELEMENTS)
     vectors: Sequence[Vector | None] = [None] * plan.n
     counts: Mapping[str, int] = {}
     failure: TooFewPeersError | None = None
@@ -136,7 +136,8 @@ def _failure(keeper: Keeper) -> TooFewPeersError | None:
 
 
 def _verdict(plan: Plan, vectors: Sequence[Vector | None], record: Network, keeper: Keeper) -> str:
-    if any(event.name == "budget" and event.peer == plan.n - 1 for event in keeper.rows if isinstance(event, EventRow)):
+    leader = plan.roles.leader
+    if any(isinstance(row, EventRow) and (row.name, row.peer) == ("budget", leader) for row in keeper.rows):
         return EXHAUSTED
     words = {True: "finished", False: "interrupted"}
     done = enumerate(zip(vectors, record.reached, strict=True))

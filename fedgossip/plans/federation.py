@@ -16,12 +16,12 @@ from fedgossip import kernels
 from fedgossip.algorithms.federated.base import Federated
 from fedgossip.algorithms.sampling import BySize, Poisson, Sampling, Uniform
 from fedgossip.errors import ConfigError
-from fedgossip.experiment import CoordinatorSection, Experiment
+from fedgossip.experiment import CoordinatorSection, Experiment, PrivacySection
 from fedgossip.machine import Checkpoint, Machine, NodeId
-from fedgossip.metrics import Evaluate, Network
+from fedgossip.metrics import Network
 from fedgossip.plans.completeness import Lacking, of_federation
 from fedgossip.plans.credentials import Credentials, Logged, Own
-from fedgossip.plans.plan import CLIENT, COORDINATOR, EXHAUSTED, PARTIAL, Arrays, Results, hash_of
+from fedgossip.plans.plan import EXHAUSTED, PARTIAL, Arrays, Results, hash_of
 from fedgossip.plans.privacy_budget import BudgetPurse, cost_of_training, purse_of
 from fedgossip.plans.secure_encoding import Numbers
 from fedgossip.plans.tasks import DataShares
@@ -34,6 +34,7 @@ from fedgossip.protocols.coordinator import Coordinator, CoordinatorSettings
 from fedgossip.protocols.secure_round import SecureSumming, SessionTerms
 from fedgossip.protocols.telling import Telling, telling
 from fedgossip.records import EventRow, PeerRow, Row
+from fedgossip.roles import Roles, federated_roles
 from fedgossip.secure import graph
 from fedgossip.secure.client import SecAggClient
 from fedgossip.secure.primitives import signer
@@ -77,8 +78,16 @@ class FederationPlan:
         return self.section.privacy.unit
 
     @property
+    def budget(self) -> PrivacySection | None:
+        return None if self.unit == "none" else self.section.privacy
+
+    @property
     def buffered(self) -> bool:
         return self.section.algorithm == FEDBUFF
+
+    @cached_property
+    def roles(self) -> Roles:
+        return federated_roles(self.section.clients)
 
     @property
     def n(self) -> int:
@@ -159,22 +168,12 @@ class FederationPlan:
     def masks(self) -> bool:
         return self.secure
 
-    def role(self, node: NodeId) -> str:
-        return COORDINATOR if node == self.coordinator else CLIENT
-
     @property
     def externals(self) -> Mapping[str, object]:
         return {}
 
     def partners(self, node: NodeId) -> Sequence[NodeId]:
         return tuple(range(self.learners)) if node == self.coordinator else (self.coordinator,)
-
-    @property
-    def needed(self) -> Sequence[NodeId]:
-        return (self.coordinator,)
-
-    def listens(self, node: NodeId) -> bool:
-        return node == self.coordinator
 
     # --- a secure sum ---------------------------------------------------------------------------------------------
 
@@ -413,13 +412,6 @@ class FederationPlan:
     def is_complete(self, node: NodeId, rounds: int, *, stopped: bool = False) -> bool:
         """A client has done its part when the coordinator has sent it home."""
         return rounds == self.experiment.rounds if node == self.coordinator else not stopped
-
-    def record(self, evaluate: Evaluate, *, watch_all: bool) -> Network:
-        e = self.experiment
-        counted = [self.coordinator]
-        return Network(
-            self.n, e.rounds, e.eval.every, evaluate, watch_all=watch_all, counted=counted, score=e.score
-        )
 
     def arrays(self, task: LocalTask, record: Network, write: Callable[[Row], None]) -> Arrays:
         if self.buffered:

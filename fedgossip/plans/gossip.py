@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -15,7 +16,7 @@ from fedgossip.errors import ConfigError
 from fedgossip.experiment import Experiment, TopologySection
 from fedgossip.learning import custom
 from fedgossip.machine import Checkpoint, Machine, NodeId
-from fedgossip.metrics import Evaluate, Network
+from fedgossip.metrics import Network
 from fedgossip.plans.completeness import Lacking, of_gossip
 from fedgossip.plans.credentials import Credentials, Logged, Own
 from fedgossip.plans.plan import PARTIAL, Arrays, Results
@@ -27,6 +28,7 @@ from fedgossip.protocols.private_gossip import PrivateGossip
 from fedgossip.protocols.push_sum import AsyncPushSum, PushSettings, SyncPushSum
 from fedgossip.protocols.sync_gossip import AGAIN_NS, AGAIN_TIMES, SyncGossip, SyncSettings
 from fedgossip.records import Row
+from fedgossip.roles import Roles, peer_roles
 from fedgossip.secure.neighbourhood import Grid
 from fedgossip.secure.pairs import SeededPairs
 from fedgossip.simulation.stacked import PLAIN, SHARES, Private, StackedExchange, first_stack, run_stacked
@@ -66,6 +68,10 @@ class GossipPlan:
 
     pausable = True
     gradients = False
+    budget = None
+
+    def spends(self, node: NodeId) -> bool:  # noqa: ARG002
+        return False
 
     @property
     def vectors(self) -> int:
@@ -85,6 +91,10 @@ class GossipPlan:
     def mixing(self) -> Mixing:
         """Of every round, where the graph never changes; else of the first."""
         return self.schedule.mixing(0)
+
+    @cached_property
+    def roles(self) -> Roles:
+        return peer_roles(self.topology.n)
 
     @property
     def n(self) -> int:
@@ -124,21 +134,11 @@ class GossipPlan:
     def externals(self) -> Mapping[str, object]:
         return {"schedule": self.schedule}
 
-    def role(self, node: NodeId) -> str:  # noqa: ARG002
-        return ""
-
     def masked(self, length: int) -> int:  # noqa: ARG002
         return 0
 
     def partners(self, node: NodeId) -> Sequence[NodeId]:
         return self.schedule.partners(node)
-
-    @property
-    def needed(self) -> Sequence[NodeId]:
-        return range(self.n)
-
-    def listens(self, node: NodeId) -> bool:  # noqa: ARG002
-        return True
 
     def machine(
         self,
@@ -241,10 +241,6 @@ class GossipPlan:
         """An asynchronous peer that nobody stopped has done its part: its neighbours have all done theirs."""
         alone = (self.experiment.algorithm.mode == "async" or self.pushes) and not stopped
         return rounds == self.experiment.rounds or alone
-
-    def record(self, evaluate: Evaluate, *, watch_all: bool) -> Network:
-        e = self.experiment
-        return Network(self.n, e.rounds, e.eval.every, evaluate, watch_all=watch_all, score=e.score)
 
     def arrays(self, task: LocalTask, record: Network, write: Callable[[Row], None]) -> Arrays:
         e = self.experiment

@@ -9,13 +9,14 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from fedgossip.experiment import Experiment
+from fedgossip.experiment import Experiment, PrivacySection
 from fedgossip.machine import Checkpoint, Machine, NodeId
 from fedgossip.metrics import Evaluate, Network
 from fedgossip.plans.completeness import Lacking
 from fedgossip.plans.credentials import Logged, Own
 from fedgossip.plans.tasks import DataShares
 from fedgossip.records import Row
+from fedgossip.roles import Roles
 from fedgossip.task import LocalTask
 from fedgossip.vectors import Vector
 
@@ -25,8 +26,6 @@ Results = tuple[Sequence[Vector | None], Mapping[str, int]]
 Arrays = tuple[object, Callable[[Callable[[], None]], Results]]
 """A run on stacked arrays: its state by attributes, and what brings it to its end, calling its argument in between."""
 
-
-CLIENT, COORDINATOR = "client", "coordinator"
 
 EXHAUSTED = "exhausted"
 """The status of a run, or of a part in it, that a budget of privacy has ended."""
@@ -53,13 +52,18 @@ class Plan(Protocol):
     @property
     def experiment(self) -> Experiment: ...
     @property
+    def roles(self) -> Roles:
+        """Who takes part, as what."""
+        ...
+
+    @property
     def n(self) -> int:
-        """Participants; their ids are 0 to n - 1."""
+        """Participants: roles.n."""
         ...
 
     @property
     def learners(self) -> int:
-        """Those that train: ids 0 to learners - 1."""
+        """Those that train: roles.learners."""
         ...
 
     @property
@@ -92,10 +96,6 @@ class Plan(Protocol):
         """Seconds that a participant may wait for others: before it begins, and later."""
         ...
 
-    def role(self, node: NodeId) -> str:
-        """CLIENT or COORDINATOR, of which a signed log is kept; "" for peers, of which none is."""
-        ...
-
     @property
     def masks(self) -> bool:
         """Whether participants mask what they send, so that each needs something of its `own`; cannot be replayed."""
@@ -122,15 +122,6 @@ class Plan(Protocol):
 
     def partners(self, node: NodeId) -> Sequence[NodeId]:
         """Whom `node` talks to."""
-        ...
-
-    @property
-    def needed(self) -> Sequence[NodeId]:
-        """Without whose folders a run over several machines cannot be put together."""
-        ...
-
-    def listens(self, node: NodeId) -> bool:
-        """Whether `node` is called by others, so that it needs an address."""
         ...
 
     def machine(
@@ -165,7 +156,15 @@ class Plan(Protocol):
         """Whether a participant that ended after so many rounds has done its part."""
         ...
 
-    def record(self, evaluate: Evaluate, *, watch_all: bool) -> Network: ...
+    @property
+    def budget(self) -> PrivacySection | None:
+        """What may be spent of privacy; None where there is no such limit."""
+        ...
+
+    def spends(self, node: NodeId) -> bool:
+        """Whether a participant keeps an account of privacy."""
+        ...
+
     def arrays(self, task: LocalTask, record: Network, write: Callable[[Row], None]) -> Arrays:
         """The run without machines.  Raises ConfigError where there is no such run."""
         ...
@@ -185,3 +184,10 @@ class Plan(Protocol):
     def facts(self, rows: Sequence[Row]) -> dict[str, Any]:
         """The method's own part of the summary."""
         ...
+
+
+def record_of(plan: Plan, evaluate: Evaluate, *, watch_all: bool) -> Network:
+    """Return the record of a run that begins: of those whose rounds are the run's."""
+    e = plan.experiment
+    counted, score = plan.roles.counted, e.score
+    return Network(plan.n, e.rounds, e.eval.every, evaluate, watch_all=watch_all, counted=counted, score=score)

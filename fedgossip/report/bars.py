@@ -41,7 +41,7 @@ def data_shares(run: RecordedRun, name: str) -> str | None:
 
     def paint(figure: Figure) -> None:
         axes = figure.subplots()
-        stack(axes, counts, colours, labels, run.names.one)
+        stack(axes, counts, colours, labels, run.roles.one)
         axes.set_ylabel("examples")
         if labels:
             axes.legend(
@@ -58,7 +58,7 @@ def by_class(data: DataSpread) -> bool:
 
 def time_spent(run: RecordedRun, name: str) -> str | None:
     """Return the seconds of each peer or client by activity; None where no time was recorded."""
-    activities = CLIENT_ACTIVITIES if run.summary.federated else ACTIVITIES
+    activities = CLIENT_ACTIVITIES if run.summary.led else ACTIVITIES
     seconds = np.array([[time_of(run, peer)[activity] for peer in run.learners] for activity, _ in activities])
     if not seconds.any():
         return None
@@ -67,7 +67,7 @@ def time_spent(run: RecordedRun, name: str) -> str | None:
     def paint(figure: Figure) -> None:
         axes = figure.subplots()
         labels, colours = zip(*activities, strict=True)
-        stack(axes, seconds / length, colours, labels, run.names.one)
+        stack(axes, seconds / length, colours, labels, run.roles.one)
         axes.set_ylabel(f"time ({unit})")
         legend_above(axes)
 
@@ -79,7 +79,7 @@ def time_of(run: RecordedRun, peer: PeerTotal) -> dict[str, float]:
 
     A client's rows end with its training: of the rest of the run it waited, for its turn or for the others.
     """
-    if not run.summary.federated:
+    if not run.summary.led:
         return peer.seconds
     training = peer.seconds["training"]
     whole = run.summary.seconds or 0.0

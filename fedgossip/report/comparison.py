@@ -256,7 +256,7 @@ def _overlay(
 ) -> str | None:
     """Return one curve of every run in common axes; None where no run has one."""
     lines = [(at, label, pick(run)) for at, (label, run) in enumerate(runs)]
-    lines = [line for line in lines if line[2] or not runs[line[0]][1].summary.federated]
+    lines = [line for line in lines if line[2] or not runs[line[0]][1].summary.led]
     if not any(series for _, _, series in lines):
         return None
     columns, height = _legend(runs)

@@ -8,17 +8,17 @@ from fedgossip.report.reading import RecordedRun
 
 def unfinished(name: str, run: RecordedRun) -> tuple[str, str]:
     """Return what a reader must know of a run that is not finished, and what it means for what is shown."""
-    status, who = run.summary.status, run.names.one
+    status, who = run.summary.status, f"{run.roles.one}s"
     if status == "partial" and run.summary.lacking:
         return f"{name} is {status}: {run.summary.lacking[0]}", " ".join(run.summary.lacking[1:])
-    if status == "partial" and who == "client":
+    if status == "partial" and run.summary.led:
         return (
-            f"{name} ended without some of its clients: its status is “{status}”.",
+            f"{name} ended without some of its {who}: its status is “{status}”.",
             "They died, hung or were stopped; the rounds went on with the others, and the global model is of those.",
         )
     if status == "partial":
         return (
-            f"{name} ended without some of its peers: its status is “{status}”.",
+            f"{name} ended without some of its {who}: its status is “{status}”.",
             "They died, hung or were stopped; the others went on to the end, and what is shown last is of them alone.",
         )
     if status == "exhausted":
@@ -38,7 +38,7 @@ def _wanting(run: RecordedRun) -> str:
     facts = run.participation.too_few if run.participation else None
     if facts is None:
         return ""
-    return f"{facts.get('clients', '?')} clients were there, and a round needs {facts.get('needed', '?')}. "
+    return f"{facts.get('clients', '?')} {run.roles.one}s were there, and a round needs {facts.get('needed', '?')}. "
 
 
 def notice(said: tuple[str, str]) -> Markup:

@@ -19,6 +19,7 @@ from fedgossip.report.markup import (
     section,
     table,
 )
+from fedgossip.report.naming import shown_round
 from fedgossip.report.numbers import NOTHING, count, data_size, duration, number, plural
 from fedgossip.report.participation import Participation
 from fedgossip.report.reading import RecordedRun
@@ -51,7 +52,7 @@ def head(run: RecordedRun, took: Participation) -> Markup:
     some = summary.cohort is not None and summary.cohort < summary.n and summary.algorithm != FEDBUFF
     what = [
         summary.algorithm,
-        plural(summary.n, "client"),
+        plural(summary.n, run.roles.one),
         f"{count(summary.cohort)} in a round" if some else "",
         plural(summary.rounds, "round"),
         *_secrecy(summary.secure),
@@ -107,25 +108,25 @@ def lines(run: RecordedRun, took: Participation) -> list[Line]:
 
 def learning(run: RecordedRun, took: Participation) -> Markup | None:
     """Return the learning curves."""
-    drawn = lines(run, took)
+    drawn, one = lines(run, took), run.roles.one
     score = run.summary.score.metric
     of_what = score.word if took.at_clients else f"test {score.word}"
     said = f"{score.heading} of the global model on the common test set"
     if took.at_clients:
-        said += ", and at the clients, on examples of their own"
+        said += f", and at the {one}s, on examples of their own"
     said += f"{score.note}."
 
     def curve(name: str, axis: figures.ByRow, title: str, caption: str) -> Markup | None:
         return figure(name, figures.scores(run, name, axis, drawn, of_what), title, caption)
 
-    losses = figures.loss(run, "loss", "on the clients’ own data")
+    losses = figures.loss(run, "loss", f"on the {run.roles.one}s’ own data")
     return section(
         "What was learned",
         grid(
             curve("score-by-round", figures.by_round, f"{score.heading} by round", said),
             figure("loss", losses, "Loss by round", "What training makes smaller, as a mean over those who took part."),
             curve("score-by-bytes", figures.by_all_bytes, f"{score.heading} by bytes",
-                  "The same against what coordinator and clients together have sent."),
+                  f"The same against what {run.roles.label(len(run.learners))} and {one}s together have sent."),
             curve("score-by-time", figures.by_seconds, f"{score.heading} by time",
                   "The same against the time that has passed, waiting included."),
         ),
@@ -148,20 +149,20 @@ def participation(run: RecordedRun, took: Participation) -> Markup | None:
                 "contributions",
                 attendance.contributions(took, wanted, "contributions"),
                 "Contributions by round",
-                "How many clients’ updates are in the sum of each round"
+                f"How many {run.roles.one}s’ updates are in the sum of each round"
                 + ("; a cross marks a round that was abandoned." if took.abandoned else "."),
             ),
             figure(
                 "lanes",
                 attendance.lanes(took, "lanes", _counted(run)),
-                "Client by client",
+                f"{run.roles.one.capitalize()} by {run.roles.one}",
                 _lanes_caption(run, took),
             ),
             figure(
                 "turns",
                 attendance.turns(took, "turns"),
-                "Client by client",
-                "In how many rounds each client has trained.",
+                f"{run.roles.one.capitalize()} by {run.roles.one}",
+                f"In how many rounds each {run.roles.one} has trained.",
             ),
         ),
         _abandoned(took),
@@ -194,7 +195,7 @@ def _counted(run: RecordedRun) -> str:
 
 
 def _lanes_caption(run: RecordedRun, took: Participation) -> str:
-    said = "What each client did in each round"
+    said = f"What each {run.roles.one} did in each round"
     said += ", by the round whose model it trained from." if run.summary.algorithm == FEDBUFF else "."
     return said + (" A grey column is a round that was abandoned." if took.abandoned else "")
 
@@ -215,24 +216,24 @@ def _abandoned(took: Participation) -> Markup | None:
 
 def clients(run: RecordedRun, took: Participation) -> Markup | None:
     """Return what each client had, did and reached."""
-    data = run.summary.data
+    data, one = run.summary.data, run.roles.one
     unlike = data is not None and bars.by_class(data)
     source = f" ({data.source})" if data is not None and data.source else ""
     return section(
-        "The clients",
+        f"The {one}s",
         grid(
             figure(
                 "data",
                 bars.data_shares(run, "data"),
-                "Data of each client",
-                f"How many examples each client holds{source}"
-                + (", coloured by class: unlike bars mean that the clients see unlike worlds." if unlike else "."),
+                f"Data of each {one}",
+                f"How many examples each {one} holds{source}"
+                + (f", coloured by class: unlike bars mean that the {one}s see unlike worlds." if unlike else "."),
             ),
             figure(
                 "time",
                 bars.time_spent(run, "time"),
                 "Where the time went",
-                "How long each client trained, over all rounds; the rest it waited, or took its part in the sum.",
+                f"How long each {one} trained, over all rounds; the rest it waited, or took its part in the sum.",
             ),
         ),
         _client_table(run, took) if run.summary.n <= sections.MOST_PEERS_LISTED else None,
@@ -245,7 +246,7 @@ def _client_table(run: RecordedRun, took: Participation) -> Markup | None:
     tested = any(client.score is not None for client in run.learners)
     learned = any(client.loss is not None for client in run.learners)
     scored = [run.summary.score.metric.heading] if tested else []
-    heads = ["Client", "Rounds", *scored, *(["Loss"] if learned else [])]
+    heads = [run.roles.one.capitalize(), "Rounds", *scored, *(["Loss"] if learned else [])]
     heads += ["Sent", "Received", "Training", "Waiting"]
     rows = []
     for node, client in enumerate(run.learners):
@@ -263,7 +264,7 @@ def _client_table(run: RecordedRun, took: Participation) -> Markup | None:
             ]
         )
     listed = table(heads, rows, numbers=len(heads) - 1)
-    return listed if run.summary.n <= 20 else folded(f"All {plural(run.summary.n, 'client')}", listed)
+    return listed if run.summary.n <= 20 else folded(f"All {plural(run.summary.n, run.roles.one)}", listed)
 
 
 def coordinator(run: RecordedRun, took: Participation) -> Markup | None:
@@ -280,7 +281,7 @@ def coordinator(run: RecordedRun, took: Participation) -> Markup | None:
         ("Received", data_size(own.bytes_received), ""),
         *([("Summing", duration(busy), "over all rounds")] if busy else []),
     ]
-    return section("The coordinator", grid(facts_table("Its own account", rows)))
+    return section(f"The {run.roles.label(len(run.learners))}", grid(facts_table("Its own account", rows)))
 
 
 # --- events -----------------------------------------------------------------------------------------------------------
@@ -303,10 +304,10 @@ def events(run: RecordedRun) -> Markup | None:
 
 
 def _event(run: RecordedRun, event: ReportedEvent) -> list[str]:
-    shown = run.names.round(event.name, event.round)
-    who = NOTHING if event.peer is None or event.peer < 0 else run.names.of(event.peer)
+    shown = shown_round(event.name, event.round, run.roles)
+    who = NOTHING if event.peer is None or event.peer < 0 else run.roles.label(event.peer)
     about = event.value
-    what = run.names.of(about) if event.name == "gone" and isinstance(about, int) else _value(about)
+    what = run.roles.label(about) if event.name == "gone" and isinstance(about, int) else _value(about)
     return [NOTHING if shown < 0 else count(shown), who, event.name.replace("_", " "), what[:80]]
 
 

@@ -1,8 +1,8 @@
-"""What participants are called: the peers of a graph, or the clients of a coordinator."""
+"""Rounds as people count them: those that are over, or the one that is open."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from fedgossip.roles import Roles
 
 OF_THE_OPEN_ROUND = frozenset(
     {
@@ -24,24 +24,6 @@ OF_THE_OPEN_ROUND = frozenset(
 """What a coordinator and its clients tell of the round that is open, by how many are behind it."""
 
 
-@dataclass(frozen=True)
-class Names:
-    """`coordinator`: the node that leads a federated run, whose clients are all nodes before it; None: a graph."""
-
-    coordinator: int | None = None
-
-    @property
-    def one(self) -> str:
-        return "peer" if self.coordinator is None else "client"
-
-    def of(self, node: int) -> str:
-        """Return "peer 3", "client 3" or "coordinator"."""
-        return "coordinator" if node == self.coordinator else f"{self.one} {node}"
-
-    def round(self, event: str, round: int) -> int:
-        """Return the round of an event as people count: a federated round by the number that its result will have."""
-        return round + (self.coordinator is not None and round >= 0 and event in OF_THE_OPEN_ROUND)
-
-
-PEERS = Names()
-"""Of a run without a coordinator."""
+def shown_round(event: str, round: int, roles: Roles) -> int:
+    """Return the round of an event as people count: under a leader by the number that its result will have."""
+    return round + (roles.leader is not None and round >= 0 and event in OF_THE_OPEN_ROUND)

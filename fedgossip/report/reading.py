@@ -17,10 +17,10 @@ from fedgossip.decoding import json_value
 from fedgossip.errors import ConfigError
 from fedgossip.learning.objectives import score_told
 from fedgossip.records import renamed
-from fedgossip.report.naming import Names
 from fedgossip.report.numbers import number, percent
 from fedgossip.report.participation import Participation
 from fedgossip.report.rows import ReportedEvent, ReportedPeerRound, ReportedRound
+from fedgossip.roles import Role, Roles, federated_roles, peer_roles
 from fedgossip.scores import ACCURACY, Score
 
 EVENTS_KEPT = 200
@@ -121,12 +121,13 @@ class RecordedRefusal(msgspec.Struct, frozen=True):
 
 
 class Summary(msgspec.Struct, frozen=True):
-    """summary.json.  `n` counts peers; or clients, where there is a coordinator."""
+    """summary.json.  `n` counts those that learn."""
 
     name: str
     n: int
     rounds: int
     status: str
+    roles: list[Role] = []
     lacking: list[str] = []
     in_vain: bool = False
     refusals: list[RecordedRefusal] = []
@@ -157,13 +158,16 @@ class Summary(msgspec.Struct, frozen=True):
     kernels: str | None = None
 
     @property
-    def federated(self) -> bool:
-        return self.mode == "federated"
+    def who(self) -> Roles:
+        """All participants; of a run that tells no roles peers, or clients of a coordinator."""
+        if self.roles:
+            return Roles(tuple(self.roles))
+        return federated_roles(self.n) if self.mode == "federated" else peer_roles(self.n)
 
     @property
-    def participants(self) -> int:
-        """Peers; or clients, and behind them the coordinator."""
-        return self.n + self.federated
+    def led(self) -> bool:
+        """Whether one leads, whose model is the only one."""
+        return self.who.leader is not None
 
 
 @dataclass(slots=True)
@@ -192,7 +196,7 @@ class PeerTotal:
 class RecordedRun:
     """A run directory, read.  `network` ascends by round; `events` holds the first EVENTS_KEPT.
 
-    `participation`: of a federated run, with what its events tell of rounds.
+    `participation`: of a run that one leads, with what its events tell of rounds.
     """
 
     summary: Summary
@@ -207,12 +211,12 @@ class RecordedRun:
         return self.summary.name
 
     @property
-    def names(self) -> Names:
-        return Names(self.summary.n if self.summary.federated else None)
+    def roles(self) -> Roles:
+        return self.summary.who
 
     @property
     def learners(self) -> list[PeerTotal]:
-        """All peers; or the clients, without their coordinator."""
+        """Those that learn: all peers; or the clients, without their coordinator."""
         return self.peers[: self.summary.n]
 
     def series(self, column: str) -> list[tuple[ReportedRound, float]]:
@@ -229,16 +233,16 @@ def read_run(folder: Path) -> RecordedRun:
     """
     summary = _summary(folder / "summary.json")
     network: dict[int, ReportedRound] = {}
-    peers = [PeerTotal() for _ in range(summary.participants)]
+    totals = [PeerTotal() for _ in range(summary.who.n)]
     events: list[ReportedEvent] = []
-    participation = Participation(summary.n) if summary.federated else None
+    participation = Participation(summary.n) if summary.led else None
     for place, record in _records(folder / "metrics.jsonl"):
         kind = record.get("kind")
         if kind == "peer":
             row = _convert(record, ReportedPeerRound, place)
-            if not 0 <= row.peer < summary.participants:
+            if not 0 <= row.peer < len(totals):
                 raise ConfigError(f"{place}: peer {row.peer}, but the summary says {summary.n} peers.", _MIXED_UP)
-            peers[row.peer].add(row)
+            totals[row.peer].add(row)
             if participation:
                 participation.row(row)
         elif kind == "network":
@@ -250,11 +254,11 @@ def read_run(folder: Path) -> RecordedRun:
                 events.append(event)
     experiment = folder / "experiment.toml"
     text = experiment.read_text("utf-8", errors="replace") if experiment.is_file() else None
-    return RecordedRun(summary, [network[r] for r in sorted(network)], peers, events, text, participation)
+    return RecordedRun(summary, [network[r] for r in sorted(network)], totals, events, text, participation)
 
 
 def _of_one_model(row: ReportedRound) -> ReportedRound:
-    """Leave out what is told of several models: a coordinator's is the only one, and agrees with itself."""
+    """Leave out what is told of several models: a leader's is the only one, and agrees with itself."""
     nothing = dict.fromkeys(ABOUT_SEVERAL_MODELS)
     return msgspec.structs.replace(row, **nothing)
 
@@ -274,7 +278,7 @@ def _summary(path: Path) -> Summary:
         raise ConfigError(f"{place}: cannot be read as JSON ({error}).", _RUN_AGAIN) from None
     summary = _convert(renamed(record), Summary, place)
     _check_sizes(summary, place)
-    if not summary.federated:
+    if not summary.led:
         return summary
     nothing = dict.fromkeys(("consensus_distance", "measured_contraction"))
     privacy = summary.privacy if summary.privacy and summary.privacy.unit != "none" else None
@@ -291,6 +295,12 @@ def _check_sizes(summary: Summary, place: str) -> None:
         "data.shares": data.shares if data else None,
         "data.sizes": data.sizes if data else None,
     }
+    try:
+        told = summary.who.learners
+    except ValueError as error:
+        raise ConfigError(f"{place}: roles: {error}.", _MIXED_UP) from None
+    if told != summary.n:
+        raise ConfigError(f"{place}: {summary.n} learn, and by their roles {told}.", _MIXED_UP)
     for name, values in lists.items():
         if values is not None and len(values) != summary.n:
             raise ConfigError(f"{place}: {name} has {len(values)} entries for {summary.n} peers.", _MIXED_UP)

@@ -45,11 +45,16 @@ def head(run: RecordedRun) -> Markup:
         run,
         [
             summary.graph or (summary.topology.name if summary.topology else ""),
-            plural(summary.n, "peer"),
+            *sizes(run),
             plural(summary.rounds, "round"),
         ],
         cards(_key_figures(run)),
     )
+
+
+def sizes(run: RecordedRun) -> list[str]:
+    """Return how many there are of each role."""
+    return [plural(role.count, role.name) for role in run.roles.all]
 
 
 def head_of(
@@ -81,12 +86,12 @@ def head_of(
 
 
 def _key_figures(run: RecordedRun) -> Iterable[tuple[str, str, str]]:
-    summary = run.summary
+    summary, one = run.summary, run.roles.measured
     three, score = summary.score, summary.score.metric
     if three != type(three)():
         yield "Averaged model", three.shown(three.averaged), f"{score.word} of the mean of all models{score.note}"
-        yield "Mean peer", three.shown(three.mean_peer), f"mean {score.word} of the peers’ own models"
-        yield "Worst peer", three.shown(three.worst_peer), _worst(run)
+        yield f"Mean {one}", three.shown(three.mean_peer), f"mean {score.word} of the {one}s’ own models"
+        yield f"Worst {one}", three.shown(three.worst_peer), _worst(run)
     else:
         yield "Contraction", near_one(summary.measured_contraction), "disagreement left by one round, measured"
     yield "Consensus distance", number(summary.consensus_distance), "how far the models lie from their mean"
@@ -112,19 +117,30 @@ def _worst(run: RecordedRun) -> str:
     score = run.summary.score.metric
     known = {node: peer.score for node, peer in enumerate(run.peers) if peer.score is not None}
     if not known:
-        return f"the worst {score.word} of one peer"
+        return f"the worst {score.word} of one {run.roles.measured}"
     worst = score.worst(known.values())
-    return f"peer {_label(run, next(node for node, value in known.items() if value == worst))} at the end"
+    return f"{_called(run, next(node for node, value in known.items() if value == worst))} at the end"
 
 
 def _per_peer_and_round(run: RecordedRun) -> str:
     turns = run.summary.n * run.summary.rounds
-    return f"{data_size(run.summary.bytes_sent / turns)} per peer and round" if turns else "by all peers together"
+    return f"{data_size(run.summary.bytes_sent / turns)} per {run.roles.one} and round" if turns else "by all together"
+
+
+def _called(run: RecordedRun, node: int) -> str:
+    return f"{run.roles.one} {_label(run, node)}" if run.roles.alike else run.roles.label(node)
 
 
 def _label(run: RecordedRun, node: int) -> str:
     graph = run.summary.topology
+    if not run.roles.alike:
+        return run.roles.label(node)
     return f"{node} ({graph.labels[node]})" if graph and graph.labels and graph.labels[node] != str(node) else str(node)
+
+
+def _head(run: RecordedRun) -> str:
+    """The head of a column of participants."""
+    return run.roles.one.capitalize() if run.roles.alike else "Who"
 
 
 def learning(run: RecordedRun) -> Markup | None:
@@ -254,23 +270,23 @@ def _edges(run: RecordedRun, drawn: Graph) -> int:
 def peers(run: RecordedRun) -> Markup | None:
     """Return what each peer had, did and reached."""
     data = run.summary.data
-    by_class = data is not None and bars.by_class(data)
+    one, by_class = run.roles.one, data is not None and bars.by_class(data)
     source = f" ({data.source})" if data is not None and data.source else ""
     return section(
-        "The peers",
+        f"The {one}s" if run.roles.alike else "Who took part",
         grid(
             figure(
                 "data",
                 bars.data_shares(run, "data"),
-                "Data of each peer",
-                f"How many examples each peer holds{source}"
-                + (", coloured by class: unlike bars mean that the peers see unlike worlds." if by_class else "."),
+                f"Data of each {one}",
+                f"How many examples each {one} holds{source}"
+                + (f", coloured by class: unlike bars mean that the {one}s see unlike worlds." if by_class else "."),
             ),
             figure(
                 "time",
                 bars.time_spent(run, "time"),
                 "Where the time went",
-                "How long each peer trained, waited for its neighbours and mixed, over all rounds.",
+                f"How long each {one} trained, waited for others and mixed, over all rounds.",
             ),
         ),
         _peer_table(run) if run.summary.n <= MOST_PEERS_LISTED else None,
@@ -282,7 +298,7 @@ def _peer_table(run: RecordedRun) -> Markup | None:
         return None
     learned = any(peer.score is not None or peer.loss is not None for peer in run.peers)
     scored = [run.summary.score.metric.heading, "Loss"] if learned else []
-    heads = ["Peer", *scored, "Sent", "Received", "Training", "Waiting", "Mixing"]
+    heads = [_head(run), *scored, "Sent", "Received", "Training", "Waiting", "Mixing"]
     rows = [
         [
             _label(run, node),
@@ -294,7 +310,7 @@ def _peer_table(run: RecordedRun) -> Markup | None:
         for node, peer in enumerate(run.peers)
     ]
     listed = table(heads, rows, numbers=len(heads) - 1)
-    return listed if run.summary.n <= 20 else folded(f"All {plural(run.summary.n, 'peer')}", listed)
+    return listed if run.summary.n <= 20 else folded(f"All {plural(run.summary.n, run.roles.one)}", listed)
 
 
 def faults(run: RecordedRun) -> Markup | None:
@@ -306,7 +322,7 @@ def faults(run: RecordedRun) -> Markup | None:
     rows = [
         [
             count(event.round),
-            NOTHING if event.peer is None else str(event.peer),
+            NOTHING if event.peer is None else str(event.peer) if run.roles.alike else run.roles.label(event.peer),
             event.name,
             "" if event.value is None else json.dumps(event.value, ensure_ascii=False)[:80],
         ]
@@ -317,7 +333,7 @@ def faults(run: RecordedRun) -> Markup | None:
         "Events and faults",
         paragraph(f"In this run – {said}.", "lead"),
         refusals(run),
-        table(["Round", "Peer", "Event", "Value"], rows, numbers=0) if rows else None,
+        table(["Round", _head(run), "Event", "Value"], rows, numbers=0) if rows else None,
         paragraph(f"{count(rest)} more in metrics.jsonl.", "lead") if rows and rest > 0 else None,
     )
 
@@ -325,7 +341,7 @@ def faults(run: RecordedRun) -> Markup | None:
 def refusals(run: RecordedRun) -> Markup | None:
     """Return why something was refused: each cause once."""
     rows = [
-        [run.names.of(cause.peer), count(cause.times), f"{cause.text}  {cause.advice}".strip()]
+        [run.roles.label(cause.peer), count(cause.times), f"{cause.text}  {cause.advice}".strip()]
         for cause in run.summary.refusals
     ]
     return table(["Refused by", "Times", "Why"], rows, numbers=0) if rows else None

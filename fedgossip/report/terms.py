@@ -54,14 +54,14 @@ OF_BOTH = RoleWords(
 
 def terms_of(runs: Sequence[RecordedRun]) -> RoleWords:
     """Return the words for a page with these runs."""
-    kinds = {run.summary.federated for run in runs}
+    kinds = {run.summary.led for run in runs}
     return OF_BOTH if len(kinds) > 1 else OF_CLIENTS if True in kinds else OF_PEERS
 
 
 def method_of(run: RecordedRun) -> str:
     """Return what a run did: its graph; or its algorithm, and whether a coordinator saw updates."""
     summary = run.summary
-    if not summary.federated:
-        return summary.graph
+    if not summary.led:
+        return summary.graph or summary.algorithm
     secrecy = {True: ", secure sum", False: ", in the clear", None: ""}[summary.secure]
     return summary.algorithm + secrecy

@@ -17,7 +17,7 @@ from fedgossip.messages import Hello
 from fedgossip.metrics import Network
 from fedgossip.plans import compose
 from fedgossip.plans.compose import DataShares, Plan
-from fedgossip.plans.plan import EXHAUSTED, PARTIAL
+from fedgossip.plans.plan import EXHAUSTED, PARTIAL, record_of
 from fedgossip.records import EventRow, PeerRow, Row, read_rows, row_of
 from fedgossip.rundir import run_directory
 from fedgossip.rundir.peer_files import PeerEnded
@@ -226,7 +226,7 @@ def collect_peers(plan: Plan, given: Sequence[Path], out: Path) -> Run:
     _check_began(folders)
     directory = RunDirectory(out, plan)
     keeper = Keeper(directory, None)
-    record = plan.record(task.evaluate, watch_all=False)
+    record = record_of(plan, task.evaluate, watch_all=False)
     for row in record.started([task.initial(node) for node in range(plan.n)]):
         keeper(row)
     collector = Collector(folders, record, keeper)
@@ -286,7 +286,8 @@ def _by_peer(plan: Plan, given: Sequence[Path]) -> list[Path]:
         found[node] = folder
     if strange := sorted(set(found) - set(range(plan.n))):
         raise ConfigError(f"{found[strange[0]]}: of participant {strange[0]}; this run has {plan.n}", "Leave it out.")
-    if missing := sorted(set(plan.needed) - set(found)):
-        who = "the coordinator" if plan.role(missing[0]) else f"peers {missing[:5]}"
-        raise ConfigError(f"no folder of {who}", "Copy it here." if plan.role(missing[0]) else _ALL.format(plan.n))
+    if missing := sorted(set(plan.roles.counted) - set(found)):
+        if missing == [plan.roles.leader]:
+            raise ConfigError(f"no folder of the {plan.roles.label(missing[0])}", "Copy it here.")
+        raise ConfigError(f"no folder of {plan.roles.one}s {missing[:5]}", _ALL.format(plan.n))
     return [found.get(node, ABSENT) for node in range(plan.n)]

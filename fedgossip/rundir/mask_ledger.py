@@ -21,7 +21,7 @@ from fedgossip.machine import Checkpoint, Effect, Event, Machine, NodeId, Send
 from fedgossip.messages import Hello, Masked
 from fedgossip.net.endpoints import Endpoints
 from fedgossip.net.identity import Identity, raw
-from fedgossip.plans.gossip import GossipPlan
+from fedgossip.plans.plan import Plan
 from fedgossip.protocols.carried import FRESH
 from fedgossip.protocols.private_gossip import MODEL
 from fedgossip.rundir.incarnations import MakeMachine
@@ -117,7 +117,7 @@ class Noted:
 
 
 def private_maker(
-    plan: GossipPlan,
+    plan: Plan,
     node: NodeId,
     hello: Hello,
     identity: Identity,

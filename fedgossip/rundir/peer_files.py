@@ -50,7 +50,7 @@ class PeerFiles:
         self.rounds, self.every, self.snapshots = plan.experiment.rounds, plan.experiment.eval.every, snapshots
         self.round = 0
         self._score = plan.experiment.score
-        self._federated = bool(plan.role(node))
+        self._led = plan.roles.leader is not None
         incarnations.mend_rows(folder / "metrics.jsonl")  # of a life before
         self.snapshots_lost = 0
         self._before: Vector | None = None
@@ -114,7 +114,7 @@ class PeerFiles:
 
     def _trained(self, vector: Vector) -> bool:
         """Whether it is another than all begin with: rounds of a coordinator may all have come to nothing."""
-        untouched = self._federated or not self.round
+        untouched = self._led or not self.round
         return not (untouched and np.array_equal(vector, self.task.initial(self.node)))
 
 

@@ -1,6 +1,7 @@
 """The run directory: what a run leaves behind, and what it looks like while it is not finished.
 
     experiment.toml      the resolved experiment
+    roles.json           who takes part, as what
     metrics.jsonl        a line per peer and round, per round, per event; written as they come
     summary.json         written last, in one piece
     model.safetensors    the averaged model, named parameters
@@ -37,6 +38,7 @@ from fedgossip.plans.completeness import Lacking
 from fedgossip.plans.compose import DataShares, Plan
 from fedgossip.plans.plan import EXHAUSTED, PARTIAL
 from fedgossip.records import EventRow, NetworkRow, Row, RowWriter, read_rows
+from fedgossip.roles import ROLES
 from fedgossip.scores import Score
 from fedgossip.task import LocalTask, tensors_of
 from fedgossip.vectors import Vector, consensus_distance, digest, mean
@@ -109,11 +111,9 @@ class RunDirectory:
         return directory
 
     def _open(self, path: Path, plan: Plan) -> None:
-        import tomli_w
-
         self.path = path
         owner_files.written(path / INCOMPLETE, _INCOMPLETE.encode())
-        write_whole(path / "experiment.toml", tomli_w.dumps(plan.experiment.to_dict()).encode())
+        describe(path, plan)
         self.writer = RowWriter(path / "metrics.jsonl")
 
     def finish(self, summary: Mapping[str, Any], task: LocalTask, model: Vector | None, *, report: bool) -> None:
@@ -164,6 +164,14 @@ def _advice_on(path: Path) -> str:
     new = "Give a new folder with --out, or none to have one made."
     stopped = (path / INCOMPLETE).exists() or (path / "summary.json").exists()
     return f"To go on with it: fedgossip run --resume {shlex.quote(str(path))}.  {new}" if stopped else new
+
+
+def describe(folder: Path, plan: Plan) -> None:
+    """Write down what the run is, for those who look: who takes part, and the resolved experiment."""
+    import tomli_w
+
+    write_whole(folder / ROLES, msgspec.json.encode({"name": plan.name, "roles": plan.roles.plain}))
+    write_whole(folder / "experiment.toml", tomli_w.dumps(plan.experiment.to_dict()).encode())
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -257,6 +265,7 @@ def summarize(
         "in_vain": lacking.in_vain,
         "seed": experiment.seed,
         "n": plan.learners,
+        "roles": plan.roles.plain,
         "rounds": last.round,
         "digest": digest(there) if whole else None,
         "score": {

@@ -57,7 +57,7 @@ class Follower:
 
     def _start(self) -> None:
         facts = self.facts
-        self.state = State(facts.n, facts.rounds, facts.topology, facts.federation, facts.score)
+        self.state = State(facts.roles, facts.rounds, facts.topology, facts.federation, facts.score)
         self._record = {-1: Tail(self.place.folder / ROWS)} if self.place.folder else {}
         self._own: dict[int, Tail] = {}
         self._ended: set[int] = set()

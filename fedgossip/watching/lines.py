@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from fedgossip.plain import line
 from fedgossip.records import EventRow, NetworkRow, PeerRow, Row
-from fedgossip.report.naming import Names
 from fedgossip.report.numbers import number
+from fedgossip.roles import Roles
 from fedgossip.scores import Score
 from fedgossip.watching.federation import Led
 from fedgossip.watching.follow import Follower
@@ -23,7 +23,7 @@ class StatusLines:
 
     def __init__(self, follower: Follower, words: Words) -> None:
         self.follower, self.words = follower, words
-        self.names = follower.state.names
+        self.roles = follower.state.roles
         self._trouble: dict[int, str] = {}
 
     def heading(self) -> list[str]:
@@ -35,14 +35,14 @@ class StatusLines:
         score = self.follower.state.score
         match row:
             case EventRow():
-                return event_line(row, self.words, self.names)
+                return event_line(row, self.words, self.roles)
             case NetworkRow():
                 led = self.follower.state.led
                 words = _of_model(row, led, score) if led else _of_all(row, score)
                 return f"{self._round(row.round)}  {words}".rstrip()
             case PeerRow() if not self.follower.place.folder:
-                words = _of_one(row, self.names, score)
-                return f"{self._round(row.round)}, {self.names.of(row.peer)}  {words}".rstrip()
+                words = _of_one(row, self.roles, score)
+                return f"{self._round(row.round)}, {self.roles.label(row.peer)}  {words}".rstrip()
             case _:
                 return ""
 
@@ -58,7 +58,7 @@ class StatusLines:
             before, now = self._trouble.get(peer.node, ""), word if in_trouble(word) else ""
             if now != before:
                 self._trouble[peer.node] = now
-                who = self.names.of(peer.node)
+                who = self.roles.label(peer.node)
                 yield line(f"{who} is {word}" + (f" ({words})" if (words := note(state, peer)) else ""))
 
 
@@ -82,10 +82,10 @@ def _of_model(row: NetworkRow, led: Led, score: Score) -> str:
     return ", ".join([*words, *([] if not row.round else [f"{led.contributions or 0} contributions"])])
 
 
-def _of_one(row: PeerRow, names: Names, score: Score) -> str:
+def _of_one(row: PeerRow, roles: Roles, score: Score) -> str:
     words = [] if row.loss is None else [f"loss {number(row.loss)}"]
     if row.score is not None:
         words.append(f"{score.word} {shown(score, row.score)}")
-    if row.peer == names.coordinator:
+    if row.peer == roles.leader:
         words.append(f"{row.clients or 0} contributions")
-    return ", ".join(words if names.coordinator is not None else [*words, f"waited {number(row.seconds_waiting)} s"])
+    return ", ".join(words if roles.leader is not None else [*words, f"waited {number(row.seconds_waiting)} s"])

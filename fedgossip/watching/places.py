@@ -8,10 +8,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fedgossip.decoding import from_toml
+from fedgossip.decoding import from_toml, json_value
 from fedgossip.errors import ConfigError, FedgossipError
 from fedgossip.learning.objectives import AS_THE_DATA, KINDS, objective_of
 from fedgossip.plain import line
+from fedgossip.roles import PEERS, ROLES, Roles, federated_roles, peer_roles, roles_from
 from fedgossip.scores import ACCURACY, Score
 from fedgossip.topology import Topology, resolve, resolve_schedule, union
 from fedgossip.watching.federation import Federation, federation_of, star
@@ -49,11 +50,17 @@ class Facts:
 
     name: str = ""
     graph: str = ""
-    n: int = 0
+    """What the run does: its graph, or its method."""
+    roles: Roles = PEERS
     rounds: int = 0
     topology: Topology | None = None
     federation: Federation | None = None
     score: Score = ACCURACY
+
+    @property
+    def n(self) -> int:
+        """All participants; 0 where nobody says how many there are."""
+        return self.roles.n
 
 
 def find(given: Sequence[Path], base: Path = Path("runs")) -> Place:
@@ -116,8 +123,9 @@ def _node(folder: Path) -> int:
 
 def facts_of(place: Place) -> Facts:
     """Return what the experiment file beside the rows says; nothing where there is none, or none that can be read."""
-    content = next((found for path in _experiments(place) if (found := _read(path))), {})
-    return replace(_facts(content), score=_score(content))
+    content = next((found for path in _beside(place, EXPERIMENT) if (found := _read(path))), {})
+    told = next((known for path in _beside(place, ROLES) if (known := _told(path))), None)
+    return replace(_facts(content, told), score=_score(content))
 
 
 def _score(content: dict[str, Any]) -> Score:
@@ -134,31 +142,49 @@ def _score(content: dict[str, Any]) -> Score:
     return replace(score, unit=line(score.unit, 80))
 
 
-def _facts(content: dict[str, Any]) -> Facts:
+def _facts(content: dict[str, Any], told: _RolesFile | None) -> Facts:
     rounds, name = content.get("rounds"), content.get("name")
     title, whole = name if isinstance(name, str) else "", rounds if isinstance(rounds, int) else 0
     if federation := federation_of(content):
-        size = federation.clients + 1
-        return Facts(title, federation.method, size, whole, _links(federation), federation)
+        who = federated_roles(federation.clients)
+        return Facts(title, federation.method, who, whole, _links(federation), federation)
     section = content.get("topology")
-    section = section if isinstance(section, dict) else {}
+    if not isinstance(section, dict):
+        return Facts(title, told.name, told.roles, whole) if told else Facts(title, rounds=whole)
     graph, n, seed = section.get("graph"), section.get("n"), content.get("seed", 1)
     topology = _topology(graph, n, seed) if isinstance(graph, str) else None
-    size = topology.n if topology else n if isinstance(n, int) and n > 0 else 0
-    return Facts(title, graph if isinstance(graph, str) else "", size, whole, topology)
+    who = told.roles if told else peer_roles(n if isinstance(n, int) and n > 0 else 0)
+    who = peer_roles(topology.n) if topology else who  # the graph may lie on another machine
+    return Facts(title, graph if isinstance(graph, str) else "", who, whole, topology)
 
 
 def _links(federation: Federation) -> Topology | None:
     return star(federation.clients) if federation.clients <= MOST_EDGES else None
 
 
-def _experiments(place: Place) -> Iterator[Path]:
+def _beside(place: Place, name: str) -> Iterator[Path]:
+    """Where the file of this name can lie that tells what run it is."""
     if place.folder:
-        yield place.folder / EXPERIMENT
+        yield place.folder / name
     for path in place.peers.values():
-        yield path / EXPERIMENT
+        yield path / name
         if path.resolve().parent.name == "peers":  # of a run on this machine
-            yield path.resolve().parents[1] / EXPERIMENT
+            yield path.resolve().parents[1] / name
+
+
+@dataclass(frozen=True)
+class _RolesFile:
+    name: str
+    roles: Roles
+
+
+def _told(path: Path) -> _RolesFile | None:
+    """What a run said of itself when it began; None where it said nothing, or nothing that can be."""
+    try:
+        content = json_value(path.read_bytes())
+        return _RolesFile(str(content["name"]), roles_from(content["roles"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _read(path: Path) -> dict[str, Any]:

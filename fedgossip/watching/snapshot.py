@@ -11,7 +11,8 @@ from typing import Any
 
 from fedgossip.plain import line
 from fedgossip.records import EventRow
-from fedgossip.report.naming import PEERS, Names
+from fedgossip.report.naming import shown_round
+from fedgossip.roles import PEERS, Roles
 from fedgossip.watching.federation import Led
 from fedgossip.watching.follow import DRIVERS, Follower
 from fedgossip.watching.layout import MOST_NODES, places
@@ -40,7 +41,8 @@ def graph(follower: Follower) -> dict[str, Any]:
         "nodes": None if found is None else [[round(float(x), 4), round(float(y), 4)] for x, y in found],
         "edges": state.edges if found is not None else [],
         "labels": [line(label, 24) for label in labels] if labels and found is not None else None,
-        "coordinator": state.names.coordinator,
+        "coordinator": state.roles.leader if state.led else None,
+        "roles": state.roles.plain,
         "wanted": facts.federation.wanted if facts.federation else None,
         "score": {"word": facts.score.word, "note": facts.score.note, "percent": facts.score.percent},
         "clear": bool(facts.federation and not facts.federation.secure),
@@ -87,7 +89,7 @@ def moment(follower: Follower, words: Words) -> dict[str, Any]:
         "led": _led(state, state.led) if state.led else None,
         "curves": {name: [[at, *values] for at, values in curve.points()] for name, curve in curves.items()},
         "events": [
-            {"round": counted(row, state.names), "peer": row.peer, "text": said(row, words)}
+            {"round": counted(row, state.roles), "peer": row.peer, "text": said(row, words)}
             for row in list(state.events)[: -EVENTS_LISTED - 1 : -1]
         ],
         "seen": state.events_seen,
@@ -97,12 +99,12 @@ def moment(follower: Follower, words: Words) -> dict[str, Any]:
 
 def in_order(state: State) -> list[Peer]:
     """Return all by their ids; a coordinator comes before its clients."""
-    return sorted(state.peers.values(), key=lambda peer: (peer.node != state.names.coordinator, peer.node))
+    return sorted(state.peers.values(), key=lambda peer: (peer.node != state.roles.leader, peer.node))
 
 
-def counted(row: EventRow, names: Names) -> int | None:
+def counted(row: EventRow, roles: Roles) -> int | None:
     """The round of an event as people count, or None where it has none."""
-    return names.round(row.name, row.round) if row.round >= 0 else None
+    return shown_round(row.name, row.round, roles) if row.round >= 0 else None
 
 
 def _led(state: State, led: Led) -> dict[str, Any]:
@@ -149,12 +151,12 @@ def note(state: State, peer: Peer) -> str:
     said_of = []
     for name, verb in (("gone", "gone for"), ("suspected", "suspected by"), ("missed", "missed by")):
         if (by := peer.witnesses(name)) and not (peer.ended in ENDED and state.status):
-            said_of.append(f"{verb} {_listed(by, state.names)}")
+            said_of.append(f"{verb} {_listed(by, state.roles)}")
     return "; ".join(said_of)
 
 
-def _listed(ids: Sequence[int], names: Names, most: int = 4) -> str:
-    shown = ", ".join("the coordinator" if node == names.coordinator else str(node) for node in ids[:most])
+def _listed(ids: Sequence[int], roles: Roles, most: int = 4) -> str:
+    shown = ", ".join(f"the {roles.label(node)}" if node == roles.leader else str(node) for node in ids[:most])
     return shown if len(ids) <= most else f"{shown} and {len(ids) - most} more"
 
 
@@ -163,11 +165,11 @@ def in_trouble(word: str) -> bool:
     return word in (*FALLEN, "gone", "suspected")
 
 
-def event_line(row: EventRow, words: Words, names: Names = PEERS) -> str:
+def event_line(row: EventRow, words: Words, roles: Roles = PEERS) -> str:
     """An event with its round, where it has one, and who tells it."""
-    round = counted(row, names)
+    round = counted(row, roles)
     when = f"round {round}, " if round is not None else ""
-    return f"{when}{names.of(row.peer)}: {said(row, words)}"
+    return f"{when}{roles.label(row.peer)}: {said(row, words)}"
 
 
 def said(row: EventRow, words: Words) -> str:

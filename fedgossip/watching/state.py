@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 
 from fedgossip.records import EventRow, NetworkRow, PeerRow, Row
-from fedgossip.report.naming import PEERS, Names
+from fedgossip.roles import PEERS, Roles
 from fedgossip.scores import ACCURACY, Score
 from fedgossip.topology import Topology
 from fedgossip.watching.curves import Curve
@@ -53,17 +53,16 @@ class State:
 
     def __init__(
         self,
-        n: int = 0,
+        roles: Roles = PEERS,
         rounds: int = 0,
         topology: Topology | None = None,
         federation: Federation | None = None,
         score: Score = ACCURACY,
     ) -> None:
         self.score = score
-        self.n, self.rounds = n, rounds
+        self.roles, self.n, self.rounds = roles, roles.n, rounds
         self.led = Led(federation) if federation else None
-        self.names = Names(federation.coordinator) if federation else PEERS
-        self.peers: dict[int, Peer] = {node: Peer(node) for node in range(min(n, MOST_PEERS))}
+        self.peers: dict[int, Peer] = {node: Peer(node) for node in range(min(self.n, MOST_PEERS))}
         self.network: NetworkRow | None = None
         self.tested: NetworkRow | None = None
         """The newest row with a measurement on the test set."""
@@ -98,8 +97,8 @@ class State:
 
     @property
     def learners(self) -> list[Peer]:
-        """All peers; or the clients, without their coordinator."""
-        return [peer for peer in self.peers.values() if peer.node != self.names.coordinator]
+        """All that learn; where nobody says how many there are, all."""
+        return [peer for peer in self.peers.values() if not self.n or peer.node < self.roles.learners]
 
     @property
     def round(self) -> int:
@@ -293,13 +292,13 @@ class State:
     def by_interest(self) -> list[Peer]:
         """All peers: those in trouble first, then those behind, then those that wait least: others wait for them.
 
-        A coordinator comes before its clients.
+        One that leads comes before the others.
         """
         order = {word: place for place, word in enumerate(SERIOUS)}
 
         def key(peer: Peer) -> tuple[bool, int, int, float, int]:
             least = peer.waiting if peer.waiting is not None else 1.0
-            follows = peer.node != self.names.coordinator
+            follows = peer.node != self.roles.leader
             return follows, order[self.condition(peer)], peer.round, least, peer.node
 
         return sorted(self.peers.values(), key=key)

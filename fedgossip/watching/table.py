@@ -49,7 +49,7 @@ class Screen:
         found: list[RenderableType] = []
         state = self.follower.state
         for row in list(state.events)[-EVENTS_SHOWN:]:
-            found.append(_one(event_line(row, self.words, state.names), "dim"))
+            found.append(_one(event_line(row, self.words, state.roles), "dim"))
         return [*found, _one(self.footer)] if self.footer else found
 
 
@@ -57,7 +57,7 @@ def heading(follower: Follower) -> list[str]:
     """What run it is; how far it is; how well it learns."""
     state, facts = follower.state, follower.facts
     what = [line(title(follower)), facts.graph if facts.graph != title(follower) else ""]
-    what += [f"{len(state.learners)} {state.names.one}s", DRIVERS.get(follower.driver, follower.driver)]
+    what += [told(state), DRIVERS.get(follower.driver, follower.driver)]
     pace = follower.rounds_per_second
     where = [f"round {state.round} of {state.rounds}" if state.rounds else f"round {state.round}"]
     where += rounds_led(state, state.led) if state.led else []
@@ -65,6 +65,11 @@ def heading(follower: Follower) -> list[str]:
     lines = [" · ".join(line(part) for part in what if part), " · ".join(part for part in where if part)]
     lines += [words] if (words := " · ".join(learned(state))) else []
     return lines + ([line(text) for text in follower.lacking] if follower.ended else [])
+
+
+def told(state: State) -> str:
+    """How many there are of each role; where no experiment tells it, as many as were heard of."""
+    return state.roles.said if state.n else f"{len(state.learners)} {state.roles.one}s"
 
 
 def status(follower: Follower) -> str:
@@ -125,12 +130,12 @@ def three(score: Score, row: NetworkRow) -> str:
 
 
 def peers_table(state: State, peers: list[Peer], width: int) -> Table:
-    """One line per peer."""
+    """One line per participant."""
     wide = width >= NARROW
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    scored = state.score.word
-    heads = ("peer", "state", "round", "loss", scored, "waiting", "sent", "received", "links", "what others say")
-    left = ("state", "what others say")
+    scored, who = state.score.word, state.roles.one if state.roles.alike else "who"
+    heads = (who, "state", "round", "loss", scored, "waiting", "sent", "received", "links", "what others say")
+    left = ("who", "state", "what others say")
     for head in heads:
         if wide or head not in ("loss", "received", "links"):
             table.add_column(head, justify="left" if head in left else "right", no_wrap=True, overflow="ellipsis")
@@ -139,7 +144,7 @@ def peers_table(state: State, peers: list[Peer], width: int) -> Table:
         links = links_up(state, peer, down)
         whole = len(set(links.split("/"))) == 1
         cells = {
-            "peer": Text(str(peer.node)),
+            who: Text(str(peer.node) if state.roles.alike else state.roles.label(peer.node)),
             "state": _state(state.condition(peer)),
             "round": Text(_round(state, peer)),
             "loss": Text(number(peer.loss)),
@@ -164,9 +169,9 @@ def clients_table(state: State, peers: list[Peer], width: int) -> Table:
         if wide or head not in ("loss", "received", "rounds"):
             table.add_column(head, justify="left" if head in left else "right", no_wrap=True, overflow="ellipsis")
     for peer in peers:
-        leads, known = peer.node == state.names.coordinator, peer.known
+        leads, known = peer.node == state.roles.leader, peer.known
         cells = {
-            "client": Text("coordinator" if leads else str(peer.node)),
+            "client": Text(state.roles.label(peer.node) if leads else str(peer.node)),
             "state": _state(state.condition(peer)),
             "last round": Text(_round(state, peer)),
             "rounds": Text("–" if leads or not known else str(peer.turns)),

@@ -59,7 +59,8 @@ function time(seconds) {
   return s < 3600 ? `${Math.floor(s / 60)}:${two(s % 60)}` : `${Math.floor(s / 3600)}:${two(Math.floor(s / 60) % 60)}:${two(s % 60)}`;
 }
 function who(id) {
-  return id === graph.coordinator ? "coordinator" : `${graph.coordinator === null ? "peer" : "client"} ${id}`;
+  const role = graph.roles.find((one) => one.first <= id && id < one.first + one.count) ?? { ...graph.roles[0], first: 0 };
+  return role.count === 1 && !role.learns ? role.name : `${role.name} ${id - role.first}`;
 }
 function dot(state) {
   return draw("svg", { class: `dot node s-${state}`, viewBox: "-8 -8 16 16", "aria-hidden": "true" }, draw("circle", { r: 6 }), ...cross(state, 3));
@@ -119,14 +120,14 @@ function showGraph(now) {
   }
   const down = new Map(now.down.map(([u, v, word]) => [`${u} ${v}`, word]));
   for (const [key, link] of links) link.setAttribute("class", `link ${down.get(key) || ""}`);
-  const what = now.led ? `${now.n} clients around their coordinator` : `The graph of ${now.n} peers`;
+  const what = now.led ? `${now.n} clients around their coordinator` : `The graph of ${now.n} ${graph.roles[0].name}s`;
   const unknown = now.down.filter((link) => link[2] === "unknown").length;
   $("drawn").setAttribute("aria-label", `${what}: ${counts}; ${down.size - unknown} of ${now.links} links not up${unknown ? `, ${unknown} unknown` : ""}.`);
   if (now.led) showHub(now);
 }
 const COLOUR = (state) => `var(--${BAD.includes(state) ? "bad" : ["left", "stopped", "elsewhere"].includes(state) ? "starting" : state})`;
 function showShare(now, counts) {
-  $("share").setAttribute("aria-label", `${now.n} ${now.led ? "clients" : "peers"}: ${counts}`);
+  $("share").setAttribute("aria-label", `${now.n} ${graph.roles[0].name}s: ${counts}`);
   $("share").replaceChildren(...now.counts.map(([state, count]) => {
     const part = make("div", { title: `${count} ${state}` });
     part.style.flexGrow = count;
@@ -280,7 +281,7 @@ function fill(row, peer, now) {
   row.className = TROUBLE.includes(peer.state) ? "trouble" : "";
   row.dataset.peer = peer.id;
   const label = graph.labels ? `${peer.id} ${graph.labels[peer.id] ?? ""}` : String(peer.id);
-  const name = peer.id === graph.coordinator ? "coordinator" : label;
+  const name = peer.id === graph.coordinator || (graph.coordinator === null && graph.roles.length > 1) ? who(peer.id) : label;
   const links = peer.links ? peer.links.replace("/", " / ") : NONE;
   const round = peer.round === null ? NONE : now.rounds ? `${peer.round} / ${now.rounds}` : String(peer.round);
   const score = shown(peer.score) + (peer.score === null || peer.round === null ? "" : of(peer.tested, peer));
