@@ -28,7 +28,7 @@ from fedgossip import load_experiment, run_local
 from fedgossip.algorithms.dsgd import DSGD
 from fedgossip.algorithms.push_sum import PushSum
 from fedgossip.faults import FaultScript, Slow
-from fedgossip.machine import Machine, NodeId, Report
+from fedgossip.machine import Machine, NodeId, RoundDone
 from fedgossip.metrics import Network
 from fedgossip.plans import compose
 from fedgossip.protocols.async_gossip import AsyncGossip, AsyncSettings
@@ -79,15 +79,14 @@ class Watched(Simulator):
     def watch(self, models: Sequence[Vector]) -> None:
         self.models, self.curve, self._next_ns = list(models), Curve([], []), 0
 
-    def _report(self, node: NodeId, report: Report) -> None:
-        if report.name == "mixed":
-            self.models[node] = report.value  # type: ignore[call-overload]
-            if self.now_ns >= self._next_ns:
-                self._next_ns = self.now_ns + NS // LOOKS_A_SECOND
-                (found,) = self.task.evaluate([mean(self.models)])
-                self.curve.seconds.append(self.now_ns / NS)
-                self.curve.losses.append(found["loss"])
-        super()._report(node, report)
+    def _close_round(self, node: NodeId, done: RoundDone) -> None:
+        self.models[node] = done.model
+        if self.now_ns >= self._next_ns:
+            self._next_ns = self.now_ns + NS // LOOKS_A_SECOND
+            (found,) = self.task.evaluate([mean(self.models)])
+            self.curve.seconds.append(self.now_ns / NS)
+            self.curve.losses.append(found["loss"])
+        super()._close_round(node, done)
 
 
 def learn(make: Make, graph: Topology, task: LocalTask, rounds: int, slower: float) -> Curve:

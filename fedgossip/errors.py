@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 PARTIAL_EXIT = 9
@@ -85,16 +85,6 @@ class TooFewPeersError(FedgossipError):
     """Too few peers were there to go on."""
 
     exit_code = 7
-
-    @classmethod
-    def before(cls, round: int, facts: Mapping[str, object]) -> TooFewPeersError:
-        """Return the error of a coordinator that ended before `round`; `facts` are those of its report "too_few"."""
-        if "unanswered" in facts:
-            text = f"the last {facts['unanswered']} invitations were not answered: it ended before round {round + 1}"
-            return cls(text, "Raise coordinator.deadline above the time that a client trains, or look at the clients.")
-        there, needed = facts.get("clients"), facts.get("needed")
-        text = f"{there} clients are there, and a round needs {needed}: it ended before round {round + 1}"
-        return cls(text, "Start the others and go on with --resume, or lower min_clients.")
 
 
 class ResumeError(FedgossipError):

@@ -8,9 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
-from fedgossip.errors import PeerError, ProtocolError, TrainingError
+from fedgossip.errors import (
+    BudgetError,
+    FedgossipError,
+    NetworkError,
+    PeerError,
+    ProtocolError,
+    TooFewPeersError,
+    TrainingError,
+)
 from fedgossip.messages import Message
 from fedgossip.vectors import Vector
 
@@ -151,18 +159,102 @@ class SetTimer:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A fact for the records: nothing depends on whether anybody reads it."""
+    """A fact for the records and for people: what a driver does depends neither on its name nor on its value.
+
+    Its name stands in the vocabulary (`events`), which says what it means.
+    """
 
     name: str
     value: object
     round: int
 
 
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Something of `sender` was not accepted, where the rest of the event counts; drivers count it by its cause."""
+
+    sender: NodeId | None
+    reason: str
+    """One word, for counting."""
+    text: str
+    round: int
+    advice: str = ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Outgoing:
+    """`vector` [d] is what this participant puts into the mix of the round that ends as `round`."""
+
+    round: int
+    vector: Vector
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RoundDone:
+    """`round` rounds are behind, and `model` [d] is what came of the last one: its row can be written.
+
+    `staleness`: how often the model had changed while this round was trained from an older one; None in rounds that
+    all go through together.
+    """
+
+    round: int
+    model: Vector
+    staleness: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregated:
+    """What went into a coordinator's round, before it is done: "clients", their number, and what it knows of them.
+
+    The row of the round takes "loss", "score", "worst" and "epsilon" where they are there.
+    """
+
+    round: int
+    facts: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class LocalWork:
+    """A client has trained for the round that ends as `round`: its row can be written.
+
+    `score`: of the model that it was sent, on examples of its own; `epsilon`: all that it has spent of its budget.
+    """
+
+    round: int
+    score: float | None = None
+    epsilon: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a participant has ended before its time: plain data, so that it can stand in a trace and in an image."""
+
+    kind: Literal["network", "peer", "budget", "too_few"]
+    text: str
+    advice: str = ""
+
+    def error(self) -> FedgossipError:
+        """Return the error that a driver raises for it, with the exit code of its kind."""
+        return _ERRORS[self.kind](self.text, self.advice)
+
+
+_ERRORS: Mapping[str, type[FedgossipError]] = {
+    "network": NetworkError,
+    "peer": PeerError,
+    "budget": BudgetError,
+    "too_few": TooFewPeersError,
+}
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Finish:
-    """The machine is done; `result` is its model.  Told nothing any more after this."""
+    """The machine is done; `result` is its model.  Told nothing any more after this.
+
+    `failure`: why it ended before its time, where it did; the driver raises it when all is written.
+    """
 
     result: Vector
+    failure: Failure | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -210,7 +302,10 @@ class Part:
     node: NodeId
 
 
-Effect = Send | Train | SetTimer | Report | Checkpoint | Log | Witness | Meet | Part | Finish
+Telling = Report | Refused | Outgoing | RoundDone | Aggregated | LocalWork
+"""What the record is made of; all other effects are done to something."""
+
+Effect = Send | Train | SetTimer | Checkpoint | Log | Witness | Meet | Part | Finish | Telling
 
 
 class Machine(Protocol):

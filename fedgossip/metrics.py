@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from fedgossip.machine import Aggregated, LocalWork, RoundDone
 from fedgossip.records import NetworkRow, PeerRow, Row
 from fedgossip.scores import ACCURACY, Score
 from fedgossip.vectors import Vector, consensus_distance, mean
@@ -26,7 +27,6 @@ class Meter:
         self.peer = peer
         self.bytes_sent = self.bytes_received = 0
         self.loss: float | None = None
-        self.staleness: int | None = None
         self.epsilon: float | None = None
         self._aggregated: Mapping[str, float] = {}
         self._train_began = self._train_ended = self._mixed = 0
@@ -38,25 +38,20 @@ class Meter:
         self._train_ended = now_ns
         self.loss = metrics.get("loss")
 
-    def trained(self, facts: object) -> None:
-        """Take the value of a machine's report "trained": there are things about a training that only it knows."""
-        staleness = facts.get("staleness") if isinstance(facts, Mapping) else None
-        self.staleness = staleness if isinstance(staleness, int) else None
+    def aggregated(self, done: Aggregated) -> None:
+        """Take what went into a coordinator's round: what the clients' contributions were like."""
+        self._aggregated = {name: value for name, value in done.facts.items() if isinstance(value, int | float)}
+        self.loss = self._aggregated.get("loss")
+        self.epsilon = self._aggregated.get("epsilon")
 
-    def aggregated(self, facts: object) -> None:
-        """Take the value of a coordinator's report "aggregated": what the clients' contributions were like."""
-        if isinstance(facts, Mapping):
-            self._aggregated = {name: value for name, value in facts.items() if isinstance(value, int | float)}
-            self.loss = self._aggregated.get("loss")
-            self.epsilon = self._aggregated.get("epsilon")
-
-    def contributed(self, facts: object) -> float | None:
-        """Take the value of a client's report "contributed"; return the score that it measured."""
-        if not isinstance(facts, Mapping):
-            return None
-        self.epsilon = facts.get("epsilon")
-        score = facts.get("score")
-        return score if isinstance(score, float) else None
+    def done(self, effect: RoundDone | LocalWork, now_ns: int, mixing_ns: int) -> PeerRow:
+        """Close the round as the machine tells it; times as `mixed`."""
+        if isinstance(effect, LocalWork):
+            self.epsilon = effect.epsilon
+            return self.mixed(effect.round, now_ns, mixing_ns, effect.score)
+        row = self.mixed(effect.round, now_ns, mixing_ns, None)
+        row.staleness = effect.staleness
+        return row
 
     def mixed(self, round: int, now_ns: int, mixing_ns: int, score: float | None) -> PeerRow:
         """Close the round: `now_ns` is when the last model arrived, `mixing_ns` what summing then took."""
@@ -71,7 +66,6 @@ class Meter:
             seconds_waiting=max(0, now_ns - (self._train_ended or self._mixed)) / 1e9,
             seconds_mixing=mixing_ns / 1e9,
             seconds=(now_ns + mixing_ns) / 1e9,
-            staleness=self.staleness,
             epsilon=self.epsilon,
         )
         self._mixed = now_ns + mixing_ns

@@ -165,11 +165,6 @@ def read_rows(path: Path) -> list[Row]:
 
 QUIET = frozenset(
     {
-        "trained",
-        "outgoing",
-        "mixed",
-        "aggregated",
-        "contributed",
         "late",
         "repeated",
         "exchanged",
@@ -178,7 +173,7 @@ QUIET = frozenset(
         "outdated",
     }
 )
-"""Reports that are no events of their own; those that drivers make rows of are not counted either."""
+"""Reports that are counted and are no events of their own."""
 
 
 def event_row(peer: int, report: Report) -> EventRow | None:

@@ -8,15 +8,20 @@ from typing import Any
 
 from fedgossip import seeds
 from fedgossip.machine import (
+    Aggregated,
     Checkpoint,
     Effect,
     Event,
     Finish,
     Fired,
+    LocalWork,
+    Outgoing,
     PeerGone,
     PeerJoined,
     Received,
+    Refused,
     Report,
+    RoundDone,
     Send,
     SetTimer,
     Started,
@@ -29,6 +34,29 @@ STEPS = 20_000
 PATIENT = ("drain", "start")
 """Timers that fire when nothing else is left to do, or when nothing has helped for CALM steps."""
 CALM = 5_000
+
+
+def reported(effect: Effect | Event) -> Report | None:
+    """Return what a machine tells, whatever its type, as a report; None of what is to be done."""
+    match effect:
+        case Report():
+            return effect
+        case Refused(sender, reason, text, round, advice):
+            return Report("refused", {"from": sender, "reason": reason, "text": text, "advice": advice}, round)
+        case Outgoing(round, vector):
+            return Report("outgoing", vector, round)
+        case RoundDone(round, model):
+            return Report("round_done", model, round)
+        case Aggregated(round, facts):
+            return Report("aggregated", facts, round)
+        case LocalWork(round):
+            return Report("local_work", effect, round)
+    return None
+
+
+def reports(effects: Sequence[Effect]) -> dict[str, Any]:
+    """Return the values of what a machine tells, by name."""
+    return {report.name: report.value for report in map(reported, effects) if report}
 
 
 class Hand:
@@ -72,12 +100,13 @@ class Hand:
                 self.jobs[node] = job, vector
             case SetTimer(key, _):
                 self.timers[node].add(key)
-            case Report(name):
-                self.reports[name] += 1
             case Checkpoint():
                 self.checkpoints[node] = effect
             case Finish(result):
                 self.results[node] = result
+            case _:
+                if report := reported(effect):
+                    self.reports[report.name] += 1
 
     def step(self) -> bool:
         """Do one thing that can be done; false when all have finished or there is nothing to do."""

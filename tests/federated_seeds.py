@@ -127,7 +127,7 @@ def run(seed: int, federation: Federation | None = None) -> Outcome:
         return outcome
     outcome.counts = simulator.counts
     outcome.unfinished = [node for node in range(of.n + 1) if node not in results and node not in simulator.dead]
-    mixed = [report for node, report in of.told if node == of.n and report.name == "mixed"]
+    mixed = [report for node, report in of.told if node == of.n and report.name == "round_done"]
     outcome.rounds = [(report.round, digest([report.value])) for report in mixed]  # type: ignore[list-item]
     coordinator: Any = simulator.machines[of.n].machine  # type: ignore[attr-defined]
     if hasattr(coordinator.state, "c") and of.n not in simulator.dead:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
+from by_hand import reported
 
 from fedgossip.algorithms.federated.base import Federated
 from fedgossip.algorithms.sampling import Sampling, Uniform
@@ -148,5 +149,5 @@ class _Heard:
 
     def handle(self, event: Event, now_ns: int) -> Sequence[Effect]:
         effects = self.machine.handle(event, now_ns)
-        self.told += [(self.node, effect) for effect in effects if isinstance(effect, Report)]
+        self.told += [(self.node, report) for report in map(reported, effects) if report]
         return effects

@@ -354,7 +354,7 @@ class Stage(World):
                 case SetTimer(key, after_ns):
                     if not 0 <= after_ns < 10**10 * SECOND:
                         raise Broken(f"node {node}: a timer {key} after {after_ns} ns, of {event!r:.300}")
-                case Report(name, value) if name not in ("mixed", "outgoing") and len(repr(value)) > REPORT_MAX:
+                case Report(name, value) if len(repr(value)) > REPORT_MAX:
                     raise Broken(f"node {node}: a report {name} of {len(repr(value))} characters, of {event!r:.300}")
                 case Log(kind, facts) if len(repr(facts)) > REPORT_MAX:
                     raise Broken(f"node {node}: a line {kind} of {len(repr(facts))} characters, of {event!r:.300}")

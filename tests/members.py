@@ -21,6 +21,7 @@ from fedgossip.machine import (
     PeerGone,
     PeerJoined,
     Received,
+    Refused,
     Report,
     Rostered,
     Send,
@@ -175,6 +176,8 @@ class World:
                 self.push(after_ns / SECOND, node, Fired(key))
             case Report(name, value):
                 self.reports.append((self.now, node, name, value))
+            case Refused(sender, reason, text):
+                self.reports.append((self.now, node, "refused", {"from": sender, "reason": reason, "text": text}))
             case Meet(other):
                 self.met.add((node, other))
                 if (other, node) in self.met and other not in self.dead:

@@ -17,6 +17,7 @@ import fault_seeds
 import numpy as np
 import pytest
 import secure_kit
+from by_hand import reported
 
 from fedgossip import seeds
 from fedgossip.drivers.simulate import faults_of, network_settings
@@ -69,7 +70,7 @@ class Followed:
         return [report.value for node, report in self.told if node == self.plan.coordinator and report.name == name]
 
     def rounds(self) -> list[int]:
-        return [r.round for node, r in self.told if node == self.plan.coordinator and r.name == "mixed"]
+        return [r.round for node, r in self.told if node == self.plan.coordinator and r.name == "round_done"]
 
 
 Wrap = Callable[[int, Machine], Machine]
@@ -140,7 +141,7 @@ class _Heard:
 
     def handle(self, event: Event, now_ns: int) -> Sequence[Effect]:
         effects = self.machine.handle(event, now_ns)
-        self.told += [(self.node, effect) for effect in effects if isinstance(effect, Report)]
+        self.told += [(self.node, report) for report in map(reported, effects) if report]
         return effects
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from by_hand import Hand
+from by_hand import Hand, reports
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from machine_fuzz import look
@@ -23,8 +23,8 @@ from fedgossip.machine import (
     PeerGone,
     PeerJoined,
     Received,
-    Report,
     Rostered,
+    RoundDone,
     Send,
     SetTimer,
     Started,
@@ -85,8 +85,9 @@ def words(effects: Any) -> list[tuple[int, str]]:
     return [(send.to, type(send.message).__name__) for send in sends(effects)]
 
 
-def reports(effects: Any) -> dict[str, Any]:
-    return {effect.name: effect.value for effect in effects if isinstance(effect, Report)}
+def done(effects: Any) -> RoundDone:
+    (round_done,) = (effect for effect in effects if isinstance(effect, RoundDone))
+    return round_done
 
 
 def offer(number: int, *values: float) -> Offer:
@@ -179,18 +180,16 @@ def test_the_exchange_goes_on_while_training_does_and_staleness_counts_it() -> N
     m.handle(Received(0, offer(0, 5, 0)), 0)
     m.handle(Received(2, offer(0, 5, 0)), 0)
     effects = m.handle(Trained(0, vector(1, 1)), 0)
-    assert reports(effects)["trained"]["staleness"] == 2
+    assert done(effects).staleness == 2
     assert m.learner.model.tolist() == [(1 + 5) / 4 + 5 / 2 + 1, 10 / 4 + 1]
     assert any(isinstance(effect, Train) and effect.job == 1 for effect in effects)
-    assert reports(m.handle(Trained(1, vector(1, 1)), 0))["trained"]["staleness"] == 0
+    assert done(m.handle(Trained(1, vector(1, 1)), 0)).staleness == 0
 
 
 def test_a_meter_puts_the_staleness_into_the_row_of_its_round() -> None:
-    meter = Meter(0)
-    meter.trained({"loss": 1.0, "staleness": 3})
-    assert meter.mixed(1, 0, 0, None).staleness == 3
-    meter.trained(None)
-    assert meter.mixed(2, 0, 0, None).staleness is None
+    meter, model = Meter(0), vector(0, 0)
+    assert meter.done(RoundDone(1, model, 3), 0, 0).staleness == 3
+    assert meter.done(RoundDone(2, model), 0, 0).staleness is None
 
 
 def test_training_is_one_round_ahead_of_exchanging_and_never_two() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import federated_seeds
 import numpy as np
 import pytest
+from by_hand import reports
 from federation import SECOND, SETTINGS, Federation, over_sockets
 from test_federated import Run, digits
 
@@ -29,7 +30,7 @@ from fedgossip.machine import (
     PeerGone,
     PeerJoined,
     Received,
-    Report,
+    RoundDone,
     Send,
     SetTimer,
     Started,
@@ -81,10 +82,6 @@ def sends(effects: Any, kind: type = object) -> list[int]:
     return [e.to for e in effects if isinstance(e, Send) and isinstance(e.message, kind)]
 
 
-def reports(effects: Any) -> dict[str, Any]:
-    return {e.name: e.value for e in effects if isinstance(e, Report)}
-
-
 # --- the coordinator alone --------------------------------------------------------------------------------------------
 
 
@@ -102,7 +99,7 @@ def test_the_round_is_the_mean_by_examples_and_the_next_begins_at_once() -> None
     effects = c.handle(Received(0, contribution(0, 8, examples=10)), 0)
     assert c.model.tolist() == [3, 2]
     kinds = [type(e) for e in effects]
-    assert kinds.index(Checkpoint) < kinds.index(Report, kinds.index(Checkpoint)) < kinds.index(Send)
+    assert kinds.index(Checkpoint) < kinds.index(RoundDone) < kinds.index(Send)
     assert reports(effects)["aggregated"] == {"clients": 2, "examples": 40, "loss": 0.5}
     assert sends(effects, Invite) == [0, 1] and effects[-2].message.counted == 0 and c.round == 1
 
@@ -506,7 +503,7 @@ def test_a_coordinator_that_crashes_at_any_time_ends_with_the_same_bits() -> Non
         simulator.on_crash = lambda _node, machine: phases.add(machine.machine.phase)
         results = simulator.run(3600)
         assert digest([results[5]]) == expected, f"crashed at {0.1 * tenth:g} s"
-        rounds = [report.round for node, report in one.told if node == 5 and report.name == "mixed"]
+        rounds = [report.round for node, report in one.told if node == 5 and report.name == "round_done"]
         assert all(later == before + 1 for before, later in pairwise(rounds))
     assert phases == {"gathering", "inviting", "leaving"}
 

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from by_hand import Hand
+from by_hand import Hand, reports
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from over_sockets import run_over_sockets
@@ -89,10 +89,6 @@ def waiting(node: int = 0, **keys: Any) -> PrivateGossip:
     return m
 
 
-def reports(effects: Sequence[Effect]) -> dict[str, object]:
-    return {effect.name: effect.value for effect in effects if isinstance(effect, Report)}
-
-
 def sends(effects: Sequence[Effect]) -> dict[int, Any]:
     return {effect.to: effect.message for effect in effects if isinstance(effect, Send)}
 
@@ -146,7 +142,7 @@ def test_a_round_mixes_as_the_weights_say() -> None:
     m = waiting(1)
     effects = deliver(m, parts_for(1))
     expected = np.mean([machine(node).x for node in range(4)], axis=0)
-    mixed = cast(Vector, reports(effects)["mixed"])
+    mixed = cast(Vector, reports(effects)["round_done"])
     assert np.abs(mixed - expected).max() <= 3 * GRID.unit
     assert isinstance(effects[-1], Train) and effects[-1].job == 1 and "skipped_mix" not in reports(effects)
 
@@ -221,7 +217,7 @@ def test_an_early_part_waits_for_its_round_and_a_repeated_one_counts_once() -> N
     deliver(m, {3: first[3]})
     m.handle(Trained(1, None), 0)
     effects = deliver(m, {2: second[2], 3: second[3]})
-    assert "mixed" in reports(effects) and "skipped_mix" not in reports(effects)
+    assert "round_done" in reports(effects) and "skipped_mix" not in reports(effects)
 
 
 def test_with_masks_of_another_run_nothing_is_mixed() -> None:
@@ -271,7 +267,7 @@ def test_another_layout_round_or_kind_is_refused_and_changes_nothing(message: An
     with pytest.raises(ProtocolError):
         m.handle(Received(1, message), 0)
     assert m.sums == {} and m.waiting_for == {1, 2, 3}
-    assert "mixed" in reports(deliver(m, parts_for(0)))
+    assert "round_done" in reports(deliver(m, parts_for(0)))
 
 
 def test_strangers_and_new_rosters_are_refused() -> None:

@@ -21,7 +21,7 @@ from fedgossip.drivers import peer
 from fedgossip.drivers.local import run_local_plan
 from fedgossip.errors import ConfigError, NotWrittenError, ResumeError
 from fedgossip.experiment import load_experiment
-from fedgossip.machine import Checkpoint, Effect, Event, Machine, Report, Send, Started
+from fedgossip.machine import Checkpoint, Effect, Event, Machine, Outgoing, RoundDone, Send, Started
 from fedgossip.messages import Masked
 from fedgossip.net.endpoints import block, signed
 from fedgossip.net.identity import Identity
@@ -118,10 +118,10 @@ def test_a_round_is_on_disk_before_anything_of_it_leaves(tmp_path: Path, monkeyp
     monkeypatch.setattr(os, "fsync", lambda file: (sync(file), synced.append(path.read_bytes())))
     with contextlib.closing(MaskLedger(path, RUN)) as ledger:
         ledger.begin()
-        machine: Machine = Says(Report("outgoing", (), 6), masked(6), masked(6))
+        machine: Machine = Says(Outgoing(7, vector(1.0)), masked(6), masked(6))
         assert Noted(machine, ledger).handle(Started(), 0) == machine.effects  # type: ignore[attr-defined]
         assert synced[-1].endswith(b"0000000007\n") and len(synced) == 2
-        assert Noted(Says(Report("mixed", None, 7)), ledger).handle(Started(), 0) and len(synced) == 2
+        assert Noted(Says(RoundDone(7, vector(1.0))), ledger).handle(Started(), 0) and len(synced) == 2
 
 
 def test_on_a_full_disk_nothing_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from by_hand import Hand
+from by_hand import Hand, reports
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from machine_fuzz import look
@@ -26,7 +26,6 @@ from fedgossip.machine import (
     PeerGone,
     PeerJoined,
     Received,
-    Report,
     Send,
     Started,
     Stopping,
@@ -88,10 +87,6 @@ def words(effects: Any) -> list[tuple[int, str]]:
     return [(send.to, type(send.message).__name__) for send in sends(effects)]
 
 
-def reports(effects: Any) -> dict[str, Any]:
-    return {effect.name: effect.value for effect in effects if isinstance(effect, Report)}
-
-
 def parcel(number: int, value: float, weight: float = 0.5, round: int = 0) -> Parcel:
     return Parcel(number, round, SCHEMA, (vector(value),), weight)
 
@@ -105,7 +100,7 @@ def test_half_is_given_and_half_is_kept() -> None:
     assert sent.to == 1 and sent.message.vectors[0].tolist() == [5.0] and sent.message.weight == 0.5
     effects = m.handle(Received(2, parcel(0, 13.0)), 0)
     assert (sums(m)[0].tolist(), sums(m)[1]) == ([18.0], 1.0)
-    assert words(effects)[0] == (2, "Accepted") and reports(effects)["mixed"].tolist() == [18.0]
+    assert words(effects)[0] == (2, "Accepted") and reports(effects)["round_done"].tolist() == [18.0]
 
 
 def test_training_begins_from_the_model_without_bias() -> None:
@@ -113,7 +108,7 @@ def test_training_begins_from_the_model_without_bias() -> None:
     m.handle(Trained(0, None), 0)
     effects = m.handle(Received(2, parcel(0, 4.0, weight=0.25)), 0)
     (train,) = [effect for effect in effects if isinstance(effect, Train)]
-    assert train.vector.tolist() == [(4.0 + 4.0) / 0.75] == reports(effects)["mixed"].tolist()
+    assert train.vector.tolist() == [(4.0 + 4.0) / 0.75] == reports(effects)["round_done"].tolist()
 
 
 def test_an_early_parcel_waits_for_its_round_and_a_late_one_counts_in_the_next() -> None:
@@ -182,7 +177,7 @@ def test_nobody_waits_beyond_the_deadline_nor_for_who_is_gone() -> None:
     m.handle(Received(1, Accepted(0)), 0)
     m.handle(Trained(1, None), 0)
     assert m.phase == "waiting"
-    assert "mixed" in reports(m.handle(PeerGone(2), 0))
+    assert "round_done" in reports(m.handle(PeerGone(2), 0))
 
 
 def test_an_asynchronous_peer_waits_only_where_no_arc_is_free() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from by_hand import reports
 
 from fedgossip.algorithms.dsgd import DSGD
 from fedgossip.errors import ProtocolError
@@ -15,7 +16,6 @@ from fedgossip.machine import (
     PeerGone,
     PeerJoined,
     Received,
-    Report,
     Rostered,
     Send,
     SetTimer,
@@ -49,10 +49,6 @@ def machine(node: int, graph: str = "ring", n: int = 4, rounds: int = 3) -> Sync
 
 def kinds(effects: Any) -> list[str]:
     return [type(effect).__name__ for effect in effects]
-
-
-def reports(effects: Any) -> dict[str, object]:
-    return {effect.name: effect.value for effect in effects if isinstance(effect, Report)}
 
 
 def training(node: int = 0, **keys: Any) -> SyncGossip[Vector]:
@@ -116,7 +112,7 @@ def test_the_mix_is_the_ordered_sum_whatever_the_order_of_arrival() -> None:
         m = waiting(0)
         for sender in order:
             effects = m.handle(Received(sender, model(0, sender, 10 * sender)), 0)
-        assert np.array_equal(reports(effects)["mixed"], expected)
+        assert np.array_equal(reports(effects)["round_done"], expected)
         assert isinstance(effects[-1], Train) and effects[-1].job == 1
 
 
@@ -128,7 +124,7 @@ def test_an_early_model_waits_for_its_round() -> None:
     assert (m.round, m.phase) == (1, "training")
     m.handle(Trained(1, None), 0)
     effects = m.handle(Received(3, model(1, 7, 7)), 0)
-    assert "mixed" in reports(effects)
+    assert "round_done" in reports(effects)
 
 
 def test_a_late_model_is_data_for_the_log() -> None:
@@ -143,7 +139,7 @@ def test_a_repeated_model_changes_nothing() -> None:
     m.handle(Received(1, model(0, 1, 1)), 0)
     assert reports(m.handle(Received(1, model(0, 9, 9)), 0)) == {"repeated": {"peer": 1, "round": 0}}
     effects = m.handle(Received(3, model(0, 2, 2)), 0)
-    assert np.allclose(reports(effects)["mixed"], [1, 1])
+    assert np.allclose(reports(effects)["round_done"], [1, 1])
 
 
 def test_the_weight_of_one_who_misses_the_deadline_goes_to_oneself() -> None:
@@ -151,7 +147,7 @@ def test_the_weight_of_one_who_misses_the_deadline_goes_to_oneself() -> None:
     m.handle(Received(1, model(0, 3, 30)), 0)
     effects = m.handle(Fired(("deadline", 0)), 0)
     assert reports(effects)["missed"] == [3]
-    assert np.allclose(reports(effects)["mixed"], [1, 10])  # 2/3 of own [0, 0], 1/3 of [3, 30]
+    assert np.allclose(reports(effects)["round_done"], [1, 10])  # 2/3 of own [0, 0], 1/3 of [3, 30]
 
 
 def test_who_missed_a_deadline_is_not_waited_for_until_it_is_heard_again() -> None:
@@ -190,7 +186,7 @@ def test_one_left_behind_takes_the_newest_round() -> None:
     assert all(len(kept) <= 2 for kept in m.mailbox.values())
     effects = m.handle(Trained(0, None), 0)
     assert reports(effects)["skipped"] == 4
-    assert np.allclose(reports(effects)["mixed"], [2, 2]) and m.round == 5
+    assert np.allclose(reports(effects)["round_done"], [2, 2]) and m.round == 5
 
 
 def test_a_mailbox_keeps_two_models_per_neighbour_however_many_come() -> None:
@@ -266,7 +262,7 @@ def test_stopping_says_goodbye_and_keeps_the_model() -> None:
 def test_one_who_leaves_early_is_not_waited_for() -> None:
     m = waiting(0)
     m.handle(Received(1, model(0, 0, 0)), 0)
-    assert "mixed" in reports(m.handle(Received(3, Leaving(0)), 0))
+    assert "round_done" in reports(m.handle(Received(3, Leaving(0)), 0))
 
 
 def test_on_a_directed_graph_models_flow_along_the_arcs_only() -> None:
@@ -275,7 +271,7 @@ def test_on_a_directed_graph_models_flow_along_the_arcs_only() -> None:
     assert [e.to for e in effects if isinstance(e, Send)] == [1, 2, 4]
     for sender in (7, 6):
         assert m.handle(Received(sender, model(0, 0, 0)), 0) == []
-    assert "mixed" in reports(m.handle(Received(4, model(0, 0, 0)), 0))
+    assert "round_done" in reports(m.handle(Received(4, model(0, 0, 0)), 0))
 
 
 def test_one_that_skipped_keeps_the_model_of_the_round_it_took() -> None:
@@ -287,7 +283,7 @@ def test_one_that_skipped_keeps_the_model_of_the_round_it_took() -> None:
     m.handle(Trained(0, None), 0)
     assert m.round == 4
     m.handle(Received(3, model(5, 1, 1)), 0)
-    assert "mixed" in reports(m.handle(Received(1, model(4, 1, 1)), 0))
+    assert "round_done" in reports(m.handle(Received(1, model(4, 1, 1)), 0))
 
 
 def test_a_later_model_says_that_this_rounds_was_lost() -> None:
@@ -369,4 +365,5 @@ def test_a_roster_that_changes_between_sending_and_mixing_moves_no_mean() -> Non
     m.handle(Rostered(Renamed()), 0)
     other = Model(0, SCHEMA, (vector(9, 9),), view="new")
     effects = m.handle(Received(3, other), 0)
-    assert np.allclose(reports(effects)["mixed"], [3, 3])  # 1/3 of neighbour 1; neighbour 3 mixes under another view
+    after = reports(effects)["round_done"]
+    assert np.allclose(after, [3, 3])  # 1/3 of neighbour 1; neighbour 3 mixes under another view

@@ -293,7 +293,7 @@ def test_a_changed_event_is_found_at_its_place(tmp_path: Path) -> None:
     assert not replayed.equal
     assert replayed.difference is not None and replayed.difference.event == changed
     assert replayed.difference.told.startswith("Trained(job=")
-    assert "outgoing" in replayed.difference.was and replayed.difference.was != replayed.difference.now
+    assert "Outgoing" in replayed.difference.was and replayed.difference.was != replayed.difference.now
 
 
 def test_until_stops_there(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import msgspec
 
 from fedgossip.drivers import sim_checkpoint
 from fedgossip.drivers.sim_checkpoint import CheckpointedSimulation, Left, Pauses
-from fedgossip.errors import ConfigError, NetworkError, TooFewPeersError, nearest
+from fedgossip.errors import ConfigError, FedgossipError, NetworkError, nearest
 from fedgossip.experiment import Experiment, load_experiment
 from fedgossip.faults import FaultScript
 from fedgossip.machine import Checkpoint, Machine, NodeId
@@ -21,7 +21,7 @@ from fedgossip.plans import compose
 from fedgossip.plans.compose import DataShares, Plan
 from fedgossip.plans.plan import EXHAUSTED, Results, record_of
 from fedgossip.plans.recovering import peer_of, recovers
-from fedgossip.records import EventRow, Row
+from fedgossip.records import Row
 from fedgossip.rundir import incarnations, run_directory
 from fedgossip.rundir.run_directory import Keeper, Run, RunDirectory, RunOutcome
 from fedgossip.simulation.network import DeviceClass, NetworkSettings, SimulatedNetwork
@@ -93,9 +93,7 @@ def simulate_plan(
     directory = _directory(folder, plan, engine, left, resume=resume) if folder else None
     keeper = Keeper(directory, watch)
     record = record_of(plan, task.evaluate, watch_all=plan.n * task.length <= WATCHED_ELEMENTS)
-    vectors: Sequence[Vector | None] = [None] * plan.n
-    counts: Mapping[str, int] = {}
-    failure: TooFewPeersError | None = None
+    results = Results([None] * plan.n)
     make = _simulator if engine == "sim" else _stacked
     run, finish, known = make(plan, script, task, initial, record, keeper)
     simulation = CheckpointedSimulation(run, record, task, plan.n, {**plan.externals, "write": keeper, **known})
@@ -107,41 +105,39 @@ def simulate_plan(
         for row in [*refused, *([] if left else record.started(initial))]:
             keeper(row)
         with pauses:
-            vectors, counts = finish(pauses)
-        failure = _failure(keeper)
-        status = "failed" if failure else _verdict(plan, vectors, record, keeper)
+            results = finish(pauses)
+        status = _verdict(plan, results, record, keeper)
     except KeyboardInterrupt:
         status = "interrupted"
     except BaseException:
         if directory:
             directory.abandon()
         raise
-    ended = RunOutcome(vectors, counts, status, time.monotonic() - began)
+    ended = RunOutcome(results.vectors, results.counts, status, time.monotonic() - began)
     summary = run_directory.summarize(plan, engine, task, shares, record, keeper, ended)
     if directory:
-        directory.finish(summary, task, run_directory.averaged(plan.outcome(vectors)), report=report)
+        directory.finish(summary, task, run_directory.averaged(plan.outcome(results.vectors)), report=report)
         summary["run_dir"] = str(directory.path)
     if status == "failed":
-        raise failure or NetworkError("every peer crashed", "Change [[faults]].")
-    return Run(summary, keeper.rows, list(vectors), directory.path if directory else None)
+        raise _failure(plan, results)
+    return Run(summary, keeper.rows, list(results.vectors), directory.path if directory else None)
 
 
-def _failure(keeper: Keeper) -> TooFewPeersError | None:
-    """The error with which a coordinator ended for want of clients."""
-    ended = (row for row in reversed(keeper.rows) if isinstance(row, EventRow) and row.name == "too_few")
-    last = next(ended, None)
-    if last is None or not isinstance(last.value, Mapping):
-        return None
-    return TooFewPeersError.before(last.round, last.value)
+def _failure(plan: Plan, results: Results) -> FedgossipError:
+    """The error of a run that failed: that of the first participant without which it is none."""
+    failed = [results.failures[node] for node in plan.roles.counted if node in results.failures]
+    return failed[0].error() if failed else NetworkError("every peer crashed", "Change [[faults]].")
 
 
-def _verdict(plan: Plan, vectors: Sequence[Vector | None], record: Network, keeper: Keeper) -> str:
-    leader = plan.roles.leader
-    if any(isinstance(row, EventRow) and (row.name, row.peer) == ("budget", leader) for row in keeper.rows):
-        return EXHAUSTED
-    words = {True: "finished", False: "interrupted"}
-    done = enumerate(zip(vectors, record.reached, strict=True))
-    said = [None if vector is None else words[plan.is_complete(node, at)] for node, (vector, at) in done]
+def _verdict(plan: Plan, results: Results, record: Network, keeper: Keeper) -> str:
+    def word(node: NodeId, vector: Vector | None, reached: int) -> str | None:
+        if failure := results.failures.get(node):
+            return EXHAUSTED if failure.kind == "budget" else "failed"
+        if vector is None:
+            return None
+        return "finished" if plan.is_complete(node, reached) else "interrupted"
+
+    said = [word(node, *how) for node, how in enumerate(zip(results.vectors, record.reached, strict=True))]
     return run_directory.status_of(plan, said, keeper.rows)
 
 
@@ -185,8 +181,8 @@ def _simulator(
     simulator = Simulator(machines, links, task, network, record, keeper, script=script, rebirth=rebirth)
 
     def finish(between: Callable[[], None]) -> Results:
-        results = simulator.run(between=between)
-        return [results.get(node) for node in range(plan.n)], simulator.counts
+        vectors = simulator.run(between=between)
+        return Results([vectors.get(node) for node in range(plan.n)], simulator.counts, simulator.failures)
 
     return simulator, finish, {"script": script, "rebirth": rebirth}
 

@@ -6,29 +6,35 @@ import heapq
 import queue
 import threading
 import time
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 
-from fedgossip.errors import BudgetError, FedgossipError, NetworkError, PeerError, TooFewPeersError, TrainingError
+from fedgossip.errors import FedgossipError, PeerError, TrainingError
 from fedgossip.machine import (
+    Aggregated,
     Checkpoint,
     Effect,
     Event,
     Finish,
     Fired,
+    LocalWork,
     Log,
     Machine,
     Meet,
     NodeId,
+    Outgoing,
     Part,
     PeerGone,
     PeerJoined,
     Received,
+    Refused,
     Report,
+    RoundDone,
     Send,
     SetTimer,
     Started,
     Stopping,
+    Telling,
     Train,
     Trained,
     Witness,
@@ -281,74 +287,51 @@ class Host:
                 if isinstance(message, Invite) and self._began_ns is None:
                     self._began_ns = now_ns
                 self.links.send(to, message)
-            case Train():
+            case Train() | Checkpoint(durable=False):
                 self._jobs.put(effect)
             case SetTimer(key, after_ns):
                 self._set_timer(key, after_ns)
-            case Report():
-                self._report(effect, now_ns, mixing_ns)
             case Meet(node, address, key):
                 self._meet(node, Endpoint(address, key))
             case Part(node):
                 self._part(node)
-            case Checkpoint(durable=True):
-                self.ports.checkpoint(effect)
             case Checkpoint():
-                self._jobs.put(effect)
+                self.ports.checkpoint(effect)
             case Log():
                 self.ports.log(effect)
             case Witness():
                 self.ports.witness(effect)
-            case Finish(result):
+            case Finish(result, failure):
                 self.result = result
+                if failure and not self._fatal:
+                    self._fatal = failure.error()
+            case _:
+                self._record(effect, now_ns, mixing_ns)
 
-    def _report(self, report: Report, now_ns: int, mixing_ns: int) -> None:
-        match report:
-            case Report("outgoing", tuple() as vectors, number):
-                self.ports.outgoing(number + 1, vectors[0])
-            case Report("mixed", vector, number):
-                self._jobs.put(Evaluate(vector, self._row(number, now_ns, mixing_ns, None)))  # type: ignore[arg-type]
-            case Report("trained", facts):
-                self._meter.trained(facts)
-            case Report("aggregated", facts):
-                self._meter.aggregated(facts)
-            case Report("contributed", value, number):
-                self.ports.write(self._row(number, now_ns, mixing_ns, self._meter.contributed(value)))
-            case Report("refused", {"from": sender, "reason": str(reason), "text": str(text), "advice": str(advice)}):
-                self._reject(Rejected(sender, reason, text, advice))
+    def _record(self, effect: Telling, now_ns: int, mixing_ns: int) -> None:
+        match effect:
             case Report():
-                self._noted(report)
+                self._count(effect.name)
+                if event := event_row(self.node, effect):
+                    self.ports.write(event)
+            case Refused(sender, reason, text, _, advice):
+                self._reject(Rejected(sender, reason, text, advice))
+            case Outgoing(round, vector):
+                self.ports.outgoing(round, vector)
+            case Aggregated():
+                self._meter.aggregated(effect)
+            case RoundDone(_, model):
+                self._jobs.put(Evaluate(model, self._row(effect, now_ns, mixing_ns)))
+            case LocalWork():
+                self.ports.write(self._row(effect, now_ns, mixing_ns))
 
-    def _row(self, number: int, now_ns: int, mixing_ns: int, score: float | None) -> PeerRow:
+    def _row(self, effect: RoundDone | LocalWork, now_ns: int, mixing_ns: int) -> PeerRow:
         """Close the account of a round."""
-        self._round = number
+        self._round = effect.round
         self._meter.bytes_sent, self._counted = self.links.bytes_sent - self._counted, self.links.bytes_sent
-        row = self._meter.mixed(number, now_ns, mixing_ns, score)
+        row = self._meter.done(effect, now_ns, mixing_ns)
         row.seconds -= (self._began_ns or 0) / 1e9  # people start peers minutes apart
         return row
-
-    def _noted(self, report: Report) -> None:
-        """Count and write what happened; where it ends the run, keep the error that says so."""
-        if report.name == "nobody_came":
-            advice = "Are they started, and reachable at the addresses in endpoints.toml?"
-            self._fatal = TooFewPeersError(f"none of the neighbours {report.value} came", advice)
-            return
-        if report.name == "superseded":
-            text = f"another process runs as peer {self.node}, with its key, and began later"
-            self._fatal = PeerError(text, "Stop one of the two; give each peer an id and a key of its own.")
-        if report.name == "sent_away":
-            text = f"the organiser has revoked the membership of peer {self.node}"
-            self._fatal = PeerError(text, "Ask the organiser; a new key and a new id need a new admission.")
-        if report.name == "deserted":
-            text = f"the coordinator was not heard for too long, after round {report.round}"
-            self._fatal = NetworkError(text, "Is it running?  Go on with --resume when it is.")
-        if report.name == "budget" and isinstance(report.value, Mapping):
-            self._fatal = BudgetError(report.value["text"], report.value["advice"])
-        if report.name == "too_few" and isinstance(report.value, Mapping):
-            self._fatal = TooFewPeersError.before(report.round, report.value)
-        self._count(report.name)
-        if event := event_row(self.node, report):
-            self.ports.write(event)
 
     def _meet(self, node: NodeId, endpoint: Endpoint) -> None:
         try:

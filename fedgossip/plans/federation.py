@@ -426,7 +426,7 @@ class FederationPlan:
 
         def finish(between: Callable[[], None]) -> Results:
             model = run_rounds(rounds, state, task, record, write, tests=self.client_settings.tests, between=between)
-            return [*[None] * self.learners, model], {}
+            return Results([*[None] * self.learners, model])
 
         return state, finish
 

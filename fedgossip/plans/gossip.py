@@ -254,7 +254,7 @@ class GossipPlan:
             if self.masks:
                 exchange = Private(Grid(e.algorithm.bound))
             run = task, self.schedule, algorithm, e.rounds, record, write, exchange
-            return run_stacked(*run, stack=stack, between=between), {}
+            return Results(run_stacked(*run, stack=stack, between=between))
 
         return stack, finish
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from fedgossip.experiment import Experiment, PrivacySection
-from fedgossip.machine import Checkpoint, Machine, NodeId
+from fedgossip.machine import Checkpoint, Failure, Machine, NodeId
 from fedgossip.metrics import Evaluate, Network
 from fedgossip.plans.completeness import Lacking
 from fedgossip.plans.credentials import Logged, Own
@@ -20,8 +21,15 @@ from fedgossip.roles import Roles
 from fedgossip.task import LocalTask
 from fedgossip.vectors import Vector
 
-Results = tuple[Sequence[Vector | None], Mapping[str, int]]
-"""Everybody's final vector, and the counts of what happened."""
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Results:
+    """What came of a run without sockets: everybody's final vector, counts of events, and who ended before its time."""
+
+    vectors: Sequence[Vector | None]
+    counts: Mapping[str, int] = field(default_factory=dict)
+    failures: Mapping[NodeId, Failure] = field(default_factory=dict)
+
 
 Arrays = tuple[object, Callable[[Callable[[], None]], Results]]
 """A run on stacked arrays: its state by attributes, and what brings it to its end, calling its argument in between."""

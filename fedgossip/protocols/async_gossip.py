@@ -37,7 +37,7 @@ is as if it had not been.  An exchange that is open then is settled by what both
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic
 
@@ -48,6 +48,7 @@ from fedgossip.machine import (
     Checkpoint,
     Effect,
     Event,
+    Failure,
     Finish,
     Fired,
     NodeId,
@@ -56,6 +57,7 @@ from fedgossip.machine import (
     Received,
     Report,
     Rostered,
+    RoundDone,
     Send,
     SetTimer,
     Started,
@@ -67,6 +69,7 @@ from fedgossip.messages import Ack, Answer, Decline, Leaving, Message, Offer, Qu
 from fedgossip.protocols.carried import FRESH, Carried
 from fedgossip.protocols.deadlines import Deadline
 from fedgossip.protocols.exchanges import Ledger
+from fedgossip.protocols.failures import nobody_came
 from fedgossip.protocols.learner import Learner
 from fedgossip.protocols.partner_set import Company
 from fedgossip.protocols.peer_sampling import Rule
@@ -283,8 +286,9 @@ class AsyncGossip(Generic[State]):
     def _start_with_those_here(self, now_ns: int) -> list[Effect]:
         missing = self.company.missing()
         if not self.company.here():  # to learn alone would be a surprise, not gossip
-            word = Report("stopped_with_the_others", {"rounds": self.round}, self.round)  # they have done theirs
-            return [word if self.eager else Report("nobody_came", missing, self.round), *self._finish()]
+            if self.eager:  # they have done theirs
+                return [Report("stopped_with_the_others", {"rounds": self.round}, self.round), *self._finish()]
+            return [Report("nobody_came", missing, self.round), *self._finish(nobody_came(missing))]
         return [Report("started_without", missing, self.round), *self._train(now_ns)]
 
     # --- training -------------------------------------------------------------------------------------------------
@@ -298,13 +302,11 @@ class AsyncGossip(Generic[State]):
         return [Train(self.round, self.learner.model)]
 
     def _trained(self, event: Trained, now_ns: int) -> list[Effect]:
-        facts: Mapping[str, object] = {**event.metrics, "examples": event.examples}
         staleness = self.changes - self.trained_from
         self.learner.mixed(self.learner.trained(event.update, Step.of(self.round, event.metrics)))
         self.training_ns = now_ns - self.began_ns
-        effects: list[Effect] = [Report("trained", {**facts, "staleness": staleness}, self.round)]
         self.round += 1
-        effects += [Report("mixed", self.learner.model, self.round), self._checkpoint()]
+        effects: list[Effect] = [RoundDone(self.round, self.learner.model, staleness), self._checkpoint()]
         ahead = self.due > 0
         self.due += self.settings.exchanges if self.company.partners else 0
         if ahead and self.round < self.settings.rounds:
@@ -506,12 +508,13 @@ class AsyncGossip(Generic[State]):
         unsettled = node in self.ledger.open or node in self.ledger.answers
         return unsettled or not (self.hurried or node in self.clear or node not in self.company.partners)
 
-    def _finish(self) -> list[Effect]:
+    def _finish(self, failure: Failure | None = None) -> list[Effect]:
         self.phase = "finished"
         unsettled = [{"peer": node, "offer": number} for node, number in sorted(self.ledger.open.items())]
         unsettled += [{"peer": node, "answer": given.number} for node, given in sorted(self.ledger.answers.items())]
         lacking = [] if self.hurried else self._lacking()
-        return [*(Report("unsettled", value, self.round) for value in unsettled), *lacking, Finish(self.learner.model)]
+        reports = [Report("unsettled", value, self.round) for value in unsettled]
+        return [*reports, *lacking, Finish(self.learner.model, failure)]
 
     def _lacking(self) -> list[Report]:
         """Whom a peer meets is drawn, and may never be one who is there: only with a mute one is it a fault."""

@@ -23,9 +23,11 @@ from fedgossip.algorithms.federated.fedbuff import staleness_weight
 from fedgossip.algorithms.federated.sums import mean_of
 from fedgossip.errors import ProtocolError
 from fedgossip.machine import (
+    Aggregated,
     Checkpoint,
     Effect,
     Event,
+    Failure,
     Finish,
     Fired,
     NodeId,
@@ -33,6 +35,7 @@ from fedgossip.machine import (
     PeerJoined,
     Received,
     Report,
+    RoundDone,
     Send,
     SetTimer,
     Started,
@@ -40,6 +43,7 @@ from fedgossip.machine import (
 )
 from fedgossip.messages import Contribution, Final, Invite, Leaving
 from fedgossip.protocols.aggregation_round import NOT_FINITE, check_contribution, stepped
+from fedgossip.protocols.failures import too_few
 from fedgossip.protocols.partner_set import ROLL_NS, Company
 from fedgossip.scores import ACCURACY, Score
 from fedgossip.seeds import stream
@@ -105,6 +109,7 @@ class Buffered(Generic[State]):
         self.unanswered = 0  # invitations in a row
         self.vain: set[NodeId] = set()  # have not answered one in time
         self.done: set[NodeId] = set()  # have the final model
+        self.failure: Failure | None = None  # why it ends before its time
         self._empty()
 
     def _empty(self) -> None:
@@ -162,7 +167,7 @@ class Buffered(Generic[State]):
                 here = len(self.company.here())
                 if here < self._need:
                     facts = {"clients": here, "needed": self._need}
-                    return [Report("too_few", facts, self.round), *self._conclude()]
+                    return [Report("too_few", facts, self.round), *self._conclude(too_few(self.round, facts))]
                 self.phase = "going"
                 return [Report("started_without", self.company.missing(), self.round), *self._invite()]
             case ("roll",) if self.phase == "gathering":
@@ -219,7 +224,7 @@ class Buffered(Generic[State]):
 
     def _end_unanswered(self) -> list[Effect]:
         facts = {"clients": len(self.staleness), "needed": self.settings.goal, "unanswered": self.unanswered}
-        return [Report("too_few", facts, self.round), *self._conclude()]
+        return [Report("too_few", facts, self.round), *self._conclude(too_few(self.round, facts))]
 
     def _invite(self) -> list[Effect]:
         """Keep as many training as are wanted, drawn from those that do not and have not seen this model."""
@@ -264,23 +269,23 @@ class Buffered(Generic[State]):
             "staleness": sum(self.staleness) / len(self.staleness),
         }
         state = stepped(self.federated.server, self.state, self.accumulator.aggregate())
-        effects: list[Effect] = [Report("aggregated", facts, self.round)]
+        effects: list[Effect] = [Aggregated(self.round, facts)]
         if state is None:
             text = "the step of the server leaves a model that is not finite"
             why = {"contributions": facts["clients"], "needed": self._need, "reason": NOT_FINITE, "text": text}
-            effects = [Report("abandoned", why, self.round), Report("aggregated", {"clients": 0}, self.round)]
+            effects = [Report("abandoned", why, self.round), Aggregated(self.round, {"clients": 0})]
         self.state = self.state if state is None else state
         self.round += 1
         self._empty()
         memory = {"invitations": self.invitations, "counted": sorted(self.counted)}
         effects.append(Checkpoint(self.round, saved(self.state), memory))
-        effects.append(Report("mixed", self.model, self.round))
+        effects.append(RoundDone(self.round, self.model))
         return effects + (self._conclude() if self.round == self.settings.rounds else self._invite())
 
     # --- the end --------------------------------------------------------------------------------------------------
 
-    def _conclude(self) -> list[Effect]:
-        self.phase = "leaving"
+    def _conclude(self, failure: Failure | None = None) -> list[Effect]:
+        self.phase, self.failure = "leaving", failure
         self.flying.clear()
         if not self._uninformed():
             return self._finish()
@@ -297,7 +302,7 @@ class Buffered(Generic[State]):
     def _finish(self) -> list[Effect]:
         over = self.phase == "leaving"
         self.phase = "finished"
-        return [*(self._never_counted() if over else []), Finish(self.model)]
+        return [*(self._never_counted() if over else []), Finish(self.model, self.failure)]
 
     def _never_counted(self) -> list[Effect]:
         """Clients that never came, or were invited in vain; of the others it is chance who is invited how often."""

@@ -27,6 +27,7 @@ from fedgossip.machine import (
     Event,
     Finish,
     Fired,
+    LocalWork,
     NodeId,
     PeerGone,
     PeerJoined,
@@ -43,7 +44,8 @@ from fedgossip.messages import Final, Invite, Leaving, MaskedInput, Refusal, Sec
 from fedgossip.protocols import client_round
 from fedgossip.protocols.aggregation_round import check_layout
 from fedgossip.protocols.client_round import Chances, ClientPart, PlainPart, SecurePart
-from fedgossip.protocols.spending import EXHAUSTED, Purse, spent, used_up
+from fedgossip.protocols.failures import deserted, no_coordinator, used_up
+from fedgossip.protocols.spending import EXHAUSTED, Purse, budget_reached, spent
 from fedgossip.protocols.telling import EVERYTHING, Telling
 from fedgossip.secure.client import SecAggClient
 from fedgossip.secure.secrets import Ahead
@@ -186,9 +188,12 @@ class Client:
 
     def _desert(self) -> list[Effect]:
         self.phase = "finished"
-        name = "deserted" if self.met else "nobody_came"
         round = self.asked.round if self.asked else 0
-        return [*self._let_go(), Report(name, [self.coordinator], round), Finish(self.model)]
+        if not self.met:
+            report = Report("nobody_came", [self.coordinator], round)
+            return [*self._let_go(), report, Finish(self.model, no_coordinator())]
+        report = Report("deserted", [self.coordinator], round)
+        return [*self._let_go(), report, Finish(self.model, deserted(round))]
 
     def _let_go(self) -> list[Effect]:
         return self.part.give_up() if self.part else []
@@ -266,7 +271,7 @@ class Client:
         self.phase = "finished"
         refusal = Refusal(invite.round, invite.session, EXHAUSTED)
         said = [Send(self.coordinator, message) for message in (refusal, Leaving(invite.round, done=True))]
-        return [*self._let_go(), used_up(error, invite.round), *said, Finish(self.model)]
+        return [*self._let_go(), budget_reached(error, invite.round), *said, Finish(self.model, used_up(error))]
 
     def _trained(self, update: Vector | None, examples: int, metrics: Mapping[str, float]) -> list[Effect]:
         assert self.asked and self.part
@@ -292,12 +297,11 @@ class Client:
             float(metrics.get(measured, 0.0)),
             int(metrics.get("tested", 0)) if measured in metrics else 0,
         )
-        report = Report("trained", {**metrics, "examples": examples}, round)
         answer = self.part.trained(self.telling.of(contributed))
         said = answer if self.wanted and self.linked else [e for e in answer if not isinstance(e, Send)]
-        facts = {"score": float(metrics.get("score", 0.0))} if metrics.get("tested") else {}
-        facts.update({"epsilon": self.purse.epsilon} if self.purse else {})
-        return [report, self._checkpoint(), *said, Report("contributed", facts, round + 1)]
+        score = float(metrics.get("score", 0.0)) if metrics.get("tested") else None
+        epsilon = self.purse.epsilon if self.purse else None
+        return [self._checkpoint(), *said, LocalWork(round + 1, score, epsilon)]
 
     def _checkpoint(self) -> Checkpoint:
         vectors = {"x": self.model}

@@ -26,9 +26,11 @@ from fedgossip.algorithms.federated.base import Aggregate, Federated, State, res
 from fedgossip.algorithms.sampling import Draw, Sampling
 from fedgossip.errors import BudgetError, ProtocolError
 from fedgossip.machine import (
+    Aggregated,
     Checkpoint,
     Effect,
     Event,
+    Failure,
     Finish,
     Fired,
     NodeId,
@@ -36,6 +38,7 @@ from fedgossip.machine import (
     PeerJoined,
     Received,
     Report,
+    RoundDone,
     Send,
     SetTimer,
     Started,
@@ -44,8 +47,9 @@ from fedgossip.machine import (
 from fedgossip.messages import Contribution, Final, Invite, Leaving, MaskedInput, Refusal, Secured
 from fedgossip.protocols.aggregation_round import NOT_FINITE, Abandoned, Answer, Exchange, PlainRound, stepped
 from fedgossip.protocols.deadlines import Deadline
+from fedgossip.protocols.failures import too_few, used_up
 from fedgossip.protocols.partner_set import ROLL_NS, Company
-from fedgossip.protocols.spending import EXHAUSTED, Purse, spent, used_up
+from fedgossip.protocols.spending import EXHAUSTED, Purse, budget_reached, spent
 from fedgossip.scores import ACCURACY, Score
 from fedgossip.secure.session import round_of
 from fedgossip.vectors import Vector
@@ -138,6 +142,7 @@ class Coordinator(Generic[State]):
         self.drawn: set[NodeId] = set()  # into a cohort with no more clients than the round wanted
         self.done: set[NodeId] = set()  # have the final model
         self.exhausted: set[NodeId] = set()  # have used up their budgets, and leave
+        self.failure: Failure | None = None  # why it ends before its time
         self.short = False
         """Whether the last round was abandoned for want of these."""
         self.deadline = Deadline(settings.deadline_ns, settings.least_deadline_ns)
@@ -261,13 +266,18 @@ class Coordinator(Generic[State]):
         """There are too few clients, and no more will come."""
         here = len(self.company.here())
         if here + len(self.exhausted) >= self.need:
-            return [self._budgets_used_up(), *self._conclude()]
-        return [Report("too_few", {"clients": here, "needed": self.need}, self.round), *self._conclude()]
+            return self._end_with_budgets()
+        facts = {"clients": here, "needed": self.need}
+        return [Report("too_few", facts, self.round), *self._conclude(too_few(self.round, facts))]
 
-    def _budgets_used_up(self) -> Report:
+    def _end_with_budgets(self) -> list[Effect]:
+        """Too many clients have used up theirs."""
         used, need = len(self.exhausted), self.need
         text = f"clients that have used up their budgets: {used}; those left are too few, a round needs {need}"
-        return used_up(BudgetError(text, "The model so far is the result."), self.round)
+        return self._exhausted(BudgetError(text, "The model so far is the result."))
+
+    def _exhausted(self, error: BudgetError) -> list[Effect]:
+        return [budget_reached(error, self.round), *self._conclude(used_up(error))]
 
     # --- a round --------------------------------------------------------------------------------------------------
 
@@ -290,11 +300,11 @@ class Coordinator(Generic[State]):
                 try:
                     effects += [spent(one) for one in self.purse.pay(self.round)] if self.purse else []
                 except BudgetError as error:
-                    return [*effects, used_up(error, self.round), *self._conclude()]
+                    return [*effects, *self._exhausted(error)]
                 self.phase, self.exchange = "inviting", self._exchange_of(draw, here)
                 return effects + self._going(self.exchange.begin(), "", now_ns)
             effects += self._over(Abandoned(len(draw.invited), self.need))
-        return [*effects, *([self._budgets_used_up()] if self.short else []), *self._conclude()]
+        return [*effects, *(self._end_with_budgets() if self.short else self._conclude())]
 
     def _cohort(self, here: Sequence[NodeId]) -> Draw:
         if self.summing:
@@ -351,7 +361,7 @@ class Coordinator(Generic[State]):
             self.deadline.saw(now_ns - self.began_ns)
         effects: list[Effect] = [Report("missed", missed, self.round)] if missed else []
         facts = {**exchange.facts(), **({"epsilon": self.purse.epsilon} if self.purse else {})}
-        effects.append(Report("aggregated", facts, self.round))
+        effects.append(Aggregated(self.round, facts))
         if cut := facts.get("clipped"):
             effects.append(Report("cut", {"cut": cut, "of": facts["clients"]}, self.round))
         return effects + self._next()
@@ -359,20 +369,19 @@ class Coordinator(Generic[State]):
     def _over(self, result: Abandoned) -> list[Effect]:
         self.exchange, self.short = None, result.have < result.need <= result.have + len(self.exhausted)
         facts = {"contributions": result.have, "needed": result.need, "reason": result.reason, "text": result.text}
-        counted = Report("aggregated", {"clients": 0}, self.round)
-        return [Report("abandoned", facts, self.round), counted, *self._next()]
+        return [Report("abandoned", facts, self.round), Aggregated(self.round, {"clients": 0}), *self._next()]
 
     def _next(self) -> list[Effect]:
         """The round is behind; the checkpoint first, so that no round is lost that was said to be done."""
         self.round += 1
         facts: dict[str, object] = {"counted": {str(node): round for node, round in self.counted.items()}}
         facts.update(self.summing.saved() if self.summing else {})
-        return [Checkpoint(self.round, saved(self.state), facts, durable=True), Report("mixed", self.model, self.round)]
+        return [Checkpoint(self.round, saved(self.state), facts, durable=True), RoundDone(self.round, self.model)]
 
     # --- the end --------------------------------------------------------------------------------------------------
 
-    def _conclude(self) -> list[Effect]:
-        self.phase, self.exchange = "leaving", None
+    def _conclude(self, failure: Failure | None = None) -> list[Effect]:
+        self.phase, self.exchange, self.failure = "leaving", None, failure
         if not self._uninformed():
             return self._finish()
         again, drain = self.settings.again_ns, self.settings.drain_ns
@@ -389,7 +398,7 @@ class Coordinator(Generic[State]):
     def _finish(self) -> list[Effect]:
         over = self.phase == "leaving"
         self.phase, self.exchange = "finished", None
-        return [*(self._never_counted() if over else []), Finish(self.model)]
+        return [*(self._never_counted() if over else []), Finish(self.model, self.failure)]
 
     def _never_counted(self) -> list[Effect]:
         """Clients of which nothing is in the model, though they never came, or were in a cohort."""

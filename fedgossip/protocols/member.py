@@ -17,6 +17,7 @@ from fedgossip.machine import (
     Checkpoint,
     Effect,
     Event,
+    Failure,
     Finish,
     Fired,
     Machine,
@@ -26,6 +27,7 @@ from fedgossip.machine import (
     Received,
     Report,
     Rostered,
+    RoundDone,
     SetTimer,
     Started,
     Stopping,
@@ -46,6 +48,7 @@ from fedgossip.messages import (
     PingReq,
     Pong,
 )
+from fedgossip.protocols.failures import nobody_came
 from fedgossip.protocols.membership import Membership, Outcome
 from fedgossip.protocols.refusals import far_ahead, refused_by
 from fedgossip.protocols.roster import boundary_after
@@ -111,6 +114,7 @@ class Member:
         self._training = self._forgotten = 0
         self._finished = self._seeking = self._mixed = False
         self._asked_to_begin = self._waited = False
+        self._failure: Failure | None = None  # why it ends before its time
 
     def introduction(self) -> Join | None:
         """The first word on every link, before the members know us; None where they do."""
@@ -141,7 +145,8 @@ class Member:
                 pass
             case _:
                 effects += self._gossiped(event, now_ns)
-        if self.membership.superseded or self.membership.sent_away:
+        if ended := self.membership.ended:
+            self._failure = self._failure or ended
             return [*effects, *self._stop(now_ns)]
         if self.membership.returning and self.since is None and not (self._mixed or self.joining):
             effects += self._come_back()
@@ -190,14 +195,15 @@ class Member:
         gossip, effects = self.gossip, list[Effect]()
         for effect in self._unless_refused(lambda: gossip.handle(event, now_ns)):
             match effect:
-                case Report("mixed", vector, round):
+                case RoundDone(round, model):
                     self._mixed, self.membership.round = True, round
-                    self.giver.latest = round, vector  # type: ignore[assignment]
+                    self.giver.latest = round, model
                 case Train():
                     self._training += 1
-                case Finish():
+                case Finish(model, failure):
                     self._finished = True
-                    effects += self._farewell()
+                    effects += [*self._farewell(), Finish(model, failure or self._failure)]
+                    continue
             effects.append(effect)
         return effects
 
@@ -250,8 +256,11 @@ class Member:
         begun = [node for node in members.others() if node in members.linked and members.reached.get(node, -1) >= 0]
         if members.contact and begun:
             return [self._start_timer()]
-        stopped = Report("stopped_with_the_others", {"rounds": max(members.network_round(), 0)}, 0)
-        return [stopped if members.contact else Report("nobody_came", members.contacts, 0), *self._stop(now_ns)]
+        if members.contact:
+            facts = {"rounds": max(members.network_round(), 0)}
+            return [Report("stopped_with_the_others", facts, 0), *self._stop(now_ns)]
+        self._failure = nobody_came(members.contacts)
+        return [Report("nobody_came", members.contacts, 0), *self._stop(now_ns)]
 
     def _join(self, now_ns: int) -> list[Effect]:
         members = self.membership

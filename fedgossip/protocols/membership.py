@@ -27,6 +27,7 @@ from fedgossip import seeds
 from fedgossip.machine import (
     Effect,
     Event,
+    Failure,
     Fired,
     Meet,
     NodeId,
@@ -34,6 +35,7 @@ from fedgossip.machine import (
     PeerGone,
     PeerJoined,
     Received,
+    Refused,
     Report,
     Rostered,
     Send,
@@ -56,8 +58,9 @@ from fedgossip.messages import (
     Revocation,
     Suspicion,
 )
+from fedgossip.protocols.failures import sent_away, superseded
 from fedgossip.protocols.news import NewsRefusal, Sign, Trust, check_suspicion, merge, signed
-from fedgossip.protocols.refusals import far_ahead, refused
+from fedgossip.protocols.refusals import far_ahead
 from fedgossip.protocols.roster import LAST_ROUND, NOBODY, Roster, boundary_after
 from fedgossip.protocols.roster_schedule import Make, Places, RosterSchedule
 
@@ -208,6 +211,13 @@ class Membership:
     def sent_away(self) -> bool:
         """Whether the organiser has revoked our own membership."""
         return self.node in self.roster.revoked
+
+    @property
+    def ended(self) -> Failure | None:
+        """Why we can take part no more; None where we can."""
+        if self.superseded:
+            return superseded(self.node)
+        return sent_away(self.node) if self.sent_away else None
 
     def introduction(self) -> Join | None:
         """The first word to members that do not know us; None where everybody does."""
@@ -652,7 +662,7 @@ class Membership:
             self.refusals[key] = self.refusals.get(key, 0) + 1
         kind, about = type(refusal.news).__name__.lower(), refusal.news.node
         text = f"node {self.node}: {kind} about node {about} from node {sender}: {refusal.reason}"
-        return [refused(sender, refusal.reason, text, max(self.round, 0))] if first else []
+        return [Refused(sender, refusal.reason, text, max(self.round, 0))] if first else []
 
     def _tell(self, whom: Iterable[NodeId], news: Sequence[News]) -> list[Outcome]:
         pages = [tuple(news[start : start + NEWS_MAX]) for start in range(0, len(news), NEWS_MAX)]

@@ -39,14 +39,17 @@ from fedgossip.machine import (
     Checkpoint,
     Effect,
     Event,
+    Failure,
     Finish,
     Fired,
     NodeId,
+    Outgoing,
     PeerGone,
     PeerJoined,
     Received,
     Report,
     Rostered,
+    RoundDone,
     Send,
     SetTimer,
     Started,
@@ -57,6 +60,7 @@ from fedgossip.machine import (
 from fedgossip.messages import CHECK_WORDS, KEYS_MAX, Leaving, Masked, RunKey, RunKeys
 from fedgossip.protocols.carried import Carried
 from fedgossip.protocols.deadlines import Deadline
+from fedgossip.protocols.failures import nobody_came
 from fedgossip.protocols.partner_set import Company
 from fedgossip.protocols.sync_gossip import LEAD_ROUNDS, MixingSchedule, SyncSettings, Weights, leads_of
 from fedgossip.secure.neighbourhood import Grid, masked, opened, words_of
@@ -141,10 +145,9 @@ class PrivateGossip:
             case Received(sender, message):
                 self.company.check(sender, f"a message of kind {type(message).__name__.lower()!r}")
                 return self._heard(event, now_ns)
-            case Trained(job, update, examples, metrics):
+            case Trained(job, update):
                 assert self.phase == "training" and job == self.round, f"job {job} was not asked for"
-                report = Report("trained", {**metrics, "examples": examples}, self.round)
-                return [report, *self._exchange(update, now_ns)]
+                return self._exchange(update, now_ns)
             case Fired(key):
                 return self._fired(key, now_ns)
             case PeerJoined(node, incarnation):
@@ -241,7 +244,7 @@ class PrivateGossip:
     def _start_with_those_here(self, now_ns: int) -> list[Effect]:
         missing = self.company.missing() or self._lacking
         if not (self.company.linked or self.eager):  # to learn alone would be a surprise, not gossip
-            return [Report("nobody_came", missing, self.round), *self._finish()]
+            return [Report("nobody_came", missing, self.round), *self._finish(nobody_came(missing))]
         self.absent.update(missing)
         return [Report("started_without", missing, self.round), *self._train(now_ns)]
 
@@ -285,7 +288,7 @@ class PrivateGossip:
         self.senders = set(row)
         here = self.sums.get(self.round)
         self.waiting_for = self.senders - here.heard if here else set(self.senders)
-        effects.append(Report("outgoing", (self.x,), self.round))
+        effects.append(Outgoing(self.round + 1, self.x))
         self.carried.due(self.senders)
         # first: what leaves is never masked again
         effects.append(Checkpoint(self.round + 1, {MODEL: self.x}, self.carried.saved()))
@@ -398,7 +401,7 @@ class PrivateGossip:
         effects = self._mix(missing)
         self._go_to(self.round + 1)
         self.phase, self.given = "mixed", np.zeros(0, np.uint32)
-        effects.append(Report("mixed", self.x, self.round))
+        effects.append(RoundDone(self.round, self.x))
         effects.append(Checkpoint(self.round, {MODEL: self.x}, self.carried.saved()))
         return effects + self._train(now_ns)
 
@@ -441,9 +444,9 @@ class PrivateGossip:
         done = self.company.linked & set(self.company.partners) <= self.done
         return self._finish() if self.phase == "leaving" and done else []
 
-    def _finish(self) -> list[Effect]:
+    def _finish(self, failure: Failure | None = None) -> list[Effect]:
         over = self.round >= self.settings.rounds
         lacking = self.carried.told(self.round, self.company.partners) if over else []
         self.phase = "finished"
         self.sums.clear()
-        return [*lacking, Finish(self.x)]
+        return [*lacking, Finish(self.x, failure)]

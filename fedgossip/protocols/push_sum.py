@@ -37,14 +37,17 @@ from fedgossip.machine import (
     Checkpoint,
     Effect,
     Event,
+    Failure,
     Finish,
     Fired,
     NodeId,
+    Outgoing,
     PeerGone,
     PeerJoined,
     Received,
     Report,
     Rostered,
+    RoundDone,
     Send,
     SetTimer,
     Started,
@@ -55,6 +58,7 @@ from fedgossip.machine import (
 from fedgossip.messages import Accepted, Account, Leaving, Parcel
 from fedgossip.protocols.carried import FRESH, Carried
 from fedgossip.protocols.deadlines import Deadline
+from fedgossip.protocols.failures import nobody_came
 from fedgossip.protocols.learner import Learner
 from fedgossip.protocols.mass_ledger import Arcs, share_of, weight_of
 from fedgossip.protocols.partner_set import Company
@@ -122,7 +126,7 @@ class _Peer(Generic[State]):
         self.packed_ns: dict[NodeId, int] = {}  # when the parcel that is out was sent, if that was once
         least_ns = min(settings.least_answer_ns, settings.answer_ns)
         self.patience = Deadline(settings.answer_ns, least_ns, first_ns=settings.first_answer_ns)
-        self.changes = self.trained_from = 0
+        self.changes = self.trained_from = self.staleness = 0
         self.eager = resumed is not None
         self.carried = Carried(resumed)
         self.heard: set[NodeId] = set()  # ever
@@ -255,7 +259,7 @@ class _Peer(Generic[State]):
     def _start_with_those_here(self, now_ns: int) -> list[Effect]:
         missing = self.company.missing()
         if not (self.company.here() or self.eager):  # to learn alone would be a surprise, not gossip
-            return [Report("nobody_came", missing, self.round), *self._finish()]
+            return [Report("nobody_came", missing, self.round), *self._finish(nobody_came(missing))]
         return [Report("started_without", missing, self.round), *self._train(now_ns)]
 
     # --- a round --------------------------------------------------------------------------------------------------
@@ -268,16 +272,15 @@ class _Peer(Generic[State]):
         return [Train(self.round, self.learner.model)]
 
     def _trained(self, event: Trained, now_ns: int) -> list[Effect]:
-        facts = {**event.metrics, "examples": event.examples}
-        report = Report("trained", {**facts, "staleness": self.changes - self.trained_from}, self.round)
+        self.staleness = self.changes - self.trained_from
         self.carried.due(j for j in self.schedule.mixing(self.round).row(self.node) if j != self.node)
         self.learner.trained(event.update, Step.of(self.round, event.metrics))
-        return [report, *self._exchange(now_ns)]
+        return self._exchange(now_ns)
 
     def _mixed(self) -> list[Effect]:
         """The round is behind us."""
         self.round += 1
-        return [Report("mixed", self.learner.model, self.round), self._checkpoint()]
+        return [RoundDone(self.round, self.learner.model, self.staleness), self._checkpoint()]
 
     def _checkpoint(self) -> Checkpoint:
         vectors, facts = self.arcs.saved()
@@ -408,7 +411,7 @@ class _Peer(Generic[State]):
         waits = self.phase != "leaving" or self._free_of_parcels() or (self.company.here() and not self.hurried)
         return [] if waits else [*self._goodbye(), *self._finish()]
 
-    def _finish(self) -> list[Effect]:
+    def _finish(self, failure: Failure | None = None) -> list[Effect]:
         """What is out to those who are gone is ours again; of who is there and says nothing we do not know."""
         effects: list[Effect] = []
         for to, parcel in sorted(self.arcs.out.items()):
@@ -419,7 +422,7 @@ class _Peer(Generic[State]):
             effects.append(Report(name, {"to": to, "weight": parcel.weight}, self.round))
         effects += [] if self.hurried else self._lacking()
         self.phase = "finished"
-        return [*effects, Finish(self.learner.model)]
+        return [*effects, Finish(self.learner.model, failure)]
 
     def _lacking(self) -> list[Report]:
         """Where every round has a graph of its own two may have met once, and lost that parcel: heard of is enough."""
@@ -475,7 +478,7 @@ class SyncPushSum(_Peer[State]):
         self.kept = row[self.node] + sum(shares[to] for to in withheld)
         self.waiting_for = {j for j in row if j != self.node and self.round not in self.mailbox.get(j, ())}
         self.phase, self.sent_ns = "waiting", now_ns
-        effects: list[Effect] = [Report("outgoing", (self.learner.seen,), self.round)]
+        effects: list[Effect] = [Outgoing(self.round + 1, self.learner.seen)]
         effects += self._give(given, now_ns)
         effects += [Report("withheld", to, self.round) for to in withheld]
         effects += [Send(to, Account(self.round)) for to in withheld if to in self.company.here()]

@@ -23,6 +23,7 @@ from fedgossip.machine import (
     PeerJoined,
     Received,
     Report,
+    RoundDone,
     SetTimer,
     Started,
     Stopping,
@@ -81,8 +82,8 @@ class Recovering:
                 return []  # too late
         effects = self.gossip.handle(event, now_ns)
         for effect in effects:
-            if isinstance(effect, Report) and effect.name == "mixed":
-                self.giver.latest = effect.round, effect.value  # type: ignore[assignment]
+            if isinstance(effect, RoundDone):
+                self.giver.latest = effect.round, effect.model
         return effects
 
     # --- before it takes part -------------------------------------------------------------------------------------

@@ -33,6 +33,6 @@ def spent(facts: Mapping[str, int | float | str]) -> Log:
     return Log("spent", facts)
 
 
-def used_up(error: BudgetError, round: int) -> Report:
+def budget_reached(error: BudgetError, round: int) -> Report:
     """Return the report of a budget that does not allow the next round."""
     return Report("budget", {"text": str(error), "advice": error.advice}, round)

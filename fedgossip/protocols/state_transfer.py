@@ -15,9 +15,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fedgossip.errors import ProtocolError
-from fedgossip.machine import Effect, NodeId, Report, Send, SetTimer
+from fedgossip.machine import Effect, NodeId, Refused, Report, Send, SetTimer
 from fedgossip.messages import MODEL_CHUNK, ChunkRequest, ModelChunk, ModelInfo, ModelQuery
-from fedgossip.protocols.refusals import refused
 from fedgossip.vectors import Vector, digest, empty, frozen, summable
 
 GATHER_NS = 500_000_000
@@ -195,7 +194,7 @@ class Taker:
         self.want, self.source = None, None
         text = f"the model of round {round} that node {sender} gave last is {wrong}"
         return [
-            refused(sender, "digest", text, round),
+            Refused(sender, "digest", text, round),
             *(Send(node, ModelQuery()) for node in self._givers),
             *self._choose(),
         ]

@@ -29,14 +29,17 @@ from fedgossip.machine import (
     Checkpoint,
     Effect,
     Event,
+    Failure,
     Finish,
     Fired,
     NodeId,
+    Outgoing,
     PeerGone,
     PeerJoined,
     Received,
     Report,
     Rostered,
+    RoundDone,
     Send,
     SetTimer,
     Started,
@@ -48,6 +51,7 @@ from fedgossip.messages import Account, Leaving, Message, Model
 from fedgossip.protocols.carried import FRESH, Carried
 from fedgossip.protocols.deadlines import Deadline
 from fedgossip.protocols.edges import Edge
+from fedgossip.protocols.failures import nobody_came
 from fedgossip.protocols.learner import Learner
 from fedgossip.vectors import Vector, ordered_mix, scaled_difference, subtract, summable
 
@@ -165,10 +169,9 @@ class SyncGossip(Generic[State]):
         match event:
             case Received(sender, message):
                 return self._heard(sender, message, now_ns)
-            case Trained(job, update, examples, metrics):
+            case Trained(job, update, _, metrics):
                 assert self.phase == "training" and job == self.round, f"job {job} was not asked for"
-                report = Report("trained", {**metrics, "examples": examples}, self.round)
-                return [report, *self._exchange(update, metrics, now_ns)]
+                return self._exchange(update, metrics, now_ns)
             case Fired(key):
                 return self._fired(key, now_ns)
             case PeerJoined(node, incarnation):
@@ -253,7 +256,7 @@ class SyncGossip(Generic[State]):
     def _start_with_those_here(self, now_ns: int) -> list[Effect]:
         missing = sorted(set(self.partners) - self.linked)
         if not (self.linked or self.eager):  # to learn alone would be a surprise, not gossip
-            return [Report("nobody_came", missing, self.round), *self._finish()]
+            return [Report("nobody_came", missing, self.round), *self._finish(nobody_came(missing))]
         self.absent.update(missing)
         return [Report("started_without", missing, self.round), *self._train(now_ns)]
 
@@ -300,7 +303,7 @@ class SyncGossip(Generic[State]):
         self.waiting_for = {j for j in self.row if j != self.node and self.round not in self.mailbox.get(j, ())}
         self.met.update(dict.fromkeys((*self.row, *targets), self.round))
         self.carried.due(j for j in self.row if j != self.node)
-        effects.append(Report("outgoing", (self.learner.seen,), self.round))
+        effects.append(Outgoing(self.round + 1, self.learner.seen))
         models = self._models([to for to in targets if to not in self.left])
         effects += [Send(to, model) for to, model in models]
         asking = [j for j, edge in self.edges.items() if edge.open and j not in targets and j not in self.done]
@@ -459,7 +462,7 @@ class SyncGossip(Generic[State]):
         self._forget()
         self._go_to(self.round + 1)
         self.phase = "mixed"
-        effects.append(Report("mixed", self.learner.model, self.round))
+        effects.append(RoundDone(self.round, self.learner.model))
         effects.append(self._checkpoint())
         return effects + self._train(now_ns)
 
@@ -585,7 +588,7 @@ class SyncGossip(Generic[State]):
         finished = node in self.done and edge.settled
         return not finished and (self.patient or node not in self.absent)
 
-    def _finish(self) -> list[Effect]:
+    def _finish(self, failure: Failure | None = None) -> list[Effect]:
         effects: list[Effect] = [
             Report("unsettled", {"peer": j, "round": edge.missing if edge.open else edge.used}, self.round)
             for j, edge in sorted(self.edges.items())
@@ -595,7 +598,7 @@ class SyncGossip(Generic[State]):
         self.phase = "finished"
         self.mailbox.clear()
         self.sent.clear()
-        return [*effects, Finish(self.learner.model)]
+        return [*effects, Finish(self.learner.model, failure)]
 
     def _lacking(self) -> list[Report]:
         """Where each round has a graph of its own a pair may meet once, and lose that model: heard of is enough."""

@@ -15,7 +15,7 @@ import numpy as np
 from fedgossip.algorithms.federated.base import Aggregate, Federated, Vectors, Work
 from fedgossip.algorithms.federated.sums import mean_of
 from fedgossip.algorithms.sampling import Sampling
-from fedgossip.machine import NodeId
+from fedgossip.machine import Aggregated, NodeId
 from fedgossip.messages import Invite
 from fedgossip.metrics import Meter, Network
 from fedgossip.protocols.client_round import Chances, PreparedContribution, integers
@@ -111,7 +111,7 @@ def _round(
         ))  # fmt: skip
     aggregate, facts = sums.close()
     standing.state = rounds.federated.server.step(standing.state, aggregate)
-    standing.meter.aggregated(facts)
+    standing.meter.aggregated(Aggregated(number, facts))
 
 
 def _work(update: Update, model: Vector) -> Work:

@@ -21,24 +21,33 @@ from typing import Any
 from fedgossip.errors import ProtocolError
 from fedgossip.faults import NOTHING, UNHARMED, FaultScript, Happening, Strike, Turn
 from fedgossip.machine import (
+    Aggregated,
     Checkpoint,
     Effect,
     Event,
+    Failure,
     Finish,
     Fired,
+    LocalWork,
     Log,
     Machine,
     Meet,
     NodeId,
+    Outgoing,
+    Part,
     PeerGone,
     PeerJoined,
     Received,
+    Refused,
     Report,
+    RoundDone,
     Send,
     SetTimer,
     Started,
+    Telling,
     Train,
     Trained,
+    Witness,
 )
 from fedgossip.messages import Message
 from fedgossip.metrics import Meter, Network
@@ -103,6 +112,8 @@ class Simulator:
         self.connections = SimulatedLinks(links)
         self.now_ns = 0
         self.results: dict[NodeId, Vector] = {}
+        self.failures: dict[NodeId, Failure] = {}
+        """Why peers ended before their time."""
         self.dead: set[NodeId] = set(self.starts)
         """Peers that are not there: not yet, not now, or never again."""
         self.lives = [0] * len(machines)
@@ -203,8 +214,7 @@ class Simulator:
         try:
             effects = self.machines[node].handle(event, self.now_ns)
         except ProtocolError as error:
-            self._count("refused")
-            self.write(EventRow(round=-1, peer=node, name="refused", value=str(error)))
+            self._note("refused", node, str(error))
             return
         for effect in effects:
             self._perform(node, effect)
@@ -220,16 +230,35 @@ class Simulator:
                 self._push(self.now_ns + takes, node, Trained(effect.job, None))
             case SetTimer(key, after_ns):
                 self._timers[node, key] = self._push(self.now_ns + after_ns, node, Fired(key))
-            case Report():
-                self._report(node, effect)
             case Checkpoint():
                 self._keep(node, effect)
             case Log(kind, facts):  # without hashes
                 self.logs.setdefault(node, []).append((kind, facts))
             case Meet(other):
                 self._meet(node, other)
-            case Finish(result):
+            case Finish(result, failure):
                 self.results[node] = result
+                if failure:
+                    self._ended(node, failure)
+            case Witness() | Part():
+                pass
+            case _:
+                self._record(node, effect)
+
+    def _record(self, node: NodeId, effect: Telling) -> None:
+        match effect:
+            case Report():
+                self._report(node, effect)
+            case Refused():
+                self._refused(node, effect)
+            case Outgoing(round, vector):
+                self.record.outgoing(node, round, vector)
+            case Aggregated():
+                self._meters[node].aggregated(effect)
+            case RoundDone():
+                self._close_round(node, effect)
+            case LocalWork():
+                self._worked(node, effect)
 
     def _send(self, node: NodeId, to: NodeId, message: Message) -> None:
         link = node, to
@@ -269,27 +298,30 @@ class Simulator:
         update = self._updates.pop(node)
         return Trained(asked.job, update.difference, update.examples, update.metrics)
 
+    def _close_round(self, node: NodeId, done: RoundDone) -> None:
+        row = self._meters[node].done(done, self.now_ns, 0)
+        for line in self.record.mixed(row, done.model):
+            self.write(line)
+
+    def _worked(self, node: NodeId, work: LocalWork) -> None:
+        for line in self.record.aside(self._meters[node].done(work, self.now_ns, 0)):
+            self.write(line)
+
     def _report(self, node: NodeId, report: Report) -> None:
-        if report.name == "outgoing":
-            assert isinstance(report.value, tuple)
-            self.record.outgoing(node, report.round + 1, report.value[0])
-        elif report.name == "mixed":
-            row = self._meters[node].mixed(report.round, self.now_ns, 0, None)
-            for line in self.record.mixed(row, report.value):  # type: ignore[arg-type]
-                self.write(line)
-        elif report.name == "contributed":
-            meter = self._meters[node]
-            row = meter.mixed(report.round, self.now_ns, 0, meter.contributed(report.value))
-            for line in self.record.aside(row):
-                self.write(line)
-        elif report.name == "aggregated":
-            self._meters[node].aggregated(report.value)
-        elif report.name == "trained":
-            self._meters[node].trained(report.value)
-        else:
-            self._count(report.name)
-            if event := event_row(node, report):
-                self.write(event)
+        self._count(report.name)
+        if event := event_row(node, report):
+            self.write(event)
+
+    def _refused(self, node: NodeId, refused: Refused) -> None:
+        value = {"from": refused.sender, "reason": refused.reason, "text": refused.text, "advice": refused.advice}
+        self._note("refused", node, value, refused.round)
+
+    def _ended(self, node: NodeId, failure: Failure) -> None:
+        """Keep why a peer ended before its time; of a budget its own report says all."""
+        self.failures[node] = failure
+        if failure.kind != "budget":
+            value = {"text": failure.text, "advice": failure.advice}
+            self.write(EventRow(self.record.reached[node], node, "failed", value))
 
     def _count(self, name: str, times: int = 1) -> None:
         if times:
@@ -414,6 +446,6 @@ class Simulator:
         if self.script.restarts:
             self._states[node] = memory_of(self.task, node)
 
-    def _note(self, name: str, peer: NodeId, value: object = None) -> None:
+    def _note(self, name: str, peer: NodeId, value: object = None, round: int = -1) -> None:
         self._count(name)
-        self.write(EventRow(round=-1, peer=peer, name=name, value=value))
+        self.write(EventRow(round=round, peer=peer, name=name, value=value))
