@@ -219,21 +219,32 @@ def give_memory(task: LocalTask, node: NodeId, memory: Mapping[str, npt.NDArray[
 def segments_of(task: LocalTask) -> tuple[Segment, ...]:
     """Return where the tensors of a vector begin; of a task that does not say it, one segment, "vector".
 
-    Raises ConfigError for segments that overlap, leave a gap, do not end with the vector, or share a name.
+    Raises ConfigError as `covering` does.
     """
-    if not isinstance(task, SegmentedTask):
-        return (Segment("vector", 0, (task.length,)),)
-    found, end = tuple(task.segments), 0
-    for one in found:
+    return covering(tuple(task.segments), task.length) if isinstance(task, SegmentedTask) else one_segment(task.length)
+
+
+def one_segment(length: int) -> tuple[Segment, ...]:
+    """Return the only segment of a vector [length] of which nothing is known."""
+    return (Segment("vector", 0, (length,)),)
+
+
+def covering(segments: tuple[Segment, ...], length: int) -> tuple[Segment, ...]:
+    """Return the segments of a vector [length].
+
+    Raises ConfigError where they overlap, leave a gap, do not end with the vector, or share a name.
+    """
+    end = 0
+    for one in segments:
         if one.start != end or min(one.shape, default=1) < 0:
             text = f"segment {one.name!r} holds elements {one.start} to {one.stop}, after one that ends at {end}"
             raise ConfigError(text, "Segments follow each other without a gap.")
         end = one.stop
-    if end != task.length:
-        raise ConfigError(f"the segments end at {end} of {task.length} elements", "They cover the whole vector.")
-    if len({one.name for one in found}) < len(found):
+    if end != length:
+        raise ConfigError(f"the segments end at {end} of {length} elements", "They cover the whole vector.")
+    if len({one.name for one in segments}) < len(segments):
         raise ConfigError("two segments share a name", "Models are saved by the names of their tensors.")
-    return found
+    return segments
 
 
 def tensors_of(task: LocalTask, vector: Vector) -> dict[str, npt.NDArray[np.floating]]:

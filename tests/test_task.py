@@ -14,8 +14,10 @@ import fedgossip
 from fedgossip import Job, LocalTask, Segment, Update
 from fedgossip.drivers.peer import Stopper
 from fedgossip.errors import ConfigError, ResumeError
+from fedgossip.experiment import checked
 from fedgossip.faults import FaultScript, Slow
 from fedgossip.net.faulty import Faults
+from fedgossip.plans import compose
 from fedgossip.task import checked_task, give_memory, memory_of, segments_of, tensors_of
 from fedgossip.vectors import Vector, frozen
 
@@ -86,6 +88,13 @@ def test_segments_cover_the_vector_and_do_not_overlap(segments: list[Segment], s
     task.segments = segments
     with pytest.raises(ConfigError, match=said):
         fedgossip.simulate(RING, task=task)
+
+
+@pytest.mark.parametrize("kind", ["gossip", "federation"])
+def test_machines_of_a_run_know_the_segments(kind: str) -> None:
+    sections = {"gossip": RING, "federation": {"rounds": 2, "coordinator": {"clients": 3, "secure": {"on": False}}}}
+    plan = compose.plan(checked(dict(sections[kind]), kind)).with_segments(segments_of(Layered()))
+    assert plan.for_restart().segments == Layered.segments
 
 
 def test_what_is_no_task_is_refused_before_anything_runs() -> None:

@@ -47,6 +47,7 @@ from fedgossip.messages import (
     Parcel,
 )
 from fedgossip.plans import compose
+from fedgossip.task import Segment
 from fedgossip.topology import Mixing, Topology, build
 from fedgossip.trace.events import TraceError, described
 from fedgossip.trace.files import Opening, Reading, Trace, Traced
@@ -82,6 +83,13 @@ def written(path: Path, events: Sequence[Event], machine: Machine | None = None)
 def read(path: Path) -> list[Event]:
     with Reading(path) as reading:
         return [entry.event for entry in reading]
+
+
+def test_an_opening_holds_where_tensors_begin(tmp_path: Path) -> None:
+    segments = (Segment("weight", 0, (2, 2)), Segment("bias", 4, (1,)))
+    Trace(tmp_path / "trace.bin", opening(segments=segments), never).close()
+    with Reading(tmp_path / "trace.bin") as reading:
+        assert reading.opening.segments == segments
 
 
 # --- every event, there and back ------------------------------------------------------------------------------------

@@ -55,7 +55,7 @@ from fedgossip.rundir.incarnations import Life
 from fedgossip.rundir.peer_files import PeerEnded, PeerFiles, failed, try_to_tell, write_ended
 from fedgossip.rundir.run_directory import describe, write_whole
 from fedgossip.secure.session import Policy
-from fedgossip.task import LocalTask, give_memory, memory_of
+from fedgossip.task import LocalTask, give_memory, memory_of, segments_of
 from fedgossip.trace.files import Opening, Trace, Traced
 
 WAIT_FOR_ENDPOINTS_SECONDS = 150.0
@@ -147,7 +147,7 @@ def run_peer(
             held = [node] if node < plan.learners else []
             task, shares = learning or compose.task_of(plan.experiment, plan.learners, held, os.urandom)
             compose.check_task(plan, task)
-            plan = plan.with_shares(shares)
+            plan = plan.with_shares(shares).with_segments(segments_of(task))
             task = faults.on_task(task) if faults else task
             begin = incarnations.next_after if resume else incarnations.first
             life = begin(plan, node, folder, task.schema, shares.digest, incarnation)
@@ -244,9 +244,8 @@ class _PeerLife:
         if not trace_bytes:
             return machine
         about = life.about
-        opening = Opening(
-            node, about.incarnation, self.task.schema, about.version, about.experiment, initial, life.checkpoint
-        )
+        whose = node, about.incarnation, self.task.schema, about.version, about.experiment
+        opening = Opening(*whose, initial, life.checkpoint, self.plan.segments)
         path = incarnations.trace_path(self.files.folder, about.incarnation)
         trace = stack.enter_context(contextlib.closing(Trace(path, opening, self._not_traced, trace_bytes)))
         return Traced(machine, trace)

@@ -27,6 +27,7 @@ from fedgossip.plans.compose import Plan
 from fedgossip.plans.recovering import peer_of
 from fedgossip.rundir.collect import last_word
 from fedgossip.rundir.incarnations import trace_path
+from fedgossip.task import covering, one_segment
 from fedgossip.trace.events import TraceError, described
 from fedgossip.trace.files import Opening, Reading, TraceEntry, refusal
 from fedgossip.vectors import Vector, digest
@@ -160,8 +161,9 @@ def _kept(folder: Path, incarnation: int) -> str | None:
 def machine_of(opening: Opening) -> Machine:
     """Make the machine that a trace was opened for.  Raises TraceError where its experiment cannot be read."""
     try:
-        plan = _plan(msgspec.json.encode(opening.experiment))
         o = opening
+        segments = covering(o.segments or one_segment(o.initial.size), o.initial.size)
+        plan = _plan(msgspec.json.encode(o.experiment)).with_segments(segments)
         return peer_of(plan, o.node, o.initial, o.schema, o.resumed, incarnation=o.incarnation)
     except Exception as error:  # its experiment, its first vector or its checkpoint is of somebody else's making
         advice = f"It was written by fedgossip {opening.version}, this is {__version__}."

@@ -26,7 +26,7 @@ from fedgossip.rundir import incarnations, run_directory
 from fedgossip.rundir.run_directory import Keeper, Run, RunDirectory, RunOutcome
 from fedgossip.simulation.network import DeviceClass, NetworkSettings, SimulatedNetwork
 from fedgossip.simulation.simulator import Simulator
-from fedgossip.task import LocalTask
+from fedgossip.task import LocalTask, segments_of
 from fedgossip.vectors import Vector
 
 WATCHED_ELEMENTS = 1 << 24
@@ -83,6 +83,7 @@ def simulate_plan(
         task, shares = compose.task_of(plan.experiment, plan.learners)
         plan = plan.with_shares(shares)
     compose.check_task(plan, task)
+    plan = plan.with_segments(segments_of(task))
     initial = [task.initial(node) for node in range(plan.n)]
     script = faults_of(plan)
     if engine == "stacked" and script:

@@ -41,7 +41,7 @@ from fedgossip.secure.primitives import signer
 from fedgossip.secure.session import ParticipantRoster, Policy, RosterMember
 from fedgossip.seeds import stream
 from fedgossip.simulation.cohorts import Rounds, run_rounds
-from fedgossip.task import LocalTask
+from fedgossip.task import LocalTask, Segment
 from fedgossip.vectors import Vector
 
 FEDBUFF = "fedbuff"
@@ -63,6 +63,7 @@ class FederationPlan:
     """Examples of each client, where they are known."""
     trained_on: Mapping[NodeId, int] = field(default_factory=dict)
     """Examples that a client trains on, of those that are held here."""
+    segments: tuple[Segment, ...] = ()
     pausable: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -286,6 +287,9 @@ class FederationPlan:
     def with_shares(self, shares: DataShares) -> FederationPlan:
         sizes = tuple(shares.sizes) if shares.sizes else None
         return replace(self, sizes=sizes, trained_on=shares.trained_on)
+
+    def with_segments(self, segments: tuple[Segment, ...]) -> FederationPlan:
+        return replace(self, segments=segments)
 
     # --- machines -------------------------------------------------------------------------------------------------
 

@@ -32,7 +32,7 @@ from fedgossip.roles import Roles, peer_roles
 from fedgossip.secure.neighbourhood import Grid
 from fedgossip.secure.pairs import SeededPairs
 from fedgossip.simulation.stacked import PLAIN, SHARES, Private, StackedExchange, first_stack, run_stacked
-from fedgossip.task import LocalTask
+from fedgossip.task import LocalTask, Segment
 from fedgossip.topology import (
     Forecast,
     Mixing,
@@ -65,6 +65,7 @@ class GossipPlan:
     topology: Topology
     spectrum: Spectrum | None
     forecast: Forecast
+    segments: tuple[Segment, ...] = ()
 
     pausable = True
     gradients = False
@@ -222,6 +223,9 @@ class GossipPlan:
 
     def with_shares(self, shares: DataShares) -> GossipPlan:  # noqa: ARG002
         return self
+
+    def with_segments(self, segments: tuple[Segment, ...]) -> GossipPlan:
+        return replace(self, segments=segments)
 
     def for_restart(self) -> GossipPlan:
         """Return the plan of a peer that comes back: it waits for the others no longer than in a round."""

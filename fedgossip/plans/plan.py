@@ -18,7 +18,7 @@ from fedgossip.plans.credentials import Logged, Own
 from fedgossip.plans.tasks import DataShares
 from fedgossip.records import Row
 from fedgossip.roles import Roles
-from fedgossip.task import LocalTask
+from fedgossip.task import LocalTask, Segment
 from fedgossip.vectors import Vector
 
 
@@ -154,6 +154,15 @@ class Plan(Protocol):
 
     def with_shares(self, shares: DataShares) -> Plan:
         """The same plan, where it is known who has how many examples."""
+        ...
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """Where the tensors of a vector begin, for machines that go by them; () until `with_segments`."""
+        ...
+
+    def with_segments(self, segments: tuple[Segment, ...]) -> Plan:
+        """The same plan, where the task is made."""
         ...
 
     def for_restart(self) -> Plan:

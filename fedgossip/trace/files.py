@@ -31,6 +31,7 @@ from fedgossip import owner_files
 from fedgossip.decoding import from_msgpack, json_value
 from fedgossip.errors import ProtocolError
 from fedgossip.machine import Checkpoint, Effect, Event, Machine, NodeId, told
+from fedgossip.task import Segment
 from fedgossip.trace.events import Array, TraceError, described, put_together, raw, taken_apart
 from fedgossip.vectors import Vector, frozen
 
@@ -78,6 +79,8 @@ class _Opening(_Record, tag="opening"):
     experiment: dict[str, Any]
     resumed: _Resumed | None
     arrays: list[_Shape]
+    segments: list[tuple[str, int, tuple[int, ...]]] = []
+    """None in traces of before there were any: one segment."""
 
 
 class _Told(_Record, tag="told"):
@@ -116,6 +119,7 @@ class Opening:
     experiment: Mapping[str, Any]
     initial: Vector
     resumed: Checkpoint | None = None
+    segments: tuple[Segment, ...] = ()
 
 
 class Trace:
@@ -140,7 +144,8 @@ class Trace:
             resumed = _Resumed(at.round, list(at.vectors), json.dumps(at.facts))
             arrays += at.vectors.values()
         o = opening
-        header = _Opening(o.node, o.incarnation, o.schema, o.version, dict(o.experiment), resumed, _shapes(arrays))
+        about = o.node, o.incarnation, o.schema, o.version, dict(o.experiment)
+        header = _Opening(*about, resumed, _shapes(arrays), [(one.name, one.start, one.shape) for one in o.segments])
         self._write(header, arrays)
 
     def told(self, now_ns: int, event: Event) -> None:
@@ -339,4 +344,5 @@ def _opened(header: _Opening, arrays: list[Array]) -> Opening:
     if header.resumed:
         at = header.resumed
         resumed = Checkpoint(at.round, dict(zip(at.names, saved, strict=True)), json_value(at.facts))
-    return Opening(header.node, header.incarnation, header.schema, header.version, header.experiment, initial, resumed)
+    about = header.node, header.incarnation, header.schema, header.version, header.experiment
+    return Opening(*about, initial, resumed, tuple(Segment(*one) for one in header.segments))
