@@ -68,6 +68,8 @@ class Participant:
     learning: tuple[LocalTask, DataShares] | None = None
     """The task, where it is made already."""
     trace_bytes: int = 0
+    again: str = ""
+    """The command that goes on after an interruption; "" for this one with --out and --resume."""
     overrides: tuple[str, ...] = ()
     seed: int | None = None
 
@@ -113,7 +115,7 @@ class Participant:
         word = f"ended by the {self._leader}" if early else ended.status
         echo(f"{word} after {_rounds(ended.rounds)}; everything is in {folder}", err=True)
         if ended.status == "interrupted":
-            echo(f"To go on: {_line(folder)}", err=True)
+            echo(f"To go on: {self.again or _line(folder)}", err=True)
         else:
             self._what_next(folder)
             self._to_know(folder, ended)

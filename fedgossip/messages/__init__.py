@@ -41,6 +41,21 @@ from fedgossip.messages.gossip import (
     RunKeys,
 )
 from fedgossip.messages.hosts import Hello
+from fedgossip.messages.invitations import (
+    FILE_PART,
+    GRAPH_LETTERS,
+    INVITED_MAX,
+    PROPOSAL_LETTERS,
+    Beginning,
+    Enrol,
+    FilePart,
+    FileQuery,
+    Gathering,
+    Invited,
+    Knock,
+    Proposal,
+    TurnedAway,
+)
 from fedgossip.messages.members import (
     MEMBERS_MAX,
     MODEL_CHUNK,
@@ -67,7 +82,8 @@ Gossip = Model | Masked | RunKeys | Leaving | Account | Offer | Answer | Decline
 Membership = Ping | Pong | PingReq | IndirectAck | MembershipUpdate | Compare | Join
 Transfer = ModelQuery | ModelInfo | ChunkRequest | ModelChunk
 Federated = Invite | Contribution | Final | Secured | MaskedInput | Refusal
-Message = Gossip | Federated | Membership | Transfer
+Invitations = Knock | Proposal | FileQuery | FilePart | Enrol | Gathering | Beginning | TurnedAway
+Message = Gossip | Federated | Membership | Transfer | Invitations
 AnyMessage = Message | Hello
 
 
@@ -77,16 +93,21 @@ ModelCarrier = Model | Masked | Offer | Answer | Parcel | Invite | Contribution 
 __all__ = [
     "CHECK_WORDS",
     "DECLARED",
+    "FILE_PART",
     "FRAME_OF_A_SUM_MAX",
+    "GRAPH_LETTERS",
+    "INVITED_MAX",
     "KEYS_MAX",
     "MEMBERS_MAX",
     "MODEL_CHUNK",
     "NEWS_MAX",
+    "PROPOSAL_LETTERS",
     "Accepted",
     "Account",
     "Ack",
     "Answer",
     "AnyMessage",
+    "Beginning",
     "Carrier",
     "ChunkRequest",
     "Compare",
@@ -95,17 +116,24 @@ __all__ = [
     "Count",
     "CountOrNone",
     "Decline",
+    "Enrol",
     "Entry",
     "Expected",
     "Federated",
+    "FilePart",
+    "FileQuery",
     "Final",
     "Frame",
+    "Gathering",
     "Gossip",
     "Hello",
     "IndirectAck",
+    "Invitations",
     "Invite",
+    "Invited",
     "Join",
     "Kind",
+    "Knock",
     "Leaving",
     "Masked",
     "MaskedInput",
@@ -126,6 +154,7 @@ __all__ = [
     "Ping",
     "PingReq",
     "Pong",
+    "Proposal",
     "Query",
     "Refusal",
     "Revocation",
@@ -135,6 +164,7 @@ __all__ = [
     "Suspicion",
     "Text",
     "Transfer",
+    "TurnedAway",
     "Word",
     "declared",
 ]

@@ -33,6 +33,9 @@ from fedgossip.messages import Revocation
 from fedgossip.net.identity import Identity, check_public, verify
 from fedgossip.secure.session import ParticipantRoster, RosterMember
 
+TCP, RELAY = "tcp://", "relay://"
+"""How an address begins that is called, and one of a relay, through which its owner is reached."""
+
 _HEX_KEY = re.compile(r"[0-9a-f]{64}")
 _ADDRESS = re.compile(r"tcp://(\[[0-9a-fA-F:.]+\]|[\w.-]+):(?P<port>\d{1,5})|ipc://.{1,100}")
 

@@ -105,7 +105,7 @@ def _examples(experiment: Experiment, held: Sequence[NodeId], n: int) -> _Exampl
     from fedgossip.learning import data, per_peer
 
     e, source, tested_on = experiment, experiment.data.source, experiment.data.test
-    if per_peer.PLACE in source:
+    if e.data.partition.get("kind") == "own":  # of a file with {peer} in its name, or of one that each has named itself
         test = data.load(str(tested_on), seed=e.seed)
         train, shares = per_peer.load_own(source, test, held)
         return _Examples(train, test, shares, test.digest())

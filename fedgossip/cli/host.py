@@ -1,0 +1,214 @@
+"""`fedgossip host`: invite others to a run by a line of text, and be one of its peers."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from fedgossip.cli.portable import portable_option
+from fedgossip.cli.text import echo
+
+if TYPE_CHECKING:
+    from fedgossip.drivers.hosting import Hosted
+    from fedgossip.drivers.proposals import Learning, SharedExperiment
+    from fedgossip.net.door import Door
+    from fedgossip.net.doorway import Doorway
+    from fedgossip.plans.compose import GossipPlan
+
+DOOR_PORT, PEER_PORT = 5699, 5700
+LOOK_SECONDS = 1.0
+"""Time between two looks at who is here."""
+TELL_SECONDS = 1.0
+"""Time for which those who wait are told that it begins, before this peer begins itself."""
+
+
+@click.command()
+@click.argument("experiment", type=click.Path(path_type=Path))
+@click.option("--peers", type=click.IntRange(2, 128), help="How many take part, this one too.  [default: topology.n]")
+@click.option("--data", default="", help="This peer's own data, where each brings its own: csv:FILE?label=COLUMN.")
+@click.option("--expires", "minutes", type=click.FloatRange(0.01, 60 * 24 * 30), default=60.0, show_default=True,
+              metavar="MINUTES", help="So long people may come; then it begins with those who are here.")
+@click.option("--address", "addresses", multiple=True, metavar="HOST",
+              help="Where others reach this machine.  [default: found out]  May be given several times.")
+@click.option("--door", type=click.IntRange(1, 65535), help=f"TCP port for those who come.  [default: {DOOR_PORT}]")
+@click.option("--port", type=click.IntRange(1, 65535), help=f"TCP port of this peer.  [default: {PEER_PORT}]")
+@click.option("--folder", type=click.Path(path_type=Path), default=Path("hosting"), show_default=True,
+              help="For keys, the invite and the run.")
+@click.option("--qr", is_flag=True, help="Show the invite as a QR code too.")
+@click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Replace a key of the file.")
+@portable_option
+@click.option("--seed", type=int, help="Replace the file's seed.")
+def host(
+    experiment: Path,
+    peers: int | None,
+    data: str,
+    minutes: float,
+    addresses: tuple[str, ...],
+    door: int | None,
+    port: int | None,
+    folder: Path,
+    qr: bool,
+    overrides: tuple[str, ...],
+    seed: int | None,
+) -> int:
+    """Print an invite to the run that the file EXPERIMENT describes, wait for those who come, and take part.
+
+    Nobody needs the file but this machine.  The same command goes on after an interruption, with the same invite.
+    """
+    from fedgossip.drivers import hosting
+    from fedgossip.drivers.proposals import learning_of, proposal_of
+    from fedgossip.net.doorway import Doorway
+    from fedgossip.net.endpoints import TCP
+    from fedgossip.net.invitation import written
+    from fedgossip.plans import compose
+    from fedgossip.plans.plan import hash_of
+
+    whole, plan = _plan(experiment, peers, data, overrides, seed)
+    own = learning_of(plan, 0, whole.data)
+    task, _ = own or compose.task_of(plan.experiment, plan.learners, [0])
+    proposal = proposal_of(whole, task)
+    expires = int(time.time() + 60 * minutes)
+    what = hash_of({"text": proposal.experiment, "graph": proposal.graph, "test": proposal.test_digest})
+    with contextlib.ExitStack() as stack:
+        ports = _hold(stack, door, DOOR_PORT), _hold(stack, port, PEER_PORT)
+        hosted = hosting.hosted(folder, experiment.stem, what, plan.n, expires, ports)
+        hosted = hosting.renewed(hosted, time.time(), expires)
+        way = hosting.door_of(hosted, _addresses(addresses, hosted.ports[1])[0], proposal, whole.test)
+        doorway = stack.enter_context(contextlib.closing(Doorway(f"{TCP}*:{hosted.ports[0]}", way)))
+        _show(written(hosted.invitation(_addresses(addresses, hosted.ports[0]))), qr=qr)
+        if not way.party.founders:
+            _wait(doorway, way)
+        return _take_part(experiment, plan, hosted, doorway, way, own)
+
+
+def _hold(stack: contextlib.ExitStack, wanted: int | None, usual: int) -> int:
+    """Hold a port until the end; return its number.  Raises ConfigError where one was asked for that is taken."""
+    from fedgossip.net.addresses import hold_port, port_of
+
+    return port_of(stack.enter_context(hold_port(wanted or usual, exactly=bool(wanted))))
+
+
+def _show(invite: str, *, qr: bool) -> None:
+    echo(f"fedgossip join {invite}")
+    if qr:
+        _show_code(invite)
+
+
+def _plan(
+    experiment: Path, peers: int | None, data: str, overrides: tuple[str, ...], seed: int | None
+) -> tuple[SharedExperiment, GossipPlan]:
+    from fedgossip.drivers.members import check_open
+    from fedgossip.drivers.proposals import shared
+    from fedgossip.errors import ConfigError
+    from fedgossip.experiment import load_experiment
+    from fedgossip.plans import compose
+
+    counted = [f"topology.n={peers}"] if peers else []
+    found = load_experiment(experiment, [*overrides, *counted], seed=seed)
+    if found.coordinator:
+        advice = "For a coordinator and its clients: docs/coordinator.md, with `fedgossip keys new` on each machine."
+        raise ConfigError(f"{experiment} is a federated run, to which nobody can be invited yet", advice)
+    whole = shared(found, data)
+    plan = compose.plan(whole.experiment)
+    assert isinstance(plan, compose.GossipPlan)
+    check_open(plan)
+    return whole, plan
+
+
+def _addresses(given: tuple[str, ...], port: int) -> list[str]:
+    from fedgossip.net.addresses import own_addresses
+    from fedgossip.net.endpoints import check_reachable
+
+    if not given:
+        return own_addresses(port)
+    found = [f"tcp://[{host}]:{port}" if host.count(":") > 1 else f"tcp://{host}:{port}" for host in given]
+    for one in found:
+        check_reachable(one, "--address")
+    return found
+
+
+def _wait(doorway: Doorway, door: Door) -> None:
+    """Let people in until all are here, or the time is over.  Raises TooFewPeersError."""
+    from fedgossip.errors import TooFewPeersError
+
+    said = ""
+    while not door.is_ready(now := time.time()):
+        if now >= door.party.expires:
+            advice = "Start it again with a later --expires; the invite stays the same."
+            raise TooFewPeersError("nobody came before the invite expired", advice)
+        line = _who(door, now)
+        if line != said:
+            echo(line, err=True)
+        said = line
+        doorway.serve(LOOK_SECONDS)
+    echo(f"Peers {_listed(door.here(time.time()))} are here: it begins.", err=True)
+
+
+def _who(door: Door, now: float) -> str:
+    here, party = door.here(now), door.party
+    names = [_name(door, node) for node in here]
+    away = [_name(door, node) for node in party.guests if node not in here]
+    until = time.strftime("%H:%M", time.localtime(party.expires))
+    missing = party.seats - len(here)
+    gone = f"; {', '.join(away)} was here and is away" if away else ""
+    return f"Here: {', '.join(names)}{gone}.  Waiting for {missing} more of {party.seats}, until {until}."
+
+
+def _name(door: Door, node: int) -> str:
+    if node == 0:
+        return "peer 0 (this one)"
+    host = door.party.guests[node].address.partition("://")[2].partition(",")[0].rpartition(":")[0]
+    return f"peer {node} ({host})"
+
+
+def _listed(nodes: tuple[int, ...]) -> str:
+    return ", ".join(map(str, nodes))
+
+
+def _take_part(
+    experiment: Path, plan: GossipPlan, hosted: Hosted, doorway: Doorway, door: Door, learning: Learning | None
+) -> int:
+    from fedgossip.checkpoints import incarnation_of
+    from fedgossip.cli.participant import Participant
+    from fedgossip.drivers.hosting import ENDPOINTS, PEER_KEY, RUN, write_endpoints
+    from fedgossip.net.endpoints import load_members
+
+    out, endpoints = hosted.folder / RUN, hosted.folder / ENDPOINTS
+    again = out.is_dir() and incarnation_of(out) >= 0
+    if not again:
+        door.begin(time.time())
+        write_endpoints(hosted.folder, hosted.organiser.verify, door.members())
+    until = time.monotonic() + TELL_SECONDS
+    while not again and (left := until - time.monotonic()) > 0:
+        doorway.serve(left)
+    doorway.serve_beside()
+    members = load_members(endpoints, 0)
+    code = Participant(
+        experiment, plan, 0, "peer 0", hosted.folder / PEER_KEY, endpoints, dict(members.endpoints), out, again,
+        f"tcp://*:{hosted.ports[1]}", members, learning=learning, again=_command(),
+    ).take_part("waiting for its neighbours")  # fmt: skip
+    if code != 130:
+        door.end()
+    return code
+
+
+def _command() -> str:
+    import sys
+
+    return shlex.join(["fedgossip", *sys.argv[1:]])
+
+
+def _show_code(text: str) -> None:
+    from fedgossip.errors import ConfigError
+
+    try:
+        import segno
+    except ImportError:
+        advice = "pip install 'fedgossip[lan]', or send the text."
+        raise ConfigError("a QR code needs the package segno, which is not installed", advice) from None
+    segno.make(text.upper()).terminal(compact=True)

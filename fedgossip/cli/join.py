@@ -1,0 +1,171 @@
+"""`fedgossip join`: take part in a run by an invite."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from fedgossip.cli.text import columns, echo
+
+if TYPE_CHECKING:
+    from fedgossip.drivers.joining import Joined
+    from fedgossip.messages import Beginning, Gathering, Proposal
+    from fedgossip.net.invitation import Invitation
+    from fedgossip.net.knocking import Knocking
+    from fedgossip.plans.compose import GossipPlan
+
+PEER_PORT = 5700
+
+
+@click.command()
+@click.argument("invite", nargs=-1, required=True)
+@click.option("--data", default="", help="This peer's own data, where each brings its own: csv:FILE?label=COLUMN.")
+@click.option("--yes", is_flag=True, help="Take part without asking: for scripts.")
+@click.option("--address", metavar="HOST", help="Where the others reach this machine.  [default: found out]")
+@click.option("--port", type=click.IntRange(1, 65535), help=f"TCP port of this peer.  [default: {PEER_PORT}]")
+@click.option("--folder", type=click.Path(path_type=Path), default=Path("joined"), show_default=True,
+              help="For keys, the experiment and the run.")
+def join(invite: tuple[str, ...], data: str, yes: bool, address: str | None, port: int | None, folder: Path) -> int:
+    """Take part in the run that INVITE is for, a text that begins with fg1-.
+
+    What would be run is shown first, and nothing runs before you agree.  The same command goes on after an
+    interruption.
+    """
+    from fedgossip.drivers import joining
+    from fedgossip.net.invitation import read
+    from fedgossip.net.knocking import Knocking
+
+    invitation = read("".join(invite))
+    place = joining.folder_of(folder, invitation)
+    with contextlib.closing(Knocking(invitation, place.identity)) as knocking:
+        echo(f"Calling the organiser at {', '.join(invitation.addresses)}", err=True)
+        proposal = joining.proposal(knocking)
+        plan = _agreed(proposal, invitation, place, data, yes=yes)
+        return _take_part(knocking, proposal, plan, place, data, address, port)
+
+
+def _agreed(proposal: Proposal, invitation: Invitation, place: Joined, data: str, *, yes: bool) -> GossipPlan:
+    """Show what would be run, and return its plan if this person wants it.  Raises FedgossipError."""
+    from fedgossip.drivers import proposals
+    from fedgossip.drivers.members import check_open
+    from fedgossip.errors import ConfigError
+    from fedgossip.plans import compose
+
+    proposals.keep_graph(proposal, place.path)
+    experiment = proposals.experiment_of(proposal, place.path)
+    code = proposals.check_code(proposal, experiment)
+    proposals.check_data(experiment, data)
+    plan = compose.plan(experiment)
+    check_open(plan)
+    assert isinstance(plan, compose.GossipPlan)
+    echo(columns(_shown(plan, proposal, invitation, data, code)), err=True)
+    if yes:
+        return plan
+    if not sys.stdin.isatty():
+        raise ConfigError("nobody is there to say yes", "Read the above, and add --yes if you agree.")
+    if not click.confirm("Take part?", default=False, err=True):
+        raise click.Abort
+    return plan
+
+
+def _shown(
+    plan: GossipPlan, proposal: Proposal, invitation: Invitation, data: str, code: list[str]
+) -> list[tuple[str, str]]:
+    """What a person must know before anything runs."""
+    e = plan.experiment
+    learns = e.task.kind == "learning"
+    size = {"float32": 4, "float64": 8}.get(proposal.dtype, 4) * proposal.parameters * plan.vectors
+    steps = f"{e.train.local_steps} steps" if e.train.local_steps else f"{e.train.local_epochs} epochs"
+    trained = f", each of {steps}, {e.train.optimizer} with lr {e.train.lr:g}" if learns else ""
+    source = data or e.data.source
+    stays = "yours; it stays on this machine" if data else "shared out by the experiment's seed"
+    hidden = "masked: neighbours learn their sum alone" if e.algorithm.private else "as it is: they see your model"
+    rows = [
+        ("Experiment", e.name or plan.name),
+        ("Organiser", f"key {invitation.key}"),
+        ("Model", f"{e.model.source if learns else e.task.kind}, {proposal.parameters:,} numbers of {proposal.dtype}"),
+        ("Data", f"{source}: {stays}" if learns else "none"),
+        ("Rounds", f"{e.rounds}{trained}"),
+        ("Graph", f"{plan.name}, {plan.n} peers; others may come and go; {e.algorithm.name}, {e.algorithm.mode}"),
+        ("Sent", f"this peer's model to its neighbours, about {size:,} bytes each time; no data"),
+        ("Seen", hidden),
+        ("Budget", "none: what is sent tells something of the data that it was learned from"),
+        ("Code", f"{', '.join(code)}: the files here are the organiser's" if code else "none but fedgossip's own"),
+    ]
+    if proposal.test:
+        rows.insert(4, ("Test set", f"{proposal.test}, {proposal.test_bytes:,} bytes, comes from the organiser"))
+    return rows
+
+
+def _take_part(
+    knocking: Knocking,
+    proposal: Proposal,
+    plan: GossipPlan,
+    place: Joined,
+    data: str,
+    address: str | None,
+    port: int | None,
+) -> int:
+    import tomli_w
+
+    from fedgossip.checkpoints import incarnation_of
+    from fedgossip.cli.participant import Participant
+    from fedgossip.drivers import hosting, joining, proposals
+    from fedgossip.net.addresses import address_towards, hold_port, port_of
+    from fedgossip.net.endpoints import check_reachable, load_members
+    from fedgossip.rundir.run_directory import write_whole
+
+    proposals.keep_test(proposal, joining.test_set(knocking, proposal, proposals.TEST_BYTES_MAX), place.path)
+    out, experiment = place.path / hosting.RUN, place.path / "experiment.toml"
+    again = out.is_dir() and incarnation_of(out) >= 0
+    before = _port_of(place)
+    with hold_port(before or port or PEER_PORT, exactly=bool(before or port)) as holder:
+        number = port_of(holder)
+        write_whole(place.path / "port", str(number).encode())
+        where = f"tcp://{address}:{number}" if address else address_towards(knocking.reached, number) or ""
+        check_reachable(where, "--address")
+        own = proposals.learning_of(plan, 1, data)  # what cannot be read is said before anybody waits for us
+        beginning = joining.enrolled(knocking, where, _Waiting(), time.sleep)
+        joining.keep_members(place.path, beginning)
+        write_whole(experiment, tomli_w.dumps(plan.experiment.to_dict()).encode())
+        endpoints, node = place.path / hosting.ENDPOINTS, beginning.node
+        members = load_members(endpoints, node)
+        own = proposals.learning_of(plan, node, data) if own else None
+        return Participant(
+            experiment, plan, node, f"peer {node}", place.path / hosting.PEER_KEY, endpoints, dict(members.endpoints),
+            out, again, f"tcp://*:{number}", members, _is_late(beginning), learning=own,
+            again=shlex.join(["fedgossip", *sys.argv[1:]]),
+        ).take_part("calling its neighbours")  # fmt: skip
+
+
+def _is_late(beginning: Beginning) -> bool:
+    """Whether the run has begun without us."""
+    return any(one.node == beginning.node and one.since < 0 for one in beginning.members)
+
+
+def _port_of(place: Joined) -> int | None:
+    """The port that this member had before."""
+    path = place.path / "port"
+    text = path.read_text() if path.exists() else ""
+    return int(text) if text.isdigit() and 0 < int(text) < 65536 else None
+
+
+class _Waiting:
+    """Says who is here, whenever that changes."""
+
+    def __init__(self) -> None:
+        self._said = ""
+
+    def __call__(self, known: Gathering) -> None:
+        until = time.strftime("%H:%M", time.localtime(time.time() + known.seconds))
+        here = ", ".join(f"peer {node}" + (" (this one)" if node == known.node else "") for node in known.here)
+        said = f"Here: {here}.  Waiting for {known.wanted - len(known.here)} more of {known.wanted}"
+        if said != self._said:
+            echo(f"{said}, until {until}.", err=True)
+        self._said = said

@@ -1,0 +1,160 @@
+"""What `fedgossip host` does: it keeps the organiser's keys and its invite in a folder, and lets people in until a run
+begins; then it is a member as any, and its door stays open beside it for those who come back, or late.
+
+    FOLDER/organiser.key        signs who may be a member; its public half is in every invite
+    FOLDER/NAME/invite.json     the invite's secret, until when, and who was let in: what survives a restart
+    FOLDER/NAME/peer.key        the keys of the organiser's own member
+    FOLDER/NAME/endpoints.toml  with whom the run began
+    FOLDER/NAME/run             what the run leaves
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from fedgossip import owner_files
+from fedgossip.decoding import UnreadableError, from_json
+from fedgossip.errors import ConfigError
+from fedgossip.machine import NodeId
+from fedgossip.messages import INVITED_MAX, Entry, Proposal
+from fedgossip.net.door import ENDED, Door, Guest, Party
+from fedgossip.net.endpoints import Endpoint, block
+from fedgossip.net.identity import Identity
+from fedgossip.net.invitation import Invitation, new_secret
+from fedgossip.rundir.run_directory import write_whole
+
+INVITE, ENDPOINTS, RUN = "invite.json", "endpoints.toml", "run"
+ORGANISER_KEY, PEER_KEY = "organiser.key", "peer.key"
+
+
+class _GuestRow(msgspec.Struct):
+    node: int
+    key: str
+    verify: str
+    address: str
+
+
+class _Invite(msgspec.Struct):
+    secret: str
+    expires: int
+    seats: int
+    experiment: str
+    ports: tuple[int, int]
+    guests: list[_GuestRow] = []
+    founders: list[int] = []
+    ended: bool = False
+
+
+_DECODER = msgspec.json.Decoder(_Invite)
+
+
+@dataclass(frozen=True)
+class Hosted:
+    """One run that people are invited to.  `ports`: of the door, and of the organiser's own member."""
+
+    folder: Path
+    organiser: Identity
+    peer: Identity
+    party: Party
+    experiment: str
+    """The hash of what was proposed."""
+    ports: tuple[int, int]
+
+    def keep(self, party: Party) -> None:
+        """Put the party on disk.  Raises NotWrittenError."""
+        guests = [_GuestRow(node, one.key, one.verify, one.address) for node, one in sorted(party.guests.items())]
+        content = _Invite(
+            party.secret.hex(), party.expires, party.seats, self.experiment, self.ports, guests,
+            list(party.founders), party.ended,
+        )  # fmt: skip
+        write_whole(self.folder / INVITE, msgspec.json.format(msgspec.json.encode(content), indent=1))
+
+    def invitation(self, addresses: Sequence[str]) -> Invitation:
+        """Return what to send to people."""
+        return Invitation(tuple(addresses), self.organiser.public, self.party.secret, self.party.expires)
+
+    def host(self, address: str) -> Guest:
+        """The organiser's own member."""
+        return Guest(self.peer.public, self.peer.verify, address)
+
+
+def hosted(folder: Path, name: str, experiment: str, seats: int, expires: int, ports: tuple[int, int]) -> Hosted:
+    """Return the run of this name in `folder`: the one that has not ended, or a new one.  Raises ConfigError."""
+    if not 2 <= seats <= INVITED_MAX:
+        raise ConfigError(f"{seats} peers", f"An invite is for 2 to {INVITED_MAX}; more are let in by their keys.")
+    owner_files.made(folder)
+    organiser = _identity(folder / ORGANISER_KEY)
+    number = 1
+    while (place := folder / (name if number == 1 else f"{name}-{number}")).exists():
+        invite = _read(place / INVITE)
+        if invite and not invite.ended:
+            return _again(place, organiser, invite, experiment, seats)
+        number += 1
+    owner_files.made(place)
+    peer = _identity(place / PEER_KEY)
+    made = Hosted(place, organiser, peer, Party(new_secret(), expires, seats), experiment, ports)
+    made.keep(made.party)
+    return made
+
+
+def _again(place: Path, organiser: Identity, invite: _Invite, experiment: str, seats: int) -> Hosted:
+    if (invite.experiment, invite.seats) != (experiment, seats):
+        advice = f"Go on with that one, or remove {place}: its invite is of no use then."
+        raise ConfigError(f"{place} holds an invite to another experiment, whose run has not ended", advice)
+    return Hosted(place, organiser, _identity(place / PEER_KEY), _party(invite), experiment, invite.ports)
+
+
+def renewed(hosted: Hosted, now: float, expires: int) -> Hosted:
+    """The same invite with a later end, where it has expired and the run has not begun."""
+    if hosted.party.founders or hosted.party.expires > now:
+        return hosted
+    later = replace(hosted, party=replace(hosted.party, expires=expires))
+    later.keep(later.party)
+    return later
+
+
+def past_of(folder: Path) -> Mapping[str, str]:
+    """Return why each invite of earlier runs is of no use any more, by its name."""
+    invites = (_read(path) for path in sorted(folder.glob(f"*/{INVITE}")))
+    return {_party(one).mark: ENDED for one in invites if one and one.ended}
+
+
+def door_of(hosted: Hosted, address: str, proposal: Proposal, test: bytes) -> Door:
+    """Return the door of a run; `address` is where the organiser's own member is called."""
+    past = past_of(hosted.folder.parent)
+    return Door(hosted.organiser, hosted.host(address), hosted.party, proposal, hosted.keep, test, past)
+
+
+def write_endpoints(folder: Path, organiser: str, members: Sequence[Entry]) -> None:
+    """Write the endpoints.toml of a run that begins, or has begun, with these; see messages.Beginning."""
+    lines = [f"organiser = '{organiser}'"]
+    for one in members:
+        admission = "" if one.since == 0 else one.admission
+        lines.append(block(one.node, Endpoint(one.address, one.key, one.verify, admission)))
+    write_whole(folder / ENDPOINTS, "\n".join(lines).encode())
+
+
+def _identity(path: Path) -> Identity:
+    if not path.exists():
+        Identity.new().save(path)
+    return Identity.load(path)
+
+
+def _read(path: Path) -> _Invite | None:
+    """The invite of a folder; None where there is none.  Raises ConfigError for one that cannot be read."""
+    if not path.exists():
+        return None
+    try:
+        return from_json(_DECODER, path.read_bytes())
+    except (OSError, UnreadableError) as error:
+        raise ConfigError(f"{path}: {error}", "Remove its folder, or name another one with --folder.") from None
+
+
+def _party(invite: _Invite) -> Party:
+    guests: dict[NodeId, Guest] = {one.node: Guest(one.key, one.verify, one.address) for one in invite.guests}
+    secret = bytes.fromhex(invite.secret)
+    return Party(secret, invite.expires, invite.seats, guests, tuple(invite.founders), invite.ended)

@@ -1,0 +1,132 @@
+"""What `fedgossip join` does: it asks with an invite, and turns the answers into the files of a member.
+
+    FOLDER/MARK/peer.key         this member's keys, made here
+    FOLDER/MARK/experiment.toml  what was proposed, and agreed to
+    FOLDER/MARK/endpoints.toml   with whom the run began
+    FOLDER/MARK/run              what the run leaves
+
+MARK is the invite's name: who asks again with it in the same folder is the same member.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from fedgossip import owner_files
+from fedgossip.drivers.hosting import PEER_KEY, write_endpoints
+from fedgossip.errors import ConfigError, PeerError
+from fedgossip.messages import (
+    FILE_PART,
+    Beginning,
+    Enrol,
+    Entry,
+    FilePart,
+    FileQuery,
+    Gathering,
+    Invitations,
+    Knock,
+    Proposal,
+)
+from fedgossip.net.endpoints import check_address
+from fedgossip.net.identity import Identity, check_public, verify
+from fedgossip.net.invitation import Invitation
+from fedgossip.net.knocking import AGAIN_SECONDS, ANSWER_SECONDS, ORGANISER, Knocking
+from fedgossip.protocols.news import admission_of
+from fedgossip.version import __version__
+
+LOST_SECONDS = 120.0
+"""Time after which an organiser that was there, and is not any more, is given up; it may be started again meanwhile."""
+
+Kind = TypeVar("Kind")
+
+SAME = "Is it the same release of fedgossip?  Ask the organiser."
+
+
+@dataclass(frozen=True)
+class Joined:
+    """The folder of one invite."""
+
+    path: Path
+    identity: Identity
+
+
+def folder_of(base: Path, invitation: Invitation) -> Joined:
+    """Make, or find, the folder and the keys for an invite.  Raises ConfigError."""
+    path = base / invitation.mark
+    owner_files.made(path)
+    key = path / PEER_KEY
+    if not key.exists():
+        Identity.new().save(key)
+    return Joined(path, Identity.load(key))
+
+
+def proposal(knocking: Knocking, seconds: float = ANSWER_SECONDS) -> Proposal:
+    """Ask what would be run.  Raises NetworkError, PeerError."""
+    return _of_kind(knocking.ask(Knock(knocking.who, __version__), seconds), Proposal)
+
+
+def test_set(knocking: Knocking, proposed: Proposal, most: int) -> bytes:
+    """Fetch the common test set.  Raises NetworkError, PeerError."""
+    if proposed.test_bytes > most:
+        raise PeerError(f"the common test set has {proposed.test_bytes:,} bytes: too many", SAME, peer=ORGANISER)
+    found = bytearray()
+    while len(found) < proposed.test_bytes:
+        part = _of_kind(knocking.ask(FileQuery(knocking.who, len(found))), FilePart)
+        if part.start != len(found) or not 0 < len(part.data) <= FILE_PART:
+            raise PeerError("the common test set comes in another order", SAME, peer=ORGANISER)
+        found += part.data
+    return bytes(found)
+
+
+def enrolled(
+    knocking: Knocking, address: str, tell: Callable[[Gathering], None], wait: Callable[[float], None]
+) -> Beginning:
+    """Ask for a place, and wait until it begins; `tell` what is known meanwhile.  Raises NetworkError, PeerError."""
+    question = Enrol(knocking.who, __version__, address)
+    while True:
+        answer = knocking.ask(question, LOST_SECONDS)
+        if isinstance(answer, Beginning):
+            return checked(answer, knocking.identity)
+        tell(_of_kind(answer, Gathering))
+        wait(AGAIN_SECONDS)
+
+
+def checked(beginning: Beginning, identity: Identity) -> Beginning:
+    """Return what the organiser says of the members, where each has its admission and we are among them.
+
+    Raises PeerError.
+    """
+    members = {one.node: one for one in beginning.members}
+    own = members.get(beginning.node)
+    if own is None or (own.key, own.verify) != (identity.public, identity.verify) or beginning.node == ORGANISER:
+        raise PeerError("the organiser has let somebody else in, with our number", SAME, peer=ORGANISER)
+    keys = {one.key for one in members.values()}
+    if len(members) != len(beginning.members) or len(keys) != len(members) or ORGANISER not in members:
+        raise PeerError("the organiser's list names a member twice, or not itself", SAME, peer=ORGANISER)
+    for one in members.values():
+        _check(one, beginning.organiser)
+    return beginning
+
+
+def keep_members(folder: Path, beginning: Beginning) -> None:
+    """Write down with whom it begins."""
+    write_endpoints(folder, beginning.organiser, beginning.members)
+
+
+def _check(one: Entry, organiser: str) -> None:
+    try:
+        check_address(one.address, f"member {one.node}")
+        check_public(one.key, f"member {one.node}")
+    except ConfigError as error:
+        raise PeerError(f"the organiser's list: {error}", SAME, peer=ORGANISER) from None
+    if one.since not in (0, -1) or not verify(organiser, admission_of(one.node, one.key, one.verify), one.admission):
+        raise PeerError(f"the organiser has not signed that member {one.node} is one", SAME, peer=ORGANISER)
+
+
+def _of_kind(answer: Invitations, kind: type[Kind]) -> Kind:
+    if not isinstance(answer, kind):
+        raise PeerError(f"the organiser answers with a {type(answer).__name__}", SAME, peer=ORGANISER)
+    return answer

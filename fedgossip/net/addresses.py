@@ -1,0 +1,82 @@
+"""Where this machine can be called: its addresses on the networks that it is in.  Nothing is sent."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import socket
+import struct
+
+from fedgossip.errors import ConfigError
+from fedgossip.net.endpoints import TCP, own_address
+
+_ADDRESS_OF = 0x8915  # linux/sockios.h: SIOCGIFADDR
+LOOPBACK = "127.0.0.1"
+
+
+def own_addresses(port: int) -> list[str]:
+    """Return the addresses of this machine, that of the network which leads out of it first; its loopback alone where
+    it is in none."""
+    first = own_address(port)
+    found = [first] if first else []
+    found += [f"{TCP}{host}:{port}" for host in _of_interfaces()]
+    return list(dict.fromkeys(found)) or [f"{TCP}{LOOPBACK}:{port}"]
+
+
+def address_towards(address: str, port: int) -> str | None:
+    """Return the address of this machine on the way to another one, tcp://HOST:PORT; None where there is no way."""
+    host, _, number = address.partition("://")[2].rpartition(":")
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), int(number), type=socket.SOCK_DGRAM)
+    except OSError:
+        return None
+    for family, kind, _, _, where in found:
+        with contextlib.suppress(OSError), socket.socket(family, kind) as probe:
+            probe.connect(where)
+            ours = probe.getsockname()[0].partition("%")[0]
+            return f"{TCP}[{ours}]:{port}" if ":" in ours else f"{TCP}{ours}:{port}"
+    return None
+
+
+def hold_port(wanted: int, *, exactly: bool) -> socket.socket:
+    """Take `wanted`, or any free port where that is taken; nobody listens there yet.  Raises ConfigError where it has
+    to be that one.
+
+    Others that ask for a port find it taken as long as what is returned is open; a socket of ZeroMQ may listen there
+    all the same, for it sets SO_REUSEADDR, as the holder does.
+    """
+    for port in (wanted, 0):
+        holder = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        if exactly:  # connections of a life before may linger there
+            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            holder.bind(("", port))
+        except OSError as error:
+            holder.close()
+            if exactly:
+                advice = "Stop what listens there, or choose another port."
+                raise ConfigError(f"port {port}: {(error.strerror or 'cannot be had').lower()}", advice) from None
+            continue
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        return holder
+    raise ConfigError("this machine has no free port", "Stop what listens on them.")
+
+
+def port_of(holder: socket.socket) -> int:
+    """Return the number of a port that is held."""
+    return int(holder.getsockname()[1])
+
+
+def _of_interfaces() -> list[str]:
+    """The IPv4 address of every network interface but the loopback; nothing where the system does not say."""
+    try:
+        import fcntl
+    except ImportError:
+        return []
+    found = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):  # no address, or another system
+                said = fcntl.ioctl(any_socket.fileno(), _ADDRESS_OF, struct.pack("256s", name.encode()[:15]))
+                found.append(socket.inet_ntoa(said[20:24]))
+    return [host for host in found if not ipaddress.ip_address(host).is_loopback]

@@ -1,0 +1,402 @@
+"""An invite: its text, whom it lets in, and what somebody without one, or with a bad one, can do."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zmq
+from commands import wait_until
+from frame_fuzz import Scribe
+from fuzz_words import Words
+from hypothesis import given
+from hypothesis import strategies as st
+from test_net_security import Caller
+
+from fedgossip.drivers import hosting, joining
+from fedgossip.errors import ConfigError, NetworkError, NotWrittenError, PeerError
+from fedgossip.messages import Beginning, Enrol, Gathering, Invited, Knock, Proposal, TurnedAway
+from fedgossip.net import doorway as doorways
+from fedgossip.net.door import Door, Guest, Party
+from fedgossip.net.doorway import Doorway
+from fedgossip.net.identity import Identity, verify
+from fedgossip.net.invitation import Invitation, new_secret, read, written
+from fedgossip.net.knocking import Knocking, turned_away
+from fedgossip.protocols.news import admission_of
+from fedgossip.version import __version__
+from fedgossip.wire import frames
+
+PROPOSAL = Proposal("rounds = 3\n", "", "", 5, "float32")
+NOW, LATER = 1_000.0, 10_000
+ADDRESS = "tcp://10.0.0.9:5700"
+KEY = Identity.new().public
+
+# --- the text ---------------------------------------------------------------------------------------------------------
+
+NAMES = st.from_regex(r"[a-z][a-z0-9.-]{0,40}", fullmatch=True)
+HOSTS = st.one_of(st.ip_addresses(v=4).map(str), st.ip_addresses(v=6).map(lambda a: f"[{a}]"), NAMES)
+SCHEMES = st.sampled_from(["tcp", "relay"])
+PLACES = st.builds(lambda scheme, host, port: f"{scheme}://{host}:{port}", SCHEMES, HOSTS, st.integers(1, 65535))
+INVITATIONS = st.builds(
+    Invitation,
+    st.lists(PLACES, max_size=3, unique=True).map(tuple),
+    st.just(KEY),
+    st.binary(min_size=16, max_size=16),
+    st.integers(0, 2**32 - 1),
+)
+SAMPLE = written(Invitation(("tcp://192.168.1.10:5699",), KEY, bytes(range(16)), 1_800_000_000))
+
+
+@given(INVITATIONS)
+def test_an_invite_says_what_was_written(invitation: Invitation) -> None:
+    assert read(written(invitation)) == invitation
+
+
+@given(st.integers(0, len(SAMPLE)), st.sampled_from(["\n", " ", "-", "\r\n  "]))
+def test_an_invite_that_a_mail_program_has_broken_is_the_same(place: int, mark: str) -> None:
+    assert read(f"{SAMPLE[:place]}{mark}{SAMPLE[place:]}".upper()) == read(SAMPLE)
+
+
+def test_an_invite_that_is_cut_off_anywhere_is_called_that() -> None:
+    for length in range(5, len(SAMPLE) - 1):
+        with pytest.raises(ConfigError, match="cut off") as refused:
+            read(SAMPLE[:length])
+        assert refused.value.advice
+
+
+def test_an_invite_with_one_other_letter_is_refused() -> None:
+    for place in range(4, len(SAMPLE) - 1):  # the last letter has bits that mean nothing
+        other = "0" if SAMPLE[place] != "0" else "1"
+        with pytest.raises(ConfigError, match=r"wrong letter|cut off"):
+            read(SAMPLE[:place] + other + SAMPLE[place + 1 :])
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("fg2-" + SAMPLE[4:], "another release"), ("hello", "no invite"), ("", "no invite"), ("fg1-", "cut off"),
+     ("fg1-u", "no invite has"), (SAMPLE + SAMPLE[4:], "one too many")],
+)  # fmt: skip
+def test_what_is_no_invite_of_this_release_is_said_to_be_none(text: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as refused:
+        read(text)
+    assert refused.value.advice
+
+
+@given(st.text(max_size=300).map(lambda text: "fg1-" + text))
+def test_no_text_does_more_than_be_refused(text: str) -> None:
+    with pytest.raises(ConfigError):
+        read(text)
+
+
+# --- who is let in ----------------------------------------------------------------------------------------------------
+
+
+class House:
+    """An organiser with a door, on disk in `folder`."""
+
+    def __init__(self, folder: Path, seats: int = 3, expires: int = LATER) -> None:
+        self.hosted = hosting.hosted(folder, "lan", "what", seats, expires, (1, 2))
+        self.door = hosting.door_of(self.hosted, "tcp://10.0.0.1:5700", PROPOSAL, b"x" * 40_000)
+
+    @property
+    def invitation(self) -> Invitation:
+        return self.hosted.invitation(("tcp://10.0.0.1:5699",))
+
+    def who(self, identity: Identity, invitation: Invitation | None = None) -> Invited:
+        invitation = invitation or self.invitation
+        return Invited(invitation.mark, identity.verify, invitation.proof(identity.public, identity.verify))
+
+    def knock(self, identity: Identity, now: float = NOW) -> object:
+        return self.door.answer(identity.public, Knock(self.who(identity), __version__), now)
+
+    def enrol(self, identity: Identity, now: float = NOW, address: str = ADDRESS) -> object:
+        return self.door.answer(identity.public, Enrol(self.who(identity), __version__, address), now)
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> House:
+    return House(tmp_path)
+
+
+def test_an_invite_lets_in_as_many_as_it_was_made_for_each_once(house: House) -> None:
+    first, second, third = (Identity.new() for _ in range(3))
+    assert house.knock(first) == PROPOSAL
+    assert house.enrol(first) == Gathering(1, (0, 1), 3, int(LATER - NOW))
+    assert house.enrol(second) == Gathering(2, (0, 1, 2), 3, int(LATER - NOW))
+    assert house.enrol(third) == house.knock(third) == TurnedAway("used")
+    assert house.enrol(first) == Gathering(1, (0, 1, 2), 3, int(LATER - NOW))  # its own place, again
+
+
+def test_to_ask_what_would_be_run_uses_nothing_up(house: House) -> None:
+    assert [house.knock(Identity.new()) for _ in range(5)] == [PROPOSAL] * 5
+
+
+def test_a_proof_is_of_use_to_the_keys_in_it_alone(house: House) -> None:
+    """Who has seen the proof of another, by whatever way, gets nothing for it."""
+    honest, thief = Identity.new(), Identity.new()
+    stolen = house.who(honest)
+    for who in (stolen, replace(stolen, verify=thief.verify)):
+        assert house.door.answer(thief.public, Enrol(who, __version__, ADDRESS), NOW) == TurnedAway("unknown")
+    assert house.door.answer(honest.public, Enrol(replace(stolen, verify=thief.verify), __version__, ADDRESS), NOW) == (
+        TurnedAway("unknown")
+    )
+
+
+def test_a_proof_is_to_one_organiser_alone(house: House) -> None:
+    """An organiser that was given a proof cannot use the invite of another with the same secret."""
+    identity = Identity.new()
+    elsewhere = replace(house.invitation, key=Identity.new().public)
+    said = Enrol(house.who(identity, elsewhere), __version__, ADDRESS)
+    assert house.door.answer(identity.public, said, NOW) == TurnedAway("unknown")
+
+
+@given(st.binary(min_size=16, max_size=16))
+def test_another_secret_is_nothing(tmp_path_factory: pytest.TempPathFactory, secret: bytes) -> None:
+    house, identity = House(tmp_path_factory.mktemp("house")), Identity.new()
+    guessed = replace(house.invitation, secret=secret)
+    who = house.who(identity, guessed)
+    for said in (who, replace(who, mark=house.invitation.mark)):  # the name of the invite alone is not enough
+        assert house.door.answer(identity.public, Knock(said, __version__), NOW) == TurnedAway("unknown")
+
+
+def test_an_invite_ends_with_its_time_and_with_its_run(house: House, tmp_path: Path) -> None:
+    early, late = Identity.new(), Identity.new()
+    house.enrol(early)
+    assert house.enrol(late, LATER) == TurnedAway("expired")
+    assert isinstance(house.enrol(early, LATER), Gathering)  # who was let in before may come back
+    house.door.end()
+    assert house.enrol(early) == house.knock(late) == TurnedAway("ended")
+    next_one = House(tmp_path)
+    assert next_one.hosted.folder.name == "lan-2"
+    said = Knock(house.who(early), __version__)
+    assert next_one.door.answer(early.public, said, NOW) == TurnedAway("ended")
+
+
+def test_another_release_is_named(house: House) -> None:
+    identity = Identity.new()
+    answer = house.door.answer(identity.public, Knock(house.who(identity), "0.0.0"), NOW)
+    assert answer == TurnedAway("version", __version__)
+    assert house.door.answer(identity.public, None, NOW) == TurnedAway("unreadable", __version__)
+
+
+@pytest.mark.parametrize("address", ["", "tcp://0.0.0.0:5700", "tcp://*:5700", "http://x", "ipc:///tmp/x\n"])
+def test_nobody_is_let_in_whom_the_others_cannot_call(house: House, address: str) -> None:
+    assert house.enrol(Identity.new(), address=address) == TurnedAway("address", address)
+    assert not house.door.party.guests
+
+
+def test_nobody_is_let_in_who_would_be_forgotten(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, content: bytes) -> None:
+        raise NotWrittenError(path, OSError(28, "No space left on device"))
+
+    monkeypatch.setattr(hosting, "write_whole", full)
+    with pytest.raises(NotWrittenError):
+        house.enrol(Identity.new())
+    assert not house.door.party.guests
+
+
+def test_the_organisers_restart_forgets_nobody(house: House, tmp_path: Path) -> None:
+    first, second = Identity.new(), Identity.new()
+    house.enrol(first)
+    again = House(tmp_path)
+    assert again.invitation == house.invitation
+    assert again.enrol(second) == Gathering(2, (0, 2), 3, int(LATER - NOW))
+    assert again.enrol(first) == Gathering(1, (0, 1, 2), 3, int(LATER - NOW))
+    again.door.begin(NOW)
+    assert isinstance(House(tmp_path).enrol(second), Beginning)
+
+
+def test_a_folder_whose_run_has_not_ended_is_no_other_runs(house: House, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="another experiment"):
+        hosting.hosted(tmp_path, "lan", "something else", 3, LATER, (1, 2))
+
+
+def test_it_begins_with_those_that_are_here_and_later_ones_join(house: House) -> None:
+    early, late = Identity.new(), Identity.new()
+    house.enrol(early)
+    assert not house.door.is_ready(NOW) and house.door.is_ready(LATER) is False  # it was heard long ago
+    house.enrol(early, LATER)
+    assert house.door.is_ready(LATER) and house.door.begin(LATER) == (0, 1)
+    house.door.party = replace(house.door.party, expires=2 * LATER)
+    told = house.enrol(late, LATER + 1)
+    assert isinstance(told, Beginning) and [(one.node, one.since) for one in told.members] == [(0, 0), (1, 0), (2, -1)]
+    assert joining.checked(told, late) is told
+
+
+def test_the_organiser_signs_whom_it_lets_in_and_others_believe_nothing_else(house: House) -> None:
+    me, other = Identity.new(), Identity.new()
+    house.enrol(me)
+    house.enrol(other)
+    house.door.begin(NOW)
+    told = house.enrol(me)
+    assert isinstance(told, Beginning)
+    for one in told.members:
+        assert verify(house.hosted.organiser.verify, admission_of(one.node, one.key, one.verify), one.admission)
+    first, mine, third = told.members
+    forged = [
+        (first, mine, replace(third, key=Identity.new().public)),
+        (first, mine, replace(third, admission=mine.admission)),
+        (first, mine, replace(third, address="ipc")),
+        (first, mine, third, third),
+        (first, mine, replace(third, key=mine.key)),
+        (first, replace(mine, key=other.public), third),
+        (mine, third),
+        (first, third),
+    ]
+    for members in forged:
+        with pytest.raises(PeerError):
+            joining.checked(replace(told, members=members), me)
+    with pytest.raises(PeerError):
+        joining.checked(replace(told, organiser=me.verify), me)
+
+
+def test_secrets_are_the_owners_alone_to_read(house: House) -> None:
+    for path in house.hosted.folder.parent.rglob("*"):
+        assert path.stat().st_mode & 0o077 == 0, path
+
+
+def test_neither_the_proof_nor_what_is_printed_tells_the_secret(house: House) -> None:
+    identity, secret = Identity.new(), house.invitation.secret
+    ((_, body),) = frames(Knock(house.who(identity), __version__), 1, ())
+    assert secret not in bytes(body) and secret.hex() not in repr((house.invitation, house.door.party))
+
+
+# --- over sockets -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def door(tmp_path: Path) -> Iterator[tuple[Doorway, House]]:
+    house = House(tmp_path, expires=2**32 - 1)
+    way = Doorway("tcp://127.0.0.1:*", house.door)
+    way.serve_beside()
+    with closing(way):
+        yield way, house
+
+
+def knocking(
+    way: Doorway, house: House, *, key: str = "", secret: bytes = b"", others: tuple[str, ...] = ()
+) -> Knocking:
+    invitation = replace(house.invitation, addresses=(*others, way.address))
+    invitation = replace(invitation, key=key or invitation.key, secret=secret or invitation.secret)
+    return Knocking(invitation, Identity.new())
+
+
+def test_who_is_invited_reads_fetches_and_enrols(door: tuple[Doorway, House]) -> None:
+    way, house = door
+    way.door._test = bytes(range(256)) * 300
+    with closing(knocking(way, house, others=("tcp://127.0.0.1:1",))) as asking:
+        proposed = joining.proposal(asking)
+        assert proposed == PROPOSAL and asking.reached == way.address
+        whole = replace(proposed, test="test.csv", test_bytes=256 * 300)
+        assert joining.test_set(asking, whole, 1 << 20) == bytes(range(256)) * 300
+        with pytest.raises(PeerError, match="too many"):
+            joining.test_set(asking, whole, 1000)
+        assert isinstance(asking.ask(Enrol(asking.who, __version__, ADDRESS)), Gathering)
+
+
+@pytest.mark.parametrize(
+    ("secret", "ended", "words"),
+    [(new_secret(), False, "does not know"), (b"", True, "has ended")],
+)
+def test_who_is_turned_away_hears_why(door: tuple[Doorway, House], secret: bytes, ended: bool, words: str) -> None:
+    way, house = door
+    if ended:
+        house.door.end()
+    with closing(knocking(way, house, secret=secret)) as asking, pytest.raises(PeerError, match=words) as refused:
+        joining.proposal(asking)
+    assert refused.value.advice
+
+
+@pytest.mark.parametrize("reason", ["used", "expired", "version", "unreadable", "address", "disk", "\x1b[2J" * 90])
+def test_every_refusal_is_a_line_and_an_advice(reason: str) -> None:
+    error = turned_away(TurnedAway(reason, "\x1b[31m" * 20))
+    assert error.advice and str(error).isprintable() and len(str(error)) < 200
+
+
+def test_another_key_at_the_address_hears_not_a_word(door: tuple[Doorway, House]) -> None:
+    """Whoever answers at the invite's address with another key learns neither the proof nor that we have one."""
+    way, house = door
+    nobody = pytest.raises(NetworkError, match="nobody with the key")
+    with closing(knocking(way, house, key=Identity.new().public)) as asking, nobody:
+        asking.ask(Knock(asking.who, __version__), 2.5)
+    assert way.answered == 0 and not way._askers
+
+
+def test_one_that_guesses_is_not_answered_any_more(door: tuple[Doorway, House]) -> None:
+    way, house = door
+    with closing(knocking(way, house, secret=new_secret())) as asking:
+        for _ in range(doorways.WRONG_MAX):
+            with pytest.raises(PeerError):
+                joining.proposal(asking)
+        with pytest.raises(NetworkError):
+            joining.proposal(asking, 1.0)
+    with closing(knocking(way, house)) as honest:
+        assert joining.proposal(honest) == PROPOSAL
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_is_said_at_the_door_the_next_one_is_heard(door: tuple[Doorway, House], seed: int) -> None:
+    """Bent frames of every message there is, by one whose key nobody knows, and by one with an invite."""
+    way, house = door
+    identity, draw = Identity.new(), np.random.default_rng(seed)
+    words = Words(draw, (0, 1, 2), 8, "float32", "layout")
+    words.heard += [Knock(house.who(identity), __version__), Enrol(house.who(identity), __version__, ADDRESS)]
+    scribe = Scribe(words)
+    caller = Caller(way.address, house.hosted.organiser.public, identity)
+    try:
+        for _ in range(150):
+            for mark, body in scribe.bent():
+                with_retry = threading.Event()
+                try:
+                    caller.send(mark, body[: draw.integers(1, 4000)])
+                except zmq.Again:
+                    with_retry.wait(0.005)
+        wait_until(lambda: way.answered + way.refused > 0, 20, "the door has heard it")
+    finally:
+        caller.close()
+    with closing(knocking(way, house)) as honest:
+        assert joining.proposal(honest) == PROPOSAL
+    assert set(house.door.party.guests) <= {1, 2}
+
+
+def test_a_lying_organiser_cannot_make_us_write_where_it_wants(tmp_path: Path) -> None:
+    from fedgossip.drivers import proposals
+
+    def proposed(text: str, **more: object) -> Proposal:
+        return replace(PROPOSAL, experiment=text, **more)  # type: ignore[arg-type]
+
+    own = '[data]\nsource = "own:{{peer}}"\npartition = {{ kind = "own" }}\ntest = "{}"\n'
+    csv = f'[topology]\ngraph = "ring"\nn = 3\n{own}'
+    secret = tmp_path / "secret.csv"
+    secret.write_text("a,y\n1,2\n")
+    bad = [
+        proposed('[topology]\ngraph = "/etc/hosts"\n'),
+        proposed('[topology]\ngraph = "../graph.toml"\n', graph="0 1\n"),
+        proposed(f'[topology]\ngraph = "ring"\nn = 3\n[data]\nsource = "csv:{secret}?label=y"\n'),
+        proposed(f'[topology]\ngraph = "ring"\nn = 3\n[data]\nsource = "mnist:{tmp_path}"\n'),
+        proposed(csv.format(f"csv:{secret}?label=y")),
+        proposed(csv.format("csv:../x.csv?label=y"), test="../x.csv"),
+        proposed(csv.format("csv:x.csv?label=y"), test="/tmp/x.csv"),
+        proposed("topology = 3\n"),
+        proposed("[[["),
+        proposed('[topology]\ngraph = "ring"\nn = 3\n[train]\nnonsense = 1\n'),
+    ]
+    for one in bad:
+        with pytest.raises(ConfigError) as refused:
+            proposals.keep_graph(one, tmp_path / "in")
+            proposals.experiment_of(one, tmp_path / "in")
+        assert refused.value.exit_code == 2
+
+
+def test_an_organiser_is_a_party_of_two_at_least(tmp_path: Path) -> None:
+    for seats in (1, 129):
+        with pytest.raises(ConfigError):
+            hosting.hosted(tmp_path, "lan", "what", seats, LATER, (1, 2))
+    assert Party(new_secret(), LATER, 2).node_of("nobody") is None
+    alone = Door(Identity.new(), Guest("k", "v", "a"), Party(new_secret(), LATER, 2), PROPOSAL, lambda _: None)
+    assert alone.here(0) == (0,)
