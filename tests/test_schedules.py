@@ -453,3 +453,33 @@ def test_every_schedule_has_a_name():
 def test_large_schedules_are_made_round_by_round(spec):
     schedule = resolve_schedule(spec, 10_000, seed=1)
     assert schedule.mixing(12).n == 10_000
+
+
+@pytest.mark.parametrize(("spec", "halve", "percent"), [("random-matching", 5.8, 17.7), ("el-oracle:4", 2.5, 7.2)])
+def test_the_worst_direction_of_drawn_rounds_is_that_of_their_products(spec, halve, percent):
+    """Not of the expected square, which is what a direction that was fixed before the rounds were drawn keeps."""
+    n = 26 if spec == "random-matching" else 25
+    promise = forecast_of(resolve_schedule(spec, n))
+    assert promise.rounds_to_halve == pytest.approx(halve, abs=1) and promise.draws == 64
+    assert promise.rounds_to_1_percent == pytest.approx(percent, abs=1.5)
+    assert promise.rounds_to_1_percent <= promise.late_to_1_percent and promise.rounds_to_halve <= promise.late_to_halve
+    assert promise.typical_to_1_percent < promise.rounds_to_1_percent
+
+
+@pytest.mark.parametrize(
+    ("k", "n", "n_w", "messages", "floor"), [(1, 25, 10.985, 0.96, 1.0797), (3, 21, None, 2.0, 0.686)]
+)
+def test_the_base_graph_is_the_published_one(k, n, n_w, messages, floor):
+    """Numbers of the authors' own program, with links among nodes that are left (inner edges)."""
+    promise = forecast_of(resolve_schedule(f"base:{k}", n), 0.951)
+    assert (promise.messages, promise.floor) == (pytest.approx(messages), pytest.approx(floor, abs=5e-4))
+    assert n_w is None or promise.n_w == pytest.approx(n_w, abs=5e-4)
+
+
+def test_the_base_2_graph_of_seven_nodes_links_those_that_the_paper_links():
+    schedule = resolve_schedule("base:1", 7)
+    links = [[tuple(map(int, edge)) for edge in schedule.mixing(r).topology.edges] for r in range(5)]
+    assert links == [
+        [(0, 1), (2, 3), (4, 5)], [(0, 2), (1, 3), (4, 5)], [(1, 5), (2, 4), (3, 6)],
+        [(0, 1), (2, 3), (5, 6)], [(0, 2), (1, 3), (4, 5)],
+    ]  # fmt: skip

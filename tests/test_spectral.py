@@ -477,20 +477,107 @@ def test_one_round_of_a_random_direction_leaves_mean_contraction(graph):
 
 
 def test_the_band_is_its_definition():
-    """lower^2 = sum_s delta_s^2 mean_k l_k^(2(t-s+1)); upper^2 = mean_k (sum_s l_k^(t-s+1) delta_s)^2."""
-    eigenvalues, spread = spectrum(build(resolve("karate"))).eigenvalues, np.array([1.0, 0.5, 2.0, 0.1])
-    lower, upper = disagreement_band(eigenvalues, spread)
-    sizes = np.abs(eigenvalues[1:])
+    """fresh^2 = sum_s delta_s^2 mean_k |l_k|^(2(t-s+1)); steady^2 = mean_k |sum_s l_k^(t-s+1) delta_s|^2."""
+    modes, spread = spectrum(build(resolve("karate"))).eigenvalues[1:], np.array([1.0, 0.5, 2.0, 0.1])
+    lower, upper = disagreement_band(modes, spread)
     for t in range(4):
-        ages = t - np.arange(t + 1) + 1
-        terms = sizes[:, None] ** ages * spread[: t + 1]
-        assert lower[t] == pytest.approx(math.sqrt((terms**2).sum(axis=1).mean()))
-        assert upper[t] == pytest.approx(math.sqrt((terms.sum(axis=1) ** 2).mean()))
+        terms = modes[:, None] ** (t - np.arange(t + 1) + 1) * spread[: t + 1]
+        fresh, steady = math.sqrt((terms**2).sum(axis=1).mean()), math.sqrt((terms.sum(axis=1) ** 2).mean())
+        assert (lower[t], upper[t]) == (pytest.approx(min(fresh, steady)), pytest.approx(max(fresh, steady)))
+
+
+@pytest.mark.parametrize(
+    ("graph", "n", "ceiling"),
+    [("directed-exponential", 16, 0.59468), ("directed-exponential", 25, 0.4794), ("directed-exponential", 9, 0.3952),
+     ("hypercube", 16, 0.80111)],
+)  # fmt: skip
+def test_the_steady_disagreement_goes_by_eigenvalues_with_their_signs(graph, n, ceiling):
+    """The stationary x of x <- W(x + u) with the same centred u every round, averaged over all u, by solving for it."""
+    mixing = build(resolve(graph, n))
+    W = mixing.matrix() - 1 / n
+    solved = np.linalg.norm(np.linalg.solve(np.eye(n) - W, W)) / math.sqrt(n - 1)
+    found = spectrum(mixing)
+    modes = found.eigenvalues[1:] if found.modes is None else found.modes
+    assert forecast(mixing).ceiling == pytest.approx(solved) == pytest.approx(ceiling, abs=5e-5)
+    lower, upper = disagreement_band(modes, np.ones(3000))
+    fresh = np.sqrt(np.mean(np.abs(modes) ** 2 / (1 - np.abs(modes) ** 2)))
+    assert sorted([solved, fresh]) == [pytest.approx(lower[-1]), pytest.approx(upper[-1])]
+
+
+def by_products(mixing, factor):
+    """The first rounds after which the product of the rounds so far is this near to the mean: worst, typical."""
+    n, product, reached = mixing.n, np.eye(mixing.n), [None, None]
+    for t in range(1, 2000):
+        product = mixing.matrix() @ product
+        estimates = product / product.sum(axis=1, keepdims=True) if mixing.stochastic == "columns" else product
+        rest = estimates - 1 / n
+        for side, share in enumerate([np.linalg.norm(rest, 2), np.linalg.norm(rest) / math.sqrt(n - 1)]):
+            reached[side] = t if reached[side] is None and share <= factor else reached[side]
+        if None not in reached:
+            return tuple(reached)
+    raise AssertionError("not reached")
+
+
+def de_bruijn(n):
+    """Node i sends to 2i and 2i + 1 modulo n = 2^k: no eigenvalue but 1 and 0."""
+    W = np.zeros((n, n))
+    for i in range(n):
+        W[[2 * i % n, (2 * i + 1) % n], i] = 0.5
+    return Mixing.from_matrix(W)
+
+
+def kautz():
+    """K(2, 3): words of three letters of {0, 1, 2} without equal neighbours; each goes to its two successors."""
+    words = [(a, b, c) for a in range(3) for b in range(3) for c in range(3) if a != b != c]
+    W = np.eye(12) / 3
+    for i, (_, b, c) in enumerate(words):
+        for d in {0, 1, 2} - {c}:
+            W[words.index((b, c, d)), i] = 1 / 3
+    return Mixing.from_matrix(W)
+
+
+def chord(n):
+    """A directed ring with an arc across, weighted by senders."""
+    arcs = [(i, (i + 1) % n) for i in range(n)] + [(0, n // 2)]
+    return build(Topology.from_edges(n, arcs, "chord", directed=True), "push")
+
+
+DIRECTED = [
+    (de_bruijn(16), 4, 4), (kautz(), None, 8), (chord(8), 7, 29),
+    (build(f.path(16), "push"), 53, 331),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("mixing", "halve", "percent"), DIRECTED)
+def test_rounds_of_a_mixing_that_is_not_normal_are_those_of_its_powers(mixing, halve, percent):
+    promise = forecast(mixing)
+    assert (promise.rounds_to_halve, promise.typical_to_halve) == by_products(mixing, 0.5)
+    assert (promise.rounds_to_1_percent, promise.typical_to_1_percent) == by_products(mixing, 0.01)
+    assert promise.rounds_to_1_percent == percent and halve in (None, promise.rounds_to_halve)
+
+
+def test_a_mixing_with_no_eigenvalue_but_the_means_is_exact_after_as_many_rounds_as_it_takes():
+    for n, rounds in ((4, 2), (16, 4), (64, 6)):
+        promise = forecast(de_bruijn(n))
+        assert (promise.exact_after, promise.rate) == (rounds, 0.0)
+
+
+def test_the_rate_of_the_long_run_is_the_eigenvalue_and_one_round_may_leave_more():
+    promise = forecast(kautz())
+    assert promise.rate == pytest.approx(1 / 3) and promise.slem == pytest.approx(0.8539, abs=1e-4)
+
+
+@pytest.mark.parametrize("graph", ["karate", "ring", "hypercube", "directed-exponential"])
+def test_typical_rounds_of_a_normal_mixing_are_those_of_its_powers(graph):
+    mixing = build(resolve(graph, None if graph == "karate" else 16))
+    promise = forecast(mixing)
+    assert (promise.rounds_to_halve, promise.typical_to_halve) == by_products(mixing, 0.5)
+    assert (promise.rounds_to_1_percent, promise.typical_to_1_percent) == by_products(mixing, 0.01)
 
 
 def test_a_long_band_ends_at_floor_and_ceiling():
     found = forecast(build(f.ring(8), "lazy"))
-    lower, upper = disagreement_band(spectrum(build(f.ring(8), "lazy")).eigenvalues, np.ones(3000))
+    lower, upper = disagreement_band(spectrum(build(f.ring(8), "lazy")).eigenvalues[1:], np.ones(3000))
     assert (lower[-1], upper[-1]) == (pytest.approx(found.floor), pytest.approx(found.ceiling))
 
 

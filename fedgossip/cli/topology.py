@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from fedgossip.topology import Forecast, Schedule
 
 COMPARED = ("edges", "degree", "gap", "n_W", "to halve", "to 1 %", "exact")
+ROUNDS_MEAN = "rounds, typically / in the worst case"
 GAP_MEANS = "worst case: share of a disagreement that one round removes"
 N_W_MEANS = "typical case: models that each one in effect averages"
 CHANGING_MEANS = (
@@ -121,7 +122,7 @@ def compare(graph: tuple[str, ...], n: int | None, weights: str | None, gamma: f
     out = console()
     out.print(table)
     out.print(f"gap: {GAP_MEANS}.\nn_W: {N_W_MEANS}.", highlight=False)
-    out.print("degree: most neighbours of a node.  to halve, to 1 %: rounds, in the worst case.", highlight=False)
+    out.print(f"degree: most neighbours of a node.  to halve, to 1 %: {ROUNDS_MEAN}.", highlight=False)
     out.print("exact: rounds until everybody has exactly the mean.", highlight=False)
     if any(promise.period != 1 for promise in promises.values()):
         out.print(CHANGING_MEANS, highlight=False)
@@ -208,11 +209,15 @@ def _rows(promise: Forecast) -> list[tuple[str, str, str]]:
         ("most neighbours", str(promise.degree_max), "models that the busiest node sends per round"),
         ("spectral gap", _number(promise.spectral_gap, promise), f"{GAP_MEANS} (0 none, 1 all)"),
         ("effective neighbours n_W", _effective(promise), f"{N_W_MEANS} (1 alone, n all)"),
-        ("rounds to halve", _rounds(promise.rounds_to_halve, promise), "until the worst disagreement is half"),
-        ("rounds to 1 %", _rounds(promise.rounds_to_1_percent, promise), "until 1 % of it is left"),
+        ("rounds to halve", _both(promise.typical_to_halve, promise.rounds_to_halve, promise), ROUNDS_MEAN),
+        ("rounds to 1 %", _both(promise.typical_to_1_percent, promise.rounds_to_1_percent, promise), "the same"),
         ("one round leaves", _plain(promise.mean_contraction), "of a disagreement in a random direction"),
         ("slem", _number(promise.slem, promise), "1 - gap; at most this is left after one round"),
     ]
+    if promise.rate is not None and promise.slem is not None and abs(promise.rate - promise.slem) > 1e-9:
+        rows.append(("rate", _plain(promise.rate), "a round leaves this in the long run: the size of λ2"))
+    if promise.exact_after is not None:
+        rows.append(("exact", _exact(promise), "when everybody has exactly the mean of all models"))
     if promise.lambda2 is not None and promise.lambda_n is not None:
         rows.append(("λ2", _number(promise.lambda2, promise), "second largest eigenvalue of the weights"))
         rows.append(("λn", _number(promise.lambda_n, promise), "smallest eigenvalue"))
@@ -224,12 +229,13 @@ def _rows(promise: Forecast) -> list[tuple[str, str, str]]:
 def _rows_of_rounds(promise: Forecast) -> list[tuple[str, str, str]]:
     """What a schedule promises, as far as it is known: nothing of one step, which says little."""
     repeats = f"after {promise.period} rounds" if promise.period else "never"
-    left = "in the long run" if promise.period else "in expectation"
+    long_run = (promise.rate or None) if promise.period else None
     rows = [
         ("exact", _exact(promise), "when everybody has exactly the mean of all models"),
-        ("rounds to halve", _rounds(promise.rounds_to_halve, promise), "until the worst disagreement is half"),
-        ("rounds to 1 %", _rounds(promise.rounds_to_1_percent, promise), "until 1 % of it is left"),
-        ("a round leaves", _plain(promise.rate or None), f"of the worst disagreement, {left}"),
+        ("rounds to halve", _both(promise.typical_to_halve, promise.rounds_to_halve, promise), ROUNDS_MEAN),
+        ("rounds to 1 %", _both(promise.typical_to_1_percent, promise.rounds_to_1_percent, promise), "the same"),
+        ("unlucky draws", _late(promise), f"rounds, worst case: 9 in 10 of {promise.draws} draws need no more"),
+        ("a round leaves", _plain(long_run), "of the worst disagreement, in the long run"),
         ("one round leaves", _plain(promise.mean_contraction), "of a disagreement in a random direction"),
         ("effective neighbours n_W", _effective(promise), f"{N_W_MEANS} (1 alone, n all)"),
         ("most neighbours", str(promise.degree_max), "models that the busiest node sends in a round"),
@@ -269,8 +275,8 @@ def _compared(promise: Forecast) -> tuple[str, ...]:
         str(promise.degree_max),
         _gap(promise),
         _effective(promise),
-        _rounds(promise.rounds_to_halve, promise),
-        _rounds(promise.rounds_to_1_percent, promise),
+        _both(promise.typical_to_halve, promise.rounds_to_halve, promise),
+        _both(promise.typical_to_1_percent, promise.rounds_to_1_percent, promise),
         "-" if promise.exact_after is None else str(promise.exact_after),
     )
 
@@ -308,6 +314,15 @@ def _rounds(value: int | None, promise: Forecast) -> str:
     if value is None:
         return "never" if promise.resolved else "unresolved"
     return str(value)
+
+
+def _both(typical: int | None, worst: int | None, promise: Forecast) -> str:
+    said = _rounds(worst, promise)
+    return said if typical is None else f"{typical} / {said}"
+
+
+def _late(promise: Forecast) -> str:
+    return f"{promise.late_to_halve}, {promise.late_to_1_percent}" if promise.draws else "-"
 
 
 def _about(graph: str) -> list[str]:

@@ -284,6 +284,7 @@ class GossipPlan:
             "forecast": self.forecast.to_dict(),
             "topology": describe_topology(self),
             "eigenvalues": eigenvalues(self),
+            "modes": modes(self),
         }
 
 
@@ -392,3 +393,9 @@ def eigenvalues(plan: GossipPlan, up_to: int = 4096) -> Sequence[float] | None:
 
 def _ns(seconds: float) -> int:
     return int(seconds * 1e9)
+
+
+def modes(plan: GossipPlan, up_to: int = 4096) -> Sequence[tuple[float, float]] | None:
+    """The complex eigenvalues of a directed normal mixing, the mean's left out; None of others, and of large ones."""
+    found = plan.spectrum.modes if plan.spectrum else None
+    return None if found is None or found.size > up_to else [(float(one.real), float(one.imag)) for one in found]

@@ -37,9 +37,16 @@ def band(run: RecordedRun) -> Band | None:
     if not run.network or not run.series("consensus_distance") or run.summary.mode != "sync":
         return None
     spread = _spread(run)
-    if run.summary.eigenvalues is not None and spread is not None:
+    if _modes_known(run) and spread is not None:
         return _disagreement(run, spread)
     return _contraction(run)
+
+
+def _modes_known(run: RecordedRun) -> bool:
+    """Whether the eigenvalues are there: of a directed mixing that is not normal only singular values are."""
+    drawn = run.summary.topology
+    directed = drawn is not None and drawn.directed
+    return run.summary.modes is not None if directed else run.summary.eigenvalues is not None
 
 
 def inside(run: RecordedRun, forecast: Band) -> float | None:
@@ -68,13 +75,17 @@ def sentence(run: RecordedRun, forecast: Band | None) -> str:
             "These peers exchanged in pairs, or gave shares away, when it suited them.  What the graph promised is of"
             " synchronous rounds: it ranks graphs for both, but bounds only those."
         )
-    if facts.slem is not None:
+    if facts.slem is not None and facts.mean_contraction is None:
+        said = "in the long run one round of mixing leaves"
+        parts.append(f"Forecast: {said} {near_one(facts.slem)} of the disagreement.")
+    elif facts.slem is not None:
         typical = "" if facts.mean_contraction is None else f", {number(facts.mean_contraction)} on average"
         parts.append(
             f"Forecast: one round of mixing leaves at most {near_one(facts.slem)} of the disagreement{typical}."
         )
     if measured is not None:
-        verdict = "" if facts.slem is None else _verdict(measured, facts.slem)
+        bounded = facts.slem is not None and facts.mean_contraction is not None
+        verdict = _verdict(measured, facts.slem) if bounded and facts.slem is not None else ""
         parts.append(f"Measured: {near_one(measured)}{verdict}.")
     share = None if forecast is None else inside(run, forecast)
     if forecast is not None and share is not None:
@@ -111,8 +122,8 @@ def _disagreement(run: RecordedRun, spread: NDArray[np.float64]) -> Band:
     """Return the band of a learning run; a first distance that is not zero decays on top of it."""
     from fedgossip.topology.spectral import disagreement_band
 
-    eigenvalues = np.array(run.summary.eigenvalues, dtype=np.float64)
-    lower, upper = disagreement_band(eigenvalues, spread)
+    modes = [complex(*mode) for mode in run.summary.modes or []]
+    lower, upper = disagreement_band(np.array(modes or (run.summary.eigenvalues or [])[1:]), spread)
     rounds = np.arange(1, len(spread) + 1)
     first_row, first = run.series("consensus_distance")[0]
     if first_row.round == 0 and first > 0 and run.summary.forecast.slem is not None:
@@ -124,6 +135,8 @@ def _disagreement(run: RecordedRun, spread: NDArray[np.float64]) -> Band:
 def _contraction(run: RecordedRun) -> Band | None:
     """Return slem^t from the first distance that is not zero."""
     slem = run.summary.forecast.slem
+    if run.summary.forecast.mean_contraction is None:  # only columns sum to one: no round by itself is bounded
+        return None
     start = next(((row.round, value) for row, value in run.series("consensus_distance") if value > 0), None)
     if slem is None or start is None or any(value > 0 for _, value in run.series("update_spread")):
         return None

@@ -71,6 +71,8 @@ class RecordedForecast(msgspec.Struct, frozen=True):
     gamma: float | None = None
     rounds_to_halve: float | None = None
     rounds_to_1_percent: float | None = None
+    typical_to_halve: float | None = None
+    typical_to_1_percent: float | None = None
     mean_contraction: float | None = None
     algebraic_connectivity: float | None = None
     floor: float | None = None
@@ -146,6 +148,8 @@ class Summary(msgspec.Struct, frozen=True):
     measured_contraction: float | None = None
     topology: Graph | None = None
     eigenvalues: list[float] | None = None
+    modes: list[tuple[float, float]] | None = None
+    """Of a directed mixing: the eigenvalues, real and imaginary part, without the mean's."""
     data: DataSpread | None = None
     events: dict[str, int] = {}
     versions: dict[str, Any] = {}

@@ -4,8 +4,11 @@
                       mixed-radix digits but the l-th average among themselves
     simple base       write n = a_1 b^p_1 + a_2 b^p_2 + ... and cut the nodes into V_1, V_2, ... of these sizes
                       1. every V_l finds its own mean by its hyper-hypercube, M = p_1 + [a_1 > 1] steps
-                      2. step s: every node of each later V_l links to one fresh node in each of the a_s blocks of V_s
-                      3. from step M + l + 1 on every block of V_l finds its mean by its hyper-hypercube
+                      2. step s: every node of each later V_l links to one fresh node in each of the a_s blocks of V_s;
+                         the nodes of V_s that are left average among themselves, b at a time
+                      3. from step M + l + 1 on every block of V_l finds its mean by its hyper-hypercube (blocks of one
+                         node: all of V_l)
+                      A V_l that is done with its hyper-hypercube begins it again, so that nobody idles.
     base              n = p q, p the part whose prime factors are at most b: the simple base graph in p blocks of q
                       nodes, then the hyper-hypercube across the blocks; or the simple one of all, if that is shorter
 
@@ -18,6 +21,7 @@ decentralized learning via finite-time convergence, NeurIPS 2023.
 
 from __future__ import annotations
 
+import itertools
 from functools import lru_cache
 
 import numpy as np
@@ -37,7 +41,7 @@ def base(n: int, k: int) -> list[Step]:
         return simple
     blocks = nodes.reshape(p, q)
     crossed = [*_simple(blocks, k + 1), *_hyper_hypercube(blocks.T, k + 1)]
-    return min(simple, crossed, key=len)
+    return min(crossed, simple, key=len)
 
 
 def simple_base(n: int, k: int) -> list[Step]:
@@ -57,22 +61,45 @@ def _simple(nodes: IntArray, b: int) -> list[Step]:
     start = 0
     for place, (count, power) in enumerate(digits):
         stop = start + count * b**power
-        part, later = nodes[:, start:stop], nodes[:, stop:]
-        _add(steps, 0, _hyper_hypercube(part, b))
+        part, later = nodes[:, start:stop], nodes[:, _last_first(digits[place + 1 :], b, stop)]
+        blocks = part.reshape(sets, count, -1)
+        _repeat(steps[:own], _hyper_hypercube(part, b))
         if later.size:
             share = (stop - start) / (size - start)
-            steps[own + place].append(_exchange(part.reshape(sets, count, -1), later, share / count))
-        _add(steps, own + place + 1, _hyper_hypercube(part.reshape(sets * count, -1), b))
+            steps[own + place] += [_exchange(blocks, later, share / count), _those_left(blocks, later.shape[1], b)]
+        done = own + place + (1 if later.size else 0)
+        _repeat(steps[done:], _hyper_hypercube(part if power == 0 else blocks.reshape(sets * count, -1), b))
         start = stop
     return [_joined(parts) for parts in steps]
 
 
+def _last_first(digits: list[tuple[int, int]], b: int, start: int) -> IntArray:
+    """Return the positions of V_1, V_2, ..., given by their digits, from `start` on: the last V first."""
+    sizes = np.array([0, *(count * b**power for count, power in digits)])
+    starts = start + np.cumsum(sizes)
+    ranges = [np.arange(first, after) for first, after in itertools.pairwise(starts)]
+    return np.concatenate([*ranges[::-1], np.empty(0, np.int64)])
+
+
 def _exchange(blocks: IntArray, later: IntArray, weight: float) -> Step:
-    """Link the nodes `later` [sets, m] to the first m nodes of every block of `blocks` [sets, count, size]."""
-    there = blocks[:, :, : later.shape[1]]
+    """Link the nodes `later` [sets, m] to the last m nodes of every block of `blocks` [sets, count, size]."""
+    there = blocks[:, :, ::-1][:, :, : later.shape[1]]
     here = np.broadcast_to(later[:, None], there.shape)
     edges = np.stack([here.ravel(), there.ravel()], axis=1)
     return edges, np.full(len(edges), weight)
+
+
+def _those_left(blocks: IntArray, taken: int, b: int) -> Step:
+    """Link all but the last `taken` nodes of every block, b at a time across the blocks of a set."""
+    left = blocks[:, :, : blocks.shape[2] - taken].reshape(len(blocks), -1)
+    return _joined([_cliques(left[:, at : at + b]) for at in range(0, left.shape[1], b)])
+
+
+def _cliques(nodes: IntArray) -> Step:
+    """Let every row of `nodes` [cliques, size] average among itself."""
+    one, other = np.triu_indices(nodes.shape[1], 1)
+    edges = np.stack([nodes[:, one].ravel(), nodes[:, other].ravel()], axis=1)
+    return edges, np.full(len(edges), 1.0 / max(1, nodes.shape[1]))
 
 
 def _hyper_hypercube(nodes: IntArray, b: int) -> list[Step]:
@@ -82,11 +109,9 @@ def _hyper_hypercube(nodes: IntArray, b: int) -> list[Step]:
     assert factors is not None, f"{size} has a prime factor above {b}"
     grid = nodes.reshape(sets, *factors)
     steps = []
-    for axis, factor in enumerate(factors, 1):
-        cliques = np.moveaxis(grid, axis, -1).reshape(-1, factor)
-        one, other = np.triu_indices(factor, 1)
-        edges = np.stack([cliques[:, one].ravel(), cliques[:, other].ravel()], axis=1)
-        steps.append((edges, np.full(len(edges), 1.0 / factor)))
+    for axis in range(len(factors), 0, -1):  # neighbours in the list first, smallest factor first, as published
+        factor = factors[axis - 1]
+        steps.append(_cliques(np.moveaxis(grid, axis, -1).reshape(-1, factor)))
     return steps
 
 
@@ -124,10 +149,12 @@ def _digits(size: int, b: int) -> list[tuple[int, int]]:
     return digits[::-1]
 
 
-def _add(steps: list[list[Step]], first: int, more: list[Step]) -> None:
-    for place, step in enumerate(more, first):
-        steps[place].append(step)
+def _repeat(steps: list[list[Step]], cycle: list[Step]) -> None:
+    """Add the steps of `cycle` to `steps`, again and again; none where it has none."""
+    for step, more in zip(steps, itertools.cycle(cycle), strict=False):
+        step.append(more)
 
 
 def _joined(parts: list[Step]) -> Step:
-    return np.concatenate([edges for edges, _ in parts]), np.concatenate([weights for _, weights in parts])
+    edges = [np.empty((0, 2), np.int64), *(edges for edges, _ in parts)]
+    return np.concatenate(edges), np.concatenate([np.empty(0), *(weights for _, weights in parts)])

@@ -6,13 +6,15 @@ give the exact mean of 2^p nodes.  So slem and gap stay None here, and `rate` sa
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from fedgossip.topology import eigen
+from fedgossip import seeds
+from fedgossip.topology import eigen, products
 from fedgossip.topology.graph import FloatArray
 from fedgossip.topology.mixing import Mixing
 from fedgossip.topology.schedules import Cycle, Random, Schedule
@@ -22,10 +24,13 @@ WORST_LIMIT = 512  # nodes; beyond it the worst direction after each round, an S
 MEMORY_LIMIT = 1024  # nodes; beyond it n_w and the floor, dense products, are not computed
 LEAST = 0.01  # how far the worst direction is followed,
 PERIODS = 100  # and for how many periods at most
-EXACT = 1e-12  # a product this near to the mean's is the mean's; for random vectors per unit of their length
+DRAWS, DRAWS_WORK, DRAWN_LIMIT = 64, 4_000_000, 256
+"""Sequences of a random schedule that are drawn to see their worst directions: at most so many, so that draws * n^3 is
+at most this, and none for more nodes than the last."""
 UNKNOWN = (
     *("lambda2", "lambda_n", "slem", "spectral_gap", "algebraic_connectivity", "n_w", "mean_contraction"),
-    *("rounds_to_halve", "rounds_to_1_percent", "floor", "ceiling", "rate", "exact_after"),
+    *("rounds_to_halve", "rounds_to_1_percent", "typical_to_halve", "typical_to_1_percent"),
+    *("floor", "ceiling", "rate", "exact_after"),
 )  # None unless a schedule's own numbers say more
 
 
@@ -34,7 +39,7 @@ def forecast_of(schedule: Schedule, gamma: float = 0.9, found: Spectrum | None =
 
     One graph: `spectral.forecast`; `found` is its spectrum, if at hand.  A cycle: the products of its rounds, in
     closed form where all are circulant, else densely; of large exact ones only when they are exact.  A random one:
-    expected values.
+    expected values, and the worst directions of sequences that are drawn.
     """
     check_gamma(gamma)
     if isinstance(schedule, Mixing):
@@ -53,7 +58,7 @@ def product_norm(schedule: Schedule) -> float | None:
         return None
     if _exact_after(schedule):
         return 0.0
-    left = _worst_left(schedule)
+    left = _left(schedule, products.worst)
     return None if left is None else left[schedule.period - 1]
 
 
@@ -65,7 +70,8 @@ def _forecast_cycle(schedule: Schedule, gamma: float) -> Forecast:
         exact: int | None = schedule.period
         numbers = dict.fromkeys(("exact_after", "rounds_to_halve", "rounds_to_1_percent"), exact)
         return _report(schedule, gamma, "construction", rate=0.0, **numbers)
-    exact, norm, left = _exact_after(schedule), product_norm(schedule), _worst_left(schedule)
+    exact, norm = _exact_after(schedule), product_norm(schedule)
+    worst, typical = _left(schedule, products.worst), _left(schedule, products.typical)
     deviation, lasting = _deviation(schedule, gamma), _deviation(schedule, 1.0)
     return _report(
         schedule,
@@ -76,8 +82,10 @@ def _forecast_cycle(schedule: Schedule, gamma: float) -> Forecast:
         n_w=None if deviation is None else schedule.n / (1.0 + (1.0 - gamma) * deviation),
         mean_contraction=math.sqrt(_mean_left(schedule)),
         floor=None if lasting is None else math.sqrt(lasting / (schedule.n - 1)),
-        rounds_to_halve=exact if left is None else _first(left, 0.5),
-        rounds_to_1_percent=exact if left is None else _first(left, LEAST),
+        rounds_to_halve=exact if worst is None else _first(worst, 0.5),
+        rounds_to_1_percent=exact if worst is None else _first(worst, LEAST),
+        typical_to_halve=None if typical is None else _first(typical, 0.5),
+        typical_to_1_percent=None if typical is None else _first(typical, LEAST),
     )
 
 
@@ -102,39 +110,41 @@ def _exact_after(schedule: Schedule) -> int | None:
     mean = x.mean(axis=0)
     for round in range(schedule.period):
         x = schedule.mixing(round).sparse() @ x
-        if np.abs(x - mean).max() < EXACT:
+        if np.abs(x - mean).max() < products.EXACT:
             return round + 1
     return None
 
 
-def _worst_left(schedule: Schedule) -> list[float] | None:
-    """Return ||W_k ... W_1 - J||_2 for k = 1, 2, ..., a period at least, until 1 % is left; None where too costly."""
+def _left(schedule: Schedule, share_of: Callable[[FloatArray, str], float]) -> list[float] | None:
+    """Return what k = 1, 2, ... rounds leave, a period at least, until it is 1 %; None where too costly.
+
+    `share_of`: products.worst or products.typical.
+    """
     sizes = _sizes(schedule)
     if sizes is None and schedule.n > WORST_LIMIT:
         return None
     found: list[float] = []
-    for norm in _norms(schedule) if sizes is None else _norms_circulant(sizes):
-        found.append(norm)
-        whole = len(found) >= schedule.period
-        if (whole and norm <= LEAST) or len(found) == PERIODS * schedule.period:
-            break
+    with eigen.one_thread():
+        for share in _shares(schedule, share_of) if sizes is None else _shares_circulant(sizes, share_of):
+            found.append(share)
+            whole = len(found) >= schedule.period
+            if (whole and share <= LEAST) or len(found) == PERIODS * schedule.period:
+                break
     return found
 
 
-def _norms(schedule: Schedule) -> Iterator[float]:
+def _shares(schedule: Schedule, share_of: Callable[[FloatArray, str], float]) -> Iterator[float]:
     product = np.eye(schedule.n)
     for round in itertools.count():
         product = schedule.mixing(round).sparse() @ product
-        with eigen.one_thread():
-            norm = float(np.linalg.norm(product - 1.0 / schedule.n, 2))
-        yield norm
+        yield share_of(product, schedule.stochastic)
 
 
-def _norms_circulant(sizes: list[FloatArray]) -> Iterator[float]:
+def _shares_circulant(sizes: list[FloatArray], share_of: Callable[[FloatArray, str], float]) -> Iterator[float]:
     left = np.ones_like(sizes[0])
     for size in itertools.cycle(sizes):
         left = left * size
-        yield float(left.max())
+        yield float(left.max() if share_of is products.worst else np.sqrt(np.mean(left**2)))
 
 
 def _first(left: list[float], factor: float) -> int | None:
@@ -192,14 +202,36 @@ def _forecast_random(schedule: Random, gamma: float) -> Forecast:
     numbers: dict[str, float | int | None] = {
         "rate": rate,
         "mean_contraction": rate,
-        "rounds_to_halve": rounds_to(0.5, rate),
-        "rounds_to_1_percent": rounds_to(0.01, rate),
+        "typical_to_halve": rounds_to(0.5, rate),
+        "typical_to_1_percent": rounds_to(0.01, rate),
+        **_worst_of_draws(schedule, rounds_to(LEAST, rate)),
     }
     if schedule.stochastic == "both":  # else the mean moves, and with it what n_w and the floors are about
         numbers["n_w"] = schedule.n / (1.0 + (schedule.n - 1) * (1.0 - gamma) * left / (1.0 - gamma * left))
         numbers["floor"] = math.sqrt(left / (1.0 - left))
         numbers["ceiling"] = math.sqrt(left * (1.0 + 2.0 * _kept(schedule) / (1.0 - _kept(schedule))) / (1.0 - left))
     return _report(schedule, gamma, "expected", **numbers)
+
+
+def _worst_of_draws(schedule: Random, typical: int | None) -> dict[str, float | int | None]:
+    """Return the rounds until half, and 1 %, are left in the worst direction of sequences that were drawn.
+
+    `typical`: the rounds until 1 % is left in expectation; a draw is followed for ten times as many.
+    """
+    n = schedule.n
+    if typical is None or n > DRAWN_LIMIT:
+        return {}
+    draws = min(DRAWS, max(4, DRAWS_WORK // n**3))
+    seen: list[tuple[int, int]] = []
+    with eigen.one_thread():
+        for draw in range(draws):
+            fresh = dataclasses.replace(schedule, seed=int(seeds.stream(0, "forecast", n, draw).integers(1 << 31)))
+            shares = itertools.islice(_shares(fresh, products.worst), 10 * typical)
+            above = list(itertools.takewhile(lambda share: share > LEAST, shares))
+            seen.append((1 + sum(share > 0.5 for share in above), 1 + len(above)))
+    quantiles = [math.ceil(np.quantile(found, q)) for found in zip(*seen, strict=True) for q in (0.5, 0.9)]
+    names = ("rounds_to_halve", "late_to_halve", "rounds_to_1_percent", "late_to_1_percent")
+    return {**dict(zip(names, quantiles, strict=True)), "draws": draws}
 
 
 def _kept(schedule: Random) -> float:

@@ -1,8 +1,11 @@
 """How fast a mixing brings models together, and how many neighbours a model effectively averages with.
 
 Words that papers use differently, here: slem = ||W - J||_2 (for a symmetric W max(|l_2|, |l_n|)), spectral_gap =
-1 - slem.  Two numbers are always given together: the gap is the worst direction's rate, and ranks a star above two
-cliques; the effective number of neighbours n_W is the average direction's, and ranks them as training does.
+1 - slem: what one round leaves at most.  rate = the size of the largest eigenvalue but the mean's: what a round leaves
+in the long run.  For symmetric and other normal mixings the two are one number; for others rounds are counted by the
+norms of the powers themselves (`products`), for neither number says them.  Two numbers are always given together: the
+gap is the worst direction's rate, and ranks a star above two cliques; the effective number of neighbours n_W is the
+average direction's, and ranks them as training does.
 """
 
 from __future__ import annotations
@@ -15,13 +18,15 @@ import numpy as np
 import numpy.typing as npt
 
 from fedgossip.errors import ConfigError
-from fedgossip.topology import eigen
+from fedgossip.topology import eigen, products
 from fedgossip.topology.graph import FloatArray
 from fedgossip.topology.mixing import Mixing
+from fedgossip.topology.products import Reached
 
 _ONE = 1 - 1e-12  # an eigenvalue this near to 1 in size counts as 1
 _EXACT = 1e-12  # a slem below this is 0
 _QUADRATURE_STEPS = 300
+_TYPICAL_LIMIT = 100_000  # nodes; beyond it the mean over all directions, taken some 80 times, costs seconds
 _EPSILON = float(np.finfo(np.float64).eps)
 
 
@@ -31,7 +36,9 @@ class Spectrum:
 
     lambda2, lambda_n: second largest and smallest eigenvalue; None for a directed mixing, whose eigenvalues are
     complex.  eigenvalues: float64 [n], descending, the first belongs to the mean; of a directed mixing the singular
-    values, which are the sizes of the eigenvalues where `normal`.  None for large graphs without a closed form.
+    values, which are the sizes of the eigenvalues where `normal`.  modes: the eigenvalues of a directed normal mixing,
+    complex128 [n - 1], the mean's left out.  None for large graphs without a closed form.
+    rate: |l_2|; None for directed graphs where it is not slem and too large to find.
     residual: a bound on the error of the ends.
     """
 
@@ -46,6 +53,8 @@ class Spectrum:
     residual: float
     resolved: bool
     normal: bool = True
+    rate: float | None = None
+    modes: npt.NDArray[np.complex128] | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
@@ -53,15 +62,18 @@ class Forecast:
     """What a graph and its weights promise before anything is trained; None for what is not known.
 
     rounds_to_halve, rounds_to_1_percent: rounds of pure mixing until the disagreement has shrunk to this share in
-    the worst direction; None also for never.  mean_contraction: what one round leaves of a disagreement in a random
-    direction.  floor, ceiling: stationary disagreement per unit of spread added each round, before mixing: `floor`
-    when each round's spread is fresh noise, `ceiling` when it is the same every round.  n_w_error: standard error
-    of n_w, 0 where it is exact.
+    the worst direction; None also for never.  typical_to_halve, typical_to_1_percent: the same for the root mean square
+    over all directions.  (Of large directed graphs the worst are upper bounds, from slem.)  Where rounds are drawn the
+    worst are medians over `draws` realised sequences, in nine of ten of which late_to_halve and late_to_1_percent are
+    enough; the typical ones are of the expected square.  mean_contraction: what one round leaves of a disagreement in a
+    random direction.  floor, ceiling: stationary disagreement per unit of spread added each round, before mixing:
+    `floor` when each round's spread is fresh noise, `ceiling` when it is the same every round.  n_w_error: standard
+    error of n_w, 0 where it is exact.
 
     Of a schedule whose graph changes (`sequences.forecast_of`) edges and degree_max are those of the busiest round,
     and slem, gap and eigenvalues are None: one step says little.  messages: that a node sends per round, on average.
     period: after how many rounds the mixings repeat; 1 for one graph, 0 for never.  rate: what a round leaves of the
-    worst disagreement in the long run: slem of one graph, ||product of a period - J||^(1/period) of a cycle, the root
+    worst disagreement in the long run: |l_2| of one graph, ||product of a period - J||^(1/period) of a cycle, the root
     of the expected share of squares of a random one.  exact_after: rounds to the exact mean; None for never.
     """
 
@@ -89,6 +101,11 @@ class Forecast:
     period: int
     rate: float | None
     exact_after: int | None
+    typical_to_halve: int | None = None
+    typical_to_1_percent: int | None = None
+    late_to_halve: int | None = None
+    late_to_1_percent: int | None = None
+    draws: int = 0
 
     def to_dict(self) -> dict[str, float | int | str | bool | None]:
         """Return the fields as a dict that JSON can hold."""
@@ -101,12 +118,12 @@ def spectrum(mixing: Mixing) -> Spectrum:
     The distance to the mean shrinks at least by the gap per round: ||X_t - mean|| <= (1 - gap)^t ||X_0 - mean||.
     Zero for a disconnected graph.  Circulant graphs: the closed form, any size.  Otherwise dense to 3000 nodes and
     Lanczos beyond, which says "unresolved" (resolved=False, numbers None) rather than give a wrong number.
-    Where only columns or only rows sum to one (push-sum), slem is |l_2|, the rate in the long run; no eigenvalues.
+    Where only columns or only rows sum to one (push-sum), slem is |l_2|, as rate; no eigenvalues.
 
     Source: Xiao and Boyd, Fast linear iterations for distributed averaging, Systems & Control Letters 53 (2004).
     """
     if mixing.n == 1:
-        return Spectrum(1, None, None, 0.0, 1.0, None, np.ones(1), "closed form", 0.0, True)
+        return Spectrum(1, None, None, 0.0, 1.0, None, np.ones(1), "closed form", 0.0, True, rate=0.0)
     if mixing.generator is not None:
         return _circulant(mixing)
     if mixing.stochastic != "both":
@@ -142,7 +159,8 @@ def forecast(mixing: Mixing, gamma: float = 0.9, found: Spectrum | None = None) 
     found = found or spectrum(mixing)
     n_w, error = _effective(mixing, gamma, found)
     floor, ceiling = _stationary(found)
-    gap = found.spectral_gap
+    halve, percent = _reached(mixing, found)
+    exact = _exact_after(mixing, found)
     return Forecast(
         n=mixing.n,
         edges=len(mixing.topology.edges),
@@ -151,13 +169,15 @@ def forecast(mixing: Mixing, gamma: float = 0.9, found: Spectrum | None = None) 
         lambda2=found.lambda2,
         lambda_n=found.lambda_n,
         slem=found.slem,
-        spectral_gap=gap,
+        spectral_gap=found.spectral_gap,
         algebraic_connectivity=found.algebraic_connectivity,
         n_w=n_w,
         n_w_error=error,
         gamma=gamma,
-        rounds_to_halve=None if gap is None else _rounds(0.5, gap),
-        rounds_to_1_percent=None if gap is None else _rounds(0.01, gap),
+        rounds_to_halve=halve.worst,
+        rounds_to_1_percent=percent.worst,
+        typical_to_halve=halve.typical,
+        typical_to_1_percent=percent.typical,
         mean_contraction=_mean_contraction(mixing),
         floor=floor,
         ceiling=ceiling,
@@ -166,27 +186,30 @@ def forecast(mixing: Mixing, gamma: float = 0.9, found: Spectrum | None = None) 
         resolved=found.resolved,
         messages=float(mixing.topology.out_degrees.mean()),
         period=1,
-        rate=found.slem,
-        exact_after=1 if found.slem is not None and found.slem < _EXACT else None,
+        rate=0.0 if exact else found.rate,
+        exact_after=exact,
     )
 
 
-def disagreement_band(eigenvalues: FloatArray, spread: npt.NDArray[np.floating]) -> tuple[FloatArray, FloatArray]:
+def disagreement_band(
+    modes: npt.NDArray[np.complexfloating] | FloatArray, spread: npt.NDArray[np.floating]
+) -> tuple[FloatArray, FloatArray]:
     """Return (lower [t], upper [t]), between which the disagreement lies when round s adds a spread of spread[s].
 
-    eigenvalues: all [n], descending, as in Spectrum; the first, which moves the mean, takes no part.  The update
-    comes first and is mixed: lower_t^2 = sum_{s<=t} spread_s^2 mean_k |l_k|^(2(t-s+1)), for updates that have
-    nothing to do with each other; upper_t^2 = mean_k (sum_{s<=t} |l_k|^(t-s+1) spread_s)^2, for updates that all
-    point the same way.  Exact for normal mixings and for spread that lies in no special direction of the graph.
+    modes: the eigenvalues [n - 1] of a normal mixing, real or complex; the mean's takes no part.  The update comes
+    first and is mixed.  Two cases, exact for spread that lies in no special direction of the graph: updates that have
+    nothing to do with each other, fresh_t^2 = sum_{s<=t} spread_s^2 mean_k |l_k|^(2(t-s+1)), and updates that all point
+    the same way, steady_t^2 = mean_k |sum_{s<=t} l_k^(t-s+1) spread_s|^2.  The lower edge is the smaller of them.
     """
-    sizes, counts = np.unique(np.abs(eigenvalues[1:]), return_counts=True)
-    shares = counts / max(1, counts.sum())
-    fresh, steady = np.zeros_like(sizes), np.zeros_like(sizes)
+    values, counts = np.unique(np.asarray(modes, np.complex128), return_counts=True)
+    shares, sizes = counts / max(1, counts.sum()), np.abs(values)
+    fresh, steady = np.zeros_like(sizes), np.zeros_like(values)
     lower, upper = np.zeros(len(spread)), np.zeros(len(spread))
     for t, delta in enumerate(np.asarray(spread, np.float64)):
         fresh = sizes**2 * (fresh + delta**2)
-        steady = sizes * (steady + delta)
-        lower[t], upper[t] = math.sqrt(shares @ fresh), math.sqrt(shares @ steady**2)
+        steady = values * (steady + delta)
+        edges = math.sqrt(shares @ fresh), math.sqrt(shares @ np.abs(steady) ** 2)
+        lower[t], upper[t] = min(edges), max(edges)
     return lower, upper
 
 
@@ -202,13 +225,16 @@ def _circulant(mixing: Mixing) -> Spectrum:
         sizes = np.hypot(1.0 - deficits, imaginary)
         slem = float(sizes[1:].max())
         ordered = np.concatenate([[1.0], np.sort(sizes[1:])[::-1]])
-        return Spectrum(mixing.n, None, None, slem, 1.0 - slem, None, ordered, method, 0.0, True)
+        modes = (1.0 - deficits + 1j * imaginary)[1:]
+        return Spectrum(
+            mixing.n, None, None, slem, 1.0 - slem, None, ordered, method, 0.0, True, rate=slem, modes=modes
+        )
     low, high = float(deficits[1:].min()), float(deficits[1:].max())
     gap = min(low, 2.0 - high)  # from the deficits: 1 - (1 - 1e-11) would keep five digits
     ordered = np.concatenate([[1.0], np.sort(1.0 - deficits[1:])[::-1]])
     slem = max(abs(1.0 - low), abs(1.0 - high))
     connectivity = _connectivity(mixing, low)
-    return Spectrum(mixing.n, 1.0 - low, 1.0 - high, slem, gap, connectivity, ordered, method, 0.0, True)
+    return Spectrum(mixing.n, 1.0 - low, 1.0 - high, slem, gap, connectivity, ordered, method, 0.0, True, rate=slem)
 
 
 def _dense(mixing: Mixing) -> Spectrum:
@@ -222,7 +248,7 @@ def _dense(mixing: Mixing) -> Spectrum:
     gap = 1.0 - slem if 1.0 - slem > rounding else 0.0
     ordered = np.concatenate([[1.0], values])
     connectivity = _connectivity(mixing, 1.0 - second)
-    return Spectrum(mixing.n, second, last, slem, gap, connectivity, ordered, "dense", rounding, True)
+    return Spectrum(mixing.n, second, last, slem, gap, connectivity, ordered, "dense", rounding, True, rate=slem)
 
 
 def _dense_directed(mixing: Mixing) -> Spectrum:
@@ -233,7 +259,18 @@ def _dense_directed(mixing: Mixing) -> Spectrum:
     slem = float(sizes[0])
     ordered = np.concatenate([[1.0], sizes])
     gap, rounding = max(0.0, 1.0 - slem), mixing.n * _EPSILON
-    return Spectrum(mixing.n, None, None, slem, gap, None, ordered, "dense", rounding, True, normal)
+    modes = _modes(W - 1.0 / mixing.n) if normal or mixing.n <= products.LIMIT else None
+    rate = slem if normal else None if modes is None else min(slem, float(np.abs(modes).max()))
+    return Spectrum(
+        mixing.n, None, None, slem, gap, None, ordered, "dense", rounding, True, normal, rate, modes if normal else None
+    )
+
+
+def _modes(deviation: FloatArray) -> npt.NDArray[np.complex128]:
+    """Return the eigenvalues of W - J but the one that J moved to 0, [n - 1]."""
+    with eigen.one_thread():
+        values = np.linalg.eigvals(deviation)
+    return np.asarray(np.delete(values, np.argmin(np.abs(values))), np.complex128)
 
 
 def _unbalanced(mixing: Mixing) -> Spectrum:
@@ -243,7 +280,7 @@ def _unbalanced(mixing: Mixing) -> Spectrum:
         sizes = np.sort(np.abs(np.linalg.eigvals(mixing.matrix())))
     slem, rounding = min(1.0, float(sizes[-2])), mixing.n * _EPSILON
     gap = 1.0 - slem if 1.0 - slem > rounding else 0.0
-    return Spectrum(mixing.n, None, None, slem, gap, None, None, "dense", rounding, True, normal=False)
+    return Spectrum(mixing.n, None, None, slem, gap, None, None, "dense", rounding, True, normal=False, rate=slem)
 
 
 def _lanczos(mixing: Mixing) -> Spectrum:
@@ -253,7 +290,9 @@ def _lanczos(mixing: Mixing) -> Spectrum:
         return _unresolved(mixing, ends)
     slem = max(abs(ends.low), abs(ends.high))
     connectivity = _connectivity(mixing, 1.0 - ends.high)
-    return Spectrum(mixing.n, ends.high, ends.low, slem, 1.0 - slem, connectivity, None, "lanczos", ends.residual, True)
+    return Spectrum(
+        mixing.n, ends.high, ends.low, slem, 1.0 - slem, connectivity, None, "lanczos", ends.residual, True, rate=slem
+    )
 
 
 def _lanczos_directed(mixing: Mixing) -> Spectrum:
@@ -346,14 +385,33 @@ def _mean_contraction(mixing: Mixing) -> float | None:
     return math.sqrt(max(0.0, float(mixing.values @ mixing.values) - 1.0) / (mixing.n - 1))
 
 
+def _reached(mixing: Mixing, found: Spectrum) -> tuple[Reached, Reached]:
+    """Return when half of a disagreement is left, and when 1 %."""
+    if not found.normal and mixing.n <= products.LIMIT:
+        powers = products.Powers(mixing)
+        return powers.reached(0.5), powers.reached(0.01)
+    gap = found.spectral_gap
+    worst = [None if gap is None else _rounds(factor, gap) for factor in (0.5, 0.01)]
+    if found.eigenvalues is None or not found.normal or found.n > _TYPICAL_LIMIT:
+        return Reached(worst[0], None), Reached(worst[1], None)
+    share = products.typical_of(np.abs(found.eigenvalues[1:]))
+    return Reached(worst[0], products.first(share, 0.5)), Reached(worst[1], products.first(share, 0.01))
+
+
+def _exact_after(mixing: Mixing, found: Spectrum) -> int | None:
+    if found.normal:
+        return 1 if found.slem is not None and found.slem < _EXACT else None
+    return products.Powers(mixing).exact_after if mixing.n <= products.LIMIT else None
+
+
 def _stationary(found: Spectrum) -> tuple[float | None, float | None]:
     if found.eigenvalues is None or not found.normal or found.n == 1:
         return None, None
-    others = found.eigenvalues[1:]
+    others = found.eigenvalues[1:] if found.modes is None else found.modes
     if float(np.abs(others).max()) >= _ONE:
         return None, None
-    fresh, steady = others**2 / (1.0 - others**2), others / (1.0 - others)
-    return math.sqrt(float(fresh.mean())), math.sqrt(float((steady**2).mean()))
+    squares, steady = np.abs(others) ** 2, np.abs(others / (1.0 - others))
+    return math.sqrt(float((squares / (1.0 - squares)).mean())), math.sqrt(float((steady**2).mean()))
 
 
 def _rounds(factor: float, gap: float) -> int | None:
