@@ -42,6 +42,8 @@ HOMES = {
     "cryptography": {"net", "secure"},
     "matplotlib": {"report", "cli"},
     "opacus": {"learning", "privacy"},
+    "zeroconf": {"net"},
+    "segno": {"cli"},
     "pickle": set(),
     "random": set(),
 }

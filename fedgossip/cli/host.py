@@ -40,6 +40,8 @@ TELL_SECONDS = 1.0
 @click.option("--folder", type=click.Path(path_type=Path), default=Path("hosting"), show_default=True,
               help="For keys, the invite and the run.")
 @click.option("--qr", is_flag=True, help="Show the invite as a QR code too.")
+@click.option("--announce/--no-announce", default=True, show_default=True,
+              help="Let others on this network see that there is a run (needs the extra lan).")
 @click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Replace a key of the file.")
 @portable_option
 @click.option("--seed", type=int, help="Replace the file's seed.")
@@ -53,6 +55,7 @@ def host(
     port: int | None,
     folder: Path,
     qr: bool,
+    announce: bool,
     overrides: tuple[str, ...],
     seed: int | None,
 ) -> int:
@@ -81,6 +84,8 @@ def host(
         way = hosting.door_of(hosted, _addresses(addresses, hosted.ports[1])[0], proposal, whole.test)
         doorway = stack.enter_context(contextlib.closing(Doorway(f"{TCP}*:{hosted.ports[0]}", way)))
         _show(written(hosted.invitation(_addresses(addresses, hosted.ports[0]))), qr=qr)
+        if announce:
+            _announce(stack, experiment.stem, hosted, addresses)
         if not way.party.founders:
             _wait(doorway, way)
         return _take_part(experiment, plan, hosted, doorway, way, own)
@@ -91,6 +96,27 @@ def _hold(stack: contextlib.ExitStack, wanted: int | None, usual: int) -> int:
     from fedgossip.net.addresses import hold_port, port_of
 
     return port_of(stack.enter_context(hold_port(wanted or usual, exactly=bool(wanted))))
+
+
+def _announce(stack: contextlib.ExitStack, name: str, hosted: Hosted, addresses: tuple[str, ...]) -> None:
+    """Announce the door on this network, where that can be done: nobody needs it who has an invite."""
+    import ipaddress
+
+    from fedgossip.errors import FedgossipError
+    from fedgossip.net.discovery import Announcer, is_installed
+
+    hosts = []
+    for address in _addresses(addresses, hosted.ports[0]):
+        with contextlib.suppress(ValueError):
+            hosts.append(str(ipaddress.ip_address(address.partition("://")[2].rpartition(":")[0].strip("[]"))))
+    if not hosts or not is_installed():
+        return
+    try:
+        announcer = Announcer(name, hosted.organiser.public, hosted.ports[0], hosts)
+    except FedgossipError as error:
+        echo(f"Not announced on this network: {error}", err=True)
+        return
+    stack.callback(announcer.close)
 
 
 def _show(invite: str, *, qr: bool) -> None:

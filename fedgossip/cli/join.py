@@ -6,6 +6,7 @@ import contextlib
 import shlex
 import sys
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,10 +22,12 @@ if TYPE_CHECKING:
     from fedgossip.plans.compose import GossipPlan
 
 PEER_PORT = 5700
+SEARCH_SECONDS = 3.0
+"""Time for announcements to come in."""
 
 
 @click.command()
-@click.argument("invite", nargs=-1, required=True)
+@click.argument("invite", nargs=-1)
 @click.option("--data", default="", help="This peer's own data, where each brings its own: csv:FILE?label=COLUMN.")
 @click.option("--yes", is_flag=True, help="Take part without asking: for scripts.")
 @click.option("--address", metavar="HOST", help="Where the others reach this machine.  [default: found out]")
@@ -32,7 +35,7 @@ PEER_PORT = 5700
 @click.option("--folder", type=click.Path(path_type=Path), default=Path("joined"), show_default=True,
               help="For keys, the experiment and the run.")
 def join(invite: tuple[str, ...], data: str, yes: bool, address: str | None, port: int | None, folder: Path) -> int:
-    """Take part in the run that INVITE is for, a text that begins with fg1-.
+    """Take part in the run that INVITE is for, a text that begins with fg1-; without it, list what is announced here.
 
     What would be run is shown first, and nothing runs before you agree.  The same command goes on after an
     interruption.
@@ -41,13 +44,47 @@ def join(invite: tuple[str, ...], data: str, yes: bool, address: str | None, por
     from fedgossip.net.invitation import read
     from fedgossip.net.knocking import Knocking
 
+    if not invite:
+        return _list()
     invitation = read("".join(invite))
     place = joining.folder_of(folder, invitation)
-    with contextlib.closing(Knocking(invitation, place.identity)) as knocking:
+    with contextlib.ExitStack() as stack:
+        more = _searched(stack, invitation.key)
+        knocking = stack.enter_context(contextlib.closing(Knocking(invitation, place.identity, more=more)))
         echo(f"Calling the organiser at {', '.join(invitation.addresses)}", err=True)
         proposal = joining.proposal(knocking)
         plan = _agreed(proposal, invitation, place, data, yes=yes)
         return _take_part(knocking, proposal, plan, place, data, address, port)
+
+
+def _list() -> int:
+    """Print what is announced on this network."""
+    from fedgossip.errors import NetworkError
+    from fedgossip.net.discovery import Search
+
+    with contextlib.closing(Search()) as search:
+        until = time.monotonic() + SEARCH_SECONDS
+        while time.monotonic() < until:
+            time.sleep(0.1)
+        found = sorted(search.found(), key=lambda one: one.name)
+    if not found:
+        raise NetworkError("no run is announced on this network", "Ask for an invite: `fedgossip host` prints it.")
+    echo(columns([("run", "at", "key"), *((one.name, one.addresses[0], one.key) for one in found)]))
+    echo("To take part: ask who runs it for the invite, then fedgossip join INVITE", err=True)
+    return 0
+
+
+def _searched(stack: contextlib.ExitStack, key: str) -> Callable[[], Sequence[str]]:
+    """What finds addresses of this key on this network, where that can be done."""
+    from fedgossip.errors import FedgossipError
+    from fedgossip.net.discovery import Search
+
+    try:
+        search = Search(key)
+    except FedgossipError:
+        return tuple
+    stack.callback(search.close)
+    return search.addresses
 
 
 def _agreed(proposal: Proposal, invitation: Invitation, place: Joined, data: str, *, yes: bool) -> GossipPlan:

@@ -6,7 +6,7 @@ Nothing but the proof of the secret is said, and only to the key that the invite
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import zmq
@@ -29,6 +29,8 @@ AGAIN_SECONDS = 2.0
 ANSWER_SECONDS = 10.0
 """Time after which nobody is there."""
 TURN_MS = 100
+CALLS_MAX = 16
+"""Maximum number of addresses that are called at the same time."""
 
 ORGANISER = 0
 """The number of the organiser's own member."""
@@ -64,11 +66,15 @@ class _Call:
 class Knocking:
     """Calls with the pair of keys that is to be let in.  `reached` is the address that answers, "" before.
 
-    `way` turns an address of the invite into one that can be called.
+    `way` turns an address of the invite into one that can be called; `more` gives addresses that were found since.
     """
 
     def __init__(
-        self, invitation: Invitation, identity: Identity, way: Callable[[str], str] = lambda address: address
+        self,
+        invitation: Invitation,
+        identity: Identity,
+        way: Callable[[str], str] = lambda address: address,
+        more: Callable[[], Sequence[str]] = tuple,
     ) -> None:
         self.invitation, self.identity = invitation, identity
         self.reached = ""
@@ -76,7 +82,7 @@ class Knocking:
         self._connections = Connections()
         self._poller = zmq.Poller()
         self._calls: list[_Call] = []
-        self._way = way
+        self._way, self._more = way, more
         for address in invitation.addresses:
             self.add(address)
 
@@ -88,7 +94,7 @@ class Knocking:
 
     def add(self, address: str) -> None:
         """Call one address more; one that cannot be called is left out."""
-        if self.reached or any(one.address == address for one in self._calls):
+        if self.reached or len(self._calls) >= CALLS_MAX or any(one.address == address for one in self._calls):
             return
         about = self.identity, ORGANISER, self._way(address), self.invitation.key
         try:
@@ -104,6 +110,8 @@ class Knocking:
         for one in self._calls:
             one.asked_at = -1e9
         while time.monotonic() < until:
+            for address in self._more():
+                self.add(address)
             for one in self._calls:
                 self._say(one, question)
             for one in self._answered(TURN_MS):
