@@ -161,7 +161,7 @@ class SetTimer:
 class Report:
     """A fact for the records and for people: what a driver does depends neither on its name nor on its value.
 
-    Its name stands in the vocabulary (`events`), which says what it means.
+    Its name stands in `event_kinds`, which says what it means and what to do about it.
     """
 
     name: str

@@ -15,6 +15,7 @@ import numpy as np
 
 from fedgossip import owner_files
 from fedgossip.decoding import UnreadableError, from_json
+from fedgossip.event_kinds import kind_of
 from fedgossip.machine import Report
 
 
@@ -163,21 +164,8 @@ def read_rows(path: Path) -> list[Row]:
     return rows
 
 
-QUIET = frozenset(
-    {
-        "late",
-        "repeated",
-        "exchanged",
-        "declined",
-        "withheld",
-        "outdated",
-    }
-)
-"""Reports that are counted and are no events of their own."""
-
-
 def event_row(peer: int, report: Report) -> EventRow | None:
     """Return the line for a report that a reader should see, or None."""
-    if report.name in QUIET:
+    if kind_of(report.name).quiet:
         return None
     return EventRow(round=report.round, peer=peer, name=report.name, value=report.value)

@@ -18,7 +18,7 @@ FLOORS = [
     | {"decoding", "patience", "plain"},
     {"messages"},
     {"machine"},
-    {"task", "roles"},
+    {"task", "roles", "event_kinds"},
     {"headers", "records", "topology", "algorithms", "secure"},
     {"protocols"},
     {"wire", "metrics", "trace", "checkpoints", "faults", "learning", "privacy", "audit"},

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 
-import fedgossip
-from fedgossip.cli import progress, wording
+from fedgossip.cli import progress
 from fedgossip.cli.progress import Progress
 from fedgossip.cli.wording import event_text, words_for
+from fedgossip.event_kinds import event_kinds
 from fedgossip.metrics import Meter
-from fedgossip.records import QUIET, EventRow, NetworkRow, PeerRow, Row
+from fedgossip.records import EventRow, NetworkRow, PeerRow, Row
 from fedgossip.roles import federated_roles
 
 
@@ -68,52 +66,11 @@ def test_a_missing_peer_is_told_again_when_it_changes(capsys: pytest.CaptureFixt
     assert [line.split(",")[0] for line in said] == ["round 5", "round 7", "round 12"]
 
 
-# --- every event has words --------------------------------------------------------------------------------------------
-
-SAYERS = {"Report": 0, "_report": 0, "note": 0, "_note": 0, "_give_up": 0, "Turn": 1, "EventRow": 2}
-"""What is called to tell an event, and which argument is its name."""
-
-
-def names_told() -> set[str]:
-    """Every name of an event that stands in the source, also by way of a variable."""
-    found: set[str] = set()
-    for path in Path(fedgossip.__file__).parent.rglob("*.py"):
-        for function in ast.walk(ast.parse(path.read_text())):
-            if isinstance(function, ast.FunctionDef):
-                found |= _names_in(function)
-    return {name for name in found if name.isidentifier()}
-
-
-def _names_in(function: ast.FunctionDef) -> set[str]:
-    nodes = list(ast.walk(function))
-    given = {}
-    for node in nodes:
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            given[node.targets[0].id] = node.value
-    found: set[str] = set()
-    for node in nodes:
-        called = getattr(node.func, "id", getattr(node.func, "attr", "")) if isinstance(node, ast.Call) else ""
-        if isinstance(node, ast.Call) and called in SAYERS and len(node.args) > SAYERS[called]:
-            name = node.args[SAYERS[called]]
-            name = given.get(name.id, name) if isinstance(name, ast.Name) else name
-            found |= {
-                one.value for one in _leaves(name) if isinstance(one, ast.Constant) and isinstance(one.value, str)
-            }
-    return found
-
-
-def _leaves(name: ast.expr) -> list[ast.expr]:
-    return [name.body, name.orelse] if isinstance(name, ast.IfExp) else [name]
-
-
-def test_every_event_has_words() -> None:
-    told = names_told() - QUIET
-    assert {"taken_back", "deserted", "partition", "trace_full", "hung", "crashed", "suspected", "unsettled"} <= told
-    assert told - {*wording.WORDS, *wording.FACTS, "died"} == set()
+# --- events in words --------------------------------------------------------------------------------------------------
 
 
 def test_facts_are_told_without_braces() -> None:
-    for name in sorted(names_told()):
+    for name in event_kinds():
         for value in (
             None,
             3,

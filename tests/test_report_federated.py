@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from fedgossip.cli.run import facts
+from fedgossip.machine import Aggregated
 from fedgossip.metrics import Meter
 from fedgossip.report import attendance, bars, spending, write_comparison, write_report
 from fedgossip.report.federated import attended, head, lines
@@ -382,7 +383,7 @@ def test_names_follow_who_leads() -> None:
 
 def test_what_clients_measured_is_told_where_a_run_ends() -> None:
     meter = Meter(N)
-    meter.aggregated({"clients": 5, "score": 0.75})
+    meter.aggregated(Aggregated(0, {"clients": 5, "score": 0.75}))
     rows = [meter.mixed(7, 0, 0, None), meter.mixed(8, 0, 0, None)]
     told = dict(facts(summary(N, 8, test_loss=0.5), rows))
     assert told["at the clients"] == "0.7500 on their own examples, in round 6"

@@ -12,6 +12,7 @@ import click
 
 from fedgossip.cli.portable import portable_option
 from fedgossip.cli.text import columns, echo, print_json, talk_to_stderr
+from fedgossip.event_kinds import kind_of
 from fedgossip.learning.objectives import score_told
 from fedgossip.roles import roles_in
 
@@ -293,7 +294,8 @@ def _gossiped(summary: dict[str, Any]) -> list[tuple[str, str]]:
         if forecast.get("exact_after") and forecast["slem"] is None:
             words = f"without training exactly 0 after {forecast['exact_after']} rounds"
         measured = f"{summary['measured_contraction']:.4f} measured, {words}"
-        if {"missed", "skipped_mix", "gone", "crashed", "died"} & set(summary["events"]):
+        told = {name for name in summary["events"] if kind_of(name).tells in ("missed", "gone", "ended")}
+        if told or "skipped_mix" in summary["events"]:
             measured += " for rounds in which nobody is missing"
         rows.append(("contraction per round", measured))
     return rows

@@ -1,10 +1,12 @@
-"""Why a round is given up, and why a client stays out of one, in words; which events weigh most."""
+"""Why a round is given up, and why a client stays out of one, in words; which events come first."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 from typing import Any
+
+from fedgossip.event_kinds import event_kinds
 
 REASONS = {
     "TOO_FEW": "too few clients",
@@ -38,21 +40,10 @@ STAGES = {
 """Of `secure.aborts.Stage`."""
 
 
-GRAVEST = (
-    "failed", "learned_alone", "never_exchanged", "never_counted", "died", "hung", "superseded", "too_few", "deserted",
-    "started_without", "abandoned", "refused", "partition", "gone", "unsettled", "one_sided", "skipped_mix", "crashed",
-    "checkpoint_refused", "checkpoint_failed", "rows_lost", "trace_failed", "trace_full", "cut", "missed", "skipped",
-)  # fmt: skip
-"""Events that a reader should know of before all others."""
-
-LIGHTEST = ("late", "repeated", "exchanged", "declined", "withheld", "outdated")
-"""Events that are in the order of things."""
-
-
 def gravest_first(counts: Mapping[str, int]) -> list[tuple[str, int]]:
-    """Return the counts of events in the order in which a reader needs them."""
-    rank = {**{name: place for place, name in enumerate(GRAVEST)}, **dict.fromkeys(LIGHTEST, len(GRAVEST) + 1)}
-    return sorted(counts.items(), key=lambda one: (rank.get(one[0], len(GRAVEST)), one[0]))
+    """Return the counts of events in the order in which a reader needs them; names of other versions come last."""
+    rank = {name: place for place, name in enumerate(event_kinds())}
+    return sorted(counts.items(), key=lambda one: (rank.get(one[0], len(rank)), one[0]))
 
 
 def reason(word: object) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedgossip.decoding import from_toml
+from fedgossip.event_kinds import event_kinds
 from fedgossip.report.reading import RecordedRun
 
 GIVEN = "given"
@@ -19,12 +20,6 @@ _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 NAMED = (("data", "source"), ("data", "test"), ("model", "source"), ("algorithm", "name"))
 """Where an experiment may name a function of the user's."""
-
-DISTURBED = (
-    "missed", "skipped", "skipped_mix", "started_without", "abandoned", "outdated", "stale", "unsettled", "repaired",
-    "taken_back", "crashed", "died", "hung", "slept", "asleep", "partition", "link_down", "joins", "left", "withheld",
-)  # fmt: skip
-"""Events of a real run after which its numbers are not those of one without them."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +98,7 @@ def _of_a_real_run(run: RecordedRun, e: Mapping[str, Any]) -> Iterator[str]:
         yield "the digest is another, for here messages arrived in an order of their own"
     if summary.events.get("unlike"):
         yield "the digest may be another, for processors of several kinds have trained here"
-    happened = [name for name in DISTURBED if summary.events.get(name)]
+    happened = [name for name, kind in event_kinds().items() if kind.disturbs and summary.events.get(name)]
     if happened or e.get("faults"):
         what = ", ".join(name.replace("_", " ") for name in happened[:3]) or "faults"
         yield f"the digest may be another, for here things happened at times of their own ({what})"

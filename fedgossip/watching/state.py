@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 
+from fedgossip.event_kinds import event_kinds, kind_of
 from fedgossip.records import EventRow, NetworkRow, PeerRow, Row
 from fedgossip.roles import PEERS, Roles
 from fedgossip.scores import ACCURACY, Score
@@ -30,19 +31,8 @@ MOST_WITNESSES = 64
 
 ENDED = ("finished", "partial", "exhausted")
 """Last words, of a peer or of a run, that came to its end."""
-FALLEN = ("crashed", "died", "hung", "failed")
+FALLEN = tuple(name for name, kind in event_kinds().items() if kind.tells == "ended")
 """Events that end a peer; the name is its state."""
-MARKING = {
-    "gone": "gone",
-    "partition": "gone",
-    "suspected": "suspected",
-    "missed": "missed",
-    "started_without": "missed",
-    "never_exchanged": "missed",
-}
-"""Events by which one marks others."""
-RETURNING = ("joined", "joins", "refuted", "merged")
-"""Events that say of somebody, who is named or the one who tells, that it is there."""
 SERIOUS = ("failed", "died", "crashed", "hung", "gone", "suspected", "asleep", "starting", "left", "stopped",
            "leading", "training", "ready", "answered", "done", "elsewhere")  # fmt: skip
 """Every state of a peer, the most interesting first."""
@@ -175,25 +165,26 @@ class State:
             return
         if self.led:
             self.led.event(row)
-        if row.name in MARKING:
-            for node in named(row.value):
-                self._mark(_witness(row), node, MARKING[row.name], row.round)
-        elif row.name in RETURNING:
-            self._back(peer, row)
-        elif row.name in FALLEN:
-            peer.fallen = row.name
-        elif row.name in ("asleep", "awake"):
-            peer.asleep = row.name == "asleep"
-        elif row.name in ("restarted", "resumed"):
-            peer.returned(_round(row.value))
-        elif row.name in ("left", "revoked", "sent_away"):
-            for node in self._known(row.value):
-                self.peers[node].left = True
+        match kind_of(row.name).tells:
+            case "gone" | "suspected" | "missed" as mark:
+                for node in named(row.value):
+                    self._mark(_witness(row), node, mark, row.round)
+            case "back" | "there":
+                self._back(peer, row)
+            case "ended":
+                peer.fallen = row.name
+            case "asleep" | "awake" as state:
+                peer.asleep = state == "asleep"
+            case "again":
+                peer.returned(_round(row.value))
+            case "left":
+                for node in self._known(row.value):
+                    self.peers[node].left = True
 
     def _back(self, peer: Peer, row: EventRow) -> None:
         """Somebody is there again: for `peer`, which says so; for all, where the one itself is known to say it."""
         nodes = self._known(row.value)
-        itself = not nodes or row.name in ("joins", "refuted")
+        itself = not nodes or kind_of(row.name).tells == "there"
         for node in nodes or [peer.node]:
             for by in list(self.peers[node].seen_by) if itself else [peer.node]:
                 self._lift(by, node)
