@@ -1,0 +1,201 @@
+"""One all-reduce at one rank: the moves of a collective's table made as chunks come, whatever the order.
+
+A vector is reduced in buckets, stretches of it with a run of the table each; OPEN of them are under way at a time, in
+order.  A chunk is named by (bucket, step): the step-th that its sender has for its receiver in that bucket.  Chunks
+that come before their move are kept; what is sent is a copy of the vector as it stood then, and never changes.
+
+    invariant   a bucket's move k is made when moves 0 .. k - 1 are: so the sums depend on the table alone
+    bound       what is kept early is at most what the table has still to come
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedgossip.algorithms.collectives.table import Move, Table, Way
+from fedgossip.algorithms.federated.sums import ExactSum
+from fedgossip.vectors import Vector, empty, frozen, summable
+
+OPEN = 4
+"""Number of buckets under way at a time."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Chunk:
+    """What one rank has for another."""
+
+    peer: int
+    """The rank that it is for."""
+    bucket: int
+    step: int
+    start: int
+    """The place of its first element in the vector."""
+    weight: float
+    """Of a term that its receiver is to add exactly; 0 for what is summed already."""
+    vector: Vector
+
+
+class Reduction:
+    """The mean of one vector [d] per rank, weighted; every rank ends with it.
+
+    Ranks are positions in the table; the caller knows which node each is.  The last element of every vector is 1: where
+    sums are rounded as they go, it brings the sum of the weights.  `bucket`: elements of each stretch but the last.
+    """
+
+    def __init__(self, rank: int, table: Table, weight: float, vector: Vector, bucket: int) -> None:
+        assert vector[-1] == 1 and weight > 0 and bucket > 0
+        self._summed = table.workers > 1 and not table.exact
+        """Whether weighted terms are added, and divided at the end."""
+        self._held = empty(vector.size, vector.dtype)
+        np.multiply(vector, vector.dtype.type(weight if self._summed else 1.0), out=self._held)
+        starts = range(0, vector.size, bucket)
+        self._buckets = [
+            _Bucket(rank, table, number, self._held[start : start + bucket], start, weight)
+            for number, start in enumerate(starts)
+        ]
+        self._first = 0  # all buckets before it are done
+
+    @property
+    def done(self) -> bool:
+        return self._first == len(self._buckets)
+
+    @property
+    def mean(self) -> Vector:
+        """The mean, frozen, where all is done; the same bits at every rank."""
+        assert self.done
+        if self._summed:
+            self._held /= self._held[-1]
+            self._summed = False
+        return frozen(self._held)
+
+    def begin(self) -> list[Chunk]:
+        """Make all moves that wait for nobody; return what goes out."""
+        return self._go_on()
+
+    def expects(self, sender: int, bucket: int, step: int) -> tuple[int, int] | None:
+        """Return (start, stop) of the elements that a chunk of this name brings; None where there is no such chunk."""
+        if not 0 <= bucket < len(self._buckets):
+            return None
+        return self._buckets[bucket].expects(sender, step)
+
+    def has(self, sender: int, bucket: int, step: int) -> bool:
+        """Whether such a chunk has come before."""
+        return self._buckets[bucket].has(sender, step)
+
+    def fits(self, chunk_bucket: int, weight: float, vector: Vector) -> bool:
+        """Whether a chunk's numbers can be added: finite, and not so large that the sum could overflow."""
+        return self._buckets[chunk_bucket].fits(weight, vector)
+
+    def take(self, sender: int, bucket: int, step: int, weight: float, vector: Vector) -> list[Chunk]:
+        """Take a chunk that is expected, new and fits; return what goes out now."""
+        self._buckets[bucket].keep(sender, step, weight, vector)
+        return self._go_on()
+
+    def awaited(self) -> Mapping[int, int]:
+        """The ranks that are waited for, each with the number of buckets that stand still for it."""
+        found: dict[int, int] = {}
+        for bucket in self._buckets[self._first : self._first + OPEN]:
+            if (peer := bucket.awaited) is not None:
+                found[peer] = found.get(peer, 0) + 1
+        return found
+
+    def _go_on(self) -> list[Chunk]:
+        out: list[Chunk] = []
+        while True:
+            for bucket in self._buckets[self._first : self._first + OPEN]:
+                out += bucket.go_on()
+            before = self._first
+            while not self.done and self._buckets[self._first].done:
+                self._first += 1
+            if self._first == before or self.done:
+                return out
+
+
+class _Bucket:
+    """One run of the table on a stretch of the vector; `part` is written in place."""
+
+    def __init__(self, rank: int, table: Table, number: int, part: Vector, start: int, weight: float) -> None:
+        self._number, self._part, self._start = number, part, start
+        self._moves: Sequence[tuple[Move, slice]] = list(table.of(rank, part.size))
+        self._at = 0
+        self._steps = _steps(self._moves)
+        self._kept: dict[tuple[int, int], tuple[float, Vector]] = {}  # by sender and step, until its move
+        self._weight, self._terms = weight if table.exact else 0.0, table.workers
+        self._adds = sum(move.way is Way.ADD for move, _ in self._moves)  # still to be made
+        self._exact = ExactSum(part.size) if table.exact and self._adds else None
+        if self._exact:
+            self._exact.add(weight, frozen(part.copy()))
+
+    @property
+    def done(self) -> bool:
+        return self._at == len(self._moves)
+
+    @property
+    def awaited(self) -> int | None:
+        """The rank that the next move waits for."""
+        return None if self.done else self._moves[self._at][0].peer
+
+    def expects(self, sender: int, step: int) -> tuple[int, int] | None:
+        takes = [part for move, part in self._moves if move.way is not Way.SEND and move.peer == sender]
+        if not 0 <= step < len(takes):
+            return None
+        return self._start + takes[step].start, self._start + takes[step].stop
+
+    def has(self, sender: int, step: int) -> bool:
+        made = sum(move.way is not Way.SEND and move.peer == sender for move, _ in self._moves[: self._at])
+        return step < made or (sender, step) in self._kept
+
+    def fits(self, weight: float, vector: Vector) -> bool:
+        if self._exact and weight > 0:
+            return self._exact.fits(weight * self._terms, vector)  # as large as all terms together
+        return summable(vector)
+
+    def keep(self, sender: int, step: int, weight: float, vector: Vector) -> None:
+        self._kept[sender, step] = weight, vector
+
+    def go_on(self) -> list[Chunk]:
+        """Make every move that can be made; return what goes out."""
+        out: list[Chunk] = []
+        while not self.done:
+            move, part = self._moves[self._at]
+            step = self._steps[self._at]
+            if move.way is Way.SEND:
+                out.append(self._chunk(move, part, step))
+            elif (came := self._kept.pop((move.peer, step), None)) is not None:
+                self._take(move, part, *came)
+            else:
+                break
+            self._at += 1
+        return out
+
+    def _chunk(self, move: Move, part: slice, step: int) -> Chunk:
+        vector = empty(part.stop - part.start, self._part.dtype)
+        vector[:] = self._part[part]
+        return Chunk(move.peer, self._number, step, self._start + part.start, self._weight, frozen(vector))
+
+    def _take(self, move: Move, part: slice, weight: float, came: Vector) -> None:
+        if move.way is Way.REPLACE:
+            self._part[part], self._weight = came, 0.0
+            return
+        self._adds -= 1
+        if self._exact is None:
+            np.add(self._part[part], came, out=self._part[part])
+            return
+        self._exact.add(weight, frozen(came))
+        if not self._adds:
+            self._part[:], self._weight = self._exact.mean(self._part.dtype), 0.0
+            self._exact = None
+
+
+def _steps(moves: Sequence[tuple[Move, slice]]) -> list[int]:
+    """Return for each move how many with the same peer and direction are before it."""
+    seen: dict[tuple[int, bool], int] = {}
+    found = []
+    for move, _ in moves:
+        key = move.peer, move.way is Way.SEND
+        found.append(seen.get(key, 0))
+        seen[key] = found[-1] + 1
+    return found
