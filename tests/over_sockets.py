@@ -15,6 +15,7 @@ from fedgossip.net.mesh import Links
 from fedgossip.plans import compose
 from fedgossip.plans.compose import Plan
 from fedgossip.plans.credentials import Own, real
+from fedgossip.plans.gossip import GossipPlan
 from fedgossip.records import Row
 from fedgossip.rundir.mask_ledger import agreed_pairs, run_hash
 from fedgossip.task import LocalTask
@@ -63,7 +64,7 @@ def _own(plan: Plan, node: int, identity: Identity, endpoints: Endpoints, hello:
     """Real keys: of the links for private gossip, of the roster for secure sums."""
     if not plan.masks:
         return None
-    if isinstance(plan, compose.GossipPlan):
+    if isinstance(plan, GossipPlan):
         return agreed_pairs(node, identity, endpoints, run_hash(hello, endpoints))
     return real(identity, endpoints)
 

@@ -12,6 +12,7 @@ import fedgossip
 from fedgossip.errors import ConfigError
 from fedgossip.experiment import load_experiment
 from fedgossip.plans import compose
+from fedgossip.plans.gossip import GossipPlan
 from fedgossip.topology import family_names, is_drawn, resolve, resolve_schedule, schedule_names
 
 ARGUMENTS = {
@@ -27,7 +28,7 @@ def run_of(graph: str, *overrides: str, **top: object) -> compose.Plan:
 
 
 def edges(plan: compose.Plan) -> list[list[int]]:
-    assert isinstance(plan, compose.GossipPlan)
+    assert isinstance(plan, GossipPlan)
     found: list[list[int]] = plan.topology.edges.tolist()
     return found
 

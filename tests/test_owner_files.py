@@ -15,6 +15,7 @@ from fedgossip import owner_files
 from fedgossip.experiment import load_experiment
 from fedgossip.messages import Hello
 from fedgossip.plans import compose
+from fedgossip.plans.federation import FederationPlan
 
 EXPERIMENT = """
 rounds = 4
@@ -89,5 +90,5 @@ def test_an_experiment_is_told_by_128_bits(content: dict[str, object]) -> None:
     plan = compose.plan(load_experiment(content))
     hello = compose.hello_of(plan, "schema")
     assert isinstance(hello, Hello) and len(bytes.fromhex(hello.experiment)) == 16
-    if isinstance(plan, compose.FederationPlan):
+    if isinstance(plan, FederationPlan):
         assert len(bytes.fromhex(plan.task_id.removeprefix("fedgossip/"))) == 16

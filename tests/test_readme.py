@@ -23,7 +23,7 @@ import pytest
 
 import fedgossip
 from fedgossip.cli import cli
-from fedgossip.experiment import CoordinatorSection, Experiment, TopologySection
+from fedgossip.experiment import CoordinatorSection, FederatedExperiment, GossipExperiment, TopologySection
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -162,8 +162,11 @@ def test_every_key_is_in_the_table_with_its_default() -> None:
 
 def _defaults() -> dict[str, str]:
     graph, coordinator = (
-        _flat(Experiment(**kind))
-        for kind in ({"topology": TopologySection("required")}, {"coordinator": CoordinatorSection("required")})  # type: ignore[arg-type]
+        _flat(experiment)
+        for experiment in (
+            GossipExperiment(topology=TopologySection("required")),
+            FederatedExperiment(coordinator=CoordinatorSection("required")),  # type: ignore[arg-type]
+        )
     )
     found = {**coordinator, **graph, "coordinator": None}
     return {key: _written(value) for key, value in found.items() if key != "topology"}

@@ -111,8 +111,9 @@ def _plan(experiment: Path, overrides: tuple[str, ...], seed: int | None) -> Fed
     from fedgossip.errors import ConfigError
     from fedgossip.experiment import load_experiment
     from fedgossip.plans import compose
+    from fedgossip.plans.federation import FederationPlan
 
     plan = compose.plan(load_experiment(experiment, overrides, seed=seed))
-    if not isinstance(plan, compose.FederationPlan):
+    if not isinstance(plan, FederationPlan):
         raise ConfigError(f"{experiment} has no [coordinator]", "Use fedgossip peer for peers of a graph.")
     return plan

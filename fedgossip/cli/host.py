@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fedgossip.drivers.proposals import Learning, SharedExperiment
     from fedgossip.net.door import Door
     from fedgossip.net.doorway import Doorway
-    from fedgossip.plans.compose import GossipPlan
+    from fedgossip.plans.gossip import GossipPlan
 
 DOOR_PORT, PEER_PORT = 5699, 5700
 LOOK_SECONDS = 1.0
@@ -131,17 +131,18 @@ def _plan(
     from fedgossip.drivers.members import check_open
     from fedgossip.drivers.proposals import shared
     from fedgossip.errors import ConfigError
-    from fedgossip.experiment import load_experiment
+    from fedgossip.experiment import GossipExperiment, load_experiment
     from fedgossip.plans import compose
+    from fedgossip.plans.gossip import GossipPlan
 
     counted = [f"topology.n={peers}"] if peers else []
     found = load_experiment(experiment, [*overrides, *counted], seed=seed)
-    if found.coordinator:
+    if not isinstance(found, GossipExperiment):
         advice = "For a coordinator and its clients: docs/coordinator.md, with `fedgossip keys new` on each machine."
-        raise ConfigError(f"{experiment} is a federated run, to which nobody can be invited yet", advice)
+        raise ConfigError(f"{experiment} is no gossip run, and to others nobody can be invited yet", advice)
     whole = shared(found, data)
     plan = compose.plan(whole.experiment)
-    assert isinstance(plan, compose.GossipPlan)
+    assert isinstance(plan, GossipPlan)
     check_open(plan)
     return whole, plan
 

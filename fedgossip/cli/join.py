@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fedgossip.messages import Beginning, Gathering, Proposal
     from fedgossip.net.invitation import Invitation
     from fedgossip.net.knocking import Knocking
-    from fedgossip.plans.compose import GossipPlan
+    from fedgossip.plans.gossip import GossipPlan
 
 PEER_PORT = 5700
 SEARCH_SECONDS = 3.0
@@ -93,6 +93,7 @@ def _agreed(proposal: Proposal, invitation: Invitation, place: Joined, data: str
     from fedgossip.drivers.members import check_open
     from fedgossip.errors import ConfigError
     from fedgossip.plans import compose
+    from fedgossip.plans.gossip import GossipPlan
 
     proposals.keep_graph(proposal, place.path)
     experiment = proposals.experiment_of(proposal, place.path)
@@ -100,7 +101,7 @@ def _agreed(proposal: Proposal, invitation: Invitation, place: Joined, data: str
     proposals.check_data(experiment, data)
     plan = compose.plan(experiment)
     check_open(plan)
-    assert isinstance(plan, compose.GossipPlan)
+    assert isinstance(plan, GossipPlan)
     echo(columns(_shown(plan, proposal, invitation, data, code)), err=True)
     if yes:
         return plan

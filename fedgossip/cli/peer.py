@@ -51,9 +51,10 @@ def peer(
     from fedgossip.experiment import load_experiment
     from fedgossip.net.endpoints import load_endpoints, load_members
     from fedgossip.plans import compose
+    from fedgossip.plans.gossip import GossipPlan
 
     plan = compose.plan(load_experiment(experiment, overrides, seed=seed))
-    if not isinstance(plan, compose.GossipPlan):
+    if not isinstance(plan, GossipPlan):
         raise ConfigError(f"{experiment} is a federated run", "Use fedgossip coordinator, and fedgossip client --id K.")
     if node >= plan.n:
         raise ConfigError(f"there is no peer {node}", f"The graph has peers 0 to {plan.n - 1}.")

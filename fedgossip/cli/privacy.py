@@ -11,8 +11,8 @@ from fedgossip.cli.portable import portable_option
 from fedgossip.cli.text import echo, echo_json
 
 if TYPE_CHECKING:
+    from fedgossip.plans.federation import FederationPlan
     from fedgossip.plans.ledger import SpentBudget
-    from fedgossip.plans.plan import Plan
     from fedgossip.privacy.accounting import Mechanism
 
 
@@ -43,12 +43,10 @@ def plan(experiment: Path, overrides: tuple[str, ...], node: int | None, key: Pa
     import dataclasses
 
     from fedgossip.cli.text import columns
-    from fedgossip.experiment import load_experiment
-    from fedgossip.plans import compose
     from fedgossip.plans.privacy_outlook import outlook
     from fedgossip.privacy.wording import lines
 
-    made = compose.plan(load_experiment(experiment, overrides))
+    made = _federated(experiment, overrides, "a run without a budget of privacy", BUDGET)
     found = outlook(made, node, _before(made, node, key) if key else ())
     if as_json:
         import msgspec
@@ -60,14 +58,27 @@ def plan(experiment: Path, overrides: tuple[str, ...], node: int | None, key: Pa
     return 0 if found.fits else 6
 
 
-def _before(plan: Plan, node: int | None, key: Path) -> list[Mechanism]:
+BUDGET = 'Write [coordinator.privacy] with unit = "record" or "client".'
+
+
+def _federated(experiment: Path, overrides: tuple[str, ...], otherwise: str, advice: str) -> FederationPlan:
+    """Return the plan of a federated run.  Raises ConfigError with `otherwise` for other runs."""
+    from fedgossip.errors import ConfigError
+    from fedgossip.experiment import load_experiment
+    from fedgossip.plans import compose
+    from fedgossip.plans.federation import FederationPlan
+
+    plan = compose.plan(load_experiment(experiment, overrides))
+    if not isinstance(plan, FederationPlan):
+        raise ConfigError(otherwise, advice)
+    return plan
+
+
+def _before(plan: FederationPlan, node: int | None, key: Path) -> list[Mechanism]:
     """What the ledger beside a key holds of what this run's budget is of."""
     from fedgossip.errors import ConfigError
-    from fedgossip.plans.federation import FederationPlan
     from fedgossip.plans.ledger import SUFFIX, data_of, spent_on
 
-    if not isinstance(plan, FederationPlan):
-        return []
     who = plan.coordinator if node is None else node
     if not plan.spends(who):
         raise ConfigError("records are accounted for by each client", "Say whose key it is with --id.")
@@ -90,13 +101,13 @@ def _before(plan: Plan, node: int | None, key: Path) -> list[Mechanism]:
 def policy(experiment: Path, endpoints: Path, overrides: tuple[str, ...], out: Path) -> None:
     """Write down what a client of EXPERIMENT insists on from now on, and print it: read it before you agree."""
     from fedgossip.errors import ConfigError
-    from fedgossip.experiment import load_experiment
     from fedgossip.net.endpoints import load_endpoints
     from fedgossip.plans import compose, policy
 
-    plan = compose.plan(load_experiment(experiment, overrides))
-    if not isinstance(plan, compose.FederationPlan) or not plan.secure:
-        raise ConfigError(f"{experiment} is no run with a secure sum", "A policy is for [coordinator.secure].")
+    otherwise, advice = f"{experiment} is no run with a secure sum", "A policy is for [coordinator.secure]."
+    plan = _federated(experiment, overrides, otherwise, advice)
+    if not plan.secure:
+        raise ConfigError(otherwise, advice)
     known = load_endpoints(endpoints, plan.n, plan.roles.listens)
     task, _ = compose.task_of(plan.experiment, plan.learners, [])
     made = policy.policy_of(plan, known, task)

@@ -17,7 +17,7 @@ from fedgossip.machine import Checkpoint, Effect, Event, Fired, Machine, NodeId,
 from fedgossip.messages import NEWS_MAX, Entry, Join, MembershipUpdate
 from fedgossip.net.endpoints import Members, load_revoked, revoked_block
 from fedgossip.net.identity import Identity, verify
-from fedgossip.plans.gossip import GossipPlan, graph_seed, own_weights, section_of
+from fedgossip.plans.gossip import GossipPlan, graph_seed, own_weights
 from fedgossip.plans.plan import Plan
 from fedgossip.protocols.member import Member
 from fedgossip.protocols.membership import MemberSettings, Membership
@@ -31,7 +31,7 @@ from fedgossip.vectors import Vector
 
 def graphs_of(plan: GossipPlan) -> Make:
     """The experiment's graph for any number of members; where its family has no such size, the exponential graph."""
-    section = section_of(plan.experiment)
+    section = plan.experiment.topology
     own, seed = own_weights(plan.experiment), graph_seed(plan.experiment)
 
     def make(ids: tuple[NodeId, ...]) -> Places:

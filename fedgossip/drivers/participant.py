@@ -123,13 +123,13 @@ def _logged(plan: Plan, node: NodeId, given: Given, stack: contextlib.ExitStack)
 
 
 def _ledger(plan: Plan, node: NodeId, given: Given, stack: contextlib.ExitStack) -> SpentLedger:
-    assert plan.budget, "one that spends has a budget"
-    path, unit = given.spent or given.folder / SUFFIX, plan.budget.unit
+    assert plan.experiment.budget, "one that spends has a budget"
+    path, unit = given.spent or given.folder / SUFFIX, plan.experiment.budget.unit
     return stack.enter_context(contextlib.closing(SpentLedger(path, unit, data_of(plan.experiment, node))))
 
 
 def _spent_before(plan: Plan, node: NodeId, before: Sequence[Mapping[str, object]]) -> list[EventRow]:
-    p = plan.budget
+    p = plan.experiment.budget
     if not (p and before):
         return []
     about = {"epsilon": account_before(before).epsilon(p.delta), "limit": p.max_epsilon, "releases": len(before)}
@@ -138,7 +138,7 @@ def _spent_before(plan: Plan, node: NodeId, before: Sequence[Mapping[str, object
 
 def check_recordable(plan: Plan, trace_bytes: int) -> None:
     """Raise ConfigError where a run that masks what it sends, or keeps a budget of privacy, is to be traced."""
-    if trace_bytes and plan.budget:
+    if trace_bytes and plan.experiment.budget:
         advice = "Leave --trace out; clients and coordinators keep signed logs, see `fedgossip audit show`."
         raise ConfigError("a run with a budget of privacy cannot be replayed: its account is not in a trace", advice)
     if trace_bytes and plan.masks:

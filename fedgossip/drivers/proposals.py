@@ -21,7 +21,7 @@ import tomli_w
 
 from fedgossip.decoding import from_toml
 from fedgossip.errors import ConfigError
-from fedgossip.experiment import Experiment, checked
+from fedgossip.experiment import Experiment, GossipExperiment, checked
 from fedgossip.learning.custom import is_function
 from fedgossip.learning.per_peer import PLACE
 from fedgossip.learning.sources import code_of
@@ -67,7 +67,7 @@ def shared(experiment: Experiment, data: str) -> SharedExperiment:
     content, graph = experiment.to_dict(), ""
     own = data or PLACE in experiment.data.source
     data = data or (experiment.data.source.replace(PLACE, "0") if own else "")
-    if experiment.topology and os.sep in experiment.topology.graph:
+    if isinstance(experiment, GossipExperiment) and os.sep in experiment.topology.graph:
         graph = _text_of(Path(experiment.topology.graph))
     section = content["data"]
     if own and experiment.task.kind == "learning":
@@ -136,9 +136,7 @@ def _query(rest: str) -> str:
 
 def _functions(experiment: Experiment) -> list[str]:
     """What of the experiment may be code of the user's own."""
-    e = experiment
-    learning = [e.model.source, e.data.source, str(e.data.test)] if e.task.kind == "learning" else []
-    return [name for name in (*learning, e.algorithm.name) if is_function(name)]
+    return [name for name in experiment.named_code if is_function(name)]
 
 
 # --- at those who are invited -----------------------------------------------------------------------------------------

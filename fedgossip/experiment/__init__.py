@@ -1,4 +1,5 @@
-"""The experiment file: `sections` say what it may hold, `reading` reads it, `checks` refuse what cannot be run."""
+"""The experiment file: `sections` say what it may hold, `kinds` what it may describe, `reading` reads it, `checks`
+refuse what cannot be run."""
 
 from fedgossip.experiment.reading import checked, load_experiment
 from fedgossip.experiment.sections import (
@@ -7,6 +8,8 @@ from fedgossip.experiment.sections import (
     DataSection,
     EvalSection,
     Experiment,
+    FederatedExperiment,
+    GossipExperiment,
     ModelSection,
     PrivacySection,
     SecureSection,
@@ -21,6 +24,8 @@ __all__ = [
     "DataSection",
     "EvalSection",
     "Experiment",
+    "FederatedExperiment",
+    "GossipExperiment",
     "ModelSection",
     "PrivacySection",
     "SecureSection",

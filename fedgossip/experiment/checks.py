@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from fedgossip.algorithms.names import METHODS
 from fedgossip.errors import ConfigError, nearest
-from fedgossip.experiment.sections import CoordinatorSection, DataSection, Experiment
+from fedgossip.experiment.sections import DataSection, Experiment, FederatedExperiment, GossipExperiment
 from fedgossip.learning.custom import is_function
 from fedgossip.learning.objectives import AS_THE_DATA, KINDS, objective_of
 from fedgossip.learning.per_peer import PLACE
@@ -23,34 +23,39 @@ MOST = 2**31 - 1
 
 def check(experiment: Experiment, where: str) -> None:
     """Raise ConfigError, naming the key, for what no run can be made of; `where` names the file."""
-    _check_kind(experiment, where)
     _check_values(experiment, where)
     _check_objective(experiment, where)
     _check_test(experiment.data.test, where)
     _check_own(experiment.data, where)
     if not 0 <= experiment.data.local_test < 1:
         raise ConfigError(f"{where}: data.local_test = {experiment.data.local_test} is no share", "Set it below 1.")
-    if experiment.coordinator:
-        _check_coordinator(experiment.coordinator, where)
 
 
-def _check_kind(experiment: Experiment, where: str) -> None:
-    if experiment.topology and experiment.coordinator:
-        advice = "Keep [topology] for peers that talk to neighbours, [coordinator] for clients of a coordinator."
-        raise ConfigError(f"{where}: both a topology and a coordinator", advice)
-    if not (experiment.topology or experiment.coordinator):
-        advice = 'Give at least:  [topology]  graph = "ring"  n = 8,  or:  [coordinator]  clients = 8'
-        raise ConfigError(f"{where}: no graph and no coordinator", advice)
+def check_gossip(e: GossipExperiment, where: str) -> None:
+    """Raise ConfigError for values of [topology] and [algorithm] that cannot be."""
+    if not is_function(e.algorithm.name):
+        _check_words({"algorithm.name": (e.algorithm.name, tuple(METHODS))}, where)
+    words = {
+        "algorithm.mode": (e.algorithm.mode, ("sync", "async")),
+        "algorithm.partner": (e.algorithm.partner, RULES),
+    }
+    _check_words(words, where)
+    seconds = LONGEST_SECONDS
+    ranges: Ranges = {
+        "algorithm.deadline": (e.algorithm.deadline, ABOVE_0, seconds),
+        "algorithm.exchanges": (e.algorithm.exchanges, 1, 1000),
+        "algorithm.least_deadline": (e.algorithm.least_deadline, 0, seconds),
+        "algorithm.start_timeout": (e.algorithm.start_timeout, ABOVE_0, seconds),
+        "algorithm.bound": (e.algorithm.bound, ABOVE_0, sys.float_info.max),
+    }
+    _check_ranges(ranges, where)
+    _check_seed("topology.seed", e.topology.seed, where)
 
 
 def _check_values(experiment: Experiment, where: str) -> None:
     e = experiment
-    if not is_function(e.algorithm.name):
-        _check_words({"algorithm.name": (e.algorithm.name, tuple(METHODS))}, where)
     _check_words(
         {
-            "algorithm.mode": (e.algorithm.mode, ("sync", "async")),
-            "algorithm.partner": (e.algorithm.partner, RULES),
             "task.kind": (e.task.kind, (*KINDS, AS_THE_DATA, "averaging", "quadratic")),
             "task.dtype": (e.task.dtype, ("float32", "float64")),
         },
@@ -64,11 +69,6 @@ def _check_values(experiment: Experiment, where: str) -> None:
         "train.batch_size": (e.train.batch_size, 1, MOST),
         "train.threads": (e.train.threads, 1, 1024),
         "train.lr": (e.train.lr, ABOVE_0, number),
-        "algorithm.deadline": (e.algorithm.deadline, ABOVE_0, seconds),
-        "algorithm.exchanges": (e.algorithm.exchanges, 1, 1000),
-        "algorithm.least_deadline": (e.algorithm.least_deadline, 0, seconds),
-        "algorithm.start_timeout": (e.algorithm.start_timeout, ABOVE_0, seconds),
-        "algorithm.bound": (e.algorithm.bound, ABOVE_0, number),
         "simulation.latency": (s.latency, 0, seconds),
         "simulation.jitter": (s.jitter, 0, seconds),
         "simulation.bandwidth": (s.bandwidth, ABOVE_0, number),
@@ -79,9 +79,12 @@ def _check_values(experiment: Experiment, where: str) -> None:
         "simulation.detection": (s.detection, 0, seconds),
     }
     _check_ranges(ranges, where)
-    for key, seed in (("seed", e.seed), ("topology.seed", e.topology.seed if e.topology else None)):
-        if seed is not None and seed < 0:
-            raise ConfigError(f"{where}: {key} = {seed} is negative", "Use 0 or a positive number.")
+    _check_seed("seed", e.seed, where)
+
+
+def _check_seed(key: str, seed: int | None, where: str) -> None:
+    if seed is not None and seed < 0:
+        raise ConfigError(f"{where}: {key} = {seed} is negative", "Use 0 or a positive number.")
 
 
 def _check_objective(experiment: Experiment, where: str) -> None:
@@ -96,7 +99,9 @@ def _check_objective(experiment: Experiment, where: str) -> None:
         raise ConfigError(f"{where}: {error}", error.advice) from None
 
 
-def _check_coordinator(c: CoordinatorSection, where: str) -> None:
+def check_federated(experiment: FederatedExperiment, where: str) -> None:
+    """Raise ConfigError for values of [coordinator] that cannot be."""
+    c = experiment.coordinator
     seconds, number = LONGEST_SECONDS, sys.float_info.max
     words = {
         "coordinator.sampling": (c.sampling, ("uniform", "size", "poisson")),

@@ -10,15 +10,17 @@ import re
 import tomllib
 import typing
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
 from fedgossip.decoding import from_toml
 from fedgossip.errors import ConfigError, nearest
 from fedgossip.experiment.checks import check
-from fedgossip.experiment.sections import SECTIONS, Experiment
+from fedgossip.experiment.kinds import RUN_KINDS, kind_in
+from fedgossip.experiment.sections import Experiment
 from fedgossip.faults import KINDS
 
 
@@ -42,29 +44,24 @@ def load_experiment(source: Path | str | Mapping[str, Any], overrides: Sequence[
 
 def checked(content: dict[str, Any], where: str) -> Experiment:
     """Return `content` as an Experiment.  Raises ConfigError for the first key that is unknown or wrong."""
-    for path, key, known in _unknown(content, Experiment, ""):
+    for path, key, known in _unknown(content, _known_keys(), ""):
         raise ConfigError(f"{where}: unknown key {path + key!r}", nearest(key, known))
+    kind = kind_in(content, where)
     try:
-        experiment = msgspec.convert(content, Experiment)
+        experiment = msgspec.convert(content, kind.experiment)
     except ConfigError as error:  # of the [train] section, which checks itself
         raise ConfigError(f"{where}: [train]: {error}", error.advice) from None
     except msgspec.ValidationError as error:
         text, _, place = str(error).partition(" - at `$.")
-        if "missing required field" in text and ("`clients`" in text or "`graph`" in text):
-            what, least = (
-                ("clients", "[coordinator]  clients = 8")
-                if "`clients`" in text
-                else ("graph", '[topology]  graph = "ring"  n = 8')
-            )
-            raise ConfigError(f"{where}: no {what}", f"Give at least:  {least}") from None
-        place = place.rstrip("`")
+        place, section = place.rstrip("`"), kind.experiment.kind
+        if "missing required field" in text and place == section:
+            advice = f"Give at least:  [{section}]  {kind.least}"
+            raise ConfigError(f"{where}: no {text.split('`')[1]}", advice) from None
         if advice := _as_a_table(content, place):
             raise ConfigError(f"{where}: {place} is a table, not one word", advice) from None
         raise ConfigError(f"{where}: {place or 'the file'}: {text[0].lower()}{text[1:]}", "") from None
-    if experiment.coordinator and "algorithm" in content:
-        advice = "The algorithm of a federated run is coordinator.algorithm, with coordinator.options."
-        raise ConfigError(f"{where}: [algorithm] is a section of gossip", advice)
     check(experiment, where)
+    kind.check(experiment, where)
     return experiment
 
 
@@ -133,13 +130,23 @@ def _override(content: dict[str, Any], text: str) -> None:
     content[last] = parsed
 
 
-def _unknown(content: Mapping[str, Any], kind: type, path: str) -> Iterator[tuple[str, str, list[str]]]:
-    known = typing.get_type_hints(kind)
+def _known_keys() -> dict[str, Any]:
+    """The type of what stands under each key at the top of a file, of whatever kind of run."""
+    hints = [_keys(kind.experiment) for kind in RUN_KINDS.values()]
+    return {key: held for one in hints for key, held in one.items()}
+
+
+def _keys(section: type) -> dict[str, Any]:
+    hints = typing.get_type_hints(section)
+    return {key: held for key, held in hints.items() if typing.get_origin(held) is not ClassVar}
+
+
+def _unknown(content: Mapping[str, Any], known: dict[str, Any], path: str) -> Iterator[tuple[str, str, list[str]]]:
     for key, value in content.items():
         if key not in known:
             yield path, key, list(known)
         elif isinstance(value, Mapping) and (section := _section(known[key])):
-            yield from _unknown(value, section, f"{path}{key}.")
+            yield from _unknown(value, _keys(section), f"{path}{key}.")
         elif key == "faults" and isinstance(value, Sequence):
             for number, entry in enumerate(value):
                 yield from _unknown_of_fault(entry, f"faults[{number}]")
@@ -147,8 +154,8 @@ def _unknown(content: Mapping[str, Any], kind: type, path: str) -> Iterator[tupl
 
 def _section(kind: Any) -> type | None:
     """The section that a field of this type holds, if it does."""
-    found = [one for one in (kind, *typing.get_args(kind)) if one in SECTIONS]
-    return found[0] if found else None
+    types = [one for one in (kind, *typing.get_args(kind)) if isinstance(one, type)]
+    return next((one for one in types if issubclass(one, msgspec.Struct) or is_dataclass(one)), None)
 
 
 def _unknown_of_fault(entry: object, where: str) -> Iterator[tuple[str, str, list[str]]]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 
@@ -214,11 +215,11 @@ class TaskSection(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Experiment(msgspec.Struct, forbid_unknown_fields=True):
-    """A whole experiment; see each section."""
+    """What every experiment has, whatever kind of run it describes; see each section."""
 
-    topology: TopologySection | None = None
-    coordinator: CoordinatorSection | None = None
-    """One of the two: a graph of peers, or a coordinator and its clients."""
+    kind: ClassVar[str] = ""
+    """The section that this kind of run alone has: a field of a class below, by which `kinds` knows it."""
+
     seed: int = seeds.USUAL
     """Every random number of the run follows from it."""
     rounds: int = 60
@@ -227,7 +228,6 @@ class Experiment(msgspec.Struct, forbid_unknown_fields=True):
     data: DataSection = msgspec.field(default_factory=DataSection)
     model: ModelSection = msgspec.field(default_factory=ModelSection)
     train: TrainSettings = msgspec.field(default_factory=TrainSettings)
-    algorithm: AlgorithmSection = msgspec.field(default_factory=AlgorithmSection)
     eval: EvalSection = msgspec.field(default_factory=EvalSection)
     simulation: SimulationSection = msgspec.field(default_factory=SimulationSection)
     task: TaskSection = msgspec.field(default_factory=TaskSection)
@@ -245,6 +245,18 @@ class Experiment(msgspec.Struct, forbid_unknown_fields=True):
         return objective_of(self.task.kind, self.task.loss, self.task.metrics, self.data.source)
 
     @property
+    def budget(self) -> PrivacySection | None:
+        """What may be spent of privacy; None where there is no such limit."""
+        return None
+
+    @property
+    def named_code(self) -> Sequence[str]:
+        """Values that may name a user's own function or class, whose source all must have alike."""
+        if not self.learns:
+            return []
+        return [self.model.source, self.data.source, str(self.data.test), *self.objective.functions]
+
+    @property
     def score(self) -> Score:
         """What the run is judged by."""
         return self.objective.score if self.learns else NO_SCORE
@@ -256,24 +268,33 @@ class Experiment(msgspec.Struct, forbid_unknown_fields=True):
         for key in ("loss", "metrics"):  # runs from before them have the same hash
             if not content["task"][key]:
                 del content["task"][key]
-        if self.coordinator:
-            del content["algorithm"]  # of gossip
+        content = {self.kind: content.pop(self.kind), **content}
         return typing.cast("dict[str, Any]", _without_none(content))
 
 
-SECTIONS = (
-    DataSection,
-    ModelSection,
-    TrainSettings,
-    TopologySection,
-    CoordinatorSection,
-    SecureSection,
-    PrivacySection,
-    AlgorithmSection,
-    EvalSection,
-    SimulationSection,
-    TaskSection,
-)
+class GossipExperiment(Experiment, forbid_unknown_fields=True, kw_only=True):
+    """Peers of a graph."""
+
+    kind: ClassVar[str] = "topology"
+
+    topology: TopologySection
+    algorithm: AlgorithmSection = msgspec.field(default_factory=AlgorithmSection)
+
+    @property
+    def named_code(self) -> Sequence[str]:
+        return [*super().named_code, self.algorithm.name]
+
+
+class FederatedExperiment(Experiment, forbid_unknown_fields=True, kw_only=True):
+    """Clients of a coordinator."""
+
+    kind: ClassVar[str] = "coordinator"
+
+    coordinator: CoordinatorSection
+
+    @property
+    def budget(self) -> PrivacySection | None:
+        return None if self.coordinator.privacy.unit == "none" else self.coordinator.privacy
 
 
 def _without_none(value: Any) -> Any:

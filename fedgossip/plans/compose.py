@@ -5,17 +5,16 @@ Everything here is a function of the experiment alone, so that every participant
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import replace
 from typing import Any
 
 from fedgossip import kernels
 from fedgossip.experiment import Experiment
+from fedgossip.experiment.kinds import RUN_KINDS
 from fedgossip.learning.settings import OF_THE_MACHINE
 from fedgossip.likeness import NOT_SAID, Likeness
 from fedgossip.messages import Hello
-from fedgossip.plans.federation import FederationPlan
-from fedgossip.plans.federation_checks import federation_plan
-from fedgossip.plans.gossip import GossipPlan, gossip_plan
 from fedgossip.plans.plan import Plan, hash_of
 from fedgossip.plans.tasks import DataShares, centralised, task_of
 from fedgossip.task import LocalTask, checked_task, model_likeness, require_gradients
@@ -23,12 +22,9 @@ from fedgossip.version import __version__
 
 __all__ = [
     "DataShares",
-    "FederationPlan",
-    "GossipPlan",
     "Plan",
     "centralised",
     "check_task",
-    "gossip_plan",
     "hello_of",
     "likeness_of",
     "plan",
@@ -44,7 +40,9 @@ def plan(experiment: Experiment) -> Plan:
     Asks for the kernels of the run, if torch is not loaded yet: it comes before all that loads it.
     """
     kernels.prefer(portable=experiment.train.portable)
-    return federation_plan(experiment) if experiment.coordinator else gossip_plan(experiment)
+    module, _, function = RUN_KINDS[experiment.kind].plan.partition(":")
+    made: Plan = getattr(importlib.import_module(module), function)(experiment)
+    return made
 
 
 def check_task(plan: Plan, task: LocalTask) -> None:
@@ -58,9 +56,7 @@ def likeness_of(plan: Plan, task: LocalTask) -> Likeness:
     """What the models of all participants have in common, beside their layout: code, frozen tensors, a probe."""
     from fedgossip.learning.sources import code_of
 
-    e = plan.experiment
-    own = [e.model.source, e.data.source, str(e.data.test), *e.objective.functions] if e.learns else []
-    return replace(model_likeness(task), code=code_of([*own, e.algorithm.name]))
+    return replace(model_likeness(task), code=code_of(plan.experiment.named_code))
 
 
 def hello_of(plan: Plan, schema: str, data: str = "", likeness: Likeness = NOT_SAID) -> Hello:

@@ -1,169 +1,58 @@
-"""A federated run: a coordinator, its clients, and what they must agree on.
+"""A federated run as drivers have it: the machines of its coordinator and clients, and how it is run and judged.
 
-Clients are 0 to n - 2, the coordinator is n - 1.  What only real runs have (keys, a policy of the client's own) comes
-in as `Credentials`; a simulation draws keys for everybody from its seed: real cryptography, and no secret.
+What only real runs have (keys, a policy of the client's own) comes in as `Credentials`; a simulation draws keys for
+everybody from its seed: real cryptography, and no secret.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from fedgossip import kernels
-from fedgossip.algorithms.federated.base import Federated
-from fedgossip.algorithms.sampling import BySize, Poisson, Sampling, Uniform
 from fedgossip.errors import ConfigError
-from fedgossip.experiment import CoordinatorSection, Experiment, PrivacySection
 from fedgossip.machine import Checkpoint, Machine, NodeId
 from fedgossip.metrics import Network
 from fedgossip.plans.completeness import Lacking, of_federation
 from fedgossip.plans.credentials import Credentials, Logged, Own
-from fedgossip.plans.plan import EXHAUSTED, PARTIAL, Arrays, Results, hash_of
+from fedgossip.plans.federated_run import FederatedRun
+from fedgossip.plans.federated_words import banner_of, facts_of, outlook_of
+from fedgossip.plans.plan import EXHAUSTED, PARTIAL, Arrays, Results, RunOutlook, nanoseconds
 from fedgossip.plans.privacy_budget import BudgetPurse, cost_of_training, purse_of
-from fedgossip.plans.secure_encoding import Numbers
 from fedgossip.plans.tasks import DataShares
-from fedgossip.privacy.guarantee import guarantee
 from fedgossip.protocols import client_round
 from fedgossip.protocols.buffered import Buffered, BufferedSettings
-from fedgossip.protocols.client import Answering, Client, ClientSettings, Plainly, Securely
+from fedgossip.protocols.client import Answering, Client, Plainly, Securely
 from fedgossip.protocols.client_round import Chances
 from fedgossip.protocols.coordinator import Coordinator, CoordinatorSettings
 from fedgossip.protocols.secure_round import SecureSumming, SessionTerms
-from fedgossip.protocols.telling import Telling, telling
-from fedgossip.records import EventRow, PeerRow, Row
-from fedgossip.roles import Roles, federated_roles
-from fedgossip.secure import graph
+from fedgossip.records import Row
 from fedgossip.secure.client import SecAggClient
 from fedgossip.secure.primitives import signer
-from fedgossip.secure.session import ParticipantRoster, Policy, RosterMember
+from fedgossip.secure.session import ParticipantRoster, RosterMember
 from fedgossip.seeds import stream
 from fedgossip.simulation.cohorts import Rounds, run_rounds
 from fedgossip.task import LocalTask, Segment
 from fedgossip.vectors import Vector
 
-FEDBUFF = "fedbuff"
-PHASES = 6
-
 
 @dataclass(frozen=True)
-class FederationPlan:
-    """What is known before anything is trained; `federated` is the algorithm."""
+class FederationPlan(FederatedRun):
+    """The plan of a federated run; see plans.plan.Plan."""
 
-    experiment: Experiment
-    section: CoordinatorSection
-    federated: Federated[Any]
-    cohort: int
-    """Clients that are wanted in a round."""
-    least: int
-    """Contributions without which a round is abandoned."""
-    sizes: tuple[int, ...] | None = None
-    """Examples of each client, where they are known."""
-    trained_on: Mapping[NodeId, int] = field(default_factory=dict)
-    """Examples that a client trains on, of those that are held here."""
-    segments: tuple[Segment, ...] = ()
-    pausable: bool = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "pausable", not self.secure)
+    restart_overrides = ()
 
     @property
-    def secure(self) -> bool:
-        return self.section.secure.on
-
-    @property
-    def unit(self) -> str:
-        """What a budget of privacy protects: record, client, or none."""
-        return self.section.privacy.unit
-
-    @property
-    def budget(self) -> PrivacySection | None:
-        return None if self.unit == "none" else self.section.privacy
-
-    @property
-    def buffered(self) -> bool:
-        return self.section.algorithm == FEDBUFF
-
-    @cached_property
-    def roles(self) -> Roles:
-        return federated_roles(self.section.clients)
-
-    @property
-    def n(self) -> int:
-        return self.section.clients + 1
-
-    @property
-    def coordinator(self) -> NodeId:
-        return self.section.clients
-
-    @property
-    def learners(self) -> int:
-        return self.section.clients
-
-    @property
-    def name(self) -> str:
-        return self.section.algorithm
+    def pausable(self) -> bool:
+        return not self.secure
 
     @property
     def banner(self) -> Sequence[str]:
-        s = self.section
-        how = f"steps of {self.goal} answers" if self.buffered else f"{self.cohort} in a round"
-        line = f"{s.algorithm}, {s.clients} clients, {how}"
-        if not self.secure:
-            off = "NO secure aggregation (coordinator.secure.on = false): the coordinator sees every update"
-            return [line, off, *self._budget_line, *kernels.remarks()]
-        seen = f"the coordinator sees sums alone, each over at least {self.least} of {self.invited} clients"
-        masks = f"; taking the masks off a sum needs {self.threshold} of them" if self.threshold else ""
-        told = self._budget_line or [self._no_budget_line]
-        return [line, f"secure aggregation: {seen}{masks}", *told, *kernels.remarks()]
+        return banner_of(self)
 
-    @property
-    def _no_budget_line(self) -> str:
-        """What a coordinator that lies has without a budget; full batches leave nothing to chance."""
-        tells = "with a client and without it, tell what it learned"
-        if self._whole:
-            return f"NO budget of privacy, and whole passes in each round: two sums, {tells}"
-        return f"no budget of privacy: many sums, {tells}"
-
-    @property
-    def _whole(self) -> bool:
-        """Whether every round goes over all examples of a client, as far as it is known here."""
-        t, sizes = self.experiment.train, self.trained_on.values() or self.sizes or ()
-        steps = t.local_steps or 0
-        return t.local_epochs is not None or any(steps * t.batch_size >= size for size in sizes)
-
-    @property
-    def _budget_line(self) -> Sequence[str]:
-        p = self.section.privacy
-        if self.unit == "none":
-            return []
-        worth = f"epsilon at most {p.max_epsilon:g}: {guarantee(p.max_epsilon)}"
-        return [f"privacy of each {p.unit}: noise {p.noise:g}, clip {p.clip:g}; {worth}"]
-
-    @property
-    def vectors(self) -> int:
-        return self.federated.clients.vectors
-
-    @property
-    def gradients(self) -> bool:
-        return self.federated.clients.gradient
-
-    @property
-    def fingerprint(self) -> Mapping[str, object]:
-        content = self.experiment.to_dict()
-        for key in ("start_timeout", "return_timeout", "silence"):
-            content["coordinator"].pop(key, None)
-        if not self.section.privacy.test_noise:  # folders and policies from before it
-            content["coordinator"]["privacy"].pop("test_noise", None)
-        return content
-
-    @property
-    def patience(self) -> tuple[float, float]:
-        return self.section.start_timeout, self.section.deadline
-
-    restart_overrides = ()
+    def outlook(self, task: LocalTask) -> RunOutlook:
+        return outlook_of(self, task)
 
     @property
     def masks(self) -> bool:
@@ -175,62 +64,6 @@ class FederationPlan:
 
     def partners(self, node: NodeId) -> Sequence[NodeId]:
         return tuple(range(self.learners)) if node == self.coordinator else (self.coordinator,)
-
-    # --- a secure sum ---------------------------------------------------------------------------------------------
-
-    @property
-    def invited(self) -> int:
-        """Clients in the cohort of a secure sum."""
-        return min(self.learners, math.ceil(self.cohort * self.section.over_selection - 1e-9))
-
-    @property
-    def threshold(self) -> int | None:
-        """Shares that give a secret back; None where it follows from the graph."""
-        if self.section.secure.threshold is not None or self.invited > graph.COMPLETE_MAX:
-            return self.section.secure.threshold
-        return graph.policy_threshold(self.invited)
-
-    @cached_property
-    def numbers(self) -> Numbers:
-        """How contributions become integers that can be summed, with noise where there is some."""
-        return Numbers(
-            self.section,
-            self.experiment.train,
-            invited=self.invited,
-            least=self.least,
-            vectors=self.vectors,
-            by_examples=self._by_examples,
-            telling=self.telling,
-        )
-
-    @property
-    def _by_examples(self) -> bool:
-        rule = self.federated.clients
-        return rule.weight(2) > rule.weight(1) and self.unit != "client"
-
-    @property
-    def telling(self) -> Telling:
-        """What clients tell beside their vectors."""
-        return telling(
-            self.unit,
-            secure=self.secure,
-            by_examples=self._by_examples,
-            tested=self._tests_at_clients,
-            adaptive=self.section.privacy.adaptive,
-            noisy_tests=self.section.privacy.test_noise > 0,
-        )
-
-    def masked(self, length: int) -> int:
-        return self.numbers.fixed_point(length, "").words if self.secure else 0
-
-    @property
-    def task_id(self) -> str:
-        return f"fedgossip/{hash_of(self.fingerprint)}"
-
-    def policy(self, coordinator: bytes, length: int, layout: str) -> Policy:
-        """What a client of this experiment insists on, that has no policy file."""
-        fixed, adaptive = self.numbers.fixed_point(length, layout), self.section.privacy.adaptive
-        return Policy(coordinator, self.task_id, fixed, self.least, rule=self.numbers.rule, adaptive=adaptive)
 
     @cached_property
     def _simulated(self) -> Sequence[Credentials]:
@@ -280,10 +113,6 @@ class FederationPlan:
         cost = cost_of_training(self.experiment, self.trained_on[node])
         return purse_of(p, *cost, log, before, self.client_settings.tests)
 
-    def spends(self, node: NodeId) -> bool:
-        """Whether a participant keeps an account of privacy: of records each client, of clients all."""
-        return self.unit == "client" or (self.unit == "record" and node != self.coordinator)
-
     def with_shares(self, shares: DataShares) -> FederationPlan:
         sizes = tuple(shares.sizes) if shares.sizes else None
         return replace(self, sizes=sizes, trained_on=shares.trained_on)
@@ -320,10 +149,10 @@ class FederationPlan:
         settings = CoordinatorSettings(
             rounds=self.experiment.rounds,
             min_clients=self.least,
-            deadline_ns=_ns(s.deadline),
-            least_deadline_ns=_ns(min(s.deadline, s.least_deadline)),
-            start_ns=_ns(s.start_timeout),
-            return_ns=_ns(min(s.return_timeout, s.start_timeout)),
+            deadline_ns=nanoseconds(s.deadline),
+            least_deadline_ns=nanoseconds(min(s.deadline, s.least_deadline)),
+            start_ns=nanoseconds(s.start_timeout),
+            return_ns=nanoseconds(min(s.return_timeout, s.start_timeout)),
             score=self.experiment.score,
         )
         summing = self._summing(initial, schema, life, who, resumed) if who and self.secure else None
@@ -356,18 +185,13 @@ class FederationPlan:
             at_once=min(self.learners, s.at_once or 2 * goal),
             most_stale=s.most_stale,
             min_clients=self.least,
-            deadline_ns=_ns(s.deadline),
-            start_ns=_ns(s.start_timeout),
+            deadline_ns=nanoseconds(s.deadline),
+            start_ns=nanoseconds(s.start_timeout),
             seed=self.experiment.seed,
             score=self.experiment.score,
         )
         clients = range(self.learners)
         return Buffered(self.coordinator, clients, self.federated, initial, schema, settings, resumed)
-
-    @property
-    def goal(self) -> int:
-        """FedBuff's K."""
-        return self.section.goal or min(10, max(1, self.learners // 2))
 
     def _client(
         self, node: NodeId, initial: Vector, schema: str, resumed: Checkpoint | None, who: Credentials | None
@@ -382,31 +206,6 @@ class FederationPlan:
         policy = who.policy or self.policy(who.roster.identity(self.coordinator), initial.size, schema)
         roster, past = who.roster.first(self.learners), client_round.past_of(who.log)
         return Securely(SecAggClient(node, roster, policy, who.sign, who.entropy, past), self._chances(node, who))
-
-    @property
-    def client_settings(self) -> ClientSettings:
-        """Clients test the model that they are sent in the rounds that are evaluated."""
-        e, s = self.experiment, self.section
-        every = e.eval.every if self._tests_at_clients else 0
-        session = _ns(PHASES * s.deadline)
-        return ClientSettings(e.rounds, _ns(s.silence), session_ns=session, test_every=every)
-
-    @property
-    def _tests_at_clients(self) -> bool:
-        return self.experiment.data.local_test > 0
-
-    @cached_property
-    def sampling(self) -> Sampling:
-        """Who is invited."""
-        s, seed, clients = self.section, self.experiment.seed, tuple(range(self.learners))
-        if s.sampling == "poisson":
-            return Poisson(seed, clients, self.cohort / self.learners)
-        if s.sampling == "size":
-            if self.sizes is None:
-                advice = 'Set coordinator.sampling = "uniform".'
-                raise ConfigError("clients with data of their own: nobody knows who has how many examples", advice)
-            return BySize(seed, dict(enumerate(self.sizes)), self.cohort, s.over_selection)
-        return Uniform(seed, clients, self.cohort, s.over_selection)
 
     # --- the run --------------------------------------------------------------------------------------------------
 
@@ -451,30 +250,4 @@ class FederationPlan:
         return of_federation(rows, self.coordinator, node, all_in_each=all_in_each)
 
     def facts(self, rows: Sequence[Row]) -> dict[str, Any]:
-        s = self.section
-        abandoned = sum(isinstance(row, EventRow) and row.name == "abandoned" for row in rows)
-        return {
-            "graph": "coordinator",
-            "algorithm": s.algorithm,
-            "mode": "federated",
-            "clients": s.clients,
-            "cohort": self.cohort,
-            "secure": self.secure,
-            "rounds_abandoned": abandoned,
-            **self._privacy(rows),
-        }
-
-    def _privacy(self, rows: Sequence[Row]) -> dict[str, Any]:
-        """What was spent, by whoever spent most; None where only those know it whose rows are not here."""
-        if self.unit == "none":
-            return {}
-        p = self.section.privacy
-        done = [row for row in rows if isinstance(row, PeerRow)]
-        epsilon = max((row.epsilon for row in done if row.epsilon is not None), default=None if done else 0.0)
-        about = {"unit": p.unit, "noise": p.noise, "clip": p.clip, "delta": p.delta, "max_epsilon": p.max_epsilon}
-        worth = guarantee(p.max_epsilon if epsilon is None else epsilon)
-        return {"epsilon": epsilon, "privacy": {**about, "epsilon": epsilon, "guarantee": worth}}
-
-
-def _ns(seconds: float) -> int:
-    return int(seconds * 1e9)
+        return facts_of(self, rows)

@@ -10,17 +10,17 @@ from fedgossip.algorithms.federated.base import Federated
 from fedgossip.algorithms.federated.means import Mean
 from fedgossip.algorithms.sampling import participating
 from fedgossip.errors import ConfigError, nearest
-from fedgossip.experiment import CoordinatorSection, Experiment
+from fedgossip.experiment import CoordinatorSection, Experiment, FederatedExperiment
 from fedgossip.learning.settings import TrainSettings
-from fedgossip.plans.federation import FEDBUFF, FederationPlan
+from fedgossip.plans.federated_run import FEDBUFF, FederatedRun
+from fedgossip.plans.federation import FederationPlan
 from fedgossip.plans.secure_encoding import ROOM
 from fedgossip.secure import graph
 from fedgossip.secure.session import N_MIN
 
 
-def federation_plan(experiment: Experiment) -> FederationPlan:
+def federation_plan(experiment: FederatedExperiment) -> FederationPlan:
     """Put the algorithm and the numbers of a federated run together.  Raises ConfigError."""
-    assert experiment.coordinator is not None
     s = experiment.coordinator
     federated = _algorithm(s)
     _check_hiding(s, federated)
@@ -88,7 +88,7 @@ def _check_hiding(s: CoordinatorSection, federated: Federated[Any]) -> None:
         raise ConfigError(text, 'Leave it out, or set coordinator.privacy.unit = "client".')
 
 
-def _check_privacy(plan: FederationPlan) -> None:
+def _check_privacy(plan: FederatedRun) -> None:
     s = plan.section
     if s.privacy.test_noise and not (plan.unit == "record" and plan.experiment.data.local_test):
         text = "coordinator.privacy.test_noise is of the examples that clients keep for tests, where records are hidden"
@@ -106,7 +106,7 @@ def _check_privacy(plan: FederationPlan) -> None:
         raise ConfigError("data.local_test with coordinator.privacy.unit = client", advice)
 
 
-def _check_sum(plan: FederationPlan) -> None:
+def _check_sum(plan: FederatedRun) -> None:
     s, n = plan.section.secure, plan.invited
     off = "Take more clients, or set coordinator.secure.on = false: the coordinator then sees every client's update."
     if plan.least < N_MIN:

@@ -13,13 +13,14 @@ from fedgossip import kernels
 from fedgossip.algorithms.base import GossipAlgorithm
 from fedgossip.algorithms.names import METHODS, Method, make, own
 from fedgossip.errors import ConfigError
-from fedgossip.experiment import Experiment, TopologySection
+from fedgossip.experiment import GossipExperiment
 from fedgossip.learning import custom
 from fedgossip.machine import Checkpoint, Machine, NodeId
 from fedgossip.metrics import Network
 from fedgossip.plans.completeness import Lacking, of_gossip
 from fedgossip.plans.credentials import Credentials, Logged, Own
-from fedgossip.plans.plan import PARTIAL, Arrays, Results
+from fedgossip.plans.gossip_words import described_topology, eigenvalues, modes, outlook_of
+from fedgossip.plans.plan import PARTIAL, Arrays, Results, RunOutlook, nanoseconds
 from fedgossip.plans.tasks import DataShares
 from fedgossip.protocols import async_gossip, push_sum, sync_gossip
 from fedgossip.protocols.async_gossip import AsyncGossip, AsyncSettings
@@ -60,7 +61,7 @@ class GossipPlan:
     the graph changes.
     """
 
-    experiment: Experiment
+    experiment: GossipExperiment
     schedule: Schedule
     topology: Topology
     spectrum: Spectrum | None
@@ -69,7 +70,6 @@ class GossipPlan:
 
     pausable = True
     gradients = False
-    budget = None
 
     def spends(self, node: NodeId) -> bool:  # noqa: ARG002
         return False
@@ -178,12 +178,12 @@ class GossipPlan:
     @property
     def _sync_settings(self) -> SyncSettings:
         a = self.experiment.algorithm
-        deadline_ns = _ns(a.deadline)
+        deadline_ns = nanoseconds(a.deadline)
         return SyncSettings(
             rounds=self.experiment.rounds,
             deadline_ns=deadline_ns,
-            least_deadline_ns=min(deadline_ns, _ns(a.least_deadline)),
-            start_ns=_ns(a.start_timeout),
+            least_deadline_ns=min(deadline_ns, nanoseconds(a.least_deadline)),
+            start_ns=nanoseconds(a.start_timeout),
             drain_ns=deadline_ns,
             again_ns=min(AGAIN_NS, deadline_ns // AGAIN_TIMES),
         )
@@ -193,7 +193,11 @@ class GossipPlan:
     ) -> AsyncGossip[Any]:
         e, a = self.experiment, self.experiment.algorithm
         settings = AsyncSettings(
-            rounds=e.rounds, exchanges=a.exchanges, seed=e.seed, start_ns=_ns(a.start_timeout), drain_ns=_ns(a.deadline)
+            rounds=e.rounds,
+            exchanges=a.exchanges,
+            seed=e.seed,
+            start_ns=nanoseconds(a.start_timeout),
+            drain_ns=nanoseconds(a.deadline),
         )
         rule = rule_of(a.partner, node, e.seed, [(int(u), int(v)) for u, v in self.topology.edges])
         partners, algorithm = self.partners(node), self.algorithm
@@ -206,10 +210,10 @@ class GossipPlan:
         settings = PushSettings(
             rounds=e.rounds,
             seed=e.seed,
-            deadline_ns=_ns(a.deadline),
-            least_deadline_ns=min(_ns(a.deadline), _ns(a.least_deadline)),
-            start_ns=_ns(a.start_timeout),
-            drain_ns=_ns(a.deadline),
+            deadline_ns=nanoseconds(a.deadline),
+            least_deadline_ns=min(nanoseconds(a.deadline), nanoseconds(a.least_deadline)),
+            start_ns=nanoseconds(a.start_timeout),
+            drain_ns=nanoseconds(a.deadline),
         )
         kind = SyncPushSum if a.mode == "sync" else AsyncPushSum
         return kind(node, self.schedule, self.algorithm, initial, schema, settings, resumed, incarnation)
@@ -275,22 +279,25 @@ class GossipPlan:
     def lacking(self, rows: Sequence[Row], node: NodeId | None = None) -> Lacking:
         return of_gossip(rows, self.n, self.partners, node, directed=self.topology.directed)
 
+    def outlook(self, task: LocalTask) -> RunOutlook:
+        return outlook_of(self.schedule, self.topology, self.forecast, task, self.vectors)
+
     def facts(self, rows: Sequence[Row]) -> dict[str, Any]:  # noqa: ARG002
         e = self.experiment
         return {
-            "graph": section_of(e).graph,
+            "graph": e.topology.graph,
             "algorithm": e.algorithm.name,
             "mode": e.algorithm.mode,
             "forecast": self.forecast.to_dict(),
-            "topology": describe_topology(self),
-            "eigenvalues": eigenvalues(self),
-            "modes": modes(self),
+            "topology": described_topology(self.topology, self.schedule),
+            "eigenvalues": eigenvalues(self.spectrum, self.n),
+            "modes": modes(self.spectrum),
         }
 
 
-def gossip_plan(experiment: Experiment) -> GossipPlan:
+def gossip_plan(experiment: GossipExperiment) -> GossipPlan:
     """Resolve the graph, its weights and the forecast.  Raises ConfigError."""
-    section = section_of(experiment)
+    section = experiment.topology
     weights = section.weights or own_weights(experiment)
     schedule = resolve_schedule(section.graph, section.n, weights=weights, seed=graph_seed(experiment))
     _check_pair(experiment, schedule)
@@ -298,38 +305,32 @@ def gossip_plan(experiment: Experiment) -> GossipPlan:
     return GossipPlan(experiment, schedule, union(schedule), found, forecast_of(schedule, GAMMA, found))
 
 
-def section_of(experiment: Experiment) -> TopologySection:
-    """The [topology] section, which every gossip experiment has."""
-    assert experiment.topology is not None, "an experiment of another kind"
-    return experiment.topology
-
-
-def graph_seed(experiment: Experiment) -> int:
+def graph_seed(experiment: GossipExperiment) -> int:
     """The seed of what is drawn of the graph."""
-    seed = section_of(experiment).seed
+    seed = experiment.topology.seed
     return experiment.seed if seed is None else seed
 
 
-def own_weights(experiment: Experiment) -> str | None:
+def own_weights(experiment: GossipExperiment) -> str | None:
     """The weights that the algorithm brings: push-sum weighs by the sender, where rounds bring none themselves."""
-    word = section_of(experiment).graph.partition(":")[0].strip().lower()
+    word = experiment.topology.graph.partition(":")[0].strip().lower()
     brings = word in schedule_names() and word != "el-local"
     return None if brings else method_of(experiment).weights
 
 
-def method_of(experiment: Experiment) -> Method:
+def method_of(experiment: GossipExperiment) -> Method:
     """The method that `algorithm.name` names.  Raises ConfigError."""
     name = experiment.algorithm.name
     return own(name, custom.function(name)) if custom.is_function(name) else METHODS[name]
 
 
-def algorithm_of(experiment: Experiment, n: int) -> GossipAlgorithm[Any]:
+def algorithm_of(experiment: GossipExperiment, n: int) -> GossipAlgorithm[Any]:
     """The algorithm, for `n` peers.  Raises ConfigError."""
     a = experiment.algorithm
     return make(a.name, method_of(experiment), n, a.options)
 
 
-def _check_pair(experiment: Experiment, schedule: Schedule) -> None:
+def _check_pair(experiment: GossipExperiment, schedule: Schedule) -> None:
     """Raise ConfigError where the algorithm and the graph do not go together."""
     name, mode = experiment.algorithm.name, experiment.algorithm.mode
     needs, modes = algorithm_of(experiment, schedule.n).needs, method_of(experiment).modes
@@ -351,7 +352,7 @@ def _check_pair(experiment: Experiment, schedule: Schedule) -> None:
         _check_private(experiment, schedule)
 
 
-def _check_private(experiment: Experiment, schedule: Schedule) -> None:
+def _check_private(experiment: GossipExperiment, schedule: Schedule) -> None:
     a = experiment.algorithm
     if a.mode != "sync" or not method_of(experiment).private:
         advice = 'Set algorithm.name = "dsgd" and algorithm.mode = "sync".'
@@ -366,36 +367,3 @@ def _check_async(schedule: Schedule) -> None:
     if schedule.topology.directed:
         advice = 'Use an undirected graph, or algorithm.name = "push-sum".'
         raise ConfigError(f"asynchronous gossip exchanges both ways, and {schedule.name!r} is directed", advice)
-
-
-def describe_topology(plan: GossipPlan, rows_up_to: int = 512) -> dict[str, Any]:
-    """The graph and its weights as plain data, for the summary and the report."""
-    topology, n = plan.topology, plan.n
-    described: dict[str, Any] = {
-        "n": n,
-        "name": topology.name,
-        "directed": topology.directed,
-        "edges": topology.edges.tolist() if len(topology.edges) <= 20_000 else [],
-        "labels": list(topology.labels) if topology.labels else None,
-    }
-    if n <= rows_up_to:
-        described["rows"] = [{str(j): w for j, w in plan.mixing.row(i).items()} for i in range(n)]
-    if plan.schedule.period != 1:
-        described["period"] = plan.schedule.period
-    return described
-
-
-def eigenvalues(plan: GossipPlan, up_to: int = 4096) -> Sequence[float] | None:
-    """The mixing's eigenvalues, descending, where they are known and few enough to keep."""
-    values = plan.spectrum.eigenvalues if plan.spectrum else None
-    return None if values is None or plan.n > up_to else [float(v) for v in values]
-
-
-def _ns(seconds: float) -> int:
-    return int(seconds * 1e9)
-
-
-def modes(plan: GossipPlan, up_to: int = 4096) -> Sequence[tuple[float, float]] | None:
-    """The complex eigenvalues of a directed normal mixing, the mean's left out; None of others, and of large ones."""
-    found = plan.spectrum.modes if plan.spectrum else None
-    return None if found is None or found.size > up_to else [(float(one.real), float(one.imag)) for one in found]

@@ -1,6 +1,7 @@
 """What a driver must know of a run before anything is trained, whatever the method is.
 
-`gossip` and `federation` implement it; `compose.plan` picks by the section that the experiment has.
+`gossip` and `federation` implement it; `compose.plan` picks by the section that the experiment has, out of
+`experiment.kinds.RUN_KINDS`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from fedgossip.experiment import Experiment, PrivacySection
+from fedgossip.experiment import Experiment
 from fedgossip.machine import Checkpoint, Failure, Machine, NodeId
 from fedgossip.metrics import Evaluate, Network
 from fedgossip.plans.completeness import Lacking
@@ -52,6 +53,20 @@ def _sorted(value: Any) -> Any:
     if isinstance(value, Mapping):
         return [(key, _sorted(value[key])) for key in sorted(value)]
     return value
+
+
+def nanoseconds(seconds: float) -> int:
+    """Return the time of a timer."""
+    return int(seconds * 1e9)
+
+
+@dataclass(frozen=True)
+class RunOutlook:
+    """What a run will be, by formula: bytes that all send in a round, the method's facts, and lines for people."""
+
+    bytes_per_round: int
+    facts: Mapping[str, Any]
+    lines: Sequence[str]
 
 
 class Plan(Protocol):
@@ -173,11 +188,6 @@ class Plan(Protocol):
         """Whether a participant that ended after so many rounds has done its part."""
         ...
 
-    @property
-    def budget(self) -> PrivacySection | None:
-        """What may be spent of privacy; None where there is no such limit."""
-        ...
-
     def spends(self, node: NodeId) -> bool:
         """Whether a participant keeps an account of privacy."""
         ...
@@ -196,6 +206,10 @@ class Plan(Protocol):
 
     def lacking(self, rows: Sequence[Row], node: NodeId | None = None) -> Lacking:
         """What did not happen in a run that came to its end, by its rows; or to one participant, by its own."""
+        ...
+
+    def outlook(self, task: LocalTask) -> RunOutlook:
+        """What is known of the run before it begins, for --dry-run."""
         ...
 
     def facts(self, rows: Sequence[Row]) -> dict[str, Any]:

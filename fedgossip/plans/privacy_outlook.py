@@ -6,15 +6,14 @@ from collections.abc import Iterable
 
 from fedgossip.errors import ConfigError
 from fedgossip.machine import NodeId
-from fedgossip.plans.federation import FederationPlan
-from fedgossip.plans.plan import Plan
+from fedgossip.plans.federated_run import FederatedRun
 from fedgossip.plans.privacy_budget import cost_of_training
 from fedgossip.plans.tasks import task_of
 from fedgossip.privacy.accounting import Mechanism
 from fedgossip.privacy.forecast import PrivacyForecast
 
 
-def outlook(plan: Plan, seen_by: NodeId | None = None, before: Iterable[Mechanism] = ()) -> PrivacyForecast:
+def outlook(run: FederatedRun, seen_by: NodeId | None = None, before: Iterable[Mechanism] = ()) -> PrivacyForecast:
     """Return what the budget of a run will be worth.  Reads the data.  Raises ConfigError for a run without one.
 
     `seen_by`: a client that has a file of its own, and takes the others to have as many examples: no other is read.
@@ -22,33 +21,33 @@ def outlook(plan: Plan, seen_by: NodeId | None = None, before: Iterable[Mechanis
     """
     from fedgossip.privacy.forecast import PrivacyPlan, forecast
 
-    if not isinstance(plan, FederationPlan) or plan.unit == "none":
+    p, e = run.experiment.budget, run.experiment
+    if p is None:
         advice = 'Write [coordinator.privacy] with unit = "record" or "client".'
         raise ConfigError("a run without a budget of privacy", advice)
-    p, e = plan.section.privacy, plan.experiment
-    if seen_by is not None and not 0 <= seen_by < plan.learners:
-        raise ConfigError(f"there is no client {seen_by}", f"Clients are 0 to {plan.learners - 1}.")
-    task, shares = task_of(e, plan.learners, None if seen_by is None else [seen_by])
+    if seen_by is not None and not 0 <= seen_by < run.learners:
+        raise ConfigError(f"there is no client {seen_by}", f"Clients are 0 to {run.learners - 1}.")
+    task, shares = task_of(e, run.learners, None if seen_by is None else [seen_by])
     known = list(shares.trained_on.values())
-    examples = known * (plan.learners if len(known) == 1 else 1)
+    examples = known * (run.learners if len(known) == 1 else 1)
     fewest = min(examples, default=1)
     return forecast(
         PrivacyPlan(
             unit=p.unit,
-            clients=plan.learners,
+            clients=run.learners,
             rounds=e.rounds,
             noise=p.noise,
             clip=p.clip,
             delta=p.delta,
             parameters=task.length,
-            cohort=plan.cohort,
+            cohort=run.cohort,
             max_epsilon=p.max_epsilon,
-            honest=plan.least if p.unit == "client" else None,
+            honest=run.least if p.unit == "client" else None,
             batch_size=e.train.batch_size,
             local_steps=cost_of_training(e, fewest)[1] if p.unit == "record" else 1,
             examples=tuple(examples),
-            telling=plan.telling,
-            secure=plan.secure,
+            telling=run.telling,
+            secure=run.secure,
             tested=e.data.local_test > 0,
             test_noise=p.test_noise,
             test_every=e.eval.every if p.test_noise else 0,

@@ -173,9 +173,9 @@ def _learning(
 
 def _record_privacy(experiment: Experiment, entropy: Entropy | None) -> RecordPrivacy | None:
     """How single examples are hidden, where that is what the budget is for."""
-    if experiment.coordinator is None or experiment.coordinator.privacy.unit != "record":
+    p = experiment.budget
+    if p is None or p.unit != "record":
         return None
     from fedgossip.learning.private import RecordPrivacy
 
-    p = experiment.coordinator.privacy
     return RecordPrivacy(p.clip, p.noise, entropy, p.test_noise)

@@ -1,0 +1,193 @@
+"""What an experiment with a [coordinator] says of its run: who is wanted, what a sum is of, whom it must satisfy.
+
+Everything here follows from the experiment and from who has how many examples; `federation` makes machines of it.
+Clients are 0 to n - 2, the coordinator is n - 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from fedgossip.algorithms.federated.base import Federated
+from fedgossip.algorithms.sampling import BySize, Poisson, Sampling, Uniform
+from fedgossip.errors import ConfigError
+from fedgossip.experiment import CoordinatorSection, FederatedExperiment
+from fedgossip.machine import NodeId
+from fedgossip.plans.plan import hash_of, nanoseconds
+from fedgossip.plans.secure_encoding import Numbers
+from fedgossip.protocols.client import ClientSettings
+from fedgossip.protocols.telling import Telling, telling
+from fedgossip.roles import Roles, federated_roles
+from fedgossip.secure import graph
+from fedgossip.secure.session import Policy
+from fedgossip.task import Segment
+
+FEDBUFF = "fedbuff"
+PHASES = 6
+
+
+@dataclass(frozen=True)
+class FederatedRun:
+    """What is known of it before anything is trained; `federated` is the algorithm."""
+
+    experiment: FederatedExperiment
+    section: CoordinatorSection
+    federated: Federated[Any]
+    cohort: int
+    """Clients that are wanted in a round."""
+    least: int
+    """Contributions without which a round is abandoned."""
+    sizes: tuple[int, ...] | None = None
+    """Examples of each client, where they are known."""
+    trained_on: Mapping[NodeId, int] = field(default_factory=dict)
+    """Examples that a client trains on, of those that are held here."""
+    segments: tuple[Segment, ...] = ()
+
+    @property
+    def secure(self) -> bool:
+        return self.section.secure.on
+
+    @property
+    def unit(self) -> str:
+        """What a budget of privacy protects: record, client, or none."""
+        return self.section.privacy.unit
+
+    @property
+    def buffered(self) -> bool:
+        return self.section.algorithm == FEDBUFF
+
+    @cached_property
+    def roles(self) -> Roles:
+        return federated_roles(self.section.clients)
+
+    @property
+    def n(self) -> int:
+        return self.section.clients + 1
+
+    @property
+    def coordinator(self) -> NodeId:
+        return self.section.clients
+
+    @property
+    def learners(self) -> int:
+        return self.section.clients
+
+    @property
+    def name(self) -> str:
+        return self.section.algorithm
+
+    @property
+    def vectors(self) -> int:
+        return self.federated.clients.vectors
+
+    @property
+    def gradients(self) -> bool:
+        return self.federated.clients.gradient
+
+    @property
+    def fingerprint(self) -> Mapping[str, object]:
+        content = self.experiment.to_dict()
+        for key in ("start_timeout", "return_timeout", "silence"):
+            content["coordinator"].pop(key, None)
+        if not self.section.privacy.test_noise:  # folders and policies from before it
+            content["coordinator"]["privacy"].pop("test_noise", None)
+        return content
+
+    @property
+    def patience(self) -> tuple[float, float]:
+        return self.section.start_timeout, self.section.deadline
+
+    @property
+    def goal(self) -> int:
+        """FedBuff's K."""
+        return self.section.goal or min(10, max(1, self.learners // 2))
+
+    @cached_property
+    def sampling(self) -> Sampling:
+        """Who is invited."""
+        s, seed, clients = self.section, self.experiment.seed, tuple(range(self.learners))
+        if s.sampling == "poisson":
+            return Poisson(seed, clients, self.cohort / self.learners)
+        if s.sampling == "size":
+            if self.sizes is None:
+                advice = 'Set coordinator.sampling = "uniform".'
+                raise ConfigError("clients with data of their own: nobody knows who has how many examples", advice)
+            return BySize(seed, dict(enumerate(self.sizes)), self.cohort, s.over_selection)
+        return Uniform(seed, clients, self.cohort, s.over_selection)
+
+    @property
+    def client_settings(self) -> ClientSettings:
+        """Clients test the model that they are sent in the rounds that are evaluated."""
+        e, s = self.experiment, self.section
+        every = e.eval.every if self._tests_at_clients else 0
+        session = nanoseconds(PHASES * s.deadline)
+        return ClientSettings(e.rounds, nanoseconds(s.silence), session_ns=session, test_every=every)
+
+    @property
+    def _tests_at_clients(self) -> bool:
+        return self.experiment.data.local_test > 0
+
+    # --- a secure sum ---------------------------------------------------------------------------------------------
+
+    @property
+    def invited(self) -> int:
+        """Clients in the cohort of a secure sum."""
+        return min(self.learners, math.ceil(self.cohort * self.section.over_selection - 1e-9))
+
+    @property
+    def threshold(self) -> int | None:
+        """Shares that give a secret back; None where it follows from the graph."""
+        if self.section.secure.threshold is not None or self.invited > graph.COMPLETE_MAX:
+            return self.section.secure.threshold
+        return graph.policy_threshold(self.invited)
+
+    @cached_property
+    def numbers(self) -> Numbers:
+        """How contributions become integers that can be summed, with noise where there is some."""
+        return Numbers(
+            self.section,
+            self.experiment.train,
+            invited=self.invited,
+            least=self.least,
+            vectors=self.vectors,
+            by_examples=self._by_examples,
+            telling=self.telling,
+        )
+
+    @property
+    def _by_examples(self) -> bool:
+        rule = self.federated.clients
+        return rule.weight(2) > rule.weight(1) and self.unit != "client"
+
+    @property
+    def telling(self) -> Telling:
+        """What clients tell beside their vectors."""
+        return telling(
+            self.unit,
+            secure=self.secure,
+            by_examples=self._by_examples,
+            tested=self._tests_at_clients,
+            adaptive=self.section.privacy.adaptive,
+            noisy_tests=self.section.privacy.test_noise > 0,
+        )
+
+    def masked(self, length: int) -> int:
+        return self.numbers.fixed_point(length, "").words if self.secure else 0
+
+    @property
+    def task_id(self) -> str:
+        return f"fedgossip/{hash_of(self.fingerprint)}"
+
+    def policy(self, coordinator: bytes, length: int, layout: str) -> Policy:
+        """What a client of this experiment insists on, that has no policy file."""
+        fixed, adaptive = self.numbers.fixed_point(length, layout), self.section.privacy.adaptive
+        return Policy(coordinator, self.task_id, fixed, self.least, rule=self.numbers.rule, adaptive=adaptive)
+
+    def spends(self, node: NodeId) -> bool:
+        """Whether a participant keeps an account of privacy: of records each client, of clients all."""
+        return self.unit == "client" or (self.unit == "record" and node != self.coordinator)
+

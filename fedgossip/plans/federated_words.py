@@ -1,0 +1,93 @@
+"""What is told of a federated run: before it begins, how large it will be, and in its summary."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fedgossip import kernels
+from fedgossip.plans.federated_run import FederatedRun
+from fedgossip.plans.plan import RunOutlook
+from fedgossip.plans.privacy_outlook import outlook
+from fedgossip.privacy.guarantee import guarantee
+from fedgossip.privacy.wording import rounds
+from fedgossip.records import EventRow, PeerRow, Row
+from fedgossip.task import LocalTask
+
+
+def banner_of(run: FederatedRun) -> Sequence[str]:
+    """What a person should read before the run begins: who sees what, and what of privacy is spent."""
+    s = run.section
+    how = f"steps of {run.goal} answers" if run.buffered else f"{run.cohort} in a round"
+    line = f"{s.algorithm}, {s.clients} clients, {how}"
+    if not run.secure:
+        off = "NO secure aggregation (coordinator.secure.on = false): the coordinator sees every update"
+        return [line, off, *_budget_line(run), *kernels.remarks()]
+    seen = f"the coordinator sees sums alone, each over at least {run.least} of {run.invited} clients"
+    masks = f"; taking the masks off a sum needs {run.threshold} of them" if run.threshold else ""
+    told = _budget_line(run) or [_no_budget_line(run)]
+    return [line, f"secure aggregation: {seen}{masks}", *told, *kernels.remarks()]
+
+
+def _no_budget_line(run: FederatedRun) -> str:
+    """What a coordinator that lies has without a budget; full batches leave nothing to chance."""
+    tells = "with a client and without it, tell what it learned"
+    if _whole(run):
+        return f"NO budget of privacy, and whole passes in each round: two sums, {tells}"
+    return f"no budget of privacy: many sums, {tells}"
+
+
+def _whole(run: FederatedRun) -> bool:
+    """Whether every round goes over all examples of a client, as far as it is known here."""
+    t, sizes = run.experiment.train, run.trained_on.values() or run.sizes or ()
+    steps = t.local_steps or 0
+    return t.local_epochs is not None or any(steps * t.batch_size >= size for size in sizes)
+
+
+def _budget_line(run: FederatedRun) -> Sequence[str]:
+    p = run.experiment.budget
+    if p is None:
+        return []
+    worth = f"epsilon at most {p.max_epsilon:g}: {guarantee(p.max_epsilon)}"
+    return [f"privacy of each {p.unit}: noise {p.noise:g}, clip {p.clip:g}; {worth}"]
+
+
+def outlook_of(run: FederatedRun, task: LocalTask) -> RunOutlook:
+    """What a round will send, by formula, and what the budget will be worth."""
+    vector = task.length * task.dtype.itemsize * run.vectors
+    words = run.masked(task.length)
+    up = 4 * words if words else vector
+    beside = ", beside the keys and shares of the secure sum" if words else ""
+    budget = [f"of the budget of privacy: {rounds(outlook(run))}"] if run.experiment.budget else []
+    return RunOutlook(
+        run.cohort * (up + vector),
+        {"clients": run.learners, "cohort": run.cohort, "secure": run.secure, "threshold": run.threshold},
+        [f"{up:,} bytes up and {vector:,} down per client and round{beside}", *budget],
+    )
+
+
+def facts_of(run: FederatedRun, rows: Sequence[Row]) -> dict[str, Any]:
+    """The part of a summary that only federated runs have."""
+    s = run.section
+    return {
+        "graph": "coordinator",
+        "algorithm": s.algorithm,
+        "mode": "federated",
+        "clients": s.clients,
+        "cohort": run.cohort,
+        "secure": run.secure,
+        "rounds_abandoned": sum(isinstance(row, EventRow) and row.name == "abandoned" for row in rows),
+        **_spent(run, rows),
+    }
+
+
+def _spent(run: FederatedRun, rows: Sequence[Row]) -> dict[str, Any]:
+    """What was spent, by whoever spent most; None where only those know it whose rows are not here."""
+    p = run.experiment.budget
+    if p is None:
+        return {}
+    done = [row for row in rows if isinstance(row, PeerRow)]
+    epsilon = max((row.epsilon for row in done if row.epsilon is not None), default=None if done else 0.0)
+    about = {"unit": p.unit, "noise": p.noise, "clip": p.clip, "delta": p.delta, "max_epsilon": p.max_epsilon}
+    worth = guarantee(p.max_epsilon if epsilon is None else epsilon)
+    return {"epsilon": epsilon, "privacy": {**about, "epsilon": epsilon, "guarantee": worth}}
