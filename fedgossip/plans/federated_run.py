@@ -17,7 +17,7 @@ from fedgossip.algorithms.sampling import BySize, Poisson, Sampling, Uniform
 from fedgossip.errors import ConfigError
 from fedgossip.experiment import CoordinatorSection, FederatedExperiment
 from fedgossip.machine import NodeId
-from fedgossip.plans.plan import hash_of, nanoseconds
+from fedgossip.plans.plan import PlanDefaults, hash_of, nanoseconds
 from fedgossip.plans.secure_encoding import Numbers
 from fedgossip.protocols.client import ClientSettings
 from fedgossip.protocols.telling import Telling, telling
@@ -31,7 +31,7 @@ PHASES = 6
 
 
 @dataclass(frozen=True)
-class FederatedRun:
+class FederatedRun(PlanDefaults):
     """What is known of it before anything is trained; `federated` is the algorithm."""
 
     experiment: FederatedExperiment
@@ -65,15 +65,7 @@ class FederatedRun:
         return federated_roles(self.section.clients)
 
     @property
-    def n(self) -> int:
-        return self.section.clients + 1
-
-    @property
     def coordinator(self) -> NodeId:
-        return self.section.clients
-
-    @property
-    def learners(self) -> int:
         return self.section.clients
 
     @property

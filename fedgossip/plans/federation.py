@@ -6,7 +6,7 @@ everybody from its seed: real cryptography, and no secret.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -33,15 +33,13 @@ from fedgossip.secure.primitives import signer
 from fedgossip.secure.session import ParticipantRoster, RosterMember
 from fedgossip.seeds import stream
 from fedgossip.simulation.cohorts import Rounds, run_rounds
-from fedgossip.task import LocalTask, Segment
+from fedgossip.task import LocalTask
 from fedgossip.vectors import Vector
 
 
 @dataclass(frozen=True)
 class FederationPlan(FederatedRun):
     """The plan of a federated run; see plans.plan.Plan."""
-
-    restart_overrides = ()
 
     @property
     def pausable(self) -> bool:
@@ -57,10 +55,6 @@ class FederationPlan(FederatedRun):
     @property
     def masks(self) -> bool:
         return self.secure
-
-    @property
-    def externals(self) -> Mapping[str, object]:
-        return {}
 
     def partners(self, node: NodeId) -> Sequence[NodeId]:
         return tuple(range(self.learners)) if node == self.coordinator else (self.coordinator,)
@@ -116,9 +110,6 @@ class FederationPlan(FederatedRun):
     def with_shares(self, shares: DataShares) -> FederationPlan:
         sizes = tuple(shares.sizes) if shares.sizes else None
         return replace(self, sizes=sizes, trained_on=shares.trained_on)
-
-    def with_segments(self, segments: tuple[Segment, ...]) -> FederationPlan:
-        return replace(self, segments=segments)
 
     # --- machines -------------------------------------------------------------------------------------------------
 
@@ -208,9 +199,6 @@ class FederationPlan(FederatedRun):
         return Securely(SecAggClient(node, roster, policy, who.sign, who.entropy, past), self._chances(node, who))
 
     # --- the run --------------------------------------------------------------------------------------------------
-
-    def for_restart(self) -> FederationPlan:
-        return self
 
     def is_complete(self, node: NodeId, rounds: int, *, stopped: bool = False) -> bool:
         """A client has done its part when the coordinator has sent it home."""

@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 
-from fedgossip import kernels
 from fedgossip.algorithms.base import GossipAlgorithm
 from fedgossip.algorithms.names import METHODS, Method, make, own
 from fedgossip.errors import ConfigError
@@ -20,8 +19,7 @@ from fedgossip.metrics import Network
 from fedgossip.plans.completeness import Lacking, of_gossip
 from fedgossip.plans.credentials import Credentials, Logged, Own
 from fedgossip.plans.gossip_words import described_topology, eigenvalues, modes, outlook_of
-from fedgossip.plans.plan import PARTIAL, Arrays, Results, RunOutlook, nanoseconds
-from fedgossip.plans.tasks import DataShares
+from fedgossip.plans.plan import PARTIAL, Arrays, PlanDefaults, Results, RunOutlook, nanoseconds
 from fedgossip.protocols import async_gossip, push_sum, sync_gossip
 from fedgossip.protocols.async_gossip import AsyncGossip, AsyncSettings
 from fedgossip.protocols.peer_sampling import rule_of
@@ -54,7 +52,7 @@ GAMMA = 0.9
 
 
 @dataclass(frozen=True)
-class GossipPlan:
+class GossipPlan(PlanDefaults):
     """What is known before anything is trained.
 
     `topology` has the links of all rounds of one period (where none repeats, of the first); `spectrum` is None where
@@ -67,12 +65,6 @@ class GossipPlan:
     spectrum: Spectrum | None
     forecast: Forecast
     segments: tuple[Segment, ...] = ()
-
-    pausable = True
-    gradients = False
-
-    def spends(self, node: NodeId) -> bool:  # noqa: ARG002
-        return False
 
     @property
     def vectors(self) -> int:
@@ -98,20 +90,8 @@ class GossipPlan:
         return peer_roles(self.topology.n)
 
     @property
-    def n(self) -> int:
-        return self.topology.n
-
-    @property
-    def learners(self) -> int:
-        return self.n
-
-    @property
     def name(self) -> str:
         return self.topology.name
-
-    @property
-    def banner(self) -> Sequence[str]:
-        return kernels.remarks()
 
     @property
     def fingerprint(self) -> Mapping[str, object]:
@@ -134,9 +114,6 @@ class GossipPlan:
     @property
     def externals(self) -> Mapping[str, object]:
         return {"schedule": self.schedule}
-
-    def masked(self, length: int) -> int:  # noqa: ARG002
-        return 0
 
     def partners(self, node: NodeId) -> Sequence[NodeId]:
         return self.schedule.partners(node)
@@ -224,12 +201,6 @@ class GossipPlan:
 
     def simulated(self, node: NodeId, incarnation: int = 0, log: Sequence[Logged] = ()) -> Own | None:  # noqa: ARG002
         return SeededPairs(node, self.experiment.seed) if self.masks else None
-
-    def with_shares(self, shares: DataShares) -> GossipPlan:  # noqa: ARG002
-        return self
-
-    def with_segments(self, segments: tuple[Segment, ...]) -> GossipPlan:
-        return replace(self, segments=segments)
 
     def for_restart(self) -> GossipPlan:
         """Return the plan of a peer that comes back: it waits for the others no longer than in a round."""

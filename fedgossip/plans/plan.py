@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, Self
 
+from fedgossip import kernels
 from fedgossip.experiment import Experiment
 from fedgossip.machine import Checkpoint, Failure, Machine, NodeId
 from fedgossip.metrics import Evaluate, Network
@@ -215,6 +216,71 @@ class Plan(Protocol):
     def facts(self, rows: Sequence[Row]) -> dict[str, Any]:
         """The method's own part of the summary."""
         ...
+
+
+class PlanDefaults:
+    """What a plan need not say of itself: it masks nothing, keeps no budget, and is the same whoever comes back.
+
+    A kind of run says what is its own; see `Plan` for what each of these means.
+    """
+
+    @property
+    def roles(self) -> Roles:
+        raise NotImplementedError
+
+    @property
+    def vectors(self) -> int:
+        return 1
+
+    @property
+    def gradients(self) -> bool:
+        return False
+
+    @property
+    def masks(self) -> bool:
+        return False
+
+    @property
+    def pausable(self) -> bool:
+        return True
+
+    @property
+    def n(self) -> int:
+        return self.roles.n
+
+    @property
+    def learners(self) -> int:
+        return self.roles.learners
+
+    @property
+    def banner(self) -> Sequence[str]:
+        return kernels.remarks()
+
+    @property
+    def restart_overrides(self) -> Sequence[str]:
+        return ()
+
+    @property
+    def externals(self) -> Mapping[str, object]:
+        return {}
+
+    def masked(self, length: int) -> int:  # noqa: ARG002
+        return 0
+
+    def spends(self, node: NodeId) -> bool:  # noqa: ARG002
+        return False
+
+    def simulated(self, node: NodeId, incarnation: int = 0, log: Sequence[Logged] = ()) -> Own | None:  # noqa: ARG002
+        return None
+
+    def with_shares(self, shares: DataShares) -> Self:  # noqa: ARG002
+        return self
+
+    def with_segments(self, segments: tuple[Segment, ...]) -> Self:
+        return replace(self, segments=segments)  # type: ignore[type-var]
+
+    def for_restart(self) -> Self:
+        return self
 
 
 def record_of(plan: Plan, evaluate: Evaluate, *, watch_all: bool) -> Network:
