@@ -15,6 +15,7 @@ from __future__ import annotations
 import struct
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -48,18 +49,40 @@ def chunks(message: AnyMessage) -> list[memoryview]:
     return list(_slices([_little(v) for v in message.vectors]))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Packed:
+    """A message as it goes onto links: its header is made once, for however many partners it is."""
+
+    message: AnyMessage
+    header: bytes
+
+    @property
+    def size(self) -> int:
+        """How many bytes of frames it costs, without ZeroMQ's framing and the cipher's overhead."""
+        sizes = [v.nbytes for v in self.message.vectors] if isinstance(self.message, Carrier) else []
+        chunks = sum(-(-size // CHUNK_BYTES) for size in sizes)
+        return len(self.header) + sum(sizes) + MARK_BYTES * (1 + chunks)
+
+    def frames(self, transfer: int, bodies: Iterable[Body]) -> Iterator[tuple[bytes, bytes | Body]]:
+        """Yield its (mark, body) pairs; `bodies` are its chunks, in whatever form the caller sends them."""
+        yield _MARK.pack(b"H", transfer, 0), self.header
+        for index, body in enumerate(bodies):
+            yield _MARK.pack(b"C", transfer, index), body
+
+
+def packed(message: AnyMessage) -> Packed:
+    """Return a message with its header."""
+    return Packed(message, VOCABULARY.encoded(message))
+
+
 def frames(message: AnyMessage, transfer: int, bodies: Iterable[Body]) -> Iterator[tuple[bytes, bytes | Body]]:
-    """Yield the (mark, body) pairs of `message`; `bodies` are its chunks, in whatever form the caller sends them."""
-    yield _MARK.pack(b"H", transfer, 0), VOCABULARY.encoded(message)
-    for index, body in enumerate(bodies):
-        yield _MARK.pack(b"C", transfer, index), body
+    """Yield the (mark, body) pairs of a message for one partner."""
+    return packed(message).frames(transfer, bodies)
 
 
 def wire_bytes(message: AnyMessage) -> int:
-    """Return how many bytes of frames `message` costs (without ZeroMQ's framing and the cipher's overhead)."""
-    sizes = [v.nbytes for v in message.vectors] if isinstance(message, Carrier) else []
-    chunks = sum(-(-size // CHUNK_BYTES) for size in sizes)
-    return len(VOCABULARY.encoded(message)) + sum(sizes) + MARK_BYTES * (1 + chunks)
+    """Return how many bytes of frames `message` costs; see `Packed.size`."""
+    return packed(message).size
 
 
 def _little(vector: Vector) -> Vector:
@@ -84,7 +107,9 @@ class Assembler:
         self._vectors: tuple[Vector, ...] = ()  # made when the first chunk is there
         self._transfer = 0
         self._targets: list[memoryview] = []
-        self._next = 0
+        self._next = self._taken = 0
+        self.size = 0
+        """Bytes of the frames of the message that was the last to be whole."""
 
     def mark(self, mark: bytes) -> memoryview | None:
         """Take the first frame.  Return where the second belongs (a chunk), or None (a header: give it to `header`).
@@ -138,9 +163,11 @@ class Assembler:
             header = VOCABULARY.decoded(body)
         except UnreadableError as error:
             raise FrameError("header", f"a header that cannot be read: {error}") from None
+        self._taken = MARK_BYTES + len(body)
         if isinstance(header, Carries):
             self._announce(header)
             return None
+        self.size = self._taken
         return VOCABULARY.message_of(header)
 
     def _announce(self, header: Carries) -> None:
@@ -170,9 +197,10 @@ class Assembler:
             self._drop()
             raise FrameError("truncated", f"a chunk of {size} bytes; expected {expected}")
         self._next += 1
+        self._taken += MARK_BYTES + size
         if self._next < len(self._targets):
             return None
-        header, vectors = self._open, self._vectors
+        header, vectors, self.size = self._open, self._vectors, self._taken
         self._drop()
         if sys.byteorder == "big":
             vectors = tuple(v.byteswap() for v in vectors)

@@ -22,7 +22,7 @@ from fedgossip.net import server as hubs
 from fedgossip.net.client import Spoke
 from fedgossip.net.endpoints import Endpoint
 from fedgossip.net.identity import Identity
-from fedgossip.net.outbox import OUTBOX_MESSAGES, Outbox
+from fedgossip.net.outbox import OUTBOX_MESSAGES, Cuts, Outbox
 from fedgossip.net.router_sender import MODELS, SPEAKING_CHUNKS
 from fedgossip.net.server import Hub
 from fedgossip.net.sockets import SILENCE_MS
@@ -500,7 +500,7 @@ def test_tries_become_rarer_the_longer_a_client_takes_nothing(monkeypatch: pytes
     router = Full(clock, opens=2.0)
     monkeypatch.setattr(router_sender, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     speaker = router_sender.Speaker(router)  # type: ignore[arg-type]
-    line = router_sender.ClientLine(0, Outbox(lambda _: []), b"name")
+    line = router_sender.ClientLine(0, Outbox(Cuts()), b"name")
     for _ in range(2):
         speaker.put(line, Leaving(0))
     while clock[0] < 3.0:

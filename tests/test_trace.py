@@ -49,7 +49,7 @@ from fedgossip.messages import (
 from fedgossip.plans import compose
 from fedgossip.task import Segment
 from fedgossip.topology import Mixing, Topology, build
-from fedgossip.trace.events import TraceError, described
+from fedgossip.trace.events import _MESSAGES, TraceError, described, put_together
 from fedgossip.trace.files import Opening, Reading, Trace, Traced
 from fedgossip.vectors import digest, frozen
 
@@ -140,6 +140,35 @@ def test_a_new_graph_comes_back_as_it_was(tmp_path: Path, directed: bool) -> Non
     assert isinstance(event, Rostered) and isinstance(event.schedule, Mixing)
     assert event.schedule.topology == graph
     assert event.schedule.matrix().tolist() == mixing.matrix().tolist()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Sparse:
+    """A message with arrays of unlike types, in fields of their own and in one another."""
+
+    round: int
+    places: Any
+    several: tuple[Any, ...]
+
+
+def test_arrays_of_unlike_types_come_back_from_any_field_of_a_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(_MESSAGES, "Sparse", Sparse)
+    places, grid = np.array([1, 5, 2**32 - 1], np.uint32), np.arange(6, dtype=np.float64).reshape(2, 3)
+    sent = Sparse(7, places, (frozen(np.array([0.5, -1], np.float32)), grid))
+    (event,) = read(written(tmp_path / "t", [Received(1, sent)]))  # type: ignore[arg-type]
+    back: Any = event.message  # type: ignore[union-attr]
+    assert described(back) == described(sent) and back.round == 7
+    assert [array.dtype.name for array in (back.places, *back.several)] == ["uint32", "float32", "float64"]
+    assert back.several[1].tolist() == grid.tolist() and not back.several[0].flags.writeable
+
+
+def test_a_model_in_a_trace_of_the_release_before_comes_back() -> None:
+    """There the vectors of a message had no field."""
+    old = {"sender": 1, "message": {"is": "Model", "round": 3, "schema": "s"}}
+    event: Any = put_together("Received", old, [VECTOR])
+    assert event.message.round == 3 and event.message.vectors == (VECTOR,)
 
 
 def test_a_vector_belongs_to_the_machine_again_if_it_did(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from fedgossip.net.identity import Identity, check_public
 from fedgossip.net.outbox import Cuts, Outbox, Pair
 from fedgossip.net.sockets import DRAIN_FRAMES, MORE_NOW, NOW, Waker, ZmqSocket
 from fedgossip.net.transport import Arrived, LinkDown, LinkEvent, LinkUp, Rejected, Woken
-from fedgossip.wire import Assembler, wire_bytes
+from fedgossip.wire import Assembler
 
 
 class Spoke:
@@ -37,7 +37,8 @@ class Spoke:
         self._hello = Hello("", "", "")
         self._expected = Expected("", "", 0)
         self._assembler = Assembler(self._expected)
-        self._outbox = Outbox(Cuts())
+        self._cuts = Cuts()
+        self._outbox = Outbox(self._cuts)
         self._asked = self._turn = -1  # transfers
         self._connected = self._up = self._reached = False
         self._late: list[LinkEvent] = []
@@ -111,7 +112,7 @@ class Spoke:
         if to != self._coordinator or not self._up:
             return
         self.dropped += not self._outbox.put(message)
-        self.bytes_sent += wire_bytes(message)
+        self.bytes_sent += self._cuts.packed(message).size
         self._flush()
 
     def _flush(self) -> None:
@@ -195,7 +196,7 @@ class Spoke:
 
     def _arrived(self, message: AnyMessage, events: list[LinkEvent]) -> None:
         assert self._coordinator is not None
-        events.append(Arrived(self._coordinator, message))
+        events.append(Arrived(self._coordinator, message, self._assembler.size))
         if isinstance(message, Hello) and not self._up:
             self._up = self._reached = True
             events.append(LinkUp(self._coordinator, afresh=True))

@@ -50,7 +50,6 @@ from fedgossip.plain import line
 from fedgossip.records import EventRow, PeerRow, Row, event_row
 from fedgossip.task import Job, LocalTask, done
 from fedgossip.vectors import Vector
-from fedgossip.wire import wire_bytes
 
 GRACE_NS = 1_000_000_000
 """How long a broken link may take to come back before its peer is told as gone."""
@@ -193,8 +192,8 @@ class Host:
             case Arrived(sender) if sender not in self._greeted:
                 text = f"peer {sender} has not said that it runs this experiment"
                 self._reject(Rejected(sender, "ungreeted", text))
-            case Arrived(sender, message) if not isinstance(message, Hello):
-                self._meter.bytes_received += wire_bytes(message)
+            case Arrived(sender, message, size) if not isinstance(message, Hello):
+                self._meter.bytes_received += size
                 self.tell(Received(sender, message))
             case LinkUp(node, afresh):
                 self._up.add(node)

@@ -34,7 +34,7 @@ from fedgossip.net.sockets import (
     make,
 )
 from fedgossip.net.transport import NOBODY, Arrived, LinkDown, LinkEvent, LinkUp, Rejected, Woken
-from fedgossip.wire import Assembler, FrameError, wire_bytes
+from fedgossip.wire import Assembler, FrameError
 
 GUEST_WORDS, GUEST_BYTES = 32, 2048
 """What one that is no member may say, in messages and in bytes each: a Hello and an entry, on every new connection."""
@@ -188,7 +188,7 @@ class Links:
 
     def _queue(self, link: _Link, message: AnyMessage) -> None:
         self.dropped += not link.outbox.put(message)
-        self.bytes_sent += wire_bytes(message)
+        self.bytes_sent += self._cuts.packed(message).size
 
     def _flush(self, link: _Link) -> None:
         """Give the socket all that it takes; ask to be called again when it takes more."""
@@ -255,7 +255,7 @@ class Links:
                 events.append(Rejected(sender, refused.reason, str(refused), refused.advice))
                 continue
             if message is not None:
-                events.append(Arrived(sender, message))
+                events.append(Arrived(sender, message, self._assemblers[sender].size))
                 return  # it may complete a round, whose memory is then free for the frame that comes next
 
     def _guest(self, mark: zmq.Frame) -> str:

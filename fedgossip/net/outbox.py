@@ -6,13 +6,13 @@ Words between the links themselves overtake what waits, between two chunks.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import zmq
 
 from fedgossip.messages import AnyMessage, Carrier
 from fedgossip.vectors import Vector
-from fedgossip.wire import chunks, frames
+from fedgossip.wire import Packed, chunks, packed
 
 Pair = tuple[bytes, bytes | zmq.Frame]
 """The mark and the body of one message of ZeroMQ."""
@@ -22,15 +22,23 @@ OUTBOX_MESSAGES = 8
 
 
 class Cuts:
-    """The chunks of a message as frames that ZeroMQ reads where they lie; all partners share those of one model.
+    """What all partners share of a message: its header, made once, and its chunks as frames that ZeroMQ reads in place.
 
     Making such a frame, and hearing that ZeroMQ is done with it, costs about as much as copying 100 KiB.
     """
 
     def __init__(self) -> None:
+        self._packed: Packed | None = None
         self._last: tuple[tuple[Vector, ...], list[zmq.Frame]] = (), []
 
-    def __call__(self, message: AnyMessage) -> list[zmq.Frame]:
+    def packed(self, message: AnyMessage) -> Packed:
+        """Return the message with its header: the same for all partners to whom it is sent one after the other."""
+        if self._packed is None or self._packed.message is not message:
+            self._packed = packed(message)
+        return self._packed
+
+    def chunks(self, message: AnyMessage) -> list[zmq.Frame]:
+        """Return its chunks: the same for all messages with these vectors."""
         if not isinstance(message, Carrier):
             return []
         if self._last[0] is not message.vectors:
@@ -39,14 +47,14 @@ class Cuts:
 
 
 class Outbox:
-    """`cut` gives the chunks of a message.  `transfer` numbers the messages; it goes on over connections."""
+    """`cuts` are those of all partners.  `transfer` numbers the messages; it goes on over connections."""
 
-    def __init__(self, cut: Callable[[AnyMessage], list[zmq.Frame]], transfer: int = 0) -> None:
-        self._cut, self.transfer = cut, transfer
+    def __init__(self, cuts: Cuts, transfer: int = 0) -> None:
+        self._cuts, self.transfer = cuts, transfer
         self.chunks = 0
         """Of the message that is under way."""
         self._words: deque[Pair] = deque()
-        self._messages: deque[AnyMessage] = deque()
+        self._messages: deque[Packed] = deque()
         self._under_way: AnyMessage | None = None
         self._current: Iterator[Pair] | None = None
         self._waiting: Pair | None = None
@@ -59,7 +67,7 @@ class Outbox:
         room = len(self._messages) < OUTBOX_MESSAGES
         if not room:
             self._messages.popleft()
-        self._messages.append(message)
+        self._messages.append(self._cuts.packed(message))
         return room
 
     def say(self, word: Pair) -> None:
@@ -86,10 +94,10 @@ class Outbox:
                 self._end()
         return self._waiting
 
-    def _begin(self, message: AnyMessage) -> None:
-        bodies = self._cut(message)
-        self.transfer, self.chunks, self._under_way = self.transfer + 1, len(bodies), message
-        self._current = frames(message, self.transfer, bodies)
+    def _begin(self, packed: Packed) -> None:
+        bodies = self._cuts.chunks(packed.message)
+        self.transfer, self.chunks, self._under_way = self.transfer + 1, len(bodies), packed.message
+        self._current = packed.frames(self.transfer, bodies)
 
     def _end(self) -> None:
         self._current = self._waiting = self._under_way = None
@@ -103,7 +111,7 @@ class Outbox:
 
     def forget(self, vector: Vector) -> int:
         """Drop what begins with this vector, also in the middle of it; return how many messages."""
-        kept = [message for message in self._messages if not _begins_with(message, vector)]
+        kept = [packed for packed in self._messages if not _begins_with(packed.message, vector)]
         dropped = len(self._messages) - len(kept)
         self._messages = deque(kept)
         if self._under_way is not None and _begins_with(self._under_way, vector):

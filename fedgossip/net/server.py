@@ -31,7 +31,7 @@ from fedgossip.net.outbox import Cuts, Outbox
 from fedgossip.net.router_sender import ClientLine, Speaker
 from fedgossip.net.sockets import DRAIN_FRAMES, LINGER_MS, NOW, Waker, ZmqSocket
 from fedgossip.net.transport import Arrived, LinkDown, LinkEvent, LinkUp, Rejected, Woken
-from fedgossip.wire import Assembler, FrameError, wire_bytes
+from fedgossip.wire import Assembler, FrameError
 
 PROBE_SECONDS = 2.0
 """So often a client that has nothing to hear is said something without meaning: whether the network brings it is known
@@ -143,7 +143,7 @@ class Hub:
         if client is None or not client.up:
             return
         self.dropped += self._speaker.put(client.line, message)
-        self.bytes_sent += wire_bytes(message)
+        self.bytes_sent += self._cuts.packed(message).size
 
     @property
     def idle(self) -> bool:
@@ -197,7 +197,7 @@ class Hub:
                 events.append(Rejected(sender, refused.reason, str(refused), refused.advice))
                 continue
             if message is not None:
-                events.append(Arrived(sender, message))
+                events.append(Arrived(sender, message, self._clients[sender].assembler.size))
                 return  # it may complete a round, whose memory is then free for the frame that comes next
 
     def _sender(self, mark: zmq.Frame, name: bytes) -> NodeId:

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from fedgossip.machine import NodeId
@@ -20,8 +20,11 @@ NOBODY: NodeId = -1
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
+    """`size`: the bytes of its frames, as they came."""
+
     sender: NodeId
     message: AnyMessage
+    size: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ class SimulatedLinks:
         self.lives: dict[Link, int] = {}
         """The incarnation of the other that an end was told of; 0 where it is not there."""
         self._cut: dict[Link, int] = {}  # since when
-        self._waiting: dict[Link, list[Message]] = {}
+        self._waiting: dict[Link, list[tuple[Message, int]]] = {}  # with its bytes
 
     def __iter__(self) -> Iterator[Link]:
         return ((node, other) for node, others in enumerate(self.known) for other in others)
@@ -50,8 +50,8 @@ class SimulatedLinks:
     def cut(self, link: Link, now_ns: int) -> None:
         self._cut.setdefault(link, now_ns)
 
-    def heal(self, link: Link) -> list[Message]:
-        """Let messages pass again; return those that waited, in order."""
+    def heal(self, link: Link) -> list[tuple[Message, int]]:
+        """Let messages pass again; return those that waited, in order, each with its bytes."""
         self._cut.pop(link, None)
         return self._waiting.pop(link, [])
 
@@ -59,8 +59,8 @@ class SimulatedLinks:
         """When the cut began that is on; None where messages pass."""
         return self._cut.get(link)
 
-    def wait(self, link: Link, message: Message) -> None:
-        self._waiting.setdefault(link, []).append(message)
+    def wait(self, link: Link, message: Message, size: int) -> None:
+        self._waiting.setdefault(link, []).append((message, size))
 
     def give_up(self, link: Link) -> int:
         """Call the link down as its first end sees it; return how many messages that waited are lost."""

@@ -123,7 +123,7 @@ class Simulator:
         self.counts: dict[str, int] = {}
         self._meters = [Meter(node) for node in range(len(machines))]
         self._heap: list[tuple[int, int, NodeId, _Coming, int, _Lives]] = []  # time, order, whom, what, bytes, lives
-        self._sized: tuple[Message | None, int] = (None, 0)
+        self._sizes: dict[int, int] = {}  # of what an event has brought about, while its effects are performed
         self._sequence = 0
         self._timers: dict[tuple[NodeId, Hashable], int] = {}
         self._jobs: dict[NodeId, Job] = {}
@@ -218,6 +218,7 @@ class Simulator:
             return
         for effect in effects:
             self._perform(node, effect)
+        self._sizes.clear()
 
     def _perform(self, node: NodeId, effect: Effect) -> None:
         match effect:
@@ -264,14 +265,15 @@ class Simulator:
         link = node, to
         if to in self.dead or link in self.connections.down:
             return
-        self._meters[node].bytes_sent += self._size(message)
+        size = self._size(message)
+        self._meters[node].bytes_sent += size
         if self.connections.cut_since(link) is None:
-            self._carry(link, message)
+            self._carry(link, message, size)
         else:
-            self.connections.wait(link, message)
+            self.connections.wait(link, message, size)
 
-    def _carry(self, link: Link, message: Message) -> None:
-        (sender, to), size = link, self._size(message)
+    def _carry(self, link: Link, message: Message, size: int) -> None:
+        sender, to = link
         self._sent[link] = number = self._sent.get(link, -1) + 1
         fate = self.script.fate(sender, to, number, self.now_ns) if self._touched else UNHARMED
         arrival = self.network.arrival_ns(sender, to, size, self.now_ns, fate.delay_ns)
@@ -284,10 +286,11 @@ class Simulator:
             self._count("duplicated")
 
     def _size(self, message: Message) -> int:
-        """The bytes of `message`; a peer sends the same one to many neighbours, so the last is remembered."""
-        if self._sized[0] is not message:
-            self._sized = message, wire_bytes(message)
-        return self._sized[1]
+        """The bytes of `message`; a peer sends the same one to many neighbours."""
+        size = self._sizes.get(id(message))
+        if size is None:
+            size = self._sizes[id(message)] = wire_bytes(message)
+        return size
 
     def _computed(self, node: NodeId, asked: Trained) -> Trained:
         """Return the answer to a training that is due, computing every outstanding one with it."""
@@ -367,8 +370,8 @@ class Simulator:
         elif not apart and since is not None:
             waited = self.connections.heal(link)
             self._push(self.now_ns + self.network.latency_ns(link[1], link[0]), link[0], Look(link[1]))
-            for message in waited:
-                self._carry(link, message)
+            for message, size in waited:
+                self._carry(link, message, size)
 
     # --- what the script does -------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,8 +36,8 @@ def taken_apart(event: Event) -> tuple[dict[str, Any], list[Array]]:
     """Return an event's plain fields and its arrays."""
     match event:
         case Received(sender, message):
-            vectors = list(message.vectors) if isinstance(message, Carrier) else []
-            return {"sender": sender, "message": _plain(message)}, vectors
+            arrays: list[Array] = []
+            return {"sender": sender, "message": _plain(message, arrays)}, arrays
         case Trained(job, update, examples, metrics):
             fields = {"job": job, "examples": examples, "metrics": dict(metrics)}
             return fields, [] if update is None else [update]
@@ -49,14 +49,14 @@ def taken_apart(event: Event) -> tuple[dict[str, Any], list[Array]]:
         case Rostered(schedule):
             return {"opaque": type(schedule).__name__}, []
         case _:
-            return {f.name: _plain(getattr(event, f.name)) for f in dataclasses.fields(event)}, []
+            return {f.name: _plain(getattr(event, f.name), []) for f in dataclasses.fields(event)}, []
 
 
 def put_together(name: str, fields: dict[str, Any], arrays: list[Array]) -> Event:
     """Return the event that `taken_apart` came from.  Raises TraceError for one that cannot be told again."""
     match name:
         case "Received":
-            return Received(fields["sender"], _whole(fields["message"], tuple(arrays)))
+            return Received(fields["sender"], _whole(fields["message"], arrays))
         case "Trained":
             return Trained(fields["job"], arrays[0] if arrays else None, fields["examples"], fields["metrics"])
         case "Rostered" if "opaque" in fields:
@@ -67,30 +67,40 @@ def put_together(name: str, fields: dict[str, Any], arrays: list[Array]) -> Even
             graph = Topology.from_edges(fields["n"], edges.reshape(-1, 2), fields["name"], fields["directed"])
             return Rostered(Mixing(graph, fields["rule"], starts, ids, values, fields["stochastic"]))
         case _:
-            event: Event = _EVENTS[name](**{key: _whole(value) for key, value in fields.items()})
+            event: Event = _EVENTS[name](**{key: _whole(value, arrays) for key, value in fields.items()})
             return event
 
 
-def _plain(value: Any) -> Any:
-    """Return a value as msgpack can hold it: a message by its name, and a tuple marked, for a list is none."""
+def _plain(value: Any, arrays: list[Array]) -> Any:
+    """Return a value as msgpack can hold it: what msgpack has not, by a name; an array, in any field, by its number.
+
+    Arrays are added to `arrays`.
+    """
+    if isinstance(value, np.ndarray):
+        arrays.append(value.reshape(-1))
+        return {"is": "array", "at": len(arrays) - 1, "shape": list(value.shape)}
     if dataclasses.is_dataclass(value):
-        fields = (f.name for f in dataclasses.fields(value) if f.name != "vectors")
-        return {"is": type(value).__name__, **{name: _plain(getattr(value, name)) for name in fields}}
+        fields = {field.name: _plain(getattr(value, field.name), arrays) for field in dataclasses.fields(value)}
+        return {"is": type(value).__name__, **fields}
     if isinstance(value, tuple):
-        return {"is": "tuple", "of": [_plain(one) for one in value]}
+        return {"is": "tuple", "of": [_plain(one, arrays) for one in value]}
     return value
 
 
-def _whole(value: Any, vectors: tuple[Array, ...] = ()) -> Any:
-    """Return what `_plain` came from; `vectors` are those of a message."""
+def _whole(value: Any, arrays: Sequence[Array]) -> Any:
+    """Return what `_plain` came from."""
     if not isinstance(value, dict):
         return value
     name = value.pop("is")
+    if name == "array":
+        return arrays[value["at"]].reshape(value["shape"])
     if name == "tuple":
-        return tuple(_whole(one) for one in value["of"])
+        return tuple(_whole(one, arrays) for one in value["of"])
     kind: Any = _MESSAGES[name]
-    fields = {key: _whole(one) for key, one in value.items()}
-    return kind(**fields, vectors=vectors) if issubclass(kind, Carrier) else kind(**fields)
+    fields = {key: _whole(one, arrays) for key, one in value.items()}
+    if issubclass(kind, Carrier) and "vectors" not in fields:  # of the release before, which had arrays there alone
+        fields["vectors"] = tuple(arrays)
+    return kind(**fields)
 
 
 def described(value: object, digests: dict[int, str] | None = None) -> str:
