@@ -15,7 +15,7 @@ def recovers(plan: Plan) -> bool:
     Clients and coordinators have none.  Private peers show theirs to nobody, and the rounds of window doubling begin
     together: these begin with their first model again.
     """
-    return isinstance(plan, GossipPlan) and not plan.masks and plan.experiment.algorithm.name != "window-doubling"
+    return isinstance(plan, GossipPlan) and not plan.masks and not plan.algorithm.needs.constant_members
 
 
 def peer_of(
