@@ -212,7 +212,8 @@ class FederationPlan(FederatedRun):
         fixed = self.numbers.fixed_point(task.length, task.schema) if self.secure else None
         chances = [self._chances(node) for node in range(self.learners)]
         who = self.federated, self.sampling, self.learners
-        rounds = Rounds(*who, self.experiment.rounds, self.least, fixed, chances, self.experiment.score)
+        e = self.experiment
+        rounds = Rounds(*who, e.rounds, self.least, fixed, chances, e.score, self.telling)
         state = rounds.start(task)
 
         def finish(between: Callable[[], None]) -> Results:

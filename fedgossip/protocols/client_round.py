@@ -50,6 +50,12 @@ class PreparedContribution:
     """The score of the model that came, on `tested` examples kept for that."""
     tested: int = 0
 
+    def answer_to(self, invite: Invite) -> Contribution:
+        """What a client says of it in the clear."""
+        return Contribution(
+            invite.round, invite.schema, self.up, self.examples, self.steps, self.loss, self.measured, self.tested
+        )
+
     def metrics(self, names: Sequence[str]) -> dict[str, float]:
         return {name: float(getattr(self, name) or 0.0) for name in names}
 
@@ -91,9 +97,7 @@ class PlainPart:
 
     def trained(self, work: PreparedContribution) -> list[Effect]:
         invite = self.invite
-        self.answer = Contribution(
-            invite.round, invite.schema, work.up, work.examples, work.steps, work.loss, work.measured, work.tested
-        )
+        self.answer = work.answer_to(invite)
         facts = {"round": invite.round, "to": self.coordinator, "bytes": self.answer.payload_bytes}
         return [Log("contribution", facts, work.up), *self.again()]
 

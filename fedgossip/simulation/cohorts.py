@@ -15,12 +15,13 @@ import numpy as np
 from fedgossip.algorithms.federated.base import Aggregate, Federated, Vectors, Work
 from fedgossip.algorithms.federated.sums import mean_of
 from fedgossip.algorithms.sampling import Sampling
-from fedgossip.machine import Aggregated, NodeId
+from fedgossip.machine import Aggregated, LocalWork, NodeId
 from fedgossip.messages import Invite
 from fedgossip.metrics import Meter, Network
 from fedgossip.protocols.client_round import Chances, PreparedContribution, integers
 from fedgossip.protocols.secure_round import apart
-from fedgossip.records import Row
+from fedgossip.protocols.telling import EVERYTHING, Telling
+from fedgossip.records import PeerRow, Row
 from fedgossip.scores import ACCURACY, Score
 from fedgossip.secure.fixed_point import FixedPoint
 from fedgossip.secure.noise_rule import NO_NOISE
@@ -41,20 +42,26 @@ class Rounds:
     fixed: FixedPoint | None
     chances: Sequence[Callable[[int], Chances]]
     score: Score = ACCURACY
+    telling: Telling = EVERYTHING
 
     def start(self, task: LocalTask) -> Standing:
         """Return where a run begins."""
-        return Standing(0, self.federated.server.start(task.initial(self.clients)), {}, Meter(self.clients))
+        meters = [Meter(node) for node in range(self.clients + 1)]
+        return Standing(0, self.federated.server.start(task.initial(self.clients)), {}, {}, meters)
 
 
 @dataclass
 class Standing:
-    """Where a run stands between two rounds: the server's state, and what each client remembers."""
+    """Where a run stands between two rounds: the server's state, and what each client remembers.
+
+    `counted`: the last round that counted each client.  `meters`: of the clients, and the coordinator's behind them.
+    """
 
     round: int
     state: Any
     memory: dict[NodeId, Vectors]
-    meter: Meter
+    counted: dict[NodeId, int]
+    meters: list[Meter]
 
 
 def run_rounds(
@@ -67,19 +74,23 @@ def run_rounds(
     tests: Callable[[int], bool] = lambda _round: False,
     between: Callable[[], None] = lambda: None,
 ) -> Vector:
-    """Run all rounds that are left; return the global model.  `between` is called between two rounds."""
-    server = rounds.federated.server
+    """Run all rounds that are left; return the global model.  `between` is called between two rounds.
+
+    Rows are those of a simulation without faults, but for times; bytes too, where there is no secure sum.  Of that only
+    models and masked vectors are counted: how large its keys, shares and signatures are, is known when they are made.
+    """
+    server, coordinator = rounds.federated.server, standing.meters[-1]
     for number in range(standing.round, rounds.rounds):
         between()
         received = server.broadcast(standing.state)
         cohort = rounds.sampling.draw(number, range(rounds.clients)).invited
         if len(cohort) >= rounds.least:
-            _round(rounds, standing, task, number, received, cohort, tested=tests(number))
-            invite = Invite(number, task.schema, received)
-            standing.meter.bytes_sent = wire_bytes(invite) * len(cohort)
+            for worked in _round(rounds, standing, task, number, received, cohort, tested=tests(number)):
+                for row in record.aside(worked):
+                    write(row)
         standing.round = number + 1
         model = server.broadcast(standing.state)[0]
-        for row in record.mixed(standing.meter.mixed(number + 1, 0, 0, None), model):
+        for row in record.mixed(coordinator.mixed(number + 1, 0, 0, None), model):
             write(row)
     return server.broadcast(standing.state)[0]
 
@@ -93,8 +104,9 @@ def _round(
     cohort: Sequence[NodeId],
     *,
     tested: bool,
-) -> None:
-    rule, memory = rounds.federated.clients, standing.memory
+) -> list[PeerRow]:
+    """Take the server's step with what the cohort has trained; return its rows."""
+    rule, memory, rows = rounds.federated.clients, standing.memory, list[PeerRow]()
     terms = [rule.terms(received, memory.get(node, ())) for node in cohort]
     asked = zip(cohort, terms, strict=True)
     jobs = [Job(node, number, received[0], term, tested, rule.gradient) for node, term in asked]
@@ -105,13 +117,35 @@ def _round(
         if kept:
             memory[node] = kept
         m = update.metrics
-        sums.add(node, PreparedContribution(
+        told = rounds.telling.of(PreparedContribution(
             up, int(rule.weight(work.examples)), work.examples, work.steps,
             m.get("loss"), float(m.get("score", 0.0)), int(m.get("tested", 0)),
         ))  # fmt: skip
+        sums.add(node, told)
+        invite = Invite(number, task.schema, received, standing.counted.get(node, -1))
+        _exchanged(standing, node, wire_bytes(invite), _size_of(rounds, invite, told))
+        score = float(m.get("score", 0.0)) if m.get("tested") else None
+        standing.meters[node].train_ended(0, m)
+        rows.append(standing.meters[node].done(LocalWork(number + 1, score, None), 0, 0))
+    standing.counted.update(dict.fromkeys(cohort, number))
     aggregate, facts = sums.close()
     standing.state = rounds.federated.server.step(standing.state, aggregate)
-    standing.meter.aggregated(Aggregated(number, facts))
+    standing.meters[-1].aggregated(Aggregated(number, facts))
+    return rows
+
+
+def _size_of(rounds: Rounds, invite: Invite, told: PreparedContribution) -> int:
+    """The bytes with which a client answers."""
+    if rounds.fixed:
+        return 4 * rounds.fixed.words
+    return wire_bytes(told.answer_to(invite))
+
+
+def _exchanged(standing: Standing, node: NodeId, down: int, up: int) -> None:
+    client, coordinator = standing.meters[node], standing.meters[-1]
+    client.bytes_received, client.bytes_sent = down, up
+    coordinator.bytes_sent += down
+    coordinator.bytes_received += up
 
 
 def _work(update: Update, model: Vector) -> Work:
