@@ -19,7 +19,9 @@ from torch.nn import functional
 from fedgossip.errors import ConfigError
 from fedgossip.learning import models, optimizers, private
 from fedgossip.learning.dataset import Dataset
-from fedgossip.learning.per_example import Alone, Hooked, check_apart, per_example, summed_loss, trained
+from fedgossip.learning.losses import Criterion
+from fedgossip.learning.objectives import Objective
+from fedgossip.learning.per_example import Alone, Hooked, check_apart, per_example, trained
 from fedgossip.learning.private import UNITS, PoissonBatches, PrivateGradients, RecordPrivacy, add_clipped
 from fedgossip.learning.settings import TrainSettings
 from fedgossip.learning.stacked_engine import LayerStack
@@ -388,7 +390,7 @@ def test_the_first_looks_at_a_model_leave_its_gradients_and_random_numbers_alone
     check_apart(module, way, X[:2], Y[:2])
     assert torch.equal(torch.get_rng_state(), state)
     assert isinstance(way, Hooked)
-    assert summed_loss(module(X), Y).requires_grad
+    assert Criterion(Objective()).summed(module(X), Y).requires_grad
 
 
 def test_big_batches_are_taken_in_parts_and_come_to_the_same(monkeypatch):

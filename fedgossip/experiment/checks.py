@@ -127,6 +127,7 @@ def check_federated(experiment: FederatedExperiment, where: str) -> None:
         "coordinator.secure.bound": (c.secure.bound, ABOVE_0, number),
         "coordinator.secure.bits": (c.secure.bits, 2, 31),
         "coordinator.secure.weight_max": (c.secure.weight_max, 1, MOST),
+        "coordinator.secure.score_max": (c.secure.score_max, ABOVE_0, 1e12),
         "coordinator.privacy.clip": (c.privacy.clip, ABOVE_0, number),
         "coordinator.privacy.noise": (c.privacy.noise, ABOVE_0, 1e6),
         "coordinator.privacy.test_noise": (c.privacy.test_noise, 0, 1e6),

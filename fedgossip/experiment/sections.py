@@ -94,6 +94,8 @@ class SecureSection(msgspec.Struct, forbid_unknown_fields=True):
     """Of an element, rounded at random; without it 24 for up to 100 clients, 20 above."""
     weight_max: int = 10_000
     """The most examples that a client may have; larger rounds coarser."""
+    score_max: float = 64.0
+    """No loss of a client, and no score that is not between 0 and 1, counts as more; larger rounds coarser."""
 
 
 class PrivacySection(msgspec.Struct, forbid_unknown_fields=True):

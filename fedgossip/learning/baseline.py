@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from fedgossip.learning.dataset import Dataset
+from fedgossip.learning.objectives import Objective
 from fedgossip.learning.task import TorchTask, TrainSettings
 from fedgossip.task import Job
 from fedgossip.vectors import add
@@ -20,8 +21,9 @@ def train_centralised(
     seed: int,
     steps: int,
     batch_size: int,
+    objective: Objective | None = None,
 ) -> dict[str, float]:
-    """Return {"loss", "accuracy", "train_loss", "steps"} of one model after `steps` steps of `batch_size` examples.
+    """Return the metrics, "loss", "train_loss" and "steps" of one model after `steps` steps of `batch_size` examples.
 
     n peers that take `steps` steps of b examples each see as much as steps here of n * b.  A round is
     settings.local_steps steps (with local_epochs: one), so that a schedule moves as it does for the peers.
@@ -30,7 +32,7 @@ def train_centralised(
     rounds = max(1, steps // per_round)
     pooled = replace(settings, batch_size=batch_size, local_steps=per_round, local_epochs=None)
     share = np.arange(len(train))
-    task = TorchTask(train, test, [share], model_source, pooled, seed=seed, rounds=rounds)
+    task = TorchTask(train, test, [share], model_source, pooled, seed=seed, rounds=rounds, objective=objective)
     vector, train_loss = task.initial(0), float("nan")
     for round in range(rounds):
         (update,) = task.train([Job(0, round, vector)])

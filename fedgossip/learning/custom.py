@@ -35,11 +35,11 @@ def function(source: str, base: Path | None = None) -> Callable[..., Any]:
             if error.name and f"{module_name}.".startswith(f"{error.name}."):
                 text = f"{source}: there is no module {error.name!r}"
                 raise ConfigError(text, f"It is looked for {places}.") from error
-            missing = f"{error.name!r}{_place(error)}"
+            missing = f"{error.name!r}{place_of(error)}"
             text = f"{source}: {module_name} is there, and a module that it imports is not: {missing}"
             raise ConfigError(text, f"Install it, or put it beside the other: it is looked for {places}.") from error
         except Exception as error:
-            text = f"{source}: importing {module_name} failed: {error!r}{_place(error)}"
+            text = f"{source}: importing {module_name} failed: {error!r}{place_of(error)}"
             raise ConfigError(text, SEE_WHERE) from error
     found = getattr(module, name, None)
     if not callable(found):
@@ -54,10 +54,10 @@ def call(source: str, base: Path | None, *arguments: object) -> Any:
     try:
         return wanted(*arguments)
     except Exception as error:
-        raise TrainingError(f"{source} raised {error!r}{_place(error)}", SEE_WHERE) from error
+        raise TrainingError(f"{source} raised {error!r}{place_of(error)}", SEE_WHERE) from error
 
 
-def _place(error: Exception) -> str:
+def place_of(error: Exception) -> str:
     """Return " (mine.py, line 3)", the last line of the user's own that ran; nothing where none did."""
     frames = [one for one in extract_tb(error.__traceback__) if one.filename != __file__ and "<" not in one.filename]
     mine = [one for one in frames if not {"site-packages", "importlib"} & set(Path(one.filename).parts)]

@@ -27,6 +27,7 @@ from fedgossip.learning.dataset import (
     Indices,
     from_arrays,
 )
+from fedgossip.learning.objectives import AS_THE_DATA, CLASSIFICATION, LANGUAGE, REGRESSION, objective_of
 from fedgossip.seeds import stream
 
 # --- splitting --------------------------------------------------------------------------------------------------
@@ -42,7 +43,8 @@ def split(dataset: Dataset, test: float | str, seed: int) -> tuple[Dataset, Data
 
 
 def scaled(train: Dataset, test: Dataset) -> tuple[Dataset, Dataset]:
-    """Return both as they are or, where `train.scale` is standard, with columns of mean 0 and deviation 1 in `train`.
+    """Return both as they are or, where `train.scale` is standard, with columns of mean 0 and deviation 1 in `train`,
+    labels that are numbers too.
 
     The test set takes no part in the statistics: a model is judged on examples that nothing was fitted to.
     """
@@ -52,16 +54,32 @@ def scaled(train: Dataset, test: Dataset) -> tuple[Dataset, Dataset]:
     mean, deviation = x.mean(axis=0), x.std(axis=0)
     deviation[deviation == 0] = 1
 
+    labels = _label_scale(train)
+
     def standard(part: Dataset) -> Dataset:
-        return replace(part, x=((part.x - mean) / deviation).astype(np.float32), scale="none")
+        found = replace(part, x=((part.x - mean) / deviation).astype(np.float32), scale="none")
+        if labels is None:
+            return found
+        y = ((part.y - labels[0]) / labels[1]).astype(np.float32)
+        return replace(found, y=y, label_mean=tuple(labels[0]), label_deviation=tuple(labels[1]))
 
     return standard(train), standard(test)
+
+
+def _label_scale(train: Dataset) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]] | None:
+    """Return the mean and the deviation of each label column of a regression; None for other kinds."""
+    if train.kind != REGRESSION:
+        return None
+    y = train.y.astype(np.float64)
+    deviation = y.std(axis=0)
+    return y.mean(axis=0), np.where(deviation == 0, 1.0, deviation)
 
 
 def split_indices(dataset: Dataset, test: float | str, seed: int) -> tuple[Indices, Indices]:
     """Return ascending (train, test) indices; `test` is a share of the examples, 0 < test < 1.
 
-    Stratified: every class gives its share, rounded, chosen by `seed`; a class with one example stays in train.
+    Stratified: every class, of numbers every tenth, gives its share, rounded, chosen by `seed`; a class with one
+    example stays in train.
     Text gives the end of every speaker's words, so that no test window overlaps a training one.
     "own" takes the test set that the source brings (MNIST's t10k files beside its train files).
     Raises ConfigError where a side would be empty, and for "own" where the source brings none.
@@ -102,7 +120,7 @@ def _ranks(keys: Indices, order: Indices, share: float) -> npt.NDArray[np.bool_]
 
 # --- loading ----------------------------------------------------------------------------------------------------
 
-KINDS = ("digits", "breast-cancer", "mnist", "fashion-mnist", "csv", "npz", "text")
+KINDS = ("digits", "breast-cancer", "diabetes", "mnist", "fashion-mnist", "csv", "npz", "text")
 
 
 def load(
@@ -111,17 +129,22 @@ def load(
     base: Path | None = None,
     seed: int = 0,  # noqa: ARG001
     like: Dataset | None = None,
+    kind: str = AS_THE_DATA,
 ) -> Dataset:
-    """Return the dataset that `source` names (the forms are at the top of this file).
+    """Return the dataset that `source` names (the forms are at the top of this file), for a task of this kind.
 
     Relative paths are taken from `base`, the folder of the experiment file (default: the working directory).
     `seed` is for sources that draw; the built-in ones do not.  With `like` the classes are those of that set, by name
     where they have names, and the features have to be.  Raises ConfigError where the source cannot be read,
     naming the file, what was expected and what was found.
     """
-    if like is None:
-        return _load(source, base, ())
-    return _alike(source, _load(source, base, like.class_names), like)
+    wanted = objective_of(kind, "", (), source).kind if like is None else like.kind
+    found = _load(source, base, () if like is None else like.class_names, wanted)
+    own_text = found.kind == LANGUAGE and wanted == CLASSIFICATION and custom.is_function(source)
+    if found.kind != wanted and not own_text:
+        advice = f'Set task.kind = "{found.kind}", or take another source.'
+        raise ConfigError(f"{source}: its labels are for {found.kind}, and the task is {wanted}", advice)
+    return found if like is None else _alike(source, found, like)
 
 
 def _alike(source: str, found: Dataset, like: Dataset) -> Dataset:
@@ -130,6 +153,8 @@ def _alike(source: str, found: Dataset, like: Dataset) -> Dataset:
         ("examples of shape", found.shape, like.shape),
         ("characters", found.vocabulary, like.vocabulary),
         ("scale", found.scale, like.scale),
+        ("label columns", found.label_names, like.label_names),
+        ("outputs", found.outputs if found.classes == 0 else 0, like.outputs if like.classes == 0 else 0),
     ):
         if has != expected:
             advice = "Training and test sets, of all peers, have the same features in the same order."
@@ -137,19 +162,20 @@ def _alike(source: str, found: Dataset, like: Dataset) -> Dataset:
     return replace(found, classes=like.classes)
 
 
-def _load(source: str, base: Path | None, class_names: tuple[str, ...]) -> Dataset:
+def _load(source: str, base: Path | None, class_names: tuple[str, ...], task: str) -> Dataset:
     kind, colon, rest = source.partition(":")
     if kind not in KINDS:
         if custom.is_function(source):
-            return _from_user(source, custom.call(source, base))
+            return _from_user(source, custom.call(source, base), task)
         raise ConfigError(f"unknown data source {source!r}", nearest(kind, [*KINDS, "module:function"]))
     path, _, query = rest.partition("?")
     options = _options(source, query, _OPTIONS.get(kind, ()))
     if kind in ("csv", "npz", "text") and not path:
         raise ConfigError(f"{source!r} names no file", f"Write {kind}:PATH.")
-    if kind in ("digits", "breast-cancer") and colon:
+    if kind in ("digits", "breast-cancer", "diabetes") and colon:
         raise ConfigError(f"{source!r}: {kind} takes nothing after its name", f"Write {kind}.")
-    return _read(kind, (base or Path.cwd()) / Path(path).expanduser() if path else None, options, class_names)
+    place = (base or Path.cwd()) / Path(path).expanduser() if path else None
+    return _read(kind, place, options, class_names, task)
 
 
 _OPTIONS: Mapping[str, tuple[str, ...]] = {
@@ -158,7 +184,9 @@ _OPTIONS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def _read(kind: str, path: Path | None, options: Mapping[str, str], class_names: tuple[str, ...]) -> Dataset:
+def _read(
+    kind: str, path: Path | None, options: Mapping[str, str], class_names: tuple[str, ...], task: str
+) -> Dataset:
     from fedgossip.learning import bundled, idx, tables, text  # they import Dataset from here
 
     match kind:
@@ -166,10 +194,12 @@ def _read(kind: str, path: Path | None, options: Mapping[str, str], class_names:
             return bundled.digits()
         case "breast-cancer":
             return bundled.breast_cancer()
+        case "diabetes":
+            return bundled.diabetes()
         case "csv":
-            return tables.read_csv(_there(path), options, class_names)
+            return tables.read_csv(_there(path), options, class_names, task)
         case "npz":
-            return tables.read_npz(_there(path))
+            return tables.read_npz(_there(path), task)
         case "text":
             return text.read(_there(path), options)
         case _:
@@ -191,11 +221,12 @@ def _options(source: str, query: str, known: tuple[str, ...]) -> dict[str, str]:
     return options
 
 
-def _from_user(source: str, given: object) -> Dataset:
+def _from_user(source: str, given: object, task: str) -> Dataset:
     if isinstance(given, Dataset):
         return given
     if not isinstance(given, tuple) or len(given) not in (2, 3):
         raise ConfigError(
             f"{source} gave a {type(given).__name__}", "It returns a Dataset, (x, y) or (x, y, groups) of arrays."
         )
-    return from_arrays(source, *given)
+    x, y, *groups = given
+    return from_arrays(source, x, y, groups[0] if groups else None, task)

@@ -12,8 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from fedgossip.errors import ConfigError
+from fedgossip.learning.objectives import CLASSIFICATION, LANGUAGE, MULTI_LABEL, REGRESSION
 
 Indices = npt.NDArray[np.int64]
+
+OF_COLUMNS = (REGRESSION, MULTI_LABEL)
+"""Kinds of task whose labels are columns of numbers."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,18 +25,24 @@ class Dataset:
     """Examples x with labels y; checked on construction.
 
     x: float32 [m, features] or [m, 1, height, width]; text: int64 [m, context].
-    y: int64 [m], 0 <= y < classes; text: int64 [m, context], the characters that follow those of x one by one.
+    y: int64 [m], 0 <= y < classes; text: int64 [m, context], the characters that follow those of x one by one;
+    regression: float32 [m, k], a number per label column; multi-label: float32 [m, k], 0 or 1 per label column.
+    classes: how many there are; 0 where the labels are columns.
     groups: int64 [m] or None, the natural client of each example; `group_names[group]` says who that is.
     own_test: where the source brings a test set of its own, its first example (the rest of the set is test).
     columns, class_names: what the features and the classes are called, where the source says so.
-    scale: "standard" where `split` has yet to standardise the columns; x is float64 until then.
+    scale: "standard" where `split` has yet to standardise the columns, of x and of labels that are numbers; both are
+    float64 until then.
+    kind: of the task, as in `objectives`; empty: language where there is a vocabulary, else classification.
+    label_names: what the label columns are called, where the source says so.
+    label_mean, label_deviation: of label columns that were standardised; y * deviation + mean is what was read.
 
     Raises ConfigError where lengths differ, a value is not finite or a label is out of range.
     """
 
     name: str
     x: npt.NDArray[Any]
-    y: Indices
+    y: npt.NDArray[Any]
     classes: int
     groups: Indices | None = None
     group_names: tuple[str, ...] = ()
@@ -41,6 +51,10 @@ class Dataset:
     scale: str = "none"
     columns: tuple[str, ...] = ()
     class_names: tuple[str, ...] = ()
+    kind: str = ""
+    label_names: tuple[str, ...] = ()
+    label_mean: tuple[float, ...] = ()
+    label_deviation: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         m = len(self.x)
@@ -55,12 +69,28 @@ class Dataset:
         if np.issubdtype(self.x.dtype, np.floating) and not np.isfinite(self.x.sum(dtype=np.float64)):
             row = int(np.argwhere(~np.isfinite(self.x))[0][0])
             raise ConfigError(f"{self.name}: x[{row}] is not finite", "Fill or leave out missing values first.")
+        if not self.kind:
+            object.__setattr__(self, "kind", CLASSIFICATION if self.vocabulary is None else LANGUAGE)
+        if self.kind in OF_COLUMNS:
+            self._check_columns()
+            return
         low, high = int(self.y.min()), int(self.y.max())
         if low < 0 or high >= self.classes:
             raise ConfigError(
                 f"{self.name}: labels from {low} to {high} and {self.classes} classes",
                 "Labels are whole numbers, 0 <= y < classes.",
             )
+
+    def _check_columns(self) -> None:
+        if self.y.ndim != 2 or self.y.shape[1] < 1 or self.y.dtype.kind != "f":
+            advice = "Label columns are numbers: y is float32 [m, k]."
+            raise ConfigError(f"{self.name}: y is {self.y.shape} of {self.y.dtype}, for {self.kind}", advice)
+        if not np.isfinite(self.y.sum(dtype=np.float64)):
+            row = int(np.argwhere(~np.isfinite(self.y))[0][0])
+            raise ConfigError(f"{self.name}: y[{row}] is not finite", "Fill or leave out missing labels first.")
+        if self.kind == MULTI_LABEL and (odd := self.y[(self.y != 0) & (self.y != 1)]).size:
+            advice = "A label column of a multi-label task holds 0 or 1."
+            raise ConfigError(f"{self.name}: a label is {float(odd[0]):g}, for multi-label", advice)
 
     def __len__(self) -> int:
         return len(self.x)
@@ -72,15 +102,38 @@ class Dataset:
 
     @property
     def labels(self) -> Indices:
-        """int64 [m], one class per example: y itself, for text the last character."""
-        return self.y if self.y.ndim == 1 else self.y[:, -1]
+        """int64 [m], one class per example, for partitions and splits.
+
+        y itself, for text the last character; of numbers to which tenth of the first column's they belong; of several
+        labels the first that holds, or one more than there are.
+        """
+        if self.kind == REGRESSION:
+            return _tenths(self.y[:, 0])
+        if self.kind == MULTI_LABEL:
+            held = self.y > 0
+            return np.asarray(np.where(held.any(axis=1), held.argmax(axis=1), held.shape[1]), np.int64)
+        whole: Indices = self.y if self.y.ndim == 1 else self.y[:, -1]
+        return whole
+
+    @property
+    def outputs(self) -> int:
+        """How many numbers a model gives for an example, or for a character."""
+        return int(self.y.shape[1]) if self.kind in OF_COLUMNS else self.classes
+
+    def in_units(self, values: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+        """Return outputs or labels [m, k] of a regression as float64 in the units of what was read."""
+        plain = values.astype(np.float64)
+        return plain * np.array(self.label_deviation) + np.array(self.label_mean) if self.label_deviation else plain
 
     def digest(self) -> str:
         """Return a hash of the examples: two peers that agree on it read the same files.
 
         The features enter by crc32, seven times as quick as sha256: the fault to find is another file, not a forger.
         """
-        facts = (self.x.shape, self.x.dtype.str, self.classes, self.scale, self.columns, self.class_names)
+        facts: tuple[object, ...] = (
+            self.x.shape, self.x.dtype.str, self.classes, self.scale, self.columns, self.class_names
+        )  # fmt: skip
+        facts += (self.kind, self.label_names) if self.kind in OF_COLUMNS else ()
         total = hashlib.sha256(repr(facts).encode())
         total.update(np.ascontiguousarray(self.y).data)
         total.update(zlib.crc32(np.ascontiguousarray(self.x).data).to_bytes(4, "little"))
@@ -92,8 +145,19 @@ class Dataset:
         return replace(self, x=self.x[indices], y=self.y[indices], groups=groups, own_test=None)
 
 
-def from_arrays(name: str, x: npt.ArrayLike, y: npt.ArrayLike, groups: npt.ArrayLike | None = None) -> Dataset:
-    """Return a dataset of arrays; groups may be words, y is whole numbers from 0."""
+def from_arrays(
+    name: str,
+    x: npt.ArrayLike,
+    y: npt.ArrayLike,
+    groups: npt.ArrayLike | None = None,
+    kind: str = CLASSIFICATION,
+) -> Dataset:
+    """Return a dataset of arrays; groups may be words.
+
+    y is whole numbers from 0; of a regression numbers [m] or [m, k], of a multi-label task 0 and 1 [m, k].
+    """
+    if kind in OF_COLUMNS:
+        return _of_columns(name, x, y, groups, kind)
     try:
         values = np.ascontiguousarray(x, np.float32)
         labels = np.asarray(y)
@@ -113,6 +177,28 @@ def from_arrays(name: str, x: npt.ArrayLike, y: npt.ArrayLike, groups: npt.Array
     return Dataset(name, values, whole, max(2, int(whole.max(initial=0)) + 1), ids, names)
 
 
+def _of_columns(
+    name: str, x: npt.ArrayLike, y: npt.ArrayLike, groups: npt.ArrayLike | None, kind: str
+) -> Dataset:
+    try:
+        values, labels = np.ascontiguousarray(x, np.float32), np.asarray(y, np.float32)
+    except (TypeError, ValueError) as error:
+        advice = f"x and, of {kind}, y hold numbers."
+        raise ConfigError(f"{name}: not arrays of numbers: {error}", advice) from error
+    if labels.ndim not in (1, 2) or values.ndim < 2:
+        advice = "x is [m, features] or [m, 1, height, width], y [m] or [m, k] numbers."
+        raise ConfigError(f"{name}: x is {values.shape} and y {labels.shape}", advice)
+    columns = np.ascontiguousarray(labels.reshape(len(labels), -1))
+    ids, names = (None, ()) if groups is None else group_ids(np.asarray(groups))
+    return Dataset(name, values, columns, 0, ids, names, kind=kind)
+
+
+def _tenths(numbers: npt.NDArray[Any]) -> Indices:
+    ordered = np.sort(numbers)
+    edges = [ordered[len(ordered) * tenth // 10] for tenth in range(1, 10)]
+    return np.asarray(np.searchsorted(np.array(edges), numbers, side="right"), np.int64)
+
+
 CLASSES_SURE = 20
 """Up to so many different numbers as labels are classes, whatever they are."""
 EXAMPLES_A_CLASS = 5
@@ -126,7 +212,7 @@ def check_classes(where: str, labels: npt.NDArray[Any]) -> None:
     if len(different) > CLASSES_SURE and (few or not np.array_equal(different, np.round(different))):
         raise ConfigError(
             f"{where}: the labels are {len(different)} different numbers in {len(labels)} examples: that is regression",
-            "There is classification only: make classes of the numbers (low, middle, high), or take another label.",
+            'Set task.kind = "regression", or make classes of the numbers (low, middle, high).',
         )
 
 

@@ -7,6 +7,8 @@ It is no part of what is learned.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -15,8 +17,11 @@ from torch import nn
 from fedgossip.learning.batches import Indices
 from fedgossip.learning.dataset import Dataset
 from fedgossip.learning.flat import Layout
+from fedgossip.learning.losses import Criterion
 from fedgossip.learning.module_engine import PERSONAL
+from fedgossip.learning.objectives import Objective, objective_of
 from fedgossip.learning.private import RecordPrivacy
+from fedgossip.learning.scoring import Scoring
 from fedgossip.learning.settings import TrainSettings
 from fedgossip.learning.stacked_engine import State
 from fedgossip.machine import NodeId
@@ -55,7 +60,12 @@ class LocalTests:
         kept: Mapping[NodeId, Indices],
         privacy: RecordPrivacy | None = None,
         seed: int = 0,
+        objective: Objective | None = None,
+        base: Path | None = None,
     ) -> None:
+        objective = objective or objective_of(data.kind, "", ())
+        self._score, self._criterion = objective.score.name, Criterion(objective, base)
+        self._scoring = Scoring(replace(objective, metrics=objective.metrics[:1]), data, base)
         self._privacy, self._seed = privacy, seed
         self._module, self._layout, self._kept, self._data = module.eval(), layout, kept, data
         self._own = Layout.personal_of(module, settings.stays)
@@ -67,27 +77,30 @@ class LocalTests:
     def measure(self, node: NodeId, round: int, vector: Vector, state: State) -> dict[str, float]:
         """Return {"score", "tested"}: of the vector with what is the node's own, on so many of its examples.
 
-        Where records are private and the count of right answers may be told, "score_told" is that with noise.
+        Where records are private and the count of right answers, an accuracy, may be told, "score_told" is that with
+        noise.
         """
         rows = self._kept.get(node)
         if rows is None or not len(rows):
             return {}
         self._layout.write(self._module, vector)
         self._take_own(state)
-        hits = counted = 0
+        tallies, loss, counted = [], 0.0, 0
         for start in range(0, len(rows), ROWS):
             some = rows[start : start + ROWS]
             x, y = (torch.from_numpy(np.array(part[some])) for part in (self._data.x, self._data.y))
-            guessed = self._module(x).argmax(-1)
-            hits += int((guessed == y).sum())
+            outputs = self._module(x)
+            tallies += self._scoring.tallies(outputs.unsqueeze(0), y)
+            loss += float(self._criterion.mean(outputs, y)) * y.numel() if self._score == "loss" else 0.0
             counted += y.numel()
-        found = {"score": hits / counted, "tested": counted}
+        score = loss / counted if self._score == "loss" else self._scoring.values(tallies, rows)[self._score]
+        found = {"score": score, "tested": counted}
         privacy = self._privacy
         if privacy is not None and privacy.test_noise:
             each = counted // len(rows)  # answers of one record: characters of a window
             entropy = privacy.entropy_of(self._seed, "tests", node, round)
             noise = int(discrete_gaussian(privacy.test_noise * each, 1, entropy)[0])
-            found["score_told"] = (hits + noise) / counted
+            found["score_told"] = (int(score * counted + 0.5) + noise) / counted
         return found
 
     def _take_own(self, state: State) -> None:

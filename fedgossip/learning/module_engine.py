@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
-from torch.nn import functional
 
 from fedgossip import seeds
 from fedgossip.learning import channels, loading, optimizers, weights
@@ -22,8 +21,10 @@ from fedgossip.learning.batches import BatchPlan
 from fedgossip.learning.dataset import Dataset
 from fedgossip.learning.ddp.group import Team, TeamNorm
 from fedgossip.learning.flat import Layout
+from fedgossip.learning.losses import Criterion
 from fedgossip.learning.precision import LOSS_SCALE, LossScale, autocast
 from fedgossip.learning.private import PrivateGradients
+from fedgossip.learning.scoring import Scoring, Tally
 from fedgossip.learning.settings import TrainSettings
 from fedgossip.learning.sharing import GpuSharing
 from fedgossip.learning.stacked_engine import Outcome, State
@@ -51,8 +52,8 @@ class Sums(NamedTuple):
     """What was evaluated, added up over predictions."""
 
     loss: float
-    hits: int
     predicted: int
+    tallies: Sequence[Tally]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -95,12 +96,14 @@ class ModuleLoop:
         *,
         seed: int,
         device: torch.device,
+        criterion: Criterion,
+        scoring: Scoring,
         sharing: GpuSharing | None = None,
         spread: Spread | None = None,
         private: PrivateGradients | None = None,
     ) -> None:
         self.width = settings.batch_size
-        self._private = private
+        self._private, self._criterion, self._scoring = private, criterion, scoring
         self._module, self._layout, self._settings, self._seed, self._device = module, layout, settings, seed, device
         self._sharing = sharing or GpuSharing()
         spread = spread or _alone(module, layout, settings, device)
@@ -219,7 +222,7 @@ class ModuleLoop:
         """Add the gradient of one piece of a batch, times `factor`; return its share of the loss."""
         with autocast(self._settings.precision, self._device):
             logits = self._forward(x)
-        loss = _cross_entropy(logits, y)
+        loss = self._criterion.mean(logits, y)
         if weight != 1:
             loss = loss * weight
         (loss * factor if factor != 1 else loss).backward()  # type: ignore[no-untyped-call]
@@ -301,12 +304,12 @@ class ModuleLoop:
     # --- evaluation -------------------------------------------------------------------------------------------
 
     def evaluate(self, vectors: Sequence[Vector]) -> list[dict[str, float]]:
-        """Return the mean loss and the accuracy on the test set, per vector."""
-        return [means([self.sums(vector, None)]) for vector in vectors]
+        """Return the mean loss and the metrics on the test set, per vector."""
+        return [means([self.sums(vector, None)], self._scoring) for vector in vectors]
 
     def evaluate_own(self, vector: Vector, state: State) -> dict[str, float]:
         """The same of one node: with its personal layers and local buffers."""
-        return means([self.sums(vector, state)])
+        return means([self.sums(vector, state)], self._scoring)
 
     @torch.no_grad()
     def sums(self, vector: Vector, state: Mapping[str, npt.NDArray[Any]] | None) -> Sums:
@@ -321,17 +324,18 @@ class ModuleLoop:
             for part in self._module.modules():
                 if isinstance(part, nn.modules.batchnorm._BatchNorm):
                     part.train()  # batch statistics; what it does to the buffers goes at the next job's load
-        total, hits, predicted = 0.0, 0, 0
+        total, predicted = 0.0, 0
+        tallies: list[Tally] = []
         for x, y in self._test.chunks(max(1, TEST_ROWS // self._sharing.pieces)):
             mine, counts = self._team.part_of(len(x))
             self._say_copies(len(x))
-            logits, labels = self._module(x[mine]), y[mine]
+            outputs, labels = self._module(x[mine]), y[mine]
             self._team.progressed()
             if counts:
-                total += float(_cross_entropy(logits, labels)) * labels.numel()
-                hits += int((logits.argmax(-1) == labels).sum())
+                total += float(self._criterion.mean(outputs, labels)) * labels.numel()
+                tallies += self._scoring.tallies(outputs.unsqueeze(0), labels)
                 predicted += labels.numel()
-        return Sums(total, hits, predicted)
+        return Sums(total, predicted, tallies)
 
 
 def remembered(module: nn.Module, layout: Layout, settings: TrainSettings) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -359,13 +363,10 @@ def outcome(vector: Vector, trained: Line, done: Done) -> Outcome:
     return Outcome(frozen(difference), done.loss, finite, done.skipped)
 
 
-def means(parts: Sequence[Sums]) -> dict[str, float]:
-    """Return the mean loss and the accuracy of what one or several processes evaluated."""
-    predicted = sum(part.predicted for part in parts)
-    return {
-        "loss": sum(part.loss for part in parts) / predicted,
-        "accuracy": sum(part.hits for part in parts) / predicted,
-    }
+def means(parts: Sequence[Sums], scoring: Scoring) -> dict[str, float]:
+    """Return the mean loss and the metrics of what one or several processes evaluated."""
+    loss = sum(part.loss for part in parts) / sum(part.predicted for part in parts)
+    return {"loss": loss, **scoring.values([tally for part in parts for tally in part.tallies])}
 
 
 def _alone(module: nn.Module, layout: Layout, settings: TrainSettings, device: torch.device) -> Spread:
@@ -381,8 +382,3 @@ def compiled(module: nn.Module) -> nn.Module:
     assert isinstance(found, nn.Module)
     return found
 
-
-def _cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    if logits.dtype in (torch.bfloat16, torch.float16):
-        logits = logits.float()
-    return functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), labels.reshape(-1))

@@ -89,7 +89,8 @@ def objective_of(kind: str, loss: str, metrics: Sequence[str], source: str = "")
     _check_loss(kind, loss or usual_loss)
     for metric in metrics:
         _check_metric(kind, metric)
-    if twice := [name for name in metrics if list(metrics).count(name) > 1]:
+    names = [score_of(metric).name for metric in metrics]
+    if twice := [name for name in names if names.count(name) > 1]:
         raise ConfigError(f"task.metrics: {twice[0]!r} is there twice", "Name each metric once, the score first.")
     return Objective(kind, loss or usual_loss, tuple(metrics) or usual_metrics)
 

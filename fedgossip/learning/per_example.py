@@ -15,9 +15,10 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from fedgossip.errors import ConfigError
+from fedgossip.learning.losses import Criterion
+from fedgossip.learning.objectives import Objective
 
 TOLERANCE = 1e-3
 """Of the comparisons with two examples, relative to the largest element; float32 rounds to about 1e-6."""
@@ -32,8 +33,11 @@ class PerExample(Protocol):
         ...
 
 
-def per_example(module: nn.Module) -> PerExample:
-    """Return the way that the module's layers allow.  Raises ConfigError: BatchNorm, or opacus is not installed."""
+def per_example(module: nn.Module, criterion: Criterion | None = None) -> PerExample:
+    """Return the way that the module's layers allow, for a loss; without one cross-entropy.
+
+    Raises ConfigError: BatchNorm, or opacus is not installed.
+    """
     for name, part in module.named_modules():
         if isinstance(part, nn.modules.batchnorm._BatchNorm):
             raise ConfigError(
@@ -42,15 +46,15 @@ def per_example(module: nn.Module) -> PerExample:
                 "Use torch.nn.GroupNorm, which normalises each example alone, or privacy for whole clients.",
             )
     if any(isinstance(part, ONE_BY_ONE) for part in module.modules()):
-        return Alone(module)
-    return Hooked(module)
+        return Alone(module, criterion)
+    return Hooked(module, criterion)
 
 
 class Hooked:
     """By opacus: its formula for the layers that it knows, functorch for others."""
 
-    def __init__(self, module: nn.Module) -> None:
-        self._trained = trained(module)
+    def __init__(self, module: nn.Module, criterion: Criterion | None = None) -> None:
+        self._trained, self._criterion = trained(module), criterion or Criterion(Objective())
         try:
             self._wrapped = _grad_sample_module()(module, loss_reduction="sum", strict=False)
         except NotImplementedError as error:
@@ -61,7 +65,7 @@ class Hooked:
     def gradients(self, x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
         for parameter in self._trained:
             parameter.grad_sample = None  # type: ignore[attr-defined]
-        loss = summed_loss(self._wrapped(x), y)
+        loss = self._criterion.summed(self._wrapped(x), y)
         with warnings.catch_warnings():  # of hooks on a layer whose input has no gradient: it needs none
             warnings.filterwarnings("ignore", "Full backward hook is firing", UserWarning)
             loss.backward()  # type: ignore[no-untyped-call]
@@ -76,27 +80,22 @@ class Hooked:
 class Alone:
     """A forward and a backward pass for every example."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, criterion: Criterion | None = None) -> None:
         self._module, self._trained = module, trained(module)
+        self._criterion = criterion or Criterion(Objective())
 
     def gradients(self, x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
         each = [self._one(x[k : k + 1], y[k : k + 1]) for k in range(len(x))]
         return [torch.stack(column) for column in zip(*each, strict=True)]
 
     def _one(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        loss = summed_loss(self._module(x), y)
+        loss = self._criterion.summed(self._module(x), y)
         found = torch.autograd.grad(loss, self._trained, allow_unused=True)
         return tuple(torch.zeros_like(p) if g is None else g for p, g in zip(self._trained, found, strict=True))
 
 
 def trained(module: nn.Module) -> list[nn.Parameter]:
     return [parameter for parameter in module.parameters() if parameter.requires_grad]
-
-
-def summed_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return the sum over examples of the cross-entropy, for text of its mean over an example's characters."""
-    each = functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), labels.reshape(-1), reduction="none")
-    return each.reshape(len(labels), -1).mean(1).sum()
 
 
 def check_apart(module: nn.Module, way: PerExample, x: torch.Tensor, y: torch.Tensor) -> None:

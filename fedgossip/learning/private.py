@@ -32,6 +32,7 @@ from torch import nn
 from fedgossip import seeds
 from fedgossip.errors import ConfigError
 from fedgossip.learning.batches import BatchPlan, Indices
+from fedgossip.learning.losses import Criterion
 from fedgossip.learning.optimizers import square_root
 from fedgossip.learning.per_example import check_apart, per_example, restore, trained
 from fedgossip.learning.settings import TrainSettings
@@ -144,10 +145,11 @@ class PrivateGradients:
         settings: TrainSettings,
         shares: Sequence[Indices] | Mapping[int, Indices],
         seed: int,
+        criterion: Criterion | None = None,
     ) -> None:
         self._module, self._privacy, self._settings = module, privacy, settings
         self._shares, self._seed = shares, seed
-        self._way = per_example(module)
+        self._way = per_example(module, criterion)
         self._trained = trained(module)
         self._elements = sum(parameter.numel() for parameter in self._trained)
         self._unit = privacy.clip / UNITS

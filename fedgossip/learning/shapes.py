@@ -47,7 +47,7 @@ class Convolution:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A stack: convolutions, then linear layers from sizes[0] inputs to sizes[-1] classes, ReLU between them."""
+    """A stack: convolutions, then linear layers from sizes[0] inputs to sizes[-1] outputs, ReLU between them."""
 
     convolutions: tuple[Convolution, ...]
     sizes: tuple[int, ...]
@@ -66,8 +66,8 @@ def shape_of(module: nn.Module, layout: Layout, example: Sequence[int]) -> Shape
     """Return the shape of a module [Conv2d, ReLU, MaxPool2d(2)]* [Flatten] Linear (ReLU Linear)* that reads `example`s.
 
     Convolutions are square with odd sides, of stride 1, padded with zeros if at all; Unflatten may fold a flat example
-    into an image first.  None for all else, and where a layer has one unit or channel, no bias, or parameters that are
-    frozen or personal.
+    into an image first.  None for all else, and where a hidden layer has one unit or channel, a layer has no bias, or
+    parameters are frozen or personal.
     """
     if type(module) is not nn.Sequential:
         return None
@@ -88,7 +88,7 @@ def shape_of(module: nn.Module, layout: Layout, example: Sequence[int]) -> Shape
     if sizes is None or sizes[0] != math.prod(given):
         return None
     shape = Shape(tuple(convolutions), sizes)
-    return shape if shape.length == layout.length and min(sizes[1:]) >= 2 else None
+    return shape if shape.length == layout.length and min(sizes[1:-1], default=2) >= 2 else None
 
 
 def _convolution(layers: Sequence[nn.Module], given: tuple[int, ...]) -> Convolution | None:

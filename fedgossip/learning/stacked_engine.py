@@ -4,6 +4,7 @@ Linear layers with ReLU between them; convolutions in front of them are in `conv
 
     forward     z_l = a_l W_l'        a_{l+1} = max(z_l, 0)
     top         e = (softmax(z) - onehot(y)) * scale          scale: 1 / examples of the step, for plain SGD times -lr
+                or another loss's derivative: `tops`
     backward    e_{l-1} = (e_l W_l) where z_{l-1} > 0
     update      W_l += e_l' a_l                               plain SGD: gradient and step are one matrix product
 
@@ -28,8 +29,11 @@ from fedgossip.learning import optimizers
 from fedgossip.learning.batches import BatchPlan, Indices
 from fedgossip.learning.convolutions import pictures
 from fedgossip.learning.dataset import Dataset
+from fedgossip.learning.objectives import Objective
+from fedgossip.learning.scoring import Scoring, Tally
 from fedgossip.learning.settings import TrainSettings
 from fedgossip.learning.shapes import Shape
+from fedgossip.learning.tops import top_of
 from fedgossip.learning.workspace import Workspace, node_bytes, padded
 from fedgossip.machine import Terms
 from fedgossip.vectors import Vector, empty, frozen
@@ -59,7 +63,7 @@ class Steps:
     """What a block does, step by step, nodes with most steps first; the tuples have one tensor per step."""
 
     rows: tuple[torch.Tensor, ...]  # [k * width]: the examples
-    targets: tuple[torch.Tensor, ...]  # [k * width]: where in [k, classes, width] an example's label stands
+    targets: tuple[torch.Tensor, ...]  # what the top wants of the examples' labels
     scale: tuple[torch.Tensor, ...]  # [k, 1, width]
     weight: npt.NDArray[np.float32]  # [steps, k, width]: 1 / examples of the step, 0 for unused places
     rate: torch.Tensor  # [steps, k, 1, 1]
@@ -73,18 +77,26 @@ class LayerStack:
     """The engine of softmax and mlp models, and of those that put convolutions before them."""
 
     def __init__(
-        self, shape: Shape, train: Dataset, test: Dataset, settings: TrainSettings, device: torch.device
+        self,
+        shape: Shape,
+        train: Dataset,
+        test: Dataset,
+        settings: TrainSettings,
+        device: torch.device,
+        objective: Objective,
+        scoring: Scoring,
     ) -> None:
         self.shape, self.settings, self.device = shape, settings, device
         self.width = max(2, settings.batch_size)
         self._x = _rows(train, shape).to(device)
-        self._labels = train.y
-        self._length, self._classes = shape.length, shape.sizes[-1]
+        self._length = shape.length
+        self._scoring = scoring
         self._test = test
         self._test_rows = IMAGE_ROWS if shape.convolutions else TEST_ROWS
-        self._test_blocks: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._test_blocks: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
         self._workspaces: dict[tuple[int, int], Workspace] = {}
-        self._minus_ones = torch.full((self._block(self.width, self._copies()) * self.width,), -1.0, device=device)
+        most = self._block(self.width, 1) * self.width  # no block has more nodes than one of weights alone
+        self._top = top_of(objective.loss, train, shape.sizes[-1], most, device)
 
     # --- training ---------------------------------------------------------------------------------------------
 
@@ -189,10 +201,9 @@ class LayerStack:
         pulls: Sequence[Terms],
     ) -> Steps:
         most, k = counts.shape
-        rows = (np.arange(k) * self._classes)[:, None] + self._labels[indices]
         return Steps(
             self._tensor(indices.reshape(most, -1)).unbind(),
-            self._tensor((rows * self.width + np.arange(self.width)).reshape(most, -1)).unbind(),
+            self._tensor(self._top.targets(indices)).unbind(),
             self._tensor(scale[:, :, None]).unbind(),
             weight,
             self._factor(rates.rate, most, k),
@@ -251,14 +262,13 @@ class LayerStack:
         active = len(ws.logits)
         places = active * self.width
         if len(rows) > places:
-            rows, targets, scale, picked = rows[:places], targets[:places], scale[:active], picked[:places]
+            rows, scale, picked = rows[:places], scale[:active], picked[:places]
+            targets = self._top.cut(targets, active, self.width)
         torch.index_select(self._x, 0, rows, out=ws.first_rows)
         if ws.convolutions is not None:
             ws.convolutions.forward()
         _forward(ws, ws.inputs[0])
-        torch.index_select(ws.flat_log_probabilities, 0, targets, out=picked)
-        torch.softmax(ws.logits, 1, out=ws.top)
-        ws.flat_top.index_add_(0, targets, self._minus_ones[:places])
+        self._top.fill(ws, targets, picked)
         ws.top.mul_(scale)
         for layer in range(ws.last, -1, -1):
             if layer:
@@ -306,7 +316,7 @@ class LayerStack:
 
     @torch.no_grad()
     def evaluate(self, vectors: Sequence[Vector]) -> list[dict[str, float]]:
-        """Return the mean loss and the accuracy on the test set, per vector."""
+        """Return the mean loss and the metrics on the test set, per vector."""
         block = self._block(self._test_rows, self._copies())
         found: list[dict[str, float]] = []
         for start in range(0, len(vectors), block):
@@ -317,33 +327,38 @@ class LayerStack:
         k, m = len(flat), len(self._test)
         ws = self._workspace(k, self._test_rows, self._copies())
         ws.load(0, self._tensor(flat))
-        picked, hits = [], []
-        for x, labels in self._test_set():
+        picked: list[torch.Tensor] = []
+        tallies: list[list[Tally]] = [[] for _ in range(k)]
+        for x, labels, given in self._test_set():
             if ws.convolutions is None:
                 _forward(ws, x.expand(k, -1, -1))
             else:
                 ws.convolutions.images.copy_(x)
                 ws.convolutions.forward()
                 _forward(ws, ws.inputs[0])
-            picked.append(ws.log_probabilities.gather(1, labels.expand(k, -1, -1))[:, 0])
-            hits.append(ws.logits.argmax(1) == labels[:, 0])
+            picked.append(self._top.picked(ws, labels))
+            outputs = ws.logits[:, : self.shape.sizes[-1], : len(given)].transpose(1, 2)
+            for found, tally in zip(tallies, self._scoring.tallies(outputs, given), strict=True):
+                found.append(tally)
         losses = torch.cat(picked, 1)[:, :m].cpu().numpy()
-        right = torch.cat(hits, 1)[:, :m].sum(1).tolist()
         return [
-            {"loss": -float(row.sum(dtype=np.float64)) / m, "accuracy": hit / m}
-            for row, hit in zip(np.ascontiguousarray(losses), right, strict=True)
+            {"loss": -float(row.sum(dtype=np.float64)) / m, **self._scoring.values(found)}
+            for row, found in zip(np.ascontiguousarray(losses), tallies, strict=True)
         ]
 
-    def _test_set(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Return (x [1, rows, inputs], labels [1, 1, rows]) in blocks of one shape; the last repeats an example."""
+    def _test_set(self) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+        """Return (x [1, rows, inputs], labels as the top wants them, and as they are) in blocks of one shape.
+
+        The last repeats an example, but not in the labels as they are.
+        """
         if not self._test_blocks:
             size = self._test_rows
             short = -len(self._test) % size
             filled = np.pad(np.arange(len(self._test)), (0, short), mode="edge")
             x = _rows(self._test, self.shape)[filled].unsqueeze(0).to(self.device)
-            labels = self._tensor(self._test.y[filled].reshape(1, 1, -1))
+            labels, given = self._tensor(self._top.labels(self._test.y[filled])), self._tensor(self._test.y)
             self._test_blocks = [
-                (x[:, start : start + size], labels[:, :, start : start + size])
+                (x[:, start : start + size], labels[:, :, start : start + size], given[start : start + size])
                 for start in range(0, len(filled), size)
             ]
         return self._test_blocks
@@ -369,7 +384,7 @@ class LayerStack:
 
 
 def _forward(ws: Workspace, first: torch.Tensor) -> None:
-    """Fill z, logits and log_probabilities from the signals `first` [k, rows, padded inputs]."""
+    """Fill z and logits from the signals `first` [k, rows, padded inputs]."""
     for turned, weights in ws.refreshed:
         turned.copy_(weights)
     signal = first
@@ -379,7 +394,6 @@ def _forward(ws: Workspace, first: torch.Tensor) -> None:
         signal = ws.inputs[layer + 1]
     torch.bmm(signal, ws.turned[ws.last], out=ws.z[ws.last])
     ws.logits.copy_(ws.turned_logits)
-    torch.log_softmax(ws.logits, 1, out=ws.log_probabilities)
 
 
 def _backward(ws: Workspace, layer: int) -> None:

@@ -5,44 +5,61 @@ from __future__ import annotations
 import csv
 import zipfile
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from fedgossip.errors import ConfigError, nearest
-from fedgossip.learning.dataset import Dataset, Indices, check_classes, from_arrays, group_ids
+from fedgossip.learning.dataset import OF_COLUMNS, Dataset, Indices, check_classes, from_arrays, group_ids
+from fedgossip.learning.objectives import CLASSIFICATION, MULTI_LABEL, REGRESSION
 
 SCALES = ("none", "standard")
 LARGEST = float(np.finfo(np.float32).max)
 
 
-def read_csv(path: Path, options: Mapping[str, str], class_names: Sequence[str] = ()) -> Dataset:
+def read_csv(
+    path: Path, options: Mapping[str, str], class_names: Sequence[str] = (), task: str = CLASSIFICATION
+) -> Dataset:
     """Return a table whose first line names the columns; all but the label, the group and `drop` are numbers.
 
-    Labels may be words or numbers: the classes are their sorted values, or `class_names`.  With
-    `scale=standard` x is float64, and `split` gives every column mean 0 and deviation 1 over the training examples.
+    Labels may be words or numbers: the classes are their sorted values, or `class_names`.  Of a regression they are
+    numbers, of a multi-label task 0 and 1, of several columns: label=A,B.  With `scale=standard` x is float64, and
+    `split` gives every column mean 0 and deviation 1 over the training examples.
     """
     header, rows, lines = _rows(path)
     if "label" not in options:
         raise ConfigError(f"{path}: which column is the label?", f"Write csv:{path.name}?label={header[-1]}.")
-    label = _column(path, header, options["label"])
+    labels = [_column(path, header, name.strip()) for name in options["label"].split(",")]
+    if task not in OF_COLUMNS and len(labels) > 1:
+        advice = 'Several are for task.kind = "regression" or "multi-label"; name one.'
+        raise ConfigError(f"{path}: {len(labels)} label columns, and the task is {task}", advice)
     group = _column(path, header, options["group"]) if "group" in options else None
     dropped = {_column(path, header, name) for name in options.get("drop", "").split(",") if name}
-    features = [c for c in range(len(header)) if c not in dropped | {label, group}]
+    features = [c for c in range(len(header)) if c not in dropped | {*labels, group}]
     if not features:
         raise ConfigError(f"{path}: no column is left to learn from", "Drop fewer columns.")
     x = _numbers(path, header, rows, lines, features)
-    names, y = _classes(path, _labels([row[label] for row in rows]), class_names)
     ids, groups = (None, ()) if group is None else group_ids(np.array([row[group] for row in rows]))
     scale = options.get("scale", "none")
     if scale not in SCALES:
         raise ConfigError(f"{path}: unknown scale {scale!r}", nearest(scale, SCALES))
     values = x if scale == "standard" else x.astype(np.float32)
     columns = tuple(header[c] for c in features)
-    return Dataset(
-        path.stem, values, y, len(names), ids, groups, scale=scale, columns=columns, class_names=names
-    )
+    made = partial(Dataset, path.stem, values, groups=ids, group_names=groups, scale=scale, columns=columns)
+    if task in OF_COLUMNS:
+        y = _numbers(path, header, rows, lines, labels, LABEL_ADVICE[task])
+        kept = y if scale == "standard" and task == REGRESSION else y.astype(np.float32)
+        return made(y=kept, classes=0, kind=task, label_names=tuple(header[c] for c in labels))
+    names, which = _classes(path, _labels([row[labels[0]] for row in rows]), class_names)
+    return made(y=which, classes=len(names), class_names=names)
+
+
+LABEL_ADVICE = {
+    REGRESSION: 'A regression predicts numbers; for words set task.kind = "classification".',
+    MULTI_LABEL: "A multi-label column holds 0 or 1.",
+}
 
 
 def _classes(
@@ -61,7 +78,7 @@ def _classes(
     return names, np.array([names.index(name) for name in found], np.int64)[which]
 
 
-def read_npz(path: Path) -> Dataset:
+def read_npz(path: Path, task: str = CLASSIFICATION) -> Dataset:
     """Return the arrays x, y and (optional) groups of an npz archive; nothing in it is unpickled."""
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
@@ -71,7 +88,7 @@ def read_npz(path: Path) -> Dataset:
                         f"{path}: no array {name!r}, only {', '.join(archive.files)}", "Save x=, y= and groups=."
                     )
             groups = archive["groups"] if "groups" in archive.files else None
-            return from_arrays(str(path), archive["x"], archive["y"], groups)
+            return from_arrays(str(path), archive["x"], archive["y"], groups, task)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError, TypeError) as error:
         raise ConfigError(f"{path}: not an npz archive of arrays: {error}", "Write it with numpy.savez.") from error
 
@@ -106,7 +123,8 @@ def _column(path: Path, header: Sequence[str], name: str) -> int:
 
 
 def _numbers(
-    path: Path, header: Sequence[str], rows: list[list[str]], lines: list[int], columns: list[int]
+    path: Path, header: Sequence[str], rows: list[list[str]], lines: list[int], columns: list[int],
+    advice: str = "",
 ) -> npt.NDArray[np.float64]:
     x = np.empty((len(rows), len(columns)))
     for k, (line, row) in enumerate(zip(lines, rows, strict=True)):
@@ -118,7 +136,7 @@ def _numbers(
             bad = next(c for c in columns if not _is_number(row[c]))
             raise ConfigError(
                 f"{path}, line {line}, column {header[bad]!r}: {row[bad]!r} is not a number that float32 can hold",
-                f"Fill it, or leave the column out with drop={header[bad]}.",
+                advice or f"Fill it, or leave the column out with drop={header[bad]}.",
             )
     return x
 

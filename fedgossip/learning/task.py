@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,16 +17,20 @@ import torch
 from fedgossip.errors import ConfigError, FedgossipError, TrainingError
 from fedgossip.learning import loading, models, probing, sharing
 from fedgossip.learning.batches import Batches, BatchPlan, Indices
-from fedgossip.learning.dataset import Dataset
+from fedgossip.learning.dataset import OF_COLUMNS, Dataset
 from fedgossip.learning.ddp.engine import DistributedLoop, Source
 from fedgossip.learning.devices import with_float64
 from fedgossip.learning.flat import Layout
 from fedgossip.learning.holdout import LocalTests
+from fedgossip.learning.losses import Criterion
 from fedgossip.learning.module_engine import ModuleLoop
+from fedgossip.learning.objectives import Objective, objective_of
 from fedgossip.learning.private import PoissonBatches, PrivateGradients, RecordPrivacy
+from fedgossip.learning.scoring import Scoring, check_together
 from fedgossip.learning.settings import TrainSettings
 from fedgossip.learning.shapes import Shape, shape_of
 from fedgossip.learning.stacked_engine import LayerStack, Outcome, State
+from fedgossip.learning.tops import BY_HAND
 from fedgossip.likeness import Likeness
 from fedgossip.machine import NodeId
 from fedgossip.task import Job, Segment, Update
@@ -65,39 +70,48 @@ class TorchTask:
         base: Path | None = None,
         kept: Mapping[NodeId, Indices] | None = None,
         privacy: RecordPrivacy | None = None,
+        objective: Objective | None = None,
     ) -> None:
+        objective = objective or objective_of(train.kind, "", ())
+        _check_kind(objective, train, test)
         owned = shares if isinstance(shares, Mapping) else dict(enumerate(shares))
         _check_shares(owned, len(train))
         torch.set_num_threads(settings.threads)
         vocabulary = len(train.vocabulary) if train.vocabulary is not None else None
-        module = models.build(model_source, train.shape, train.classes, seed, vocabulary, base=base)
+        module = models.build(model_source, train.shape, train.outputs, seed, vocabulary, base=base)
         self.settings = settings
         self.layout = Layout.from_module(module, settings.buffers, settings.stays)
         device, self._sharing = sharing.settle(settings, module, self.layout.schema)
         self._initial = self.layout.read(module)
         self._rounds, self._shares = rounds, owned
-        self._remade = partial(models.build, model_source, train.shape, train.classes, seed, vocabulary, base=base)
+        self._remade = partial(models.build, model_source, train.shape, train.outputs, seed, vocabulary, base=base)
         self._test, self._seed = test, seed
         self._states: dict[NodeId, State] = {}
         self._lock = threading.Lock()  # a host evaluates beside its training thread; the buffers are one
-        self._tests = LocalTests(deepcopy(module), self.layout, settings, train, kept, privacy, seed) if kept else None
+        self.objective = objective
+        criterion, scoring = Criterion(objective, base), Scoring(objective, test, base)
+        check_together(scoring, settings.processes)
+        tested = (deepcopy(module), self.layout, settings, train, kept or {}, privacy, seed, objective, base)
+        self._tests = LocalTests(*tested) if kept else None
         shape = shape_of(module, self.layout, train.shape)
         common = (module, self.layout, train, test, settings)
+        how: Any = {"seed": seed, "criterion": criterion, "scoring": scoring, "sharing": self._sharing}
         self._privacy = privacy
         self._engine: LayerStack | ModuleLoop | DistributedLoop
         self._batches: Batches | PoissonBatches
         if privacy is not None:
             _check_private(settings)
-            private = PrivateGradients(module, privacy, settings, owned, seed)
+            private = PrivateGradients(module, privacy, settings, owned, seed, criterion)
             device = with_float64(device)
-            self._engine = ModuleLoop(*common, seed=seed, device=device, sharing=self._sharing, private=private)
+            self._engine = ModuleLoop(*common, **how, device=device, private=private)
         elif settings.processes > 1:
-            source = Source(model_source, base, seed)
-            self._engine = DistributedLoop(*common, source=source, device=device, sharing=self._sharing)
-        elif shape is not None and _batched(shape, train, test, settings, device):
-            self._engine = LayerStack(shape, train, test, settings, device)
+            source = Source(model_source, base, seed, objective)
+            about: Any = {"source": source, "device": device, "scoring": scoring, "sharing": self._sharing}
+            self._engine = DistributedLoop(*common, **about)
+        elif shape is not None and _batched(shape, train, test, settings, device, objective):
+            self._engine = LayerStack(shape, train, test, settings, device, objective, scoring)
         else:
-            self._engine = ModuleLoop(*common, seed=seed, device=device, sharing=self._sharing)
+            self._engine = ModuleLoop(*common, **how, device=device)
         self._trained = getattr(self._engine, "trained", self.layout.parameters)
         if privacy is not None:
             self._batches = PoissonBatches(owned, settings, privacy, seed)
@@ -136,7 +150,7 @@ class TorchTask:
             outcomes = self._sharing.run(lambda: self._attempt(jobs, plans, lrs, states))
         for job, outcome, lr in zip(jobs, outcomes, lrs, strict=True):
             if not (outcome.finite and math.isfinite(outcome.loss)):
-                raise _not_finite(job, outcome.loss, lr)
+                raise _not_finite(job, self.objective.loss, outcome.loss, lr)
         return [
             Update(outcome.difference, len(self._shares[job.node]), {**self._metrics(outcome, plan, lr), **found})
             for job, outcome, plan, lr, found in zip(jobs, outcomes, plans, lrs, tested, strict=True)
@@ -154,7 +168,9 @@ class TorchTask:
             outcomes = self._sharing.run(lambda: self._gradients(jobs, plans, states))
         for job, outcome in zip(jobs, outcomes, strict=True):
             if not (outcome.finite and math.isfinite(outcome.loss)):
-                raise _not_finite(job, outcome.loss, self.settings.rate(job.round, self._rounds))
+                raise _not_finite(
+                    job, self.objective.loss, outcome.loss, self.settings.rate(job.round, self._rounds)
+                )
         found = []
         for job, outcome, plan, more in zip(jobs, outcomes, plans, tested, strict=True):
             steps, told = len(plan.counts), {"loss": outcome.loss, "rows": float(plan.counts.sum())}
@@ -225,7 +241,7 @@ class TorchTask:
         return found
 
     def evaluate(self, vectors: Sequence[Vector]) -> Sequence[Mapping[str, float]]:
-        """Return {"loss", "accuracy"} on the test set per vector; for text per character."""
+        """Return the loss and the metrics on the test set per vector; for text per character."""
         with self._lock:
             try:
                 return self._sharing.run(lambda: self._engine.evaluate(vectors))
@@ -265,9 +281,13 @@ class TorchTask:
         return self.layout.segments
 
 
-def _batched(shape: Shape, train: Dataset, test: Dataset, settings: TrainSettings, device: torch.device) -> bool:
+def _batched(
+    shape: Shape, train: Dataset, test: Dataset, settings: TrainSettings, device: torch.device, objective: Objective
+) -> bool:
     """Tell whether a stack of this shape trains many nodes at once; one with convolutions does so on the CPU alone."""
-    if shape.sizes[-1] < train.classes or (shape.convolutions and device.type != "cpu"):
+    outputs = shape.sizes[-1]
+    fits = outputs == train.outputs if train.kind in OF_COLUMNS else outputs >= max(2, train.outputs)
+    if not fits or objective.loss not in BY_HAND or (shape.convolutions and device.type != "cpu"):
         return False
     return not loading.by_modules(settings, device, train, test)
 
@@ -284,6 +304,15 @@ def _named(job: Job) -> Iterator[None]:
             f"node {job.node}, round {job.round}: training raised {error!r}",
             "Does the model fit the data, and each batch the model?  BatchNorm needs more than one example.",
         ) from error
+
+
+def _check_kind(objective: Objective, train: Dataset, test: Dataset) -> None:
+    """Raise ConfigError where the labels are not of the kind that is to be learned."""
+    for data in (train, test):
+        if data.kind != objective.kind:
+            advice = f'Set task.kind = "{data.kind}", or take other labels.'
+            text = f"{data.name}: its labels are for {data.kind}, and the task is {objective.kind}"
+            raise ConfigError(text, advice)
 
 
 def _check_private(settings: TrainSettings) -> None:
@@ -305,8 +334,8 @@ def _check_shares(shares: Mapping[NodeId, Indices], examples: int) -> None:
             )
 
 
-def _not_finite(job: Job, loss: float, lr: float) -> TrainingError:
-    what = f"the loss is {loss}" if not math.isfinite(loss) else "the update is not finite"
+def _not_finite(job: Job, name: str, loss: float, lr: float) -> TrainingError:
+    what = f"the loss {name} is {loss}" if not math.isfinite(loss) else "the update is not finite"
     return TrainingError(
         f"node {job.node}, round {job.round}: {what}", f"Use a smaller lr than {lr:g}, or clip_norm = 1."
     )

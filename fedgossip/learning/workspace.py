@@ -31,6 +31,11 @@ def padded(inputs: int) -> int:
     return math.ceil((inputs + 1) / 16) * 16
 
 
+def wide(outputs: int) -> int:
+    """Return how many outputs a workspace has for a model of so many; see `tops`."""
+    return max(2, outputs)
+
+
 def node_bytes(shape: Shape, rows: int, copies: int) -> int:
     """Return the memory of one node: `copies` stacks of weights and the signals of `rows` examples."""
     weights = sum(outputs * padded(inputs) for inputs, outputs in pairwise(shape.sizes))
@@ -65,7 +70,7 @@ class Workspace:
     """
 
     def __init__(self, shape: Shape, k: int, rows: int, copies: int, device: torch.device) -> None:
-        sizes = shape.sizes
+        sizes = (*shape.sizes[:-1], wide(shape.sizes[-1]))
         shapes = list(pairwise(sizes))
         self.shape, self.sizes, self.last = shape, sizes, len(shapes) - 1
 
@@ -180,10 +185,11 @@ class Workspace:
                 end = begin + height * conv.outputs
                 yield next(tensors)[:, :height], flat[:, begin:end].view(nodes, height, conv.outputs)
                 begin = end
-        for layer, (inputs, outputs) in enumerate(pairwise(self.sizes)):
+        for layer, (inputs, outputs) in enumerate(pairwise(self.shape.sizes)):
             tensor = next(tensors)
             straight = tensor.transpose(1, 2) if self.only_turned(layer) else tensor
             bias = begin + inputs * outputs
-            yield straight[:, :, :inputs], flat.as_strided((nodes, outputs, inputs), (stride, inputs, 1), begin)
-            yield straight[:, :, inputs], flat[:, bias : bias + outputs]
+            inside = flat.as_strided((nodes, outputs, inputs), (stride, inputs, 1), begin)
+            yield straight[:, :outputs, :inputs], inside
+            yield straight[:, :outputs, inputs], flat[:, bias : bias + outputs]
             begin = bias + outputs

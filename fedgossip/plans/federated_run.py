@@ -15,7 +15,7 @@ from typing import Any
 from fedgossip.algorithms.federated.base import Federated
 from fedgossip.algorithms.sampling import BySize, Poisson, Sampling, Uniform
 from fedgossip.errors import ConfigError
-from fedgossip.experiment import CoordinatorSection, FederatedExperiment
+from fedgossip.experiment import CoordinatorSection, FederatedExperiment, SecureSection
 from fedgossip.machine import NodeId
 from fedgossip.plans.plan import PlanDefaults, hash_of, nanoseconds
 from fedgossip.plans.secure_encoding import Numbers
@@ -87,6 +87,8 @@ class FederatedRun(PlanDefaults):
             content["coordinator"].pop(key, None)
         if not self.section.privacy.test_noise:  # folders and policies from before it
             content["coordinator"]["privacy"].pop("test_noise", None)
+        if self.section.secure.score_max == SecureSection().score_max:
+            content["coordinator"]["secure"].pop("score_max", None)
         return content
 
     @property
@@ -148,6 +150,7 @@ class FederatedRun(PlanDefaults):
             vectors=self.vectors,
             by_examples=self._by_examples,
             telling=self.telling,
+            score=self.experiment.score,
         )
 
     @property

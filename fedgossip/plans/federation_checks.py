@@ -93,6 +93,10 @@ def _check_privacy(plan: FederatedRun) -> None:
     if s.privacy.test_noise and not (plan.unit == "record" and plan.experiment.data.local_test):
         text = "coordinator.privacy.test_noise is of the examples that clients keep for tests, where records are hidden"
         raise ConfigError(text, 'Set data.local_test and coordinator.privacy.unit = "record", or leave it out.')
+    if s.privacy.test_noise and plan.experiment.score.name != "accuracy":
+        name = plan.experiment.score.name
+        text = f"coordinator.privacy.test_noise is for a count of right answers, and the score is {name}"
+        raise ConfigError(text, 'Put "accuracy" first in task.metrics, or leave test_noise out: nothing is told then.')
     if plan.unit == "record" and not plan.experiment.learns:
         raise ConfigError("coordinator.privacy.unit = record hides examples, and this task has none", "Set task.kind.")
     if plan.unit == "client" and not plan.secure:

@@ -9,13 +9,11 @@ from fedgossip.experiment import CoordinatorSection
 from fedgossip.learning.settings import TrainSettings
 from fedgossip.privacy.adaptive import Clip, bits_noise, share_shorter, split
 from fedgossip.protocols.telling import Telling
+from fedgossip.scores import ACCURACY, Score
 from fedgossip.secure.fixed_point import CLIPPED, NOTHING, SHORTER, FixedPoint
 from fedgossip.secure.noise import client_sigma, rounded_norm
 from fedgossip.secure.noise_rule import NoiseRule
 from fedgossip.secure.ring import RING_BITS
-
-LOSS_MAX = 64.0
-"""A client's mean loss counts as at most this."""
 
 NOISY_MOST = 8.0
 """So large, or so far below zero, a share may be with noise on it."""
@@ -44,6 +42,8 @@ class Numbers:
     """Whether a client counts by its examples; else all count the same."""
     telling: Telling
     """What clients tell beside the update."""
+    score: Score = ACCURACY
+    """What they measure, where they do."""
 
     @property
     def hidden(self) -> bool:
@@ -71,8 +71,9 @@ class Numbers:
         """What a sum tells beside the update, the weight and the clip, with bounds."""
         s, t = self.section.secure, self.train
         most = t.local_steps or math.ceil(s.weight_max / t.batch_size) * (t.local_epochs or 1)
-        right = NOISY_MOST if "tests" in self.telling.covered else 1.0
-        bounds = {"steps": float(most), "loss": LOSS_MAX, "measured": right, "tested": float(s.weight_max)}
+        share = NOISY_MOST if "tests" in self.telling.covered else 1.0
+        score = share if self.score.share else s.score_max
+        bounds = {"steps": float(most), "loss": s.score_max, "measured": score, "tested": float(s.weight_max)}
         return tuple((name, bounds[name]) for name in self.telling.fields if name in bounds)
 
     @property

@@ -13,7 +13,7 @@ from fedgossip.errors import ConfigError
 from fedgossip.experiment import Experiment
 from fedgossip.learning.analytic import Averaging, Quadratic
 from fedgossip.learning.dataset import Dataset, Indices
-from fedgossip.learning.objectives import LANGUAGE, Objective
+from fedgossip.learning.objectives import CLASSIFICATION, LANGUAGE
 from fedgossip.machine import NodeId
 from fedgossip.secure.primitives import Entropy
 from fedgossip.task import LocalTask
@@ -63,8 +63,6 @@ def task_of(
             seed=experiment.seed,
         )
         return quadratic, DataShares("none")
-    if experiment.objective not in (Objective(), Objective(LANGUAGE)):
-        raise ConfigError("only classes and text can be learned yet", "Leave loss and metrics out of [task].")
     return _learning(experiment, range(n) if held is None else held, n, entropy)
 
 
@@ -81,9 +79,9 @@ def centralised(experiment: Experiment, n: int) -> dict[str, float]:
 
     found = _examples(e, range(n), n)
     train, test = found.train, found.test
-    size = e.train.batch_size * n
+    size, objective = e.train.batch_size * n, replace(e.objective, kind=train.kind)
     per_round = e.train.local_steps or max(1, round((e.train.local_epochs or 1) * len(train) / size))
-    return train_centralised(train, test, e.model.source, e.train, e.seed, e.rounds * per_round, size)
+    return train_centralised(train, test, e.model.source, e.train, e.seed, e.rounds * per_round, size, objective)
 
 
 @dataclass(frozen=True)
@@ -104,18 +102,18 @@ def _examples(experiment: Experiment, held: Sequence[NodeId], n: int) -> _Exampl
     """
     from fedgossip.learning import data, per_peer
 
-    e, source, tested_on = experiment, experiment.data.source, experiment.data.test
+    e, source, tested_on, kind = experiment, experiment.data.source, experiment.data.test, experiment.objective.kind
     if e.data.partition.get("kind") == "own":  # of a file with {peer} in its name, or of one that each has named itself
-        test = data.load(str(tested_on), seed=e.seed)
+        test = data.load(str(tested_on), seed=e.seed, kind=kind)
         train, shares = per_peer.load_own(source, test, held)
         return _Examples(train, test, shares, test.digest())
     if isinstance(tested_on, str) and tested_on != data.OWN:
-        test = data.load(tested_on, seed=e.seed)
+        test = data.load(tested_on, seed=e.seed, kind=kind)
         train = data.load(source, seed=e.seed, like=test)
         read = train.digest() + test.digest()
         train, test = data.scaled(train, test)
     else:
-        dataset = data.load(source, seed=e.seed)
+        dataset = data.load(source, seed=e.seed, kind=kind)
         read = dataset.digest()
         train, test = data.split(dataset, tested_on, e.seed)
     divided = _divided(e, train, n)
@@ -152,11 +150,13 @@ def _learning(
     found = _examples(e, held, n)
     train, shares = found.train, found.shares
     tested = _test_set(e.data.test, len(found.test))
-    described = DataShares(e.data.source, train.classes, test=tested, digest=found.digest)
+    described = DataShares(e.data.source, train.classes or None, test=tested, digest=found.digest)
     if len(shares) == n:
+        described = replace(described, sizes=[len(shares[node]) for node in range(n)])
+    if len(shares) == n and train.kind in (CLASSIFICATION, LANGUAGE):
         labels = train.labels
         counts = [np.bincount(labels[shares[node]], minlength=train.classes).tolist() for node in range(n)]
-        described = replace(described, counts=counts, sizes=[len(shares[node]) for node in range(n)])
+        described = replace(described, counts=counts)
 
     from fedgossip.learning.holdout import kept_apart
     from fedgossip.learning.task import TorchTask
@@ -166,7 +166,15 @@ def _learning(
     privacy = _record_privacy(e, entropy)
     settings = e.model.source, e.train
     task = TorchTask(
-        train, found.test, shares, *settings, seed=e.seed, rounds=e.rounds, kept=kept, privacy=privacy
+        train,
+        found.test,
+        shares,
+        *settings,
+        seed=e.seed,
+        rounds=e.rounds,
+        kept=kept,
+        privacy=privacy,
+        objective=replace(e.objective, kind=train.kind),
     )
     return task, replace(described, trained_on={node: len(share) for node, share in shares.items()})
 

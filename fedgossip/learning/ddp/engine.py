@@ -57,6 +57,8 @@ from fedgossip.learning.ddp.ipc import (
 from fedgossip.learning.ddp.shared_memory import ArrayPlace, SharedArrays
 from fedgossip.learning.flat import Layout
 from fedgossip.learning.module_engine import Done, Sums
+from fedgossip.learning.objectives import Objective
+from fedgossip.learning.scoring import Scoring, Tally
 from fedgossip.learning.settings import TrainSettings
 from fedgossip.learning.sharing import GpuSharing, OutOfMemory
 from fedgossip.learning.stacked_engine import Outcome, State
@@ -84,6 +86,7 @@ class Source:
     name: str
     base: Path | None
     seed: int
+    objective: Objective
 
 
 class DistributedLoop:
@@ -99,8 +102,10 @@ class DistributedLoop:
         *,
         source: Source,
         device: torch.device,
+        scoring: Scoring,
         sharing: GpuSharing,
     ) -> None:
+        self._scoring = scoring
         self.width = settings.batch_size
         self.trained = Layout.personal_of(module, settings.stays).length + layout.parameters
         self._layout, self._sharing = layout, sharing
@@ -116,6 +121,10 @@ class DistributedLoop:
             base=None if source.base is None else str(source.base),
             seed=source.seed,
             classes=train.classes,
+            kind=source.objective.kind,
+            loss=source.objective.loss,
+            metrics=source.objective.metrics,
+            label_scale=(train.label_mean, train.label_deviation),
             vocabulary=train.vocabulary,
             settings=asdict(settings),
             examples=[],
@@ -174,7 +183,7 @@ class DistributedLoop:
         return module_engine.outcome(vector, trained, done)
 
     def evaluate(self, vectors: Sequence[Vector]) -> list[dict[str, float]]:
-        """Return the mean loss and the accuracy on the test set, per vector."""
+        """Return the mean loss and the metrics on the test set, per vector."""
         return [self._evaluate(vector, None) for vector in vectors]
 
     def evaluate_own(self, vector: Vector, state: State) -> dict[str, float]:
@@ -185,9 +194,12 @@ class DistributedLoop:
         with self._working() as group:
             given = group.given.lay({"vector": vector, **_named(state or {})})
             answers = group.ask(EvaluateOrder(state is not None, self._sharing.pieces, given))
-        return module_engine.means(
-            [Sums(one.loss, one.hits, one.predicted) for one in answers if isinstance(one, Evaluated)]
-        )
+        parts = [
+            Sums(one.loss, one.predicted, [Tally([np.array(sums) for sums in one.sums], None)] if one.predicted else [])
+            for one in answers
+            if isinstance(one, Evaluated)
+        ]
+        return module_engine.means(parts, self._scoring)
 
     @contextlib.contextmanager
     def _working(self) -> Iterator[Group]:

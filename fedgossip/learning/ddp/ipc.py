@@ -27,6 +27,11 @@ class Setup(msgspec.Struct, tag=True, frozen=True):
     base: str | None
     seed: int
     classes: int
+    kind: str
+    loss: str
+    metrics: tuple[str, ...]
+    label_scale: tuple[tuple[float, ...], tuple[float, ...]]
+    """The mean and the deviation of label columns that were standardised."""
     vocabulary: str | None
     settings: dict[str, Any]
     examples: list[ArrayPlace]
@@ -74,8 +79,9 @@ class Evaluated(msgspec.Struct, tag=True, frozen=True):
     """Sums over the process's part of the test set."""
 
     loss: float
-    hits: int
     predicted: int
+    sums: list[list[float]]
+    """Of each metric."""
 
 
 class Failed(msgspec.Struct, tag=True, frozen=True):

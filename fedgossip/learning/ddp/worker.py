@@ -23,6 +23,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import torch
 import torch.distributed
@@ -49,7 +50,10 @@ from fedgossip.learning.ddp.ipc import (
 )
 from fedgossip.learning.ddp.shared_memory import SharedArrays
 from fedgossip.learning.flat import Layout
+from fedgossip.learning.losses import Criterion
 from fedgossip.learning.module_engine import Assignment, ModuleLoop, Spread, compiled
+from fedgossip.learning.objectives import Objective
+from fedgossip.learning.scoring import Scoring
 from fedgossip.learning.settings import TrainSettings
 from fedgossip.learning.sharing import GpuSharing
 from fedgossip.learning.stacked_engine import State
@@ -76,7 +80,10 @@ class GroupWorker:
         layout = Layout.from_module(module, settings.buffers, settings.stays)
         loose = custom.is_function(setup.source) and setup.source not in models.KINDS
         spread = _spread(module, layout, settings, device, team, loose=loose)
-        how = {"seed": setup.seed, "device": device, "sharing": self._sharing, "spread": spread}
+        objective = Objective(setup.kind, setup.loss, setup.metrics)
+        base = None if setup.base is None else Path(setup.base)
+        judged = {"criterion": Criterion(objective, base), "scoring": Scoring(objective, test, base)}
+        how = {**judged, "seed": setup.seed, "device": device, "sharing": self._sharing, "spread": spread}
         self._loop = ModuleLoop(module, layout, train, test, settings, **how)  # type: ignore[arg-type]
 
     def answer(self, order: Message) -> Message:
@@ -86,7 +93,9 @@ class GroupWorker:
         given = self._boards["given"].views(order.given)
         if isinstance(order, TrainOrder):
             return self._train(order, given)
-        return Evaluated(*self._loop.sums(given["vector"], _state(given) if order.own else None))
+        found = self._loop.sums(given["vector"], _state(given) if order.own else None)
+        sums = [np.sum(parts, axis=0).tolist() for parts in zip(*(one.sums for one in found.tallies), strict=True)]
+        return Evaluated(found.loss, found.predicted, sums)
 
     def _train(self, order: TrainOrder, given: Mapping[str, npt.NDArray[Any]]) -> TrainReply:
         found = self._boards["found"].views(order.found)
@@ -125,7 +134,16 @@ def _meet(setup: Setup) -> torch.device:
 def _examples(setup: Setup, board: SharedArrays) -> tuple[Dataset, Dataset]:
     views = board.views(setup.examples)
     train, test = (
-        Dataset(name, views[f"{name}.x"], views[f"{name}.y"], setup.classes, vocabulary=setup.vocabulary)
+        Dataset(
+            name,
+            views[f"{name}.x"],
+            views[f"{name}.y"],
+            setup.classes,
+            vocabulary=setup.vocabulary,
+            kind=setup.kind,
+            label_mean=setup.label_scale[0],
+            label_deviation=setup.label_scale[1],
+        )
         for name in ("train", "test")
     )
     return train, test
@@ -134,7 +152,7 @@ def _examples(setup: Setup, board: SharedArrays) -> tuple[Dataset, Dataset]:
 def _built(setup: Setup, data: Dataset) -> nn.Module:
     base = None if setup.base is None else Path(setup.base)
     size = None if setup.vocabulary is None else len(setup.vocabulary)
-    return models.build(setup.source, data.shape, setup.classes, setup.seed, size, base=base)
+    return models.build(setup.source, data.shape, data.outputs, setup.seed, size, base=base)
 
 
 def _spread(

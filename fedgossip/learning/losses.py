@@ -1,0 +1,86 @@
+"""Losses on what a model gives and the labels, as an objective names them: what training makes smaller."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+from torch.nn import functional
+
+from fedgossip.errors import TrainingError
+from fedgossip.learning import custom
+from fedgossip.learning.objectives import Objective
+
+Values = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Of outputs and labels of the same shape, the loss of every number."""
+
+OF_NUMBERS: Mapping[str, Values] = {
+    "mse": lambda outputs, labels: functional.mse_loss(outputs, labels, reduction="none"),
+    "mae": lambda outputs, labels: functional.l1_loss(outputs, labels, reduction="none"),
+    "huber": lambda outputs, labels: functional.huber_loss(outputs, labels, reduction="none"),
+    "bce": lambda outputs, labels: functional.binary_cross_entropy_with_logits(outputs, labels, reduction="none"),
+}
+
+
+class Criterion:
+    """The loss of an objective; `base`: where a function of the user's own is looked for."""
+
+    def __init__(self, objective: Objective, base: Path | None = None) -> None:
+        self.name = objective.loss
+        self._own = custom.function(self.name, base) if custom.is_function(self.name) else None
+
+    def mean(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Return the mean over the examples of a batch, a scalar.
+
+        Raises TrainingError where the model's outputs do not have the shape of the labels, and for a function of the
+        user's own that raises or returns no scalar.
+        """
+        outputs = _wide(outputs)
+        if self._own is not None:
+            return self._called(outputs, labels)
+        if self.name in OF_NUMBERS:
+            return OF_NUMBERS[self.name](fitted(outputs, labels), labels).mean()
+        return functional.cross_entropy(outputs.reshape(-1, outputs.shape[-1]), labels.reshape(-1))
+
+    def summed(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Return the sum over examples of what each alone would lose; for text of its mean over the characters."""
+        outputs = _wide(outputs)
+        if self._own is not None:  # example by example: what it makes of a batch is its own matter
+            each = [self._called(outputs[k : k + 1], labels[k : k + 1]) for k in range(len(labels))]
+            return torch.stack(each).sum()
+        if self.name in OF_NUMBERS:
+            numbers = OF_NUMBERS[self.name](fitted(outputs, labels), labels)
+        else:
+            flat = outputs.reshape(-1, outputs.shape[-1])
+            numbers = functional.cross_entropy(flat, labels.reshape(-1), reduction="none")
+        return numbers.reshape(len(labels), -1).mean(1).sum()
+
+    def _called(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        assert self._own is not None
+        try:
+            found = self._own(outputs, labels)
+        except Exception as error:
+            place = custom.place_of(error)
+            raise TrainingError(f"the loss {self.name} raised {error!r}{place}", custom.SEE_WHERE) from error
+        if not isinstance(found, torch.Tensor) or found.dim():
+            what = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, torch.Tensor) else repr(found)
+            advice = "It returns one number as a tensor: the mean over the batch, loss.mean()."
+            raise TrainingError(f"the loss {self.name} returned {what[:80]}", advice)
+        return found
+
+
+def fitted(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return outputs [b, k] for labels [b, k]; a model of one output may leave its axis out.  Raises TrainingError."""
+    if outputs.shape == labels.shape:
+        return outputs
+    if labels.shape[1:] == (1,) and outputs.shape == labels.shape[:1]:
+        return outputs.unsqueeze(1)
+    raise TrainingError(
+        f"the model gives {tuple(outputs.shape)} for labels of {tuple(labels.shape)}",
+        f"Its last layer has {labels.shape[-1]} output{'s' if labels.shape[-1] > 1 else ''}, one per label column.",
+    )
+
+
+def _wide(outputs: torch.Tensor) -> torch.Tensor:
+    return outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
