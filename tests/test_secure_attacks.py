@@ -600,6 +600,39 @@ def test_an_aborted_session_leaves_no_secret(stage: str) -> None:
     assert not list(live_secrets(steps[stage][VICTIM]._held))
 
 
+SIGNED = ("its keys", "their frame", "shares", "the next keys", "the masked vector", "survivors", "consent", "reveal")
+"""What a client signs in a session, in this order."""
+
+
+@pytest.mark.parametrize("fails", SIGNED)
+def test_a_signature_that_fails_leaves_no_secret(fails: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not those either that the step has drawn and that nobody holds yet: an agent of keys may be gone at any time."""
+    room, made, acting, signed = Room(N), list[Secret](), [False], list[bytes]()
+    plain = Secret.__init__
+
+    def noted(self: Secret, value: bytes) -> None:
+        plain(self, value)
+        made.extend([self] * acting[0])
+
+    def sign(data: bytes) -> bytes:
+        signed.append(data)
+        if len(signed) > SIGNED.index(fails):
+            raise OSError("the agent is gone")
+        return signer(VICTIM)(data)
+
+    def acts(_stage: str, client: int, frame: bytes) -> bytes:
+        acting[0] = client == VICTIM
+        return frame
+
+    monkeypatch.setattr(Secret, "__init__", noted)
+    room.clients[VICTIM] = SecAggClient(VICTIM, room.roster, room.policy, sign, entropy_of("victim"))
+    with pytest.raises(OSError, match="agent"):
+        run(room, down=acts)
+    later = {*SIGNED[5:]}  # the keys for the next round are with whoever drives the client by then
+    left = [secret for secret in made if not secret.erased]
+    assert made and len(left) == (3 if fails in later else 0)
+
+
 def live_secrets(held: Any) -> Any:
     """Every secret below `held` that is not erased."""
     if isinstance(held, Secret):

@@ -36,7 +36,18 @@ from fedgossip.secure.masks import mask_key, self_key
 from fedgossip.secure.past import Past
 from fedgossip.secure.primitives import Agreement, Entropy, Secret, Sign, derive, digest, seal, transcript, unseal
 from fedgossip.secure.ring import Words, add_streams, chunks, little, subtract_streams
-from fedgossip.secure.secrets import Ahead, Ended, Erasable, Holding, OwnKeys, SharePair, Sharing, Survival, fresh_keys
+from fedgossip.secure.secrets import (
+    Ahead,
+    Ended,
+    Erasable,
+    Holding,
+    OwnKeys,
+    SharePair,
+    Sharing,
+    Survival,
+    erased_on_failure,
+    fresh_keys,
+)
 from fedgossip.secure.session import Descriptor, ParticipantRoster, Policy, sid0_of
 
 Held = TypeVar("Held", bound=Erasable)
@@ -75,7 +86,8 @@ class SecAggClient:
         if own:
             return Advertised(session, own, b"")
         own = fresh_keys(sid0, d, d.round, self.me, self._sign, self._entropy)
-        return Advertised(session, own, session.pack(frames.Advertise(sid0, own.public)))
+        with erased_on_failure(own):
+            return Advertised(session, own, session.pack(frames.Advertise(sid0, own.public)))
 
     def __repr__(self) -> str:
         return f"<client {self.me} after session {self.past.session}>"
@@ -177,12 +189,12 @@ class Advertised(_Step[OwnKeys]):
             agreed = _agreements(own.c, {v: found.c_pk for v, found in neighbours.items()})
             for_masks = _agreements(own.s, {v: found.s_pk for v, found in neighbours.items()})
             pairs = _split(own, sorted(keys), s.descriptor.t, s.entropy)
-            openers, sealed = _sealed(session, agreed, pairs)
-            own.c.erase()
-            own.s.erase()
-            seeds = {v: Secret(z) for v, z in for_masks.items()}
-            frame = session.pack(frames.Shares(session.sid, sealed))
-            return Shared(session, Sharing(own.b, seeds, openers, {s.me: pairs[s.me]}), frame)
+            sharing = Sharing(own.b, {v: Secret(z) for v, z in for_masks.items()}, {}, {s.me: pairs[s.me]})
+            with erased_on_failure(sharing, *pairs.values()):
+                sealed = _sealed(session, agreed, pairs, sharing.openers)
+                own.c.erase()
+                own.s.erase()
+                return Shared(session, sharing, session.pack(frames.Shares(session.sid, sealed)))
 
 
 class Shared(_Step[Sharing]):
@@ -206,9 +218,10 @@ class Shared(_Step[Sharing]):
             held.b.erase()
             d = s.descriptor
             ahead = Ahead(fresh_keys(s.sid, d, d.round + 1, s.me, s.sign, s.entropy), d.task_id, d.round + 1)
-            head = frames.MaskedHeader(s.sid, words.size, hashlib.sha256(little(words)).digest(), ahead.public)
-            words.flags.writeable = False
-            return VectorMasked(s, Holding(held.shares), s.pack(head), words, head.digest, ahead)
+            with erased_on_failure(ahead):
+                head = frames.MaskedHeader(s.sid, words.size, hashlib.sha256(little(words)).digest(), ahead.public)
+                words.flags.writeable = False
+                return VectorMasked(s, Holding(held.shares), s.pack(head), words, head.digest, ahead)
 
     def _check_input(self, integers: Quantised) -> None:
         need = self._session.policy.fixed.words
@@ -333,15 +346,16 @@ def _agreements(secret: Secret, publics: dict[int, bytes]) -> dict[int, bytes]:
 
 
 def _sealed(
-    s: _Session, agreed: dict[int, bytes], pairs: dict[int, SharePair]
-) -> tuple[dict[int, Secret], tuple[tuple[int, bytes], ...]]:
-    """Return the keys that open each neighbour's seal, and the shares under one's own; those are kept no longer."""
-    openers, sealed = {}, []
+    s: _Session, agreed: dict[int, bytes], pairs: dict[int, SharePair], openers: dict[int, Secret]
+) -> tuple[tuple[int, bytes], ...]:
+    """Return the shares under one's own seals, and keep them no longer; put the key that opens each neighbour's seal
+    into `openers`."""
+    sealed = []
     for v, shared in agreed.items():
         openers[v] = Secret(derive(s.sid, shared, "enc", v, s.me))
         sealed.append((v, seal(derive(s.sid, shared, "enc", s.me, v), pairs[v].packed(), bound(s.sid, s.me, v))))
         pairs[v].erase()
-    return openers, tuple(sealed)
+    return tuple(sealed)
 
 
 def _open(s: _Session, held: Sharing, message: frames.Delivery) -> None:

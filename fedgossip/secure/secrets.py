@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from typing import NoReturn, Protocol
@@ -20,6 +21,16 @@ class Erasable(Protocol):
 def erase(things: Iterable[Erasable]) -> None:
     for thing in things:
         thing.erase()
+
+
+@contextmanager
+def erased_on_failure(*new: Erasable) -> Iterator[None]:
+    """Erase what nobody holds yet where handing it on fails: signing may, and so may whatever draws or seals."""
+    try:
+        yield
+    except BaseException:
+        erase(new)
+        raise
 
 
 class Survival(Enum):
@@ -70,11 +81,11 @@ class OwnKeys:
 
 def fresh_keys(origin: bytes, descriptor: Descriptor, round: int, me: int, sign: Sign, entropy: Entropy) -> OwnKeys:
     """Return new keys for `round`, announced in the session of `origin`."""
-    c, s, b = entropy(32), shamir.draw(entropy), shamir.draw(entropy)
-    unsigned = Keys(me, origin, public_of(c), public_of(s), commitment(origin, me, b), bytes(64))
-    signature = sign(unsigned.content(descriptor, round))
-    public = Keys(me, origin, unsigned.c_pk, unsigned.s_pk, unsigned.commitment, signature)
-    return OwnKeys(Secret(c), Secret(s), Secret(b), public)
+    c, s, b = Secret(entropy(32)), Secret(shamir.draw(entropy)), Secret(shamir.draw(entropy))
+    with erased_on_failure(c, s, b):
+        publics = public_of(c.read()), public_of(s.read()), commitment(origin, me, b.read())
+        signature = sign(Keys(me, origin, *publics, bytes(64)).content(descriptor, round))
+        return OwnKeys(c, s, b, Keys(me, origin, *publics, signature))
 
 
 class Ahead:
