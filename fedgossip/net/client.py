@@ -21,12 +21,12 @@ from fedgossip.net.endpoints import Endpoint, Endpoints, check_address
 from fedgossip.net.frame_reader import check_last, frame_error, read, skip
 from fedgossip.net.identity import Identity, check_public
 from fedgossip.net.outbox import Cuts, Outbox, Pair
-from fedgossip.net.sockets import DRAIN_FRAMES, MORE_NOW, NOW, Waker, ZmqSocket
+from fedgossip.net.sockets import DRAIN_FRAMES, MORE_NOW, NOW, Wakeable, Waker, ZmqSocket
 from fedgossip.net.transport import Arrived, LinkDown, LinkEvent, LinkUp, Rejected, Woken
 from fedgossip.wire import Assembler
 
 
-class Spoke:
+class Spoke(Wakeable):
     """Nobody is called before `connect`, and the coordinator alone then."""
 
     def __init__(self, node: NodeId, identity: Identity | None) -> None:
@@ -56,14 +56,6 @@ class Spoke:
     def partners(self) -> tuple[NodeId, ...]:
         """The coordinator."""
         return () if self._coordinator is None else (self._coordinator,)
-
-    def wake_on_signals(self) -> None:
-        """Let a signal make `poll` return a Woken, until `close`."""
-        self._waker.on_signals()
-
-    def wake(self) -> None:
-        """Make `poll` return a Woken; callable from any thread."""
-        self._waker.wake()
 
     def connect(self, partners: Sequence[NodeId], endpoints: Endpoints, expected: Expected, hello: Hello) -> None:
         """Call the coordinator, the only partner; `hello` is the first word on every connection."""

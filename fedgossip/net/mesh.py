@@ -28,6 +28,7 @@ from fedgossip.net.sockets import (
     DRAIN_FRAMES,
     MORE_NOW,
     NOW,
+    Wakeable,
     Waker,
     ZmqSocket,
     keep_message_memory,
@@ -67,7 +68,7 @@ class _Guest:
     said: int = 0
 
 
-class Links:
+class Links(Wakeable):
     """Sockets of one peer.  Bind first (`address` then holds the real port), `connect` when all addresses are known."""
 
     def __init__(self, node: NodeId, bind: str, identity: Identity | None) -> None:
@@ -105,14 +106,6 @@ class Links:
     def partners(self) -> tuple[NodeId, ...]:
         """Whom this peer speaks to."""
         return tuple(self._links)
-
-    def wake_on_signals(self) -> None:
-        """Let a signal make `poll` return a Woken, until `close`."""
-        self._waker.on_signals()
-
-    def wake(self) -> None:
-        """Make `poll` return a Woken; callable from any thread."""
-        self._waker.wake()
 
     def connect(self, partners: Sequence[NodeId], endpoints: Endpoints, expected: Expected, hello: Hello) -> None:
         """Allow the partners' keys, and call each of them; `hello` is the first word on every connection."""

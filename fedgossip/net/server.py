@@ -29,7 +29,7 @@ from fedgossip.net.frame_reader import check_last, frame_error, read, skip
 from fedgossip.net.identity import Identity, check_public
 from fedgossip.net.outbox import Cuts, Outbox
 from fedgossip.net.router_sender import ClientLine, Speaker
-from fedgossip.net.sockets import DRAIN_FRAMES, LINGER_MS, NOW, Waker, ZmqSocket
+from fedgossip.net.sockets import DRAIN_FRAMES, LINGER_MS, NOW, Wakeable, Waker, ZmqSocket
 from fedgossip.net.transport import Arrived, LinkDown, LinkEvent, LinkUp, Rejected, Woken
 from fedgossip.wire import Assembler, FrameError
 
@@ -58,7 +58,7 @@ class _Client:
     up: bool = False
 
 
-class Hub:
+class Hub(Wakeable):
     """Bind first (`address` then holds the real port), `connect` when the clients' keys are known."""
 
     def __init__(
@@ -97,14 +97,6 @@ class Hub:
     def partners(self) -> tuple[NodeId, ...]:
         """The clients."""
         return tuple(self._clients)
-
-    def wake_on_signals(self) -> None:
-        """Let a signal make `poll` return a Woken, until `close`."""
-        self._waker.on_signals()
-
-    def wake(self) -> None:
-        """Make `poll` return a Woken; callable from any thread."""
-        self._waker.wake()
 
     def connect(self, partners: Sequence[NodeId], endpoints: Endpoints, expected: Expected, hello: Hello) -> None:
         """Let the clients with these keys call; `hello` is the answer to theirs.  Their addresses mean nothing here.

@@ -126,3 +126,17 @@ class Waker:
             signal.set_wakeup_fd(-1)
         self._in.close()
         self._out.close()
+
+
+class Wakeable:
+    """What waits in `poll` with a Waker among what it waits for."""
+
+    _waker: Waker
+
+    def wake_on_signals(self) -> None:
+        """Let a signal make `poll` return a Woken, until `close`."""
+        self._waker.on_signals()
+
+    def wake(self) -> None:
+        """Make `poll` return a Woken; callable from any thread."""
+        self._waker.wake()
