@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test check long clean
+.PHONY: demo test check format bench long clean
 
 demo: $(STAMP)
 	$(BIN)/fedgossip demo
@@ -16,8 +16,28 @@ check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+format: $(STAMP)
+	$(BIN)/ruff check --fix --quiet .
+	$(BIN)/ruff format .
+
 long: $(STAMP)
 	$(BIN)/pytest --long
+
+# Every benchmark in a short form: that it runs, and its ratios roughly.  benchmarks/RESULTS.md has the long forms.
+bench: $(STAMP)
+	$(BIN)/python benchmarks/gossip_round.py --peers 4 --parameters 1000000 --rounds 3 --turns 1
+	$(BIN)/python benchmarks/fedavg_round.py --clients 4 --parameters 1000000 --rounds 3 --turns 1
+	$(BIN)/python benchmarks/stacked.py --nodes 100 --rounds 3
+	$(BIN)/python benchmarks/simulated_clients.py --turns 1 --clients 100 --cohort 10 --sides 8
+	$(BIN)/python benchmarks/local_training.py --turns 1 --examples 256
+	$(BIN)/python benchmarks/portable.py --turns 1
+	$(BIN)/python benchmarks/secure_sum.py --turns 1 --only 10
+	$(BIN)/python benchmarks/private_gossip.py --turns 1 --parameters 100000
+	$(BIN)/python benchmarks/privacy.py --turns 1 --only noise,steps
+	$(BIN)/python benchmarks/stragglers.py --peers 8 --rounds 10
+	$(BIN)/python benchmarks/federated_learning.py drift --seeds 1 --rounds 5
+	$(BIN)/python benchmarks/memory_slope.py --rounds 400
+	$(BIN)/python benchmarks/startup.py --runs 1
 
 # All but torch is taken by its hashes, and only what is built already.  torch's build is the machine's own (from a folder
 # of wheels, say): the constraints choose its version.  The project itself is built by the hatchling of the lock.

@@ -110,7 +110,7 @@ class Peers:
                 peer.handle(heard.pop(), 0)
 
         seconds, _ = timed(run)
-        return seconds, peer.x if isinstance(peer, PrivateGossip) else peer.state
+        return seconds, peer.x if isinstance(peer, PrivateGossip) else peer.learner.model
 
 
 class TimedMasks:

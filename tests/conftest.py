@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import sys
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+import zmq
 from hypothesis import settings
 
 import fedgossip  # noqa: F401 before torch, which every test may import: it chooses torch's kernels
@@ -24,13 +27,18 @@ def pytest_configure() -> None:
     """Hear Ctrl-C also where a shell has started the tests in the background: processes inherit what is ignored."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    watch_for_sockets()
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
+        for fixture, need in NEEDS.items():
+            if fixture in getattr(item, "fixturenames", ()):
+                item.add_marker(need)
         if "long" in item.keywords and not config.getoption("--long"):
             item.add_marker(pytest.mark.skip(reason="long form: run with --long"))
-        if "cuda" in item.keywords and not cuda_is_there():
+        if "gpu" in item.keywords and not cuda_is_there():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU, and torch finds none here"))
 
 
@@ -41,11 +49,68 @@ def cuda_is_there() -> bool:
     return torch.cuda.is_available()
 
 
+NEEDS = {"real_data": "data", "disk": "root", "two_machines": "root", "networks": "root"}
+"""The marker that a test has by itself, where it uses this fixture."""
+
+PROCESSES_AND_SOCKETS = (
+    "subprocess.Popen",
+    "os.fork",
+    "os.forkpty",
+    "os.posix_spawn",
+    "os.system",
+    "socket.bind",
+    "socket.connect",
+)
+"""The audit events that only a test marked `sockets` may raise; ZeroMQ raises none, so its sockets are asked."""
+
+unmarked: list[str] | None = None
+"""What a test without the marker has opened or started; None while it may."""
+
+
+def watch_for_sockets() -> None:
+    """Have every socket and process of this Python asked for the marker `sockets` of the test that runs."""
+    sys.addaudithook(lambda event, _: needs_the_marker(event) if event in PROCESSES_AND_SOCKETS else None)
+    for name in ("bind", "connect"):
+        setattr(zmq.Socket, name, asking(getattr(zmq.Socket, name), f"zmq.Socket.{name}"))
+
+
+def asking(call: Callable[..., Any], name: str) -> Callable[..., Any]:
+    @functools.wraps(call)
+    def asked(*args: Any, **keys: Any) -> Any:
+        needs_the_marker(name)
+        return call(*args, **keys)
+
+    return asked
+
+
+def needs_the_marker(what: str) -> None:
+    if unmarked is not None:
+        unmarked.append(what)
+        pytest.fail(f"{what} in a test without the marker: @pytest.mark.sockets")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """From here on a test without the marker may not; fixtures of its module, which it is the first to use, neither."""
+    global unmarked  # noqa: PLW0603  an audit hook is this process's, and stays
+    unmarked = None if "sockets" in item.keywords else []
+
+
+@pytest.hookimpl(wrapper=True, trylast=True)
+def pytest_runtest_teardown() -> Iterator[None]:
+    """Fail a test that has hidden it: a thread's failure, say, is nobody's."""
+    global unmarked
+    found, unmarked = unmarked, None
+    yield
+    if found:
+        pytest.fail(f"{', '.join(found)} in a test without the marker: @pytest.mark.sockets", pytrace=False)
+
+
 @pytest.fixture(autouse=True)
 def says_which_device_it_means(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fail a test that trains where "auto" takes it, in this process: with a GPU it would be another test."""
     devices = sys.modules.get("fedgossip.learning.devices")
-    if devices is None or {"cuda", "anywhere"} & set(request.node.keywords):
+    if devices is None or {"gpu", "anywhere"} & set(request.node.keywords):
         return
     chosen = devices.device_for
 

@@ -223,6 +223,7 @@ def test_the_users_own_print_does_not_disturb_json(desk: Desk) -> None:
 # --- where it goes ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sockets
 def test_a_folder_that_holds_something_is_refused(desk: Desk) -> None:
     for driver in ("sim", "stacked", "local"):
         text = desk.refused("run", "experiment.toml", "--on", driver, "--out", ".", "--json")
@@ -234,6 +235,7 @@ def test_a_folder_that_cannot_be_made_is_refused(desk: Desk, out: str) -> None:
     assert "--out" in desk.refused("run", "experiment.toml", "--out", out, "--json")
 
 
+@pytest.mark.sockets
 def test_a_full_disk_ends_the_run_and_it_does_not_look_finished(tmp_path: Path) -> None:
     """A limit on the size of files is refused by the system as a full disk is: write fails with an OSError."""
     import resource
@@ -278,6 +280,7 @@ def machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     return Machines(tmp_path, monkeypatch, capsys)
 
 
+@pytest.mark.sockets
 def test_a_port_in_use_is_a_network_error(machines: Machines) -> None:
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
@@ -288,10 +291,12 @@ def test_a_port_in_use_is_a_network_error(machines: Machines) -> None:
     assert json.loads((machines.folder / "out" / "ended.json").read_text())["status"] == "failed"
 
 
+@pytest.mark.sockets
 def test_an_address_that_is_not_ours_is_a_network_error(machines: Machines) -> None:
     assert "cannot listen" in machines.peer("--bind", "nonsense", code=3)
 
 
+@pytest.mark.sockets
 def test_the_wrong_key_is_refused(machines: Machines) -> None:
     assert "is not the key" in machines.peer(node=1)
     Identity.new().save(machines.folder / "other.key")
@@ -299,6 +304,7 @@ def test_the_wrong_key_is_refused(machines: Machines) -> None:
     assert "no key there" in machines.peer("--key", "missing.key")
 
 
+@pytest.mark.sockets
 @pytest.mark.parametrize("content", [b"\xff\xfe\x00", b"public = 'x'\n", b"[[", b"public = 'a'\nsecret = 'b'\n"])
 def test_a_corrupt_key_file_is_refused(machines: Machines, content: bytes) -> None:
     path = machines.folder / "bad.key"
@@ -307,6 +313,7 @@ def test_a_corrupt_key_file_is_refused(machines: Machines, content: bytes) -> No
     assert "not a key pair" in machines.peer("--key", "bad.key")
 
 
+@pytest.mark.sockets
 def test_a_key_file_that_others_can_read_is_refused(machines: Machines) -> None:
     path = machines.folder / "peer.key"
     assert path.stat().st_mode & 0o777 == 0o600
@@ -314,6 +321,7 @@ def test_a_key_file_that_others_can_read_is_refused(machines: Machines) -> None:
     assert "others can read" in machines.peer()
 
 
+@pytest.mark.sockets
 def test_endpoints_must_name_every_peer_once_with_a_real_address(machines: Machines) -> None:
     path = machines.folder / "endpoints.toml"
     whole = path.read_text()
@@ -336,6 +344,7 @@ def test_endpoints_must_name_every_peer_once_with_a_real_address(machines: Machi
     machines.peer()
 
 
+@pytest.mark.sockets
 def test_a_peer_that_the_graph_has_not_is_refused(machines: Machines) -> None:
     assert "there is no peer 7" in machines.peer(node=7)
 

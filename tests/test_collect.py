@@ -18,6 +18,8 @@ from fedgossip.records import EventRow
 from fedgossip.rundir.collect import collect_peers
 from fedgossip.rundir.run_directory import Run
 
+pytestmark = pytest.mark.sockets
+
 
 def test_collected_folders_tell_what_the_run_told(tmp_path: Path) -> None:
     experiment = {"rounds": 6, "eval": {"every": 2}, "train": {"device": "cpu"}, "topology": {"graph": "path", "n": 3}}

@@ -127,6 +127,7 @@ class Apart:
         return [self.tasks[job.node].train([job])[0] for job in jobs]
 
 
+@pytest.mark.sockets
 def test_processes_with_files_of_their_own_end_with_the_digest_of_the_simulator(tmp_path: Path) -> None:
     settings = experiment(**sites(tmp_path))
     run = fedgossip.run_local(settings, tmp_path / "run", report=False)

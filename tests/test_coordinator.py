@@ -445,6 +445,7 @@ def test_every_client_ends_with_the_last_model() -> None:
     assert len({digest([vector]) for vector in results.values()}) == 1
 
 
+@pytest.mark.sockets
 def test_over_real_sockets_the_bits_are_the_simulators() -> None:
     federation = Federation(make("fedavg", clients=4), digits("mlp:64-32-10"), 4, Uniform(1, (0, 1, 2, 3), 3))
     results = over_sockets(federation)

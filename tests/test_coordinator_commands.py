@@ -20,6 +20,8 @@ from fedgossip.net.identity import Identity
 from fedgossip.records import EventRow, PeerRow, read_rows
 from fedgossip.vectors import frozen
 
+pytestmark = pytest.mark.sockets
+
 CLIENTS = 3
 SECONDS = 60
 EXPERIMENT = """

@@ -70,25 +70,25 @@ def check_like_the_cpu(model: str, device: str, share: float, **how: Any) -> Non
     np.testing.assert_allclose(found[1], expected[1], rtol=share)
 
 
-@pytest.mark.cuda
+@pytest.mark.gpu
 @pytest.mark.parametrize("model", DATA)
 def test_a_gpu_trains_what_the_cpu_trains(model):
     check_like_the_cpu(model, "cuda", 0.05)
 
 
-@pytest.mark.cuda
+@pytest.mark.gpu
 @pytest.mark.parametrize("how", [{"precision": "bfloat16"}, {"channels_last": True}, {"prefetch": 2}])
 def test_a_gpu_trains_it_with_every_option(how):
     check_like_the_cpu("cnn:small", "cuda", 0.2 if "precision" in how else 0.05, **how)
 
 
-@pytest.mark.cuda
+@pytest.mark.gpu
 def test_recurrent_weights_on_a_gpu_lie_as_cudnn_wants_them():
     """Else torch warns of weights that are no single piece of memory; every warning is an error here."""
     trained("chars:12", "cuda", momentum=0.9)
 
 
-@pytest.mark.cuda
+@pytest.mark.gpu
 @pytest.mark.parametrize("engine", ["sim", "stacked"])
 def test_a_run_on_a_gpu_ends_as_on_the_cpu(engine):
     how = {"rounds": 2, "model": {"source": "mlp:64-16-10"}, "topology": {"graph": "ring", "n": NODES}}
@@ -97,7 +97,8 @@ def test_a_run_on_a_gpu_ends_as_on_the_cpu(engine):
         np.testing.assert_allclose(one, other, atol=1e-3)
 
 
-@pytest.mark.cuda
+@pytest.mark.sockets
+@pytest.mark.gpu
 def test_peers_of_this_machine_share_a_gpu_and_say_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
     how = {"rounds": 2, "train": {"device": "cuda"}, "topology": {"graph": "path", "n": 2}}
     run = run_local(how, tmp_path / "run", report=False)

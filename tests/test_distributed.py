@@ -34,6 +34,8 @@ from fedgossip.machine import Terms
 from fedgossip.task import Job
 from fedgossip.vectors import frozen
 
+pytestmark = pytest.mark.sockets
+
 MARK = 99.0
 """A first pixel that no other example has: whoever computes it raises."""
 

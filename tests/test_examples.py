@@ -19,6 +19,8 @@ import fedgossip
 from fedgossip.cli import cli
 from fedgossip.vectors import digest
 
+pytestmark = pytest.mark.sockets
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 

@@ -34,6 +34,8 @@ from fedgossip.patience import patiently
 from fedgossip.vectors import frozen
 from fedgossip.wire import CHUNK_BYTES
 
+pytestmark = pytest.mark.sockets
+
 __all__ = ["run"]  # a fixture
 
 GROWTH_MB_MAX = 32

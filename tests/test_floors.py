@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import pytest
-
-PACKAGE = Path(__file__).parents[1] / "fedgossip"
+import rooms
+from rooms import FILES, LAZY, PACKAGE, imports, room
 
 FLOORS = [
     {"version", "errors", "kernels", "likeness", "owner_files", "scores", "seeds", "vectors"}
@@ -30,7 +30,6 @@ FLOORS = [
     {"cli"},
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
-LAZY = {"__init__", "__main__"}  # the package's face: names that are loaded when used
 
 PURE = {"numpy", "dataclasses", "functools", "typing", "collections", "__future__"}
 """All that a protocol may import beside fedgossip: no zmq, torch, time, threading, asyncio, random, logging, os."""
@@ -47,26 +46,6 @@ HOMES = {
     "pickle": set(),
     "random": set(),
 }
-
-
-def imports(path: Path) -> Iterator[str]:
-    """Every module that the file imports, at its top or inside a function, for types or for use."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: a relative import"
-            if node.module == "fedgossip":
-                yield from (f"fedgossip.{alias.name}" for alias in node.names)
-            else:
-                yield str(node.module)
-
-
-def room(path: Path) -> str:
-    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
-
-
-FILES = sorted(PACKAGE.rglob("*.py"))
 
 
 def test_every_room_has_a_floor() -> None:
@@ -114,6 +93,7 @@ def test_the_secure_sum_imports_no_clock_socket_or_random_source(path: Path) -> 
     assert {name.split(".")[0] for name in imports(path)} <= PURE | computing | {"fedgossip"}
 
 
+@pytest.mark.sockets
 @pytest.mark.parametrize("words", [["-c", "import fedgossip, fedgossip.cli"], ["-m", "fedgossip", "--help"]])
 def test_neither_the_import_nor_the_help_loads_torch(words: list[str]) -> None:
     loaded = subprocess.run(
@@ -135,6 +115,11 @@ def test_the_map_in_the_design_names_every_module() -> None:
     left_out = {"cli", "report", "watching"}
     inner = [p for p in FILES if room(p) not in LAZY | left_out and p.parent.name != "federated"]
     assert {p.stem for p in inner} - {"__init__"} <= named
+
+
+def test_the_picture_in_the_design_is_of_todays_imports() -> None:
+    _, drawn, _ = rooms.parts(rooms.DESIGN.read_text())
+    assert drawn == rooms.picture(), f"the picture of the rooms is an old one; draw it again: {rooms.RENEW}"
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:

@@ -107,6 +107,7 @@ def links() -> Iterator[Links]:
     found.close()
 
 
+@pytest.mark.sockets
 def test_links_hear_whatever_is_written_and_by_whom(links: Links) -> None:
     """By a partner, by guests, by a member that is no partner, and by one whose name the allow-list never gave."""
     guests = [Identity.new().public for _ in range(40)]
@@ -134,6 +135,7 @@ def test_links_hear_whatever_is_written_and_by_whom(links: Links) -> None:
     assert all(isinstance(message, Join) for message in by_guests)
 
 
+@pytest.mark.sockets
 def test_a_spoke_hears_whatever_its_coordinator_writes() -> None:
     spoke, fed, s = Spoke(0, Identity.new()), Fed(), scribe(4, "coordinator")
     spoke._coordinator, spoke._assembler = 1, Assembler(EXPECTED["gossip"])
@@ -163,6 +165,7 @@ def lies(expected: Expected, scene: str, count: int = 150) -> Iterator[Pair]:
             yield from pairs
 
 
+@pytest.mark.sockets
 def test_peers_beside_one_that_writes_what_cannot_be_read_end_with_the_right_bits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -187,6 +190,7 @@ def test_peers_beside_one_that_writes_what_cannot_be_read_end_with_the_right_bit
     assert sum(getattr(row, "name", "") == "refused" for row in rows) > 3
 
 
+@pytest.mark.sockets
 @pytest.mark.parametrize("liar", ["client", "coordinator"])
 def test_a_federation_beside_one_that_writes_what_cannot_be_read_ends_with_the_right_bits(
     liar: str, monkeypatch: pytest.MonkeyPatch

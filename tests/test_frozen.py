@@ -69,6 +69,7 @@ def without_bytes(row: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in row.items() if not key.startswith("bytes")}
 
 
+@pytest.mark.sockets
 @pytest.mark.parametrize(
     "name", ["dsgd", "push-sum", "window-doubling", "gradient-tracking", "private", "fedavg", "scaffold"]
 )

@@ -122,6 +122,7 @@ def test_rows_without_room_are_dropped_whole_and_counted(tmp_path: Path) -> None
 # --- a simulation ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sockets
 def test_a_simulation_goes_on_over_a_full_disk_and_tells_what_was_lost(
     disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,6 +137,7 @@ def test_a_simulation_goes_on_over_a_full_disk_and_tells_what_was_lost(
     assert not parts(out)
 
 
+@pytest.mark.sockets
 def test_a_disk_that_stays_full_ends_a_simulation_with_its_name(disk: Disk) -> None:
     with pytest.raises(NotWrittenError) as error:
         simulate(EXPERIMENT, out=disk.path / "run", watch=at_round({4: disk.fill}))
@@ -159,6 +161,7 @@ SLOW = {
 """So that there is time for a disk to be full."""
 
 
+@pytest.mark.sockets
 def test_real_peers_go_on_over_a_full_disk(disk: Disk) -> None:
     out = disk.path / "run"
     timer = threading.Timer(0.5, disk.free)  # peers that write nothing are not heard of: a clock, not a round
@@ -180,6 +183,7 @@ def test_real_peers_go_on_over_a_full_disk(disk: Disk) -> None:
     assert not parts(out)
 
 
+@pytest.mark.sockets
 def test_peers_that_cannot_write_their_model_name_it_and_the_disk(disk: Disk, tmp_path: Path) -> None:
     file = experiment_file(tmp_path, rounds=40, n=3, more="").rename(tmp_path / "e.toml")
     words = ["run", str(file), "--on", "local", "--out", str(disk.path / "run"), "--no-report"]
@@ -197,6 +201,7 @@ def test_peers_that_cannot_write_their_model_name_it_and_the_disk(disk: Disk, tm
 # --- checkpoints ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sockets
 def test_checkpoints_are_written_again_when_there_is_room_again(disk: Disk) -> None:
     """Also where the row that says so found no room: it is written by the same thread."""
     writer = RowWriter(disk.path / "metrics.jsonl")
@@ -228,6 +233,7 @@ def test_a_life_that_cannot_be_written_down_leaves_no_half_file(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.sockets
 def test_a_whole_file_that_does_not_fit_leaves_the_old_one(disk: Disk) -> None:
     run_directory.write_whole(disk.path / "ended.json", b"before")
     disk.fill()

@@ -96,6 +96,7 @@ def measured(folder: Path) -> None:
         pass
 
 
+@pytest.mark.sockets
 def test_as_many_train_at_once_as_the_memory_holds_and_no_more(tmp_path: Path) -> None:
     measured(tmp_path)
     with clients(tmp_path, AT_ONCE) as found:
@@ -123,6 +124,7 @@ def test_jobs_of_different_kinds_add_up(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.sockets
 def test_who_wants_to_be_alone_waits_for_all_and_nobody_gets_in_before_it(tmp_path: Path) -> None:
     measured(tmp_path)
     with ExitStack() as stack:
@@ -150,6 +152,7 @@ def is_locked(path: Path) -> bool:
     return False
 
 
+@pytest.mark.sockets
 def test_the_turn_of_a_process_that_was_killed_is_free(tmp_path: Path) -> None:
     measured(tmp_path)
     with clients(tmp_path, AT_ONCE) as found:

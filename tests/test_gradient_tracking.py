@@ -57,6 +57,7 @@ def smooth(n: int = N) -> np.ndarray:
     return np.sqrt(2) * np.cos(2 * np.pi * np.arange(n) / n)
 
 
+@pytest.mark.sockets
 def test_two_hundred_rounds_are_those_of_the_linear_map_in_every_driver() -> None:
     W, z = build(resolve("ring", N)).matrix(), np.zeros(2 * N)
     A, B = one_round(W, ETA)

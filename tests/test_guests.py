@@ -22,6 +22,8 @@ from fedgossip.net.transport import NOBODY
 from fedgossip.protocols.news import admission_of
 from fedgossip.wire import frames
 
+pytestmark = pytest.mark.sockets
+
 SAID = b"what was signed"
 
 

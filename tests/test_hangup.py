@@ -16,7 +16,10 @@ from typing import Any
 import pytest
 from commands import COMMAND, experiment, finish, free_ports, start, wait_until
 
-pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="there are no closed terminals here")
+pytestmark = [
+    pytest.mark.sockets,
+    pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="there are no closed terminals here"),
+]
 
 
 class Terminal:

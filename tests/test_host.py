@@ -23,6 +23,8 @@ from fedgossip.net.transport import Arrived, LinkDown, LinkUp, Rejected
 from fedgossip.task import Job, Update
 from fedgossip.vectors import frozen
 
+pytestmark = pytest.mark.sockets
+
 HELLO = Hello("s", "e", "v")
 EXPECTED = Expected("s", "float32", 4)
 

@@ -25,6 +25,8 @@ from fedgossip.plans.compose import Plan
 from fedgossip.records import PeerRow, Row, read_rows
 from fedgossip.rundir.run_directory import Run
 
+pytestmark = pytest.mark.sockets
+
 
 def averaging(n: int, rounds: int, deadline: float = 5.0, graph: str = "ring") -> Plan:
     return compose.plan(

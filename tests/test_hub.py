@@ -30,6 +30,8 @@ from fedgossip.net.transport import Arrived, LinkDown, LinkEvent, LinkUp, Reject
 from fedgossip.vectors import Vector
 from fedgossip.wire import CHUNK_BYTES, wire_bytes
 
+pytestmark = pytest.mark.sockets
+
 
 @pytest.mark.parametrize("transport", ["tcp", "ipc"])
 def test_what_is_said_comes_whole_in_both_directions(transport: str, tmp_path: Path) -> None:

@@ -25,6 +25,8 @@ from fedgossip.net.server import PROBE_SECONDS
 from fedgossip.net.sockets import SILENCE_MS
 from fedgossip.vectors import Vector, digest
 
+pytestmark = pytest.mark.sockets
+
 SECONDS = 60.0
 
 

@@ -27,6 +27,8 @@ from fedgossip.net.server import Hub
 from fedgossip.net.transport import LinkDown, LinkEvent, LinkUp
 from fedgossip.wire import CHUNK_BYTES, Assembler
 
+pytestmark = pytest.mark.sockets
+
 SECONDS = 30.0
 EXPECTED = Expected("layout", "float32", CHUNK_BYTES // 4 + 1000)  # as that of test_net_security, whose lies are told
 

@@ -50,6 +50,7 @@ def twin(experiment: dict[str, Any]) -> str:
 GRAPHS = [("star", 12), ("barbell:5,2", None), ("regular:3", 12)]
 
 
+@pytest.mark.sockets
 @pytest.mark.parametrize(("graph", "n"), GRAPHS)
 def test_one_digest_everywhere(graph: str, n: int | None) -> None:
     experiment = learning(graph, n)
@@ -81,6 +82,7 @@ def test_one_digest_on_a_directed_graph() -> None:
         assert simulate({**experiment, **wild}).digest == expected
 
 
+@pytest.mark.sockets
 @pytest.mark.parametrize(
     "graph", ["one-peer-exponential", "one-peer-hypercube", "random-matching", "el-oracle:3", "el-local:2", "base:2"]
 )
@@ -155,6 +157,7 @@ def test_combine_then_adapt_would_be_seen() -> None:
     assert other > 5 * ours
 
 
+@pytest.mark.sockets
 @pytest.mark.parametrize(
     ("placement", "dtype", "tolerance"),
     [

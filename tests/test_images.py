@@ -175,6 +175,7 @@ def as_a_command(table: Table, command: str) -> None:
     next(pair for pair in connections if pair[0] == "known")[1] = table.add("dict", [[node, nobody]])
 
 
+@pytest.mark.sockets
 def test_a_tampered_run_directory_runs_no_command(tmp_path: Path) -> None:
     """Over a real process: before, `fedgossip run --resume` ran it."""
     run, ran = tmp_path / "run", tmp_path / "ran"

@@ -20,6 +20,8 @@ from fedgossip.net.endpoints import Endpoint, block
 from fedgossip.net.identity import Identity
 from fedgossip.protocols.news import admission_of
 
+pytestmark = pytest.mark.sockets
+
 OURS, THEIRS = "fedgossip-a", "fedgossip-b"
 ADDRESSES = {0: "10.77.0.1", 1: "10.77.0.3", 2: "10.77.0.2"}
 ROUNDS = 100_000

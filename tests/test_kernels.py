@@ -46,17 +46,20 @@ def python(code: str, **environment: str) -> str:
 # --- one place -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sockets
 def test_the_import_asks_for_reproducible_kernels_before_torch_is_there() -> None:
     code = "import sys, os, fedgossip; print(os.environ['MKL_CBWR'], 'torch' in sys.modules)"
     assert python(code).split() == ["AUTO", "False"]
 
 
+@pytest.mark.sockets
 def test_what_the_user_has_set_stays() -> None:
     code = "from fedgossip import kernels; print(kernels.mode())"
     assert python(code, MKL_CBWR="AVX2,STRICT").strip() == "MKL_CBWR=AVX2,STRICT"
     assert python(code, **kernels.PORTABLE).strip() == "portable"
 
 
+@pytest.mark.sockets
 @x86
 def test_torch_that_was_imported_first_and_has_computed_nothing_is_in_time() -> None:
     code = "import torch, fedgossip; from fedgossip import kernels; print(kernels.mode(), kernels.mkl_mode())"
@@ -89,6 +92,7 @@ def local_run(folder: Path, *, portable: bool) -> tuple[str, set[tuple[str, ...]
     return printed, {words[1:] for words in seen_in(folder / "seen") if words[0] == "fork_server"}
 
 
+@pytest.mark.sockets
 @x86
 @pytest.mark.parametrize("portable", [False, True])
 def test_every_peer_of_a_local_run_computes_with_its_kernels_and_no_warning_is_seen(portable, tmp_path) -> None:
@@ -102,6 +106,7 @@ def test_every_peer_of_a_local_run_computes_with_its_kernels_and_no_warning_is_s
     assert found[2] == "AVX2" or not portable
 
 
+@pytest.mark.sockets
 @x86
 def test_the_processes_of_a_team_compute_with_them_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(FOLDER, str(tmp_path))
@@ -129,6 +134,7 @@ print(json.dumps([fedgossip.simulate(how).summary["kernels"], list(plan.banner),
 """
 
 
+@pytest.mark.sockets
 @x86
 def test_where_torch_has_computed_first_the_head_the_summary_and_the_doctor_say_so_and_portable_is_refused() -> None:
     summary, head, (fine, doctor), (refused, advice) = json.loads(python(LATE))
@@ -138,6 +144,7 @@ def test_where_torch_has_computed_first_the_head_the_summary_and_the_doctor_say_
     assert "MKL_CBWR=COMPATIBLE ATEN_CPU_CAPABILITY=avx2" in advice
 
 
+@pytest.mark.sockets
 def test_the_kernels_are_asked_for_when_the_run_is_planned() -> None:
     """Before anything else of the run, for an account of privacy may load torch; and anew for another run."""
     code = (
@@ -240,6 +247,7 @@ def command(pid: int) -> str:
     return Path(f"/proc/{pid}/cmdline").read_bytes().decode()
 
 
+@pytest.mark.sockets
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads cannot be counted here")
 @pytest.mark.parametrize("modules", [("fedgossip.drivers.peer",), ("fedgossip.drivers.peer", "threaded")])
 def test_a_peer_is_forked_only_while_there_is_one_thread(

@@ -250,6 +250,7 @@ def test_each_cause_of_a_refusal_is_told_once_with_its_count() -> None:
     assert refusals([*rows, *counts, *next_life])[0]["times"] == 159 + 4
 
 
+@pytest.mark.sockets
 def test_one_key_pasted_wrong_leaves_a_partial_run_and_the_printed_line_collects_it(tmp_path: Path) -> None:
     """Peer 1's own file has another key for peer 2: these two never exchange, and both exchange with peer 0."""
     (tmp_path / "e.toml").write_text(
@@ -286,6 +287,7 @@ def test_one_key_pasted_wrong_leaves_a_partial_run_and_the_printed_line_collects
     assert write_report(tmp_path / "run").exists()
 
 
+@pytest.mark.sockets
 def test_the_coordinator_s_folder_alone_tells_the_model_s_accuracy_in_every_round_that_it_measured(
     tmp_path: Path,
 ) -> None:

@@ -425,6 +425,7 @@ def test_characters_of_plays_are_learnt(real_data):
     assert task.evaluate([vector])[0]["loss"] < before - 0.5
 
 
+@pytest.mark.sockets
 def test_data_partitions_settings_and_analytic_do_not_import_torch():
     code = (
         "import sys, fedgossip.learning, fedgossip.learning.data, fedgossip.learning.partitions, "

@@ -94,6 +94,7 @@ def test_a_ledger_that_cannot_be_read_allows_nothing(tmp_path: Path, line: bytes
     assert "nothing more may be released" in error.value.advice
 
 
+@pytest.mark.sockets
 def test_one_process_at_a_time_spends_with_a_key(tmp_path: Path) -> None:
     path = tmp_path / "k.spent"
     with opened(path):
@@ -223,6 +224,7 @@ def test_the_budget_of_records_goes_on_in_the_same_folder_also_in_the_clear(tmp_
     assert last[0] > again[-1]
 
 
+@pytest.mark.sockets
 def test_the_budget_of_clients_goes_on_in_another_folder_at_the_coordinator_and_at_clients(tmp_path: Path) -> None:
     """Real processes: the budget is for seven rounds of clients, a run for five."""
     limit = epsilon([Mechanism(2.0, 1.0, 7)], 1e-5) + 0.01

@@ -217,6 +217,7 @@ start_timeout = 60.0
 """
 
 
+@pytest.mark.sockets
 @pytest.mark.parametrize("what", UNLIKE)
 def test_two_peers_of_unlike_model_code_refuse_each_other_by_name(what: str, tmp_path: Path) -> None:
     """Before: exit 0, consensus distance 0, and two different models."""
@@ -252,6 +253,7 @@ PILOT = textwrap.dedent("""
 """)
 
 
+@pytest.mark.sockets
 def test_a_policy_does_not_let_another_module_learn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before, a module that writes records to disk left the policy as it was."""
     (tmp_path / "mine.py").write_text(MINE)

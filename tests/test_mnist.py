@@ -9,6 +9,8 @@ import pytest
 from fedgossip import load_experiment, run_local
 from fedgossip.plans import compose
 
+pytestmark = pytest.mark.sockets
+
 
 def test_twelve_processes_learn_mnist_as_well_as_one_machine_with_all_data(
     real_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -33,6 +33,8 @@ from fedgossip.records import EventRow, Row
 from fedgossip.vectors import Vector, frozen, ordered_mix
 from fedgossip.wire import CHUNK_BYTES, Assembler, FrameError
 
+pytestmark = pytest.mark.sockets
+
 DIM = CHUNK_BYTES // 4 + 1000  # two chunks of float32
 EXPECTED = Expected("layout", "float32", DIM)
 HELLO = Hello("layout", "experiment", "1")

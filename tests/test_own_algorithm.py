@@ -29,6 +29,7 @@ def experiment(name: str, rounds: int = 30, **more: Any) -> dict[str, Any]:
     }
 
 
+@pytest.mark.sockets
 def test_the_example_is_one_algorithm_in_every_driver_and_follows_its_formula(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(EXAMPLES))
     content = experiment("two_tap:TwoTap", options={"slem": SLEM})
@@ -77,6 +78,7 @@ def test_what_it_gets_wrong_names_it_and_its_round(
         simulate(experiment(f"{module}:Own"), engine=engine)
 
 
+@pytest.mark.sockets
 def test_over_sockets_too_it_ends_the_run_and_hangs_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The message of a neighbour that completes the round is not what is at fault."""
     method = "def mixed(self, state, mixed):\n        return 1 / 0"

@@ -42,6 +42,7 @@ def check(run: Path) -> set[str]:
     return names
 
 
+@pytest.mark.sockets
 @pytest.mark.parametrize("on", ["sim", "stacked", "local"])
 def test_a_run_directory_is_its_owners_alone(on: str, tmp_path: Path) -> None:
     (tmp_path / "e.toml").write_text(EXPERIMENT)
@@ -54,6 +55,7 @@ def test_a_run_directory_is_its_owners_alone(on: str, tmp_path: Path) -> None:
         assert {"trace.bin", "checkpoint.safetensors", "ended.json", "log.txt", "snapshots"} <= names
 
 
+@pytest.mark.sockets
 def test_the_folders_of_a_coordinator_and_its_clients_are_their_owners_alone(tmp_path: Path) -> None:
     site = Site.made(tmp_path)
     try:

@@ -24,6 +24,8 @@ from fedgossip.net.identity import Identity
 from fedgossip.net.sockets import SILENCE_MS
 from fedgossip.vectors import consensus_distance
 
+pytestmark = [pytest.mark.sockets, pytest.mark.root]
+
 LEFT, RIGHT = (0, 1), (2, 3)
 ADDRESSES = {node: f"10.88.0.{node + 1}" for node in (*LEFT, *RIGHT)}
 DIM, ETA = 100, 0.02

@@ -24,6 +24,8 @@ from fedgossip.privacy.guarantee import guarantee, meaning
 from fedgossip.privacy.wording import lines
 from fedgossip.records import PeerRow
 
+pytestmark = pytest.mark.sockets
+
 CLIENTS = 5
 SECONDS = 120
 

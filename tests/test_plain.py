@@ -153,6 +153,7 @@ def test_a_run_of_any_name_is_shown_listed_watched_and_reported(
     assert not obeyed(page)
 
 
+@pytest.mark.sockets
 def test_on_a_terminal_a_run_with_brackets_in_its_name_comes_to_its_end(tmp_path: Path) -> None:
     """It ended with rich's MarkupError."""
     (tmp_path / "e.toml").write_text(

@@ -24,6 +24,8 @@ from fedgossip import kernels
 from fedgossip.learning import optimizers
 from fedgossip.learning.portable import _flags
 
+pytestmark = pytest.mark.sockets
+
 LEARNING = Path(optimizers.__file__).parent
 
 ON_AMD_AND_INTEL = {

@@ -171,6 +171,7 @@ def test_with_all_clients_in_the_closed_form_is_opacus_s_own(noise):
     assert np.array_equal(RenyiAccount().plus(Mechanism(noise)).divergences, theirs)
 
 
+@pytest.mark.sockets
 def test_with_all_clients_in_an_account_is_kept_without_opacus():
     code = "import sys; from fedgossip.privacy.accounting import *"
     code += "; print(epsilon([Mechanism(1.0)], 1e-5), 'opacus' in sys.modules)"
@@ -178,6 +179,7 @@ def test_with_all_clients_in_an_account_is_kept_without_opacus():
     assert found.stdout.split() == [str(epsilon([Mechanism(1.0)], 1e-5)), "False"]
 
 
+@pytest.mark.sockets
 def test_the_room_is_entered_without_torch_and_opacus():
     rooms = "from fedgossip.privacy import accounting, adaptive, budget, forecast, wording"
     code = f"import sys; {rooms}; print('torch' in sys.modules, 'opacus' in sys.modules)"

@@ -291,6 +291,7 @@ def test_what_was_spent_before_a_crash_stays_spent(quick: None, who: int) -> Non
     assert len(paid) >= len([row for row in run.rows if isinstance(row, PeerRow) and row.peer == who])
 
 
+@pytest.mark.sockets
 def test_a_coordinator_killed_for_real_forgets_no_budget(tmp_path: Any) -> None:
     """The budget is for four rounds of five: killed in the third, it has paid for it, and may open one more."""
     limit = epsilon([Mechanism(2.0, 1.0, 4)], 1e-5) + 0.01

@@ -665,6 +665,7 @@ MODEL_RUN = {
 }
 
 
+@pytest.mark.sockets
 @pytest.mark.parametrize(("graph", "n"), [("regular:4", 8), ("barbell-5", 10), ("el-oracle:3", 8)])
 def test_one_digest_in_the_simulator_on_stacked_arrays_and_over_sockets(graph: str, n: int) -> None:
     experiment = private(graph, n, rounds=4, **MODEL_RUN)

@@ -194,6 +194,7 @@ def test_a_life_that_cannot_know_what_was_masked_is_refused(tmp_path: Path) -> N
         desk.life(Checkpoint(9, {MODEL: vector(6)}), resume=True)
 
 
+@pytest.mark.sockets
 def test_a_private_run_is_not_traced(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be replayed"):
         run_local_plan(compose.plan(load_experiment(experiment())), tmp_path / "run", trace_bytes=1)
@@ -203,6 +204,7 @@ def test_a_private_run_is_not_traced(tmp_path: Path) -> None:
 # --- processes --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sockets
 def test_a_process_that_is_killed_comes_back_and_masks_no_round_twice(tmp_path: Path) -> None:
     paced = {"kind": "delay", "seconds": 0.02}
     crash = {"kind": "crash", "peers": [2], "start": 0.8, "after": 0.3}
@@ -217,6 +219,7 @@ def test_a_process_that_is_killed_comes_back_and_masks_no_round_twice(tmp_path: 
         assert used == sorted(set(used)) and used[-1] == 100
 
 
+@pytest.mark.sockets
 def test_the_command_keeps_the_ledger_beside_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, Any] = {}
 
@@ -231,6 +234,7 @@ def test_the_command_keeps_the_ledger_beside_the_key(tmp_path: Path, monkeypatch
     assert given["masked"] == Path("3.key.masked")
 
 
+@pytest.mark.sockets
 @pytest.mark.long
 def test_peers_on_four_machines_give_the_simulators_digest_once_and_not_again(tmp_path: Path) -> None:
     _write(tmp_path)

@@ -90,6 +90,7 @@ def test_it_comes_to_the_optimum_of_all_where_push_sum_stays_apart() -> None:
     assert theirs.summary["consensus_distance"] > 1e-3
 
 
+@pytest.mark.sockets
 def test_one_digest_in_the_simulator_on_stacked_arrays_and_over_sockets() -> None:
     content = experiment(rounds=12, simulation={"training_jitter": 2.0, "jitter": 0.3})
     stacked = simulate(experiment(rounds=12), engine="stacked")

@@ -124,6 +124,7 @@ def _free_ports(count: int) -> list[int]:
     return ports
 
 
+@pytest.mark.sockets
 @pytest.mark.anywhere
 def test_everything_that_the_readme_shows_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

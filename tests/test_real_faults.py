@@ -208,6 +208,7 @@ def test_a_slow_peer_takes_so_many_times_longer(monkeypatch: pytest.MonkeyPatch)
 # --- hosts and real sockets -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.sockets
 def test_delays_and_duplicates_over_real_sockets_leave_the_digest_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """Links keep the order of what they delay: every model comes, and comes in its round."""
     faults = [{"kind": "delay", "seconds": 0.02, "probability": 0.3}, {"kind": "duplicate", "probability": 0.3}]
@@ -216,6 +217,7 @@ def test_delays_and_duplicates_over_real_sockets_leave_the_digest_as_it_is(monke
     assert digest(vectors) == simulate(experiment).digest
 
 
+@pytest.mark.sockets
 def test_hosts_whose_messages_are_lost_or_reordered_still_finish(monkeypatch: pytest.MonkeyPatch) -> None:
     faults = [{"kind": "drop", "probability": 0.1}, {"kind": "reorder", "seconds": 0.05, "probability": 0.2}]
     experiment = averaging(20, deadline=0.2, least_deadline=0.2)
@@ -308,6 +310,7 @@ PACED = {"kind": "delay", "seconds": 0.02}
 """Every message takes 20 ms: some fifty rounds a second on any machine."""
 
 
+@pytest.mark.sockets
 def test_a_process_that_is_killed_and_started_again_goes_on_where_it_was(tmp_path: Path) -> None:
     crash = {"kind": "crash", "peers": [2], "start": 1.5, "after": 0.5}
     done, family = run(averaging(250, PACED, crash, deadline=5.0), tmp_path / "run")
@@ -323,6 +326,7 @@ def test_a_process_that_is_killed_and_started_again_goes_on_where_it_was(tmp_pat
     assert family.exited == dict.fromkeys(range(4), 0)
 
 
+@pytest.mark.sockets
 def test_a_process_that_is_killed_for_ever_leaves_a_partial_run(tmp_path: Path) -> None:
     crash = {"kind": "crash", "peers": [1], "start": 1.0}
     done, _ = run(averaging(200, PACED, crash, deadline=5.0), tmp_path / "run")
@@ -331,6 +335,7 @@ def test_a_process_that_is_killed_for_ever_leaves_a_partial_run(tmp_path: Path) 
     assert not (tmp_path / "run/peers/01/key.toml").exists()
 
 
+@pytest.mark.sockets
 def test_processes_that_are_parted_and_suspended_find_together_again(tmp_path: Path) -> None:
     parted = {"kind": "partition", "groups": [[0, 1], [2, 3]], "start": 0.5, "stop": 2.5}
     asleep = {"kind": "sleep", "peers": [3], "start": 3.0, "seconds": 1.0}

@@ -117,6 +117,7 @@ def test_a_module_of_ones_own_is_named_as_what_has_to_be_there(
 # --- real runs --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sockets
 def test_a_run_of_real_peers_is_repeated_by_a_simulation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fedgossip.run_local(GOSSIP, tmp_path / "run", report=False)
     assert repeating(read_run(tmp_path / "run")).same
@@ -124,6 +125,7 @@ def test_a_run_of_real_peers_is_repeated_by_a_simulation(tmp_path: Path, monkeyp
     assert first is not None and first == second
 
 
+@pytest.mark.sockets
 def test_the_noise_of_a_real_run_is_not_repeated_and_its_report_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,6 +158,7 @@ REAL: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
+@pytest.mark.sockets
 @pytest.mark.parametrize(("facts", "experiment", "words"), REAL)
 def test_a_report_says_where_the_digest_will_be_another(
     tmp_path: Path, facts: dict[str, Any], experiment: str, words: str

@@ -357,6 +357,7 @@ def test_a_failed_report_leaves_the_old_page_and_no_other_file(tmp_path: Path) -
     }
 
 
+@pytest.mark.sockets
 def test_importing_the_report_does_not_import_matplotlib_or_networkx() -> None:
     import subprocess
 
@@ -390,6 +391,7 @@ def test_a_comparison_names_every_run_and_links_the_reports_that_exist(tmp_path:
     assert page.tags.count("figure") == page.tags.count("figcaption") == 6 + 3
 
 
+@pytest.mark.sockets
 def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
     kinds = [("ring", "sim"), ("ring", "local"), ("star", "sim"), ("star", "sim")]
     summaries = [ring_summary(4, name="x", graph=graph, driver=driver, topology=None) for graph, driver in kinds]

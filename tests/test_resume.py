@@ -263,6 +263,7 @@ def words_after(said: Said) -> list[str]:
     return words
 
 
+@pytest.mark.sockets
 @pytest.mark.parametrize("on", ["sim", "stacked", "local"])
 def test_ctrl_c_prints_the_line_that_goes_on(tmp_path: Path, on: str) -> None:
     file = experiment_file(tmp_path, rounds=ENOUGH, more="" if on == "local" else "[eval]\nevery = 1\n")
@@ -291,6 +292,7 @@ SLOW = {
 """So that there is time to press the keys."""
 
 
+@pytest.mark.sockets
 def test_real_peers_remember_what_their_optimizer_did(tmp_path: Path) -> None:
     """All peers go on from one round: then the run ends with the digest of one that was never stopped."""
     more = '[train]\ndevice = "cpu"\nmomentum = 0.9\nlocal_steps = 1\n[model]\nsource = "softmax"\n'
@@ -314,6 +316,7 @@ def test_real_peers_remember_what_their_optimizer_did(tmp_path: Path) -> None:
     assert all(one["equal"] and one["end"] == "finished" for one in lives)
 
 
+@pytest.mark.sockets
 def test_a_peer_goes_on_in_its_folder_by_the_line_that_it_printed(tmp_path: Path) -> None:
     file = experiment_file(tmp_path, n=2, rounds=80, graph="complete", top="[algorithm]\nleast_deadline = 30.0\n")
     ports = free_ports(2)
@@ -350,6 +353,7 @@ def test_a_peer_goes_on_in_its_folder_by_the_line_that_it_printed(tmp_path: Path
         assert checkpoints.incarnation_of(tmp_path / f"p{k}") == 1
 
 
+@pytest.mark.sockets
 def test_replay_tells_which_lives_were_recorded(tmp_path: Path) -> None:
     file = experiment_file(tmp_path, n=2, graph="complete")
     first = finish(start(["run", file.name, "--on", "local", "--out", "r", "--no-report", "--trace"], tmp_path), 60)
@@ -366,6 +370,7 @@ def test_replay_tells_which_lives_were_recorded(tmp_path: Path) -> None:
     assert [line.partition(";")[0] for line in rest] == [f"peer {k}, life 1: not recorded" for k in range(2)]
 
 
+@pytest.mark.sockets
 def test_peers_that_a_fault_script_starts_again_are_replayed_life_by_life(tmp_path: Path) -> None:
     crash = '[[faults]]\nkind = "crash"\npeers = [1]\nstart = 0.4\nafter = 0.3\n'
     file = experiment_file(tmp_path, n=3, rounds=150, more=crash, top="[algorithm]\ndeadline = 2.0\n")
@@ -392,6 +397,7 @@ def test_a_folder_that_is_not_there_is_named_so(
     assert said.code in (2, 8) and "nowhere: no such" in said.errors[0], said
 
 
+@pytest.mark.sockets
 def test_what_is_no_run_cannot_be_resumed(tmp_path: Path) -> None:
     said = finish(start(["run", "--resume", "nowhere"], tmp_path), 30)
     assert said.code == 8 and len(said.err.splitlines()) == 2, said

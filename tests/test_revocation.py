@@ -107,6 +107,7 @@ def test_a_disk_that_is_full_is_told_once_and_tried_again(
 # --- the links --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sockets
 def test_one_that_was_parted_with_is_a_stranger_with_the_connection_that_it_has_and_with_a_new_one(
     tmp_path: Path,
 ) -> None:
@@ -182,6 +183,7 @@ def test_without_an_address_the_machines_own_is_signed_or_none(
     assert "--address" in refused.value.advice and not Path("other.key").exists()
 
 
+@pytest.mark.sockets
 def test_the_own_address_is_one_of_this_machine_or_none() -> None:
     found = endpoints.own_address(5700)
     if found is not None:
@@ -205,6 +207,7 @@ def test_a_lost_block_is_printed_again(folder: Path, capsys: pytest.CaptureFixtu
 # --- real processes ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sockets
 def test_real_peers_send_one_away_while_they_run(tmp_path: Path) -> None:
     def run(*words: str) -> str:
         said = finish(start(["keys", *words], tmp_path), 30)

@@ -57,6 +57,7 @@ def test_one_digest_in_the_simulator_and_on_stacked_arrays(algorithm: str) -> No
     assert runs[0].digest == runs[1].digest is not None
 
 
+@pytest.mark.sockets
 def test_one_digest_over_real_sockets() -> None:
     content = learning()
     plan = compose.plan(load_experiment(content))

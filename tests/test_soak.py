@@ -22,6 +22,8 @@ from fedgossip.plans import compose
 from fedgossip.records import EventRow, PeerRow
 from fedgossip.rundir.run_directory import Run
 
+pytestmark = pytest.mark.sockets
+
 PEERS = 8
 ROUNDS_A_SECOND = 9
 DELAYS = {"sync": 0.1, "async": 0.013}

@@ -269,6 +269,7 @@ def test_what_cannot_be_named_is_refused_with_advice(graph, n, words):
     refused(lambda: resolve(graph, n), *words)
 
 
+@pytest.mark.sockets
 @pytest.mark.parametrize("module", ["fedgossip.topology", "fedgossip.cli.topology"])
 def test_importing_stays_cheap(module):
     code = f"import sys, {module}; print([m for m in ('torch', 'scipy', 'networkx', 'matplotlib') if m in sys.modules])"

@@ -291,6 +291,7 @@ QUADRATIC = ["task.kind=quadratic", "task.dim=300", "task.sigma=0.1"]
 LEARNING = ["model.source=softmax", "train.momentum=0.9", "train.device=cpu", "train.local_steps=1"]
 
 
+@pytest.mark.sockets
 @pytest.mark.parametrize("overrides", [QUADRATIC, LEARNING], ids=["quadratic", "learning"])
 def test_a_run_over_tcp_replays_with_equal_bits(tmp_path: Path, overrides: list[str]) -> None:
     for path in recorded(tmp_path, overrides):
@@ -298,6 +299,7 @@ def test_a_run_over_tcp_replays_with_equal_bits(tmp_path: Path, overrides: list[
         assert replayed.equal and replayed.events > 3 * 12
 
 
+@pytest.mark.sockets
 def test_an_asynchronous_run_over_tcp_replays_with_equal_bits(tmp_path: Path) -> None:
     """Its order belongs to the network: no other run of it has these bits, but a replay has."""
     paths = recorded(tmp_path, [*QUADRATIC, "algorithm.mode=async"], rounds=150)
@@ -314,6 +316,7 @@ def in_the_last_bit(event: Event) -> Trained:
     return Trained(event.job, frozen(other), event.examples, event.metrics)
 
 
+@pytest.mark.sockets
 def test_a_changed_event_is_found_at_its_place(tmp_path: Path) -> None:
     path = recorded(tmp_path, QUADRATIC)[2]
     with Reading(path) as reading:
@@ -333,6 +336,7 @@ def test_a_changed_event_is_found_at_its_place(tmp_path: Path) -> None:
     assert "Outgoing" in replayed.difference.was and replayed.difference.was != replayed.difference.now
 
 
+@pytest.mark.sockets
 def test_until_stops_there(tmp_path: Path) -> None:
     path = recorded(tmp_path, QUADRATIC, rounds=3)[0]
     seen: list[int] = []

@@ -373,6 +373,7 @@ def test_what_is_lacking_in_a_run_is_told_at_its_end(run: Written) -> None:
     assert snapshot.moment(follower, event_text)["lacking"] == ["Peers 1 and 2 never exchanged a model."]
 
 
+@pytest.mark.sockets
 def test_a_run_on_this_machine_is_watched_ahead_of_its_record(run: Written) -> None:
     run.add(*rounds(1, 1))
     for node in range(4):
@@ -474,6 +475,7 @@ def test_on_a_small_terminal_the_peers_in_trouble_are_shown_and_the_others_count
     assert any(re.fullmatch(r"and \d+ more: \d+ training", line.strip()) for line in lines)
 
 
+@pytest.mark.sockets
 def test_help_and_a_table_need_no_torch(run: Written) -> None:
     run.add(*rounds(1, 2))
     for words in (["--help"], ["--once", str(run.path)]):
@@ -492,6 +494,7 @@ def test_words_that_exclude_each_other_are_refused(
     assert in_process(["watch", *words, str(run.path)], run.path, monkeypatch, capsys).code == 2
 
 
+@pytest.mark.sockets
 def test_ctrl_c_ends_the_watching_quietly(run: Written) -> None:
     process = start(["watch", str(run.path)], run.path)
     assert process.stdout and process.stdout.readline() == "it · ring · 4 peers\n"

@@ -250,6 +250,8 @@ def test_the_page_is_told_of_the_coordinator(tmp_path: Path) -> None:
     assert [peer["id"] for peer in now["peers"]] == [N, 0, 1, 2, 3]
 
 
+@pytest.mark.browser
+@pytest.mark.sockets
 def test_a_browser_draws_clients_around_their_coordinator(tmp_path: Path) -> None:
     rows: list[Row] = [*rounds(1, 3), EventRow(3, N, "gone", 1), peer_row(2, 4)]
     with site(read(written(tmp_path / "run", *rows, section="secure.on = false\n"))) as served:

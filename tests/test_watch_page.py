@@ -27,6 +27,8 @@ from fedgossip.watching.serving import Site
 from tests.commands import finish, start, wait_until
 from tests.written import Written, gone, read, rounds
 
+pytestmark = pytest.mark.sockets
+
 
 @pytest.fixture
 def run(tmp_path: Path) -> Written:
@@ -184,6 +186,7 @@ def drawn(page: str) -> dict[int, tuple[str, str]]:
     return {int(node): (state, word) for state, node, word in found}
 
 
+@pytest.mark.browser
 def test_a_browser_draws_who_is_gone_and_what_is_down(run: Written, tmp_path: Path) -> None:
     run.add(*rounds(1, 5, accuracy=0.75), gone(1, 2, 5))
     with site(read(run.path)) as served:
@@ -195,6 +198,7 @@ def test_a_browser_draws_who_is_gone_and_what_is_down(run: Written, tmp_path: Pa
     assert '<li id="status" role="status" class="live">running</li>' in page
 
 
+@pytest.mark.browser
 def test_what_happens_while_a_browser_looks_is_drawn_without_loading_the_page_again(
     run: Written, tmp_path: Path
 ) -> None:
@@ -216,6 +220,7 @@ def test_what_happens_while_a_browser_looks_is_drawn_without_loading_the_page_ag
     assert "The run has ended: finished" in page
 
 
+@pytest.mark.browser
 def test_a_page_whose_watcher_is_gone_says_so(run: Written, tmp_path: Path) -> None:
     run.add(*rounds(1, 5))
 
@@ -229,6 +234,7 @@ def test_a_page_whose_watcher_is_gone_says_so(run: Written, tmp_path: Path) -> N
     assert 'class="lost"' in page and "Connection lost: the watcher does not answer" in page
 
 
+@pytest.mark.browser
 def test_hostile_words_in_the_files_stay_words_in_a_browser(tmp_path: Path) -> None:
     trap = "<img src=x onerror=document.title=1><script>document.title=2</script>"
     run = Written(tmp_path / "run", name=trap)
@@ -240,6 +246,7 @@ def test_hostile_words_in_the_files_stay_words_in_a_browser(tmp_path: Path) -> N
     assert "<title>2/20 &lt;img" in page
 
 
+@pytest.mark.browser
 def test_a_browser_is_not_given_thousands_of_nodes(tmp_path: Path) -> None:
     run = Written(tmp_path / "run", n=3000)
     run.add(*rounds(1, 2, range(3000)), EventRow(-1, 2718, "crashed"))

@@ -1,8 +1,8 @@
-"""Do two participants say the same of what passed between them?
+"""Compare what two participants say of what passed between them.
 
-What one says left it, the other must say came to it, by session, stage, size and hash; and the other way round.  Both
-files may be sound and still differ: then one of them is not true, or something was lost on its way; which, the two
-cannot tell.  A client need not put down what came to it: then that direction is not compared.
+All that one participant says it sent, the other must say it received, by session, stage, size and hash; and the other
+way round.  Both files may be sound and still differ: then one of them is untrue, or something was lost on its way; the
+two files cannot tell which.  A client need not record what it received: then that direction is not compared.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Content = tuple[int, str, int, str]
 
 
 class Crossing(NamedTuple):
-    """Something that passed to or from `peer`; None: to all."""
+    """A frame or a message that passed to or from `peer`; None: to all."""
 
     peer: int | None
     session: int
@@ -27,7 +27,7 @@ class Crossing(NamedTuple):
     bytes: int
     sha256: str
     name: str
-    """What it is called where it is told of."""
+    """The kind of the entry that tells of it."""
     fates: str = ""
     """Of a reveal: whose share of which kind, "0-2; 3"."""
 
@@ -42,24 +42,24 @@ class Crossing(NamedTuple):
 
 @dataclass
 class TrafficRecord:
-    """What one file says left its owner, and came to it; each with its line or record."""
+    """All that its owner sent and received as one file tells it, each item with its line or record."""
 
     owner: Owner | None = None
     """None: a transcript, the coordinator's."""
     members: Mapping[int, bytes] = field(default_factory=dict)
-    """Of a transcript: the keys of the roster."""
+    """The keys of the roster, where the file is a transcript."""
     sessions: Set[int] | None = None
-    """Those that it speaks of; None: all."""
+    """The sessions that the file speaks of; None: all."""
     sent: dict[Crossing, int] = field(default_factory=dict)
     received: dict[Crossing, int] = field(default_factory=dict)
-    """What was refused is among it: it came."""
+    """Frames that were refused are among them: they came."""
     receives: bool = False
-    """Whether it says of anything that it was taken."""
+    """Whether the file says of any frame that it was accepted."""
     sums: dict[int, tuple[str, int]] = field(default_factory=dict)
-    """By session: the hash of its sum."""
+    """The hash of each session's sum, and its line."""
 
     def take(self, place: int, entry: LogEntry) -> None:
-        """Take what an entry of a log says passed, if it does."""
+        """Add what an entry of a log says passed, if it says so."""
         facts = entry.facts
         told, session = facts.get("sum_sha256"), facts.get("session")
         if isinstance(told, str) and isinstance(session, int):
@@ -77,7 +77,7 @@ class TrafficRecord:
 
 
 def crossing(entry: LogEntry) -> Crossing | None:
-    """Return what an entry says passed, or None for one that says nothing of the kind."""
+    """Return what an entry says passed; None where it says nothing of the kind."""
     facts = entry.facts
     peer, size, sha256 = facts.get("to", facts.get("from")), facts.get("bytes"), facts.get("sha256")
     session, stage = facts.get("session", facts.get("round", -1)), facts.get("stage", entry.kind)
@@ -94,19 +94,19 @@ def _fates(facts: Facts) -> str:
 
 
 def fates_of(alive: str, dropped: str) -> str:
-    """Return which shares were given: of b of the `alive`, of the mask keys of the `dropped`; ids as ranges."""
+    """Return which shares were given, ids as ranges: shares of b of the `alive`, of the mask keys of the `dropped`."""
     return f"{alive or 'nobody'}; {dropped or 'nobody'}"
 
 
 def compare(one: TrafficRecord, other: TrafficRecord) -> list[str]:
-    """Return the disagreements of a log with another, or with a transcript, each in words."""
+    """Return in words each disagreement of a log with another log, or with a transcript."""
     if wrong := _strangers(one, other):
         return [wrong]
     return [*_direction(one, other), *_direction(other, one), *_results(one, other)]
 
 
 def unheard(one: TrafficRecord, transcripts: Iterable[TrafficRecord]) -> list[str]:
-    """Return the sessions in which a client sent something and that none of all the coordinator's transcripts is of."""
+    """Return the sessions in which a client sent something and of which the coordinator has no transcript."""
     known = {session for other in transcripts for session in other.sessions or ()}
     first: dict[int, tuple[Crossing, int]] = {}
     for found, place in one.sent.items():
@@ -124,7 +124,7 @@ def _results(one: TrafficRecord, other: TrafficRecord) -> Iterator[str]:
 
 
 def _strangers(one: TrafficRecord, other: TrafficRecord) -> str:
-    """Say why two accounts are not of two partners in one run, or nothing."""
+    """Return why two records are not of two partners in one run; an empty text where they are."""
     if one.owner is None:
         return "compared with a transcript is the log of a client"
     if other.owner is None:

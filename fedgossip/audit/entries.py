@@ -5,8 +5,8 @@
     hash       SHA-256 of ("audit entry", the line up to the hash), which holds the hash of the line before
     signature  Ed25519 of ("audit", hash), by the participant's identity
 
-Hashed are the bytes that stand there: nothing is encoded again to check a line.  The first line names the participant
-and follows on zeros.
+The hash covers the bytes as they stand in the file: nothing is encoded again to check a line.  The first line names the
+participant; the hash before it is all zeros.
 """
 
 from __future__ import annotations
@@ -29,16 +29,17 @@ NAME = "audit.jsonl"
 FORMAT = 1
 
 ENTRY_BYTES_MAX = 8192
-"""The longest line: a cohort of 1000 as text has room."""
+"""Maximum bytes of a line: a cohort of 1000 ids fits as text."""
 
 NOTHING = "0" * 64
-"""What the first entry follows."""
+"""The hash that the first entry follows."""
 
 OPENED, REOPENED, MENDED, CLOSED = "opened", "reopened", "mended", "closed"
-"""Kinds that the log writes itself: its first line, that of a later life, a torn line cut off, the end of a life."""
+"""Kinds of entries that the log writes by itself: its first line, the first of a later life, a torn line that was cut
+off, and the end of a life."""
 
 BEGIN = b'{"number":0,'
-"""How every log begins."""
+"""The first bytes of every log."""
 
 Fact = int | float | str | bool
 Facts = Mapping[str, Fact]
@@ -75,7 +76,7 @@ _decoder = msgspec.json.Decoder(LogEntry)
 
 @dataclass(frozen=True)
 class Owner:
-    """Whose log it is; the facts of the first entry."""
+    """The participant that a log is of; the facts of its first entry."""
 
     participant: int
     """Its id in the run."""
@@ -96,7 +97,7 @@ class Owner:
 
 
 def owner_of(first: LogEntry) -> Owner:
-    """Return who the first entry says it is.  Raises ValueError for one that does not."""
+    """Return the owner that the first entry names.  Raises ValueError where it names none."""
     if (first.number, first.previous, first.kind) != (0, NOTHING, OPENED):
         raise ValueError("the first entry is not there")
     facts = first.facts
@@ -115,7 +116,7 @@ def owner_of(first: LogEntry) -> Owner:
 
 
 def written(number: int, time_ns: int, kind: str, facts: Facts, previous: str, sign: Sign) -> tuple[bytes, str]:
-    """Return the line, with its end, and its hash.  Raises ValueError for what is no entry, or longer than one."""
+    """Return the line, with its end, and its hash.  Raises ValueError for facts that make no entry, or one too long."""
     _check(kind, facts)
     content = _encoder.encode(_Content(number, stamp(time_ns), kind, dict(facts), previous))[:-1]
     name = _hash(content)
@@ -169,7 +170,7 @@ def moment(time: str) -> int:
 
 
 def lines(path: Path) -> Iterator[bytes]:
-    """Yield the lines of a log, each with its end; one without is the torn last.  A longer one than any is cut."""
+    """Yield the lines of a log, each with its end; a torn last line has none.  A line longer than any entry is cut."""
     try:
         with path.open("rb") as file:
             while line := file.readline(ENTRY_BYTES_MAX):
@@ -182,7 +183,7 @@ def lines(path: Path) -> Iterator[bytes]:
 
 
 def parsed(line: bytes) -> LogEntry:
-    """Return the entry that a whole line holds.  Raises ValueError where it is none, or not as it was written."""
+    """Return the entry of a whole line.  Raises ValueError where there is none, or where it was changed."""
     try:
         entry = from_json(_decoder, line)
         moment(entry.time)
@@ -196,21 +197,21 @@ def parsed(line: bytes) -> LogEntry:
 
 
 def is_signed(entry: LogEntry, key: bytes) -> bool:
-    """Return whether the holder of `key` has signed this entry, and so all before it."""
+    """Return whether the holder of `key` has signed this entry, and with it all entries before."""
     return verify(key, bytes.fromhex(entry.signature), _signed(entry.hash))
 
 
 def bytes_of(facts: Facts) -> int | None:
-    """Return how many bytes an entry tells of, the words behind a frame among them; None where it tells of none."""
+    """Return the number of bytes that an entry tells of, with the words behind a frame; None where it tells of none."""
     size, words = facts.get("bytes"), facts.get("words", 0)
     return size + 4 * words if isinstance(size, int) and isinstance(words, int) else None
 
 
 def entries(path: Path) -> Iterator[LogEntry]:
-    """Yield the entries of a log as they stand there; a torn last line is left out.
+    """Yield the entries of a log in their order; a torn last line is left out.
 
-    Each is as it was hashed; whether they follow each other, and who has signed them, is for `verify_log`.  Raises
-    AuditError for a line that is none.
+    Each entry has the hash that it names; `verify_log` checks that they follow each other, and who has signed them.
+    Raises AuditError for a line that is no entry.
     """
     for place, line in enumerate(lines(path), 1):
         if not line.endswith(b"\n"):

@@ -20,7 +20,7 @@ COLUMNS = ("number", "time", "kind", "bytes", "with", "round", "session", "sha25
 
 _TOLD = {"bytes", "to", "from", "round", "session", "sha256"}
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""What a spreadsheet takes for a formula: texts may come from other participants."""
+"""First letters that a spreadsheet takes for a formula: texts may come from other participants."""
 
 
 def row(entry: LogEntry) -> dict[str, object]:
@@ -37,7 +37,7 @@ def row(entry: LogEntry) -> dict[str, object]:
 
 
 def cover(verdict: Verification) -> dict[str, object]:
-    """Return what one wants to know of a log before its entries."""
+    """Return the facts that a reader wants before the entries: whose log it is, its totals, its verdict."""
     facts = dict(verdict.facts)
     kinds, sizes = facts.pop("kinds"), facts.pop("bytes")
     assert isinstance(kinds, Mapping) and isinstance(sizes, Mapping)
@@ -58,7 +58,7 @@ def as_json(verdict: Verification) -> str:
 
 
 def as_csv(verdict: Verification) -> str:
-    """Return the cover, a fact in a row, an empty row, and a row per entry below the names of the columns."""
+    """Return the cover with a fact in each row, an empty row, the names of the columns, and a row per entry."""
     out = io.StringIO()
     writer = csv.writer(out)
     writer.writerows(map(_cells, cover(verdict).items()))
@@ -75,7 +75,7 @@ def _cells(values: Iterable[object]) -> Iterator[object]:
 
 
 def write(path: Path, text: str) -> None:
-    """Write a file whole, or not at all: NotWrittenError."""
+    """Write a file whole, or not at all.  Raises NotWrittenError."""
     part = path.with_name(f"{path.name}.part")
     try:
         part.write_text(text, encoding="utf-8", newline="")

@@ -1,11 +1,11 @@
-"""A participant's own log: a line is on disk before what it tells of is done.
+"""A participant's own log: a line is on disk before the thing that it tells of is done.
 
     log = AuditLog(folder / NAME, owner, sign, time.time_ns)
     log.past                      what earlier lives have put down, (kind, facts) in order
     log.append("sent", {...})     on disk when it returns; NotWrittenError where there is no room: nothing is changed
 
-A life ends with the entry "closed"; without it, it was killed or the log was cut.  What nobody else was told is gone
-when a log is cut at its end: tell `head` to somebody now and then.
+A life ends with the entry "closed"; a life without it was killed, or the log was cut.  Entries that nobody else was
+told of are lost when a log is cut at its end: tell `head` to somebody now and then.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ class Lives:
     logged: tuple[tuple[str, Facts], ...]
     """Kind and facts of every line that the participant itself has put down."""
     whole_bytes: int
-    """Up to the end of the last whole line."""
+    """Bytes up to the end of the last whole line."""
     torn_bytes: int
-    """After it: of a line that was never whole, so that what it would have told of was not done."""
+    """Bytes after it, of a line that was never whole: what it would have told of was not done."""
 
 
 def read(path: Path) -> Lives:
-    """Return what earlier lives have written, for the next.
+    """Return what earlier lives have written, for the next life.
 
     Every hash and link is checked, and the signature of the last entry, which stands for all before it.  Raises
     AuditError where one is wrong, and for a log without a whole line.
@@ -96,7 +96,7 @@ def read(path: Path) -> Lives:
 
 
 def _torn_first(path: Path) -> bool:
-    """Return whether the first write into this file was cut short; nothing else may be written over."""
+    """Return whether the first write into this file was cut short; no other file may be written over."""
     line = next(lines(path))
     begin = BEGIN[: len(line)]
     return not line.endswith(b"\n") and line.startswith(begin)
@@ -111,10 +111,10 @@ def _refused(path: Path, what: str) -> AuditError:
 
 
 class AuditLog:
-    """Writes one life of a participant into its log, after those before.  A context manager; for one thread.
+    """Writes one life of a participant into its log, after the lives before.  A context manager; for one thread.
 
-    `clock` gives nanoseconds since 1970.  `synced`: outlive a loss of power too, not a kill alone.  Raises AuditError
-    for a log of another participant or run, one that was changed, and one that another process is writing;
+    `clock` gives nanoseconds since 1970.  `synced`: entries outlive a loss of power, not a kill alone.  Raises
+    AuditError for a log of another participant or run, one that was changed, and one that another process is writing;
     NotWrittenError where there is no room.
     """
 
@@ -122,7 +122,7 @@ class AuditLog:
         self.path, self.owner = path, owner
         self._sign, self._clock, self._synced = sign, clock, synced
         self.number, self.head = 0, NOTHING
-        """Of the next entry; the hash of the last."""
+        """The number of the next entry, and the hash of the last."""
         self.past: tuple[tuple[str, Facts], ...] = ()
         self.first = NOTHING
         """The hash of its first entry: no other log has it."""
@@ -166,15 +166,16 @@ class AuditLog:
     def append(self, kind: str, facts: Facts) -> str:
         """Write an entry; return its hash.
 
-        It is on disk then.  Raises NotWrittenError where there is no room: nothing is changed, and what the entry was
-        to tell of must not be done.  Raises ValueError for what is no entry (the caller's mistake): too long, bytes.
+        The entry is on disk when this returns.  Raises NotWrittenError where there is no room: nothing is changed, and
+        the thing that the entry was to tell of must not be done.  Raises ValueError for facts that make no entry (the
+        caller's mistake): too long, or bytes.
         """
         if kind in OWN:
             raise ValueError(f"{kind!r} is written by the log itself")
         return self._write(kind, facts)
 
     def close(self) -> None:
-        """Put down the end of this life.  Raises NotWrittenError; the file is closed in any case."""
+        """Write the end of this life.  Raises NotWrittenError; the file is closed in any case."""
         if self._file is None:
             return
         try:
@@ -197,7 +198,7 @@ class AuditLog:
         return name
 
     def _undo(self) -> None:
-        """Cut off what a failed write has left; where even that fails, the next life mends it."""
+        """Cut off what a failed write has left; the next life mends the file where even that fails."""
         assert self._file is not None
         try:
             os.ftruncate(self._file, self._bytes)
@@ -217,7 +218,7 @@ class AuditLog:
 
 
 def _locked(path: Path) -> int:
-    """Open the file for this process alone: two that append would part the chain."""
+    """Open the file for this process alone: two processes that append would fork the chain."""
     try:
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         file = patiently(lambda: os.open(path, flags, 0o600))
@@ -234,7 +235,7 @@ def _locked(path: Path) -> int:
 
 
 def _whole(file: int, line: bytes) -> None:
-    """Write a line: in one piece, but where the disk is about to be full, whose error the second piece brings."""
+    """Write a line in one piece; in two where the disk is about to be full: the second write brings the error."""
     rest = line
     while rest:
         rest = rest[os.write(file, rest) :]

@@ -1,18 +1,18 @@
-"""The file of one secure sum: what its records are, and how they are read back.
+"""The transcript file of one secure sum: its records, and how they are read back.
 
     file      "fgsums1\\n", then records: length u32 little-endian | msgpack
     records   begun (first) | frame, outline and keys, as they came | sealed (last)
 
-A frame is kept whole where nothing in it is secret, and where everybody who has the transcript may know it.  Of frames
-that carry shares, opened or sealed, an outline is kept: the signature, the SHA-256 that it covers, the length, and
-whose shares they are.  So the signature can be checked, and no share is at rest.  Frames that repeat what is in others
+A frame is kept whole where nothing in it is secret, so that everybody who has the transcript may know it.  Of a frame
+that carries shares, opened or sealed, an outline is kept: the signature, the SHA-256 that it covers, the length, and
+whose shares they are.  So the signature can be checked, and no share is on disk.  Frames that repeat parts of others
 (keys, consents) are outlines too: they are put together again to be checked.
 
-What a leak of the file gives.  Who took part in which round and dropped at which stage; public keys; hashes: of masked
-vectors, of the sum, of shares.  All hashed things but the sum are as good as random to whoever has only the file: 256
-bits of key in each.  The hash of the sum confirms a guess of the whole sum.  With the shares in it, as the coordinator
-has seen them, a leak would take a client's own mask off whatever somebody has recorded of the links, for ever: of the
-two layers of masks one would be gone, and the other stands or falls with X25519.  So they are not in it.
+A leak of the file gives: who took part in which round, and dropped at which stage; public keys; hashes of masked
+vectors, of the sum, of shares.  The hashed things, but for the sum, look random to somebody who has only the file: each
+holds 256 bits of key.  The hash of the sum confirms a guess of the whole sum.  The shares that the coordinator has seen
+are left out, for with them a leak would remove a client's own mask from all that somebody has recorded of the links:
+one of the two layers of masks would be gone, and the other stands or falls with X25519.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ MAGIC = b"fgsums1\n"
 SUFFIX = ".transcript"
 
 TRANSCRIPT_BYTES_MAX = 256 << 20
-"""A round of 1000 clients takes about 4 MiB."""
+"""Maximum bytes of a transcript; a round of 1000 clients takes about 4 MiB."""
 RECORD_BYTES_MAX = frames.FRAME_MAX + 4096
 
 KEPT = (frames.SessionInvite, frames.Advertise, frames.MaskedHeader, frames.Survivors, frames.Consent, frames.Result)
-"""Messages whose frames are kept whole: public keys, hashes, signatures.  Any other is an outline."""
+"""Messages whose frames are kept whole: they hold public keys, hashes, signatures.  All others are outlines."""
 
 NAMES = frozenset(frames.name_of(kind) for kind in KEPT)
 
@@ -54,18 +54,18 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field=
 
 
 class Begun(Record, frozen=True, tag="begun"):
-    """Whose session it is.  `previous`: the SHA-256 of the file before, zeros where there is none."""
+    """The session that the file is of.  `previous`: the SHA-256 of the file before; zeros where there is none."""
 
     version: _Word
     session: Number
-    """descriptor.round: of the session, which is never the same twice."""
+    """The number of the session (descriptor.round), which is never the same twice."""
     roster: Hash
     coordinator: Hash
     previous: Hash
 
 
 class WholeFrame(Record, frozen=True, tag="frame"):
-    """A frame as it crossed the network: sent to a client, to all (None), or received."""
+    """A frame as it crossed the network: it was sent to a client, to all (None), or received."""
 
     sent: bool
     client: Id | None
@@ -75,8 +75,8 @@ class WholeFrame(Record, frozen=True, tag="frame"):
 class Outline(Record, frozen=True, tag="outline"):
     """A frame without its body.
 
-    `ids`: whose keys, seals, signatures or shares are in it, in its order; none of a frame that is in the file whole.
-    `alive`: of a Reveal, for each whether the share is of b, of one that survives.
+    `ids`: the clients whose keys, seals, signatures or shares are in it, in its order; empty for a frame that the file
+    has whole.  `alive`: for each id of a Reveal whether the share is one of b, of a client that survives.
     """
 
     sent: bool
@@ -85,7 +85,7 @@ class Outline(Record, frozen=True, tag="outline"):
     signature: frames.Signature
     digest: Hash
     size: Annotated[int, msgspec.Meta(ge=0, le=frames.FRAME_MAX)]
-    """Bytes of the body."""
+    """Length of the body, in bytes."""
     ids: _Ids = ()
     alive: Annotated[tuple[bool, ...], msgspec.Meta(max_length=COHORT_MAX)] = ()
 
@@ -110,7 +110,7 @@ _decoder: msgspec.msgpack.Decoder[AnyRecord] = msgspec.msgpack.Decoder(AnyRecord
 
 
 class RecordError(AuditError):
-    """A record that is cut short or is none, the `number`-th, from 1; those before it can be read."""
+    """The `number`-th record, from 1, is cut short or is none; those before it can be read."""
 
     def __init__(self, path: Path, number: int, what: str) -> None:
         super().__init__(f"{path}, record {number}: {what}", "Was it copied whole?")
@@ -144,7 +144,7 @@ def is_transcript(path: Path) -> bool:
 
 
 def records(path: Path) -> Iterator[tuple[AnyRecord, bytes]]:
-    """Yield each record, and the bytes that it takes in the file.
+    """Yield each record and its bytes in the file.
 
     Raises AuditError for a file that is no transcript, RecordError where a record is none.
     """
@@ -166,7 +166,7 @@ def records(path: Path) -> Iterator[tuple[AnyRecord, bytes]]:
             record = from_msgpack(_decoder, whole[LENGTH.size :])
         except UnreadableError:
             raise RecordError(path, number, "not as it is written here") from None
-        if packed(record) != whole:  # one encoding each: what is read is what was signed
+        if packed(record) != whole:  # each record has one encoding: the bytes that are read are those that were signed
             raise RecordError(path, number, "not as it is written here")
         yield record, whole
         at = end + size

@@ -1,4 +1,4 @@
-"""How a round went, stage by stage, each held against the one before: the second half of `verify_transcript`.
+"""The course of a round, each stage checked against the one before: the second half of `verify_transcript`.
 
 The rules are those of secure/server.py and secure/checks.py, read off what everybody has signed.
 """
@@ -23,11 +23,11 @@ from fedgossip.secure.primitives import digest, small_order, verify
 from fedgossip.secure.session import NONE, Descriptor, check_sound, round_of, sid0_of
 
 SEALED, SHARE = bytes(80), bytes(32)
-"""As long as what an outline does not hold: two sealed shares, a share."""
+"""Stand for what an outline does not hold, of the same length: two sealed shares, a share."""
 
 
 class Course:
-    """One round, stage by stage; what a stage has shown is there for the next."""
+    """One round, stage by stage; each stage uses what the stages before have shown."""
 
     def __init__(self, round: Round) -> None:
         self.round = round
@@ -63,7 +63,7 @@ class Course:
     # --- the stages ---------------------------------------------------------------------------------------------------
 
     def _invited(self) -> Descriptor:
-        """S0: the session, as clients hold it against their policy, whatever that is."""
+        """S0: the session is one that clients can check against a policy, whatever that is."""
         invite, begun = self.round.only(frames.SessionInvite), self.round.begun
         assert begun is not None
         if invite is None:
@@ -79,7 +79,7 @@ class Course:
         return d
 
     def _keyed(self, d: Descriptor) -> None:
-        """S0: who has keys, each signed for this round."""
+        """S0: the clients that have keys, each signed for this round."""
         cohort = frozenset(d.cohort)
         found: dict[int, tuple[int, frames.Keys]] = {}
         for client, said, message in self.round.whole(frames.Advertise, cohort, "was not invited"):
@@ -117,7 +117,7 @@ class Course:
             self.introduced.add(client)
 
     def _shared(self) -> None:
-        """S1, S2: who sealed shares for whom, and what was passed on."""
+        """S1, S2: the clients that sealed shares, for whom, and what was passed on."""
         for client, said in self.round.outlines(frames.Shares, self.introduced, "was shown no keys"):
             due = tuple(sorted((self._group(client) & self.keys.keys()) - {client}))
             if set(said.ids) != set(due):
@@ -132,7 +132,7 @@ class Course:
             self.delivered.add(client)
 
     def _masked(self, d: Descriptor) -> None:
-        """S2: vectors of one length, each with the hash that its client signed."""
+        """S2: the masked vectors have one length, and each the hash that its client signed."""
         for client, said, head in self.round.whole(frames.MaskedHeader, self.delivered, "was sent no shares"):
             self._same(said, head.sid, self.sid)
             self.words = self.words or head.length
@@ -147,7 +147,7 @@ class Course:
             self.masked.add(client)
 
     def _survived(self, d: Descriptor) -> None:
-        """S3: one list, of clients that sent a vector."""
+        """S3: there is one list of survivors, of clients that sent a vector."""
         found = self.round.only(frames.Survivors)
         if found is None:
             return
@@ -163,7 +163,7 @@ class Course:
         self.survivors = message.ids
 
     def _consented(self, d: Descriptor) -> None:
-        """S3, S4: signatures on that list, and that everybody was shown enough of them."""
+        """S3, S4: the list has signatures, and everybody was shown enough of them."""
         content = frames.consent_content(self.sid, frames.hash_of_ids(self.survivors))
         for client, said, message in self.round.whole(frames.Consent, frozenset(self.survivors), "is no survivor"):
             self._same(said, message.sid, self.sid)
@@ -180,7 +180,7 @@ class Course:
             self.asked.add(client)
 
     def _revealed(self) -> None:
-        """S4: of each client one kind of share, from each of its group once."""
+        """S4: each member of a share group gave one kind of share of each client, once."""
         for client, said in self.round.outlines(frames.Reveal, self.asked, "was shown no consents"):
             if len(set(said.ids)) < len(said.ids):
                 twice = next(v for v in said.ids if said.ids.count(v) > 1)
@@ -194,7 +194,7 @@ class Course:
             self.revealed.add(client)
 
     def _summed(self, d: Descriptor) -> None:
-        """S5: enough shares of every secret, and a result of these survivors."""
+        """S5: there are enough shares of every secret, and a result of these survivors."""
         found, outcome = self.round.only(frames.Result), self.round.outcome
         if (found is None) == (outcome == SUMMED):
             wrong(found[0] if found else 0, f"the outcome is {outcome!r}, and there is {'a' if found else 'no'} result")
@@ -216,7 +216,7 @@ class Course:
             wrong(said.place, f"a {said.name} of {said.speaker} of another session")
 
     def _exactly(self, said: Said, due: frames.Frame, what: str) -> None:
-        """Check that an outline is of this very message, put together again."""
+        """Check that an outline is of this very message, which is put together again."""
         if said.digest != hashlib.sha256(msgspec.msgpack.encode(due)).digest():
             wrong(said.place, f"what client {said.client} was shown is not {what}, in this session")
 
@@ -228,7 +228,7 @@ class Course:
     # --- what it says to people, and to other files -------------------------------------------------------------------
 
     def facts(self) -> dict[str, object]:
-        """Return what people ask of a round; as far as it was sound."""
+        """Return the facts that people ask of a round, as far as it was sound."""
         begun, d = self.round.begun, self.descriptor
         facts: dict[str, object] = {"outcome": self.round.outcome, "file": self.round.file}
         if begun:
@@ -244,7 +244,7 @@ class Course:
         return facts
 
     def _dropped(self, d: Descriptor) -> dict[str, list[int]]:
-        """Return who was there at a stage and not at the next."""
+        """Return the clients that were there at a stage and not at the next."""
         stages = {
             "keys": set(d.cohort), "shares": set(self.keys), "vector": self.shared, "consent": set(self.survivors),
             "reveal": set(self.consents), "": self.revealed,

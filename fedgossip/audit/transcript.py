@@ -2,10 +2,10 @@
 
     transcript = Transcript(folder, descriptor.round, roster, own_key, sign)      the number of the session
     transcript.sent(None, inviting.frame)           to all; else the client's id
-    transcript.received(client, frame)              after the step has taken it: what was refused belongs in the log
+    transcript.received(client, frame)              after the step has taken it: a refused frame belongs in the log
     transcript.close()                              or close(reason) for a round that was given up
 
-`records` says what is kept of a frame, and why no share is; `verify_round` what can be checked of it.
+`records` says what is kept of a frame, and why no share is; `verify_round` says what can be checked.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Transcript:
         self._append(MAGIC + packed(Begun(__version__, session, roster.hash, coordinator, previous)))
 
     def sent(self, client: int | None, frame: bytes) -> None:
-        """Put down a frame of the coordinator; None: to all of the cohort."""
+        """Write a frame of the coordinator for a client; None: for all of the cohort."""
         message = from_msgpack(_down, frame[frames.SIGNATURE :])
         for keys in message.keys if isinstance(message, frames.Neighbourhood) else ():
             if keys.client not in self._known:
@@ -82,16 +82,16 @@ class Transcript:
         self._frame(sent=True, client=client, frame=frame, message=message)
 
     def received(self, client: int, frame: bytes) -> None:
-        """Put down a frame that a step has taken."""
+        """Write a frame of a client that a step has taken."""
         message = from_msgpack(_up, frame[frames.SIGNATURE :])
         if isinstance(message, frames.Advertise):
             self._known.add(client)
         self._frame(sent=False, client=client, frame=frame, message=message)
 
     def close(self, outcome: str = SUMMED) -> bytes:
-        """End the file; return its SHA-256, to be told to others: put it into the log.
+        """End the file; return its SHA-256, which belongs into the log so that others are told it.
 
-        `outcome`: why a round was given up, one word (secure/aborts.Reason).
+        `outcome`: one word, why a round was given up (secure/aborts.Reason).
         """
         self._put(Sealed(outcome, self._sign(sealed_content(self._hash.digest(), outcome))))
         file, self._file = self._file, None

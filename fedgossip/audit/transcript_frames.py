@@ -1,6 +1,6 @@
-"""What was said in a round: the frames of a transcript, each with a good signature, and nobody with two tongues.
+"""The frames of a transcript: each has a good signature, and nobody says two different things.
 
-The first half of `verify_transcript`: whether the frames are those of a round that went as it should is the second.
+This is the first half of `verify_transcript`; the second checks that the frames are those of a sound round.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from fedgossip.secure.primitives import verify
 from fedgossip.secure.session import ParticipantRoster
 
 TO_ALL = ("Invite", "Survivors", "Result")
-"""Messages that are the same for everybody."""
+"""Names of messages that are the same for everybody."""
 
 DOWN = tuple(frames.name_of(kind) for kind in get_args(frames.Downward))
 STAGES = {frames.name_of(kind): kind.stage for kind in (*get_args(frames.Downward), *get_args(frames.Upward))}
-"""Every message, and of which stage it is."""
+"""The stage of every message, by its name."""
 _WHOLE = tuple(frames.name_of(kind) for kind in KEPT)
 
 Kind = TypeVar("Kind", bound=frames.Frame)
@@ -55,7 +55,7 @@ def wrong(place: int, what: str) -> NoReturn:
 
 @dataclass(frozen=True, eq=False)
 class Said:
-    """One frame: in which record, and what of it is known; `message` is None for an outline."""
+    """One frame: its record, and what is known of it; `message` is None for an outline."""
 
     place: int
     sent: bool
@@ -79,7 +79,7 @@ class Said:
 
 @dataclass(eq=False)
 class Round:
-    """All frames of a transcript.  Filled as far as it is sound."""
+    """All frames of a transcript, as far as it is sound."""
 
     path: Path
     roster: ParticipantRoster
@@ -103,7 +103,7 @@ class Round:
             yield client, said, said.message
 
     def outlines(self, kind: type[frames.Frame], among: Set[int], who: str) -> Iterator[tuple[int, Said]]:
-        """As `whole`, of frames without their body."""
+        """Yield the same of frames without their body."""
         clients = [(client, said) for (name, client), said in self.said.items() if name == frames.name_of(kind)]
         for client, said in sorted(clients, key=lambda found: found[1].client or 0):
             if client is None or client not in among:

@@ -1,10 +1,11 @@
-"""Is a log as it was written?  Offline, from the file and the participant's public key alone.
+"""Verify offline that a log is as it was written, from the file and the participant's public key alone.
 
-Found and named by line: a changed byte, and entries that are cut out, put in, repeated or moved.
+A changed byte is found and named by its line; so are entries that are cut out, put in, repeated or moved.
 
-Not to be seen in the file: that its end was cut off, back to some entry, or that an older copy was put back.  Who was
-told the hash of a later entry sees that (`head`), and so does the log of who was sent something (compare.py).  Nor that
-the participant left something out, or wrote another log from the beginning: its key signs what it likes.
+The file cannot show that its end was cut off at some entry, or that an older copy was put back.  Somebody who was told
+the hash of a later entry sees that (`head`), and so does the log of a partner that was sent something (compare.py).
+Nor can it show that the participant left something out, or wrote another log from the beginning: its key signs that
+too.
 """
 
 from __future__ import annotations
@@ -32,15 +33,15 @@ from fedgossip.audit.entries import (
 )
 
 CLOCK_STEP_MS = 1000
-"""Clocks are set back by so much without a word."""
+"""Maximum milliseconds that a clock may step back without a remark."""
 
 NAMED_MAX = 100
-"""After so many faults the rest of a file is not looked at; of steps of the clock so many are named."""
+"""Maximum number of faults before the rest of a file is left out; and of steps of the clock that are named."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What is wrong, and in which line or record, from 1; 0: in the whole."""
+    """What is wrong, in which line or record, from 1; 0: in the whole file."""
 
     place: int
     what: str
@@ -48,7 +49,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Verification:
-    """What was found out about one file.  `remarks` are no faults: what cannot be known from it, and clocks."""
+    """The verdict on one file.  `remarks` are no faults: what the file cannot show, and steps of clocks."""
 
     path: Path
     what: str
@@ -69,9 +70,9 @@ class Verification:
 
 
 def verify_log(path: Path, key: bytes | None = None, head: str | None = None) -> Verification:
-    """Verify every link and signature by `key`, 32 bytes; without it by the one that the log itself names.
+    """Verify every link and signature by `key`, 32 bytes; without a key, by the one that the log itself names.
 
-    `head`: a hash that somebody was told; it must be there.  Raises AuditError for a file that cannot be opened.
+    `head`: a hash that somebody was told; it must be in the log.  Raises AuditError for a file that cannot be opened.
     """
     following = _Following(key)
     for place, line in enumerate(lines(path), 1):
@@ -92,7 +93,7 @@ class _Following:
         self.remarks: list[str] = []
         self.account = TrafficRecord()
         self.last: LogEntry | None = None
-        """The last sound entry, of those in their place."""
+        """The last sound entry of those that stand in their place."""
         self._unsound = 0  # lines since, each perhaps in the place of an entry
         self._places: dict[str, int] = {}  # of sound entries, by hash
         self._first = self._newest = ""
@@ -133,7 +134,7 @@ class _Following:
         self.key = self.given or self.owner.key
 
     def _placed(self, place: int, entry: LogEntry) -> bool:
-        """Return whether a signed entry stands in its place, and say if not; one that is ahead is gone on from."""
+        """Return whether a signed entry stands in its place; note a fault if not.  One that is ahead sets the place."""
         number, previous = (self.last.number, self.last.hash) if self.last else (-1, NOTHING)
         unsound, due = self._unsound, number + 1
         if entry.hash in self._places:

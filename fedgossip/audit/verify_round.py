@@ -1,14 +1,14 @@
-"""Did the round go as the protocol says?  Offline, from its transcript, the roster and the coordinator's public key.
+"""Verify offline that a round went as the protocol says, from its transcript, the roster and the coordinator's key.
 
-Checked, up to the first thing wrong: every signature; the descriptor, as clients check it; each client's keys signed by
-its roster identity, for this round; both session hashes; who sealed shares for whom; masked vectors of one length; one
-list of survivors, n_min clients or more who all sent a vector; consents to that list, as many of each share group as
-its members must see before they reveal; one reveal per client, of one kind of share of each, the one that the list of
-survivors says; t of them for every secret; the result of these survivors; the coordinator's seal.
+These are checked, up to the first fault: every signature; the descriptor, as clients check it; each client's keys
+signed by its roster identity, for this round; both session hashes; who sealed shares for whom; masked vectors of one
+length; one list of survivors, n_min clients or more who all sent a vector; consents to that list, as many of each share
+group as its members must see before they reveal; one reveal per client, of one kind of share of each, the one that the
+list of survivors says; t of them for every secret; the result of these survivors; the coordinator's seal.
 
-Not to be seen in the file: what the coordinator left out of it; and of frames that carry shares, that the body is what
-the outline says: the client's own log says that too (compare.py).  That the sum is that of the vectors only the vectors
-would show, which nobody keeps; each client has checked that the sum it got has the hash that is signed here.
+The file cannot show what the coordinator left out of it; nor, of frames that carry shares, that the body is what the
+outline says: the client's own log says that too (compare.py).  Only the vectors, which nobody keeps, would show that
+the sum is theirs; each client has checked that the sum it got has the hash that is signed here.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fedgossip.secure.session import NONE, ParticipantRoster
 
 
 def verify_transcript(path: Path, roster: ParticipantRoster, coordinator: bytes) -> Verification:
-    """Verify one round; the verdict names the first thing wrong.  Raises AuditError for what is no transcript."""
+    """Verify one round; the verdict names the first fault.  Raises AuditError for a file that is no transcript."""
     round = Round(path, roster, coordinator)
     course = Course(round)
     faults: tuple[Fault, ...] = ()

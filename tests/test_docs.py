@@ -1,0 +1,77 @@
+"""What the documents name is there: links, files, rooms, modules and what stands in them."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from rooms import PACKAGE, packages
+
+ROOT = PACKAGE.parent
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "benchmarks" / "RESULTS.md"]
+
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+QUOTED = re.compile(r"`([^`\n]+)`")
+OF_THE_HOUSE = re.compile(rf"(?:fedgossip/)?({'|'.join(sorted(packages()))})/([a-z_0-9/]*)(?:\.([A-Za-z_]\w*))?")
+OF_THE_FOLDERS = re.compile(r"(?:docs|tests|examples|benchmarks|topologies)/[\w./*-]+")
+
+
+def anchors(document: Path) -> set[str]:
+    """The names that a link can have behind its #, as they are made of headings."""
+    heads = re.findall(r"^#+ (.*)$", document.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head).strip().lower().replace(" ", "-") for head in heads}
+
+
+def names_in(module: Path) -> set[str]:
+    """All that a module defines: at its top, in its classes, and what it takes from others."""
+    found = set()
+    for node in ast.walk(ast.parse(module.read_text())):
+        match node:
+            case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.alias(name=name) | ast.Name(id=name):
+                found.add(name)
+    return found
+
+
+def lacking(words: str) -> Iterator[str]:
+    """Yield what the words between two backticks name and is not there."""
+    if found := OF_THE_HOUSE.fullmatch(words):
+        room, inner, name = found.groups()
+        place = PACKAGE / room / inner
+        module = place.with_suffix(".py")
+        file = module if module.exists() else place / "__init__.py"
+        if not file.exists() or (name and name != "py" and name not in names_in(file)):
+            yield words
+    elif (found := OF_THE_FOLDERS.fullmatch(words)) and not list(ROOT.glob(words.rstrip("/"))):
+        yield words
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_link_within_the_project_leads_somewhere(document: Path) -> None:
+    dead = []
+    for target in LINK.findall(document.read_text()):
+        path, _, anchor = target.partition("#")
+        to = document.parent / path if path else document
+        if "://" not in target and (not to.exists() or (anchor and anchor not in anchors(to))):
+            dead.append(target)
+    assert dead == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_file_and_module_that_a_document_names_is_there(document: Path) -> None:
+    assert [what for words in QUOTED.findall(document.read_text()) for what in lacking(words)] == []
+
+
+def test_the_citation_is_of_this_version() -> None:
+    from fedgossip import __version__
+
+    assert f"\nversion: {__version__}\n" in (ROOT / "CITATION.cff").read_text()
+
+
+def test_every_benchmark_has_its_short_form_in_the_makefile() -> None:
+    """But Flower's, which another Python runs, and the files that benchmarks share."""
+    programs = {path for path in (ROOT / "benchmarks").glob("*.py") if "__main__" in path.read_text()}
+    named = set(re.findall(r"benchmarks/(\w+\.py)", (ROOT / "Makefile").read_text()))
+    assert {path.name for path in programs} - {"flower.py"} == named
