@@ -33,6 +33,7 @@ def multicast() -> None:
             pytest.skip(f"loopback carries no multicast here: {error}")
 
 
+@pytest.mark.sockets
 def test_an_organiser_is_found_by_its_key_and_by_anybody_who_asks(multicast: None) -> None:
     ours, other = Identity.new(), Identity.new()
     with ExitStack() as stack:
@@ -46,6 +47,7 @@ def test_an_organiser_is_found_by_its_key_and_by_anybody_who_asks(multicast: Non
         assert {found.name for found in everything.found()} >= {"lan", "other [2J"}
 
 
+@pytest.mark.sockets
 def test_an_invite_whose_address_has_changed_is_tried_at_what_is_announced_under_its_key(
     multicast: None, tmp_path: Path
 ) -> None:
@@ -92,6 +94,7 @@ def test_many_announcements_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None
     assert len(search.found()) == discovery.FOUND_MAX
 
 
+@pytest.mark.sockets
 def test_join_without_an_invite_lists_what_is_announced_or_says_that_nothing_is(
     multicast: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,6 +14,8 @@ from fedgossip.drivers import joining
 from fedgossip.net.identity import Identity
 from fedgossip.net.invitation import Invitation, new_secret, written
 
+pytestmark = pytest.mark.sockets
+
 SECONDS = 60.0
 INVITE = written(Invitation(("tcp://127.0.0.1:1",), Identity.new().public, new_secret(), 2**32 - 1))
 

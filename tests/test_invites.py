@@ -286,6 +286,7 @@ def knocking(
     return Knocking(invitation, Identity.new())
 
 
+@pytest.mark.sockets
 def test_who_is_invited_reads_fetches_and_enrols(door: tuple[Doorway, House]) -> None:
     way, house = door
     way.door._test = bytes(range(256)) * 300
@@ -299,9 +300,11 @@ def test_who_is_invited_reads_fetches_and_enrols(door: tuple[Doorway, House]) ->
         assert isinstance(asking.ask(Enrol(asking.who, __version__, ADDRESS)), Gathering)
 
 
+@pytest.mark.sockets
 @pytest.mark.parametrize(
     ("secret", "ended", "words"),
     [(new_secret(), False, "does not know"), (b"", True, "has ended")],
+    ids=["unknown", "ended"],  # a secret in a test's name would be another one in each of several workers
 )
 def test_who_is_turned_away_hears_why(door: tuple[Doorway, House], secret: bytes, ended: bool, words: str) -> None:
     way, house = door
@@ -318,6 +321,7 @@ def test_every_refusal_is_a_line_and_an_advice(reason: str) -> None:
     assert error.advice and str(error).isprintable() and len(str(error)) < 200
 
 
+@pytest.mark.sockets
 def test_another_key_at_the_address_hears_not_a_word(door: tuple[Doorway, House]) -> None:
     """Whoever answers at the invite's address with another key learns neither the proof nor that we have one."""
     way, house = door
@@ -327,6 +331,7 @@ def test_another_key_at_the_address_hears_not_a_word(door: tuple[Doorway, House]
     assert way.answered == 0 and not way._askers
 
 
+@pytest.mark.sockets
 def test_one_that_guesses_is_not_answered_any_more(door: tuple[Doorway, House]) -> None:
     way, house = door
     with closing(knocking(way, house, secret=new_secret())) as asking:
@@ -339,6 +344,7 @@ def test_one_that_guesses_is_not_answered_any_more(door: tuple[Doorway, House]) 
         assert joining.proposal(honest) == PROPOSAL
 
 
+@pytest.mark.sockets
 @pytest.mark.parametrize("seed", range(3))
 def test_whatever_is_said_at_the_door_the_next_one_is_heard(door: tuple[Doorway, House], seed: int) -> None:
     """Bent frames of every message there is, by one whose key nobody knows, and by one with an invite."""

@@ -190,7 +190,7 @@ def test_whatever_else_the_host_wants_of_its_links_is_theirs() -> None:
 
 def test_a_slow_peer_takes_so_many_times_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     class Task:
-        schema = "of the task"
+        length, dtype, schema = 2, np.dtype("float32"), "of the task"
 
         def train(self, jobs: Sequence[Job]) -> list[Update]:
             return [Update(None, 0)]

@@ -64,6 +64,7 @@ def test_it_runs_in_the_simulator_with_roles_in_its_summary(experiment: Path) ->
     assert [row.peers for row in run.network()] == [2, 4, 4, 4]  # both servers' first models, then all contributions
 
 
+@pytest.mark.sockets
 def test_its_processes_come_to_the_same_digest(experiment: Path, tmp_path: Path) -> None:
     run = fedgossip.run_local(experiment, tmp_path / "run")
     assert run.summary["status"] == "finished"
