@@ -24,7 +24,8 @@ TOLERANCE: Mapping[str, float] = {FROZEN: 1e-5, PROBE: 1e-3}
 
 @dataclass(frozen=True)
 class Likeness:
-    """`code`: hash of the source of the user's own modules; "" where the experiment names none.
+    """`code`: the user's own functions, each with a hash of the source behind it, "module:function=HASH ..."; "" where
+    the experiment names none.
 
     `frozen`, `probe`: a few projections of what does not train and is not mixed, and of what the first model gives for
     examples of the common test set; nothing for a task that has no model.
@@ -33,6 +34,11 @@ class Likeness:
     code: str = ""
     frozen: tuple[float, ...] = ()
     probe: tuple[float, ...] = ()
+
+    def changed(self, other: Likeness) -> tuple[str, ...]:
+        """Return the names of our own functions that the other has too, with another source."""
+        ours, theirs = (dict(part.rpartition("=")[::2] for part in one.code.split()) for one in (self, other))
+        return tuple(name for name, code in ours.items() if theirs.get(name, code) != code)
 
     def unlike(self, other: Likeness) -> tuple[str, ...]:
         """Return what differs, of CODE, FROZEN, PROBE."""

@@ -15,7 +15,7 @@ from rooms import FILES, LAZY, PACKAGE, imports, room
 
 FLOORS = [
     {"version", "errors", "kernels", "likeness", "owner_files", "scores", "seeds", "vectors"}
-    | {"decoding", "patience", "plain"},
+    | {"decoding", "patience", "registry", "plain"},
     {"messages"},
     {"machine"},
     {"task", "roles", "event_kinds"},

@@ -120,5 +120,5 @@ def test_unknown_names_and_options_are_refused_with_what_is_near() -> None:
 def test_every_registered_method_is_made_and_says_what_it_needs() -> None:
     for name, method in METHODS.items():
         algorithm = make(name, method, 8, {})
-        assert algorithm.slots[0].name == "x" and algorithm.needs.sums in ("rows", "columns")
+        assert algorithm.slots[0].name == "x" and algorithm.needs.sums in ("rows", "columns", "both")
         assert set(method.modes) <= {"sync", "async"}

@@ -65,12 +65,24 @@ class Needs:
     """What the graph of an algorithm must give; a run without it is refused before anything is trained."""
 
     sums: str = "rows"
-    """Which weights of a mixing must sum to one: "rows" (a mean of what arrives) or "columns" (each gives away what it
-    has; the last slot is then WEIGHT)."""
+    """Which weights of a mixing must sum to one: "rows" (a mean of what arrives), "columns" (each gives away what it
+    has; the last slot is then WEIGHT) or "both" (a mean of what arrives, and the mean of all stays where it was)."""
     own_graph: bool = False
     """Only the graph that bears the algorithm's name will do."""
     constant_members: bool = False
     """The peers are counted: nobody can join or leave."""
+    constant: bool = False
+    """One graph for the whole run."""
+    symmetric: bool = False
+    """i weighs j as j weighs i, in every round."""
+    lambda_n: float | None = None
+    """The smallest eigenvalue of the weights is above this: one graph, with symmetric weights."""
+    tree: bool = False
+    """One graph without a cycle."""
+    plain_sgd: bool = False
+    """Local steps are the learning rate times a gradient: no momentum, decay, clipping or Adam."""
+    lossless: bool = False
+    """Every message of every round comes: no faults that lose one."""
 
 
 class GossipAlgorithm(Protocol[State]):

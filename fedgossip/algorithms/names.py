@@ -13,13 +13,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fedgossip.algorithms.base import GossipAlgorithm
+from fedgossip.algorithms.base import GossipAlgorithm, Needs
 from fedgossip.algorithms.checked import Checked
 from fedgossip.algorithms.dsgd import DSGD
 from fedgossip.algorithms.gradient_tracking import GradientTracking
 from fedgossip.algorithms.push_sum import PushSum
 from fedgossip.algorithms.window_doubling import WindowDoubling
 from fedgossip.errors import ConfigError, nearest
+from fedgossip.registry import table
 
 Made = GossipAlgorithm[Any]
 
@@ -36,12 +37,12 @@ class Method:
     """Whether peers may learn the sums of models alone (`algorithm.private`)."""
 
 
-METHODS: Mapping[str, Method] = {
-    "dsgd": Method(DSGD, ("sync", "async"), private=True),
-    "push-sum": Method(PushSum, ("sync", "async"), weights="push"),
-    "window-doubling": Method(WindowDoubling),
-    "gradient-tracking": Method(GradientTracking),
-}
+METHODS: Mapping[str, Method] = table(
+    ("dsgd", Method(DSGD, ("sync", "async"), private=True)),
+    ("push-sum", Method(PushSum, ("sync", "async"), weights="push")),
+    ("window-doubling", Method(WindowDoubling)),
+    ("gradient-tracking", Method(GradientTracking)),
+)
 
 
 def make(name: str, method: Method, n: int, options: Mapping[str, Any]) -> Made:
@@ -65,4 +66,15 @@ def own(name: str, kind: Callable[..., Made]) -> Method:
         return Checked(name, algorithm)
 
     made.__signature__ = inspect.signature(kind)  # type: ignore[attr-defined]
-    return Method(made)
+    return Method(made, weights=_brought(kind))
+
+
+def given(algorithm: Made) -> Method:
+    """Return the method of an object given in Python; what it returns is checked in every round."""
+    return Method(lambda: Checked(type(algorithm).__name__, algorithm), weights=_brought(algorithm))
+
+
+def _brought(source: object) -> str | None:
+    """Return the weights that a user's own class or object brings."""
+    needs = getattr(source, "needs", None)
+    return "push" if isinstance(needs, Needs) and needs.sums == "columns" else None

@@ -10,7 +10,8 @@ import click
 
 from fedgossip import seeds
 from fedgossip.cli.text import console, echo, echo_json
-from fedgossip.topology import forecast_of, is_drawn, ready_names, resolve_schedule, rule_names
+from fedgossip.plans.own_graphs import named_schedule
+from fedgossip.topology import forecast_of, is_drawn, ready_names, rule_names
 
 if TYPE_CHECKING:
     from fedgossip.topology import Forecast, Schedule
@@ -84,7 +85,7 @@ def list_graphs(as_json: bool) -> None:
 @_json
 def show(graph: str, n: int | None, weights: str | None, gamma: float, seed: int, as_json: bool) -> None:
     """Show what GRAPH and its weights promise before anything is trained."""
-    schedule = resolve_schedule(graph, n, weights=weights, seed=seed)
+    schedule = named_schedule(graph, n, weights=weights, seed=seed)
     promise = forecast_of(schedule, gamma)
     if as_json:
         _print_json({"graph": graph, **({"seed": seed} if is_drawn(graph) else {}), **promise.to_dict()})
@@ -107,7 +108,7 @@ def show(graph: str, n: int | None, weights: str | None, gamma: float, seed: int
 @_json
 def compare(graph: tuple[str, ...], n: int | None, weights: str | None, gamma: float, seed: int, as_json: bool) -> None:
     """Put several GRAPHs side by side."""
-    found = {name: resolve_schedule(name, n, weights=weights, seed=seed) for name in graph}
+    found = {name: named_schedule(name, n, weights=weights, seed=seed) for name in graph}
     promises = {name: forecast_of(schedule, gamma) for name, schedule in found.items()}
     if as_json:
         _print_json([{"graph": name, **promise.to_dict()} for name, promise in promises.items()])
@@ -139,7 +140,7 @@ def draw(graph: str, n: int | None, weights: str | None, seed: int, out: Path | 
     """Draw GRAPH; the heavier an edge weighs, the wider it is.  Of a schedule: its rounds, side by side."""
     from fedgossip.cli import drawing
 
-    schedule = resolve_schedule(graph, n, weights=weights, seed=seed)
+    schedule = named_schedule(graph, n, weights=weights, seed=seed)
     place = out or Path(f"{schedule.name.replace(':', '-')}.svg")
     drawing.save(schedule, title(schedule), place)
     echo(f"Drawn to {place}", err=True)
@@ -171,7 +172,7 @@ def audit(
     from fedgossip.cli import exposures
     from fedgossip.topology import exposure
 
-    schedule = resolve_schedule(graph, n, weights=weights, seed=seed)
+    schedule = named_schedule(graph, n, weights=weights, seed=seed)
     found, refused = exposure.audit(schedule, rounds, colluding), exposures.refused(schedule, rounds)
     if as_json:
         _print_json({"graph": graph, "refused": refused, **found.to_dict()})

@@ -17,7 +17,8 @@ from fedgossip.machine import Checkpoint, Effect, Event, Fired, Machine, NodeId,
 from fedgossip.messages import NEWS_MAX, Entry, Join, MembershipUpdate
 from fedgossip.net.endpoints import Members, load_revoked, revoked_block
 from fedgossip.net.identity import Identity, verify
-from fedgossip.plans.gossip import GossipPlan, graph_seed, own_weights
+from fedgossip.plans.gossip import GossipPlan, graph_seed, method_of, schedule_of, weights_of
+from fedgossip.plans.gossip_checks import check_members
 from fedgossip.plans.plan import Plan
 from fedgossip.protocols.member import Member
 from fedgossip.protocols.membership import MemberSettings, Membership
@@ -31,8 +32,7 @@ from fedgossip.vectors import Vector
 
 def graphs_of(plan: GossipPlan) -> Make:
     """The experiment's graph for any number of members; where its family has no such size, the exponential graph."""
-    section = plan.experiment.topology
-    own, seed = own_weights(plan.experiment), graph_seed(plan.experiment)
+    method, seed = method_of(plan.experiment), graph_seed(plan.experiment)
 
     def make(ids: tuple[NodeId, ...]) -> Places:
         if len(ids) == plan.n:
@@ -40,9 +40,10 @@ def graphs_of(plan: GossipPlan) -> Make:
         if len(ids) == 1:
             return resolve_schedule("none", 1, weights="metropolis", seed=seed)
         try:
-            return resolve_schedule(section.graph, len(ids), weights=section.weights or own, seed=seed)
+            return schedule_of(plan.experiment, len(ids), method)
         except ConfigError:
-            return resolve_schedule("exponential", len(ids), weights=own or "metropolis", seed=seed)
+            weights = weights_of(plan.experiment, method) or "metropolis"
+            return resolve_schedule("exponential", len(ids), weights=weights, seed=seed)
 
     return make
 
@@ -51,9 +52,7 @@ def check_open(plan: Plan) -> None:
     """Raise ConfigError where nobody can come later: the algorithm's sums are of a fixed number of peers."""
     if not isinstance(plan, GossipPlan):
         raise ConfigError("clients of a coordinator come and go as they like", "Leave --members and --join out.")
-    if plan.algorithm.needs.constant_members:
-        advice = 'Leave --members and --join out, or set algorithm.name = "dsgd" with another graph.'
-        raise ConfigError(f"{plan.experiment.algorithm.name} counts its peers: nobody can join or leave", advice)
+    check_members(plan.experiment.algorithm.name, plan.algorithm.needs)
     if plan.experiment.algorithm.private:
         advice = "Leave --members and --join out, or set algorithm.private = false."
         raise ConfigError("the masks of private gossip are those of fixed neighbours: nobody can join or leave", advice)

@@ -9,16 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy.typing as npt
 
+from fedgossip.algorithms.base import GossipAlgorithm
 from fedgossip.drivers import sim_checkpoint
 from fedgossip.drivers.sim_checkpoint import CheckpointedSimulation, Left, Pauses
 from fedgossip.errors import ConfigError, FedgossipError, NetworkError, nearest
-from fedgossip.experiment import Experiment, load_experiment
+from fedgossip.experiment import GIVEN, Experiment, load_experiment
 from fedgossip.faults import FaultScript
 from fedgossip.machine import Checkpoint, Machine, NodeId
 from fedgossip.metrics import Network
 from fedgossip.plans import compose
 from fedgossip.plans.compose import DataShares, Plan
+from fedgossip.plans.own_graphs import given_schedule
 from fedgossip.plans.plan import EXHAUSTED, Results, record_of
 from fedgossip.plans.recovering import peer_of, recovers
 from fedgossip.records import Row
@@ -27,6 +30,7 @@ from fedgossip.rundir.run_directory import Keeper, Run, RunDirectory, RunOutcome
 from fedgossip.simulation.network import DeviceClass, NetworkSettings, SimulatedNetwork
 from fedgossip.simulation.simulator import Simulator
 from fedgossip.task import LocalTask, segments_of
+from fedgossip.topology import Mixing, Schedule
 from fedgossip.vectors import Vector
 
 WATCHED_ELEMENTS = 1 << 24
@@ -42,6 +46,9 @@ def simulate(
     seed: int | None = None,
     overrides: Sequence[str] = (),
     task: LocalTask | None = None,
+    schedule: Schedule | None = None,
+    mixing: Mixing | npt.ArrayLike | None = None,
+    algorithm: GossipAlgorithm[Any] | None = None,
     out: Path | str | None = None,
     report: bool = False,
     watch: Watch | None = None,
@@ -53,11 +60,23 @@ def simulate(
     the methods of `fedgossip.task.LocalTask`, in place of the experiment's own.  `out`: a new folder for the run
     directory; None writes nothing.  `watch` is called with every row of the record as it comes.
 
-    The result depends on the experiment and its seed only.  Raises ConfigError, TrainingError.
+    `schedule`, or `mixing` (a Mixing, or an array [n, n] whose row i is what i gives the models that it hears):
+    the graph of each round, in place of [topology]'s.  `algorithm`: an object with the methods of
+    `fedgossip.algorithms.base.GossipAlgorithm`, in place of [algorithm]'s.
+
+    The result depends on the experiment, its seed and these objects only.  Raises ConfigError for what cannot be run,
+    before anything is; TrainingError where a loss is not finite, or an object of yours fails later.
     """
+    given = given_schedule(schedule, mixing)
+    named = {"topology.graph": GIVEN, "topology.n": given.n} if given else {}
+    named |= {"algorithm.name": GIVEN} if algorithm else {}
+    texts = [f"{key}={value}" for key, value in named.items()]
     if not isinstance(experiment, Experiment):
-        experiment = load_experiment(experiment, overrides, seed=seed)
-    plan = compose.plan(experiment)
+        experiment = load_experiment(experiment, [*overrides, *texts], seed=seed)
+    elif texts:
+        experiment = load_experiment(experiment.to_dict(), texts)
+    objects = {"schedule": given, "algorithm": algorithm}
+    plan = compose.plan(experiment, **{name: one for name, one in objects.items() if one is not None})
     return simulate_plan(plan, engine=engine, task=task, out=out, report=report, watch=watch)
 
 

@@ -3,6 +3,7 @@ refuse what cannot be run."""
 
 from fedgossip.experiment.reading import checked, load_experiment
 from fedgossip.experiment.sections import (
+    GIVEN,
     AlgorithmSection,
     CoordinatorSection,
     DataSection,
@@ -19,6 +20,7 @@ from fedgossip.experiment.sections import (
 )
 
 __all__ = [
+    "GIVEN",
     "AlgorithmSection",
     "CoordinatorSection",
     "DataSection",

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from fedgossip.algorithms.names import METHODS
 from fedgossip.errors import ConfigError, nearest
-from fedgossip.experiment.sections import DataSection, Experiment, FederatedExperiment, GossipExperiment
+from fedgossip.experiment.sections import GIVEN, DataSection, Experiment, FederatedExperiment, GossipExperiment
 from fedgossip.learning.custom import is_function
 from fedgossip.learning.objectives import AS_THE_DATA, KINDS, objective_of
 from fedgossip.learning.per_peer import PLACE
@@ -33,7 +33,7 @@ def check(experiment: Experiment, where: str) -> None:
 
 def check_gossip(e: GossipExperiment, where: str) -> None:
     """Raise ConfigError for values of [topology] and [algorithm] that cannot be."""
-    if not is_function(e.algorithm.name):
+    if not is_function(e.algorithm.name) and e.algorithm.name != GIVEN:
         _check_words({"algorithm.name": (e.algorithm.name, tuple(METHODS))}, where)
     words = {
         "algorithm.mode": (e.algorithm.mode, ("sync", "async")),

@@ -15,6 +15,9 @@ from fedgossip.learning.objectives import Objective, objective_of
 from fedgossip.learning.settings import TrainSettings
 from fedgossip.scores import NO_SCORE, Score
 
+GIVEN = "given"
+"""Stands for a graph or an algorithm that is an object, given in Python."""
+
 
 class DataSection(msgspec.Struct, forbid_unknown_fields=True):
     """[data]: which examples there are, and who has which."""
@@ -44,11 +47,13 @@ class TopologySection(msgspec.Struct, forbid_unknown_fields=True):
     """[topology]"""
 
     graph: str
-    """A family (ring, torus:4x4, regular:3, ...), a name of `fedgossip topology list`, or a path."""
+    """A family (ring, torus:4x4, regular:3, ...), a name of `fedgossip topology list`, a path, or module:function, of n
+    and the seed."""
     n: int | None = None
     """Number of peers, for families that do not fix it."""
     weights: str | None = None
-    """metropolis | max-degree | uniform | lazy | best-constant; without it the file's rule, or metropolis."""
+    """metropolis | max-degree | uniform | lazy | best-constant | module:function, of the graph; without it the file's
+    rule, or metropolis."""
     seed: int | None = None
     """Of a graph that is drawn at random; without it the experiment's seed."""
 
@@ -284,7 +289,7 @@ class GossipExperiment(Experiment, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def named_code(self) -> Sequence[str]:
-        return [*super().named_code, self.algorithm.name]
+        return [*super().named_code, self.algorithm.name, self.topology.graph, self.topology.weights or ""]
 
 
 class FederatedExperiment(Experiment, forbid_unknown_fields=True, kw_only=True):

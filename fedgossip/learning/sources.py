@@ -11,7 +11,21 @@ from pathlib import Path
 
 from fedgossip.learning.custom import is_function
 
+LONGEST = 1000
+"""Characters of what `codes_of` gives; a Hello has room for as many."""
+
 _INSTALLED = ("site-packages", "dist-packages")
+
+
+def codes_of(names: Iterable[str], base: Path | None = None) -> str:
+    """Return "module:function=HASH module:function=HASH", sorted, of the user's own among the names; "" of none.
+
+    One hash of all where that would be longer than LONGEST.
+    """
+    several = sorted(set(names))
+    found = {name: code_of([name], base) for name in several}
+    text = " ".join(f"{name}={code}" for name, code in found.items() if code)
+    return text if len(text) <= LONGEST else code_of(several, base)
 
 
 def code_of(names: Iterable[str], base: Path | None = None) -> str:

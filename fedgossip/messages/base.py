@@ -29,6 +29,8 @@ CountOrNone = Annotated[int, msgspec.Meta(ge=-1)]
 """A number of rounds or of exchanges, from 0 on; -1 is none."""
 Word = Annotated[str, msgspec.Meta(max_length=64)]
 Text = Annotated[str, msgspec.Meta(max_length=128)]
+Code = Annotated[str, msgspec.Meta(max_length=1024)]
+"""Functions of the user's, each with the hash of its source."""
 Numbers = Annotated[tuple[float, ...], msgspec.Meta(max_length=16)]
 
 FRAME_OF_A_SUM_MAX = 60 * 1024

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedgossip.likeness import Likeness
-from fedgossip.messages.base import Count, Note, Numbers, Word, declared
+from fedgossip.messages.base import Code, Count, Note, Numbers, declared
 
 
 @declared
@@ -25,7 +25,7 @@ class Hello(Note):
     incarnation: Count = 0
     process: Count = 0
     processor: Count = 0
-    code: Word = ""
+    code: Code = ""
     frozen: Numbers = ()
     probe: Numbers = ()
 

@@ -17,10 +17,13 @@ def refused(sender: int, theirs: Hello, ours: Hello) -> Rejected | None:
         "schema": "has a model of another layout",
         "experiment": "runs another experiment, or has other data files",
     }
+    changed = ours.likeness.changed(theirs.likeness)
     for name, text in words.items():
+        if name == "experiment" and changed:  # what says more comes first: their graph differs with its function
+            break
         if getattr(theirs, name) != getattr(ours, name):
             return Rejected(sender, name, f"peer {sender} {text}", SAME_FILE)
     if unlike := ours.likeness.unlike(theirs.likeness):
         text = f"peer {sender} has another model: {in_words(unlike)} {'differ' if len(unlike) > 1 else 'differs'}"
-        return Rejected(sender, unlike[0], text, SAME_CODE)
+        return Rejected(sender, unlike[0], f"{text}, behind {' and '.join(changed)}" if changed else text, SAME_CODE)
     return None

@@ -34,14 +34,15 @@ __all__ = [
 ]
 
 
-def plan(experiment: Experiment) -> Plan:
+def plan(experiment: Experiment, **given: object) -> Plan:
     """Resolve all that can be known before anything is trained.  Raises ConfigError.
 
-    Asks for the kernels of the run, if torch is not loaded yet: it comes before all that loads it.
+    `given`: objects of Python, where the experiment says GIVEN; see `gossip.gossip_plan`.  Asks for the kernels of the
+    run, if torch is not loaded yet: it comes before all that loads it.
     """
     kernels.prefer(portable=experiment.train.portable)
     module, _, function = RUN_KINDS[experiment.kind].plan.partition(":")
-    made: Plan = getattr(importlib.import_module(module), function)(experiment)
+    made: Plan = getattr(importlib.import_module(module), function)(experiment, **given)
     return made
 
 
@@ -54,9 +55,9 @@ def check_task(plan: Plan, task: LocalTask) -> None:
 
 def likeness_of(plan: Plan, task: LocalTask) -> Likeness:
     """What the models of all participants have in common, beside their layout: code, frozen tensors, a probe."""
-    from fedgossip.learning.sources import code_of
+    from fedgossip.learning.sources import codes_of
 
-    return replace(model_likeness(task), code=code_of(plan.experiment.named_code))
+    return replace(model_likeness(task), code=codes_of(plan.experiment.named_code))
 
 
 def hello_of(plan: Plan, schema: str, data: str = "", likeness: Likeness = NOT_SAID) -> Hello:

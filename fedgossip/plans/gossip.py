@@ -10,15 +10,17 @@ from typing import Any
 import msgspec
 
 from fedgossip.algorithms.base import GossipAlgorithm
-from fedgossip.algorithms.names import METHODS, Method, make, own
+from fedgossip.algorithms.names import METHODS, Method, given, make, own
 from fedgossip.errors import ConfigError
-from fedgossip.experiment import GossipExperiment
+from fedgossip.experiment import GIVEN, GossipExperiment
 from fedgossip.learning import custom
 from fedgossip.machine import Checkpoint, Machine, NodeId
 from fedgossip.metrics import Network
 from fedgossip.plans.completeness import Lacking, of_gossip
 from fedgossip.plans.credentials import Credentials, Logged, Own
+from fedgossip.plans.gossip_checks import check_pair
 from fedgossip.plans.gossip_words import described_topology, eigenvalues, modes, outlook_of
+from fedgossip.plans.own_graphs import digest_of, is_own_graph, is_own_weights, named_schedule
 from fedgossip.plans.plan import PARTIAL, Arrays, PlanDefaults, Results, RunOutlook, nanoseconds
 from fedgossip.protocols import async_gossip, push_sum, sync_gossip
 from fedgossip.protocols.async_gossip import AsyncGossip, AsyncSettings
@@ -39,12 +41,10 @@ from fedgossip.topology import (
     Spectrum,
     Topology,
     forecast_of,
-    resolve_schedule,
     schedule_names,
     spectrum,
     union,
 )
-from fedgossip.topology.privacy import check_private
 from fedgossip.vectors import Vector
 
 GAMMA = 0.9
@@ -65,6 +65,8 @@ class GossipPlan(PlanDefaults):
     spectrum: Spectrum | None
     forecast: Forecast
     segments: tuple[Segment, ...] = ()
+    given: GossipAlgorithm[Any] | None = None
+    """The algorithm, where it is an object and has no name."""
 
     @property
     def vectors(self) -> int:
@@ -73,7 +75,7 @@ class GossipPlan(PlanDefaults):
 
     @property
     def algorithm(self) -> GossipAlgorithm[Any]:
-        return algorithm_of(self.experiment, self.n)
+        return given(self.given).make() if self.given else algorithm_of(self.experiment, self.n)
 
     @property
     def pushes(self) -> bool:
@@ -98,6 +100,8 @@ class GossipPlan(PlanDefaults):
         content = self.experiment.to_dict()
         one = isinstance(self.schedule, Mixing)
         content["topology"]["graph"] = self.topology.digest if one else f"{self.schedule.name}/{self.n}"
+        if own_parts(self.experiment):
+            content["topology"]["own"] = digest_of(self.schedule)
         content["algorithm"].pop("start_timeout", None)
         return content
 
@@ -256,7 +260,7 @@ class GossipPlan(PlanDefaults):
     def facts(self, rows: Sequence[Row]) -> dict[str, Any]:  # noqa: ARG002
         e = self.experiment
         return {
-            "graph": e.topology.graph,
+            "graph": self.schedule.name if e.topology.graph == GIVEN else e.topology.graph,
             "algorithm": e.algorithm.name,
             "mode": e.algorithm.mode,
             "forecast": self.forecast.to_dict(),
@@ -266,14 +270,40 @@ class GossipPlan(PlanDefaults):
         }
 
 
-def gossip_plan(experiment: GossipExperiment) -> GossipPlan:
-    """Resolve the graph, its weights and the forecast.  Raises ConfigError."""
-    section = experiment.topology
-    weights = section.weights or own_weights(experiment)
-    schedule = resolve_schedule(section.graph, section.n, weights=weights, seed=graph_seed(experiment))
-    _check_pair(experiment, schedule)
+def gossip_plan(
+    experiment: GossipExperiment, schedule: Schedule | None = None, algorithm: GossipAlgorithm[Any] | None = None
+) -> GossipPlan:
+    """Resolve the graph, its weights and the forecast.  Raises ConfigError, naming what of it is the user's own.
+
+    `schedule`, `algorithm`: given in Python, where the experiment says GIVEN.
+    """
+    name = type(algorithm).__name__ if algorithm else experiment.algorithm.name
+    method = given(algorithm) if algorithm else method_of(experiment)
+    schedule = schedule or schedule_of(experiment, experiment.topology.n, method)
+    needs = make(name, method, schedule.n, experiment.algorithm.options).needs
     found = spectrum(schedule) if isinstance(schedule, Mixing) else None
-    return GossipPlan(experiment, schedule, union(schedule), found, forecast_of(schedule, GAMMA, found))
+    try:
+        check_pair(name, method, needs, schedule, found, experiment)
+    except ConfigError as error:
+        if not (parts := own_parts(experiment)):
+            raise
+        raise ConfigError(f"{' and '.join(parts)}: {error}", error.advice) from None
+    forecast = forecast_of(schedule, GAMMA, found)
+    return GossipPlan(experiment, schedule, union(schedule), found, forecast, given=algorithm)
+
+
+def own_parts(experiment: GossipExperiment) -> list[str]:
+    """The user's own functions that graph and weights name."""
+    section = experiment.topology
+    graph, weights = section.graph, section.weights or ""
+    return [graph] * is_own_graph(graph) + [weights] * is_own_weights(weights)
+
+
+def schedule_of(experiment: GossipExperiment, n: int | None, method: Method) -> Schedule:
+    """The experiment's graph for `n` peers, with its weights or those that the method brings.  Raises ConfigError."""
+    section, seed = experiment.topology, graph_seed(experiment)
+    brought = weights_of(experiment, method)
+    return named_schedule(section.graph, n, weights=section.weights, seed=seed, brought=brought)
 
 
 def graph_seed(experiment: GossipExperiment) -> int:
@@ -282,16 +312,18 @@ def graph_seed(experiment: GossipExperiment) -> int:
     return experiment.seed if seed is None else seed
 
 
-def own_weights(experiment: GossipExperiment) -> str | None:
-    """The weights that the algorithm brings: push-sum weighs by the sender, where rounds bring none themselves."""
+def weights_of(experiment: GossipExperiment, method: Method) -> str | None:
+    """The weights that the method brings: push-sum weighs by the sender, where rounds bring none themselves."""
     word = experiment.topology.graph.partition(":")[0].strip().lower()
     brings = word in schedule_names() and word != "el-local"
-    return None if brings else method_of(experiment).weights
+    return None if brings else method.weights
 
 
 def method_of(experiment: GossipExperiment) -> Method:
     """The method that `algorithm.name` names.  Raises ConfigError."""
     name = experiment.algorithm.name
+    if name == GIVEN:
+        raise ConfigError("the algorithm was given in Python", "Call fedgossip.simulate with algorithm= again.")
     return own(name, custom.function(name)) if custom.is_function(name) else METHODS[name]
 
 
@@ -301,40 +333,3 @@ def algorithm_of(experiment: GossipExperiment, n: int) -> GossipAlgorithm[Any]:
     return make(a.name, method_of(experiment), n, a.options)
 
 
-def _check_pair(experiment: GossipExperiment, schedule: Schedule) -> None:
-    """Raise ConfigError where the algorithm and the graph do not go together."""
-    name, mode = experiment.algorithm.name, experiment.algorithm.mode
-    needs, modes = algorithm_of(experiment, schedule.n).needs, method_of(experiment).modes
-    if mode not in modes:
-        raise ConfigError(f"{name} has no {mode} mode", f'Set algorithm.mode = "{modes[0]}".')
-    if mode == "async" and needs.sums == "rows":
-        _check_async(schedule)
-    sums = needs.sums
-    if schedule.stochastic == {"rows": "columns", "columns": "rows"}[sums]:
-        advice = 'Take other weights, or algorithm.name = "push-sum".' if sums == "rows" else "Take other weights."
-        raise ConfigError(f"{name} on {schedule.name!r}: the {sums} of its weights do not sum to one", advice)
-    made_for = getattr(schedule, "algorithm", None)
-    if (made_for or name) != name:
-        advice = f'Set algorithm.name = "{made_for}".'
-        raise ConfigError(f"the rounds of {schedule.name!r} are those of {made_for}, not of {name}", advice)
-    if needs.own_graph and made_for != name:
-        raise ConfigError(f"{name} has its own graph, not {schedule.name!r}", f'Set topology.graph = "{name}".')
-    if experiment.algorithm.private:
-        _check_private(experiment, schedule)
-
-
-def _check_private(experiment: GossipExperiment, schedule: Schedule) -> None:
-    a = experiment.algorithm
-    if a.mode != "sync" or not method_of(experiment).private:
-        advice = 'Set algorithm.name = "dsgd" and algorithm.mode = "sync".'
-        raise ConfigError(f"private gossip sums the models of one round, not so {a.name} in {a.mode} mode", advice)
-    check_private(schedule, experiment.rounds)
-
-
-def _check_async(schedule: Schedule) -> None:
-    if not isinstance(schedule, Mixing):
-        advice = "Name one graph; whom a peer meets when is drawn anyway: algorithm.partner."
-        raise ConfigError(f"asynchronous gossip has no rounds in which {schedule.name!r} could change", advice)
-    if schedule.topology.directed:
-        advice = 'Use an undirected graph, or algorithm.name = "push-sum".'
-        raise ConfigError(f"asynchronous gossip exchanges both ways, and {schedule.name!r} is directed", advice)

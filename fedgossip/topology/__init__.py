@@ -14,7 +14,7 @@ from fedgossip.topology.files import load, load_weighted, ready, ready_names
 from fedgossip.topology.graph import Topology, require_connected
 from fedgossip.topology.mixing import Mixing
 from fedgossip.topology.names import family_names, is_drawn, resolve, resolve_schedule, schedule_names
-from fedgossip.topology.schedules import Cycle, Random, Schedule, union
+from fedgossip.topology.schedules import Cycle, Endless, Random, Schedule, union
 from fedgossip.topology.sequences import forecast_of, product_norm
 from fedgossip.topology.spectral import (
     Forecast,
@@ -29,6 +29,7 @@ from fedgossip.topology.weights import build, push_weights, rule_names
 
 __all__ = [
     "Cycle",
+    "Endless",
     "Forecast",
     "Mixing",
     "Random",

@@ -3,13 +3,14 @@
     Mixing   the same in every round; see `mixing`
     Cycle    a list of rounds that repeats; see `cycles`
     Random   every round drawn afresh; see `drawn`
+    Endless  every round another one, of the user's own
 
 The mixing of round r is a function of (seed, r, n) alone, so that all peers agree on it without talking about it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Protocol
@@ -117,6 +118,34 @@ class Random:
     @cached_property
     def _drawn(self) -> Callable[[int], Mixing]:
         return lru_cache(maxsize=KEPT)(lambda round: self.draw(seeds.stream(self.seed, "schedule", round)))
+
+
+@dataclass(frozen=True, eq=False)
+class Endless:
+    """Rounds that never repeat: make(round) gives the mixing of each, links(node) all whom it may ever meet."""
+
+    name: str
+    n: int
+    rule: str
+    make: Callable[[int], Mixing]
+    links: Callable[[int], Sequence[int]]
+    stochastic: Stochastic = "both"
+
+    @property
+    def period(self) -> int:
+        return 0
+
+    def mixing(self, round: int) -> Mixing:
+        """Return the mixing of `round`."""
+        return self._made(round)
+
+    def partners(self, node: int) -> tuple[int, ...]:
+        """Return all that `node` may ever send to or hear from, ascending."""
+        return tuple(sorted(self.links(node)))
+
+    @cached_property
+    def _made(self) -> Callable[[int], Mixing]:
+        return lru_cache(maxsize=KEPT)(self.make)
 
 
 def union(schedule: Schedule, rounds: int | None = None) -> Topology:

@@ -17,7 +17,7 @@ from fedgossip import seeds
 from fedgossip.topology import eigen, products
 from fedgossip.topology.graph import FloatArray
 from fedgossip.topology.mixing import Mixing
-from fedgossip.topology.schedules import Cycle, Random, Schedule
+from fedgossip.topology.schedules import Cycle, Endless, Random, Schedule
 from fedgossip.topology.spectral import Forecast, Spectrum, check_gamma, forecast, rounds_to
 
 WORST_LIMIT = 512  # nodes; beyond it the worst direction after each round, an SVD, is not looked for
@@ -46,6 +46,8 @@ def forecast_of(schedule: Schedule, gamma: float = 0.9, found: Spectrum | None =
         return forecast(schedule, gamma, found)
     if isinstance(schedule, Random):
         return _forecast_random(schedule, gamma)
+    if isinstance(schedule, Endless):
+        return _report(schedule, gamma, "unknown")
     return _forecast_cycle(schedule, gamma)
 
 

@@ -21,6 +21,7 @@ from fedgossip.algorithms.federated.fedsgd import Gradient, GradientServer
 from fedgossip.algorithms.federated.means import Mean
 from fedgossip.algorithms.federated.scaffold import Controlled, Scaffold
 from fedgossip.errors import ConfigError, nearest
+from fedgossip.registry import table
 
 Made = Federated[Any]
 
@@ -90,26 +91,28 @@ def clipped_mean(*, longest: float = 1.0, lr: float = 1.0) -> Made:
     return _robust(robust.ByRule(robust.clipped_mean, {"longest": longest}), lr)
 
 
-ALGORITHMS: dict[str, Callable[..., Made]] = {
-    made.__name__.replace("_", "-"): made
-    for made in (
-        fedavg,
-        fedsgd,
-        fedprox,
-        scaffold,
-        fednova,
-        fedavgm,
-        fedadagrad,
-        fedyogi,
-        fedadam,
-        median,
-        trimmed_mean,
-        krum,
-        multi_krum,
-        geometric_median,
-        clipped_mean,
+ALGORITHMS: dict[str, Callable[..., Made]] = table(
+    *(
+        (made.__name__.replace("_", "-"), made)
+        for made in (
+            fedavg,
+            fedsgd,
+            fedprox,
+            scaffold,
+            fednova,
+            fedavgm,
+            fedadagrad,
+            fedyogi,
+            fedadam,
+            median,
+            trimmed_mean,
+            krum,
+            multi_krum,
+            geometric_median,
+            clipped_mean,
+        )
     )
-}
+)
 """By the names of an experiment file.  "fedbuff" is fedavg, or any other, on `protocols.buffered`."""
 
 
