@@ -32,8 +32,9 @@ from fedgossip.machine import Machine, NodeId, RoundDone
 from fedgossip.metrics import Network
 from fedgossip.plans import compose
 from fedgossip.protocols.async_gossip import AsyncGossip, AsyncSettings
+from fedgossip.protocols.async_push_sum import AsyncPushSum
 from fedgossip.protocols.peer_sampling import rule_of
-from fedgossip.protocols.push_sum import AsyncPushSum, PushSettings
+from fedgossip.protocols.push_peer import PushSettings
 from fedgossip.protocols.sync_gossip import SyncGossip, SyncSettings
 from fedgossip.records import PeerRow, Row
 from fedgossip.simulation.network import NS, NetworkSettings, SimulatedNetwork

@@ -31,7 +31,7 @@ from fedgossip.machine import (
 from fedgossip.vectors import Vector
 
 STEPS = 20_000
-PATIENT = ("drain", "start")
+PATIENT = ("drain", "start", "hung")
 """Timers that fire when nothing else is left to do, or when nothing has helped for CALM steps."""
 CALM = 5_000
 

@@ -20,7 +20,7 @@ from fedgossip.errors import FedgossipError
 from fedgossip.machine import Checkpoint, Machine
 from fedgossip.metrics import Network
 from fedgossip.plans import compose
-from fedgossip.protocols.push_sum import AsyncPushSum, SyncPushSum
+from fedgossip.protocols.push_peer import PushPeer
 from fedgossip.records import EventRow, Row
 from fedgossip.simulation.network import SimulatedNetwork
 from fedgossip.simulation.simulator import Simulator
@@ -174,7 +174,7 @@ def run(seed: int, write: Any = lambda _: None, keys: dict[str, Any] | None = No
 
 def mass(machine: Any) -> np.ndarray[Any, Any]:
     """What a machine holds of the sum of all: its vector, and what it will add to it."""
-    if isinstance(machine, SyncPushSum | AsyncPushSum):
+    if isinstance(machine, PushPeer):
         return np.asarray(machine.learner.state.x)
     return sum((repair[0] for repair in machine.learner.corrections), machine.learner.model)
 

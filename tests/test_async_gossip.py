@@ -71,7 +71,7 @@ def offering(node: int = 1, partners: Sequence[int] = (0, 2), **keys: Any) -> tu
     """A machine that has made its first offer, and to whom."""
     m = training(node, partners, **keys)
     m.handle(Trained(0, None), 0)
-    effects = m.handle(Fired(("offer", m.count)), 0)
+    effects = m.handle(Fired(("offer", m.pairing.count)), 0)
     (send,) = sends(effects)
     assert isinstance(send.message, Offer)
     return m, send.to
@@ -169,10 +169,10 @@ def test_of_two_offers_that_cross_that_of_the_lower_id_counts() -> None:
 def test_who_is_declined_tries_another_neighbour_once() -> None:
     m, first = offering(1)
     m.handle(Received(first, Decline(0, 0)), 0)
-    (second,) = words(m.handle(Fired(("offer", m.count)), 0))
+    (second,) = words(m.handle(Fired(("offer", m.pairing.count)), 0))
     assert second == (2 - first, "Offer")
     effects = m.handle(Received(2 - first, Decline(0, 0)), 0)
-    assert sends(effects) == [] and m.due == 0 and not m.planned
+    assert sends(effects) == [] and m.pairing.due == 0 and not m.pairing.planned
 
 
 def test_the_exchange_goes_on_while_training_does_and_staleness_counts_it() -> None:
@@ -209,7 +209,7 @@ def test_an_answer_that_was_lost_is_asked_for_and_never_offered_again() -> None:
     assert words(effects) == [(to, "Query")] and reports(effects)["unanswered"] == {"peer": to, "offer": 0}
     for count in range(40):
         m.handle(Trained(m.round, None), 0) if m.phase == "training" else None
-        for effect in m.handle(Fired(("offer", m.count)), 0):
+        for effect in m.handle(Fired(("offer", m.pairing.count)), 0):
             assert not (isinstance(effect, Send) and effect.to == to), f"a second offer after {count} more"
             if isinstance(effect, Send):
                 m.handle(Received(effect.to, Decline(effect.message.number, 0)), 0)
@@ -221,7 +221,7 @@ def test_questions_come_at_longer_and_longer_times() -> None:
     m, to = offering(1, answer_ns=8_000, least_answer_ns=1_000)
     waits = []
     for _ in range(12):
-        m.patience.saw(1)
+        m.deadline.saw(1)
     m.handle(Fired(("answer", to, 0)), 0)
     for attempt in range(8):
         (timer,) = (e for e in m.handle(Fired(("query", to, 0, attempt)), 0) if isinstance(e, SetTimer))
@@ -283,14 +283,19 @@ def test_a_new_life_goes_on_where_the_checkpoint_was() -> None:
     m.handle(Received(2 - to, offer(4, 9, 9)), 0)
     m.handle(Received(to, Decline(0, 0)), 0)
     m.handle(Received(2 - to, offer(5, 9, 9)), 0)
-    m.handle(Fired(("offer", m.count)), 0)
+    m.handle(Fired(("offer", m.pairing.count)), 0)
     saved = next(e for e in m.handle(Trained(1, vector(1, 1)), 0) if isinstance(e, Checkpoint))
     again = machine(1, resumed=saved)
-    assert (again.round, again.learner.model.tolist(), again.count) == (2, m.learner.model.tolist(), m.count)
+    assert (again.round, again.learner.model.tolist(), again.pairing.count) == (
+        2,
+        m.learner.model.tolist(),
+        m.pairing.count,
+    )
     assert again.ledger.open == m.ledger.open and again.ledger.seen == m.ledger.seen
     assert again.ledger.answers.keys() == m.ledger.answers.keys()
     assert again.ledger.last == {node: number + LIFE for node, number in m.ledger.last.items()}
     again.handle(Started(), 0)
+    again.handle(PeerJoined(to), 0)
     (train, *_) = (e for e in again.handle(PeerJoined(2 - to), 0) if isinstance(e, Train))
     assert train.job == 2
 
@@ -379,7 +384,7 @@ def test_who_is_leaving_declines_offers_and_answers_questions() -> None:
     m.handle(Received(to, Decline(0, 0)), 0)
     m.handle(Received(0, offer(0, 5, 0)), 0)
     kept = m.ledger.answers[0]
-    m.handle(Fired(("offer", m.count)), 0)
+    m.handle(Fired(("offer", m.pairing.count)), 0)
     m.handle(Received(2 - to, Decline(0, 0)), 0)
     assert m.phase == "leaving"
     assert sends(m.handle(Received(0, Query(0)), 0)) == [Send(0, kept)]
@@ -390,7 +395,7 @@ def test_what_is_open_with_one_who_leaves_settled_was_never_taken() -> None:
     m, to = offering(1)
     assert m.handle(Received(to, Leaving(3, done=False)), 0) == [] and to in m.ledger.open
     m.handle(Received(to, Leaving(3, done=True)), 0)
-    assert not m.ledger.open and m.flight is None
+    assert not m.ledger.open and m.pairing.flight is None
 
 
 def test_a_peer_whose_partners_have_all_left_stops_early() -> None:
@@ -406,8 +411,7 @@ def test_who_is_in_its_last_round_ends_it() -> None:
     m = training(1, rounds=1)
     for partner in (0, 2):
         assert m.handle(Received(partner, Leaving(1, done=True)), 0) == []
-    m.handle(Trained(0, vector(1, 1)), 0)
-    effects = m.handle(Fired(("offer", m.count)), 0)
+    effects = m.handle(Trained(0, vector(1, 1)), 0)
     assert isinstance(effects[-1], Finish) and effects[-1].result.tolist() == [2, 11]
 
 
@@ -428,7 +432,7 @@ def test_the_drain_timer_ends_the_stay_and_tells_what_is_open() -> None:
 def test_stopping_settles_for_a_moment_and_says_goodbye() -> None:
     m, to = offering(1)
     effects = m.handle(Stopping(), 0)
-    assert words(effects) == [(to, "Query"), (0, "Leaving"), (2, "Leaving")]
+    assert sends(effects) == [Send(to_, Leaving(1, missing=0 if to_ == to else -1, done=True)) for to_ in (0, 2)]
     assert m.handle(Stopping(), 0) == []
     effects = m.handle(Received(to, answer(0, 1, 1)), 0)
     assert isinstance(effects[-1], Finish) and effects[-1].result.tolist() == [0, 9]
@@ -441,7 +445,7 @@ def test_stopping_with_nothing_open_finishes_at_once() -> None:
 
 def test_the_start_is_that_of_every_machine() -> None:
     m = machine(1)
-    assert [type(e) for e in m.handle(Started(), 0)] == [SetTimer]
+    assert [type(e) for e in m.handle(Started(), 0)] == [SetTimer, SetTimer]
     assert m.handle(PeerJoined(0), 0) == []
     effects = m.handle(Fired(("start",)), 0)
     assert reports(effects) == {"started_without": [2]} and isinstance(effects[-1], Train)

@@ -62,7 +62,7 @@ class Hand:
         self.reports: dict[str, int] = {}
         for i in range(n):
             self.tell(i, Started())
-            for j in self.machines[i].partners:
+            for j in self.machines[i].company.partners:
                 self.tell(i, PeerJoined(j))
 
     def tell(self, node: int, event: Event) -> None:

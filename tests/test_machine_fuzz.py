@@ -22,6 +22,7 @@ from fuzz_casts import SCENES, STRANGER
 from fuzz_words import FRAMES, MESSAGES, Words, carried, opened
 
 from fedgossip import messages
+from fedgossip.protocols.partner_set import Company
 from fedgossip.protocols.sync_gossip import SyncGossip
 from fedgossip.secure import frames
 
@@ -109,11 +110,11 @@ def test_a_case_is_the_same_every_time() -> None:
     assert traces[0] == traces[1] and any("EVIL" in line for line in traces[0])
 
 
-def _raises(self: SyncGossip[Any], *_: Any) -> None:
+def _raises(self: Company, *_: Any) -> None:
     raise KeyError("planted")
 
 
-def _forgets(self: SyncGossip[Any], sender: int, *_: Any) -> None:
+def _forgets(self: Company, sender: int, *_: Any) -> None:
     self.__dict__.setdefault("planted", []).append(sender)
 
 
@@ -123,14 +124,14 @@ def _forgets(self: SyncGossip[Any], sender: int, *_: Any) -> None:
 )
 def test_a_fault_that_is_planted_is_found(planted: Any, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     machine_fuzz.undisturbed("sync_gossip", 0)  # without it
-    check = SyncGossip._check_partner
+    check = Company.check
 
-    def faulty(self: SyncGossip[Any], sender: int, what: str) -> None:
+    def faulty(self: Company, sender: int, what: str) -> None:
         if sender == STRANGER:
             planted(self, sender)
         check(self, sender, what)
 
-    monkeypatch.setattr(SyncGossip, "_check_partner", faulty)
+    monkeypatch.setattr(Company, "check", faulty)
     with pytest.raises(machine_fuzz.Broken, match=said) as found:
         for seed in range(0, 30, machine_fuzz.WORLDS):
             machine_fuzz.checked("sync_gossip", "stranger", seed)
@@ -139,13 +140,13 @@ def test_a_fault_that_is_planted_is_found(planted: Any, said: str, monkeypatch: 
 
 def test_memory_that_grows_with_what_is_said_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     machine_fuzz.undisturbed("sync_gossip", 0)
-    heard = SyncGossip._heard
+    heard = SyncGossip.received
 
     def keeping(self: SyncGossip[Any], sender: int, message: Any, now_ns: int) -> Any:
         self.__dict__.setdefault("planted", []).append(message)
         return heard(self, sender, message, now_ns)
 
-    monkeypatch.setattr(SyncGossip, "_heard", keeping)
+    monkeypatch.setattr(SyncGossip, "received", keeping)
     monkeypatch.setattr(machine_fuzz, "look", _size_alone(machine_fuzz.look))
     with pytest.raises(machine_fuzz.Broken, match="bytes after"):
         for seed in range(0, 60, machine_fuzz.WORLDS):

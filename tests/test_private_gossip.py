@@ -113,7 +113,7 @@ def deliver(m: PrivateGossip, parts: dict[int, Masked]) -> list[Effect]:
 
 def test_training_begins_when_every_link_is_up() -> None:
     m = machine(0)
-    assert [type(e) for e in m.handle(Started(), 0)] == [SetTimer]
+    assert [type(e) for e in m.handle(Started(), 0)] == [SetTimer, SetTimer]
     assert m.handle(PeerJoined(1), 0) == [] == m.handle(PeerJoined(2), 0)
     (train,) = m.handle(PeerJoined(3), 0)
     assert isinstance(train, Train) and train.job == 0
@@ -141,7 +141,7 @@ def test_a_round_mixes_as_the_weights_say() -> None:
     """x_1 <- sum_j W_1j x_j, each of the 2 d integers off by half a unit at most."""
     m = waiting(1)
     effects = deliver(m, parts_for(1))
-    expected = np.mean([machine(node).x for node in range(4)], axis=0)
+    expected = np.mean([machine(node).learner.model for node in range(4)], axis=0)
     mixed = cast(Vector, reports(effects)["round_done"])
     assert np.abs(mixed - expected).max() <= 3 * GRID.unit
     assert isinstance(effects[-1], Train) and effects[-1].job == 1 and "skipped_mix" not in reports(effects)
@@ -153,7 +153,7 @@ def test_parts_in_any_order_give_the_same_bits() -> None:
     for order in ([1, 2, 3], [3, 1, 2], [2, 3, 1]):
         m = waiting(0)
         deliver(m, {sender: parts[sender] for sender in order})
-        found.add(m.x.tobytes())
+        found.add(m.learner.model.tobytes())
     assert len(found) == 1
 
 
@@ -162,7 +162,7 @@ def test_a_part_that_came_over_a_link_is_added_to_in_place_and_one_with_other_re
     owned = Masked(0, SCHEMA, (parts[1].vectors[0].copy(),))
     m = waiting(0)
     m.handle(Received(1, owned), 0)
-    assert m.sums[0].total.base is owned.vectors[0] or m.sums[0].total is owned.vectors[0]
+    assert m.sums.of[0].total.base is owned.vectors[0] or m.sums.of[0].total is owned.vectors[0]
     before = parts[2].vectors[0].copy()
     m = waiting(0)
     deliver(m, {2: parts[2], 3: parts[3]})
@@ -177,9 +177,9 @@ def test_without_one_part_a_peer_keeps_its_own_model(missing: int) -> None:
     assert m.phase == "waiting"
     effects = m.handle(Fired(("deadline", 0)), 10**9)
     assert reports(effects)["skipped_mix"] == {"missing": [missing]}
-    assert np.array_equal(m.x, machine(0).x) and m.round == 1
+    assert np.array_equal(m.learner.model, machine(0).learner.model) and m.round == 1
     assert reports(m.handle(Received(missing, parts[missing]), 0)) == {"late": {"peer": missing, "round": 0}}
-    assert np.array_equal(m.x, machine(0).x)
+    assert np.array_equal(m.learner.model, machine(0).learner.model)
 
 
 def test_one_that_is_gone_is_not_waited_for() -> None:
@@ -204,7 +204,7 @@ def test_one_that_begins_a_new_life_may_be_in_an_earlier_round() -> None:
     m.handle(PeerJoined(3, incarnation=1), 0)
     parts = parts_for(0)
     deliver(m, {1: parts[1], 2: parts[2]})
-    assert m.phase == "waiting" and m.waiting_for == {3}
+    assert m.phase == "waiting" and m.sources.missing == {3}
     assert "skipped_mix" not in reports(deliver(m, {3: parts[3]}))
 
 
@@ -227,7 +227,7 @@ def test_with_masks_of_another_run_nothing_is_mixed() -> None:
     m = waiting(0)
     effects = deliver(m, parts)
     assert reports(effects)["skipped_mix"] == {"garbled": [1, 2, 3]}
-    assert np.array_equal(m.x, machine(0).x)
+    assert np.array_equal(m.learner.model, machine(0).learner.model)
 
 
 def test_nothing_is_sent_to_one_with_fewer_than_three_neighbours() -> None:
@@ -266,7 +266,7 @@ def test_another_layout_round_or_kind_is_refused_and_changes_nothing(message: An
     m = waiting(0)
     with pytest.raises(ProtocolError):
         m.handle(Received(1, message), 0)
-    assert m.sums == {} and m.waiting_for == {1, 2, 3}
+    assert m.sums.of == {} and m.sources.missing == {1, 2, 3}
     assert "round_done" in reports(deliver(m, parts_for(0)))
 
 
@@ -292,13 +292,13 @@ def test_parts_of_rounds_far_ahead_take_no_memory() -> None:
     m = training(0, rounds=10**6)
     for round in range(2, 5000, 7):
         m.handle(Received(1, part(round)), 0)
-    assert m.sums == {}
+    assert m.sums.of == {}
 
 
 def test_a_part_that_came_too_early_to_be_kept_is_not_waited_for() -> None:
     m = training(0)
     m.handle(Received(3, part(2)), 0)
-    assert m.sums == {}
+    assert m.sums.of == {}
     for round in range(3):
         m.handle(Trained(round, None), 0)
         effects = deliver(m, {s: p for s, p in parts_for(0, round=round).items() if s != 3})
@@ -523,7 +523,7 @@ def test_keys_go_over_a_receiver_to_all_that_send_to_it_and_then_it_begins() -> 
     for receiver in range(16):
         partners = machines[receiver].company.partners
         for u, v in combinations(partners, 2):
-            keys = [machines[a].pairs.key(b, receiver, 0, 5) for a, b in ((u, v), (v, u))]
+            keys = [machines[a].book.pairs.key(b, receiver, 0, 5) for a, b in ((u, v), (v, u))]
             assert keys[0] == keys[1]
 
 
@@ -536,7 +536,7 @@ def test_a_key_that_is_told_wrongly_changes_nothing() -> None:
     good, bad = pairs_of(identities, 1).told(()), pairs_of(identities, 2, "b").told(())
     with pytest.raises(ProtocolError) as caught:
         m.handle(Received(1, RunKeys((*good, *bad))), 0)
-    assert caught.value.peer == 1 and not m.pairs.knows(1)
+    assert caught.value.peer == 1 and not m.book.pairs.knows(1)
 
 
 def test_where_a_key_is_not_here_in_time_nothing_is_sent_that_would_be_noise() -> None:

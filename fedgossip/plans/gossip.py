@@ -22,12 +22,15 @@ from fedgossip.plans.gossip_checks import check_pair
 from fedgossip.plans.gossip_words import described_topology, eigenvalues, modes, outlook_of
 from fedgossip.plans.own_graphs import digest_of, is_own_graph, is_own_weights, named_schedule
 from fedgossip.plans.plan import PARTIAL, Arrays, PlanDefaults, Results, RunOutlook, nanoseconds
-from fedgossip.protocols import async_gossip, push_sum, sync_gossip
+from fedgossip.protocols import async_gossip, push_peer, sync_gossip
 from fedgossip.protocols.async_gossip import AsyncGossip, AsyncSettings
+from fedgossip.protocols.async_push_sum import AsyncPushSum
+from fedgossip.protocols.lifecycle import AGAIN_NS, AGAIN_TIMES
 from fedgossip.protocols.peer_sampling import rule_of
 from fedgossip.protocols.private_gossip import PrivateGossip
-from fedgossip.protocols.push_sum import AsyncPushSum, PushSettings, SyncPushSum
-from fedgossip.protocols.sync_gossip import AGAIN_NS, AGAIN_TIMES, SyncGossip, SyncSettings
+from fedgossip.protocols.push_peer import PushSettings
+from fedgossip.protocols.push_sum import SyncPushSum
+from fedgossip.protocols.sync_gossip import SyncGossip, SyncSettings
 from fedgossip.records import Row
 from fedgossip.roles import Roles, peer_roles
 from fedgossip.secure.neighbourhood import Grid
@@ -158,28 +161,31 @@ class GossipPlan(PlanDefaults):
 
     @property
     def _sync_settings(self) -> SyncSettings:
-        a = self.experiment.algorithm
-        deadline_ns = nanoseconds(a.deadline)
-        return SyncSettings(
-            rounds=self.experiment.rounds,
-            deadline_ns=deadline_ns,
-            least_deadline_ns=min(deadline_ns, nanoseconds(a.least_deadline)),
-            start_ns=nanoseconds(a.start_timeout),
-            drain_ns=deadline_ns,
-            again_ns=min(AGAIN_NS, deadline_ns // AGAIN_TIMES),
-        )
+        ask_ns = min(AGAIN_NS, nanoseconds(self.experiment.algorithm.deadline) // AGAIN_TIMES)
+        return SyncSettings(ask_ns=ask_ns, **self._limits, **self._deadlines)
+
+    @property
+    def _limits(self) -> dict[str, int]:
+        """Of the beginning and the end, the same for every machine: see `RunLimits`."""
+        deadline_ns = nanoseconds(self.experiment.algorithm.deadline)
+        return {
+            "rounds": self.experiment.rounds,
+            "start_ns": nanoseconds(self.experiment.algorithm.start_timeout),
+            "drain_ns": deadline_ns,
+        }
+
+    @property
+    def _deadlines(self) -> dict[str, int]:
+        """Of the rounds that peers go through together."""
+        deadline_ns = nanoseconds(self.experiment.algorithm.deadline)
+        least_ns = min(deadline_ns, nanoseconds(self.experiment.algorithm.least_deadline))
+        return {"deadline_ns": deadline_ns, "least_deadline_ns": least_ns}
 
     def _async_gossip(
         self, node: NodeId, initial: Vector, schema: str, resumed: Checkpoint | None, incarnation: int
     ) -> AsyncGossip[Any]:
         e, a = self.experiment, self.experiment.algorithm
-        settings = AsyncSettings(
-            rounds=e.rounds,
-            exchanges=a.exchanges,
-            seed=e.seed,
-            start_ns=nanoseconds(a.start_timeout),
-            drain_ns=nanoseconds(a.deadline),
-        )
+        settings = AsyncSettings(exchanges=a.exchanges, seed=e.seed, **self._limits)
         rule = rule_of(a.partner, node, e.seed, [(int(u), int(v)) for u, v in self.topology.edges])
         partners, algorithm = self.partners(node), self.algorithm
         return AsyncGossip(node, partners, rule, algorithm, initial, schema, settings, resumed, incarnation)
@@ -187,16 +193,8 @@ class GossipPlan(PlanDefaults):
     def _push_sum(
         self, node: NodeId, initial: Vector, schema: str, resumed: Checkpoint | None, incarnation: int
     ) -> SyncPushSum[Any] | AsyncPushSum[Any]:
-        e, a = self.experiment, self.experiment.algorithm
-        settings = PushSettings(
-            rounds=e.rounds,
-            seed=e.seed,
-            deadline_ns=nanoseconds(a.deadline),
-            least_deadline_ns=min(nanoseconds(a.deadline), nanoseconds(a.least_deadline)),
-            start_ns=nanoseconds(a.start_timeout),
-            drain_ns=nanoseconds(a.deadline),
-        )
-        kind = SyncPushSum if a.mode == "sync" else AsyncPushSum
+        settings = PushSettings(seed=self.experiment.seed, targets="all", **self._limits, **self._deadlines)
+        kind = SyncPushSum if self.experiment.algorithm.mode == "sync" else AsyncPushSum
         return kind(node, self.schedule, self.algorithm, initial, schema, settings, resumed, incarnation)
 
     @property
@@ -215,7 +213,7 @@ class GossipPlan(PlanDefaults):
     def resume_point(self, round: int, model: Vector) -> Checkpoint:
         """Return from where a machine goes on that has `model` after `round` rounds: what others have learned."""
         if self.pushes:
-            return push_sum.resume_point(self.algorithm, round, model)
+            return push_peer.resume_point(self.algorithm, round, model)
         if self.experiment.algorithm.mode == "async":
             return async_gossip.resume_point(self.algorithm, round, model)
         return sync_gossip.resume_point(self.algorithm, round, model)

@@ -1,6 +1,7 @@
 """The algorithm's state at one peer, through the rounds that mix it: all that a gossip machine has of the mathematics.
 
     closed --trained(update): what goes out--> open --mixed(the sums)--> closed
+                                                       --abandoned--> closed, as before
                       corrected: at once when closed, after the mixing when open
 
 Between training and mixing the state is still that of the round before: a peer that ends meanwhile ends with it.
@@ -34,11 +35,19 @@ class Learner(Generic[State]):
         self.begun = self.state
         self.outgoing: Vectors = ()
         self.corrections: list[Vectors] = []
+        self.changes = self.lent = 0  # corrections so far: now, and when the training that is on began
+        self.staleness = 0
+        """How many corrections came while the last update was trained."""
 
     @property
     def model(self) -> Vector:
         """[d], to train from and to evaluate."""
         return self.algorithm.model(self.state)
+
+    def lend(self) -> Vector:
+        """Return the model, [d], for a training that begins now."""
+        self.lent = self.changes
+        return self.model
 
     @property
     def seen(self) -> Vector:
@@ -48,6 +57,7 @@ class Learner(Generic[State]):
     def trained(self, update: Vector | None, step: Step) -> Vectors:
         """Open a round: return what goes out, one vector per slot, frozen."""
         assert not self.outgoing, "the last round is not mixed"
+        self.staleness = self.changes - self.lent
         self.begun, outgoing = self.algorithm.trained(self.state, update, step)
         self.outgoing = tuple(frozen(vector) for vector in outgoing)
         return self.outgoing
@@ -55,6 +65,13 @@ class Learner(Generic[State]):
     def mixed(self, mixed: Vectors) -> None:
         """Close the round with the sums of what went out, one per slot; then count what was to be corrected."""
         self.state = self.algorithm.mixed(self.begun, mixed)
+        self._close()
+
+    def abandoned(self) -> None:
+        """Close the round, if one is open, as if nothing had been trained; then count what was to be corrected."""
+        self._close()
+
+    def _close(self) -> None:
         self.outgoing, self.begun = (), self.state
         for differences in self.corrections:
             self.state = self.algorithm.corrected(self.state, differences)
@@ -62,6 +79,7 @@ class Learner(Generic[State]):
 
     def corrected(self, differences: Vectors) -> None:
         """Count what came too late for its round, one vector per slot."""
+        self.changes += 1
         if self.outgoing:
             self.corrections.append(differences)
         else:

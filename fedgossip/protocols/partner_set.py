@@ -1,12 +1,8 @@
-"""Who of a peer's partners is here, who has left for good, and who is gone and may come back.
-
-Methods that never wait for one partner (`async_gossip`, `push_sum`) have this in common: they begin when all are here,
-or after a time with those who came, and end early where nobody is left to learn with.
-"""
+"""Who of a peer's partners is here, who has left for good, who is gone and may come back, and who does not answer."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from fedgossip.errors import ProtocolError
 from fedgossip.machine import Effect, NodeId, Report, SetTimer
@@ -15,6 +11,9 @@ ROLL_NS = 10_000_000_000
 """So often one that gathers its partners says whom it still waits for, if that has changed."""
 NAMED = 8
 """So many of them by name."""
+
+LATELY_ROUNDS, CIRCLE = 8, 64
+"""All partners hear our goodbye; where they are more than so many, those whom we have met in so many last rounds."""
 
 
 class Company:
@@ -27,6 +26,17 @@ class Company:
         self.linked: set[NodeId] = set()
         self.left: set[NodeId] = set()
         """Said goodbye: will begin nothing any more."""
+        self.absent: set[NodeId] = set()
+        """Not waited for: gone, not here at the start, or silent for too long."""
+        self.keyless: frozenset[NodeId] = frozenset()
+        """Those without whose keys nothing can begin, partners or not."""
+        self.met: dict[NodeId, int] = {}
+        """The last round in which we exchanged with each; empty where nobody counts."""
+        self.done: set[NodeId] = set()
+        """Need nothing more of us, and know that we leave."""
+        self.told: set[NodeId] = set()
+        """Know that we need nothing more of them."""
+        self._lost: dict[NodeId, int] = {}
         self._lives: dict[NodeId, int] = {}
         self._told: list[NodeId] = []
         self.change(partners)
@@ -39,11 +49,33 @@ class Company:
     def joined(self, node: NodeId, incarnation: int) -> bool:
         """Take note of a link; tell whether another life of the partner is at its end than before."""
         self.linked.add(node)
+        self._lost.pop(node, None)
         another = incarnation > self._lives.get(node, incarnation)
         if another:
-            self.left.discard(node)
+            for said in (self.left, self.done, self.told):
+                said.discard(node)
         self._lives[node] = max(incarnation, self._lives.get(node, incarnation))
         return another
+
+    def lost(self, node: NodeId, round: int) -> bool:
+        """Take note that a link is down, or never will be up; tell whether that is news of one who has not left."""
+        linked = node in self.linked
+        self.linked.discard(node)
+        if linked:
+            self._lost[node] = round
+        if node in self.left or node not in self.partners:
+            return False
+        news = linked or node not in self.absent
+        self.absent.add(node)
+        return news
+
+    def meets(self, nodes: Iterable[NodeId], round: int) -> None:
+        """Take note of those with whom we exchange in `round`."""
+        self.met.update(dict.fromkeys(nodes, round))
+
+    def may_return(self, node: NodeId, round: int) -> bool:
+        """Whether the link was lost of late, and the partner may come back and tell."""
+        return self._lost.get(node, -LATELY_ROUNDS - 1) >= round - LATELY_ROUNDS
 
     @property
     def came(self) -> Collection[NodeId]:
@@ -58,9 +90,26 @@ class Company:
         """Those who have not come, ascending."""
         return [node for node in self.partners if node not in self.linked and node not in self.left]
 
+    def awaited(self) -> list[NodeId]:
+        """Those for whom one waits before the beginning, ascending."""
+        absent = self.absent | self.left
+        return sorted({node for node in self.partners if node not in self.linked}.union(self.keyless) - absent)
+
+    def circle(self, round: int) -> list[NodeId]:
+        """Those that may wait for our goodbye, ascending; of many partners, those whom we have met of late."""
+        near = self._known
+        if len(self.partners) > CIRCLE and self.met:
+            near = {node for node, met in self.met.items() if met >= round - LATELY_ROUNDS}
+        return sorted(near)
+
+    @property
+    def known(self) -> Collection[NodeId]:
+        """All that ever were partners."""
+        return self._known
+
     def roll(self, round: int) -> list[Effect]:
         """Say who has not come, and when to ask again: for a timer of ("roll",) while partners gather."""
-        missing, again = self.missing(), SetTimer(("roll",), ROLL_NS)
+        missing, again = self.awaited(), SetTimer(("roll",), ROLL_NS)
         if not missing or missing == self._told:
             return [again]
         self._told = missing

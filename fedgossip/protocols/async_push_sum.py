@@ -1,0 +1,70 @@
+"""Asynchronous push-sum: overlapped stochastic gradient push, without a bound on staleness.
+
+    phase      event                                         next phase
+    training   Trained                                       pausing closing leaving finished
+    training   Leaving PeerGone Stopping                     closing leaving finished
+    pausing    Accepted Leaving PeerGone PeerJoined pause    training closing leaving finished
+    pausing    Stopping                                      closing leaving finished
+    closing    Accepted Leaving PeerGone                     leaving finished
+    leaving    Accepted                                      finished
+
+Parcels, the mathematics and the end are those of `push_peer`.  What comes is added when it comes; a peer waits only
+where no arc is free ("pausing"), so that it is a network's breadth ahead of its parcels and not a run's.
+
+Sources: Assran et al. (ICML 2019), section 4; also Spiridonoff, Olshevsky and Paschalidis, Robust asynchronous
+stochastic gradient-push, JMLR 21 (2020).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+from fedgossip import seeds
+from fedgossip.algorithms.base import State, Vectors
+from fedgossip.errors import ProtocolError
+from fedgossip.machine import Effect, NodeId, SetTimer
+from fedgossip.protocols.push_peer import PushPeer, part_of
+
+
+class AsyncPushSum(PushPeer[State]):
+    """One peer of an asynchronous run."""
+
+    def rostered(self, schedule: object) -> None:
+        self.follow(schedule)
+
+    def exchange(self, now_ns: int) -> list[Effect]:
+        targets = self.schedule.mixing(self.round).targets(self.node)
+        given = self._shares(targets)
+        effects = self.give(given, now_ns)
+        self.learner.mixed(part_of(self.learner.outgoing, 1.0 - sum(given.values())))
+        effects += self.round_done({}, {})
+        if given or not set(targets) & set(self.company.here()) or self.round >= self.settings.rounds:
+            return effects + self.go_on(now_ns)
+        self.phase = "pausing"
+        return [*effects, SetTimer(("pause", self.round), self.deadline.now_ns())]
+
+    def _shares(self, targets: Sequence[NodeId]) -> dict[NodeId, float]:
+        free = self.free(targets)
+        if self.settings.targets == "all":
+            mixing = self.schedule.mixing(self.round)
+            return {to: mixing.row(to)[self.node] for to in free}
+        drawn = seeds.integer(self.settings.seed, "target", self.node, self.round)
+        return {free[drawn % len(free)]: 0.5} if free else {}
+
+    def arrived(self, sender: NodeId, round: int, share: Vectors, now_ns: int) -> list[Effect]:
+        del sender, round, now_ns
+        self.learner.corrected(share)
+        return []
+
+    def none_comes(self, sender: NodeId, round: int, now_ns: int) -> list[Effect]:
+        del round, now_ns
+        raise ProtocolError(f"node {self.node}: an account from node {sender} in an asynchronous run", peer=sender)
+
+    def freed(self, now_ns: int) -> list[Effect]:
+        return self.go_on(now_ns) if self.phase == "pausing" else []
+
+    def woken(self, key: Hashable, now_ns: int) -> list[Effect]:
+        return self.go_on(now_ns) if self.phase == "pausing" and key == ("pause", self.round) else []
+
+    def close(self) -> list[Effect]:
+        return []

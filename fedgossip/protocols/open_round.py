@@ -1,0 +1,47 @@
+"""The round that is exchanged: of whom something of it is to come, and under which weights it is mixed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from fedgossip.machine import NodeId
+from fedgossip.protocols.mixing_schedule import RoundWeights
+
+
+@dataclass(slots=True)
+class Sources:
+    """Those that send to us in a round.  `missing`, of whom nothing of it is here, are among `all`."""
+
+    all: frozenset[NodeId] = frozenset()
+    missing: set[NodeId] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, nodes: Iterable[NodeId], here: Callable[[NodeId], bool]) -> Sources:
+        every = frozenset(nodes)
+        return cls(every, {node for node in every if not here(node)})
+
+    @property
+    def alone(self) -> bool:
+        """Whether nobody takes part but us; the round then takes its usual time, or we would run away."""
+        return bool(self.missing) and self.missing == self.all
+
+
+@dataclass(slots=True)
+class ExchangedRound:
+    """A round as its vectors went out: a roster that changes meanwhile changes nothing of it.
+
+    `sources` are those of `row` but ourselves, whose weights with our own sum to one; `one_way`, of them, do not hear
+    us.
+    """
+
+    row: dict[NodeId, float] = field(default_factory=dict)
+    one_way: frozenset[NodeId] = frozenset()
+    sources: Sources = field(default_factory=Sources)
+
+    @classmethod
+    def of(cls, node: NodeId, mixing: RoundWeights, here: Callable[[NodeId], bool]) -> ExchangedRound:
+        """The round of `node` on this mixing, where what some sources give is here already."""
+        row = mixing.row(node)
+        others = row.keys() - {node}
+        return cls(row, frozenset(others.difference(mixing.targets(node))), Sources.of(others, here))
