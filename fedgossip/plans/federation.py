@@ -61,7 +61,7 @@ class FederationPlan(FederatedRun):
 
     @cached_property
     def _simulated(self) -> Sequence[Credentials]:
-        """Keys for everybody, from the seed: for simulations, which keep no secrets."""
+        """Draw keys for everybody from the seed, for simulations, which keep no secrets."""
         signers = [signer(stream(self.experiment.seed, "identity", node).bytes(32)) for node in range(self.n)]
         members = [
             RosterMember(identity, "", f"sim:{node}").signed(sign) for node, (identity, sign) in enumerate(signers)
@@ -85,7 +85,7 @@ class FederationPlan(FederatedRun):
         )
 
     def _chances(self, node: NodeId, own: Credentials | None = None) -> Callable[[int], Chances]:
-        """Rounding takes chances that are no secret, and the same in every driver."""
+        """Return the chances of rounding, which are no secret and the same in every driver."""
         seed = self.experiment.seed
 
         def chances(round: int) -> Chances:

@@ -1,4 +1,4 @@
-"""Gossip as a run: the graph, its weights and forecast, and the machines of its peers."""
+"""The plan of a gossip run: the graph, its weights and forecast, and the machines of its peers."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class GossipPlan(PlanDefaults):
 
     @property
     def vectors(self) -> int:
-        """How many vectors like the model a message carries."""
+        """The number of vectors like the model that a message carries."""
         return sum(slot.length is None for slot in self.algorithm.slots)
 
     @property
@@ -87,7 +87,7 @@ class GossipPlan(PlanDefaults):
 
     @property
     def mixing(self) -> Mixing:
-        """Of every round, where the graph never changes; else of the first."""
+        """The mixing of every round where the graph never changes, else of the first round."""
         return self.schedule.mixing(0)
 
     @cached_property
@@ -145,7 +145,7 @@ class GossipPlan(PlanDefaults):
             machine = self._async_gossip(node, initial, schema, resumed, incarnation)
         else:
             machine = self._sync_gossip(node, initial, schema, resumed)
-        machine.eager |= incarnation > 0  # who comes back finds the others at work, or gone
+        machine.eager |= incarnation > 0  # a peer that comes back finds the others at work, or gone
         return machine
 
     def _sync_gossip(self, node: NodeId, initial: Vector, schema: str, resumed: Checkpoint | None) -> SyncGossip[Any]:
@@ -305,7 +305,7 @@ def schedule_of(experiment: GossipExperiment, n: int | None, method: Method) -> 
 
 
 def graph_seed(experiment: GossipExperiment) -> int:
-    """The seed of what is drawn of the graph."""
+    """The seed of a graph that is drawn at random."""
     seed = experiment.topology.seed
     return experiment.seed if seed is None else seed
 
