@@ -71,6 +71,18 @@ class RunOutlook:
     lines: Sequence[str]
 
 
+@dataclass(frozen=True)
+class Seat:
+    """What one participant's machine is made of, beside the plan; see `Plan.machine`."""
+
+    node: NodeId
+    initial: Vector
+    schema: str
+    resumed: Checkpoint | None = None
+    incarnation: int = 0
+    own: Own | None = None
+
+
 class Plan(Protocol):
     """A run as its experiment alone determines it: the same on every machine that takes part."""
 
@@ -264,6 +276,22 @@ class PlanDefaults:
     @property
     def externals(self) -> Mapping[str, object]:
         return {}
+
+    def seated(self, seat: Seat) -> Machine:
+        """Make the machine of one participant; see `Plan.machine`."""
+        raise NotImplementedError
+
+    def machine(
+        self,
+        node: NodeId,
+        initial: Vector,
+        schema: str,
+        resumed: Checkpoint | None = None,
+        *,
+        incarnation: int = 0,
+        own: Own | None = None,
+    ) -> Machine:
+        return self.seated(Seat(node, initial, schema, resumed, incarnation, own))
 
     def masked(self, length: int) -> int:  # noqa: ARG002
         return 0
