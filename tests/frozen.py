@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import fedgossip
+from fedgossip.algorithms.collectives.names import COLLECTIVES
 from fedgossip.algorithms.federated.names import ALGORITHMS
 from fedgossip.records import NetworkRow, PeerRow, Row
 
@@ -39,6 +40,12 @@ def federated(**coordinator: Any) -> dict[str, Any]:
     return {"rounds": 4, "task": task, "coordinator": {"clients": 8, **coordinator}}
 
 
+def parallel(method: str, workers: int = 5, **more: Any) -> dict[str, Any]:
+    task = {"kind": "quadratic", "dim": 7, "sigma": 0.1, "placement": "random"}
+    section = {"workers": workers, "method": method, "bucket": 12}
+    return {"rounds": 6, "task": task, "parallel": section, "train": {"lr": 0.1, **more}}
+
+
 OPEN = {"secure": {"on": False}}
 LOSSY = [{"kind": "drop", "probability": 0.1}, {"kind": "crash", "peers": [2], "start": 0.3, "after": 0.2}]
 
@@ -53,6 +60,8 @@ ROUNDS: Mapping[str, dict[str, Any]] = {
     "window-doubling": gossip("window-doubling", 7, name="window-doubling"),
     "gradient-tracking": gossip("ring", 6, name="gradient-tracking"),
     "private": gossip("regular:4", 8, private=True),
+    **{name: parallel(name) for name in COLLECTIVES},
+    "ring adamw": parallel("ring", optimizer="adamw", weight_decay=0.1),
     **{name: federated(algorithm=name, **OPEN) for name in ALGORITHMS},
     "cohorts of five": federated(cohort=5, **OPEN),
     "poisson": federated(participation=0.6, sampling="poisson", **OPEN),

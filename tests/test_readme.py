@@ -23,11 +23,19 @@ import pytest
 
 import fedgossip
 from fedgossip.cli import cli
-from fedgossip.experiment import CoordinatorSection, FederatedExperiment, GossipExperiment, TopologySection
+from fedgossip.experiment import (
+    CoordinatorSection,
+    FederatedExperiment,
+    GossipExperiment,
+    ParallelExperiment,
+    ParallelSection,
+    TopologySection,
+)
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 COORDINATOR = (ROOT / "docs" / "coordinator.md").read_text()
+PARALLEL = (ROOT / "docs" / "parallel.md").read_text()
 MACHINES = 3
 
 BLOCK = re.compile(
@@ -140,6 +148,17 @@ def test_everything_that_the_readme_shows_runs(tmp_path: Path, monkeypatch: pyte
     assert (tmp_path / "both.html").exists()
 
 
+@pytest.mark.sockets
+@pytest.mark.anywhere
+def test_everything_that_the_page_on_workers_shows_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    reader = Reader(tmp_path)
+    for block in blocks(PARALLEL):
+        reader.follow(block)
+    digests = {json.loads(path.read_text())["digest"] for path in tmp_path.rglob("summary.json")}
+    assert len(digests) == 1, "simulated, on arrays and as processes"
+
+
 def test_only_blocks_with_a_reason_are_left_out() -> None:
     left_out = [block for block in blocks() if block.note.startswith("skip:")]
     begin = [block.text.split()[:2] for block in left_out]
@@ -151,7 +170,7 @@ def test_only_blocks_with_a_reason_are_left_out() -> None:
 
 def test_every_key_is_in_the_table_with_its_default() -> None:
     shown: dict[str, str] = {}
-    for line in (README + COORDINATOR).splitlines():
+    for line in (README + COORDINATOR + PARALLEL).splitlines():
         cells = [cell.strip() for cell in line.strip("|").split(" | ")]
         if line.startswith("| `") and len(cells) == 3:
             names = re.findall(r"`([\w.]+)`", cells[0])
@@ -162,14 +181,15 @@ def test_every_key_is_in_the_table_with_its_default() -> None:
 
 
 def _defaults() -> dict[str, str]:
-    graph, coordinator = (
+    graph, coordinator, workers = (
         _flat(experiment)
         for experiment in (
             GossipExperiment(topology=TopologySection("required")),
             FederatedExperiment(coordinator=CoordinatorSection("required")),  # type: ignore[arg-type]
+            ParallelExperiment(parallel=ParallelSection("required")),  # type: ignore[arg-type]
         )
     )
-    found = {**coordinator, **graph, "coordinator": None}
+    found = {**coordinator, **workers, **graph, "coordinator": None, "parallel": None}
     return {key: _written(value) for key, value in found.items() if key != "topology"}
 
 

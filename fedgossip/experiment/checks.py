@@ -5,19 +5,26 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 
+from fedgossip.algorithms.collectives.names import COLLECTIVES
+from fedgossip.algorithms.descent.names import DESCENTS
 from fedgossip.algorithms.names import METHODS
 from fedgossip.errors import ConfigError, nearest
-from fedgossip.experiment.sections import GIVEN, DataSection, Experiment, FederatedExperiment, GossipExperiment
+from fedgossip.experiment.sections import (
+    GIVEN,
+    DataSection,
+    Experiment,
+    FederatedExperiment,
+    GossipExperiment,
+    ParallelExperiment,
+)
 from fedgossip.learning.custom import is_function
 from fedgossip.learning.objectives import AS_THE_DATA, KINDS, objective_of
 from fedgossip.learning.per_peer import PLACE
+from fedgossip.messages import WORKERS_MAX
 from fedgossip.protocols.peer_sampling import RULES
 
 LONGEST_SECONDS = 1e9
 """Thirty years; times are kept in 64-bit nanoseconds."""
-
-MODES = tuple(dict.fromkeys(mode for method in METHODS.values() for mode in method.modes))
-"""That some method has."""
 
 ABOVE_0 = sys.float_info.min
 MOST = 2**31 - 1
@@ -39,7 +46,7 @@ def check_gossip(e: GossipExperiment, where: str) -> None:
     if not is_function(e.algorithm.name) and e.algorithm.name != GIVEN:
         _check_words({"algorithm.name": (e.algorithm.name, tuple(METHODS))}, where)
     words = {
-        "algorithm.mode": (e.algorithm.mode, MODES),
+        "algorithm.mode": (e.algorithm.mode, ("sync", "async")),
         "algorithm.partner": (e.algorithm.partner, RULES),
     }
     _check_words(words, where)
@@ -100,6 +107,30 @@ def _check_objective(experiment: Experiment, where: str) -> None:
         objective_of(task.kind, task.loss, task.metrics, experiment.data.source) if experiment.learns else None
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}", error.advice) from None
+
+
+def check_parallel(e: ParallelExperiment, where: str) -> None:
+    """Raise ConfigError for values of [parallel] that cannot be."""
+    p, seconds = e.parallel, LONGEST_SECONDS
+    words = {"parallel.method": (p.method, tuple(COLLECTIVES)), "parallel.descent": (p.descent, ("", *DESCENTS))}
+    _check_words(words, where)
+    if p.workers > WORKERS_MAX:
+        advice = "Use [topology] for peers that know their neighbours alone, or [coordinator]."
+        raise ConfigError(f"{where}: {p.workers} workers, and {WORKERS_MAX} can all know each other", advice)
+    ranges: Ranges = {
+        "parallel.workers": (p.workers, 1, WORKERS_MAX),
+        "parallel.accumulate": (p.accumulate, 1, MOST),
+        "parallel.bucket": (p.bucket, 0, MOST),
+        "parallel.deadline": (p.deadline, ABOVE_0, seconds),
+        "parallel.least_deadline": (p.least_deadline, 0, seconds),
+        "parallel.start_timeout": (p.start_timeout, ABOVE_0, seconds),
+    }
+    _check_ranges(ranges, where)
+    if e.task.kind == "averaging":
+        raise ConfigError(f"{where}: averaging has no gradient", 'Take task.kind = "quadratic", or learn from data.')
+    if e.train.personal or e.train.buffers == "local":
+        key = "personal" if e.train.personal else "buffers"
+        raise ConfigError(f"{where}: train.{key} keeps a part at each worker, and all have one model", "Leave it out.")
 
 
 def check_federated(experiment: FederatedExperiment, where: str) -> None:

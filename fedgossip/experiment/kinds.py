@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedgossip.errors import ConfigError
-from fedgossip.experiment.checks import check_federated, check_gossip
-from fedgossip.experiment.sections import Experiment, FederatedExperiment, GossipExperiment
+from fedgossip.experiment.checks import check_federated, check_gossip, check_parallel
+from fedgossip.experiment.sections import Experiment, FederatedExperiment, GossipExperiment, ParallelExperiment
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,14 @@ RUN_KINDS: dict[str, RunKind] = {
         "clients of a coordinator",
         check_federated,
         {"algorithm": "The algorithm of a federated run is coordinator.algorithm, with coordinator.options."},
+    ),
+    "parallel": RunKind(
+        ParallelExperiment,
+        "fedgossip.plans.parallel:parallel_plan",
+        "workers = 4",
+        "workers that share every step",
+        check_parallel,
+        {"algorithm": "The method of a parallel run is parallel.method, and train.optimizer takes the step."},
     ),
 }
 """By the section of the file that each of them alone has."""

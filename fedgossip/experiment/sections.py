@@ -161,6 +161,28 @@ class CoordinatorSection(msgspec.Struct, forbid_unknown_fields=True):
     privacy: PrivacySection = msgspec.field(default_factory=PrivacySection)
 
 
+class ParallelSection(msgspec.Struct, forbid_unknown_fields=True):
+    """[parallel]: workers that take one step on the mean of all their gradients in every round."""
+
+    workers: int
+    """Their number; all know each other."""
+    method: str = "ring"
+    """How the mean comes to all: ring | ring-naive | halving-doubling | recursive-doubling | tree | star |
+    all-to-all"""
+    descent: str = ""
+    """What takes the step, with train.lr: sgd | adam | adamw | adagrad | lars | lamb; "": train.optimizer."""
+    accumulate: int = 1
+    """Batches of train.batch_size that a worker's gradient is the mean of."""
+    bucket: int | None = None
+    """Bytes of a stretch that is summed by itself; without it 1 MiB per worker; 0: all at once."""
+    deadline: float = 30.0
+    """The longest wait for a round, in seconds; above the slowest worker's gradient."""
+    least_deadline: float = 5.0
+    """The shortest: between the two the deadline follows the rounds that were seen."""
+    start_timeout: float = 300.0
+    """Seconds to wait for all workers before the first round."""
+
+
 class EvalSection(msgspec.Struct, forbid_unknown_fields=True):
     """[eval]"""
 
@@ -302,6 +324,14 @@ class FederatedExperiment(Experiment, forbid_unknown_fields=True, kw_only=True):
     @property
     def budget(self) -> PrivacySection | None:
         return None if self.coordinator.privacy.unit == "none" else self.coordinator.privacy
+
+
+class ParallelExperiment(Experiment, forbid_unknown_fields=True, kw_only=True):
+    """Workers that descend on the mean of their gradients."""
+
+    kind: ClassVar[str] = "parallel"
+
+    parallel: ParallelSection
 
 
 def _without_none(value: Any) -> Any:

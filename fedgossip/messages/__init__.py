@@ -77,13 +77,23 @@ from fedgossip.messages.members import (
     Revocation,
     Suspicion,
 )
+from fedgossip.messages.parallel import (
+    TAIL,
+    WORKERS_MAX,
+    ChunkTaken,
+    GroupReport,
+    GroupView,
+    ReduceChunk,
+    RoundMean,
+)
 
 Gossip = Model | Masked | RunKeys | Leaving | Account | Offer | Answer | Decline | Query | Ack | Parcel | Accepted
 Membership = Ping | Pong | PingReq | IndirectAck | MembershipUpdate | Compare | Join
 Transfer = ModelQuery | ModelInfo | ChunkRequest | ModelChunk
 Federated = Invite | Contribution | Final | Secured | MaskedInput | Refusal
 Invitations = Knock | Proposal | FileQuery | FilePart | Enrol | Gathering | Beginning | TurnedAway
-Message = Gossip | Federated | Membership | Transfer | Invitations
+Parallel = ReduceChunk | ChunkTaken | GroupReport | GroupView | RoundMean
+Message = Gossip | Federated | Membership | Transfer | Invitations | Parallel
 AnyMessage = Message | Hello
 
 
@@ -102,6 +112,8 @@ __all__ = [
     "MODEL_CHUNK",
     "NEWS_MAX",
     "PROPOSAL_LETTERS",
+    "TAIL",
+    "WORKERS_MAX",
     "Accepted",
     "Account",
     "Ack",
@@ -110,6 +122,7 @@ __all__ = [
     "Beginning",
     "Carrier",
     "ChunkRequest",
+    "ChunkTaken",
     "Compare",
     "ConfirmDead",
     "Contribution",
@@ -126,6 +139,8 @@ __all__ = [
     "Frame",
     "Gathering",
     "Gossip",
+    "GroupReport",
+    "GroupView",
     "Hello",
     "IndirectAck",
     "Invitations",
@@ -149,6 +164,7 @@ __all__ = [
     "Note",
     "Numbers",
     "Offer",
+    "Parallel",
     "Parcel",
     "Part",
     "Ping",
@@ -156,8 +172,10 @@ __all__ = [
     "Pong",
     "Proposal",
     "Query",
+    "ReduceChunk",
     "Refusal",
     "Revocation",
+    "RoundMean",
     "RunKey",
     "RunKeys",
     "Secured",

@@ -1,4 +1,4 @@
-"""The addresses of a run's peers: endpoints.toml has a [[peer]] block for each, with id, address and public key.
+"""Where the peers of a run are: endpoints.toml, one [[peer]] block each with id, address and public key.
 
     [[peer]]
     id = 0
@@ -68,16 +68,15 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """The address of a peer ("" where it does not listen), and its public keys of links and, where members come and go,
-    of signatures."""
+    """Where a peer listens, "" for nowhere; its public keys of links, and of signatures where members come and go."""
 
     address: str
     key: str
     verify: str = ""
     admission: str = ""
-    """The organiser's signature, for a member that is no founder."""
+    """The organiser's signature, for one that is no founder."""
     signature: str = ""
-    """Its own signature of who and where it is; rosters of clients and coordinator are made of these."""
+    """Its own, of who and where it is; of clients and coordinator: a roster is made of these."""
 
 
 Endpoints = Mapping[NodeId, Endpoint]
@@ -85,16 +84,16 @@ Endpoints = Mapping[NodeId, Endpoint]
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """The peers that may take part: those of the file, and those that the organiser lets in ("": nobody else)."""
+    """Who may be there: those of the file, and whom the organiser lets in ("": nobody else)."""
 
     endpoints: Mapping[NodeId, Endpoint]
     organiser: str = ""
     path: Path | None = None
-    """The file; people may add revocations of the organiser while the run goes on."""
+    """Their file; people may add those that the organiser has sent away, while the run goes on."""
 
     @property
     def founders(self) -> dict[NodeId, Endpoint]:
-        """The peers with which the run begins."""
+        """Those with whom the run begins."""
         return {node: endpoint for node, endpoint in self.endpoints.items() if not endpoint.admission}
 
 
@@ -111,12 +110,12 @@ def load_members(path: Path, node: NodeId) -> Members:
 
 
 def load_revoked(path: Path) -> tuple[Revocation, ...]:
-    """Read the revocations of the organiser.  Raises ConfigError."""
+    """Read whom the organiser has sent away.  Raises ConfigError."""
     return tuple(Revocation(one.id, one.key, one.verify, one.signature) for one in _file(path).revoked)
 
 
 def _shown(node: NodeId, endpoint: Endpoint) -> str:
-    """Return the command that prints this block on the peer's machine."""
+    """The command that prints this block, at its machine."""
     where = f"--address {endpoint.address}" if endpoint.address else "--client"
     return f"fedgossip keys show --id {node} {where}"
 
@@ -184,14 +183,14 @@ def _read(path: Path) -> dict[NodeId, Endpoint]:
 
 
 def check_address(address: str, where: str) -> None:
-    """Raise ConfigError, naming `where`, for an address at which no peer can be called."""
+    """Raise ConfigError, naming `where`, for what no peer can be called at."""
     parts = _ADDRESS.fullmatch(address)
     if not parts or not 0 < int(parts["port"] or 1) < 65536:
         raise ConfigError(f"{where}: {address!r} is no address", "Write tcp://HOST:PORT.")
 
 
 def check_reachable(address: str, where: str) -> None:
-    """Raise ConfigError for an address that other machines cannot call, as it names every interface or none."""
+    """Raise ConfigError for what no peer on another machine can call, because it names every interface or none."""
     check_address(address, where)
     host = address.removeprefix("tcp://").rpartition(":")[0].strip("[]")
     if host in ("0.0.0.0", "::", "0"):  # what is refused
@@ -200,7 +199,7 @@ def check_reachable(address: str, where: str) -> None:
 
 
 def own_address(port: int) -> str | None:
-    """Return the address of this machine on its network to the outside; None where there is none.  Nothing is sent."""
+    """Return the address of this machine on the network that leads out of it; None without one.  Nothing is sent."""
     for family, outside in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):  # reserved for examples
         with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect((outside, 9))
@@ -210,7 +209,7 @@ def own_address(port: int) -> str | None:
 
 
 def kept_block(path: Path) -> tuple[NodeId, Endpoint] | None:
-    """Return the block that `keys new` wrote into the key file at `path`; None where there is no whole block."""
+    """Return the block that `keys new` wrote into the key file at `path`; None where there is none, or no whole one."""
     try:
         (peer,) = msgspec.convert(from_toml(path.read_text()), _KeyFile).peer
     except (OSError, ValueError, msgspec.ValidationError):

@@ -1,4 +1,4 @@
-"""Compare a partner's Hello with ours: where both run the same, their models may be mixed."""
+"""Whether who says Hello runs the same: then its models may be mixed with ours."""
 
 from __future__ import annotations
 

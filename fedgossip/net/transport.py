@@ -1,4 +1,4 @@
-"""The interface that a host has to its links, whoever calls whom, and the events on them.
+"""What a host needs of its links, whoever calls whom, and what happens on them.
 
     Links       peers: everybody is called, and calls its partners       gossip
     Hub, Spoke  a coordinator that is called, clients that only call     federated runs
@@ -15,7 +15,7 @@ from fedgossip.messages import AnyMessage, Expected, Hello
 from fedgossip.net.endpoints import Endpoint, Endpoints
 
 NOBODY: NodeId = -1
-"""The number that stands for the sender of a guest's message."""
+"""The sender of what a guest says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class LinkUp:
-    """A link is up.  `afresh`: messages that were still on their way are lost, and nobody repeats them unasked."""
+    """`afresh`: what was said before and was still on its way is lost, and nobody says it again unasked."""
 
     node: NodeId
     afresh: bool = False
@@ -59,23 +59,23 @@ LinkEvent = Arrived | LinkUp | LinkDown | Rejected | Woken
 
 
 class Transport(Protocol):
-    """The links of one participant.  One thread owns them and makes all calls but `wake`."""
+    """One thread owns it: all but `wake` is called from there."""
 
     @property
     def address(self) -> str:
-        """The address at which it is called, or that it calls: for people to read."""
+        """Where it is called, or whom it calls: for people to read."""
         ...
 
     @property
     def partners(self) -> tuple[NodeId, ...]:
-        """The participants that it sends to and hears from."""
+        """Whom it speaks to."""
         ...
 
     @property
     def bytes_sent(self) -> int: ...
     @property
     def dropped(self) -> int:
-        """The number of messages that a live link was too slow to take."""
+        """Messages that a live link was too slow to take."""
         ...
 
     @property
@@ -88,15 +88,15 @@ class Transport(Protocol):
         ...
 
     def meet(self, node: NodeId, endpoint: Endpoint) -> None:
-        """Add a partner, or move one.  Raises ConfigError or NetworkError; nothing is changed then."""
+        """One partner more, or one that has moved.  Raises ConfigError or NetworkError; nothing is changed then."""
         ...
 
     def part(self, node: NodeId) -> None:
-        """Remove a partner: stop calling it, and refuse its key."""
+        """One partner less: call it no more, and let its key in no more."""
         ...
 
     def send(self, to: NodeId, message: AnyMessage) -> None:
-        """Queue `message` without blocking.  A message may be lost where the link is down."""
+        """Queue `message`; it never blocks.  What is said on a link that is down may be lost."""
         ...
 
     def poll(self, timeout_ms: int) -> list[LinkEvent]:

@@ -34,8 +34,7 @@ class Results:
 
 
 Arrays = tuple[object, Callable[[Callable[[], None]], Results]]
-"""A run on stacked arrays: an object with its state, and a function that runs it to its end and calls its argument
-between rounds."""
+"""A run on stacked arrays: its state by attributes, and what brings it to its end, calling its argument in between."""
 
 
 EXHAUSTED = "exhausted"
@@ -71,18 +70,6 @@ class RunOutlook:
     lines: Sequence[str]
 
 
-@dataclass(frozen=True)
-class Seat:
-    """What one participant's machine is made of, beside the plan; see `Plan.machine`."""
-
-    node: NodeId
-    initial: Vector
-    schema: str
-    resumed: Checkpoint | None = None
-    incarnation: int = 0
-    own: Own | None = None
-
-
 class Plan(Protocol):
     """A run as its experiment alone determines it: the same on every machine that takes part."""
 
@@ -105,17 +92,17 @@ class Plan(Protocol):
 
     @property
     def name(self) -> str:
-        """The name of a run that is given none."""
+        """What to call a run that has no name."""
         ...
 
     @property
     def banner(self) -> Sequence[str]:
-        """Lines that a person should read before the run begins."""
+        """What a person should read before the run begins."""
         ...
 
     @property
     def vectors(self) -> int:
-        """The number of vectors that a message with a model carries."""
+        """How many vectors a message with a model carries."""
         ...
 
     @property
@@ -130,7 +117,7 @@ class Plan(Protocol):
 
     @property
     def patience(self) -> tuple[float, float]:
-        """Maximum seconds that a participant waits for others: before it begins, and later."""
+        """Seconds that a participant may wait for others: before it begins, and later."""
         ...
 
     @property
@@ -140,7 +127,7 @@ class Plan(Protocol):
 
     @property
     def restart_overrides(self) -> Sequence[str]:
-        """The settings that change for a process that is started again while the others are at work."""
+        """What to set in the experiment of a process that is started again while the others are at work."""
         ...
 
     @property
@@ -150,15 +137,15 @@ class Plan(Protocol):
 
     @property
     def externals(self) -> Mapping[str, object]:
-        """Objects, by name, that machines refer to and the experiment makes anew; a simulation's image has names."""
+        """What machines refer to and the experiment makes anew, by name, for an image of a simulation."""
         ...
 
     def masked(self, length: int) -> int:
-        """Return the number of words of a masked vector for a model of `length` elements; 0 where nothing is masked."""
+        """Words of a masked vector where a model has `length` elements; 0 where nothing is masked."""
         ...
 
     def partners(self, node: NodeId) -> Sequence[NodeId]:
-        """Return the participants that `node` exchanges messages with."""
+        """Whom `node` talks to."""
         ...
 
     def machine(
@@ -178,11 +165,11 @@ class Plan(Protocol):
         ...
 
     def simulated(self, node: NodeId, incarnation: int = 0, log: Sequence[Logged] = ()) -> Own | None:
-        """Return the credentials of a simulated participant, from the seed and no secret.  `log`: its lines so far."""
+        """What a simulated participant has of its own, from the seed: no secret.  `log`: what it has put down."""
         ...
 
     def with_shares(self, shares: DataShares) -> Plan:
-        """Return the same plan, with the number of examples of each participant."""
+        """The same plan, where it is known who has how many examples."""
         ...
 
     @property
@@ -195,11 +182,11 @@ class Plan(Protocol):
         ...
 
     def for_restart(self) -> Plan:
-        """Return the plan of a participant that comes back while others are at work: it waits less at the start."""
+        """The same for who comes back and finds the others at work: no long wait at the start."""
         ...
 
     def is_complete(self, node: NodeId, rounds: int, *, stopped: bool = False) -> bool:
-        """Return whether a participant that ended after so many rounds has done its part."""
+        """Whether a participant that ended after so many rounds has done its part."""
         ...
 
     def spends(self, node: NodeId) -> bool:
@@ -207,19 +194,19 @@ class Plan(Protocol):
         ...
 
     def arrays(self, task: LocalTask, record: Network, write: Callable[[Row], None]) -> Arrays:
-        """Return the run on stacked arrays, without machines.  Raises ConfigError where there is none."""
+        """The run without machines.  Raises ConfigError where there is no such run."""
         ...
 
     def outcome(self, vectors: Sequence[Vector | None]) -> Sequence[Vector | None]:
-        """Return the final vectors that count: the digest is of these, and the model is their mean."""
+        """What the run is about, of everybody's final vectors: the digest is of these, and the model their mean."""
         ...
 
     def verdict(self, words: Sequence[str | None]) -> str:
-        """Return the run's status, from the last word of each participant; None for one that died."""
+        """The run's status, from everybody's last word; None for who died."""
         ...
 
     def lacking(self, rows: Sequence[Row], node: NodeId | None = None) -> Lacking:
-        """Return what did not happen in a run that came to its end, by its rows; or to a participant, by its own."""
+        """What did not happen in a run that came to its end, by its rows; or to one participant, by its own."""
         ...
 
     def outlook(self, task: LocalTask) -> RunOutlook:
@@ -227,7 +214,7 @@ class Plan(Protocol):
         ...
 
     def facts(self, rows: Sequence[Row]) -> dict[str, Any]:
-        """Return the method's own part of the summary."""
+        """The method's own part of the summary."""
         ...
 
 
@@ -276,22 +263,6 @@ class PlanDefaults:
     @property
     def externals(self) -> Mapping[str, object]:
         return {}
-
-    def seated(self, seat: Seat) -> Machine:
-        """Make the machine of one participant; see `Plan.machine`."""
-        raise NotImplementedError
-
-    def machine(
-        self,
-        node: NodeId,
-        initial: Vector,
-        schema: str,
-        resumed: Checkpoint | None = None,
-        *,
-        incarnation: int = 0,
-        own: Own | None = None,
-    ) -> Machine:
-        return self.seated(Seat(node, initial, schema, resumed, incarnation, own))
 
     def masked(self, length: int) -> int:  # noqa: ARG002
         return 0

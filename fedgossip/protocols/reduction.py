@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedgossip.algorithms.collectives.table import Move, Table, Way
-from fedgossip.algorithms.federated.sums import ExactSum
+from fedgossip.algorithms.federated.sums import REACH, ExactSum
 from fedgossip.vectors import Vector, empty, frozen, summable
 
 OPEN = 4
@@ -45,22 +45,21 @@ class Reduction:
     sums are rounded as they go, it brings the sum of the weights.  `bucket`: elements of each stretch but the last.
     """
 
-    def __init__(self, rank: int, table: Table, weight: float, vector: Vector, bucket: int) -> None:
-        assert vector[-1] == 1 and weight > 0 and bucket > 0
+    def __init__(self, rank: int, table: Table, length: int, kind: np.dtype[np.floating], bucket: int) -> None:
+        assert length > 0 and bucket > 0
         self._summed = table.workers > 1 and not table.exact
         """Whether weighted terms are added, and divided at the end."""
-        self._held = empty(vector.size, vector.dtype)
-        np.multiply(vector, vector.dtype.type(weight if self._summed else 1.0), out=self._held)
-        starts = range(0, vector.size, bucket)
+        self._held = empty(0, kind)  # until it begins
         self._buckets = [
-            _Bucket(rank, table, number, self._held[start : start + bucket], start, weight)
-            for number, start in enumerate(starts)
+            _Bucket(rank, table, number, start, min(bucket, length - start))
+            for number, start in enumerate(range(0, length, bucket))
         ]
+        self._begun = False
         self._first = 0  # all buckets before it are done
 
     @property
     def done(self) -> bool:
-        return self._first == len(self._buckets)
+        return self._begun and self._first == len(self._buckets)
 
     @property
     def mean(self) -> Vector:
@@ -71,8 +70,18 @@ class Reduction:
             self._summed = False
         return frozen(self._held)
 
-    def begin(self) -> list[Chunk]:
-        """Make all moves that wait for nobody; return what goes out."""
+    @property
+    def begun(self) -> bool:
+        return self._begun
+
+    def begin(self, weight: float, vector: Vector) -> list[Chunk]:
+        """Give the rank's own vector; return what goes out now.  Chunks may have come before."""
+        assert not self._begun and vector[-1] == 1 and weight > 0
+        self._held = empty(vector.size, self._held.dtype)
+        np.multiply(vector, vector.dtype.type(weight if self._summed else 1.0), out=self._held)
+        for bucket in self._buckets:
+            bucket.begin(weight, self._held)
+        self._begun = True
         return self._go_on()
 
     def expects(self, sender: int, bucket: int, step: int) -> tuple[int, int] | None:
@@ -92,7 +101,7 @@ class Reduction:
     def take(self, sender: int, bucket: int, step: int, weight: float, vector: Vector) -> list[Chunk]:
         """Take a chunk that is expected, new and fits; return what goes out now."""
         self._buckets[bucket].keep(sender, step, weight, vector)
-        return self._go_on()
+        return self._go_on() if self._begun else []
 
     def awaited(self) -> Mapping[int, int]:
         """The ranks that are waited for, each with the number of buckets that stand still for it."""
@@ -117,17 +126,25 @@ class Reduction:
 class _Bucket:
     """One run of the table on a stretch of the vector; `part` is written in place."""
 
-    def __init__(self, rank: int, table: Table, number: int, part: Vector, start: int, weight: float) -> None:
-        self._number, self._part, self._start = number, part, start
-        self._moves: Sequence[tuple[Move, slice]] = list(table.of(rank, part.size))
+    def __init__(self, rank: int, table: Table, number: int, start: int, size: int) -> None:
+        self._number, self._start, self._size = number, start, size
+        self._part: Vector = np.empty(0)
+        self._moves: Sequence[tuple[Move, slice]] = list(table.of(rank, size))
         self._at = 0
         self._steps = _steps(self._moves)
         self._kept: dict[tuple[int, int], tuple[float, Vector]] = {}  # by sender and step, until its move
-        self._weight, self._terms = weight if table.exact else 0.0, table.workers
+        self._weight, self._terms = 0.0, table.workers
         self._adds = sum(move.way is Way.ADD for move, _ in self._moves)  # still to be made
-        self._exact = ExactSum(part.size) if table.exact and self._adds else None
-        if self._exact:
-            self._exact.add(weight, frozen(part.copy()))
+        self._raw = table.exact
+        self._exact: ExactSum | None = None
+
+    def begin(self, weight: float, held: Vector) -> None:
+        """The rank's own term stands in its vector now."""
+        self._part = held[self._start : self._start + self._size]
+        self._weight = weight if self._raw else 0.0
+        if self._raw and self._adds:
+            self._exact = ExactSum(self._size)
+            self._exact.add(weight, frozen(self._part.copy()))
 
     @property
     def done(self) -> bool:
@@ -149,9 +166,10 @@ class _Bucket:
         return step < made or (sender, step) in self._kept
 
     def fits(self, weight: float, vector: Vector) -> bool:
-        if self._exact and weight > 0:
-            return self._exact.fits(weight * self._terms, vector)  # as large as all terms together
-        return summable(vector)
+        if not summable(vector):
+            return False
+        largest = max(float(vector.max()), -float(vector.min()))
+        return not self._raw or weight * largest * self._terms < REACH / 2  # as large as all terms together
 
     def keep(self, sender: int, step: int, weight: float, vector: Vector) -> None:
         self._kept[sender, step] = weight, vector

@@ -1,0 +1,34 @@
+"""The descent methods by name: what takes the step on a mean gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fedgossip.algorithms.descent.adagrad import Adagrad
+from fedgossip.algorithms.descent.adam import Adam
+from fedgossip.algorithms.descent.base import Descent
+from fedgossip.algorithms.descent.lamb import LAMB
+from fedgossip.algorithms.descent.lars import LARS
+from fedgossip.algorithms.descent.sgd import SGD
+from fedgossip.task import Segment
+
+DESCENTS = ("sgd", "adam", "adamw", "adagrad", "lars", "lamb")
+
+
+def make_descent(
+    name: str,
+    segments: Sequence[Segment] = (),
+    *,
+    momentum: float = 0.0,
+    nesterov: bool = False,
+    weight_decay: float = 0.0,
+) -> Descent[Any]:
+    """Return the method of that name, one of DESCENTS; what it has no use for does not count."""
+    if name == "sgd":
+        return SGD(momentum, nesterov, weight_decay)
+    if name in ("adam", "adamw"):
+        return Adam(weight_decay, decoupled=name == "adamw")
+    if name == "adagrad":
+        return Adagrad(weight_decay)
+    return LARS(segments, momentum, weight_decay) if name == "lars" else LAMB(segments, weight_decay)

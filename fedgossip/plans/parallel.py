@@ -1,0 +1,161 @@
+"""An experiment with [parallel] as a run: workers that descend on the mean of all their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from fedgossip.algorithms.collectives.names import COLLECTIVES, Collective
+from fedgossip.algorithms.descent.base import Descent
+from fedgossip.algorithms.descent.names import make_descent
+from fedgossip.experiment import ParallelExperiment
+from fedgossip.machine import Checkpoint, Machine, NodeId
+from fedgossip.messages import TAIL
+from fedgossip.metrics import Network
+from fedgossip.plans.completeness import Lacking
+from fedgossip.plans.credentials import Own
+from fedgossip.plans.plan import PARTIAL, Arrays, PlanDefaults, Results, RunOutlook, nanoseconds
+from fedgossip.protocols.allreduce import AllReduce, AllReduceSettings
+from fedgossip.records import Row
+from fedgossip.roles import Role, Roles
+from fedgossip.simulation.collective import first_collective, run_collective
+from fedgossip.task import LocalTask, Segment
+from fedgossip.vectors import Vector
+
+ADAPTED = 1 << 20
+"""Bytes of a bucket per worker, where the experiment says nothing."""
+
+
+@dataclass(frozen=True)
+class ParallelPlan(PlanDefaults):
+    """What is known before anything is trained."""
+
+    experiment: ParallelExperiment
+    segments: tuple[Segment, ...] = ()
+
+    @property
+    def gradients(self) -> bool:
+        return True
+
+    @cached_property
+    def roles(self) -> Roles:
+        return Roles((Role("worker", 0, self.experiment.parallel.workers),))
+
+    @property
+    def name(self) -> str:
+        return self.experiment.parallel.method
+
+    @property
+    def collective(self) -> Collective:
+        return COLLECTIVES[self.experiment.parallel.method]
+
+    @property
+    def descent(self) -> Descent[Any]:
+        """What takes the step: `parallel.descent`, or the optimiser of [train]."""
+        train = self.experiment.train
+        return make_descent(
+            self.experiment.parallel.descent or train.optimizer,
+            self.segments,
+            momentum=train.momentum,
+            nesterov=train.nesterov,
+            weight_decay=train.weight_decay,
+        )
+
+    @property
+    def fingerprint(self) -> Mapping[str, object]:
+        content = self.experiment.to_dict()
+        content["parallel"].pop("start_timeout", None)
+        return content
+
+    @property
+    def patience(self) -> tuple[float, float]:
+        return self.experiment.parallel.start_timeout, self.experiment.parallel.deadline
+
+    @property
+    def externals(self) -> Mapping[str, object]:
+        return {"collective": self.collective.table, "rate": self._rate}
+
+    def partners(self, node: NodeId) -> Sequence[NodeId]:
+        return [other for other in range(self.n) if other != node]
+
+    def machine(
+        self,
+        node: NodeId,
+        initial: Vector,
+        schema: str,
+        resumed: Checkpoint | None = None,
+        *,
+        incarnation: int = 0,  # noqa: ARG002
+        own: Own | None = None,  # noqa: ARG002
+    ) -> Machine:
+        e, p = self.experiment, self.experiment.parallel
+        settings = AllReduceSettings(
+            rounds=e.rounds,
+            bucket=self._bucket(initial),
+            accumulate=p.accumulate,
+            deadline_ns=nanoseconds(p.deadline),
+            least_deadline_ns=min(nanoseconds(p.deadline), nanoseconds(p.least_deadline)),
+            start_ns=nanoseconds(p.start_timeout),
+        )
+        table, members = self.collective.table, range(self.n)
+        return AllReduce(node, members, table, self.descent, initial, schema, settings, self._rate, resumed)
+
+    def _rate(self, round: int) -> float:
+        return self.experiment.train.rate(round, self.experiment.rounds)
+
+    def _bucket(self, initial: Vector) -> int:
+        """Elements of a bucket: of `parallel.bucket` bytes; 0 makes one of all."""
+        given = self.experiment.parallel.bucket
+        size = self.n * ADAPTED if given is None else given
+        return max(1, size // initial.itemsize) if size else initial.size + TAIL
+
+    def is_complete(self, node: NodeId, rounds: int, *, stopped: bool = False) -> bool:  # noqa: ARG002
+        return rounds == self.experiment.rounds
+
+    def arrays(self, task: LocalTask, record: Network, write: Callable[[Row], None]) -> Arrays:
+        descent, p = self.descent, self.experiment.parallel
+        stack = first_collective(task, self.n, descent)
+
+        def finish(between: Callable[[], None]) -> Results:
+            table, bucket = self.collective.table(self.n), self._bucket(task.initial(0))
+            run = task, table, descent, self.experiment.rounds, self._rate, bucket, p.accumulate, record, write
+            return Results(run_collective(*run, stack, between=between))
+
+        return stack, finish
+
+    def outcome(self, vectors: Sequence[Vector | None]) -> Sequence[Vector | None]:
+        return vectors
+
+    def verdict(self, words: Sequence[str | None]) -> str:
+        if "failed" in words or not any(words):
+            return "failed"
+        if not {"finished", PARTIAL} & set(words):
+            return "interrupted"
+        return "finished" if set(words) == {"finished"} else PARTIAL
+
+    def lacking(self, rows: Sequence[Row], node: NodeId | None = None) -> Lacking:  # noqa: ARG002
+        return Lacking()  # a round of a collective is of all workers, or is none
+
+    def outlook(self, task: LocalTask) -> RunOutlook:
+        p, m, kind = self.experiment.parallel, self.n, task.dtype
+        size = (task.length + TAIL) * kind.itemsize
+        s = self.experiment.simulation
+        lines = [f"{m} workers, {p.method}: {self.collective.steps(m)} messages one after the other a round"]
+        sent = [self.collective.table(m).sent(rank, task.length + TAIL) * kind.itemsize for rank in range(m)]
+        lines.append(f"{max(sent):,} bytes of sums sent by the busiest worker a round, {size:,} in a gradient")
+        facts: dict[str, Any] = {"method": p.method, "workers": m, "payload": sent}
+        if s.bandwidth:
+            facts["seconds_of_a_collective"] = seconds = self.collective.seconds(m, size, s.latency, s.bandwidth)
+            lines.append(f"{seconds:.3g} s a collective at simulation.latency and simulation.bandwidth, both ways")
+        return RunOutlook(sum(sent), facts, lines)
+
+    def facts(self, rows: Sequence[Row]) -> dict[str, Any]:  # noqa: ARG002
+        p = self.experiment.parallel
+        return {"algorithm": p.method, "mode": "parallel", "descent": p.descent or self.experiment.train.optimizer}
+
+
+def parallel_plan(experiment: ParallelExperiment) -> ParallelPlan:
+    """Return the plan of an experiment with [parallel]."""
+    return ParallelPlan(experiment)

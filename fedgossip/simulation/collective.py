@@ -1,0 +1,91 @@
+"""All-reduce of all workers in one process: no messages (their bytes are counted), no time, the same bits."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedgossip.algorithms.collectives.table import Table
+from fedgossip.algorithms.descent.base import Descent, DescentState
+from fedgossip.messages import TAIL, ChunkTaken, ReduceChunk
+from fedgossip.metrics import Meter, Network
+from fedgossip.protocols.allreduce import contribution_of
+from fedgossip.protocols.reduction import Chunk, Reduction
+from fedgossip.records import Row
+from fedgossip.task import Job, LocalTask, done
+from fedgossip.vectors import Vector, frozen
+from fedgossip.wire import wire_bytes
+
+
+@dataclass
+class CollectiveStack:
+    """Where a run stands between two rounds: all workers have one state."""
+
+    round: int
+    state: DescentState
+    meters: list[Meter]
+
+
+def first_collective(task: LocalTask, workers: int, descent: Descent[Any]) -> CollectiveStack:
+    """Return where a run begins."""
+    return CollectiveStack(0, descent.start(task.initial(0)), [Meter(node) for node in range(workers)])
+
+
+def run_collective(
+    task: LocalTask,
+    table: Table,
+    descent: Descent[Any],
+    rounds: int,
+    rate: Callable[[int], float],
+    bucket: int,
+    accumulate: int | None,
+    record: Network,
+    write: Callable[[Row], None],
+    stack: CollectiveStack,
+    *,
+    between: Callable[[], None] = lambda: None,
+) -> list[Vector]:
+    """Run all rounds that are left; return every worker's model.  `between` is called between two rounds."""
+    workers = range(table.workers)
+    for number in range(stack.round, rounds):
+        between()
+        model = stack.state.x
+        updates = done(task, [Job(node, number, model, gradient=True, accumulate=accumulate) for node in workers])
+        mean, sent, received = _reduced(
+            table, [contribution_of(one.difference, one.examples, one.metrics) for one in updates], bucket, number, task
+        )
+        stack.state = descent.step(stack.state, frozen(mean[:-TAIL]), rate(number))
+        for node in workers:
+            meter = stack.meters[node]
+            meter.train_ended(0, updates[node].metrics)
+            meter.bytes_sent, meter.bytes_received = sent[node], received[node]
+            record.outgoing(node, number + 1, model)
+            for row in record.mixed(meter.mixed(number + 1, 0, 0, None), stack.state.x):
+                write(row)
+        stack.round = number + 1
+    return [stack.state.x for _ in workers]
+
+
+def _reduced(
+    table: Table, terms: Sequence[tuple[float, Vector]], bucket: int, round: int, task: LocalTask
+) -> tuple[Vector, list[int], list[int]]:
+    """Return the mean, and what each worker would send and receive for it, where nothing is lost."""
+    kind = terms[0][1].dtype
+    ranks = [Reduction(rank, table, terms[rank][1].size, kind, bucket) for rank in range(table.workers)]
+    sent, received = [0] * table.workers, [0] * table.workers
+    under_way: deque[tuple[int, Chunk]] = deque()
+    for rank, term in enumerate(terms):
+        under_way.extend((rank, chunk) for chunk in ranks[rank].begin(*term))
+    while under_way:
+        sender, one = under_way.popleft()
+        place = 0, round, one.bucket, one.step
+        there = wire_bytes(ReduceChunk(*place, one.start, one.vector.size, one.weight, task.schema, (one.vector,)))
+        back = wire_bytes(ChunkTaken(*place))
+        for node, out, come in ((sender, there, back), (one.peer, back, there)):
+            sent[node] += out
+            received[node] += come
+        more = ranks[one.peer].take(sender, one.bucket, one.step, one.weight, one.vector)
+        under_way.extend((one.peer, chunk) for chunk in more)
+    return ranks[0].mean, sent, received
