@@ -16,10 +16,12 @@ import msgspec
 
 from fedgossip.decoding import from_toml
 
-Tells = Literal["", "gone", "suspected", "missed", "back", "there", "left", "ended", "asleep", "awake", "again"]
+Tells = Literal[
+    "", "gone", "suspected", "missed", "back", "there", "left", "ended", "asleep", "awake", "again", "relayed", "direct"
+]
 """What an event says of participants.  Of those whom it names: gone, suspected or missed by the teller; back for the
 teller (itself, where nobody is named); there, for all; or left.  Of the teller: ended, in a state of the event's name;
-asleep or awake; alive again, from an earlier round on."""
+asleep or awake; alive again, from an earlier round on.  Of the teller and those whom it names: the way between them."""
 
 
 class EventKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -73,6 +73,13 @@ class PeerGone:
 
 
 @dataclass(frozen=True, slots=True)
+class Moved:
+    """Others reach this participant at `address` from now on; told again to those whose link comes back after it."""
+
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
 class Stopping:
     """Say goodbye and finish with what is there."""
 
@@ -87,7 +94,7 @@ class Rostered:
     schedule: object
 
 
-Event = Started | Stopping | Received | Trained | Fired | PeerJoined | PeerGone | Rostered
+Event = Started | Stopping | Received | Trained | Fired | PeerJoined | PeerGone | Rostered | Moved
 
 # --- effects: asked, imperative ---------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from members import World, membership, signer
 
-from fedgossip.machine import PeerGone, PeerJoined, Received, Refused, Rostered, Started
+from fedgossip.machine import Moved, PeerGone, PeerJoined, Received, Refused, Rostered, Started
 from fedgossip.messages import ConfirmDead, MembershipUpdate, Ping, Pong, Suspicion
 from fedgossip.protocols.news import signed
 
@@ -220,3 +220,17 @@ def test_a_hundred_members_need_a_few_messages_each_second() -> None:
     w.crash(17)
     w.run(30)
     assert all(w.machines[node].roster.gone(17) for node in w.living)
+
+
+def test_one_that_has_moved_is_called_at_its_new_address_by_all_and_tells_it_again_to_who_was_cut_off() -> None:
+    w = world(4)
+    w.run(5)
+    machine, where = w.machines[2], "tcp://10.9.9.9:5700"
+    w.tell(2, Moved(where))
+    w.run(3)
+    assert {w.machines[node].roster.entries[2].address for node in w.living} == {where} and agreed(w)
+    assert w.named("moved") and not gone(w)
+    life = machine.me.incarnation
+    again = machine.handle(Moved(where), w.now_ns)
+    assert machine.me.incarnation == life  # nothing new: the same words to all that have a link
+    assert {effect.to for effect in again} == machine.linked

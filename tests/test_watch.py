@@ -509,3 +509,12 @@ def test_of_a_run_that_was_put_together_the_links_are_those_that_carried_a_model
     follower = read(run.path)
     assert links(follower.state) == ["2/2", "1/2", "1/2", "2/2"]
     assert follower.seconds == 4.0
+
+
+def test_a_peer_that_is_reached_through_a_relay_is_shown_as_that_until_there_is_a_direct_way() -> None:
+    via = [EventRow(3, 1, "via_relay", node) for node in (2, 0)]
+    state = told(*rounds(1, 4), *via)
+    assert snapshot.note(state, state.peers[1]) == "via relay to 0, 2"
+    assert event_text(via[0]) == "reaches peer 2 through the relay"
+    state = told(*rounds(1, 4), *via, EventRow(5, 1, "direct", 2))
+    assert snapshot.note(state, state.peers[1]) == "via relay to 0"

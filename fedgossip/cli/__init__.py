@@ -22,6 +22,7 @@ COMMANDS = {
     "run": ("fedgossip.cli.run", "Run an experiment file: simulated, or as processes of this machine."),
     "host": ("fedgossip.cli.host", "Invite others to a run, and be one of its peers."),
     "join": ("fedgossip.cli.join", "Take part in a run that you are invited to."),
+    "relay": ("fedgossip.cli.relay", "Put peers through to each other that cannot be called."),
     "peer": ("fedgossip.cli.peer", "Be one peer of a run over several machines."),
     "coordinator": ("fedgossip.cli.federation", "Be the coordinator of a federated run over several machines."),
     "client": ("fedgossip.cli.federation", "Be one client of a federated run over several machines."),

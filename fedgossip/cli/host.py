@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import shlex
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,8 +18,11 @@ from fedgossip.cli.text import echo
 if TYPE_CHECKING:
     from fedgossip.drivers.hosting import Hosted
     from fedgossip.drivers.proposals import Learning, SharedExperiment
+    from fedgossip.net.addresses import Whereabouts
     from fedgossip.net.door import Door
     from fedgossip.net.doorway import Doorway
+    from fedgossip.net.relaying import RelayAgent
+    from fedgossip.net.ways import Through
     from fedgossip.plans.gossip import GossipPlan
 
 DOOR_PORT, PEER_PORT = 5699, 5700
@@ -35,6 +40,8 @@ TELL_SECONDS = 1.0
               metavar="MINUTES", help="So long people may come; then it begins with those who are here.")
 @click.option("--address", "addresses", multiple=True, metavar="HOST",
               help="Where others reach this machine.  [default: found out]  May be given several times.")
+@click.option("--relay", "relays", multiple=True, metavar="HOST:PORT",
+              help="A relay through which this machine is reached: see `fedgossip relay`.")
 @click.option("--door", type=click.IntRange(1, 65535), help=f"TCP port for those who come.  [default: {DOOR_PORT}]")
 @click.option("--port", type=click.IntRange(1, 65535), help=f"TCP port of this peer.  [default: {PEER_PORT}]")
 @click.option("--folder", type=click.Path(path_type=Path), default=Path("hosting"), show_default=True,
@@ -51,6 +58,7 @@ def host(
     data: str,
     minutes: float,
     addresses: tuple[str, ...],
+    relays: tuple[str, ...],
     door: int | None,
     port: int | None,
     folder: Path,
@@ -65,6 +73,7 @@ def host(
     """
     from fedgossip.drivers import hosting
     from fedgossip.drivers.proposals import learning_of, proposal_of
+    from fedgossip.net.addresses import Whereabouts, own_addresses
     from fedgossip.net.doorway import Doorway
     from fedgossip.net.endpoints import TCP
     from fedgossip.net.invitation import written
@@ -81,14 +90,42 @@ def host(
         ports = _hold(stack, door, DOOR_PORT), _hold(stack, port, PEER_PORT)
         hosted = hosting.hosted(folder, experiment.stem, what, plan.n, expires, ports)
         hosted = hosting.renewed(hosted, time.time(), expires)
-        way = hosting.door_of(hosted, _addresses(addresses, hosted.ports[1])[0], proposal, whole.test)
+        through = [_relay(one) for one in relays]
+        agent = _at_relays(stack, hosted, through)
+        here = Whereabouts(hosted.ports[1], through, given=_given(addresses, hosted.ports[1]))
+        way = hosting.door_of(hosted, here.text, proposal, whole.test)
         doorway = stack.enter_context(contextlib.closing(Doorway(f"{TCP}*:{hosted.ports[0]}", way)))
-        _show(written(hosted.invitation(_addresses(addresses, hosted.ports[0]))), qr=qr)
+        called = _given(addresses, hosted.ports[0]) or own_addresses(hosted.ports[0])
+        _show(written(hosted.invitation([*called, *through])), qr=qr)
         if announce:
-            _announce(stack, experiment.stem, hosted, addresses)
+            _announce(stack, experiment.stem, hosted, called)
         if not way.party.founders:
             _wait(doorway, way)
-        return _take_part(experiment, plan, hosted, doorway, way, own)
+        moving = None if addresses else here
+        return _take_part(experiment, plan, hosted, doorway, way, own, agent.way if agent else None, moving)
+
+
+def _relay(text: str) -> str:
+    """The address of a relay, relay://HOST:PORT.  Raises ConfigError."""
+    from fedgossip.net.endpoints import RELAY, check_reachable
+
+    address = f"{RELAY}{text.removeprefix(RELAY)}"
+    check_reachable(address, "--relay")
+    return address
+
+
+def _at_relays(stack: contextlib.ExitStack, hosted: Hosted, relays: Sequence[str]) -> RelayAgent | None:
+    """Let the door and the peer be called through relays."""
+    from fedgossip.net.relaying import RelayAgent
+
+    if not relays:
+        return None
+    agents = [RelayAgent(hosted.organiser), RelayAgent(hosted.peer)]
+    for agent, port in zip(agents, hosted.ports, strict=True):
+        stack.callback(agent.close)
+        for one in relays:
+            agent.listen(one, port)
+    return agents[1]
 
 
 def _hold(stack: contextlib.ExitStack, wanted: int | None, usual: int) -> int:
@@ -98,7 +135,7 @@ def _hold(stack: contextlib.ExitStack, wanted: int | None, usual: int) -> int:
     return port_of(stack.enter_context(hold_port(wanted or usual, exactly=bool(wanted))))
 
 
-def _announce(stack: contextlib.ExitStack, name: str, hosted: Hosted, addresses: tuple[str, ...]) -> None:
+def _announce(stack: contextlib.ExitStack, name: str, hosted: Hosted, addresses: Sequence[str]) -> None:
     """Announce the door on this network, where that can be done: nobody needs it who has an invite."""
     import ipaddress
 
@@ -106,7 +143,7 @@ def _announce(stack: contextlib.ExitStack, name: str, hosted: Hosted, addresses:
     from fedgossip.net.discovery import Announcer, is_installed
 
     hosts = []
-    for address in _addresses(addresses, hosted.ports[0]):
+    for address in addresses:
         with contextlib.suppress(ValueError):
             hosts.append(str(ipaddress.ip_address(address.partition("://")[2].rpartition(":")[0].strip("[]"))))
     if not hosts or not is_installed():
@@ -147,12 +184,10 @@ def _plan(
     return whole, plan
 
 
-def _addresses(given: tuple[str, ...], port: int) -> list[str]:
-    from fedgossip.net.addresses import own_addresses
+def _given(given: tuple[str, ...], port: int) -> list[str]:
+    """The addresses that a person has named.  Raises ConfigError."""
     from fedgossip.net.endpoints import check_reachable
 
-    if not given:
-        return own_addresses(port)
     found = [f"tcp://[{host}]:{port}" if host.count(":") > 1 else f"tcp://{host}:{port}" for host in given]
     for one in found:
         check_reachable(one, "--address")
@@ -198,7 +233,14 @@ def _listed(nodes: tuple[int, ...]) -> str:
 
 
 def _take_part(
-    experiment: Path, plan: GossipPlan, hosted: Hosted, doorway: Doorway, door: Door, learning: Learning | None
+    experiment: Path,
+    plan: GossipPlan,
+    hosted: Hosted,
+    doorway: Doorway,
+    door: Door,
+    learning: Learning | None,
+    through: Through | None,
+    whereabouts: Whereabouts | None,
 ) -> int:
     from fedgossip.checkpoints import incarnation_of
     from fedgossip.cli.participant import Participant
@@ -214,7 +256,7 @@ def _take_part(
     while not again and (left := until - time.monotonic()) > 0:
         doorway.serve(left)
     doorway.serve_beside()
-    members = load_members(endpoints, 0)
+    members = replace(load_members(endpoints, 0), through=through, whereabouts=whereabouts)
     code = Participant(
         experiment, plan, 0, "peer 0", hosted.folder / PEER_KEY, endpoints, dict(members.endpoints), out, again,
         f"tcp://*:{hosted.ports[1]}", members, learning=learning, again=_command(),

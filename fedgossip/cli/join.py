@@ -7,6 +7,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from fedgossip.messages import Beginning, Gathering, Proposal
     from fedgossip.net.invitation import Invitation
     from fedgossip.net.knocking import Knocking
+    from fedgossip.net.relaying import RelayAgent
+    from fedgossip.net.ways import Through
     from fedgossip.plans.gossip import GossipPlan
 
 PEER_PORT = 5700
@@ -49,12 +52,40 @@ def join(invite: tuple[str, ...], data: str, yes: bool, address: str | None, por
     invitation = read("".join(invite))
     place = joining.folder_of(folder, invitation)
     with contextlib.ExitStack() as stack:
-        more = _searched(stack, invitation.key)
-        knocking = stack.enter_context(contextlib.closing(Knocking(invitation, place.identity, more=more)))
+        more, agent = _searched(stack, invitation.key), _agent(stack, invitation, place)
+        through = agent.way if agent else None
+        knocking = Knocking(invitation, place.identity, _way_to(invitation, through), more)
+        stack.callback(knocking.close)
         echo(f"Calling the organiser at {', '.join(invitation.addresses)}", err=True)
         proposal = joining.proposal(knocking)
         plan = _agreed(proposal, invitation, place, data, yes=yes)
-        return _take_part(knocking, proposal, plan, place, data, address, port)
+        return _take_part(knocking, proposal, plan, place, data, address, port, agent)
+
+
+def _agent(stack: contextlib.ExitStack, invitation: Invitation, place: Joined) -> RelayAgent | None:
+    """What reaches others through the relays of the invite, where it names some."""
+    from fedgossip.net.relaying import RelayAgent
+
+    if not _relays(invitation):
+        return None
+    agent = RelayAgent(place.identity)
+    stack.callback(agent.close)
+    return agent
+
+
+def _relays(invitation: Invitation) -> list[str]:
+    from fedgossip.net.endpoints import RELAY
+
+    return [one for one in invitation.addresses if one.startswith(RELAY)]
+
+
+def _way_to(invitation: Invitation, through: Through | None) -> Callable[[str], str]:
+    """Where to call for an address of the invite."""
+
+    def way(address: str) -> str:
+        return through(address, invitation.key) if through and address in _relays(invitation) else address
+
+    return way
 
 
 def _list() -> int:
@@ -149,13 +180,14 @@ def _take_part(
     data: str,
     address: str | None,
     port: int | None,
+    agent: RelayAgent | None,
 ) -> int:
     import tomli_w
 
     from fedgossip.checkpoints import incarnation_of
     from fedgossip.cli.participant import Participant
     from fedgossip.drivers import hosting, joining, proposals
-    from fedgossip.net.addresses import address_towards, hold_port, port_of
+    from fedgossip.net.addresses import Whereabouts, hold_port, port_of
     from fedgossip.net.endpoints import check_reachable, load_members
     from fedgossip.rundir.run_directory import write_whole
 
@@ -166,14 +198,21 @@ def _take_part(
     with hold_port(before or port or PEER_PORT, exactly=bool(before or port)) as holder:
         number = port_of(holder)
         write_whole(place.path / "port", str(number).encode())
-        where = f"tcp://{address}:{number}" if address else address_towards(knocking.reached, number) or ""
-        check_reachable(where, "--address")
+        relays = _relays(knocking.invitation) if agent else []
+        for relay in relays:
+            assert agent
+            agent.listen(relay, number)
+        given = [f"tcp://{address}:{number}"] if address else []
+        here = Whereabouts(number, relays, knocking.reached, given)
+        check_reachable(here.text, "--address")
         own = proposals.learning_of(plan, 1, data)  # what cannot be read is said before anybody waits for us
-        beginning = joining.enrolled(knocking, where, _Waiting(), time.sleep)
+        beginning = joining.enrolled(knocking, here.text, _Waiting(), time.sleep)
         joining.keep_members(place.path, beginning)
         write_whole(experiment, tomli_w.dumps(plan.experiment.to_dict()).encode())
         endpoints, node = place.path / hosting.ENDPOINTS, beginning.node
+        moving = None if given else here
         members = load_members(endpoints, node)
+        members = replace(members, through=agent.way if agent else None, whereabouts=moving)
         own = proposals.learning_of(plan, node, data) if own else None
         return Participant(
             experiment, plan, node, f"peer {node}", place.path / hosting.PEER_KEY, endpoints, dict(members.endpoints),

@@ -98,6 +98,7 @@ def _member(plan: Plan, node: NodeId, given: Given, members: Members) -> MakeMac
         machine = Informed(member, members, given.folder)
         if members.organiser:
             assert isinstance(given.links, Links)
+            given.links.routing.reach(members.through, members.whereabouts)
             given.links.admit_guests(machine.introduction())
         return machine
 

@@ -6,9 +6,10 @@ import contextlib
 import ipaddress
 import socket
 import struct
+from collections.abc import Sequence
 
 from fedgossip.errors import ConfigError
-from fedgossip.net.endpoints import TCP, own_address
+from fedgossip.net.endpoints import ADDRESS_LETTERS, TCP, own_address
 
 _ADDRESS_OF = 0x8915  # linux/sockios.h: SIOCGIFADDR
 LOOPBACK = "127.0.0.1"
@@ -36,6 +37,45 @@ def address_towards(address: str, port: int) -> str | None:
             ours = probe.getsockname()[0].partition("%")[0]
             return f"{TCP}[{ours}]:{port}" if ":" in ours else f"{TCP}{ours}:{port}"
     return None
+
+
+class Whereabouts:
+    """Where this machine can be called at `port`, as one text: its addresses, then the relays that know it.
+
+    `towards` is the address of another machine, whose network comes first; `given` are addresses that people name,
+    which stand as they are.  Called again, it gives the same text as long as the first address is there, "" while this
+    machine is in no network, and another one where it is in another.
+    """
+
+    def __init__(self, port: int, relays: Sequence[str] = (), towards: str = "", given: Sequence[str] = ()) -> None:
+        self._port, self._relays, self._towards, self._given = port, relays, _numbered(towards), given
+        self._first, self.text = "", ""
+        self.text = self()
+
+    def __call__(self) -> str:
+        found = list(self._given) or own_addresses(self._port)
+        if self._first in found:
+            return self.text
+        if self._first and not self._given and found == [f"{TCP}{LOOPBACK}:{self._port}"]:
+            return ""
+        first = address_towards(self._towards, self._port) if self._towards and not self._given else None
+        ordered = list(dict.fromkeys([*([first] if first else []), *found]))
+        room = ADDRESS_LETTERS - sum(len(relay) + 1 for relay in self._relays)
+        while len(",".join(ordered)) > room and len(ordered) > 1:
+            ordered.pop()
+        self._first, self.text = ordered[0], ",".join([*ordered, *self._relays])
+        return self.text
+
+
+def _numbered(address: str) -> str:
+    """The same address with its host as a number: to be asked for often, and not to ask a name server."""
+    scheme, _, rest = address.partition("://")
+    host, _, port = rest.rpartition(":")
+    try:
+        number = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0][4][0]
+    except (OSError, ValueError):
+        return ""
+    return f"{scheme}://[{number}]:{port}" if ":" in str(number) else f"{scheme}://{number}:{port}"
 
 
 def hold_port(wanted: int, *, exactly: bool) -> socket.socket:

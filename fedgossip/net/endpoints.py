@@ -33,11 +33,14 @@ from fedgossip.messages import Revocation
 from fedgossip.net.identity import Identity, check_public, verify
 from fedgossip.secure.session import ParticipantRoster, RosterMember
 
+ADDRESS_LETTERS = 128
+"""Maximum length of what says where a peer is called; so much fits into its entry."""
+
 TCP, RELAY = "tcp://", "relay://"
 """How an address begins that is called, and one of a relay, through which its owner is reached."""
 
 _HEX_KEY = re.compile(r"[0-9a-f]{64}")
-_ADDRESS = re.compile(r"tcp://(\[[0-9a-fA-F:.]+\]|[\w.-]+):(?P<port>\d{1,5})|ipc://.{1,100}")
+_ADDRESS = re.compile(r"(?:tcp|relay)://(\[[0-9a-fA-F:.]+\]|[\w.-]+):(?P<port>\d{1,5})|ipc://.{1,100}")
 
 
 class _PeerEntry(msgspec.Struct, forbid_unknown_fields=True):
@@ -90,6 +93,10 @@ class Members:
     organiser: str = ""
     path: Path | None = None
     """Their file; people may add those that the organiser has sent away, while the run goes on."""
+    through: Callable[[str, str], str] | None = None
+    """How the holder of a key is reached through a relay, where this participant uses one; see net/ways."""
+    whereabouts: Callable[[], str] | None = None
+    """Where this participant can be called now, where that may change."""
 
     @property
     def founders(self) -> dict[NodeId, Endpoint]:
@@ -107,6 +114,12 @@ def load_members(path: Path, node: NodeId) -> Members:
         raise ConfigError(f"{path}: there is no entry for peer {node}", advice)
     _check_listeners(path, found, lambda _: True)
     return Members(found, organiser, path)
+
+
+def public_keys(path: Path) -> list[str]:
+    """Return the keys of all that are in the file and were not sent away.  Raises ConfigError."""
+    gone = {one.key for one in load_revoked(path)}
+    return [one.key for one in _read(path).values() if one.key not in gone]
 
 
 def load_revoked(path: Path) -> tuple[Revocation, ...]:
@@ -182,20 +195,27 @@ def _read(path: Path) -> dict[NodeId, Endpoint]:
     return found
 
 
+def addresses_of(text: str) -> list[str]:
+    """Return the addresses of a peer that may be reached in several ways: separated by commas, the likeliest first."""
+    return text.split(",")
+
+
 def check_address(address: str, where: str) -> None:
     """Raise ConfigError, naming `where`, for what no peer can be called at."""
-    parts = _ADDRESS.fullmatch(address)
-    if not parts or not 0 < int(parts["port"] or 1) < 65536:
-        raise ConfigError(f"{where}: {address!r} is no address", "Write tcp://HOST:PORT.")
+    found = [_ADDRESS.fullmatch(one) for one in addresses_of(address)]
+    if len(address) > ADDRESS_LETTERS or not all(one and 0 < int(one["port"] or 1) < 65536 for one in found):
+        advice = "Write tcp://HOST:PORT, or several with commas between them; relay://HOST:PORT for a relay."
+        raise ConfigError(f"{where}: {address!r} is no address", advice)
 
 
 def check_reachable(address: str, where: str) -> None:
     """Raise ConfigError for what no peer on another machine can call, because it names every interface or none."""
     check_address(address, where)
-    host = address.removeprefix("tcp://").rpartition(":")[0].strip("[]")
-    if host in ("0.0.0.0", "::", "0"):  # what is refused
-        advice = "Write the address at which the others reach this machine; --bind says where to listen."
-        raise ConfigError(f"{where}: {address!r} is every address of this machine, not one to call", advice)
+    for one in addresses_of(address):
+        host = one.partition("://")[2].rpartition(":")[0].strip("[]")
+        if host in ("0.0.0.0", "::", "0"):  # what is refused
+            advice = "Write the address at which the others reach this machine; --bind says where to listen."
+            raise ConfigError(f"{where}: {one!r} is every address of this machine, not one to call", advice)
 
 
 def own_address(port: int) -> str | None:

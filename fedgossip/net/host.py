@@ -21,6 +21,7 @@ from fedgossip.machine import (
     Log,
     Machine,
     Meet,
+    Moved,
     NodeId,
     Outgoing,
     Part,
@@ -45,7 +46,17 @@ from fedgossip.metrics import Meter
 from fedgossip.net.endpoints import Endpoint
 from fedgossip.net.greeting import refused
 from fedgossip.net.refusals import Refusals
-from fedgossip.net.transport import NOBODY, Arrived, LinkDown, LinkEvent, LinkUp, Rejected, Transport
+from fedgossip.net.transport import (
+    NOBODY,
+    Arrived,
+    LinkDown,
+    LinkEvent,
+    LinkUp,
+    Rejected,
+    Relocated,
+    Routed,
+    Transport,
+)
 from fedgossip.plain import line
 from fedgossip.records import EventRow, PeerRow, Row, event_row
 from fedgossip.task import Job, LocalTask, done
@@ -205,6 +216,12 @@ class Host:
                 self._up.discard(node)
                 self._processes.pop(node, None)  # it may be started anew, with nothing left to number its life by
                 self._set_timer(("grace", node), GRACE_NS)
+            case Routed(node, relay):
+                name = "via_relay" if relay else "direct"
+                self._count(name)
+                self.ports.write(EventRow(self._round, self.node, name, node))
+            case Relocated(address):
+                self.tell(Moved(address))
             case Rejected(int(), "handshake"):
                 self._give_up_on(event)
             case Rejected():

@@ -24,6 +24,7 @@ from fedgossip.net.endpoints import Endpoint, Endpoints, check_address
 from fedgossip.net.frame_reader import check_last, frame_error, read, skip
 from fedgossip.net.identity import Identity, check_public
 from fedgossip.net.outbox import Cuts, Outbox
+from fedgossip.net.routing import Routing
 from fedgossip.net.sockets import (
     DRAIN_FRAMES,
     MORE_NOW,
@@ -91,6 +92,7 @@ class Links(Wakeable):
         self.poller.register(self.allow.socket, zmq.POLLIN)
         self._waker = Waker()
         self.poller.register(self._waker.fileno(), zmq.POLLIN)
+        self.routing = Routing(identity, self._waker.wake)
         self.connections = Connections()
         self.poller.register(self.connections.fileno(), zmq.POLLIN)
         self.router = make(self.context, zmq.ROUTER)
@@ -126,6 +128,10 @@ class Links(Wakeable):
         check_address(endpoint.address, where)
         if self.identity:
             check_public(endpoint.key, where)
+        self._meet_at(node, self.routing.first(node, endpoint, self._late))
+
+    def _meet_at(self, node: NodeId, endpoint: Endpoint) -> None:
+        """Call `node` at one address."""
         known = self._links.get(node)
         link = self._call(node, endpoint)
         if known is not None:
@@ -146,6 +152,7 @@ class Links(Wakeable):
         """Hang up on `node`, and forget its key: what it still says is that of a stranger."""
         link = self._links.pop(node, None)
         self.allow.forget(node)
+        self.routing.forget(node)
         self._assemblers.pop(node, None)
         if link is not None:
             self._close(link)
@@ -216,6 +223,8 @@ class Links(Wakeable):
         if ready.pop(self._waker.fileno(), None):
             self._waker.clear()
             events.append(Woken())
+        for node, endpoint in self.routing.moves(events):
+            self._meet_at(node, endpoint)
         if ready.pop(self.connections.fileno(), None) or self.allow.socket in ready:  # watched before they may speak
             self._look(events)
         if ready.pop(self.allow.socket, None) and (caller := self.allow.answer()) is not None:
@@ -329,11 +338,13 @@ class Links(Wakeable):
             link.up = True
             self._restart(link)
             events.append(LinkUp(link.node))
+            self.routing.linked(link.node, up=True, events=events)
             self._flush(link)
         elif event == zmq.EVENT_DISCONNECTED:
             if link.up:
                 link.up, link.broke = False, True
                 events.append(LinkDown(link.node))
+                self.routing.linked(link.node, up=False, events=events)
         elif refused := failed_handshake(link.node, event, known=link.broke):
             events.append(refused)
 
@@ -353,6 +364,7 @@ class Links(Wakeable):
         until = time.monotonic() + drain_seconds
         while not self.idle and time.monotonic() < until:
             self.poll(50)
+        self.routing.close()
         for link in self._links.values():
             self._close(link)
         self.connections.close()

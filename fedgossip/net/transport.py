@@ -55,7 +55,22 @@ class Woken:
     """Another thread, or a signal, has something for the owner of the links."""
 
 
-LinkEvent = Arrived | LinkUp | LinkDown | Rejected | Woken
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """`node` is called another way from now on: through `relay`, or directly where that is ""."""
+
+    node: NodeId
+    relay: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Relocated:
+    """We can be called at `address` from now on: this machine is in another network."""
+
+    address: str
+
+
+LinkEvent = Arrived | LinkUp | LinkDown | Rejected | Woken | Routed | Relocated
 
 
 class Transport(Protocol):

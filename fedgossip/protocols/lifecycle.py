@@ -41,6 +41,7 @@ from fedgossip.machine import (
     Failure,
     Finish,
     Fired,
+    Moved,
     NodeId,
     PeerGone,
     PeerJoined,
@@ -203,6 +204,8 @@ class Lifecycle(ABC, Generic[State]):
                 return self.begin_if_gathered(now_ns) or waits
             case Stopping():
                 return self._hurry()
+            case Moved():
+                return []
             case Rostered(schedule):
                 self.rostered(schedule)
                 return self.begin_if_gathered(now_ns)

@@ -21,6 +21,7 @@ from fedgossip.machine import (
     Finish,
     Fired,
     Machine,
+    Moved,
     NodeId,
     PeerGone,
     PeerJoined,
@@ -139,7 +140,7 @@ class Member:
                 self._forgotten -= 1
             case Received(sender, Model() as model) if self.gossip is None:
                 effects += self._unless_refused(lambda: self._keep(sender, model))
-            case PeerJoined() | PeerGone() | Fired(("member" | "transfer", *_)):
+            case PeerJoined() | PeerGone() | Moved() | Fired(("member" | "transfer", *_)):
                 pass  # membership says what the gossip machine is to know of links
             case Received(_, message) if isinstance(message, OURS):
                 pass

@@ -30,6 +30,7 @@ from fedgossip.machine import (
     Failure,
     Fired,
     Meet,
+    Moved,
     NodeId,
     Part,
     PeerGone,
@@ -261,6 +262,8 @@ class Membership:
                 return woken + self._linked(node, incarnation, now_ns)
             case PeerGone(node):
                 return woken + self._unlinked(node, now_ns)
+            case Moved(address):
+                return woken + self._moved(address)
             case Fired(("member", *rest)):
                 return woken + self._fired(rest, now_ns)
             case _:
@@ -304,6 +307,13 @@ class Membership:
                 return self._compare(sender, known, now_ns)
             case _:
                 return []
+
+    def _moved(self, address: str) -> list[Outcome]:
+        """Say where we can be called now; again to all, for who was cut off with us has not heard it."""
+        if address == self.me.address:
+            return self._tell(self.linked, [self.me])
+        moved = self._report("moved", {"node": self.node, "address": address})
+        return [moved, *self._announce(replace(self.me, address=address))]
 
     # --- links ----------------------------------------------------------------------------------------------------
 

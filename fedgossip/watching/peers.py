@@ -45,6 +45,8 @@ class Peer:
     turns: int = 0
     """Rounds that are in the record."""
     seen_by: dict[int, Mark] = field(default_factory=dict)
+    relayed: set[int] = field(default_factory=set)
+    """Whom it reaches through a relay."""
 
     @property
     def known(self) -> bool:

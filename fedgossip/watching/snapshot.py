@@ -147,11 +147,13 @@ def links_up(state: State, peer: Peer, down: dict[tuple[int, int], str]) -> str:
 
 
 def note(state: State, peer: Peer) -> str:
-    """Who says what of a peer: "gone, say 1 and 3"; empty where nobody says anything."""
+    """Who says what of a peer: "gone for 1, 3", and whom it reaches through a relay; empty where there is nothing."""
     said_of = []
     for name, verb in (("gone", "gone for"), ("suspected", "suspected by"), ("missed", "missed by")):
         if (by := peer.witnesses(name)) and not (peer.ended in ENDED and state.status):
             said_of.append(f"{verb} {_listed(by, state.roles)}")
+    if peer.relayed:
+        said_of.append(f"via relay to {_listed(sorted(peer.relayed), state.roles)}")
     return "; ".join(said_of)
 
 

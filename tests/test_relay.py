@@ -1,0 +1,324 @@
+"""A relay: it puts through who proves its key, passes on bytes that it cannot read, and is bounded."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+from commands import in_process, wait_until
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from relays import Running, relay_running, run_relay
+from test_net_security import EXPECTED, HELLO
+
+from fedgossip.errors import NetworkError, PeerError
+from fedgossip.messages import Model
+from fedgossip.net import relay as relays
+from fedgossip.net import splice
+from fedgossip.net.endpoints import Endpoint, block
+from fedgossip.net.identity import Identity, raw
+from fedgossip.net.mesh import Links
+from fedgossip.net.relay import Limits
+from fedgossip.net.relay_words import ANSWER, CALL, GREETING_BYTES, LISTEN, NO_TARGET, greeting, request, understood
+from fedgossip.net.relaying import RelayAgent
+from fedgossip.net.roster_file import Roll
+from fedgossip.net.transport import Arrived, LinkEvent, LinkUp, Routed
+from fedgossip.vectors import frozen
+
+pytestmark = pytest.mark.sockets
+
+SECONDS = 30.0
+
+
+@pytest.fixture
+def relay() -> Iterator[Running]:
+    with relay_running() as running:
+        yield running
+
+
+# --- what is said -----------------------------------------------------------------------------------------------------
+
+
+def test_who_asks_a_relay_proves_its_key_and_nobody_else_can(relay: Running) -> None:
+    fresh, other, identity = X25519PrivateKey.generate(), X25519PrivateKey.generate(), Identity.new()
+    said = request(identity, greeting(fresh), LISTEN, NO_TARGET)
+    wanted = understood(fresh, said)
+    assert wanted and wanted.key == raw(identity.public)
+    assert understood(other, said) is None  # what was said to one connection is of no use to another
+    for place in range(len(said)):
+        changed = said[:place] + bytes([said[place] ^ 1]) + said[place + 1 :]
+        assert understood(fresh, changed) is None or changed[1:33] == said[1:33]  # X25519 ignores a bit of a key
+    assert understood(fresh, LISTEN + bytes(96)) is None and understood(fresh, b"") is None
+    with pytest.raises(PeerError, match="no relay"):
+        request(identity, b"SSH-2.0" + bytes(29), LISTEN, NO_TARGET)
+
+
+def asking(relay: Running, identity: Identity, want: bytes, target: bytes) -> socket.socket:
+    """A raw connection that has asked, and reads the answer itself."""
+    made = socket.create_connection(("127.0.0.1", relay.port), 10)
+    made.sendall(request(identity, _exactly(made, GREETING_BYTES), want, target))
+    return made
+
+
+def _exactly(one: socket.socket, size: int) -> bytes:
+    found = b""
+    while len(found) < size and (more := one.recv(size - len(found))):
+        found += more
+    return found
+
+
+def test_a_call_is_put_through_to_the_holder_of_the_key_alone(relay: Running) -> None:
+    caller, callee, thief = (Identity.new() for _ in range(3))
+    with ExitStack() as stack:
+        ear = stack.enter_context(asking(relay, callee, LISTEN, NO_TARGET))
+        assert _exactly(ear, 2) == b"+."
+        voice = stack.enter_context(asking(relay, caller, CALL, raw(callee.public)))
+        token = _exactly(ear, 33)[1:]
+        stolen = stack.enter_context(asking(relay, thief, ANSWER, token))
+        assert _exactly(stolen, 1) == b"-"
+        answer = stack.enter_context(asking(relay, callee, ANSWER, token))
+        assert _exactly(voice, 1) == _exactly(answer, 1) == b"+"
+        voice.sendall(b"to" * 50_000)
+        assert _exactly(answer, 100_000) == b"to" * 50_000
+        answer.close()
+        assert voice.recv(1) == b""
+        again = stack.enter_context(asking(relay, callee, ANSWER, token))
+        assert _exactly(again, 1) == b"-"
+
+
+def test_who_calls_one_that_is_not_there_is_told_so(relay: Running) -> None:
+    with asking(relay, Identity.new(), CALL, raw(Identity.new().public)) as voice:
+        assert _exactly(voice, 1) == b"-"
+
+
+# --- bounds -----------------------------------------------------------------------------------------------------------
+
+
+def test_who_is_not_in_the_roster_is_refused(tmp_path: Path) -> None:
+    known, stranger, later = (Identity.new() for _ in range(3))
+    path = tmp_path / "endpoints.toml"
+    path.write_text(block(0, Endpoint("tcp://10.0.0.1:1", known.public)))
+    roll = Roll(path)
+    with relay_running(allowed=roll.keys) as running, ExitStack() as stack:
+        answers = {}
+        for name, identity in (("known", known), ("stranger", stranger)):
+            answers[name] = _exactly(stack.enter_context(asking(running, identity, LISTEN, NO_TARGET)), 1)
+        assert answers == {"known": b"+", "stranger": b"-"}
+        with path.open("a") as file:
+            file.write(block(1, Endpoint("tcp://10.0.0.2:1", later.public)))
+        os.utime(path, ns=(1, 1))
+        assert _exactly(stack.enter_context(asking(running, later, LISTEN, NO_TARGET)), 1) == b"+"
+        path.write_text("nonsense")  # what was read last stands
+        assert _exactly(stack.enter_context(asking(running, known, CALL, NO_TARGET)), 1) == b"-"
+        assert running.relay.counts["nobody"] == 1
+
+
+def test_who_says_nothing_is_hung_up_on_and_so_is_one_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relays, "REQUEST_SECONDS", 0.2)
+    with relay_running(Limits(connections=2)) as running, ExitStack() as stack:
+        silent = [stack.enter_context(socket.create_connection(("127.0.0.1", running.port), 5)) for _ in range(3)]
+        greeted = [_until_the_end(one) for one in silent]
+        assert sorted(map(len, greeted)) == [0, GREETING_BYTES, GREETING_BYTES]
+        wait_until(lambda: running.relay._connections == 0, SECONDS, "nobody is there any more")
+        assert _exactly(stack.enter_context(asking(running, Identity.new(), LISTEN, NO_TARGET)), 1) == b"+"
+
+
+def _until_the_end(one: socket.socket) -> bytes:
+    found = b""
+    try:
+        while more := one.recv(1000):
+            found += more
+    except ConnectionError:
+        pass
+    return found
+
+
+def test_garbage_costs_a_relay_a_connection(relay: Running) -> None:
+    draw = np.random.default_rng(1)
+    for _ in range(30):
+        with socket.create_connection(("127.0.0.1", relay.port), 5) as one:
+            one.sendall(draw.bytes(int(draw.integers(97, 500))))
+            _until_the_end(one)
+    with asking(relay, Identity.new(), LISTEN, NO_TARGET) as honest:
+        assert _exactly(honest, 1) == b"+"
+
+
+def put_through(running: Running, stack: ExitStack) -> tuple[socket.socket, socket.socket]:
+    caller, callee = Identity.new(), Identity.new()
+    ear = stack.enter_context(asking(running, callee, LISTEN, NO_TARGET))
+    assert _exactly(ear, 2) == b"+."
+    voice = stack.enter_context(asking(running, caller, CALL, raw(callee.public)))
+    answer = stack.enter_context(asking(running, callee, ANSWER, _exactly(ear, 33)[1:]))
+    assert _exactly(voice, 1) == _exactly(answer, 1) == b"+"
+    return voice, answer
+
+
+def test_two_that_say_nothing_are_parted() -> None:
+    with relay_running(Limits(idle_seconds=0.3)) as running, ExitStack() as stack:
+        voice, answer = put_through(running, stack)
+        assert _until_the_end(voice) == _until_the_end(answer) == b""
+
+
+def test_bytes_pass_no_faster_than_they_may() -> None:
+    """A second's worth at once, then at the rate: 3 MB at 2 MB/s are there no sooner than after half a second."""
+    with relay_running(Limits(rate=2e6)) as running, ExitStack() as stack:
+        voice, answer = put_through(running, stack)
+        began = time.monotonic()
+        sender = threading.Thread(target=voice.sendall, args=(bytes(3_000_000),))
+        sender.start()
+        assert len(_exactly(answer, 3_000_000)) == 3_000_000 and time.monotonic() - began > 0.4
+        sender.join()
+
+
+def test_one_key_has_so_many_connections_and_no_more() -> None:
+    with relay_running(Limits(calls=2)) as running, ExitStack() as stack:
+        identity = Identity.new()
+        kept = [stack.enter_context(asking(running, identity, LISTEN, NO_TARGET))]
+        assert _exactly(kept[0], 1) == b"+"
+        again = stack.enter_context(asking(running, identity, LISTEN, NO_TARGET))
+        assert _exactly(again, 1) == b"+" and _until_the_end(kept[0]) in (b".", b"")  # the later one stays
+        wait_until(lambda: running.relay._of[raw(identity.public)] == 1, SECONDS, "the first one is gone")
+
+
+# --- models through it ------------------------------------------------------------------------------------------------
+
+
+class Pair:
+    """Peers 0 and 1; 1 cannot be called but through the relay."""
+
+    def __init__(self, relay: Running, stack: ExitStack) -> None:
+        keys = [Identity.new(), Identity.new()]
+        self.links = [Links(node, "tcp://127.0.0.1:*", key) for node, key in enumerate(keys)]
+        self.agents = [RelayAgent(key) for key in keys]
+        for links, agent in zip(self.links, self.agents, strict=True):
+            stack.callback(agent.close)
+            stack.callback(links.close)
+            links.routing.reach(agent.way, None)
+        self.agents[1].listen(relay.address, int(self.links[1].address.rpartition(":")[2]))
+        wait_until(lambda: self.agents[1].listens_at(relay.address), SECONDS, "1 can be called")
+        self.endpoints = {
+            0: Endpoint(self.links[0].address, keys[0].public),
+            1: Endpoint(f"tcp://127.0.0.1:1,{relay.address}", keys[1].public),
+        }
+        self.events: list[list[LinkEvent]] = [[], []]
+
+    def connect(self) -> None:
+        for node, links in enumerate(self.links):
+            links.connect((1 - node,), self.endpoints, EXPECTED, HELLO)
+
+    def until(self, true: Callable[[], object], what: str) -> None:
+        def look() -> object:
+            for links, events in zip(self.links, self.events, strict=True):
+                events.extend(links.poll(5))
+            return true()
+
+        wait_until(look, SECONDS, what)
+
+    def up(self, node: int) -> int:
+        return sum(isinstance(event, LinkUp) for event in self.events[node])
+
+    def models(self, node: int) -> list[Model]:
+        return [e.message for e in self.events[node] if isinstance(e, Arrived) and isinstance(e.message, Model)]
+
+
+def tapped(monkeypatch: pytest.MonkeyPatch) -> bytearray:
+    """Every byte that a splice of this process reads."""
+    seen, lock = bytearray(), threading.Lock()
+    real = splice._pump
+
+    async def pump(reader: object, writer: object, last: list[float], rate: object) -> None:
+        class Tap:
+            async def read(self, size: int) -> bytes:
+                piece: bytes = await reader.read(size)  # type: ignore[attr-defined]
+                with lock:
+                    seen.extend(piece)
+                return piece
+
+        await real(Tap(), writer, last, rate)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(splice, "_pump", pump)
+    return seen
+
+
+def test_models_go_through_a_relay_that_sees_no_float_of_them(relay: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = tapped(monkeypatch)
+    value = np.full(EXPECTED.length, 1.2345678, np.float32)
+    with ExitStack() as stack:
+        pair = Pair(relay, stack)
+        pair.connect()
+        pair.until(lambda: pair.up(0) and pair.up(1), "both links are up")
+        pair.links[0].send(1, Model(0, "layout", (frozen(value),)))
+        pair.until(lambda: pair.models(1), "the model is there")
+        assert np.array_equal(pair.models(1)[0].vectors[0], value)
+        assert [event for event in pair.events[0] if isinstance(event, Routed)] == [Routed(1, relay.address)]
+    assert len(seen) > value.nbytes
+    assert struct.pack("<f", value[0]) * 2 not in bytes(seen) and b"layout" not in bytes(seen)
+    assert relay.relay.counts["put through"] == 1
+
+
+def test_a_relay_that_vanishes_in_mid_run_and_comes_back_is_used_again(relay: Running) -> None:
+    with ExitStack() as stack:
+        pair = Pair(relay, stack)
+        pair.connect()
+        pair.until(lambda: pair.up(0) and pair.up(1), "both links are up")
+        before, port = pair.up(0), relay.port
+        relay.stop()
+        pair.links[0].send(1, Model(0, "layout", (frozen(np.zeros(EXPECTED.length, np.float32)),)))
+        again = run_relay(port=port)
+        stack.callback(again.stop)
+        pair.until(lambda: pair.up(0) > before, "the link is up again")
+        pair.until(lambda: pair.models(1), "the model that was said meanwhile is there")
+
+
+def test_the_direct_way_is_taken_as_soon_as_there_is_one(relay: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedgossip.net.ways.AGAIN_SECONDS", 0.2)
+    monkeypatch.setattr("fedgossip.net.ways.TRY_SECONDS", 1.5)
+    with ExitStack() as stack:
+        pair = Pair(relay, stack)
+        door = socket.create_server(("127.0.0.1", 0))
+        port = door.getsockname()[1]
+        door.close()
+        where = f"tcp://127.0.0.1:{port},{relay.address}"
+        pair.endpoints[1] = Endpoint(where, pair.endpoints[1].key)
+        pair.connect()
+        pair.until(lambda: pair.up(0) and Routed(1, relay.address) in pair.events[0], "through the relay")
+        pair.links[1].router.bind(f"tcp://127.0.0.1:{port}")  # the firewall has been opened
+        pair.until(lambda: Routed(1) in pair.events[0] and pair.up(0) >= 2, "directly")
+
+
+def test_where_the_first_address_leads_nowhere_the_other_one_is_taken(relay: Running) -> None:
+    """Two interfaces: the one that reaches.  At the other address another machine may even answer, with another key."""
+    with ExitStack() as stack:
+        pair = Pair(relay, stack)
+        stranger = stack.enter_context(closing(Links(5, "tcp://127.0.0.1:*", Identity.new())))
+        both = f"{stranger.address},{pair.links[1].address}"
+        pair.endpoints[1] = Endpoint(both, pair.endpoints[1].key)
+        pair.connect()
+        pair.until(lambda: pair.up(0) and pair.up(1), "both links are up")
+        assert Routed(1) in pair.events[0]
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "error"),
+    [(["--listen", "7777"], 2, "no address"), (["--allow", "none.toml"], 2, "none.toml"),
+     (["--listen", "{taken}"], 3, "in use")],
+)  # fmt: skip
+def test_what_cannot_be_relayed_is_said_at_the_start(
+    words: list[str], code: int, error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        filled = [word.format(taken=f"127.0.0.1:{taken.getsockname()[1]}") for word in words]
+        said = in_process(["relay", *filled], tmp_path, monkeypatch, capsys)
+    assert said.code == code and error in said.errors[0]
+    assert NetworkError.exit_code == 3
