@@ -33,31 +33,31 @@ Floats = npt.NDArray[np.float64]
 ORDERS: Floats = np.array(
     [1.01, 1.02, 1.05, *(1 + tenths / 10 for tenths in range(1, 100)), *range(11, 64), 128, 256, 512, 1024], np.float64
 )
-"""Opacus's own, with some near 1 for large epsilons and some above 63 for small ones."""
+"""Orders of the divergences: opacus's own, with some near 1 for large epsilons and some above 63 for small ones."""
 
 TIGHT_LIMIT = 30.0
-"""Epsilons above this are not computed again by `tight`: it would take long, and they promise nothing."""
+"""Maximum epsilon that `tight` computes: larger ones would take long and promise nothing."""
 
 NOISE_LEAST, NOISE_MOST = 0.05, 1e6
-"""What `noise_for` finds; noise below the least is none."""
+"""Minimum and maximum noise that `noise_for` finds; less noise is none."""
 
 RATIO = 1e-3
-"""How near it comes."""
+"""Relative error of `noise_for`."""
 
 TINY = 1e-12
-"""An epsilon below this is one of 0."""
+"""Epsilon below which it counts as 0."""
 
 STEPS_MOST = 10**12
 
 
 @dataclass(frozen=True)
 class Mechanism:
-    """The same release `steps` times.  Raises ConfigError for numbers that are none."""
+    """The same release `steps` times.  Raises ConfigError for numbers out of their ranges."""
 
     noise: float
     """z: the noise's standard deviation over the largest norm of what one unit adds; 0 hides nothing."""
     rate: float = 1.0
-    """q: above 0, at most 1.  Below 1 only where nobody whom the noise is for knows who was drawn."""
+    """q: above 0, at most 1; below 1 only where nobody that the noise is meant for knows which units were drawn."""
     steps: int = 1
 
     def __post_init__(self) -> None:
@@ -73,12 +73,12 @@ _NOTHING: Floats = np.zeros(len(ORDERS))
 
 @dataclass(frozen=True, eq=False)
 class RenyiAccount:
-    """What has been released so far, as Renyi divergences at ORDERS; empty at first."""
+    """The releases so far, as Renyi divergences at ORDERS; empty at first."""
 
     divergences: Floats = field(default_factory=lambda: _NOTHING, repr=False)
 
     def plus(self, mechanism: Mechanism) -> RenyiAccount:
-        """Return the account with this release too; some microseconds for a (noise, rate) that was there before."""
+        """Return the account with this release added; microseconds for a (noise, rate) that was seen before."""
         if not mechanism.steps:
             return self
         return RenyiAccount(self.divergences + mechanism.steps * _divergences(mechanism.noise, mechanism.rate))
@@ -98,7 +98,7 @@ def account_of(mechanisms: Iterable[Mechanism]) -> RenyiAccount:
 
 
 def epsilon(mechanisms: Iterable[Mechanism], delta: float) -> float:
-    """Return the epsilon of all of these together: an upper bound, up to a fifth above the least that holds."""
+    """Return the epsilon of all these releases together: an upper bound, up to a fifth above the least that holds."""
     return account_of(mechanisms).epsilon(delta)
 
 
@@ -192,7 +192,7 @@ def _divergences(noise: float, rate: float) -> Floats:
 
 @lru_cache(maxsize=64)
 def _conversion(delta: float) -> Floats:
-    """Return what is added to the divergence of each order to make it an epsilon."""
+    """Return the term that turns the divergence of each order into an epsilon."""
     if not 0 < delta < 1:
         raise ConfigError(f"delta = {delta:g}", "Delta is above 0 and below 1; one over ten times the units is usual.")
     below = ORDERS - 1

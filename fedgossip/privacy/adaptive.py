@@ -1,4 +1,4 @@
-"""A clip that follows the updates: the norm below which a chosen share of them lies.
+"""A clip that follows the updates: the norm below which a chosen share of the updates lies.
 
     each client    clips its update to C, and says whether it was shorter:  b = 1 or 0, less one half
     the sum        of updates with noise z_delta C, of bits with noise sigma_b
@@ -21,15 +21,15 @@ from dataclasses import dataclass, replace
 from fedgossip.errors import ConfigError
 
 CLIENTS_PER_SIGMA = 20
-"""The paper's sigma_b is the number of clients of a round over this."""
+"""Divisor of the number of clients of a round that gives the paper's sigma_b."""
 
 LEAST, MOST = 1e-12, 1e12
-"""Of a clip: noise alone may push it anywhere."""
+"""Minimum and maximum of a clip: noise alone may push it anywhere."""
 
 
 @dataclass(frozen=True)
 class Clip:
-    """The clip of a round and how it moves.  Raises ConfigError for numbers that are none."""
+    """The clip of a round and how it moves.  Raises ConfigError for numbers out of their ranges."""
 
     clip: float
     """C, above 0: the first one is a guess, 0.1 in the paper."""
@@ -46,7 +46,7 @@ class Clip:
             )
 
     def after(self, shorter: float) -> Clip:
-        """Return the next round's, where so large a share of the updates was shorter; see `share_shorter`."""
+        """Return the next round's clip, where so large a share of the updates was shorter; see `share_shorter`."""
         factor = math.exp(min(max(-self.rate * (shorter - self.quantile), -50.0), 50.0))
         return replace(self, clip=min(max(self.clip * factor, LEAST), MOST))
 

@@ -5,8 +5,8 @@
     write spend.to_mapping() where it lasts     # first
     release                                     # then
 
-In this order a crash can only count a release that never happened.  What was drawn again after a crash, with other
-noise, was spent twice: each release has a line of its own, of the same round or not.
+In this order a crash can only count a release that never happened.  A release that is drawn again after a crash, with
+other noise, is spent twice: each release has a line of its own, of the same round or not.
 
 One budget is one promise: about one kind of unit, with one delta.  A spend of another one is refused, not converted.
 """
@@ -23,7 +23,7 @@ from fedgossip.errors import BudgetError, ConfigError, nearest
 from fedgossip.privacy.accounting import Mechanism, RenyiAccount
 
 UNITS = ("record", "client")
-"""What neighbours differ in: one example of one client, or all that a client has."""
+"""Units of privacy: one example of one client, or all that a client has."""
 
 
 @dataclass(frozen=True)
@@ -35,14 +35,14 @@ class Spend:
     noise: float
     """z, above 0: the noise's standard deviation over the clip."""
     delta: float
-    """Of the budget that it is taken from."""
+    """The delta of the budget that it is taken from."""
     clip: float
-    """The largest norm of what one unit adds; above 0."""
+    """Maximum norm of what one unit adds; above 0."""
     rate: float = 1.0
     """Share of the units that each step draws in secret; 1 where it is known who took part."""
     steps: int = 1
     round: int = 0
-    """Which round it was for; for the reader."""
+    """The round that it was for; for the reader."""
 
     def __post_init__(self) -> None:
         _unit(self.unit)
@@ -82,16 +82,16 @@ class Budget:
     """At most `max_epsilon` at `delta` for each `unit`.  Raises ConfigError where spends are another promise's."""
 
     max_epsilon: float
-    """Above 0; inf only counts."""
+    """The limit on epsilon, above 0; with inf the spends are counted without a limit."""
     delta: float
     unit: str
     clip: float | None = None
-    """What every spend was clipped to; None where it follows the updates (`adaptive`): the account does not need it."""
+    """The clip of every spend; None where it follows the updates (`adaptive`): the account does not need it."""
     spends: tuple[Spend, ...] = ()
     before: RenyiAccount = field(default_factory=RenyiAccount, compare=False, kw_only=True)
-    """What other runs have spent of the same: an account knows no delta and no clip."""
+    """The account of what other runs have spent of the same: it knows no delta and no clip."""
     _account: RenyiAccount | None = field(default=None, repr=False, compare=False, kw_only=True)
-    """Of that and the spends; a round adds to it, however many there were."""
+    """The account of that and of the spends; a round adds to it, however many there were."""
 
     def __post_init__(self) -> None:
         _unit(self.unit)
@@ -114,11 +114,11 @@ class Budget:
 
     @property
     def epsilon(self) -> float:
-        """What is spent."""
+        """The epsilon that is spent."""
         return self.account.epsilon(self.delta)
 
     def after(self, spend: Spend) -> float:
-        """Return what would be spent after it.  Raises ConfigError for a spend of another promise."""
+        """Return the epsilon spent in all with this spend.  Raises ConfigError for a spend of another promise."""
         self._check(spend)
         return self.account.plus(spend.mechanism).epsilon(self.delta)
 
@@ -126,7 +126,7 @@ class Budget:
         return self.after(spend) <= self.max_epsilon
 
     def spend(self, spend: Spend) -> Budget:
-        """Return the budget after it.  Raises BudgetError where it does not fit; this one is as it was."""
+        """Return the budget after this spend.  Raises BudgetError where it does not fit; this budget is as it was."""
         would = self.after(spend)
         if would > self.max_epsilon:
             raise BudgetError(

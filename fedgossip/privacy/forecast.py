@@ -1,4 +1,4 @@
-"""What a private run will promise, and whether it can still learn, before anything is trained.
+"""The forecast of what a private run will promise, and whether it can still learn, before anything is trained.
 
 Two questions, answered for the worst client: what epsilon is left after all rounds, and how long the noise in a round's
 mean update is beside the longest that the update can be.  Nothing is measured: plain numbers in, numbers and words out.
@@ -8,7 +8,7 @@ mean update is beside the longest that the update can be.  Nothing is measured: 
     unit "record"   each step at a site has noise of deviation z C on the sum of its batch, drawn there in secret: the
                     mean over n sites of K steps has z C sqrt(d K / n) / B of noise on K C of gradient at most
 
-What comes of it was measured on a small task, benchmarks/privacy.py: LIMITS.  More rounds help, and cost epsilon.
+LIMITS were measured on a small task (benchmarks/privacy.py).  More rounds help, and cost epsilon.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ from fedgossip.protocols.telling import Telling
 WEIGHTINGS = ("clients", "examples")
 
 LIMITS = {"client": (1.0, 5.0, 10.0), "record": (0.3, 1.5, 3.0)}
-"""Noise over update in a round: below the first it learns, then it learns less, then little; above the last, not.
+"""Limits of the ratio of noise to update in a round: below the first the run learns, below the next it learns less,
+then little; above the last it does not learn.
 Lower for records: the gradients of a batch point here and there, and their mean is far shorter than it could be."""
 
 SILOS = 30
-"""Up to so many clients, hiding each whole client costs more noise than learning bears."""
+"""Number of clients up to which hiding each whole client costs more noise than learning bears."""
 
 SILO_EPSILON = 3.0
-"""The largest epsilon that still promises something, for orientation."""
+"""Maximum epsilon that still promises something, for orientation."""
 
 
 @dataclass(frozen=True)
@@ -44,37 +45,37 @@ class PrivacyPlan:
     clients: int
     rounds: int
     noise: float
-    """z, above 0: over the clip."""
+    """z, above 0: the noise's standard deviation over the clip."""
     clip: float
-    """Of one client's update, or of one example's gradient."""
+    """Maximum norm of one client's update, or of one example's gradient."""
     delta: float
     parameters: int
     """d: elements of an update."""
     cohort: int | None = None
-    """Clients of a round; None: all."""
+    """Number of clients of a round; None: all."""
     max_epsilon: float | None = None
     weighting: str = "clients"
     """"clients": all count alike; "examples": by their number."""
     honest: int | None = None
-    """unit "client": survivors whose noise is counted on; None: the cohort."""
+    """unit "client": number of survivors whose noise is counted on; None: the cohort."""
     batch_size: int = 1
-    """unit "record": examples that a step draws, on average."""
+    """unit "record": mean number of examples that a step draws."""
     local_steps: int = 1
-    """unit "record": steps of a site per round."""
+    """unit "record": number of steps of a site per round."""
     examples: Sequence[int] = ()
-    """unit "record": of each client; the fewest decide."""
+    """unit "record": number of examples of each client; the fewest decide."""
     telling: Telling = field(default_factory=Telling)
-    """What clients tell beside their updates."""
+    """The facts that clients tell beside their updates."""
     secure: bool = True
-    """Whether that is told by sums alone."""
+    """Whether these facts are told by sums alone."""
     tested: bool = False
     """Whether clients test the model that they are sent on examples of their own."""
     test_noise: float = 0.0
-    """unit "record": the noise on how many of these are right, where that is told."""
+    """unit "record": the noise on the number of right answers, where that is told."""
     test_every: int = 0
-    """In every so manieth round, and in the last; 0: never."""
+    """Number of rounds between two tests; the last round always has one; 0: never."""
     before: tuple[Mechanism, ...] = ()
-    """What was spent of the same budget in other runs."""
+    """The account of what other runs have spent of the same budget."""
 
     def __post_init__(self) -> None:
         if self.weighting not in WEIGHTINGS:
@@ -110,51 +111,51 @@ class PrivacyPlan:
 
     @property
     def tests(self) -> Mechanism:
-        """What the counts of right answers of all rounds together cost."""
+        """The cost of the counts of right answers of all rounds together."""
         told = math.ceil(self.rounds / self.test_every) if self.test_noise and self.test_every else 0
         return Mechanism(self.test_noise, 1.0, told)
 
     @property
     def aside(self) -> RenyiAccount:
-        """What the rounds have to leave of the budget: for tests, and for what was spent before."""
+        """The part of the budget that the rounds must leave: for tests, and for what was spent before."""
         return account_of([self.tests, *self.before])
 
     @property
     def round_spend(self) -> Spend:
-        """What one round costs a client that takes part."""
+        """The cost of one round for a client that takes part."""
         steps = 1 if self.unit == "client" else self.local_steps
         return Spend(self.unit, self.noise, self.delta, self.clip, self.rate, steps)
 
 
 @dataclass(frozen=True)
 class PrivacyForecast:
-    """What a plan comes to.  Lengths are L2 norms of a round's mean update; for records in multiples of lr."""
+    """The forecast of a plan.  Lengths are L2 norms of a round's mean update; for records in multiples of lr."""
 
     plan: PrivacyPlan
     epsilon: float
-    """Of a client that takes part in every round, by the Renyi account: an upper bound; tests included."""
+    """The epsilon of a client that takes part in every round, with tests, by the Renyi account: an upper bound."""
     total: float
-    """The same with what was spent before."""
+    """The same epsilon with what was spent before."""
     tight: float | None
-    """The same by the tighter account; None where it is not computed."""
+    """The same epsilon by the tighter account; None where it is not computed."""
     usual: float
-    """Of a client that is drawn as often as the others: rounds times cohort / clients."""
+    """The epsilon of a client that is drawn as often as the others: rounds times cohort / clients."""
     rounds_within: int | None
-    """How many of its rounds fit into max_epsilon; None without one."""
+    """The number of its rounds that fit into max_epsilon; None without one."""
     noise_wanted: float | None
     """The z with which all rounds fit into max_epsilon, or else into SILO_EPSILON; None where there is none."""
     noise_length: float
     update_length: float
-    """The longest that it can be."""
+    """Maximum length of the update."""
 
     @property
     def ratio(self) -> float:
-        """How many times the longest update the noise is long."""
+        """The length of the noise over that of the longest update."""
         return self.noise_length / self.update_length
 
     @property
     def limits(self) -> tuple[float, float, float]:
-        """Of the ratio: (it learns, it learns less, it learns little) below."""
+        """Limits of the ratio below which the run learns, learns less, and learns little."""
         return LIMITS[self.plan.unit]
 
     @property
@@ -163,7 +164,7 @@ class PrivacyForecast:
 
 
 def forecast(plan: PrivacyPlan) -> PrivacyForecast:
-    """Return what a plan comes to; a few seconds, most of them the import of opacus."""
+    """Return the forecast of a plan; this takes a few seconds, most of them the import of opacus."""
     each = plan.round_spend.mechanism
     all_rounds = Mechanism(each.noise, each.rate, each.steps * plan.rounds)
     usual = Mechanism(each.noise, each.rate, each.steps * math.ceil(plan.rounds * plan.drawn / plan.clients))
@@ -199,9 +200,9 @@ def _lengths(plan: PrivacyPlan) -> tuple[float, float]:
     """Return the lengths of the noise in a round's mean update, and of the longest such update."""
     n, d = float(plan.drawn), plan.parameters
     if plan.unit == "client":
-        each = plan.noise * plan.clip / math.sqrt(plan.counted_on)  # of every client, the honest ones and the others
+        each = plan.noise * plan.clip / math.sqrt(plan.counted_on)  # the number of all clients, honest or not
         return each * math.sqrt(d / n), plan.clip
-    if plan.weighting == "examples":  # fewer that count more, by the variance of their weighted mean
+    if plan.weighting == "examples":  # fewer clients that weigh more have the same variance of the mean
         n *= sum(plan.examples) ** 2 / (len(plan.examples) * sum(m * m for m in plan.examples))
     expected = min(plan.batch_size, *plan.examples)
     each = plan.noise * plan.clip * math.sqrt(plan.local_steps) / expected

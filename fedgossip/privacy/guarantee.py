@@ -1,4 +1,4 @@
-"""What an epsilon is called: one verdict, in the same words in plans, in the head of a run, in reports and in the docs.
+"""Names for an epsilon: one verdict, in the same words in plans, in the head of a run, in reports and in the docs.
 
 Words as in NIST SP 800-226, Guidelines for Evaluating Differential Privacy Guarantees, 2025: a guarantee, stronger or
 weaker, for a unit of privacy.  The limits are those of the three tiers in Ponomareva et al., How to DP-fy ML, JAIR 77
@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 
 STRONG, REASONABLE = 1.0, 10.0
-"""Up to these an epsilon is called so; above, odds change more than 20 000 times."""
+"""Maximum epsilon of each verdict; above the last, odds change more than 20 000 times."""
 
 
 def guarantee(epsilon: float) -> str:
-    """Return what a guarantee with this epsilon is: the verdict in two to five words."""
+    """Return the verdict on a guarantee with this epsilon, in two to five words."""
     if epsilon <= STRONG:
         return "a strong guarantee"
     return "a reasonable guarantee" if epsilon <= REASONABLE else "a weak guarantee, or none"

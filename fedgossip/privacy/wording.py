@@ -1,4 +1,4 @@
-"""The forecast in words: what is promised, against whom, whether it learns, and what would help."""
+"""The forecast in words: what is promised, against whom, whether the run learns, and what would help."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def lines(forecast: PrivacyForecast) -> list[tuple[str, str]]:
 
 
 def verdict(forecast: PrivacyForecast) -> str:
-    """Return one sentence: how long the noise is, and what that means."""
+    """Return one sentence that says how long the noise is, and what that means."""
     meanings = (
         "it learns nearly as well as without noise",
         "it learns more slowly, and less",
@@ -71,7 +71,7 @@ def _not_hidden(plan: PrivacyPlan) -> str:
 
 
 def _beside(plan: PrivacyPlan) -> list[tuple[str, str]]:
-    """What is told beside the update under its noise, and what is measured and not told."""
+    """Return what is told beside the update under its noise, and what is measured and not told."""
     found = []
     if covered := plan.telling.words(plan.telling.covered):
         text = "; ".join(covered).capitalize()
@@ -118,7 +118,7 @@ def _delta(plan: PrivacyPlan) -> str:
 
 
 def rounds(forecast: PrivacyForecast) -> str:
-    """How many rounds the budget allows, in a sentence or two."""
+    """Return how many rounds the budget allows, in a sentence or two."""
     plan, within = forecast.plan, forecast.rounds_within
     if within is None or plan.max_epsilon is None:
         return f"All {plan.rounds}: no max_epsilon ends the run."
@@ -162,7 +162,7 @@ def _help(forecast: PrivacyForecast) -> list[str]:
 
 
 def _silos(forecast: PrivacyForecast) -> str:
-    """The rule for a handful of silos: hiding whole clients takes a noise of about 8 and more."""
+    """Return the rule for a handful of silos: hiding whole clients takes a noise of about 8 or more."""
     wanted = _wanted(forecast.plan, SILO_EPSILON, forecast.plan.rounds)
     needs = "more noise than there is" if wanted is None else f"noise of {_number(wanted)}"
     length = "" if wanted is None else (
@@ -200,7 +200,7 @@ def _number(value: float) -> str:
 
 
 def _at_least(value: float) -> str:
-    """A number of three digits that is not below it: one to be taken over."""
+    """Return a number of three digits that is not below the given one, for people to copy."""
     scale = 10.0 ** (2 - math.floor(math.log10(value)))
     return f"{math.ceil(value * scale) / scale:.6g}"
 

@@ -1,4 +1,4 @@
-"""From a run directory to one page: what was run, what it learned, how well the peers agreed, and what was forecast."""
+"""Makes one page of a run directory: what was run, what it learned, how well the peers agreed, what was forecast."""
 
 from __future__ import annotations
 

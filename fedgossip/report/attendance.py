@@ -1,4 +1,4 @@
-"""Who took part, drawn: contributions by round, and a lane for each client."""
+"""Figures of who took part: contributions by round, and a lane for each client."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 HEIGHT = 3.1
 MOST_COLUMNS = 160
-"""Of a figure; of more rounds each column stands for several."""
+"""Maximum number of columns of a figure; with more rounds each column stands for several."""
 MOST_APART = 60
-"""Columns with air between them."""
+"""Maximum number of columns that are drawn with space between them."""
 LANE_HEIGHT = 0.055  # inches
 OTHERS = (
     (Took.UNCOUNTED, SKY, "trained, not in the sum"),
@@ -31,7 +31,7 @@ OTHERS = (
     (Took.SILENT, ORANGE, "invited, silent"),
 )
 SHADES = (0.25, 0.5, 0.75, 1.0)
-"""Of a column that stands for several rounds, by the share of them that a client took part in."""
+"""Number of shades of a column that stands for several rounds, by the share that a client took part in."""
 
 
 def height(took: Participation) -> float:
@@ -71,9 +71,9 @@ def contributions(took: Participation, wanted: int | None, name: str) -> str | N
 
 
 def lanes(took: Participation, name: str, counted: str = "in the sum") -> str | None:
-    """Return a lane for each client with what it did in each round; None where that is not known.
+    """Return a lane for each client that shows what it did in each round; None where that is not known.
 
-    counted: what to call it that a client is in what came of a round.
+    counted: the word for a client whose contribution is in the round's result.
     """
     rounds = took.rounds
     if not took.followed or not rounds:

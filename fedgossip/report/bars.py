@@ -1,4 +1,4 @@
-"""What belongs to each peer, as stacked areas: its examples by class, its time by activity."""
+"""Stacked areas per peer: its examples by class, its time by activity."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def time_spent(run: RecordedRun, name: str) -> str | None:
 def time_of(run: RecordedRun, peer: PeerTotal) -> dict[str, float]:
     """Return the seconds of one peer by activity.
 
-    A client's rows end with its training: of the rest of the run it waited, for its turn or for the others.
+    A client's rows end with its training: it spent the rest of the run waiting, for its turn or for others.
     """
     if not run.summary.led:
         return peer.seconds

@@ -125,7 +125,7 @@ def _table(runs: Sequence[Named], entries: Sequence[ComparedRun], folder: Path) 
 
 
 def metric_of(runs: Sequence[Named]) -> Score:
-    """Return what the runs are compared by: the score of the first; runs that are judged by another have no value."""
+    """Return the score by which the runs are compared, that of the first run; runs with another have no value."""
     return runs[0][1].summary.score.metric
 
 
@@ -134,7 +134,7 @@ def _scored(metric: Score, which: str) -> Callable[[RecordedRun], float | None]:
 
 
 def _at_clients(metric: Score) -> Callable[[RecordedRun], float | None]:
-    """Return what gives the mean score that the clients measured last."""
+    """Return the function that gives the mean score that the clients measured last."""
 
     def pick(run: RecordedRun) -> float | None:
         tested = run.participation.at_clients if run.participation else {}

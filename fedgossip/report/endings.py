@@ -1,4 +1,4 @@
-"""What a reader must know first of a run that did not go as it should."""
+"""Notes that a reader needs first of a run that did not go as it should."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from fedgossip.report.reading import RecordedRun
 
 
 def unfinished(name: str, run: RecordedRun) -> tuple[str, str]:
-    """Return what a reader must know of a run that is not finished, and what it means for what is shown."""
+    """Return the note on a run that is not finished: why, and what that means for the page."""
     status, who = run.summary.status, f"{run.roles.one}s"
     if status == "partial" and run.summary.lacking:
         return f"{name} is {status}: {run.summary.lacking[0]}", " ".join(run.summary.lacking[1:])
@@ -34,7 +34,7 @@ def unfinished(name: str, run: RecordedRun) -> tuple[str, str]:
 
 
 def _wanting(run: RecordedRun) -> str:
-    """Return that there were too few clients, where that ended the run."""
+    """Return the note that too few clients ended the run, where they did."""
     facts = run.participation.too_few if run.participation else None
     if facts is None:
         return ""

@@ -190,7 +190,7 @@ def attended(took: Participation, wanted: int | None) -> str:
 
 
 def _counted(run: RecordedRun) -> str:
-    """What it means that a client has trained: no row tells in which step of fedbuff that came to be."""
+    """Return what "trained" means for a client: no row tells in which step of FedBuff its work counted."""
     return "trained" if run.summary.algorithm == FEDBUFF else "in the sum"
 
 
@@ -288,7 +288,7 @@ def coordinator(run: RecordedRun, took: Participation) -> Markup | None:
 
 
 def events(run: RecordedRun) -> Markup | None:
-    """Return what else happened, counted and then one by one: without what the section on rounds tells."""
+    """Return the other events, counted and then one by one, without those that the section on rounds tells."""
     counts = run.summary.events or Counter(event.name for event in run.events)
     if not counts:
         return None

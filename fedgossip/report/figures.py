@@ -38,7 +38,7 @@ def by_bytes(rows: list[ReportedRound]) -> Axis:
 
 
 def by_all_bytes(rows: list[ReportedRound]) -> Axis:
-    """As `by_bytes`, where not all who send are peers."""
+    """The same as `by_bytes`, for runs in which not only peers send."""
     label, place = by_bytes(rows)
     return label.replace("all peers", "all"), place
 
@@ -137,14 +137,14 @@ def consensus(run: RecordedRun, name: str, forecast: Band | None) -> str | None:
 
 
 def curve(axes: Axes, x: list[float], y: list[float], *, label: str, colour: str, dash: Any) -> None:
-    """Draw one line; with few points each is marked, and of two nobody knows what lies between: they stand alone."""
+    """Draw one line.  Few points are marked; two points stand alone, as nothing is known of what lies between them."""
     marker = "o" if len(x) <= 12 else ""
     line = dash if len(x) > 2 else "none"
     axes.plot(x, y, label=label, color=colour, linestyle=line, marker=marker, markersize=3.5)
 
 
 def _forecast(axes: Axes, forecast: Band, floor: float) -> None:
-    """Draw the band, or the bound, down to `floor`: a bound that falls for ever would flatten what was measured."""
+    """Draw the band, or the bound, down to `floor`: a bound that falls for ever would flatten the measured curve."""
     rounds, upper = forecast.rounds, forecast.upper
     seen = upper >= floor
     if forecast.lower is None:

@@ -14,7 +14,7 @@ from fedgossip.report.numbers import near_one, percent
 from fedgossip.report.reading import Graph, RecordedRun
 
 LABEL_LETTERS = 16
-"""Of a label that somebody gave, in a figure."""
+"""Maximum number of letters of a user's label in a figure."""
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,4 +1,4 @@
-"""Rounds as people count them: those that are over, or the one that is open."""
+"""Numbers of rounds as people count them: completed rounds, or the open one."""
 
 from __future__ import annotations
 

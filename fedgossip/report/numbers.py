@@ -1,4 +1,4 @@
-"""Numbers for people: three significant digits, units that fit, a dash for what was not measured."""
+"""Numbers for people: three significant digits, units that fit, and a dash for values that were not measured."""
 
 from __future__ import annotations
 

@@ -21,17 +21,17 @@ MOST_FOLLOWED = 64
 
 
 class Took(IntEnum):
-    """What became of one client in one round."""
+    """The part of one client in one round."""
 
     NOTHING = 0
-    """Not invited, as far as the rows tell."""
+    """The client was not invited, as far as the rows tell."""
     COUNTED = 1
     UNCOUNTED = 2
-    """It trained, and is not in the sum: it was not among the first that were wanted, or too late."""
+    """The client trained and is not in the sum: it was too late, or not among the first that were wanted."""
     ABANDONED = 3
-    """It trained for a round that was abandoned."""
+    """The client trained for a round that was abandoned."""
     SILENT = 4
-    """It was invited and trained nothing."""
+    """The client was invited and trained nothing."""
 
 
 class Participation:
@@ -42,13 +42,13 @@ class Participation:
         self.contributions: dict[int, int] = {}
         self.abandoned: dict[int, Mapping[str, Any]] = {}
         self.too_few: Mapping[str, Any] | None = None
-        """Set where the run ended early for want of clients."""
+        """The event that ended the run early for lack of clients, if any."""
         self.at_clients: dict[int, tuple[float, float | None]] = {}
         """By the rounds behind the model: mean and worst accuracy on examples that the clients keep to test on."""
         self.epsilon: dict[int, float] = {}
-        """What was spent by then, of privacy; the largest where clients differ."""
+        """The privacy that was spent by each round; the largest where clients differ."""
         self.turns = [0] * clients
-        """How often each client has trained."""
+        """The number of rounds that each client has trained in."""
         self._trained: list[set[int]] = [set() for _ in range(min(clients, MOST_FOLLOWED))]
         self._missed: list[set[int]] = [set() for _ in self._trained]
 

@@ -5,23 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 
 PIECE_BYTES = 1 << 20
-"""Read at once; a longer line is no row and is passed over."""
+"""Maximum bytes that are read at once; a longer line is no row and is skipped."""
 
 NEWEST_BYTES = 1 << 16
-"""Of a file whose past is told elsewhere, only so much of the end is read."""
+"""Bytes at the end that are read of a file whose past is told elsewhere."""
 
 
 class Tail:
-    """Reads whole lines; a last line that is not finished is left until it is.
+    """Reads whole lines; an unfinished last line is left until it is whole.
 
-    `newest`: begin near the end.  `again` tells that the file became shorter: it is another file now.
+    `newest`: begin near the end.  `again`: the file became shorter, so it is another file now.
     """
 
     def __init__(self, path: Path, *, newest: bool = False) -> None:
         self.path = path
         self.offset = 0
         self.size = 0
-        """When it was last looked at."""
+        """The time of the last look."""
         self.again = False
         self._torn = False  # the line at the offset began before it
         if newest and (size := self._look()) > NEWEST_BYTES:
@@ -29,7 +29,7 @@ class Tail:
 
     @property
     def behind(self) -> int:
-        """Bytes that were there at the last look and are not read."""
+        """Bytes that were there at the last look and have not been read."""
         return self.size - self.offset
 
     def lines(self) -> list[bytes]:
@@ -43,7 +43,7 @@ class Tail:
             with self.path.open("rb") as file:
                 file.seek(self.offset)
                 data = file.read(PIECE_BYTES)
-        except OSError:  # gone since we looked
+        except OSError:  # the file has gone since we looked
             return []
         return self._whole(data)
 
@@ -51,7 +51,7 @@ class Tail:
         try:
             self.size = self.path.stat().st_size
         except OSError:
-            self.size = self.offset  # not there: nothing new
+            self.size = self.offset  # there is no file, so nothing new
         return self.size
 
     def _whole(self, data: bytes) -> list[bytes]:
