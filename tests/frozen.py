@@ -42,7 +42,7 @@ def federated(**coordinator: Any) -> dict[str, Any]:
 
 def parallel(method: str, workers: int = 5, **more: Any) -> dict[str, Any]:
     task = {"kind": "quadratic", "dim": 7, "sigma": 0.1, "placement": "random"}
-    section = {"workers": workers, "method": method, "bucket": 12}
+    section = {"workers": workers, "method": method, "bucket": 24}
     return {"rounds": 6, "task": task, "parallel": section, "train": {"lr": 0.1, **more}}
 
 
