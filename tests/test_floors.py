@@ -43,7 +43,9 @@ HOMES = {
     "opacus": {"learning", "privacy"},
     "zeroconf": {"net"},
     "segno": {"cli"},
-    "pickle": set(),
+    "pickle": {"learning"},
+    "pyarrow": {"learning"},
+    "PIL": {"learning"},
     "random": set(),
 }
 

@@ -22,6 +22,7 @@ from fedgossip.experiment.checks import check
 from fedgossip.experiment.kinds import RUN_KINDS, kind_in
 from fedgossip.experiment.sections import Experiment
 from fedgossip.faults import KINDS
+from fedgossip.learning.data import OF_FILES
 
 
 def load_experiment(source: Path | str | Mapping[str, Any], overrides: Sequence[str] = (), **top: Any) -> Experiment:
@@ -179,7 +180,7 @@ def _anchor_paths(content: dict[str, Any], base: Path) -> None:
         if not (isinstance(data, dict) and isinstance(source := data.get(key), str)):
             continue
         kind, colon, rest = source.partition(":")
-        if colon and kind in ("csv", "npz", "text", "mnist", "fashion-mnist"):
+        if colon and kind in OF_FILES:
             name, mark, query = rest.partition("?")
             data[key] = f"{kind}:{(base / Path(name).expanduser()).resolve()}{mark}{query}"
 

@@ -23,7 +23,8 @@ class DataSection(msgspec.Struct, forbid_unknown_fields=True):
     """[data]: which examples there are, and who has which."""
 
     source: str = "digits"
-    """digits | breast-cancer | mnist | fashion-mnist | csv:PATH?label=COLUMN | npz:PATH | text:PATH |
+    """digits | breast-cancer | diabetes | mnist | fashion-mnist | csv:PATH?label=COLUMN | npz:PATH | text:PATH |
+    parquet:PATH?label=COLUMN | images:FOLDER | cifar10:PATH | femnist:PATH | huggingface:FOLDER?label=COLUMN |
     module:function; with {peer} in it, a file of each peer's own, see learning/per_peer.py"""
     partition: dict[str, Any] = msgspec.field(default_factory=lambda: {"kind": "iid"})
     """kind = iid | dirichlet | shard | pathological | size-skewed | natural | own, and that kind's own keys."""

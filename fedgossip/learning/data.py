@@ -7,6 +7,11 @@ load("mnist:PATH")                               IDX files in PATH
 load("csv:PATH?label=COLUMN&group=COLUMN")       a table of numbers; drop=A,B leaves columns out; scale=standard
 load("npz:PATH")                                 arrays x, y and, if there, groups
 load("text:PATH?context=32&min_chars=1000")      plays: every speaker is a client
+load("parquet:PATH?label=COLUMN")                as csv; needs fedgossip[parquet]
+load("images:FOLDER?size=32&mode=gray")          pictures, a class a folder; needs fedgossip[images]
+load("cifar10:PATH")                             the Python or the binary archive, or its folder
+load("femnist:PATH")                             LEAF's json files: every writer is a client
+load("huggingface:FOLDER?label=COLUMN")          what datasets' save_to_disk wrote; needs fedgossip[huggingface]
 load("module:function")                          yours: gives a Dataset, (x, y) or (x, y, groups)
 """
 
@@ -120,7 +125,10 @@ def _ranks(keys: Indices, order: Indices, share: float) -> npt.NDArray[np.bool_]
 
 # --- loading ----------------------------------------------------------------------------------------------------
 
-KINDS = ("digits", "breast-cancer", "diabetes", "mnist", "fashion-mnist", "csv", "npz", "text")
+BUNDLED = ("digits", "breast-cancer", "diabetes")
+OF_FILES = ("mnist", "fashion-mnist", "csv", "npz", "text", "parquet", "images", "cifar10", "femnist", "huggingface")
+"""Sources with a path behind their name; that of the first two may be left out."""
+KINDS = (*BUNDLED, *OF_FILES)
 
 
 def load(
@@ -170,9 +178,9 @@ def _load(source: str, base: Path | None, class_names: tuple[str, ...], task: st
         raise ConfigError(f"unknown data source {source!r}", nearest(kind, [*KINDS, "module:function"]))
     path, _, query = rest.partition("?")
     options = _options(source, query, _OPTIONS.get(kind, ()))
-    if kind in ("csv", "npz", "text") and not path:
+    if kind in OF_FILES[2:] and not path:
         raise ConfigError(f"{source!r} names no file", f"Write {kind}:PATH.")
-    if kind in ("digits", "breast-cancer", "diabetes") and colon:
+    if kind in BUNDLED and colon:
         raise ConfigError(f"{source!r}: {kind} takes nothing after its name", f"Write {kind}.")
     place = (base or Path.cwd()) / Path(path).expanduser() if path else None
     return _read(kind, place, options, class_names, task)
@@ -181,13 +189,16 @@ def _load(source: str, base: Path | None, class_names: tuple[str, ...], task: st
 _OPTIONS: Mapping[str, tuple[str, ...]] = {
     "csv": ("label", "group", "drop", "scale"),
     "text": ("context", "min_chars"),
+    "parquet": ("label", "group", "drop", "scale"),
+    "images": ("size", "mode"),
+    "huggingface": ("label", "group", "drop", "scale", "size", "mode"),
 }
 
 
 def _read(
     kind: str, path: Path | None, options: Mapping[str, str], class_names: tuple[str, ...], task: str
 ) -> Dataset:
-    from fedgossip.learning import bundled, idx, tables, text  # they import Dataset from here
+    from fedgossip.learning import arrow, bundled, cifar, idx, images, leaf, tables, text
 
     match kind:
         case "digits":
@@ -202,14 +213,30 @@ def _read(
             return tables.read_npz(_there(path), task)
         case "text":
             return text.read(_there(path), options)
+        case "parquet":
+            return arrow.read_parquet(_there(path), options, class_names, task)
+        case "images":
+            return images.read(_there(path, folder=True), options, class_names)
+        case "huggingface":
+            return arrow.read_saved(_there(path, folder=True), options, class_names, task)
+        case "cifar10":
+            return cifar.read(_any(path))
+        case "femnist":
+            return leaf.read(_any(path))
         case _:
             return idx.read(kind, path)
 
 
-def _there(path: Path | None) -> Path:
-    if path is None or not path.is_file():
-        raise ConfigError(f"there is no file {path}", "A relative path starts at the folder of the experiment file.")
+def _there(path: Path | None, *, folder: bool = False) -> Path:
+    if path is None or not (path.is_dir() if folder else path.is_file()):
+        what = "folder" if folder else "file"
+        raise ConfigError(f"there is no {what} {path}", "A relative path starts at the folder of the experiment file.")
     return path
+
+
+def _any(path: Path | None) -> Path:
+    """A file or a folder."""
+    return _there(path, folder=path is not None and path.is_dir())
 
 
 def _options(source: str, query: str, known: tuple[str, ...]) -> dict[str, str]:

@@ -7,6 +7,7 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -15,22 +16,56 @@ from fedgossip.errors import ConfigError, nearest
 from fedgossip.learning.dataset import OF_COLUMNS, Dataset, Indices, check_classes, from_arrays, group_ids
 from fedgossip.learning.objectives import CLASSIFICATION, MULTI_LABEL, REGRESSION
 
+Numbers = npt.NDArray[Any]
+
 SCALES = ("none", "standard")
 LARGEST = float(np.finfo(np.float32).max)
+
+
+class Columns(Protocol):
+    """A table by its columns, whatever file it comes from."""
+
+    kind: str
+    """As a source begins: csv."""
+    path: Path
+
+    @property
+    def header(self) -> Sequence[str]: ...
+
+    def numbers(self, column: int, advice: str) -> Numbers:
+        """Return a column as float64 [m], or [m, ...] where a cell holds several numbers.
+
+        Raises ConfigError, with `advice` where there is some, for a cell that is no number float32 can hold.
+        """
+        ...
+
+    def words(self, column: int) -> list[str]:
+        """Return a column as texts."""
+        ...
+
+    def class_names(self, column: int) -> Sequence[str]:
+        """Return what the whole numbers of a label column are called, where the file says so."""
+        ...
 
 
 def read_csv(
     path: Path, options: Mapping[str, str], class_names: Sequence[str] = (), task: str = CLASSIFICATION
 ) -> Dataset:
-    """Return a table whose first line names the columns; all but the label, the group and `drop` are numbers.
+    """Return a table whose first line names the columns; all but the label, the group and `drop` are numbers."""
+    return of_columns(CsvColumns(path), options, class_names, task)
+
+
+def of_columns(table: Columns, options: Mapping[str, str], class_names: Sequence[str], task: str) -> Dataset:
+    """Return the examples of a table; all columns but the label, the group and `drop` are features.
 
     Labels may be words or numbers: the classes are their sorted values, or `class_names`.  Of a regression they are
     numbers, of a multi-label task 0 and 1, of several columns: label=A,B.  With `scale=standard` x is float64, and
     `split` gives every column mean 0 and deviation 1 over the training examples.
     """
-    header, rows, lines = _rows(path)
+    path, header = table.path, table.header
     if "label" not in options:
-        raise ConfigError(f"{path}: which column is the label?", f"Write csv:{path.name}?label={header[-1]}.")
+        advice = f"Write {table.kind}:{path.name}?label={header[-1]}."
+        raise ConfigError(f"{path}: which column is the label?", advice)
     labels = [_column(path, header, name.strip()) for name in options["label"].split(",")]
     if task not in OF_COLUMNS and len(labels) > 1:
         advice = 'Several are for task.kind = "regression" or "multi-label"; name one.'
@@ -40,8 +75,8 @@ def read_csv(
     features = [c for c in range(len(header)) if c not in dropped | {*labels, group}]
     if not features:
         raise ConfigError(f"{path}: no column is left to learn from", "Drop fewer columns.")
-    x = _numbers(path, header, rows, lines, features)
-    ids, groups = (None, ()) if group is None else group_ids(np.array([row[group] for row in rows]))
+    x = _features([table.numbers(c, "") for c in features])
+    ids, groups = (None, ()) if group is None else group_ids(np.array(table.words(group)))
     scale = options.get("scale", "none")
     if scale not in SCALES:
         raise ConfigError(f"{path}: unknown scale {scale!r}", nearest(scale, SCALES))
@@ -49,11 +84,35 @@ def read_csv(
     columns = tuple(header[c] for c in features)
     made = partial(Dataset, path.stem, values, groups=ids, group_names=groups, scale=scale, columns=columns)
     if task in OF_COLUMNS:
-        y = _numbers(path, header, rows, lines, labels, LABEL_ADVICE[task])
+        y = np.stack([_one_each(path, header[c], table.numbers(c, LABEL_ADVICE[task])) for c in labels], axis=1)
         kept = y if scale == "standard" and task == REGRESSION else y.astype(np.float32)
         return made(y=kept, classes=0, kind=task, label_names=tuple(header[c] for c in labels))
-    names, which = _classes(path, _labels([row[labels[0]] for row in rows]), class_names)
+    known = class_names or table.class_names(labels[0])
+    if known and table.class_names(labels[0]):
+        which = _named_classes(path, table.numbers(labels[0], ""), known)
+        return made(y=which, classes=len(known), class_names=tuple(known))
+    names, which = _classes(path, _labels(table.words(labels[0])), class_names)
     return made(y=which, classes=len(names), class_names=names)
+
+
+def _features(columns: list[Numbers]) -> Numbers:
+    """Return examples [m, features]; of one column whose cells are arrays, those as they are."""
+    if len(columns) == 1 and columns[0].ndim > 1:
+        return columns[0]
+    return np.concatenate([column.reshape(len(column), -1) for column in columns], axis=1)
+
+
+def _one_each(path: Path, name: str, column: Numbers) -> Numbers:
+    if column.ndim > 1:
+        raise ConfigError(f"{path}: a label of {name!r} holds several numbers", "Name columns of one number each.")
+    return column
+
+
+def _named_classes(path: Path, labels: Numbers, names: Sequence[str]) -> Indices:
+    if not ((labels >= 0) & (labels < len(names)) & (labels == np.floor(labels))).all():
+        advice = f"There are {len(names)} classes: {', '.join(names[:20])}."
+        raise ConfigError(f"{path}: a label is none of the classes that the file names", advice)
+    return labels.astype(np.int64)
 
 
 LABEL_ADVICE = {
@@ -93,6 +152,35 @@ def read_npz(path: Path, task: str = CLASSIFICATION) -> Dataset:
         raise ConfigError(f"{path}: not an npz archive of arrays: {error}", "Write it with numpy.savez.") from error
 
 
+class CsvColumns:
+    """A CSV file."""
+
+    kind = "csv"
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.header, self._rows, self._lines = _rows(path)
+
+    def numbers(self, column: int, advice: str) -> Numbers:
+        found = np.empty(len(self._rows))
+        for k, row in enumerate(self._rows):
+            if not _is_number(row[column]):
+                name = self.header[column]
+                raise ConfigError(
+                    f"{self.path}, line {self._lines[k]}, column {name!r}: {row[column]!r} is not a number that "
+                    "float32 can hold",
+                    advice or f"Fill it, or leave the column out with drop={name}.",
+                )
+            found[k] = float(row[column])
+        return found
+
+    def words(self, column: int) -> list[str]:
+        return [row[column] for row in self._rows]
+
+    def class_names(self, column: int) -> Sequence[str]:  # noqa: ARG002
+        return ()
+
+
 def _rows(path: Path) -> tuple[list[str], list[list[str]], list[int]]:
     rows, lines = [], []
     try:
@@ -120,25 +208,6 @@ def _column(path: Path, header: Sequence[str], name: str) -> int:
     if name not in header:
         raise ConfigError(f"{path}: no column {name!r}", nearest(name, header))
     return header.index(name)
-
-
-def _numbers(
-    path: Path, header: Sequence[str], rows: list[list[str]], lines: list[int], columns: list[int],
-    advice: str = "",
-) -> npt.NDArray[np.float64]:
-    x = np.empty((len(rows), len(columns)))
-    for k, (line, row) in enumerate(zip(lines, rows, strict=True)):
-        try:
-            x[k] = [float(row[c]) for c in columns]
-        except ValueError:
-            x[k] = np.nan
-        if not (np.abs(x[k]) <= LARGEST).all():
-            bad = next(c for c in columns if not _is_number(row[c]))
-            raise ConfigError(
-                f"{path}, line {line}, column {header[bad]!r}: {row[bad]!r} is not a number that float32 can hold",
-                advice or f"Fill it, or leave the column out with drop={header[bad]}.",
-            )
-    return x
 
 
 def _is_number(cell: str) -> bool:
