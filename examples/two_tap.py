@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import fedgossip
 from fedgossip.algorithms.dsgd import DSGD
-from fedgossip.vectors import Vector
+from fedgossip.vectors import Vector, add, linear
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,10 @@ class TwoTap(DSGD):
         return Taps(x, x)
 
     def mixed(self, state, mixed):
-        om = state.x.dtype.type(self.om)
-        return Taps(mixed[0] * om + state.before * (1 - om), state.x)
+        return Taps(linear((self.om, mixed[0]), (1 - self.om, state.before)), state.x)
 
     def corrected(self, state, differences):
-        return replace(state, x=state.x + differences[0])
+        return replace(state, x=add(state.x, differences[0]))
 
     def rejoined(self, state, model):
         return self.start(model)

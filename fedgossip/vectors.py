@@ -12,11 +12,15 @@ import hashlib
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import singledispatch
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 Vector = npt.NDArray[np.floating]
+Array = TypeVar("Array")
+"""A Vector, or what else `linear_of` knows."""
 
 RowGroups = Sequence[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.float64]]]
 """(nodes [g], ids [g, k], weights [g, k]) for nodes with equal numbers k of terms; ids ascend in each row."""
@@ -102,14 +106,61 @@ def frozen(vector: Vector) -> Vector:
     return vector
 
 
-def add(left: Vector, right: Vector) -> Vector:
+Factor = float | npt.NDArray[np.floating]
+"""A number, or of vectors [n, d] an array [n, 1] with one for each row."""
+
+
+def linear(*terms: tuple[Factor, Array]) -> Array:
+    """Return factor_1 * vector_1 + factor_2 * vector_2 + ... as a new frozen array, [d] or [n, d].
+
+    Each product is rounded, and each sum in the order given; a factor is rounded to the vectors' type first.  What is
+    summed is of one shape and type.  An algorithm that is written with it runs on whatever `linear_of` knows: another
+    kind of array is registered there, and then takes the same source.  Raises ValueError on no terms.
+    """
+    if not terms:
+        raise ValueError("nothing to add up")
+    found: Array = linear_of(terms[0][1], terms)
+    return found
+
+
+@singledispatch
+def linear_of(first: Any, terms: Sequence[tuple[Factor, Any]]) -> Any:  # noqa: ARG001
+    """Return `linear` of the terms, by the kind of the first vector.  Raises TypeError for one that is not known."""
+    raise TypeError(f"a {type(first).__name__} is no vector; see vectors.linear_of")
+
+
+@linear_of.register
+def _linear_of_numpy(first: np.ndarray, terms: Sequence[tuple[Factor, Vector]]) -> Vector:
+    total = empty(first.size, first.dtype).reshape(first.shape)
+    (factor, _), *rest = terms
+    exact = rest and _is_one(factor)  # and needs no product
+    running = first if exact else np.multiply(first, _rounded(factor, first), out=total)
+    for factor, vector in rest:
+        if _is_one(factor):
+            running = np.add(running, vector, out=total)
+        elif _is_one(-factor):
+            running = np.subtract(running, vector, out=total)
+        else:
+            running = np.add(running, vector * _rounded(factor, first), out=total)
+    return frozen(total)
+
+
+def _is_one(factor: Factor) -> bool:
+    return not isinstance(factor, np.ndarray) and factor == 1
+
+
+def _rounded(factor: Factor, vector: Vector) -> Any:
+    return factor.astype(vector.dtype) if isinstance(factor, np.ndarray) else vector.dtype.type(factor)
+
+
+def add(left: Array, right: Array) -> Array:
     """Return left + right as a new frozen array, [d] or [n, d]."""
-    return frozen(np.add(left, right, out=empty(left.size, left.dtype).reshape(left.shape)))
+    return linear((1, left), (1, right))
 
 
-def subtract(left: Vector, right: Vector) -> Vector:
+def subtract(left: Array, right: Array) -> Array:
     """Return left - right as a new frozen array, [d] or [n, d]."""
-    return frozen(np.subtract(left, right, out=empty(left.size, left.dtype).reshape(left.shape)))
+    return linear((1, left), (-1, right))
 
 
 def negated(vector: Vector) -> Vector:

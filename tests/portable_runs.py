@@ -122,7 +122,7 @@ def mixed() -> list[Tensor]:
 
 
 def stacked(batch: int) -> list[Tensor]:
-    """The products of `batched`: usual and odd shapes, one node and many, forward, backward and update."""
+    """The products of `stacked_engine`: usual and odd shapes, one node and many, forward, backward and update."""
     found = []
     for rows, inputs, outputs in ((16, 80, 32), (5, 33, 10), (17, 17, 5), (2, 13, 7), (3, 784, 10)):
         a, w = numbers(batch, rows, inputs), numbers(batch, inputs, outputs)

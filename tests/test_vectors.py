@@ -10,11 +10,28 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedgossip import vectors
-from fedgossip.vectors import Vector, consensus_distance, digest, empty, frozen, mean, ordered_mix, ordered_mix_rows
+from fedgossip.algorithms.base import Step
+from fedgossip.algorithms.dsgd import DSGD
+from fedgossip.algorithms.gradient_tracking import GradientTracking
+from fedgossip.vectors import (
+    Vector,
+    add,
+    consensus_distance,
+    digest,
+    empty,
+    frozen,
+    linear,
+    linear_of,
+    mean,
+    ordered_mix,
+    ordered_mix_rows,
+    subtract,
+)
 
 POOLED = vectors._POOLED_BYTES // 4
 """float32 elements of the smallest block that is kept warm."""
@@ -296,3 +313,68 @@ def test_one_element_that_is_not_finite_is_seen_wherever_it_is(bad: float, place
     assert vectors.all_finite(x)
     x[place] = bad
     assert not vectors.all_finite(x)
+
+
+# --- sums of products -------------------------------------------------------------------------------------------------
+
+factors = st.one_of(st.sampled_from([1, -1, 1.0, 0.5, 1 / 3, -0.1]), st.floats(-4, 4))
+
+
+@given(st.lists(factors, min_size=1, max_size=5), st.sampled_from([np.float32, np.float64]), st.integers(0, 99))
+@settings(max_examples=60, deadline=None)
+def test_linear_rounds_each_product_and_then_each_sum_in_order(several: list[float], kind: Any, seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    terms = [(factor, draw.standard_normal((3, 7)).astype(kind)) for factor in several]
+    expected = terms[0][1] * kind(terms[0][0])
+    for factor, vector in terms[1:]:
+        expected = expected + vector * kind(factor)
+    found = linear(*terms)
+    assert found.tobytes() == expected.tobytes()
+    assert not found.flags.writeable
+
+
+def test_a_factor_for_each_row_is_that_factor_of_each_vector() -> None:
+    draw = np.random.default_rng(1)
+    x, u = draw.standard_normal((2, 4, 9)).astype(np.float32)
+    rates = np.array([[1.0], [0.3], [-1.0], [2.5]])
+    together = linear((1, x), (rates, u))
+    for row in range(4):
+        assert together[row].tobytes() == linear((1, x[row]), (float(rates[row, 0]), u[row])).tobytes()
+
+
+def test_a_sum_of_nothing_and_of_what_is_no_vector_is_refused() -> None:
+    with pytest.raises(ValueError, match="nothing to add up"):
+        linear()
+    with pytest.raises(TypeError, match="a list is no vector"):
+        linear((1, [1.0]))
+
+
+def test_add_and_subtract_keep_the_sign_of_zero() -> None:
+    zero = np.array([0.0, -0.0], np.float32)
+    assert add(zero, zero).tobytes() == (zero + zero).tobytes()
+    assert subtract(zero, zero[::-1].copy()).tobytes() == (zero - zero[::-1]).tobytes()
+
+
+@linear_of.register
+def _linear_of_torch(first: torch.Tensor, terms: Any) -> torch.Tensor:
+    total = first * float(first.new_tensor(terms[0][0]))
+    for factor, tensor in terms[1:]:
+        total = total + tensor * float(first.new_tensor(factor))  # not alpha=: that rounds once
+    return total
+
+
+@pytest.mark.parametrize("algorithm", [DSGD(), GradientTracking()])
+def test_an_algorithm_takes_tensors_by_the_same_source_and_with_the_same_bits(algorithm: Any) -> None:
+    draw = np.random.default_rng(2)
+    x, *updates = draw.standard_normal((6, 5, 8)).astype(np.float32)
+    W = torch.from_numpy(np.full((5, 5), 0.2, np.float32))
+    rows, tensors = algorithm.start(frozen(x)), algorithm.start(torch.from_numpy(x.copy()))
+    for round, update in enumerate(updates):
+        rows, out = algorithm.trained(rows, update, Step(round))
+        tensors, sent = algorithm.trained(tensors, torch.from_numpy(update), Step(round))
+        mixed = tuple(W @ one for one in sent)
+        rows = algorithm.mixed(rows, tuple(one.numpy() for one in mixed))
+        tensors = algorithm.mixed(tensors, mixed)
+        assert all(a.tobytes() == b.numpy().tobytes() for a, b in zip(out, sent, strict=True))
+    assert isinstance(algorithm.model(tensors), torch.Tensor)
+    assert algorithm.model(rows).tobytes() == algorithm.model(tensors).numpy().tobytes()

@@ -17,11 +17,10 @@ from fedgossip.algorithms.sampling import Uniform
 from fedgossip.errors import ConfigError
 from fedgossip.experiment import Experiment
 from fedgossip.experiment.kinds import RUN_KINDS, RunKind
-from fedgossip.machine import Checkpoint, Effect, Event, Finish, Machine, NodeId, Started
+from fedgossip.machine import Effect, Event, Finish, Machine, NodeId, Started
 from fedgossip.metrics import Network
 from fedgossip.plans.completeness import Lacking
-from fedgossip.plans.credentials import Own
-from fedgossip.plans.plan import PARTIAL, Arrays, PlanDefaults, RunOutlook, nanoseconds
+from fedgossip.plans.plan import PARTIAL, Arrays, PlanDefaults, RunOutlook, Seat, nanoseconds
 from fedgossip.protocols.client import Client, ClientSettings
 from fedgossip.protocols.coordinator import Coordinator, CoordinatorSettings
 from fedgossip.records import Row
@@ -93,28 +92,20 @@ class ShardsPlan(PlanDefaults):
             return (s.workers + node % s.servers,)
         return tuple(range(node - s.workers, s.workers, s.servers)) if what == "server" else ()
 
-    def machine(
-        self,
-        node: NodeId,
-        initial: Vector,
-        schema: str,
-        resumed: Checkpoint | None = None,
-        *,
-        incarnation: int = 0,
-        own: Own | None = None,
-    ) -> Machine:
-        e, near, federated = self.experiment, tuple(self.partners(node)), make("fedavg", clients=self.learners)
+    def seated(self, seat: Seat) -> Machine:
+        e, near, federated = self.experiment, tuple(self.partners(seat.node)), make("fedavg", clients=self.learners)
+        begun = seat.initial, seat.schema
         if not near:
-            return Onlooker(initial)
-        if self.roles.of(node).learns:
+            return Onlooker(seat.initial)
+        if self.roles.of(seat.node).learns:
             settings = ClientSettings(e.rounds, nanoseconds(60))
-            return Client(node, near[0], federated.clients, initial, schema, settings, resumed)
+            return Client(seat.node, near[0], federated.clients, *begun, settings, seat.resumed)
         wait = nanoseconds(e.shards.deadline)
         terms = CoordinatorSettings(
             rounds=e.rounds, min_clients=1, deadline_ns=wait, least_deadline_ns=wait, start_ns=wait, return_ns=wait
         )
         who = Uniform(e.seed, near, len(near))
-        return Coordinator(node, near, federated, who, initial, schema, terms, resumed)
+        return Coordinator(seat.node, near, federated, who, *begun, terms, seat.resumed)
 
     def is_complete(self, node: NodeId, rounds: int, *, stopped: bool = False) -> bool:
         return rounds == self.experiment.rounds if node in self.roles.counted else not stopped

@@ -3,8 +3,8 @@
     entries.py  one line of an audit log: chained, signed       log.py         writes them, for many lives
     verify.py   is a log as it was written?                     compare.py     do two participants say the same?
     records.py  the file of one secure sum                      transcript.py  writes it
-    said.py, course.py, verify_round.py                         did the round go as the protocol says?
-    export.py   for people who ask
+    transcript_frames.py, round_checks.py, verify_round.py                         did the round go as the protocol
+    says? export.py   for people who ask
 
 What an entry says, by the names of its facts, whatever its kind:
 

@@ -1,4 +1,4 @@
-"""The command line.  Thin: each command reads its words, calls one function of a lower floor, prints what came out.
+"""The command line.  Each command reads its words, calls one function of a lower floor and prints the result.
 
 Commands are imported when they are used: `fedgossip --help` loads click and nothing else.
 """

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 PATH = click.Path(path_type=Path)
 _HASH = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b")
-"""So much of a hash is shown."""
+"""Number of hex digits of a hash that are shown."""
 
 
 @click.group()
@@ -119,7 +119,7 @@ def export(log: Path, out: Path, as_table: bool | None, key: str | None) -> int:
 
 @dataclass(frozen=True)
 class _Judge:
-    """By which keys files are verified."""
+    """The keys by which files are verified."""
 
     key: str | None
     endpoints: Path | None
@@ -161,7 +161,7 @@ class _Judge:
         return verify_log(path, self._key(path), self.head)
 
     def _key(self, path: Path) -> bytes | None:
-        """Return the key to verify a log by: given, of the endpoints, or none, for that which the log names."""
+        """Return the key to verify a log by: the given one, the endpoints', or None for the one that the log names."""
         from fedgossip.errors import ConfigError
         from fedgossip.net.endpoints import load_blocks
 
@@ -187,7 +187,7 @@ class _Judge:
 
 
 def _participant(path: Path) -> int | None:
-    """Return whose log it says it is; None where it does not."""
+    """Return the owner that the log names; None where it names none."""
     from fedgossip.audit.entries import AuditError, entries, owner_of
 
     try:
@@ -197,7 +197,7 @@ def _participant(path: Path) -> int | None:
 
 
 def _compared(verdict: Verification, others: list[Verification], *, every: bool) -> Verification:
-    """Return the verdict with every disagreement with one of the others; `every`: they are all that there is."""
+    """Return the verdict with every disagreement with the others; `every`: there are no more files than these."""
     from fedgossip.audit.compare import compare, unheard
     from fedgossip.audit.verify import Fault
 
@@ -228,7 +228,7 @@ def _facts(verdict: Verification) -> dict[str, object]:
 
 
 def _said(verdict: Verification) -> str:
-    """Return the verdict, what was found, and what it is about."""
+    """Return the verdict, the faults and the facts of one file, as lines."""
     head = f"{verdict.path}: {verdict.what}: {'sound' if verdict.sound else 'NOT sound'}"
     about = _of_log(verdict) if "entries" in verdict.facts else _of_round(verdict)
     notes = [f"  note: {remark}" for remark in verdict.remarks]

@@ -31,13 +31,13 @@ FAULTS: list[dict[str, Any]] = [
 ]
 
 PLAIN_SECONDS = 5.0
-"""Between two plain lines about all peers."""
+"""Seconds between two plain lines about all peers."""
 
 HITS_SHOWN = 4
 
 
 def run_chaos(seed: int, rounds: int, out: Path | None) -> int:
-    """Run the experiment with real processes and everything going wrong, then once more undisturbed, simulated."""
+    """Run the experiment with real processes and many faults, then once more without faults, simulated."""
     from fedgossip.drivers.local import run_local_plan
     from fedgossip.drivers.simulate import simulate_plan
 
@@ -83,7 +83,7 @@ def plan_of(name: str, seed: int, rounds: int, faults: list[dict[str, Any]]) -> 
 
 
 def words(disturbed: Run, quiet: Run) -> list[str]:
-    """What came out, for somebody who has not heard of any of this."""
+    """Return the results for a reader who knows nothing of the subject."""
     events, accuracy, usual = disturbed.summary["events"], disturbed.score, quiet.score
     finished = sum(vector is not None for vector in disturbed.vectors)
     return [

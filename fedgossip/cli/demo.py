@@ -51,7 +51,7 @@ def _graphs(seed: int, rounds: int, out: Path | None) -> int:
     folder = out or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")
     echo("16 peers learn to read handwritten digits.  Each sees only its own, uneven share of the images")
     echo("(Dirichlet 0.3); after every 5 small steps each averages its model with its neighbours' models.\n")
-    with PeerProcesses() as family:  # warms up while the simulator works
+    with PeerProcesses() as family:  # the parent of the processes warms up while the simulator works
         echo("1. Eight graphs, simulated.  Test accuracy of the averaged model, the mean and the worst peer:\n")
         simulated = _simulate_all(seed, rounds, folder)
         echo("\n   The gap is the graph's worst case, n_W how many neighbours' models a peer in effect averages;")

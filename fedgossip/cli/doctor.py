@@ -45,7 +45,7 @@ def _findings() -> Iterator[tuple[bool, str]]:
 
 
 def _kernels() -> tuple[bool, str]:
-    """Of torch, after it is loaded: MKL's own word goes before the environment's."""
+    """Return what holds for torch, once it is loaded: MKL's own word goes before the environment's."""
     from fedgossip.learning.portable import capability
 
     asked = {1: "as it likes", 2: "AUTO", 3: "COMPATIBLE"}.get(kernels.mkl_mode() or 0, "not known")

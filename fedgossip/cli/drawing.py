@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
     from fedgossip.topology import Mixing, Schedule, Topology
 
-DRAW_LIMIT = 2000  # nodes; beyond it a drawing is a blot
-MOST_ROUNDS = 24  # pictures side by side
-EXAMPLES = 4  # rounds of a schedule that never repeats
+DRAW_LIMIT = 2000  # maximum number of nodes: a drawing of more cannot be read
+MOST_ROUNDS = 24  # maximum number of pictures side by side
+EXAMPLES = 4  # number of rounds drawn of a schedule that never repeats
 FORMATS = (".svg", ".png", ".pdf")
 
 
 def save(schedule: Schedule, title: str, place: Path) -> None:
-    """Draw one graph, or the rounds of a schedule side by side, to `place`; ConfigError where that cannot be."""
+    """Draw one graph, or the rounds of a schedule side by side, to `place`.  Raises ConfigError where it cannot."""
     if place.suffix.lower() not in FORMATS:
         raise ConfigError(f"cannot draw to {place}", f"End the name in {', '.join(FORMATS)}.")
     if schedule.n > DRAW_LIMIT:
@@ -45,7 +45,7 @@ def _one(mixing: Mixing, title: str) -> Figure:
 
 
 def _side_by_side(schedule: Schedule, title: str) -> Figure:
-    """Every round of a period, or the first ones; all nodes on one circle, which every round shares."""
+    """Draw every round of a period, or the first ones; all rounds share one circle of nodes."""
     import networkx as nx
     from matplotlib.figure import Figure
 
@@ -89,7 +89,7 @@ def _save(figure: Any, place: Path) -> None:
 
 
 def _places(graph: Topology) -> dict[int, Any]:
-    """Return a place per node: its own where it has one, on a circle where the graph is one, else by forces."""
+    """Return a place per node: its own where it has one, on a circle where the graph is a ring, else by forces."""
     import networkx as nx
 
     if graph.positions is not None:

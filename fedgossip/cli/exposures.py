@@ -18,7 +18,7 @@ Name = Callable[[int], str]
 HEADS = ("exchange", "between mixings", "exposed", "after", "in float32", "after")
 
 NAMED = 6
-"""So many nodes are named; --json has all."""
+"""Maximum number of nodes that are named; --json has all."""
 
 _EXCHANGES = {"clear": "plain gossip", "sums": "private gossip"}
 _SITUATIONS = {"averaging": "nothing", "training": "training"}
@@ -48,7 +48,7 @@ def _cells(victims: Victims, others: int) -> tuple[str, str]:
 
 
 def meanings(audit: Audit) -> list[str]:
-    """Return what the table's words mean, and what was tried."""
+    """Return lines that say what the table's words mean, and what was tried."""
     one = audit.colluding == 1
     worst = "the node that sees most" if one else f"the {audit.colluding} nodes that together see most"
     tried = f"all {audit.sets}" if audit.all_sets else f"{audit.sets} sets of neighbours"
@@ -60,7 +60,7 @@ def meanings(audit: Audit) -> list[str]:
 
 
 def verdict(audit: Audit, schedule: Schedule, reason: str | None) -> list[str]:
-    """Return what follows from it, a sentence or two per line."""
+    """Return the conclusions, a sentence or two per line."""
     name = schedule.mixing(0).topology.label
     said = [_plain(audit, name)]
     if reason:
@@ -78,7 +78,7 @@ def _plain(audit: Audit, name: Name) -> str:
 
 
 def _in_sums(exposure: Exposure, name: Name) -> str:
-    """What sums would give away where they are refused."""
+    """Return what sums would give away on graphs where they are refused."""
     curious, victims = worst(exposure.exact)
     return f"  From sums {_whom(curious, victims, name)}{_such(exposure.exact)}." if victims else ""
 

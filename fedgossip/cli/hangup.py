@@ -1,4 +1,4 @@
-"""A terminal that is closed while a command runs: as Ctrl-C, and what is written to it afterwards is lost, no fault."""
+"""Closing the terminal of a running command is Ctrl-C; what is written to it afterwards is lost, which is no fault."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import Any
 
 
 def prepare() -> None:
-    """From now on let SIGHUP be Ctrl-C, where nobody has said otherwise (nohup), and let a closed terminal be."""
+    """Take SIGHUP as Ctrl-C from now on, where nobody has said otherwise (nohup), and ignore a closed terminal."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if isinstance(stream, io.TextIOWrapper) and stream.isatty():
             setattr(sys, name, _on_terminal(stream))
-    number = getattr(signal, "SIGHUP", None)  # none on Windows
+    number = getattr(signal, "SIGHUP", None)  # Windows has none
     if number is not None and signal.getsignal(number) is signal.SIG_DFL:
         signal.signal(number, _hung_up)
 
 
 def _hung_up(number: int, _frame: FrameType | None) -> None:
-    signal.signal(number, signal.SIG_IGN)  # the shell and the system may both say it: a second Ctrl-C would end at once
+    signal.signal(number, signal.SIG_IGN)  # both shell and system may send it: a second Ctrl-C would end at once
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         raise KeyboardInterrupt
     signal.raise_signal(signal.SIGINT)

@@ -1,4 +1,4 @@
-"""What `peer`, `coordinator` and `client` have in common: one participant of a run over several machines."""
+"""The common part of `peer`, `coordinator` and `client`: one participant of a run over several machines."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Command = Callable[..., Any]
 
 ALL = "all-peers"
-"""The folder into which people are told to put the folders of all peers."""
+"""Name of the folder into which people are told to put the folders of all peers."""
 
 
 def options(command: Command) -> Command:
@@ -55,7 +55,7 @@ class Participant:
     plan: Plan
     node: int
     title: str
-    """Such as "peer 3"."""
+    """What it is called in messages, such as "peer 3"."""
     key: Path
     endpoints: Path
     known: dict[int, Endpoint]
@@ -66,7 +66,7 @@ class Participant:
     join: bool = False
     policy: Policy | None = None
     learning: tuple[LocalTask, DataShares] | None = None
-    """The task, where it is made already."""
+    """The task, where it has been made already."""
     trace_bytes: int = 0
     again: str = ""
     """The command that goes on after an interruption; "" for this one with --out and --resume."""
@@ -156,7 +156,7 @@ class Participant:
         echo(shlex.join(words), err=True)
 
     def _to_know(self, folder: Path, ended: PeerEnded) -> None:
-        """Say last what a person must know: what did not happen and why, how good the model is, and where."""
+        """Print last what a person must know: what did not happen and why, how good the model is, and where it lies."""
         from fedgossip.records import PeerRow, read_rows
         from fedgossip.rundir.peer_files import MODEL
         from fedgossip.rundir.run_directory import refusals
@@ -178,7 +178,7 @@ class Participant:
         echo(f"The model: {folder / MODEL}" if known else "There is no model: nothing was trained.", err=True)
 
     def _left(self) -> Path:
-        """Return the folder of a life before.  Raises ConfigError, ResumeError."""
+        """Return the folder of an earlier life.  Raises ConfigError, ResumeError."""
         from fedgossip.checkpoints import incarnation_of
         from fedgossip.errors import ConfigError, ResumeError
 
@@ -196,7 +196,7 @@ def _rounds(count: int) -> str:
 
 
 def _line(folder: Path) -> str:
-    """The command as it was given, that goes on in `folder`."""
+    """Return the command as it was given, so that it goes on in `folder`."""
     words = [word for word in sys.argv[1:] if word != "--resume" and not word.startswith("--out=")]
     if "--out" in words:
         place = words.index("--out")

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a line that moves on a terminal, plain lines elsewhere; always on stderr."""
+"""The progress of a run on stderr: a line that moves on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from fedgossip.roles import PEERS, Roles
 from fedgossip.scores import ACCURACY, Score
 
 EVENTS_SHOWN = 10
-"""Events printed one by one; all are in metrics.jsonl, also those of a round that repeat the round before."""
+"""Maximum number of events that are printed one by one; metrics.jsonl has them all."""
 
 PLAIN_SECONDS = 2.0
-"""Between two plain lines."""
+"""Seconds between two plain lines."""
 
 
 class Progress:
     """Takes the rows of one run as they come.  A context manager.
 
-    `n`: how many learn.  `own`: the one whose rows are all that comes; None where rows of the network do.
+    `n`: number of participants that learn.  `own`: the one participant whose rows come; None where rows of the network
+    do.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class Progress:
         self._missed: dict[int, tuple[int, object]] = {}
         self._last = NetworkRow(0, n, 0.0, 0)
         self._scored: tuple[float, int] | None = None
-        """The last that was measured, and its round."""
+        """The accuracy that was measured last, and its round."""
         self._said = time.monotonic()
         self._bar: Any = None
         self._task: Any = None
@@ -69,7 +70,7 @@ class Progress:
             self._bar.stop()
 
     def __call__(self, row: Row) -> None:
-        if not self._began:  # with the first row: a run that is refused says its one line of error and no more
+        if not self._began:  # a run that is refused prints its one line of error and no more
             self._began = True
             if not self._bar:
                 self._say(f"{self.title}: {self.roles.said}, {self.rounds} rounds")
@@ -90,7 +91,7 @@ class Progress:
             self._say(f"{self.title}: round {round} of {self.rounds}  {news}")
 
     def _known(self, row: EventRow) -> bool:
-        """Whether it says of this round what was said of the one before: a peer that is gone is missed in each."""
+        """Whether the event repeats that of the round before: a peer that is gone is missed in each round."""
         if row.name != "missed":
             return False
         before, self._missed[row.peer] = self._missed.get(row.peer), (row.round, row.value)
@@ -115,7 +116,7 @@ class Progress:
 def describe(row: NetworkRow, roles: Roles = PEERS, now: int | None = None, score: Score = ACCURACY) -> str:
     """The state of the network in a few words; where one leads, that of the global model.
 
-    In round `now`: of a row that is older its round is told.
+    The words name the round of a row that is older than round `now`.
     """
     alone = roles.leader is not None
     words = []

@@ -1,4 +1,4 @@
-"""`fedgossip replay`: tell fresh machines what those of a real run were told."""
+"""`fedgossip replay`: tell fresh machines what the machines of a real run were told."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def replay(run: Path, peer: int | None, until: int | None, show: bool, as_json: 
 
 
 def _unrecorded(recorded: Collection[int], lives: int) -> str:
-    """Say which lives of a peer have no trace; nothing where all have."""
+    """Return which lives of a peer have no trace; an empty text where all have."""
     missing = [life for life in range(lives) if life not in recorded]
     if not missing:
         return ""

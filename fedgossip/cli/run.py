@@ -1,4 +1,4 @@
-"""`fedgossip run`: an experiment file in, a run out."""
+"""`fedgossip run`: read an experiment file and run it."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def exit_code(finished: Run) -> int:
 
 @dataclass(frozen=True)
 class _Drive:
-    """How to run."""
+    """The options of a run."""
 
     on: str
     report: bool
@@ -163,12 +163,12 @@ ENDINGS = {
 
 
 def show(finished: Run, *, report: bool = True) -> None:
-    """Print what came out of a run, for people."""
+    """Print the results of a run, for people."""
     echo(columns([*facts(finished.summary, finished.rows), *_to_know(finished, report=report)]))
 
 
 def facts(summary: dict[str, Any], record: Sequence[Row] = ()) -> list[tuple[str, str]]:
-    """The lines of a run's summary: what, and the value in words.  Some are only in its record."""
+    """Return the lines of a run's summary, each a name and the value in words.  Some values are in its record alone."""
     from fedgossip.records import PeerRow
 
     rows, roles = _described(summary, record), roles_in(summary)
@@ -197,7 +197,7 @@ def _described(summary: dict[str, Any], record: Sequence[Row]) -> list[tuple[str
 
 
 def _events(summary: dict[str, Any]) -> list[tuple[str, str]]:
-    """What happened, the gravest first; and why something was refused, each cause once."""
+    """Return what happened, the gravest first, and why something was refused, each cause once."""
     from fedgossip.report.reasons import gravest_first
 
     roles = roles_in(summary)
@@ -214,7 +214,7 @@ def _times(count: int) -> str:
 
 
 def _to_know(finished: Run, *, report: bool) -> list[tuple[str, str]]:
-    """What a person must know of a run, to be read last: whether it is whole, what it reached, where the model is."""
+    """Return what a person reads last of a run: whether it is whole, what it reached, where the model is."""
     summary, folder = finished.summary, finished.directory
     rows: list[tuple[str, str]] = []
     if folder:
@@ -276,7 +276,7 @@ def _federated(summary: dict[str, Any], record: Sequence[Row]) -> list[tuple[str
 
 
 def _at_clients(record: Sequence[Row]) -> list[tuple[str, str]]:
-    """What the clients measured last: the coordinator's row tells it of the model that it sent, of the round before."""
+    """Return what the clients measured last: the coordinator's row has it for the model of the round before."""
     tested = [(row.round - 1, at) for row in record if (at := getattr(row, "score_clients", None)) is not None]
     return [("at the clients", f"{at:.4f} on their own examples, in round {round}") for round, at in tested[-1:]]
 

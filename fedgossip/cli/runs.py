@@ -1,4 +1,4 @@
-"""`fedgossip runs`, `collect` and `report`: what past runs left."""
+"""`fedgossip runs`, `collect` and `report` read what past runs left."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def runs(folder: Path, as_json: bool) -> None:
 
 
 def _table(found: Sequence[dict[str, Any]]) -> list[list[str]]:
-    """Return the lines of the table: with what peers have alone, where there are peers."""
+    """Return the lines of the table, with the columns of peers where there are peers."""
     roles = [_roles(run) for run in found]
     led = [who.leader is not None for who in roles]
     own = [] if all(led) else ["mean peer", "worst peer"]
@@ -75,7 +75,7 @@ def _rounds(run: dict[str, Any]) -> str:
 _OF_PEERS = ("mean_peer", "worst_peer")
 _KEPT = ("status", "n", "graph", "rounds", "score", "digest", "seconds", "driver", "seed")
 _WHERE_TOLD = ("mode", "roles", "algorithm", "clients", "cohort", "secure", "rounds_abandoned", "privacy")
-"""Kept where they are there."""
+"""Keys that are kept where a file has them."""
 
 
 def _found(folder: Path) -> list[dict[str, Any]]:
@@ -104,7 +104,7 @@ def _read(path: Path, keys: Sequence[str], optional: Sequence[str] = ()) -> dict
 
 
 def _folders(folder: Path, depth: int = 3) -> Iterator[Path]:
-    """Every run below `folder`: the demo keeps its nine in folders of its own."""
+    """Yield every run below `folder`: the demo keeps its nine runs in folders of its own."""
     for place in sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []:
         if any((place / name).exists() for name in ("summary.json", "INCOMPLETE", "ended.json")):
             yield place

@@ -1,6 +1,6 @@
-"""What the command line says, all of it: aligned, never cut, and with nothing in it that a terminal would obey.
+"""All output of the command line: aligned, never cut, and without anything that a terminal would obey.
 
-Names, reasons and messages may be strangers' words.  Whoever prints does it by one of these; a test looks.
+Names, reasons and messages may be strangers' words.  All commands print by these functions; a test checks that.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ def columns(rows: Sequence[Sequence[str]]) -> str:
 
 
 def talk_to_stderr() -> contextlib.AbstractContextManager[object]:
-    """What is printed inside goes to standard error: a model or data function of the user's own may print."""
+    """Send what is printed inside to standard error: a user's own model or data function may print."""
     return contextlib.redirect_stdout(sys.stderr)
 
 
 def print_json(value: object) -> None:
-    """Print one JSON object; a number that is not finite becomes null, for JSON has no other word for it."""
+    """Print one JSON object; a number that is not finite becomes null, as JSON has no word for it."""
     echo_json(msgspec.json.encode(value).decode())

@@ -28,7 +28,7 @@ CHANGING_MEANS = (
 _nodes = click.option("--n", "n", type=click.IntRange(min=1), help="Number of nodes, where the graph leaves it open.")
 _weights = click.option("--weights", help=f"Weight rule: {', '.join(rule_names())}.  [default: metropolis]")
 _gamma = click.option("--gamma", default=0.9, show_default=True, help="Memory of n_W: 0.9 is about ten rounds.")
-# 1 as in an experiment: the graph shown is the one that a run with the defaults uses
+# the seed is 1 as in an experiment: a run with the defaults uses the graph that is shown
 _seed = click.option(
     "--seed",
     default=seeds.USUAL,
@@ -189,7 +189,7 @@ def audit(
 
 
 def _drawn(graph: str, seed: int) -> list[str]:
-    """What the reader should know of a graph that another seed makes another one."""
+    """Return the note for a graph that is another one with another seed."""
     if not is_drawn(graph):
         return []
     return [f"Drawn with seed {seed} (--seed); a run draws with topology.seed, or with its own seed."]
@@ -228,7 +228,7 @@ def _rows(promise: Forecast) -> list[tuple[str, str, str]]:
 
 
 def _rows_of_rounds(promise: Forecast) -> list[tuple[str, str, str]]:
-    """What a schedule promises, as far as it is known: nothing of one step, which says little."""
+    """Return what a schedule promises, as far as it is known, without the gap of one step, which says little."""
     repeats = f"after {promise.period} rounds" if promise.period else "never"
     long_run = (promise.rate or None) if promise.period else None
     rows = [
@@ -269,7 +269,7 @@ def _error(promise: Forecast) -> str:
 
 
 def _compared(promise: Forecast) -> tuple[str, ...]:
-    """The cells behind the name; callers may leave out the first ones."""
+    """Return the cells behind the name; callers may leave out the first ones."""
     return (
         str(promise.n),
         str(promise.edges),
@@ -283,7 +283,7 @@ def _compared(promise: Forecast) -> tuple[str, ...]:
 
 
 def _gap(promise: Forecast) -> str:
-    """The gap, of a schedule over its rounds; none of an exact one, whose rounds differ too much for one number."""
+    """Return the gap, of a schedule the mean over its rounds; none for an exact one, whose rounds differ too much."""
     if promise.period != 1 and promise.rate:
         return f"{1 - promise.rate:.4g}"
     if promise.spectral_gap is None:

@@ -1,4 +1,4 @@
-"""`fedgossip watch`: a run as it goes on, on the terminal or as a page."""
+"""`fedgossip watch`: follow a run on the terminal or as a page."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.5
 QUIET_SECONDS = 30.0
-"""After so long without news a reader of lines is told so, once."""
+"""Seconds without news after which a reader of lines is told so, once."""
 LEAVE = "Ctrl-C ends the watching; the run is not touched."
 
 
@@ -62,7 +62,7 @@ def _read_all(follower: Follower) -> None:
 
 
 def _rest(follower: Follower) -> None:
-    """Let the run have the processor, unless there is much to read still or nothing to come."""
+    """Leave the processor to the run, unless there is still much to read or nothing to come."""
     if not follower.behind and not follower.ended:
         time.sleep(POLL_SECONDS)
 
@@ -78,7 +78,7 @@ def _print(follower: Follower) -> None:
 
 
 def _live(follower: Follower) -> None:
-    """Move with the run until it ends, then leave the last table on the screen."""
+    """Renew the table until the run ends, then leave the last one on the screen."""
     from rich.live import Live
 
     from fedgossip.cli.wording import words_for
@@ -134,7 +134,7 @@ def _say(text: str) -> None:
 
 
 def _serve(follower: Follower, port: int, opened: bool) -> None:
-    """Serve the page until Ctrl-C, also after the run's end: somebody may be looking at it."""
+    """Serve the page until Ctrl-C, also after the run's end: somebody may be reading it."""
     from fedgossip.cli.wording import words_for
     from fedgossip.watching import snapshot
     from fedgossip.watching.serving import Site
@@ -160,4 +160,4 @@ def _serve(follower: Follower, port: int, opened: bool) -> None:
             if follower.ended and not told:
                 told = True
                 echo(f"{_last_line(follower)}\nThe page stays until Ctrl-C.")
-            time.sleep(0.01 if follower.behind else POLL_SECONDS)  # also when it has ended: the page stays
+            time.sleep(0.01 if follower.behind else POLL_SECONDS)  # the page stays when the run has ended

@@ -28,12 +28,12 @@ def words_for(roles: Roles) -> Callable[[EventRow], str]:
 
 
 def event_text(row: EventRow) -> str:
-    """An event in words."""
+    """Return an event in words."""
     return _told(row, kind_of(row.name).words)
 
 
 def federated_text(row: EventRow) -> str:
-    """An event of a federated run in words."""
+    """Return an event of a federated run in words."""
     kind = kind_of(row.name)
     return _told(row, kind.led or kind.words)
 
@@ -53,7 +53,7 @@ def _told(row: EventRow, words: str) -> str:
     try:
         if templates:
             return _fitting(templates, known).format_map(known)
-    except (ValueError, TypeError):  # a value of another kind than its name has
+    except (ValueError, TypeError):  # the value is of another kind than the template wants
         pass
     name = row.name.replace("_", " ")
     if "value" in known:
@@ -71,7 +71,7 @@ def _fields(template: str) -> set[str]:
 
 
 def _died(value: object) -> str:
-    """How a process ended that did not say so itself; negative codes are signals."""
+    """Return how a process ended that did not say so itself; negative codes are signals."""
     code = value.get("exit_code") if isinstance(value, Mapping) else None
     if not isinstance(code, int):
         return "ended without a last word"

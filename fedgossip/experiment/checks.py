@@ -26,6 +26,9 @@ from fedgossip.protocols.peer_sampling import RULES
 LONGEST_SECONDS = 1e9
 """Thirty years; times are kept in 64-bit nanoseconds."""
 
+MODES = tuple(dict.fromkeys(mode for method in METHODS.values() for mode in method.modes))
+"""That some method has."""
+
 ABOVE_0 = sys.float_info.min
 MOST = 2**31 - 1
 """The largest count."""
@@ -46,7 +49,7 @@ def check_gossip(e: GossipExperiment, where: str) -> None:
     if not is_function(e.algorithm.name) and e.algorithm.name != GIVEN:
         _check_words({"algorithm.name": (e.algorithm.name, tuple(METHODS))}, where)
     words = {
-        "algorithm.mode": (e.algorithm.mode, ("sync", "async")),
+        "algorithm.mode": (e.algorithm.mode, MODES),
         "algorithm.partner": (e.algorithm.partner, RULES),
     }
     _check_words(words, where)

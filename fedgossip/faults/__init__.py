@@ -1,8 +1,8 @@
-"""Fault scripts: what goes wrong in a run, when, and to whom; the same words for the simulator and for real processes.
+"""Fault scripts say what goes wrong in a run, when, and for whom, in the simulator and in real processes alike.
 
 A script is a function of the experiment's [[faults]] and its seed: it owns no clock and no socket, and answers the
-questions of the drivers.  What becomes of a message depends on (seed, fault, link, count of messages on that link)
-alone.  Seconds count from the beginning of the run: virtual ones in the simulator; of real processes, from the first
+questions of the drivers.  The fate of a message depends on (seed, fault, link, count of messages on that link) alone.
+Seconds count from the beginning of the run: virtual seconds in the simulator; real processes count from the first
 training of the run.
 """
 

@@ -1,4 +1,4 @@
-"""The script: answers the drivers' questions, as a function of the faults and the seed."""
+"""The script answers the drivers' questions as a function of the faults and the seed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ UNHARMED, LOST = Fate(), Fate(held_ns=())
 
 @dataclass(frozen=True, slots=True)
 class Strike:
-    """`node` dies at `at_ns`, or falls asleep; it is back at `back_ns`, or never."""
+    """A crash or a suspension of `node` at `at_ns`; the node is back at `back_ns`, or never where that is None."""
 
     at_ns: int
     kind: str
@@ -58,7 +58,7 @@ class Strike:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Something begins or ends that is no strike: `name` is what a reader of the run is told of `peer`."""
+    """The beginning or the end of a fault that is no strike: `name` is what a reader of the run is told of `peer`."""
 
     at_ns: int
     name: str
@@ -71,9 +71,9 @@ Happening = Strike | Turn
 
 
 class FaultScript:
-    """The faults of one run of `n` peers.  `links`: which pairs exchange anything; None: not known.
+    """The faults of one run of `n` peers.  `links`: the pairs that exchange anything; None: not known.
 
-    Raises ConfigError naming the entry that cannot be meant.
+    Raises ConfigError that names the entry that cannot be meant.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class FaultScript:
 
     @property
     def touches_messages(self) -> bool:
-        """Whether it acts on links at all, so that drivers must ask `fate` or `cut`."""
+        """Whether the script acts on links at all, so that drivers must ask `fate` or `cut`."""
         return any(isinstance(fault, OnLinks | Partition) for fault in self.faults)
 
     @property
@@ -98,7 +98,7 @@ class FaultScript:
         return any(isinstance(fault, Crash) and fault.after is not None for fault in self.faults)
 
     def fate(self, sender: NodeId, to: NodeId, number: int, now_ns: int) -> Fate:
-        """What becomes of the message `number` that `sender` sends to `to`; cuts are not its business."""
+        """Return the fate of the message `number` that `sender` sends to `to`, cuts aside."""
         delay, held, copies = 0, 0, 1
         for index, fault in self._on(sender, to):
             if not fault.on(now_ns) or isinstance(fault, Flap | Partition | OnPeers):
@@ -117,7 +117,7 @@ class FaultScript:
         return Fate(delay, (held,) * copies) if delay or held or copies > 1 else UNHARMED
 
     def cut(self, a: NodeId, b: NodeId, now_ns: int) -> bool:
-        """Whether a partition or a flap keeps `a` and `b` apart."""
+        """Return whether a partition or a flap keeps `a` and `b` apart."""
         return any(
             (isinstance(fault, Partition) and fault.on(now_ns))
             or (isinstance(fault, Flap) and fault.on(now_ns) and _down(fault, now_ns))
@@ -125,12 +125,12 @@ class FaultScript:
         )
 
     def factor(self, node: NodeId, now_ns: int) -> float:
-        """How many times longer a training that begins now takes at `node`."""
+        """Return how many times longer a training takes that begins at `node` now."""
         slowing = (f for f in self.faults if isinstance(f, Slow) and (f.peers is None or node in f.peers))
         return math.prod(fault.factor for fault in slowing if fault.on(now_ns))
 
     def happenings(self) -> Iterator[Happening]:
-        """Yield what happens to peers and when links go down and up, in order of time; there may be no end to it."""
+        """Yield what happens to peers and links, in order of time; the series may be endless."""
         each = [self._happenings(index, fault) for index, fault in self._named]
         return heapq.merge(*each, key=lambda one: one.at_ns)
 
@@ -176,7 +176,7 @@ class FaultScript:
             for node in peers:
                 yield Strike(begin, kind, node, None if lasting is None else begin + lasting)
             return
-        away: dict[NodeId, float] = {}  # until when
+        away: dict[NodeId, float] = {}  # the end of the partition of each group
         last: NodeId | None = None
         for number in count():
             at = begin + number * ns(fault.every)

@@ -1,4 +1,4 @@
-"""The words of [[faults]] in an experiment file: a struct per kind, and what cannot be meant by them."""
+"""The kinds of [[faults]] in an experiment file: a struct for each, and checks of what cannot be meant."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NS = 1_000_000_000
 
 
 def ns(seconds: float) -> int:
-    """Seconds as the integer nanoseconds that everything here is compared in."""
+    """Return seconds as integer nanoseconds, the unit of all comparisons here."""
     return round(seconds * NS)
 
 
@@ -27,12 +27,12 @@ Peer = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class TimedFault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind"):
-    """What every kind has: when it acts."""
+    """The common part of every kind of fault: when it acts."""
 
     start: Seconds = 0.0
-    """Seconds after the run began."""
+    """Seconds from the beginning of the run to that of the fault."""
     stop: Seconds | None = None
-    """Left out: to the end."""
+    """Seconds from the beginning of the run to the end of the fault; None: it lasts to the end of the run."""
 
     def __post_init__(self) -> None:
         numbers = (getattr(self, name) for name in self.__struct_fields__)
@@ -46,7 +46,7 @@ class TimedFault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class OnLinks(TimedFault, frozen=True, kw_only=True):
-    """Hits the links named, both ways, and all links of the peers named; where nothing is named, every link."""
+    """A fault of the links named, both ways, and of all links of the peers named; of every link where none is named."""
 
     peers: tuple[Peer, ...] | None = None
     links: tuple[tuple[Peer, Peer], ...] | None = None
@@ -92,13 +92,13 @@ class Flap(OnLinks, frozen=True, kw_only=True, tag="flap"):
 
 
 class Partition(TimedFault, frozen=True, kw_only=True, tag="partition"):
-    """Nothing passes between peers of two groups; those in no group are one more."""
+    """Nothing passes between peers of different groups; peers in no group are one more group."""
 
     groups: tuple[tuple[Peer, ...], ...]
 
 
 class OnPeers(TimedFault, frozen=True, kw_only=True):
-    """Hits the peers named; where none is named, all."""
+    """A fault of the peers named; of all where none is named."""
 
     peers: tuple[Peer, ...] | None = None
 
@@ -110,18 +110,19 @@ class Slow(OnPeers, frozen=True, kw_only=True, tag="slow"):
 
 
 class _Struck(OnPeers, frozen=True, kw_only=True):
-    """Strikes all its peers at `start`; or, with `every`, one of them each time, drawn from the seed, until `stop`."""
+    """A fault that strikes all its peers at `start`; or, with `every`, one peer each time, drawn from the seed, until
+    `stop`."""
 
     every: Period | None = None
 
     @property
     def back(self) -> float | None:
-        """Seconds after which who is struck comes back; None: never."""
+        """Seconds after which a peer that was struck comes back; None: never."""
         raise NotImplementedError
 
 
 class Crash(_Struck, frozen=True, kw_only=True, tag="crash"):
-    """The process dies at once; `after` seconds later it starts again from what it had written, or never."""
+    """The process dies at once; it starts again from what it had written `after` seconds later, or never."""
 
     after: Seconds | None = None
 
@@ -131,7 +132,7 @@ class Crash(_Struck, frozen=True, kw_only=True, tag="crash"):
 
 
 class Sleep(_Struck, frozen=True, kw_only=True, tag="sleep"):
-    """The process does nothing for `seconds`, or until `stop`; then goes on."""
+    """The process does nothing for `seconds`, or until `stop`; then it goes on."""
 
     seconds: Seconds | None = None
 
@@ -178,7 +179,7 @@ def check(faults: Sequence[Fault], n: int, links: Collection[tuple[NodeId, NodeI
 
 
 def _killed(fault: Crash, n: int) -> list[NodeId]:
-    """The peers that `fault` kills for ever; where too few strikes are made for all, one fewer."""
+    """Return the peers that `fault` kills for ever; one fewer where there are too few strikes for all."""
     peers = list(range(n)) if fault.peers is None else sorted(set(fault.peers))
     if fault.every is None or fault.stop is None:
         return peers

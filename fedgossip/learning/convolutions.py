@@ -14,7 +14,7 @@ below it.  There one row is a whole window of the pooling: the (kernel + 1)^2 pl
 a matrix that holds the kernel four times, shifted.  For 3x3 that computes 16/9 as much as needed, in products four
 times as wide, from rows that take a quarter of the memory.
 
-The bits of a node do not depend on its company, for the reasons in `batched`.  Sums over examples and places are
+The bits of a node do not depend on its company, for the reasons in `stacked_engine`.  Sums over examples and places are
 products too; the row of ones is followed by one of zeros, as a product with a side of length 1 would not do.
 
 Measured on one core with AVX-512: all these products run at 110 to 130 GFLOP/s, so what counts is their number of

@@ -1,6 +1,6 @@
-"""One model after another: the engine of every model that `batched` does not know.
+"""One model after another: the engine of every model that `stacked_engine` does not know.
 
-It trains alone, or as one of several processes that train the same model together: see `team` and `distributed`.
+It trains alone, or as one of several processes that train the same model together: see `ddp.group` and `ddp.engine`.
 """
 
 from __future__ import annotations

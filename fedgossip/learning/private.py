@@ -1,4 +1,4 @@
-"""Local training that hides each single example: DP-SGD, inside the loop of `looped`, with other batches and gradients.
+"""Local training that hides each example: DP-SGD, in the loop of `module_engine`, with other batches and gradients.
 
     step    B  <-  each of the node's m examples with probability q = min(1, batch_size / m), on its own
             g_i  <-  gradient of example i of B        cut to `clip` where it is longer

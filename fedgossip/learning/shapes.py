@@ -1,4 +1,4 @@
-"""Which modules train many nodes at once (`batched`), and what such a stack looks like."""
+"""Which modules train many nodes at once (`stacked_engine`), and what such a stack looks like."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several clients on one GPU: each trains in its turn (`turns`), and again where memory has run out all the same.
+"""Several clients on one GPU: each trains in its turn (`gpu_semaphore`), and again where memory has run out anyway.
 
 Another user's process, or a batch of longer texts, may take what was there when the turn was given.  Then the job is
 trained again alone, and if that does not help, with every batch in two, four, eight pieces: the gradients add up to the

@@ -46,10 +46,10 @@ class TorchTask:
     anywhere, at any time, alone or with others.  What an optimiser remembers (momentum, Adam's moments) and local
     buffers stay with their node from job to job, so a node's jobs come in their order; see `state`.
 
-    Stacks of Linear and ReLU train many nodes at once (`batched`), on the CPU with convolutions before them too, and
-    there bit for bit as one at a time; all else trains one job after another (`looped`), or each in several processes
-    (`distributed`).  With `privacy` every model trains one after another, each example hidden (`private`): batches are
-    drawn at random, and the metrics are "steps" and "rate" alone.  Sets torch's threads of this process to
+    Stacks of Linear and ReLU train many nodes at once (`stacked_engine`), on the CPU with convolutions before them too,
+    and there bit for bit as one at a time; all else trains one job after another (`module_engine`), or each in several
+    processes (`distributed`).  With `privacy` every model trains one after another, each example hidden (`private`):
+    batches are drawn at random, and the metrics are "steps" and "rate" alone.  Sets torch's threads of this process to
     settings.threads: peers share the cores, and the order of a sum may depend on the number of threads.
 
     `kept`: examples that a node does not train on; jobs that ask for it are tested there first.

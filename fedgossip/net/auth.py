@@ -17,10 +17,10 @@ from fedgossip.machine import NodeId
 DOMAIN = b"fedgossip"
 
 GUEST = "guest "
-"""Begins the User-Id of a caller whose key nobody knows; the key follows."""
+"""The beginning of the User-Id of a caller whose key nobody knows; the key follows."""
 
 GUESTS, GUESTS_SECONDS = 16, 10.0
-"""So many guests are let in within so many seconds."""
+"""Maximum number of guests that are let in within so many seconds."""
 
 
 class AllowList:
@@ -40,7 +40,7 @@ class AllowList:
         self.allowed.update({z85.decode(key): node for key, node in keys.items()})
 
     def forget(self, node: NodeId) -> None:
-        """Let nobody in any more as `node`; the next call with its key is that of a stranger."""
+        """Let nobody in as `node` from now on; the next call with its key is that of a stranger."""
         self.allowed = {key: of for key, of in self.allowed.items() if of != node}
 
     def answer(self) -> str | None:
@@ -55,12 +55,12 @@ class AllowList:
             guest = (GUEST + z85.encode(credentials[0]).decode()).encode()
             self.socket.send_multipart([b"1.0", number, b"200", b"OK", guest, b""])
             return None
-        status = b"300" if self.guests else b"400"  # 300: hung up on, and calls again later; 400: never again
+        status = b"300" if self.guests else b"400"  # 300: the caller calls again later; 400: never again
         self.socket.send_multipart([b"1.0", number, status, b"unknown key", b"", b""])
         return address.decode(errors="replace")
 
     def _room(self) -> bool:
-        """Whether one more guest may come in now."""
+        """Return whether one more guest may come in now."""
         now = time.monotonic()
         self._let_in = [at for at in self._let_in if now - at < GUESTS_SECONDS]
         if not self.guests or len(self._let_in) >= GUESTS:

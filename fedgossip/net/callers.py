@@ -1,7 +1,7 @@
-"""The connections of a ROUTER by their file descriptors: who has said who it is, who has not, and which are broken.
+"""The connections of a ROUTER by their file descriptors: which are of a known client, which are not, which are broken.
 
 ZeroMQ's monitor tells when a descriptor is taken and when it is given back, before it is used again; a received frame
-tells on which it came.  Hanging up is what ZeroMQ has no call for: the connection is shut down under it.
+tells on which descriptor it came.  ZeroMQ has no call for hanging up: the connection is shut down under it.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from fedgossip.net.connections import FILES, FLOOD, Connections, Seen
 from fedgossip.net.descriptors import raise_open_files, shut_down
 
 STRANGERS = 256
-"""Connections on which nobody has said yet who it is, beside one of each client: when the coordinator is started again
-they all call at once.  Beyond these the oldest is hung up on."""
+"""Maximum number of connections of unknown callers, beside one of each client: all clients call at once when the
+coordinator is started again.  Beyond these the oldest is hung up on."""
 
 
 class Callers:
-    """Those of a socket that `connections` follow.  `address` is where it is bound, `expected` how many may call."""
+    """The callers of a socket that `connections` follow.  `address`: its own; `expected`: how many may call."""
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
         self.address, self.expected = "", 0
         self.flooded: list[Seen] = []
         """Connections that were hung up on since this was emptied."""
-        self._strange: dict[int, None] = {}  # the oldest first
+        self._strange: dict[int, None] = {}  # in the order in which they came
         self._known: dict[int, NodeId] = {}
 
     def look(self) -> list[tuple[int, NodeId]]:
-        """Take in what happened; return (descriptor, node) of known connections that broke."""
+        """Read what the monitor tells; return (descriptor, node) of known connections that broke."""
         broken: list[tuple[int, NodeId]] = []
         for seen in self._connections.take():
             if seen.event == FLOOD:
@@ -48,7 +48,7 @@ class Callers:
         return broken
 
     def introduce(self, descriptor: int, node: NodeId) -> bool:
-        """The caller on this connection is `node`; False where the connection is gone already.  Call `look` before."""
+        """Note that the caller on this connection is `node`; return False where it is gone.  Call `look` before."""
         if descriptor not in self._strange and self._known.get(descriptor) != node:
             return False
         self._strange.pop(descriptor, None)
@@ -56,10 +56,10 @@ class Callers:
         return True
 
     def hang_up(self, descriptor: int) -> None:
-        """Close a connection; it breaks at the other end, and is forgotten here."""
+        """Close a connection; it breaks at the other end and is forgotten here."""
         self._strange.pop(descriptor, None)
         self._known.pop(descriptor, None)
-        shut_down(descriptor, self._is_ours)  # it may have become another file by now
+        shut_down(descriptor, self._is_ours)  # the number may stand for another file by now
 
     def _is_ours(self, descriptor: int) -> bool:
         kind, _, place = self.address.partition("://")

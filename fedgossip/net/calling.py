@@ -1,4 +1,4 @@
-"""A DEALER that calls one other: how it is made, watched, understood and closed."""
+"""A DEALER that calls one partner: how it is made, watched, understood and closed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HANDSHAKES = (
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 )
-"""What is watched at a socket that calls, beside its connections."""
+"""Events that are watched at a socket that calls, beside those of its connections."""
 
 _FAILED = (
     zmq.EVENT_HANDSHAKE_FAILED_AUTH,
@@ -35,7 +35,7 @@ def call(
     address: str,
     key: str,
 ) -> ZmqSocket:
-    """Return a DEALER that calls `other`, who must hold the secret of `key`; `connections` follow it.
+    """Return a DEALER that calls `other`, which must hold the secret of `key`; `connections` follow it.
 
     Raises NetworkError for an address that cannot be called.
     """
@@ -58,7 +58,7 @@ def call(
 
 
 def hang_up(poller: zmq.Poller, connections: Connections, dealer: ZmqSocket) -> None:
-    """Close what `call` made; what ZeroMQ has taken is still sent, for LINGER_MS at most."""
+    """Close what `call` made; frames that ZeroMQ has taken are still sent, for LINGER_MS at most."""
     if dealer in poller:
         poller.unregister(dealer)
     connections.leave(dealer)
@@ -66,7 +66,7 @@ def hang_up(poller: zmq.Poller, connections: Connections, dealer: ZmqSocket) -> 
 
 
 def failed_handshake(node: NodeId, event: int, *, known: bool) -> Rejected | None:
-    """Say what a monitor's event means, of a call to `node`; `known`: it was reached before."""
+    """Return what a monitor's event means for a call to `node`; `known`: the node was reached before."""
     if event not in _FAILED:
         return None
     if event != zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:  # ZeroMQ does not try again

@@ -1,7 +1,7 @@
 """A client's end: one DEALER that calls the coordinator's Hub, and speaks and hears on that connection.  Binds nothing.
 
 ZeroMQ calls again by itself where the connection breaks.  The link is up when the coordinator has answered our Hello.
-A large message waits for its turn, and what is said after it with it; see `turns`.
+A large message waits for its turn, and all that is sent after it waits too; see `upload_slots`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fedgossip.wire import Assembler
 
 
 class Spoke(Wakeable):
-    """Nobody is called before `connect`, and the coordinator alone then."""
+    """The client's end.  It calls nobody before `connect`, and only the coordinator then."""
 
     def __init__(self, node: NodeId, identity: Identity | None) -> None:
         """`identity` None leaves encryption out: for measuring what it costs, reachable from no command."""
@@ -61,12 +61,12 @@ class Spoke(Wakeable):
         """Call the coordinator, the only partner; `hello` is the first word on every connection."""
         (coordinator,) = partners
         self._hello, self._expected = hello, expected
-        # numbered from where another process would not: what is left of a broken connection is never taken for new
+        # another process would begin elsewhere: the rest of a broken connection is never taken for new messages
         self._outbox.transfer = hello.process % 2**31
         self.meet(coordinator, endpoints[coordinator])
 
     def meet(self, node: NodeId, endpoint: Endpoint) -> None:
-        """Call the coordinator; where it has moved, call it there.
+        """Call the coordinator, at its new address where it has moved.
 
         Raises ConfigError or NetworkError for an address or a key that cannot be used; nothing is changed then.
         """
@@ -86,7 +86,7 @@ class Spoke(Wakeable):
         self.poller.register(dealer, zmq.POLLIN)
 
     def part(self, node: NodeId) -> None:
-        """Call the coordinator no more."""
+        """Stop calling the coordinator."""
         if node == self._coordinator:
             self._hang_up()
 
@@ -97,9 +97,9 @@ class Spoke(Wakeable):
     # --- speaking -------------------------------------------------------------------------------------------------
 
     def send(self, to: NodeId, message: AnyMessage) -> None:
-        """Queue `message`; it is lost where the link is down: the coordinator asks again.
+        """Queue `message`.  It is lost where the link is down: the coordinator asks again.
 
-        The oldest that has not begun is dropped where more than OUTBOX_MESSAGES wait.
+        Where more than OUTBOX_MESSAGES wait, the oldest that has not begun is dropped.
         """
         if to != self._coordinator or not self._up:
             return
@@ -121,7 +121,7 @@ class Spoke(Wakeable):
         self.poller.register(self._dealer, zmq.POLLIN)
 
     def _next(self) -> Pair | None:
-        """Return what may be sent now; of a large message, that it asks for its turn."""
+        """Return the frame that may be sent now; for a large message the one that asks for its turn."""
         outbox = self._outbox
         pair = outbox.next()
         if outbox.saying or outbox.chunks <= 1 or self._turn == outbox.transfer:
@@ -140,7 +140,7 @@ class Spoke(Wakeable):
     # --- hearing --------------------------------------------------------------------------------------------------
 
     def poll(self, timeout_ms: int) -> list[LinkEvent]:
-        """Wait at most `timeout_ms` for something to happen; return what happened."""
+        """Wait for at most `timeout_ms`; return what happened."""
         events, self._late = self._late, []
         ready = dict(self.poller.poll(0 if events else timeout_ms))
         if self._waker.fileno() in ready:

@@ -1,9 +1,9 @@
-"""The connections of a process's sockets, and a thread that hangs up where one brings too much or there are too many.
+"""The connections of a process's sockets, and a thread that hangs up on one that brings too much, or on one too many.
 
-ZeroMQ bounds a frame and the number of messages that wait, not a message: the frames of one that does not end are kept
-until the last is there, and nobody is told.  So what a connection has brought, which TCP counts, is compared with what
-the last message heard from it leaves room for.  A thread does it, for the owner of the sockets may be at work: it wakes
-when something arrives, at most once in CHECK_SECONDS.  A link by ipc:// has no such count, and is not watched.
+ZeroMQ bounds a frame and the number of messages that wait, but not a message: it keeps the frames of a message that
+does not end until the last is there, and tells nobody.  TCP counts what a connection has brought; this is compared with
+what the last message heard from it leaves room for.  A thread does so, as the owner of the sockets may be busy: it
+wakes when something arrives, at most once in CHECK_SECONDS.  A link by ipc:// has no such count and is not watched.
 
 ZeroMQ's monitors tell which descriptors there are.  The thread reads them too; `take` gives their events to the owner.
 """
@@ -29,24 +29,25 @@ from fedgossip.patience import patiently
 from fedgossip.wire import CHUNK_BYTES
 
 UNHEARD_BYTES = 6 * CHUNK_BYTES
-"""What a connection may bring while nothing of it is heard; two messages and a part of the third wait in ZeroMQ."""
+"""Maximum bytes that a connection may bring while nothing of it is heard; two messages and a part of a third wait in
+ZeroMQ."""
 
 STRANGERS_MAX = 512
-"""Connections on which no partner has been heard, beside one of each; beyond these the oldest is hung up on."""
+"""Maximum number of connections without a known partner, beside one of each; beyond, the oldest is hung up on."""
 
 STRANGE_BYTES = 16 << 20
-"""What all connections together may bring of which no partner has been heard; beyond, the largest is hung up on."""
+"""Maximum bytes of all connections together that have no known partner; beyond, the largest is hung up on."""
 
 CHECK_SECONDS = 0.025
-"""Time between two looks: what two of them bring is what one that does not end can have beyond the limits."""
+"""Seconds between two looks; an endless message can exceed the limits by what two of them bring."""
 
 PAUSED_SECONDS = 0.05
 
 FILES = 128
-"""What a process opens beside its connections."""
+"""Number of files that a process opens beside its connections."""
 
 FLOOD = -1
-"""The number of an event that is no event of ZeroMQ: this connection was hung up on."""
+"""The number of an event of ours, not of ZeroMQ: this connection was hung up on."""
 
 _CONNECTIONS = zmq.EVENT_LISTENING | zmq.EVENT_ACCEPTED | zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED
 _OPENED = (zmq.EVENT_ACCEPTED, zmq.EVENT_CONNECTED)
@@ -54,7 +55,7 @@ _OPENED = (zmq.EVENT_ACCEPTED, zmq.EVENT_CONNECTED)
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """An event of a socket's monitor.  For FLOOD `node` is who was heard on the connection, if anybody was."""
+    """An event of a socket's monitor.  For FLOOD `node` is the partner that was heard on the connection, if any."""
 
     socket: ZmqSocket
     event: int
@@ -66,27 +67,27 @@ class Seen:
 class _Connection:
     socket: ZmqSocket
     heard: int
-    """Messages heard on this descriptor when `base` was taken."""
+    """Number of messages heard on this descriptor when `base` was taken."""
     base: int | None = 0
-    """Bytes that had come soon after; None while that is to be asked."""
+    """Bytes that had come soon after; None until TCP is asked."""
     unheard: int = 0
-    """Bytes that came since."""
+    """Bytes that have come since."""
 
 
 class Connections:
-    """Owned by the thread of the sockets: all of it is called from there."""
+    """The connections of a process.  The thread of the sockets owns them and makes all calls."""
 
     def __init__(self) -> None:
         self.expected = 0
-        """How many partners may call."""
+        """The number of partners that may call."""
         self._room = max(1, raise_open_files() - FILES)
         self._lock = threading.Lock()
         self._monitors: dict[ZmqSocket, ZmqSocket] = {}
-        self._sockets: dict[int, ZmqSocket] = {}  # by the descriptor that tells of their monitors
+        self._sockets: dict[int, ZmqSocket] = {}  # sockets by the descriptor of their monitors
         self._connections: dict[int, _Connection] = {}
-        self._callers: set[int] = set()  # of these, those that were not called by us
-        self._strange: dict[int, None] = {}  # of these, those of which no partner has been heard, the oldest first
-        self._recent: set[int] = set()  # that brought something when they were looked at last
+        self._callers: set[int] = set()  # those of them that called us
+        self._strange: dict[int, None] = {}  # those of them without a known partner, the oldest first
+        self._recent: set[int] = set()  # those that brought something at the last look
         self._listeners: set[int] = set()
         self._paused = False
         self._heard: defaultdict[int, int] = defaultdict(int)
@@ -101,11 +102,11 @@ class Connections:
         self._thread.start()
 
     def fileno(self) -> int:
-        """Becomes readable when there is something to `take`."""
+        """The descriptor that becomes readable when there is something to `take`."""
         return self._news.fileno()
 
     def follow(self, socket: ZmqSocket, events: int = 0) -> None:
-        """Watch a socket that is neither bound nor connected yet; `events` beside those of connections are told."""
+        """Watch a socket that is neither bound nor connected yet; `events`: those told beside connections' events."""
         monitor = patiently(lambda: socket.get_monitor_socket(events | _CONNECTIONS))
         with self._lock:
             self._monitors[socket] = monitor
@@ -114,7 +115,7 @@ class Connections:
             self._drain(socket)  # ZeroMQ tells of more only once it was asked and had nothing
 
     def leave(self, socket: ZmqSocket) -> None:
-        """Watch a socket no more, before it is closed; what it has told is forgotten."""
+        """Stop watching a socket, before it is closed, and forget what it has told."""
         with self._lock:
             monitor = self._monitors.pop(socket)
             self._poll.unregister(monitor.fileno())
@@ -126,12 +127,12 @@ class Connections:
             monitor.close(0)
 
     def heard(self, descriptor: int, node: NodeId) -> None:
-        """A message of a partner has been taken off this connection: it may bring as much again."""
+        """Note that a message of a partner was taken off this connection, which may bring as much again."""
         self._heard[descriptor] += 1
         self._speakers[descriptor] = node
 
     def take(self) -> list[Seen]:
-        """Return all that has happened since this was asked, up to now."""
+        """Return all events since the last call."""
         with self._lock:
             for socket in self._monitors:
                 self._drain(socket)
@@ -231,7 +232,7 @@ class Connections:
         """Hang up where more has come than a message leaves room for; look again soon where more may come."""
         connection = self._connections[descriptor]
         count = self._heard[descriptor]
-        if count != connection.heard:  # nearly always: it is heard as it speaks, and TCP need not be asked
+        if count != connection.heard:  # the usual case: all that it brings is heard, and TCP need not be asked
             connection.heard, connection.base, connection.unheard = count, None, 0
             self._strange.pop(descriptor, None)
             self._recent.add(descriptor)
@@ -251,11 +252,11 @@ class Connections:
         connection = self._connections[descriptor]
         total = (connection.base or 0) + connection.unheard
         shut_down(descriptor, lambda held: (brought(held) or (0, 0))[0] >= total)
-        connection.base, connection.unheard = total, 0  # told once; it is gone in a moment
+        connection.base, connection.unheard = total, 0  # this is told once; the connection is gone in a moment
         self._tell(Seen(connection.socket, FLOOD, descriptor, self._speakers.get(descriptor)))
 
     def _bound_strangers(self) -> None:
-        """Bound how many there are of whom no partner has been heard, the oldest goes; and what they bring."""
+        """Bound the number of connections without a known partner, whose oldest goes, and the bytes that they bring."""
         most = min(self._room // 2, STRANGERS_MAX + self.expected)
         if len(self._strange) > most:
             self._check_strangers()
@@ -268,11 +269,11 @@ class Connections:
                 self._hang_up(largest)
 
     def _check_strangers(self) -> None:
-        """Look at those too that brought nothing of late: they may have been heard since."""
+        """Look also at connections that brought nothing of late: they may have been heard since."""
         for descriptor in list(self._strange):
             self._check(descriptor)
 
 
 def flooded(node: NodeId | None, who: str) -> Rejected:
-    """Return what is told of a connection that was hung up on."""
+    """Return the event of a connection that was hung up on."""
     return Rejected(node, "flood", f"{who} was hung up on: it sent more than any message has, and no end of it")

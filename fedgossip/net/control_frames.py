@@ -1,6 +1,6 @@
-"""Words of hub and spoke to each other, below all messages: frames like theirs, a mark and an empty body.
+"""Control frames between coordinator and client, below all messages: a mark and an empty body.
 
-    b"A" + transfer (u32) + 0    client: may I send message `transfer`?  It has more than one chunk; see `turns`
+    b"A" + transfer (u32) + 0    client: may I send message `transfer`?  It has more than one chunk: `upload_slots`
     b"G" + transfer (u32) + 0    coordinator: yes, go
     b"T" + 0        + 0          coordinator: another process with your key is connected, and was here before
     b"N" + 0        + 0          coordinator: nothing; but TCP must bring it, or notice that it cannot
@@ -17,7 +17,7 @@ _WORD = struct.Struct("<cII")
 ASK, GO, TWIN, NOTHING = b"A", b"G", b"T", b"N"
 
 ANSWERS = (GO, TWIN, NOTHING)
-"""What a client may hear."""
+"""Kinds of frames that a client may receive."""
 
 
 def word(kind: bytes, transfer: int = 0) -> Pair:
@@ -25,7 +25,7 @@ def word(kind: bytes, transfer: int = 0) -> Pair:
 
 
 def parse(mark: bytes) -> tuple[bytes, int]:
-    """Return (kind, transfer) of any mark; (b"", 0) for what is none."""
+    """Return (kind, transfer) of a mark; (b"", 0) where it is none."""
     if len(mark) != _WORD.size:
         return b"", 0
     kind, transfer, _ = _WORD.unpack(mark)

@@ -1,7 +1,7 @@
-"""What the system says of a connection, and does to it, by the number of its descriptor.
+"""Calls of the system on a connection, by the number of its descriptor.
 
-The descriptors are ZeroMQ's: it may have closed one, and the number may stand for another file, at any moment.  So
-nothing here takes one over, and what is asked of a file of another kind is answered by None.
+The descriptors belong to ZeroMQ, which may close one at any moment, and the number may then stand for another file.  So
+nothing here takes a descriptor over, and questions about a file of another kind are answered by None.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def brought(descriptor: int) -> tuple[int, int] | None:
-    """Return how many bytes of a TCP connection have been read here, and how many wait for that.
+    """Return how many bytes of a TCP connection have been read here, and how many wait to be read.
 
     None where the system does not say.
     """
@@ -38,7 +38,7 @@ def brought(descriptor: int) -> tuple[int, int] | None:
     if size.value < _TCP_INFO_BYTES:
         return None
     try:
-        unread = fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4))  # after the other: never too many as read
+        unread = fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4))  # asked second: never too many as read
     except OSError:
         return None
     received = int.from_bytes(info.raw[_BYTES_RECEIVED_AT:_TCP_INFO_BYTES], sys.byteorder)
@@ -49,7 +49,7 @@ def brought(descriptor: int) -> tuple[int, int] | None:
 def shut_down(descriptor: int, is_it: Callable[[int], bool]) -> None:
     """Hang up; the connection breaks at the other end.  `is_it` says whether a descriptor is that of the connection."""
     try:
-        held = os.dup(descriptor)  # whatever the number stands for from now on
+        held = os.dup(descriptor)  # the number may stand for anything from now on
     except OSError:  # closed already; or no descriptor is left, which is when hanging up is needed most
         if is_it(descriptor):
             _libc.shutdown(descriptor, socket.SHUT_RDWR)
@@ -62,7 +62,7 @@ def shut_down(descriptor: int, is_it: Callable[[int], bool]) -> None:
 
 
 def pause(listener: int, *, paused: bool) -> None:
-    """Let nobody connect any more, or again: callers are not answered, and try again by themselves."""
+    """Keep callers out, or let them in again: one that is kept out gets no answer and tries again by itself."""
     option = _ATTACH_FILTER if paused else _DETACH_FILTER
     if LINUX:
         _libc.setsockopt(listener, socket.SOL_SOCKET, option, _FILTER, len(_FILTER) - 1)

@@ -1,4 +1,4 @@
-"""Where the peers of a run are: endpoints.toml, one [[peer]] block each with id, address and public key.
+"""The addresses of a run's peers: endpoints.toml has a [[peer]] block for each, with id, address and public key.
 
     [[peer]]
     id = 0
@@ -71,15 +71,16 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a peer listens, "" for nowhere; its public keys of links, and of signatures where members come and go."""
+    """The address of a peer ("" where it does not listen), and its public keys of links and, where members come and go,
+    of signatures."""
 
     address: str
     key: str
     verify: str = ""
     admission: str = ""
-    """The organiser's signature, for one that is no founder."""
+    """The organiser's signature, for a member that is no founder."""
     signature: str = ""
-    """Its own, of who and where it is; of clients and coordinator: a roster is made of these."""
+    """Its own signature of who and where it is; rosters of clients and coordinator are made of these."""
 
 
 Endpoints = Mapping[NodeId, Endpoint]
@@ -87,12 +88,12 @@ Endpoints = Mapping[NodeId, Endpoint]
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """Who may be there: those of the file, and whom the organiser lets in ("": nobody else)."""
+    """The peers that may take part: those of the file, and those that the organiser lets in ("": nobody else)."""
 
     endpoints: Mapping[NodeId, Endpoint]
     organiser: str = ""
     path: Path | None = None
-    """Their file; people may add those that the organiser has sent away, while the run goes on."""
+    """The file; people may add revocations of the organiser while the run goes on."""
     through: Callable[[str, str], str] | None = None
     """How the holder of a key is reached through a relay, where this participant uses one; see net/ways."""
     whereabouts: Callable[[], str] | None = None
@@ -100,7 +101,7 @@ class Members:
 
     @property
     def founders(self) -> dict[NodeId, Endpoint]:
-        """Those with whom the run begins."""
+        """The peers with which the run begins."""
         return {node: endpoint for node, endpoint in self.endpoints.items() if not endpoint.admission}
 
 
@@ -123,12 +124,12 @@ def public_keys(path: Path) -> list[str]:
 
 
 def load_revoked(path: Path) -> tuple[Revocation, ...]:
-    """Read whom the organiser has sent away.  Raises ConfigError."""
+    """Read the revocations of the organiser.  Raises ConfigError."""
     return tuple(Revocation(one.id, one.key, one.verify, one.signature) for one in _file(path).revoked)
 
 
 def _shown(node: NodeId, endpoint: Endpoint) -> str:
-    """The command that prints this block, at its machine."""
+    """Return the command that prints this block on the peer's machine."""
     where = f"--address {endpoint.address}" if endpoint.address else "--client"
     return f"fedgossip keys show --id {node} {where}"
 
@@ -201,7 +202,7 @@ def addresses_of(text: str) -> list[str]:
 
 
 def check_address(address: str, where: str) -> None:
-    """Raise ConfigError, naming `where`, for what no peer can be called at."""
+    """Raise ConfigError, naming `where`, for an address at which no peer can be called."""
     found = [_ADDRESS.fullmatch(one) for one in addresses_of(address)]
     if len(address) > ADDRESS_LETTERS or not all(one and 0 < int(one["port"] or 1) < 65536 for one in found):
         advice = "Write tcp://HOST:PORT, or several with commas between them; relay://HOST:PORT for a relay."
@@ -209,7 +210,7 @@ def check_address(address: str, where: str) -> None:
 
 
 def check_reachable(address: str, where: str) -> None:
-    """Raise ConfigError for what no peer on another machine can call, because it names every interface or none."""
+    """Raise ConfigError for an address that other machines cannot call, as it names every interface or none."""
     check_address(address, where)
     for one in addresses_of(address):
         host = one.partition("://")[2].rpartition(":")[0].strip("[]")
@@ -219,7 +220,7 @@ def check_reachable(address: str, where: str) -> None:
 
 
 def own_address(port: int) -> str | None:
-    """Return the address of this machine on the network that leads out of it; None without one.  Nothing is sent."""
+    """Return the address of this machine on its network to the outside; None where there is none.  Nothing is sent."""
     for family, outside in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):  # reserved for examples
         with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect((outside, 9))
@@ -229,7 +230,7 @@ def own_address(port: int) -> str | None:
 
 
 def kept_block(path: Path) -> tuple[NodeId, Endpoint] | None:
-    """Return the block that `keys new` wrote into the key file at `path`; None where there is none, or no whole one."""
+    """Return the block that `keys new` wrote into the key file at `path`; None where there is no whole block."""
     try:
         (peer,) = msgspec.convert(from_toml(path.read_text()), _KeyFile).peer
     except (OSError, ValueError, msgspec.ValidationError):

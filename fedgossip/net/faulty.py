@@ -1,4 +1,4 @@
-"""A fault script at one real peer: between its machine and its sockets, and around its training.
+"""A fault script acts on one real peer: between its machine and its sockets, and around its training.
 
 Put there only where the experiment has such faults.  What is sent is lost, doubled, delayed, held back; a link that the
 script cuts is told as down, and as up when it heals: the host's patience then decides, as it does for a broken cable,
@@ -26,13 +26,13 @@ from fedgossip.task import Job, LocalTask, Update, done, give_memory, memory_of,
 from fedgossip.vectors import Vector
 
 PATIENCE_NS = 1_000_000_000
-"""So long a cut link keeps what is sent; not longer than the host's patience with a broken link."""
+"""Nanoseconds that a cut link keeps what is sent; at most the host's patience with a broken link."""
 
 CUT_MS = 20
-"""How late a cut may begin or end."""
+"""Maximum delay with which a cut begins or ends."""
 
 WAITING_MESSAGES = 1024
-"""So many messages are held back at most; what is sent beyond is lost."""
+"""Maximum number of messages that are held back; those sent beyond are lost."""
 
 AnyTransport = TypeVar("AnyTransport", bound=Transport)
 
@@ -41,7 +41,7 @@ Clock = Callable[[], int | None]
 
 
 class RunClock:
-    """The run's time: nanoseconds since the beginning that somebody wrote into `path`, on the clock of this machine."""
+    """The run's time: nanoseconds since the beginning that `path` holds, on the clock of this machine."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -55,7 +55,7 @@ class RunClock:
 
 @dataclass(frozen=True)
 class Faults:
-    """What of `script` acts inside the process of peer `node`."""
+    """The part of `script` that acts inside the process of peer `node`."""
 
     script: FaultScript
     node: NodeId
@@ -66,7 +66,7 @@ class Faults:
         return cast(AnyTransport, FaultyLinks(links, self)) if self.script.touches_messages else links
 
     def on_task(self, task: LocalTask) -> LocalTask:
-        """Return `task`, slow when the script says so."""
+        """Return `task`, made slow when the script says so."""
         slowed = any(isinstance(fault, Slow) for fault in self.script.faults)
         return SlowTask(task, self) if slowed else task
 
@@ -77,9 +77,9 @@ class FaultyLinks:
     def __init__(self, links: Transport, faults: Faults) -> None:
         self._links, self._faults = links, faults
         self._cuts = any(isinstance(fault, Flap | Partition) for fault in faults.script.faults)
-        self._cut: dict[NodeId, int] = {}  # since when
-        self._up: set[NodeId] = set()  # whatever the script says
-        self._said: dict[NodeId, list[AnyMessage]] = {}  # on links that are cut
+        self._cut: dict[NodeId, int] = {}  # the beginning of each cut
+        self._up: set[NodeId] = set()  # links that are up in truth
+        self._said: dict[NodeId, list[AnyMessage]] = {}  # messages on links that are cut
         self._later: list[tuple[int, int, NodeId, AnyMessage]] = []  # due, order, to, what
         self._last_due: dict[NodeId, int] = {}
         self._sent: dict[NodeId, int] = {}
@@ -98,7 +98,7 @@ class FaultyLinks:
             self._said[to].append(message)
 
     def _pass(self, to: NodeId, message: AnyMessage, now_ns: int) -> None:
-        self._release(now_ns)  # what is due goes first, also where nobody has polled since
+        self._release(now_ns)  # messages that are due go first, also where nobody has polled since
         number = self._sent[to] = self._sent.get(to, -1) + 1
         fate = self._faults.script.fate(self._faults.node, to, number, now_ns)
         due = max(now_ns + fate.delay_ns, self._last_due.get(to, 0))  # in order, but for what is held back
@@ -111,7 +111,7 @@ class FaultyLinks:
                 heapq.heappush(self._later, (due + held_ns, self._sequence, to, message))
 
     def poll(self, timeout_ms: int) -> list[LinkEvent]:
-        """As that of the links, with the links that the script cuts told as down."""
+        """Poll the links, and tell those that the script cuts as down."""
         now_ns = self._faults.clock()
         if now_ns is not None and self._later:
             timeout_ms = max(0, min(timeout_ms, (self._later[0][0] - now_ns) // 1_000_000 + 1))
@@ -123,7 +123,7 @@ class FaultyLinks:
         return events
 
     def _seen(self, events: Sequence[LinkEvent]) -> list[LinkEvent]:
-        """Note which links are up in truth; nobody hears of it while they are cut."""
+        """Note which links are up in truth; nobody is told of it while they are cut."""
         told: list[LinkEvent] = []
         for event in events:
             if isinstance(event, LinkUp | LinkDown):
@@ -162,7 +162,7 @@ class FaultyLinks:
         return now_ns - self._cut[other] < PATIENCE_NS
 
     def close(self, drain_seconds: float = 0.0) -> None:
-        """As that of the links; what was held back goes first."""
+        """Close the links; messages that were held back go first."""
         for _, _, to, message in sorted(self._later, key=lambda one: one[:2]):
             self._links.send(to, message)
         self._later.clear()
@@ -174,7 +174,7 @@ def _is_last_word(message: AnyMessage) -> bool:
 
 
 class SlowTask:
-    """A task that takes as many times longer as the script says; all else is as in the task, whatever that one has."""
+    """A task that takes as many times longer as the script says; all else is as in the task itself."""
 
     def __init__(self, task: LocalTask, faults: Faults) -> None:
         self._task, self._faults = task, faults

@@ -1,4 +1,4 @@
-"""One message off a socket: a mark and a body, given to the assembler of who sent it; no more frames, no fewer."""
+"""Read one message from a socket, a mark and a body and no other frame, and give it to its sender's assembler."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def check_last(socket: ZmqSocket) -> None:
 
 
 def skip(socket: ZmqSocket) -> None:
-    """Take the frames that are left of a message, and forget them."""
+    """Read the frames that are left of a message, and drop them."""
     while _more(socket):
         socket.recv_into(bytearray())
 

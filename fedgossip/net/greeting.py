@@ -1,4 +1,4 @@
-"""Whether who says Hello runs the same: then its models may be mixed with ours."""
+"""Compare a partner's Hello with ours: where both run the same, their models may be mixed."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""One peer's sockets: a ROUTER to hear everyone, a DEALER per partner to speak to it, CURVE on all of them.
+"""One peer's sockets: a ROUTER that hears all partners, a DEALER for sending to each, CURVE on all of them.
 
-One thread owns everything here.  `send` never blocks: what the socket does not take now waits in a bounded outbox.
+One thread owns everything here.  `send` never blocks: frames that the socket does not take wait in a bounded outbox.
 The sender of a message is the peer that the allow-list knows by the connection's key, never what a message says.
 """
 
@@ -39,20 +39,21 @@ from fedgossip.net.transport import NOBODY, Arrived, LinkDown, LinkEvent, LinkUp
 from fedgossip.wire import Assembler, FrameError
 
 GUEST_WORDS, GUEST_BYTES = 32, 2048
-"""What one that is no member may say, in messages and in bytes each: a Hello and an entry, on every new connection."""
+"""Maximum number of messages of a caller that is no member, and bytes of each: a Hello and an entry fit, on every new
+connection."""
 
 GUEST_SECONDS = 60.0
-"""After so long a guest is forgotten, and may say as much again."""
+"""Seconds after which a guest is forgotten and may send as much again."""
 
 
 @dataclass(slots=True)
 class _Link:
-    """The way out to one partner."""
+    """The sending side of the link to one partner."""
 
     node: NodeId
     dealer: ZmqSocket
     outbox: Outbox
-    recent: list[AnyMessage] = field(default_factory=list)  # said again when the link comes back
+    recent: list[AnyMessage] = field(default_factory=list)  # these are sent again when the link comes back
     up: bool = False
     broke: bool = False
     heard: bool = False
@@ -106,7 +107,7 @@ class Links(Wakeable):
 
     @property
     def partners(self) -> tuple[NodeId, ...]:
-        """Whom this peer speaks to."""
+        """The partners of this peer."""
         return tuple(self._links)
 
     def connect(self, partners: Sequence[NodeId], endpoints: Endpoints, expected: Expected, hello: Hello) -> None:
@@ -116,11 +117,11 @@ class Links(Wakeable):
             self.meet(node, endpoints[node])
 
     def admit_guests(self, join: Join | None) -> None:
-        """Let callers with unknown keys ask to become members; say `join` on every link to ask it ourselves."""
+        """Let callers with unknown keys ask to become members; send `join` on every link to ask the same."""
         self.allow.guests, self._join = True, join
 
     def meet(self, node: NodeId, endpoint: Endpoint) -> None:
-        """Allow the key of `node`, and call it; where it has moved, call it there.
+        """Allow the key of `node`, and call it, at its new address where it has moved.
 
         Raises ConfigError or NetworkError for an address or a key that cannot be used; nothing is changed then.
         """
@@ -145,11 +146,11 @@ class Links(Wakeable):
         self._assemblers.setdefault(node, Assembler(self._expected))
         self.connections.expected = len(self._links)
         guest = self._guests.pop(endpoint.key, None)
-        if guest and guest.hello:  # it has said it before it was known
+        if guest and guest.hello:  # the node has said Hello before it was known
             self._late.append(Arrived(node, guest.hello))
 
     def part(self, node: NodeId) -> None:
-        """Hang up on `node`, and forget its key: what it still says is that of a stranger."""
+        """Hang up on `node`, and forget its key: it is a stranger from now on."""
         link = self._links.pop(node, None)
         self.allow.forget(node)
         self.routing.forget(node)
@@ -168,13 +169,13 @@ class Links(Wakeable):
     # --- sending --------------------------------------------------------------------------------------------------
 
     def send(self, to: NodeId, message: AnyMessage) -> None:
-        """Queue `message`.  Where the link is down, synchronous gossip's last words are said when it comes up; others
-        are lost: their machines ask again.
+        """Queue `message`.  Where the link is down, synchronous gossip's last messages are sent when it comes up;
+        others are lost: their machines ask again.
 
-        The oldest that has not begun is dropped where more than OUTBOX_MESSAGES wait.
+        Where more than OUTBOX_MESSAGES wait, the oldest that has not begun is dropped.
         """
         link = self._links.get(to)
-        if link is None:  # a member that we have no link to
+        if link is None:  # the node is a member without a link
             return
         models = [said for said in link.recent if isinstance(said, Model | Masked)]
         if isinstance(message, Model | Masked) and message.round > (models[-1].round if models else -1):
@@ -210,7 +211,7 @@ class Links(Wakeable):
         return all(
             not link.outbox
             if link.up
-            else link.broke or not link.heard  # who speaks to us hears our Hello, and may learn from it why we leave
+            else link.broke or not link.heard  # a caller gets our Hello, and may learn from it why we leave
             for link in self._links.values()
         )
 
@@ -225,7 +226,7 @@ class Links(Wakeable):
             events.append(Woken())
         for node, endpoint in self.routing.moves(events):
             self._meet_at(node, endpoint)
-        if ready.pop(self.connections.fileno(), None) or self.allow.socket in ready:  # watched before they may speak
+        if ready.pop(self.connections.fileno(), None) or self.allow.socket in ready:  # watched before they may send
             self._look(events)
         if ready.pop(self.allow.socket, None) and (caller := self.allow.answer()) is not None:
             text = f"a caller at {caller} with an unknown key was refused"
@@ -258,16 +259,16 @@ class Links(Wakeable):
                 continue
             if message is not None:
                 events.append(Arrived(sender, message, self._assemblers[sender].size))
-                return  # it may complete a round, whose memory is then free for the frame that comes next
+                return  # the message may complete a round, whose memory is then free for the next frame
 
     def _guest(self, mark: zmq.Frame) -> str:
-        """Return the key of the guest that speaks, "" for a member: who was a guest when it called may be one now."""
+        """Return the key of the guest that sends; "" for a member, which may have been a guest when it called."""
         user = str(mark.get("User-Id"))
         key = user.removeprefix(GUEST)
         return key if key != user and z85.decode(key) not in self.allow.allowed else ""
 
     def _hear_guest(self, key: str, mark: zmq.Frame, events: list[LinkEvent]) -> None:
-        """A guest may say Hello, and ask to join, in its own name; nothing else, and not often."""
+        """Take a guest's message: it may say Hello and ask to join, in its own name, and not often."""
         guest = self._guest_of(key)
         guest.said += 1
         if guest.said > GUEST_WORDS:
@@ -288,7 +289,7 @@ class Links(Wakeable):
             raise FrameError("guest", "one that is no member may only ask to join, in its own name")
 
     def _guest_of(self, key: str) -> _Guest:
-        """Who speaks; a new one takes the place of the one that is here longest, of those first that asked nothing."""
+        """Return the guest that sends.  A new one takes the place of the oldest, first of those that asked nothing."""
         now = time.monotonic()
         self._guests = {k: guest for k, guest in self._guests.items() if now - guest.since < GUEST_SECONDS}
         if key not in self._guests:
@@ -316,12 +317,12 @@ class Links(Wakeable):
     def _body(self, sender: NodeId, mark: zmq.Frame) -> AnyMessage | None:
         assembler = self._assemblers[sender]
         message = read(self.router, mark, assembler)
-        if assembler.coming is not None:  # before memory is taken for its chunks
+        if assembler.coming is not None:  # this is checked before memory is taken for its chunks
             self._has(self._links[sender], assembler.coming)
         return message
 
     def _has(self, link: _Link, round: int) -> None:
-        """The partner is in `round`: it has, or will never use, our models of the rounds before."""
+        """Note that the partner is in `round`: it has our models of the rounds before, or will never use them."""
         link.recent = [said for said in link.recent if not (isinstance(said, Model | Masked) and said.round < round)]
 
     def _look(self, events: list[LinkEvent]) -> None:
@@ -349,7 +350,7 @@ class Links(Wakeable):
             events.append(refused)
 
     def _restart(self, link: _Link) -> None:
-        """Greet, and say the last words again: a broken connection has lost some, and repeats do no harm."""
+        """Greet, and repeat the last messages: a broken connection has lost some, and repeats do no harm."""
         link.outbox.clear()
         link.outbox.put(self._hello)
         if self._join:

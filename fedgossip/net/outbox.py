@@ -1,6 +1,6 @@
-"""What waits to be sent to one partner: whole messages, of which one is under way, chunk by chunk.
+"""The queue of messages for one partner, of which one is under way, chunk by chunk.
 
-Words between the links themselves overtake what waits, between two chunks.
+Control frames overtake the waiting messages, between two chunks.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ Pair = tuple[bytes, bytes | zmq.Frame]
 """The mark and the body of one message of ZeroMQ."""
 
 OUTBOX_MESSAGES = 8
-"""Messages that wait for one partner; in a synchronous run two models and a goodbye do."""
+"""Maximum number of messages that wait for one partner; a synchronous run needs two models and a goodbye."""
 
 
 class Cuts:
     """What all partners share of a message: its header, made once, and its chunks as frames that ZeroMQ reads in place.
 
-    Making such a frame, and hearing that ZeroMQ is done with it, costs about as much as copying 100 KiB.
+    Such a frame costs about as much as copying 100 KiB: it must be made, and ZeroMQ tells when it is done with it.
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class Outbox:
     def __init__(self, cuts: Cuts, transfer: int = 0) -> None:
         self._cuts, self.transfer = cuts, transfer
         self.chunks = 0
-        """Of the message that is under way."""
+        """The chunks of the message that is under way."""
         self._words: deque[Pair] = deque()
         self._messages: deque[Packed] = deque()
         self._under_way: AnyMessage | None = None
@@ -63,7 +63,7 @@ class Outbox:
         return bool(self._words or self._messages or self._current or self._waiting)
 
     def put(self, message: AnyMessage) -> bool:
-        """Add a message; where too many wait, the oldest that has not begun goes: False."""
+        """Add a message.  Return False where too many wait: the oldest that has not begun is dropped."""
         room = len(self._messages) < OUTBOX_MESSAGES
         if not room:
             self._messages.popleft()
@@ -71,16 +71,16 @@ class Outbox:
         return room
 
     def say(self, word: Pair) -> None:
-        """Add a word of the links themselves: it is the next to be sent."""
+        """Add a control frame, which is sent next."""
         self._words.append(word)
 
     @property
     def saying(self) -> bool:
-        """Whether what is to be sent now is such a word."""
+        """Whether the next frame is a control frame."""
         return bool(self._words)
 
     def next(self) -> Pair | None:
-        """Return what is to be sent now, again and again until it is `sent`."""
+        """Return the frame that is to be sent now; the same one until it is `sent`."""
         if self._words:
             return self._words[0]
         while self._waiting is None:
@@ -103,14 +103,14 @@ class Outbox:
         self._current = self._waiting = self._under_way = None
 
     def sent(self) -> None:
-        """What `next` returned is with the network."""
+        """Note that the network has what `next` returned."""
         if self._words:
             self._words.popleft()
         else:
             self._waiting = None
 
     def forget(self, vector: Vector) -> int:
-        """Drop what begins with this vector, also in the middle of it; return how many messages."""
+        """Drop the messages that begin with this vector, also one that is under way; return how many."""
         kept = [packed for packed in self._messages if not _begins_with(packed.message, vector)]
         dropped = len(self._messages) - len(kept)
         self._messages = deque(kept)
@@ -120,7 +120,7 @@ class Outbox:
         return dropped
 
     def clear(self) -> None:
-        """Forget all, what is under way too: the connection is broken."""
+        """Forget all messages, also the one under way: the connection is broken."""
         self._words.clear()
         self._messages.clear()
         self._end()

@@ -1,4 +1,4 @@
-"""What a host refused: each cause once, as soon as it is seen, and again whenever there are ten times as many.
+"""The record of what a host refused: each cause at once, and again whenever there are ten times as many.
 
 A cause is who sent it and why, in one word; where the word is "refused", the sentence without its numbers as well.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fedgossip.net.transport import Rejected
 
 CAUSES_WRITTEN = 20
-"""How many causes are written out; the host counts all that it refuses."""
+"""Maximum number of causes that are written out; the host counts all that it refuses."""
 
 
 @dataclass(slots=True)
@@ -30,7 +30,7 @@ class Refusals:
         self._causes: dict[tuple[int | None, str], _Cause] = {}
 
     def add(self, event: Rejected) -> None:
-        """Count one; write it if it is the first of its cause, the tenth, the hundredth, and so on."""
+        """Count one refusal; write it if it is the first of its cause, the tenth, the hundredth, and so on."""
         key = event.sender, _cause(event)
         if key not in self._causes:
             if len(self._causes) >= CAUSES_WRITTEN:

@@ -1,8 +1,8 @@
-"""Speaking through one ROUTER to many: who has something to hear gets a chunk in turn, and nobody is waited for.
+"""Sending to many clients through one ROUTER: each gets a chunk in turn, and nobody is waited for.
 
-What a connection does not take now is tried again soon, and less often the longer it takes nothing: so one that reads
-slowly waits alone, and a thousand of them do not keep the others waiting.  ZeroMQ says of no ROUTER which of its
-connections takes more; its queue for each is long enough that none runs dry between two tries.
+A chunk that a connection does not take now is tried again soon, and less often the longer the connection takes nothing.
+So a client that reads slowly waits alone, and a thousand of them do not keep the others waiting.  ZeroMQ does not tell
+which connections of a ROUTER take more; its queue for each is long enough that none runs dry between two tries.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from fedgossip.net.sockets import DRAIN_FRAMES, MORE_NOW, NOW, ZmqSocket
 from fedgossip.vectors import Vector
 
 SPEAKING_CHUNKS = 16
-"""High-water mark per connection.  Everyone's frames are those of one model, so that they cost no memory."""
+"""High-water mark per connection, in chunks.  The frames for all clients are those of one model and cost no memory."""
 
 RETRY_SECONDS, RETRY_SECONDS_MAX = 0.002, 0.1
-"""The shortest and the longest time between two tries; between them, a quarter of the time since one was taken.  With
-the shortest a connection is kept busy up to 2 GB/s."""
+"""Minimum and maximum seconds between two tries; between them, a quarter of the time since a chunk was taken.  The
+minimum keeps a connection busy up to 2 GB/s."""
 
 MODELS = 16
-"""Different models that wait for slow clients, or are on their way to them; beyond these the oldest is dropped."""
+"""Maximum number of different models that wait for slow clients or are on their way; beyond, the oldest is dropped."""
 
 
 @dataclass(slots=True, eq=False)
@@ -40,12 +40,12 @@ class ClientLine:
     outbox: Outbox
     name: bytes = b""
     took: float = 0.0
-    """When it took a chunk, or had nothing to take."""
+    """The time when it last took a chunk, or had nothing to take."""
     stuck: bool = False
 
 
 class Speaker:
-    """Owns no line; forgets one that is cleared."""
+    """Sends the frames of lines that others own; forgets a line that is cleared."""
 
     def __init__(self, router: ZmqSocket) -> None:
         self._router = router
@@ -58,23 +58,23 @@ class Speaker:
 
     @property
     def idle(self) -> bool:
-        """Whether ZeroMQ has everything."""
+        """Whether ZeroMQ has taken everything."""
         return not self._talking and not any(line.stuck for _, _, line in self._stuck)
 
     def put(self, line: ClientLine, message: AnyMessage) -> int:
-        """Queue a message; return how many were dropped for it, its own line's oldest or the oldest model of all."""
+        """Queue a message; return how many were dropped for it: the oldest of its line, or the oldest model of all."""
         dropped = self._make_room(message.vectors[0]) if isinstance(message, Carrier) else 0
         dropped += not line.outbox.put(message)
         self._begin(line)
         return dropped
 
     def say(self, line: ClientLine, word: Pair) -> None:
-        """Queue a word of the links themselves, before all messages."""
+        """Queue a control frame, before all messages."""
         line.outbox.say(word)
         self._begin(line)
 
     def clear(self, line: ClientLine) -> None:
-        """Forget what waits; the connection is broken."""
+        """Forget all waiting messages of a line: its connection is broken."""
         line.outbox.clear()
         line.stuck = False
         self._talking.pop(line.node, None)
@@ -85,7 +85,7 @@ class Speaker:
             self._talking[line.node] = line
 
     def _make_room(self, vector: Vector) -> int:
-        """Drop the oldest of too many models; a client that is so slow would come too late with its answer."""
+        """Drop the oldest of too many models; a client so slow would answer too late."""
         if any(known() is vector for known in reversed(self._models)):
             return 0
         self._models.append(weakref.ref(vector))
@@ -97,7 +97,7 @@ class Speaker:
         return dropped
 
     def speak(self) -> None:
-        """Give everyone chunks who has something to hear, as long as they are taken; but not for long."""
+        """Send chunks to every client that has messages, as long as they are taken, for a short time at most."""
         now = time.monotonic()
         while self._stuck and self._stuck[0][0] <= now:
             _, _, line = heapq.heappop(self._stuck)
@@ -131,7 +131,7 @@ class Speaker:
             else:
                 raise
             return False
-        self._router.send(pair[0], MORE_NOW)  # the whole message is taken, or none of it
+        self._router.send(pair[0], MORE_NOW)  # ZeroMQ takes the whole message or none of it
         self._router.send(pair[1], NOW, copy=False)
         line.outbox.sent()
         return True
@@ -144,12 +144,12 @@ class Speaker:
         heapq.heappush(self._stuck, (now + after, line.node, line))
 
     def take_gone(self) -> list[ClientLine]:
-        """Return those whose connection turned out to be broken since this was asked."""
+        """Return the clients whose connection turned out to be broken since the last call."""
         gone, self._gone = self._gone, []
         return gone
 
     def rest_ms(self, at_most_ms: int) -> int:
-        """How long there is nothing to be said."""
+        """Return how long there is nothing to send."""
         if self._talking:
             return 0
         if not self._stuck:
@@ -157,7 +157,7 @@ class Speaker:
         return min(at_most_ms, max(0, int(1000 * (self._stuck[0][0] - time.monotonic())) + 1))
 
     def tell(self, name: bytes, word: Pair) -> None:
-        """Say a word on a connection that is nobody's line, if it takes it now."""
+        """Send a control frame on a connection without a line, if it takes it now."""
         try:
             self._router.send(name, MORE_NOW)
         except zmq.ZMQError:

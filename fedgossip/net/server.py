@@ -1,12 +1,12 @@
-"""The coordinator's end of links that only its clients call: one ROUTER, heard and spoken through.  It calls nobody.
+"""The coordinator's end of links that only its clients call: one ROUTER that receives and sends.  It calls nobody.
 
-A client's first word on a connection is its Hello; from then on it is spoken to on that connection, and its Hello is
-answered with ours.  The sender of a message is the client that the allow-list knows by the connection's key.
+A client's first message on a connection is its Hello; the answer is ours, and from then on the client is sent its
+messages on that connection.  The sender of a message is the client that the allow-list knows by the connection's key.
 
     same process, or a later life of it, on a new connection      the old one is hung up on
     another process with the key of a client that is here         waits until that one is gone
 
-`send` never blocks; see `speaking`.  Large messages come by turns; see `turns`.
+`send` never blocks; see `router_sender`.  Large messages come by turns; see `upload_slots`.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from fedgossip.net.transport import Arrived, LinkDown, LinkEvent, LinkUp, Reject
 from fedgossip.wire import Assembler, FrameError
 
 PROBE_SECONDS = 2.0
-"""So often a client that has nothing to hear is said something without meaning: whether the network brings it is known
-SILENCE_MS later."""
+"""Seconds between two frames without meaning to a client that is sent nothing else: SILENCE_MS later it is known
+whether the network brings them."""
 
 
 @dataclass(frozen=True, slots=True)
 class _ClientConnection:
-    """Where a client speaks from: the ROUTER's name of it, its descriptor, and what was said first."""
+    """The connection of a client: the ROUTER's name of it, its descriptor, and its Hello."""
 
     name: bytes
     descriptor: int
@@ -54,12 +54,12 @@ class _Client:
     assembler: Assembler
     here: _ClientConnection | None = None
     next: _ClientConnection | None = None
-    """Of another process with the same key, which waits."""
+    """The connection of another process with the same key, which waits."""
     up: bool = False
 
 
 class Hub(Wakeable):
-    """Bind first (`address` then holds the real port), `connect` when the clients' keys are known."""
+    """The coordinator's end.  Bind first (`address` then has the real port), `connect` when clients' keys are known."""
 
     def __init__(
         self, node: NodeId, bind: str, identity: Identity | None, turns_at_once: int = upload_slots.TURNS
@@ -78,7 +78,7 @@ class Hub(Wakeable):
         self.context: zmq.Context[ZmqSocket] = zmq.Context(1)
         self.allow = AllowList(self.context)
         self.router = sockets.make(self.context, zmq.ROUTER)
-        self.router.router_handover = identity is None  # clients name themselves then, also on the next connection
+        self.router.router_handover = identity is None  # clients name themselves then, on the next connection too
         self._speaker = Speaker(self.router)
         self.connections = Connections()
         self.connections.follow(self.router)
@@ -121,13 +121,13 @@ class Hub(Wakeable):
         self._callers.expected = self.connections.expected = len(self._clients)
 
     def part(self, node: NodeId) -> None:
-        """Let the key of one client in no more; the connection that it has ends with it."""
+        """Refuse the key of one client from now on; its connection ends."""
         self.allow.forget(node)
 
     # --- speaking -------------------------------------------------------------------------------------------------
 
     def send(self, to: NodeId, message: AnyMessage) -> None:
-        """Queue `message` for the next `poll`; lost where the link is down: the machine hears when it is up again.
+        """Queue `message` for the next `poll`; it is lost where the link is down: the machine is told when that is up.
 
         The oldest that has not begun is dropped where more than OUTBOX_MESSAGES wait.
         """
@@ -162,7 +162,7 @@ class Hub(Wakeable):
         if self._waker.fileno() in ready:
             self._waker.clear()
             events.append(Woken())
-        if self.connections.fileno() in ready or self.allow.socket in ready:  # watched before they may speak
+        if self.connections.fileno() in ready or self.allow.socket in ready:  # watched before they may send
             self._look(events)
         if self.allow.socket in ready and (caller := self.allow.answer()) is not None:
             text = f"a caller at {caller} with an unknown key was refused"
@@ -190,7 +190,7 @@ class Hub(Wakeable):
                 continue
             if message is not None:
                 events.append(Arrived(sender, message, self._clients[sender].assembler.size))
-                return  # it may complete a round, whose memory is then free for the frame that comes next
+                return  # the message may complete a round, whose memory is then free for the next frame
 
     def _sender(self, mark: zmq.Frame, name: bytes) -> NodeId:
         try:
@@ -203,7 +203,7 @@ class Hub(Wakeable):
         return sender
 
     def _heard(self, client: _Client, name: bytes, mark: zmq.Frame, events: list[LinkEvent]) -> AnyMessage | None:
-        """Take one message of ZeroMQ; return what is whole with it, and is of a client that has greeted."""
+        """Read one message of ZeroMQ; return the message that is whole with it, of a client that has greeted."""
         kind, transfer = control_frames.parse(mark.bytes)
         known = client.here is not None and name == client.here.name
         if known and kind == control_frames.ASK and mark.more:
@@ -211,7 +211,7 @@ class Hub(Wakeable):
             check_last(self.router)
             self.turns.ask(client.node, transfer)
             return None
-        if known and kind == b"C" and not client.up:  # what is left of the message that broke with the connection
+        if known and kind == b"C" and not client.up:  # this is left of the message that broke with the connection
             skip(self.router)
             return None
         message = read(self.router, mark, client.assembler if known else Assembler(None))
@@ -224,11 +224,11 @@ class Hub(Wakeable):
         return message
 
     def _is_here(self, client: _Client, mark: zmq.Frame) -> bool:
-        """Whether this came on the client's own connection, not on one that has taken its name."""
+        """Return whether this came on the client's own connection, not on one that has taken its name."""
         return client.up and client.here is not None and mark.get(zmq.SRCFD) == client.here.descriptor
 
     def _account(self, client: _Client, kind: bytes, transfer: int, message: AnyMessage | None) -> None:
-        """Keep account of turns.  Raises FrameError for a vector whose turn it is not, before it takes memory."""
+        """Count turns.  Raises FrameError for a vector whose turn it is not, before memory is taken for it."""
         if message is not None:
             self.turns.forget(client.node)
         elif kind == b"C":
@@ -247,7 +247,7 @@ class Hub(Wakeable):
             self._speaker.say(self._clients[node].line, control_frames.word(control_frames.GO, transfer))
 
     def _probe(self) -> None:
-        """Say something without meaning to those who have nothing to hear."""
+        """Send a frame without meaning to clients that are sent nothing else."""
         if (now := time.monotonic()) - self._probed < PROBE_SECONDS:
             return
         self._probed = now
@@ -258,8 +258,8 @@ class Hub(Wakeable):
     # --- who is here ----------------------------------------------------------------------------------------------
 
     def _greeted(self, client: _Client, connection: _ClientConnection, events: list[LinkEvent]) -> None:
-        """Somebody with this client's key says Hello on a connection that is not yet the client's."""
-        self._look(events)  # whatever had the descriptor before
+        """Take the Hello of a caller with this client's key, on a connection that is not yet the client's."""
+        self._look(events)  # another connection may have had the descriptor before
         if not self._callers.introduce(connection.descriptor, client.node):
             return
         if client.up and client.here and not _goes_on(connection.hello, client.here.hello):
@@ -293,7 +293,7 @@ class Hub(Wakeable):
         self._callers.flooded.clear()
 
     def _lost(self, client: _Client, events: list[LinkEvent]) -> None:
-        """The connection broke; the whole messages that it brought are heard.  Another process may wait for this."""
+        """Note that the connection broke, after its whole messages were heard.  Another process may wait for this."""
         self._down(client, events)
         if client.next:
             connection, client.next = client.next, None
@@ -309,8 +309,8 @@ class Hub(Wakeable):
     def close(self, drain_seconds: float = 0.0) -> None:
         """Send what can be sent within `drain_seconds`, then close everything; ZeroMQ lingers for LINGER_MS at most.
 
-        While it drains it hears on until the clients have hung up: TCP takes back what they have not read yet from
-        those whose own words are unread here.
+        While it drains it goes on receiving until the clients have hung up: where their own frames are unread here, TCP
+        takes back what they have not read yet.
         """
         if self.context.closed:
             return
@@ -325,5 +325,5 @@ class Hub(Wakeable):
 
 
 def _goes_on(hello: Hello, before: Hello) -> bool:
-    """Whether who says `hello` is the one that said `before`, or takes its place: a later life of it."""
+    """Return whether the caller of `hello` is the one of `before`, or a later life that takes its place."""
     return hello.process == before.process or hello.incarnation > before.incarnation

@@ -1,4 +1,4 @@
-"""Sockets of ZeroMQ as all links have them: their limits, their patience, their keys; and what wakes their owner."""
+"""The sockets of ZeroMQ as all links have them, with limits, deadlines and keys; and what wakes their owner."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ comes after waits in the outbox as a reference to the vector, and at the receive
 means that a chunk has left the cache before it is read."""
 
 CIPHER_BYTES = 64
-"""What CURVE may add to a frame (33 bytes today); libzmq compares MAXMSGSIZE with the frame as it is on the wire."""
+"""Maximum bytes that CURVE adds to a frame (33 today); libzmq compares MAXMSGSIZE with the frame on the wire."""
 
 SILENCE_MS = 10_000
-"""A connection is broken whose other end acknowledges nothing for so long: what was sent, or, where nothing is sent,
-TCP's own probes, after PROBE_SECONDS and then every PROBE_AGAIN_SECONDS.
+"""Milliseconds after which a connection counts as broken whose other end acknowledges nothing: neither what was sent
+nor, where nothing is sent, TCP's own probes, after PROBE_SECONDS and then every PROBE_AGAIN_SECONDS.
 
-Not ZeroMQ's heartbeat.  It waits behind what cannot be sent, and it ends the process (an assertion of libzmq 4.3.5, its
-issue 4364) where the other end breaks off while we have not read for 2 s: one large sum is enough for that."""
+ZeroMQ's heartbeat is not used.  It waits behind what cannot be sent, and it ends the process (an assertion of libzmq
+4.3.5, its issue 4364) where the other end breaks off while we have not read for 2 s: one large sum is enough."""
 
 PROBE_SECONDS, PROBE_AGAIN_SECONDS = 4, 2
 
 CONNECT_MS = 3_000
-"""A call that nobody takes is made anew after so long.  Left to TCP, which waits twice as long each time, it would be
+"""Milliseconds after which a call that nobody takes is made anew.  TCP, which doubles its wait each time, would call
 long after the network has healed."""
 
 LINGER_MS = 2_000
 
 DRAIN_FRAMES = 64
-"""Frames taken from one socket before the others get their turn."""
+"""Maximum number of frames taken from one socket before the others get their turn."""
 
 NOW, MORE_NOW = int(zmq.NOBLOCK), int(zmq.SNDMORE | zmq.NOBLOCK)  # flags of an enum are added in Python, slowly
 
@@ -63,7 +63,7 @@ def make(context: zmq.Context[ZmqSocket], kind: int) -> ZmqSocket:
 
 
 def bind(router: ZmqSocket, address: str, identity: Identity | None) -> str:
-    """Let those call who hold a key that the context's allow-list knows; return the address with its real port.
+    """Let holders of keys in the context's allow-list call; return the address with its real port.
 
     Raises NetworkError where the address cannot be had.
     """
@@ -108,14 +108,14 @@ class Waker:
         return self._in.fileno()
 
     def on_signals(self) -> None:
-        """Let signals wake too, until `close`."""
+        """Have signals wake the owner too, until `close`."""
         signal.set_wakeup_fd(self._out.fileno(), warn_on_full_buffer=False)
         self._signals = True
 
     def wake(self) -> None:
         try:
             self._out.send(b"!")
-        except (BlockingIOError, OSError):  # full: it will wake anyway; closed: nobody is there to wake
+        except (BlockingIOError, OSError):  # a full pipe wakes anyway; a closed one has nobody to wake
             return
 
     def clear(self) -> None:

@@ -1,4 +1,4 @@
-"""What a host needs of its links, whoever calls whom, and what happens on them.
+"""The interface that a host has to its links, whoever calls whom, and the events on them.
 
     Links       peers: everybody is called, and calls its partners       gossip
     Hub, Spoke  a coordinator that is called, clients that only call     federated runs
@@ -15,7 +15,7 @@ from fedgossip.messages import AnyMessage, Expected, Hello
 from fedgossip.net.endpoints import Endpoint, Endpoints
 
 NOBODY: NodeId = -1
-"""The sender of what a guest says."""
+"""The number that stands for the sender of a guest's message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class LinkUp:
-    """`afresh`: what was said before and was still on its way is lost, and nobody says it again unasked."""
+    """A link is up.  `afresh`: messages that were still on their way are lost, and nobody repeats them unasked."""
 
     node: NodeId
     afresh: bool = False
@@ -74,23 +74,23 @@ LinkEvent = Arrived | LinkUp | LinkDown | Rejected | Woken | Routed | Relocated
 
 
 class Transport(Protocol):
-    """One thread owns it: all but `wake` is called from there."""
+    """The links of one participant.  One thread owns them and makes all calls but `wake`."""
 
     @property
     def address(self) -> str:
-        """Where it is called, or whom it calls: for people to read."""
+        """The address at which it is called, or that it calls: for people to read."""
         ...
 
     @property
     def partners(self) -> tuple[NodeId, ...]:
-        """Whom it speaks to."""
+        """The participants that it sends to and hears from."""
         ...
 
     @property
     def bytes_sent(self) -> int: ...
     @property
     def dropped(self) -> int:
-        """Messages that a live link was too slow to take."""
+        """The number of messages that a live link was too slow to take."""
         ...
 
     @property
@@ -103,15 +103,15 @@ class Transport(Protocol):
         ...
 
     def meet(self, node: NodeId, endpoint: Endpoint) -> None:
-        """One partner more, or one that has moved.  Raises ConfigError or NetworkError; nothing is changed then."""
+        """Add a partner, or move one.  Raises ConfigError or NetworkError; nothing is changed then."""
         ...
 
     def part(self, node: NodeId) -> None:
-        """One partner less: call it no more, and let its key in no more."""
+        """Remove a partner: stop calling it, and refuse its key."""
         ...
 
     def send(self, to: NodeId, message: AnyMessage) -> None:
-        """Queue `message`; it never blocks.  What is said on a link that is down may be lost."""
+        """Queue `message` without blocking.  A message may be lost where the link is down."""
         ...
 
     def poll(self, timeout_ms: int) -> list[LinkEvent]:

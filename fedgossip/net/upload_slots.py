@@ -1,8 +1,8 @@
-"""Whose turn it is to send the coordinator a large message, so that its memory does not grow with its clients.
+"""Turns of clients to send a large message, so that the coordinator's memory does not grow with their number.
 
 A message of more than one chunk takes memory from its first chunk to its last, and a ROUTER cannot choose whom to hear.
-So clients ask, and wait until they are told to go (`words`).  A message of one chunk is whole as soon as it lands, and
-needs no turn.
+So clients ask, and wait until they are told to go (`control_frames`).  A message of one chunk is whole as soon as it
+lands, and needs no turn.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from dataclasses import dataclass
 from fedgossip.machine import NodeId
 
 TURNS = 4
-"""Clients that send at one time, at speed."""
+"""Maximum number of fast clients that send at one time."""
 
 TURNS_BYTES = 1 << 30
-"""So much may be on its way where clients are slow; never less than TURNS messages."""
+"""Maximum bytes on their way where clients are slow; never less than TURNS messages."""
 
 QUIET_SECONDS = 0.1
-"""After so long without a chunk a client is slow: another may send beside it."""
+"""Seconds without a chunk after which a client counts as slow: another may send beside it."""
 
 STALLED_SECONDS = 10.0
-"""After so long without a chunk the turn is over."""
+"""Seconds without a chunk after which a turn is over."""
 
 
 @dataclass(slots=True)
@@ -32,23 +32,23 @@ class _Turn:
 
 
 class Turns:
-    """`at_once` clients send at speed; `most` send, slow ones included.  Times are seconds of one clock."""
+    """`at_once`: maximum number of fast clients that send; `most`: with slow ones.  Times are seconds of one clock."""
 
     def __init__(self, at_once: int = TURNS, message_bytes: int = 0) -> None:
         self.at_once = at_once
         self.most = max(at_once, TURNS_BYTES // max(1, message_bytes))
-        self.waiting: dict[NodeId, int] = {}  # in the order in which they asked
+        self.waiting: dict[NodeId, int] = {}  # clients wait in the order in which they asked
         self.going: dict[NodeId, _Turn] = {}
 
     def ask(self, node: NodeId, transfer: int) -> None:
-        """A client wants to send a message; it has given up any before."""
+        """Note that a client wants to send a message; it has given up any before."""
         self.going.pop(node, None)
         self.waiting[node] = transfer
 
     def next(self, now: float, *, heard_all: bool) -> Iterator[tuple[NodeId, int]]:
         """Yield (client, transfer) for each whose turn begins now.
 
-        `heard_all`: nothing waits to be heard.  Else it is not the clients that are slow, but who hears them.
+        `heard_all`: nothing waits to be read here.  Else the reader is slow, not the clients.
         """
         while self.waiting and len(self.going) < self.most:
             at_speed = sum(not heard_all or now - turn.moved < QUIET_SECONDS for turn in self.going.values())
@@ -64,15 +64,15 @@ class Turns:
         return turn is not None and turn.transfer == transfer
 
     def moved(self, node: NodeId, now: float) -> None:
-        """A chunk has come."""
+        """Note that a chunk has come."""
         if turn := self.going.get(node):
             turn.moved = now
 
     def stalled(self, now: float) -> list[NodeId]:
-        """Whose turn is over, though not all has come; to be asked where nothing waits to be heard."""
+        """Return the clients whose turn is over before all has come; ask where nothing waits to be read."""
         return [node for node, turn in self.going.items() if now - turn.moved > STALLED_SECONDS]
 
     def forget(self, node: NodeId) -> None:
-        """All has come, or nothing will."""
+        """End a client's turn: its message has come, or will not."""
         self.going.pop(node, None)
         self.waiting.pop(node, None)

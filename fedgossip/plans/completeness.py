@@ -1,4 +1,4 @@
-"""What a run is for and did not happen in it, found in its rows: such a run is partial, however smoothly it ended."""
+"""Find in a run's rows what the run is for and did not happen: such a run is partial, however smoothly it ended."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NAMED = 8
 
 @dataclass(frozen=True)
 class Lacking:
-    """Sentences, what matters most first; none where all of it happened.
+    """Sentences that say what did not happen, the gravest first; none where all of it happened.
 
     `in_vain`: nothing of it happened at all; nobody has learned anything from anybody.
     """
@@ -28,7 +28,7 @@ def of_gossip(
 ) -> Lacking:
     """Return what is lacking among `n` peers, by all their rows; or for peer `node`, by its own.
 
-    Every pair of neighbours has to have exchanged a model, over an arc one has to have come.
+    Every pair of neighbours must have exchanged a model; over every arc a model must have come.
     """
     alone = sorted({row.peer for row in _told(rows, "learned_alone")})
     pairs = {(row.peer, other) for row in _told(rows, "never_exchanged") for other in _ids(row.value)}
@@ -50,7 +50,7 @@ def of_federation(
 ) -> Lacking:
     """Return what is lacking in a federated run, by its coordinator's rows; or for participant `node`, by its own.
 
-    A round has to have counted, and every client has to have been in one; `all_in_each`: nobody is left out by chance.
+    A round must have counted, and every client must have been in one; `all_in_each`: nobody is left out by chance.
     """
     if node is not None and node != coordinator:
         took_part = any(isinstance(row, PeerRow) and row.peer == node for row in rows)
@@ -66,7 +66,7 @@ def of_federation(
 
 
 def _told(rows: Sequence[Row], name: str) -> list[EventRow]:
-    """What was told at an end that no more rounds have come after: a run that has ended may be given more."""
+    """Return what was told at the last end: a run that has ended may be given more rounds, which come after it."""
     reached: dict[NodeId, int] = {}
     for row in rows:
         if isinstance(row, PeerRow):

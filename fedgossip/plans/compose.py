@@ -1,6 +1,6 @@
 """From an experiment to the parts of a run.
 
-Everything here is a function of the experiment alone, so that every participant, on whatever machine, makes the same.
+Everything here is a function of the experiment alone, so that every participant makes the same on any machine.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = [
 
 
 def plan(experiment: Experiment, **given: object) -> Plan:
-    """Resolve all that can be known before anything is trained.  Raises ConfigError.
+    """Return the plan of an experiment: all that can be known before anything is trained.  Raises ConfigError.
 
     `given`: objects of Python, where the experiment says GIVEN; see `gossip.gossip_plan`.  Asks for the kernels of the
     run, if torch is not loaded yet: it comes before all that loads it.
@@ -54,23 +54,23 @@ def check_task(plan: Plan, task: LocalTask) -> None:
 
 
 def likeness_of(plan: Plan, task: LocalTask) -> Likeness:
-    """What the models of all participants have in common, beside their layout: code, frozen tensors, a probe."""
+    """The common part of the models of all participants, beside their layout: code, frozen tensors, a probe."""
     from fedgossip.learning.sources import codes_of
 
     return replace(model_likeness(task), code=codes_of(plan.experiment.named_code))
 
 
 def hello_of(plan: Plan, schema: str, data: str = "", likeness: Likeness = NOT_SAID) -> Hello:
-    """The first words of every participant of this run; `data` is DataShares.digest, empty where a task has no data.
+    """Return the Hello of every participant of this run; `data`: DataShares.digest, empty where a task has no data.
 
-    Where files lie differs between machines and does not count; what is in them does.
+    The paths of files differ between machines and do not count; their contents do.
     """
     content: dict[str, Any] = dict(plan.fingerprint)
     for key in ("source", "test"):
         kind, colon, path = str(content["data"][key]).partition(":")
         if colon and "/" in path:
             content["data"][key] = f"{kind}:{path.rsplit('/', 1)[1]}"
-    off = () if content["train"]["portable"] else ("portable",)  # folders of runs from before it can be collected
+    off = () if content["train"]["portable"] else ("portable",)  # older run directories can be collected too
     for key in (*OF_THE_MACHINE, *off):
         content["train"].pop(key, None)
     content = {key: value for key, value in content.items() if key not in ("simulation", "name")}
@@ -88,7 +88,7 @@ def processor_of(plan: Plan, node: int) -> int:
 
 
 def versions() -> dict[str, str]:
-    """The versions that decide the bits of a run, of what is imported already."""
+    """Return the versions, of what is imported already, that decide the bits of a run."""
     import platform
     import sys
 

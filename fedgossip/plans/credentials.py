@@ -1,4 +1,4 @@
-"""Who a participant is to the others, where that is more than the key of its links."""
+"""The credentials of a participant, where they are more than the key of its links."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ Logged = tuple[str, Mapping[str, object]]
 
 @dataclass(frozen=True)
 class Credentials:
-    """What only this participant has, and the roster that all have."""
+    """The things that only this participant has, and the roster that all have."""
 
     sign: Sign = field(repr=False)
     entropy: Entropy = field(repr=False)
     roster: ParticipantRoster
-    """Of all participants, the coordinator last."""
+    """The entries of all participants, the coordinator last."""
     policy: Policy | None = None
-    """What this client insists on, from a file of its own; without, what the experiment says."""
+    """The demands of this client, from a file of its own; None: those of the experiment."""
     log: Sequence[Logged] = ()
-    """What lives before this one have put down."""
+    """The lines that earlier lives have written into the log."""
     spent: Sequence[Mapping[str, object]] = ()
-    """What this key has spent of privacy on the same data, beside what is in the log."""
+    """The privacy that this key has spent on the same data, beside what is in the log."""
     noise: Callable[[int], Entropy] = field(default=lambda _round: os.urandom, repr=False)
-    """Of the noise of a round."""
+    """The random bytes of a round's noise."""
 
 
 Own = Credentials | Pairs
-"""What a participant needs of its own to make its masks: in a secure sum, or in private gossip."""
+"""The things of its own that a participant needs to make its masks, in a secure sum or in private gossip."""
 
 
 def real(
@@ -45,5 +45,5 @@ def real(
     log: Sequence[Logged] = (),
     spent: Sequence[Mapping[str, object]] = (),
 ) -> Credentials:
-    """Return those of a participant of a real run.  Raises ConfigError for entries that are not signed."""
+    """Return the credentials of a participant of a real run.  Raises ConfigError for entries that are not signed."""
     return Credentials(identity.sign_bytes, os.urandom, roster_of(endpoints), policy, log, spent)

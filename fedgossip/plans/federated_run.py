@@ -38,13 +38,13 @@ class FederatedRun(PlanDefaults):
     section: CoordinatorSection
     federated: Federated[Any]
     cohort: int
-    """Clients that are wanted in a round."""
+    """Number of clients that are wanted in a round."""
     least: int
-    """Contributions without which a round is abandoned."""
+    """Minimum number of contributions; a round with fewer is abandoned."""
     sizes: tuple[int, ...] | None = None
-    """Examples of each client, where they are known."""
+    """Number of examples of each client, where they are known."""
     trained_on: Mapping[NodeId, int] = field(default_factory=dict)
-    """Examples that a client trains on, of those that are held here."""
+    """Number of examples that a client trains on, for clients that are held here."""
     segments: tuple[Segment, ...] = ()
 
     @property
@@ -53,7 +53,7 @@ class FederatedRun(PlanDefaults):
 
     @property
     def unit(self) -> str:
-        """What a budget of privacy protects: record, client, or none."""
+        """The unit that a budget of privacy protects: record, client, or none."""
         return self.section.privacy.unit
 
     @property
@@ -97,12 +97,12 @@ class FederatedRun(PlanDefaults):
 
     @property
     def goal(self) -> int:
-        """FedBuff's K."""
+        """The buffer size, K of FedBuff."""
         return self.section.goal or min(10, max(1, self.learners // 2))
 
     @cached_property
     def sampling(self) -> Sampling:
-        """Who is invited."""
+        """The sampling rule: the clients that are invited."""
         s, seed, clients = self.section, self.experiment.seed, tuple(range(self.learners))
         if s.sampling == "poisson":
             return Poisson(seed, clients, self.cohort / self.learners)
@@ -115,7 +115,7 @@ class FederatedRun(PlanDefaults):
 
     @property
     def client_settings(self) -> ClientSettings:
-        """Clients test the model that they are sent in the rounds that are evaluated."""
+        """Return whether clients test the model of a round: they do so in the rounds that are evaluated."""
         e, s = self.experiment, self.section
         every = e.eval.every if self._tests_at_clients else 0
         session = nanoseconds(PHASES * s.deadline)
@@ -129,19 +129,19 @@ class FederatedRun(PlanDefaults):
 
     @property
     def invited(self) -> int:
-        """Clients in the cohort of a secure sum."""
+        """Number of clients in the cohort of a secure sum."""
         return min(self.learners, math.ceil(self.cohort * self.section.over_selection - 1e-9))
 
     @property
     def threshold(self) -> int | None:
-        """Shares that give a secret back; None where it follows from the graph."""
+        """Number of shares that give a secret back; None where it follows from the graph."""
         if self.section.secure.threshold is not None or self.invited > graph.COMPLETE_MAX:
             return self.section.secure.threshold
         return graph.policy_threshold(self.invited)
 
     @cached_property
     def numbers(self) -> Numbers:
-        """How contributions become integers that can be summed, with noise where there is some."""
+        """The encoding of contributions as integers that can be summed, with noise where there is some."""
         return Numbers(
             self.section,
             self.experiment.train,
@@ -160,7 +160,7 @@ class FederatedRun(PlanDefaults):
 
     @property
     def telling(self) -> Telling:
-        """What clients tell beside their vectors."""
+        """The facts that clients tell beside their vectors."""
         return telling(
             self.unit,
             secure=self.secure,
@@ -178,11 +178,11 @@ class FederatedRun(PlanDefaults):
         return f"fedgossip/{hash_of(self.fingerprint)}"
 
     def policy(self, coordinator: bytes, length: int, layout: str) -> Policy:
-        """What a client of this experiment insists on, that has no policy file."""
+        """Return the policy of a client of this experiment that has no policy file."""
         fixed, adaptive = self.numbers.fixed_point(length, layout), self.section.privacy.adaptive
         return Policy(coordinator, self.task_id, fixed, self.least, rule=self.numbers.rule, adaptive=adaptive)
 
     def spends(self, node: NodeId) -> bool:
-        """Whether a participant keeps an account of privacy: of records each client, of clients all."""
+        """Return whether a participant keeps an account of privacy: a client of its records, everybody of clients."""
         return self.unit == "client" or (self.unit == "record" and node != self.coordinator)
 

@@ -38,7 +38,7 @@ def _no_budget_line(run: FederatedRun) -> str:
 
 
 def _whole(run: FederatedRun) -> bool:
-    """Whether every round goes over all examples of a client, as far as it is known here."""
+    """Whether every round goes over all examples of a client, as far as this is known here."""
     t, sizes = run.experiment.train, run.trained_on.values() or run.sizes or ()
     steps = t.local_steps or 0
     return t.local_epochs is not None or any(steps * t.batch_size >= size for size in sizes)
@@ -82,7 +82,7 @@ def facts_of(run: FederatedRun, rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def _spent(run: FederatedRun, rows: Sequence[Row]) -> dict[str, Any]:
-    """What was spent, by whoever spent most; None where only those know it whose rows are not here."""
+    """Return the largest spending of any participant; None where only participants know it whose rows are not here."""
     p = run.experiment.budget
     if p is None:
         return {}

@@ -12,13 +12,13 @@ from functools import cached_property
 from typing import Any
 
 from fedgossip.errors import ConfigError
-from fedgossip.machine import Checkpoint, Machine, NodeId
+from fedgossip.machine import Machine, NodeId
 from fedgossip.metrics import Network
 from fedgossip.plans.completeness import Lacking, of_federation
 from fedgossip.plans.credentials import Credentials, Logged, Own
 from fedgossip.plans.federated_run import FederatedRun
 from fedgossip.plans.federated_words import banner_of, facts_of, outlook_of
-from fedgossip.plans.plan import EXHAUSTED, PARTIAL, Arrays, Results, RunOutlook, nanoseconds
+from fedgossip.plans.plan import EXHAUSTED, PARTIAL, Arrays, Results, RunOutlook, Seat, nanoseconds
 from fedgossip.plans.privacy_budget import BudgetPurse, cost_of_training, purse_of
 from fedgossip.plans.tasks import DataShares
 from fedgossip.protocols import client_round
@@ -61,7 +61,7 @@ class FederationPlan(FederatedRun):
 
     @cached_property
     def _simulated(self) -> Sequence[Credentials]:
-        """Keys for everybody, from the seed: for simulations, which keep no secrets."""
+        """Draw keys for everybody from the seed, for simulations, which keep no secrets."""
         signers = [signer(stream(self.experiment.seed, "identity", node).bytes(32)) for node in range(self.n)]
         members = [
             RosterMember(identity, "", f"sim:{node}").signed(sign) for node, (identity, sign) in enumerate(signers)
@@ -85,7 +85,7 @@ class FederationPlan(FederatedRun):
         )
 
     def _chances(self, node: NodeId, own: Credentials | None = None) -> Callable[[int], Chances]:
-        """Rounding takes chances that are no secret, and the same in every driver."""
+        """Return the chances of rounding, which are no secret and the same in every driver."""
         seed = self.experiment.seed
 
         def chances(round: int) -> Chances:
@@ -113,29 +113,16 @@ class FederationPlan(FederatedRun):
 
     # --- machines -------------------------------------------------------------------------------------------------
 
-    def machine(
-        self,
-        node: NodeId,
-        initial: Vector,
-        schema: str,
-        resumed: Checkpoint | None = None,
-        *,
-        incarnation: int = 0,
-        own: Own | None = None,
-    ) -> Machine:
-        who = own if isinstance(own, Credentials) else None
+    def seated(self, seat: Seat) -> Machine:
+        who = seat.own if isinstance(seat.own, Credentials) else None
         if self.secure and who is None:
             advice = "A secure sum can be neither recorded nor replayed: its secrets are written down nowhere."
-            raise ConfigError(f"participant {node} of a secure sum has no keys", advice)
-        if node != self.coordinator:
-            return self._client(node, initial, schema, resumed, who)
-        if self.buffered:
-            return self._buffered(initial, schema, resumed)
-        return self._coordinator(initial, schema, resumed, incarnation, who)
+            raise ConfigError(f"participant {seat.node} of a secure sum has no keys", advice)
+        if seat.node != self.coordinator:
+            return self._client(seat, who)
+        return self._buffered(seat) if self.buffered else self._coordinator(seat, who)
 
-    def _coordinator(
-        self, initial: Vector, schema: str, resumed: Checkpoint | None, life: int, who: Credentials | None
-    ) -> Coordinator[Any]:
+    def _coordinator(self, seat: Seat, who: Credentials | None) -> Coordinator[Any]:
         s = self.section
         settings = CoordinatorSettings(
             rounds=self.experiment.rounds,
@@ -146,17 +133,14 @@ class FederationPlan(FederatedRun):
             return_ns=nanoseconds(min(s.return_timeout, s.start_timeout)),
             score=self.experiment.score,
         )
-        summing = self._summing(initial, schema, life, who, resumed) if who and self.secure else None
-        run = self.coordinator, range(self.learners), self.federated, self.sampling, initial, schema, settings
-        return Coordinator(*run, resumed, summing, self._purse(self.coordinator, who))
+        summing = self._summing(seat, who) if who and self.secure else None
+        run = seat.node, range(self.learners), self.federated, self.sampling, seat.initial, seat.schema, settings
+        return Coordinator(*run, seat.resumed, summing, self._purse(seat.node, who))
 
-    def _summing(
-        self, initial: Vector, schema: str, life: int, who: Credentials, resumed: Checkpoint | None
-    ) -> SecureSumming:
-        fixed = self.numbers.fixed_point(initial.size, schema)
+    def _summing(self, seat: Seat, who: Credentials) -> SecureSumming:
         terms = SessionTerms(
             roster=who.roster.first(self.learners),
-            fixed=fixed,
+            fixed=self.numbers.fixed_point(seat.initial.size, seat.schema),
             rule=self.numbers.rule,
             sign=who.sign,
             task_id=self.task_id,
@@ -164,11 +148,11 @@ class FederationPlan(FederatedRun):
             threshold=self.threshold,
             neighbours=self.section.secure.neighbours,
         )
-        clip: Any = resumed.facts.get("clip") if resumed else None
-        clipping = self.numbers.clipping(clip)
-        return SecureSumming(terms, self.federated.clients, initial.dtype, self.learners, life, clipping)
+        clip: Any = seat.resumed.facts.get("clip") if seat.resumed else None
+        about = self.federated.clients, seat.initial.dtype, self.learners, seat.incarnation
+        return SecureSumming(terms, *about, self.numbers.clipping(clip))
 
-    def _buffered(self, initial: Vector, schema: str, resumed: Checkpoint | None) -> Buffered[Any]:
+    def _buffered(self, seat: Seat) -> Buffered[Any]:
         s, goal = self.section, self.goal
         settings = BufferedSettings(
             rounds=self.experiment.rounds,
@@ -181,22 +165,20 @@ class FederationPlan(FederatedRun):
             seed=self.experiment.seed,
             score=self.experiment.score,
         )
-        clients = range(self.learners)
-        return Buffered(self.coordinator, clients, self.federated, initial, schema, settings, resumed)
+        run = seat.node, range(self.learners), self.federated, seat.initial, seat.schema, settings
+        return Buffered(*run, seat.resumed)
 
-    def _client(
-        self, node: NodeId, initial: Vector, schema: str, resumed: Checkpoint | None, who: Credentials | None
-    ) -> Client:
-        rule = self.federated.clients
-        answering = self._securely(node, initial, schema, who) if who and self.secure else Plainly()
-        purse = self._purse(node, who)
-        about = node, self.coordinator, rule, initial, schema, self.client_settings
-        return Client(*about, resumed, answering, purse, self.telling)
+    def _client(self, seat: Seat, who: Credentials | None) -> Client:
+        answering = self._securely(seat, who) if who and self.secure else Plainly()
+        rule, purse = self.federated.clients, self._purse(seat.node, who)
+        about = seat.node, self.coordinator, rule, seat.initial, seat.schema, self.client_settings
+        return Client(*about, seat.resumed, answering, purse, self.telling)
 
-    def _securely(self, node: NodeId, initial: Vector, schema: str, who: Credentials) -> Answering:
-        policy = who.policy or self.policy(who.roster.identity(self.coordinator), initial.size, schema)
+    def _securely(self, seat: Seat, who: Credentials) -> Answering:
+        policy = who.policy or self.policy(who.roster.identity(self.coordinator), seat.initial.size, seat.schema)
         roster, past = who.roster.first(self.learners), client_round.past_of(who.log)
-        return Securely(SecAggClient(node, roster, policy, who.sign, who.entropy, past), self._chances(node, who))
+        party = SecAggClient(seat.node, roster, policy, who.sign, who.entropy, past)
+        return Securely(party, self._chances(seat.node, who))
 
     # --- the run --------------------------------------------------------------------------------------------------
 

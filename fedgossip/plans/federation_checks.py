@@ -1,4 +1,4 @@
-"""From an experiment with a [coordinator] to the plan of its run, or to an error that says what cannot be."""
+"""Make the plan of an experiment with a [coordinator], or raise an error that says what cannot be."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedgossip.secure.session import N_MIN
 
 
 def federation_plan(experiment: FederatedExperiment) -> FederationPlan:
-    """Put the algorithm and the numbers of a federated run together.  Raises ConfigError."""
+    """Return the plan of a federated run, with its algorithm and numbers.  Raises ConfigError."""
     s = experiment.coordinator
     federated = _algorithm(s)
     _check_hiding(s, federated)

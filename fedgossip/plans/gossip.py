@@ -1,4 +1,4 @@
-"""Gossip as a run: the graph, its weights and forecast, and the machines of its peers."""
+"""The plan of a gossip run: the graph, its weights and forecast, and the machines of its peers."""
 
 from __future__ import annotations
 
@@ -17,25 +17,16 @@ from fedgossip.learning import custom
 from fedgossip.machine import Checkpoint, Machine, NodeId
 from fedgossip.metrics import Network
 from fedgossip.plans.completeness import Lacking, of_gossip
-from fedgossip.plans.credentials import Credentials, Logged, Own
+from fedgossip.plans.credentials import Logged, Own
 from fedgossip.plans.gossip_checks import check_pair
+from fedgossip.plans.gossip_machines import GossipMode, GossipRun, mode_of
 from fedgossip.plans.gossip_words import described_topology, eigenvalues, modes, outlook_of
 from fedgossip.plans.own_graphs import digest_of, is_own_graph, is_own_weights, named_schedule
-from fedgossip.plans.plan import PARTIAL, Arrays, PlanDefaults, Results, RunOutlook, nanoseconds
-from fedgossip.protocols import async_gossip, push_peer, sync_gossip
-from fedgossip.protocols.async_gossip import AsyncGossip, AsyncSettings
-from fedgossip.protocols.async_push_sum import AsyncPushSum
-from fedgossip.protocols.lifecycle import AGAIN_NS, AGAIN_TIMES
-from fedgossip.protocols.peer_sampling import rule_of
-from fedgossip.protocols.private_gossip import PrivateGossip
-from fedgossip.protocols.push_peer import PushSettings
-from fedgossip.protocols.push_sum import SyncPushSum
-from fedgossip.protocols.sync_gossip import SyncGossip, SyncSettings
+from fedgossip.plans.plan import PARTIAL, Arrays, PlanDefaults, Results, RunOutlook, Seat
 from fedgossip.records import Row
 from fedgossip.roles import Roles, peer_roles
-from fedgossip.secure.neighbourhood import Grid
 from fedgossip.secure.pairs import SeededPairs
-from fedgossip.simulation.stacked import PLAIN, SHARES, Private, StackedExchange, first_stack, run_stacked
+from fedgossip.simulation.stacked import first_stack, run_stacked
 from fedgossip.task import LocalTask, Segment
 from fedgossip.topology import (
     Forecast,
@@ -73,7 +64,7 @@ class GossipPlan(PlanDefaults):
 
     @property
     def vectors(self) -> int:
-        """How many vectors like the model a message carries."""
+        """The number of vectors like the model that a message carries."""
         return sum(slot.length is None for slot in self.algorithm.slots)
 
     @property
@@ -81,13 +72,13 @@ class GossipPlan(PlanDefaults):
         return given(self.given).make() if self.given else algorithm_of(self.experiment, self.n)
 
     @property
-    def pushes(self) -> bool:
-        """Whether each peer gives shares of its mass away, and needs to hear of nobody that they came."""
-        return self.algorithm.needs.sums == "columns"
+    def how(self) -> GossipMode:
+        """How peers exchange."""
+        return mode_of(self.experiment.algorithm, self.algorithm)
 
     @property
     def mixing(self) -> Mixing:
-        """Of every round, where the graph never changes; else of the first."""
+        """The mixing of every round where the graph never changes, else of the first round."""
         return self.schedule.mixing(0)
 
     @cached_property
@@ -125,77 +116,11 @@ class GossipPlan(PlanDefaults):
     def partners(self, node: NodeId) -> Sequence[NodeId]:
         return self.schedule.partners(node)
 
-    def machine(
-        self,
-        node: NodeId,
-        initial: Vector,
-        schema: str,
-        resumed: Checkpoint | None = None,
-        *,
-        incarnation: int = 0,
-        own: Own | None = None,
-    ) -> Machine:
-        a = self.experiment.algorithm
-        machine: SyncGossip[Any] | AsyncGossip[Any] | SyncPushSum[Any] | AsyncPushSum[Any] | PrivateGossip
-        if a.private:
-            machine = self._private_gossip(node, initial, schema, resumed, own)
-        elif self.pushes:
-            machine = self._push_sum(node, initial, schema, resumed, incarnation)
-        elif a.mode == "async":
-            machine = self._async_gossip(node, initial, schema, resumed, incarnation)
-        else:
-            machine = self._sync_gossip(node, initial, schema, resumed)
-        machine.eager |= incarnation > 0  # who comes back finds the others at work, or gone
+    def seated(self, seat: Seat) -> Machine:
+        run = GossipRun(self.experiment, self.schedule, self.topology, self.algorithm)
+        machine = self.how.make(run, seat)
+        machine.eager |= seat.incarnation > 0  # a peer that comes back finds the others at work, or gone
         return machine
-
-    def _sync_gossip(self, node: NodeId, initial: Vector, schema: str, resumed: Checkpoint | None) -> SyncGossip[Any]:
-        return SyncGossip(node, self.schedule, self.algorithm, initial, schema, self._sync_settings, resumed)
-
-    def _private_gossip(
-        self, node: NodeId, initial: Vector, schema: str, resumed: Checkpoint | None, own: Own | None
-    ) -> PrivateGossip:
-        if own is None or isinstance(own, Credentials):
-            raise ConfigError(f"peer {node} is private, and has no keys for its masks", "Give its own pairs of keys.")
-        grid = Grid(self.experiment.algorithm.bound)
-        return PrivateGossip(node, self.schedule, initial, schema, self._sync_settings, grid, own, resumed)
-
-    @property
-    def _sync_settings(self) -> SyncSettings:
-        ask_ns = min(AGAIN_NS, nanoseconds(self.experiment.algorithm.deadline) // AGAIN_TIMES)
-        return SyncSettings(ask_ns=ask_ns, **self._limits, **self._deadlines)
-
-    @property
-    def _limits(self) -> dict[str, int]:
-        """Of the beginning and the end, the same for every machine: see `RunLimits`."""
-        deadline_ns = nanoseconds(self.experiment.algorithm.deadline)
-        return {
-            "rounds": self.experiment.rounds,
-            "start_ns": nanoseconds(self.experiment.algorithm.start_timeout),
-            "drain_ns": deadline_ns,
-        }
-
-    @property
-    def _deadlines(self) -> dict[str, int]:
-        """Of the rounds that peers go through together."""
-        deadline_ns = nanoseconds(self.experiment.algorithm.deadline)
-        least_ns = min(deadline_ns, nanoseconds(self.experiment.algorithm.least_deadline))
-        return {"deadline_ns": deadline_ns, "least_deadline_ns": least_ns}
-
-    def _async_gossip(
-        self, node: NodeId, initial: Vector, schema: str, resumed: Checkpoint | None, incarnation: int
-    ) -> AsyncGossip[Any]:
-        e, a = self.experiment, self.experiment.algorithm
-        settings = AsyncSettings(exchanges=a.exchanges, seed=e.seed, **self._limits)
-        rule = rule_of(a.partner, node, e.seed, [(int(u), int(v)) for u, v in self.topology.edges])
-        partners, algorithm = self.partners(node), self.algorithm
-        return AsyncGossip(node, partners, rule, algorithm, initial, schema, settings, resumed, incarnation)
-
-    def _push_sum(
-        self, node: NodeId, initial: Vector, schema: str, resumed: Checkpoint | None, incarnation: int
-    ) -> SyncPushSum[Any] | AsyncPushSum[Any]:
-        settings = PushSettings(seed=self.experiment.seed, targets="all", **self._limits, **self._deadlines)
-        kind = SyncPushSum if self.experiment.algorithm.mode == "sync" else AsyncPushSum
-        return kind(node, self.schedule, self.algorithm, initial, schema, settings, resumed, incarnation)
 
     @property
     def masks(self) -> bool:
@@ -212,28 +137,20 @@ class GossipPlan(PlanDefaults):
 
     def resume_point(self, round: int, model: Vector) -> Checkpoint:
         """Return from where a machine goes on that has `model` after `round` rounds: what others have learned."""
-        if self.pushes:
-            return push_peer.resume_point(self.algorithm, round, model)
-        if self.experiment.algorithm.mode == "async":
-            return async_gossip.resume_point(self.algorithm, round, model)
-        return sync_gossip.resume_point(self.algorithm, round, model)
+        return self.how.resume_point(self.algorithm, round, model)
 
     def is_complete(self, node: NodeId, rounds: int, *, stopped: bool = False) -> bool:  # noqa: ARG002
-        """An asynchronous peer that nobody stopped has done its part: its neighbours have all done theirs."""
-        alone = (self.experiment.algorithm.mode == "async" or self.pushes) and not stopped
-        return rounds == self.experiment.rounds or alone
+        """A peer that need not keep step, and that nobody stopped, has done its part: its neighbours have done theirs.
+        """
+        return rounds == self.experiment.rounds or (not self.how.in_step and not stopped)
 
     def arrays(self, task: LocalTask, record: Network, write: Callable[[Row], None]) -> Arrays:
-        e = self.experiment
-        if e.algorithm.mode == "async":
+        e, algorithm = self.experiment, self.algorithm
+        if self.how.stacked is None:
             raise ConfigError("the stacked engine goes by rounds: no asynchronous gossip", "Run it with --on sim.")
-        algorithm = self.algorithm
-        stack = first_stack(task, self.n, algorithm)
+        exchange, stack = self.how.stacked(e.algorithm), first_stack(task, self.n, algorithm)
 
         def finish(between: Callable[[], None]) -> Results:
-            exchange: StackedExchange = SHARES if self.pushes else PLAIN
-            if self.masks:
-                exchange = Private(Grid(e.algorithm.bound))
             run = task, self.schedule, algorithm, e.rounds, record, write, exchange
             return Results(run_stacked(*run, stack=stack, between=between))
 
@@ -305,7 +222,7 @@ def schedule_of(experiment: GossipExperiment, n: int | None, method: Method) -> 
 
 
 def graph_seed(experiment: GossipExperiment) -> int:
-    """The seed of what is drawn of the graph."""
+    """The seed of a graph that is drawn at random."""
     seed = experiment.topology.seed
     return experiment.seed if seed is None else seed
 

@@ -1,10 +1,10 @@
-"""What a key has spent of privacy, whatever the run: a ledger beside the key, read at every start.
+"""The privacy that a key has spent in all runs: a ledger beside the key, read at every start.
 
-    peer.key.spent          a line per release: what it is of, the log of the run that it was for, and the spend
+    peer.key.spent          a line per release: its data, the log of its run, and the spend
 
-The budget of a run is of the data, not of a folder: a run into another `--out` goes on with the account of those
-before.  A line is on disk before its release, and before the same line of the run's own log; so a crash counts at most
-one release too many.  What a log has and the ledger lacks (it was lost, or the version before kept none) is taken over.
+The budget belongs to the data, not to a folder: a run into another `--out` goes on with the account of earlier runs.  A
+line is on disk before its release, and before the same line of the run's own log; so a crash counts at most one release
+too many.  Lines that a log has and the ledger lacks (it was lost, or an earlier version kept none) are taken over.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from fedgossip.privacy.accounting import Mechanism
 from fedgossip.privacy.budget import Spend
 
 SUFFIX = "spent"
-"""Of the file beside the key; or its name, where the folder of a run holds it."""
+"""The suffix of the file beside the key; its name where the folder of a run holds it."""
 
 FILES = ("csv", "npz", "text", "mnist", "fashion-mnist")
 
 
 class LedgerLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`log`: the hash of the first entry of the run's log, which no other has."""
+    """One release.  `log`: the hash of the first entry of the run's log, which no other log has."""
 
     data: str
     log: str
@@ -44,7 +44,7 @@ _decoder = msgspec.json.Decoder(LedgerLine)
 
 
 def data_of(experiment: Experiment, node: NodeId) -> str:
-    """Return what the budget is of: a file by its real path, without its options; else the source as it is written.
+    """Return the data that a budget is of: a file by its real path, without options; else the source as it is written.
 
     A copy of a file under another name counts as other data.
     """
@@ -55,7 +55,7 @@ def data_of(experiment: Experiment, node: NodeId) -> str:
 
 
 class SpentLedger:
-    """The ledger of one key, for what one run is of; held by one process at a time.
+    """The ledger of one key, for the data and unit of one run; one process holds it at a time.
 
     Raises ConfigError where another process holds it or a line cannot be read, and NotWrittenError.
     """
@@ -75,7 +75,7 @@ class SpentLedger:
         return [one for one in found if (one.spend["unit"], one.data) == (self._unit, self._data)]
 
     def take_up(self, log: str, logged: Sequence[Mapping[str, object]]) -> list[Mapping[str, object]]:
-        """Return what was spent beside `logged`, the spends in this run's `log`; take over what of these is missing."""
+        """Return what was spent beside `logged`, the spends in this run's `log`; add those of them that are missing."""
         self._log = log
         own = [one.spend for one in self._lines if one.log == log]
         for facts in logged[len(own) :]:
@@ -84,7 +84,7 @@ class SpentLedger:
         return [*others, *own[len(logged) :]]
 
     def add(self, spend: Mapping[str, str | int | float]) -> None:
-        """Write down a release that is about to be made; on disk when this returns."""
+        """Write a release that is about to be made; it is on disk when this returns."""
         rest = msgspec.json.encode(LedgerLine(self._data, self._log, dict(spend))) + b"\n"
         try:
             while rest:
@@ -98,7 +98,7 @@ class SpentLedger:
 
 
 def _lines(path: Path) -> tuple[list[LedgerLine], int]:
-    """Return the whole lines, and their bytes; one that a crash has cut short is of a release that never was."""
+    """Return the whole lines, and their bytes; a line cut short by a crash is of a release that was never made."""
     content = path.read_bytes()
     whole = content.rfind(b"\n") + 1
     found = []
@@ -124,7 +124,7 @@ def spent_on(path: Path, unit: str, data: str) -> list[Mechanism]:
 
 @dataclass(frozen=True)
 class SpentBudget:
-    """What was spent of one unit of some data."""
+    """The budget that was spent of one unit of some data."""
 
     unit: str
     data: str
@@ -134,7 +134,7 @@ class SpentBudget:
 
 
 def accounts(path: Path, delta: float) -> list[SpentBudget]:
-    """Return what a ledger holds; nothing where there is none.  Raises ConfigError for one that cannot be read."""
+    """Return the accounts of a ledger; none where there is no ledger.  Raises ConfigError where it cannot be read."""
     if not path.exists():
         return []
     lines, _ = _lines(path)

@@ -34,7 +34,8 @@ class Results:
 
 
 Arrays = tuple[object, Callable[[Callable[[], None]], Results]]
-"""A run on stacked arrays: its state by attributes, and what brings it to its end, calling its argument in between."""
+"""A run on stacked arrays: an object with its state, and a function that runs it to its end and calls its argument
+between rounds."""
 
 
 EXHAUSTED = "exhausted"
@@ -70,6 +71,18 @@ class RunOutlook:
     lines: Sequence[str]
 
 
+@dataclass(frozen=True)
+class Seat:
+    """What one participant's machine is made of, beside the plan; see `Plan.machine`."""
+
+    node: NodeId
+    initial: Vector
+    schema: str
+    resumed: Checkpoint | None = None
+    incarnation: int = 0
+    own: Own | None = None
+
+
 class Plan(Protocol):
     """A run as its experiment alone determines it: the same on every machine that takes part."""
 
@@ -92,17 +105,17 @@ class Plan(Protocol):
 
     @property
     def name(self) -> str:
-        """What to call a run that has no name."""
+        """The name of a run that is given none."""
         ...
 
     @property
     def banner(self) -> Sequence[str]:
-        """What a person should read before the run begins."""
+        """Lines that a person should read before the run begins."""
         ...
 
     @property
     def vectors(self) -> int:
-        """How many vectors a message with a model carries."""
+        """The number of vectors that a message with a model carries."""
         ...
 
     @property
@@ -117,7 +130,7 @@ class Plan(Protocol):
 
     @property
     def patience(self) -> tuple[float, float]:
-        """Seconds that a participant may wait for others: before it begins, and later."""
+        """Maximum seconds that a participant waits for others: before it begins, and later."""
         ...
 
     @property
@@ -127,7 +140,7 @@ class Plan(Protocol):
 
     @property
     def restart_overrides(self) -> Sequence[str]:
-        """What to set in the experiment of a process that is started again while the others are at work."""
+        """The settings that change for a process that is started again while the others are at work."""
         ...
 
     @property
@@ -137,15 +150,15 @@ class Plan(Protocol):
 
     @property
     def externals(self) -> Mapping[str, object]:
-        """What machines refer to and the experiment makes anew, by name, for an image of a simulation."""
+        """Objects, by name, that machines refer to and the experiment makes anew; a simulation's image has names."""
         ...
 
     def masked(self, length: int) -> int:
-        """Words of a masked vector where a model has `length` elements; 0 where nothing is masked."""
+        """Return the number of words of a masked vector for a model of `length` elements; 0 where nothing is masked."""
         ...
 
     def partners(self, node: NodeId) -> Sequence[NodeId]:
-        """Whom `node` talks to."""
+        """Return the participants that `node` exchanges messages with."""
         ...
 
     def machine(
@@ -165,11 +178,11 @@ class Plan(Protocol):
         ...
 
     def simulated(self, node: NodeId, incarnation: int = 0, log: Sequence[Logged] = ()) -> Own | None:
-        """What a simulated participant has of its own, from the seed: no secret.  `log`: what it has put down."""
+        """Return the credentials of a simulated participant, from the seed and no secret.  `log`: its lines so far."""
         ...
 
     def with_shares(self, shares: DataShares) -> Plan:
-        """The same plan, where it is known who has how many examples."""
+        """Return the same plan, with the number of examples of each participant."""
         ...
 
     @property
@@ -182,11 +195,11 @@ class Plan(Protocol):
         ...
 
     def for_restart(self) -> Plan:
-        """The same for who comes back and finds the others at work: no long wait at the start."""
+        """Return the plan of a participant that comes back while others are at work: it waits less at the start."""
         ...
 
     def is_complete(self, node: NodeId, rounds: int, *, stopped: bool = False) -> bool:
-        """Whether a participant that ended after so many rounds has done its part."""
+        """Return whether a participant that ended after so many rounds has done its part."""
         ...
 
     def spends(self, node: NodeId) -> bool:
@@ -194,19 +207,19 @@ class Plan(Protocol):
         ...
 
     def arrays(self, task: LocalTask, record: Network, write: Callable[[Row], None]) -> Arrays:
-        """The run without machines.  Raises ConfigError where there is no such run."""
+        """Return the run on stacked arrays, without machines.  Raises ConfigError where there is none."""
         ...
 
     def outcome(self, vectors: Sequence[Vector | None]) -> Sequence[Vector | None]:
-        """What the run is about, of everybody's final vectors: the digest is of these, and the model their mean."""
+        """Return the final vectors that count: the digest is of these, and the model is their mean."""
         ...
 
     def verdict(self, words: Sequence[str | None]) -> str:
-        """The run's status, from everybody's last word; None for who died."""
+        """Return the run's status, from the last word of each participant; None for one that died."""
         ...
 
     def lacking(self, rows: Sequence[Row], node: NodeId | None = None) -> Lacking:
-        """What did not happen in a run that came to its end, by its rows; or to one participant, by its own."""
+        """Return what did not happen in a run that came to its end, by its rows; or to a participant, by its own."""
         ...
 
     def outlook(self, task: LocalTask) -> RunOutlook:
@@ -214,7 +227,7 @@ class Plan(Protocol):
         ...
 
     def facts(self, rows: Sequence[Row]) -> dict[str, Any]:
-        """The method's own part of the summary."""
+        """Return the method's own part of the summary."""
         ...
 
 
@@ -263,6 +276,22 @@ class PlanDefaults:
     @property
     def externals(self) -> Mapping[str, object]:
         return {}
+
+    def seated(self, seat: Seat) -> Machine:
+        """Make the machine of one participant; see `Plan.machine`."""
+        raise NotImplementedError
+
+    def machine(
+        self,
+        node: NodeId,
+        initial: Vector,
+        schema: str,
+        resumed: Checkpoint | None = None,
+        *,
+        incarnation: int = 0,
+        own: Own | None = None,
+    ) -> Machine:
+        return self.seated(Seat(node, initial, schema, resumed, incarnation, own))
 
     def masked(self, length: int) -> int:  # noqa: ARG002
         return 0

@@ -1,8 +1,8 @@
-"""What a client insists on, in a file of its own that nothing from the network changes: policy.toml.
+"""The demands of a client, in a file of its own that nothing from the network changes: policy.toml.
 
-The file pins who the coordinator and the other clients are, with how many of them at least a sum is made, how numbers
-are cut and rounded, what the budget of privacy is, and the code that learns: one's own modules, and what the model does
-that they make.  A session, an experiment, or code that differs is refused.
+The file pins the coordinator and the other clients, the minimum number of clients in a sum, how numbers are cut and
+rounded, the budget of privacy, and the code that learns: the user's own modules, and the behaviour of their model.  A
+session, an experiment, or code that differs is refused.
 """
 
 from __future__ import annotations
@@ -27,48 +27,48 @@ MAKE = "Make one, and read it: fedgossip privacy policy EXPERIMENT --endpoints F
 
 
 class PolicyFile(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """policy.toml, with what each line means."""
+    """policy.toml; each field has the meaning that its line in the file explains."""
 
     task: str
-    """The experiment, by its hash: every key of its file that changes what is learned."""
+    """The hash of the experiment: of every key of its file that changes what is learned."""
     coordinator: str
-    """The key of the coordinator's signatures: what it has not signed is not heard."""
+    """The key of the coordinator's signatures: frames that it has not signed are refused."""
     roster: str
     """The hash of all clients' keys."""
     min_clients: int
-    """Never sum with fewer."""
+    """Minimum number of clients in a sum."""
     max_clients: int
-    """Never sum with more."""
+    """Maximum number of clients in a sum."""
     bound: float
-    """No element of what leaves here is larger."""
+    """Maximum size of an element that leaves here."""
     bits: int
-    """Of an element."""
+    """Number of bits of an element."""
     weight_max: int
-    """The most examples that count."""
+    """Maximum number of examples that count."""
     layout: str
     """The hash of the model's layout, and of everything that is summed."""
     code: str
-    """The hash of the source of one's own modules that the experiment names, and of those that they import."""
+    """The hash of the source of the user's own modules that the experiment names, and of those that they import."""
     frozen: list[float]
-    """Numbers of the tensors that neither train nor are mixed."""
+    """Projections of the tensors that are neither trained nor mixed."""
     probe: list[float]
-    """Numbers of what the first model gives for examples of the common test set."""
+    """Projections of what the first model gives for examples of the common test set."""
     unit: str
-    """What the budget of privacy is of: record, client, none."""
+    """The unit of the budget of privacy: record, client, none."""
     clip: float
-    """The longest gradient of one record, or update of one client."""
+    """Maximum L2 norm of the gradient of one record, or of the update of one client."""
     noise: float
     """Standard deviation of the noise, in units of clip."""
     delta: float
-    """The chance that the promise does not hold."""
+    """The probability that the promise does not hold."""
     max_epsilon: float
-    """The budget."""
+    """The budget, epsilon."""
     test_noise: float = 0.0
-    """Standard deviation of the noise on what is told of examples that are kept for tests; 0: nothing is."""
+    """Standard deviation of the noise on the results of examples kept for tests; 0: they are not told."""
 
 
 def policy_of(plan: FederationPlan, endpoints: Endpoints, task: LocalTask) -> PolicyFile:
-    """Return the policy of a client that agrees with the experiment as it is, and with the code that is here."""
+    """Return the policy of a client that agrees with the experiment and the code as they are here."""
     fixed, s = plan.numbers.fixed_point(task.length, task.schema), plan.section
     alike = likeness_of(plan, task)
     roster = roster_of(endpoints).first(plan.learners)
@@ -95,7 +95,7 @@ def policy_of(plan: FederationPlan, endpoints: Endpoints, task: LocalTask) -> Po
 
 
 def agreed(path: Path, plan: FederationPlan, endpoints: Endpoints, task: LocalTask) -> Policy:
-    """Return the policy of the file at `path`, for the session's steps.
+    """Return the policy in the file at `path`, for the session's steps.
 
     Raises ConfigError for a file that is missing, that others can read, that is none, and where the experiment or the
     endpoints differ from what it pins, or the user's own code or model does, naming each.

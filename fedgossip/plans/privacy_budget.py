@@ -1,4 +1,4 @@
-"""What a round costs of a budget of privacy, and what is left: by the experiment, and by what was logged before."""
+"""The cost of a round in privacy, and the budget that is left, by the experiment and by the log so far."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def purse_of(
     before: Iterable[Mapping[str, object]] = (),
     tests: Callable[[int], bool] = lambda _round: False,
 ) -> BudgetPurse:
-    """Return the purse of one participant whose rounds cost `steps` releases at `rate`, less what `log` says is spent.
+    """Return the budget of one participant whose rounds cost `steps` releases at `rate`, less the spends in `log`.
 
     `before`: what other runs have spent of the same.  `tests`: in which rounds it tells how many of the examples that
     it keeps are right, where that has noise.  Raises ConfigError for a log of another budget.
@@ -54,7 +54,7 @@ def purse_of(
         training = Spend(p.unit, p.noise, p.delta, p.clip, rate, steps, round)
         if not (p.test_noise and tests(round)):
             return [training]
-        return [training, Spend(p.unit, p.test_noise, p.delta, 1.0, round=round)]  # a record changes a count by 1
+        return [training, Spend(p.unit, p.test_noise, p.delta, 1.0, round=round)]  # one record changes a count by 1
 
     clip = None if p.adaptive or p.test_noise else p.clip
     budget = Budget(p.max_epsilon, p.delta, p.unit, clip, before=account_before(before))

@@ -1,4 +1,4 @@
-"""What the budget of privacy of a run will be worth, before it is run."""
+"""The forecast of what a run's budget of privacy will be worth, before it is run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A peer of a plan, as drivers run it: where it comes back with nothing, it asks its neighbours for their model."""
+"""A peer of a plan, as drivers run it: one that comes back with nothing asks its neighbours for their model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fedgossip.vectors import Vector
 
 
 def recovers(plan: Plan) -> bool:
-    """Whether peers of this plan have a model of neighbours to go on with.
+    """Return whether peers of this plan can go on with a neighbour's model.
 
     Clients and coordinators have none.  Private peers show theirs to nobody, and the rounds of window doubling begin
     together: these begin with their first model again.

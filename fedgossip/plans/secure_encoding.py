@@ -1,4 +1,4 @@
-"""What goes into a secure sum, as the experiment has it: bounds, bits, what is told beside the update, and noise."""
+"""The encoding of a secure sum, by the experiment: bounds, bits, facts beside the update, and noise."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ NOISY_MOST = 8.0
 """So large, or so far below zero, a share may be with noise on it."""
 
 BITS, BITS_MANY, MANY = 24, 20, 100
-"""Of an element: for up to MANY clients, and for more."""
+"""Bits of an element: for up to MANY clients, and for more."""
 
 CLIP_ROOM = 64
-"""So many times its first value a clip that follows the updates may become."""
+"""Maximum growth of a clip that follows the updates, as a multiple of its first value."""
 
 ROOM = 1 << (RING_BITS - 1)
-"""No number of a sum reaches this."""
+"""The bound below which every number of a sum stays."""
 
 
 @dataclass(frozen=True)
 class Numbers:
-    """Of one run; `invited` clients are in a sum, of which `least` are enough."""
+    """The encoding of one run; a sum has `invited` clients, of which `least` are enough."""
 
     section: CoordinatorSection
     train: TrainSettings
     invited: int
     least: int
     vectors: int
-    """That a client sends, one behind the other."""
+    """Number of vectors that a client sends, one behind the other."""
     by_examples: bool
-    """Whether a client counts by its examples; else all count the same."""
+    """Whether a client's weight is its number of examples; else all weigh the same."""
     telling: Telling
-    """What clients tell beside the update."""
+    """The facts that clients tell beside the update."""
     score: Score = ACCURACY
     """What they measure, where they do."""
 
@@ -51,7 +51,7 @@ class Numbers:
         return self.section.privacy.unit == "client"
 
     def fixed_point(self, length: int, layout: str) -> FixedPoint:
-        """How contributions of a model of `length` elements become integers."""
+        """Return the fixed-point encoding of contributions of a model of `length` elements."""
         s, elements = self.section.secure, length * self.vectors
         p = self.section.privacy
         bound = p.clip * (CLIP_ROOM if p.adaptive else 1) if self.hidden else s.bound
@@ -68,7 +68,7 @@ class Numbers:
 
     @property
     def _metrics(self) -> tuple[tuple[str, float], ...]:
-        """What a sum tells beside the update, the weight and the clip, with bounds."""
+        """Return the facts that a sum tells beside the update, the weight and the clip, with bounds."""
         s, t = self.section.secure, self.train
         most = t.local_steps or math.ceil(s.weight_max / t.batch_size) * (t.local_epochs or 1)
         share = NOISY_MOST if "tests" in self.telling.covered else 1.0
@@ -82,13 +82,13 @@ class Numbers:
         return next((name for name in (CLIPPED, SHORTER) if name in told), NOTHING)
 
     def _bits(self, elements: int) -> int:
-        """The most bits, of those that are usual, with which neither the sum nor its noise can wrap around."""
+        """Return the largest usual number of bits with which neither the sum nor its noise can wrap around."""
         usual = BITS if self.invited <= MANY else BITS_MANY
         fits = (b for b in range(usual, 2, -1) if self.reach(elements, (1 << (b - 1)) - 1) < ROOM)
         return next(fits, usual)
 
     def reach(self, elements: int, limit: int) -> float:
-        """How large a number of a sum can be, with its noise, where no element is above `limit`."""
+        """Return the maximum of a number of a sum, with its noise, where no element is above `limit`."""
         rule = self.rule
         sigma = client_sigma(rule.multiplier, rounded_norm(float(limit), elements), rule.honest) if rule else 0.0
         return self.invited * limit + 8 * sigma * math.sqrt(self.invited)

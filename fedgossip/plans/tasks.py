@@ -1,4 +1,4 @@
-"""From an experiment to what is learned: examples, who has which, and the task that trains on them."""
+"""Make the task of an experiment: its examples, who has which, and the training on them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DataShares:
-    """Who has how many examples; `counts` is [n][classes], None where there are no classes."""
+    """The number of examples of each peer; `counts` is [n][classes], None where there are no classes."""
 
     source: str
     classes: int | None = None
@@ -33,9 +33,9 @@ class DataShares:
     test: str = ""
     """Which examples the scores are of, in words."""
     trained_on: Mapping[NodeId, int] = field(default_factory=dict)
-    """Examples that each node held here trains on."""
+    """Number of examples that each node held here trains on."""
     digest: str = ""
-    """A hash of all examples and of who has which: peers that read different files refuse each other by it.
+    """A hash of all examples and of who has which, by which peers that read different files refuse each other.
     Where every peer has a file of its own, of the common test set with its columns and classes."""
 
 
@@ -180,7 +180,7 @@ def _learning(
 
 
 def _record_privacy(experiment: Experiment, entropy: Entropy | None) -> RecordPrivacy | None:
-    """How single examples are hidden, where that is what the budget is for."""
+    """Return how single examples are hidden, where the budget is for that."""
     p = experiment.budget
     if p is None or p.unit != "record":
         return None

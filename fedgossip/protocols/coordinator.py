@@ -3,10 +3,10 @@
     gathering --enough clients--> inviting, a phase of an exchange after the other --result--> inviting the next ...
         ^---------- too few are left ----------'               after the last round --> leaving --all know--> finished
 
-A round is an `Exchange`: in the clear (`rounds`), or a secure sum (`secure_round`).  Each of its phases has a deadline,
-which follows the rounds that were seen; at it the round goes on with those that are there, or, with fewer than the
-quorum, is abandoned: it then changes nothing, and is not tried again, for what was trained for it must not be summed in
-another company.  It counts as a round.
+A round is an `Exchange`: in the clear (`aggregation_round`), or a secure sum (`secure_round`).  Each of its phases has
+a deadline, which follows the rounds that were seen; at it the round goes on with those that are there, or, with fewer
+than the quorum, is abandoned: it then changes nothing, and is not tried again, for what was trained for it must not be
+summed in another company.  It counts as a round.
 
 A client that is gone, or says goodbye, is not waited for; one that comes back is invited again, to the round that is
 open if it belongs to its cohort.  One that answers for a round that is over is late, and no harm is done.

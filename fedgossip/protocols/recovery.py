@@ -4,7 +4,7 @@
 
 What it begins with is as far as what its neighbours have, or their first round: a model that nobody has trained, mixed
 into theirs, would set them back.  Every peer keeps its latest model for this, as members that come and go do
-(`transfer`); the gossip machine knows nothing of it, and is told of links and of the latest words once it begins.
+(`state_transfer`); the gossip machine knows nothing of it, and is told of links and of the latest words once it begins.
 """
 
 from __future__ import annotations

@@ -336,6 +336,6 @@ class SecureRound:
 
 
 def apart(vector: Vector, count: int) -> Vectors:
-    """Take apart what `parts.joined` has joined."""
+    """Take apart what `client_round.joined` has joined."""
     length = vector.size // count
     return tuple(vector[k * length : (k + 1) * length] for k in range(count))

@@ -1,4 +1,4 @@
-"""What a participant of a federated run keeps for others to see: its signed log; a coordinator, its transcripts."""
+"""The signed log that a participant of a federated run keeps for others, and the coordinator's transcripts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROUNDS = "rounds"
 
 
 class Recorder:
-    """Writes them.  A context manager.  Raises NotWrittenError: nothing may leave that is not logged."""
+    """Writes log and transcripts.  A context manager.  Raises NotWrittenError: nothing may leave that is not logged."""
 
     def __init__(self, folder: Path, node: NodeId, role: str, identity: Identity, run: str, *, synced: bool) -> None:
         self.folder, self._identity = folder, identity
@@ -37,13 +37,13 @@ class Recorder:
         self._ledger: SpentLedger | None = None
 
     def account(self, ledger: SpentLedger) -> Sequence[Mapping[str, object]]:
-        """Write down what is spent in the ledger too, first; return what it holds that this log does not."""
+        """Write every spend into the ledger too, before the log; return the ledger's spends that this log lacks."""
         self._ledger = ledger
         return ledger.take_up(self._log.first, [facts for kind, facts in self._log.past if kind == SPENT])
 
     @property
     def past(self) -> Sequence[Logged]:
-        """What earlier lives have put down."""
+        """The lines that earlier lives have written."""
         return self._log.past
 
     def transcribe(self, roster: ParticipantRoster) -> None:

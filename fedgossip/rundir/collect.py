@@ -1,4 +1,4 @@
-"""Puts together what peers leave: while they run on this machine, or afterwards from folders copied from many."""
+"""Puts together what peers leave: while they run on this machine, or later from folders copied from many machines."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fedgossip.task import LocalTask
 from fedgossip.vectors import Vector, frozen
 
 ABSENT = Path(os.devnull, "absent")
-"""In place of the folder of one whose folder is not here."""
+"""The placeholder for a participant whose folder is not here."""
 
 ENDPOINT = "endpoint.toml"
 
@@ -39,18 +39,18 @@ class Collector:
     def __init__(self, folders: Sequence[Path], record: Network, keeper: Keeper) -> None:
         self.folders, self.record, self.keeper = folders, record, keeper
         self.rounds = [0] * len(folders)
-        """How many rounds each peer has behind it."""
+        """The number of rounds that each peer has completed."""
         self.slowest_training = 0.0
-        """Seconds of the longest training seen."""
+        """Duration of the longest training seen, in seconds."""
         self._offsets = [0] * len(folders)
         self._decoder = msgspec.json.Decoder(Row)
 
     def went_on(self, round: int, offsets: Sequence[int]) -> None:
-        """Begin after `round`, where `offsets` bytes of the peers' rows have been read."""
+        """Begin after `round`, when `offsets` bytes of the peers' rows have been read."""
         self.rounds, self._offsets = [round] * len(self.folders), list(offsets)
 
     def read(self) -> bool:
-        """Take every whole line that is new; tell whether there was any.  Raises ConfigError for one that is no row."""
+        """Read every new whole line; return whether there was any.  Raises ConfigError for a line that is no row."""
         before = list(self._offsets)
         news = (self._news(node) for node in range(len(self.folders)))
         for _, node, row, length in heapq.merge(*news, key=lambda line: line[0]):
@@ -59,7 +59,7 @@ class Collector:
         return before != self._offsets
 
     def _news(self, node: int) -> Iterator[tuple[int, int, Row, int]]:
-        """Yield the new lines of one peer: the round it has behind it, its id, the row, the bytes of the line."""
+        """Yield the new lines of one peer: the rounds that it has completed, its id, the row, the bytes of the line."""
         path = self.folders[node] / "metrics.jsonl"
         if not path.exists():
             return
@@ -86,7 +86,7 @@ class Collector:
                 self.keeper(line)
 
     def ended(self, nodes: Iterable[int]) -> None:
-        """Wait no more for peers whose last line has been read."""
+        """Stop waiting for peers whose last line has been read."""
         for node in nodes:
             for line in self.record.ended(node):
                 self.keeper(line)
@@ -106,13 +106,13 @@ class Collector:
         return vectors["mixed"]
 
     def finish(self) -> tuple[list[Vector | None], list[PeerEnded | None]]:
-        """Read what is left, close the record, and return every peer's final vector and last word."""
+        """Read the rest, close the record, and return every peer's final vector and last word."""
         self.read()
         self.ended(range(len(self.folders)))
         return [_vector(folder) for folder in self.folders], [last_word(folder) for folder in self.folders]
 
     def counts(self, last_words: Sequence[PeerEnded | None]) -> dict[str, int]:
-        """Add up what the peers counted."""
+        """Return the sums of the peers' counts."""
         counts: dict[str, int] = {}
         for ended in last_words:
             for name, count in (ended.counts if ended else {"died": 1}).items():
@@ -122,13 +122,13 @@ class Collector:
 
 @dataclass(frozen=True)
 class Watched:
-    """What a driver saw of the peers besides their files.  By default: nothing, they ran elsewhere."""
+    """The facts about peers that a driver saw besides their files; by default none, as they ran elsewhere."""
 
     interrupted: bool = False
     exits: Mapping[int, int] = field(default_factory=dict)
     wall_seconds: float | None = None
     absent: frozenset[NodeId] = frozenset()
-    """Whose folders are not here: nothing is known of how they ended."""
+    """The peers whose folders are not here: nothing is known of how they ended."""
 
 
 def conclude(
@@ -142,9 +142,9 @@ def conclude(
     driver: str = "local",
     report: bool = True,
 ) -> Run:
-    """Read the peers' last words and write the run's; raise the error of a run that failed when it is written.
+    """Read the peers' last words and write the run's; once it is written, raise the error of a run that failed.
 
-    Of a run that was interrupted everyone's last vector counts, else the vectors of those that finished.
+    In a run that was interrupted everyone's last vector counts, else the vectors of those that finished.
     """
     vectors, last_words = collector.finish()
     said = [word.status if word else None for word in last_words]
@@ -170,13 +170,13 @@ def conclude(
 
 
 def _computed_on(learners: Sequence[PeerEnded | None]) -> dict[str, str]:
-    """The processors and kernels that the run was learned with, which need not be those of whoever collects it."""
+    """Return the processors and kernels that the run was trained with; the collecting machine may have others."""
     said = {key: {getattr(word, key)[:200] for word in learners if word} - {""} for key in ("processor", "kernels")}
     return {key: "; ".join(sorted(words)) for key, words in said.items() if words}
 
 
 def last_word(folder: Path) -> PeerEnded | None:
-    """How the peer of `folder` ended, or None if it never said."""
+    """Return how the peer of `folder` ended; None if it never said."""
     path = folder / "ended.json"
     if not path.exists():
         return None
@@ -266,7 +266,7 @@ def _last_round(folder: Path) -> int:
 
 
 def _folders(given: Path) -> list[Path]:
-    """A peer's folder itself, or those in a folder that holds several."""
+    """Yield a peer's folder itself, or those in a folder that holds several."""
     inside = sorted(path.parent for path in given.glob(f"*/{ENDPOINT}"))
     return inside if inside and not (given / ENDPOINT).exists() else [given]
 

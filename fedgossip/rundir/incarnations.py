@@ -1,4 +1,4 @@
-"""One life of a peer, from its start to its end, Ctrl-C or a crash: what it takes up from the one before."""
+"""The lives of a peer, each from its start to its end, Ctrl-C or a crash: what one takes up from the one before."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ MakeMachine = Callable[[Vector, Checkpoint | None, int], Machine]
 
 @dataclass(frozen=True)
 class Life:
-    """`resumed` is None in a first life, and where the one before wrote no checkpoint: it begins at round 0 then."""
+    """One life of a peer.  `resumed` is None in a first life, and where the life before wrote no checkpoint: it begins
+    at
+    round 0 then."""
 
     about: About
     resumed: Stored | None = None
@@ -39,7 +41,7 @@ class Life:
         return self.resumed.machine.round if self.resumed else 0
 
     def events(self) -> list[EventRow]:
-        """What the record should say of the beginning of this life."""
+        """The event that the record should have for the beginning of this life."""
         if not self.again:
             return []
         node, life = self.about.node, self.about.incarnation
@@ -90,13 +92,13 @@ def mend_rows(path: Path) -> None:
 
 
 def cut_rows(path: Path, round: int) -> None:
-    """Cut the rows off from where the first row of a later round stands: that part of the history begins again."""
+    """Cut off the rows from the first one of a later round on: that part of the history begins again."""
     if path.exists():
         _cut(path, bytes_up_to(path, round))
 
 
 def bytes_up_to(path: Path, round: int) -> int:
-    """Return how many bytes of a record come before the first row of a later round, or before what is no row."""
+    """Return how many bytes of a record come before the first row of a later round, or before a line that is no row."""
     if not path.exists():
         return 0
     decoder = msgspec.json.Decoder(Row)
@@ -126,9 +128,9 @@ def _cut(path: Path, size: int) -> None:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A run of local peers that can go on: from `round`, behind which all of them are.
+    """A run of local peers that can go on from `round`, which all of them have completed.
 
-    `rows`: bytes of the run's record up to there; `offsets`: the same of the peers' own.
+    `rows`: bytes of the run's record up to there; `offsets`: bytes of the peers' own records.
     """
 
     round: int
@@ -137,7 +139,7 @@ class Prepared:
 
 
 def prepare(out: Path, folders: Sequence[Path], plan: Plan, schema: str, data: str) -> Prepared:
-    """Make ready what the peers of a stopped run left.  Raises ResumeError; nothing is changed then."""
+    """Prepare the files of a stopped run's peers.  Raises ResumeError; nothing is changed then."""
     rounds = []
     for node, folder in enumerate(folders):
         about = about_of(plan, node, schema, data)

@@ -1,8 +1,8 @@
-"""Private gossip in a run: the keys of its masks, and which rounds they have been used in.
+"""The keys of masks in private gossip, and the rounds that they have been used in.
 
-A key of a mask must never mask two vectors.  Within a life the machine sees to that.  A next life, or the same
-experiment run again with the same keys, would begin with rounds that were masked before: so a real peer writes down
-every round before anything of it leaves, beside its key, and goes on behind the last.
+A key of a mask must never mask two vectors.  The machine takes care of that within a life.  A next life, or the same
+experiment run again with the same keys, would begin with rounds that were masked before: so a real peer writes every
+round beside its key before anything of it leaves, and goes on behind the last.
 
     peer.key.masked         lines of a run's hash and the first round that is free, the last one counting
 """
@@ -37,7 +37,7 @@ _LINE = re.compile(rb"([0-9a-f]{64}) (\d{10})\n")
 def agreed_pairs(
     node: NodeId, identity: Identity, endpoints: Endpoints, run: bytes, incarnation: int = 0
 ) -> AgreedPairs:
-    """What makes the masks of one life of a real peer.  Raises ConfigError."""
+    """Return the source of masks for one life of a real peer.  Raises ConfigError."""
     others = {}
     for other, endpoint in endpoints.items():
         if not endpoint.verify:
@@ -49,13 +49,13 @@ def agreed_pairs(
 
 
 def run_hash(hello: Hello, endpoints: Endpoints) -> bytes:
-    """Return what every key of the run depends on: the experiment, the layout and everybody's keys."""
+    """Return the hash that every key of the run depends on: of the experiment, the layout and everybody's keys."""
     keys = [f"{node} {endpoint.key}" for node, endpoint in sorted(endpoints.items())]
     return run_of(hello.experiment, hello.schema, hello.version, *keys)
 
 
 class MaskLedger:
-    """The rounds that one key has masked, on disk, held by one process at a time.
+    """The rounds that one key has masked, on disk; one process holds them at a time.
 
     Raises ConfigError where another process holds it, and NotWrittenError.
     """
@@ -80,13 +80,13 @@ class MaskLedger:
         return max(rounds, default=None)
 
     def use(self, round: int) -> None:
-        """Write down that `round` is about to be masked; on disk when this returns."""
+        """Write that `round` is about to be masked; the line is on disk when this returns."""
         if self.free is None or round < self.free:
             raise AssertionError(f"round {round} of this key was masked before")
         self._write(round + 1)
 
     def begin(self) -> None:
-        """Write down that this key takes part in the run, if that is news."""
+        """Write that this key takes part in the run, unless the ledger says so already."""
         if self.free is None:
             self._write(0)
 
@@ -103,7 +103,7 @@ class MaskLedger:
 
 
 class Noted:
-    """A machine, every round of which is written down before what it masked can leave."""
+    """A machine whose every round is in the ledger before a masked vector of it can leave."""
 
     def __init__(self, machine: Machine, ledger: MaskLedger) -> None:
         self._machine, self._ledger = machine, ledger
@@ -144,7 +144,7 @@ def private_maker(
 
     def make(initial: Vector, checkpoint: Checkpoint | None, incarnation: int) -> Machine:
         free = ledger.free or 0
-        if free > (checkpoint.round if checkpoint else 0):  # rounds that a crash has cost
+        if free > (checkpoint.round if checkpoint else 0):  # these rounds were lost by a crash
             before = checkpoint or Checkpoint(0, {MODEL: initial}, FRESH)
             checkpoint = Checkpoint(free, before.vectors, before.facts)
         pairs = agreed_pairs(node, identity, endpoints, run, incarnation)

@@ -1,4 +1,4 @@
-"""What a peer writes while it runs, and its last word."""
+"""The files of one peer: what it writes while it runs, and its last word."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ class PeerEnded(msgspec.Struct):
     experiment: str = ""
     schema: str = ""
     code: str = ""
-    """As in the Hello: folders of two runs are not put together."""
+    """The hash in the Hello: folders of two runs are not put together."""
     checkpoint: int | None = None
-    """The round from which a next life would go on; None where nothing is written."""
+    """The round from which a next life would go on; None where there is no checkpoint."""
     incarnation: int = 0
     processor: str = ""
     kernels: str = ""
 
 
 class PeerFiles:
-    """What a peer writes while it runs.  Rounds are counted by completion."""
+    """Writes the files of a peer while it runs.  Rounds are counted by completion."""
 
     def __init__(self, folder: Path, node: NodeId, plan: Plan, task: LocalTask, *, snapshots: bool) -> None:
         self.folder, self.node, self.task = folder, node, task
@@ -51,7 +51,7 @@ class PeerFiles:
         self.round = 0
         self._score = plan.experiment.score
         self._led = plan.roles.leader is not None
-        incarnations.mend_rows(folder / "metrics.jsonl")  # of a life before
+        incarnations.mend_rows(folder / "metrics.jsonl")  # left by an earlier life
         self.snapshots_lost = 0
         self._before: Vector | None = None
         self._outgoing: Vector | None = None
@@ -66,7 +66,7 @@ class PeerFiles:
         return round % self.every == 0 or round == self.rounds
 
     def started(self, round: int, vector: Vector) -> None:
-        """The peer begins with `vector`; or it goes on after `round` rounds, with a vector of its own."""
+        """Note that the peer begins with `vector`, or goes on after `round` rounds with a vector of its own."""
         self.round = round
         self._before = vector if self.snapshots and round == 0 and self._evaluated(1) else None
 
@@ -74,7 +74,7 @@ class PeerFiles:
         self._outgoing = vector if self.snapshots and self._evaluated(round) else None
 
     def mixed(self, round: int, vector: Vector) -> float | None:
-        """Keep what an evaluated round needs; return this peer's score there."""
+        """Write what an evaluated round needs; return this peer's score in it."""
         self.round = round
         score = None
         if self._evaluated(round):
@@ -95,13 +95,13 @@ class PeerFiles:
             self.snapshots_lost += 1
 
     def lost(self) -> dict[str, int]:
-        """Close the record; return how much of it and of the snapshots the disk had no room for."""
+        """Close the record; return how much of it, and of the snapshots, did not fit on the disk."""
         self.writer.close()
         found = {"rows_lost": self.writer.lost, "snapshots_lost": self.snapshots_lost}
         return {name: count for name, count in found.items() if count}
 
     def save(self, vector: Vector | None) -> None:
-        """Write the final vector, if there is one; as a model too, if it was trained.  Raises NotWrittenError."""
+        """Write the final vector, if there is one, and as a model if it was trained.  Raises NotWrittenError."""
         if vector is None:
             return
         from safetensors.numpy import save
@@ -113,7 +113,7 @@ class PeerFiles:
 
 
     def _trained(self, vector: Vector) -> bool:
-        """Whether it is another than all begin with: rounds of a coordinator may all have come to nothing."""
+        """Whether the vector differs from the first one: all rounds of a coordinator may have come to nothing."""
         untouched = self._led or not self.round
         return not (untouched and np.array_equal(vector, self.task.initial(self.node)))
 
@@ -124,7 +124,7 @@ def write_ended(folder: Path, ended: PeerEnded) -> None:
 
 
 def try_to_tell(folder: Path, ended: PeerEnded) -> None:
-    """Write the last word of a peer that failed; where there is no room for it the error itself is all that is said."""
+    """Write the last word of a peer that failed; where the disk has no room, the error itself is all that is said."""
     with contextlib.suppress(NotWrittenError):
         write_ended(folder, ended)
 

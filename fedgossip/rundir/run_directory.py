@@ -1,4 +1,4 @@
-"""The run directory: what a run leaves behind, and what it looks like while it is not finished.
+"""The run directory: the files that a run leaves, and how they look while it is not finished.
 
     experiment.toml      the resolved experiment
     roles.json           who takes part, as what
@@ -138,7 +138,7 @@ class RunDirectory:
         return read_rows(self.path / "metrics.jsonl")
 
     def abandon(self) -> None:
-        """Leave what was measured so far, and INCOMPLETE beside it."""
+        """Close the record with what was measured so far; INCOMPLETE stays beside it."""
         self.writer.close()
 
 
@@ -147,7 +147,7 @@ def _not_writable(path: Path, error: OSError) -> ConfigError:
 
 
 def new_path(plan: Plan, driver: str, base: Path) -> Path:
-    """Return runs/NAME-nN-DRIVER-TIME, a folder that is not there yet."""
+    """Return runs/NAME-nN-DRIVER-TIME, a folder that does not exist yet."""
     name = plan.experiment.name or plan.name
     safe = "".join(c if c.isalnum() or c in "-_." else "-" for c in name).strip(".-") or "run"
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
@@ -160,14 +160,14 @@ def new_path(plan: Plan, driver: str, base: Path) -> Path:
 
 
 def _advice_on(path: Path) -> str:
-    """What to do about a folder that is not empty: a run that stopped there can go on."""
+    """Return the advice for a folder that is not empty: a run that stopped there can go on."""
     new = "Give a new folder with --out, or none to have one made."
     stopped = (path / INCOMPLETE).exists() or (path / "summary.json").exists()
     return f"To go on with it: fedgossip run --resume {shlex.quote(str(path))}.  {new}" if stopped else new
 
 
 def describe(folder: Path, plan: Plan) -> None:
-    """Write down what the run is, for those who look: who takes part, and the resolved experiment."""
+    """Write what the run is, for its readers: the roles of those that take part, and the resolved experiment."""
     import tomli_w
 
     write_whole(folder / ROLES, msgspec.json.encode({"name": plan.name, "roles": plan.roles.plain}))
@@ -195,7 +195,7 @@ def save_model(path: Path, task: LocalTask, vector: Vector, **metadata: str) -> 
 
 
 class Keeper:
-    """Takes every row of a run: to the file, to memory for the caller, to whoever watches."""
+    """Passes every row of a run on: to the file, to memory for the caller, and to watchers."""
 
     def __init__(self, directory: RunDirectory | None, watch: Callable[[Row], None] | None) -> None:
         self.rows: list[Row] = []
@@ -204,11 +204,11 @@ class Keeper:
 
     @property
     def lost(self) -> int:
-        """How many rows the run's record had no room for."""
+        """The number of rows that did not fit on the disk."""
         return self._directory.writer.lost if self._directory else 0
 
     def remember(self, rows: Sequence[Row]) -> None:
-        """Take the rows of the part of the run that is written already."""
+        """Read the rows of the part of the run that is written already."""
         self.rows += rows
         for row in rows:
             if isinstance(row, EventRow):
@@ -234,7 +234,7 @@ class RunOutcome:
 
 
 def status_of(plan: Plan, words: Sequence[str | None], rows: Sequence[Row]) -> str:
-    """The run's status: the verdict on everybody's last word, and partial where something that it is for is lacking."""
+    """Return the run's status, by everybody's last word; partial where something that it is for is lacking."""
     said = plan.verdict(words)
     return PARTIAL if said == "finished" and plan.lacking(rows).said else said
 
@@ -242,13 +242,13 @@ def status_of(plan: Plan, words: Sequence[str | None], rows: Sequence[Row]) -> s
 def summarize(
     plan: Plan, driver: str, task: LocalTask, shares: DataShares, record: Network, keeper: Keeper, ended: RunOutcome
 ) -> dict[str, Any]:
-    """Return the summary of a run, as it goes into summary.json and behind `--json`."""
+    """Return the summary of a run, as summary.json and `--json` have it."""
     networks = [row for row in keeper.rows if isinstance(row, NetworkRow)]
     last = networks[-1] if networks else NetworkRow(0, plan.n, 0.0, 0)
     outcome = plan.outcome(ended.vectors)
     there = [vector for vector in outcome if vector is not None]
     evaluated = next((row for row in reversed(networks) if row.test_loss is not None), last)
-    if evaluated is not last and there:  # it ended before the round that would have been evaluated
+    if evaluated is not last and there:  # the run ended before the round that would have been evaluated
         evaluated = NetworkRow(last.round, len(there), last.seconds, last.bytes_sent)
         record.fill(evaluated, there)
     whole = len(there) == len(outcome) and ended.status in WHOLE
@@ -307,13 +307,13 @@ def told_of(score: Score) -> dict[str, str]:
 
 def refusals(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Return why each participant refused something: each cause once, with its count, the most frequent first."""
-    earlier: dict[tuple[NodeId, str, str], int] = {}  # of lives that are over
+    earlier: dict[tuple[NodeId, str, str], int] = {}  # refusals of lives that are over
     newest: dict[tuple[NodeId, str, str], int] = {}
     for row in rows:
         if isinstance(row, EventRow) and row.name == "refused":
             facts = row.value if isinstance(row.value, Mapping) else {"text": row.value}
             cause = row.peer, str(facts.get("text") or facts.get("reason")), str(facts.get("advice", ""))
-            count = facts.get("count", 1)  # in this life so far
+            count = facts.get("count", 1)  # refusals of this life so far
             before, newest[cause] = newest.get(cause, 0), count if isinstance(count, int) else 1
             earlier[cause] = earlier.get(cause, 0) + (before if newest[cause] <= before else 0)
     total = {cause: count + earlier[cause] for cause, count in newest.items()}
@@ -333,6 +333,6 @@ def amend(run: Run, **facts: Any) -> None:
 
 
 def averaged(vectors: Sequence[Vector | None]) -> Vector | None:
-    """The mean of the vectors that are there."""
+    """Return the mean of the vectors that are there."""
     there = [vector for vector in vectors if vector is not None]
     return mean(there) if there else None

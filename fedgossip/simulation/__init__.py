@@ -1,1 +1,1 @@
-"""Drivers without sockets: virtual time for whole machines, and stacked arrays for the mathematics alone."""
+"""Drivers without sockets: whole machines in virtual time, and the mathematics alone on stacked arrays."""

@@ -1,7 +1,7 @@
-"""Federated rounds without messages: the cohort trains in one call, and the server takes its step.  The same bits.
+"""Federated rounds without messages, with the same bits: the cohort trains in one call, the server takes its step.
 
-Where the run has a secure sum, contributions are rounded to integers and added in the ring as there; nothing is masked,
-for masks leave the sum as it is.
+Where the run has a secure sum, contributions are rounded to integers and added in the ring; nothing is masked, as masks
+do not change the sum.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ class Rounds:
     telling: Telling = EVERYTHING
 
     def start(self, task: LocalTask) -> Standing:
-        """Return where a run begins."""
+        """Return the state with which a run begins."""
         meters = [Meter(node) for node in range(self.clients + 1)]
         return Standing(0, self.federated.server.start(task.initial(self.clients)), {}, {}, meters)
 
 
 @dataclass
 class Standing:
-    """Where a run stands between two rounds: the server's state, and what each client remembers.
+    """The state of a run between two rounds: the server's, and what each client remembers.
 
     `counted`: the last round that counted each client.  `meters`: of the clients, and the coordinator's behind them.
     """
@@ -76,8 +76,8 @@ def run_rounds(
 ) -> Vector:
     """Run all rounds that are left; return the global model.  `between` is called between two rounds.
 
-    Rows are those of a simulation without faults, but for times; bytes too, where there is no secure sum.  Of that only
-    models and masked vectors are counted: how large its keys, shares and signatures are, is known when they are made.
+    Rows are those of a simulation without faults, but for times; so are bytes without a secure sum.  Of a secure sum
+    only models and masked vectors are counted: the sizes of keys, shares and signatures are known when they are made.
     """
     server, coordinator = rounds.federated.server, standing.meters[-1]
     for number in range(standing.round, rounds.rounds):
@@ -105,7 +105,7 @@ def _round(
     *,
     tested: bool,
 ) -> list[PeerRow]:
-    """Take the server's step with what the cohort has trained; return its rows."""
+    """Take the server's step with the cohort's contributions; return its rows."""
     rule, memory, rows = rounds.federated.clients, standing.memory, list[PeerRow]()
     terms = [rule.terms(received, memory.get(node, ())) for node in cohort]
     asked = zip(cohort, terms, strict=True)
@@ -135,7 +135,7 @@ def _round(
 
 
 def _size_of(rounds: Rounds, invite: Invite, told: PreparedContribution) -> int:
-    """The bytes with which a client answers."""
+    """Return the bytes of a client's answer."""
     if rounds.fixed:
         return 4 * rounds.fixed.words
     return wire_bytes(told.answer_to(invite))

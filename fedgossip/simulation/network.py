@@ -1,4 +1,4 @@
-"""A seeded network of virtual links and devices: how long a message and a round of training take.
+"""A seeded network of virtual links and devices, which say how long a message and a round of training take.
 
 A message of s bytes from i to j leaves through the uplink of i and comes in through the downlink of j.  Each of both
 carries one message at a time, and a node's two links work at once (full duplex):
@@ -25,38 +25,38 @@ NS = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class DeviceClass:
-    """What some nodes have that is not as the rest; None: as the rest."""
+    """The links and devices of some nodes where they differ from the rest; None: as the rest."""
 
     nodes: frozenset[NodeId]
     bandwidth: float | None = None
     downlink: float | None = None
     latency: float | None = None
     slower: float = 1.0
-    """A round of training takes so many times as long."""
+    """Factor by which a round of training takes longer."""
 
 
 @dataclass(frozen=True, slots=True)
 class NetworkSettings:
-    """Seconds, bytes per second."""
+    """The network and its devices: times in seconds, rates in bytes per second."""
 
     latency: float = 0.005
-    """One way, on every link; between nodes of two classes the longer of theirs."""
+    """Seconds one way, on every link; between nodes of two classes the longer of theirs."""
     jitter: float = 0.0
-    """Each message takes up to this much longer, uniformly; messages of one link never overtake each other."""
+    """Maximum seconds that a message takes longer, uniformly; messages of one link never overtake each other."""
     bandwidth: float | None = None
     """Bytes per second that a peer can send, over all its links; None: no limit."""
     downlink: float | None = None
     """Bytes per second that a peer can receive, over all its links; None: no limit."""
     detection: float = 1.0
-    """After so long without a sign a link is given up; what a shorter cut has held up arrives late."""
+    """Seconds without a sign after which a link is given up; messages held up by a shorter cut arrive late."""
     training: float = 0.05
-    """What one round of training takes on a peer of speed 1."""
+    """Seconds that one round of training takes on a peer of speed 1."""
     speed_spread: float = 0.0
     """Peers' speeds are exp(N(0, spread^2)), drawn once; 0: all equal."""
     training_jitter: float = 0.0
     """Each training takes a factor in [1, 1 + this] longer, uniformly."""
     classes: Sequence[DeviceClass] = ()
-    """Of each node the first that names it counts."""
+    """Classes of nodes; the first that names a node counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +79,15 @@ class SimulatedNetwork:
         self._devices = [_device(settings, node) for node in range(n)]
         self._uplink_free = [0] * n
         self._receiving: list[list[tuple[int, int]]] = [[] for _ in range(n)]
-        """When each downlink is busy: from, until; ascending, those that are over left out."""
+        """The times (from, until) at which each downlink is busy, ascending, without those that are over."""
         self._last_arrival: dict[tuple[NodeId, NodeId], int] = {}
 
     def latency_ns(self, sender: NodeId, to: NodeId) -> int:
-        """The least time that anything takes from one to the other."""
+        """Return the minimum time that anything takes from one node to the other."""
         return int(max(self._devices[sender].latency, self._devices[to].latency) * NS)
 
     def arrival_ns(self, sender: NodeId, to: NodeId, size: int, now_ns: int, delay_ns: int = 0) -> int:
-        """When `size` bytes sent now arrive, with `delay_ns` above what the link takes."""
+        """Return when `size` bytes sent now arrive, with `delay_ns` above what the link takes."""
         settings, rng = self.settings, self._links[sender]
         up, down = self._devices[sender].bandwidth, self._devices[to].downlink
         latency = max(self._devices[sender].latency, self._devices[to].latency)
@@ -104,7 +104,7 @@ class SimulatedNetwork:
         return arrival
 
     def _received_ns(self, to: NodeId, head_ns: int, takes_ns: int, now_ns: int) -> int:
-        """Reserve the downlink of `to` for what begins to arrive at `head_ns`; return when it is through."""
+        """Reserve the downlink of `to` for a message that begins to arrive at `head_ns`; return when it has arrived."""
         busy = self._receiving[to] = [one for one in self._receiving[to] if one[1] > now_ns]
         place = 0
         for place, (begins, ends) in enumerate((*busy, (sys.maxsize, sys.maxsize))):  # noqa: B007
@@ -115,11 +115,11 @@ class SimulatedNetwork:
         return head_ns + takes_ns
 
     def silent_ns(self, sender: NodeId, to: NodeId, now_ns: int) -> int:
-        """When `to` can know what became of `sender` now: a latency later, after all that is on the way to it."""
+        """Return when `to` can know that `sender` is gone now: a latency later, after all messages on the way to it."""
         return max(now_ns + self.latency_ns(sender, to), self._last_arrival.get((sender, to), -1) + 1)
 
     def training_ns(self, node: NodeId) -> int:
-        """How long this round of training takes on `node`."""
+        """Return how long this round of training takes on `node`."""
         settings = self.settings
         factor = self._devices[node].slower / self._speed[node]
         if settings.training_jitter:

@@ -2,11 +2,11 @@
 
 A Train effect is scheduled to finish at its virtual time but not computed; when the first such event comes up, every
 outstanding job is computed in one call (their inputs are fixed already).  The history is the same as if each had been
-computed alone, for a task's update depends on its own job only.
+computed alone, as a task's update depends on its own job only.
 
-What a fault script does to peers and links happens between events, before those of the same time.  A peer that dies
-and comes back is a new machine, of a higher incarnation, made from the newest checkpoint that the old one gave; what
-was on the way to the old one is lost.  What happens to a peer that sleeps waits, in order, until it wakes.
+A fault script acts on peers and links between events, before those of the same time.  A peer that dies and comes back
+is a new machine, of a higher incarnation, made from the newest checkpoint of the old one; messages on the way to the
+old one are lost.  Events of a peer that sleeps wait, in order, until it wakes.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ Rebirth = Callable[[NodeId, int, Checkpoint | None], Machine]
 
 @dataclass(frozen=True, slots=True)
 class _Begin:
-    """A peer starts that was not there."""
+    """A peer starts that was not there before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +79,14 @@ class _Wake:
 
 _Coming = Event | Look | _Begin | _Restart | _Wake
 _Lives = tuple[int, int]
-"""Incarnations: of the sender, and of the receiver as the sender knows it."""
+"""The incarnations of the sender, and of the receiver as the sender knows it."""
 
 
 class Simulator:
     """One run.  `links[i]` are the peers that i knows; `write` takes the rows of the record as they come.
 
     `rebirth` is needed where the script restarts peers; every `checkpoint_every`-th round's checkpoint is kept.
-    `starts`: peers that come later, and at which second.  `on_crash(node, machine)` is called when one dies.
+    `starts`: the peers that come later, each with its second.  `on_crash(node, machine)` is called when a peer dies.
     """
 
     def __init__(
@@ -113,13 +113,13 @@ class Simulator:
         self.now_ns = 0
         self.results: dict[NodeId, Vector] = {}
         self.failures: dict[NodeId, Failure] = {}
-        """Why peers ended before their time."""
+        """The reasons why peers ended before their time."""
         self.dead: set[NodeId] = set(self.starts)
-        """Peers that are not there: not yet, not now, or never again."""
+        """The peers that are absent: not yet, not now, or never again there."""
         self.lives = [0] * len(machines)
         self.checkpoints: dict[NodeId, Checkpoint] = {}
         self.logs: dict[NodeId, list[tuple[str, Mapping[str, object]]]] = {}
-        """What each participant has put down in its own log."""
+        """The lines that each participant has written into its own log."""
         self.counts: dict[str, int] = {}
         self._meters = [Meter(node) for node in range(len(machines))]
         self._heap: list[tuple[int, int, NodeId, _Coming, int, _Lives]] = []  # time, order, whom, what, bytes, lives
@@ -128,7 +128,7 @@ class Simulator:
         self._timers: dict[tuple[NodeId, Hashable], int] = {}
         self._jobs: dict[NodeId, Job] = {}
         self._updates: dict[NodeId, Update] = {}
-        self._states: dict[NodeId, Any] = {}  # what the task remembers of a peer, with its checkpoint
+        self._states: dict[NodeId, Any] = {}  # the task's memory of a peer, with its checkpoint
         self._asleep: dict[NodeId, int] = {}  # since when
         self._held: dict[NodeId, list[tuple[int, _Coming, int, _Lives]]] = {}
         self._sent: dict[Link, int] = {}
@@ -137,10 +137,10 @@ class Simulator:
         self._happened = 0  # of what the script brings
 
     def run(self, limit_seconds: float = math.inf, between: Callable[[], None] = lambda: None) -> dict[NodeId, Vector]:
-        """Run until nothing is left to happen, or virtual time passes the limit; return each finished peer's vector.
+        """Run until no event is left, or virtual time passes the limit; return each finished peer's vector.
 
-        `between` is called between two events: all that the run is stands in this object's attributes then, the
-        record's, and what the task remembers.  A simulator that was given them goes on from there.
+        `between` is called between two events: the attributes of this object and of the record, and what the task
+        remembers, are the whole run then.  A simulator that was given them goes on from there.
         """
         if not self._sequence:
             self._start()
@@ -184,7 +184,7 @@ class Simulator:
         if isinstance(event, _Begin | _Restart):
             self._begin(node) if isinstance(event, _Begin) else self._restart(node)
         elif node in self.dead or lives[1] != self.lives[node]:
-            return  # what was meant for the dead is not for who takes its place
+            return  # messages for the dead peer are not for the one that takes its place
         elif isinstance(event, _Wake):
             self._wake(node)
         elif node in self._asleep:
@@ -201,7 +201,7 @@ class Simulator:
             case Fired(key) if self._timers.get((node, key)) != sequence:
                 return
             case Received(sender) if lives[0] < self.connections.lives.get((node, sender), 0):
-                return  # held back since before the sender died: its connection is gone
+                return  # the message was held back since before the sender died, and its connection is gone
             case Trained():
                 self._tell(node, self._computed(node, event))
             case _:
@@ -286,14 +286,14 @@ class Simulator:
             self._count("duplicated")
 
     def _size(self, message: Message) -> int:
-        """The bytes of `message`; a peer sends the same one to many neighbours."""
+        """Return the bytes of `message`; a peer sends the same one to many neighbours."""
         size = self._sizes.get(id(message))
         if size is None:
             size = self._sizes[id(message)] = wire_bytes(message)
         return size
 
     def _computed(self, node: NodeId, asked: Trained) -> Trained:
-        """Return the answer to a training that is due, computing every outstanding one with it."""
+        """Return the answer to a training that is due; compute every outstanding one with it."""
         if node not in self._updates:
             jobs = [self._jobs[one] for one in sorted(self._jobs)]
             self._jobs.clear()
@@ -320,7 +320,7 @@ class Simulator:
         self._note("refused", node, value, refused.round)
 
     def _ended(self, node: NodeId, failure: Failure) -> None:
-        """Keep why a peer ended before its time; of a budget its own report says all."""
+        """Note why a peer ended before its time; its own report says all of a budget."""
         self.failures[node] = failure
         if failure.kind != "budget":
             value = {"text": failure.text, "advice": failure.advice}
@@ -389,7 +389,7 @@ class Simulator:
                 self._crash(node, back_ns)
 
     def _decided(self) -> bool:
-        """Whether all whose rounds count have finished: a client that is struck for ever would call for ever."""
+        """Whether all participants whose rounds count have finished: a client gone for ever would call for ever."""
         return all(node in self.results for node in self.record.counted)
 
     def _crash(self, node: NodeId, back_ns: int | None) -> None:

@@ -1,4 +1,5 @@
-"""All peers' vectors as the rows of one array: no messages (their bytes are counted), no time, the same bits.
+"""Gossip on one array whose rows are all peers' vectors, with the same bits: no messages (their bytes are counted),
+no time.
 
 For researchers of topologies: a round is one call of the task, one of the algorithm, and one mixing of rows.
 """
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Stack(Generic[State]):
-    """Where a run stands between two rounds."""
+    """The state of a run between two rounds."""
 
     round: int
     state: State
@@ -43,14 +44,14 @@ def first_stack(task: LocalTask, n: int, algorithm: GossipAlgorithm[State]) -> S
 
 
 class StackedExchange(Protocol):
-    """What becomes of all nodes' vectors in a round, and what a peer would send for it."""
+    """The mixing of all nodes' vectors in a round, and the bytes that a peer would send for it."""
 
     def mix(self, groups: RowGroups, vectors: Vector) -> Vector:
         """Return the mixed vectors, [n, d], frozen."""
         ...
 
     def bytes_sent(self, edges: Edges, round: int, schema: str, vectors: tuple[Vector, ...]) -> list[int]:
-        """What each peer would send in `round`, where nothing is lost; `vectors` are one peer's."""
+        """Return the bytes that each peer would send in `round`, where nothing is lost; `vectors` are one peer's."""
         ...
 
 
@@ -79,7 +80,7 @@ class MassExchange(ModelExchange):
 
 @dataclass(frozen=True)
 class Private:
-    """What the masks of private gossip leave of them, which is their integers."""
+    """Models as the integers that remain of them under the masks of private gossip."""
 
     grid: Grid
 
@@ -144,11 +145,11 @@ def run_stacked(
 
 
 Counts = list[dict[int, int]]
-"""For each node how many of its messages say which number."""
+"""For each node, how many of its messages have which number."""
 
 
 class Edges:
-    """What the messages of a round say of their edges, where nothing is lost."""
+    """The numbers that messages of a round have for their edges, where nothing is lost."""
 
     def __init__(self, schedule: Schedule) -> None:
         self._schedule, self._nodes = schedule, range(schedule.n)
@@ -162,7 +163,7 @@ class Edges:
         self._both = [len(sources.intersection(to)) for sources, to in sides]  # of a graph that never changes
 
     def mixed_before(self, round: int) -> Counts:
-        """For each target: the last round in which both ends mixed each other's model; -1 is none."""
+        """Return for each target the last round in which both ends mixed each other's model; -1: none."""
         self._follow(round)
         if self._schedule.period == 1:
             both = self._both if round else [0] * len(self._both)
@@ -171,7 +172,7 @@ class Edges:
         return [dict(Counter(self._mixed.get((i, to), -1) for to in self._targets[i])) for i in self._nodes]
 
     def used_before(self, round: int) -> tuple[Counts, Counts]:
-        """For each target, and for each source: in how many rounds before the arc was used."""
+        """Return for each target, and for each source, in how many earlier rounds the arc was used."""
         self._follow(round)
         if self._schedule.period == 1:
             return [{round: len(to)} for to in self._targets], [{round: len(of)} for of in self._sources]
@@ -179,7 +180,7 @@ class Edges:
         return given, [dict(Counter(self._used[of, i] for of in self._sources[i])) for i in self._nodes]
 
     def _follow(self, round: int) -> None:
-        """Note the rounds up to this one: after a pause from the first on.  A graph that never changes needs none."""
+        """Note the rounds up to this one, from the first on after a pause.  A constant graph needs no notes."""
         while self._followed < round and self._schedule.period != 1:
             for i in self._nodes:
                 for to in self._targets[i]:
@@ -193,13 +194,13 @@ class Edges:
 
 
 def _priced(counts: Counts, message: Callable[[int], Message]) -> list[int]:
-    """The bytes of each node's messages, from how many say which number."""
+    """Return the bytes of each node's messages, from how many have which number."""
     sizes = {number: wire_bytes(message(number)) for number in {number for of in counts for number in of}}
     return [sum(sizes[number] * times for number, times in of.items()) for of in counts]
 
 
 def _step(round: int, updates: Sequence[Update], kind: np.dtype[np.floating]) -> Step:
-    """The step of all nodes at once."""
+    """Return the step of all nodes at once."""
     one_by_one = [Step.of(round, update.metrics) for update in updates]
     rates, steps = (np.array([[getattr(one, name)] for one in one_by_one], kind) for name in ("rate", "steps"))
     return Step(round, rates, steps)

@@ -2,7 +2,7 @@
 
     Mixing   the same in every round; see `mixing`
     Cycle    a list of rounds that repeats; see `cycles`
-    Random   every round drawn afresh; see `drawn`
+    Random   every round drawn afresh; see `random_schedules`
     Endless  every round another one, of the user's own
 
 The mixing of round r is a function of (seed, r, n) alone, so that all peers agree on it without talking about it.

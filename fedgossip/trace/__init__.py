@@ -1,1 +1,1 @@
-"""What a machine was told, on file: `files` writes and reads it, `events` takes apart what is written."""
+"""Traces: the events that a machine was told, on file.  `files` writes and reads them, `events` takes events apart."""

@@ -1,4 +1,4 @@
-"""Events as plain fields and arrays, and back; and anything that machines say as one line."""
+"""Turn events into plain fields and arrays, and back; and describe effects in one line."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def put_together(name: str, fields: dict[str, Any], arrays: list[Array]) -> Even
 
 
 def _plain(value: Any, arrays: list[Array]) -> Any:
-    """Return a value as msgpack can hold it: what msgpack has not, by a name; an array, in any field, by its number.
+    """Return a value as msgpack can hold it: other types by a name, an array in any field by its number.
 
     Arrays are added to `arrays`.
     """
@@ -104,7 +104,7 @@ def _whole(value: Any, arrays: Sequence[Array]) -> Any:
 
 
 def described(value: object, digests: dict[int, str] | None = None) -> str:
-    """Return an event, an effect or what is in one as one line, arrays by the first 16 digits of their sha256.
+    """Return an event, an effect or a part of one as one line, arrays by the first 16 digits of their sha256.
 
     Equal lines mean equal values.  `digests` remembers those of arrays that stand in several effects.
     """
@@ -127,6 +127,6 @@ def described(value: object, digests: dict[int, str] | None = None) -> str:
 
 
 def raw(array: Array) -> memoryview:
-    """Return the little-endian bytes of an array, a view where they lie so already."""
+    """Return the little-endian bytes of an array; a view where it has them already."""
     little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
     return little.reshape(-1).view(np.uint8).data

@@ -1,4 +1,4 @@
-"""What a machine was told, written down before it acts, so that a fresh machine can be told the same.
+"""Files of traces: a machine's events are written before it acts, so that a fresh machine can be told the same.
 
 A machine's effects are a function of the events and times that it was told; so a run that cannot be repeated, because
 the order of arrival belongs to the network, can be replayed: `fedgossip replay`.  After each event stand the effects
@@ -8,7 +8,8 @@ that came of it, vectors by their hash: a replay tells the first event at which 
     record    header bytes u32, body bytes u64, crc32 of both u32 | header, msgpack | body, raw little-endian numbers
     headers   opening (once, first) | told | answered, in turn
 
-All integers little-endian.  A record cut short by a kill ends the trace; all before it counts.  Nothing is unpickled.
+All integers are little-endian.  A record cut short by a kill ends the trace; all before it counts.  Nothing is
+unpickled.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ MAGIC = b"fgtrace1"
 
 _KINDS = ("float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 DTYPES = frozenset({"bool", *_KINDS})
-"""The types of arrays that stand in a trace."""
+"""The types that arrays of a trace may have."""
 
 LIMIT_BYTES = 2 << 30
-"""The longest trace of a peer; what comes after is not written, and the run goes on."""
+"""Maximum bytes of a peer's trace; later events are not written, and the run goes on."""
 
 HEADER_BYTES_MAX = 64 << 20
 
@@ -68,7 +69,7 @@ class _Resumed(msgspec.Struct, array_like=True):
     round: int
     names: list[str]
     facts: str
-    """JSON: its whole numbers may be longer than 64 bits."""
+    """The experiment as JSON, whose whole numbers may be longer than 64 bits."""
 
 
 class _Opening(_Record, tag="opening"):
@@ -80,7 +81,7 @@ class _Opening(_Record, tag="opening"):
     resumed: _Resumed | None
     arrays: list[_Shape]
     segments: list[tuple[str, int, tuple[int, ...]]] = []
-    """None in traces of before there were any: one segment."""
+    """The segments of the vector; None in older traces: one segment."""
 
 
 class _Told(_Record, tag="told"):
@@ -110,7 +111,7 @@ _encoder = msgspec.msgpack.Encoder(enc_hook=_number)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Opening:
-    """All that is needed to make the same machine again."""
+    """All that it takes to make the same machine again."""
 
     node: NodeId
     incarnation: int
@@ -149,13 +150,13 @@ class Trace:
         self._write(header, arrays)
 
     def told(self, now_ns: int, event: Event) -> None:
-        """Write an event down; before the machine sees it, which may use up the vectors that it brings."""
+        """Write an event, before the machine sees it, which may use up the vectors that it brings."""
         if self._file:
             fields, arrays = taken_apart(event)
             self._write(_Told(now_ns, type(event).__name__, fields, _shapes(arrays)), arrays)
 
     def answered(self, effects: Sequence[Effect | str]) -> None:
-        """Write down what came of it; a text stands for itself."""
+        """Write the effects of the event; a text stands for itself."""
         if self._file:
             digests: dict[int, str] = {}
             self._write(_Answered([e if isinstance(e, str) else described(e, digests) for e in effects]), [])
@@ -175,7 +176,7 @@ class Trace:
             self._file.write(_FRAME.pack(len(text), size, crc) + text)
             for body in bodies:
                 self._file.write(body)
-            self._file.flush()  # to the system: it outlives a kill of this process
+            self._file.flush()  # handed to the system, so that it outlives a kill of this process
         except OSError as error:
             self._give_up("trace_failed", error.strerror or str(error))
             return
@@ -184,11 +185,11 @@ class Trace:
     def _give_up(self, name: str, text: str) -> None:
         file, self._file = self._file, None
         if file:
-            with contextlib.suppress(OSError):  # what is still in the buffer has no room either
+            with contextlib.suppress(OSError):  # the rest of the buffer has no room either
                 file.close()
             if self._size > len(MAGIC):
                 os.truncate(self.path, self._size)
-            else:  # not even the opening: no trace
+            else:  # not even the opening was written: there is no trace
                 self.path.unlink(missing_ok=True)
         self._stopped(name, text)
 
@@ -203,7 +204,7 @@ def _shapes(arrays: Sequence[Array]) -> list[_Shape]:
 
 
 class Traced:
-    """A machine that is written down."""
+    """A machine whose events and effects are written into a trace."""
 
     def __init__(self, machine: Machine, trace: Trace) -> None:
         self.machine, self.trace = machine, trace
@@ -220,7 +221,7 @@ class Traced:
 
 
 def refusal(error: ProtocolError) -> str:
-    """What stands in a trace in place of effects."""
+    """The texts that stand in a trace in place of effects."""
     return f"refused: {error}"
 
 
@@ -240,8 +241,8 @@ class TraceEntry:
 class Reading:
     """Reads one trace from its beginning, holding one event at a time.  A context manager.
 
-    `end` is "whole" while nothing is amiss, and "torn" once the last record was found to be cut short.  Raises
-    TraceError for a file that is no trace, and for a record that is not as it was written.
+    `end` is "whole" as long as no fault was found, and "torn" once the last record was found to be cut short.  Raises
+    TraceError for a file that is no trace, and for a record that was changed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -269,7 +270,7 @@ class Reading:
             raise self._broken("no opening")
         try:
             return _opened(header, arrays)
-        except Exception as error:  # whatever a file of somebody else's makes of it; nothing is changed by reading
+        except Exception as error:  # a stranger's file may raise anything; reading changes nothing
             raise self._broken(f"no opening that can be read: {error!r}") from None
 
     def __iter__(self) -> Iterator[TraceEntry]:

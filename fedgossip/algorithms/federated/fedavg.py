@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from fedgossip.algorithms.federated.base import Aggregate, Vectors, Work
 from fedgossip.machine import Terms
-from fedgossip.vectors import Vector, add, frozen
+from fedgossip.vectors import Vector, linear
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,4 @@ class ServerSgd:
         return (state.x,)
 
     def step(self, state: ServerModel, aggregate: Aggregate) -> ServerModel:
-        return ServerModel(add(state.x, scaled(self.lr, aggregate.vectors[0])))
-
-
-def scaled(factor: float, vector: Vector) -> Vector:
-    """Return factor * vector in the vector's type; the vector itself for 1."""
-    return vector if factor == 1.0 else frozen(vector * vector.dtype.type(factor))
+        return ServerModel(linear((1, state.x), (self.lr, aggregate.vectors[0])))

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedgossip.algorithms.federated.base import Aggregate, Vectors
-from fedgossip.algorithms.federated.fedavg import scaled
-from fedgossip.vectors import Vector, add, frozen
+from fedgossip.vectors import Vector, frozen, linear
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,5 +33,5 @@ class Momentum:
         return (state.x,)
 
     def step(self, state: Moving, aggregate: Aggregate) -> Moving:
-        v = add(scaled(self.beta, state.v), aggregate.vectors[0])
-        return Moving(add(state.x, scaled(self.lr, v)), v)
+        v = linear((self.beta, state.v), (1, aggregate.vectors[0]))
+        return Moving(linear((1, state.x), (self.lr, v)), v)

@@ -15,9 +15,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedgossip.algorithms.federated.base import Aggregate, Vectors, Work
-from fedgossip.algorithms.federated.fedavg import ServerModel, scaled
+from fedgossip.algorithms.federated.fedavg import ServerModel
 from fedgossip.machine import Terms
-from fedgossip.vectors import Vector, add
+from fedgossip.vectors import Vector, linear
 
 
 def accumulated(steps: float, momentum: float = 0.0) -> float:
@@ -44,7 +44,7 @@ class Normalised:
         return Terms()
 
     def upload(self, _received: Vectors, memory: Vectors, work: Work) -> tuple[Vectors, Vectors]:
-        return (scaled(1 / accumulated(work.steps, self.momentum), work.update),), memory
+        return (linear((1 / accumulated(work.steps, self.momentum), work.update)),), memory
 
 
 @dataclass(frozen=True)
@@ -66,4 +66,4 @@ class Nova:
 
     def step(self, state: ServerModel, aggregate: Aggregate) -> ServerModel:
         effective = accumulated(aggregate.steps, self.momentum)
-        return ServerModel(add(state.x, scaled(self.lr * effective, aggregate.vectors[0])))
+        return ServerModel(linear((1, state.x), (self.lr * effective, aggregate.vectors[0])))

@@ -12,9 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedgossip.algorithms.federated.base import Aggregate, Vectors, Work
-from fedgossip.algorithms.federated.fedavg import ServerModel, scaled
+from fedgossip.algorithms.federated.fedavg import ServerModel
 from fedgossip.machine import Terms
-from fedgossip.vectors import Vector, add
+from fedgossip.vectors import Vector, linear
 
 
 @dataclass(frozen=True)
@@ -47,4 +47,4 @@ class GradientServer:
         return (state.x,)
 
     def step(self, state: ServerModel, aggregate: Aggregate) -> ServerModel:
-        return ServerModel(add(state.x, scaled(-self.lr, aggregate.vectors[0])))
+        return ServerModel(linear((1, state.x), (-self.lr, aggregate.vectors[0])))

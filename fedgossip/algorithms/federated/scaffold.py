@@ -20,9 +20,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fedgossip.algorithms.federated.base import Aggregate, Vectors, Work
-from fedgossip.algorithms.federated.fedavg import scaled
 from fedgossip.machine import Terms
-from fedgossip.vectors import Vector, add, frozen, subtract
+from fedgossip.vectors import Vector, add, frozen, linear, subtract
 
 
 @dataclass(frozen=True)
@@ -41,8 +40,7 @@ class Controlled:
 
     def upload(self, received: Vectors, memory: Vectors, work: Work) -> tuple[Vectors, Vectors]:
         _, c = received
-        gradient = scaled(-1 / (work.steps * work.rate), work.update)  # (x - y) / (K eta_l)
-        difference = subtract(gradient, c)  # c_i+ - c_i
+        difference = linear((-1 / (work.steps * work.rate), work.update), (-1, c))  # (x - y) / (K eta_l) - c
         return (work.update, difference), (add(memory[0], difference) if memory else difference,)
 
 
@@ -68,4 +66,5 @@ class Scaffold:
     def step(self, state: Controls, aggregate: Aggregate) -> Controls:
         moved, drifted = aggregate.vectors
         share = aggregate.clients / self.clients
-        return replace(state, x=add(state.x, scaled(self.lr, moved)), c=add(state.c, scaled(share, drifted)))
+        x, c = linear((1, state.x), (self.lr, moved)), linear((1, state.c), (share, drifted))
+        return replace(state, x=x, c=c)

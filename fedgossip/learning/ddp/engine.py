@@ -1,15 +1,15 @@
 """One client, several processes: a GPU for each, or all on the CPU; they train every step together.
 
     the task's process     DistributedLoop: lays a job on a board, gives the order, takes up what was found
-    P processes (`rank`)   a torch.distributed group among themselves; each trains on its part of every batch
+    P processes (`worker`)   a torch.distributed group among themselves; each trains on its part of every batch
 
 The task's process is no member of the group: a crash inside the group is an error here and not the end of the peer,
 several tasks of one process have groups of their own, and what holds the sockets of a peer trains on no GPU.  Nothing
-is forked: the processes are new ones.  They map the same examples and vectors (`mapped`), so nothing is copied between
-them but gradients.  Process 0 speaks for the group where all would say the same.
+is forked: the processes are new ones.  They map the same examples and vectors (`shared_memory`), so nothing is copied
+between them but gradients.  Process 0 speaks for the group where all would say the same.
 
-A step equals the step of one process to rounding, see `team`: with "ddp" each process holds the whole model, with
-"fsdp" a part of it (`sharded`).
+A step equals the step of one process to rounding, see `group`: with "ddp" each process holds the whole model, with
+"fsdp" a part of it (`fsdp`).
 
 The group starts with the first job.  When one of its processes ends, fails, or is silent for too long, all are ended,
 and the next job starts a new group.  When the task's process ends, however it does, they end.

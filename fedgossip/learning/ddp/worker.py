@@ -2,8 +2,8 @@
 
     python -m fedgossip.learning.ddp.worker SOCKET EXAMPLES GIVEN FOUND
 
-The numbers are descriptors: of a socket pair (`orders`), and of three boards (`mapped`): the examples, what a job is
-given, what it finds.  A thread listens to the socket and ends the process at once when the task's process is gone,
+The numbers are descriptors: of a socket pair (`ipc`), and of three boards (`shared_memory`): the examples, what a job
+is given, what it finds.  A thread listens to the socket and ends the process at once when the task's process is gone,
 also in the midst of a sum over all processes; so an interrupted run leaves none behind.
 """
 

@@ -1,0 +1,138 @@
+"""The machines of gossip: one table, by what neighbours tell each other, and by the mode.
+
+A method of `algorithms/names` says its modes, and its algorithm, also a user's own, what the weights of its graph must
+sum to (`Needs.sums`).  The table says what follows: the machine, from where one goes on, what stacked arrays send.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fedgossip.algorithms.base import GossipAlgorithm
+from fedgossip.errors import ConfigError
+from fedgossip.experiment import AlgorithmSection, GossipExperiment
+from fedgossip.machine import Checkpoint
+from fedgossip.plans.credentials import Credentials
+from fedgossip.plans.plan import Seat, nanoseconds
+from fedgossip.protocols import async_gossip, push_peer, sync_gossip
+from fedgossip.protocols.async_gossip import AsyncGossip, AsyncSettings
+from fedgossip.protocols.async_push_sum import AsyncPushSum
+from fedgossip.protocols.lifecycle import AGAIN_NS, AGAIN_TIMES
+from fedgossip.protocols.peer_sampling import rule_of
+from fedgossip.protocols.private_gossip import PrivateGossip
+from fedgossip.protocols.push_peer import PushSettings
+from fedgossip.protocols.push_sum import SyncPushSum
+from fedgossip.protocols.sync_gossip import SyncGossip, SyncSettings
+from fedgossip.secure.neighbourhood import Grid
+from fedgossip.simulation.stacked import PLAIN, SHARES, Private, StackedExchange
+from fedgossip.topology import Schedule, Topology
+from fedgossip.vectors import Vector
+
+GossipPeer = SyncGossip[Any] | AsyncGossip[Any] | SyncPushSum[Any] | AsyncPushSum[Any] | PrivateGossip
+Algorithm = GossipAlgorithm[Any]
+
+
+@dataclass(frozen=True)
+class GossipRun:
+    """What all peers of a run have alike.  `topology`: the links of all rounds."""
+
+    experiment: GossipExperiment
+    schedule: Schedule
+    topology: Topology
+    algorithm: Algorithm
+
+
+@dataclass(frozen=True)
+class GossipMode:
+    """How peers exchange."""
+
+    make: Callable[[GossipRun, Seat], GossipPeer]
+    resume_point: Callable[[Algorithm, int, Vector], Checkpoint]
+    """From where a machine goes on that has a model after so many rounds, which others have learned."""
+    stacked: Callable[[AlgorithmSection], StackedExchange] | None
+    """What the rounds of stacked arrays send; None where there are no such rounds."""
+    in_step: bool
+    """Whether all do the same number of rounds; else one whose neighbours have all done theirs has done its part."""
+
+
+def _sync(run: GossipRun, seat: Seat) -> SyncGossip[Any]:
+    what = run.schedule, run.algorithm, seat.initial, seat.schema
+    return SyncGossip(seat.node, *what, _sync_settings(run.experiment), seat.resumed)
+
+
+def _private(run: GossipRun, seat: Seat) -> PrivateGossip:
+    if seat.own is None or isinstance(seat.own, Credentials):
+        text = f"peer {seat.node} is private, and has no keys for its masks"
+        raise ConfigError(text, "Give its own pairs of keys.")
+    what = run.schedule, seat.initial, seat.schema, _sync_settings(run.experiment)
+    return PrivateGossip(seat.node, *what, Grid(run.experiment.algorithm.bound), seat.own, seat.resumed)
+
+
+def _sync_settings(experiment: GossipExperiment) -> SyncSettings:
+    ask_ns = min(AGAIN_NS, nanoseconds(experiment.algorithm.deadline) // AGAIN_TIMES)
+    return SyncSettings(ask_ns=ask_ns, **_limits(experiment), **_deadlines(experiment))
+
+
+def _limits(experiment: GossipExperiment) -> dict[str, int]:
+    """Of the beginning and the end, the same for every machine: see `RunLimits`."""
+    a = experiment.algorithm
+    start_ns, drain_ns = nanoseconds(a.start_timeout), nanoseconds(a.deadline)
+    return {"rounds": experiment.rounds, "start_ns": start_ns, "drain_ns": drain_ns}
+
+
+def _deadlines(experiment: GossipExperiment) -> dict[str, int]:
+    """Of the rounds that peers go through together."""
+    deadline_ns = nanoseconds(experiment.algorithm.deadline)
+    least_ns = min(deadline_ns, nanoseconds(experiment.algorithm.least_deadline))
+    return {"deadline_ns": deadline_ns, "least_deadline_ns": least_ns}
+
+
+def _async(run: GossipRun, seat: Seat) -> AsyncGossip[Any]:
+    e, a = run.experiment, run.experiment.algorithm
+    settings = AsyncSettings(exchanges=a.exchanges, seed=e.seed, **_limits(e))
+    rule = rule_of(a.partner, seat.node, e.seed, [(int(u), int(v)) for u, v in run.topology.edges])
+    near = run.schedule.partners(seat.node)
+    begun = seat.initial, seat.schema, settings, seat.resumed, seat.incarnation
+    return AsyncGossip(seat.node, near, rule, run.algorithm, *begun)
+
+
+def _sync_push(run: GossipRun, seat: Seat) -> SyncPushSum[Any]:
+    begun = seat.initial, seat.schema, _push_settings(run.experiment), seat.resumed, seat.incarnation
+    return SyncPushSum(seat.node, run.schedule, run.algorithm, *begun)
+
+
+def _async_push(run: GossipRun, seat: Seat) -> AsyncPushSum[Any]:
+    begun = seat.initial, seat.schema, _push_settings(run.experiment), seat.resumed, seat.incarnation
+    return AsyncPushSum(seat.node, run.schedule, run.algorithm, *begun)
+
+
+def _push_settings(experiment: GossipExperiment) -> PushSettings:
+    limits = _limits(experiment)
+    return PushSettings(seed=experiment.seed, targets="all", **limits, **_deadlines(experiment))
+
+
+MODELS, SHARES_OF_MASS, SUMS = "models", "shares", "sums"
+"""What neighbours tell each other: what they have; parts of it, which they give away; or, in private, sums alone."""
+
+MODES: Mapping[tuple[str, str], GossipMode] = {
+    (MODELS, "sync"): GossipMode(_sync, sync_gossip.resume_point, lambda _: PLAIN, in_step=True),
+    (MODELS, "async"): GossipMode(_async, async_gossip.resume_point, None, in_step=False),
+    (SHARES_OF_MASS, "sync"): GossipMode(_sync_push, push_peer.resume_point, lambda _: SHARES, in_step=False),
+    (SHARES_OF_MASS, "async"): GossipMode(_async_push, push_peer.resume_point, None, in_step=False),
+    (SUMS, "sync"): GossipMode(_private, sync_gossip.resume_point, lambda a: Private(Grid(a.bound)), in_step=True),
+}
+"""By what is told, and `algorithm.mode`."""
+
+
+def told(algorithm: Algorithm, *, private: bool) -> str:
+    """What the peers of an algorithm tell: shares where the columns of its weights, and they alone, sum to one."""
+    if private:
+        return SUMS
+    return SHARES_OF_MASS if algorithm.needs.sums == "columns" else MODELS
+
+
+def mode_of(section: AlgorithmSection, algorithm: Algorithm) -> GossipMode:
+    """Return how the peers of a run exchange, whose checks have passed."""
+    return MODES[told(algorithm, private=section.private), section.mode]
