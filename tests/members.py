@@ -29,7 +29,8 @@ from fedgossip.machine import (
     Started,
 )
 from fedgossip.messages import Entry
-from fedgossip.protocols.membership import MemberSettings, Membership
+from fedgossip.protocols.failure_detector import MemberSettings
+from fedgossip.protocols.membership import Membership
 from fedgossip.protocols.news import Sign, Trust, admission_of
 from fedgossip.protocols.roster import Roster
 from fedgossip.topology import Mixing, build, resolve

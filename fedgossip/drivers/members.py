@@ -20,8 +20,9 @@ from fedgossip.net.identity import Identity, verify
 from fedgossip.plans.gossip import GossipPlan, graph_seed, method_of, schedule_of, weights_of
 from fedgossip.plans.gossip_checks import check_members
 from fedgossip.plans.plan import Plan
+from fedgossip.protocols.failure_detector import MemberSettings
 from fedgossip.protocols.member import Member
-from fedgossip.protocols.membership import MemberSettings, Membership
+from fedgossip.protocols.membership import Membership
 from fedgossip.protocols.news import Trust
 from fedgossip.protocols.roster import Roster
 from fedgossip.protocols.roster_schedule import Make, Places, RosterSchedule

@@ -19,9 +19,7 @@ Sources: Das, Gupta and Motivala, SWIM, DSN 2002.  Dadgar, Phillips and Currey, 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-
-import numpy as np
+from dataclasses import replace
 
 from fedgossip import seeds
 from fedgossip.machine import (
@@ -36,7 +34,6 @@ from fedgossip.machine import (
     PeerGone,
     PeerJoined,
     Received,
-    Refused,
     Report,
     Rostered,
     Send,
@@ -59,57 +56,17 @@ from fedgossip.messages import (
     Revocation,
     Suspicion,
 )
+from fedgossip.protocols.dissemination import Dissemination
+from fedgossip.protocols.failure_detector import Blames, FailureDetector, MemberSettings
 from fedgossip.protocols.failures import sent_away, superseded
 from fedgossip.protocols.news import NewsRefusal, Sign, Trust, check_suspicion, merge, signed
+from fedgossip.protocols.partition_watch import PartitionWatch
 from fedgossip.protocols.refusals import far_ahead
 from fedgossip.protocols.roster import LAST_ROUND, NOBODY, Roster, boundary_after
 from fedgossip.protocols.roster_schedule import Make, Places, RosterSchedule
 
 Outcome = Effect | Event
 """An effect for the driver, or an event for the gossip machine."""
-
-PAGES = 4
-"""Tidings sent in answer to one comparison; what is left comes with the next."""
-
-ASKED_MAX = 256
-"""Probes of others that are open here."""
-
-BLAMES_KEPT = 4096
-"""Suspicions whose time is remembered; each counts once in the time that a suspect has."""
-
-REFUSALS_TOLD = 100
-"""Kinds of refused news that are reported; all are counted."""
-
-
-@dataclass(frozen=True, slots=True)
-class MemberSettings:
-    """Times in nanoseconds.  The defaults are memberlist's for a local network."""
-
-    period_ns: int = 1_000_000_000
-    """Between two pings; in a network of n every member is pinged once in a period on average."""
-    answer_ns: int = 400_000_000
-    """How long an answer may take before helpers are asked; above the slowest link's round trip, below the period."""
-    helpers: int = 3
-    """Members that are asked to ping a silent one."""
-    suspicion_ns: int = 4_000_000_000
-    """How long a suspect has to refute, times log10(n) above ten members; longer: fewer errors, later verdicts."""
-    relays: int = 3
-    """To how many links news that is new here is passed on."""
-    links: int = 64
-    """Up to so many members everyone has links to all; above, to its partners and O(log n) others."""
-
-    def suspicion_of(self, n: int) -> int:
-        """How long a suspect among `n` members has to refute."""
-        return int(self.suspicion_ns * max(1.0, float(np.log10(max(1, n)))))
-
-
-@dataclass(slots=True)
-class _Asking:
-    """A ping that waits for its answer."""
-
-    node: NodeId
-    began_ns: int
-
 
 class Membership:
     """One member's view of all.  `me` is its first entry; its incarnation is above those of its earlier lives.
@@ -140,7 +97,6 @@ class Membership:
         """Whether we have told anybody of this life; before, what is said of us is said of an earlier one."""
         self.superseded = False
         """Whether another process runs with our id and key, and began later."""
-        self.refusals: dict[str, int] = {}
         self.contacts: list[NodeId] = []
         self.linked: set[NodeId] = set()
         self.reached: dict[NodeId, int] = {}
@@ -154,21 +110,16 @@ class Membership:
         self._partners: tuple[NodeId, ...] = ()
         self._rng = seeds.stream(seed, "membership", me.node)
         self._watching: tuple[Roster | None, set[NodeId]] = None, set()
-        self._number = self._ticks = self._told_refusals = 0
+        self._ticks = 0
         self._seen_ns = self._swept_ns = -1
         self.lives: dict[NodeId, int] = {}
-        self._heard: dict[NodeId, int] = {}
         self._came: dict[NodeId, int] = {}  # when the link to each was last made
-        self._asking: dict[int, _Asking] = {}
-        self._asked: dict[int, tuple[NodeId, int]] = {}  # our ping: for whom, and its number there
-        self._compared: dict[NodeId, int] = {}
-        self._order: list[NodeId] = []
         self._met: dict[NodeId, tuple[str, str]] = {}
-        self._blames: dict[tuple[NodeId, NodeId], int] = {}  # when each was last suspected by whom
         self._claimed_ns = -1  # when somebody first said that we had been here before
-        self._lost: dict[NodeId, int] = {}  # since when each is gone
-        self._apart: set[NodeId] = set()  # named as on the other side of a partition
-        self._back: set[NodeId] = set()
+        self._detector = FailureDetector(self, settings, self._rng)
+        self._spread = Dissemination(me.node, settings, self._rng)
+        self._blames = Blames()
+        self._partition = PartitionWatch(settings.period_ns)
         if me.node not in roster.entries:
             self._announce(me)  # nobody has a link yet: it goes out with the first word on each
 
@@ -206,7 +157,12 @@ class Membership:
         """
         just_now = now_ns - 2 * self.settings.period_ns
         to_say = [node for node in self.others() if node not in self.reached and self._came.get(node, 0) > just_now]
-        return (len(self.claims()) >= 2 or not to_say) and self.suspects.keys() <= self._heard.keys()
+        return (len(self.claims()) >= 2 or not to_say) and self.suspects.keys() <= self._detector.heard.keys()
+
+    @property
+    def refusals(self) -> dict[str, int]:
+        """How often each kind of news was refused."""
+        return self._spread.refusals
 
     @property
     def sent_away(self) -> bool:
@@ -237,7 +193,7 @@ class Membership:
         self.roster = replace(before, entries={**before.entries, self.node: said})
         self.me, self.announced = said, True
         rostered: list[Outcome] = [Rostered(self.schedule())] if self._changed(before, [said]) else []
-        return [*self._tell(self.linked, [said]), *rostered]
+        return [*self._spread.tell(self.linked, [said]), *rostered]
 
     # --- events ---------------------------------------------------------------------------------------------------
 
@@ -256,7 +212,7 @@ class Membership:
             case Received(sender, Ping(_, round) | Pong(_, round)) if round > self.rounds:
                 return [*woken, far_ahead(sender, round, self.rounds)]
             case Received(sender, message) if sender in self.roster.entries and sender not in self.roster.revoked:
-                self._heard[sender] = now_ns
+                self._detector.heard[sender] = now_ns
                 return woken + self._received(sender, message, now_ns)
             case PeerJoined(node, incarnation):
                 return woken + self._linked(node, incarnation, now_ns)
@@ -274,16 +230,16 @@ class Membership:
             case ["tick"]:
                 return self._tick(now_ns)
             case ["late", int(number)]:
-                return self._late(number)
+                return [*self._detector.late(number)]
             case ["end", int(number)]:
-                return self._end(number, now_ns)
+                silent = self._detector.ended(number)
+                return [] if silent is None else self._suspect(silent, now_ns)
             case ["verdict", int(node)]:
                 return self._judge(node, now_ns)
             case ["partition"]:
                 return self._name_partition(now_ns)
             case ["merged"]:
-                back, self._back = sorted(self._back), set()
-                self._apart -= set(back)
+                back = self._partition.merged()
                 return [self._report("merged", {"back": back})] if back else []
         return []
 
@@ -293,13 +249,11 @@ class Membership:
                 pong = Send(sender, Pong(number, max(self.round, -1), self._digest()))
                 return [pong, *self._warn(sender), *self._noted(sender, round, digest, now_ns)]
             case Pong(number, round, digest):
-                asker = self._asked.pop(number, None)
-                vouch: list[Outcome] = [Send(asker[0], IndirectAck(asker[1], sender))] if asker else []
-                return vouch + self._noted(sender, round, digest, now_ns)
+                return [*self._detector.answered(number, sender), *self._noted(sender, round, digest, now_ns)]
             case PingReq(number, node):
-                return self._probe_for(sender, number, node)
-            case IndirectAck(number, node) if number in self._asking and self._asking[number].node == node:
-                self._heard[node] = now_ns
+                return [*self._detector.ask_for(sender, number, node)]
+            case IndirectAck(number, node):
+                self._detector.vouched(number, node, now_ns)
                 return []
             case MembershipUpdate(news):
                 return self._take(news, sender, now_ns)
@@ -311,7 +265,7 @@ class Membership:
     def _moved(self, address: str) -> list[Outcome]:
         """Say where we can be called now; again to all, for who was cut off with us has not heard it."""
         if address == self.me.address:
-            return self._tell(self.linked, [self.me])
+            return [*self._spread.tell(self.linked, [self.me])]
         moved = self._report("moved", {"node": self.node, "address": address})
         return [moved, *self._announce(replace(self.me, address=address))]
 
@@ -322,17 +276,16 @@ class Membership:
             return []
         self.linked.add(node)
         self.lives[node], self._came[node] = incarnation, now_ns
-        self._heard[node] = now_ns
+        self._detector.heard[node] = now_ns
         joined: list[Outcome] = [] if self.roster.gone(node) else [PeerJoined(node, incarnation)]
-        self._compared[node] = now_ns
-        ask: list[Outcome] = [self._ping(node)] if self.round < 0 else []  # where are the others?
-        return [*joined, Send(node, Compare(self.roster.known())), *ask]
+        ask: list[Outcome] = [self._detector.ping(node)] if self.round < 0 else []  # where are the others?
+        return [*joined, self._spread.compare(node, self.roster, now_ns), *ask]
 
     def _unlinked(self, node: NodeId, now_ns: int) -> list[Outcome]:
         if node not in self.linked:
             return []
         self.linked.discard(node)
-        return [PeerGone(node), *self._ask(node, now_ns)]
+        return [PeerGone(node), *self._detector.ask(node, now_ns)]
 
     def _meet(self, new: Iterable[News] = (), *, changed: bool = True) -> list[Outcome]:
         """Let in, and call, whom we are to have a link to and have not met at this address."""
@@ -363,72 +316,36 @@ class Membership:
         self._ticks += 1
         effects: list[Outcome] = [SetTimer(("member", "tick"), self.settings.period_ns)]
         effects += [*self._contacted(now_ns), *self._refute()]
-        there = {node for node in self._watched() if not self._not_begun(node)}
-        while self._order and self._order[-1] not in there:
-            self._order.pop()
-        if not self._order and there:
-            self._order = self._rng.permutation(sorted(there)).tolist()
-        if self._order:
-            effects += self._ask(self._order.pop(), now_ns)
+        there = {node for node in self.watched() if not self._not_begun(node)}
+        if (node := self._detector.next(there)) is not None:
+            effects += self._detector.ask(node, now_ns)
         gone = [node for node in self.linked if self.roster.gone(node)]
         if gone and self._ticks % 2 == 0:  # it may only have been cut off
-            effects.append(self._ping(gone[int(self._rng.integers(len(gone)))]))
+            effects.append(self._detector.ping(gone[int(self._rng.integers(len(gone)))]))
         return effects
 
-    def _watched(self) -> set[NodeId]:
+    def watched(self) -> set[NodeId]:
         """Whom to ping: those we are to have a link to; where it is broken, through others."""
         if self._watching[0] is not self.roster:
             self._watching = self.roster, set(self.contacts) & set(self.others())
         return self._watching[1]
+
+    def word(self) -> tuple[int, str]:
+        """What every ping carries: our round, and the digest of our roster."""
+        return self.round, self._digest()
+
+    def helpers(self, silent: NodeId) -> list[NodeId]:
+        """Who could ping a silent member in our place, ascending."""
+        return [node for node in self.others() if node in self.linked and node not in (silent, *self.suspects)]
 
     def _not_begun(self, node: NodeId) -> bool:
         """Whether `node` has never been heard of, in a run that has not begun: people start peers minutes apart."""
         begun = self.round > 0 or self.network_round() > 0
         return self.roster.entries[node].incarnation == 0 and node not in self.linked and not begun
 
-    def _ping(self, node: NodeId) -> Send:
-        self._number += 1
-        return Send(node, Ping(self._number, self.round, self._digest()))
-
-    def _ask(self, node: NodeId, now_ns: int) -> list[Outcome]:
-        """Ping `node`; without an answer ask others, at once where we have no link to it."""
-        if node not in self._watched() or any(asking.node == node for asking in self._asking.values()):
-            return []
-        ping = self._ping(node)
-        self._asking[self._number] = _Asking(node, now_ns)
-        if node not in self.linked:
-            return self._late(self._number)
-        return [ping, SetTimer(("member", "late", self._number), self.settings.answer_ns)]
-
-    def _late(self, number: int) -> list[Outcome]:
-        asking = self._asking.get(number)
-        if asking is None or self._answered(asking):
-            self._asking.pop(number, None)
-            return []
-        able = [node for node in self.others() if node in self.linked and node not in (asking.node, *self.suspects)]
-        helpers = self._some(able, self.settings.helpers)
-        probes: list[Outcome] = [Send(helper, PingReq(number, asking.node)) for helper in helpers]
-        return [*probes, SetTimer(("member", "end", number), self.settings.period_ns)]
-
-    def _end(self, number: int, now_ns: int) -> list[Outcome]:
-        asking = self._asking.pop(number, None)
-        return [] if asking is None or self._answered(asking) else self._suspect(asking.node, now_ns)
-
-    def _answered(self, asking: _Asking) -> bool:
-        return self._heard.get(asking.node, -1) >= asking.began_ns
-
-    def _probe_for(self, asker: NodeId, number: int, node: NodeId) -> list[Outcome]:
-        if node not in self.linked:
-            return []
-        if len(self._asked) >= ASKED_MAX:
-            self._asked.clear()  # of pings that nobody will answer any more
-        ping = self._ping(node)
-        self._asked[self._number] = asker, number
-        return [ping]
-
     def _wake(self, now_ns: int) -> list[Outcome]:
         """We were away for longer than others wait: suspect nobody for that, and ask them all."""
-        self._asking.clear()
+        self._detector.forget()
         effects: list[Outcome] = [self._report("slept", (now_ns - self._seen_ns) / 1e9)]
         for node, (suspicion, _) in self.suspects.items():
             self.suspects[node] = suspicion, now_ns
@@ -441,7 +358,7 @@ class Membership:
         if self._swept_ns >= 0 and now_ns - self._swept_ns < self._window_ns():
             return []
         self._swept_ns = now_ns
-        return [effect for node in self.others() if node in self.linked for effect in self._ask(node, now_ns)]
+        return [effect for node in self.others() if node in self.linked for effect in self._detector.ask(node, now_ns)]
 
     # --- suspicion ------------------------------------------------------------------------------------------------
 
@@ -456,7 +373,7 @@ class Membership:
             return []
         suspicion = signed(Suspicion(node, self.roster.entries[node].incarnation, self.node), self._sign)
         assert isinstance(suspicion, Suspicion)
-        return [*self._suspected(suspicion, now_ns), *self._tell(self.linked, [suspicion]), *self._sweep(now_ns)]
+        return [*self._suspected(suspicion, now_ns), *self._spread.tell(self.linked, [suspicion]), *self._sweep(now_ns)]
 
     def _judged(self, node: NodeId) -> bool:
         """Whether we have given a verdict on the present life of `node`."""
@@ -477,7 +394,7 @@ class Membership:
         if now_ns - since_ns < self._window_ns() * 3 // 4:  # a timer from before we slept
             return []
         del self.suspects[node]
-        if self._heard.get(node, -1) > since_ns:
+        if self._detector.heard.get(node, -1) > since_ns:
             return [self._report("refuted", node)]
         if node not in self.contacts:
             return []
@@ -490,7 +407,7 @@ class Membership:
         said: list[News] = [*self.roster.standing(node)]
         if node in self.suspects and self.suspects[node][0] not in said:
             said.append(self.suspects[node][0])
-        return self._tell([node], said[:NEWS_MAX])
+        return [*self._spread.tell([node], said[:NEWS_MAX])]
 
     def _refute(self) -> list[Outcome]:
         """Say with a higher incarnation that we are here; from a later round on where our end came too near."""
@@ -530,8 +447,7 @@ class Membership:
             effects += self._learned(item, before, now_ns)
         effects += self._gone_and_back(before, now_ns) if merged.new else []
         fresh += filter(self._passed_on, merged.new)
-        everyone = self.linked if sender == self.node else self._some(self.linked - {sender}, self.settings.relays)
-        effects += self._tell(everyone, fresh)
+        effects += self._spread.pass_on(self.linked, sender, fresh)
         changed = self._changed(before, merged.new)
         rostered: list[Outcome] = [Rostered(self.schedule())] if changed else []
         return [*self._meet(merged.new, changed=changed), *effects, *rostered]
@@ -577,7 +493,7 @@ class Membership:
         counts = verdict in self.roster.standing(node) and not self.roster.gone(node)
         if verdict.by == self.node or not counts or node in self.suspects or node not in self.others():
             return []
-        return [] if self._judged(node) else [*self._suspected(verdict, now_ns), *self._ask(node, now_ns)]
+        return [] if self._judged(node) else [*self._suspected(verdict, now_ns), *self._detector.ask(node, now_ns)]
 
     def _gone_and_back(self, before: Roster, now_ns: int) -> list[Outcome]:
         """Say who is gone, or here again, by what was new."""
@@ -591,20 +507,15 @@ class Membership:
         return effects
 
     def _gone(self, node: NodeId, now_ns: int) -> list[Outcome]:
-        self._lost[node] = now_ns
         judges = [said.by for said in self.roster.standing(node)]
         report = self._report("gone", {"node": node, "until": self.roster.end(node), "judges": judges})
-        return [report, PeerGone(node), SetTimer(("member", "partition"), 2 * self.settings.period_ns)]
+        return [report, PeerGone(node), self._partition.lost(node, now_ns)]
 
     def _back_again(self, node: NodeId, *, refuted: bool) -> list[Outcome]:
-        self._lost.pop(node, None)
         effects: list[Outcome] = [self._report("refuted", node)] if refuted else []
         if node in self.linked:
             effects.append(PeerJoined(node, self.lives.get(node, 0)))
-        if node in self._apart:
-            self._back.add(node)
-            effects.append(SetTimer(("member", "merged"), 2 * self.settings.period_ns))
-        return effects
+        return [*effects, *self._partition.found(node)]
 
     def _revoked(self, node: NodeId, revocation: Revocation) -> list[Outcome]:
         """The organiser has sent `node` away: it hears so, and nothing else from us."""
@@ -615,7 +526,7 @@ class Membership:
         self.suspects.pop(node, None)
         self._met.pop(node, None)
         gone: list[Outcome] = [PeerGone(node)] if was_linked else []
-        return [self._report("revoked", {"node": node}), *self._tell([node], [revocation]), Part(node), *gone]
+        return [self._report("revoked", {"node": node}), *self._spread.tell([node], [revocation]), Part(node), *gone]
 
     def _hear_suspicion(self, suspicion: Suspicion, sender: NodeId, fresh: list[News], now_ns: int) -> list[Outcome]:
         node, known = suspicion.node, self.roster.entries.get(suspicion.node)
@@ -631,19 +542,13 @@ class Membership:
         if node in self.suspects or node not in self.others():
             return []
         fresh.append(suspicion)
-        return [*self._suspected(suspicion, now_ns), *self._ask(node, now_ns)]
+        return [*self._suspected(suspicion, now_ns), *self._detector.ask(node, now_ns)]
 
     def _listens(self, suspicion: Suspicion, now_ns: int) -> bool:
         """Whether its author has a voice, and has not suspected the same member just before."""
         if not self.roster.voice(suspicion.by, max(self.round, self.network_round(), 0)):
             return False
-        blame = suspicion.by, suspicion.node
-        if now_ns - self._blames.get(blame, -self._window_ns()) < self._window_ns():
-            return False
-        while len(self._blames) >= BLAMES_KEPT:
-            del self._blames[next(iter(self._blames))]
-        self._blames[blame] = now_ns
-        return True
+        return self._blames.counts(suspicion.by, suspicion.node, now_ns, self._window_ns())
 
     def _hear_of_ourselves(self, entry: Entry, sender: NodeId) -> list[Outcome]:
         """An entry of ours: of this life, of an earlier one, or of another process that has our key."""
@@ -664,33 +569,13 @@ class Membership:
         return self._refuse(NewsRefusal("identity", entry), sender)
 
     def _refuse(self, refusal: NewsRefusal, sender: NodeId) -> list[Outcome]:
-        """Count it, and tell it once for each kind and member: news is passed on, and so comes often."""
-        life = getattr(refusal.news, "incarnation", "")
-        key = f"{refusal.reason} {refusal.news.node} {life}"
-        first = key not in self.refusals and len(self.refusals) < REFUSALS_TOLD
-        if first or key in self.refusals:
-            self.refusals[key] = self.refusals.get(key, 0) + 1
-        kind, about = type(refusal.news).__name__.lower(), refusal.news.node
-        text = f"node {self.node}: {kind} about node {about} from node {sender}: {refusal.reason}"
-        return [Refused(sender, refusal.reason, text, max(self.round, 0))] if first else []
-
-    def _tell(self, whom: Iterable[NodeId], news: Sequence[News]) -> list[Outcome]:
-        pages = [tuple(news[start : start + NEWS_MAX]) for start in range(0, len(news), NEWS_MAX)]
-        return [Send(node, MembershipUpdate(page)) for page in pages for node in sorted(whom)]
-
-    def _some(self, nodes: Iterable[NodeId], count: int) -> list[NodeId]:
-        ordered = sorted(nodes)
-        return self._rng.permutation(ordered).tolist()[:count] if ordered else []
+        return [*self._spread.refuse(refusal, sender, max(self.round, 0))]
 
     # --- comparing ------------------------------------------------------------------------------------------------
 
     def _noted(self, sender: NodeId, round: int, digest: str, now_ns: int) -> list[Outcome]:
         self.reached[sender] = round
-        recently = now_ns - self._compared.get(sender, -self.settings.period_ns) < self.settings.period_ns
-        if digest == self._digest() or recently:
-            return []
-        self._compared[sender] = now_ns
-        return [Send(sender, Compare(self.roster.known()))]
+        return [] if digest == self._digest() else [*self._spread.differs(sender, self.roster, now_ns)]
 
     def _compare(self, sender: NodeId, known: Sequence[tuple[NodeId, int, int]], now_ns: int) -> list[Outcome]:
         effects: list[Outcome] = []
@@ -700,11 +585,7 @@ class Membership:
                 self._claimed_ns = now_ns  # that we were here before: who says so shows what we said then, or others
             elif self._claimed_ns < 0:
                 effects += self._begin_contact()
-        effects += self._tell([sender], self.roster.newer_than(known)[: PAGES * NEWS_MAX])
-        if self.roster.lacks(known) and now_ns - self._compared.get(sender, -1) > self.settings.answer_ns:
-            self._compared[sender] = now_ns
-            effects.append(Send(sender, Compare(self.roster.known())))
-        return effects
+        return [*effects, *self._spread.answer(sender, self.roster, known, now_ns)]
 
     def _begin_contact(self) -> list[Outcome]:
         self.contact = True
@@ -723,13 +604,9 @@ class Membership:
         return spans or bool(new and before.lost() != self.roster.lost())
 
     def _name_partition(self, now_ns: int) -> list[Outcome]:
-        window = self._window_ns() + 3 * self.settings.period_ns
-        recent = {node for node, at in self._lost.items() if now_ns - at <= window}
-        if len(recent) < 2 or recent <= self._apart:
-            return []
-        self._apart |= recent
-        here = [self.node, *self.others()]
-        return [self._report("partition", {"unreachable": sorted(recent), "here": sorted(here)})]
+        lost = self._partition.parted(now_ns, self._window_ns())
+        here = sorted([self.node, *self.others()])
+        return [self._report("partition", {"unreachable": lost, "here": here})] if lost else []
 
     def _report(self, name: str, value: object) -> Report:
         return Report(name, value, max(self.round, 0))
