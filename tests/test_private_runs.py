@@ -168,7 +168,7 @@ def test_a_next_life_goes_on_behind_all_that_was_masked_with_the_model_that_it_h
     assert desk.life().round == 0
     left(desk.path, 0, 1, 2, run=desk.run)
     again = desk.life(Checkpoint(1, {MODEL: vector(5)}), resume=True)
-    assert again.round == 3 and np.array_equal(again.x, vector(5))
+    assert again.round == 3 and np.array_equal(again.learner.model, vector(5))
     newer = desk.life(Checkpoint(9, {MODEL: vector(6)}), resume=True)
     assert newer.round == 9 and np.array_equal(newer.x, vector(6))
     nothing = desk.life(resume=True)

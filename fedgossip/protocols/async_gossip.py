@@ -1,11 +1,14 @@
 """Asynchronous gossip: training and pairwise averaging at the same time; nobody waits for the slowest.
 
     phase      event                                          next phase
-    training   Trained                                        pausing closing leaving finished
-    training   Leaving PeerGone Stopping                      closing leaving finished
+    joining    Rostered                                       training
+    training   Trained                                        pausing end
+    training   Leaving PeerGone Stopping                      end
     pausing    Answer Decline Leaving PeerGone answer offer   training
-    pausing    Leaving PeerGone Stopping                      closing leaving finished
+    pausing    Leaving PeerGone Stopping                      end
     closing    Answer Decline Leaving PeerGone answer offer   leaving finished
+    closing    Stopping                                       leaving finished
+    closing    drain                                          finished
     leaving    Answer Decline Ack                             finished
 
 AD-PSGD (Lian, Zhang, Zhang and Liu, ICML 2018), at every peer i, again and again:

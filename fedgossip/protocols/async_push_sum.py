@@ -1,11 +1,13 @@
 """Asynchronous push-sum: overlapped stochastic gradient push, without a bound on staleness.
 
     phase      event                                         next phase
-    training   Trained                                       pausing closing leaving finished
-    training   Leaving PeerGone Stopping                     closing leaving finished
-    pausing    Accepted Leaving PeerGone PeerJoined pause    training closing leaving finished
-    pausing    Stopping                                      closing leaving finished
+    joining    Rostered                                      training
+    training   Trained                                       pausing end
+    training   Leaving PeerGone Stopping                     end
+    pausing    Accepted PeerJoined PeerGone Leaving pause    training
+    pausing    Leaving PeerGone Stopping                     end
     closing    Accepted Leaving PeerGone                     leaving finished
+    closing    drain                                         finished
     leaving    Accepted                                      finished
 
 Parcels, the mathematics and the end are those of `push_peer`.  What comes is added when it comes; a peer waits only

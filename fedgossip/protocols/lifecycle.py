@@ -2,17 +2,14 @@
 
     phase      event                              next phase
     new        Started                            joining training
-    new        Stopping                           finished
-    joining    PeerJoined PeerGone Rostered       training
-    joining    start                              training finished
-    joining    Leaving                            training finished
-    joining    Stopping                           closing leaving finished
-    closing    Stopping                           leaving finished
-    closing    drain                              finished
+    new        Stopping                           end
+    joining    PeerJoined PeerGone Leaving start  training end
+    joining    Stopping                           end
     leaving    Leaving PeerGone Stopping          finished
     leaving    drain hung                         finished
 
-The machines' tables go on from "training"; what stays in its phase is in none.
+The machines' tables go on from "training"; what stays in its phase is in none.  "end" is "closing", or "leaving" where
+nothing must be settled before the goodbye, or "finished" where nobody must be waited for either.
 
 The beginning.  All partners are waited for, in a first life and in a later one, but for those that are gone or have
 left; at the start timer a peer begins with those who came.  With none it ends in its first life (`nobody_came`): to

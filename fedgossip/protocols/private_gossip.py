@@ -2,11 +2,11 @@
 
     phase      event                                next phase
     joining    RunKeys                              training
-    training   Trained                              waiting leaving finished
-    training   Stopping                             leaving finished
-    waiting    Masked Leaving PeerGone              training leaving finished
-    waiting    deadline pace                        training leaving finished
-    waiting    Stopping                             leaving finished
+    training   Trained                              waiting end
+    training   Stopping                             end
+    waiting    Masked Leaving PeerGone              training end
+    waiting    deadline pace                        training end
+    waiting    Stopping                             end
 
 What the neighbours S_j of j send to it is masked in pairs, and only the sum over all of them is not (`neighbourhood`).
 Who they are follows from the experiment, which all share: no receiver can choose.  A peer sends nothing to one with

@@ -1,13 +1,15 @@
 """Synchronous push-sum: a round is mixed when the parcels of all in-neighbours are here, on any directed graph.
 
     phase      event                                         next phase
-    training   Trained                                       blocked waiting closing leaving finished
-    training   Leaving PeerGone Stopping                     closing leaving finished
-    blocked    Accepted Leaving PeerGone blocked             waiting training closing leaving finished
-    blocked    Stopping                                      closing leaving finished
-    waiting    Parcel Account Leaving PeerGone deadline      training closing leaving finished
-    waiting    Stopping                                      closing leaving finished
+    joining    Rostered                                      training
+    training   Trained                                       blocked waiting end
+    training   Leaving PeerGone Stopping                     end
+    blocked    Accepted Leaving PeerGone blocked             waiting training end
+    blocked    Stopping                                      end
+    waiting    Parcel Account Leaving PeerGone deadline      training end
+    waiting    Stopping                                      end
     closing    Accepted Leaving PeerGone                     leaving finished
+    closing    drain                                         finished
     leaving    Accepted                                      finished
 
 Parcels, the mathematics and the end are those of `push_peer`.  In every round a peer waits for the acceptance of its

@@ -1,11 +1,12 @@
 """Synchronous gossip: train, send to the neighbours, wait for theirs, mix; round after round.
 
     phase      event                                  next phase
-    training   Trained                                waiting leaving finished
-    training   Stopping                               leaving finished
-    waiting    Model Account Leaving PeerGone         training leaving finished
-    waiting    deadline pace                          training leaving finished
-    waiting    Stopping                               leaving finished
+    joining    Rostered                               training
+    training   Trained                                waiting end
+    training   Stopping                               end
+    waiting    Model Account Leaving PeerGone         training end
+    waiting    deadline pace                          training end
+    waiting    Stopping                               end
     leaving    Model Account                          finished
 
 The beginning and the end are those of every gossip peer (`lifecycle`).
