@@ -72,6 +72,7 @@ class Segment:
 
     @property
     def stop(self) -> int:
+        """The element after its last."""
         return self.start + math.prod(self.shape)
 
 
@@ -248,7 +249,10 @@ def covering(segments: tuple[Segment, ...], length: int) -> tuple[Segment, ...]:
 
 
 def tensors_of(task: LocalTask, vector: Vector) -> dict[str, npt.NDArray[np.floating]]:
-    """Return the segments of a vector [d] by name, each in its shape: views, for safetensors."""
+    """Return the segments of a vector [d] by name, each in its shape: views, for safetensors.
+
+    Raises ConfigError as `segments_of` does.
+    """
     return {one.name: vector[one.start : one.stop].reshape(one.shape) for one in segments_of(task)}
 
 

@@ -92,7 +92,10 @@ _pool = _Pool(_count_of_a_free_block())
 
 
 def empty(length: int, dtype: npt.DTypeLike) -> Vector:
-    """Return an uninitialised vector of `length` elements, in warm memory where there is some."""
+    """Return an uninitialised vector of `length` elements, in warm memory where there is some.
+
+    Raises ValueError for a negative length.
+    """
     kind = np.dtype(dtype)
     size = length * kind.itemsize
     if size < _POOLED_BYTES:
@@ -101,7 +104,7 @@ def empty(length: int, dtype: npt.DTypeLike) -> Vector:
 
 
 def frozen(vector: Vector) -> Vector:
-    """Return `vector` itself, read-only from now on (views made before stay writable: give them up)."""
+    """Return `vector` itself, of any shape, read-only from now on.  Views made before stay writable: give them up."""
     vector.flags.writeable = False
     return vector
 
@@ -169,7 +172,7 @@ def negated(vector: Vector) -> Vector:
 
 
 def all_finite(vector: Vector) -> bool:
-    """Whether no element is infinite or not a number; in blocks, at less than the cost of one sum."""
+    """Whether no element of a vector [d] is infinite or not a number; in blocks, at less than the cost of one sum."""
     return all(bool(np.isfinite(vector[at : at + BLOCK]).all()) for at in range(0, vector.size, BLOCK))
 
 
@@ -184,7 +187,7 @@ def summable(vector: Vector) -> bool:
 
 
 def scaled_difference(scale: float, left: Vector, right: Vector) -> Vector:
-    """Return scale * (left - right) as a new frozen vector."""
+    """Return scale * (left - right) as a new frozen vector [d]: one rounding for each of the two."""
     out = np.subtract(left, right, out=empty(left.size, left.dtype))
     out *= left.dtype.type(scale)
     return frozen(out)
@@ -265,6 +268,8 @@ def consensus_distance(vectors: Sequence[Vector] | npt.NDArray[np.floating]) -> 
     """Return sqrt(mean_i ||x_i - mean||^2) in float64; `vectors` is [n, d] or n vectors [d].
 
     In blocks of columns: the float64 copy of a large network would not fit where the float32 one did.
+
+    Raises IndexError on no vectors.
     """
     n, d = len(vectors), len(vectors[0])
     width = max(1, (1 << 22) // n)
@@ -277,7 +282,10 @@ def consensus_distance(vectors: Sequence[Vector] | npt.NDArray[np.floating]) -> 
 
 
 def mean(vectors: Sequence[Vector]) -> Vector:
-    """Return the mean of n vectors [d], summed in float64 and rounded once to their type."""
+    """Return the mean [d] of n vectors [d], summed in float64 and rounded once to their type.
+
+    Raises IndexError on none.
+    """
     total = np.zeros(vectors[0].size, np.float64)
     for vector in vectors:
         total += vector

@@ -94,10 +94,12 @@ class GossipAlgorithm(Protocol[State]):
         ...
 
     @property
-    def needs(self) -> Needs: ...
+    def needs(self) -> Needs:
+        """What a run must have; one that has not is refused before anything runs."""
+        ...
 
     def start(self, x: Vector) -> State:
-        """The state of a peer whose first vector is `x`."""
+        """The state of a peer whose first vector is `x`, [d]; of all peers where it is [n, d]."""
         ...
 
     def trained(self, state: State, update: Vector | None, step: Step) -> tuple[State, Vectors]:
@@ -126,7 +128,7 @@ class GossipAlgorithm(Protocol[State]):
 
 
 def saved(state: Any) -> tuple[dict[str, Vector], dict[str, int | float | str]]:
-    """Return all that a state is, for a checkpoint: its arrays and its plain numbers, by field; None is left out."""
+    """Return (arrays, plain numbers) of a state by field, all that it is, for a checkpoint; None is left out."""
     held = {field.name: getattr(state, field.name) for field in fields(state)}
     arrays = {name: value for name, value in held.items() if isinstance(value, np.ndarray)}
     numbers = {name: value for name, value in held.items() if value is not None and name not in arrays}

@@ -41,10 +41,12 @@ class Checked:
         self.slots: tuple[Slot, ...] = slots
 
     def start(self, x: Vector) -> Any:
+        """See `GossipAlgorithm.start`.  Raises TrainingError for a state that is no dataclass."""
         self.first = x
         return self._state(self._asked("start", self.algorithm.start, x))
 
     def trained(self, state: Any, update: Vector | None, step: Step) -> tuple[Any, Vectors]:
+        """See `GossipAlgorithm.trained`.  Raises TrainingError, by method and round, for what it gives or raises."""
         self.round = step.round
         given = self._asked("trained", self.algorithm.trained, state, update, step)
         if not (isinstance(given, tuple) and len(given) == 2):
@@ -53,21 +55,26 @@ class Checked:
         return self._state(begun), self._vectors("trained", outgoing, self.model(state))
 
     def mixed(self, state: Any, mixed: Vectors) -> Any:
+        """See `GossipAlgorithm.mixed`.  Raises TrainingError as `trained` does."""
         after = self._state(self._asked("mixed", self.algorithm.mixed, state, mixed))
         self._like("mixed", self.model(after), mixed[0])
         return after
 
     def model(self, state: Any) -> Vector:
+        """See `GossipAlgorithm.model`.  Raises TrainingError for another shape or type than the first vector's."""
         model = self._asked("model", self.algorithm.model, state)
         return model if self.first is None else self._like("model", model, self.first)
 
     def seen(self, state: Any, outgoing: Vectors) -> Vector:
+        """See `GossipAlgorithm.seen`.  Raises TrainingError as `model` does."""
         return self._like("seen", self._asked("seen", self.algorithm.seen, state, outgoing), outgoing[0])
 
     def corrected(self, state: Any, differences: Vectors) -> Any:
+        """See `GossipAlgorithm.corrected`.  Raises TrainingError as `start` does."""
         return self._state(self._asked("corrected", self.algorithm.corrected, state, differences))
 
     def rejoined(self, state: Any, model: Vector) -> Any:
+        """See `GossipAlgorithm.rejoined`.  Raises TrainingError as `start` does."""
         return self._state(self._asked("rejoined", self.algorithm.rejoined, state, model))
 
     def _asked(self, method: str, call: Callable[..., Given], *arguments: Any) -> Given:

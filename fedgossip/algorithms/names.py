@@ -55,7 +55,10 @@ def make(name: str, method: Method, n: int, options: Mapping[str, Any]) -> Made:
 
 
 def own(name: str, kind: Callable[..., Made]) -> Method:
-    """Return the method of a user's own class; what it returns is checked in every round."""
+    """Return the method of a user's own class; what it returns is checked in every round.
+
+    Raises ConfigError, once it is made, where the class cannot be.
+    """
 
     def made(**given: Any) -> Made:
         try:

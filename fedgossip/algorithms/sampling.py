@@ -35,6 +35,8 @@ class Draw:
 
 
 class Sampling(Protocol):
+    """How cohorts are drawn."""
+
     def draw(self, round: int, here: Collection[NodeId]) -> Draw:
         """The cohort of `round` of those that are `here`."""
         ...

@@ -146,7 +146,8 @@ def run_local(
     """Run every peer of an experiment as a process of this machine; `out` is a new folder for the run directory.
 
     `experiment`, `seed`, `overrides` and `watch` as in `simulate`.  A synchronous run without faults, late peers and a
-    budget of privacy ends with its digest.
+    budget of privacy ends with its digest.  Raises ConfigError before a process is started, NetworkError where peers
+    do not come up, and where a peer fails its error.
     """
     if not isinstance(experiment, Experiment):
         experiment = load_experiment(experiment, overrides, seed=seed)

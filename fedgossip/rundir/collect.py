@@ -12,6 +12,7 @@ import msgspec
 
 from fedgossip.decoding import UnreadableError, from_json, from_toml
 from fedgossip.errors import ConfigError, FedgossipError, NetworkError
+from fedgossip.likeness import Likeness
 from fedgossip.machine import NodeId
 from fedgossip.messages import Hello
 from fedgossip.metrics import Network
@@ -242,7 +243,9 @@ def _check_same_run(folders: Sequence[Path], hello: Hello) -> None:
         ended = last_word(folder)
         if ended and ended.code and ended.code != hello.code:
             advice = "Collect it where the modules are as they were then: they make the model that is measured."
-            raise ConfigError(f"{folder}: this peer ran other modules: their source differs", advice)
+            behind = " and ".join(hello.likeness.changed(Likeness(ended.code)))
+            text = f"{folder}: this peer ran other modules: their source differs"
+            raise ConfigError(f"{text}, behind {behind}" if behind else text, advice)
         # begins with: the release before told half as many digits of the same hash
         same = ended and hello.experiment.startswith(ended.experiment) and ended.schema == hello.schema
         if ended and ended.experiment and not same:

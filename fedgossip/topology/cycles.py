@@ -20,7 +20,8 @@ from fedgossip.topology.weights import build
 def one_peer_exponential(n: int) -> Cycle:
     """Return the schedule in which i sends to i + 2^(r mod ceil(log2 n)), weight 1/2.
 
-    The exact mean after log2 n rounds where n is a power of two; elsewhere it comes close, and never to it.
+    The exact mean after log2 n rounds where n is a power of two; elsewhere it comes close, and never to it.  Raises
+    ConfigError for n < 2.
 
     Source: Ying et al., Exponential graph is provably efficient for decentralized deep training, NeurIPS 2021.
     """
@@ -36,6 +37,8 @@ def one_peer_exponential(n: int) -> Cycle:
 
 def one_peer_hypercube(n: int) -> Cycle:
     """Return the schedule in which i and i xor 2^k average, k = 0, 1, ...; the exact mean after log2 n rounds.
+
+    Raises ConfigError for an n that is no power of two.
 
     Source: Shi et al., Finite-time convergent gossiping, IEEE/ACM Transactions on Networking 24 (2016).
     """
@@ -54,13 +57,18 @@ def one_peer_hypercube(n: int) -> Cycle:
 def base(n: int, k: int) -> Cycle:
     """Return the Base-(k+1) schedule: at most k links per node and round, the exact mean after each period.
 
+    Raises ConfigError for n < 2 or k < 1.
+
     Source: Takezawa et al., NeurIPS 2023; see `base_graph`.
     """
     return _stepped(f"base:{k}", n, k, base_graph.base)
 
 
 def simple_base(n: int, k: int) -> Cycle:
-    """Return the Simple Base-(k+1) schedule: as `base`, for some n a few rounds longer."""
+    """Return the Simple Base-(k+1) schedule: as `base`, for some n a few rounds longer.
+
+    Raises ConfigError as `base` does.
+    """
     return _stepped(f"simple-base:{k}", n, k, base_graph.simple_base)
 
 
@@ -68,7 +76,7 @@ def window_doubling(n: int) -> Cycle:
     """Return the rounds of window doubling: each node hears one other, at distances that double.
 
     Row i is {i: 0, source: 1}: what arrives is not averaged but counted, by algorithms.window_doubling, which has the
-    exact mean after ceil(log2 n) rounds for every n.
+    exact mean after ceil(log2 n) rounds for every n.  Raises ConfigError for n < 2.
 
     Source: Ding et al., DSGD-CECA: decentralized SGD with communication-optimal exact consensus algorithm, ICML 2023.
     """

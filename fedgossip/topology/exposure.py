@@ -110,6 +110,7 @@ class Audit:
         return {**facts, "exposures": [exposure.to_dict() for exposure in self.exposures]}
 
     def of(self, exchange: Exchange, situation: Situation) -> Exposure:
+        """Return what was found in one exchange (clear or sums) and situation (averaging or training)."""
         return next(e for e in self.exposures if (e.exchange, e.situation) == (exchange, situation))
 
 

@@ -31,27 +31,30 @@ def empty(n: int) -> Topology:
 
 
 def ring(n: int) -> Topology:
-    """Return the cycle of n >= 2 nodes (of 2: one edge)."""
+    """Return the cycle of n >= 2 nodes (of 2: one edge).  Raises ConfigError for fewer nodes."""
     _require("ring", n, lambda size: size >= 2)
     return circulant(n, (1,), name="ring")
 
 
 def path(n: int) -> Topology:
-    """Return n >= 2 nodes in a line."""
+    """Return n >= 2 nodes in a line.  Raises ConfigError for fewer nodes."""
     _require("path", n, lambda size: size >= 2)
     ids = np.arange(n, dtype=np.int64)
     return Topology.from_edges(n, np.stack([ids[:-1], ids[1:]], axis=1), "path")
 
 
 def star(n: int) -> Topology:
-    """Return node 0 joined to all others; n >= 2."""
+    """Return node 0 joined to all others; n >= 2.  Raises ConfigError for fewer nodes."""
     _require("star", n, lambda size: size >= 2)
     leaves = np.arange(1, n, dtype=np.int64)
     return Topology.from_edges(n, np.stack([np.zeros_like(leaves), leaves], axis=1), "star")
 
 
 def complete(n: int) -> Topology:
-    """Return n >= 2 nodes, each joined to every other."""
+    """Return n >= 2 nodes, each joined to every other.
+
+    Raises ConfigError for fewer nodes, and for more edges than fit.
+    """
     _require("complete", n, lambda size: size >= 2)
     _limit_edges("complete", n, n * (n - 1) // 2)
     edges = np.stack(np.triu_indices(n, 1), axis=1).astype(np.int64)
@@ -59,7 +62,10 @@ def complete(n: int) -> Topology:
 
 
 def hypercube(n: int) -> Topology:
-    """Return n = 2^d nodes, joined where their binary ids differ in one digit."""
+    """Return n = 2^d nodes, joined where their binary ids differ in one digit.
+
+    Raises ConfigError for a size that it does not have.
+    """
     _require("hypercube", n, lambda size: size >= 2 and size & (size - 1) == 0)
     ids = np.arange(n, dtype=np.int64)
     flips = [np.stack([ids, ids ^ (1 << bit)], axis=1) for bit in range(n.bit_length() - 1)]
@@ -84,7 +90,7 @@ def directed_exponential(n: int) -> Topology:
 
 
 def two_cliques(n: int) -> Topology:
-    """Return two cliques of n/2 nodes joined by one edge; n even, at least 4."""
+    """Return two cliques of n/2 nodes joined by one edge; n even, at least 4.  Raises ConfigError for other n."""
     _require("two-cliques", n, lambda size: size >= 4 and size % 2 == 0)
     return _renamed(barbell(n // 2, 0), "two-cliques")
 
@@ -93,7 +99,10 @@ def two_cliques(n: int) -> Topology:
 
 
 def circulant(n: int, offsets: tuple[int, ...], name: str = "circulant") -> Topology:
-    """Return i joined to (i + o) mod n for every offset o, both ways.  May be disconnected: see `resolve`."""
+    """Return i joined to (i + o) mod n for every offset o, both ways.  May be disconnected: see `resolve`.
+
+    Raises ConfigError for fewer than 2 nodes and for an offset that is 0 modulo n.
+    """
     _require(name, n, lambda size: size >= 2)
     small = sorted({min(o % n, -o % n) for o in offsets})
     if not small or small[0] == 0:
@@ -105,17 +114,23 @@ def circulant(n: int, offsets: tuple[int, ...], name: str = "circulant") -> Topo
 
 
 def torus(rows: int, columns: int) -> Topology:
-    """Return the rows x columns grid with both borders joined; sides >= 2.  A side of 2 gives degree 3, not 4."""
+    """Return the rows x columns grid with both borders joined; sides >= 2.  A side of 2 gives degree 3, not 4.
+
+    Raises ConfigError for smaller sides.
+    """
     return _lattice("torus", rows, columns, wrapped=True)
 
 
 def grid(rows: int, columns: int) -> Topology:
-    """Return the open rows x columns grid; sides >= 2."""
+    """Return the open rows x columns grid; sides >= 2.  Raises ConfigError for smaller sides."""
     return _lattice("grid", rows, columns, wrapped=False)
 
 
 def tree(n: int, branching: int = 2) -> Topology:
-    """Return the tree in which node i >= 1 hangs below (i - 1) // branching; n >= 2."""
+    """Return the tree in which node i >= 1 hangs below (i - 1) // branching; n >= 2.
+
+    Raises ConfigError for fewer nodes, and for no branches.
+    """
     _require("tree", n, lambda size: size >= 2)
     if branching < 1:
         raise ConfigError(f"tree with {branching} branches per node", "Give at least 1, e.g. tree:2.")
@@ -124,7 +139,10 @@ def tree(n: int, branching: int = 2) -> Topology:
 
 
 def barbell(clique: int, between: int) -> Topology:
-    """Return two cliques of `clique` >= 2 nodes joined by a path of `between` more nodes, as networkx numbers them."""
+    """Return two cliques of `clique` >= 2 nodes joined by a path of `between` more nodes, as networkx numbers them.
+
+    Raises ConfigError for smaller cliques.
+    """
     if clique < 2 or between < 0:
         raise ConfigError(f"barbell:{clique},{between}", "Give cliques of at least 2 and 0 or more nodes between.")
     n = 2 * clique + between
@@ -160,7 +178,11 @@ def icosahedron() -> Topology:
 
 
 def random_regular(n: int, degree: int, seed: int) -> Topology:
-    """Return a connected random graph in which every node has `degree` neighbours, redrawn until connected."""
+    """Return a connected random graph in which every node has `degree` neighbours, redrawn until connected.
+
+    Raises ConfigError where there is no such graph (n times degree is even, and degree below n), and where none of
+    `TRIES` draws is connected.
+    """
     if degree < 1:
         raise ConfigError(f"regular:{degree}", "Give a degree of at least 1, e.g. regular:3.")
     _require(f"regular:{degree}", n, lambda size: _has_regular(size, degree))
@@ -178,7 +200,8 @@ def random_regular(n: int, degree: int, seed: int) -> Topology:
 def erdos_renyi(n: int, p: float, seed: int) -> Topology:
     """Return a connected graph in which each pair is joined with probability p, redrawn until connected.
 
-    Below p = ln(n) / n hardly any draw is connected: ConfigError after `TRIES` draws.
+    Raises ConfigError for a p outside [0, 1], and where none of `TRIES` draws is connected: below p = ln(n) / n hardly
+    any is.
     """
     _require("erdos-renyi", n, lambda size: size >= 2)
     _probability("erdos-renyi", p)
@@ -193,7 +216,11 @@ def erdos_renyi(n: int, p: float, seed: int) -> Topology:
 
 
 def small_world(n: int, k: int, p: float, seed: int) -> Topology:
-    """Return a connected Watts-Strogatz graph: a ring with k neighbours each, every edge rewired with probability p."""
+    """Return a connected Watts-Strogatz graph: a ring with k neighbours each, every edge rewired with probability p.
+
+    Raises ConfigError for an odd k or one of n and more, a p outside [0, 1], and where none of `TRIES` draws is
+    connected.
+    """
     _require("small-world", n, lambda size: size > k)
     _probability("small-world", p)
     if k < 2 or k % 2:
@@ -207,7 +234,10 @@ def small_world(n: int, k: int, p: float, seed: int) -> Topology:
 
 
 def barabasi_albert(n: int, m: int, seed: int) -> Topology:
-    """Return a graph grown by preferential attachment, m edges per new node; connected by construction."""
+    """Return a graph grown by preferential attachment, m edges per new node; connected by construction.
+
+    Raises ConfigError for an m below 1, and for one of n and more.
+    """
     if m < 1:
         raise ConfigError(f"barabasi-albert:{m}", "Give at least 1 edge per new node.")
     _require("barabasi-albert", n, lambda size: size > m)
@@ -223,7 +253,10 @@ def barabasi_albert(n: int, m: int, seed: int) -> Topology:
 
 
 def most_square(n: int) -> tuple[int, int]:
-    """Return (rows, columns), rows <= columns, rows * columns = n, as square as n allows; rows >= 2."""
+    """Return (rows, columns), rows <= columns, rows * columns = n, as square as n allows; rows >= 2.
+
+    Raises ConfigError for an n without such sides.
+    """
     _require("torus or grid", n, _has_sides)
     rows = next(side for side in range(math.isqrt(n), 1, -1) if n % side == 0)
     return rows, n // rows

@@ -67,7 +67,11 @@ def load(path: Path | str) -> Topology:
 
 
 def load_toml(path: Path) -> Topology:
-    """Return the graph that a TOML file describes, checked against its [expect] block."""
+    """Return the graph that a TOML file describes, checked against its [expect] block.
+
+    Raises ConfigError for a file that cannot be read, a rule of weights that is not known, and a graph that is not what
+    [expect] says.
+    """
     described = read(path)
     topology = replace(_from_description(described, path), weights=described.weights)
     if described.weights is not None and described.weights not in rule_names():
@@ -79,7 +83,10 @@ def load_toml(path: Path) -> Topology:
 
 
 def read(path: Path) -> GraphFile:
-    """Return what a TOML file says, typed, without building the graph."""
+    """Return what a TOML file says, typed, without building the graph.
+
+    Raises ConfigError for what is no such file, and for one without a source.
+    """
     text = _text(path)
     try:
         described = msgspec.toml.decode(text, type=GraphFile)
@@ -103,7 +110,7 @@ def ready_path(name: str) -> Path | None:
 
 
 def ready(name: str) -> Topology:
-    """Return a graph that comes with fedgossip; raises ConfigError for an unknown name."""
+    """Return a graph that comes with fedgossip.  Raises ConfigError for an unknown name."""
     path = ready_path(name)
     if path is None:
         raise ConfigError(f"no ready graph is called {name!r}", nearest(name, ready_names()))
@@ -114,7 +121,10 @@ def ready(name: str) -> Topology:
 
 
 def load_edge_list(path: Path) -> Topology:
-    """Return the undirected graph of a "u v" file; ids from 0 without a hole, or words, which become labels."""
+    """Return the undirected graph of a "u v" file; ids from 0 without a hole, or words, which become labels.
+
+    Raises ConfigError, naming the line, for other words, a loop, and ids with a hole.
+    """
     rows = _rows(path, 2)
     n, ids, labels = _numbered([row[:2] for _, row in rows], path)
     _refuse_loops(rows, path)
@@ -123,7 +133,10 @@ def load_edge_list(path: Path) -> Topology:
 
 
 def load_weighted(path: Path | str) -> Mixing:
-    """Return the symmetric mixing of a "u v weight" file; each node keeps what its edges leave of one."""
+    """Return the symmetric mixing of a "u v weight" file; each node keeps what its edges leave of one.
+
+    Raises ConfigError, naming the line, for other words, a loop and an edge given twice.
+    """
     place = Path(path)
     rows = _rows(place, 3)
     n, ids, _ = _numbered([row[:2] for _, row in rows], place)

@@ -31,13 +31,16 @@ class Request:
     """The rule that was asked for, where a schedule has more than one."""
 
     def size(self) -> int:
-        """Return n; ConfigError where none was given."""
+        """Return n.  Raises ConfigError where none was given."""
         if self.n is None:
             raise ConfigError(f"graph {self.spec!r} needs a number of nodes", "Give n, at the command line --n 16.")
         return self.n
 
     def numbers(self, kind: Callable[[str], Number], count: int | None, separator: str = ",") -> list[Number]:
-        """Return the numbers behind the colon; ConfigError unless there are `count` of them (None: at least one)."""
+        """Return the numbers behind the colon.
+
+        Raises ConfigError unless there are `count` of them (None: at least one).
+        """
         try:
             found = [kind(word) for word in self.arguments.split(separator)]
         except ValueError:
@@ -52,12 +55,14 @@ class Request:
             raise ConfigError(f"graph {self.spec!r}: nothing belongs behind the colon", f"Write it as {self.form}.")
 
     def fixed(self, topology: Topology) -> Topology:
-        """Return a graph whose size is given by its name; ConfigError where another n was asked for."""
+        """Return a graph whose size is given by its name.  Raises ConfigError where another n was asked for."""
         return require_size(topology, self.spec, self.n)
 
 
 @dataclass(frozen=True)
 class Family:
+    """A line of FAMILIES: a word that stands for graphs."""
+
     form: str
     """How to write it."""
     what: str
@@ -66,6 +71,8 @@ class Family:
 
 @dataclass(frozen=True)
 class TimeVarying:
+    """A line of SCHEDULES: a word that stands for a graph that changes by the round."""
+
     form: str
     """How to write it."""
     what: str
@@ -75,7 +82,7 @@ class TimeVarying:
 
 
 def require_size(topology: Topology, spec: str, n: int | None) -> Topology:
-    """Return `topology`; raises ConfigError where `n` was asked for and is not its size."""
+    """Return `topology`.  Raises ConfigError where `n` was asked for and is not its size."""
     if n is not None and n != topology.n:
         raise ConfigError(f"graph {spec!r} has {topology.n} nodes, not {n}", f"Leave n out or set it to {topology.n}.")
     return topology

@@ -79,6 +79,7 @@ class Topology:
         """Return the topology of a networkx graph, weights ignored.
 
         Nodes called 0..n-1 keep their ids; others are numbered in the graph's order and keep their names as labels.
+        Raises ConfigError as `from_edges` does.
         """
         nodes = list(graph.nodes)
         n = len(nodes)
@@ -185,7 +186,7 @@ class Topology:
 
 
 def require_connected(topology: Topology) -> Topology:
-    """Return `topology` itself; raises ConfigError naming the components where it falls apart."""
+    """Return `topology` itself.  Raises ConfigError naming the components where it falls apart."""
     if topology.is_connected:
         return topology
     parts, first, sizes = np.unique(topology.components(), return_index=True, return_counts=True)

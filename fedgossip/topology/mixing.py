@@ -83,7 +83,10 @@ class Mixing:
 
     @classmethod
     def from_weighted_edges(cls, n: int, edges: Iterable[tuple[int, int, float]], name: str = "weighted") -> Mixing:
-        """Return the symmetric mixing with these weights on undirected edges; each node keeps what is left of one."""
+        """Return the symmetric mixing with these weights on undirected edges; each node keeps what is left of one.
+
+        Raises ConfigError for an edge that is given twice, and as `Topology.from_edges` does.
+        """
         triples = list(edges)
         topology = Topology.from_edges(n, [(u, v) for u, v, _ in triples], name)
         if len(topology.edges) != len(triples):
@@ -116,14 +119,17 @@ class Mixing:
 
     @property
     def n(self) -> int:
+        """The number of nodes."""
         return self.topology.n
 
     @property
     def name(self) -> str:
+        """The name of the graph."""
         return self.topology.name
 
     @property
     def period(self) -> int:
+        """1: every round has this mixing."""
         return 1
 
     def partners(self, node: int) -> tuple[int, ...]:

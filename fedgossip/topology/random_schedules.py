@@ -16,6 +16,7 @@ def random_matching(n: int, seed: int) -> Random:
     """Return the schedule of uniformly random pairs that average; with an odd n one node sits out.
 
     E sum ||x_i - mean||^2 falls to (||W||_F^2 - 1)/(n - 1) of itself: 1/2 (1 - 1/(n - 1)) for even n, 1/2 for odd.
+    Raises ConfigError for n < 2.
     """
     if n < 2:
         raise ConfigError(f"random-matching of {n} nodes", "Give at least 2 nodes.")
@@ -35,8 +36,10 @@ def epidemic_oracle(n: int, s: int, seed: int) -> Random:
     leaves (1/(s+1)) (1 - s/(n-1)) of sum ||x_i - mean||^2, as with any other way to draw s-regular graphs: a fixed W
     relabelled at random leaves (||W||_F^2 - 1)/(n - 1), and ||W||_F^2 = n/(s + 1) for all of them.
 
-    Source: de Vos et al., Epidemic learning: boosting decentralized learning with randomized communication,
-    NeurIPS 2023.
+    Raises ConfigError for an odd n * s, and for an s that is not from 1 to n - 1.
+
+    Source: de Vos et al., Epidemic learning: boosting decentralized learning with randomized communication, NeurIPS
+    2023.
     """
     name = _pushed("el-oracle", n, s)
     if n * s % 2:
@@ -59,6 +62,8 @@ def epidemic_local(n: int, s: int, seed: int) -> Random:
     Rows sum to one and columns do not: the mean is kept in expectation only, and wanders.  About the mean before the
     round, (1/s)(1 - (1 - s/(n-1))^n) - 1/(n-1) of sum ||x_i - mean||^2 is left in expectation.
 
+    Raises ConfigError for an s that is not from 1 to n - 1.
+
     Source: de Vos et al., NeurIPS 2023, as above.
     """
     name = _pushed("el-local", n, s)
@@ -77,6 +82,8 @@ def epidemic_local(n: int, s: int, seed: int) -> Random:
 
 def epidemic_push(n: int, s: int, seed: int) -> Random:
     """Return the graphs of `epidemic_local` with weights for push-sum: 1/(s + 1) of a node's mass to each of s others.
+
+    Raises ConfigError for an s that is not from 1 to n - 1.
 
     Source: Kempe, Dobra and Gehrke, Gossip-based computation of aggregate information, FOCS 2003.
     """

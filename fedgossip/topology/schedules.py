@@ -36,7 +36,9 @@ class Schedule(Protocol):
         ...
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """What the schedule is called, in summaries and errors."""
+        ...
 
     @property
     def rule(self) -> str:
@@ -105,6 +107,7 @@ class Random:
 
     @property
     def period(self) -> int:
+        """0: rounds never repeat."""
         return 0
 
     def mixing(self, round: int) -> Mixing:
@@ -133,6 +136,7 @@ class Endless:
 
     @property
     def period(self) -> int:
+        """0: rounds never repeat."""
         return 0
 
     def mixing(self, round: int) -> Mixing:

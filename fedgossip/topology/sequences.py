@@ -37,9 +37,9 @@ UNKNOWN = (
 def forecast_of(schedule: Schedule, gamma: float = 0.9, found: Spectrum | None = None) -> Forecast:
     """Return what is known of any schedule before anything is trained; None for what is not.
 
-    One graph: `spectral.forecast`; `found` is its spectrum, if at hand.  A cycle: the products of its rounds, in
-    closed form where all are circulant, else densely; of large exact ones only when they are exact.  A random one:
-    expected values, and the worst directions of sequences that are drawn.
+    One graph: `spectral.forecast`; `found` is its spectrum, if at hand.  A cycle: the products of its rounds, in closed
+    form where all are circulant, else densely; of large exact ones only when they are exact.  A random one: expected
+    values, and the worst directions of sequences that are drawn.  Raises ConfigError for a gamma outside [0, 1).
     """
     check_gamma(gamma)
     if isinstance(schedule, Mixing):

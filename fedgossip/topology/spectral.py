@@ -139,6 +139,7 @@ def effective_neighbours(mixing: Mixing, gamma: float) -> float | None:
     n_W = [1 / (1 - gamma)] / mean_i sum_{k>=1} gamma^(k-1) ||(W^k)_i||^2: 1 without exchange, n on a complete graph.
     gamma in [0, 1) says how long a contribution is remembered; 0.9 is about ten rounds.  Exact where all eigenvalues
     are at hand; a stochastic estimate (reproducible) for other large graphs; None where that would not be reliable.
+    Raises ConfigError for a gamma outside [0, 1).
 
     Source: Vogels, Hendrikx and Jaggi, Beyond spectral gap, NeurIPS 2022.
     """
@@ -147,14 +148,20 @@ def effective_neighbours(mixing: Mixing, gamma: float) -> float | None:
 
 
 def rounds_to(factor: float, slem: float) -> int | None:
-    """Return the rounds after which slem^rounds <= factor; None where slem >= 1, which is never."""
+    """Return the rounds after which slem^rounds <= factor; None where slem >= 1, which is never.
+
+    Raises ConfigError for a factor outside (0, 1).
+    """
     if not 0 < factor < 1:
         raise ConfigError(f"shrink to {factor:g}", "Give a factor between 0 and 1, e.g. 0.5.")
     return _rounds(factor, 1.0 - slem)
 
 
 def forecast(mixing: Mixing, gamma: float = 0.9, found: Spectrum | None = None) -> Forecast:
-    """Return everything that the spectrum says about `mixing`; see Forecast.  `found`: its spectrum, if at hand."""
+    """Return everything that the spectrum says about `mixing`; see Forecast.  `found`: its spectrum, if at hand.
+
+    Raises ConfigError for a gamma outside [0, 1).
+    """
     check_gamma(gamma)
     found = found or spectrum(mixing)
     n_w, error = _effective(mixing, gamma, found)

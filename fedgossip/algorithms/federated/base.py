@@ -76,12 +76,17 @@ class ClientRule(Protocol):
 class ServerRule(Protocol[State]):
     """What the coordinator does with the aggregate.  A state is a frozen dataclass of vectors, the model `x` first."""
 
-    def start(self, x: Vector) -> State: ...
+    def start(self, x: Vector) -> State:
+        """The state of a run whose first model is `x` [d]."""
+        ...
+
     def broadcast(self, state: State) -> Vectors:
         """What goes down; the model first."""
         ...
 
-    def step(self, state: State, aggregate: Aggregate) -> State: ...
+    def step(self, state: State, aggregate: Aggregate) -> State:
+        """The state after a round whose contributions became `aggregate`; nothing is changed in place."""
+        ...
 
 
 class Accumulator(Protocol):
@@ -91,7 +96,10 @@ class Accumulator(Protocol):
         """Whether they can be added: finite, and within what can be summed exactly."""
         ...
 
-    def add(self, node: NodeId, weight: float, vectors: Vectors, steps: int) -> None: ...
+    def add(self, node: NodeId, weight: float, vectors: Vectors, steps: int) -> None:
+        """Take a contribution that fits: its vectors [d], what it counts, and its steps."""
+        ...
+
     def aggregate(self) -> Aggregate:
         """Of at least one contribution; what was added is used up."""
         ...
@@ -112,17 +120,19 @@ class Aggregation(Protocol):
 
 @dataclass(frozen=True)
 class Federated(Generic[State]):
+    """An algorithm: what clients do, how contributions become one, and what the server does with that."""
+
     clients: ClientRule
     aggregation: Aggregation
     server: ServerRule[State]
 
 
 def saved(state: Any) -> dict[str, Vector]:
-    """All that a server's state is, for a checkpoint."""
+    """Return all that a server's state is, vectors [d] by field, for a checkpoint."""
     return {field.name: getattr(state, field.name) for field in fields(state)}
 
 
 def restored(server: ServerRule[State], vectors: Mapping[str, Vector]) -> State:
-    """The state that `saved` was taken of."""
+    """Return the state that `saved` was taken of.  Raises TypeError for vectors of another rule's state."""
     state: Any = replace(server.start(vectors["x"]), **vectors)  # type: ignore[type-var]
     return state  # type: ignore[no-any-return]

@@ -38,6 +38,8 @@ class Training:
 
 @dataclass(frozen=True, eq=False)
 class ServerModel:
+    """The state of a server that remembers nothing but the model, [d]."""
+
     x: Vector
 
 

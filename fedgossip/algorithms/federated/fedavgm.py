@@ -17,12 +17,16 @@ from fedgossip.vectors import Vector, frozen, linear
 
 @dataclass(frozen=True, eq=False)
 class Moving:
+    """The model and its velocity, [d] each."""
+
     x: Vector
     v: Vector
 
 
 @dataclass(frozen=True)
 class Momentum:
+    """The server: v <- beta v + mean update, x <- x + lr v."""
+
     lr: float = 1.0
     beta: float = 0.9
 

@@ -26,19 +26,24 @@ Second = Callable[[Vector, Vector, float], Vector]
 
 
 def adagrad(v: Vector, square: Vector, _beta2: float) -> Vector:
+    """Return the second moment of Adagrad: it only grows."""
     return v + square
 
 
 def yogi(v: Vector, square: Vector, beta2: float) -> Vector:
+    """Return the second moment of Yogi: it moves by at most (1 - beta2) delta^2, up or down."""
     return v - (1 - beta2) * square * np.sign(v - square)
 
 
 def adam(v: Vector, square: Vector, beta2: float) -> Vector:
+    """Return the second moment of Adam: a running mean of squares."""
     return beta2 * v + (1 - beta2) * square
 
 
 @dataclass(frozen=True, eq=False)
 class Moments:
+    """The model and the two moments of the mean update, [d] each."""
+
     x: Vector
     m: Vector
     v: Vector

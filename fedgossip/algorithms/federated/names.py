@@ -27,38 +27,47 @@ Made = Federated[Any]
 
 
 def fedavg(*, lr: float = 1.0, weighting: str = "examples") -> Made:
+    """FedAvg: the mean of the clients' updates, times `lr`; by "examples", or all "clients" alike."""
     return Federated(Training(weighting=weighting), Mean(), ServerSgd(lr))
 
 
 def fedsgd(*, lr: float = 0.1) -> Made:
+    """FedSGD: a step of `lr` along the mean of the clients' gradients."""
     return Federated(Gradient(), Mean(), GradientServer(lr))
 
 
 def fedprox(*, mu: float = 0.01, lr: float = 1.0, weighting: str = "examples") -> Made:
+    """FedProx: FedAvg whose clients are pulled back by `mu` times the distance to what they received."""
     return Federated(proximal(mu, weighting), Mean(), ServerSgd(lr))
 
 
 def scaffold(*, clients: int, lr: float = 1.0) -> Made:
+    """SCAFFOLD of `clients` clients in all: controls take the drift out of local steps."""
     return Federated(Controlled(), Mean(), Scaffold(clients, lr))
 
 
 def fednova(*, lr: float = 1.0, momentum: float = 0.0) -> Made:
+    """FedNova: updates over their number of steps; `momentum` is that of the clients' training."""
     return Federated(Normalised(momentum), Mean(), Nova(lr, momentum))
 
 
 def fedavgm(*, lr: float = 1.0, beta: float = 0.9) -> Made:
+    """FedAvgM: the server's momentum `beta`."""
     return Federated(Training(), Mean(), Momentum(lr, beta))
 
 
 def fedadagrad(*, lr: float = 0.01, beta1: float = 0.0, tau: float = 1e-3) -> Made:
+    """FedAdagrad; `tau` is added to the root of the second moment."""
     return Federated(Training(), Mean(), fedopt.Adaptive(fedopt.adagrad, lr, beta1, 0.0, tau))
 
 
 def fedyogi(*, lr: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3) -> Made:
+    """FedYogi; `tau` is added to the root of the second moment."""
     return Federated(Training(), Mean(), fedopt.Adaptive(fedopt.yogi, lr, beta1, beta2, tau))
 
 
 def fedadam(*, lr: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3) -> Made:
+    """FedAdam; `tau` is added to the root of the second moment."""
     return Federated(Training(), Mean(), fedopt.Adaptive(fedopt.adam, lr, beta1, beta2, tau))
 
 
@@ -67,27 +76,33 @@ def _robust(aggregation: Aggregation, lr: float) -> Made:
 
 
 def median(*, lr: float = 1.0) -> Made:
+    """The median of each coordinate."""
     return _robust(robust.ByRule(robust.median), lr)
 
 
 def trimmed_mean(*, cut: int = 1, lr: float = 1.0) -> Made:
+    """The mean of each coordinate without its `cut` smallest and largest."""
     return _robust(robust.ByRule(robust.trimmed_mean, {"cut": cut}, 2 * cut + 1), lr)
 
 
 def krum(*, faulty: int = 1, lr: float = 1.0) -> Made:
+    """Krum: the contribution whose nearest others are nearest, `faulty` of all being liars."""
     return _robust(robust.ByRule(robust.krum, {"faulty": faulty}, 2 * faulty + 3), lr)
 
 
 def multi_krum(*, faulty: int = 1, keep: int = 2, lr: float = 1.0) -> Made:
+    """Multi-Krum: the mean of the `keep` best by Krum's score."""
     least = max(2 * faulty + 3, keep + faulty)
     return _robust(robust.ByRule(robust.multi_krum, {"faulty": faulty, "keep": keep}, least), lr)
 
 
 def geometric_median(*, lr: float = 1.0) -> Made:
+    """The point of least summed distance."""
     return _robust(robust.ByRule(robust.geometric_median), lr)
 
 
 def clipped_mean(*, longest: float = 1.0, lr: float = 1.0) -> Made:
+    """The mean of the updates, each scaled down to the norm `longest`."""
     return _robust(robust.ByRule(robust.clipped_mean, {"longest": longest}), lr)
 
 

@@ -73,12 +73,12 @@ class ByRule:
 
 
 def median(rows: Rows) -> Rows:
-    """The middle of each coordinate; of an even number the mean of the two."""
+    """Return the middle [d] of each coordinate of rows [m, d]; of an even number the mean of the two."""
     return np.asarray(np.median(rows, axis=0))
 
 
 def trimmed_mean(rows: Rows, cut: int) -> Rows:
-    """The mean of each coordinate without its `cut` smallest and largest; at least one must be left."""
+    """Return the mean [d] of each coordinate of rows [m, d] without its `cut` smallest and largest; m > 2 cut."""
     m = len(rows)
     assert 0 <= 2 * cut < m, f"{m} contributions, {2 * cut} to be cut"
     out = np.empty(rows.shape[1])
@@ -92,7 +92,10 @@ def trimmed_mean(rows: Rows, cut: int) -> Rows:
 
 
 def krum_scores(rows: Rows, faulty: int) -> Rows:
-    """[m]: the sum of the squared distances to the m - faulty - 2 nearest others.  Needs m >= 2 faulty + 3."""
+    """Return [m], of rows [m, d]: the sum of the squared distances to the m - faulty - 2 nearest others.
+
+    Needs m >= 2 faulty + 3.
+    """
     m = len(rows)
     assert m >= 2 * faulty + 3, f"{m} contributions, at least {2 * faulty + 3} are needed against {faulty} faulty ones"
     square = np.zeros((m, m))
@@ -107,12 +110,12 @@ def krum_scores(rows: Rows, faulty: int) -> Rows:
 
 
 def krum(rows: Rows, faulty: int) -> Rows:
-    """The contribution with the least score; of equals that of the lowest id."""
+    """Return the row [d] with the least score; of equals that of the lowest id."""
     return np.asarray(rows[int(np.argmin(krum_scores(rows, faulty)))])
 
 
 def multi_krum(rows: Rows, faulty: int, keep: int) -> Rows:
-    """The mean of the `keep` with the least scores, at most m - faulty of which are worth keeping."""
+    """Return the mean [d] of the `keep` rows with the least scores, at most m - faulty of which are worth keeping."""
     assert 1 <= keep <= len(rows) - faulty
     best = np.sort(np.argsort(krum_scores(rows, faulty), kind="stable")[:keep])
     return np.asarray(rows[best].mean(axis=0))
@@ -136,7 +139,7 @@ def geometric_median(rows: Rows, steps: int = 32, smoothing: float = 1e-6) -> Ro
 
 
 def clipped_mean(rows: Rows, longest: float) -> Rows:
-    """The mean of the contributions, each scaled down to the norm `longest` where it is longer."""
+    """Return the mean [d] of the rows, each scaled down to the norm `longest` where it is longer."""
     norms = np.sqrt(np.einsum("ij,ij->i", rows, rows))
     scale = longest / np.maximum(norms, longest)
     return np.asarray((rows * scale[:, None]).mean(axis=0))

@@ -46,6 +46,8 @@ class Controlled:
 
 @dataclass(frozen=True, eq=False)
 class Controls:
+    """The model x and the mean c of all clients' controls, [d] each."""
+
     x: Vector
     c: Vector
 

@@ -48,7 +48,10 @@ Words = npt.NDArray[np.int64]
 
 
 def mean_of(weighted: Iterable[tuple[float, float]]) -> float:
-    """Return the mean of (weight, number)s, the same bits for every order; at least one."""
+    """Return the mean of (weight, number)s, the same bits for every order; at least one.
+
+    Raises ZeroDivisionError on none.
+    """
     terms = list(weighted)
     return math.fsum(weight * number for weight, number in terms) / math.fsum(weight for weight, _ in terms)
 
@@ -101,6 +104,7 @@ class ExactSum:
         return self._reach + weight * max(peaks, default=0.0)
 
     def add(self, weight: float, vector: Vector) -> None:
+        """Take a term that `fits`, a vector [d]; it stays as it is."""
         peaks = self._peaks_of(vector)
         reach = self._reached(weight, peaks)
         assert weight > 0 and reach < REACH, "ask `fits` first"
