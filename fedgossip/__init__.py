@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from fedgossip.drivers.simulate import simulate
     from fedgossip.errors import ConfigError, FedgossipError
     from fedgossip.experiment import Experiment, load_experiment
+    from fedgossip.loops.joined import JoinedLoop
+    from fedgossip.loops.joining import join
+    from fedgossip.loops.simulating import simulate_loop
     from fedgossip.rundir.run_directory import Run
     from fedgossip.task import Job, LocalTask, Segment, StatefulTask, Update
     from fedgossip.topology import Forecast, Mixing, Spectrum, Topology, build, forecast, resolve, spectrum
@@ -38,6 +41,9 @@ _HOMES = {
     "Experiment": "fedgossip.experiment",
     "load_experiment": "fedgossip.experiment",
     "run_local": "fedgossip.drivers.local",
+    "JoinedLoop": "fedgossip.loops.joined",
+    "join": "fedgossip.loops.joining",
+    "simulate_loop": "fedgossip.loops.simulating",
     "Run": "fedgossip.rundir.run_directory",
     "simulate": "fedgossip.drivers.simulate",
     **dict.fromkeys(("Job", "LocalTask", "Segment", "StatefulTask", "Update"), "fedgossip.task"),
@@ -52,6 +58,7 @@ __all__ = [
     "FedgossipError",
     "Forecast",
     "Job",
+    "JoinedLoop",
     "LocalTask",
     "Mixing",
     "Run",
@@ -63,10 +70,12 @@ __all__ = [
     "__version__",
     "build",
     "forecast",
+    "join",
     "load_experiment",
     "resolve",
     "run_local",
     "simulate",
+    "simulate_loop",
     "spectrum",
 ]
 

@@ -85,6 +85,8 @@ class Stopping:
 
     again: bool = False
     """Whether a person wants that, who may start this participant again to go on."""
+    over: bool = False
+    """Whether what is trained here has come to its own end: take leave as after the last round."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

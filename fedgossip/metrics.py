@@ -23,6 +23,8 @@ ROUNDINGS = 32
 class Meter:
     """One peer's account of the round it is in."""
 
+    _logged: dict[str, float] | None = None  # an image of the release before has no word of it
+
     def __init__(self, peer: int) -> None:
         self.peer = peer
         self.bytes_sent = self.bytes_received = 0
@@ -37,6 +39,10 @@ class Meter:
     def train_ended(self, now_ns: int, metrics: Mapping[str, float]) -> None:
         self._train_ended = now_ns
         self.loss = metrics.get("loss")
+
+    def logged(self, values: Mapping[str, float]) -> None:
+        """Take numbers of a user's own."""
+        self._logged = dict(values) or None
 
     def aggregated(self, done: Aggregated) -> None:
         """Take what went into a coordinator's round: what the clients' contributions were like."""
@@ -67,6 +73,7 @@ class Meter:
             seconds_mixing=mixing_ns / 1e9,
             seconds=(now_ns + mixing_ns) / 1e9,
             epsilon=self.epsilon,
+            logged=self._logged,
         )
         self._mixed = now_ns + mixing_ns
         if self._aggregated:
@@ -75,7 +82,7 @@ class Meter:
             row.score_worst_client = self._aggregated.get("worst")
             self._aggregated = {}
         self.bytes_sent = self.bytes_received = 0
-        self.loss = None
+        self.loss = self._logged = None
         return row
 
 

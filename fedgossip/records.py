@@ -43,6 +43,8 @@ class PeerRow(msgspec.Struct, tag="peer", tag_field="kind"):
     """The worst of those, where it can be seen."""
     epsilon: float | None = None
     """What this participant has spent of its budget of privacy."""
+    logged: dict[str, float] | None = None
+    """Numbers that a user's own loop has logged, each the mean over the round."""
 
 
 class NetworkRow(msgspec.Struct, tag="network", tag_field="kind"):

@@ -60,6 +60,10 @@ class Update:
     difference: Vector | None
     examples: int
     metrics: Mapping[str, float] = field(default_factory=dict)
+    logged: Mapping[str, float] = field(default_factory=dict)
+    """Numbers of the user's own, for the record."""
+    over: bool = False
+    """No answer: what is trained here has come to its own end, and no job is answered any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +162,15 @@ class ComparableTask(LocalTask, Protocol):
 
     def likeness(self) -> Likeness:
         """What the models of others must have in common with this one beside the schema."""
+        ...
+
+
+@runtime_checkable
+class HeldTask(LocalTask, Protocol):
+    """A task whose training is in other hands, and takes as long as they like."""
+
+    def dismiss(self) -> None:
+        """Nobody waits any more for what is being trained: let `train` return, or raise, now."""
         ...
 
 

@@ -20,6 +20,7 @@ from fedgossip.version import __version__
 COMMANDS = {
     "demo": ("fedgossip.cli.demo", "Eight graphs and real peers on real data, in under a minute."),
     "run": ("fedgossip.cli.run", "Run an experiment file: simulated, or as processes of this machine."),
+    "launch": ("fedgossip.cli.launch", "Run a script with a training loop of your own, once per peer."),
     "host": ("fedgossip.cli.host", "Invite others to a run, and be one of its peers."),
     "join": ("fedgossip.cli.join", "Take part in a run that you are invited to."),
     "relay": ("fedgossip.cli.relay", "Put peers through to each other that cannot be called."),

@@ -9,6 +9,7 @@ from typing import Any
 
 from fedgossip.cli.text import console, echo
 from fedgossip.cli.wording import words_for
+from fedgossip.experiment.sections import ENDLESS
 from fedgossip.plain import line
 from fedgossip.records import EventRow, NetworkRow, PeerRow, Row
 from fedgossip.report.naming import shown_round
@@ -40,7 +41,8 @@ class Progress:
         score: Score = ACCURACY,
     ) -> None:
         self.score = score
-        self.title, self.rounds, self.n, self.own, self.roles = title, rounds, n, own, roles
+        self.title, self.n, self.own, self.roles = title, n, own, roles
+        self.rounds = 0 if rounds == ENDLESS else rounds
         self._words = words_for(roles)
         self._began = False
         self._events = 0
@@ -62,7 +64,7 @@ class Progress:
             shown = console(stderr=True)
             self._bar = progress.Progress(*columns, progress.TimeElapsedColumn(), news, console=shown, transient=True)
             self._bar.start()
-            self._task = self._bar.add_task(line(self.title), total=self.rounds, news="")
+            self._task = self._bar.add_task(line(self.title), total=self.rounds or None, news="")
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -73,7 +75,8 @@ class Progress:
         if not self._began:  # a run that is refused prints its one line of error and no more
             self._began = True
             if not self._bar:
-                self._say(f"{self.title}: {self.roles.said}, {self.rounds} rounds")
+                how_long = f"{self.rounds} rounds" if self.rounds else "until they end"
+                self._say(f"{self.title}: {self.roles.said}, {how_long}")
         match row:
             case NetworkRow():
                 self._last = row if row.test_loss is not None else self._last
@@ -88,7 +91,8 @@ class Progress:
         if self._bar:
             self._bar.update(self._task, completed=round, news=news)
         elif round and time.monotonic() - self._said > PLAIN_SECONDS:
-            self._say(f"{self.title}: round {round} of {self.rounds}  {news}")
+            of = f" of {self.rounds}" if self.rounds else ""
+            self._say(f"{self.title}: round {round}{of}  {news}")
 
     def _known(self, row: EventRow) -> bool:
         """Whether the event repeats that of the round before: a peer that is gone is missed in each round."""

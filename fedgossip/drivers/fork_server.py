@@ -150,7 +150,7 @@ def _peer(spec: dict[str, Any], folder: Path) -> int:
             plan,
             spec["node"],
             folder,
-            identity=_identity(folder, kept=bool(spec.get("restarts"))),
+            identity=identity_of(folder, kept=bool(spec.get("restarts"))),
             bind=spec["bind"],
             endpoints=Path(spec["endpoints"]),
             child=True,
@@ -164,7 +164,7 @@ def _peer(spec: dict[str, Any], folder: Path) -> int:
     return ended.exit_code
 
 
-def _identity(folder: Path, *, kept: bool) -> Identity:
+def identity_of(folder: Path, *, kept: bool) -> Identity:
     """A key pair that lives and dies with this process; or one that is kept for the peer's next life."""
     from fedgossip.net.identity import Identity
 

@@ -68,8 +68,9 @@ class Stopper:
     Signals reach the main thread: a peer in another one is not stopped by them.
     """
 
-    def __init__(self, links: Transport, *, child: bool) -> None:
+    def __init__(self, links: Transport, *, child: bool, asked: threading.Event | None = None) -> None:
         self.asked = False
+        self._event = asked
         self._parent = os.getppid() if child else None
         self._before: dict[int, Any] = {}
         if threading.current_thread() is threading.main_thread():  # Python lets no other one set a handler
@@ -91,7 +92,8 @@ class Stopper:
         self.asked = True
 
     def __call__(self) -> bool:
-        return self.asked or (self._parent is not None and os.getppid() != self._parent)
+        asked = self.asked or (self._event is not None and self._event.is_set())
+        return asked or (self._parent is not None and os.getppid() != self._parent)
 
 
 def run_peer(
@@ -115,6 +117,7 @@ def run_peer(
     masked: Path | None = None,
     spent: Path | None = None,
     learning: tuple[LocalTask, DataShares] | None = None,
+    asked_to_stop: threading.Event | None = None,
 ) -> PeerEnded:
     """Run peer `node` to the end; `folder` exists and is empty.  Raises FedgossipError, which ended.json also tells.
 
@@ -130,7 +133,7 @@ def run_peer(
     0 for none.  `faults`: what a fault script does inside this process.  `members`: others may come and go, and so may
     we; `join`: the run has begun.  `masked`, `spent`: where a private peer notes what its key has masked, and a client
     what it has spent of privacy, beside the key; by default in the folder.  `learning`: the task, and who has which
-    examples, where that is made already.
+    examples, where that is made already.  `asked_to_stop`: once it is set the peer says goodbye and ends.
     """
     check_recordable(plan, trace_bytes)
     try:
@@ -138,7 +141,8 @@ def run_peer(
     except FedgossipError as error:
         try_to_tell(folder, failed(error))
         raise
-    with contextlib.ExitStack() as stack, contextlib.closing(links), Stopper(links, child=child) as stop:
+    stopper = Stopper(links, child=child, asked=asked_to_stop)
+    with contextlib.ExitStack() as stack, contextlib.closing(links), stopper as stop:
         try:
             if not child:  # whose collector keeps it
                 describe(folder, plan)

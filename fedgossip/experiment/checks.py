@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Mapping, Sequence
 
@@ -18,7 +19,7 @@ from fedgossip.experiment.sections import (
     ParallelExperiment,
 )
 from fedgossip.learning.custom import is_function
-from fedgossip.learning.objectives import AS_THE_DATA, KINDS, objective_of
+from fedgossip.learning.objectives import AS_THE_DATA, KINDS, LOOP, objective_of
 from fedgossip.learning.per_peer import PLACE
 from fedgossip.messages import WORKERS_MAX
 from fedgossip.protocols.peer_sampling import RULES
@@ -36,12 +37,34 @@ MOST = 2**31 - 1
 
 def check(experiment: Experiment, where: str) -> None:
     """Raise ConfigError, naming the key, for what no run can be made of; `where` names the file."""
+    _check_loop(experiment, where)
     _check_values(experiment, where)
     _check_objective(experiment, where)
     _check_test(experiment.data.test, where)
     _check_own(experiment.data, where)
     if not 0 <= experiment.data.local_test < 1:
         raise ConfigError(f"{where}: data.local_test = {experiment.data.local_test} is no share", "Set it below 1.")
+
+
+OF_LOOPS = ("local_steps", "buffers", "portable")
+"""What of [train] a training loop of the user's own leaves to the experiment."""
+
+
+def _check_loop(experiment: Experiment, where: str) -> None:
+    """Raise ConfigError for what a user's own loop decides itself: it would not be obeyed."""
+    if not experiment.loops:
+        return
+    advice = "Your loop has its own data, model and optimizer: [train] holds local_steps, buffers and portable alone."
+    for name, section in (("data", experiment.data), ("model", experiment.model)):
+        if section != type(section)():
+            raise ConfigError(f"{where}: [{name}] beside task.kind = loop", advice)
+    usual = type(experiment.train)()
+    for field in dataclasses.fields(usual):
+        if field.name not in OF_LOOPS and getattr(experiment.train, field.name) != getattr(usual, field.name):
+            raise ConfigError(f"{where}: train.{field.name} beside task.kind = loop", advice)
+    if experiment.budget and experiment.budget.unit == "record":
+        advice = 'Set coordinator.privacy.unit = "client", or leave it out.'
+        raise ConfigError(f"{where}: single records of a loop of your own cannot be hidden from here", advice)
 
 
 def check_gossip(e: GossipExperiment, where: str) -> None:
@@ -69,7 +92,7 @@ def _check_values(experiment: Experiment, where: str) -> None:
     e = experiment
     _check_words(
         {
-            "task.kind": (e.task.kind, (*KINDS, AS_THE_DATA, "averaging", "quadratic")),
+            "task.kind": (e.task.kind, (*KINDS, AS_THE_DATA, "averaging", "quadratic", LOOP)),
             "task.dtype": (e.task.dtype, ("float32", "float64")),
         },
         where,
@@ -102,6 +125,8 @@ def _check_seed(key: str, seed: int | None, where: str) -> None:
 
 def _check_objective(experiment: Experiment, where: str) -> None:
     task = experiment.task
+    if experiment.loops and not task.loss:
+        return
     if not experiment.learns and (task.loss or task.metrics):
         key = "loss" if task.loss else "metrics"
         advice = f"Leave task.{key} out, or learn from data: task.kind = {KINDS[0]!r}."

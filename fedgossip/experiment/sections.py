@@ -11,12 +11,16 @@ import msgspec
 
 from fedgossip import seeds
 from fedgossip.faults import Fault
-from fedgossip.learning.objectives import Objective, objective_of
+from fedgossip.learning.objectives import LOOP, Objective, objective_of, score_of_loops
 from fedgossip.learning.settings import TrainSettings
-from fedgossip.scores import NO_SCORE, Score
+from fedgossip.scores import ACCURACY, NO_SCORE, Score
 
 GIVEN = "given"
 """Stands for a graph or an algorithm that is an object, given in Python."""
+
+
+ENDLESS = 2**31 - 1
+"""Rounds of a run that goes on as long as the loops of its users do."""
 
 
 class DataSection(msgspec.Struct, forbid_unknown_fields=True):
@@ -226,7 +230,8 @@ class TaskSection(msgspec.Struct, forbid_unknown_fields=True):
     """[task]: what is learned, and what it is judged by; or a problem with a known answer (pure numpy)."""
 
     kind: str = "learning"
-    """classification | regression | multi-label | language; learning: what the source holds; averaging | quadratic"""
+    """classification | regression | multi-label | language; learning: what the source holds; averaging | quadratic;
+    loop: a training loop of the user's own, see fedgossip.join"""
     loss: str = ""
     """cross-entropy | mse | mae | huber | bce | module:function, of (outputs, labels), the mean over a batch; without
     it the kind's own: cross-entropy, mse or bce"""
@@ -267,7 +272,12 @@ class Experiment(msgspec.Struct, forbid_unknown_fields=True):
     @property
     def learns(self) -> bool:
         """Whether something is learned from data; else it is a problem with a known answer."""
-        return self.task.kind not in ("averaging", "quadratic")
+        return self.task.kind not in ("averaging", "quadratic", LOOP)
+
+    @property
+    def loops(self) -> bool:
+        """Whether training loops of the user's own take part."""
+        return self.task.kind == LOOP
 
     @property
     def objective(self) -> Objective:
@@ -289,6 +299,8 @@ class Experiment(msgspec.Struct, forbid_unknown_fields=True):
     @property
     def score(self) -> Score:
         """What the run is judged by."""
+        if self.loops:
+            return score_of_loops(self.task.metrics[0]) if self.task.metrics else ACCURACY
         return self.objective.score if self.learns else NO_SCORE
 
     def to_dict(self) -> dict[str, Any]:

@@ -33,6 +33,8 @@ class Layout:
     shapes: tuple[tuple[int, ...], ...]
     parameters: int
     """Elements that are parameters; the rest of the vector is buffers."""
+    kind: str = "float32"
+    """The type of the vector, or "float64"."""
 
     @classmethod
     def from_module(cls, module: nn.Module, buffers: str = "average", personal: Sequence[str] = ()) -> Layout:
@@ -59,7 +61,7 @@ class Layout:
 
     @property
     def dtype(self) -> np.dtype[np.floating]:
-        return np.dtype(np.float32)
+        return np.dtype(self.kind)
 
     @property
     def length(self) -> int:

@@ -24,6 +24,9 @@ from fedgossip.scores import ACCURACY, HIGHER, LOWER, Score
 CLASSIFICATION, REGRESSION, MULTI_LABEL, LANGUAGE = "classification", "regression", "multi-label", "language"
 KINDS = (CLASSIFICATION, REGRESSION, MULTI_LABEL, LANGUAGE)
 
+LOOP = "loop"
+"""The kind of an experiment in which training loops of the user's own take part: they measure what they like."""
+
 AS_THE_DATA = "learning"
 """The kind of an experiment that does not say it: that of its source."""
 
@@ -93,6 +96,14 @@ def objective_of(kind: str, loss: str, metrics: Sequence[str], source: str = "")
     if twice := [name for name in names if names.count(name) > 1]:
         raise ConfigError(f"task.metrics: {twice[0]!r} is there twice", "Name each metric once, the score first.")
     return Objective(kind, loss or usual_loss, tuple(metrics) or usual_metrics)
+
+
+def score_of_loops(metric: str) -> Score:
+    """Return the score that users' own loops tell by this name: one of METRICS, or another, "NAME?better=lower"."""
+    name, _, query = metric.partition("?")
+    if name in METRICS:
+        return METRICS[name][0]
+    return Score(name, dict(parse_qsl(query)).get("better", HIGHER))
 
 
 def score_of(metric: str) -> Score:

@@ -33,7 +33,7 @@ def frozen_of(module: nn.Module, layout: Layout) -> tuple[float, ...]:
     parameters = [(name, tensor) for name, tensor in module.named_parameters() if not tensor.requires_grad]
     buffers = [(name, tensor) for name, tensor in module.named_buffers() if name not in mixed]
     kept = [(name, tensor.detach().cpu()) for name, tensor in (*parameters, *buffers) if tensor.numel()]
-    return _projected((f"{name}/{tuple(one.shape)}/{one.dtype}", one) for name, one in kept)
+    return projected((f"{name}/{tuple(one.shape)}/{one.dtype}", one) for name, one in kept)
 
 
 def probe_of(module: nn.Module, test: Dataset, seed: int) -> tuple[float, ...]:
@@ -59,7 +59,8 @@ def probe_of(module: nn.Module, test: Dataset, seed: int) -> tuple[float, ...]:
     return tuple(float(one) / math.sqrt(values.size) for one in (signs * values).sum(axis=1))
 
 
-def _projected(named: Iterable[tuple[str, torch.Tensor]]) -> tuple[float, ...]:
+def projected(named: Iterable[tuple[str, torch.Tensor]]) -> tuple[float, ...]:
+    """Return a few numbers that stand for named tensors; nothing for none."""
     total, elements = np.zeros(PROJECTIONS), 0
     for name, tensor in named:
         draw = stream(0, f"frozen/{name}")

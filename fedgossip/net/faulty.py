@@ -22,7 +22,7 @@ from fedgossip.likeness import Likeness
 from fedgossip.machine import NodeId
 from fedgossip.messages import AnyMessage, Leaving, Masked, Model
 from fedgossip.net.transport import LinkDown, LinkEvent, LinkUp, Transport
-from fedgossip.task import Job, LocalTask, Update, done, give_memory, memory_of, model_likeness, segments_of
+from fedgossip.task import HeldTask, Job, LocalTask, Update, done, give_memory, memory_of, model_likeness, segments_of
 from fedgossip.vectors import Vector
 
 PATIENCE_NS = 1_000_000_000
@@ -186,6 +186,10 @@ class SlowTask:
 
     def evaluate(self, vectors: Sequence[Vector]) -> Sequence[Mapping[str, float]]:
         return self._task.evaluate(vectors)
+
+    def dismiss(self) -> None:
+        if isinstance(self._task, HeldTask):
+            self._task.dismiss()
 
     def state(self, node: NodeId) -> Mapping[str, npt.NDArray[Any]]:
         return memory_of(self._task, node)

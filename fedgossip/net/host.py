@@ -59,7 +59,7 @@ from fedgossip.net.transport import (
 )
 from fedgossip.plain import line
 from fedgossip.records import EventRow, PeerRow, Row, event_row
-from fedgossip.task import Job, LocalTask, done
+from fedgossip.task import HeldTask, Job, LocalTask, done
 from fedgossip.vectors import Vector
 
 GRACE_NS = 1_000_000_000
@@ -137,7 +137,7 @@ class Host:
         self._counted = 0
         self._began_ns: int | None = None  # the first training, or a coordinator's first round
         self._jobs: queue.SimpleQueue[Train | Evaluate | Checkpoint | None] = queue.SimpleQueue()
-        self._answers: queue.SimpleQueue[Trained | PeerRow | FedgossipError] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[Trained | Stopping | PeerRow | FedgossipError] = queue.SimpleQueue()
 
     def clock(self) -> int:
         """Nanoseconds since this host was made."""
@@ -153,6 +153,8 @@ class Host:
                 self._step()
         finally:
             self._jobs.put(None)
+            if isinstance(self.task, HeldTask):
+                self.task.dismiss()
             self.links.close(FLUSH_SECONDS if self.result is not None and not self.ports.stop() else 1.0)
         worker.join(timeout=EVALUATE_SECONDS if not self.ports.stop() else 1.0)
         self._take_answers()
@@ -400,7 +402,7 @@ class Host:
             del job  # the next may be long in coming, and this is a model
             self.links.wake()
 
-    def _done(self, job: Train | Evaluate | Checkpoint) -> Trained | PeerRow | None:
+    def _done(self, job: Train | Evaluate | Checkpoint) -> Trained | Stopping | PeerRow | None:
         match job:
             case Train():
                 return self._train(job)
@@ -410,12 +412,15 @@ class Host:
                 self.ports.checkpoint(job)
                 return None
 
-    def _train(self, asked: Train) -> Trained:
+    def _train(self, asked: Train) -> Trained | Stopping:
         began = self.clock()
         self._began_ns = began if self._began_ns is None else self._began_ns
         (update,) = done(self.task, [Job.of(self.node, asked)])
+        if update.over:
+            return Stopping(over=True)
         self._meter.train_began(began)
         self._meter.train_ended(self.clock(), update.metrics)
+        self._meter.logged(update.logged)
         return Trained(asked.job, update.difference, update.examples, update.metrics)
 
     def _evaluate(self, asked: Evaluate) -> PeerRow:
@@ -425,8 +430,8 @@ class Host:
     def _take_answers(self) -> None:
         while not self._answers.empty():
             match self._answers.get():
-                case Trained() as trained:
-                    self.tell(trained)
+                case Trained() | Stopping() as answer:
+                    self.tell(answer)
                 case PeerRow() as row:
                     self.ports.write(row)
                 case FedgossipError() as error:

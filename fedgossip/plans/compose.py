@@ -83,7 +83,7 @@ def hello_of(plan: Plan, schema: str, data: str = "", likeness: Likeness = NOT_S
 def processor_of(plan: Plan, node: int) -> int:
     """Return what a participant's Hello says of its processor: 0 where that does not decide the bits of the run."""
     e = plan.experiment
-    decides = node < plan.learners and e.learns and not e.train.portable
+    decides = node < plan.learners and (e.learns or e.loops) and not e.train.portable
     return kernels.processor_mark() if decides else 0
 
 

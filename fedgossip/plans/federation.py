@@ -43,7 +43,7 @@ class FederationPlan(FederatedRun):
 
     @property
     def pausable(self) -> bool:
-        return not self.secure
+        return not self.secure and not self.experiment.loops
 
     @property
     def banner(self) -> Sequence[str]:

@@ -139,10 +139,17 @@ class GossipPlan(PlanDefaults):
         """Return from where a machine goes on that has `model` after `round` rounds: what others have learned."""
         return self.how.resume_point(self.algorithm, round, model)
 
+    @property
+    def pausable(self) -> bool:
+        return not self.experiment.loops
+
     def is_complete(self, node: NodeId, rounds: int, *, stopped: bool = False) -> bool:  # noqa: ARG002
         """A peer that need not keep step, and that nobody stopped, has done its part: its neighbours have done theirs.
+
+        So has one with a loop of the user's own, which ends when it ends.
         """
-        return rounds == self.experiment.rounds or (not self.how.in_step and not stopped)
+        alone = self.experiment.loops or not self.how.in_step
+        return rounds == self.experiment.rounds or (alone and not stopped)
 
     def arrays(self, task: LocalTask, record: Network, write: Callable[[Row], None]) -> Arrays:
         e, algorithm = self.experiment, self.algorithm

@@ -63,6 +63,9 @@ def task_of(
             seed=experiment.seed,
         )
         return quadratic, DataShares("none")
+    if settings.kind == "loop":
+        advice = "Start the script: fedgossip launch --experiment FILE train.py; it takes part by fedgossip.join."
+        raise ConfigError("task.kind = loop: a training loop of your own, which no other command can run", advice)
     return _learning(experiment, range(n) if held is None else held, n, entropy)
 
 

@@ -199,6 +199,8 @@ class Lifecycle(ABC, Generic[State]):
                 self.phase = "joining"
                 waits = [SetTimer(("start",), self.settings.start_ns), SetTimer(("roll",), ROLL_NS)]
                 return self.begin_if_gathered(now_ns) or waits
+            case Stopping(over=True):
+                return [] if self._ends else self.end()
             case Stopping():
                 return self._hurry()
             case Moved():

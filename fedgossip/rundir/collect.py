@@ -95,7 +95,7 @@ class Collector:
     def _snapshot(self, node: int, round: int) -> Vector | None:
         path = self.folders[node] / "snapshots" / f"{round:06d}.safetensors"
         if not path.exists():  # folders from other machines hold no snapshots, but the last vector
-            return _vector(self.folders[node]) if round == self.record.rounds else None
+            return final_vector(self.folders[node]) if round == self.record.rounds else None
         from safetensors.numpy import load_file
 
         vectors = {name: frozen(vector) for name, vector in load_file(path).items()}
@@ -110,7 +110,7 @@ class Collector:
         """Read the rest, close the record, and return every peer's final vector and last word."""
         self.read()
         self.ended(range(len(self.folders)))
-        return [_vector(folder) for folder in self.folders], [last_word(folder) for folder in self.folders]
+        return [final_vector(folder) for folder in self.folders], [last_word(folder) for folder in self.folders]
 
     def counts(self, last_words: Sequence[PeerEnded | None]) -> dict[str, int]:
         """Return the sums of the peers' counts."""
@@ -187,7 +187,8 @@ def last_word(folder: Path) -> PeerEnded | None:
         raise ConfigError(f"{path}: cannot be read: {error}", "Copy the folder again.") from None
 
 
-def _vector(folder: Path) -> Vector | None:
+def final_vector(folder: Path) -> Vector | None:
+    """Return the last vector of the peer of `folder`, or None if it left none.  Raises ConfigError."""
     path = folder / "vector.safetensors"
     if not path.exists():
         return None

@@ -44,6 +44,7 @@ from fedgossip.machine import (
     Send,
     SetTimer,
     Started,
+    Stopping,
     Telling,
     Train,
     Trained,
@@ -292,13 +293,16 @@ class Simulator:
             size = self._sizes[id(message)] = wire_bytes(message)
         return size
 
-    def _computed(self, node: NodeId, asked: Trained) -> Trained:
+    def _computed(self, node: NodeId, asked: Trained) -> Trained | Stopping:
         """Return the answer to a training that is due; compute every outstanding one with it."""
         if node not in self._updates:
             jobs = [self._jobs[one] for one in sorted(self._jobs)]
             self._jobs.clear()
             self._updates.update(zip((job.node for job in jobs), done(self.task, jobs), strict=True))
         update = self._updates.pop(node)
+        if update.over:
+            return Stopping(over=True)
+        self._meters[node].logged(update.logged)
         return Trained(asked.job, update.difference, update.examples, update.metrics)
 
     def _close_round(self, node: NodeId, done: RoundDone) -> None:

@@ -1,0 +1,103 @@
+"""`fedgossip launch`: a script with a training loop of its own, once per peer."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fedgossip.cli.portable import portable_option
+from fedgossip.cli.run import exit_code, show
+from fedgossip.cli.text import echo, print_json, talk_to_stderr
+
+
+@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option("-n", "n", type=click.IntRange(min=1), help="How many loops.")
+@click.option("--graph", help="Whom each exchanges with: ring, torus:4x4, ... [default: ring; none for one loop]")
+@click.option("--coordinator", is_flag=True, help="A coordinator and n clients, in place of a graph.")
+@click.option("--experiment", type=click.Path(path_type=Path), help="A file with [topology] or [coordinator], instead.")
+@click.option("--algorithm", help="The method: dsgd, push-sum, ...; of a coordinator: fedavg, scaffold, ...")
+@click.option("--mode", type=click.Choice(["sync", "async"]), help="async: nobody waits for anybody.")
+@click.option("--rounds", type=click.IntRange(min=1),
+              help="Exchanges of the run.  [default: as many as the loops make; with a coordinator 60]")
+@click.option("--local-steps", type=click.IntRange(min=1), help="Calls of step() between two exchanges.  [default: 5]")
+@click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Any other key of an experiment.")
+@portable_option
+@click.option("--seed", type=int, help="Of the run; the scripts seed themselves.")
+@click.option("--out", type=click.Path(path_type=Path), help="Run directory to make.  [default: runs/NAME-TIME]")
+@click.option("--restarts", type=click.IntRange(min=0), default=0, show_default=True,
+              help="How often a script that dies is started again.")
+@click.option("--show", "shown", metavar="WHO", default="0", show_default=True,
+              help="Whose output is shown here: numbers with commas, all, none.  All of it is in the run directory.")
+@click.option("--simulate", is_flag=True,
+              help="All loops in this process, one at a time, in virtual time: the same digest as without it.")
+@click.option("--report/--no-report", default=True, help="Write report.html.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout; all else on stderr.")
+@click.argument("script", type=click.Path(path_type=Path))
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def launch(
+    n: int | None,
+    graph: str | None,
+    coordinator: bool,
+    experiment: Path | None,
+    algorithm: str | None,
+    mode: str | None,
+    rounds: int | None,
+    local_steps: int | None,
+    overrides: tuple[str, ...],
+    seed: int | None,
+    out: Path | None,
+    restarts: int,
+    shown: str,
+    simulate: bool,
+    report: bool,
+    as_json: bool,
+    script: Path,
+    arguments: tuple[str, ...],
+) -> int:
+    """Run SCRIPT with its ARGUMENTS once per loop; it takes part by `fedgossip.join(model, optimizer)`."""
+    from fedgossip.cli.progress import Progress
+    from fedgossip.experiment import load_experiment
+    from fedgossip.loops.experiments import Wished, experiment_of
+    from fedgossip.loops.launching import Launching, check_launchable, launch_scripts
+    from fedgossip.loops.scripts import Command
+    from fedgossip.plans import compose
+    from fedgossip.rundir.run_directory import new_path
+
+    wished = Wished(n, graph, coordinator, algorithm, mode, rounds, local_steps, script.stem)
+    content = experiment or experiment_of(wished)
+    more = [*(["task.kind=loop"] if experiment else []), *wished.overrides(experiment), *overrides]
+    plan = compose.plan(load_experiment(content, more, seed=seed))
+    check_launchable(plan)
+    command = Command(script, arguments, plan.experiment.train.portable).checked()
+    who = _shown(shown, plan.learners)
+    for line in plan.banner:
+        echo(line, err=True)
+    folder = out or new_path(plan, "sim" if simulate else "local", Path("runs"))
+    title = f"{plan.experiment.name or plan.name} {'simulated' if simulate else 'launched'}"
+    with talk_to_stderr() if as_json else contextlib.nullcontext():
+        rounds, score = plan.experiment.rounds, plan.experiment.score
+        with Progress(title, rounds, plan.learners, roles=plan.roles, score=score) as progress:
+            if simulate:
+                from fedgossip.loops.simulating import simulate_script
+
+                finished = simulate_script(plan, command, folder, report=report, watch=progress, shown=who)
+            else:
+                finished = launch_scripts(plan, folder, command, Launching(restarts, report, who), progress)
+    if as_json:
+        print_json(finished.summary)
+    else:
+        show(finished, report=report)
+    return exit_code(finished)
+
+
+def _shown(words: str, n: int) -> Sequence[int]:
+    if words in ("all", "none"):
+        return range(n) if words == "all" else ()
+    parts: list[Any] = words.split(",")
+    if not all(part.strip().isdigit() and int(part) < n for part in parts):
+        raise click.UsageError(f"--show {words}: give numbers from 0 to {n - 1}, with commas; all; none")
+    return [int(part) for part in parts]

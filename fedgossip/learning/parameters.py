@@ -1,0 +1,207 @@
+"""What of a user's own module is exchanged, as one flat vector: read from it and written to it in place."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedgossip.errors import ConfigError, TrainingError
+from fedgossip.learning.flat import Layout
+from fedgossip.learning.probing import projected
+from fedgossip.task import Segment
+from fedgossip.vectors import Vector, all_finite, empty, frozen
+
+_WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
+"""What torch.compile and the wrappers of torch put between the names of a module and its parameters."""
+
+_ROUNDED = (torch.float32, torch.float16, torch.bfloat16)
+"""Types that travel as float32; float64 travels as it is."""
+
+
+class Exchanged:
+    """The tensors of `module` that travel: parameters with requires_grad, and floating buffers where they are averaged.
+
+    `only`: patterns of names, of which a tensor matches one or stays at home.  A vector is [d], float32, or float64
+    where all tensors are.  Tensors stay where they are: on whatever device, leaves of whatever graph.
+    """
+
+    def __init__(self, module: nn.Module, only: Sequence[str] = (), buffers: str = "average") -> None:
+        self.module = module
+        named = list(_parameters(module, only)) + (list(_buffers(module, only)) if buffers == "average" else [])
+        self._paths = [path for path, _, _ in named]
+        self._types = [tensor.dtype for _, _, tensor in named]
+        trained = sum(tensor.numel() for _, _, tensor in named if isinstance(tensor, nn.Parameter))
+        names, shapes = tuple(name for _, name, _ in named), tuple(tuple(tensor.shape) for _, _, tensor in named)
+        self.layout = Layout(names, shapes, trained, _kind(named))
+        self.exact = all(kind == getattr(torch, self.layout.kind) for kind in self._types)
+        """Whether the tensors hold what is written to them; a tensor of bfloat16 rounds it."""
+        self._buffer = self._new_buffer()
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        return self.layout.segments
+
+    def held_by(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """Raise ConfigError, naming the first, for an exchanged parameter that no optimizer changes."""
+        held = {id(p) for one in optimizers for group in one.param_groups for p in group["params"]}
+        for name, tensor in zip(self.layout.names, self.tensors(), strict=True):
+            if isinstance(tensor, nn.Parameter) and id(tensor) not in held:
+                advice = "Give the optimizer of this model (several in a list); freeze what is not to be learned."
+                raise ConfigError(f"join: no optimizer holds the parameter {name!r} of the model", advice)
+
+    def read(self) -> Vector:
+        """Return the tensors as a new frozen vector.  Raises ConfigError where one has another shape or type now."""
+        tensors = [tensor.detach() for tensor in self.tensors()]
+        vector = empty(self.layout.length, self.layout.dtype)
+        if all(tensor.device.type == "cpu" for tensor in tensors):
+            torch._foreach_copy_(list(self._views(torch.from_numpy(vector))), tensors)
+            return frozen(vector)
+        flat = torch.cat([tensor.reshape(-1).to(self._buffer.dtype) for tensor in tensors])
+        self._buffer.copy_(flat, non_blocking=True)
+        _wait_for(flat.device)
+        np.copyto(vector, self._buffer.numpy())
+        return frozen(vector)
+
+    def write(self, vector: Vector) -> None:
+        """Copy the vector into the tensors; no graph is built, the vector is not kept."""
+        with torch.no_grad():
+            torch._foreach_copy_(*self._paired(vector))
+
+    def add(self, difference: Vector) -> None:
+        """Add the vector to the tensors, each element rounded once."""
+        with torch.no_grad():
+            torch._foreach_add_(*self._paired(difference))
+
+    def check_finite(self, vector: Vector, where: str) -> None:
+        """Raise TrainingError, naming `where` and the first tensor, for an element that is infinite or no number."""
+        if all_finite(vector):
+            return
+        for name, place, _ in self.layout.places():
+            wrong = int(np.count_nonzero(~np.isfinite(vector[place])))
+            if wrong:
+                what = f"{where}: the parameter {name!r} holds {wrong} elements that are not finite"
+                advice = "Nothing of this round was sent.  Use a smaller learning rate, or clip the gradients."
+                raise TrainingError(f"{what}, of {vector[place].size}", advice)
+
+    def frozen_projections(self) -> tuple[float, ...]:
+        """Projections of the parameters that do not train: what others must have too, such as the base of adapters."""
+        kept = [(_plain(n), p.detach().cpu()) for n, p in self.module.named_parameters() if not p.requires_grad]
+        return projected((f"{name}/{tuple(one.shape)}/{one.dtype}", one) for name, one in kept if one.numel())
+
+    def first_projections(self, vector: Vector) -> tuple[float, ...]:
+        """Projections of the weights that a loop begins with."""
+        return projected([("first", torch.from_numpy(vector.copy()))])
+
+    def parts_of(self, vector: Vector) -> list[torch.Tensor]:
+        """Return the parts of a vector, each a tensor of its own like the one of the model."""
+        tensors = self.tensors()
+        views = self._views(torch.from_numpy(vector.copy()))
+        return [view.to(t.device, t.dtype) for t, view in zip(tensors, views, strict=True)]
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Return what is exchanged, in the vector's order.  Raises ConfigError for a shape or type that is new."""
+        there: dict[str, torch.Tensor] = dict(self.module.named_parameters())
+        there.update(self.module.named_buffers())
+        found = [there.get(path) for path in self._paths]
+        layout = zip(found, self.layout.names, self.layout.shapes, self._types, strict=True)
+        for tensor, name, shape, kind in layout:
+            if tensor is None or tuple(tensor.shape) != shape or tensor.dtype != kind:
+                now = "is gone" if tensor is None else f"is {_described(tensor.shape, tensor.dtype)} now"
+                advice = "Join when the model has its final form; then only values may change."
+                raise ConfigError(f"the parameter {name!r} was {_described(shape, kind)} and {now}", advice)
+        return [tensor for tensor in found if tensor is not None]
+
+    def _paired(self, vector: Vector) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """The tensors, and the parts of the vector that belong to them, on their devices."""
+        tensors = self.tensors()
+        np.copyto(self._buffer.numpy(), vector)
+        views = self._views(self._buffer)
+        moved = [view.to(t.device, t.dtype, non_blocking=True) for t, view in zip(tensors, views, strict=True)]
+        for device in {t.device for t in tensors}:
+            _wait_for(device)  # the buffer is written again at the next exchange
+        return tensors, moved
+
+    def _views(self, flat: torch.Tensor) -> Iterator[torch.Tensor]:
+        for _, place, shape in self.layout.places():
+            yield flat[place].view(shape)
+
+    def _new_buffer(self) -> torch.Tensor:
+        pinned = torch.cuda.is_available()
+        return torch.empty(self.layout.length, dtype=getattr(torch, self.layout.kind), pin_memory=pinned)
+
+
+def first_difference(ours: Sequence[Segment], theirs: Sequence[Segment]) -> str:
+    """Return in words where two layouts first differ; "" where they do not."""
+    for mine, other in zip(ours, theirs, strict=False):
+        if (mine.name, mine.shape) != (other.name, other.shape):
+            return f"{mine.name!r} {list(mine.shape)} here is {other.name!r} {list(other.shape)} there"
+    if len(ours) != len(theirs):
+        longer, side = (ours, "here") if len(ours) > len(theirs) else (theirs, "there")
+        return f"{longer[min(len(ours), len(theirs))].name!r} is {side} alone"
+    return ""
+
+
+Named = tuple[str, str, torch.Tensor]
+"""The path in the module, the name that others compare, and the tensor."""
+
+
+def _parameters(module: nn.Module, only: Sequence[str]) -> Iterator[Named]:
+    trained = [(path, _plain(path), p) for path, p in module.named_parameters() if p.requires_grad]
+    for pattern in only:
+        if not any(_matches(name, [pattern]) for _, name, _ in trained):
+            known = ", ".join(name for _, name, _ in trained[:20])
+            raise ConfigError(f"exchange: no parameter that trains matches {pattern!r}", f"There are: {known}.")
+    found = [one for one in trained if not only or _matches(one[1], only)]
+    if not found:
+        raise ConfigError("the model has no parameter to train and to share", "Is requires_grad off everywhere?")
+    yield from found
+
+
+def _buffers(module: nn.Module, only: Sequence[str]) -> Iterator[Named]:
+    """Those that a checkpoint of the model keeps: running statistics, and no tables that can be made again."""
+    kept = set(module.state_dict(keep_vars=True))
+    for path, buffer in module.named_buffers():
+        name = _plain(path)
+        if buffer.is_floating_point() and path in kept and (not only or _matches(name, only)):
+            yield path, name, buffer
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    """Whether a pattern is that of the whole name, or of the name from some dot on."""
+    return any(fnmatchcase(name, pattern) or fnmatchcase(name, f"*.{pattern}") for pattern in patterns)
+
+
+def _kind(named: Sequence[Named]) -> str:
+    types = {tensor.dtype for _, _, tensor in named}
+    if types == {torch.float64}:
+        return "float64"
+    for _, name, tensor in named:
+        if tensor.dtype not in _ROUNDED:
+            advice = "Exchanged are float32, float16 and bfloat16, or float64 alone."
+            raise ConfigError(f"the parameter {name!r} is {tensor.dtype}", advice)
+    return "float32"
+
+
+def _plain(path: str) -> str:
+    name = _WRAPPERS.sub("", path)
+    return name.removeprefix("module.")  # of DistributedDataParallel
+
+
+def _described(shape: Sequence[int], kind: torch.dtype) -> str:
+    return f"{list(shape)} of {str(kind).removeprefix('torch.')}"
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
+
+
+def elements(segments: Sequence[Segment]) -> int:
+    """Return how many elements the segments hold together."""
+    return sum(math.prod(one.shape) for one in segments)

@@ -1,0 +1,1 @@
+"""A training loop of the user's own takes part in a run: `fedgossip.join`, `fedgossip launch`."""

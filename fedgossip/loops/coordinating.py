@@ -1,0 +1,53 @@
+"""The coordinator of launched loops, a process of its own:  python -m fedgossip.loops.coordinating SEAT"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import msgspec
+
+from fedgossip import plain
+from fedgossip.checkpoints import incarnation_of
+from fedgossip.decoding import from_json
+from fedgossip.drivers.fork_server import identity_of
+from fedgossip.drivers.peer import run_peer
+from fedgossip.drivers.simulate import faults_of
+from fedgossip.errors import FedgossipError
+from fedgossip.experiment import load_experiment
+from fedgossip.loops import description
+from fedgossip.loops.asked import AskingTask
+from fedgossip.loops.joining import SeatFile
+from fedgossip.net.faulty import Faults, RunClock
+from fedgossip.plans import compose
+from fedgossip.plans.compose import DataShares
+
+
+def coordinate(seat: SeatFile) -> int:
+    """Be the coordinator; return the exit code.  The first model is that of the first loop, who may also measure it."""
+    folder = Path(seat.folder)
+    plan = compose.plan(load_experiment(Path(seat.experiment)))
+    loops = list(range(plan.learners))
+    task = AskingTask(description.described(folder.parent / "00"), Path(seat.asked), lambda: loops, "c")
+    try:
+        ended = run_peer(
+            plan,
+            seat.node,
+            folder,
+            identity=identity_of(folder, kept=True),
+            bind=seat.bind,
+            endpoints=Path(seat.endpoints),
+            child=True,
+            resume=incarnation_of(folder) >= 0,
+            checkpoint_seconds=seat.checkpoint_seconds,
+            faults=Faults(faults_of(plan), seat.node, RunClock(Path(seat.began))),
+            learning=(task, DataShares("the loop's own")),
+        )
+    except FedgossipError as error:
+        print(f"error: {plain.line(error, 1000)}", file=sys.stderr, flush=True)
+        return error.exit_code
+    return ended.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(coordinate(from_json(msgspec.json.Decoder(SeatFile), Path(sys.argv[1]).read_bytes())))

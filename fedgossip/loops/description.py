@@ -1,0 +1,98 @@
+"""What a loop tells of its model before its run begins: for the launcher, a coordinator, and its own next life."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from fedgossip.decoding import UnreadableError, from_json
+from fedgossip.errors import ConfigError
+from fedgossip.likeness import Likeness
+from fedgossip.loops.task import DescribedTask
+from fedgossip.rundir.run_directory import write_whole
+from fedgossip.task import Segment
+from fedgossip.vectors import Vector, frozen
+
+MODEL, FIRST = "loop.json", "first.safetensors"
+
+
+class Tensor(msgspec.Struct):
+    name: str
+    shape: list[int]
+
+
+class LoopModel(msgspec.Struct):
+    """loop.json: the layout of what a loop exchanges, and what others must have too."""
+
+    schema: str
+    dtype: str
+    tensors: list[Tensor]
+    frozen: list[float] = []
+    first: list[float] = []
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        found, start = [], 0
+        for one in self.tensors:
+            found.append(Segment(one.name, start, tuple(one.shape)))
+            start = found[-1].stop
+        return tuple(found)
+
+    @property
+    def likeness(self) -> Likeness:
+        return Likeness(frozen=tuple(self.frozen), probe=tuple(self.first))
+
+
+@dataclass(frozen=True)
+class Described:
+    """A loop's model, and the weights that it began with."""
+
+    model: LoopModel
+    first: Vector
+
+    def task(self) -> DescribedTask:
+        return DescribedTask(self.first, self.model.segments, self.model.schema, self.model.likeness)
+
+
+def describe(folder: Path, model: LoopModel, first: Vector) -> LoopModel:
+    """Write what a loop begins with into its folder; return what it said in its first life, if this is a later one.
+
+    Raises NotWrittenError.
+    """
+    if (folder / MODEL).exists():
+        before = _read(folder / MODEL)
+        return model if before.schema != model.schema else msgspec.structs.replace(model, first=before.first)
+    from safetensors.numpy import save
+
+    write_whole(folder / FIRST, save({"vector": np.ascontiguousarray(first)}))
+    write_whole(folder / MODEL, msgspec.json.encode(model))
+    return model
+
+
+def described(folder: Path) -> Described:
+    """Return what the loop of `folder` began with.  Raises ConfigError."""
+    from safetensors.numpy import load_file
+
+    return Described(_read(folder / MODEL), frozen(load_file(folder / FIRST)["vector"]))
+
+
+def is_described(folder: Path) -> bool:
+    """Whether the loop of `folder` has told what it has."""
+    return (folder / MODEL).exists()
+
+
+def model_of(segments: Sequence[Segment], schema: str, dtype: str, like: Likeness) -> LoopModel:
+    """Return what is told of a layout."""
+    tensors = [Tensor(one.name, list(one.shape)) for one in segments]
+    return LoopModel(schema, dtype, tensors, list(like.frozen), list(like.probe))
+
+
+def _read(path: Path) -> LoopModel:
+    try:
+        return from_json(msgspec.json.Decoder(LoopModel), path.read_bytes())
+    except (OSError, UnreadableError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}", "Start the run in a new folder.") from None

@@ -1,0 +1,246 @@
+"""`fedgossip.join`: a training loop of the user's own becomes a peer of a run."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+from collections.abc import Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from fedgossip.decoding import from_json
+from fedgossip.errors import ConfigError
+from fedgossip.experiment import load_experiment
+from fedgossip.experiment.sections import GossipExperiment
+from fedgossip.learning.parameters import Exchanged
+from fedgossip.likeness import Likeness
+from fedgossip.loops import description
+from fedgossip.loops.asked import ASKED
+from fedgossip.loops.hosting import HostThread
+from fedgossip.loops.joined import Driver, JoinedLoop, LoopSeat
+from fedgossip.loops.meeting import Meeting
+from fedgossip.loops.task import LoopTask, without_first
+from fedgossip.net.faulty import Faults, RunClock
+from fedgossip.net.identity import Identity
+from fedgossip.plans import compose
+from fedgossip.plans.compose import DataShares, Plan
+from fedgossip.rundir.peer_files import PeerEnded, empty_folder
+from fedgossip.rundir.run_directory import new_path
+
+LOOP, NODE, N = "FEDGOSSIP_LOOP", "FEDGOSSIP_NODE", "FEDGOSSIP_N"
+"""What `fedgossip launch` says to a script: the file of its seat, who it is, of how many."""
+
+NO_RUN = "Start the script with: fedgossip launch -n 4 --graph ring train.py"
+
+
+class SeatFile(msgspec.Struct):
+    """What a launched script is told, in a file of its folder."""
+
+    experiment: str
+    node: int
+    folder: str
+    endpoints: str
+    bind: str
+    began: str
+    asked: str
+    checkpoint_seconds: float = 10.0
+    restart_overrides: list[str] = []
+
+
+class LoopPlace(Protocol):
+    """Where a loop finds its run: a launcher, a simulation, or a file that the script names."""
+
+    def join(self, exchanged: Exchanged, optimizers: Sequence[Any]) -> JoinedLoop: ...
+
+
+place: ContextVar[LoopPlace | None] = ContextVar("place", default=None)
+"""Of the loops of a simulation: each has a thread, and so a context, of its own."""
+
+_here: dict[str, JoinedLoop] = {}
+
+
+def join(
+    model: Any,
+    optimizer: Any,
+    experiment: Path | str | None = None,
+    *,
+    node: int | None = None,
+    endpoints: Path | str | None = None,
+    key: Path | str = "peer.key",
+    out: Path | str | None = None,
+    exchange: str | Sequence[str] = (),
+    name: str = "",
+) -> JoinedLoop:
+    """Take part in a run with `model`, which `optimizer` (or several, in a list) trains in the caller's own loop.
+
+    Where and with whom: as `fedgossip launch` says; or `experiment`, a file with [topology] or [coordinator] and
+    train.local_steps, `node` in it, and `endpoints` and `key` as of `fedgossip peer`, with `out` for its folder.
+    `exchange`: patterns of the names that travel; without it all parameters with requires_grad.  `name`: of one of
+    several joins of this process.
+
+    Returns when the run begins.  Raises ConfigError, and what makes it impossible to begin.
+    """
+    optimizers = list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
+    only = [exchange] if isinstance(exchange, str) else list(exchange)
+    found = place.get() or (_NamedRun(Path(experiment), node, endpoints, Path(key), out) if experiment else _launched())
+    if name in _here and not _here[name].done and place.get() is None:
+        advice = "One run exchanges one model: join torch.nn.ModuleList([a, b]), or give the second join a name."
+        raise ConfigError("this process has joined already", advice)
+    exchanged = Exchanged(model, [one for one in only if one], _buffers(found))
+    exchanged.held_by(optimizers)
+    joined = found.join(exchanged, optimizers)
+    if place.get() is None:
+        _here[name] = joined
+        atexit.register(_at_exit, joined)
+    return joined
+
+
+def _at_exit(joined: JoinedLoop) -> None:
+    """Take leave for a script that has not: as one that came to its end, or as one that raised."""
+    raised = getattr(sys, "last_value", None)
+    if raised is None:
+        joined.close_quietly()
+    else:
+        joined.leave(raised)
+
+
+def _buffers(found: LoopPlace) -> str:
+    return str(getattr(found, "buffers", "average"))
+
+
+def seat_of(plan: Plan, node: int, *, blocks: bool = False) -> LoopSeat:
+    """Where a loop sits in a run.  `blocks`: it waits for its next order whatever the algorithm, as in a simulation."""
+    e, waiting = plan.experiment, waits(plan)
+    steps = e.train.local_steps or 1
+    return LoopSeat(node, plan.learners, steps, waiting, waiting or blocks, e.eval.every, plan.patience[1])
+
+
+def waits(plan: Plan) -> bool:
+    """Whether a loop waits at an exchange until its round is mixed."""
+    e = plan.experiment
+    return not isinstance(e, GossipExperiment) or e.algorithm.mode == "sync"
+
+
+def likeness_of(plan: Plan, exchanged: Exchanged, first: Any) -> Likeness:
+    """What the models of all loops must have in common; with a coordinator not the first weights, which it sends."""
+    like = Likeness(frozen=exchanged.frozen_projections(), probe=exchanged.first_projections(first))
+    return like if plan.roles.alike else without_first(like)
+
+
+def _launched() -> LoopPlace:
+    path = os.environ.get(LOOP)
+    if not path:
+        raise ConfigError("join: no run to take part in", f"{NO_RUN}.  Or name experiment=, node= and endpoints=.")
+    try:
+        told = from_json(msgspec.json.Decoder(SeatFile), Path(path).read_bytes())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: not what fedgossip launch wrote: {error}", NO_RUN) from None
+    return _Launched(told)
+
+
+@dataclass(frozen=True)
+class _Launched:
+    """A seat that `fedgossip launch` has made."""
+
+    told: SeatFile
+
+    @property
+    def buffers(self) -> str:
+        return load_experiment(Path(self.told.experiment)).train.buffers
+
+    def join(self, exchanged: Exchanged, optimizers: Sequence[Any]) -> JoinedLoop:
+        from fedgossip.checkpoints import incarnation_of
+        from fedgossip.drivers.simulate import faults_of
+
+        told, folder = self.told, Path(self.told.folder)
+        again = incarnation_of(folder) >= 0
+        plan = compose.plan(load_experiment(Path(told.experiment), told.restart_overrides if again else ()))
+        faults = Faults(faults_of(plan), told.node, RunClock(Path(told.began)))
+        from fedgossip.drivers.fork_server import identity_of
+
+        options = {
+            "identity": identity_of(folder, kept=True),
+            "bind": told.bind,
+            "endpoints": Path(told.endpoints),
+            "child": True,
+            "faults": faults,
+            "checkpoint_seconds": told.checkpoint_seconds,
+            "resume": again,
+        }
+        return _begun(plan, told.node, folder, exchanged, optimizers, options, Path(told.asked))
+
+
+@dataclass(frozen=True)
+class _NamedRun:
+    """A run over several machines, as the script names it."""
+
+    experiment: Path
+    node: int | None
+    endpoints: Path | str | None
+    key: Path
+    out: Path | str | None
+
+    @property
+    def buffers(self) -> str:
+        return load_experiment(self.experiment, ["task.kind=loop"]).train.buffers
+
+    def join(self, exchanged: Exchanged, optimizers: Sequence[Any]) -> JoinedLoop:
+        from fedgossip.checkpoints import incarnation_of
+        from fedgossip.net.endpoints import load_endpoints
+
+        plan = compose.plan(load_experiment(self.experiment, ["task.kind=loop"]))
+        if self.node is None or self.endpoints is None:
+            advice = "Name node=, which of the peers this is, and endpoints=, the file with all addresses and keys."
+            raise ConfigError(f"join: {self.experiment} does not say who this is", advice)
+        if not 0 <= self.node < plan.learners:
+            raise ConfigError(f"there is no loop {self.node}", f"The run has loops 0 to {plan.learners - 1}.")
+        known = load_endpoints(Path(self.endpoints), plan.n, plan.roles.listens)
+        folder = Path(self.out) if self.out else new_path(plan, f"peer{self.node}", Path("runs"))
+        again = folder.is_dir() and incarnation_of(folder) >= 0
+        options = {
+            "identity": Identity.load(self.key),
+            "bind": known[self.node].address,
+            "endpoints": known,
+            "resume": again,
+        }
+        folder = folder if again else empty_folder(folder)
+        return _begun(plan, self.node, folder, exchanged, optimizers, options, None)
+
+
+def _begun(
+    plan: Plan,
+    node: int,
+    folder: Path,
+    exchanged: Exchanged,
+    optimizers: Sequence[Any],
+    options: dict[str, Any],
+    asked: Path | None,
+) -> JoinedLoop:
+    """Start the host beside the loop, and wait until it may begin."""
+    from fedgossip.drivers.peer import run_peer
+
+    first, meeting = exchanged.read(), Meeting()
+    exchanged.check_finite(first, f"node {node}, before the first round")
+    like = likeness_of(plan, exchanged, first)
+    layout = exchanged.layout
+    model = description.model_of(layout.segments, layout.schema, layout.kind, like)
+    like = description.describe(folder, model, first).likeness
+    task = LoopTask({node: meeting}, {node: first}, layout.segments, layout.schema, like)
+
+    def run(stop: threading.Event) -> PeerEnded:
+        shares = DataShares("the loop's own")
+        return run_peer(plan, node, folder, learning=(task, shares), asked_to_stop=stop, **options)
+
+    driver: Driver = HostThread(run, task, node, folder, asked)
+    return JoinedLoop(exchanged, optimizers, seat_of(plan, node), meeting, driver)
+
+
+def asked_in(out: Path) -> Path:
+    """Where the collector of a run asks its loops."""
+    return out / ASKED

@@ -1,0 +1,230 @@
+"""A script with a loop of its own, n times on this machine: a process each, one run directory, as `run --on local`."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fedgossip import owner_files
+from fedgossip.drivers.fault_injector import Striker
+from fedgossip.drivers.local import BEGAN, CHECKPOINT_SECONDS
+from fedgossip.drivers.simulate import faults_of
+from fedgossip.errors import ConfigError, NotWrittenError, TrainingError
+from fedgossip.learning.parameters import first_difference
+from fedgossip.loops import description
+from fedgossip.loops.asked import AskingTask
+from fedgossip.loops.joining import SeatFile, asked_in
+from fedgossip.loops.scripts import LOG, Command, Scripts
+from fedgossip.machine import NodeId
+from fedgossip.plans.compose import DataShares, Plan
+from fedgossip.plans.plan import record_of
+from fedgossip.records import EventRow, Row
+from fedgossip.rundir.collect import Collector, Watched, conclude, first_failure, last_word
+from fedgossip.rundir.run_directory import Keeper, Run, RunDirectory, write_whole
+
+POLL_SECONDS = 0.05
+
+COORDINATOR_SECONDS = 10.0
+"""How long a coordinator may take to end when all loops have left."""
+
+
+@dataclass(frozen=True)
+class Launching:
+    """How scripts are launched.  `restarts`: how often each may be started again when it dies."""
+
+    restarts: int = 0
+    report: bool = True
+    shown: Sequence[NodeId] = (0,)
+
+
+def launch_scripts(
+    plan: Plan, out: Path, command: Command, how: Launching | None = None, watch: Callable[[Row], None] | None = None
+) -> Run:
+    """Run `command` once per loop of the plan, until all have ended; `out` is a new folder.
+
+    Loops that die do not stop the others.  Ctrl-C ends all and keeps what was measured.  Raises ConfigError where the
+    scripts cannot begin together, and the error of a loop that failed, when the others have ended.
+    """
+    return _Launch(plan, out, command.checked(), how or Launching(), watch).run()
+
+
+class _Launch:
+    def __init__(
+        self, plan: Plan, out: Path, command: Command, how: Launching, watch: Callable[[Row], None] | None
+    ) -> None:
+        self.plan, self.out, self.how = plan, out, how
+        self.scripts = Scripts(command, plan.learners, how.shown)
+        self.script = faults_of(plan)
+        self.directory = RunDirectory(out, plan)
+        self.keeper = Keeper(self.directory, watch)
+        self.folders = [out / "peers" / f"{node:02d}" for node in range(plan.n)]
+        self.left = dict.fromkeys(range(plan.n), how.restarts)
+
+    def run(self) -> Run:
+        began = time.monotonic()
+        interrupted = False
+        with self.scripts as scripts:
+            try:
+                task, collector = self._begin()
+            except BaseException:
+                self.directory.abandon()
+                raise
+            try:
+                self._gather(collector)
+            except KeyboardInterrupt:
+                interrupted = True
+                scripts.stop()
+            watched = Watched(interrupted, scripts.exited, time.monotonic() - began)
+            try:
+                shares = DataShares("the loops' own")
+                run = conclude(self.plan, task, shares, collector, self.directory, watched, report=self.how.report)
+            finally:
+                task.over()
+            self._await_scripts(run)
+        return run
+
+    # --- the beginning --------------------------------------------------------------------------------------------
+
+    def _begin(self) -> tuple[AskingTask, Collector]:
+        """Start the scripts, wait until all have joined, and let them begin."""
+        specs = self._specs()
+        for node in range(self.plan.learners):
+            self.scripts.start(specs[node])
+        self._await(range(self.plan.learners), description.is_described)
+        first = self._same_model()
+        for node in range(self.plan.learners, self.plan.n):
+            self.scripts.start(specs[node])
+        self._await(range(self.plan.n), lambda folder: (folder / "endpoint.toml").exists())
+        task = AskingTask(first, asked_in(self.out), self._there)
+        record = record_of(self.plan, task.evaluate, watch_all=False)
+        collector = Collector(self.folders, record, self.keeper)
+        self.striker = Striker(self.script, self.scripts, specs, self._noted(collector))
+        weights = [description.described(folder).first for folder in self.folders[: self.plan.learners]]
+        initial = [*weights, *(weights[:1] * (self.plan.n - self.plan.learners))]
+        blocks = b"\n".join((folder / "endpoint.toml").read_bytes() for folder in self.folders)
+        write_whole(self.out / "endpoints.toml", blocks)
+        self.initial = initial
+        return task, collector
+
+    def _specs(self) -> dict[NodeId, dict[str, Any]]:
+        """Write every participant's seat; return what its process is started with."""
+        often = {"checkpoint_seconds": CHECKPOINT_SECONDS} if self.script.restarts or self.how.restarts else {}
+        paths = ("experiment.toml", "endpoints.toml", BEGAN)
+        experiment, endpoints, began = (str((self.out / name).resolve()) for name in paths)
+        specs: dict[NodeId, dict[str, Any]] = {}
+        for node, folder in enumerate(self.folders):
+            owner_files.made(folder)
+            place = folder.resolve()
+            seat = SeatFile(
+                experiment, node, str(place), endpoints, "tcp://127.0.0.1:*", began, str(asked_in(self.out).resolve()),
+                restart_overrides=list(self.plan.restart_overrides), **often,
+            )  # fmt: skip
+            write_whole(folder / "seat.json", msgspec.json.encode(seat))
+            specs[node] = {"node": node, "folder": str(place)}
+            if node >= self.plan.learners:
+                specs[node]["words"] = [sys.executable, "-m", "fedgossip.loops.coordinating", str(place / "seat.json")]
+        return specs
+
+    def _await(self, nodes: Sequence[NodeId], ready: Callable[[Path], bool]) -> None:
+        """Wait until all are ready; scripts may take as long as they need to get there."""
+        while missing := [node for node in nodes if not ready(self.folders[node])]:
+            self.scripts.poll(POLL_SECONDS)
+            for node in missing:
+                if node in self.scripts.exited and not ready(self.folders[node]):
+                    raise self._never_joined(node)
+
+    def _never_joined(self, node: NodeId) -> Exception:
+        if failure := first_failure([last_word(self.folders[node])]):
+            return failure
+        code, log = self.scripts.exited[node], self.folders[node] / LOG
+        said = self.scripts.last_line(node)
+        text = f"the script of loop {node} ended with code {code} before it joined" + (f": {said}" if said else "")
+        advice = f"All that it printed is in {log}." if said else "Does it call fedgossip.join?"
+        return TrainingError(text, advice) if code else ConfigError(text, "Does it call fedgossip.join?  " + advice)
+
+    def _same_model(self) -> description.Described:
+        """Return what all loops begin with.  Raises ConfigError, naming the first parameter that differs."""
+        told = [description.described(folder) for folder in self.folders[: self.plan.learners]]
+        for node, one in enumerate(told):
+            if one.model.schema != told[0].model.schema:
+                where = first_difference(told[0].model.segments, one.model.segments) or "their types differ"
+                advice = "All loops need the same model; what of it travels follows from requires_grad."
+                raise ConfigError(f"loops 0 and {node} have different models: {where} (here 0, there {node})", advice)
+            if unlike := told[0].model.likeness.unlike(one.model.likeness):
+                what = "first weights" if "probe" in unlike else "frozen parameters"
+                advice = "Make the model from the same seed, torch.manual_seed(0) say, or from the same checkpoint."
+                raise ConfigError(f"loops 0 and {node} begin with different {what}", advice)
+        return told[0]
+
+    # --- the run --------------------------------------------------------------------------------------------------
+
+    def _there(self) -> list[NodeId]:
+        return [node for node in self.scripts.running if node < self.plan.learners]
+
+    def _noted(self, collector: Collector) -> Callable[[str, NodeId, object], None]:
+        def note(name: str, peer: NodeId, value: object = None) -> None:
+            self.keeper(EventRow(collector.rounds[peer], peer, name, value))
+
+        return note
+
+    def _gather(self, collector: Collector) -> None:
+        """Read what the loops write until all have ended.  A loop may take as long as it likes between two steps."""
+        for row in collector.record.started(self.initial):
+            self.keeper(row)
+        zero, alone_since = 0, 0.0
+        while len(self.scripts.exited) < self.plan.n or self.striker.away:
+            self.scripts.poll(POLL_SECONDS)
+            collector.read()
+            if not zero and any(collector.rounds):
+                zero = time.monotonic_ns() - int(collector.slowest_training * 1e9)
+                with contextlib.suppress(NotWrittenError):
+                    write_whole(self.out / BEGAN, str(zero).encode())
+            if zero:
+                self.striker.act(time.monotonic_ns() - zero)
+            self._start_again(collector)
+            collector.ended(self.scripts.exited.keys() - self.striker.away)
+            alone_since = self._end_coordinator(alone_since)
+
+    def _start_again(self, collector: Collector) -> None:
+        for node, code in list(self.scripts.exited.items()):
+            died = code != 0 and last_word(self.folders[node]) is None and node not in self.striker.away
+            if died and self.left[node]:
+                self.left[node] -= 1
+                self.scripts.start(self.striker.specs[node])
+                self.keeper(EventRow(collector.rounds[node], node, "restarted"))
+
+    def _end_coordinator(self, alone_since: float) -> float:
+        """Interrupt a coordinator whose loops have all left, when it had time to notice."""
+        n = self.plan.learners
+        if self.plan.n == n or n in self.scripts.exited or not set(range(n)) <= self.scripts.exited.keys():
+            return 0.0
+        if alone_since and time.monotonic() - alone_since > COORDINATOR_SECONDS:
+            self.scripts.signal(n, 15)
+        return alone_since or time.monotonic()
+
+    def _await_scripts(self, run: Run) -> None:
+        """What comes after the run is the scripts' own; say who did not end well."""
+        try:
+            codes = self.scripts.wait()
+        except KeyboardInterrupt:
+            return
+        wrong = {node: code for node, code in codes.items() if code and run.summary["status"] == "finished"}
+        for node, code in wrong.items():
+            said = self.scripts.last_line(node)
+            raise TrainingError(
+                f"the script of loop {node} ended with code {code} after its run" + (f": {said}" if said else ""),
+                f"The run itself is whole, in {self.out}; all that it printed is in {self.folders[node] / LOG}.",
+            )
+
+
+def check_launchable(plan: Plan) -> None:
+    """Raise ConfigError for an experiment that no loop can be part of."""
+    if plan.experiment.task.kind != "loop":
+        raise ConfigError("this experiment brings its own task", 'Set [task] kind = "loop" for a loop of your own.')

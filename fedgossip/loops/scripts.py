@@ -1,0 +1,138 @@
+"""The processes of launched scripts: each in a group of its own, its output in its folder's log.txt."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from fedgossip import kernels, owner_files
+from fedgossip.errors import ConfigError
+from fedgossip.loops.joining import LOOP, NODE, N
+from fedgossip.machine import NodeId
+
+STOP_SECONDS = 10.0
+"""Scripts that have not ended so long after SIGINT are killed."""
+
+LOG = "log.txt"
+ENDED = "ended.json"
+
+
+@dataclass(frozen=True)
+class Command:
+    """What every loop runs: a script of Python and its arguments."""
+
+    script: Path
+    arguments: tuple[str, ...] = ()
+    portable: bool = False
+
+    def checked(self) -> Command:
+        """Return this.  Raises ConfigError where there is no such script."""
+        if not self.script.is_file():
+            what = "is a folder" if self.script.is_dir() else "no such file"
+            raise ConfigError(f"{self.script}: {what}", "Give a script that calls fedgossip.join.")
+        return self
+
+
+class Scripts:
+    """Starts, signals and ends them.  `shown`: of whom the output is copied to ours as it comes."""
+
+    def __init__(self, command: Command, n: int, shown: Sequence[NodeId] = ()) -> None:
+        self.command, self.n, self.shown = command, n, tuple(shown)
+        self.exited: dict[NodeId, int] = {}
+        """Exit codes of those that are no more, or have said their last word and run on alone."""
+        self._processes: dict[NodeId, subprocess.Popen[bytes]] = {}
+        self._folders: dict[NodeId, Path] = {}
+        self._read: dict[NodeId, int] = {}
+
+    def start(self, spec: Mapping[str, Any]) -> None:
+        """Start one; for the second time, where it has exited.  `spec`: its node, folder, and words instead of ours."""
+        node, folder = int(spec["node"]), Path(spec["folder"])
+        words = spec.get("words") or [sys.executable, "-u", str(self.command.script), *self.command.arguments]
+        (folder / ENDED).unlink(missing_ok=True)
+        log = owner_files.opened(folder / LOG, "ab", buffering=0)
+        environment = {**kernels.environment(portable=self.command.portable), LOOP: str(folder / "seat.json")}
+        environment |= {NODE: str(node), N: str(self.n)}
+        for library in ("OMP", "OPENBLAS", "MKL"):
+            environment.setdefault(f"{library}_NUM_THREADS", "1")
+        with log:
+            self._processes[node] = subprocess.Popen(
+                words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, process_group=0
+            )
+        self._folders[node] = folder
+        self.exited.pop(node, None)
+
+    def signal(self, node: NodeId, number: int) -> None:
+        """Send a signal to one and all that it has started, if it runs."""
+        if (process := self._processes.get(node)) and process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
+
+    def poll(self, timeout: float) -> None:
+        """Wait so long, and see who has ended."""
+        time.sleep(timeout)
+        for node, process in self._processes.items():
+            self._show(node)
+            code = process.poll()
+            if code is not None:
+                self.exited[node] = code
+            elif (self._folders[node] / ENDED).exists():
+                self.exited[node] = 0
+
+    @property
+    def running(self) -> list[NodeId]:
+        """Whose processes are there."""
+        return [node for node, process in self._processes.items() if process.poll() is None]
+
+    def wait(self) -> dict[NodeId, int]:
+        """Wait until all scripts have ended by themselves, however long they take; return their exit codes."""
+        while self.running:
+            self.poll(0.05)
+        for node in self._processes:
+            self._show(node)
+        return {node: process.returncode for node, process in self._processes.items()}
+
+    def stop(self) -> None:
+        """Interrupt all that run, and kill what has not ended in time."""
+        for node in self.running:
+            self.signal(node, signal.SIGINT)
+            self.signal(node, signal.SIGCONT)
+        until = time.monotonic() + STOP_SECONDS
+        while self.running and time.monotonic() < until:
+            self.poll(0.05)
+        for node in self.running:
+            self.signal(node, signal.SIGKILL)
+        for process in self._processes.values():
+            process.wait()
+
+    def last_line(self, node: NodeId) -> str:
+        """Return the last line that a script printed, "" for none."""
+        try:
+            lines = (self._folders[node] / LOG).read_text(errors="replace").split("\n")
+        except OSError:
+            return ""
+        return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+    def _show(self, node: NodeId) -> None:
+        if node not in self.shown:
+            return
+        with contextlib.suppress(OSError), (self._folders[node] / LOG).open("rb") as log:
+            log.seek(self._read.get(node, 0))
+            content = log.read(1 << 20)
+            self._read[node] = log.tell()
+            sys.stdout.write(content.decode(errors="replace"))
+            sys.stdout.flush()
+
+    def __enter__(self) -> Scripts:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.stop()

@@ -1,0 +1,201 @@
+"""`fedgossip launch`: scripts as processes of this machine, and the same ones simulated."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import Said, alive, finish, in_process, start, wait_until
+
+pytestmark = pytest.mark.sockets
+
+SCRIPT = '''
+import os, sys, time
+import torch
+from torch import nn
+import fedgossip
+from beside import COUNT
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
+optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+STEPS, PAUSE, RAISES = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:]
+
+
+def measure(model):
+    model.eval()
+    x = torch.ones(3, 4)
+    with torch.no_grad():
+        loss = nn.functional.mse_loss(model(x), x.sum(1, keepdim=True)).item()
+    return {"loss": loss, "accuracy": 1 / (1 + loss)}
+
+
+peer = fedgossip.join(model, optimizer)
+peer.evaluate(measure)
+COUNT.append(peer.node)
+assert COUNT == [peer.node] and os.environ["FEDGOSSIP_N"] == str(peer.n)
+draw = torch.Generator().manual_seed(peer.node)
+for step in range(STEPS):
+    x = torch.randn(16, 4, generator=draw)
+    loss = nn.functional.mse_loss(model(x), x.sum(1, keepdim=True))
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    peer.step(examples=len(x))
+    peer.log(loss=loss)
+    time.sleep(PAUSE)
+    if str(peer.node) in RAISES and step == 5:
+        raise ZeroDivisionError("by my own doing")
+peer.close()
+print("loop", peer.node, "of", peer.n, "after", peer.round)
+'''
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "beside.py").write_text("COUNT = []\n")
+    return tmp_path
+
+
+def summary(folder: Path, out: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / out / "summary.json").read_text())
+    return found
+
+
+@pytest.mark.parametrize("kind", [["--graph", "ring"], ["--coordinator", "--rounds", "4"]], ids=["ring", "secure"])
+def test_launched_and_simulated_loops_end_with_the_same_digest(folder: Path, kind: list[str]) -> None:
+    words = ["launch", "-n", "4", *kind, "--local-steps", "2", "--set", "eval.every=2"]
+    more = ["train.py", "9" if "ring" in kind else "8", "0"]
+    real = finish(start([*words, "--out", "real", *more], folder), 120)
+    simulated = finish(start([*words, "--simulate", "--out", "sim", *more], folder), 60)
+    assert real.code == simulated.code == 0, real.err + simulated.err
+    one, other = summary(folder, "real"), summary(folder, "sim")
+    assert one["digest"] and one["digest"] == other["digest"]
+    assert one["accuracy"]["averaged"] == pytest.approx(other["accuracy"]["averaged"])
+    assert one["status"] == "finished" and one["rounds"] == (5 if "ring" in kind else 4)
+    assert "loop 0 of 4 after" in real.out and "loop 1 of 4" not in real.out
+    assert "loop 3 of 4 after" in (folder / "real" / "peers" / "03" / "log.txt").read_text()
+    assert "2147483647" not in real.err + real.out
+
+
+def pids(folder: Path) -> list[int]:
+    """Processes whose words hold this folder's script."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            if str(folder).encode() in (place / "environ").read_bytes() and place.name != str(os.getpid()):
+                found.append(int(place.name))
+        except OSError:
+            continue
+    return found
+
+
+def rounds_of(folder: Path, node: int) -> int:
+    path = folder / "out" / "peers" / f"{node:02d}" / "metrics.jsonl"
+    return path.read_text().count('"kind":"peer"') if path.exists() else 0
+
+
+def pid_of(folder: Path, node: int) -> int | None:
+    """The process of a launched loop."""
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            told = (place / "environ").read_bytes()
+        except OSError:
+            continue
+        if f"FEDGOSSIP_LOOP={folder / 'out' / 'peers' / f'{node:02d}'}".encode() in told:
+            return int(place.name)
+    return None
+
+
+def test_a_loop_that_is_killed_comes_back_and_the_others_never_hang(folder: Path) -> None:
+    words = ["--local-steps", "1", "--restarts", "1", "--out", "out", "--set", "algorithm.deadline=5"]
+    launched = start(["launch", "-n", "3", *words, "train.py", "100", "0.05"], folder)
+    wait_until(lambda: rounds_of(folder, 1) > 3, 90, "rounds of loop 1")
+    killed = pid_of(folder, 1)
+    assert killed
+    os.kill(killed, signal.SIGKILL)
+    said = finish(launched, 120)
+    events = summary(folder, "out")["events"]
+    assert said.code in (0, 9), said.err
+    assert events["restarted"] == 1 and events["resumed"] == 1
+    assert rounds_of(folder, 0) == 100
+
+
+def test_one_loop_that_raises_fails_the_run_and_the_others_come_to_their_end(folder: Path) -> None:
+    words = ["launch", "-n", "3", "--local-steps", "1", "--set", "algorithm.deadline=5", "--out", "out"]
+    said = finish(start([*words, "train.py", "9", "0", "1"], folder), 120)
+    assert said.code == 5
+    assert said.errors == ["error: node 1, round 6: the loop raised ZeroDivisionError: by my own doing"]
+    assert rounds_of(folder, 0) == 9
+
+
+def test_ctrl_c_interrupts_all_loops_and_leaves_no_process(folder: Path) -> None:
+    launched = start(["launch", "-n", "2", "--local-steps", "1", "--out", "out", "train.py", "10000", "0.02"], folder)
+    wait_until(lambda: rounds_of(folder, 0) > 2, 90, "rounds of loop 0")
+    loops = [pid_of(folder, 0), pid_of(folder, 1)]
+    launched.send_signal(signal.SIGINT)
+    said = finish(launched, 60)
+    assert said.code == 130
+    assert all(loops) and not any(alive(pid) for pid in loops if pid)
+    assert summary(folder, "out")["status"] == "interrupted"
+    assert json.loads((folder / "out" / "peers" / "00" / "ended.json").read_bytes())["status"] == "interrupted"
+
+
+def test_scripts_whose_launcher_is_killed_end_by_themselves(folder: Path) -> None:
+    launched = start(["launch", "-n", "2", "--local-steps", "1", "--out", "out", "train.py", "10000", "0.02"], folder)
+    wait_until(lambda: rounds_of(folder, 0) > 2, 90, "rounds of loop 0")
+    loops = [pid_of(folder, 0), pid_of(folder, 1)]
+    launched.send_signal(signal.SIGKILL)
+    launched.communicate(timeout=20)
+    wait_until(lambda: not any(alive(pid) for pid in loops if pid), 30, "the end of both scripts")
+    assert "who launched it is gone" in (folder / "out" / "peers" / "00" / "log.txt").read_text()
+
+
+def test_a_script_that_ends_before_it_joins_is_named_with_its_last_words(folder: Path) -> None:
+    (folder / "train.py").write_text("import nowhere_to_be_found\n")
+    said = finish(start(["launch", "-n", "2", "--out", "out", "train.py"], folder), 60)
+    assert said.code == 5
+    assert "ended with code 1 before it joined: ModuleNotFoundError: No module named 'nowhere_to_be_found'" in said.err
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["train.py"], "how many loops?"),
+        (["-n", "2", "gone.py"], "gone.py: no such file"),
+        (["-n", "2", "--coordinator", "--graph", "ring", "train.py"], "--coordinator and --graph"),
+        (["-n", "2", "--coordinator", "--mode", "async", "train.py"], "--coordinator and --mode"),
+        (["-n", "1", "--graph", "ring", "train.py"], "one loop has nobody to exchange with on 'ring'"),
+        (["-n", "2", "--show", "2", "train.py"], "--show 2: give numbers from 0 to 1"),
+        (["-n", "2", "--set", "train.lr=1.0", "train.py"], "train.lr beside task.kind = loop"),
+        (["-n", "4", "--graph", "torus:3x3", "train.py"], "graph 'torus:3x3' has 9 nodes, not 4"),
+        (["-n", "2", "--experiment", "e.toml", "train.py"], "stand in e.toml already"),
+    ],
+)
+def test_what_cannot_be_launched_gets_one_line_and_one_of_advice(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], error: str
+) -> None:
+    (folder / "e.toml").write_text('[topology]\ngraph = "ring"\nn = 2\n')
+    said = in_process(["launch", *words], folder, monkeypatch, capsys)
+    assert said.code == 2
+    assert len(said.errors) == 1 and error in said.errors[0]
+    assert len(said.err.splitlines()) == 2
+    assert not (folder / "runs").exists()
+
+
+def test_a_simulated_script_leaves_nothing_of_itself_in_this_process(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = sys.modules["__main__"], list(sys.path), "FEDGOSSIP_NODE" in os.environ
+    said: Said = in_process(
+        ["launch", "-n", "3", "--simulate", "--json", "--out", "out", "train.py", "4", "0"], folder, monkeypatch, capsys
+    )
+    assert said.code == 0 and json.loads(said.out)["status"] == "finished"
+    assert "beside" not in sys.modules
+    assert (sys.modules["__main__"], list(sys.path), "FEDGOSSIP_NODE" in os.environ) == before
