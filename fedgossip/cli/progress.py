@@ -17,7 +17,7 @@ from fedgossip.roles import PEERS, Roles
 from fedgossip.scores import ACCURACY, Score
 
 EVENTS_SHOWN = 10
-"""Maximum number of events that are printed one by one; metrics.jsonl has them all."""
+"""Maximum number of events that are printed one by one; metrics.jsonl has them all, with those that repeat."""
 
 PLAIN_SECONDS = 2.0
 """Seconds between two plain lines."""

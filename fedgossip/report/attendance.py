@@ -31,7 +31,7 @@ OTHERS = (
     (Took.SILENT, ORANGE, "invited, silent"),
 )
 SHADES = (0.25, 0.5, 0.75, 1.0)
-"""Number of shades of a column that stands for several rounds, by the share that a client took part in."""
+"""Opacities of a column that stands for several rounds, by the share of them that a client took part in."""
 
 
 def height(took: Participation) -> float:

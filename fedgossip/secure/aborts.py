@@ -1,4 +1,4 @@
-"""Why a secure sum is given up.  Typed: a driver decides by `reason`, a person reads the line."""
+"""Reasons why a secure sum is given up: a driver decides by `reason`, a person reads the line."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fedgossip.errors import FedgossipError
 
 
 class Stage(IntEnum):
-    """The stages of a session; a client that is gone before stage s has sent nothing of it."""
+    """The stages of a session; a client that leaves before stage s has sent nothing of it."""
 
     KEYS = 0
     SHARES = 1
@@ -19,37 +19,37 @@ class Stage(IntEnum):
 
 
 SUMMED = "summed"
-"""How a session ends that has a sum; every other ends for a `Reason`."""
+"""The outcome of a session that has a sum; every other session ends for a `Reason`."""
 
 
 class Reason(StrEnum):
     POLICY = "POLICY"
     """The session is not one that this client's own policy allows."""
     ROSTER = "ROSTER"
-    """Somebody is not in the pinned roster, or the roster is another one."""
+    """A participant is not in the pinned roster, or the roster is another one."""
     SIG = "SIG"
     """A client's signature, passed on by the coordinator, is not that client's."""
     DUPKEY = "DUPKEY"
-    """A key is not one client's alone: used twice, or of small order, so that everybody agrees with it on zero."""
+    """A key is not one client's alone: it is used twice, or of small order, so that all agree with it on zero."""
     TOO_FEW = "TOO_FEW"
     AEAD = "AEAD"
-    """A sealed share was changed on its way, or sealed by another key; `peer` is who should have sealed it."""
+    """A sealed share was changed on its way, or sealed by another key; `peer`: the client that was to seal it."""
     SCHEMA = "SCHEMA"
-    """Numbers of another length, type or layout than agreed."""
+    """The numbers have another length, type or layout than agreed."""
     MODEL_HASH = "MODEL_HASH"
     """The coordinator's model is not the one that is here."""
     REPLAY = "REPLAY"
-    """A round that is not later than the last."""
+    """The round is not later than the last."""
     TWICE = "TWICE"
-    """What is done once in a session was asked for again."""
+    """A step that is done once in a session was asked for again."""
     INCONSISTENT_U3 = "INCONSISTENT_U3"
-    """Lists of survivors that cannot all be true."""
+    """The lists of survivors cannot all be true."""
     SHARE_INVALID = "SHARE_INVALID"
     """No set of shares gives back the secret that `peer` committed itself to."""
     OVERFLOW = "OVERFLOW"
-    """A number, or a sum of so many, that the ring cannot hold; not finite ones among them."""
+    """The ring cannot hold a number, or a sum of so many; or a number is not finite."""
     BOUND = "BOUND"
-    """A sum that clients which keep to the agreed bounds cannot make; which of them did not, the sum hides."""
+    """The sum cannot come of clients that keep to the agreed bounds; it hides which of them did not."""
     DEADLINE = "DEADLINE"
 
 
@@ -65,7 +65,7 @@ _UNTRUSTED = "Somebody does not follow the protocol: do not repeat this before y
 
 
 class RoundAbandoned(FedgossipError):  # noqa: N818  (what happened, as the others of the family that may be retried)
-    """The session is over and its secrets are erased.  What was masked in it must never be masked again."""
+    """The session is over and its secrets are erased.  A vector that was masked in it must never be masked again."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What an honest client checks of what the coordinator passes on: keys, survivors, signatures."""
+"""The checks of an honest client on what the coordinator passes on: keys, survivors, signatures."""
 
 from __future__ import annotations
 

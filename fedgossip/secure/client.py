@@ -55,7 +55,7 @@ Wanted = TypeVar("Wanted", bound=frames.Frame)
 
 
 class SecAggClient:
-    """One participant, through many sessions.  `entropy` is os.urandom; `past` what it has done in earlier lives."""
+    """One participant in many sessions.  `entropy`: os.urandom; `past`: the sessions of its earlier lives."""
 
     def __init__(
         self, me: int, roster: ParticipantRoster, policy: Policy, sign: Sign, entropy: Entropy, past: Past | None = None
@@ -95,7 +95,7 @@ class SecAggClient:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class _Session:
-    """What does not change from step to step; `sid` is sid0 until the keys are known."""
+    """The facts that do not change from step to step; `sid` is sid0 until the keys are known."""
 
     me: int
     descriptor: Descriptor
@@ -122,7 +122,7 @@ class _Session:
 
 
 class _Step(Generic[Held]):
-    """One step: what it holds is handed to the next, or erased."""
+    """One step: the secrets that it holds are handed to the next, or erased."""
 
     def __init__(self, session: _Session, held: Held, frame: bytes) -> None:
         self._session, self._held, self.frame = session, held, frame
@@ -158,7 +158,7 @@ class _Step(Generic[Held]):
 
     @contextmanager
     def _spend(self) -> Iterator[Held]:
-        """Use the step up; what it held is erased if the next one is not reached."""
+        """Use the step up; the secrets that it held are erased if the next one is not reached."""
         self._used = True
         try:
             yield self._held
@@ -175,7 +175,7 @@ class _Step(Generic[Held]):
 
 
 class Advertised(_Step[OwnKeys]):
-    """S0 is behind: the keys are announced.  `frame` is empty where they were announced a round ahead."""
+    """After S0: the keys are announced.  `frame` is empty where they were announced a round ahead."""
 
     def share(self, neighbourhood: bytes) -> Shared:
         """Split both secrets among the share group, and seal each neighbour's shares for it alone."""
@@ -198,10 +198,10 @@ class Advertised(_Step[OwnKeys]):
 
 
 class Shared(_Step[Sharing]):
-    """S1 is behind: the shares are sealed."""
+    """After S1: the shares are sealed."""
 
     def check(self, delivery: bytes) -> None:
-        """Raise ProtocolError for what is not the delivery of this session; it may be masked with later."""
+        """Raise ProtocolError for a frame that is not the delivery of this session; a sound one may be used later."""
         self._read(delivery, frames.Delivery)
 
     def mask(self, delivery: bytes, integers: Quantised) -> VectorMasked:
@@ -231,7 +231,7 @@ class Shared(_Step[Sharing]):
 
 
 class VectorMasked(_Step[Holding]):
-    """S2 is behind: `frame`, then every chunk.  `ahead` holds the keys for the next round: keep it, or erase it."""
+    """After S2: send `frame`, then every chunk.  `ahead` holds the keys for the next round: keep it, or erase it."""
 
     def __init__(
         self,
@@ -262,7 +262,7 @@ class VectorMasked(_Step[Holding]):
 
 
 class Consented(_Step[Holding]):
-    """S3 is behind: the survivors are signed."""
+    """After S3: the survivors are signed."""
 
     def __init__(self, session: _Session, held: Holding, frame: bytes) -> None:
         super().__init__(session, held, frame)
@@ -284,16 +284,16 @@ class Consented(_Step[Holding]):
 
 
 class Revealed(_Step[Ended]):
-    """S4 is behind: no secret is left here."""
+    """After S4: no secret is left here."""
 
     @property
     def alive(self) -> tuple[int, ...]:
-        """Those of the share group whose shares of b were given, to take their own masks off."""
+        """The members of the share group whose shares of b were given, to remove their own masks."""
         return self._held.alive
 
     @property
     def dropped(self) -> tuple[int, ...]:
-        """Those of the share group whose mask keys were given, to take their masks off."""
+        """The members of the share group whose mask keys were given, to remove their masks."""
         return self._held.dropped
 
     def finish(self, result: bytes, words: Words) -> Words:
@@ -305,7 +305,7 @@ class Revealed(_Step[Ended]):
             return words
 
     def acknowledge(self, result: bytes) -> bytes:
-        """Return the digest of the sum as the coordinator signed it, for one that is not sent the sum itself."""
+        """Return the digest of the sum as the coordinator signed it, for a client that is not sent the sum itself."""
         with self._ending(result) as digest:
             return digest
 
@@ -330,12 +330,12 @@ def _split(own: OwnKeys, group: list[int], t: int, entropy: Entropy) -> dict[int
 
 
 def bound(sid: bytes, sealer: int, opener: int) -> bytes:
-    """Return what a seal is bound to: the session, from whom, to whom."""
+    """Return the bytes that a seal is bound to: the session, the sender, the recipient."""
     return transcript("share", sid, sealer, opener)
 
 
 def _agreements(secret: Secret, publics: dict[int, bytes]) -> dict[int, bytes]:
-    """Agree with each client's key.  Raises RoundAbandoned (DUPKEY) for one with which everybody agrees on zero."""
+    """Agree with each client's key.  Raises RoundAbandoned (DUPKEY) for a key with which everybody agrees on zero."""
     agreement, agreed = Agreement(secret.read()), {}
     for v, public in publics.items():
         try:
@@ -374,7 +374,7 @@ def _open(s: _Session, held: Sharing, message: frames.Delivery) -> None:
 
 
 def _add_masks(words: Words, s: _Session, held: Sharing) -> None:
-    """One's own mask, and one per neighbour that has shared: + towards higher ids, - towards lower."""
+    """Add the own mask, and one per neighbour that has shared: + towards higher ids, - towards lower."""
     others = [v for v in held.shares if v != s.me]
 
     def keys(of: list[int]) -> Iterator[bytes]:

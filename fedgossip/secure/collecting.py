@@ -1,4 +1,4 @@
-"""What all of the coordinator's steps have in common: the session, and answers that are taken once from each client."""
+"""The common part of the coordinator's steps: the session, and answers that are taken once from each client."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Wanted = TypeVar("Wanted", bound=frames.Frame)
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Session:
-    """What does not change from step to step; `sid` is sid0 until the keys are known."""
+    """The facts that do not change from step to step; `sid` is sid0 until the keys are known."""
 
     roster: ParticipantRoster
     descriptor: Descriptor
@@ -35,9 +35,9 @@ class Session:
         return frames.pack(message, frames.COORDINATOR, self.sign)
 
     def check(self, stage: Stage, there: frozenset[int], what: str) -> None:
-        """Raise RoundAbandoned where the session cannot end well any more with those that are `there`.
+        """Raise RoundAbandoned where the session cannot end well with the clients that are `there`.
 
-        n_min are needed as long as it is open who is in the sum, and then the threshold.
+        It needs n_min clients until it is known who is in the sum, and the threshold from then on.
         """
         d = self.descriptor
         able = sum(len(self.group(client) & there) >= d.t for client in there)
@@ -47,7 +47,7 @@ class Session:
 
 
 class Collecting(Generic[Answer]):
-    """A stage in which `waiting` are to answer, each once."""
+    """A stage in which each client of `waiting` is to answer once."""
 
     def __init__(self, session: Session, expected: frozenset[int]) -> None:
         self.session, self.expected = session, expected
@@ -56,7 +56,7 @@ class Collecting(Generic[Answer]):
 
     @property
     def waiting(self) -> frozenset[int]:
-        """Who has not answered yet."""
+        """The clients that have not answered yet."""
         return self.expected - self._answers.keys()
 
     def _read(self, client: int, frame: bytes, kind: type[Wanted]) -> Wanted:

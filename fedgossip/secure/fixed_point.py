@@ -27,10 +27,10 @@ from fedgossip.vectors import Vector, all_finite, frozen
 CLIPPED, NOTHING, SHORTER = "clipped", "nothing", "shorter"
 
 BIT = 1 << 12
-"""In the ring, of a bit with noise: fine enough that rounding the noise does not show."""
+"""The value of a bit with noise in the ring: fine enough that rounding the noise does not show."""
 
 _MOST = 8.0
-"""Deviations of noise, as in `check_sum`."""
+"""Number of standard deviations of noise that the ring must hold, as in `check_sum`."""
 
 _BESIDE = 3
 """Coordinates after the update and before the metrics: weight, clipped, count."""
@@ -38,7 +38,7 @@ _BESIDE = 3
 
 @dataclass(frozen=True, eq=False)
 class Quantised:
-    """One client's input to a sum; masked in one session and never again.  `fingerprint` says what it was made from."""
+    """One client's input to a sum, masked in one session and never again.  `fingerprint`: of what it was made from."""
 
     values: Words = field(repr=False)
     fingerprint: bytes = field(repr=False)
@@ -46,7 +46,7 @@ class Quantised:
 
 @dataclass(frozen=True, eq=False)
 class DecodedSum:
-    """What a sum says: the mean of the clipped updates, weighted by samples, and of the metrics."""
+    """The values in a sum: the mean of the clipped updates, weighted by samples, and of the metrics."""
 
     mean: Vector
     samples: float
@@ -54,21 +54,21 @@ class DecodedSum:
     clipped: int
     metrics: Mapping[str, float]
     shorter: float = 0.0
-    """Where that is told: those shorter than the clip less the longer ones, halved, with noise."""
+    """Half the number of updates shorter than the clip less half that of longer ones, with noise; None: not told."""
 
 
 @dataclass(frozen=True)
 class FixedPoint:
-    """How numbers become integers; the same at every client, pinned by each.  Raises ConfigError."""
+    """The encoding of numbers as integers; the same at every client, pinned by each.  Raises ConfigError."""
 
     length: int
-    """Elements of an update."""
+    """Number of elements of an update."""
     clip_l2: float
     """S: no update is longer than this; smaller hides a client better and moves the model less."""
     clip_inf: float
     """C: no element is larger than this; smaller rounds finer."""
     weight_max: int
-    """W: the samples that weigh one; a client with more is refused."""
+    """W: the number of samples that weighs one; a client with more is refused."""
     q_bits: int = 24
     """b: an element is at most 2^(b-1) - 1; more bits round finer and allow fewer clients."""
     metrics: tuple[tuple[str, float], ...] = ()
@@ -92,7 +92,7 @@ class FixedPoint:
 
     @property
     def words(self) -> int:
-        """Coordinates of the masked vector."""
+        """Number of coordinates of the masked vector."""
         return self.length + _BESIDE + len(self.metrics)
 
     @property
@@ -101,7 +101,7 @@ class FixedPoint:
 
     @property
     def schema(self) -> bytes:
-        """The hash of the coordinates: how many, in which order, and what each means."""
+        """The hash of the coordinates: of their number, order and meaning."""
         named = [part for name, bound in self.metrics for part in (name, float(bound).hex())]
         return digest("schema", self.layout, self.length, "weight", self.tells, "count", *named)
 
@@ -168,7 +168,7 @@ class FixedPoint:
     # --- the sum ----------------------------------------------------------------------------------------------------
 
     def decode(self, total: Words, clients: int, sigma: float = 0.0, bit_sigma: float = 0.0) -> DecodedSum:
-        """Return what the sum over `clients` says, with each one's noise `sigma`, on the bit `bit_sigma`.
+        """Return the values in the sum over `clients`, each with noise `sigma`, on the bit `bit_sigma`.
 
         Raises RoundAbandoned: SCHEMA for another length, OVERFLOW where the count in it is not that of the clients,
         BOUND where they would have had to go beyond what is agreed on.
@@ -232,7 +232,7 @@ def _out_of_bounds(what: str, value: float) -> RoundAbandoned:
 
 
 def _norm(update: Vector) -> float:
-    """The Euclidean length; of very large numbers too, whose squares would not be finite."""
+    """Return the Euclidean length, also of very large numbers, whose squares would not be finite."""
     peak = max(float(update.max()), -float(update.min()))
     if peak == 0.0:
         return 0.0

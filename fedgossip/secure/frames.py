@@ -1,4 +1,4 @@
-"""What crosses the network: signed frames.  The signature is checked before a byte of the body is read.
+"""The signed frames of a secure sum.  The signature is checked before a byte of the body is read.
 
     frame = Ed25519 signature (64 bytes) of ("frame", sender, SHA-256(body)) | body, strict msgpack
 
@@ -24,7 +24,7 @@ from fedgossip.secure.session import Descriptor, Hash, Id
 FRAME_MAX = 1 << 20
 SIGNATURE = 64
 COORDINATOR = -1
-"""The sender's number of who has no place in the roster."""
+"""The number of a sender that has no place in the roster."""
 
 Signature = Annotated[bytes, msgspec.Meta(min_length=SIGNATURE, max_length=SIGNATURE)]
 Share = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
@@ -110,7 +110,7 @@ class Neighbourhood(Frame, frozen=True):
 
 
 class Delivery(Frame, frozen=True):
-    """The sealed shares for the recipient, by who sealed them."""
+    """The sealed shares for the recipient, by the client that sealed them."""
 
     stage = Stage.MASKED
     sid: Hash
@@ -119,7 +119,7 @@ class Delivery(Frame, frozen=True):
 
 
 class Survivors(Frame, frozen=True):
-    """U3: whose masked vectors are in the sum."""
+    """U3: the clients whose masked vectors are in the sum."""
 
     stage = Stage.CONSIST
     sid: Hash
@@ -236,7 +236,7 @@ def _decoded(body: bytes, sender: int, decoder: msgspec.msgpack.Decoder[Kind]) -
     try:
         return from_msgpack(decoder, body)
     except UnreadableError:
-        raise refused(sender, "a signed frame that is no message") from None  # nothing of it in the traceback
+        raise refused(sender, "a signed frame that is no message") from None  # the traceback has nothing of it
 
 
 def refused(sender: int, what: str) -> ProtocolError:

@@ -1,8 +1,8 @@
-"""What a client remembers of the sessions that it was in, over all its lives: what it masks must stand in one sum only.
+"""A client's memory of its sessions, over all its lives: a vector that it masks must stand in one sum only.
 
-Whoever has two sums that differ by one client has that client's input.  Batches and rounding follow from the round, so
-that all others' inputs of two sessions of one round are equal to the last bit; therefore a client masks once in a round
-of the run, and rounds only go up.  A round that was masked and has no sum is lost: the next one takes its place.
+Two sums that differ by one client give that client's input away.  Batches and rounding follow from the round, so that
+all others' inputs of two sessions of one round are equal to the last bit; therefore a client masks once in a round of
+the run, and rounds only go up.  A round that was masked and has no sum is lost: the next one takes its place.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from fedgossip.secure.aborts import Reason, RoundAbandoned, Stage
 from fedgossip.secure.session import Descriptor, round_of
 
 UNFINISHED = 64
-"""Inputs of sessions without a result that are remembered, so that none of them is masked again."""
+"""Maximum number of inputs of sessions without a result that are remembered, so that none is masked again."""
 
 
 class Past:
-    """Of one client.  What it holds only grows, by a bit for each client of each cohort that was another."""
+    """The memory of one client.  It only grows, by a bit for each client of each new cohort."""
 
     def __init__(self) -> None:
         self.session = -1
-        """The last that was joined."""
+        """The last session that was joined."""
         self.round = -1
         """The last round of the run in which something was masked."""
         self._cohorts: set[int] = set()
-        self._unfinished: dict[int, bytes] = {}  # session: what was masked in it, the oldest first
+        self._unfinished: dict[int, bytes] = {}  # the input masked in each session, the oldest first
 
     def check(self, descriptor: Descriptor) -> None:
         """Raise RoundAbandoned for a session that must not be joined."""
@@ -47,7 +47,7 @@ class Past:
         self.session = max(self.session, session)
 
     def mask(self, descriptor: Descriptor, fingerprint: bytes) -> None:
-        """Take note that an input is masked in this session.  Raises RoundAbandoned where it must not be."""
+        """Note that an input is masked in this session.  Raises RoundAbandoned where it must not be."""
         self._check_sum(descriptor, Stage.MASKED)
         if fingerprint in self._unfinished.values():
             what = "this input was masked in a session that had no result; train again"
@@ -62,15 +62,15 @@ class Past:
             del self._unfinished[next(iter(self._unfinished))]
 
     def summed(self, session: int) -> None:
-        """The session had a result: its input is in a sum, once."""
+        """Note that the session had a result: its input is in a sum, once."""
         self._unfinished.pop(session, None)
 
     @property
     def unfinished(self) -> Mapping[int, bytes]:
-        """Of sessions that had no result here: what was masked."""
+        """The inputs masked in sessions that had no result here."""
         return self._unfinished
 
 
 def _bits(cohort: Iterable[int]) -> int:
-    """A cohort as one number, a bit for each member: a thousand clients remember hundreds of cohorts."""
+    """Return a cohort as one number, a bit for each member, so that hundreds of cohorts can be remembered."""
     return sum(1 << member for member in cohort)

@@ -24,10 +24,10 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 LABEL = "fedgossip/secagg/1"
 
 Entropy = Callable[[int], bytes]
-"""Gives so many random bytes: os.urandom, everywhere but in tests."""
+"""A function that gives so many random bytes: os.urandom, but in tests."""
 
 Sign = Callable[[bytes], bytes]
-"""Signs with the participant's Ed25519 identity, which stays where it is."""
+"""A function that signs with the participant's Ed25519 identity, whose secret stays where it is."""
 
 _PREFIX = len(LABEL).to_bytes(4, "big") + LABEL.encode()
 _NONCE = bytes(12)  # each key seals one message
@@ -132,7 +132,7 @@ def seal(key: bytes, plain: bytes, bound: bytes) -> bytes:
 
 
 def unseal(key: bytes, sealed: bytes, bound: bytes) -> bytes | None:
-    """Return what was sealed, or None where it was not sealed like this."""
+    """Return the sealed bytes; None where they were not sealed with this key and `bound`."""
     try:
         return ChaCha20Poly1305(key).decrypt(_NONCE, sealed, bound)
     except InvalidTag:

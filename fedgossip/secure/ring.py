@@ -14,10 +14,10 @@ Words = npt.NDArray[np.uint32]
 
 RING_BITS = 32
 BLOCK = 32_768
-"""Words; the block of the sum and that of a stream, 128 KiB each, stay in the second-level cache."""
+"""Number of words of a block; one of the sum and one of a stream, 128 KiB each, stay in the second-level cache."""
 
 STREAMS = 64
-"""Streams that are added to a block before the next block: the sum passes through memory once for all of them."""
+"""Number of streams that are added to a block before the next block: the sum passes through memory once for them."""
 
 CHUNK_BYTES = 256 * 1024
 

@@ -1,4 +1,4 @@
-"""What a client keeps secret during a session, and for how long: every holder can be erased, none can be copied."""
+"""The secrets of a client during a session, each in a holder that can be erased and cannot be copied."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def erase(things: Iterable[Erasable]) -> None:
 
 @contextmanager
 def erased_on_failure(*new: Erasable) -> Iterator[None]:
-    """Erase what nobody holds yet where handing it on fails: signing may, and so may whatever draws or seals."""
+    """Erase secrets that nobody holds yet where handing them on fails, as signing, drawing and sealing may."""
     try:
         yield
     except BaseException:
@@ -34,7 +34,7 @@ def erased_on_failure(*new: Erasable) -> Iterator[None]:
 
 
 class Survival(Enum):
-    """What is said of a client, once: that it survives, or that it does not."""
+    """The fate of a client, said once: it survives, or it does not."""
 
     ALIVE = "alive"
     DEAD = "dead"
@@ -49,7 +49,7 @@ class SharePair:
 
     @classmethod
     def unpacked(cls, plain: bytes) -> SharePair:
-        """Take apart what was sealed: share of the mask key, share of b."""
+        """Return the pair of a sealed text: the share of the mask key, the share of b."""
         return cls(of_b=Secret(plain[32:]), of_key=Secret(plain[:32]))
 
     def packed(self) -> bytes:
@@ -68,7 +68,7 @@ class SharePair:
 
 @dataclass(slots=True, eq=False, repr=False)
 class OwnKeys:
-    """A client's secrets of one session: two X25519 keys, the seed of its own mask; and what it said of them."""
+    """A client's secrets of one session: two X25519 keys and the seed of its own mask; and their announcement."""
 
     c: Secret
     s: Secret
@@ -99,7 +99,7 @@ class Ahead:
 
     @property
     def public(self) -> Keys | None:
-        """What was announced; None once the keys are taken or erased."""
+        """The announcement; None once the keys are taken or erased."""
         return self._own.public if self._own else None
 
     def take(self, descriptor: Descriptor) -> OwnKeys | None:
@@ -139,7 +139,7 @@ class Sharing:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Holding:
-    """From the masked vector to the end: the shares held, by whose they are; own keys are erased."""
+    """From the masked vector to the end: the shares held, by their owners; the own keys are erased."""
 
     shares: dict[int, SharePair]
     survivors: tuple[int, ...] = ()
@@ -150,7 +150,7 @@ class Holding:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Ended:
-    """Nothing secret: the survivors, and whose shares of both kinds were given."""
+    """Facts that are not secret: the survivors, and the clients whose shares of each kind were given."""
 
     survivors: tuple[int, ...]
     alive: tuple[int, ...] = ()

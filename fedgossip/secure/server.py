@@ -9,9 +9,10 @@
 
 The driver decides when a stage is over (everybody in `waiting` has answered, or the deadline is past).  `take` raises
 ProtocolError for a frame that is not authentic, not of this stage, or a second one: nothing has changed.  `close`
-raises RoundAbandoned: TOO_FEW, or SHARE_INVALID.  Who drops at any stage is simply not in the next set.
+raises RoundAbandoned: TOO_FEW, or SHARE_INVALID.  A client that drops at any stage is simply not in the next set.
 
-Vectors are added as they are complete: memory is the sum and `lanes` vectors on their way, however many clients.
+Vectors are added as they become complete: memory holds the sum and `lanes` vectors on their way, for any number of
+clients.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from fedgossip.secure.session import NONE, Descriptor, ParticipantRoster, check_
 from fedgossip.secure.unmasking import unmask
 
 LANES = 4
-"""Vectors that may be on their way at one time."""
+"""Maximum number of vectors on their way at one time."""
 
 
 def invite(
@@ -54,7 +55,7 @@ def invite(
 
 
 class Inviting(Collecting[frames.Keys]):
-    """S0: who wants to take part, and with which keys."""
+    """S0: clients that want to take part send their keys."""
 
     def __init__(self, session: Session, ahead: Mapping[int, frames.Keys]) -> None:
         super().__init__(session, frozenset(session.descriptor.cohort))
@@ -145,7 +146,7 @@ class Intake:
 
 
 class Summing(Collecting[None]):
-    """S2: masked vectors are added as they come.  Who is not complete when it closes is not in the sum."""
+    """S2: masked vectors are added as they come.  A vector that is incomplete when the stage closes is left out."""
 
     def __init__(self, session: Session, sealed: dict[int, dict[int, bytes]], lanes: int = LANES) -> None:
         super().__init__(session, frozenset(sealed))
@@ -164,11 +165,11 @@ class Summing(Collecting[None]):
 
     @property
     def full(self) -> bool:
-        """Whether as many vectors are on their way as may be: ask the next client later."""
+        """Whether the maximum number of vectors is on its way: the next client has to wait."""
         return len(self._intakes) >= self._lanes
 
     def take(self, client: int, frame: bytes) -> Intake:
-        """Return what takes the client's chunks.  A second head gives up what had come of the first."""
+        """Return the intake of the client's chunks.  A second head drops the chunks of the first."""
         head = self._head(client, frame)
         if client in self._intakes:
             self.drop(self._intakes[client])
@@ -225,7 +226,7 @@ class Summing(Collecting[None]):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class _MaskedSum:
-    """The masked sum, who has shared (U2), who is in it (U3), and the keys that came with it."""
+    """The masked sum, the clients that have shared (U2) and that are in it (U3), and the keys that came with it."""
 
     total: Words
     shared: frozenset[int]
@@ -255,7 +256,7 @@ class Consenting(Collecting[bytes]):
 
 
 class Unmasking(Collecting[dict[int, bytes]]):
-    """S4: one share of each client from each of its group; then the masks come off."""
+    """S4: each member of a share group gives one share of each client; then the masks are removed."""
 
     def __init__(self, session: Session, masked: _MaskedSum, signatures: dict[int, bytes]) -> None:
         super().__init__(session, frozenset(signatures))
@@ -299,7 +300,7 @@ class Summed:
     total: Words
     survivors: tuple[int, ...]
     culprits: tuple[tuple[int, int], ...]
-    """(whose, held by whom): shares that do not fit; the holder changed them, or the owner dealt them so."""
+    """Shares that do not fit, as (owner, holder): the holder changed them, or the owner dealt them so."""
     sid: bytes
     ahead: Mapping[int, frames.Keys]
     """Keys for the next round; the next descriptor's `previous` is `sid`."""

@@ -1,8 +1,8 @@
-"""What a session is, who may be in it, and what an honest client refuses whatever the coordinator says.
+"""The descriptor of a session, the roster of its participants, and the policy by which an honest client refuses.
 
 The coordinator proposes a descriptor; each client holds it against its own policy, a local file that nothing from the
-network changes.  Everything that matters is hashed into sid0: clients with different ideas of the model, the roster or
-the bounds derive different keys, and their masks do not cancel.
+network changes.  Everything that matters is hashed into sid0: clients that differ in the model, the roster or the
+bounds derive different keys, and their masks do not cancel.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Text = Annotated[str, msgspec.Meta(max_length=200)]
 
 N_MIN = 3
 NONE = bytes(32)
-"""No session before this one."""
+"""The sid of "no session before this one"."""
 
 
 # --- the roster -------------------------------------------------------------------------------------------------------
@@ -58,7 +58,7 @@ class RosterMember:
 
 @dataclass(frozen=True)
 class ParticipantRoster:
-    """Everybody who may ever take part; a member's id is its place.  Pinned by each client, checked on construction."""
+    """All that may ever take part; a member's id is its place.  Each client pins it; construction checks signatures."""
 
     members: tuple[RosterMember, ...]
     _parts: dict[int, ParticipantRoster] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -89,11 +89,11 @@ class ParticipantRoster:
 # --- the number of a session ------------------------------------------------------------------------------------------
 
 LIVES = 1 << 32
-"""Sessions of one life of a coordinator; a later life counts on from the next multiple."""
+"""Maximum number of sessions of one life of a coordinator; a later life counts on from the next multiple."""
 
 
 def session_of(life: int, round: int) -> int:
-    """Return the number of the session of a round: it never comes twice, whatever a crash has made forgotten."""
+    """Return the number of the session of a round, which never comes twice, whatever was forgotten in a crash."""
     return life * LIVES + round
 
 
@@ -119,11 +119,11 @@ class Descriptor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     graph: Text
     """"complete" or "harary"."""
     k: Id
-    """Neighbours of each client; n - 1 in the complete graph."""
+    """Number of neighbours of each client; n - 1 in the complete graph."""
     t: Id
-    """Shares that give a secret back, of the k + 1 of a share group: the neighbours and the client itself."""
+    """Number of shares that give a secret back, of the k + 1 of a share group: the neighbours and the client itself."""
     n_min: Id
-    """Clients without which nothing is summed."""
+    """Minimum number of clients in a sum."""
     ring_bits: Id = RING_BITS
     q_bits: Id
     clip_l2: float
@@ -133,10 +133,10 @@ class Descriptor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     model_hash: Hash
     dp: Noise = NO_NOISE
     deadlines: Annotated[tuple[Annotated[int, msgspec.Meta(ge=0, lt=2**62)], ...], msgspec.Meta(max_length=6)] = ()
-    """Nanoseconds of each stage; the drivers' business, inside the hash so that all have the same."""
+    """Nanoseconds of each stage, for drivers; they are in the hash so that all participants have the same."""
 
     def neighbours(self, sid0: bytes) -> dict[int, tuple[int, ...]]:
-        """Return who shares masks with whom."""
+        """Return the graph of clients that share masks."""
         if self.graph == "complete":
             return graph.complete(self.cohort)
         return graph.harary(self.cohort, self.k, sid0)
@@ -205,7 +205,7 @@ def _refuse(reason: Reason, what: str) -> RoundAbandoned:
 
 
 def check_sound(d: Descriptor, roster: ParticipantRoster, fixed: FixedPoint) -> None:
-    """Raise RoundAbandoned for a descriptor that nobody should accept, whoever wrote it."""
+    """Raise RoundAbandoned for a descriptor that no client should accept."""
     n, m = len(d.cohort), d.k + 1
     if d.proto != LABEL or d.ring_bits != RING_BITS:
         raise _refuse(Reason.POLICY, f"protocol {d.proto!r} in {d.ring_bits} bits; this is {LABEL!r} in {RING_BITS}")
@@ -234,14 +234,14 @@ def check_sound(d: Descriptor, roster: ParticipantRoster, fixed: FixedPoint) -> 
 
 @dataclass(frozen=True)
 class Policy:
-    """What one client insists on.  From a local file, never from the network."""
+    """The demands of one client, from a local file, never from the network."""
 
     coordinator: bytes = field(repr=False)
-    """The coordinator's Ed25519 key: what it has not signed changes nothing here."""
+    """The coordinator's Ed25519 key: a frame that it has not signed changes nothing here."""
     task_id: str
     fixed: FixedPoint
     n_min: int = 5
-    """Never sum with fewer clients; 3 or more."""
+    """Minimum number of clients in a sum; 3 or more."""
     cohort_max: int = graph.COHORT_MAX
     rule: NoiseRule | None = None
     """The noise that this client adds; a session with less, or more, is refused."""
@@ -256,7 +256,7 @@ class Policy:
             )
 
     def numbers(self, d: Descriptor) -> FixedPoint:
-        """Return how numbers become integers in this session: as pinned, with its clip."""
+        """Return the encoding of numbers in this session: the pinned one, with the session's clip."""
         return replace(self.fixed, clip_l2=d.clip_l2)
 
     def check(self, d: Descriptor, roster: ParticipantRoster, me: int, model: bytes) -> None:

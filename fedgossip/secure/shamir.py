@@ -21,7 +21,7 @@ SIZE = 32
 """Bytes of a secret and of a share, little-endian."""
 
 TRIES_MAX = 512
-"""Sets of t shares that are tried before a secret is given up."""
+"""Maximum number of sets of t shares that are tried before a secret is given up."""
 
 
 def draw(entropy: Entropy) -> bytes:
@@ -104,7 +104,7 @@ def recover(
 
 
 def _sets(places: tuple[int, ...], t: int) -> Iterator[tuple[int, ...]]:
-    """Every set of t places at most once: the first t, then those that replace one of them, two of them, ..."""
+    """Yield every set of t places once at most: the first t, then those that replace one of them, two of them, ..."""
     first, spare = places[:t], places[t:]
     if len(first) < t:
         return

@@ -1,4 +1,4 @@
-"""The masks come off: secrets are put together again, checked against what was said of them, their streams removed."""
+"""Removes the masks: secrets are put together again and checked against their commitments, their streams subtracted."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from fedgossip.secure.primitives import Agreement, public_of
 from fedgossip.secure.ring import Words, add_streams, subtract_streams
 
 Shares = Mapping[int, bytes]
-"""By the holder's place in the roster plus one."""
+"""Shares by the holder's place in the roster plus one."""
 
 
 def unmask(
     total: Words, session: Session, survivors: tuple[int, ...], revealed: Mapping[int, Shares]
 ) -> tuple[tuple[int, int], ...]:
-    """Take all masks off `total`, in place; return (whose, held by whom) of shares that do not fit.
+    """Remove all masks from `total`, in place; return (owner, holder) of each share that does not fit.
 
     `revealed`: for each client that has shared, shares of its b if it survives, of its mask key if not.  Raises
     RoundAbandoned (SHARE_INVALID) naming a client whose secret cannot be found; `total` is then worthless.
@@ -29,14 +29,14 @@ def unmask(
     secrets = {v: _recovered(session, v, shares, v in alive, culprits) for v, shares in revealed.items()}
     lost = {v: secret for v, secret in secrets.items() if v not in alive}
     subtract_streams(total, (self_key(session.sid, secrets[v], v, session.words) for v in survivors))
-    # what survivor u added for v if u < v, and subtracted if u > v
+    # survivor u added it for v if u < v, and subtracted it if u > v
     subtract_streams(total, _pairs(session, lost, lambda v: [u for u in session.neighbours[v] if u in alive and u < v]))
     add_streams(total, _pairs(session, lost, lambda v: [u for u in session.neighbours[v] if u in alive and u > v]))
     return tuple(culprits)
 
 
 def _recovered(session: Session, v: int, shares: Shares, alive: bool, culprits: list[tuple[int, int]]) -> bytes:
-    """Return b of a survivor, or the mask key of who is lost; holders that have lied before are asked last."""
+    """Return b of a survivor, or the mask key of a lost client; holders that have lied before are asked last."""
     keys = session.keys[v]
 
     def right(secret: bytes) -> bool:
@@ -54,7 +54,7 @@ def _recovered(session: Session, v: int, shares: Shares, alive: bool, culprits: 
 
 
 def _pairs(session: Session, lost: Mapping[int, bytes], others: Callable[[int], list[int]]) -> Iterator[bytes]:
-    """Yield the key of each mask between one who is lost and a survivor."""
+    """Yield the key of each mask between a lost client and a survivor."""
     for v, secret in lost.items():
         agreement = Agreement(secret)
         for u in others(v):
