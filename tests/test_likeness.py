@@ -198,14 +198,25 @@ def model(shape, classes):
         hidden.weight.mul_(float(scale))
     return nn.Sequential(nn.Flatten(), hidden, getattr(nn, kind)(), nn.Linear(16, classes))
 """
+PAIR = """
+from fedgossip.topology import Topology
+
+def pair(n, seed):
+    return Topology.from_edges(n, [(0, 1)], "pair")
+"""
 UNLIKE = {
-    "source": (MINE + "\n# another\n", "Tanh 1.0", "the source of its modules differs"),
-    "probe": (MINE, "Sigmoid 1.0", "what its first model gives for the probe differs"),
+    "source": (
+        MINE + "\n# another\n",
+        "Tanh 1.0",
+        PAIR + "\n# another\n",
+        "the source of its modules differs, behind mine:model and ours:pair",
+    ),
+    "probe": (MINE, "Sigmoid 1.0", PAIR, "what its first model gives for the probe differs"),
 }
 PEERS = """
 rounds = 3
 [topology]
-graph = "complete"
+graph = "ours:pair"
 n = 2
 [model]
 source = "mine:model"
@@ -219,15 +230,16 @@ start_timeout = 60.0
 
 @pytest.mark.sockets
 @pytest.mark.parametrize("what", UNLIKE)
-def test_two_peers_of_unlike_model_code_refuse_each_other_by_name(what: str, tmp_path: Path) -> None:
+def test_two_peers_of_unlike_code_refuse_each_other_by_name(what: str, tmp_path: Path) -> None:
     """Before: exit 0, consensus distance 0, and two different models."""
-    code, kind, words = UNLIKE[what]
+    code, kind, graph, words = UNLIKE[what]
     endpoints = ""
     for node, port in enumerate(free_ports(2)):
         folder = tmp_path / str(node)
         folder.mkdir()
         (folder / "gossip.toml").write_text(PEERS)
         (folder / "mine.py").write_text(code if node else MINE)
+        (folder / "ours.py").write_text(graph if node else PAIR)
         (folder / "kind.txt").write_text(kind if node else "Tanh 1.0")
         address = f"tcp://127.0.0.1:{port}"
         made = finish(start(["keys", "new", "--id", str(node), "--address", address], folder), 60)
