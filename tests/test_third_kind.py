@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -112,10 +113,25 @@ def test_the_command_line_runs_it_and_says_who_took_part(
         ({"shards": {"workers": 2}, "topology": {"graph": "ring", "n": 3}}, "a [topology] and a [shards]"),
         ({"shards": {"workers": 2}, "algorithm": {"name": "dsgd"}}, "[algorithm] is a section of other runs"),
         ({"shards": {"worker": 2}}, "unknown key 'shards.worker'"),
-        ({}, "no [topology] and no [coordinator] and no [shards]"),
+        ({}, "and no [shards]"),
     ],
 )
 def test_its_section_is_checked_like_any_other(content: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError) as refused:
         fedgossip.load_experiment(content)
     assert words in str(refused.value)
+
+
+def test_one_server_leads_and_its_page_speaks_of_workers(
+    experiment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = fedgossip.simulate(experiment, overrides=["shards.servers=1"], out=tmp_path / "run", report=True)
+    page = (tmp_path / "run" / "report.html").read_text()
+    shown = re.sub(r"<pre>.*?</pre>", "", page, flags=re.DOTALL)
+    assert "The server" in shown and "all 4 workers" in shown
+    assert "client" not in shown and "coordinator" not in shown
+    watched = in_process(["watch", "run", "--once"], tmp_path, monkeypatch, capsys).out.splitlines()
+    assert "disagreement" not in watched[2]
+    assert next(line for line in watched if line.startswith("onlooker")).split()[1] == "done"
+    assert "IN THE CLEAR" not in in_process(["runs", "."], tmp_path, monkeypatch, capsys).out
+    assert run.summary["digest"]

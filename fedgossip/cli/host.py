@@ -170,7 +170,6 @@ def _plan(
     from fedgossip.errors import ConfigError
     from fedgossip.experiment import GossipExperiment, load_experiment
     from fedgossip.plans import compose
-    from fedgossip.plans.gossip import GossipPlan
 
     counted = [f"topology.n={peers}"] if peers else []
     found = load_experiment(experiment, [*overrides, *counted], seed=seed)
@@ -178,10 +177,7 @@ def _plan(
         advice = "For a coordinator and its clients: docs/coordinator.md, with `fedgossip keys new` on each machine."
         raise ConfigError(f"{experiment} is no gossip run, and to others nobody can be invited yet", advice)
     whole = shared(found, data)
-    plan = compose.plan(whole.experiment)
-    assert isinstance(plan, GossipPlan)
-    check_open(plan)
-    return whole, plan
+    return whole, check_open(compose.plan(whole.experiment))
 
 
 def _given(given: tuple[str, ...], port: int) -> list[str]:

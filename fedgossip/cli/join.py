@@ -124,15 +124,12 @@ def _agreed(proposal: Proposal, invitation: Invitation, place: Joined, data: str
     from fedgossip.drivers.members import check_open
     from fedgossip.errors import ConfigError
     from fedgossip.plans import compose
-    from fedgossip.plans.gossip import GossipPlan
 
     proposals.keep_graph(proposal, place.path)
     experiment = proposals.experiment_of(proposal, place.path)
     code = proposals.check_code(proposal, experiment)
     proposals.check_data(experiment, data)
-    plan = compose.plan(experiment)
-    check_open(plan)
-    assert isinstance(plan, GossipPlan)
+    plan = check_open(compose.plan(experiment))
     echo(columns(_shown(plan, proposal, invitation, data, code)), err=True)
     if yes:
         return plan

@@ -64,7 +64,8 @@ def _members(run: dict[str, Any], who: Roles) -> str:
         return "-"
     if who.leader is None:
         return who.said
-    return f"{who.said}, {run.get('algorithm')}, {'secure' if run.get('secure') else 'IN THE CLEAR'}"
+    seen = {True: ", secure", False: ", IN THE CLEAR"}.get(run.get("secure"), "")  # type: ignore[arg-type]
+    return f"{who.said}, {run.get('algorithm')}{seen}"
 
 
 def _rounds(run: dict[str, Any]) -> str:

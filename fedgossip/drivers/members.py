@@ -49,14 +49,16 @@ def graphs_of(plan: GossipPlan) -> Make:
     return make
 
 
-def check_open(plan: Plan) -> None:
-    """Raise ConfigError where nobody can come later: the algorithm's sums are of a fixed number of peers."""
+def check_open(plan: Plan) -> GossipPlan:
+    """Return the plan.  Raises ConfigError where nobody can come later: the algorithm counts its peers, or masks for
+    them; or they are no peers."""
     if not isinstance(plan, GossipPlan):
         raise ConfigError("clients of a coordinator come and go as they like", "Leave --members and --join out.")
     check_members(plan.experiment.algorithm.name, plan.algorithm.needs)
     if plan.experiment.algorithm.private:
         advice = "Leave --members and --join out, or set algorithm.private = false."
         raise ConfigError("the masks of private gossip are those of fixed neighbours: nobody can join or leave", advice)
+    return plan
 
 
 def member_of(
@@ -78,8 +80,7 @@ def member_of(
     others reach it, by default as `members` says.  `join`: the run has begun.  `resumed`: what a life before wrote.
     Raises ConfigError for an algorithm whose peers must all be there all the time.
     """
-    check_open(plan)
-    assert isinstance(plan, GossipPlan)
+    gossip = check_open(plan)
     own = members.endpoints[node]
     founders = members.founders
     roster = Roster.founding({i: (e.address, e.key, e.verify) for i, e in founders.items()}, node)
@@ -88,15 +89,15 @@ def member_of(
     me = Entry(
         node, life, address or own.address, identity.public, identity.verify, -1 if late else 0, admission=own.admission
     )
-    e = plan.experiment
-    membership = Membership(me, roster, trust, identity.sign, graphs_of(plan), MemberSettings(), e.seed, e.rounds)
+    e = gossip.experiment
+    membership = Membership(me, roster, trust, identity.sign, graphs_of(gossip), MemberSettings(), e.seed, e.rounds)
 
     def make(schedule: RosterSchedule, checkpoint: Checkpoint | None, incarnation: int) -> Machine:
-        theirs = replace(plan, schedule=cast(Schedule, schedule))
+        theirs = replace(gossip, schedule=cast(Schedule, schedule))
         return theirs.machine(node, initial, schema, checkpoint, incarnation=incarnation)
 
     layout = schema, initial.size, initial.dtype.name
-    take_up = plan.resume_point
+    take_up = gossip.resume_point
     start_ns = int(e.algorithm.start_timeout * 1e9)
     return Member(membership, make, take_up, layout, e.rounds, join=join or late, resumed=resumed, start_ns=start_ns)
 

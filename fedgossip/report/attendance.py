@@ -91,7 +91,7 @@ def lanes(took: Participation, name: str, counted: str = "in the sum") -> str | 
         axes.set_xlim(0.4, rounds + 0.6)
         axes.set_ylim(took.clients - 0.4, -0.6)
         axes.set_xlabel("round" if group == 1 else f"round (each column is {group})")
-        axes.set_ylabel("client")
+        axes.set_ylabel(took.one)
         axes.grid(visible=False)
         axes.tick_params(axis="y", length=0)
         axes.spines["left"].set_visible(False)
@@ -108,7 +108,7 @@ def turns(took: Participation, name: str) -> str | None:
 
     def paint(figure: Figure) -> None:
         axes = figure.subplots()
-        stack(axes, np.array([took.turns], dtype=np.float64), [BLUE], [], "client")
+        stack(axes, np.array([took.turns], dtype=np.float64), [BLUE], [], took.one)
         axes.set_ylabel("rounds")
 
     return draw(name, HEIGHT, paint)

@@ -176,11 +176,11 @@ def attended(took: Participation, wanted: int | None) -> str:
     if not counts:
         said = "No round had enough contributions."
     elif low == high:
-        who = f"all {plural(high, 'client')}" if high == took.clients else plural(high, "client")
+        who = f"all {plural(high, took.one)}" if high == took.clients else plural(high, took.one)
         said = f"Every round that counted holds the updates of {who}."
     else:
         mean = number(sum(counts) / len(counts))
-        said = f"A round holds the updates of {low} to {high} clients, {mean} on average"
+        said = f"A round holds the updates of {low} to {high} {took.one}s, {mean} on average"
         said += "." if wanted is None else f"; {wanted} were wanted."
     if took.abandoned:
         verb, it = ("was", "it") if len(took.abandoned) == 1 else ("were", "they")
@@ -276,7 +276,7 @@ def coordinator(run: RecordedRun, took: Participation) -> Markup | None:
     busy = own.seconds["mixing"]
     rows = [
         ("Rounds that counted", f"{count(len(took.contributions))} of {count(own.rounds)}", ""),
-        ("What it saw", saw, "of what the clients trained"),
+        ("What it saw", saw, f"of what the {run.roles.one}s trained"),
         ("Sent", data_size(own.bytes_sent), "models, and what a secure sum needs" if secure else "models"),
         ("Received", data_size(own.bytes_received), ""),
         *([("Summing", duration(busy), "over all rounds")] if busy else []),

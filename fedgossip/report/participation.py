@@ -37,8 +37,8 @@ class Took(IntEnum):
 class Participation:
     """`contributions[round]` of the rounds that counted; `abandoned[round]` says why one did not."""
 
-    def __init__(self, clients: int) -> None:
-        self.clients = clients
+    def __init__(self, clients: int, one: str = "client") -> None:
+        self.clients, self.one = clients, one
         self.contributions: dict[int, int] = {}
         self.abandoned: dict[int, Mapping[str, Any]] = {}
         self.too_few: Mapping[str, Any] | None = None

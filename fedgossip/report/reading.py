@@ -239,7 +239,7 @@ def read_run(folder: Path) -> RecordedRun:
     network: dict[int, ReportedRound] = {}
     totals = [PeerTotal() for _ in range(summary.who.n)]
     events: list[ReportedEvent] = []
-    participation = Participation(summary.n) if summary.led else None
+    participation = Participation(summary.n, summary.who.one) if summary.led else None
     for place, record in _records(folder / "metrics.jsonl"):
         kind = record.get("kind")
         if kind == "peer":

@@ -147,15 +147,15 @@ class State:
             peer.step(row)
 
     def _network(self, row: NetworkRow) -> None:
-        self.network = row
-        if row.score_averaged is not None or (row.score_mean_peer is not None and not self.led):
-            others = (None, None) if self.led else (row.score_mean_peer, row.score_worst_peer)
+        alone, self.network = self.roles.leader is not None, row
+        if row.score_averaged is not None or (row.score_mean_peer is not None and not alone):
+            others = (None, None) if alone else (row.score_mean_peer, row.score_worst_peer)
             self.curves["score"].add(row.round, row.score_averaged, *others)
         if row.loss is not None or row.test_loss is not None:
             self.curves["loss"].add(row.round, row.loss, row.test_loss)
         if row.test_loss is not None:
             self.tested = row
-        if row.consensus_distance is not None and not self.led:
+        if row.consensus_distance is not None and not alone:
             self.distance = row
             self.curves["distance"].add(row.round, row.consensus_distance)
 
@@ -270,7 +270,12 @@ class State:
         if self.led:
             over = self.status in ENDED or (self.rounds and self.leading >= self.rounds)
             return bool(over) and peer.known and peer.gone_since is None and not peer.left
-        return bool(self.rounds) and peer.round >= self.rounds
+        return (bool(self.rounds) and peer.round >= self.rounds) or (self.status in ENDED and self._looks_on(peer))
+
+    def _looks_on(self, peer: Peer) -> bool:
+        """Whether no rounds are expected of it: it neither learns nor counts."""
+        role = self.roles.of(peer.node) if peer.node < self.n else None
+        return role is not None and not (role.learns or role.counted)
 
     def _begun(self, peer: Peer) -> bool:
         """In the first round nobody has written anything; but when a neighbour has a round behind it, all trained."""

@@ -108,6 +108,8 @@ def learned(state: State) -> list[str]:
     if state.led and tested is not None and tested.score_averaged is not None:
         of_model = f"{score.word} {shown(score, tested.score_averaged)} global model{of_round}"
         words.append(", ".join([of_model, *at_clients(state.led, state.round, score)]))
+    elif tested is not None and tested.score_averaged is not None and state.roles.leader is not None:
+        words.append(f"{score.word} {shown(score, tested.score_averaged)}{of_round}")
     elif tested is not None and tested.score_averaged is not None:
         words.append(three(score, tested) + of_round)
     elif tested is not None:
