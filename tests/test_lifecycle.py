@@ -26,8 +26,8 @@ from fedgossip.machine import (
 )
 from fedgossip.messages import Leaving
 from fedgossip.protocols.edges import Open
-from fedgossip.protocols.lifecycle import AGAIN_NS, RunLimits
 from fedgossip.protocols.partner_set import ROLL_NS
+from fedgossip.protocols.run_limits import AGAIN_NS, RunLimits
 
 OTHERS, _STEP = range(1, N), Step(0)
 LIMITS = RunLimits(0)

@@ -170,9 +170,9 @@ def test_a_next_life_goes_on_behind_all_that_was_masked_with_the_model_that_it_h
     again = desk.life(Checkpoint(1, {MODEL: vector(5)}), resume=True)
     assert again.round == 3 and np.array_equal(again.learner.model, vector(5))
     newer = desk.life(Checkpoint(9, {MODEL: vector(6)}), resume=True)
-    assert newer.round == 9 and np.array_equal(newer.x, vector(6))
+    assert newer.round == 9 and np.array_equal(newer.learner.model, vector(6))
     nothing = desk.life(resume=True)
-    assert nothing.round == 3 and np.array_equal(nothing.x, vector(1))
+    assert nothing.round == 3 and np.array_equal(nothing.learner.model, vector(1))
 
 
 def test_the_same_run_again_with_the_same_keys_is_refused(tmp_path: Path) -> None:

@@ -19,11 +19,11 @@ from fedgossip.plans.plan import Seat, nanoseconds
 from fedgossip.protocols import async_gossip, push_peer, sync_gossip
 from fedgossip.protocols.async_gossip import AsyncGossip, AsyncSettings
 from fedgossip.protocols.async_push_sum import AsyncPushSum
-from fedgossip.protocols.lifecycle import AGAIN_NS, AGAIN_TIMES
 from fedgossip.protocols.peer_sampling import rule_of
 from fedgossip.protocols.private_gossip import PrivateGossip
 from fedgossip.protocols.push_peer import PushSettings
 from fedgossip.protocols.push_sum import SyncPushSum
+from fedgossip.protocols.run_limits import AGAIN_NS, AGAIN_TIMES
 from fedgossip.protocols.sync_gossip import SyncGossip, SyncSettings
 from fedgossip.secure.neighbourhood import Grid
 from fedgossip.simulation.stacked import PLAIN, SHARES, Private, StackedExchange

@@ -60,9 +60,10 @@ from fedgossip.protocols.carried import FRESH
 from fedgossip.protocols.deadlines import Deadline
 from fedgossip.protocols.exchanges import Ledger
 from fedgossip.protocols.learner import Learner
-from fedgossip.protocols.lifecycle import Lifecycle, RunLimits
+from fedgossip.protocols.lifecycle import Lifecycle
 from fedgossip.protocols.pairing import Flight, Pairing
 from fedgossip.protocols.peer_sampling import Rule
+from fedgossip.protocols.run_limits import RunLimits
 from fedgossip.protocols.vector_check import VectorCheck
 from fedgossip.vectors import Vector, negated, scaled_difference
 

@@ -26,7 +26,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Hashable, Sequence
-from dataclasses import dataclass
 from typing import Generic
 
 from fedgossip.algorithms.base import State
@@ -58,25 +57,7 @@ from fedgossip.protocols.deadlines import Deadline
 from fedgossip.protocols.failures import nobody_came
 from fedgossip.protocols.learner import Learner
 from fedgossip.protocols.partner_set import ROLL_NS, Company
-
-AGAIN_NS = 250_000_000
-AGAIN_TIMES = 20
-"""Number of goodbyes without an answer after which a partner counts as hung."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunLimits:
-    """Limits of every run.  Times in nanoseconds."""
-
-    rounds: int
-    start_ns: int = 300_000_000_000
-    """How long to wait for all links at the start; people start peers on several machines by hand."""
-    drain_ns: int = 30_000_000_000
-    """How long to stay after the last round for accounts to settle, and for partners that are not done."""
-    hurry_ns: int = 1_000_000_000
-    """How long to stay for open accounts when the user stops the run."""
-    again_ns: int = AGAIN_NS
-    """After so long a goodbye is said again."""
+from fedgossip.protocols.run_limits import AGAIN_TIMES, RunLimits
 
 
 class Lifecycle(ABC, Generic[State]):

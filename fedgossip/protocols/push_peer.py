@@ -33,9 +33,10 @@ from fedgossip.messages import Accepted, Account, Leaving, Message, Parcel
 from fedgossip.protocols.carried import FRESH
 from fedgossip.protocols.deadlines import Deadline
 from fedgossip.protocols.learner import Learner
-from fedgossip.protocols.lifecycle import Lifecycle, RunLimits
+from fedgossip.protocols.lifecycle import Lifecycle
 from fedgossip.protocols.mass_ledger import Arcs, share_of
 from fedgossip.protocols.mixing_schedule import MixingSchedule
+from fedgossip.protocols.run_limits import RunLimits
 from fedgossip.protocols.vector_check import VectorCheck
 from fedgossip.vectors import Vector, ordered_mix
 

@@ -38,12 +38,13 @@ from fedgossip.messages import Account, Leaving, Message, Model
 from fedgossip.protocols.carried import FRESH
 from fedgossip.protocols.edge_ledger import EdgeLedger
 from fedgossip.protocols.learner import Learner
-from fedgossip.protocols.lifecycle import AGAIN_NS, Lifecycle, RunLimits
+from fedgossip.protocols.lifecycle import Lifecycle
 from fedgossip.protocols.mailbox import Mailbox
 from fedgossip.protocols.mixing_schedule import MixingSchedule, given_up, leads_of, view_of
 from fedgossip.protocols.open_round import ExchangedRound
 from fedgossip.protocols.partner_set import LATELY_ROUNDS
 from fedgossip.protocols.round_clock import RoundClock
+from fedgossip.protocols.run_limits import AGAIN_NS, RunLimits
 from fedgossip.protocols.vector_check import VectorCheck
 from fedgossip.vectors import Vector, ordered_mix, scaled_difference, subtract
 
