@@ -33,6 +33,7 @@ from fedgossip.records import EventRow, NetworkRow, Row
 from fedgossip.rundir import incarnations
 from fedgossip.rundir.collect import Collector, Watched, conclude, first_failure, last_word
 from fedgossip.rundir.run_directory import Keeper, Run, RunDirectory, write_whole
+from fedgossip.rundir.tracking import Tracking
 
 START_SECONDS = 120.0
 """For the warmed parent to import and every peer to listen; a cold disk and sixteen peers need some."""
@@ -180,8 +181,9 @@ def run_local_plan(
         task, shares = compose.task_of(plan.experiment, plan.learners)  # may refuse it: nothing is made before
         folders = [out / "peers" / f"{node:02d}" for node in range(plan.n)]
         left = incarnations.prepare(out, folders, plan, task.schema, shares.digest) if resume else None
+        tracking = Tracking(plan.experiment, out) if plan.experiment.track.to else None
         directory = RunDirectory.again(out, plan, left.rows) if left else RunDirectory(out, plan)
-        keeper = Keeper(directory, watch)
+        keeper = Keeper(directory, watch, tracking)
         record = record_of(plan, task.evaluate, watch_all=False)
         collector = Collector(folders, record, keeper)
         interrupted = False
@@ -207,6 +209,7 @@ def run_local_plan(
         except KeyboardInterrupt:
             interrupted = True
         except BaseException:
+            keeper.ended("failed")
             directory.abandon()
             raise
         processes.stop()

@@ -27,6 +27,7 @@ from fedgossip.plans.recovering import peer_of, recovers
 from fedgossip.records import Row
 from fedgossip.rundir import incarnations, run_directory
 from fedgossip.rundir.run_directory import Keeper, Run, RunDirectory, RunOutcome
+from fedgossip.rundir.tracking import Tracking
 from fedgossip.simulation.network import DeviceClass, NetworkSettings, SimulatedNetwork
 from fedgossip.simulation.simulator import Simulator
 from fedgossip.task import LocalTask, segments_of
@@ -110,8 +111,9 @@ def simulate_plan(
     folder = Path(out) if out is not None else None
     about = incarnations.about_of(plan, -1, task.schema, shares.digest)
     left, refused = sim_checkpoint.left_in(folder, about) if folder and resume else (None, [])
+    tracking = Tracking(plan.experiment, folder) if folder and plan.experiment.track.to else None
     directory = _directory(folder, plan, engine, left, resume=resume) if folder else None
-    keeper = Keeper(directory, watch)
+    keeper = Keeper(directory, watch, tracking)
     record = record_of(plan, task.evaluate, watch_all=plan.n * task.length <= WATCHED_ELEMENTS)
     results = Results([None] * plan.n)
     make = _simulator if engine == "sim" else _stacked
@@ -130,9 +132,11 @@ def simulate_plan(
     except KeyboardInterrupt:
         status = "interrupted"
     except BaseException:
+        keeper.ended("failed")
         if directory:
             directory.abandon()
         raise
+    keeper.ended(status)
     ended = RunOutcome(results.vectors, results.counts, status, time.monotonic() - began)
     summary = run_directory.summarize(plan, engine, task, shares, record, keeper, ended)
     if directory:

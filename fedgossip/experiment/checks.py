@@ -12,6 +12,7 @@ from fedgossip.algorithms.names import METHODS
 from fedgossip.errors import ConfigError, nearest
 from fedgossip.experiment.sections import (
     GIVEN,
+    TRACKERS,
     DataSection,
     Experiment,
     FederatedExperiment,
@@ -40,6 +41,8 @@ def check(experiment: Experiment, where: str) -> None:
     _check_loop(experiment, where)
     _check_values(experiment, where)
     _check_objective(experiment, where)
+    for text in experiment.track.to:
+        _check_words({"track.to": (text.partition(":")[0], TRACKERS)}, where)
     _check_test(experiment.data.test, where)
     _check_own(experiment.data, where)
     if not 0 <= experiment.data.local_test < 1:

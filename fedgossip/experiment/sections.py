@@ -210,6 +210,17 @@ class DeviceSection(msgspec.Struct, forbid_unknown_fields=True):
     """Their training takes so many times as long."""
 
 
+TRACKERS = ("csv", "tensorboard", "mlflow", "wandb")
+"""Where a record can go; a colon and a place may follow."""
+
+
+class TrackSection(msgspec.Struct, forbid_unknown_fields=True):
+    """[track]: where else the record of a whole run goes while it is written."""
+
+    to: list[str] = msgspec.field(default_factory=list)
+    """csv | tensorboard | mlflow:URI | wandb:PROJECT"""
+
+
 class SimulationSection(msgspec.Struct, forbid_unknown_fields=True):
     """[simulation]: the virtual network and devices of `--on sim`; real runs ignore it."""
 
@@ -264,6 +275,7 @@ class Experiment(msgspec.Struct, forbid_unknown_fields=True):
     model: ModelSection = msgspec.field(default_factory=ModelSection)
     train: TrainSettings = msgspec.field(default_factory=TrainSettings)
     eval: EvalSection = msgspec.field(default_factory=EvalSection)
+    track: TrackSection = msgspec.field(default_factory=TrackSection)
     simulation: SimulationSection = msgspec.field(default_factory=SimulationSection)
     task: TaskSection = msgspec.field(default_factory=TaskSection)
     faults: list[Fault] = msgspec.field(default_factory=list)
@@ -310,6 +322,8 @@ class Experiment(msgspec.Struct, forbid_unknown_fields=True):
         for key in ("loss", "metrics"):  # runs from before them have the same hash
             if not content["task"][key]:
                 del content["task"][key]
+        if not self.track.to:
+            del content["track"]
         content = {self.kind: content.pop(self.kind), **content}
         return typing.cast("dict[str, Any]", _without_none(content))
 

@@ -89,6 +89,7 @@ class FederatedRun(PlanDefaults):
             content["coordinator"]["privacy"].pop("test_noise", None)
         if self.section.secure.score_max == SecureSection().score_max:
             content["coordinator"]["secure"].pop("score_max", None)
+        content.pop("track", None)  # each may track for itself
         return content
 
     @property

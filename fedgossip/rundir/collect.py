@@ -23,6 +23,7 @@ from fedgossip.records import EventRow, PeerRow, Row, read_rows, row_of
 from fedgossip.rundir import run_directory
 from fedgossip.rundir.peer_files import PeerEnded
 from fedgossip.rundir.run_directory import Keeper, Run, RunDirectory, RunOutcome
+from fedgossip.rundir.tracking import Tracking
 from fedgossip.task import LocalTask
 from fedgossip.vectors import Vector, frozen
 
@@ -156,6 +157,7 @@ def conclude(
             collector.keeper(EventRow(-1, node, "died", {"exit_code": watched.exits.get(node)}))
         ended = ("finished", PARTIAL, EXHAUSTED)
         vectors = [vector if one in ended else None for vector, one in zip(vectors, said, strict=True)]
+    collector.keeper.ended(status)
     here = [word for node, word in enumerate(last_words) if node not in watched.absent]
     how = RunOutcome(vectors, collector.counts(here), status, watched.wall_seconds)
     summary = run_directory.summarize(plan, driver, task, shares, collector.record, collector.keeper, how)
@@ -226,8 +228,9 @@ def collect_peers(plan: Plan, given: Sequence[Path], out: Path) -> Run:
     likeness = compose.likeness_of(plan, task)
     _check_same_run(folders, compose.hello_of(plan, task.schema, shares.digest, likeness))
     _check_began(folders)
+    tracking = Tracking(plan.experiment, out) if plan.experiment.track.to else None
     directory = RunDirectory(out, plan)
-    keeper = Keeper(directory, None)
+    keeper = Keeper(directory, None, tracking)
     record = record_of(plan, task.evaluate, watch_all=False)
     for row in record.started([task.initial(node) for node in range(plan.n)]):
         keeper(row)

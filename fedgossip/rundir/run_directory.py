@@ -39,6 +39,7 @@ from fedgossip.plans.compose import DataShares, Plan
 from fedgossip.plans.plan import EXHAUSTED, PARTIAL
 from fedgossip.records import EventRow, NetworkRow, Row, RowWriter, read_rows
 from fedgossip.roles import ROLES
+from fedgossip.rundir.tracking import Tracking
 from fedgossip.scores import Score
 from fedgossip.task import LocalTask, tensors_of
 from fedgossip.vectors import Vector, consensus_distance, digest, mean
@@ -197,7 +198,15 @@ def save_model(path: Path, task: LocalTask, vector: Vector, **metadata: str) -> 
 class Keeper:
     """Passes every row of a run on: to the file, to memory for the caller, and to watchers."""
 
-    def __init__(self, directory: RunDirectory | None, watch: Callable[[Row], None] | None) -> None:
+    def __init__(
+        self,
+        directory: RunDirectory | None,
+        watch: Callable[[Row], None] | None,
+        tracking: Tracking | None = None,
+    ) -> None:
+        self._tracking = tracking
+        if tracking:
+            tracking.begin()
         self.rows: list[Row] = []
         self.events: dict[str, int] = {}
         self._directory, self._watch = directory, watch
@@ -220,6 +229,20 @@ class Keeper:
             self.remember([one])
             if self._watch:
                 self._watch(one)
+        if self._tracking and isinstance(row, NetworkRow):
+            self._tracking.row(row)
+            self._tell_failures(self._tracking)
+
+    def ended(self, status: str) -> None:
+        """Let the trackers finish: the run ended so."""
+        if self._tracking:
+            last = next((row for row in reversed(self.rows) if isinstance(row, NetworkRow)), None)
+            self._tracking.end(status, last)
+            self._tell_failures(self._tracking)
+
+    def _tell_failures(self, tracking: Tracking) -> None:
+        for event in tracking.failures():
+            self(event)
 
 
 @dataclass(frozen=True)
