@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import ast
+import keyword
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from rooms import PACKAGE, packages
+from rooms import FILES, PACKAGE, packages
 
 ROOT = PACKAGE.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "benchmarks" / "RESULTS.md"]
+
+TESTS = sorted((ROOT / "tests").glob("*.py"))
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 QUOTED = re.compile(r"`([^`\n]+)`")
@@ -62,6 +65,31 @@ def test_every_link_within_the_project_leads_somewhere(document: Path) -> None:
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_every_file_and_module_that_a_document_names_is_there(document: Path) -> None:
     assert [what for words in QUOTED.findall(document.read_text()) for what in lacking(words)] == []
+
+
+def test_every_name_between_backticks_in_a_docstring_is_one_of_the_code() -> None:
+    """A module or an argument that was renamed lives on in docstrings otherwise."""
+    known: set[str] = set()
+    quoted: list[tuple[str, str]] = []
+    for path in FILES:
+        known |= set(_module(path).split("."))
+        tree = ast.parse(path.read_text())
+        texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.Constant):
+                known |= {found for _, value in ast.iter_fields(node) if isinstance(value, str) for found in [value]}
+            elif isinstance(node.value, str) and node in texts:
+                quoted += [(_module(path), words) for words in QUOTED.findall(node.value)]
+            else:
+                known |= set(re.findall(r"\w+", str(node.value)))
+    known |= {name for path in TESTS for name in (path.stem, "tests", "py")}
+    known |= set(keyword.kwlist)
+    unknown = [(where, words) for where, words in quoted if set(re.findall(r"[A-Za-z_]\w*", words)) - known]
+    assert unknown == []
+
+
+def _module(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts)
 
 
 def test_the_citation_is_of_this_version() -> None:

@@ -20,7 +20,7 @@ class Mark:
 
 @dataclass(slots=True)
 class Peer:
-    """The newest of one peer.  `bytes_*` are sums over the rounds in the record, `waiting` a share of recent time."""
+    """The newest of one peer.  Bytes are sums over the rounds in the record, `waiting` is a share of recent time."""
 
     node: int
     watched: bool = True
