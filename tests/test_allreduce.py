@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import machine_fuzz
 import numpy as np
 import pytest
+from fuzz_casts import PEERS, SCENES, Scene, workers
 
 from fedgossip import simulate
 from fedgossip.algorithms.collectives.names import COLLECTIVES
@@ -221,3 +223,14 @@ def test_fewer_elements_than_workers_and_a_bucket_of_one_byte(workers: int, dim:
     experiment = quadratic(workers, rounds=3, parallel={"bucket": 1})
     experiment["task"]["dim"] = dim
     assert simulate(experiment).digest == simulate(experiment, engine="stacked").digest
+
+
+def test_a_worker_that_lies_may_end_a_run_and_makes_nobody_raise(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine_fuzz.quick(monkeypatch)
+    for name in ("ring", "star"):
+        monkeypatch.setitem(SCENES, name, Scene(lambda name=name: workers(name, 4), PEERS))  # type: ignore[misc]
+        for seed in range(12):
+            try:
+                machine_fuzz.checked(name, "neighbour", seed)
+            except machine_fuzz.Broken as broken:
+                assert "ends after" in str(broken)

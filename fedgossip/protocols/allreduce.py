@@ -138,6 +138,7 @@ class AllReduce:
         }
         self.contribution: tuple[float, Vector] | None = None  # of this round
         self.asked = -1  # the round whose gradient was asked for last
+        self.left_out_by: set[NodeId] = set()  # workers whose view this one is not in
         self.early: tuple[NodeId, RoundMean] | None = None  # the mean of a view that has not come yet
         self.regroup: Regroup | None = None
         self.view: GroupView | None = None  # by which this epoch began
@@ -305,10 +306,11 @@ class AllReduce:
         if chunk.round > self.round + 1:
             text = f"a chunk of round {chunk.round} from worker {sender}; one can be a round ahead at most"
             raise ProtocolError(f"worker {self.node}, round {self.round}: {text}", peer=sender)
+        self._check(sender, chunk, chunk.length)
         at = self.now if chunk.round == self.round else self.next
         rank = self.members.index(sender)
         expected = at.expects(rank, chunk.bucket, chunk.step)
-        if expected != (chunk.start, chunk.start + chunk.length) or chunk.length != chunk.vectors[0].size:
+        if expected != (chunk.start, chunk.start + chunk.length):
             text = f"a chunk that the collective has not for worker {self.node}, of worker {sender}"
             advice = "Were the workers started from the same experiment file?"
             raise ProtocolError(f"worker {self.node}, round {chunk.round}: {text}", advice, peer=sender)
@@ -319,6 +321,17 @@ class AllReduce:
             raise ProtocolError(f"worker {self.node}, round {chunk.round}: {text}", peer=sender)
         out = at.take(rank, chunk.bucket, chunk.step, chunk.weight, chunk.vectors[0])
         return [taken, *self._sent(out, now_ns), *self._close_if_done(now_ns)]
+
+    def _check(self, sender: NodeId, message: ReduceChunk | RoundMean, length: int) -> None:
+        """Raise ProtocolError where a message has not one vector of our type and this length."""
+        shapes = [(vector.dtype, vector.shape) for vector in message.vectors]
+        if message.schema != self.schema or shapes != [(self.model.dtype, (length,))]:
+            raise ProtocolError(
+                f"worker {self.node}: a vector of another layout from worker {sender}, round {message.round}"
+                f" (schema {message.schema}, ours {self.schema})",
+                "Give every worker the same [model] section.",
+                peer=sender,
+            )
 
     def _close_if_done(self, now_ns: int) -> list[Effect]:
         if self.phase != "reducing" or not self.now.done:
@@ -362,6 +375,9 @@ class AllReduce:
             return [Send(sender, self.view)] if self.view else []  # it has missed that, or is not in it
         if report.epoch > self.epoch:
             return []  # the view by which that began is on its way
+        if abs(report.rounds - self.round) > 1:
+            text = f"a report of worker {sender}, with {report.rounds} rounds behind it: one round away at most"
+            raise ProtocolError(f"worker {self.node}, round {self.round}: {text}", peer=sender)
         effects: list[Effect] = []
         if self.phase in ("training", "reducing", "catching", "leaving"):
             effects = self._stop_round(now_ns)
@@ -408,18 +424,26 @@ class AllReduce:
     def _adopted(self, sender: NodeId, view: GroupView, now_ns: int) -> list[Effect]:
         if view.epoch <= self.epoch:
             return []  # one of an epoch is enough
-        if self.node not in view.members and sender in view.members:
-            text = f"the other workers went on without worker {self.node}, after round {view.rounds}"
-            return self._finish(Failure("network", text, "They did not hear it for too long: look at its link."))
+        if self.node not in view.members and sender in self.members:
+            return self._left_out(sender, view, now_ns)
         if self.regroup is None or self.phase != "regrouping" or view.epoch != self.epoch + 1:
             raise ProtocolError(f"worker {self.node}: a view that nobody asked for, of worker {sender}", peer=sender)
         if wrong := self.regroup.refuses(sender, view):
             raise ProtocolError(f"worker {self.node}: the view of worker {sender} {wrong}", peer=sender)
         return self._begin_view(view, now_ns)
 
+    def _left_out(self, sender: NodeId, view: GroupView, now_ns: int) -> list[Effect]:
+        """End if more than half of the workers say that they go on without this one; one that says so may be wrong."""
+        self.left_out_by.add(sender)
+        if 2 * len(self.left_out_by) > len(self.members):
+            text = f"the other workers went on without worker {self.node}, after round {view.rounds}"
+            return self._finish(Failure("network", text, "They did not hear it for too long: look at its link."))
+        return self._stop_round(now_ns) if self.phase in ("training", "reducing", "catching") else []
+
     def _begin_view(self, view: GroupView, now_ns: int) -> list[Effect]:
         gone = [node for node in self.members if node not in view.members]
         self.epoch, self.members, self.view, self.regroup = view.epoch, view.members, view, None
+        self.left_out_by.clear()
         self._turn()
         effects: list[Effect] = [Report("regrouped", {"workers": list(view.members), "without": gone}, self.round)]
         if self.node == view.donor and self.mean is not None:
@@ -446,6 +470,7 @@ class AllReduce:
             self.early = sender, message
         if self.phase != "catching" or message.epoch != self.epoch or self.view is None:
             return []
+        self._check(sender, message, self.model.size + TAIL)
         if sender != self.view.donor or message.round != self.round or not summable(message.vectors[0]):
             raise ProtocolError(f"worker {self.node}: a mean of round {message.round} of worker {sender}", peer=sender)
         self.contribution = None
