@@ -1,4 +1,7 @@
-"""A 2-of-3 join over two network namespaces with addresses of their own, as two machines on a LAN would do it."""
+"""A 2-of-3 join over two network namespaces with addresses of their own, as two machines on a LAN would do it.
+
+The graph is a function of the user's own: it is asked for two members, and for three.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +29,13 @@ OURS, THEIRS = "fedgossip-a", "fedgossip-b"
 ADDRESSES = {0: "10.77.0.1", 1: "10.77.0.3", 2: "10.77.0.2"}
 ROUNDS = 100_000
 SECONDS = 60.0
+
+EVERYBODY = """
+from fedgossip.topology import Topology
+
+def everybody(n, seed):
+    return Topology.from_edges(n, [(u, v) for v in range(n) for u in range(v)], "everybody")
+"""
 
 
 def ip(*words: str) -> None:
@@ -74,9 +84,10 @@ class Site:
         (folder / "endpoints.toml").write_text(first)
         late = block(2, Endpoint(where[2].address, where[2].key, where[2].verify, admission))
         (folder / "late.toml").write_text(f"{first}\n{late}")
-        text = f'seed = 1\nrounds = {ROUNDS}\n[topology]\ngraph = "complete"\nn = 3\n'
+        text = f'seed = 1\nrounds = {ROUNDS}\n[topology]\ngraph = "ours:everybody"\nn = 3\n'
         more = '[algorithm]\ndeadline = 5.0\n[task]\nkind = "quadratic"\ndim = 2000\n'
         (folder / "experiment.toml").write_text(text + more)
+        (folder / "ours.py").write_text(EVERYBODY)
 
     def start(self, node: NodeId, *more: str) -> None:
         endpoints = "late.toml" if node == 2 else "endpoints.toml"

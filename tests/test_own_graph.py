@@ -60,6 +60,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixtur
 # --- the same run everywhere ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sockets
 def test_the_example_is_one_run_in_every_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(EXAMPLES)
     content = experiment("own_graph:clusters", weights="own_graph:shy")
@@ -72,6 +73,7 @@ def test_the_example_is_one_run_in_every_driver(tmp_path: Path, monkeypatch: pyt
     assert local.digest == simulate(experiment("own_graph:clusters", 5, "own_graph:shy")).digest
 
 
+@pytest.mark.sockets
 def test_the_example_runs_and_has_fewer_than_forty_lines_of_code(tmp_path: Path) -> None:
     from test_examples import printed
 
