@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
 from fedgossip import checkpoints
-from fedgossip.checkpoints import NEWEST, PREVIOUS, About, Checkpoints, RefusedError, Stored, differences
+from fedgossip.checkpoints import NEWEST, PREVIOUS, About, Checkpoints, RefusedError, Stored, differences, tensor_file
 from fedgossip.errors import ResumeError
 from fedgossip.experiment import load_experiment
 from fedgossip.machine import Checkpoint
@@ -113,7 +113,7 @@ def test_what_is_not_ours_is_refused_with_its_reason(tmp_path: Path, changed: di
 
 def test_an_older_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoints.write(tmp_path, stored(1))
-    monkeypatch.setattr(checkpoints, "FORMAT", checkpoints.FORMAT + 1)
+    monkeypatch.setattr(tensor_file, "FORMAT", tensor_file.FORMAT + 1)
     with pytest.raises(ResumeError, match="of format 1, this fedgossip writes 2"):
         found(tmp_path)
 
@@ -171,7 +171,7 @@ def test_a_write_that_is_interrupted_anywhere_leaves_one_that_can_be_taken(
 
         return call
 
-    monkeypatch.setattr(checkpoints.os, "fsync", or_die("fsync", checkpoints.os.fsync))
+    monkeypatch.setattr(tensor_file.os, "fsync", or_die("fsync", tensor_file.os.fsync))
     monkeypatch.setattr(Path, "replace", or_die("replace", Path.replace))
     with pytest.raises(Killed):
         checkpoints.write(tmp_path, stored(3))
@@ -188,7 +188,7 @@ def test_a_full_disk_keeps_the_checkpoint_before_and_is_told(tmp_path: Path, mon
     kept = Checkpoints(tmp_path, ABOUT, lambda round, error: told.append((round, error.strerror)), seconds=0)
     kept.keep(stored(1).machine, {})
     assert kept.close() == 1
-    monkeypatch.setattr(checkpoints.os, "fsync", full)
+    monkeypatch.setattr(tensor_file.os, "fsync", full)
     kept = Checkpoints(tmp_path, ABOUT, lambda round, error: told.append((round, error.strerror)), seconds=1e9)
     kept.keep(stored(2).machine, {})
     assert kept.close() is None
@@ -209,14 +209,14 @@ def test_the_file_system_itself_may_refuse(tmp_path: Path) -> None:
 
 def test_keeping_never_waits_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, go_on = threading.Event(), threading.Event()
-    real = checkpoints.put
+    real = tensor_file.put
 
     def slow(*arguments: Any) -> None:
         begun.set()
         assert go_on.wait(20)
         real(*arguments)
 
-    monkeypatch.setattr(checkpoints, "put", slow)
+    monkeypatch.setattr("fedgossip.checkpoints.stored.put", slow)
     kept = Checkpoints(tmp_path, ABOUT, lambda *_: None, seconds=0)
     kept.keep(stored(1).machine, {})
     assert begun.wait(20)

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from fedgossip import checkpoints
-from fedgossip.checkpoints import NEWEST, About, RefusedError, Stored
+from fedgossip.checkpoints import NEWEST, About, RefusedError, Stored, tensor_file
 from fedgossip.drivers.replay import replay_trace
 from fedgossip.errors import FedgossipError
 from fedgossip.experiment import load_experiment
@@ -91,7 +91,7 @@ def closed(path: Path, header: Any, body: bytes, monkeypatch: pytest.MonkeyPatch
     """Write it as one would who knows how: with the hash that it then has."""
     if isinstance(header, dict) and isinstance(meta := header.get("__metadata__"), dict) and "about" in meta:
         meta["about"] = json.dumps(meta["about"])
-        monkeypatch.setattr(checkpoints, "_hash", lambda *_: meta.get("sha256"))
+        monkeypatch.setattr(tensor_file, "_hash", lambda *_: meta.get("sha256"))
     text = json.dumps(header).encode()
     path.write_bytes(struct.pack("<Q", len(text)) + text + body)
 

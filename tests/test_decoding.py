@@ -123,7 +123,7 @@ ELSEWHERE = {
     "drivers/local.py": "what the fork server says, by its own pipe",
     "learning/ddp/ipc.py": "between the processes of one client",
     "drivers/snapshot.py": "images, which have a reader of their own",
-    "checkpoints.py": "what has been written here a moment before",
+    "checkpoints/sameness.py": "what has been written here a moment before",
     "topology/files.py": "msgspec.toml, which is tomllib",
 }
 
