@@ -11,12 +11,11 @@ from fedgossip.algorithms.collectives.names import COLLECTIVES, Collective
 from fedgossip.algorithms.descent.base import Descent
 from fedgossip.algorithms.descent.names import make_descent
 from fedgossip.experiment import ParallelExperiment
-from fedgossip.machine import Checkpoint, Machine, NodeId
+from fedgossip.machine import Machine, NodeId
 from fedgossip.messages import TAIL
 from fedgossip.metrics import Network
 from fedgossip.plans.completeness import Lacking
-from fedgossip.plans.credentials import Own
-from fedgossip.plans.plan import PARTIAL, Arrays, PlanDefaults, Results, RunOutlook, nanoseconds
+from fedgossip.plans.plan import PARTIAL, Arrays, PlanDefaults, Results, RunOutlook, Seat, nanoseconds
 from fedgossip.protocols.allreduce import AllReduce, AllReduceSettings
 from fedgossip.records import Row
 from fedgossip.roles import Role, Roles
@@ -80,27 +79,19 @@ class ParallelPlan(PlanDefaults):
     def partners(self, node: NodeId) -> Sequence[NodeId]:
         return [other for other in range(self.n) if other != node]
 
-    def machine(
-        self,
-        node: NodeId,
-        initial: Vector,
-        schema: str,
-        resumed: Checkpoint | None = None,
-        *,
-        incarnation: int = 0,  # noqa: ARG002
-        own: Own | None = None,  # noqa: ARG002
-    ) -> Machine:
+    def seated(self, seat: Seat) -> Machine:
         e, p = self.experiment, self.experiment.parallel
         settings = AllReduceSettings(
             rounds=e.rounds,
-            bucket=self._bucket(initial),
+            bucket=self._bucket(seat.initial),
             accumulate=p.accumulate,
             deadline_ns=nanoseconds(p.deadline),
             least_deadline_ns=min(nanoseconds(p.deadline), nanoseconds(p.least_deadline)),
             start_ns=nanoseconds(p.start_timeout),
         )
         table, members = self.collective.table, range(self.n)
-        return AllReduce(node, members, table, self.descent, initial, schema, settings, self._rate, resumed)
+        begun = seat.initial, seat.schema, settings, self._rate, seat.resumed
+        return AllReduce(seat.node, members, table, self.descent, *begun)
 
     def _rate(self, round: int) -> float:
         return self.experiment.train.rate(round, self.experiment.rounds)
