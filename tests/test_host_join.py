@@ -225,3 +225,13 @@ def test_a_qr_code_holds_the_invite(
     words = ["--expires", "0.01", "--address", "127.0.0.1", "--qr"]
     said = in_process(["host", "experiment.toml", *words], tmp_path, monkeypatch, capsys)
     assert len(said.out.splitlines()) > 15
+
+
+def test_a_regression_on_everybodys_own_table_can_be_hosted(people: People) -> None:
+    table = "x1,x2,y\n" + "".join(f"{k % 7},{k % 5},{0.5 * (k % 7)}\n" for k in range(60))
+    own = '[data]\ntest = "csv:common.csv?label=y"\n[task]\nkind = "regression"\n'
+    (people.home("host") / "experiment.toml").write_text(LEARNING + own)
+    for who, name in (("host", "common.csv"), ("host", "a.csv"), ("b", "b.csv")):
+        (people.home(who) / name).write_text(table)
+    people.join("b", people.host("--data", "csv:a.csv?label=y"), "--data", "csv:b.csv?label=y")
+    assert [people.ended(who) for who in ("host", "b")] == [0, 0], people.said("b")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import threading
 from collections.abc import Iterator
 from contextlib import closing
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tomli_w
 import zmq
 from commands import wait_until
 from frame_fuzz import Scribe
@@ -18,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_net_security import Caller
 
-from fedgossip.drivers import hosting, joining
+from fedgossip.drivers import hosting, joining, proposals
 from fedgossip.errors import ConfigError, NetworkError, NotWrittenError, PeerError
 from fedgossip.messages import Beginning, Enrol, Gathering, Invited, Knock, Proposal, TurnedAway
 from fedgossip.net import doorway as doorways
@@ -371,8 +373,6 @@ def test_whatever_is_said_at_the_door_the_next_one_is_heard(door: tuple[Doorway,
 
 
 def test_a_lying_organiser_cannot_make_us_write_where_it_wants(tmp_path: Path) -> None:
-    from fedgossip.drivers import proposals
-
     def proposed(text: str, **more: object) -> Proposal:
         return replace(PROPOSAL, experiment=text, **more)  # type: ignore[arg-type]
 
@@ -397,6 +397,53 @@ def test_a_lying_organiser_cannot_make_us_write_where_it_wants(tmp_path: Path) -
             proposals.keep_graph(one, tmp_path / "in")
             proposals.experiment_of(one, tmp_path / "in")
         assert refused.value.exit_code == 2
+
+
+HARM = ("os:system", "shutil:rmtree", "csv:reader", "subprocess:call", "fedgossip.cli:main")
+PLACES_OF_CODE = ("model.source", "data.source", "topology.graph", "topology.weights", "algorithm.name", "task.loss",
+                  "data.test")  # fmt: skip
+
+
+@pytest.mark.parametrize("place", PLACES_OF_CODE)
+@pytest.mark.parametrize("harm", HARM)
+def test_a_lying_organiser_cannot_make_us_import_or_call_what_is_installed_here(
+    place: str, harm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither before a person has said yes nor after: only code that lies in this folder, and is the organiser's."""
+
+    asked, real = [], importlib.import_module
+
+    def imported(name: str, package: str | None = None) -> object:
+        asked.append(name)
+        return real(name, package)
+
+    monkeypatch.chdir(tmp_path)
+    section, _, key = place.partition(".")
+    content: dict[str, dict[str, object]] = {"topology": {"graph": "ring", "n": 3}}
+    content.setdefault(section, {})[key] = harm
+    one = replace(PROPOSAL, experiment=tomli_w.dumps(content))
+    monkeypatch.setattr(importlib, "import_module", imported)
+    with pytest.raises(ConfigError):
+        proposals.check_code(one, proposals.experiment_of(one, tmp_path))
+    assert harm.partition(":")[0] not in asked
+
+
+def test_the_same_words_twice_do_not_hide_one_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a test set "csv:reader" is a file, as a loss it is a function."""
+    monkeypatch.chdir(tmp_path)
+    text = '[topology]\ngraph = "ring"\nn = 3\n[data]\nsource = "own:{peer}"\npartition = { kind = "own" }\n'
+    text += 'test = "csv:reader"\n[task]\nloss = "csv:reader"\n'
+    one = replace(PROPOSAL, experiment=text, test="reader")
+    with pytest.raises(ConfigError, match=r"csv\.py"):
+        proposals.check_code(one, proposals.experiment_of(one, tmp_path))
+
+
+def test_what_is_built_in_is_no_code_of_anybodys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for model in ("cnn:small", "mlp:64-32-10", "softmax"):
+        text = f'[topology]\ngraph = "regular:2"\nn = 4\n[model]\nsource = "{model}"\n'
+        one = replace(PROPOSAL, experiment=text)
+        assert proposals.check_code(one, proposals.experiment_of(one, tmp_path)) == []
 
 
 def test_an_organiser_is_a_party_of_two_at_least(tmp_path: Path) -> None:

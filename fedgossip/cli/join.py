@@ -145,7 +145,7 @@ def _shown(
 ) -> list[tuple[str, str]]:
     """What a person must know before anything runs."""
     e = plan.experiment
-    learns = e.task.kind == "learning"
+    learns = e.learns
     size = {"float32": 4, "float64": 8}.get(proposal.dtype, 4) * proposal.parameters * plan.vectors
     steps = f"{e.train.local_steps} steps" if e.train.local_steps else f"{e.train.local_epochs} epochs"
     trained = f", each of {steps}, {e.train.optimizer} with lr {e.train.lr:g}" if learns else ""

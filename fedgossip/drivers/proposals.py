@@ -23,11 +23,13 @@ from fedgossip.decoding import from_toml
 from fedgossip.errors import ConfigError
 from fedgossip.experiment import Experiment, GossipExperiment, checked
 from fedgossip.learning.custom import is_function
+from fedgossip.learning.data import KINDS
 from fedgossip.learning.per_peer import PLACE
 from fedgossip.learning.sources import code_of
 from fedgossip.messages import GRAPH_LETTERS, PROPOSAL_LETTERS, Proposal
 from fedgossip.plans import compose
 from fedgossip.plans.compose import DataShares
+from fedgossip.plans.own_graphs import is_own_graph
 from fedgossip.plans.plan import Plan
 from fedgossip.rundir.run_directory import write_whole
 from fedgossip.task import LocalTask
@@ -38,8 +40,10 @@ OWN = f"own:{PLACE}"
 TEST_BYTES_MAX = 16 << 20
 """Maximum size of a common test set that travels."""
 
-_FILES = ("csv", "npz", "text")
-_BUNDLED = ("digits", "breast-cancer", "mnist", "fashion-mnist", "own")
+_FILES = ("csv", "npz", "text", "parquet")
+_FOLDERS = ("mnist", "fashion-mnist")
+"""Sources that are looked for where each machine has them; where the organiser's lie is nobody else's concern."""
+_MODELS = ("cnn", "softmax", "mlp", "chars")
 _NAME = re.compile(r"[\w][\w.-]{0,99}")
 
 Learning = tuple[LocalTask, DataShares]
@@ -70,13 +74,16 @@ def shared(experiment: Experiment, data: str) -> SharedExperiment:
     if isinstance(experiment, GossipExperiment) and os.sep in experiment.topology.graph:
         graph = _text_of(Path(experiment.topology.graph))
     section = content["data"]
-    if own and experiment.task.kind == "learning":
+    if own and experiment.learns:
         section["source"], section["partition"] = OWN, {"kind": "own"}
-    elif experiment.task.kind == "learning" and _file_of(experiment.data.source):
+    elif experiment.learns and _path_in(experiment.data.source):
         text = f"data.source = {experiment.data.source!r} is a file of this machine, which the others have not"
         raise ConfigError(text, "Give it with --data, as each of the others does with its own.")
     test = _file_of(str(experiment.data.test))
     common = _bytes_of(test) if test else b""
+    if not test and _path_in(str(experiment.data.test)):
+        text = f"data.test = {experiment.data.test!r} is of a kind that cannot travel to the others"
+        raise ConfigError(text, f"Name one of these: {', '.join(_FILES)}.")
     return SharedExperiment(checked(content, "experiment"), data if own else "", graph, common)
 
 
@@ -90,7 +97,7 @@ def proposal_of(whole: SharedExperiment, task: LocalTask) -> Proposal:
         kind, _, rest = str(e.data.test).partition(":")
         name = test.name
         section["test"] = f"{kind}:{name}{_query(rest)}"
-    if ":" in str(section["source"]) and str(section["source"]).partition(":")[0] in ("mnist", "fashion-mnist"):
+    if ":" in str(section["source"]) and str(section["source"]).partition(":")[0] in _FOLDERS:
         section["source"] = section["source"].partition(":")[0]
     if name and not _NAME.fullmatch(name):
         raise ConfigError(f"{name}: the name of this file cannot travel", "Use letters, digits, '.', '-' and '_'.")
@@ -98,6 +105,9 @@ def proposal_of(whole: SharedExperiment, task: LocalTask) -> Proposal:
     if (size := len(text.encode())) > PROPOSAL_LETTERS:
         raise ConfigError(f"the experiment has {size} letters; {PROPOSAL_LETTERS} can travel", "Shorten it.")
     digest = hashlib.sha256(whole.test).hexdigest() if name else ""
+    if installed := [name for name in _functions(e) if not _is_here(name)]:
+        advice = "Import it in a module beside the experiment, and name that: its text can be compared, and read."
+        raise ConfigError(f"{installed[0]} is no code of this folder: nobody could compare it with theirs", advice)
     about = code_of(_functions(e)), task.length, task.dtype.name
     return Proposal(text, whole.graph, *about, name, len(whole.test), digest)
 
@@ -129,14 +139,33 @@ def _file_of(source: str) -> Path | None:
     return Path(rest.partition("?")[0]) if colon and kind in _FILES else None
 
 
+def _path_in(source: str) -> bool:
+    """Whether a source is somewhere on this machine, and there alone."""
+    kind, colon, _ = source.partition(":")
+    return bool(colon) and kind in KINDS and kind not in _FOLDERS
+
+
 def _query(rest: str) -> str:
     _, mark, query = rest.partition("?")
     return mark + query
 
 
 def _functions(experiment: Experiment) -> list[str]:
-    """What of the experiment may be code of the user's own."""
-    return [name for name in experiment.named_code if is_function(name)]
+    """What of the experiment is a function or a class, of whomever; nothing is imported."""
+    e, rest, found = experiment, list(experiment.named_code), list[str]()
+    for value, words in ((e.model.source, _MODELS), (e.data.source, KINDS), (str(e.data.test), KINDS)):
+        if value in rest:
+            rest.remove(value)
+            found += [value] if is_function(value) and value.partition(":")[0] not in words else []
+    if isinstance(e, GossipExperiment) and not is_own_graph(e.topology.graph):
+        rest.remove(e.topology.graph)
+    return [*found, *filter(is_function, rest)]
+
+
+def _is_here(name: str) -> bool:
+    """Whether a function is of a module in this folder: what is installed cannot be compared, nor lent to anybody."""
+    top = name.partition(":")[0].partition(".")[0]
+    return top != "fedgossip" and (Path(f"{top}.py").is_file() or Path(top).is_dir())
 
 
 # --- at those who are invited -----------------------------------------------------------------------------------------
@@ -190,8 +219,8 @@ def check_code(proposal: Proposal, experiment: Experiment) -> list[str]:
     Nothing of it is run.  Raises ConfigError where it is not here, or another.
     """
     names = _functions(experiment)
-    if code_of(names) != proposal.code:
-        missing = [name for name in names if not code_of([name])]
+    missing = [name for name in names if not _is_here(name)]
+    if missing or code_of(names) != proposal.code:
         files = ", ".join(sorted({f"{name.partition(':')[0]}.py" for name in missing or names}))
         what = "is not here" if missing else "is another here than at the organiser's"
         advice = "Code does not travel: get the files from somebody you trust, read them, put them into this folder."
@@ -201,7 +230,7 @@ def check_code(proposal: Proposal, experiment: Experiment) -> list[str]:
 
 def check_data(experiment: Experiment, data: str) -> None:
     """Raise ConfigError where what this participant learns from is not what the experiment asks for."""
-    own = experiment.data.source == OWN and experiment.task.kind == "learning"
+    own = experiment.data.source == OWN and experiment.learns
     if own and not data:
         test = str(experiment.data.test)
         label = re.search(r"[?&]label=([^&]+)", test)
@@ -215,7 +244,7 @@ def check_data(experiment: Experiment, data: str) -> None:
 def learning_of(plan: Plan, node: int, data: str) -> Learning | None:
     """Make the task of one that brings its own data; None where the experiment has them.  Raises ConfigError."""
     e = plan.experiment
-    if not data or e.task.kind != "learning":
+    if not data or not e.learns:
         return None
     own = msgspec.structs.replace(e, data=msgspec.structs.replace(e.data, source=data))
     return compose.task_of(own, plan.learners, [node], os.urandom)
@@ -236,7 +265,9 @@ def _section(content: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def _check_source(source: str) -> None:
-    if source not in (*_BUNDLED, OWN) and not is_function(source):
+    kind = source.partition(":")[0]
+    bundled = source in KINDS and kind not in _FILES
+    if not (bundled or source in ("own", OWN) or (is_function(source) and kind not in KINDS)):
         raise _named(source)
 
 
