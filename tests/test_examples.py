@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib.util
 import json
 import math
@@ -163,3 +164,29 @@ def test_hospitals_learn_by_sums_and_bear_two_that_vanish(tmp_path: Path) -> Non
     assert apart and 0 < float(apart[1]) < 1e-3
     sites = [int(count) for count in re.search(r"\[([\d, ]+)\]", out)[1].split(",")]  # type: ignore[index]
     assert sites[0] == 8 and sites[-1] == 6 and len(sites) == 15
+
+
+def added_lines(name: str) -> list[str]:
+    """What the joined loop has beside the bare one, without empty lines; nothing may be missing in it."""
+    bare, joined = ((EXAMPLES / "loops" / f"{name}{end}.py").read_text().splitlines() for end in ("_bare", ""))
+    marks = [line for line in difflib.ndiff(bare, joined) if line[:2] in ("+ ", "- ") and line[2:].strip()]
+    assert not [line for line in marks if line.startswith("-")]
+    return marks
+
+
+@pytest.mark.parametrize("name", ["regression", "characters"])
+def test_a_loop_of_ones_own_takes_part_by_five_lines_more(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert len(added_lines(name)) <= 5
+    script = str(EXAMPLES / "loops" / f"{name}.py")
+    monkeypatch.chdir(tmp_path)
+    words = ["launch", "--simulate", "-n", "3", "--json", "--out", "run", script]
+    assert cli(words, standalone_mode=False) == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert summary["status"] == "finished" and summary["digest"] and summary["rounds"] >= 4
+
+
+def test_the_bare_loops_run_as_they_are(tmp_path: Path) -> None:
+    assert numbers(printed("loops/regression_bare.py", tmp_path))[0] > 0.4
+    assert numbers(printed("loops/characters_bare.py", tmp_path))[0] < 7.0

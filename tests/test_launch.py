@@ -77,7 +77,7 @@ def test_launched_and_simulated_loops_end_with_the_same_digest(folder: Path, kin
     assert real.code == simulated.code == 0, real.err + simulated.err
     one, other = summary(folder, "real"), summary(folder, "sim")
     assert one["digest"] and one["digest"] == other["digest"]
-    assert one["accuracy"]["averaged"] == pytest.approx(other["accuracy"]["averaged"])
+    assert one["score"]["averaged"] == pytest.approx(other["score"]["averaged"])
     assert one["status"] == "finished" and one["rounds"] == (5 if "ring" in kind else 4)
     assert "loop 0 of 4 after" in real.out and "loop 1 of 4" not in real.out
     assert "loop 3 of 4 after" in (folder / "real" / "peers" / "03" / "log.txt").read_text()
