@@ -19,6 +19,7 @@ from fedgossip.version import __version__
 
 COMMANDS = {
     "demo": ("fedgossip.cli.demo", "Eight graphs and real peers on real data, in under a minute."),
+    "init": ("fedgossip.cli.init", "Make a folder with a commented experiment to begin from."),
     "run": ("fedgossip.cli.run", "Run an experiment file: simulated, or as processes of this machine."),
     "launch": ("fedgossip.cli.launch", "Run a script with a training loop of your own, once per peer."),
     "host": ("fedgossip.cli.host", "Invite others to a run, and be one of its peers."),

@@ -1,0 +1,50 @@
+"""`fedgossip init`: a folder to begin from, with a commented experiment and what it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+
+import click
+
+from fedgossip import owner_files
+from fedgossip.cli.text import echo
+from fedgossip.errors import ConfigError, NotWrittenError, nearest
+
+TEMPLATES = {
+    "digits": "eight peers of a ring read digits",
+    "csv": "a table of your own",
+    "own-model": "a model, data, a loss and a metric of your own",
+    "hospitals": "clients of a coordinator that sees sums alone, each with a file of its own",
+    "research": "a graph and an algorithm of your own, compared over seeds",
+}
+"""What each is, by the folder of fedgossip/templates that holds it.  Python files end in .py.txt there."""
+
+
+@click.command(epilog="  ".join(f"{name}: {text}." for name, text in TEMPLATES.items()))
+@click.argument("template", default="digits")
+@click.argument("folder", type=click.Path(path_type=Path), required=False)
+def init(template: str, folder: Path | None) -> None:
+    """Make a FOLDER (or one that is called as the template) with a commented experiment to begin from."""
+    if template not in TEMPLATES:
+        raise ConfigError(f"there is no template {template!r}", nearest(template, tuple(TEMPLATES)))
+    place = folder or Path(template)
+    if place.exists() and (not place.is_dir() or any(place.iterdir())):
+        raise ConfigError(f"{place}: not empty", f"Name a new folder: fedgossip init {template} FOLDER.")
+    try:
+        owner_files.made(place)
+        for name, content in written(template):
+            owner_files.written(place / name, content)
+    except OSError as error:
+        raise NotWrittenError(place, error) from None
+    echo(f"{place}: {TEMPLATES[template]}.")
+    echo(f"Next:  cd {place}  and  fedgossip run experiment.toml  (README.md says more)")
+
+
+def written(template: str) -> Iterator[tuple[str, bytes]]:
+    """Yield the name and the content of each file of a template."""
+    source: Traversable = files("fedgossip").joinpath("templates", template)
+    for file in sorted(source.iterdir(), key=lambda one: one.name):
+        yield file.name.removesuffix(".txt") if file.name.endswith(".py.txt") else file.name, file.read_bytes()
