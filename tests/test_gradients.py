@@ -20,6 +20,7 @@ from fedgossip.learning.partitions import partition
 from fedgossip.learning.private import RecordPrivacy
 from fedgossip.learning.task import TorchTask, TrainSettings
 from fedgossip.machine import Terms
+from fedgossip.protocols.allreduce import contribution_of
 from fedgossip.vectors import Vector, frozen
 
 LOCAL = {"buffers": "local"}
@@ -98,6 +99,13 @@ def test_as_many_batches_are_accumulated_as_are_asked_for() -> None:
     (update,) = task.gradients(jobs(task, [1], accumulate=7))
     assert (update.metrics["steps"], update.metrics["rows"]) == (7, 7 * 16)
     assert update.examples == len(task._shares[1])
+
+
+def test_a_worker_counts_by_the_examples_that_its_gradient_is_of() -> None:
+    task = digits()
+    for update in task.gradients(jobs(task, accumulate=2)):
+        weight, _ = contribution_of(update.difference, update.examples, update.metrics)
+        assert weight == 2 * 16
 
 
 def test_a_gradient_has_the_low_bits_that_a_difference_has_lost() -> None:

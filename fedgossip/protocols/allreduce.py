@@ -96,12 +96,15 @@ class AllReduceSettings:
 
 
 def contribution_of(gradient: Vector | None, examples: int, metrics: Mapping[str, float]) -> tuple[float, Vector]:
-    """Return what a worker brings to the mean: its weight, and its gradient [d] with its loss and a one behind it."""
+    """Return what a worker brings to the mean: its weight, and its gradient [d] with its loss and a one behind it.
+
+    The weight is the number of examples that the gradient is of, where the task tells them, and not of all it has.
+    """
     assert gradient is not None, "a gradient was asked for"
     vector = empty(gradient.size + TAIL, gradient.dtype)
     vector[:-TAIL] = gradient
     vector[-TAIL:] = metrics.get("loss", 0.0), 1.0
-    return float(max(1, examples)), frozen(vector)
+    return float(max(1, metrics.get("rows", examples))), frozen(vector)
 
 
 class AllReduce:
