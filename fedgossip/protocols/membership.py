@@ -11,6 +11,20 @@ it first tells a few, and the digests find what was lost.  The first silence mak
 partition is seen as a whole.  Who slept (its own timers come late) forgets what it suspected and asks again first, for
 it is more likely itself that was away (as in Lifeguard).  A link that breaks is a silence that needs no ping.
 
+What another member is here, and what each event makes of it (`Membership.state`; a dot: it stays):
+
+              | suspicion | silence   | answered  | time up   | verdicts  | new life  | leaves    | revoked
+    here      | suspected | suspected | .         | .         | gone      | .         | left      | away
+    suspected | .         | .         | here      | judged    | gone      | here      | left      | away
+    judged    | suspected | .         | .         | .         | gone      | here      | left      | away
+    gone      | .         | .         | .         | .         | .         | here      | left      | away
+    left      | .         | .         | .         | .         | .         | here      | .         | away
+    away      | .         | .         | .         | .         | .         | .         | .         | .
+
+Suspicion: somebody suspects it.  Silence: asked by us and by helpers, it says no word.  Answered, time up: the time of
+a suspect is over, and it has said a word or not; ours is then one verdict, others' may make it gone.  New life: its own
+word with a higher incarnation, by which it refutes all that was said.
+
 What comes back from `handle` is to be done (effects), or to be told to the gossip machine beside (events).
 
 Sources: Das, Gupta and Motivala, SWIM, DSN 2002.  Dadgar, Phillips and Currey, Lifeguard, DSN-W 2018.
@@ -140,6 +154,20 @@ class Membership:
     def others(self) -> list[NodeId]:
         """Everybody who is neither gone nor leaving, but us; ascending."""
         return [node for node in self.roster.present() if node != self.node]
+
+    def state(self, node: NodeId) -> str:
+        """What another is here: a word of the table above, or "unknown"."""
+        if node not in self.roster.entries:
+            return "unknown"
+        if node in self.roster.revoked:
+            return "away"
+        if self.roster.entries[node].until >= 0:
+            return "left"
+        if self.roster.gone(node):
+            return "gone"
+        if node in self.suspects:
+            return "suspected"
+        return "judged" if self._judged(node) else "here"
 
     def claims(self) -> list[int]:
         """How many rounds the others say that they have behind them, the most first."""
