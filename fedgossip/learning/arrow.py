@@ -29,7 +29,10 @@ IMAGE = ("bytes", "path")
 
 
 def read_parquet(path: Path, options: Mapping[str, str], class_names: Sequence[str], task: str) -> Dataset:
-    """Return the table of a parquet file; options and labels as of CSV files."""
+    """Return the table of a parquet file; options and labels are those of CSV files.
+
+    Raises ConfigError for a file that cannot be read, or has more cells than are taken.
+    """
     parquet = needed("pyarrow.parquet", "parquet", "a parquet file")
     try:
         with parquet.ParquetFile(path) as file:
@@ -50,7 +53,7 @@ def read_saved(path: Path, options: Mapping[str, str], class_names: Sequence[str
     """Return what Dataset.save_to_disk, or DatasetDict.save_to_disk, has written into a folder.
 
     Of several splits train is read and, behind it as `own_test`, test.  Columns are numbers, lists of as many numbers,
-    or one of pictures.
+    or one of pictures.  Raises ConfigError for a folder that holds no saved data set.
     """
     arrow = needed("pyarrow", "huggingface", "a saved data set")
     folders = [path / name for name in ("train", "test") if (path / name / "state.json").is_file()] or [path]
@@ -126,6 +129,7 @@ class ArrowColumns:
             raise ConfigError(f"{path}: two columns have one name", "Give every column a name of its own.")
 
     def numbers(self, column: int, advice: str) -> npt.NDArray[Any]:
+        """Return the numbers of a column, [m, ...].  Raises ConfigError for cells that are none."""
         name, cells = self.header[column], self._table.column(column).combine_chunks()
         where, advice = f"{self.path}, column {name!r}", advice or f"Fill it, or leave it out with drop={name}."
         if cells.null_count:

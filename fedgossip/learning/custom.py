@@ -25,7 +25,10 @@ def is_function(source: str) -> bool:
 
 
 def function(source: str, base: Path | None = None) -> Callable[..., Any]:
-    """Return the function that "module:function" names; modules are looked for in `base` (or here), then as usual."""
+    """Return the function that "module:function" names; modules are looked for in `base` (or here), then as usual.
+
+    Raises ConfigError where the module cannot be imported, or has no such function.
+    """
     module_name, _, name = source.partition(":")
     with _search_first(base or Path.cwd()):
         try:
@@ -49,7 +52,7 @@ def function(source: str, base: Path | None = None) -> Callable[..., Any]:
 
 
 def call(source: str, base: Path | None, *arguments: object) -> Any:
-    """Return what the user's function gives; TrainingError, naming it, where it raises."""
+    """Return what the user's function gives.  Raises TrainingError, naming the function, where it raises."""
     wanted = function(source, base)
     try:
         return wanted(*arguments)

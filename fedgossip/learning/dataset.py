@@ -154,7 +154,8 @@ def from_arrays(
 ) -> Dataset:
     """Return a dataset of arrays; groups may be words.
 
-    y is whole numbers from 0; of a regression numbers [m] or [m, k], of a multi-label task 0 and 1 [m, k].
+    x is [m, ...]; y is whole numbers [m] from 0; of a regression numbers [m] or [m, k], of a multi-label task 0 and 1
+    [m, k].  Raises ConfigError for arrays of unlike lengths, and for values that a dataset cannot have.
     """
     if kind in OF_COLUMNS:
         return _of_columns(name, x, y, groups, kind)
@@ -223,7 +224,7 @@ def group_ids(names: npt.NDArray[Any]) -> tuple[Indices, tuple[str, ...]]:
 
 
 def whole(source: str, name: str, text: str, least: int) -> int:
-    """Return the option `name` as a whole number >= least."""
+    """Return the option `name` as a whole number >= least.  Raises ConfigError for another text."""
     value = float(text) if text.replace(".", "", 1).isdigit() else math.nan
     if not value.is_integer() or value < least:
         raise ConfigError(f"{source}: {name} = {text!r}", f"{name} is a whole number, at least {least}.")

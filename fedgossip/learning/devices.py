@@ -22,7 +22,10 @@ FSDP_SINCE = (2, 6)  # fully_shard in torch.distributed.fsdp
 
 
 def device_for(name: str) -> torch.device:
-    """Return the device that `name` means here; "auto" is the first of cuda, mps and cpu."""
+    """Return the device that `name` means here; "auto" is the first of cuda, mps and cpu.
+
+    Raises ConfigError for a device that is not there.
+    """
     there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if name == "auto":
         return torch.device(next(kind for kind, ready in there.items() if ready))

@@ -38,6 +38,10 @@ class Layout:
 
     @classmethod
     def from_module(cls, module: nn.Module, buffers: str = "average", personal: Sequence[str] = ()) -> Layout:
+        """Return the layout of all that travels: trained parameters but `personal` ones, and buffers if averaged.
+
+        Raises ConfigError where nothing is trained and shared.
+        """
         trained = [one for one in _trained(module) if not _matches(one[0], personal)]
         kept = [(name, tuple(b.shape)) for name, b in module.named_buffers() if b.is_floating_point()]
         if not trained:
@@ -97,7 +101,10 @@ class Layout:
         return frozen(vector)
 
     def write(self, module: nn.Module, vector: Vector) -> None:
-        """Copy the vector into the module's tensors; no graph is built, the vector is not kept."""
+        """Copy the vector [length] into the module's tensors; no graph is built, the vector is not kept.
+
+        Raises ConfigError for a vector of another length; the module is unchanged then.
+        """
         if vector.shape != (self.length,):
             raise ConfigError(
                 f"a vector of {vector.size} elements for a model of {self.length}", "Is it another model's?"

@@ -28,7 +28,8 @@ def read(folder: Path, options: Mapping[str, str], class_names: Sequence[str] = 
     """Return the pictures [m, channels, height, width] in 0..1; the classes are the names of the folders.
 
     With train and test in the folder the classes lie in these, and test comes last, as `own_test`.  size=32 makes all
-    pictures 32 by 32; without it they have one size.  mode=gray: one channel.
+    pictures 32 by 32; without it they have one size.  mode=gray: one channel.  Raises ConfigError for fewer than two
+    classes, and for a file that is no picture.
     """
     parts = [folder / "train", folder / "test"] if (folder / "train").is_dir() and (folder / "test").is_dir() else []
     places = parts or [folder]
@@ -51,7 +52,7 @@ def read(folder: Path, options: Mapping[str, str], class_names: Sequence[str] = 
 
 
 def mode_of(source: str, options: Mapping[str, str]) -> str:
-    """Return the option mode as Pillow calls it."""
+    """Return the option mode as Pillow calls it.  Raises ConfigError for an unknown one."""
     mode = options.get("mode", "rgb")
     if mode not in MODES:
         raise ConfigError(f"{source}: unknown mode {mode!r}", nearest(mode, tuple(MODES)))

@@ -84,7 +84,10 @@ def convolutional(
     channels: tuple[int, int] = (16, 32),
     hidden: Sequence[int] = (),
 ) -> nn.Module:
-    """Two 3x3 convolutions, each halved by pooling, then linear layers; flat square images are folded first."""
+    """Two 3x3 convolutions, each halved by pooling, then linear layers; flat square images are folded first.
+
+    Raises ConfigError for a `shape` of examples that is no image, or too small for two poolings.
+    """
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     if len(shape) == 1 and math.isqrt(shape[0]) ** 2 == shape[0]:
         shape = (1, math.isqrt(shape[0]), math.isqrt(shape[0]))

@@ -71,7 +71,8 @@ def dirichlet(
 ) -> list[Indices]:
     """Return shares where every class is divided by its own draw of Dir(alpha, ..., alpha) over the peers.
 
-    Drawn again, at most MAX_DRAWS times, until every peer has min_size examples.
+    Shares are drawn again, at most MAX_DRAWS times, until every peer has min_size examples.  Raises ConfigError where
+    they never do.
     Source: Yurochkin et al., Bayesian nonparametric federated learning, ICML 2019; Li et al., NIID-Bench, ICDE 2022.
     """
     alpha = _positive("dirichlet", "alpha", alpha, "Give alpha: 0.1 is very unlike, 100 nearly iid.")
@@ -92,7 +93,10 @@ def dirichlet(
 
 
 def shard(labels: Indices, n: int, random: np.random.Generator, *, shards_per_peer: int = 2) -> list[Indices]:
-    """Return shares of `shards_per_peer` slices each.  Source: McMahan et al., AISTATS 2017, section 3."""
+    """Return shares of `shards_per_peer` slices each.  Raises ConfigError where a share would be empty.
+
+    Source: McMahan et al., AISTATS 2017, section 3.
+    """
     _count("shard", "shards_per_peer", shards_per_peer, 1)
     total = n * shards_per_peer
     if total > len(labels):
@@ -107,7 +111,10 @@ def shard(labels: Indices, n: int, random: np.random.Generator, *, shards_per_pe
 
 
 def pathological(labels: Indices, n: int, random: np.random.Generator, *, classes_per_peer: int = 2) -> list[Indices]:
-    """Return shares of exactly `classes_per_peer` classes; the peers of a class share it evenly."""
+    """Return shares of exactly `classes_per_peer` classes; the peers of a class share it evenly.
+
+    Raises ConfigError where the classes are too few, or too many, for that.
+    """
     counts = np.unique(labels, return_counts=True)[1]
     _count("pathological", "classes_per_peer", classes_per_peer, 1)
     if classes_per_peer > len(counts):
@@ -143,7 +150,10 @@ def size_skewed(
     exponent: float | None = None,
     sigma: float | None = None,
 ) -> list[Indices]:
-    """Return random shares of very different sizes, at least one example each."""
+    """Return random shares of very different sizes, at least one example each.
+
+    Raises ConfigError where both `exponent` and `sigma` are given.
+    """
     if exponent is not None and sigma is not None:
         raise ConfigError("partition 'size-skewed': exponent and sigma are both given", "Give one of them.")
     if sigma is not None:
@@ -163,7 +173,10 @@ def natural(
     *,
     groups: npt.ArrayLike | None = None,
 ) -> list[Indices]:
-    """Return shares of whole groups, balanced: the largest group that is left goes to the smallest peer."""
+    """Return shares of whole groups, balanced: the largest group that is left goes to the smallest peer.
+
+    Raises ConfigError for data without groups, and for fewer groups than peers.
+    """
     if groups is None:
         raise ConfigError(
             "partition 'natural': the data have no groups", "Use text, a csv with group=COLUMN or an npz with groups."

@@ -60,7 +60,8 @@ def of_columns(table: Columns, options: Mapping[str, str], class_names: Sequence
 
     Labels may be words or numbers: the classes are their sorted values, or `class_names`.  Of a regression they are
     numbers, of a multi-label task 0 and 1, of several columns: label=A,B.  With `scale=standard` x is float64, and
-    `split` gives every column mean 0 and deviation 1 over the training examples.
+    `split` gives every column mean 0 and deviation 1 over the training examples.  Raises ConfigError for options and
+    cells that do not fit the task, naming the column.
     """
     path, header = table.path, table.header
     if "label" not in options:
@@ -138,7 +139,10 @@ def _classes(
 
 
 def read_npz(path: Path, task: str = CLASSIFICATION) -> Dataset:
-    """Return the arrays x, y and (optional) groups of an npz archive; nothing in it is unpickled."""
+    """Return the arrays x, y and (optional) groups of an npz archive; nothing in it is unpickled.
+
+    Raises ConfigError for a file without these arrays.
+    """
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             for name in ("x", "y"):
@@ -162,6 +166,7 @@ class CsvColumns:
         self.header, self._rows, self._lines = _rows(path)
 
     def numbers(self, column: int, advice: str) -> Numbers:
+        """Return the numbers of a column, [m].  Raises ConfigError for a cell that is none, naming its line."""
         found = np.empty(len(self._rows))
         for k, row in enumerate(self._rows):
             if not _is_number(row[column]):

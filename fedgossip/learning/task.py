@@ -140,6 +140,7 @@ class TorchTask:
         return Likeness(frozen=frozen, probe=probing.probe_of(module, self._test, self._seed))
 
     def train(self, jobs: Sequence[Job]) -> Sequence[Update]:
+        """Return an update per job, see `LocalTask`.  Raises TrainingError where training diverges or raises."""
         if not jobs:
             return []
         with self._lock:
@@ -157,7 +158,10 @@ class TorchTask:
         ]
 
     def gradients(self, jobs: Sequence[Job]) -> Sequence[Update]:
-        """See `GradientTask`.  Where single records are private each batch's gradient has its noise, as in training."""
+        """See `GradientTask`.  Where single records are private each batch's gradient has its noise, as in training.
+
+        Raises TrainingError where a gradient is not finite, or the model raises.
+        """
         self._check_gradients()
         if not jobs:
             return []
@@ -241,7 +245,10 @@ class TorchTask:
         return found
 
     def evaluate(self, vectors: Sequence[Vector]) -> Sequence[Mapping[str, float]]:
-        """Return the loss and the metrics on the test set per vector; for text per character."""
+        """Return the loss and the metrics on the test set per vector [d]; for text per character.
+
+        Raises TrainingError where the model raises.
+        """
         with self._lock:
             try:
                 return self._sharing.run(lambda: self._engine.evaluate(vectors))
@@ -267,7 +274,7 @@ class TorchTask:
         return dict(self._states.get(node, {}))
 
     def load_state(self, node: NodeId, state: Mapping[str, np.ndarray]) -> None:
-        """Take up what `state` returned; ConfigError where it belongs to another model or optimiser."""
+        """Take up what `state` returned.  Raises ConfigError where it belongs to another model or optimiser."""
         for name in self.settings.slots:
             if name in state and state[name].shape != (self._trained,):
                 raise ConfigError(

@@ -22,7 +22,8 @@ def read(path: Path, options: Mapping[str, str]) -> Dataset:
     """Return windows of `context` characters of each speaker's speeches, in order, without overlap.
 
     x[k] are `context` characters, y[k] the `context` that follow one by one (x shifted by one), so that every
-    character is predicted once.  The vocabulary is the sorted characters of the speeches that are kept.
+    character is predicted once.  The vocabulary is the sorted characters of the speeches that are kept.  Raises
+    ConfigError where no speaker has enough characters.
     Source: the federated Shakespeare task of McMahan et al., AISTATS 2017.
     """
     context = whole(str(path), "context", options.get("context", str(CONTEXT)), 1)

@@ -55,7 +55,7 @@ class Identity:
     def save(self, path: Path, block: str = "") -> None:
         """Write the pair, readable by the owner only, and below it the peer's own block for endpoints.toml.
 
-        An existing file is never overwritten.
+        An existing file is never overwritten.  Raises ConfigError where there is one.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         pair = f"public = '{self.public}'\nsecret = '{self.secret}'\n"
@@ -104,7 +104,7 @@ def raw(key: str) -> bytes:
 
 
 def check_public(key: str, where: str) -> str:
-    """Return `key` if it can be a public key, else raise ConfigError naming `where`."""
+    """Return `key`, if it can be a public key.  Raises ConfigError, naming `where`, if not."""
     try:
         valid = len(key) == 40 and len(z85.decode(key)) == 32
     except (ValueError, KeyError, TypeError):

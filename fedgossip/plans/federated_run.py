@@ -103,7 +103,7 @@ class FederatedRun(PlanDefaults):
 
     @cached_property
     def sampling(self) -> Sampling:
-        """The sampling rule: the clients that are invited."""
+        """The sampling rule: the clients that are invited.  Raises ConfigError for one by sizes that nobody knows."""
         s, seed, clients = self.section, self.experiment.seed, tuple(range(self.learners))
         if s.sampling == "poisson":
             return Poisson(seed, clients, self.cohort / self.learners)

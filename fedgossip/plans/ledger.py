@@ -84,7 +84,7 @@ class SpentLedger:
         return [*others, *own[len(logged) :]]
 
     def add(self, spend: Mapping[str, str | int | float]) -> None:
-        """Write a release that is about to be made; it is on disk when this returns."""
+        """Write a release that is about to be made; it is on disk when this returns.  Raises NotWrittenError."""
         rest = msgspec.json.encode(LedgerLine(self._data, self._log, dict(spend))) + b"\n"
         try:
             while rest:

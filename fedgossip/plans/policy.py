@@ -149,7 +149,7 @@ def read(path: Path) -> PolicyFile:
 
 
 def write(path: Path, policy: PolicyFile) -> None:
-    """Write a policy, readable by its owner alone; an existing file is never overwritten."""
+    """Write a policy, readable by its owner alone.  Raises ConfigError where the file exists, and NotWrittenError."""
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(handle, "w") as file:

@@ -23,7 +23,10 @@ def check_keys(
     own: frames.Keys,
     neighbours: Sequence[int],
 ) -> dict[int, frames.Keys]:
-    """Return the keys of the share group by client, all signed and distinct, one's own among them."""
+    """Return the keys of the share group by client, all signed and distinct, with the own ones.
+
+    Raises RoundAbandoned for any others.
+    """
 
     def wrong(reason: Reason, what: str, peer: int | None = None) -> RoundAbandoned:
         return RoundAbandoned(reason, what, peer=peer, stage=Stage.SHARES)
@@ -76,7 +79,10 @@ def check_consents(
     group: Set[int],
     survivors: tuple[int, ...],
 ) -> int:
-    """Return how many others of the group have signed these survivors, each once.  Raises where one has not."""
+    """Return how many others of the group have signed these survivors, each once.
+
+    Raises RoundAbandoned where one has not.
+    """
     content = frames.consent_content(sid, frames.hash_of_ids(survivors))
     signers = [v for v, _ in message.signatures]
     if len(set(signers)) < len(signers):

@@ -297,7 +297,10 @@ class Revealed(_Step[Ended]):
         return self._held.dropped
 
     def finish(self, result: bytes, words: Words) -> Words:
-        """Return the sum if it is of the survivors that were signed, and has the hash that the coordinator signed."""
+        """Return the sum, uint32 words, if it is of the signed survivors and has the hash that the coordinator signed.
+
+        Raises RoundAbandoned for any other words.
+        """
         with self._ending(result) as digest:
             right = words.dtype == np.uint32 and words.shape == (self._session.policy.fixed.words,)
             if not right or digest != hashlib.sha256(little(words)).digest():

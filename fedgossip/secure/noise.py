@@ -176,7 +176,7 @@ def client_sigma(noise: float, norm: float, honest: int) -> float:
 
     The account is that of one Gaussian of noise multiplier `noise`.  It is exact for one discrete Gaussian at whole
     orders (Canonne et al., NeurIPS 2020, proposition 5), and for a sum of them to `sum_gap`, which is far below any
-    rounding at the sigmas that fit here: raises ConfigError below 3, where it might not be.
+    rounding at the sigmas that fit here.  Raises ConfigError below 3, where it might not be.
     """
     if not noise > 0 or not norm > 0 or honest < 1:
         raise ConfigError(f"noise {noise:g} on a norm of {norm:g} from {honest} clients", "All three are above zero.")

@@ -110,6 +110,7 @@ class AgreedPairs:
         return [self._own, *(self._known[node] for node in of if node in self._known)]
 
     def news(self, key: RunKey) -> bool:
+        """Note another peer's key.  Raises ProtocolError for one that it has not signed, or that is none."""
         if key.node == self._node:
             return False
         if key.node not in self._others:
@@ -154,6 +155,7 @@ class SeededPairs:
         return ()
 
     def news(self, key: RunKey) -> bool:
+        """Refuse any key: those of a simulation follow from its seed.  Raises ProtocolError."""
         raise ProtocolError(f"a key of peer {key.node} in a simulation, whose keys follow from the seed")
 
     def take(self, key: RunKey) -> None:

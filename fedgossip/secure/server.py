@@ -65,6 +65,7 @@ class Inviting(Collecting[frames.Keys]):
                 self._accept(client, ahead[client])
 
     def take(self, client: int, frame: bytes) -> None:
+        """Take a client's keys.  Raises ProtocolError, which changes nothing."""
         message = self._read(client, frame, frames.Advertise)
         if message.keys.origin != self.session.sid:
             raise frames.refused(client, "keys of another session")
@@ -102,6 +103,7 @@ class Distributing(Collecting[dict[int, bytes]]):
         return s.pack(frames.Neighbourhood(self._sid0, client, self._h1, keys))
 
     def take(self, client: int, frame: bytes) -> None:
+        """Take a client's sealed shares.  Raises ProtocolError, which changes nothing."""
         message = self._read(client, frame, frames.Shares)
         sealed, s = dict(message.sealed), self.session
         if len(sealed) < len(message.sealed) or sealed.keys() != (s.group(client) & s.keys.keys()) - {client}:
@@ -169,7 +171,7 @@ class Summing(Collecting[None]):
         return len(self._intakes) >= self._lanes
 
     def take(self, client: int, frame: bytes) -> Intake:
-        """Return the intake of the client's chunks.  A second head drops the chunks of the first."""
+        """Return the intake of a client's chunks; a second head drops those of the first.  Raises ProtocolError."""
         head = self._head(client, frame)
         if client in self._intakes:
             self.drop(self._intakes[client])
@@ -244,6 +246,7 @@ class Consenting(Collecting[bytes]):
         self.frame = session.pack(frames.Survivors(session.sid, masked.survivors))
 
     def take(self, client: int, frame: bytes) -> None:
+        """Take a client's signature.  Raises ProtocolError, which changes nothing."""
         message = self._read(client, frame, frames.Consent)
         if not verify(self.session.roster.identity(client), message.signature, self._content):
             raise frames.refused(client, "a signature on other survivors")
@@ -269,6 +272,7 @@ class Unmasking(Collecting[dict[int, bytes]]):
         return s.pack(frames.Consents(s.sid, client, tuple((v, self._signatures[v]) for v in others)))
 
     def take(self, client: int, frame: bytes) -> None:
+        """Take a client's shares.  Raises ProtocolError, which changes nothing."""
         message = self._read(client, frame, frames.Reveal)
         alive = set(self._sum.survivors)
         due = [(v, v in alive) for v in sorted(self.session.group(client) & self._sum.shared)]
@@ -277,6 +281,7 @@ class Unmasking(Collecting[dict[int, bytes]]):
         self._answers[client] = {v: share for v, _, share in message.shares}
 
     def close(self) -> Summed:
+        """Return the sum, with all masks removed.  Raises RoundAbandoned (TOO_FEW, SHARE_INVALID)."""
         answers, s = self._end(), self.session
         masked = self._sum
         revealed = {

@@ -60,7 +60,7 @@ class SharedArrays:
         return places
 
     def room(self, shapes: Shapes) -> list[ArrayPlace]:
-        """Make room for arrays of these shapes over what is there; ConfigError where the disk has none."""
+        """Make room for arrays of these shapes over what is there.  Raises ConfigError where the disk has none."""
         places, end = [], 0
         for name, (kind, shape) in shapes.items():
             place = ArrayPlace(name, kind, shape, end)
