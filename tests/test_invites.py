@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import io
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing
@@ -13,7 +15,7 @@ import numpy as np
 import pytest
 import tomli_w
 import zmq
-from commands import wait_until
+from commands import in_process, wait_until
 from frame_fuzz import Scribe
 from fuzz_words import Words
 from hypothesis import given
@@ -453,3 +455,22 @@ def test_an_organiser_is_a_party_of_two_at_least(tmp_path: Path) -> None:
     assert Party(new_secret(), LATER, 2).node_of("nobody") is None
     alone = Door(Identity.new(), Guest("k", "v", "a"), Party(new_secret(), LATER, 2), PROPOSAL, lambda _: None)
     assert alone.here(0) == (0,)
+
+
+@pytest.mark.sockets
+@pytest.mark.parametrize("answer", ["n\n", "\n", ""], ids=["no", "nothing", "end of file"])
+def test_whoever_does_not_say_yes_is_not_enrolled(
+    door: tuple[Doorway, House], answer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    way, house = door
+    text = 'rounds = 3\n[topology]\ngraph = "ring"\nn = 3\n[task]\nkind = "averaging"\ndim = 5\n'
+    way.door.proposal = replace(PROPOSAL, experiment=text)
+    terminal = io.StringIO(answer)
+    monkeypatch.setattr(terminal, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(sys, "stdin", terminal)
+    (tmp_path / "b").mkdir()
+    invite = written(replace(house.invitation, addresses=(way.address,)))
+    said = in_process(["join", invite], tmp_path / "b", monkeypatch, capsys)
+    assert said.code == 130 and "Take part?" in said.err and "Rounds" in said.err
+    assert not house.door.party.guests and not [*(tmp_path / "b").glob("joined/*/run")]
