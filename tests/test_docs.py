@@ -47,8 +47,10 @@ def lacking(words: str) -> Iterator[str]:
         file = module if module.exists() else place / "__init__.py"
         if not file.exists() or (name and name != "py" and name not in names_in(file)):
             yield words
-    elif (found := OF_THE_FOLDERS.fullmatch(words)) and not list(ROOT.glob(words.rstrip("/"))):
-        yield words
+    elif OF_THE_FOLDERS.fullmatch(words) and not list(ROOT.glob(words.rstrip("/"))):
+        module, _, name = words.rpartition(".")
+        if not (file := ROOT / f"{module}.py").exists() or name not in names_in(file):
+            yield words
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
