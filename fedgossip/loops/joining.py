@@ -86,7 +86,8 @@ def join(
 
     Returns when the run begins.  Raises ConfigError, and what makes it impossible to begin.
     """
-    optimizers = list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
+    given = list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
+    optimizers = [getattr(one, "optimizer", one) for one in given]  # accelerate stands around those of torch
     only = [exchange] if isinstance(exchange, str) else list(exchange)
     found = place.get() or (_NamedRun(Path(experiment), node, endpoints, Path(key), out) if experiment else _launched())
     if name in _here and not _here[name].done and place.get() is None:
