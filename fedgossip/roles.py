@@ -20,6 +20,9 @@ MESH, SERVER, CLIENT = "mesh", "server", "client"
 """How a participant is connected: with all that it talks to; called by all; calling one, and called by nobody."""
 
 
+NAME_LETTERS = 40
+"""Maximum number of letters in the name of a role."""
+
 ROLES = "roles.json"
 """In a run directory, and in the folder of a participant of several machines: the run's name, and who takes part."""
 
@@ -28,7 +31,7 @@ ROLES = "roles.json"
 class Role:
     """What `count` participants with consecutive ids are, the first of them `first`.
 
-    Raises ValueError for fewer than none.
+    Raises ValueError for fewer than none, and for a name that cannot be printed: roles are read from files too.
     """
 
     name: str
@@ -46,6 +49,8 @@ class Role:
     def __post_init__(self) -> None:
         if self.count < 0 or self.first < 0:
             raise ValueError(f"{self.count} participants from id {self.first} on cannot be")
+        if not (self.name.isprintable() and 0 < len(self.name) <= NAME_LETTERS):
+            raise ValueError(f"{self.name[:NAME_LETTERS]!r} is no name of a role")
 
     @property
     def ids(self) -> range:

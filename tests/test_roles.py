@@ -51,7 +51,18 @@ def test_roles_are_read_back_as_they_were_written() -> None:
     assert roles_from(roles.plain) == roles
 
 
-@pytest.mark.parametrize("content", [None, [], [{}], [{"name": "peer", "count": -1}], [{"name": "peer", "count": "3"}]])
+@pytest.mark.parametrize(
+    "content",
+    [
+        None,
+        [],
+        [{}],
+        [{"name": "peer", "count": -1}],
+        [{"name": "peer", "count": "3"}],
+        [{"name": "\x1b[2J", "count": 3}],
+        [{"name": "peer" * 20, "count": 3}],
+    ],
+)
 def test_what_is_no_list_of_roles_is_refused(content: object) -> None:
     with pytest.raises(ValueError):
         roles_from(content)

@@ -135,3 +135,22 @@ def test_one_server_leads_and_its_page_speaks_of_workers(
     assert next(line for line in watched if line.startswith("onlooker")).split()[1] == "done"
     assert "IN THE CLEAR" not in in_process(["runs", "."], tmp_path, monkeypatch, capsys).out
     assert run.summary["digest"]
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        "{",
+        '{"name": "it", "roles": [{"name": "worker", "count": 1000000000000}]}',
+        '{"name": "\\u001b[2J", "roles": [{"name": "\\u001b[2J", "count": 3}]}',
+        '{"roles": {}}',
+    ],
+)
+def test_a_crafted_file_of_roles_costs_words_alone(
+    told: str, experiment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fedgossip.simulate(experiment, out=tmp_path / "run")
+    (tmp_path / "run" / "roles.json").write_text(told)
+    watched = in_process(["watch", "run", "--once"], tmp_path, monkeypatch, capsys)
+    assert watched.code == 0 and "round 3 of 3" in watched.out
+    assert "\x1b[2J" not in watched.out

@@ -184,7 +184,8 @@ def _told(path: Path) -> _RolesFile | None:
     """What a run said of itself when it began; None where it said nothing, or nothing that can be."""
     try:
         content = json_value(path.read_bytes())
-        return _RolesFile(str(content["name"]), roles_from(content["roles"]))
+        roles = roles_from(content["roles"])
+        return _RolesFile(str(content["name"]), roles) if roles.n <= MOST_EDGES else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
