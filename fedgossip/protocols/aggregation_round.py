@@ -28,7 +28,7 @@ LOSS_MOST = 1e30
 """Maximum loss that a client may report: sums over many clients with many examples stay finite."""
 
 NOT_FINITE = "NOT_FINITE"
-"""The reason of a round that would have left a model that is none."""
+"""The reason of a round whose model would not have been finite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Abandoned:
 
 
 Answer = Contribution | Secured | MaskedInput | Refusal
-"""What a client may say of a round."""
+"""Messages of a client that belong to a round."""
 
 
 class Exchange(Protocol):
@@ -54,30 +54,30 @@ class Exchange(Protocol):
     def result(self) -> Aggregate | Abandoned | None: ...
     @property
     def counted(self) -> Iterable[NodeId]:
-        """Whose contributions are in the aggregate."""
+        """The clients whose contributions are in the aggregate."""
         ...
 
     @property
     def waiting(self) -> Iterable[NodeId]:
-        """Who was invited and has not answered: at the end, whom it went on without."""
+        """The clients that were invited and have not answered; at the end, those without which the round went on."""
         ...
 
     @property
     def cut(self) -> bool:
-        """Whether a deadline ended it."""
+        """Whether a deadline ended the round."""
         ...
 
     def begin(self) -> list[Effect]: ...
     def belongs(self, message: Answer) -> bool:
-        """Whether it is of this round, and not of one before it."""
+        """Return whether the message is of this round, and not of an earlier one."""
         ...
 
     def heard(self, sender: NodeId, message: Answer) -> list[Effect]:
-        """Take what belongs to this round."""
+        """Take a message that belongs to this round."""
         ...
 
     def lost(self, node: NodeId) -> list[Effect]:
-        """A client is gone, or has left."""
+        """Note that a client is gone, or has left."""
         ...
 
     def back(self, node: NodeId, *, another: bool) -> list[Effect]:
@@ -85,7 +85,7 @@ class Exchange(Protocol):
         ...
 
     def expired(self) -> list[Effect]:
-        """The deadline of the phase has passed."""
+        """End the phase: its deadline has passed."""
         ...
 
     def facts(self) -> Mapping[str, object]:

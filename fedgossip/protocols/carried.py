@@ -1,4 +1,4 @@
-"""Whose models have come into one's own: what gossip is for, so that a run in which it did not happen can say so.
+"""Notes whose models have been mixed into a peer's own: a run in which this did not happen can say so.
 
 A peer that is refused by a neighbour, or parted from it to the end, learns on without it, and nothing fails.  At the
 end each peer therefore tells which neighbours were to give it a model and never did (`never_exchanged`), and whether
@@ -29,7 +29,7 @@ class Carried:
         self._any = False
 
     def due(self, nodes: Iterable[NodeId]) -> None:
-        """Models of these were to come."""
+        """Note that models of these were to come."""
         if not self._closed:
             self._lacking.update(node for node in nodes if node not in self._came)
             self._alone = not self._any and bool(self._lacking or self._came)
@@ -40,7 +40,7 @@ class Carried:
         self._lacking -= self._came
 
     def came(self, node: NodeId) -> None:
-        """A model of `node` is in ours."""
+        """Note that a model of `node` is mixed into ours."""
         self._alone, self._any = False, True
         self._came.add(node)
         self._lacking.discard(node)

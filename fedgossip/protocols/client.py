@@ -54,7 +54,7 @@ from fedgossip.vectors import Vector, frozen, summable
 
 
 class Answering(Protocol):
-    """How this client answers: opens the part for an invitation."""
+    """The way in which this client answers: it opens the part for an invitation."""
 
     def part(self, coordinator: NodeId, invite: Invite, before: ClientPart | None) -> ClientPart:
         """`before`: that of the last invitation.  Raises ProtocolError for one that asks for another kind of answer."""
@@ -93,13 +93,13 @@ class ClientSettings:
     rounds: int
     """Of the run: an invitation to a later one is refused, and the model of the last round is tested too."""
     silence_ns: int = 600_000_000_000
-    """Without a link for so long there is no coordinator any more; above the time that it takes to start it again."""
+    """Nanoseconds without a link after which the coordinator counts as gone; above the time of its restart."""
     idle_ns: int = 86_400_000_000_000
-    """With a link and without a word for so long; above the time until every client has had its turn."""
+    """The same with a link and without a message; above the time until every client has had its turn."""
     session_ns: int = 3_600_000_000_000
-    """A round whose end is not heard after so long is given up: above the sum of the coordinator's deadlines."""
+    """Nanoseconds after which a round without an end is given up; above the sum of the coordinator's deadlines."""
     test_every: int = 0
-    """The model is tested on examples of one's own, before it is trained, in every so manieth round; 0: never."""
+    """Number of rounds between two tests of the model on own examples, before it is trained; 0: never."""
 
     def tests(self, round: int) -> bool:
         return self.test_every > 0 and ((round + 1) % self.test_every == 0 or round + 1 == self.rounds)
@@ -133,7 +133,7 @@ class Client:
         self.pending_round = _number(resumed, "pending_round")
         """The round whose contribution makes `pending` the memory, if it is counted; -1: none."""
         self.asked: Invite | None = None
-        """What is to be answered."""
+        """The contribution that is to be sent."""
         self.part: ClientPart | None = None
         """How it is answered."""
         self.outdated = False
@@ -267,7 +267,7 @@ class Client:
         return [*paid, Train(invite.round, self.model, terms, tested, self.rule.gradient)]
 
     def _exhausted(self, invite: Invite, error: BudgetError) -> list[Effect]:
-        """Nothing more may leave: tell the coordinator, and go home."""
+        """Refuse and leave: nothing more may be sent, and the coordinator is told."""
         self.phase = "finished"
         refusal = Refusal(invite.round, invite.session, EXHAUSTED)
         said = [Send(self.coordinator, message) for message in (refusal, Leaving(invite.round, done=True))]

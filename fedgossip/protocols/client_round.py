@@ -1,4 +1,4 @@
-"""What a client does with what it has trained: it answers in the clear, or takes part in a secure sum.
+"""A client's part in a round: it answers in the clear, or takes part in a secure sum.
 
 The client opens a part for every invitation, hands it what it hears and what it has trained, and sends what it returns:
 
@@ -42,7 +42,7 @@ class PreparedContribution:
 
     up: Vectors
     weight: int
-    """What it counts in the mean, a whole number."""
+    """Its weight in the mean, a whole number."""
     examples: int
     steps: int
     loss: float | None
@@ -65,22 +65,22 @@ class ClientPart(Protocol):
 
     @property
     def over(self) -> bool:
-        """Whether nothing more comes of it."""
+        """Whether the part is over: nothing more comes of it."""
         ...
 
     def begin(self) -> list[Effect]: ...
     def trained(self, work: PreparedContribution) -> list[Effect]: ...
     def heard(self, message: Message) -> list[Effect]: ...
     def again(self) -> list[Effect]:
-        """What was said last."""
+        """Return the effects that repeat what was said last."""
         ...
 
     def give_up(self) -> list[Effect]:
-        """Another round has begun, or the coordinator is not heard any more."""
+        """End the part: another round has begun, or the coordinator is not heard any more."""
         ...
 
     def coordinator_restarted(self) -> list[Effect]:
-        """What it knew of this round, it has forgotten."""
+        """Note that the coordinator was restarted: it has forgotten this round."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""How long to wait for what usually comes sooner: a deadline that follows the durations that were seen.
+"""A deadline that follows the durations seen so far.
 
     deadline = factor * (median + 4 MAD)        MAD: the median distance from the median
 
@@ -15,16 +15,16 @@ from collections import deque
 from collections.abc import Sequence
 
 WINDOW = 32
-"""So many of the last durations count: a peer that has become slower for good is believed after half of them."""
+"""Number of latest durations that count: a peer that has become slower for good is believed after half of them."""
 
 ENOUGH = 5
-"""With fewer the first deadline holds."""
+"""Minimum number of durations; with fewer the first deadline holds."""
 
 DEVIATIONS = 4
 
 
 class Deadline:
-    """Follows durations in nanoseconds; `least_ns` and `longest_ns` are never left, equal ones make it constant.
+    """Follows durations in nanoseconds, between `least_ns` and `longest_ns`; equal ones make it constant.
 
     `first_ns` holds until enough is known, where it costs little to be wrong; without it the longest does.
     """
@@ -36,15 +36,15 @@ class Deadline:
         self._seen: deque[int] = deque(maxlen=WINDOW)
 
     def saw(self, duration_ns: int) -> None:
-        """Take note of how long it took this time; what was cut short by the deadline is not to be told."""
+        """Note a duration; one that the deadline cut short is not to be told."""
         self._seen.append(duration_ns)
 
     def quickest_ns(self) -> int:
-        """The shortest that was seen, which no loss has made longer; 0 before the first."""
+        """The shortest duration seen, which no loss has made longer; 0 before the first."""
         return min(self._seen, default=0)
 
     def usual_ns(self) -> int:
-        """How long it takes usually: the median; 0 while too little is known."""
+        """The usual duration: the median; 0 while too few are known."""
         return _median(self._seen) if len(self._seen) >= ENOUGH else 0
 
     def now_ns(self) -> int:

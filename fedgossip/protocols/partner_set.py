@@ -1,4 +1,4 @@
-"""Who of a peer's partners is here, who has left for good, who is gone and may come back, and who does not answer."""
+"""The partners of a peer: those that are here, have left for good, are gone and may come back, or do not answer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fedgossip.machine import Effect, NodeId, Report, SetTimer
 ROLL_NS = 10_000_000_000
 """So often one that gathers its partners says whom it still waits for, if that has changed."""
 NAMED = 8
-"""So many of them by name."""
+"""Maximum number of missing partners that are named."""
 
 LATELY_ROUNDS, CIRCLE = 8, 64
 """All partners hear our goodbye; where they are more than so many, those whom we have met in so many last rounds."""
@@ -25,9 +25,9 @@ class Company:
         self._known: set[NodeId] = set()
         self.linked: set[NodeId] = set()
         self.left: set[NodeId] = set()
-        """Said goodbye: will begin nothing any more."""
+        """Partners that said goodbye: they will begin nothing any more."""
         self.absent: set[NodeId] = set()
-        """Not waited for: gone, not here at the start, or silent for too long."""
+        """Partners that are not waited for: gone, not here at the start, or silent for too long."""
         self.keyless: frozenset[NodeId] = frozenset()
         """Those without whose keys nothing can begin, partners or not."""
         self.met: dict[NodeId, int] = {}
@@ -47,7 +47,7 @@ class Company:
         self._known.update(partners)
 
     def joined(self, node: NodeId, incarnation: int) -> bool:
-        """Take note of a link; tell whether another life of the partner is at its end than before."""
+        """Note a link; return whether another life of the partner is at its end than before."""
         self.linked.add(node)
         self._lost.pop(node, None)
         another = incarnation > self._lives.get(node, incarnation)
@@ -58,7 +58,7 @@ class Company:
         return another
 
     def lost(self, node: NodeId, round: int) -> bool:
-        """Take note that a link is down, or never will be up; tell whether that is news of one who has not left."""
+        """Note that a link is down, or never will be up; return whether that is news of a partner that has not left."""
         linked = node in self.linked
         self.linked.discard(node)
         if linked:
@@ -70,7 +70,7 @@ class Company:
         return news
 
     def meets(self, nodes: Iterable[NodeId], round: int) -> None:
-        """Take note of those with whom we exchange in `round`."""
+        """Note the partners of the exchanges in `round`."""
         self.met.update(dict.fromkeys(nodes, round))
 
     def may_return(self, node: NodeId, round: int) -> bool:
@@ -79,19 +79,19 @@ class Company:
 
     @property
     def came(self) -> Collection[NodeId]:
-        """Those to whom there was ever a link."""
+        """The partners to which there was ever a link."""
         return self._lives.keys()
 
     def here(self) -> list[NodeId]:
-        """Those to learn with now, ascending."""
+        """The partners to learn with now, ascending."""
         return [node for node in self.partners if node in self.linked and node not in self.left]
 
     def missing(self) -> list[NodeId]:
-        """Those who have not come, ascending."""
+        """The partners that have not come, ascending."""
         return [node for node in self.partners if node not in self.linked and node not in self.left]
 
     def awaited(self) -> list[NodeId]:
-        """Those for whom one waits before the beginning, ascending."""
+        """The partners that are waited for before the beginning, ascending."""
         absent = self.absent | self.left
         return sorted({node for node in self.partners if node not in self.linked}.union(self.keyless) - absent)
 

@@ -1,4 +1,4 @@
-"""With whom a peer exchanges next: a pure function of the seed, the peer and a count, and of what was measured.
+"""Choose the partner of a peer's next exchange: a function of the seed, the peer, a count, and measured times.
 
     uniform     any neighbour, with equal chances: the model in which the rates of gossip are known (Boyd et al. 2006)
     matching    the neighbours in turn, by a colouring of the edges: peers of equal speed meet in pairs
@@ -19,7 +19,7 @@ from fedgossip.machine import NodeId
 RULES = ("uniform", "matching", "speed")
 
 FLOOR = 0.2
-"""The share of choices that `speed` makes uniformly, so that a slow neighbour is met, and measured again."""
+"""Share of choices that `speed` makes uniformly, so that a slow neighbour is met, and measured again."""
 
 
 class Rule(Protocol):
@@ -61,7 +61,7 @@ class Speed:
     node: NodeId
 
     def choose(self, count: int, there: Sequence[NodeId], times_ns: Mapping[NodeId, int]) -> NodeId:
-        """In inverse proportion to the time of an answer; unknown ones count as the fastest, to become known."""
+        """Chances are inverse to the time of an answer; unknown peers count as the fastest, to become known."""
         fastest = min((times_ns[node] for node in there if node in times_ns), default=1)
         shares = [1.0 / max(1, times_ns.get(node, fastest)) for node in there]
         total = sum(shares)

@@ -72,7 +72,7 @@ class RosterSchedule:
         return max((change for change in self._changes if change <= round), default=0)
 
     def participants(self, round: int) -> tuple[NodeId, ...]:
-        """Return who takes part in `round`, ascending."""
+        """Return the members that take part in `round`, ascending."""
         change = self._change(round)
         if change not in self._ids:
             self._ids[change] = self.roster.participants(change)

@@ -1,7 +1,7 @@
-"""What a machine spends of a budget of privacy: a line in its log first, then what is paid for.
+"""The spending of a budget of privacy by a machine: a line in its log first, then the release that it pays for.
 
-In this order a crash can only count what was never released.  A budget that is used up ends the machine's part: nothing
-is released that was not paid for.
+In this order a crash can only count a release that was never made.  A budget that is used up ends the machine's part:
+nothing is released that was not paid for.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class Purse(Protocol):
 
     @property
     def epsilon(self) -> float:
-        """What is spent."""
+        """The epsilon that is spent."""
         ...
 
     def pay(self, round: int) -> Sequence[Mapping[str, int | float | str]]:
-        """Spend what one round costs, and return the lines that say so.  Raises BudgetError; nothing is spent then."""
+        """Spend the cost of one round, and return the lines that say so.  Raises BudgetError; nothing is spent then."""
         ...
 
 

@@ -1,10 +1,10 @@
-"""A model for one who comes later, piece by piece; after a broken link it goes on where it was, or with another.
+"""The transfer of a model to a peer that comes later, in chunks; after a broken link it goes on, maybe with another.
 
-    joiner   Seek to all                               member   Have(round, digest): its latest model, kept a while
-             Fetch(round, digest, start) of the best            Piece(round, digest, start)
+    joiner   ModelQuery to all                         member   ModelInfo(round, digest): its latest model, kept a while
+    ChunkRequest(round, digest, start) of the best     ModelChunk(round, digest, start)
              ... one at a time, then the digest is checked
 
-One member may say anything: what is far ahead of the second highest round that is offered is left alone.  Of the others
+One member may say anything: a round far ahead of the second highest that is offered is left alone.  Of the others
 best is the highest round, then the highest digest: of those that have the same model any can go on where another
 stopped.  A source that does not deliver in time, changes its mind, or gave a model that is not what it promised comes
 after all others.  A member that no longer has the model answers with what it has now.
@@ -20,29 +20,30 @@ from fedgossip.messages import MODEL_CHUNK, ChunkRequest, ModelChunk, ModelInfo,
 from fedgossip.vectors import Vector, digest, empty, frozen, summable
 
 GATHER_NS = 500_000_000
-"""How long to wait for offers after the question, and before it is asked again where nobody has anything."""
+"""Nanoseconds to wait for offers after the query, and before it is repeated where nobody has anything."""
 
 PIECE_NS = 20_000_000_000
-"""How long a piece may take before it is asked for again: a megabyte over the slowest line, and the round trip."""
+"""Nanoseconds that a chunk may take before it is asked for again: a megabyte over the slowest line, and the round
+trip."""
 
 AHEAD_ROUNDS = 16
-"""So far ahead of the second highest an offered round is believed: peers are not all in the same one."""
+"""Maximum number of rounds that an offer is believed ahead of the second highest: peers are not all in one round."""
 
 GATHERS = 4
-"""So often it is waited for a second offer where more than one peer is there."""
+"""Maximum number of waits for a second offer where more than one peer is there."""
 
 KEPT_NS = 120_000_000_000
-"""How long an offered model is kept after it was last asked for."""
+"""Nanoseconds that an offered model is kept after it was last asked for."""
 
 KEPT_OFFERS = 2
-"""Offered models that are kept at a time, besides the latest."""
+"""Maximum number of offered models that are kept at a time, besides the latest."""
 
 Offer = tuple[int, str]
 """(round, digest): what ranks a model."""
 
 
 class Giver:
-    """What a member has for those who ask: its latest model, and those that somebody is fetching."""
+    """The models that a member offers: its latest one, and those that somebody is fetching."""
 
     def __init__(self, schema: str) -> None:
         self.schema = schema
@@ -50,7 +51,7 @@ class Giver:
         self._kept: dict[Offer, tuple[Vector, int]] = {}
 
     def handle(self, sender: NodeId, message: ModelQuery | ChunkRequest, now_ns: int) -> list[Effect]:
-        """Answer; what has not been asked for lately is let go."""
+        """Return the answer; models that have not been asked for lately are dropped."""
         self._kept = {offer: kept for offer, kept in self._kept.items() if now_ns - kept[1] <= KEPT_NS}
         if isinstance(message, ChunkRequest) and (message.round, message.digest) in self._kept:
             return self._piece(sender, message, now_ns)
@@ -92,12 +93,12 @@ class Taker:
         self._buffer: Vector | None = None
 
     def begin(self, linked: Sequence[NodeId]) -> list[Effect]:
-        """Ask everybody what they have."""
+        """Ask everybody for offers."""
         self.linked, self._gathers = set(linked), 0
         return [*(Send(node, ModelQuery()) for node in linked), SetTimer(("transfer", "gather"), GATHER_NS)]
 
     def handle(self, sender: NodeId, message: ModelInfo | ModelChunk) -> list[Effect]:
-        """Take an offer or a piece; what was not asked for changes nothing."""
+        """Take an offer or a chunk; one that was not asked for changes nothing."""
         if self.model is not None:
             return []
         if isinstance(message, ModelInfo):

@@ -1,4 +1,4 @@
-"""What vectors from others must be like before they touch ours."""
+"""Checks of vectors from others, before they are mixed with ours."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class VectorCheck:
             )
 
     def check_values(self, sender: NodeId, message: ModelCarrier) -> None:
-        """Raise ProtocolError for what would destroy our model."""
+        """Raise ProtocolError for values that would destroy our model."""
         if not all(map(summable, message.vectors)):
             what = "with values that are not finite, or too large to be mixed"
             raise ProtocolError(
