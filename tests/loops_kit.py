@@ -99,8 +99,8 @@ class Machines:
 
         return joined
 
-    def run(self, bodies: dict[int, Callable[[], object]]) -> dict[int, object]:
-        """Run each body in a thread; return what each returned or raised."""
+    def run(self, bodies: dict[int, Callable[[], object]], seconds: float = 60) -> dict[int, object]:
+        """Run each body in a thread, for so long at most; return what each returned or raised."""
         found: dict[int, object] = {}
 
         def body(node: int) -> None:
@@ -113,5 +113,5 @@ class Machines:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60)
+            thread.join(seconds)
         return found

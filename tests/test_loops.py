@@ -293,6 +293,21 @@ def test_a_state_that_is_not_the_peers_own_is_refused() -> None:
     raises(ConfigError, "not what state_dict", lambda peer, _: peer.load_state_dict({"steps": 3}))
 
 
+def test_the_steps_of_an_open_round_go_into_a_checkpoint_of_the_loops_own() -> None:
+    rounds: list[int] = []
+
+    def run() -> None:
+        model = net()
+        peer = fedgossip.join(model, torch.optim.SGD(model.parameters(), 0.1))
+        peer.load_state_dict({**peer.state_dict(), "steps": 2})  # of a life before
+        peer.step()
+        rounds.append(peer.round)
+        peer.close()
+
+    fedgossip.simulate_loop(run, experiment=ring(2, steps=3))
+    assert rounds == [1, 1]
+
+
 def test_a_parameter_that_became_nan_is_named_and_nothing_of_it_is_sent() -> None:
     def body(peer: fedgossip.JoinedLoop, model: nn.Module) -> None:
         if peer.node:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -186,7 +187,16 @@ class JoinedLoop:
             self._terms.remove()
 
     def close_quietly(self) -> None:
-        """`close`, for a script that has ended: what goes wrong is a line and no traceback."""
+        """`close`, for a script that has ended: what goes wrong is a line and no traceback.
+
+        Of a loop in another thread than the script's own only the goodbye is left to be said.
+        """
+        if threading.get_ident() != self._thread:
+            self._driver.stop()
+            until = time.monotonic() + LEAVE_SECONDS
+            while not (self.done or self._closed) and self._driver.alive() and time.monotonic() < until:
+                time.sleep(SERVE_SECONDS)
+            return
         try:
             self.close()
         except FedgossipError as error:
