@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 from by_hand import reports
 from federation import SECOND, SETTINGS, Federation, over_sockets
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from test_federated import Run, digits
 
 from fedgossip.algorithms.federated.names import make
@@ -42,6 +44,7 @@ from fedgossip.messages import Contribution, Final, Invite, Leaving, Model, Refu
 from fedgossip.protocols.buffered import Buffered, BufferedSettings
 from fedgossip.protocols.client import Client, ClientSettings
 from fedgossip.protocols.coordinator import Coordinator, CoordinatorSettings
+from fedgossip.protocols.gathering import Gathered
 from fedgossip.protocols.spending import EXHAUSTED
 from fedgossip.records import NetworkRow
 from fedgossip.simulation.network import NetworkSettings
@@ -109,7 +112,7 @@ def test_memory_does_not_grow_with_the_clients_that_answered() -> None:
     kept: Any = c.exchange
     for node in range(49):
         c.handle(Received(node, contribution(1, 1)), 0)
-    arrays = [v for v in vars(kept.accumulator._sums[0]).values() if isinstance(v, np.ndarray)]
+    arrays = [v for v in vars(kept.gathering.accumulator._sums[0]).values() if isinstance(v, np.ndarray)]
     assert sum(a.nbytes for a in arrays) == 8 * 2
 
 
@@ -598,7 +601,7 @@ def test_an_answer_that_is_too_stale_is_dropped_and_one_that_comes_twice_is_late
     c.handle(Received(a, contribution(4, 0)), 0)
     c.handle(Received(b, contribution(8, 0)), 0)
     assert "stale" in reports(c.handle(Received(old, contribution(2, 0)), 0))
-    assert "late" in reports(c.handle(Received(old, contribution(2, 0)), 0)) and len(c.staleness) == 0
+    assert "late" in reports(c.handle(Received(old, contribution(2, 0)), 0)) and c.gathering.clients == 0
 
 
 def test_who_does_not_answer_in_time_is_given_up() -> None:
@@ -665,3 +668,28 @@ def test_a_client_that_did_not_ask_whether_it_was_counted_would_be_caught(monkey
 
     monkeypatch.setattr(Client, "_train", at_once)
     assert any("away from the mean" in federated_seeds.run(seed).verdict for seed in range(150))
+
+
+# --- gathering --------------------------------------------------------------------------------------------------------
+
+
+contributions = st.tuples(st.floats(-4, 4, width=32), st.integers(1, 9), st.none() | st.floats(0, 9))
+
+
+@given(st.lists(contributions, min_size=1, max_size=9))
+@settings(max_examples=60, deadline=None)
+def test_a_gathering_tells_of_what_was_added_in_any_order(said: list[tuple[float, int, float | None]]) -> None:
+    def gathered(order: list[int]) -> tuple[Any, Any]:
+        rule = make("fedavg", clients=4)
+        made = Gathered(rule.aggregation.accumulator(1, 2, np.dtype(np.float32)), Invite(0, SCHEMA, (vector(0, 0),)))
+        for node in order:
+            value, examples, loss = said[node]
+            message = Contribution(0, SCHEMA, (vector(value, 1),), examples, 1, loss)
+            made.check(node, message, rule.clients.weight(examples))
+            made.add(node, message, rule.clients.weight(examples))
+        return made.aggregate(), made.facts()
+
+    (one, facts), (other, again) = gathered([*range(len(said))]), gathered([*reversed(range(len(said)))])
+    assert facts["clients"] == len(said) and facts["examples"] == sum(examples for _, examples, _ in said)
+    assert digest(one.vectors) == digest(other.vectors)
+    assert (facts["loss"] is None) == all(loss is None for _, _, loss in said) == (again["loss"] is None)

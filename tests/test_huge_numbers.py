@@ -22,8 +22,8 @@ from fedgossip.machine import Effect, Event, Machine, PeerJoined, Received, Repo
 from fedgossip.messages import Carrier, Contribution, Final, Invite, Masked, Secured
 from fedgossip.plans import compose
 from fedgossip.plans.plan import record_of
-from fedgossip.protocols.aggregation_round import LOSS_MOST
 from fedgossip.protocols.buffered import Buffered, BufferedSettings
+from fedgossip.protocols.gathering import LOSS_MOST
 from fedgossip.records import EventRow, Row
 from fedgossip.secure.aborts import Stage
 from fedgossip.secure.neighbourhood import LIMIT, Grid

@@ -10,22 +10,18 @@ The coordinator opens an exchange, hands it what it hears, and looks at `result`
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 
-from fedgossip.algorithms.federated.base import Accumulator, Aggregate, ClientRule, ServerRule, State, Vectors, saved
-from fedgossip.algorithms.federated.sums import mean_of
+from fedgossip.algorithms.federated.base import Aggregate, ClientRule, ServerRule, State, saved
 from fedgossip.algorithms.sampling import Draw
 from fedgossip.errors import ProtocolError
 from fedgossip.machine import Effect, NodeId, Report, Send
 from fedgossip.messages import Contribution, Invite, MaskedInput, Refusal, Secured
-from fedgossip.scores import ACCURACY, Score
+from fedgossip.protocols.gathering import Gathered
 from fedgossip.vectors import all_finite
-
-LOSS_MOST = 1e30
-"""Maximum loss that a client may report: sums over many clients with many examples stay finite."""
 
 NOT_FINITE = "NOT_FINITE"
 """The reason of a round whose model would not have been finite."""
@@ -108,20 +104,14 @@ class PlainRound:
         draw: Draw,
         quorum: int,
         rule: ClientRule,
-        accumulator: Accumulator,
-        invite: Invite,
+        gathering: Gathered,
         counted_before: Mapping[NodeId, int],
-        score: Score = ACCURACY,
     ) -> None:
-        self.score = score
         self.round, self.draw, self.quorum, self.rule = round, draw, quorum, rule
-        self.accumulator, self.invite, self.counted_before = accumulator, invite, counted_before
+        self.gathering, self.counted_before = gathering, counted_before
         self.waiting = set(draw.invited)
         self.cut = False
         self.counted: set[NodeId] = set()
-        self.examples = 0
-        self.losses: list[tuple[int, float]] = []
-        self.scores: list[tuple[int, float]] = []
         self.result: Aggregate | Abandoned | None = None
 
     def begin(self) -> list[Effect]:
@@ -136,7 +126,7 @@ class PlainRound:
         return effects
 
     def _invite(self, counted: int) -> Invite:
-        return Invite(self.round, self.invite.schema, self.invite.vectors, counted)
+        return replace(self.gathering.like, counted=counted)
 
     def belongs(self, message: Answer) -> bool:
         return isinstance(message, Contribution | Refusal) and message.round == self.round
@@ -147,24 +137,15 @@ class PlainRound:
         assert isinstance(message, Contribution)
         if sender in self.counted:
             return [Report("repeated", {"peer": sender, "round": self.round}, self.round)]
-        self._check(sender, message)
+        if sender not in self.draw.invited:
+            raise ProtocolError(f"round {self.round}: client {sender} answers, which is not invited", peer=sender)
         weight = self.rule.weight(message.examples)
-        self.accumulator.add(sender, weight, message.vectors, message.steps)
-        self.examples += message.examples
-        if message.loss is not None:
-            self.losses.append((message.examples, message.loss))
-        if message.tested:
-            self.scores.append((message.tested, message.measured))
+        self.gathering.check(sender, message, weight)
+        self.gathering.add(sender, message, weight)
         self.counted.add(sender)
         self.waiting.discard(sender)
         self._end_if_complete()
         return []
-
-    def _check(self, sender: NodeId, message: Contribution) -> None:
-        if sender not in self.draw.invited:
-            raise ProtocolError(f"round {self.round}: client {sender} answers, which is not invited", peer=sender)
-        weight = self.rule.weight(message.examples)
-        check_contribution(sender, message, self.invite, self.accumulator, weight, self.score)
 
     def lost(self, node: NodeId) -> list[Effect]:
         self.waiting.discard(node)
@@ -188,46 +169,12 @@ class PlainRound:
 
     def _end(self) -> None:
         if len(self.counted) >= max(1, self.quorum):
-            self.result = self.accumulator.aggregate()
+            self.result = self.gathering.aggregate()
         else:
             self.result = Abandoned(len(self.counted), self.quorum)
 
     def facts(self) -> Mapping[str, object]:
-        loss = mean_of(self.losses) if self.losses else None
-        found: dict[str, object] = {"clients": len(self.counted), "examples": self.examples, "loss": loss}
-        if self.scores:
-            found["score"] = mean_of(self.scores)
-            found["worst"] = self.score.worst(score for _, score in self.scores)
-        return found
-
-
-def check_contribution(
-    sender: NodeId,
-    message: Contribution,
-    like: Invite,
-    accumulator: Accumulator,
-    weight: float,
-    score: Score = ACCURACY,
-) -> None:
-    """Raise ProtocolError where the contribution cannot be added with `weight`, or no model can have its `score`."""
-    where = f"round {message.round}: the contribution of client {sender}"
-    check_layout(where, sender, message.schema, message.vectors, like)
-    measured = 0.0 <= message.measured <= 1.0 if score.share else abs(message.measured) <= LOSS_MOST
-    told = abs(message.loss or 0.0) <= LOSS_MOST and measured  # neither, for what is not finite
-    if message.examples < 1 or message.steps < 1 or not told:
-        counts = f"{message.examples} examples, {message.steps} steps, a loss of {message.loss}"
-        raise ProtocolError(f"{where} is of {counts}", "Has the client data?", peer=sender)
-    if not accumulator.fits(weight, message.vectors):
-        text = f"{where} is not finite, or too large to be summed"
-        raise ProtocolError(text, "Did its training explode?", peer=sender)
-
-
-def check_layout(where: str, sender: NodeId, schema: str, vectors: Vectors, like: Invite) -> None:
-    """Raise ProtocolError where the vectors are not of the layout of `like`."""
-    shapes = [(v.dtype, v.shape) for v in vectors]
-    if schema != like.schema or shapes != [(v.dtype, v.shape) for v in like.vectors]:
-        text = f"{where} is of another layout (schema {schema:.16}, ours {like.schema}; {len(vectors)} vectors)"
-        raise ProtocolError(text, "Give every client the same [model] section and algorithm.", peer=sender)
+        return self.gathering.facts()
 
 
 def stepped(server: ServerRule[State], before: State, aggregate: Aggregate) -> State | None:

@@ -20,7 +20,6 @@ from typing import Any, Generic
 
 from fedgossip.algorithms.federated.base import Federated, State, restored, saved
 from fedgossip.algorithms.federated.fedbuff import staleness_weight
-from fedgossip.algorithms.federated.sums import mean_of
 from fedgossip.errors import ProtocolError
 from fedgossip.machine import (
     Aggregated,
@@ -42,8 +41,9 @@ from fedgossip.machine import (
     Stopping,
 )
 from fedgossip.messages import Contribution, Final, Invite, Leaving
-from fedgossip.protocols.aggregation_round import NOT_FINITE, check_contribution, stepped
+from fedgossip.protocols.aggregation_round import NOT_FINITE, stepped
 from fedgossip.protocols.failures import too_few
+from fedgossip.protocols.gathering import Gathered
 from fedgossip.protocols.partner_set import ROLL_NS, Company
 from fedgossip.scores import ACCURACY, Score
 from fedgossip.seeds import stream
@@ -114,11 +114,10 @@ class Buffered(Generic[State]):
 
     def _empty(self) -> None:
         rule = self.federated.clients
-        self.accumulator = self.federated.aggregation.accumulator(rule.vectors, self.length, self.kind)
-        self.losses: list[tuple[float, float]] = []
-        self.examples = 0
-        self.staleness: list[int] = []
+        accumulator = self.federated.aggregation.accumulator(rule.vectors, self.length, self.kind)
         self.invite = Invite(self.round, self.schema, self.federated.server.broadcast(self.state))
+        self.gathering = Gathered(accumulator, self.invite, self.settings.score)
+        self.staleness = 0  # of all that is gathered
 
     @property
     def model(self) -> Vector:
@@ -223,7 +222,7 @@ class Buffered(Generic[State]):
         return self.unanswered < UNANSWERED * max(1, len(self.company.here()))
 
     def _end_unanswered(self) -> list[Effect]:
-        facts = {"clients": len(self.staleness), "needed": self.settings.goal, "unanswered": self.unanswered}
+        facts = {"clients": self.gathering.clients, "needed": self.settings.goal, "unanswered": self.unanswered}
         return [Report("too_few", facts, self.round), *self._conclude(too_few(self.round, facts))]
 
     def _invite(self) -> list[Effect]:
@@ -247,28 +246,20 @@ class Buffered(Generic[State]):
             return [Report("late", {"peer": sender, "round": contribution.round}, self.round)]
         staleness = self.round - contribution.round
         weight = self.federated.clients.weight(contribution.examples) * staleness_weight(staleness)
-        check_contribution(sender, contribution, self.invite, self.accumulator, weight, self.settings.score)
+        self.gathering.check(sender, contribution, weight)
         del self.flying[sender]
         if staleness > self.settings.most_stale:
             facts = {"peer": sender, "staleness": staleness}
             return [Report("stale", facts, self.round), *self._invite()]
-        self.accumulator.add(sender, weight, contribution.vectors, contribution.steps)
+        self.gathering.add(sender, contribution, weight)
+        self.staleness += staleness
         self.counted.add(sender)
         self.unanswered = 0
-        self.examples += contribution.examples
-        if contribution.loss is not None:
-            self.losses.append((contribution.examples, contribution.loss))
-        self.staleness.append(staleness)
-        return self._step() if len(self.staleness) == self.settings.goal else self._invite()
+        return self._step() if self.gathering.clients == self.settings.goal else self._invite()
 
     def _step(self) -> list[Effect]:
-        facts = {
-            "clients": len(self.staleness),
-            "examples": self.examples,
-            "loss": mean_of(self.losses) if self.losses else None,
-            "staleness": sum(self.staleness) / len(self.staleness),
-        }
-        state = stepped(self.federated.server, self.state, self.accumulator.aggregate())
+        facts = {**self.gathering.facts(), "staleness": self.staleness / self.gathering.clients}
+        state = stepped(self.federated.server, self.state, self.gathering.aggregate())
         effects: list[Effect] = [Aggregated(self.round, facts)]
         if state is None:
             text = "the step of the server leaves a model that is not finite"

@@ -42,9 +42,9 @@ from fedgossip.machine import (
 )
 from fedgossip.messages import Final, Invite, Leaving, MaskedInput, Refusal, Secured
 from fedgossip.protocols import client_round
-from fedgossip.protocols.aggregation_round import check_layout
 from fedgossip.protocols.client_round import Chances, ClientPart, PlainPart, SecurePart
 from fedgossip.protocols.failures import deserted, no_coordinator, used_up
+from fedgossip.protocols.gathering import check_layout
 from fedgossip.protocols.spending import EXHAUSTED, Purse, budget_reached, spent
 from fedgossip.protocols.telling import EVERYTHING, Telling
 from fedgossip.secure.client import SecAggClient

@@ -48,6 +48,7 @@ from fedgossip.messages import Contribution, Final, Invite, Leaving, MaskedInput
 from fedgossip.protocols.aggregation_round import NOT_FINITE, Abandoned, Answer, Exchange, PlainRound, stepped
 from fedgossip.protocols.deadlines import Deadline
 from fedgossip.protocols.failures import too_few, used_up
+from fedgossip.protocols.gathering import Gathered
 from fedgossip.protocols.partner_set import ROLL_NS, Company
 from fedgossip.protocols.spending import EXHAUSTED, Purse, budget_reached, spent
 from fedgossip.scores import ACCURACY, Score
@@ -317,7 +318,8 @@ class Coordinator(Generic[State]):
             return self.summing.exchange(self.round, draw, here, invite, self.counted)
         rule = self.federated.clients
         accumulator = self.federated.aggregation.accumulator(rule.vectors, self.length, self.kind)
-        return PlainRound(self.round, draw, self.need, rule, accumulator, invite, self.counted, self.settings.score)
+        gathering = Gathered(accumulator, invite, self.settings.score)
+        return PlainRound(self.round, draw, self.need, rule, gathering, self.counted)
 
     def _answered(self, sender: NodeId, answer: Answer, now_ns: int) -> list[Effect]:
         self.company.check(sender, "an answer")
