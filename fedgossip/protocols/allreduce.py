@@ -72,7 +72,7 @@ from fedgossip.messages import (
 from fedgossip.protocols.chunk_links import ChunkLink
 from fedgossip.protocols.deadlines import Deadline
 from fedgossip.protocols.reduction import Chunk, Reduction
-from fedgossip.protocols.regroup import Diverged, Regroup
+from fedgossip.protocols.worker_group import WorkerGroup
 from fedgossip.vectors import Vector, digest, empty, frozen, summable
 
 MEAN = "mean"
@@ -123,8 +123,10 @@ class AllReduce:
         resumed: Checkpoint | None = None,
     ) -> None:
         self.node, self.schema, self.settings = node, schema, settings
-        self.members, self.collective, self.descent, self.rate = tuple(sorted(members)), collective, descent, rate
-        self.phase, self.epoch, self.round = "new", 0, 0
+        self.collective, self.descent, self.rate = collective, descent, rate
+        least_ns = min(settings.least_deadline_ns, settings.deadline_ns)
+        self.group = WorkerGroup(node, members, least_ns, settings.again_ns)
+        self.phase, self.round = "new", 0
         self.state = descent.start(initial)
         self.mean: Vector | None = None  # of the last round, for those who did not see its end
         if resumed:
@@ -133,20 +135,12 @@ class AllReduce:
             self.mean = vectors.pop(MEAN, None)
             self.state = restored(self.state, vectors, resumed.facts)
         self._fresh = resumed is None
-        self.linked: set[NodeId] = set()
-        self.done: set[NodeId] = set()  # with all rounds behind them
-        self.departed: set[NodeId] = set()  # that said goodbye before
-        self.links = {
-            other: ChunkLink(other, settings.deadline_ns, settings.again_ns) for other in self.members if other != node
-        }
+        self.links = {other: ChunkLink(other, settings.deadline_ns, settings.again_ns) for other in self.group.others}
         self.contribution: tuple[float, Vector] | None = None  # of this round
         self.asked = -1  # the round whose gradient was asked for last
-        self.left_out_by: set[NodeId] = set()  # workers whose view this one is not in
         self.early: tuple[NodeId, RoundMean] | None = None  # the mean of a view that has not come yet
-        self.regroup: Regroup | None = None
-        self.view: GroupView | None = None  # by which this epoch began
-        self.deadline = Deadline(settings.deadline_ns, min(settings.least_deadline_ns, settings.deadline_ns))
-        self.began_ns = self.regrouping_ns = 0
+        self.deadline = Deadline(settings.deadline_ns, least_ns)
+        self.began_ns = 0
         self._turn()
 
     @property
@@ -159,8 +153,8 @@ class AllReduce:
         self.now, self.next = self._reduction(), self._reduction()
 
     def _reduction(self) -> Reduction:
-        table, rank = self.collective(len(self.members)), self.members.index(self.node)
-        return Reduction(rank, table, self.model.size + TAIL, self.model.dtype, self.settings.bucket)
+        table = self.collective(len(self.group.members))
+        return Reduction(self.group.rank, table, self.model.size + TAIL, self.model.dtype, self.settings.bucket)
 
     # --- events ---------------------------------------------------------------------------------------------------
 
@@ -199,15 +193,15 @@ class AllReduce:
             case GroupReport():
                 return self._report(sender, message, now_ns)
             case GroupView():
-                return self._adopted(sender, message, now_ns)
+                return self._viewed(sender, message, now_ns)
             case RoundMean():
                 return self._caught_up(sender, message, now_ns)
             case Leaving():
                 if message.round >= self.settings.rounds:
-                    self.done.add(sender)
+                    self.group.done.add(sender)
                     return self._end_if_settled()
-                self.departed.add(sender)
-                return self._lost(sender, now_ns) if sender in self.members else []
+                self.group.departed.add(sender)
+                return self._lost(sender, now_ns) if sender in self.group.members else []
         raise ProtocolError(
             f"worker {self.node}: a message of kind {type(message).__name__.lower()!r} from worker {sender} in a run"
             " of all-reduce",
@@ -218,17 +212,18 @@ class AllReduce:
     def _fired(self, key: Hashable, now_ns: int) -> list[Effect]:
         match key:
             case ("start",) if self.phase == "joining":
-                missing = [other for other in self.links if other not in self.linked]
-                text = f"workers {missing} did not come, and a collective needs all to begin"
+                text = f"workers {self.group.missing} did not come, and a collective needs all to begin"
                 return self._finish(Failure("too_few", text, "Start them, or raise parallel.start_timeout."))
             case ("again", node, timer) if node in self.links and isinstance(timer, int):
                 return self.links[node].again(timer)
-            case ("deadline", epoch, round) if (epoch, round, "reducing") == (self.epoch, self.round, self.phase):
-                late = sorted(self.members[rank] for rank in self.now.awaited())
+            case ("deadline", epoch, round) if (epoch, round, "reducing") == (self.group.epoch, self.round, self.phase):
+                late = sorted(self.group.members[rank] for rank in self.now.awaited())
                 return [Report("overdue", late, self.round), *self._stop_round(now_ns)]
-            case ("regroup", epoch) if self.regroup and epoch == self.epoch and self.phase == "regrouping":
-                return self._regroup_late(now_ns)
-            case ("catching", epoch) if epoch == self.epoch and self.phase == "catching":
+            case ("regroup", epoch) if epoch == self.group.epoch and self.phase == "regrouping":
+                self.group.late(now_ns)
+                effects = self._propose_if_due(now_ns)
+                return [*effects, *self.group.ask_again()] if self.group.regroup else effects
+            case ("catching", epoch) if epoch == self.group.epoch and self.phase == "catching":
                 return self._stop_round(now_ns)
             case ("drain",) if self.phase == "leaving":
                 return self._finish()
@@ -239,17 +234,13 @@ class AllReduce:
     def _joined(self, node: NodeId, now_ns: int) -> list[Effect]:
         if node not in self.links:
             return []
-        self.linked.add(node)
-        effects = self.links[node].resent()
-        if self.view and node not in self.members:
-            effects.append(Send(node, self.view))  # it comes back, and is not in it
-        if self.phase == "regrouping" and self.regroup and node in self.members:
-            effects.append(Send(node, self.regroup.own))
-        return [*effects, *self._begin_if_gathered(now_ns)]
+        self.group.linked.add(node)
+        return [*self.links[node].resent(), *self.group.greeting(node), *self._begin_if_gathered(now_ns)]
 
     def _gone(self, node: NodeId, now_ns: int) -> list[Effect]:
-        self.linked.discard(node)
-        if node not in self.members or node in self.departed | self.done:
+        group = self.group
+        group.linked.discard(node)
+        if node not in group.members or node in group.departed | group.done:
             return self._end_if_settled()
         return self._lost(node, now_ns)
 
@@ -257,15 +248,15 @@ class AllReduce:
         """A worker of this view takes part no more."""
         if self.phase in ("training", "reducing", "catching"):
             return [Report("worker_gone", node, self.round), *self._stop_round(now_ns)]
-        if self.phase == "regrouping" and self.regroup:
-            self.regroup.lost(node)
+        if self.group.regroup:
+            self.group.regroup.lost(node)
             return self._propose_if_due(now_ns)
         return self._end_if_settled()
 
     # --- rounds ---------------------------------------------------------------------------------------------------
 
     def _begin_if_gathered(self, now_ns: int) -> list[Effect]:
-        if self.phase != "joining" or not self.linked >= self.links.keys():
+        if self.phase != "joining" or self.group.missing:
             return []
         if self._fresh:
             return self._go_on(now_ns)
@@ -286,32 +277,32 @@ class AllReduce:
     def _reduce(self, now_ns: int) -> list[Effect]:
         assert self.contribution
         self.phase = "reducing"
-        deadline = SetTimer(("deadline", self.epoch, self.round), self.deadline.now_ns())
+        deadline = SetTimer(("deadline", self.group.epoch, self.round), self.deadline.now_ns())
         effects: list[Effect] = [Outgoing(self.round + 1, self.model)]
-        if len(self.members) > 1:
+        if len(self.group.members) > 1:
             effects.append(deadline)
         return effects + self._sent(self.now.begin(*self.contribution), now_ns) + self._close_if_done(now_ns)
 
     def _sent(self, chunks: Sequence[Chunk], now_ns: int) -> list[Effect]:
         effects: list[Effect] = []
         for one in chunks:
-            to, size = self.members[one.peer], one.vector.size
-            place = self.epoch, self.round, one.bucket, one.step, one.start, size
+            to, size = self.group.members[one.peer], one.vector.size
+            place = self.group.epoch, self.round, one.bucket, one.step, one.start, size
             effects += self.links[to].send(ReduceChunk(*place, one.weight, self.schema, (one.vector,)), now_ns)
         return effects
 
     def _chunk(self, sender: NodeId, chunk: ReduceChunk, now_ns: int) -> list[Effect]:
         taken = Send(sender, ChunkTaken(chunk.epoch, chunk.round, chunk.bucket, chunk.step))
-        if (chunk.epoch, chunk.round) < (self.epoch, self.round):
+        if (chunk.epoch, chunk.round) < (self.group.epoch, self.round):
             return [taken]  # said again
-        if chunk.epoch > self.epoch or sender not in self.members:
+        if chunk.epoch > self.group.epoch or sender not in self.group.members:
             return []  # of a view that has not come yet; it is sent again
         if chunk.round > self.round + 1:
             text = f"a chunk of round {chunk.round} from worker {sender}; one can be a round ahead at most"
             raise ProtocolError(f"worker {self.node}, round {self.round}: {text}", peer=sender)
         self._check(sender, chunk, chunk.length)
         at = self.now if chunk.round == self.round else self.next
-        rank = self.members.index(sender)
+        rank = self.group.members.index(sender)
         expected = at.expects(rank, chunk.bucket, chunk.step)
         if expected != (chunk.start, chunk.start + chunk.length):
             text = f"a chunk that the collective has not for worker {self.node}, of worker {sender}"
@@ -358,103 +349,45 @@ class AllReduce:
         for link in self.links.values():
             link.drop()
         self._turn()
-        self.regroup = Regroup(self.node, self.members, self.epoch, self.round, digest([self.model]))
-        said = [Send(other, self.regroup.own) for other in self.members if other in self._here]
-        self.regrouping_ns = now_ns
-        timer = SetTimer(("regroup", self.epoch), self.settings.again_ns)
-        return [*said, timer, *self._propose_if_due(now_ns)]
-
-    @property
-    def _here(self) -> set[NodeId]:
-        """Those that can take part in what is agreed."""
-        return self.linked - self.departed
-
-    @property
-    def _patience_ns(self) -> int:
-        return min(self.settings.least_deadline_ns, self.settings.deadline_ns)
+        told = self.group.stop(self.round, digest([self.model]), now_ns)
+        return [*told, *self._propose_if_due(now_ns)]
 
     def _report(self, sender: NodeId, report: GroupReport, now_ns: int) -> list[Effect]:
-        if report.epoch < self.epoch or sender not in self.members:
-            return [Send(sender, self.view)] if self.view else []  # it has missed that, or is not in it
-        if report.epoch > self.epoch:
-            return []  # the view by which that began is on its way
-        if abs(report.rounds - self.round) > 1:
-            text = f"a report of worker {sender}, with {report.rounds} rounds behind it: one round away at most"
-            raise ProtocolError(f"worker {self.node}, round {self.round}: {text}", peer=sender)
-        effects: list[Effect] = []
-        if self.phase in ("training", "reducing", "catching", "leaving"):
-            effects = self._stop_round(now_ns)
-        if self.phase != "regrouping" or self.regroup is None:
-            return effects
-        again = sender in self.regroup.reports
-        self.regroup.heard(sender, report)
-        answer = [] if again or effects else [Send(sender, self.regroup.own)]
-        return [*effects, *answer, *self._propose_if_due(now_ns)]
-
-    def _regroup_late(self, now_ns: int) -> list[Effect]:
-        """Say it again to those who have not answered; after a time wait for them no more."""
-        assert self.regroup
-        if now_ns - self.regrouping_ns >= self._patience_ns:
-            if not self.regroup.patient and self.regroup.proposer != self.node:
-                self.regroup.lost(self.regroup.proposer)  # it has not proposed
-            self.regroup.patient, self.regrouping_ns = False, now_ns
-        effects = self._propose_if_due(now_ns)
-        if self.regroup is None or self.phase != "regrouping":
-            return effects
-        ask = {*self.regroup.awaited(self._here), self.regroup.proposer} & self._here
-        again = [Send(other, self.regroup.own) for other in sorted(ask)]
-        return [*effects, *again, SetTimer(("regroup", self.epoch), self.settings.again_ns)]
+        if not self.group.concerns(sender, report, self.round):
+            return self.group.answer(sender, report)
+        stopped = self._stop_round(now_ns) if self.phase in ("training", "reducing", "catching", "leaving") else []
+        if self.group.regroup is None:
+            return stopped
+        answer = self.group.heard(sender, report)
+        return [*stopped, *([] if stopped else answer), *self._propose_if_due(now_ns)]
 
     def _propose_if_due(self, now_ns: int) -> list[Effect]:
-        regroup = self.regroup
-        assert regroup
-        if regroup.awaited(self._here):
-            return []
-        if not regroup.enough:
-            here = sorted(regroup.reports)
-            text = f"workers {here} of {list(self.members)} are left, and more than half must be: it ended after"
-            advice = "Start all again with --resume: they go on from the furthest round."
-            return self._finish(Failure("too_few", f"{text} round {self.round}", advice))
-        if regroup.proposer != self.node:
-            return []
-        view = regroup.proposal()
-        if isinstance(view, Diverged):
-            text = f"after round {view.rounds} workers have different models: {dict(view.digests)}"
-            return self._finish(Failure("peer", text, "Have all the same version, kernels (--portable) and data?"))
-        told = [Send(other, view) for other in view.members if other != self.node]
-        return [*told, *self._begin_view(view, now_ns)]
+        view = self.group.proposal()
+        if isinstance(view, GroupView):
+            told = [Send(other, view) for other in view.members if other != self.node]
+            return [*told, *self._begin_view(view, now_ns)]
+        return self._finish(view) if view else []
 
-    def _adopted(self, sender: NodeId, view: GroupView, now_ns: int) -> list[Effect]:
-        if view.epoch <= self.epoch:
-            return []  # one of an epoch is enough
-        if self.node not in view.members and sender in self.members:
-            return self._left_out(sender, view, now_ns)
-        if self.regroup is None or self.phase != "regrouping" or view.epoch != self.epoch + 1:
-            raise ProtocolError(f"worker {self.node}: a view that nobody asked for, of worker {sender}", peer=sender)
-        if wrong := self.regroup.refuses(sender, view):
-            raise ProtocolError(f"worker {self.node}: the view of worker {sender} {wrong}", peer=sender)
-        return self._begin_view(view, now_ns)
-
-    def _left_out(self, sender: NodeId, view: GroupView, now_ns: int) -> list[Effect]:
-        """End if more than half of the workers say that they go on without this one; one that says so may be wrong."""
-        self.left_out_by.add(sender)
-        if 2 * len(self.left_out_by) > len(self.members):
-            text = f"the other workers went on without worker {self.node}, after round {view.rounds}"
-            return self._finish(Failure("network", text, "They did not hear it for too long: look at its link."))
-        return self._stop_round(now_ns) if self.phase in ("training", "reducing", "catching") else []
+    def _viewed(self, sender: NodeId, view: GroupView, now_ns: int) -> list[Effect]:
+        judged = self.group.judged(sender, view)
+        if isinstance(judged, GroupView):
+            return self._begin_view(judged, now_ns)
+        if judged:
+            return self._finish(judged)
+        left_out = self.node not in view.members and view.epoch > self.group.epoch
+        stops = left_out and self.phase in ("training", "reducing", "catching")
+        return self._stop_round(now_ns) if stops else []  # ask the others whether it is so
 
     def _begin_view(self, view: GroupView, now_ns: int) -> list[Effect]:
-        gone = [node for node in self.members if node not in view.members]
-        self.epoch, self.members, self.view, self.regroup = view.epoch, view.members, view, None
-        self.left_out_by.clear()
+        gone = self.group.adopt(view)
         self._turn()
         effects: list[Effect] = [Report("regrouped", {"workers": list(view.members), "without": gone}, self.round)]
         if self.node == view.donor and self.mean is not None:
-            mean = RoundMean(self.epoch, view.rounds - 1, self.schema, (self.mean,))
+            mean = RoundMean(view.epoch, view.rounds - 1, self.schema, (self.mean,))
             effects += [Send(other, mean) for other in view.behind]
         if self.node in view.behind:
             self.phase = "catching"
-            effects.append(SetTimer(("catching", self.epoch), self.settings.deadline_ns))
+            effects.append(SetTimer(("catching", view.epoch), self.settings.deadline_ns))
             return effects + (self._caught_up(*self.early, now_ns) if self.early else [])
         return effects + self._again(now_ns)
 
@@ -469,12 +402,13 @@ class AllReduce:
         return self._go_on(now_ns)
 
     def _caught_up(self, sender: NodeId, message: RoundMean, now_ns: int) -> list[Effect]:
-        if message.epoch == self.epoch + 1 and self.phase == "regrouping":
+        view = self.group.view
+        if message.epoch == self.group.epoch + 1 and self.phase == "regrouping":
             self.early = sender, message
-        if self.phase != "catching" or message.epoch != self.epoch or self.view is None:
+        if self.phase != "catching" or view is None or message.epoch != view.epoch:
             return []
         self._check(sender, message, self.model.size + TAIL)
-        if sender != self.view.donor or message.round != self.round or not summable(message.vectors[0]):
+        if sender != view.donor or message.round != self.round or not summable(message.vectors[0]):
             raise ProtocolError(f"worker {self.node}: a mean of round {message.round} of worker {sender}", peer=sender)
         self.contribution = None
         effects = self._step(frozen(np.array(message.vectors[0])))
@@ -489,12 +423,10 @@ class AllReduce:
         return [*self._goodbye(), SetTimer(("drain",), self.settings.deadline_ns), *self._end_if_settled()]
 
     def _goodbye(self) -> list[Effect]:
-        return [Send(other, Leaving(self.round)) for other in self.links if other in self.linked]
+        return [Send(other, Leaving(self.round)) for other in self.links if other in self.group.linked]
 
     def _end_if_settled(self) -> list[Effect]:
-        if self.phase != "leaving":
-            return []
-        return [] if set(self.members) & self._here - self.done else self._finish()
+        return self._finish() if self.phase == "leaving" and self.group.settled else []
 
     def _finish(self, failure: Failure | None = None) -> list[Effect]:
         self.phase = "finished"
