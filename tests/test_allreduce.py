@@ -234,3 +234,58 @@ def test_a_worker_that_lies_may_end_a_run_and_makes_nobody_raise(monkeypatch: py
                 machine_fuzz.checked(name, "neighbour", seed)
             except machine_fuzz.Broken as broken:
                 assert "ends after" in str(broken)
+
+
+def any_faults(seed: int) -> dict[str, Any]:
+    """A run with losses, delays, cuts and deaths of fewer than half, drawn from a seed."""
+    rng = np.random.default_rng(seed)
+    workers = int(rng.integers(2, 7))
+    span = [float(t) for t in sorted(rng.uniform(0.05, 1.5, 2))]
+    faults: list[dict[str, Any]] = []
+    if rng.random() < 0.5:
+        faults.append({"kind": "drop", "probability": float(rng.uniform(0, 0.2))})
+    if rng.random() < 0.5:
+        faults.append({"kind": "duplicate", "probability": float(rng.uniform(0, 0.5))})
+    if rng.random() < 0.5:
+        faults.append({"kind": "delay", "seconds": float(rng.uniform(0, 0.3)), "probability": 0.2})
+    if rng.random() < 0.4:
+        cut = int(rng.integers(1, workers))
+        groups = [list(range(cut)), list(range(cut, workers))]
+        faults.append({"kind": "partition", "groups": groups, "start": span[0], "stop": span[1]})
+    dead = rng.permutation(workers)[: int(rng.integers(0, (workers + 1) // 2))].tolist()
+    faults += [{"kind": "crash", "peers": [node], "start": float(rng.uniform(0.01, 1.5))} for node in dead]
+    simulation = {"jitter": float(rng.uniform(0, 0.05)), "training_jitter": float(rng.uniform(0, 2))}
+    method = NAMES[int(rng.integers(len(NAMES)))]
+    bucket = int(rng.choice([0, 16, 64]))
+    return {
+        **quadratic(workers, method, rounds=8, parallel={"bucket": bucket}, faults=faults, simulation=simulation),
+        "seed": seed,
+    }
+
+
+def after_any_faults(seed: int) -> str:
+    """Run it; all who came to the end have one model and one row a round.  Returns how it ended."""
+    experiment = any_faults(seed)
+    try:
+        run = simulate(experiment)
+    except FedgossipError as error:
+        assert error.exit_code in (3, 7), f"seed {seed}: {error}"
+        return "failed"
+    dead = {fault["peers"][0] for fault in experiment["faults"] if fault["kind"] == "crash"}
+    rows = [(row.round, row.peer) for row in run.rows if isinstance(row, PeerRow)]
+    assert len(rows) == len(set(rows)), f"seed {seed}: a round twice"
+    whole = [node for node in range(experiment["parallel"]["workers"]) if (8, node) in rows and node not in dead]
+    assert len({digest([run.vectors[node]]) for node in whole if run.vectors[node] is not None}) <= 1, f"seed {seed}"
+    return str(run.summary["status"])
+
+
+def test_whatever_is_lost_and_whoever_dies_those_who_end_have_one_model() -> None:
+    ended = [after_any_faults(seed) for seed in range(60)]
+    assert ended.count("finished") > 20 and ended.count("partial") > 5
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_whatever_is_lost_in_two_thousand_runs() -> None:
+    ended = [after_any_faults(seed) for seed in range(2000)]
+    assert ended.count("finished") > 700 and ended.count("partial") > 200
