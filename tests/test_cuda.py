@@ -36,11 +36,18 @@ def images() -> Dataset:
     return Dataset("images", draw.standard_normal((60, 1, 8, 8)).astype(np.float32), draw.integers(0, 4, 60), 4)
 
 
+def numbers() -> Dataset:
+    draw = stream(0, "numbers")
+    x, y = draw.standard_normal((60, 1, 8, 8)).astype(np.float32), draw.standard_normal((60, 2)).astype(np.float32)
+    return Dataset("numbers", x, y, 0, kind="regression")
+
+
 DATA: dict[str, Callable[[], Dataset]] = {
     "chars:12": texts,
     "cnn:small": images,
     "cnn:small-bn": images,
     "mlp:64-17-4": images,
+    "mlp:64-9-2": numbers,
     "softmax": images,
 }
 
