@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,7 @@ from sklearn.linear_model import Ridge
 from torch.nn import functional
 
 import fedgossip
+from fedgossip import kernels
 from fedgossip.errors import ConfigError, TrainingError
 from fedgossip.experiment import load_experiment
 from fedgossip.learning import models
@@ -244,6 +248,26 @@ def test_simulator_and_stacked_arrays_agree_on_a_regression():
     assert runs[0].score == runs[1].score
 
 
+PORTABLY = """
+import fedgossip
+from tests.test_objectives import ON_DIABETES, RING
+content = {**ON_DIABETES, **RING, "rounds": 3, "model": {"source": "mlp:10-8-1"}}
+content["train"] = {**ON_DIABETES["train"], "portable": True}
+print(*(fedgossip.simulate(content, engine=engine).digest for engine in ("sim", "stacked")))
+"""
+
+
+@pytest.mark.sockets
+def test_a_portable_regression_is_the_same_alone_and_together():
+    path = os.pathsep.join([str(Path(__file__).parents[1]), *(part for part in sys.path if part)])
+    env = {**os.environ, **kernels.PORTABLE, "PYTHONPATH": path}
+    done = subprocess.run([sys.executable, "-c", PORTABLY], env=env, capture_output=True, text=True, check=False)
+    if done.returncode and "processor" in done.stderr:
+        pytest.skip("portable runs are for x86-64 processors with AVX2")
+    one, other = done.stdout.split()
+    assert one == other, done.stderr
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -468,6 +492,7 @@ def test_a_model_with_too_few_outputs_is_told_how_many(mine: str, tmp_path: Path
     assert "3) for labels of" in str(refused.value) and "1 output" in refused.value.advice
 
 
+@pytest.mark.sockets
 def test_several_processes_train_a_regression_as_one_does():
     data, how = columns(outputs=2), on_cpu(local_steps=2, lr=0.01)
     one = task_of("mlp:12-6-2", data, how, "mse", 2)
