@@ -107,7 +107,7 @@ class AsyncGossip(Lifecycle[State]):
         least_ns = min(settings.least_answer_ns, settings.answer_ns)
         patience = Deadline(settings.answer_ns, least_ns, first_ns=settings.first_answer_ns)
         super().__init__(node, partners, Learner(algorithm, initial, resumed), patience, settings, resumed)
-        self.schema, self.layout = schema, VectorCheck(node, schema, initial)
+        self.schema, self.layout = schema, VectorCheck(node, schema, initial.dtype, initial.size)
         count = int(str(resumed.facts["count"])) if resumed else 0
         self.pairing = Pairing(node, rule, settings.seed, settings.exchanges, count)
         self.ledger = Ledger(incarnation)

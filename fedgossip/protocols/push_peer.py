@@ -91,7 +91,7 @@ class PushPeer(Lifecycle[State]):
         learner = Learner(algorithm, initial, resumed)
         super().__init__(node, schedule.partners(node), learner, patience, settings, resumed)
         self.schedule, self.schema = schedule, schema
-        self.layout = VectorCheck(node, schema, initial, len(algorithm.slots) - 1)
+        self.layout = VectorCheck(node, schema, initial.dtype, initial.size, len(algorithm.slots) - 1)
         self.arcs = Arcs(incarnation)
         self.packed_ns: dict[NodeId, int] = {}  # when the parcel that is out was sent, if that was once
         self.heard: set[NodeId] = set()  # ever

@@ -80,7 +80,7 @@ class SyncGossip(Lifecycle[State]):
         self.clock = RoundClock(settings.deadline_ns, settings.least_deadline_ns, settings.ask_ns)
         learner = Learner(algorithm, initial, resumed)
         super().__init__(node, schedule.partners(node), learner, self.clock.deadline, settings, resumed)
-        self.layout = VectorCheck(node, schema, initial, len(algorithm.slots))
+        self.layout = VectorCheck(node, schema, initial.dtype, initial.size, len(algorithm.slots))
         self.schedule = schedule
         self.ledger = EdgeLedger(schema)
         self.mailbox = Mailbox(leads_of(node, schedule, self.company.partners))

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from fedgossip.errors import ProtocolError
 from fedgossip.machine import NodeId
 from fedgossip.messages import ModelCarrier
-from fedgossip.vectors import Vector, summable
+from fedgossip.vectors import summable
 
 
 @dataclass(frozen=True, slots=True)
 class VectorCheck:
-    """`count` vectors like `like`, as `node` sends them; `schema` is the hash of what lies where in one."""
+    """`count` vectors [length] of type `kind`, as `node` sends them; `schema` is the hash of what lies where in one."""
 
     node: NodeId
     schema: str
-    like: Vector
+    kind: np.dtype[Any]
+    length: int
     count: int = 1
 
     def check(self, sender: NodeId, message: ModelCarrier) -> None:
         """Raise ProtocolError where the message's vectors are of another layout."""
         shapes = [(vector.dtype, vector.shape) for vector in message.vectors]
-        if message.schema != self.schema or shapes != [(self.like.dtype, self.like.shape)] * self.count:
+        if message.schema != self.schema or shapes != [(self.kind, (self.length,))] * self.count:
             raise ProtocolError(
                 f"node {self.node}: a model of another layout from node {sender}, round {message.round}"
                 f" (schema {message.schema}, ours {self.schema})",
