@@ -214,3 +214,22 @@ def test_peers_behind_two_routers_learn_through_a_relay_also_after_it_was_killed
     site.start("relay", "relay", "--listen", "0.0.0.0:7777")
     reached = max(map(site.round, ("anna", "bob", "open")))
     site.reach(reached + 30, "anna", "bob", "open")
+
+
+def test_after_a_kill_in_mid_run_the_same_command_goes_on_at_a_joiner_and_at_the_host(
+    stack: ExitStack, tmp_path: Path
+) -> None:
+    site = site_of(stack, LAN, tmp_path)
+    averaging(site.home("anna"), 3)
+    invite = site.host("anna")
+    for machine in ("bob", "carl"):
+        site.start(machine, "join", invite, "--yes")
+    site.reach(20, *LAN)
+    for machine, words in (("bob", ("join", invite, "--yes")), ("anna", ("host", "experiment.toml"))):
+        site.running[machine].kill()
+        site.running[machine].wait()
+        site.start(machine, *words)
+        again = lambda machine=machine: site.events(machine, "resumed")  # noqa: E731
+        wait_until(again, SECONDS, f"{machine} goes on")
+        reached = max(map(site.round, LAN))
+        site.reach(reached + 20, *LAN)
