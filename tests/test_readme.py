@@ -162,7 +162,7 @@ def test_everything_that_the_page_on_workers_shows_runs(tmp_path: Path, monkeypa
 def test_only_blocks_with_a_reason_are_left_out() -> None:
     left_out = [block for block in blocks() if block.note.startswith("skip:")]
     begin = [block.text.split()[:2] for block in left_out]
-    words = ("make demo", "peer =", "fedgossip host", "fedgossip peer", "fedgossip keys", "fedgossip keys")
+    words = ("make demo", "fedgossip host", "fedgossip peer", "fedgossip keys", "fedgossip keys")
     assert begin == [word.split() for word in words]
     assert all(len(block.note) > len("skip: because") for block in left_out)
     assert {block.kind for block in blocks()} == {"sh", "python", "toml", "text"}
