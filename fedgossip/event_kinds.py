@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -57,7 +57,7 @@ UNKNOWN = EventKind()
 @cache
 def event_kinds() -> Mapping[str, EventKind]:
     """Return what is known of every event, by name, the gravest first."""
-    text = files("fedgossip").joinpath("event_kinds.toml").read_text(encoding="utf-8")
+    text = Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
     return msgspec.convert(from_toml(text), dict[str, EventKind])
 
 
