@@ -107,7 +107,11 @@ def test_a_console_takes_brackets_as_brackets(monkeypatch: pytest.MonkeyPatch) -
     assert shown.getvalue().count("[bold red]") == 4 and not obeyed(shown.getvalue())
 
 
-PRINTS = {"cli/text.py": "the one place", "drivers/fork_server.py": "one line, by plain.line"}
+PRINTS = {"cli/text.py": "the one place", "drivers/fork_server.py": "one line, by plain.line"} | {
+    "loops/coordinating.py": "one line, by plain.line",
+    "loops/joined.py": "one line, by plain.line",
+    "loops/scripts.py": "what the user's own script printed, by plain.printable",
+}
 
 
 def test_nobody_else_prints() -> None:

@@ -25,6 +25,7 @@ from fedgossip.learning.global_state import kept_apart
 from fedgossip.learning.parameters import Exchanged
 from fedgossip.learning.terms import GradientTerms
 from fedgossip.loops.meeting import Learned, Measure, Measured, Meeting, Order, Over, Raised, Released, TrainFrom
+from fedgossip.plain import line
 from fedgossip.vectors import Vector
 
 STATE = 1
@@ -318,7 +319,7 @@ class JoinedLoop:
             raise ConfigError(f"{what}() in another thread than join()", advice)
 
     def _say(self, text: str) -> None:
-        print(f"fedgossip: node {self.node}: {text}", file=sys.stderr, flush=True)
+        print(f"fedgossip: node {self.node}: {line(text, 1000)}", file=sys.stderr, flush=True)
 
 
 def _mean(name: str, values: Sequence[Any]) -> float:

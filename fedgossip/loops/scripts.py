@@ -18,6 +18,7 @@ from fedgossip import kernels, owner_files
 from fedgossip.errors import ConfigError
 from fedgossip.loops.joining import LOOP, NODE, N
 from fedgossip.machine import NodeId
+from fedgossip.plain import printable
 
 STOP_SECONDS = 10.0
 """Scripts that have not ended so long after SIGINT are killed."""
@@ -128,7 +129,7 @@ class Scripts:
             log.seek(self._read.get(node, 0))
             content = log.read(1 << 20)
             self._read[node] = log.tell()
-            sys.stdout.write(content.decode(errors="replace"))
+            sys.stdout.write(printable(content.decode(errors="replace"), keep="\n\r\t"))
             sys.stdout.flush()
 
     def __enter__(self) -> Scripts:
