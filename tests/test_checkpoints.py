@@ -113,8 +113,9 @@ def test_what_is_not_ours_is_refused_with_its_reason(tmp_path: Path, changed: di
 
 def test_an_older_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoints.write(tmp_path, stored(1))
-    monkeypatch.setattr(tensor_file, "FORMAT", tensor_file.FORMAT + 1)
-    with pytest.raises(ResumeError, match="of format 1, this fedgossip writes 2"):
+    kept = tensor_file.FORMAT
+    monkeypatch.setattr(tensor_file, "FORMAT", kept + 1)
+    with pytest.raises(ResumeError, match=f"of format {kept}, this fedgossip writes {kept + 1}"):
         found(tmp_path)
 
 

@@ -20,7 +20,7 @@ from fedgossip.decoding import json_value
 from fedgossip.errors import FedgossipError
 from fedgossip.patience import patiently
 
-FORMAT = 1
+FORMAT = 2
 
 NEWEST, PREVIOUS = "checkpoint.safetensors", "checkpoint.previous.safetensors"
 
