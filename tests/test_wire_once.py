@@ -41,6 +41,7 @@ def drained(outbox: Outbox) -> int:
     return size
 
 
+@pytest.mark.sockets
 def test_a_message_for_many_partners_is_made_ready_once(encoded: Counter[str]) -> None:
     cuts = Cuts()
     boxes = [Outbox(cuts) for _ in range(5)]
@@ -51,6 +52,7 @@ def test_a_message_for_many_partners_is_made_ready_once(encoded: Counter[str]) -
     assert encoded == {"Model": 1} and sizes == {cuts.packed(model).size} == {wire_bytes(model)}
 
 
+@pytest.mark.sockets
 def test_a_coordinators_invitation_is_made_ready_once_and_by_no_receiver(encoded: Counter[str]) -> None:
     with wheel(3) as w:
         w.start()
