@@ -73,6 +73,20 @@ def test_an_assembler_refuses_or_reads_whatever_comes_and_hears_what_comes_after
     assert heard > 20  # not everything is refused
 
 
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("scene", ["sync_gossip", "allreduce", "member", "coordinator_secure"])
+def test_a_quarter_million_bent_frames_of_each_kind_of_run_are_refused_or_read(scene: str) -> None:
+    s, told, heard = scribe(7, scene), 0, 0
+    assembler = Assembler(EXPECTED["gossip"])
+    while told < 250_000:
+        for pair in s.bent():
+            told += 1
+            with contextlib.suppress(FrameError):
+                heard += take(assembler, pair) is not None
+    assert heard > 1000
+
+
 @pytest.mark.parametrize("kind", FRAMES)
 def test_a_signed_frame_of_whatever_bytes_is_read_or_refused(kind: Any) -> None:
     identity, sign = signer(bytes(32))
