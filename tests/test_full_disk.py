@@ -150,7 +150,7 @@ def test_a_disk_that_stays_full_ends_a_simulation_with_its_name(disk: Disk) -> N
 
 # --- real peers -----------------------------------------------------------------------------------------------------
 
-ROUNDS = 600
+ROUNDS = 900
 
 SLOW = {
     "rounds": ROUNDS,
@@ -164,7 +164,7 @@ SLOW = {
 @pytest.mark.sockets
 def test_real_peers_go_on_over_a_full_disk(disk: Disk) -> None:
     out = disk.path / "run"
-    timer = threading.Timer(0.5, disk.free)  # peers that write nothing are not heard of: a clock, not a round
+    timer = threading.Timer(1.5, disk.free)  # peers that write nothing are not heard of: a clock, not a round
 
     def fill() -> None:
         disk.fill()
