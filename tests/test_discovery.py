@@ -15,9 +15,9 @@ from test_invites import PROPOSAL, House
 from fedgossip.drivers import joining
 from fedgossip.net import discovery
 from fedgossip.net.discovery import Announcer, Search
-from fedgossip.net.doorway import Doorway
 from fedgossip.net.identity import Identity
-from fedgossip.net.knocking import Knocking
+from fedgossip.net.invite_client import InviteClient
+from fedgossip.net.invite_server import InviteServer
 
 HERE = ("127.0.0.1",)
 
@@ -53,13 +53,13 @@ def test_an_invite_whose_address_has_changed_is_tried_at_what_is_announced_under
 ) -> None:
     house = House(tmp_path, expires=2**32 - 1)
     with ExitStack() as stack:
-        way = stack.enter_context(closing(Doorway("tcp://127.0.0.1:*", house.door)))
+        way = stack.enter_context(closing(InviteServer("tcp://127.0.0.1:*", house.admission)))
         way.serve_beside()
         key, port = house.hosted.organiser.public, int(way.address.rpartition(":")[2])
         stack.enter_context(closing(Announcer("lan", key, port, HERE, HERE)))
         search = stack.enter_context(closing(Search(key, HERE)))
         gone = house.hosted.invitation(("tcp://127.0.0.1:1",))
-        asking = stack.enter_context(closing(Knocking(gone, Identity.new(), more=search.addresses)))
+        asking = stack.enter_context(closing(InviteClient(gone, Identity.new(), more=search.addresses)))
         assert joining.proposal(asking, 30) == PROPOSAL and asking.reached == f"tcp://127.0.0.1:{port}"
 
 

@@ -187,6 +187,7 @@ def test_a_loop_of_ones_own_takes_part_by_five_lines_more(
     assert summary["status"] == "finished" and summary["digest"] and summary["rounds"] >= 4
 
 
+@pytest.mark.long
 def test_the_bare_loops_run_as_they_are(tmp_path: Path) -> None:
     assert numbers(printed("loops/regression_bare.py", tmp_path))[0] > 0.4
     assert numbers(printed("loops/characters_bare.py", tmp_path))[0] < 7.0

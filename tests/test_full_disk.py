@@ -7,6 +7,7 @@ import errno
 import os
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -164,14 +165,19 @@ SLOW = {
 @pytest.mark.sockets
 def test_real_peers_go_on_over_a_full_disk(disk: Disk) -> None:
     out = disk.path / "run"
-    timer = threading.Timer(1.5, disk.free)  # peers that write nothing are not heard of: a clock, not a round
+    rows = [out / "peers" / f"{node:02d}" / "metrics.jsonl" for node in range(3)]
 
-    def fill() -> None:
+    def be_full_for_a_while() -> None:
+        """From the first rows on, by the peers' own files: the record that is put together may lag behind."""
+        wait_until(lambda: all(path.exists() and path.stat().st_size for path in rows), 60, "all peers have begun")
         disk.fill()
-        timer.start()
+        time.sleep(1.5)  # peers that write nothing are not heard of: a clock, not a round
+        disk.free()
 
-    run = run_local(SLOW, out, report=False, watch=at_round({3: fill}))
-    timer.join()
+    filling = threading.Thread(target=be_full_for_a_while)
+    filling.start()
+    run = run_local(SLOW, out, report=False)
+    filling.join()
     assert run.summary["status"] == "finished" and run.digest == simulate(SLOW).digest
     assert run.summary["events"]["rows_lost"] > 0
     told = [read_rows(out / "peers" / f"{node:02d}" / "metrics.jsonl") for node in range(3)]

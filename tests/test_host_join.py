@@ -212,7 +212,7 @@ def test_what_cannot_be_hosted_is_said_before_an_invite_is_printed(
 def test_nobody_came(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     experiment(tmp_path, n=3)
     ports = free_ports(2)
-    words = ["--door", str(ports[0]), "--port", str(ports[1]), "--expires", "0.01", "--address", "127.0.0.1"]
+    words = ["--invite-port", str(ports[0]), "--port", str(ports[1]), "--expires", "0.01", "--address", "127.0.0.1"]
     said = in_process(["host", "experiment.toml", *words], tmp_path, monkeypatch, capsys)
     assert said.code == 7 and "nobody came" in said.errors[0]
 
@@ -227,6 +227,7 @@ def test_a_qr_code_holds_the_invite(
     assert len(said.out.splitlines()) > 15
 
 
+@pytest.mark.long
 def test_a_regression_on_everybodys_own_table_can_be_hosted(people: People) -> None:
     table = "x1,x2,y\n" + "".join(f"{k % 7},{k % 5},{0.5 * (k % 7)}\n" for k in range(60))
     own = '[data]\ntest = "csv:common.csv?label=y"\n[task]\nkind = "regression"\n'

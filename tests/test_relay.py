@@ -26,8 +26,8 @@ from fedgossip.net.endpoints import Endpoint, block
 from fedgossip.net.identity import Identity, raw
 from fedgossip.net.mesh import Links
 from fedgossip.net.relay import Limits
-from fedgossip.net.relay_words import ANSWER, CALL, GREETING_BYTES, LISTEN, NO_TARGET, greeting, request, understood
-from fedgossip.net.relaying import RelayAgent
+from fedgossip.net.relay_client import RelayClient
+from fedgossip.net.relay_protocol import ANSWER, CALL, GREETING_BYTES, LISTEN, NO_TARGET, greeting, request, understood
 from fedgossip.net.roster_file import Roll
 from fedgossip.net.transport import Arrived, LinkEvent, LinkUp, Routed
 from fedgossip.vectors import frozen
@@ -196,7 +196,7 @@ class Pair:
     def __init__(self, relay: Running, stack: ExitStack) -> None:
         keys = [Identity.new(), Identity.new()]
         self.links = [Links(node, "tcp://127.0.0.1:*", key) for node, key in enumerate(keys)]
-        self.agents = [RelayAgent(key) for key in keys]
+        self.agents = [RelayClient(key) for key in keys]
         for links, agent in zip(self.links, self.agents, strict=True):
             stack.callback(agent.close)
             stack.callback(links.close)
@@ -278,8 +278,8 @@ def test_a_relay_that_vanishes_in_mid_run_and_comes_back_is_used_again(relay: Ru
 
 
 def test_the_direct_way_is_taken_as_soon_as_there_is_one(relay: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedgossip.net.ways.AGAIN_SECONDS", 0.2)
-    monkeypatch.setattr("fedgossip.net.ways.TRY_SECONDS", 1.5)
+    monkeypatch.setattr("fedgossip.net.reachability.AGAIN_SECONDS", 0.2)
+    monkeypatch.setattr("fedgossip.net.reachability.TRY_SECONDS", 1.5)
     with ExitStack() as stack:
         pair = Pair(relay, stack)
         door = socket.create_server(("127.0.0.1", 0))

@@ -373,7 +373,7 @@ def test_replay_tells_which_lives_were_recorded(tmp_path: Path) -> None:
 @pytest.mark.sockets
 def test_peers_that_a_fault_script_starts_again_are_replayed_life_by_life(tmp_path: Path) -> None:
     crash = '[[faults]]\nkind = "crash"\npeers = [1]\nstart = 0.4\nafter = 0.3\n'
-    file = experiment_file(tmp_path, n=3, rounds=150, more=crash, top="[algorithm]\ndeadline = 2.0\n")
+    file = experiment_file(tmp_path, n=3, rounds=600, more=crash, top="[algorithm]\ndeadline = 10.0\n")
     words = ["run", file.name, "--on", "local", "--out", "r", "--no-report", "--trace", "--set", "task.dim=100000"]
     run = finish(start([*words, "--set", "eval.every=50"], tmp_path), 90)
     assert run.code == 0 and "1 restarted" in run.out, run

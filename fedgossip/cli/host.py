@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from fedgossip.drivers.hosting import Hosted
     from fedgossip.drivers.proposals import Learning, SharedExperiment
     from fedgossip.net.addresses import Whereabouts
-    from fedgossip.net.door import Door
-    from fedgossip.net.doorway import Doorway
-    from fedgossip.net.relaying import RelayAgent
-    from fedgossip.net.ways import Through
+    from fedgossip.net.invite_admission import InviteAdmission
+    from fedgossip.net.invite_server import InviteServer
+    from fedgossip.net.reachability import Through
+    from fedgossip.net.relay_client import RelayClient
     from fedgossip.plans.gossip import GossipPlan
 
-DOOR_PORT, PEER_PORT = 5699, 5700
+INVITE_PORT, PEER_PORT = 5699, 5700
 LOOK_SECONDS = 1.0
 """Time between two looks at who is here."""
 TELL_SECONDS = 1.0
@@ -42,7 +42,8 @@ TELL_SECONDS = 1.0
               help="Where others reach this machine.  [default: found out]  May be given several times.")
 @click.option("--relay", "relays", multiple=True, metavar="HOST:PORT",
               help="A relay through which this machine is reached: see `fedgossip relay`.")
-@click.option("--door", type=click.IntRange(1, 65535), help=f"TCP port for those who come.  [default: {DOOR_PORT}]")
+@click.option("--invite-port", type=click.IntRange(1, 65535),
+              help=f"TCP port for those who come.  [default: {INVITE_PORT}]")
 @click.option("--port", type=click.IntRange(1, 65535), help=f"TCP port of this peer.  [default: {PEER_PORT}]")
 @click.option("--folder", type=click.Path(path_type=Path), default=Path("hosting"), show_default=True,
               help="For keys, the invite and the run.")
@@ -59,7 +60,7 @@ def host(
     minutes: float,
     addresses: tuple[str, ...],
     relays: tuple[str, ...],
-    door: int | None,
+    invite_port: int | None,
     port: int | None,
     folder: Path,
     qr: bool,
@@ -74,9 +75,9 @@ def host(
     from fedgossip.drivers import hosting
     from fedgossip.drivers.proposals import learning_of, proposal_of
     from fedgossip.net.addresses import Whereabouts, own_addresses
-    from fedgossip.net.doorway import Doorway
     from fedgossip.net.endpoints import TCP
     from fedgossip.net.invitation import written
+    from fedgossip.net.invite_server import InviteServer
     from fedgossip.plans import compose
     from fedgossip.plans.plan import hash_of
 
@@ -87,22 +88,22 @@ def host(
     expires = int(time.time() + 60 * minutes)
     what = hash_of({"text": proposal.experiment, "graph": proposal.graph, "test": proposal.test_digest})
     with contextlib.ExitStack() as stack:
-        ports = _hold(stack, door, DOOR_PORT), _hold(stack, port, PEER_PORT)
+        ports = _hold(stack, invite_port, INVITE_PORT), _hold(stack, port, PEER_PORT)
         hosted = hosting.hosted(folder, experiment.stem, what, plan.n, expires, ports)
         hosted = hosting.renewed(hosted, time.time(), expires)
         through = [_relay(one) for one in relays]
         agent = _at_relays(stack, hosted, through)
         here = Whereabouts(hosted.ports[1], through, given=_given(addresses, hosted.ports[1]))
-        way = hosting.door_of(hosted, here.text, proposal, whole.test)
-        doorway = stack.enter_context(contextlib.closing(Doorway(f"{TCP}*:{hosted.ports[0]}", way)))
+        way = hosting.invite_admission(hosted, here.text, proposal, whole.test)
+        server = stack.enter_context(contextlib.closing(InviteServer(f"{TCP}*:{hosted.ports[0]}", way)))
         called = _given(addresses, hosted.ports[0]) or own_addresses(hosted.ports[0])
         _show(written(hosted.invitation([*called, *through])), qr=qr)
         if announce:
             _announce(stack, experiment.stem, hosted, called)
         if not way.party.founders:
-            _wait(doorway, way)
+            _wait(server, way)
         moving = None if addresses else here
-        return _take_part(experiment, plan, hosted, doorway, way, own, agent.way if agent else None, moving)
+        return _take_part(experiment, plan, hosted, server, way, own, agent.way if agent else None, moving)
 
 
 def _relay(text: str) -> str:
@@ -114,13 +115,13 @@ def _relay(text: str) -> str:
     return address
 
 
-def _at_relays(stack: contextlib.ExitStack, hosted: Hosted, relays: Sequence[str]) -> RelayAgent | None:
-    """Let the door and the peer be called through relays."""
-    from fedgossip.net.relaying import RelayAgent
+def _at_relays(stack: contextlib.ExitStack, hosted: Hosted, relays: Sequence[str]) -> RelayClient | None:
+    """Let the invite's server and the peer be called through relays."""
+    from fedgossip.net.relay_client import RelayClient
 
     if not relays:
         return None
-    agents = [RelayAgent(hosted.organiser), RelayAgent(hosted.peer)]
+    agents = [RelayClient(hosted.organiser), RelayClient(hosted.peer)]
     for agent, port in zip(agents, hosted.ports, strict=True):
         stack.callback(agent.close)
         for one in relays:
@@ -136,7 +137,7 @@ def _hold(stack: contextlib.ExitStack, wanted: int | None, usual: int) -> int:
 
 
 def _announce(stack: contextlib.ExitStack, name: str, hosted: Hosted, addresses: Sequence[str]) -> None:
-    """Announce the door on this network, where that can be done: nobody needs it who has an invite."""
+    """Announce the invite's server on this network, where that can be done: nobody needs it who has an invite."""
     import ipaddress
 
     from fedgossip.errors import FedgossipError
@@ -190,37 +191,37 @@ def _given(given: tuple[str, ...], port: int) -> list[str]:
     return found
 
 
-def _wait(doorway: Doorway, door: Door) -> None:
+def _wait(server: InviteServer, admission: InviteAdmission) -> None:
     """Let people in until all are here, or the time is over.  Raises TooFewPeersError."""
     from fedgossip.errors import TooFewPeersError
 
     said = ""
-    while not door.is_ready(now := time.time()):
-        if now >= door.party.expires:
+    while not admission.is_ready(now := time.time()):
+        if now >= admission.party.expires:
             advice = "Start it again with a later --expires; the invite stays the same."
             raise TooFewPeersError("nobody came before the invite expired", advice)
-        line = _who(door, now)
+        line = _who(admission, now)
         if line != said:
             echo(line, err=True)
         said = line
-        doorway.serve(LOOK_SECONDS)
-    echo(f"Peers {_listed(door.here(time.time()))} are here: it begins.", err=True)
+        server.serve(LOOK_SECONDS)
+    echo(f"Peers {_listed(admission.here(time.time()))} are here: it begins.", err=True)
 
 
-def _who(door: Door, now: float) -> str:
-    here, party = door.here(now), door.party
-    names = [_name(door, node) for node in here]
-    away = [_name(door, node) for node in party.guests if node not in here]
+def _who(admission: InviteAdmission, now: float) -> str:
+    here, party = admission.here(now), admission.party
+    names = [_name(admission, node) for node in here]
+    away = [_name(admission, node) for node in party.guests if node not in here]
     until = time.strftime("%H:%M", time.localtime(party.expires))
     missing = party.seats - len(here)
     gone = f"; {', '.join(away)} was here and is away" if away else ""
     return f"Here: {', '.join(names)}{gone}.  Waiting for {missing} more of {party.seats}, until {until}."
 
 
-def _name(door: Door, node: int) -> str:
+def _name(admission: InviteAdmission, node: int) -> str:
     if node == 0:
         return "peer 0 (this one)"
-    host = door.party.guests[node].address.partition("://")[2].partition(",")[0].rpartition(":")[0]
+    host = admission.party.guests[node].address.partition("://")[2].partition(",")[0].rpartition(":")[0]
     return f"peer {node} ({host})"
 
 
@@ -232,8 +233,8 @@ def _take_part(
     experiment: Path,
     plan: GossipPlan,
     hosted: Hosted,
-    doorway: Doorway,
-    door: Door,
+    server: InviteServer,
+    admission: InviteAdmission,
     learning: Learning | None,
     through: Through | None,
     whereabouts: Whereabouts | None,
@@ -246,19 +247,19 @@ def _take_part(
     out, endpoints = hosted.folder / RUN, hosted.folder / ENDPOINTS
     again = out.is_dir() and incarnation_of(out) >= 0
     if not again:
-        door.begin(time.time())
-        write_endpoints(hosted.folder, hosted.organiser.verify, door.members())
+        admission.begin(time.time())
+        write_endpoints(hosted.folder, hosted.organiser.verify, admission.members())
     until = time.monotonic() + TELL_SECONDS
     while not again and (left := until - time.monotonic()) > 0:
-        doorway.serve(left)
-    doorway.serve_beside()
+        server.serve(left)
+    server.serve_beside()
     members = replace(load_members(endpoints, 0), through=through, whereabouts=whereabouts)
     code = Participant(
         experiment, plan, 0, "peer 0", hosted.folder / PEER_KEY, endpoints, dict(members.endpoints), out, again,
         f"tcp://*:{hosted.ports[1]}", members, learning=learning, again=_command(),
     ).take_part("waiting for its neighbours")  # fmt: skip
     if code != 130:
-        door.end()
+        admission.end()
     return code
 
 

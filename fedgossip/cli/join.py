@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from fedgossip.drivers.joining import Joined
     from fedgossip.messages import Beginning, Gathering, Proposal
     from fedgossip.net.invitation import Invitation
-    from fedgossip.net.knocking import Knocking
-    from fedgossip.net.relaying import RelayAgent
-    from fedgossip.net.ways import Through
+    from fedgossip.net.invite_client import InviteClient
+    from fedgossip.net.reachability import Through
+    from fedgossip.net.relay_client import RelayClient
     from fedgossip.plans.gossip import GossipPlan
 
 PEER_PORT = 5700
@@ -45,7 +45,7 @@ def join(invite: tuple[str, ...], data: str, yes: bool, address: str | None, por
     """
     from fedgossip.drivers import joining
     from fedgossip.net.invitation import read
-    from fedgossip.net.knocking import Knocking
+    from fedgossip.net.invite_client import InviteClient
 
     if not invite:
         return _list()
@@ -54,21 +54,21 @@ def join(invite: tuple[str, ...], data: str, yes: bool, address: str | None, por
     with contextlib.ExitStack() as stack:
         more, agent = _searched(stack, invitation.key), _agent(stack, invitation, place)
         through = agent.way if agent else None
-        knocking = Knocking(invitation, place.identity, _way_to(invitation, through), more)
-        stack.callback(knocking.close)
+        client = InviteClient(invitation, place.identity, _way_to(invitation, through), more)
+        stack.callback(client.close)
         echo(f"Calling the organiser at {', '.join(invitation.addresses)}", err=True)
-        proposal = joining.proposal(knocking)
+        proposal = joining.proposal(client)
         plan = _agreed(proposal, invitation, place, data, yes=yes)
-        return _take_part(knocking, proposal, plan, place, data, address, port, agent)
+        return _take_part(client, proposal, plan, place, data, address, port, agent)
 
 
-def _agent(stack: contextlib.ExitStack, invitation: Invitation, place: Joined) -> RelayAgent | None:
+def _agent(stack: contextlib.ExitStack, invitation: Invitation, place: Joined) -> RelayClient | None:
     """What reaches others through the relays of the invite, where it names some."""
-    from fedgossip.net.relaying import RelayAgent
+    from fedgossip.net.relay_client import RelayClient
 
     if not _relays(invitation):
         return None
-    agent = RelayAgent(place.identity)
+    agent = RelayClient(place.identity)
     stack.callback(agent.close)
     return agent
 
@@ -170,14 +170,14 @@ def _shown(
 
 
 def _take_part(
-    knocking: Knocking,
+    client: InviteClient,
     proposal: Proposal,
     plan: GossipPlan,
     place: Joined,
     data: str,
     address: str | None,
     port: int | None,
-    agent: RelayAgent | None,
+    agent: RelayClient | None,
 ) -> int:
     import tomli_w
 
@@ -188,22 +188,22 @@ def _take_part(
     from fedgossip.net.endpoints import check_reachable, load_members
     from fedgossip.rundir.run_directory import write_whole
 
-    proposals.keep_test(proposal, joining.test_set(knocking, proposal, proposals.TEST_BYTES_MAX), place.path)
+    proposals.keep_test(proposal, joining.test_set(client, proposal, proposals.TEST_BYTES_MAX), place.path)
     out, experiment = place.path / hosting.RUN, place.path / "experiment.toml"
     again = out.is_dir() and incarnation_of(out) >= 0
     before = _port_of(place)
     with hold_port(before or port or PEER_PORT, exactly=bool(before or port)) as holder:
         number = port_of(holder)
         write_whole(place.path / "port", str(number).encode())
-        relays = _relays(knocking.invitation) if agent else []
+        relays = _relays(client.invitation) if agent else []
         for relay in relays:
             assert agent
             agent.listen(relay, number)
         given = [f"tcp://{address}:{number}"] if address else []
-        here = Whereabouts(number, relays, knocking.reached, given)
+        here = Whereabouts(number, relays, client.reached, given)
         check_reachable(here.text, "--address")
         own = proposals.learning_of(plan, 1, data)  # what cannot be read is said before anybody waits for us
-        beginning = joining.enrolled(knocking, here.text, _Waiting(), time.sleep)
+        beginning = joining.enrolled(client, here.text, _Waiting(), time.sleep)
         joining.keep_members(place.path, beginning)
         write_whole(experiment, tomli_w.dumps(plan.experiment.to_dict()).encode())
         endpoints, node = place.path / hosting.ENDPOINTS, beginning.node

@@ -1,5 +1,5 @@
 """What `fedgossip host` does: it keeps the organiser's keys and its invite in a folder, and lets people in until a run
-begins; then it is a member as any, and its door stays open beside it for those who come back, or late.
+begins; then it is a member as any, and its invite's server goes on beside it for those who come back, or late.
 
     FOLDER/organiser.key        signs who may be a member; its public half is in every invite
     FOLDER/NAME/invite.json     the invite's secret, until when, and who was let in: what survives a restart
@@ -21,10 +21,10 @@ from fedgossip.decoding import UnreadableError, from_json
 from fedgossip.errors import ConfigError
 from fedgossip.machine import NodeId
 from fedgossip.messages import INVITED_MAX, Entry, Proposal
-from fedgossip.net.door import ENDED, Door, Guest, Party
 from fedgossip.net.endpoints import Endpoint, block
 from fedgossip.net.identity import Identity
 from fedgossip.net.invitation import Invitation, new_secret
+from fedgossip.net.invite_admission import ENDED, Guest, InviteAdmission, Party
 from fedgossip.rundir.run_directory import write_whole
 
 INVITE, ENDPOINTS, RUN = "invite.json", "endpoints.toml", "run"
@@ -54,7 +54,7 @@ _DECODER = msgspec.json.Decoder(_Invite)
 
 @dataclass(frozen=True)
 class Hosted:
-    """One run that people are invited to.  `ports`: of the door, and of the organiser's own member."""
+    """One run that people are invited to.  `ports`: of the invite's server, and of the organiser's own member."""
 
     folder: Path
     organiser: Identity
@@ -123,10 +123,10 @@ def past_of(folder: Path) -> Mapping[str, str]:
     return {_party(one).mark: ENDED for one in invites if one and one.ended}
 
 
-def door_of(hosted: Hosted, address: str, proposal: Proposal, test: bytes) -> Door:
-    """Return the door of a run; `address` is where the organiser's own member is called."""
+def invite_admission(hosted: Hosted, address: str, proposal: Proposal, test: bytes) -> InviteAdmission:
+    """Return who is let into a run, and how; `address` is where the organiser's own member is called."""
     past = past_of(hosted.folder.parent)
-    return Door(hosted.organiser, hosted.host(address), hosted.party, proposal, hosted.keep, test, past)
+    return InviteAdmission(hosted.organiser, hosted.host(address), hosted.party, proposal, hosted.keep, test, past)
 
 
 def write_endpoints(folder: Path, organiser: str, members: Sequence[Entry]) -> None:

@@ -27,13 +27,13 @@ from fedgossip.messages import (
     FileQuery,
     Gathering,
     Invitations,
-    Knock,
+    InviteProof,
     Proposal,
 )
 from fedgossip.net.endpoints import check_address
 from fedgossip.net.identity import Identity, check_public, verify
 from fedgossip.net.invitation import Invitation
-from fedgossip.net.knocking import AGAIN_SECONDS, ANSWER_SECONDS, ORGANISER, Knocking
+from fedgossip.net.invite_client import AGAIN_SECONDS, ANSWER_SECONDS, ORGANISER, InviteClient
 from fedgossip.protocols.news import admission_of
 from fedgossip.version import __version__
 
@@ -63,18 +63,18 @@ def folder_of(base: Path, invitation: Invitation) -> Joined:
     return Joined(path, Identity.load(key))
 
 
-def proposal(knocking: Knocking, seconds: float = ANSWER_SECONDS) -> Proposal:
+def proposal(client: InviteClient, seconds: float = ANSWER_SECONDS) -> Proposal:
     """Ask what would be run.  Raises NetworkError, PeerError."""
-    return _of_kind(knocking.ask(Knock(knocking.who, __version__), seconds), Proposal)
+    return _of_kind(client.ask(InviteProof(client.who, __version__), seconds), Proposal)
 
 
-def test_set(knocking: Knocking, proposed: Proposal, most: int) -> bytes:
+def test_set(client: InviteClient, proposed: Proposal, most: int) -> bytes:
     """Fetch the common test set.  Raises NetworkError, PeerError."""
     if proposed.test_bytes > most:
         raise PeerError(f"the common test set has {proposed.test_bytes:,} bytes: too many", SAME, peer=ORGANISER)
     found = bytearray()
     while len(found) < proposed.test_bytes:
-        part = _of_kind(knocking.ask(FileQuery(knocking.who, len(found))), FilePart)
+        part = _of_kind(client.ask(FileQuery(client.who, len(found))), FilePart)
         if part.start != len(found) or not 0 < len(part.data) <= FILE_PART:
             raise PeerError("the common test set comes in another order", SAME, peer=ORGANISER)
         found += part.data
@@ -82,14 +82,14 @@ def test_set(knocking: Knocking, proposed: Proposal, most: int) -> bytes:
 
 
 def enrolled(
-    knocking: Knocking, address: str, tell: Callable[[Gathering], None], wait: Callable[[float], None]
+    client: InviteClient, address: str, tell: Callable[[Gathering], None], wait: Callable[[float], None]
 ) -> Beginning:
     """Ask for a place, and wait until it begins; `tell` what is known meanwhile.  Raises NetworkError, PeerError."""
-    question = Enrol(knocking.who, __version__, address)
+    question = Enrol(client.who, __version__, address)
     while True:
-        answer = knocking.ask(question, LOST_SECONDS)
+        answer = client.ask(question, LOST_SECONDS)
         if isinstance(answer, Beginning):
-            return checked(answer, knocking.identity)
+            return checked(answer, client.identity)
         tell(_of_kind(answer, Gathering))
         wait(AGAIN_SECONDS)
 

@@ -52,7 +52,7 @@ from fedgossip.messages.invitations import (
     FileQuery,
     Gathering,
     Invited,
-    Knock,
+    InviteProof,
     Proposal,
     TurnedAway,
 )
@@ -91,7 +91,7 @@ Gossip = Model | Masked | RunKeys | Leaving | Account | Offer | Answer | Decline
 Membership = Ping | Pong | PingReq | IndirectAck | MembershipUpdate | Compare | Join
 Transfer = ModelQuery | ModelInfo | ChunkRequest | ModelChunk
 Federated = Invite | Contribution | Final | Secured | MaskedInput | Refusal
-Invitations = Knock | Proposal | FileQuery | FilePart | Enrol | Gathering | Beginning | TurnedAway
+Invitations = InviteProof | Proposal | FileQuery | FilePart | Enrol | Gathering | Beginning | TurnedAway
 Parallel = ReduceChunk | ChunkTaken | GroupReport | GroupView | RoundMean
 Message = Gossip | Federated | Membership | Transfer | Invitations | Parallel
 AnyMessage = Message | Hello
@@ -145,10 +145,10 @@ __all__ = [
     "IndirectAck",
     "Invitations",
     "Invite",
+    "InviteProof",
     "Invited",
     "Join",
     "Kind",
-    "Knock",
     "Leaving",
     "Masked",
     "MaskedInput",

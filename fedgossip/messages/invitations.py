@@ -1,6 +1,6 @@
 """How one with an invite becomes a member: it asks, the organiser answers; one answer to every question.
 
-    Knock      who I am, and the proof that I know the secret   -->  Proposal: what would be run, to be read by a person
+    InviteProof  who I am; I know the secret                    -->  Proposal: what would be run, to be read by a person
     FileQuery  a piece of the common test set                   -->  FilePart
     Enrol      I take part; said again while I wait             -->  Gathering: who is here, and for whom we wait
                                                                      Beginning: the run begins, or has begun
@@ -42,7 +42,7 @@ class Invited:
 
 @declared
 @dataclass(frozen=True, slots=True)
-class Knock(Note):
+class InviteProof(Note):
     """May I come in?  `version` is that of fedgossip."""
 
     who: Invited

@@ -95,7 +95,7 @@ class Members:
     path: Path | None = None
     """The file; people may add revocations of the organiser while the run goes on."""
     through: Callable[[str, str], str] | None = None
-    """How the holder of a key is reached through a relay, where this participant uses one; see net/ways."""
+    """How the holder of a key is reached through a relay, where this participant uses one; see net/reachability."""
     whereabouts: Callable[[], str] | None = None
     """Where this participant can be called now, where that may change."""
 

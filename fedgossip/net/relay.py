@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from fedgossip.net.relay_words import (
+from fedgossip.net.relay_protocol import (
     ALIVE,
     CALL,
     CALLED,

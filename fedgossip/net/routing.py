@@ -9,8 +9,8 @@ from dataclasses import replace
 from fedgossip.machine import NodeId
 from fedgossip.net.endpoints import RELAY, Endpoint, addresses_of
 from fedgossip.net.identity import Identity
+from fedgossip.net.reachability import Reachability, Through
 from fedgossip.net.transport import LinkEvent, Relocated, Routed
-from fedgossip.net.ways import Through, Ways
 
 WHEREABOUTS_SECONDS = 1.0
 """Time between two looks at where we can be called."""
@@ -22,7 +22,7 @@ class Routing:
     def __init__(self, identity: Identity | None, wake: Callable[[], None]) -> None:
         self._identity, self._wake = identity, wake
         self._endpoints: dict[NodeId, Endpoint] = {}
-        self._ways: Ways | None = None
+        self._reachability: Reachability | None = None
         self._through: Through | None = None
         self._whereabouts: Callable[[], str] | None = None
         self._where, self._looked_at = "", time.monotonic()
@@ -39,8 +39,8 @@ class Routing:
         addresses = addresses_of(endpoint.address)
         if (len(addresses) < 2 and not addresses[0].startswith(RELAY)) or self._identity is None:
             return endpoint
-        self._ways = self._ways or Ways(self._identity, self._through, self._wake)
-        route = self._ways.to(node, endpoint.key, addresses)
+        self._reachability = self._reachability or Reachability(self._identity, self._through, self._wake)
+        route = self._reachability.to(node, endpoint.key, addresses)
         if route.relay:
             events.append(Routed(node, route.relay))
         return replace(endpoint, address=route.address)
@@ -49,13 +49,13 @@ class Routing:
         """Nobody calls `node` any more."""
         self._endpoints.pop(node, None)
         self._untold.discard(node)
-        if self._ways:
-            self._ways.forget(node)
+        if self._reachability:
+            self._reachability.forget(node)
 
     def linked(self, node: NodeId, *, up: bool, events: list[LinkEvent]) -> None:
         """The link to `node` is up, or broken."""
-        if self._ways:
-            self._ways.linked(node, up=up)
+        if self._reachability:
+            self._reachability.linked(node, up=up)
         if up and node in self._untold:
             self._untold.discard(node)
             events.append(Relocated(self._where))
@@ -65,7 +65,7 @@ class Routing:
 
         What was open then may lead nowhere, and nobody would say so for a while.
         """
-        for route in self._ways.take() if self._ways else []:
+        for route in self._reachability.take() if self._reachability else []:
             if route.node in self._endpoints:
                 events.append(Routed(route.node, route.relay))
                 yield route.node, replace(self._endpoints[route.node], address=route.address)
@@ -79,5 +79,5 @@ class Routing:
                 yield node, self.first(node, endpoint, events)
 
     def close(self) -> None:
-        if self._ways:
-            self._ways.close()
+        if self._reachability:
+            self._reachability.close()

@@ -19,8 +19,8 @@ from fedgossip.messages import AnyMessage, TurnedAway
 from fedgossip.net import sockets
 from fedgossip.net.auth import GUEST, AllowList
 from fedgossip.net.connections import Connections
-from fedgossip.net.door import Door
 from fedgossip.net.frame_reader import check_last, skip
+from fedgossip.net.invite_admission import InviteAdmission
 from fedgossip.net.sockets import DRAIN_FRAMES, MORE_NOW, NOW, Waker, ZmqSocket, make
 from fedgossip.wire import Assembler, FrameError, frames
 
@@ -33,7 +33,7 @@ WRONG_MAX = 8
 KEYS_MAX = 64
 """Maximum number of keys whose questions are counted; the one that is counted longest gives way."""
 TURN_MS = 200
-"""Longest sleep between two looks at whether the door is to be closed."""
+"""Longest sleep between two looks at whether the server is to end."""
 STRANGERS_FIRST: NodeId = 1 << 20
 """Numbers, above those of members, by which connections of keys are told apart that were answered."""
 
@@ -46,12 +46,12 @@ class _Asker:
     wrong: int = 0
 
 
-class Doorway:
+class InviteServer:
     """Listens from the start: `address` has the real port.  One thread at a time serves."""
 
-    def __init__(self, bind: str, door: Door) -> None:
+    def __init__(self, bind: str, admission: InviteAdmission) -> None:
         """Raises NetworkError where the address cannot be had."""
-        self.door = door
+        self.admission = admission
         self.answered = self.refused = 0
         self._askers: dict[str, _Asker] = {}
         self._numbers = STRANGERS_FIRST
@@ -66,7 +66,7 @@ class Doorway:
         self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._connections.follow(self._router)
         try:
-            self.address = sockets.bind(self._router, bind, door.organiser)
+            self.address = sockets.bind(self._router, bind, admission.organiser)
         except NetworkError:
             self.close()
             raise
@@ -83,7 +83,7 @@ class Doorway:
 
     def serve_beside(self) -> None:
         """Answer in a thread of its own, until `close`."""
-        self._serving = threading.Thread(target=self._serve_on, name="door", daemon=True)
+        self._serving = threading.Thread(target=self._serve_on, name="invites", daemon=True)
         self._serving.start()
 
     def close(self) -> None:
@@ -169,7 +169,7 @@ class Doorway:
 
     def _answer(self, connection: bytes, key: str, message: AnyMessage | None, asker: _Asker) -> None:
         try:
-            answer = self.door.answer(key, message, time.time())
+            answer = self.admission.answer(key, message, time.time())
         except NotWrittenError:  # nobody is let in who would be forgotten
             answer = TurnedAway("disk")
         asker.wrong += isinstance(answer, TurnedAway)

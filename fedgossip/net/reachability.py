@@ -62,7 +62,7 @@ class _Reached:
     """By the monitor of each: the socket that calls, and the address."""
 
 
-class Ways:
+class Reachability:
     """`wake` is called when there is something to `take`.  All may be called from the thread of the links."""
 
     def __init__(self, identity: Identity, through: Through | None, wake: Callable[[], None]) -> None:

@@ -24,7 +24,7 @@ from fedgossip.messages import (
     Gathering,
     Invitations,
     Invited,
-    Knock,
+    InviteProof,
     Proposal,
     TurnedAway,
 )
@@ -71,7 +71,7 @@ class Party:
         return next((node for node, guest in self.guests.items() if guest.key == key), None)
 
 
-class Door:
+class InviteAdmission:
     """`host` is the organiser's own member, `past` why invites of earlier runs are of no use any more.
 
     `keep` puts a party on disk.  What it raises is raised here, and nothing has changed then.
@@ -131,16 +131,16 @@ class Door:
 
     def answer(self, key: str, message: AnyMessage | None, now: float) -> Invitations:
         """Return the answer to what the holder of `key` asks; None: something that cannot be read."""
-        if not isinstance(message, Knock | FileQuery | Enrol):
+        if not isinstance(message, InviteProof | FileQuery | Enrol):
             return TurnedAway("unreadable", __version__)
         if refusal := self._refusal(key, message.who, now):
             return refusal
         match message:
             case FileQuery(_, start):
                 return self._part(start)
-            case Knock(_, version) | Enrol(_, version) if version != __version__:
+            case InviteProof(_, version) | Enrol(_, version) if version != __version__:
                 return TurnedAway("version", __version__)
-            case Knock():
+            case InviteProof():
                 return self.proposal
             case Enrol():
                 return self._enrolled(key, message, now)

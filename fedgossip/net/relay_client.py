@@ -16,7 +16,7 @@ from zmq.utils import z85
 from fedgossip.errors import FedgossipError, PeerError
 from fedgossip.net.endpoints import RELAY, TCP
 from fedgossip.net.identity import Identity
-from fedgossip.net.relay_words import (
+from fedgossip.net.relay_protocol import (
     ALIVE,
     ANSWER,
     CALL,
@@ -43,7 +43,7 @@ CALLS_MAX = 64
 """Maximum number of calls, in and out, at the same time."""
 
 
-class RelayAgent:
+class RelayClient:
     """Of one pair of keys.  A thread of its own runs until `close`; all methods may be called from any thread."""
 
     def __init__(self, identity: Identity) -> None:

@@ -15,10 +15,10 @@ from fedgossip.errors import FedgossipError, NetworkError, PeerError
 from fedgossip.messages import AnyMessage, Invitations, Invited, TurnedAway
 from fedgossip.net.calling import call, hang_up
 from fedgossip.net.connections import Connections
-from fedgossip.net.door import ENDED, EXPIRED, UNKNOWN, USED
 from fedgossip.net.frame_reader import check_last, frame_error, skip
 from fedgossip.net.identity import Identity
 from fedgossip.net.invitation import Invitation
+from fedgossip.net.invite_admission import ENDED, EXPIRED, UNKNOWN, USED
 from fedgossip.net.sockets import MORE_NOW, NOW, ZmqSocket
 from fedgossip.plain import line
 from fedgossip.version import __version__
@@ -63,7 +63,7 @@ class _Call:
     asked_at: float = -1e9
 
 
-class Knocking:
+class InviteClient:
     """Calls with the pair of keys that is to be let in.  `reached` is the address that answers, "" before.
 
     `way` turns an address of the invite into one that can be called; `more` gives addresses that were found since.
