@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -117,17 +119,28 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
         return None
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     reports = runtestprotocol(item, nextitem=nextitem, log=False)
-    if any(report.failed for report in reports):
+    failed = [report.longreprtext for report in reports if report.failed]
+    if failed and not any("Timeout (>" in text for text in failed):  # the clock of a second try would not run
         for report in reports:
             if report.failed:
                 report.outcome = "rerun"  # type: ignore[assignment]
                 item.ihook.pytest_runtest_logreport(report=report)
+        forget_what_failed()
         item._initrequest()  # type: ignore[attr-defined]
         reports = runtestprotocol(item, nextitem=nextitem, log=False)
     for report in reports:
         item.ihook.pytest_runtest_logreport(report=report)
     item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
     return True
+
+
+def forget_what_failed() -> None:
+    """Let go of what a failed test has left open now: found later, it would be the failure of another test."""
+    for name in ("last_exc", "last_type", "last_value", "last_traceback"):
+        sys.__dict__.pop(name, None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
 
 
 def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, tuple[str, dict[str, bool]]] | None:

@@ -259,7 +259,7 @@ def test_peers_on_three_machines_give_the_simulators_digest_and_no_secret_leaves
 def test_peers_whose_every_neighbour_runs_something_else_refuse_soon(tmp_path: Path) -> None:
     machines = Machines(tmp_path)
     peers = [machines.start(node, "--seed", str(node)) for node in range(3)]
-    said = [finish(peer, 20) for peer in peers]
+    said = [finish(peer, 60) for peer in peers]
     for node, one in enumerate(said):
         assert one.code == 4 and one.out == "" and len(one.errors) == 1, one
         assert "runs another experiment" in one.errors[0] and "Traceback" not in one.err
@@ -269,7 +269,7 @@ def test_peers_whose_every_neighbour_runs_something_else_refuse_soon(tmp_path: P
 def test_two_that_agree_go_on_without_a_third_that_runs_something_else(tmp_path: Path) -> None:
     machines = Machines(tmp_path)
     peers = [machines.start(node, *(["--set", "task.dim=7"] if node == 2 else [])) for node in range(3)]
-    said = [finish(peer, 30) for peer in peers]
+    said = [finish(peer, 60) for peer in peers]
     assert [one.code for one in said] == [9, 9, 4], said
     assert "layout" in said[2].errors[0]
     assert all(machines.ended(node)["counts"]["refused"] >= 1 for node in (0, 1))
@@ -286,7 +286,7 @@ def test_a_peer_whose_key_the_others_do_not_know_is_refused(tmp_path: Path) -> N
     shorter = ("--set", "algorithm.start_timeout=8")  # above what lies between two starts on a busy machine
     stranger = machines.start(0, "--key", "fresh.key", "--endpoints", "mine.toml", *shorter)
     known = [machines.start(node, *shorter) for node in (1, 2)]
-    refused, *rest = [finish(peer, 30) for peer in (stranger, *known)]
+    refused, *rest = [finish(peer, 60) for peer in (stranger, *known)]
     assert refused.code == 4 and "does not accept our key" in refused.errors[0], refused
     assert [one.code for one in rest] == [9, 9], rest
     assert all("unknown key" in one.err and "started without 0" in one.err for one in rest), rest
@@ -294,7 +294,7 @@ def test_a_peer_whose_key_the_others_do_not_know_is_refused(tmp_path: Path) -> N
 
 def test_a_peer_to_whom_nobody_comes_says_so(tmp_path: Path) -> None:
     machines = Machines(tmp_path)
-    said = finish(machines.start(0, "--set", "algorithm.start_timeout=0.5"), 15)
+    said = finish(machines.start(0, "--set", "algorithm.start_timeout=0.5"), 45)
     assert said.code == 7 and "none of the neighbours [1, 2] came" in said.errors[0], said
 
 
