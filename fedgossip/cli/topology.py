@@ -10,7 +10,6 @@ import click
 
 from fedgossip import seeds
 from fedgossip.cli.text import console, echo, echo_json
-from fedgossip.plans.own_graphs import named_schedule
 from fedgossip.topology import forecast_of, is_drawn, ready_names, rule_names
 
 if TYPE_CHECKING:
@@ -85,6 +84,8 @@ def list_graphs(as_json: bool) -> None:
 @_json
 def show(graph: str, n: int | None, weights: str | None, gamma: float, seed: int, as_json: bool) -> None:
     """Show what GRAPH and its weights promise before anything is trained."""
+    from fedgossip.plans.own_graphs import named_schedule
+
     schedule = named_schedule(graph, n, weights=weights, seed=seed)
     promise = forecast_of(schedule, gamma)
     if as_json:
@@ -108,6 +109,8 @@ def show(graph: str, n: int | None, weights: str | None, gamma: float, seed: int
 @_json
 def compare(graph: tuple[str, ...], n: int | None, weights: str | None, gamma: float, seed: int, as_json: bool) -> None:
     """Put several GRAPHs side by side."""
+    from fedgossip.plans.own_graphs import named_schedule
+
     found = {name: named_schedule(name, n, weights=weights, seed=seed) for name in graph}
     promises = {name: forecast_of(schedule, gamma) for name, schedule in found.items()}
     if as_json:
@@ -139,6 +142,7 @@ def compare(graph: tuple[str, ...], n: int | None, weights: str | None, gamma: f
 def draw(graph: str, n: int | None, weights: str | None, seed: int, out: Path | None) -> None:
     """Draw GRAPH; the heavier an edge weighs, the wider it is.  Of a schedule: its rounds, side by side."""
     from fedgossip.cli import drawing
+    from fedgossip.plans.own_graphs import named_schedule
 
     schedule = named_schedule(graph, n, weights=weights, seed=seed)
     place = out or Path(f"{schedule.name.replace(':', '-')}.svg")
@@ -170,6 +174,7 @@ def audit(
     sees their sum; without training, and with one mixing per local update.
     """
     from fedgossip.cli import exposures
+    from fedgossip.plans.own_graphs import named_schedule
     from fedgossip.topology import exposure
 
     schedule = named_schedule(graph, n, weights=weights, seed=seed)
