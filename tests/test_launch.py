@@ -40,7 +40,7 @@ peer.evaluate(measure)
 COUNT.append(peer.node)
 assert COUNT == [peer.node] and os.environ["FEDGOSSIP_N"] == str(peer.n)
 draw = torch.Generator().manual_seed(peer.node)
-for step in range(STEPS):
+for step in range(peer.round * int(os.environ.get("ONE_STEP", "0")), STEPS):
     x = torch.randn(16, 4, generator=draw)
     loss = nn.functional.mse_loss(model(x), x.sum(1, keepdim=True))
     optimizer.zero_grad()
@@ -157,6 +157,49 @@ def test_scripts_whose_launcher_is_killed_end_by_themselves(folder: Path) -> Non
     assert "who launched it is gone" in (folder / "out" / "peers" / "00" / "log.txt").read_text()
 
 
+def rounds_in(folder: Path, node: int) -> list[int]:
+    """The rounds of a participant's own record, as they stand there."""
+    rows = (folder / "out" / "peers" / f"{node:02d}" / "metrics.jsonl").read_text().splitlines()
+    return [row["round"] for row in map(json.loads, rows) if row["kind"] == "peer" and row["round"]]
+
+
+@pytest.mark.parametrize(
+    ("kind", "how"),
+    [(["--graph", "ring"], signal.SIGINT), (["--coordinator", "--rounds", "30"], signal.SIGKILL)],
+    ids=["ring-interrupted", "coordinator-killed"],
+)
+def test_a_launched_run_that_was_stopped_goes_on_by_one_command(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, kind: list[str], how: int
+) -> None:
+    monkeypatch.setenv("ONE_STEP", "1")  # the script begins at the step of its peer's round
+    words = ["launch", "-n", "3", *kind, "--local-steps", "1", "--out", "out", "--show", "none"]
+    launched = start([*words, "train.py", "30", "0.05"], folder)
+    wait_until(lambda: rounds_of(folder, 1) > 4, 90, "rounds of loop 1")
+    launched.send_signal(how)
+    said = finish(launched, 60)
+    if how == signal.SIGINT:
+        assert "To go on: fedgossip launch --resume out" in said.err
+    again = finish(start(["launch", "--resume", "out", "--show", "none"], folder), 120)
+    assert again.code == 0, again.err
+    told = summary(folder, "out")
+    assert told["status"] == "finished" and told["rounds"] == 30 and told["events"]["resumed"] >= 3
+    assert all(rounds_in(folder, node) == list(range(1, 31)) for node in range(3))
+    refused = finish(start(["launch", "--resume", "out"], folder), 60)
+    assert refused.code == 8 and "this run has come to its end" in refused.err
+
+
+def test_only_what_was_launched_is_gone_on_with_by_launch(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["launch", "-n", "1", "--simulate", "--out", "sim", "train.py", "2", "0"]
+    assert in_process(words, folder, monkeypatch, capsys).code == 0
+    refused = in_process(["launch", "--resume", "sim"], folder, monkeypatch, capsys)
+    assert refused.code == 8 and refused.errors == ["error: sim: no run of launched scripts"]
+    (folder / "sim" / "launched.json").write_text("{}")
+    other = in_process(["run", "--resume", "sim"], folder, monkeypatch, capsys)
+    assert other.code == 8 and "fedgossip launch --resume sim" in other.err
+
+
 def test_a_script_that_ends_before_it_joins_is_named_with_its_last_words(folder: Path) -> None:
     (folder / "train.py").write_text("import nowhere_to_be_found\n")
     said = finish(start(["launch", "-n", "2", "--out", "out", "train.py"], folder), 60)
@@ -168,6 +211,9 @@ def test_a_script_that_ends_before_it_joins_is_named_with_its_last_words(folder:
     ("words", "error"),
     [
         (["train.py"], "how many loops?"),
+        ([], "which script?"),
+        (["--resume", "gone", "--simulate"], "--resume and --simulate"),
+        (["--resume", "gone", "--out", "there"], "--resume and --out"),
         (["-n", "2", "gone.py"], "gone.py: no such file"),
         (["-n", "2", "--coordinator", "--graph", "ring", "train.py"], "--coordinator and --graph"),
         (["-n", "2", "--coordinator", "--mode", "async", "train.py"], "--coordinator and --mode"),

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from fedgossip.cli.portable import portable_option
 from fedgossip.cli.run import exit_code, show
 from fedgossip.cli.text import echo, print_json, talk_to_stderr
+
+if TYPE_CHECKING:
+    from fedgossip.cli.progress import Progress
+    from fedgossip.loops.scripts import Command
+    from fedgossip.plans.compose import Plan
+    from fedgossip.rundir.run_directory import Run
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -32,11 +39,13 @@ from fedgossip.cli.text import echo, print_json, talk_to_stderr
               help="How often a script that dies is started again.")
 @click.option("--show", "shown", metavar="WHO", default="0", show_default=True,
               help="Whose output is shown here: numbers with commas, all, none.  All of it is in the run directory.")
+@click.option("--resume", "stopped", metavar="RUN", type=click.Path(path_type=Path),
+              help="Go on with a launched run that was stopped, in its folder; SCRIPT may be left out.")
 @click.option("--simulate", is_flag=True,
               help="All loops in this process, one at a time, in virtual time: the same digest as without it.")
 @click.option("--report/--no-report", default=True, help="Write report.html.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout; all else on stderr.")
-@click.argument("script", type=click.Path(path_type=Path))
+@click.argument("script", type=click.Path(path_type=Path), required=False)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def launch(
     n: int | None,
@@ -52,46 +61,81 @@ def launch(
     out: Path | None,
     restarts: int,
     shown: str,
+    stopped: Path | None,
     simulate: bool,
     report: bool,
     as_json: bool,
-    script: Path,
+    script: Path | None,
     arguments: tuple[str, ...],
 ) -> int:
     """Run SCRIPT with its ARGUMENTS once per loop; it takes part by `fedgossip.join(model, optimizer)`."""
     from fedgossip.cli.progress import Progress
+    from fedgossip.drivers import resume
     from fedgossip.experiment import load_experiment
     from fedgossip.loops.experiments import Wished, experiment_of
-    from fedgossip.loops.launching import Launching, check_launchable, launch_scripts
+    from fedgossip.loops.launching import check_launchable, plan_to_resume
     from fedgossip.loops.scripts import Command
     from fedgossip.plans import compose
     from fedgossip.rundir.run_directory import new_path
 
-    wished = Wished(n, graph, coordinator, algorithm, mode, rounds, local_steps, script.stem)
-    content = experiment or experiment_of(wished)
-    more = [*(["task.kind=loop"] if experiment else []), *wished.overrides(experiment), *overrides]
-    plan = compose.plan(load_experiment(content, more, seed=seed))
+    _check_given(script, stopped, out, experiment, simulate=simulate)
+    wished = Wished(n, graph, coordinator, algorithm, mode, rounds, local_steps, script.stem if script else "")
+    file = resume.experiment_in(stopped) if stopped else experiment
+    more = [*(["task.kind=loop"] if experiment else []), *wished.overrides(file), *overrides]
+    asked = load_experiment(file or experiment_of(wished), more, seed=seed)
+    plan = plan_to_resume(stopped, asked) if stopped else compose.plan(asked)
     check_launchable(plan)
-    command = Command(script, arguments, plan.experiment.train.portable).checked()
-    who = _shown(shown, plan.learners)
+    command = Command(script, arguments, plan.experiment.train.portable).checked() if script else None
+    drive = _LaunchDrive(command, _shown(shown, plan.learners), restarts, report, simulate)
     for line in plan.banner:
         echo(line, err=True)
-    folder = out or new_path(plan, "sim" if simulate else "local", Path("runs"))
+    folder = stopped or out or new_path(plan, "sim" if simulate else "local", Path("runs"))
     title = f"{plan.experiment.name or plan.name} {'simulated' if simulate else 'launched'}"
     with talk_to_stderr() if as_json else contextlib.nullcontext():
         rounds, score = plan.experiment.rounds, plan.experiment.score
         with Progress(title, rounds, plan.learners, roles=plan.roles, score=score) as progress:
-            if simulate:
-                from fedgossip.loops.simulating import simulate_script
-
-                finished = simulate_script(plan, command, folder, report=report, watch=progress, shown=who)
-            else:
-                finished = launch_scripts(plan, folder, command, Launching(restarts, report, who), progress)
+            finished = drive(plan, folder, progress, resumed=stopped is not None)
     if as_json:
         print_json(finished.summary)
     else:
         show(finished, report=report)
+    if exit_code(finished) == 130 and not simulate:
+        echo(f"To go on: {resume.line(folder)}", err=True)
     return exit_code(finished)
+
+
+@dataclass(frozen=True)
+class _LaunchDrive:
+    """The options of a launch."""
+
+    command: Command | None
+    shown: Sequence[int]
+    restarts: int
+    report: bool
+    simulate: bool
+
+    def __call__(self, plan: Plan, folder: Path, progress: Progress, *, resumed: bool) -> Run:
+        from fedgossip.loops.launching import Launching, launch_scripts, resume_scripts
+
+        how = Launching(self.restarts, self.report, self.shown)
+        if resumed:
+            return resume_scripts(plan, folder, self.command, how, progress)
+        assert self.command
+        if not self.simulate:
+            return launch_scripts(plan, folder, self.command, how, progress)
+        from fedgossip.loops.simulating import simulate_script
+
+        return simulate_script(plan, self.command, folder, report=self.report, watch=progress, shown=self.shown)
+
+
+def _check_given(
+    script: Path | None, stopped: Path | None, out: Path | None, experiment: Path | None, *, simulate: bool
+) -> None:
+    if script is None and stopped is None:
+        raise click.UsageError("which script?  Give it, or --resume RUN.")
+    if stopped and (simulate or out or experiment):
+        given = "--simulate" if simulate else "--out" if out else "--experiment"
+        raise click.UsageError(f"--resume and {given}: a launched run goes on in its folder, by its own experiment")
 
 
 def _shown(words: str, n: int) -> Sequence[int]:

@@ -29,7 +29,7 @@ from fedgossip.experiment import Experiment, load_experiment
 from fedgossip.plans import compose
 from fedgossip.plans.compose import Plan
 from fedgossip.plans.plan import record_of
-from fedgossip.records import EventRow, NetworkRow, Row
+from fedgossip.records import EventRow, Row
 from fedgossip.rundir import incarnations
 from fedgossip.rundir.collect import Collector, Watched, conclude, first_failure, last_word
 from fedgossip.rundir.run_directory import Keeper, Run, RunDirectory, write_whole
@@ -192,13 +192,8 @@ def run_local_plan(
             keeper(EventRow(collector.rounds[peer], peer, name, value))
 
         try:
-            if left and left.round:
-                keeper.remember(directory.rows())
-                record.went_on(next(row for row in reversed(keeper.rows) if isinstance(row, NetworkRow)))
-                collector.went_on(left.round, left.offsets)
-            else:
-                for row in record.started([task.initial(node) for node in range(plan.n)]):
-                    keeper(row)
+            measured = directory.rows() if left else ()
+            collector.begin(left, measured, lambda: [task.initial(node) for node in range(plan.n)])
             specs = _specs(out, folders, restarts=script.restarts, resume=resume, trace_bytes=trace_bytes)
             for folder, spec in zip(folders, specs.values(), strict=True):
                 owner_files.made(folder)

@@ -14,9 +14,10 @@ from fedgossip.drivers import sim_checkpoint
 from fedgossip.errors import ResumeError
 from fedgossip.experiment import Experiment, load_experiment
 from fedgossip.plans import compose
+from fedgossip.plans.compose import Plan
 from fedgossip.plans.plan import EXHAUSTED
 from fedgossip.records import Row
-from fedgossip.rundir.run_directory import INCOMPLETE, WHOLE, Run
+from fedgossip.rundir.run_directory import INCOMPLETE, WHOLE, Run, is_launched
 
 
 def resume(
@@ -34,10 +35,26 @@ def resume(
     ResumeError, which says which keys differ, where it cannot go on; nothing is changed then.
     """
     run = Path(run)
+    engine = engine_of(run)
+    if is_launched(run):
+        raise ResumeError(f"{run}: a run of launched loops", line(run))
+    plan = plan_of(run, experiment, simulated=engine != "local")
+    if engine == "local":
+        from fedgossip.drivers.local import run_local_plan
+
+        return run_local_plan(plan, run, report=report, watch=watch, resume=True, trace_bytes=trace_bytes)
+    from fedgossip.drivers.simulate import simulate_plan
+
+    return simulate_plan(plan, engine=engine, out=run, report=report, watch=watch, resume=True)
+
+
+def plan_of(run: Path, experiment: Experiment | None = None, *, simulated: bool = False) -> Plan:
+    """Return the plan by which a stopped run goes on: that of `experiment`, by default the one that it had.
+
+    Raises ResumeError where it cannot go on, or not by this experiment, naming the keys that differ.
+    """
     stored = load_experiment(experiment_in(run))
     experiment = experiment or stored
-    engine = engine_of(run)
-    simulated = engine != "local"
     if found := checkpoints.differences(stored.to_dict(), experiment.to_dict(), simulated=simulated):
         advice = f"Give the experiment that it had, {run / 'experiment.toml'}, or start a new run."
         raise ResumeError(f"{run}: a run of another experiment: {'; '.join(found)}", advice)
@@ -46,14 +63,7 @@ def resume(
         raise ResumeError(f"{run}: its budget of privacy has ended this run", advice)
     if _status(run) in WHOLE and experiment.rounds == stored.rounds:
         raise ResumeError(f"{run}: this run has come to its end", "It can have more rounds: --set rounds=N.")
-    plan = compose.plan(experiment)
-    if not simulated:
-        from fedgossip.drivers.local import run_local_plan
-
-        return run_local_plan(plan, run, report=report, watch=watch, resume=True, trace_bytes=trace_bytes)
-    from fedgossip.drivers.simulate import simulate_plan
-
-    return simulate_plan(plan, engine=engine, out=run, report=report, watch=watch, resume=True)
+    return compose.plan(experiment)
 
 
 def experiment_in(run: Path) -> Path:
@@ -95,4 +105,5 @@ def _status(run: Path) -> str | None:
 
 def line(run: Path) -> str:
     """The command that goes on with a run."""
-    return f"fedgossip run --resume {shlex.quote(os.fspath(run))}"
+    command = "launch" if is_launched(run) else "run"
+    return f"fedgossip {command} --resume {shlex.quote(os.fspath(run))}"

@@ -5,11 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import msgspec
-
 from fedgossip import plain
 from fedgossip.checkpoints import incarnation_of
-from fedgossip.decoding import from_json
 from fedgossip.drivers.fork_server import identity_of
 from fedgossip.drivers.peer import run_peer
 from fedgossip.drivers.simulate import faults_of
@@ -17,7 +14,7 @@ from fedgossip.errors import FedgossipError
 from fedgossip.experiment import load_experiment
 from fedgossip.loops import description
 from fedgossip.loops.asked import AskingTask
-from fedgossip.loops.joining import SeatFile
+from fedgossip.loops.seats import SeatFile, hold, read_seat
 from fedgossip.net.faulty import Faults, RunClock
 from fedgossip.plans import compose
 from fedgossip.plans.compose import DataShares
@@ -30,6 +27,7 @@ def coordinate(seat: SeatFile) -> int:
     loops = list(range(plan.learners))
     task = AskingTask(description.described(folder.parent / "00"), Path(seat.asked), lambda: loops, "c")
     try:
+        hold(folder)
         ended = run_peer(
             plan,
             seat.node,
@@ -50,4 +48,4 @@ def coordinate(seat: SeatFile) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(coordinate(from_json(msgspec.json.Decoder(SeatFile), Path(sys.argv[1]).read_bytes())))
+    sys.exit(coordinate(read_seat(Path(sys.argv[1]))))

@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -69,13 +70,16 @@ class LoopSeat:
     """Rounds between two measurements, of the experiment."""
     settle_seconds: float
     """How long a loop that does not wait stays at its end for the exchange that is open."""
+    folder: Path | None = None
+    """Of this participant; None in a simulation."""
 
 
 class JoinedLoop:
     """One loop in its run.  All methods are for the thread that has joined.
 
-    `node` of `n`: who this is, to choose its share of the data by.  `round`: how many exchanges are behind it.
-    `done`: the run is over, though the loop may go on alone.
+    `node` of `n`: who this is, to choose its share of the data by.  `round`: how many exchanges are behind it; above 0
+    from the beginning in a life after the first.  `done`: the run is over, though the loop may go on alone.
+    `folder`: of this loop, the same in all its lives, for a checkpoint of its own; None in a simulation.
     """
 
     def __init__(
@@ -87,6 +91,7 @@ class JoinedLoop:
         driver: Driver,
     ) -> None:
         self.node, self.n, self.round, self.done = seat.node, seat.n, 0, False
+        self.folder = seat.folder
         self._exchanged, self._optimizers, self._seat = exchanged, list(optimizers), seat
         self._meeting, self._driver = meeting, driver
         self._thread = threading.get_ident()

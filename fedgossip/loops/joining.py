@@ -12,9 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import msgspec
-
-from fedgossip.decoding import from_json
 from fedgossip.errors import ConfigError
 from fedgossip.experiment import load_experiment
 from fedgossip.experiment.sections import GossipExperiment
@@ -22,9 +19,11 @@ from fedgossip.learning.parameters import Exchanged
 from fedgossip.likeness import Likeness
 from fedgossip.loops import description
 from fedgossip.loops.asked import ASKED
+from fedgossip.loops.description import Described
 from fedgossip.loops.hosting import HostThread
-from fedgossip.loops.joined import Driver, JoinedLoop, LoopSeat
+from fedgossip.loops.joined import JoinedLoop, LoopSeat
 from fedgossip.loops.meeting import Meeting
+from fedgossip.loops.seats import LoopSeating, SeatFile, hold, read_seat
 from fedgossip.loops.task import LoopTask, without_first
 from fedgossip.net.faulty import Faults, RunClock
 from fedgossip.net.identity import Identity
@@ -37,20 +36,6 @@ LOOP, NODE, N = "FEDGOSSIP_LOOP", "FEDGOSSIP_NODE", "FEDGOSSIP_N"
 """What `fedgossip launch` says to a script: the file of its seat, who it is, of how many."""
 
 NO_RUN = "Start the script with: fedgossip launch -n 4 --graph ring train.py"
-
-
-class SeatFile(msgspec.Struct):
-    """What a launched script is told, in a file of its folder."""
-
-    experiment: str
-    node: int
-    folder: str
-    endpoints: str
-    bind: str
-    began: str
-    asked: str
-    checkpoint_seconds: float = 10.0
-    restart_overrides: list[str] = []
 
 
 class LoopPlace(Protocol):
@@ -115,11 +100,11 @@ def _buffers(found: LoopPlace) -> str:
     return str(getattr(found, "buffers", "average"))
 
 
-def seat_of(plan: Plan, node: int, *, blocks: bool = False) -> LoopSeat:
+def seat_of(plan: Plan, node: int, *, blocks: bool = False, folder: Path | None = None) -> LoopSeat:
     """Where a loop sits in a run.  `blocks`: it waits for its next order whatever the algorithm, as in a simulation."""
     e, waiting = plan.experiment, waits(plan)
     steps = e.train.local_steps or 1
-    return LoopSeat(node, plan.learners, steps, waiting, waiting or blocks, e.eval.every, plan.patience[1])
+    return LoopSeat(node, plan.learners, steps, waiting, waiting or blocks, e.eval.every, plan.patience[1], folder)
 
 
 def waits(plan: Plan) -> bool:
@@ -138,11 +123,7 @@ def _launched() -> LoopPlace:
     path = os.environ.get(LOOP)
     if not path:
         raise ConfigError("join: no run to take part in", f"{NO_RUN}.  Or name experiment=, node= and endpoints=.")
-    try:
-        told = from_json(msgspec.json.Decoder(SeatFile), Path(path).read_bytes())
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: not what fedgossip launch wrote: {error}", NO_RUN) from None
-    return _Launched(told)
+    return _Launched(read_seat(Path(path)))
 
 
 @dataclass(frozen=True)
@@ -157,14 +138,15 @@ class _Launched:
 
     def join(self, exchanged: Exchanged, optimizers: Sequence[Any]) -> JoinedLoop:
         from fedgossip.checkpoints import incarnation_of
+        from fedgossip.drivers.fork_server import identity_of
         from fedgossip.drivers.simulate import faults_of
 
         told, folder = self.told, Path(self.told.folder)
-        again = incarnation_of(folder) >= 0
-        plan = compose.plan(load_experiment(Path(told.experiment), told.restart_overrides if again else ()))
+        hold(folder)
+        last = incarnation_of(folder)
+        overrides = told.restart_overrides if last > told.before else ()
+        plan = compose.plan(load_experiment(Path(told.experiment), overrides))
         faults = Faults(faults_of(plan), told.node, RunClock(Path(told.began)))
-        from fedgossip.drivers.fork_server import identity_of
-
         options = {
             "identity": identity_of(folder, kept=True),
             "bind": told.bind,
@@ -172,9 +154,10 @@ class _Launched:
             "child": True,
             "faults": faults,
             "checkpoint_seconds": told.checkpoint_seconds,
-            "resume": again,
+            "resume": last >= 0,
         }
-        return _begun(plan, told.node, folder, exchanged, optimizers, options, Path(told.asked))
+        seat = LoopSeating(plan, told.node, folder, options, Path(told.asked))
+        return seated(seat, exchanged, optimizers)[0]
 
 
 @dataclass(frozen=True)
@@ -211,35 +194,33 @@ class _NamedRun:
             "resume": again,
         }
         folder = folder if again else empty_folder(folder)
-        return _begun(plan, self.node, folder, exchanged, optimizers, options, None)
+        return seated(LoopSeating(plan, self.node, folder, options), exchanged, optimizers)[0]
 
 
-def _begun(
-    plan: Plan,
-    node: int,
-    folder: Path,
-    exchanged: Exchanged,
-    optimizers: Sequence[Any],
-    options: dict[str, Any],
-    asked: Path | None,
-) -> JoinedLoop:
+def described(plan: Plan, exchanged: Exchanged, where: str) -> Described:
+    """Return what is told of a loop's model before its run.  Raises TrainingError for weights that are not finite."""
+    first, layout = exchanged.read(), exchanged.layout
+    exchanged.check_finite(first, f"{where}, before the first round")
+    like = likeness_of(plan, exchanged, first)
+    return Described(description.model_of(layout.segments, layout.schema, layout.kind, like), first)
+
+
+def seated(seat: LoopSeating, exchanged: Exchanged, optimizers: Sequence[Any]) -> tuple[JoinedLoop, HostThread]:
     """Start the host beside the loop, and wait until it may begin."""
     from fedgossip.drivers.peer import run_peer
 
-    first, meeting = exchanged.read(), Meeting()
-    exchanged.check_finite(first, f"node {node}, before the first round")
-    like = likeness_of(plan, exchanged, first)
-    layout = exchanged.layout
-    model = description.model_of(layout.segments, layout.schema, layout.kind, like)
-    like = description.describe(folder, model, first).likeness
-    task = LoopTask({node: meeting}, {node: first}, layout.segments, layout.schema, like)
+    plan, node, folder, meeting = seat.plan, seat.node, seat.folder, Meeting()
+    told = described(plan, exchanged, f"node {node}")
+    like = description.describe(folder, told.model, told.first).likeness
+    task = LoopTask({node: meeting}, {node: told.first}, exchanged.segments, exchanged.layout.schema, like)
 
     def run(stop: threading.Event) -> PeerEnded:
         shares = DataShares("the loop's own")
-        return run_peer(plan, node, folder, learning=(task, shares), asked_to_stop=stop, **options)
+        return run_peer(plan, node, folder, learning=(task, shares), asked_to_stop=stop, **seat.options)
 
-    driver: Driver = HostThread(run, task, node, folder, asked)
-    return JoinedLoop(exchanged, optimizers, seat_of(plan, node), meeting, driver)
+    host = HostThread(run, task, node, folder, seat.asked)
+    place_of = seat_of(plan, node, folder=folder)
+    return JoinedLoop(exchanged, optimizers, place_of, meeting, host), host
 
 
 def asked_in(out: Path) -> Path:

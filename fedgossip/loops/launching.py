@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -13,21 +14,28 @@ from typing import Any
 import msgspec
 
 from fedgossip import owner_files
+from fedgossip.checkpoints import incarnation_of
+from fedgossip.drivers import resume
 from fedgossip.drivers.fault_injector import Striker
 from fedgossip.drivers.local import BEGAN, CHECKPOINT_SECONDS
 from fedgossip.drivers.simulate import faults_of
-from fedgossip.errors import ConfigError, NotWrittenError, TrainingError
+from fedgossip.errors import ConfigError, NotWrittenError, ResumeError, TrainingError
+from fedgossip.experiment import Experiment
 from fedgossip.learning.parameters import first_difference
 from fedgossip.loops import description
 from fedgossip.loops.asked import AskingTask
-from fedgossip.loops.joining import SeatFile, asked_in
-from fedgossip.loops.scripts import LOG, Command, Scripts
+from fedgossip.loops.joining import asked_in
+from fedgossip.loops.scripts import LOG, Command, Scripts, kept_command
+from fedgossip.loops.seats import SEAT, SeatFile, await_free
 from fedgossip.machine import NodeId
 from fedgossip.plans.compose import DataShares, Plan
 from fedgossip.plans.plan import record_of
 from fedgossip.records import EventRow, Row
+from fedgossip.rundir import incarnations
 from fedgossip.rundir.collect import Collector, Watched, conclude, first_failure, last_word
-from fedgossip.rundir.run_directory import Keeper, Run, RunDirectory, write_whole
+from fedgossip.rundir.incarnations import Prepared
+from fedgossip.rundir.run_directory import Keeper, Run, RunDirectory, is_launched, write_whole
+from fedgossip.rundir.tracking import Tracking
 
 POLL_SECONDS = 0.05
 
@@ -55,16 +63,61 @@ def launch_scripts(
     return _Launch(plan, out, command.checked(), how or Launching(), watch).run()
 
 
+def plan_to_resume(run: Path, experiment: Experiment) -> Plan:
+    """Return the plan by which a launched run goes on.  Raises ResumeError where it cannot, or not by `experiment`."""
+    if not is_launched(run):
+        advice = "Of other runs: fedgossip run --resume.  Simulated loops are simulated again."
+        raise ResumeError(f"{run}: no run of launched scripts", advice)
+    return resume.plan_of(run, experiment)
+
+
+def resume_scripts(
+    plan: Plan,
+    run: Path,
+    command: Command | None = None,
+    how: Launching | None = None,
+    watch: Callable[[Row], None] | None = None,
+) -> Run:
+    """Bring a launched run that was stopped, or whose launcher died, to its end, in its folder.
+
+    All scripts are started again, by the command that it had where none is given; each goes on with a new life from
+    its last checkpoint.  Raises ResumeError; nothing is changed then.
+    """
+    command = (command or kept_command(run, plan.experiment.train.portable)).checked()
+    folders = folders_of(plan, run)
+    if not all(description.is_described(folder) for folder in folders[: plan.learners]):
+        raise ResumeError(f"{run}: it was stopped before all its loops had joined", "Start it in a new folder.")
+    await_free(folders)
+    schema, shares = description.described(folders[0]).model.schema, DataShares("the loops' own")
+    before = incarnations.prepare(run, folders, plan, schema, shares.digest)
+    shutil.rmtree(asked_in(run), ignore_errors=True)
+    (run / BEGAN).unlink(missing_ok=True)
+    return _Launch(plan, run, command, how or Launching(), watch, before).run()
+
+
+def folders_of(plan: Plan, out: Path) -> list[Path]:
+    """Where each participant of a launched run writes."""
+    return [out / "peers" / f"{node:02d}" for node in range(plan.n)]
+
+
 class _Launch:
     def __init__(
-        self, plan: Plan, out: Path, command: Command, how: Launching, watch: Callable[[Row], None] | None
+        self,
+        plan: Plan,
+        out: Path,
+        command: Command,
+        how: Launching,
+        watch: Callable[[Row], None] | None,
+        before: Prepared | None = None,
     ) -> None:
-        self.plan, self.out, self.how = plan, out, how
+        self.plan, self.out, self.how, self.before = plan, out, how, before
         self.scripts = Scripts(command, plan.learners, how.shown)
         self.script = faults_of(plan)
-        self.directory = RunDirectory(out, plan)
-        self.keeper = Keeper(self.directory, watch)
-        self.folders = [out / "peers" / f"{node:02d}" for node in range(plan.n)]
+        self.directory = RunDirectory.again(out, plan, before.rows) if before else RunDirectory(out, plan)
+        tracking = Tracking(plan.experiment, out) if plan.experiment.track.to else None
+        self.keeper = Keeper(self.directory, watch, tracking)
+        self.folders = folders_of(plan, out)
+        command.keep(out)
         self.left = dict.fromkeys(range(plan.n), how.restarts)
 
     def run(self) -> Run:
@@ -124,12 +177,12 @@ class _Launch:
             place = folder.resolve()
             seat = SeatFile(
                 experiment, node, str(place), endpoints, "tcp://127.0.0.1:*", began, str(asked_in(self.out).resolve()),
-                restart_overrides=list(self.plan.restart_overrides), **often,
+                restart_overrides=list(self.plan.restart_overrides), before=incarnation_of(folder), **often,
             )  # fmt: skip
-            write_whole(folder / "seat.json", msgspec.json.encode(seat))
+            write_whole(folder / SEAT, msgspec.json.encode(seat))
             specs[node] = {"node": node, "folder": str(place)}
             if node >= self.plan.learners:
-                specs[node]["words"] = [sys.executable, "-m", "fedgossip.loops.coordinating", str(place / "seat.json")]
+                specs[node]["words"] = [sys.executable, "-m", "fedgossip.loops.coordinating", str(place / SEAT)]
         return specs
 
     def _await(self, nodes: Sequence[NodeId], ready: Callable[[Path], bool]) -> None:
@@ -176,8 +229,7 @@ class _Launch:
 
     def _gather(self, collector: Collector) -> None:
         """Read what the loops write until all have ended.  A loop may take as long as it likes between two steps."""
-        for row in collector.record.started(self.initial):
-            self.keeper(row)
+        collector.begin(self.before, self.directory.rows() if self.before else (), lambda: self.initial)
         zero, alone_since = 0, 0.0
         while len(self.scripts.exited) < self.plan.n or self.striker.away:
             self.scripts.poll(POLL_SECONDS)

@@ -14,11 +14,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import msgspec
+
 from fedgossip import kernels, owner_files
-from fedgossip.errors import ConfigError
+from fedgossip.decoding import UnreadableError, from_json
+from fedgossip.errors import ConfigError, ResumeError
 from fedgossip.loops.joining import LOOP, NODE, N
+from fedgossip.loops.seats import SEAT
 from fedgossip.machine import NodeId
 from fedgossip.plain import printable
+from fedgossip.rundir.run_directory import LAUNCHED, write_whole
 
 STOP_SECONDS = 10.0
 """Scripts that have not ended so long after SIGINT are killed."""
@@ -34,6 +39,8 @@ class Command:
     script: Path
     arguments: tuple[str, ...] = ()
     portable: bool = False
+    folder: Path | None = None
+    """Where it runs; None: where we are."""
 
     def checked(self) -> Command:
         """Return this.  Raises ConfigError where there is no such script."""
@@ -41,6 +48,32 @@ class Command:
             what = "is a folder" if self.script.is_dir() else "no such file"
             raise ConfigError(f"{self.script}: {what}", "Give a script that calls fedgossip.join.")
         return self
+
+    def keep(self, run: Path) -> None:
+        """Write it down for those who go on with the run in this folder.  Raises NotWrittenError."""
+        here = self.folder or Path.cwd()
+        told = _KeptCommand(str(here / self.script), list(self.arguments), str(here))
+        write_whole(run / LAUNCHED, msgspec.json.format(msgspec.json.encode(told), indent=1))
+
+
+class _KeptCommand(msgspec.Struct):
+    script: str
+    arguments: list[str]
+    folder: str
+
+
+def kept_command(run: Path, portable: bool = False) -> Command:
+    """Return what was launched in the folder of a run.  Raises ResumeError."""
+    path = run / LAUNCHED
+    try:
+        told = from_json(msgspec.json.Decoder(_KeptCommand), path.read_bytes())
+    except (OSError, UnreadableError) as error:
+        advice = "Give the folder of a launched run; of others: fedgossip run --resume."
+        raise ResumeError(f"{path}: cannot be read: {error}", advice) from None
+    folder = Path(told.folder)
+    if not folder.is_dir():
+        raise ResumeError(f"{folder}: no such folder: the scripts ran there", f"Make it, or change it in {path}.")
+    return Command(Path(told.script), tuple(told.arguments), portable, folder)
 
 
 class Scripts:
@@ -60,13 +93,19 @@ class Scripts:
         words = spec.get("words") or [sys.executable, "-u", str(self.command.script), *self.command.arguments]
         (folder / ENDED).unlink(missing_ok=True)
         log = owner_files.opened(folder / LOG, "ab", buffering=0)
-        environment = {**kernels.environment(portable=self.command.portable), LOOP: str(folder / "seat.json")}
+        environment = {**kernels.environment(portable=self.command.portable), LOOP: str(folder / SEAT)}
         environment |= {NODE: str(node), N: str(self.n)}
         for library in ("OMP", "OPENBLAS", "MKL"):
             environment.setdefault(f"{library}_NUM_THREADS", "1")
         with log:
             self._processes[node] = subprocess.Popen(
-                words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, process_group=0
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                process_group=0,
+                cwd=self.command.folder,
             )
         self._folders[node] = folder
         self.exited.pop(node, None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,8 +19,9 @@ from fedgossip.metrics import Network
 from fedgossip.plans import compose
 from fedgossip.plans.compose import DataShares, Plan
 from fedgossip.plans.plan import EXHAUSTED, PARTIAL, record_of
-from fedgossip.records import EventRow, PeerRow, Row, read_rows, row_of
+from fedgossip.records import EventRow, NetworkRow, PeerRow, Row, read_rows, row_of
 from fedgossip.rundir import run_directory
+from fedgossip.rundir.incarnations import Prepared
 from fedgossip.rundir.peer_files import PeerEnded
 from fedgossip.rundir.run_directory import Keeper, Run, RunDirectory, RunOutcome
 from fedgossip.rundir.tracking import Tracking
@@ -47,9 +48,15 @@ class Collector:
         self._offsets = [0] * len(folders)
         self._decoder = msgspec.json.Decoder(Row)
 
-    def went_on(self, round: int, offsets: Sequence[int]) -> None:
-        """Begin after `round`, when `offsets` bytes of the peers' rows have been read."""
-        self.rounds, self._offsets = [round] * len(self.folders), list(offsets)
+    def begin(self, before: Prepared | None, measured: Sequence[Row], first: Callable[[], Sequence[Vector]]) -> None:
+        """Open the record: with what was `measured` before the run was stopped, or with the peers' first vectors."""
+        if before and before.round:
+            self.keeper.remember(measured)
+            self.record.went_on(next(row for row in reversed(self.keeper.rows) if isinstance(row, NetworkRow)))
+            self.rounds, self._offsets = [before.round] * len(self.folders), list(before.offsets)
+            return
+        for row in self.record.started(first()):
+            self.keeper(row)
 
     def read(self) -> bool:
         """Read every new whole line; return whether there was any.  Raises ConfigError for a line that is no row."""

@@ -7,6 +7,7 @@
     model.safetensors    the averaged model, named parameters
     report.html          one page, no external request
     peers/03/            what each real process wrote itself
+    launched.json        the script of launched loops, and its arguments
     INCOMPLETE           there until all of the above is, and still there when a run was interrupted or failed
 
 A run's status is `finished`; `exhausted`, when its budget of privacy was; `partial`, when it came to its end without
@@ -45,6 +46,7 @@ from fedgossip.task import LocalTask, tensors_of
 from fedgossip.vectors import Vector, consensus_distance, digest, mean
 
 INCOMPLETE = "INCOMPLETE"
+LAUNCHED = "launched.json"
 _INCOMPLETE = "This run has not finished; metrics.jsonl holds what was measured so far.\n"
 
 CAUSES_KEPT = 20
@@ -164,7 +166,13 @@ def _advice_on(path: Path) -> str:
     """Return the advice for a folder that is not empty: a run that stopped there can go on."""
     new = "Give a new folder with --out, or none to have one made."
     stopped = (path / INCOMPLETE).exists() or (path / "summary.json").exists()
-    return f"To go on with it: fedgossip run --resume {shlex.quote(str(path))}.  {new}" if stopped else new
+    command = "launch" if is_launched(path) else "run"
+    return f"To go on with it: fedgossip {command} --resume {shlex.quote(str(path))}.  {new}" if stopped else new
+
+
+def is_launched(path: Path) -> bool:
+    """Whether a run directory is one of scripts that were launched."""
+    return (path / LAUNCHED).exists()
 
 
 def describe(folder: Path, plan: Plan) -> None:
