@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
 from fedgossip.machine import Aggregated, LocalWork, RoundDone
 from fedgossip.records import NetworkRow, PeerRow, Row
 from fedgossip.scores import ACCURACY, Score
+from fedgossip.spans import Span, covered_ns
 from fedgossip.vectors import Vector, consensus_distance, mean
 
 ROUNDS_OPEN = 8
@@ -21,24 +23,66 @@ ROUNDINGS = 32
 
 
 class Meter:
-    """One peer's account of the round it is in."""
+    """One peer's account of the round it is in.
+
+    A round lasts from the end of the one before, the first from the first training, to its own end.  Of that time each
+    nanosecond is of one kind: training; else communicating, where vectors come in or go out; else waiting.
+    """
 
     _logged: dict[str, float] | None = None  # an image of the release before has no word of it
 
     def __init__(self, peer: int) -> None:
         self.peer = peer
         self.bytes_sent = self.bytes_received = 0
+        self.payload_sent = self.payload_received = 0
+        self._since: int | None = None  # when this round began
+        self._busy: deque[Span] = deque()
+        self._carried: list[Span] = []
         self.loss: float | None = None
         self.epsilon: float | None = None
         self._aggregated: Mapping[str, float] = {}
-        self._train_began = self._train_ended = self._mixed = 0
+        self._train_began: int | None = None
+        self._trained_ns = 0
+
+    def began(self, now_ns: int) -> None:
+        """Begin the first round, where it does not begin with a training."""
+        if self._since is None:
+            self._since = now_ns
 
     def train_began(self, now_ns: int) -> None:
         self._train_began = now_ns
+        self.began(now_ns)
 
     def train_ended(self, now_ns: int, metrics: Mapping[str, float]) -> None:
-        self._train_ended = now_ns
+        began = now_ns if self._train_began is None else self._train_began
+        self._train_began = None
+        self._trained_ns += now_ns - began
+        self.occupied(began, now_ns)
         self.loss = metrics.get("loss")
+
+    def broke_off(self, now_ns: int) -> None:
+        """Take that the peer died: what it trained is lost."""
+        if self._train_began is not None:
+            self.occupied(self._train_began, now_ns)
+            self._train_began = None
+
+    def occupied(self, began_ns: int, ended_ns: int) -> None:
+        """Take a time of training, or of an evaluation, which no method needs: it is told as neither of the others."""
+        self._busy.append((began_ns, ended_ns))
+
+    def sent(self, size: int, payload: int) -> None:
+        """Take a message of `size` bytes, of which `payload` are vectors."""
+        self.bytes_sent += size
+        self.payload_sent += payload
+
+    def received(self, size: int, payload: int) -> None:
+        """Take a message that came, as `sent`."""
+        self.bytes_received += size
+        self.payload_received += payload
+
+    def carried(self, spans: Iterable[Span]) -> None:
+        """Take times in which vectors come in or go out; they may end in a later round."""
+        self._carried += spans
 
     def logged(self, values: Mapping[str, float]) -> None:
         """Take numbers of a user's own."""
@@ -61,6 +105,7 @@ class Meter:
 
     def mixed(self, round: int, now_ns: int, mixing_ns: int, score: float | None) -> PeerRow:
         """Close the round: `now_ns` is when the last model arrived, `mixing_ns` what summing then took."""
+        communicating_ns, waiting_ns = self._spent(now_ns)
         row = PeerRow(
             round=round,
             peer=self.peer,
@@ -68,22 +113,36 @@ class Meter:
             score=score,
             bytes_sent=self.bytes_sent,
             bytes_received=self.bytes_received,
-            seconds_training=(self._train_ended - self._train_began) / 1e9,
-            seconds_waiting=max(0, now_ns - (self._train_ended or self._mixed)) / 1e9,
+            payload_sent=self.payload_sent,
+            payload_received=self.payload_received,
+            seconds_training=self._trained_ns / 1e9,
+            seconds_communicating=communicating_ns / 1e9,
+            seconds_waiting=waiting_ns / 1e9,
             seconds_mixing=mixing_ns / 1e9,
             seconds=(now_ns + mixing_ns) / 1e9,
             epsilon=self.epsilon,
             logged=self._logged,
         )
-        self._mixed = now_ns + mixing_ns
+        self._since, self._trained_ns = now_ns + mixing_ns, 0
         if self._aggregated:
             row.clients = int(self._aggregated["clients"])
             row.score_clients = self._aggregated.get("score")
             row.score_worst_client = self._aggregated.get("worst")
             self._aggregated = {}
-        self.bytes_sent = self.bytes_received = 0
+        self.bytes_sent = self.bytes_received = self.payload_sent = self.payload_received = 0
         self.loss = self._logged = None
         return row
+
+    def _spent(self, now_ns: int) -> tuple[int, int]:
+        """Return how long of this round vectors were under way while nothing was trained, and the rest of it."""
+        since = 0 if self._since is None else self._since
+        busy = list(self._busy) if self._train_began is None else [*self._busy, (self._train_began, now_ns)]
+        trained = covered_ns(busy, since, now_ns)
+        either = covered_ns([*busy, *self._carried], since, now_ns)
+        while self._busy and self._busy[0][1] <= now_ns:
+            self._busy.popleft()
+        self._carried = [span for span in self._carried if span[1] > now_ns]
+        return either - trained, max(0, now_ns - since - either)
 
 
 Evaluate = Callable[[Sequence[Vector]], Sequence[Mapping[str, float]]]

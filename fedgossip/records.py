@@ -20,7 +20,11 @@ from fedgossip.machine import Report
 
 
 class PeerRow(msgspec.Struct, tag="peer", tag_field="kind"):
-    """What one peer did in one round.  Bytes are those of our own frames, seconds are the driver's."""
+    """What one peer did in one round.
+
+    Bytes are those of our own frames, the payload of them that of vectors alone.  Seconds are the driver's: training;
+    communicating, in which vectors come in or go out and nothing is trained; waiting, the rest; and mixing.
+    """
 
     round: int
     peer: int
@@ -45,6 +49,10 @@ class PeerRow(msgspec.Struct, tag="peer", tag_field="kind"):
     """What this participant has spent of its budget of privacy."""
     logged: dict[str, float] | None = None
     """Numbers that a user's own loop has logged, each the mean over the round."""
+    payload_sent: int = 0
+    payload_received: int = 0
+    seconds_communicating: float = 0.0
+    """Rows of earlier releases have it in seconds_waiting."""
 
 
 class NetworkRow(msgspec.Struct, tag="network", tag_field="kind"):

@@ -144,6 +144,11 @@ class Assembler:
         return getattr(self._open, "round", None) if self._kind in (Model, Masked) else None
 
     @property
+    def under_way(self) -> bool:
+        """Whether a message with vectors has begun and is not whole."""
+        return self._open is not None
+
+    @property
     def to_come(self) -> int:
         """How many chunks of the message that is coming in are not there yet."""
         if self._open is None:

@@ -96,12 +96,13 @@ def frozen(experiment: dict[str, Any], engine: str) -> dict[str, Any]:
 
 
 def recorded(rows: list[Row]) -> dict[str, Any]:
-    """Bytes sent by each peer in all, rows per peer, and the distances and losses of the network by round."""
+    """Bytes and payload sent by each peer in all, its rows, and distances and losses of the network by round."""
     peers = [row for row in rows if isinstance(row, PeerRow)]
     nodes = sorted({row.peer for row in peers})
     network = [row for row in rows if isinstance(row, NetworkRow)]
     return {
         "bytes_sent": [sum(row.bytes_sent for row in peers if row.peer == node) for node in nodes],
+        "payload_sent": [sum(row.payload_sent for row in peers if row.peer == node) for node in nodes],
         "rounds": [sum(row.peer == node for row in peers) for node in nodes],
         "network": [[row.round, *(getattr(row, name) for name in DISTANCES)] for row in network],
     }

@@ -93,7 +93,7 @@ def seconds(table: Table, length: int, a: float, b: float) -> float:
         if ready:
             at, rank = min(ready)
             move, part = moves[rank].pop(0)
-            arrival = net.arrival_ns(rank, move.peer, part.stop - part.start, at)
+            arrival = net.passage(rank, move.peer, part.stop - part.start, at).arrival_ns
             under_way.setdefault((rank, move.peer), []).append(arrival)
     return max(now) / NS
 

@@ -15,7 +15,7 @@ from rooms import FILES, LAZY, PACKAGE, imports, room
 
 FLOORS = [
     {"version", "errors", "kernels", "likeness", "owner_files", "scores", "seeds", "vectors"}
-    | {"decoding", "patience", "registry", "plain"},
+    | {"decoding", "patience", "registry", "plain", "spans"},
     {"messages"},
     {"machine"},
     {"task", "roles", "event_kinds"},

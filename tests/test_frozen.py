@@ -16,6 +16,7 @@ from fedgossip.records import PeerRow
 from fedgossip.vectors import digest
 
 KEPT = frozen.kept()
+PARTS = ("bytes_sent", "payload_sent", "rounds")
 
 
 def test_every_method_and_no_other_is_frozen() -> None:
@@ -83,7 +84,7 @@ def test_bits_over_sockets_are_as_frozen(name: str) -> None:
 def differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
     """The records in which two runs differ."""
     found = [
-        f"all {part}: {one[part]} and {other[part]}" for part in ("bytes_sent", "rounds") if one[part] != other[part]
+        f"all {part}: {one[part]} and {other[part]}" for part in PARTS if one[part] != other[part]
     ]
     ours, theirs = ({row[0]: row[1:] for row in run["network"]} for run in (one, other))
     if ours.keys() != theirs.keys():

@@ -27,33 +27,33 @@ def seconds(ns: int) -> float:
 @pytest.mark.parametrize("m", [1, 2, 5])
 def test_a_server_that_hears_m_workers_at_once_pays_for_each(m: int) -> None:
     net = network(downlink=B, bandwidth=B)
-    last = max(net.arrival_ns(worker, 0, SIZE, 0) for worker in range(1, m + 1))
+    last = max(net.passage(worker, 0, SIZE, 0).arrival_ns for worker in range(1, m + 1))
     assert seconds(last) == round(A + m * SIZE / B, 6)
 
 
 def test_without_a_downlink_any_number_come_in_at_once() -> None:
     net = network(bandwidth=B)
-    assert {seconds(net.arrival_ns(worker, 0, SIZE, 0)) for worker in range(1, 6)} == {round(A + SIZE / B, 6)}
+    assert {seconds(net.passage(worker, 0, SIZE, 0).arrival_ns) for worker in range(1, 6)} == {round(A + SIZE / B, 6)}
 
 
 def test_a_message_alone_costs_the_slower_of_both_ends_once() -> None:
     for up, down in ((B, B), (B, B / 4), (B / 4, B)):
-        alone = network(bandwidth=up, downlink=down).arrival_ns(0, 1, SIZE, 0)
+        alone = network(bandwidth=up, downlink=down).passage(0, 1, SIZE, 0).arrival_ns
         assert seconds(alone) == round(A + SIZE / min(up, down), 6), "and not the sum of both: it is cut through"
 
 
 def test_both_directions_of_a_node_are_used_at_once() -> None:
     net = network(bandwidth=B, downlink=B)
-    ring = [net.arrival_ns(node, (node + 1) % 6, SIZE, 0) for node in range(6)]
+    ring = [net.passage(node, (node + 1) % 6, SIZE, 0).arrival_ns for node in range(6)]
     assert {seconds(at) for at in ring} == {round(A + SIZE / B, 6)}
 
 
 def test_the_first_class_that_names_a_node_is_its_own() -> None:
     slow = DeviceClass(frozenset({0, 1}), bandwidth=B / 10, latency=0.5, slower=4.0)
     net = network(bandwidth=B, classes=[slow, DeviceClass(frozenset({1}), latency=9.0)])
-    assert seconds(net.arrival_ns(0, 2, SIZE, 0)) == round(0.5 + 10 * SIZE / B, 6)
-    assert seconds(net.arrival_ns(2, 1, SIZE, 0)) == round(0.5 + SIZE / B, 6), "the longer latency of the two"
-    assert seconds(net.arrival_ns(4, 3, SIZE, 0)) == round(A + SIZE / B, 6)
+    assert seconds(net.passage(0, 2, SIZE, 0).arrival_ns) == round(0.5 + 10 * SIZE / B, 6)
+    assert seconds(net.passage(2, 1, SIZE, 0).arrival_ns) == round(0.5 + SIZE / B, 6), "the longer latency of the two"
+    assert seconds(net.passage(4, 3, SIZE, 0).arrival_ns) == round(A + SIZE / B, 6)
     assert [net.training_ns(node) for node in (0, 5)] == [4 * 50_000_000, 50_000_000]
 
 

@@ -226,6 +226,7 @@ class _PeerLife:
             self._write(EventRow(files.round, self.node, "failed", {"text": str(error), "advice": error.advice}))
         ended = self._ended(error, written, stopped=stop())
         ended.counts = {**host.counts, **self.counts, **files.lost()}
+        ended.payload = dict(links.traffic.sent)
         if error:
             try_to_tell(files.folder, ended)
             raise error

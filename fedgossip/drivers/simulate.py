@@ -137,7 +137,7 @@ def simulate_plan(
             directory.abandon()
         raise
     keeper.ended(status)
-    ended = RunOutcome(results.vectors, results.counts, status, time.monotonic() - began)
+    ended = RunOutcome(results.vectors, results.counts, status, time.monotonic() - began, results.payload)
     summary = run_directory.summarize(plan, engine, task, shares, record, keeper, ended)
     if directory:
         directory.finish(summary, task, run_directory.averaged(plan.outcome(results.vectors)), report=report)
@@ -206,7 +206,8 @@ def _simulator(
 
     def finish(between: Callable[[], None]) -> Results:
         vectors = simulator.run(between=between)
-        return Results([vectors.get(node) for node in range(plan.n)], simulator.counts, simulator.failures)
+        there = [vectors.get(node) for node in range(plan.n)]
+        return Results(there, simulator.counts, simulator.failures, simulator.payload)
 
     return simulator, finish, {"script": script, "rebirth": rebirth}
 

@@ -22,6 +22,7 @@ from fedgossip.net.frame_reader import check_last, frame_error, read, skip
 from fedgossip.net.identity import Identity, check_public
 from fedgossip.net.outbox import Cuts, Outbox, Pair
 from fedgossip.net.sockets import DRAIN_FRAMES, MORE_NOW, NOW, Wakeable, Waker, ZmqSocket
+from fedgossip.net.traffic import Traffic
 from fedgossip.net.transport import Arrived, LinkDown, LinkEvent, LinkUp, Rejected, Woken
 from fedgossip.wire import Assembler
 
@@ -56,6 +57,11 @@ class Spoke(Wakeable):
     def partners(self) -> tuple[NodeId, ...]:
         """The coordinator."""
         return () if self._coordinator is None else (self._coordinator,)
+
+    @property
+    def traffic(self) -> Traffic:
+        """What of that is vectors, and when something was under way."""
+        return self._cuts.traffic
 
     def connect(self, partners: Sequence[NodeId], endpoints: Endpoints, expected: Expected, hello: Hello) -> None:
         """Call the coordinator, the only partner; `hello` is the first word on every connection."""
@@ -105,6 +111,7 @@ class Spoke(Wakeable):
             return
         self.dropped += not self._outbox.put(message)
         self.bytes_sent += self._cuts.packed(message).size
+        self.traffic.queued(to, message.payload_bytes)
         self._flush()
 
     def _flush(self) -> None:
@@ -167,6 +174,7 @@ class Spoke(Wakeable):
             except Exception as error:
                 refused = frame_error(error, self._assembler)
                 skip(self._dealer)
+                self._told_of_vectors()
                 events.append(Rejected(self._coordinator, refused.reason, str(refused), refused.advice))
                 continue
             if message is not None:
@@ -176,7 +184,9 @@ class Spoke(Wakeable):
     def _heard(self, dealer: ZmqSocket, mark: zmq.Frame, events: list[LinkEvent]) -> AnyMessage | None:
         kind, transfer = control_frames.parse(mark.bytes)
         if kind not in control_frames.ANSWERS or not mark.more:
-            return read(dealer, mark, self._assembler)
+            message = read(dealer, mark, self._assembler)
+            self._told_of_vectors()
+            return message
         dealer.recv()
         check_last(dealer)
         if kind == control_frames.TWIN:
@@ -185,6 +195,10 @@ class Spoke(Wakeable):
         elif kind == control_frames.GO and transfer == self._asked:
             self._turn = transfer
         return None
+
+    def _told_of_vectors(self) -> None:
+        if self._coordinator is not None:
+            self.traffic.heard(self._coordinator, more=self._assembler.under_way)
 
     def _arrived(self, message: AnyMessage, events: list[LinkEvent]) -> None:
         assert self._coordinator is not None
@@ -213,6 +227,7 @@ class Spoke(Wakeable):
         assert self._coordinator is not None
         self._asked = self._turn = -1
         self._outbox.clear()
+        self.traffic.heard(self._coordinator, more=False)
         if self._up:
             events.append(LinkDown(self._coordinator))
         self._connected = self._up = False

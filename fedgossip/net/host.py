@@ -134,7 +134,7 @@ class Host:
         self._processor = hello.processor
         self._fatal: FedgossipError | None = None
         self._round = 0
-        self._counted = 0
+        self._counted = 0, 0  # of what was sent, with everything and with vectors alone, in rounds that are over
         self._began_ns: int | None = None  # the first training, or a coordinator's first round
         self._jobs: queue.SimpleQueue[Train | Evaluate | Checkpoint | None] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[Trained | Stopping | PeerRow | FedgossipError] = queue.SimpleQueue()
@@ -206,7 +206,7 @@ class Host:
                 text = f"peer {sender} has not said that it runs this experiment"
                 self._reject(Rejected(sender, "ungreeted", text))
             case Arrived(sender, message, size) if not isinstance(message, Hello):
-                self._meter.bytes_received += size
+                self._meter.received(size, message.payload_bytes)
                 self.tell(Received(sender, message))
             case LinkUp(node, afresh):
                 self._up.add(node)
@@ -304,6 +304,7 @@ class Host:
             case Send(to, message):
                 if isinstance(message, Invite) and self._began_ns is None:
                     self._began_ns = now_ns
+                    self._meter.began(now_ns)
                 self.links.send(to, message)
             case Train() | Checkpoint(durable=False):
                 self._jobs.put(effect)
@@ -346,10 +347,17 @@ class Host:
     def _row(self, effect: RoundDone | LocalWork, now_ns: int, mixing_ns: int) -> PeerRow:
         """Close the account of a round."""
         self._round = effect.round
-        self._meter.bytes_sent, self._counted = self.links.bytes_sent - self._counted, self.links.bytes_sent
+        self._account()
         row = self._meter.done(effect, now_ns, mixing_ns)
         row.seconds -= (self._began_ns or 0) / 1e9  # people start peers minutes apart
         return row
+
+    def _account(self) -> None:
+        """Tell the meter what has been sent since the last round, and when something was under way."""
+        sent, payload = self.links.bytes_sent, self.links.traffic.payload_sent
+        self._meter.sent(sent - self._counted[0], payload - self._counted[1])
+        self._counted = sent, payload
+        self._meter.carried((begins - self._zero, ends - self._zero) for begins, ends in self.links.traffic.taken())
 
     def _meet(self, node: NodeId, endpoint: Endpoint) -> None:
         try:
@@ -424,7 +432,9 @@ class Host:
         return Trained(asked.job, update.difference, update.examples, update.metrics)
 
     def _evaluate(self, asked: Evaluate) -> PeerRow:
+        began = self.clock()
         asked.row.score = self.ports.mixed(asked.row.round, asked.vector)
+        self._meter.occupied(began, self.clock())
         return asked.row
 
     def _take_answers(self) -> None:

@@ -35,6 +35,7 @@ from fedgossip.net.sockets import (
     keep_message_memory,
     make,
 )
+from fedgossip.net.traffic import Traffic
 from fedgossip.net.transport import NOBODY, Arrived, LinkDown, LinkEvent, LinkUp, Rejected, Woken
 from fedgossip.wire import Assembler, FrameError
 
@@ -110,6 +111,11 @@ class Links(Wakeable):
         """The partners of this peer."""
         return tuple(self._links)
 
+    @property
+    def traffic(self) -> Traffic:
+        """What of that is vectors, and when something was under way."""
+        return self._cuts.traffic
+
     def connect(self, partners: Sequence[NodeId], endpoints: Endpoints, expected: Expected, hello: Hello) -> None:
         """Allow the partners' keys, and call each of them; `hello` is the first word on every connection."""
         self._hello, self._expected = hello, expected
@@ -155,6 +161,7 @@ class Links(Wakeable):
         self.allow.forget(node)
         self.routing.forget(node)
         self._assemblers.pop(node, None)
+        self.traffic.heard(node, more=False)
         if link is not None:
             self._close(link)
 
@@ -190,6 +197,7 @@ class Links(Wakeable):
     def _queue(self, link: _Link, message: AnyMessage) -> None:
         self.dropped += not link.outbox.put(message)
         self.bytes_sent += self._cuts.packed(message).size
+        self.traffic.queued(link.node, message.payload_bytes)
 
     def _flush(self, link: _Link) -> None:
         """Give the socket all that it takes; ask to be called again when it takes more."""
@@ -255,6 +263,8 @@ class Links(Wakeable):
             except Exception as error:
                 refused = frame_error(error, None if sender is None else self._assemblers[sender])
                 skip(self.router)
+                if sender is not None:
+                    self.traffic.heard(sender, more=self._assemblers[sender].under_way)
                 events.append(Rejected(sender, refused.reason, str(refused), refused.advice))
                 continue
             if message is not None:
@@ -317,6 +327,7 @@ class Links(Wakeable):
     def _body(self, sender: NodeId, mark: zmq.Frame) -> AnyMessage | None:
         assembler = self._assemblers[sender]
         message = read(self.router, mark, assembler)
+        self.traffic.heard(sender, more=assembler.under_way)
         if assembler.coming is not None:  # this is checked before memory is taken for its chunks
             self._has(self._links[sender], assembler.coming)
         return message
@@ -344,6 +355,7 @@ class Links(Wakeable):
         elif event == zmq.EVENT_DISCONNECTED:
             if link.up:
                 link.up, link.broke = False, True
+                self.traffic.heard(link.node, more=False)  # what has begun is not needed any more, or comes again
                 events.append(LinkDown(link.node))
                 self.routing.linked(link.node, up=False, events=events)
         elif refused := failed_handshake(link.node, event, known=link.broke):

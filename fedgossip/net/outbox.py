@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import zmq
 
 from fedgossip.messages import AnyMessage, Carrier
+from fedgossip.net.traffic import Traffic
 from fedgossip.vectors import Vector
 from fedgossip.wire import Packed, chunks, packed
 
@@ -28,6 +29,7 @@ class Cuts:
     """
 
     def __init__(self) -> None:
+        self.traffic = Traffic()
         self._packed: Packed | None = None
         self._last: tuple[tuple[Vector, ...], list[zmq.Frame]] = (), []
 
@@ -66,8 +68,10 @@ class Outbox:
         """Add a message.  Return False where too many wait: the oldest that has not begun is dropped."""
         room = len(self._messages) < OUTBOX_MESSAGES
         if not room:
-            self._messages.popleft()
+            self._away(self._messages.popleft().message)
         self._messages.append(self._cuts.packed(message))
+        if isinstance(message, Carrier):
+            self._cuts.traffic.wait()
         return room
 
     def say(self, word: Pair) -> None:
@@ -100,7 +104,13 @@ class Outbox:
         self._current = packed.frames(self.transfer, bodies)
 
     def _end(self) -> None:
+        self._away(self._under_way)
         self._current = self._waiting = self._under_way = None
+
+    def _away(self, message: AnyMessage | None) -> None:
+        """A message waits no longer."""
+        if isinstance(message, Carrier):
+            self._cuts.traffic.go()
 
     def sent(self) -> None:
         """Note that the network has what `next` returned."""
@@ -113,6 +123,7 @@ class Outbox:
         """Drop the messages that begin with this vector, also one that is under way; return how many."""
         kept = [packed for packed in self._messages if not _begins_with(packed.message, vector)]
         dropped = len(self._messages) - len(kept)
+        self._cuts.traffic.go(dropped)
         self._messages = deque(kept)
         if self._under_way is not None and _begins_with(self._under_way, vector):
             self._end()
@@ -122,7 +133,8 @@ class Outbox:
     def clear(self) -> None:
         """Forget all messages, also the one under way: the connection is broken."""
         self._words.clear()
-        self._messages.clear()
+        while self._messages:
+            self._away(self._messages.popleft().message)
         self._end()
 
 

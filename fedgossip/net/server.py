@@ -30,6 +30,7 @@ from fedgossip.net.identity import Identity, check_public
 from fedgossip.net.outbox import Cuts, Outbox
 from fedgossip.net.router_sender import ClientLine, Speaker
 from fedgossip.net.sockets import DRAIN_FRAMES, LINGER_MS, NOW, Wakeable, Waker, ZmqSocket
+from fedgossip.net.traffic import Traffic
 from fedgossip.net.transport import Arrived, LinkDown, LinkEvent, LinkUp, Rejected, Woken
 from fedgossip.wire import Assembler, FrameError
 
@@ -98,6 +99,11 @@ class Hub(Wakeable):
         """The clients."""
         return tuple(self._clients)
 
+    @property
+    def traffic(self) -> Traffic:
+        """What of that is vectors, and when something was under way."""
+        return self._cuts.traffic
+
     def connect(self, partners: Sequence[NodeId], endpoints: Endpoints, expected: Expected, hello: Hello) -> None:
         """Let the clients with these keys call; `hello` is the answer to theirs.  Their addresses mean nothing here.
 
@@ -136,6 +142,7 @@ class Hub(Wakeable):
             return
         self.dropped += self._speaker.put(client.line, message)
         self.bytes_sent += self._cuts.packed(message).size
+        self.traffic.queued(to, message.payload_bytes)
 
     @property
     def idle(self) -> bool:
@@ -186,6 +193,8 @@ class Hub(Wakeable):
             except Exception as error:
                 refused = frame_error(error, None if sender is None else self._clients[sender].assembler)
                 skip(self.router)
+                if sender is not None:
+                    self.traffic.heard(sender, more=self._clients[sender].assembler.under_way)
                 events.append(Rejected(sender, refused.reason, str(refused), refused.advice))
                 continue
             if message is not None:
@@ -215,6 +224,7 @@ class Hub(Wakeable):
             skip(self.router)
             return None
         message = read(self.router, mark, client.assembler if known else Assembler(None))
+        self.traffic.heard(client.node, more=client.assembler.under_way)
         if isinstance(message, Hello) and not (known and self._is_here(client, mark)):
             self._greeted(client, _ClientConnection(name, mark.get(zmq.SRCFD), message), events)
             return None
@@ -242,6 +252,7 @@ class Hub(Wakeable):
         for node in self.turns.stalled(now) if heard_all else ():
             self.turns.forget(node)
             self._clients[node].assembler.give_up()
+            self.traffic.heard(node, more=False)
             events.append(Rejected(node, "stalled", f"client {node} went silent in the middle of a message"))
         for node, transfer in self.turns.next(now, heard_all=heard_all):
             self._speaker.say(self._clients[node].line, control_frames.word(control_frames.GO, transfer))
@@ -304,6 +315,7 @@ class Hub(Wakeable):
         self._speaker.clear(client.line)
         self.turns.forget(client.node)
         client.assembler.give_up()
+        self.traffic.heard(client.node, more=False)
         events.append(LinkDown(client.node))
 
     def close(self, drain_seconds: float = 0.0) -> None:

@@ -13,6 +13,7 @@ from typing import Protocol
 from fedgossip.machine import NodeId
 from fedgossip.messages import AnyMessage, Expected, Hello
 from fedgossip.net.endpoints import Endpoint, Endpoints
+from fedgossip.net.traffic import Traffic
 
 NOBODY: NodeId = -1
 """The number that stands for the sender of a guest's message."""
@@ -88,6 +89,11 @@ class Transport(Protocol):
 
     @property
     def bytes_sent(self) -> int: ...
+    @property
+    def traffic(self) -> Traffic:
+        """What of that is vectors, and when something was under way."""
+        ...
+
     @property
     def dropped(self) -> int:
         """The number of messages that a live link was too slow to take."""

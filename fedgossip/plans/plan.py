@@ -26,11 +26,13 @@ from fedgossip.vectors import Vector
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Results:
-    """What came of a run without sockets: everybody's final vector, counts of events, and who ended before its time."""
+    """What came of a run without sockets: everybody's final vector, counts of events, who ended before its time, and
+    the bytes of vectors that were sent on each link."""
 
     vectors: Sequence[Vector | None]
     counts: Mapping[str, int] = field(default_factory=dict)
     failures: Mapping[NodeId, Failure] = field(default_factory=dict)
+    payload: Mapping[tuple[NodeId, NodeId], int] = field(default_factory=dict)
 
 
 Arrays = tuple[object, Callable[[Callable[[], None]], Results]]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedgossip.report import drawing
-from fedgossip.report.drawing import AMBER, BLUE, CLASSES, EDGE, GREEN, draw, legend_above, rectangles
+from fedgossip.report.drawing import AMBER, BLUE, CLASSES, EDGE, GREEN, ORANGE, draw, legend_above, rectangles
 from fedgossip.report.numbers import second_unit
 from fedgossip.report.reading import DataSpread, PeerTotal, RecordedRun
 
@@ -23,8 +23,8 @@ MOST_BARS = 250  # a column of the page has no room for more
 MOST_BARS_APART = 80  # with air between them
 MOST_CLASSES = 64
 HEIGHT = 2.8
-ACTIVITIES = (("training", BLUE), ("waiting", AMBER), ("mixing", GREEN))
-CLIENT_ACTIVITIES = (("training", BLUE), ("waiting", EDGE))
+ACTIVITIES = (("training", BLUE), ("communicating", ORANGE), ("waiting", AMBER), ("mixing", GREEN))
+CLIENT_ACTIVITIES = (("training", BLUE), ("communicating", ORANGE), ("waiting", EDGE))
 
 
 def data_shares(run: RecordedRun, name: str) -> str | None:
@@ -81,9 +81,9 @@ def time_of(run: RecordedRun, peer: PeerTotal) -> dict[str, float]:
     """
     if not run.summary.led:
         return peer.seconds
-    training = peer.seconds["training"]
-    whole = run.summary.seconds or 0.0
-    return {"training": training, "waiting": max(0.0, whole - training) if training else 0.0}
+    training, communicating = peer.seconds["training"], peer.seconds["communicating"]
+    waiting = max(0.0, (run.summary.seconds or 0.0) - training - communicating)
+    return {"training": training, "communicating": communicating, "waiting": waiting if training else 0.0}
 
 
 def stack(axes: Axes, parts: NDArray[np.float64], colours: Sequence[str], labels: Sequence[str], who: str) -> None:

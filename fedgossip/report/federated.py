@@ -233,7 +233,8 @@ def clients(run: RecordedRun, took: Participation) -> Markup | None:
                 "time",
                 bars.time_spent(run, "time"),
                 "Where the time went",
-                f"How long each {one} trained, over all rounds; the rest it waited, or took its part in the sum.",
+                f"How long each {one} trained, and communicated (models came in or went out), over all rounds; "
+                "the rest it waited, or took its part in the sum.",
             ),
         ),
         _client_table(run, took) if run.summary.n <= sections.MOST_PEERS_LISTED else None,
@@ -247,7 +248,7 @@ def _client_table(run: RecordedRun, took: Participation) -> Markup | None:
     learned = any(client.loss is not None for client in run.learners)
     scored = [run.summary.score.metric.heading] if tested else []
     heads = [run.roles.one.capitalize(), "Rounds", *scored, *(["Loss"] if learned else [])]
-    heads += ["Sent", "Received", "Training", "Waiting"]
+    heads += ["Sent", "Received", *(name.capitalize() for name, _ in bars.CLIENT_ACTIVITIES)]
     rows = []
     for node, client in enumerate(run.learners):
         seconds = bars.time_of(run, client)
@@ -259,8 +260,7 @@ def _client_table(run: RecordedRun, took: Participation) -> Markup | None:
                 *([number(client.loss)] if learned else []),
                 data_size(client.bytes_sent),
                 data_size(client.bytes_received),
-                duration(seconds["training"]),
-                duration(seconds["waiting"]),
+                *(duration(seconds[activity]) for activity, _ in bars.CLIENT_ACTIVITIES),
             ]
         )
     listed = table(heads, rows, numbers=len(heads) - 1)

@@ -32,6 +32,8 @@ ABOUT_SEVERAL_MODELS = (
     "update_spread",
 )
 """Columns of a network's row."""
+ACTIVITIES = ("training", "communicating", "waiting", "mixing")
+"""What the time of a round goes to; docs/numerics.md says which is which."""
 T = TypeVar("T")
 
 
@@ -183,7 +185,9 @@ class PeerTotal:
     score: float | None = None
     bytes_sent: int = 0
     bytes_received: int = 0
-    seconds: dict[str, float] = field(default_factory=lambda: {"training": 0.0, "waiting": 0.0, "mixing": 0.0})
+    payload_sent: int = 0
+    payload_received: int = 0
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(ACTIVITIES, 0.0))
 
     def add(self, row: ReportedPeerRound) -> None:
         self.rounds = max(self.rounds, row.round)
@@ -191,9 +195,10 @@ class PeerTotal:
         self.score = self.score if row.score is None else row.score
         self.bytes_sent += row.bytes_sent
         self.bytes_received += row.bytes_received
-        self.seconds["training"] += row.seconds_training or 0.0
-        self.seconds["waiting"] += row.seconds_waiting or 0.0
-        self.seconds["mixing"] += row.seconds_mixing or 0.0
+        self.payload_sent += row.payload_sent
+        self.payload_received += row.payload_received
+        for activity in ACTIVITIES:
+            self.seconds[activity] += getattr(row, f"seconds_{activity}") or 0.0
 
 
 @dataclass(frozen=True)

@@ -288,7 +288,8 @@ def peers(run: RecordedRun) -> Markup | None:
                 "time",
                 bars.time_spent(run, "time"),
                 "Where the time went",
-                f"How long each {one} trained, waited for others and mixed, over all rounds.",
+                f"How long each {one} trained, communicated (models came in or went out), waited for others and mixed, "
+                "over all rounds.",
             ),
         ),
         _peer_table(run) if run.summary.n <= MOST_PEERS_LISTED else None,
@@ -300,7 +301,7 @@ def _peer_table(run: RecordedRun) -> Markup | None:
         return None
     learned = any(peer.score is not None or peer.loss is not None for peer in run.peers)
     scored = [run.summary.score.metric.heading, "Loss"] if learned else []
-    heads = [_head(run), *scored, "Sent", "Received", "Training", "Waiting", "Mixing"]
+    heads = [_head(run), *scored, "Sent", "Received", *(name.capitalize() for name, _ in bars.ACTIVITIES)]
     rows = [
         [
             _label(run, node),

@@ -166,7 +166,8 @@ def conclude(
         vectors = [vector if one in ended else None for vector, one in zip(vectors, said, strict=True)]
     collector.keeper.ended(status)
     here = [word for node, word in enumerate(last_words) if node not in watched.absent]
-    how = RunOutcome(vectors, collector.counts(here), status, watched.wall_seconds)
+    payload = {(node, to): sent for node, word in enumerate(last_words) if word for to, sent in word.payload.items()}
+    how = RunOutcome(vectors, collector.counts(here), status, watched.wall_seconds, payload)
     summary = run_directory.summarize(plan, driver, task, shares, collector.record, collector.keeper, how)
     summary |= _computed_on(last_words[: plan.learners])
     directory.finish(summary, task, run_directory.averaged(plan.outcome(vectors)), report=report)

@@ -40,6 +40,8 @@ class PeerEnded(msgspec.Struct):
     incarnation: int = 0
     processor: str = ""
     kernels: str = ""
+    payload: dict[int, int] = {}
+    """Bytes of vectors that this life has sent to each partner."""
 
 
 class PeerFiles:

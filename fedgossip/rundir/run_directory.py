@@ -22,7 +22,7 @@ import datetime
 import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ from fedgossip.plans.compose import DataShares, Plan
 from fedgossip.plans.plan import EXHAUSTED, PARTIAL
 from fedgossip.records import EventRow, NetworkRow, Row, RowWriter, read_rows
 from fedgossip.roles import ROLES
+from fedgossip.rundir.busiest import busiest
 from fedgossip.rundir.tracking import Tracking
 from fedgossip.scores import Score
 from fedgossip.task import LocalTask, tensors_of
@@ -262,6 +263,8 @@ class RunOutcome:
     status: str
     wall_seconds: float | None
     """None where the driver was not there."""
+    payload: Mapping[tuple[NodeId, NodeId], int] = field(default_factory=dict)
+    """Bytes of vectors on each link, where the driver has links."""
 
 
 def status_of(plan: Plan, words: Sequence[str | None], rows: Sequence[Row]) -> str:
@@ -308,6 +311,7 @@ def summarize(
         "test_loss": evaluated.test_loss,
         "consensus_distance": consensus_distance(there) if there else last.consensus_distance,
         "bytes_sent": last.bytes_sent,
+        "busiest": busiest(keeper.rows, ended.payload),
         "seconds": last.seconds,
         "wall_seconds": ended.wall_seconds,
         "parameters": task.length,

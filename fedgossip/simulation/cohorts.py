@@ -123,7 +123,8 @@ def _round(
         ))  # fmt: skip
         sums.add(node, told)
         invite = Invite(number, task.schema, received, standing.counted.get(node, -1))
-        _exchanged(standing, node, wire_bytes(invite), _size_of(rounds, invite, told))
+        down = wire_bytes(invite), invite.payload_bytes
+        _exchanged(standing, node, down, _sizes_of(rounds, invite, told))
         score = float(m.get("score", 0.0)) if m.get("tested") else None
         standing.meters[node].train_ended(0, m)
         rows.append(standing.meters[node].done(LocalWork(number + 1, score, None), 0, 0))
@@ -134,18 +135,20 @@ def _round(
     return rows
 
 
-def _size_of(rounds: Rounds, invite: Invite, told: PreparedContribution) -> int:
-    """Return the bytes of a client's answer."""
+def _sizes_of(rounds: Rounds, invite: Invite, told: PreparedContribution) -> tuple[int, int]:
+    """Return the bytes of a client's answer, and those of vectors among them."""
     if rounds.fixed:
-        return 4 * rounds.fixed.words
-    return wire_bytes(told.answer_to(invite))
+        return 4 * rounds.fixed.words, 4 * rounds.fixed.words
+    answer = told.answer_to(invite)
+    return wire_bytes(answer), answer.payload_bytes
 
 
-def _exchanged(standing: Standing, node: NodeId, down: int, up: int) -> None:
+def _exchanged(standing: Standing, node: NodeId, down: tuple[int, int], up: tuple[int, int]) -> None:
     client, coordinator = standing.meters[node], standing.meters[-1]
-    client.bytes_received, client.bytes_sent = down, up
-    coordinator.bytes_sent += down
-    coordinator.bytes_received += up
+    client.received(*down)
+    client.sent(*up)
+    coordinator.sent(*down)
+    coordinator.received(*up)
 
 
 def _work(update: Update, model: Vector) -> Work:

@@ -53,14 +53,12 @@ def run_collective(
         between()
         model = stack.state.x
         updates = done(task, [Job(node, number, model, gradient=True, accumulate=accumulate) for node in workers])
-        mean, sent, received = _reduced(
-            table, [contribution_of(one.difference, one.examples, one.metrics) for one in updates], bucket, number, task
-        )
+        terms = [contribution_of(one.difference, one.examples, one.metrics) for one in updates]
+        mean = _reduced(table, terms, bucket, number, task.schema, stack.meters)
         stack.state = descent.step(stack.state, frozen(mean[:-TAIL]), rate(number))
         for node in workers:
             meter = stack.meters[node]
             meter.train_ended(0, updates[node].metrics)
-            meter.bytes_sent, meter.bytes_received = sent[node], received[node]
             record.outgoing(node, number + 1, model)
             for row in record.mixed(meter.mixed(number + 1, 0, 0, None), stack.state.x):
                 write(row)
@@ -69,23 +67,22 @@ def run_collective(
 
 
 def _reduced(
-    table: Table, terms: Sequence[tuple[float, Vector]], bucket: int, round: int, task: LocalTask
-) -> tuple[Vector, list[int], list[int]]:
-    """Return the mean, and what each worker would send and receive for it, where nothing is lost."""
+    table: Table, terms: Sequence[tuple[float, Vector]], bucket: int, round: int, schema: str, meters: Sequence[Meter]
+) -> Vector:
+    """Return the mean; tell each worker's meter what it would send and receive for it, where nothing is lost."""
     kind = terms[0][1].dtype
     ranks = [Reduction(rank, table, terms[rank][1].size, kind, bucket) for rank in range(table.workers)]
-    sent, received = [0] * table.workers, [0] * table.workers
     under_way: deque[tuple[int, Chunk]] = deque()
     for rank, term in enumerate(terms):
         under_way.extend((rank, chunk) for chunk in ranks[rank].begin(*term))
     while under_way:
         sender, one = under_way.popleft()
         place = 0, round, one.bucket, one.step
-        there = wire_bytes(ReduceChunk(*place, one.start, one.vector.size, one.weight, task.schema, (one.vector,)))
+        there = wire_bytes(ReduceChunk(*place, one.start, one.vector.size, one.weight, schema, (one.vector,)))
         back = wire_bytes(ChunkTaken(*place))
-        for node, out, come in ((sender, there, back), (one.peer, back, there)):
-            sent[node] += out
-            received[node] += come
+        for source, to, size, payload in ((sender, one.peer, there, one.vector.nbytes), (one.peer, sender, back, 0)):
+            meters[source].sent(size, payload)
+            meters[to].received(size, payload)
         more = ranks[one.peer].take(sender, one.bucket, one.step, one.weight, one.vector)
         under_way.extend((one.peer, chunk) for chunk in more)
-    return ranks[0].mean, sent, received
+    return ranks[0].mean

@@ -16,6 +16,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from fedgossip import seeds
 from fedgossip.machine import NodeId
@@ -59,6 +60,16 @@ class NetworkSettings:
     """Classes of nodes; the first that names a node counts."""
 
 
+class Passage(NamedTuple):
+    """The way of one message."""
+
+    begins_ns: int
+    """Its first byte leaves: what the sender was given before it is out."""
+    sent_ns: int
+    """Its last byte has left."""
+    arrival_ns: int
+
+
 @dataclass(frozen=True, slots=True)
 class _Device:
     bandwidth: float | None
@@ -86,8 +97,8 @@ class SimulatedNetwork:
         """Return the minimum time that anything takes from one node to the other."""
         return int(max(self._devices[sender].latency, self._devices[to].latency) * NS)
 
-    def arrival_ns(self, sender: NodeId, to: NodeId, size: int, now_ns: int, delay_ns: int = 0) -> int:
-        """Return when `size` bytes sent now arrive, with `delay_ns` above what the link takes."""
+    def passage(self, sender: NodeId, to: NodeId, size: int, now_ns: int, delay_ns: int = 0) -> Passage:
+        """Return when `size` bytes sent now pass, with `delay_ns` above what the link takes."""
         settings, rng = self.settings, self._links[sender]
         up, down = self._devices[sender].bandwidth, self._devices[to].downlink
         latency = max(self._devices[sender].latency, self._devices[to].latency)
@@ -101,7 +112,7 @@ class SimulatedNetwork:
             arrival = max(arrival, self._received_ns(to, start + delay, int(size / down * NS), now_ns))
         arrival = max(arrival, self._last_arrival.get((sender, to), -1) + 1)
         self._last_arrival[sender, to] = arrival
-        return arrival
+        return Passage(start, end, arrival)
 
     def _received_ns(self, to: NodeId, head_ns: int, takes_ns: int, now_ns: int) -> int:
         """Reserve the downlink of `to` for a message that begins to arrive at `head_ns`; return when it has arrived."""

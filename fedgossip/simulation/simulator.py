@@ -122,6 +122,8 @@ class Simulator:
         self.logs: dict[NodeId, list[tuple[str, Mapping[str, object]]]] = {}
         """The lines that each participant has written into its own log."""
         self.counts: dict[str, int] = {}
+        self.payload: dict[Link, int] = {}
+        """Bytes of vectors sent on each link."""
         self._meters = [Meter(node) for node in range(len(machines))]
         self._heap: list[tuple[int, int, NodeId, _Coming, int, _Lives]] = []  # time, order, whom, what, bytes, lives
         self._sizes: dict[int, int] = {}  # of what an event has brought about, while its effects are performed
@@ -205,8 +207,10 @@ class Simulator:
                 return  # the message was held back since before the sender died, and its connection is gone
             case Trained():
                 self._tell(node, self._computed(node, event))
+            case Received(_, message):
+                self._meters[node].received(size, message.payload_bytes)
+                self._tell(node, event)
             case _:
-                self._meters[node].bytes_received += size
                 self._tell(node, event)
 
     def _tell(self, node: NodeId, event: Event) -> None:
@@ -266,8 +270,10 @@ class Simulator:
         link = node, to
         if to in self.dead or link in self.connections.down:
             return
-        size = self._size(message)
-        self._meters[node].bytes_sent += size
+        size, payload = self._size(message), message.payload_bytes
+        self._meters[node].sent(size, payload)
+        if payload:
+            self.payload[link] = self.payload.get(link, 0) + payload
         if self.connections.cut_since(link) is None:
             self._carry(link, message, size)
         else:
@@ -277,10 +283,13 @@ class Simulator:
         sender, to = link
         self._sent[link] = number = self._sent.get(link, -1) + 1
         fate = self.script.fate(sender, to, number, self.now_ns) if self._touched else UNHARMED
-        arrival = self.network.arrival_ns(sender, to, size, self.now_ns, fate.delay_ns)
+        begins_ns, sent_ns, arrival_ns = self.network.passage(sender, to, size, self.now_ns, fate.delay_ns)
         lives = self.lives[sender], self.connections.lives.get(link, 0)
+        if message.payload_bytes:
+            self._meters[sender].carried([(self.now_ns, sent_ns)])
+            self._meters[to].carried((begins_ns, arrival_ns + held_ns) for held_ns in fate.held_ns)
         for held_ns in fate.held_ns:
-            self._push(arrival + held_ns, to, Received(sender, message), size, lives)
+            self._push(arrival_ns + held_ns, to, Received(sender, message), size, lives)
         if fate.lost:
             self._count("lost")
         elif len(fate.held_ns) > 1:
@@ -403,6 +412,7 @@ class Simulator:
         self._asleep.pop(node, None)
         self._jobs.pop(node, None)
         self._updates.pop(node, None)
+        self._meters[node].broke_off(self.now_ns)
         self._note("crashed", node)
         if back_ns is not None:
             self._push(back_ns, node, _Restart())

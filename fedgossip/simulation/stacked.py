@@ -43,15 +43,19 @@ def first_stack(task: LocalTask, n: int, algorithm: GossipAlgorithm[State]) -> S
     return Stack(0, algorithm.start(initial), [Meter(node) for node in range(n)])
 
 
+Sizes = tuple[int, int]
+"""Bytes of messages, and those of vectors among them."""
+
+
 class StackedExchange(Protocol):
-    """The mixing of all nodes' vectors in a round, and the bytes that a peer would send for it."""
+    """The mixing of all nodes' vectors in a round, and what a peer would send for it."""
 
     def mix(self, groups: RowGroups, vectors: Vector) -> Vector:
         """Return the mixed vectors, [n, d], frozen."""
         ...
 
-    def bytes_sent(self, edges: Edges, round: int, schema: str, vectors: tuple[Vector, ...]) -> list[int]:
-        """Return the bytes that each peer would send in `round`, where nothing is lost; `vectors` are one peer's."""
+    def sent(self, edges: Edges, round: int, schema: str, vectors: tuple[Vector, ...]) -> list[Sizes]:
+        """Return what each peer would send in `round`, where nothing is lost; `vectors` are one peer's."""
         ...
 
 
@@ -63,19 +67,20 @@ class ModelExchange:
         ordered_mix_rows(groups, vectors, out)
         return frozen(out)
 
-    def bytes_sent(self, edges: Edges, round: int, schema: str, vectors: tuple[Vector, ...]) -> list[int]:
+    def sent(self, edges: Edges, round: int, schema: str, vectors: tuple[Vector, ...]) -> list[Sizes]:
         return _priced(edges.mixed_before(round), lambda used: Model(round, schema, vectors, used))
 
 
 class MassExchange(ModelExchange):
     """Shares of vectors and of their weight: each is accepted."""
 
-    def bytes_sent(self, edges: Edges, round: int, schema: str, vectors: tuple[Vector, ...]) -> list[int]:
+    def sent(self, edges: Edges, round: int, schema: str, vectors: tuple[Vector, ...]) -> list[Sizes]:
         *like_the_model, weight = vectors
         shares = tuple(like_the_model)
         given, taken = edges.used_before(round)
         parcels = _priced(given, lambda number: Parcel(number, round, schema, shares, float(weight[0])))
-        return [sum(pair) for pair in zip(parcels, _priced(taken, Accepted), strict=True)]
+        pairs = zip(parcels, _priced(taken, Accepted), strict=True)
+        return [(parcel[0] + answer[0], parcel[1]) for parcel, answer in pairs]
 
 
 @dataclass(frozen=True)
@@ -92,7 +97,7 @@ class Private:
         self.grid.moved_rows(groups, vectors, out)
         return frozen(out)
 
-    def bytes_sent(self, edges: Edges, round: int, schema: str, vectors: tuple[Vector, ...]) -> list[int]:
+    def sent(self, edges: Edges, round: int, schema: str, vectors: tuple[Vector, ...]) -> list[Sizes]:
         words = np.empty(vectors[0].size + CHECK_WORDS, np.uint32)
         masked = Masked(round, schema, (cast(Vector, words),))
         return _priced(edges.mixed_before(round), lambda _: masked)
@@ -130,13 +135,13 @@ def run_stacked(
         seen = algorithm.seen(state, outgoing)
         groups = mixing.rows_by_degree()
         first = tuple(vectors[0] for vectors in outgoing)
-        sent = exchange.bytes_sent(edges, number, task.schema, first)
+        sent = exchange.sent(edges, number, task.schema, first)
         mixed = tuple(exchange.mix(groups, vectors) for vectors in outgoing)
         state = algorithm.mixed(state, mixed)
         model = algorithm.model(state)
         for node in range(n):
             meters[node].train_ended(0, updates[node].metrics)
-            meters[node].bytes_sent = sent[node]
+            meters[node].sent(*sent[node])
             record.outgoing(node, number + 1, seen[node])
             for row in record.mixed(meters[node].mixed(number + 1, 0, 0, None), model[node]):
                 write(row)
@@ -193,10 +198,17 @@ class Edges:
             self._sources = [mixing.row(node).keys() - {node} for node in self._nodes]
 
 
-def _priced(counts: Counts, message: Callable[[int], Message]) -> list[int]:
-    """Return the bytes of each node's messages, from how many have which number."""
-    sizes = {number: wire_bytes(message(number)) for number in {number for of in counts for number in of}}
-    return [sum(sizes[number] * times for number, times in of.items()) for of in counts]
+def _priced(counts: Counts, message: Callable[[int], Message]) -> list[Sizes]:
+    """Return the sizes of each node's messages together, from how many have which number."""
+    said = {number: message(number) for number in {number for of in counts for number in of}}
+    sizes = {number: (wire_bytes(one), one.payload_bytes) for number, one in said.items()}
+    return [
+        (
+            sum(sizes[number][0] * times for number, times in of.items()),
+            sum(sizes[number][1] * times for number, times in of.items()),
+        )
+        for of in counts
+    ]
 
 
 def _step(round: int, updates: Sequence[Update], kind: np.dtype[np.floating]) -> Step:

@@ -68,7 +68,7 @@ class Peer:
         self.loss = row.loss if row.loss is not None else self.loss
         if row.score is not None:
             self.score, self.tested = row.score, row.round
-        whole = row.seconds_training + row.seconds_waiting + row.seconds_mixing
+        whole = row.seconds_training + row.seconds_communicating + row.seconds_waiting + row.seconds_mixing
         if whole > 0:
             share = row.seconds_waiting / whole
             self.waiting = share if self.waiting is None else self.waiting + SMOOTHING * (share - self.waiting)

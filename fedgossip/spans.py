@@ -1,0 +1,18 @@
+"""Stretches of time, and how long at least one of them lasts: what goes on at once is counted once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+Span = tuple[int, int]
+"""From when until when, in nanoseconds of one clock."""
+
+
+def covered_ns(spans: Iterable[Span], since_ns: int, until_ns: int) -> int:
+    """Return how long, between the two times, at least one of the spans lasts: the length of their union."""
+    total, end = 0, since_ns
+    for begins, ends in sorted(spans):
+        if (more := min(ends, until_ns) - max(begins, end)) > 0:
+            total += more
+            end = min(ends, until_ns)
+    return total
