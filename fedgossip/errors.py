@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 PARTIAL_EXIT = 9
@@ -91,6 +92,54 @@ class ResumeError(FedgossipError):
     """A run cannot go on from what it left: no checkpoint can be read, or it is of another experiment."""
 
     exit_code = 8
+
+
+@dataclass(frozen=True)
+class ExitCode:
+    """What a command says by its exit code."""
+
+    name: str
+    meaning: str
+    advice: str = ""
+
+
+_READ = "Read the two lines: what was wrong and where, and what to do now."
+
+EXIT_CODES: Mapping[int, ExitCode] = {
+    0: ExitCode("finished", "The command did what it was asked."),
+    1: ExitCode(
+        "fault",
+        "A fault of fedgossip itself; or what was compared is not the same: a replay that differs, a log that is not "
+        "sound.",
+        "With a fault of fedgossip set FEDGOSSIP_TRACEBACK=1 to see where, and report it.",
+    ),
+    2: ExitCode("configuration", "A file, a key or an argument cannot be used.", _READ),
+    3: ExitCode("network", "An address cannot be used, or nothing was heard.", _READ),
+    4: ExitCode("refused", "Another peer sent what cannot be accepted, or refused what this one sent.", _READ),
+    5: ExitCode("training failed", "A loss is not finite, or a function of yours raised.", _READ),
+    6: ExitCode(
+        "privacy budget",
+        "A budget of privacy ended the run, or would end it before its rounds are done.",
+        "`fedgossip privacy plan` says what a budget is worth, `fedgossip privacy spent` what is gone of it.",
+    ),
+    7: ExitCode(
+        "too few peers",
+        "Too few peers came, the coordinator ended early, or nothing was exchanged at all.",
+        "See who was there, and at which address; then go on with --resume.",
+    ),
+    8: ExitCode(
+        "cannot be resumed",
+        "A run cannot go on from what it left, or not with this experiment.",
+        "The keys that differ are named; a run with others is another run, with a folder of its own.",
+    ),
+    PARTIAL_EXIT: ExitCode(
+        "partial",
+        "The run came to its end, and not all that it is for happened: somebody's model is missing.",
+        "The last lines, the report and `lacking` in the summary say what, and of whom.",
+    ),
+    130: ExitCode("Ctrl-C", "Somebody stopped it.", "The line that goes on was printed, where there is one."),
+}
+"""All of them, for every command."""
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

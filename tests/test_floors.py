@@ -16,7 +16,7 @@ from rooms import FILES, LAZY, PACKAGE, imports, room
 FLOORS = [
     {"version", "errors", "kernels", "likeness", "owner_files", "scores", "seeds", "vectors"}
     | {"decoding", "patience", "registry", "plain", "spans"},
-    {"messages"},
+    {"messages", "limits"},
     {"machine"},
     {"task", "roles", "event_kinds"},
     {"headers", "records", "topology", "algorithms", "secure"},

@@ -6,7 +6,6 @@ An HTML comment before a block says what is special about it: `file: NAME` write
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 import shlex
@@ -18,23 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from textwrap import dedent
 
-import msgspec
 import pytest
 
 import fedgossip
 from fedgossip.cli import cli
-from fedgossip.experiment import (
-    CoordinatorSection,
-    FederatedExperiment,
-    GossipExperiment,
-    ParallelExperiment,
-    ParallelSection,
-    TopologySection,
-)
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-COORDINATOR = (ROOT / "docs" / "coordinator.md").read_text()
 PARALLEL = (ROOT / "docs" / "parallel.md").read_text()
 MACHINES = 3
 
@@ -166,51 +155,6 @@ def test_only_blocks_with_a_reason_are_left_out() -> None:
     assert begin == [word.split() for word in words]
     assert all(len(block.note) > len("skip: because") for block in left_out)
     assert {block.kind for block in blocks()} == {"sh", "python", "toml", "text"}
-
-
-def test_every_key_is_in_the_table_with_its_default() -> None:
-    shown: dict[str, str] = {}
-    for line in (README + COORDINATOR + PARALLEL).splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split(" | ")]
-        if line.startswith("| `") and len(cells) == 3:
-            names = re.findall(r"`([\w.]+)`", cells[0])
-            values = re.findall(r"`([^`]*)`|(none|required)", cells[1])
-            if len(names) == len(values):
-                shown.update(zip(names, (quoted or plain for quoted, plain in values), strict=True))
-    assert shown == _defaults()
-
-
-def _defaults() -> dict[str, str]:
-    graph, coordinator, workers = (
-        _flat(experiment)
-        for experiment in (
-            GossipExperiment(topology=TopologySection("required")),
-            FederatedExperiment(coordinator=CoordinatorSection("required")),  # type: ignore[arg-type]
-            ParallelExperiment(parallel=ParallelSection("required")),  # type: ignore[arg-type]
-        )
-    )
-    found = {**coordinator, **workers, **graph, "coordinator": None, "parallel": None}
-    return {key: _written(value) for key, value in found.items() if key != "topology"}
-
-
-def _flat(settings: object, path: str = "") -> dict[str, object]:
-    found: dict[str, object] = {}
-    for name, value in _contents(settings).items():
-        found.update(_flat(value, f"{path}{name}.") if _contents(value) else {path + name: value})
-    return found
-
-
-def _contents(settings: object) -> dict[str, object]:
-    """Return key -> value of a section; nothing of a plain value."""
-    if dataclasses.is_dataclass(settings):
-        return {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
-    return msgspec.structs.asdict(settings) if isinstance(settings, msgspec.Struct) else {}
-
-
-def _written(value: object) -> str:
-    if value in (None, "required"):
-        return "none" if value is None else "required"
-    return '{ kind = "iid" }' if value == {"kind": "iid"} else json.dumps(value)
 
 
 def test_every_link_leads_somewhere() -> None:

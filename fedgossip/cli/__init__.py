@@ -14,7 +14,7 @@ import click
 
 from fedgossip.cli import hangup
 from fedgossip.cli.text import echo
-from fedgossip.errors import FedgossipError, nearest
+from fedgossip.errors import EXIT_CODES, FedgossipError, nearest
 from fedgossip.version import __version__
 
 COMMANDS = {
@@ -37,6 +37,7 @@ COMMANDS = {
     "replay": ("fedgossip.cli.replay", "Tell fresh machines what those of a run were told: the same bits?"),
     "report": ("fedgossip.cli.runs", "Write the report page of a run again, or of several side by side."),
     "audit": ("fedgossip.cli.audit", "Show, verify and export what left a participant; verify a coordinator's rounds."),
+    "explain": ("fedgossip.cli.explain", "Say what a key, an exit code, an event or a command means."),
     "doctor": ("fedgossip.cli.doctor", "Say what this machine can do, and what is missing."),
 }
 
@@ -58,14 +59,17 @@ class _Lazy(click.Group):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
 
-@click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
+HELP = f"""Decentralized and federated learning: peers that learn together by gossip.
+
+Start with `fedgossip demo`; `fedgossip explain WORD` says what a key, an event or an exit code means.  Exit codes:
+{", ".join(f"{code} {one.name}" for code, one in EXIT_CODES.items())}.
+"""
+
+
+@click.group(cls=_Lazy, help=HELP, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="fedgossip")
 def cli() -> None:
-    """Decentralized and federated learning: peers that learn together by gossip.
-
-    Start with `fedgossip demo`.  Exit codes: 0 ok, 2 configuration, 3 network, 4 refused, 5 training failed,
-    6 privacy budget used up, 7 too few peers, or nothing exchanged, 8 cannot be resumed, 9 partial, 130 Ctrl-C.
-    """
+    """Every command of the command line."""
 
 
 def main() -> NoReturn:

@@ -1,11 +1,11 @@
 """The experiment file: `sections` say what it may hold, `kinds` what it may describe, `reading` reads it, `checks`
 refuse what cannot be run."""
 
+from fedgossip.experiment.coordinator_sections import CoordinatorSection, PrivacySection, SecureSection
 from fedgossip.experiment.reading import checked, load_experiment
 from fedgossip.experiment.sections import (
     GIVEN,
     AlgorithmSection,
-    CoordinatorSection,
     DataSection,
     EvalSection,
     Experiment,
@@ -14,8 +14,6 @@ from fedgossip.experiment.sections import (
     ModelSection,
     ParallelExperiment,
     ParallelSection,
-    PrivacySection,
-    SecureSection,
     SimulationSection,
     TaskSection,
     TopologySection,

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator
 
-from fedgossip.algorithms.collectives.names import COLLECTIVES
-from fedgossip.algorithms.descent.names import DESCENTS
+import msgspec
+
 from fedgossip.algorithms.names import METHODS
 from fedgossip.errors import ConfigError, nearest
 from fedgossip.experiment.sections import (
@@ -20,33 +19,36 @@ from fedgossip.experiment.sections import (
     ParallelExperiment,
 )
 from fedgossip.learning.custom import is_function
-from fedgossip.learning.objectives import AS_THE_DATA, KINDS, LOOP, objective_of
+from fedgossip.learning.objectives import KINDS, objective_of
 from fedgossip.learning.per_peer import PLACE
+from fedgossip.limits import Limit, limits_of
 from fedgossip.messages import WORKERS_MAX
-from fedgossip.protocols.peer_sampling import RULES
-
-LONGEST_SECONDS = 1e9
-"""Thirty years; times are kept in 64-bit nanoseconds."""
-
-MODES = tuple(dict.fromkeys(mode for method in METHODS.values() for mode in method.modes))
-"""That some method has."""
-
-ABOVE_0 = sys.float_info.min
-MOST = 2**31 - 1
-"""The largest count."""
 
 
 def check(experiment: Experiment, where: str) -> None:
     """Raise ConfigError, naming the key, for what no run can be made of; `where` names the file."""
     _check_loop(experiment, where)
-    _check_values(experiment, where)
+    for key, value, limit in _limited(experiment):
+        if not limit.allows(value):
+            raise ConfigError(f"{where}: {key} = {value!r} {limit.refusal}", limit.advice(value))
+    _check_seed("seed", experiment.seed, where)
     _check_objective(experiment, where)
     for text in experiment.track.to:
-        _check_words({"track.to": (text.partition(":")[0], TRACKERS)}, where)
+        if (to := text.partition(":")[0]) not in TRACKERS:
+            raise ConfigError(f"{where}: track.to = {to!r} is not known", nearest(to, TRACKERS))
     _check_test(experiment.data.test, where)
     _check_own(experiment.data, where)
     if not 0 <= experiment.data.local_test < 1:
         raise ConfigError(f"{where}: data.local_test = {experiment.data.local_test} is no share", "Set it below 1.")
+
+
+def _limited(section: object, path: str = "") -> Iterator[tuple[str, object, Limit]]:
+    """Yield each key that has a limit, its value, and the limit that its declaration says."""
+    yield from ((path + name, getattr(section, name), limit) for name, limit in limits_of(type(section)))
+    held = msgspec.structs.asdict(section) if isinstance(section, msgspec.Struct) else {}
+    for name, value in held.items():
+        if isinstance(value, msgspec.Struct) or dataclasses.is_dataclass(value):
+            yield from _limited(value, f"{path}{name}.")
 
 
 OF_LOOPS = ("local_steps", "buffers", "portable")
@@ -72,53 +74,10 @@ def _check_loop(experiment: Experiment, where: str) -> None:
 
 def check_gossip(e: GossipExperiment, where: str) -> None:
     """Raise ConfigError for values of [topology] and [algorithm] that cannot be."""
-    if not is_function(e.algorithm.name) and e.algorithm.name != GIVEN:
-        _check_words({"algorithm.name": (e.algorithm.name, tuple(METHODS))}, where)
-    words = {
-        "algorithm.mode": (e.algorithm.mode, MODES),
-        "algorithm.partner": (e.algorithm.partner, RULES),
-    }
-    _check_words(words, where)
-    seconds = LONGEST_SECONDS
-    ranges: Ranges = {
-        "algorithm.deadline": (e.algorithm.deadline, ABOVE_0, seconds),
-        "algorithm.exchanges": (e.algorithm.exchanges, 1, 1000),
-        "algorithm.least_deadline": (e.algorithm.least_deadline, 0, seconds),
-        "algorithm.start_timeout": (e.algorithm.start_timeout, ABOVE_0, seconds),
-        "algorithm.bound": (e.algorithm.bound, ABOVE_0, sys.float_info.max),
-    }
-    _check_ranges(ranges, where)
+    name = e.algorithm.name
+    if name not in METHODS and name != GIVEN and not is_function(name):
+        raise ConfigError(f"{where}: algorithm.name = {name!r} is not known", nearest(name, METHODS))
     _check_seed("topology.seed", e.topology.seed, where)
-
-
-def _check_values(experiment: Experiment, where: str) -> None:
-    e = experiment
-    _check_words(
-        {
-            "task.kind": (e.task.kind, (*KINDS, AS_THE_DATA, "averaging", "quadratic", LOOP)),
-            "task.dtype": (e.task.dtype, ("float32", "float64")),
-        },
-        where,
-    )
-    s, seconds, number = e.simulation, LONGEST_SECONDS, sys.float_info.max
-    ranges: Ranges = {
-        "rounds": (e.rounds, 1, MOST),
-        "eval.every": (e.eval.every, 1, MOST),
-        "task.dim": (e.task.dim, 1, MOST),
-        "train.batch_size": (e.train.batch_size, 1, MOST),
-        "train.threads": (e.train.threads, 1, 1024),
-        "train.lr": (e.train.lr, ABOVE_0, number),
-        "simulation.latency": (s.latency, 0, seconds),
-        "simulation.jitter": (s.jitter, 0, seconds),
-        "simulation.bandwidth": (s.bandwidth, ABOVE_0, number),
-        "simulation.downlink": (s.downlink, ABOVE_0, number),
-        "simulation.training": (s.training, 0, seconds),
-        "simulation.training_jitter": (s.training_jitter, 0, 1e6),
-        "simulation.speed_spread": (s.speed_spread, 0, 10),
-        "simulation.detection": (s.detection, 0, seconds),
-    }
-    _check_ranges(ranges, where)
-    _check_seed("seed", e.seed, where)
 
 
 def _check_seed(key: str, seed: int | None, where: str) -> None:
@@ -142,21 +101,10 @@ def _check_objective(experiment: Experiment, where: str) -> None:
 
 def check_parallel(e: ParallelExperiment, where: str) -> None:
     """Raise ConfigError for values of [parallel] that cannot be."""
-    p, seconds = e.parallel, LONGEST_SECONDS
-    words = {"parallel.method": (p.method, tuple(COLLECTIVES)), "parallel.descent": (p.descent, ("", *DESCENTS))}
-    _check_words(words, where)
-    if p.workers > WORKERS_MAX:
+    workers = e.parallel.workers
+    if workers > WORKERS_MAX:
         advice = "Use [topology] for peers that know their neighbours alone, or [coordinator]."
-        raise ConfigError(f"{where}: {p.workers} workers, and {WORKERS_MAX} can all know each other", advice)
-    ranges: Ranges = {
-        "parallel.workers": (p.workers, 1, WORKERS_MAX),
-        "parallel.accumulate": (p.accumulate, 1, MOST),
-        "parallel.bucket": (p.bucket, 0, MOST),
-        "parallel.deadline": (p.deadline, ABOVE_0, seconds),
-        "parallel.least_deadline": (p.least_deadline, 0, seconds),
-        "parallel.start_timeout": (p.start_timeout, ABOVE_0, seconds),
-    }
-    _check_ranges(ranges, where)
+        raise ConfigError(f"{where}: {workers} workers, and {WORKERS_MAX} can all know each other", advice)
     if e.task.kind == "averaging":
         raise ConfigError(f"{where}: averaging has no gradient", 'Take task.kind = "quadratic", or learn from data.')
     if e.train.personal or e.train.buffers == "local":
@@ -167,39 +115,6 @@ def check_parallel(e: ParallelExperiment, where: str) -> None:
 def check_federated(experiment: FederatedExperiment, where: str) -> None:
     """Raise ConfigError for values of [coordinator] that cannot be."""
     c = experiment.coordinator
-    seconds, number = LONGEST_SECONDS, sys.float_info.max
-    words = {
-        "coordinator.sampling": (c.sampling, ("uniform", "size", "poisson")),
-        "coordinator.privacy.unit": (c.privacy.unit, ("none", "record", "client")),
-    }
-    _check_words(words, where)
-    ranges: Ranges = {
-        "coordinator.clients": (c.clients, 1, 1_000_000),
-        "coordinator.participation": (c.participation, ABOVE_0, 1),
-        "coordinator.cohort": (c.cohort, 1, MOST),
-        "coordinator.over_selection": (c.over_selection, 1, 100),
-        "coordinator.min_clients": (c.min_clients, 1, MOST),
-        "coordinator.deadline": (c.deadline, ABOVE_0, seconds),
-        "coordinator.least_deadline": (c.least_deadline, 0, seconds),
-        "coordinator.start_timeout": (c.start_timeout, ABOVE_0, seconds),
-        "coordinator.return_timeout": (c.return_timeout, 0, seconds),
-        "coordinator.silence": (c.silence, ABOVE_0, seconds),
-        "coordinator.at_once": (c.at_once, 1, MOST),
-        "coordinator.goal": (c.goal, 1, MOST),
-        "coordinator.most_stale": (c.most_stale, 0, MOST),
-        "coordinator.secure.threshold": (c.secure.threshold, 1, 1000),
-        "coordinator.secure.neighbours": (c.secure.neighbours, 2, 200),
-        "coordinator.secure.bound": (c.secure.bound, ABOVE_0, number),
-        "coordinator.secure.bits": (c.secure.bits, 2, 31),
-        "coordinator.secure.weight_max": (c.secure.weight_max, 1, MOST),
-        "coordinator.secure.score_max": (c.secure.score_max, ABOVE_0, 1e12),
-        "coordinator.privacy.clip": (c.privacy.clip, ABOVE_0, number),
-        "coordinator.privacy.noise": (c.privacy.noise, ABOVE_0, 1e6),
-        "coordinator.privacy.test_noise": (c.privacy.test_noise, 0, 1e6),
-        "coordinator.privacy.delta": (c.privacy.delta, ABOVE_0, 0.5),
-        "coordinator.privacy.max_epsilon": (c.privacy.max_epsilon, ABOVE_0, number),
-    }
-    _check_ranges(ranges, where)
     if 0 < c.privacy.test_noise < TEST_NOISE_LEAST:
         advice = f"Set it to 0, so that nothing is told, or to at least {TEST_NOISE_LEAST:g}."
         raise ConfigError(f"{where}: coordinator.privacy.test_noise = {c.privacy.test_noise} hides nothing", advice)
@@ -209,24 +124,6 @@ def check_federated(experiment: FederatedExperiment, where: str) -> None:
 
 TEST_NOISE_LEAST = 0.5
 """The smallest that is drawn exactly (`secure.noise`); one release with it is epsilon 11 at delta 1e-5."""
-
-Words = Mapping[str, tuple[str, Sequence[str]]]
-Ranges = Mapping[str, tuple[float | None, float, float]]
-"""Each value with its limits; a lower one of ABOVE_0 means that 0 itself is refused."""
-
-
-def _check_words(words: Words, where: str) -> None:
-    for key, (word, known) in words.items():
-        if word not in known:
-            raise ConfigError(f"{where}: {key} = {word!r} is not known", nearest(word, known))
-
-
-def _check_ranges(ranges: Ranges, where: str) -> None:
-    for key, (value, low, high) in ranges.items():
-        if value is not None and not low <= value <= high:
-            least = "above 0" if low == ABOVE_0 else f"at least {low:g}"
-            raise ConfigError(f"{where}: {key} = {value} is out of range", f"Set it {least}, at most {high:g}.")
-
 
 def _check_test(test: float | str, where: str) -> None:
     if isinstance(test, str):

@@ -61,8 +61,8 @@ def checked(content: dict[str, Any], where: str) -> Experiment:
         if advice := _as_a_table(content, place):
             raise ConfigError(f"{where}: {place} is a table, not one word", advice) from None
         raise ConfigError(f"{where}: {place or 'the file'}: {text[0].lower()}{text[1:]}", "") from None
-    check(experiment, where)
     kind.check(experiment, where)
+    check(experiment, where)
     return experiment
 
 
@@ -133,12 +133,13 @@ def _override(content: dict[str, Any], text: str) -> None:
 
 def _known_keys() -> dict[str, Any]:
     """The type of what stands under each key at the top of a file, of whatever kind of run."""
-    hints = [_keys(kind.experiment) for kind in RUN_KINDS.values()]
+    hints = [keys_of(kind.experiment) for kind in RUN_KINDS.values()]
     return {key: held for one in hints for key, held in one.items()}
 
 
-def _keys(section: type) -> dict[str, Any]:
-    hints = typing.get_type_hints(section)
+def keys_of(section: type) -> dict[str, Any]:
+    """Return the type of each key of a section, in the order of their declaration, with what is annotated to it."""
+    hints = typing.get_type_hints(section, include_extras=True)
     return {key: held for key, held in hints.items() if typing.get_origin(held) is not ClassVar}
 
 
@@ -146,17 +147,19 @@ def _unknown(content: Mapping[str, Any], known: dict[str, Any], path: str) -> It
     for key, value in content.items():
         if key not in known:
             yield path, key, list(known)
-        elif isinstance(value, Mapping) and (section := _section(known[key])):
-            yield from _unknown(value, _keys(section), f"{path}{key}.")
+        elif isinstance(value, Mapping) and (section := section_in(known[key])):
+            yield from _unknown(value, keys_of(section), f"{path}{key}.")
         elif key == "faults" and isinstance(value, Sequence):
             for number, entry in enumerate(value):
                 yield from _unknown_of_fault(entry, f"faults[{number}]")
 
 
-def _section(kind: Any) -> type | None:
-    """The section that a field of this type holds, if it does."""
+def section_in(kind: Any) -> type | None:
+    """Return the section that a field of this type holds; None where it holds a value, or a list."""
     types = [one for one in (kind, *typing.get_args(kind)) if isinstance(one, type)]
-    return next((one for one in types if issubclass(one, msgspec.Struct) or is_dataclass(one)), None)
+    listed = typing.get_origin(kind) in (list, tuple)
+    found = (one for one in types if not listed and (issubclass(one, msgspec.Struct) or is_dataclass(one)))
+    return next(found, None)
 
 
 def _unknown_of_fault(entry: object, where: str) -> Iterator[tuple[str, str, list[str]]]:

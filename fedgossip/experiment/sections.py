@@ -1,4 +1,7 @@
-"""The experiment file's sections, typed: what may be written, what it means, and what stands there by default."""
+"""The experiment file's sections, typed: what may be written, what it means, and what stands there by default.
+
+The text below a key is its meaning: `fedgossip explain` and docs/reference.md print it, with what `limits` allow.
+"""
 
 from __future__ import annotations
 
@@ -10,188 +13,134 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 
 from fedgossip import seeds
+from fedgossip.algorithms.collectives.names import COLLECTIVES
+from fedgossip.algorithms.descent.names import DESCENTS
+from fedgossip.algorithms.names import METHODS
+from fedgossip.experiment.coordinator_sections import CoordinatorSection, PrivacySection
 from fedgossip.faults import Fault
-from fedgossip.learning.objectives import LOOP, Objective, objective_of, score_of_loops
+from fedgossip.learning.objectives import AS_THE_DATA, KINDS, LOOP, Objective, objective_of, score_of_loops
 from fedgossip.learning.settings import TrainSettings
+from fedgossip.limits import ABOVE_0, LONGEST_SECONDS, MOST, OneOf, Within
+from fedgossip.messages import WORKERS_MAX
+from fedgossip.protocols.peer_sampling import RULES
 from fedgossip.scores import ACCURACY, NO_SCORE, Score
 
 GIVEN = "given"
 """Stands for a graph or an algorithm that is an object, given in Python."""
 
 
-ENDLESS = 2**31 - 1
+ENDLESS = MOST
 """Rounds of a run that goes on as long as the loops of its users do."""
+
+
+Seconds = Annotated[float, Within(ABOVE_0, LONGEST_SECONDS)]
+SecondsOr0 = Annotated[float, Within(0, LONGEST_SECONDS)]
+Rate = Annotated[float | None, Within(ABOVE_0)]
 
 
 class DataSection(msgspec.Struct, forbid_unknown_fields=True):
     """[data]: which examples there are, and who has which."""
 
     source: str = "digits"
-    """digits | breast-cancer | diabetes | mnist | fashion-mnist | csv:PATH?label=COLUMN | npz:PATH | text:PATH |
-    parquet:PATH?label=COLUMN | images:FOLDER | cifar10:PATH | femnist:PATH | huggingface:FOLDER?label=COLUMN |
-    module:function; with {peer} in it, a file of each peer's own, see learning/per_peer.py"""
+    """`digits`, `breast-cancer`, `diabetes` (bundled; the last is a regression); `mnist`, `fashion-mnist` (in the
+    folder `FEDGOSSIP_DATA`, or `mnist:PATH`); `csv:PATH?label=COLUMN`, `npz:PATH`, `text:PATH`,
+    `parquet:PATH?label=COLUMN`, `images:FOLDER`, `cifar10:PATH`, `femnist:PATH`, `huggingface:FOLDER?label=COLUMN`
+    (docs/data.md); `module:function`; with {peer} in it, each peer reads a file of its own:
+    csv:site-{peer}.csv?label=COLUMN."""
     partition: dict[str, Any] = msgspec.field(default_factory=lambda: {"kind": "iid"})
-    """kind = iid | dirichlet | shard | pathological | size-skewed | natural | own, and that kind's own keys."""
+    """Who has which: of kind `iid`, `dirichlet` (`alpha`, `min_size`), `shard` (`shards_per_peer`), `pathological`
+    (`classes_per_peer`), `size-skewed` (`exponent` or `sigma`), `natural` (whole groups), `own` (for a source with
+    {peer})."""
     test: float | str = 0.2
-    """The common test set: a share of the examples, between 0 and 1, or "own", the one that the source brings,
-    or a source."""
+    """The common test set: a share of the examples, between 0 and 1; or "own", the one that the source brings (MNIST's
+    t10k files); or another source, as a source with {peer} needs."""
     local_test: float = 0.0
     """The share of its examples that every client keeps to test on; the model that it is sent is tested there.  The
     coordinator is told the mean of all, but where single records are hidden (coordinator.privacy)."""
 
 
 class ModelSection(msgspec.Struct, forbid_unknown_fields=True):
-    """[model]"""
+    """[model]: what learns."""
 
     source: str = "softmax"
-    """softmax | mlp:IN-HIDDEN-OUT | cnn:small | cnn:small-bn | cnn:CHANNELS-CHANNELS-HIDDEN | chars:WIDTH |
-    module:function"""
+    """`softmax`, `mlp:64-32-10` (inputs, hidden, outputs), `cnn:small`, `cnn:small-bn`, `cnn:16-32-64` (channels,
+    channels, hidden), `chars:WIDTH`, `module:function`."""
 
 
 class TopologySection(msgspec.Struct, forbid_unknown_fields=True):
-    """[topology]"""
+    """[topology]: peers of a graph."""
 
     graph: str
-    """A family (ring, torus:4x4, regular:3, ...), a name of `fedgossip topology list`, a path, or module:function, of n
-    and the seed."""
+    """A family (ring, torus:4x4, regular:3, ...), a ready graph of `fedgossip topology list`, the path of a file, or
+    module:function, of n and the seed."""
     n: int | None = None
-    """Number of peers, for families that do not fix it."""
+    """Number of peers, where the graph leaves it open."""
     weights: str | None = None
-    """metropolis | max-degree | uniform | lazy | best-constant | module:function, of the graph; without it the file's
-    rule, or metropolis."""
+    """`metropolis`, `max-degree`, `uniform`, `lazy`, `best-constant`; `push`, for push-sum on directed graphs;
+    `module:function`, of the graph; none: what the graph's file says, or metropolis."""
     seed: int | None = None
-    """Of a graph that is drawn at random; without it the experiment's seed."""
+    """The seed of a graph that is drawn at random, such as regular:3; none: the experiment's seed.  Give it to keep the
+    graph while the seed changes.  `fedgossip topology show` and the function `resolve` draw with 1."""
+
+
+MODES = tuple(dict.fromkeys(mode for method in METHODS.values() for mode in method.modes))
+"""That some method has."""
 
 
 class AlgorithmSection(msgspec.Struct, forbid_unknown_fields=True):
-    """[algorithm]"""
+    """[algorithm]: how peers of a graph come to agree."""
 
     name: str = "dsgd"
-    """dsgd | push-sum (directed graphs too) | window-doubling (with the graph of that name) | module:Class"""
+    """`dsgd`; `push-sum` (directed graphs too); `window-doubling` (with the graph of that name); `gradient-tracking`
+    (agrees on the optimum however unlike the data are, for two vectors a message); module:Class, your own."""
     options: dict[str, Any] = msgspec.field(default_factory=dict)
-    """The algorithm's own."""
-    mode: str = "sync"
+    """The algorithm's own, as { slem = 0.9 } of the example two_tap."""
+    mode: Annotated[str, OneOf(MODES)] = "sync"
     """sync: rounds that wait for the neighbours.  async: pairwise exchanges beside training; nobody waits."""
-    partner: str = "uniform"
-    """Whom an asynchronous peer meets next: uniform | matching (in turn) | speed (who answers sooner, more often)."""
-    exchanges: int = 1
-    """That an asynchronous peer begins per round of training."""
-    deadline: float = 30.0
+    partner: Annotated[str, OneOf(RULES)] = "uniform"
+    """Whom an asynchronous peer meets next: uniform, any neighbour; matching, in turn; speed, who answers sooner more
+    often."""
+    exchanges: Annotated[int, Within(1, 1000)] = 1
+    """Exchanges that an asynchronous peer begins per round of training."""
+    deadline: Seconds = 30.0
     """The longest wait for neighbours' models in a round, in seconds; above the slowest peer's training time."""
-    least_deadline: float = 5.0
-    """The shortest: between the two the deadline follows the rounds that a peer has seen."""
-    start_timeout: float = 300.0
+    least_deadline: SecondsOr0 = 5.0
+    """The shortest, in seconds: between the two the deadline follows the rounds that a peer has seen (eight times their
+    median, and their spread)."""
+    start_timeout: Seconds = 300.0
     """Seconds to wait for all neighbours before the first round."""
     private: bool = False
-    """Peers learn the sum of their neighbours' models, and no model; dsgd in sync mode, 3 neighbours or more each."""
-    bound: float = 64.0
+    """Peers learn the sum of their neighbours' models, and no model; dsgd in sync mode, 3 neighbours or more each
+    (docs/private-gossip.md)."""
+    bound: Annotated[float, Within(ABOVE_0)] = 64.0
     """Private: no weight of a model is larger, or the peer stops; a smaller bound rounds finer (bound / 2^29)."""
 
 
-class SecureSection(msgspec.Struct, forbid_unknown_fields=True):
-    """[coordinator.secure]: the coordinator sees the sum of a round's contributions, and none of them."""
-
-    on: bool = True
-    """false: the coordinator sees every client's update.  The robust algorithms and fedbuff need that."""
-    threshold: int | None = None
-    """Answers that a round needs to its end, of each share group; without it the smallest that clients accept, more
-    than two thirds."""
-    neighbours: int | None = None
-    """Clients that each client shares masks with, an even number, where more than 64 are invited."""
-    bound: float = 1.0
-    """No element of what a client sends is larger: it is cut to this.  Smaller rounds finer."""
-    bits: int | None = None
-    """Of an element, rounded at random; without it 24 for up to 100 clients, 20 above."""
-    weight_max: int = 10_000
-    """The most examples that a client may have; larger rounds coarser."""
-    score_max: float = 64.0
-    """No loss of a client, and no score that is not between 0 and 1, counts as more; larger rounds coarser."""
-
-
-class PrivacySection(msgspec.Struct, forbid_unknown_fields=True):
-    """[coordinator.privacy]: differential privacy, of a record at its site or of a whole client."""
-
-    unit: str = "none"
-    """record | client | none"""
-    clip: float = 1.0
-    """The longest gradient of one example (record), or update of one client (client)."""
-    noise: float = 1.0
-    """Standard deviation of the noise, in units of clip; more protects better and learns worse."""
-    delta: float = 1e-5
-    """The chance that the promise does not hold; well below one in the number of units."""
-    max_epsilon: float = 8.0
-    """The round that would cross it is refused."""
-    test_noise: float = 0.0
-    """record: standard deviation of the noise on how many of the examples kept for tests (data.local_test) are right,
-    which each client then tells in evaluated rounds, out of the same budget; 0: it tells nothing of them."""
-    adaptive: bool = False
-    """client: let the clip follow the median length of the updates; begins with clip."""
-
-
-class CoordinatorSection(msgspec.Struct, forbid_unknown_fields=True):
-    """[coordinator]: a federated run, in place of [topology]."""
-
-    clients: int
-    """All that may ever take part: ids 0 to clients - 1; the coordinator is the next."""
-    participation: float = 1.0
-    """The share of the clients that is wanted in a round."""
-    cohort: int | None = None
-    """Their number, in place of participation."""
-    over_selection: float = 1.0
-    """So many times as many are invited; the round ends with the first that are wanted."""
-    sampling: str = "uniform"
-    """uniform | size (clients with more examples more often) | poisson (each alone: cohorts vary in size)"""
-    min_clients: int | None = None
-    """A round of fewer is abandoned.  Without it 5, or the cohort where that is smaller; 1 without a secure sum."""
-    algorithm: str = "fedavg"
-    options: dict[str, Any] = msgspec.field(default_factory=dict)
-    """The algorithm's own, such as { mu = 0.1 } or { lr = 0.01 }."""
-    deadline: float = 300.0
-    """The longest wait in one phase of a round, in seconds; above the slowest client's training."""
-    least_deadline: float = 5.0
-    """The shortest: between the two the deadline follows the rounds that were seen."""
-    start_timeout: float = 300.0
-    """Seconds to wait for all clients before the first round, and for enough of them whenever too few are left."""
-    return_timeout: float = 10.0
-    """Seconds that a coordinator that is started again waits for all, before it goes on with those that are back."""
-    silence: float = 600.0
-    """Seconds without a link after which a client gives the coordinator up."""
-    at_once: int | None = None
-    """fedbuff: clients that train at any time; without it twice the goal."""
-    goal: int | None = None
-    """fedbuff: answers per step; without it 10, or half of the clients where that is fewer."""
-    most_stale: int = 20
-    """fedbuff: steps since a client was invited; an older answer is dropped."""
-    secure: SecureSection = msgspec.field(default_factory=SecureSection)
-    privacy: PrivacySection = msgspec.field(default_factory=PrivacySection)
-
-
 class ParallelSection(msgspec.Struct, forbid_unknown_fields=True):
-    """[parallel]: workers that take one step on the mean of all their gradients in every round."""
+    """[parallel]: workers that take one step on the mean of all their gradients in every round (docs/parallel.md)."""
 
-    workers: int
+    workers: Annotated[int, Within(1, WORKERS_MAX)]
     """Their number; all know each other."""
-    method: str = "ring"
-    """How the mean comes to all: ring | ring-naive | halving-doubling | recursive-doubling | tree | star |
-    all-to-all"""
-    descent: str = ""
-    """What takes the step, with train.lr: sgd | adam | adamw | adagrad | lars | lamb; "": train.optimizer."""
-    accumulate: int = 1
-    """Batches of train.batch_size that a worker's gradient is the mean of."""
-    bucket: int | None = None
-    """Bytes of a stretch that is summed by itself; without it 1 MiB per worker; 0: all at once."""
-    deadline: float = 30.0
+    method: Annotated[str, OneOf(COLLECTIVES)] = "ring"
+    """How the mean comes to all."""
+    descent: Annotated[str, OneOf(("", *DESCENTS))] = ""
+    """What takes the step, with train.lr; empty: train.optimizer."""
+    accumulate: Annotated[int, Within(1, MOST)] = 1
+    """Batches of train.batch_size that a worker's gradient is the mean of; train.local_steps does not count here."""
+    bucket: Annotated[int | None, Within(0, MOST)] = None
+    """Bytes of a stretch of the gradient that is summed by itself; none: 1 MiB per worker; 0: all at once."""
+    deadline: Seconds = 30.0
     """The longest wait for a round, in seconds; above the slowest worker's gradient."""
-    least_deadline: float = 5.0
-    """The shortest: between the two the deadline follows the rounds that were seen."""
-    start_timeout: float = 300.0
+    least_deadline: SecondsOr0 = 5.0
+    """The shortest, in seconds: between the two the deadline follows the rounds that were seen."""
+    start_timeout: Seconds = 300.0
     """Seconds to wait for all workers before the first round."""
 
 
 class EvalSection(msgspec.Struct, forbid_unknown_fields=True):
-    """[eval]"""
+    """[eval]: when models are measured."""
 
-    every: int = 5
+    every: Annotated[int, Within(1, MOST)] = 5
     """Rounds between two evaluations; the last round is always evaluated."""
 
 
@@ -204,8 +153,11 @@ class DeviceSection(msgspec.Struct, forbid_unknown_fields=True):
     nodes: str
     """Node ids and ranges of them: "0-3, 7"; a coordinator is the last."""
     bandwidth: Positive | None = None
+    """Bytes per second that such a node can send, over all its links."""
     downlink: Positive | None = None
+    """Bytes per second that it can receive."""
     latency: Annotated[float, msgspec.Meta(ge=0, le=1e9)] | None = None
+    """Seconds of its links, one way."""
     slower: Annotated[float, msgspec.Meta(gt=0, le=1e6)] = 1.0
     """Their training takes so many times as long."""
 
@@ -218,46 +170,55 @@ class TrackSection(msgspec.Struct, forbid_unknown_fields=True):
     """[track]: where else the record of a whole run goes while it is written."""
 
     to: list[str] = msgspec.field(default_factory=list)
-    """csv | tensorboard | mlflow:URI | wandb:PROJECT"""
+    """`csv`, `tensorboard`, `mlflow:URI`, `wandb:PROJECT` (docs/trackers.md)."""
 
 
 class SimulationSection(msgspec.Struct, forbid_unknown_fields=True):
     """[simulation]: the virtual network and devices of `--on sim`; real runs ignore it."""
 
-    latency: float = 0.005
-    jitter: float = 0.0
-    bandwidth: float | None = None
-    downlink: float | None = None
-    """Bytes per second that a peer can receive, over all its links; without it any number come in at once."""
-    detection: float = 1.0
+    latency: SecondsOr0 = 0.005
+    """Seconds of a virtual link, one way."""
+    jitter: SecondsOr0 = 0.0
+    """Seconds by which that varies."""
+    bandwidth: Rate = None
+    """Bytes per second that a peer can send, over all its links; none: any number."""
+    downlink: Rate = None
+    """Bytes per second that a peer can receive, over all its links: a server that hears many waits for all of them;
+    none: any number come in at once."""
+    detection: SecondsOr0 = 1.0
     """Seconds of silence after which a peer is told that a link is lost; a shorter cut only delays what is sent."""
-    training: float = 0.05
-    training_jitter: float = 0.0
-    speed_spread: float = 0.0
+    training: SecondsOr0 = 0.05
+    """Seconds of a round's training."""
+    training_jitter: Annotated[float, Within(0, 1e6)] = 0.0
+    """The share by which that varies."""
+    speed_spread: Annotated[float, Within(0, 10)] = 0.0
+    """Speeds of peers are exp(N(0, spread²))."""
     classes: list[DeviceSection] = msgspec.field(default_factory=list)
+    """Nodes whose links or processors are not as the rest: { nodes = "0-3, 7", bandwidth = 1e6, slower = 4.0 }."""
 
 
 class TaskSection(msgspec.Struct, forbid_unknown_fields=True):
     """[task]: what is learned, and what it is judged by; or a problem with a known answer (pure numpy)."""
 
-    kind: str = "learning"
-    """classification | regression | multi-label | language; learning: what the source holds; averaging | quadratic;
-    loop: a training loop of the user's own, see fedgossip.join"""
+    kind: Annotated[str, OneOf((AS_THE_DATA, *KINDS, "averaging", "quadratic", LOOP))] = AS_THE_DATA
+    """learning: what the source holds; averaging, quadratic: problems with a known answer, without torch; loop: a
+    training loop of your own (docs/own-loop.md)."""
     loss: str = ""
-    """cross-entropy | mse | mae | huber | bce | module:function, of (outputs, labels), the mean over a batch; without
-    it the kind's own: cross-entropy, mse or bce"""
+    """`cross-entropy`, `mse`, `mae`, `huber`, `bce`; `module:function`, of (outputs, labels), the mean over a batch;
+    empty: the kind's own, cross-entropy, mse or bce (docs/tasks.md)."""
     metrics: list[str] = msgspec.field(default_factory=list)
-    """accuracy | f1 | auroc | rmse | mae | r2 | loss | module:function?better=lower&unit=WORDS, of arrays (outputs,
-    labels); the first is the score of reports.  Without it the kind's own: see learning/objectives.py"""
-    dim: int = 1
-    dtype: str = "float32"
-    """float32 | float64; learning is always float32."""
+    """`accuracy`, `f1`, `auroc`, `rmse`, `mae`, `r2`, `loss`; `module:function?better=lower`, of arrays (outputs,
+    labels); the first is the score of reports.  Empty: the kind's own (docs/tasks.md)."""
+    dim: Annotated[int, Within(1, MOST)] = 1
+    """Averaging, quadratic: numbers in a vector."""
+    dtype: Annotated[str, OneOf(("float32", "float64"))] = "float32"
+    """Averaging, quadratic: their type; learning is always float32."""
     eta: float = 0.1
     """Quadratic: step size."""
     sigma: float = 0.0
     """Quadratic: standard deviation of the gradient noise per coordinate."""
     placement: str = "smooth"
-    """Quadratic: how the targets b_i lie on the node ids: smooth | alternating | random"""
+    """Quadratic: how the targets b_i lie on the node ids: `smooth`, `alternating`, `random`."""
 
 
 class Experiment(msgspec.Struct, forbid_unknown_fields=True):
@@ -268,7 +229,8 @@ class Experiment(msgspec.Struct, forbid_unknown_fields=True):
 
     seed: int = seeds.USUAL
     """Every random number of the run follows from it."""
-    rounds: int = 60
+    rounds: Annotated[int, Within(1, MOST)] = 60
+    """Rounds of training and averaging."""
     name: str = ""
     """For the run directory and the report; the graph's name where empty."""
     data: DataSection = msgspec.field(default_factory=DataSection)

@@ -32,7 +32,7 @@ class TimedFault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     start: Seconds = 0.0
     """Seconds from the beginning of the run to that of the fault."""
     stop: Seconds | None = None
-    """Seconds from the beginning of the run to the end of the fault; None: it lasts to the end of the run."""
+    """Seconds from the beginning of the run to the end of the fault; none: it lasts to the end of the run."""
 
     def __post_init__(self) -> None:
         numbers = (getattr(self, name) for name in self.__struct_fields__)
@@ -49,7 +49,9 @@ class OnLinks(TimedFault, frozen=True, kw_only=True):
     """A fault of the links named, both ways, and of all links of the peers named; of every link where none is named."""
 
     peers: tuple[Peer, ...] | None = None
+    """Those whom it hits, by their ids; none: all, but where links are named."""
     links: tuple[tuple[Peer, Peer], ...] | None = None
+    """Pairs of neighbours, [[0, 1], [1, 2]]: it hits what they send each other, both ways."""
 
     def hits(self, a: NodeId, b: NodeId) -> bool:
         if self.peers is None and self.links is None:
@@ -63,50 +65,60 @@ class Drop(OnLinks, frozen=True, kw_only=True, tag="drop"):
     """A message is lost."""
 
     probability: Share = 1.0
+    """The share of the messages that it hits, drawn from the seed."""
 
 
 class Delay(OnLinks, frozen=True, kw_only=True, tag="delay"):
     """A message takes `seconds` longer; what is sent after it on the link waits behind it."""
 
     seconds: Seconds
+    """How much longer, or up to how much."""
     probability: Share = 1.0
+    """The share of the messages that it hits, drawn from the seed."""
 
 
 class Duplicate(OnLinks, frozen=True, kw_only=True, tag="duplicate"):
     """A message arrives twice."""
 
     probability: Share = 1.0
+    """The share of the messages that it hits, drawn from the seed."""
 
 
 class Reorder(OnLinks, frozen=True, kw_only=True, tag="reorder"):
     """A message is held back for up to `seconds`; others overtake it."""
 
     seconds: Seconds
+    """How much longer, or up to how much."""
     probability: Share = 1.0
+    """The share of the messages that it hits, drawn from the seed."""
 
 
 class Flap(OnLinks, frozen=True, kw_only=True, tag="flap"):
     """Links go down for the second half of every `seconds`."""
 
     seconds: Period
+    """The period."""
 
 
 class Partition(TimedFault, frozen=True, kw_only=True, tag="partition"):
     """Nothing passes between peers of different groups; peers in no group are one more group."""
 
     groups: tuple[tuple[Peer, ...], ...]
+    """Ids of peers, [[0, 1], [2, 3]]; those that are not named form one more group."""
 
 
 class OnPeers(TimedFault, frozen=True, kw_only=True):
     """A fault of the peers named; of all where none is named."""
 
     peers: tuple[Peer, ...] | None = None
+    """Those whom it hits, by their ids; none: all, but where links are named."""
 
 
 class Slow(OnPeers, frozen=True, kw_only=True, tag="slow"):
     """Training takes `factor` times as long."""
 
     factor: Annotated[float, msgspec.Meta(ge=1, le=1e6)]
+    """How many times as long."""
 
 
 class _Struck(OnPeers, frozen=True, kw_only=True):
@@ -114,6 +126,7 @@ class _Struck(OnPeers, frozen=True, kw_only=True):
     `stop`."""
 
     every: Period | None = None
+    """Seconds between two strikes, each of one of the peers, drawn from the seed; none: all at once, at the start."""
 
     @property
     def back(self) -> float | None:
@@ -125,6 +138,7 @@ class Crash(_Struck, frozen=True, kw_only=True, tag="crash"):
     """The process dies at once; it starts again from what it had written `after` seconds later, or never."""
 
     after: Seconds | None = None
+    """Seconds until it is back; none: never."""
 
     @property
     def back(self) -> float | None:
@@ -135,6 +149,7 @@ class Sleep(_Struck, frozen=True, kw_only=True, tag="sleep"):
     """The process does nothing for `seconds`, or until `stop`; then it goes on."""
 
     seconds: Seconds | None = None
+    """How long it sleeps; none: until `stop`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

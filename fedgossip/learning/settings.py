@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
 from fedgossip.errors import ConfigError, nearest
+from fedgossip.limits import ABOVE_0, MOST, OneOf, Within, limits_of
 
 # what each optimiser remembers of a node between steps, one number per trained element
 SLOTS: Mapping[str, tuple[str, ...]] = {
@@ -29,41 +31,40 @@ MOST_PROCESSES = 64
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """Local training of one round; exactly one of local_steps and local_epochs (neither given: 5 steps)."""
+    """[train]: local training of one round; exactly one of local_steps and local_epochs (neither given: 5 steps)."""
 
-    optimizer: str = "sgd"
-    """"sgd", "adam" or "adamw", with their usual 0.9, 0.999 and 1e-8.  What they remember stays at the node between
-    rounds."""
-    lr: float = 0.1
-    """Learning rate, above 0.  Larger learns faster until the loss explodes."""
+    optimizer: Annotated[str, OneOf(SLOTS)] = "sgd"
+    """What takes a step, adam and adamw with their usual 0.9, 0.999 and 1e-8.  What it remembers stays at the peer."""
+    lr: Annotated[float, Within(ABOVE_0)] = 0.1
+    """Learning rate.  Larger learns faster until the loss explodes."""
     momentum: float = 0.0
     """sgd: 0 <= momentum < 1, the share of the last step that is kept."""
-    weight_decay: float = 0.0
-    """Added to the gradient as weight_decay * weights; 0 or more.  adamw: decoupled, every step first takes the share
+    weight_decay: Annotated[float, Within(0)] = 0.0
+    """Added to the gradient as weight_decay * weights.  adamw: decoupled, every step first takes the share
     lr * weight_decay off the weights, which the moments do not see (Loshchilov and Hutter, ICLR 2019)."""
     nesterov: bool = False
     """sgd with momentum: look ahead."""
     schedule: str = "constant"
     """"constant", "cosine" (to 0 at the last round) or "step:ROUNDS,FACTOR" (lr *= FACTOR every ROUNDS rounds)."""
-    batch_size: int = 16
-    """Examples per step, at least 1."""
-    local_steps: int | None = None
+    batch_size: Annotated[int, Within(1, MOST)] = 16
+    """Examples per step."""
+    local_steps: Annotated[int | None, Within(1)] = None
     """Steps per round, each of exactly batch_size examples."""
-    local_epochs: int | None = None
-    """Passes over the node's examples per round; the last batch of a pass may be smaller."""
+    local_epochs: Annotated[int | None, Within(1)] = None
+    """In place of local_steps: passes over the node's examples per round; the last batch of a pass may be smaller."""
     device: str = "auto"
     """"cpu", "cuda", "cuda:1", "mps" or "auto": the first of cuda, mps, cpu that is there.  Of several GPUs "auto" and
     "cuda" take the one that the fewest clients of this machine are on."""
-    buffers: str = "average"
+    buffers: Annotated[str, OneOf(BUFFERS)] = "average"
     """Running statistics (BatchNorm): "average" makes them part of the vector, "local" keeps them at the node."""
     personal: str = ""
-    """Parameters that never leave their node: patterns of names, with commas between.  "layer.*" gives every node a
+    """Parameters that never leave their node: patterns of names, with commas between: "layer.*" gives every node a
     head of its own (Arivazhagan et al. 2019), "norm*" with buffers = "local" is FedBN (Li et al., ICLR 2021)."""
-    threads: int = 1
-    """Threads of torch in this process.  1: peers share the cores, and sums keep their order."""
-    clip_norm: float | None = None
-    """Scale a step's gradient down to this length where it is longer; None leaves it."""
-    precision: str = "float32"
+    threads: Annotated[int, Within(1, 1024)] = 1
+    """Threads of torch, per peer.  1: peers share the cores, and sums keep their order; more can change the bits."""
+    clip_norm: Annotated[float | None, Within(ABOVE_0)] = None
+    """Scale a step's gradient down to this length where it is longer; none leaves it."""
+    precision: Annotated[str, OneOf(PRECISIONS)] = "float32"
     """"bfloat16" or "float16": layers compute in it where torch's autocast says so, and use half the memory; weights,
     optimiser and what travels stay float32.  With float16 the loss is scaled, and a step that overflows is skipped; few
     CPUs compute with it, and the others are many times slower."""
@@ -71,35 +72,34 @@ class TrainSettings:
     """Convolutions see their images with the channels innermost: faster on GPUs with tensor cores, and some CPUs."""
     compile: bool = False
     """Train through torch.compile: the first steps take longer, seconds to minutes, the later ones less."""
-    prefetch: int | None = None
+    prefetch: Annotated[int | None, Within(0, MOST_AHEAD)] = None
     """Batches made ready ahead by a thread of its own, from examples in host memory; more takes more memory.  0 keeps
-    the examples on the training device.  None: 0 where they fit into a quarter of its memory, else 2."""
-    processes: int = 1
+    the examples on the training device.  none: 0 where they fit into a quarter of its memory, else 2."""
+    processes: Annotated[int, Within(1, MOST_PROCESSES)] = 1
     """Processes that train one client together, each its part of every batch: one per GPU, or all on the CPU."""
-    parallel: str = "ddp"
+    parallel: Annotated[str, OneOf(PARALLEL)] = "ddp"
     """Of several processes: "ddp", each holds the whole model; "fsdp", each holds a part of it (FSDP2)."""
     portable: bool = False
     """The same bits on unlike x86-64 processors: kernels that all of them have, on the CPU, one thread.  Training takes
-    longer by what the others have more: up to 3 times with AVX-512."""
+    longer by what the others have more: up to 3 times with AVX-512 (docs/numerics.md)."""
 
     def __post_init__(self) -> None:
         if self.local_steps is None and self.local_epochs is None:
             object.__setattr__(self, "local_steps", 5)
         elif self.local_steps is not None and self.local_epochs is not None:
             raise ConfigError("local_steps and local_epochs are both given", "Give one of them.")
-        _word("optimizer", self.optimizer, tuple(SLOTS))
         if not re.fullmatch(r"cuda:\d{1,3}", self.device):
             _word("device", self.device, DEVICES)
-        _word("buffers", self.buffers, BUFFERS)
-        _word("precision", self.precision, PRECISIONS)
-        _word("parallel", self.parallel, PARALLEL)
         for name in ("batch_size", "threads", "local_steps", "local_epochs", "processes"):
             _whole(name, getattr(self, name))
-        _between("lr", self.lr, 0 < self.lr < math.inf, "a number above 0")
-        _between("momentum", self.momentum, 0 <= self.momentum < 1, "0 <= momentum < 1")
-        _between("weight_decay", self.weight_decay, 0 <= self.weight_decay < math.inf, "0 or more")
-        if self.clip_norm is not None:
-            _between("clip_norm", self.clip_norm, 0 < self.clip_norm < math.inf, "a number above 0")
+        for name, limit in limits_of(type(self)):
+            value = getattr(self, name)
+            if isinstance(limit, OneOf):
+                _word(name, value, limit.words)
+            elif not limit.allows(value):
+                raise ConfigError(f"{name} = {value!r} {limit.refusal}", limit.advice(value))
+        if not 0 <= self.momentum < 1:
+            raise ConfigError(f"momentum = {self.momentum!r} {Within.refusal}", "Set it at least 0, below 1.")
         if self.decoupled and self.lr * self.weight_decay > 1:
             advice = "A step takes lr * weight_decay off each weight; 0.01 is usual."
             raise ConfigError(f"weight_decay = {self.weight_decay:g} with lr = {self.lr:g}", advice)
@@ -107,8 +107,6 @@ class TrainSettings:
             raise ConfigError("nesterov without momentum", "Give momentum, 0.9 say.")
         if self.optimizer != "sgd" and self.momentum:
             raise ConfigError(f"momentum with {self.optimizer}", "momentum belongs to sgd; leave it out.")
-        if isinstance(self.prefetch, bool) or not (self.prefetch is None or 0 <= self.prefetch <= MOST_AHEAD):
-            raise ConfigError(f"prefetch = {self.prefetch!r}", f"prefetch is a whole number from 0 to {MOST_AHEAD}.")
         _step_schedule(self.schedule)
         self._check_processes()
         self._check_portable()
@@ -119,8 +117,6 @@ class TrainSettings:
             if self.parallel == "fsdp":
                 raise ConfigError('parallel = "fsdp" with one process', "Give processes = 2 or more, one per GPU.")
             return
-        if self.processes > MOST_PROCESSES:
-            raise ConfigError(f"processes = {self.processes}", f"At most {MOST_PROCESSES}; one per GPU is usual.")
         if self.batch_size < self.processes:
             advice = "Each process takes a part of every batch; use a larger batch_size or fewer processes."
             raise ConfigError(f"batch_size = {self.batch_size} for {self.processes} processes", advice)
@@ -193,7 +189,7 @@ def _step_schedule(schedule: str) -> tuple[int, float]:
     )
 
 
-def _word(name: str, value: str, known: tuple[str, ...]) -> None:
+def _word(name: str, value: str, known: Collection[str]) -> None:
     if value not in known:
         raise ConfigError(f"unknown {name} {value!r}", nearest(str(value), known))
 
@@ -201,8 +197,3 @@ def _word(name: str, value: str, known: tuple[str, ...]) -> None:
 def _whole(name: str, value: object) -> None:
     if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
         raise ConfigError(f"{name} = {value!r}", f"{name} is a whole number, at least 1.")
-
-
-def _between(name: str, value: float, holds: bool, expected: str) -> None:
-    if not holds:
-        raise ConfigError(f"{name} = {value!r}; expected {expected}", "Change it in the training settings.")

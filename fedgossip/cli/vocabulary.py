@@ -1,0 +1,67 @@
+"""Every word that a user may have to look up, as it is declared: keys, faults, exit codes, events, commands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import click
+
+from fedgossip.errors import EXIT_CODES
+from fedgossip.event_kinds import event_kinds
+from fedgossip.experiment.meanings import Key, fault_kinds, sections
+
+SECTION, KEY, FAULT, CODE, EVENT, COMMAND = "section", "key", "kind of fault", "exit code", "event", "command"
+
+
+@dataclass(frozen=True)
+class Term:
+    """One word: what it is, what it means, and what else is known of it, by name."""
+
+    kind: str
+    name: str
+    meaning: str
+    facts: Mapping[str, str] = field(default_factory=dict)
+
+
+def entries() -> Iterator[Term]:
+    """Yield all, those of a kind together, in the order in which they are declared."""
+    for section in sections():
+        yield Term(SECTION, section.name, section.meaning)
+        yield from map(of_key, section.keys)
+    yield from (Term(FAULT, name, meaning) for name, meaning in fault_kinds().items())
+    for code, ending in EXIT_CODES.items():
+        facts = {"advice": ending.advice} if ending.advice else {}
+        yield Term(CODE, str(code), f"{ending.name}: {ending.meaning}", facts)
+    for name, event in event_kinds().items():
+        yield Term(EVENT, name, event.meaning, {"advice": event.advice, "severity": event.severity})
+    yield from commands()
+
+
+def of_key(key: Key) -> Term:
+    """Return a key's entry; its facts are `type`, `default` and where they say something `allowed` and `of`."""
+    facts = {"type": key.type, "default": key.default, "allowed": key.allowed, "of": key.of}
+    return Term(KEY, key.name, key.meaning, {name: fact for name, fact in facts.items() if fact})
+
+
+def commands() -> Iterator[Term]:
+    """Yield every command, and the commands of groups, with what it is called with."""
+    from fedgossip.cli import COMMANDS, cli
+
+    context = click.Context(cli, info_name="fedgossip", terminal_width=10_000, max_content_width=10_000)
+    for name in COMMANDS:
+        if command := cli.get_command(context, name):
+            yield from _command(command, context, name)
+
+
+def _command(command: click.Command, parent: click.Context, name: str) -> Iterator[Term]:
+    context = click.Context(command, parent=parent, info_name=name)
+    usage = command.get_usage(context).removeprefix("Usage: ")
+    options = [one for one in command.get_params(context) if isinstance(one, click.Option) and "--help" not in one.opts]
+    records = [record for one in options if (record := one.get_help_record(context))]
+    path = context.command_path.removeprefix("fedgossip ")
+    yield Term(COMMAND, path, " ".join((command.help or "").split()), {"usage": usage, **dict(records)})
+    if isinstance(command, click.Group):
+        for inner in command.list_commands(context):
+            if one := command.get_command(context, inner):
+                yield from _command(one, context, inner)

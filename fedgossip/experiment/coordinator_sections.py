@@ -1,0 +1,95 @@
+"""The sections that a federated run has in place of [topology]: [coordinator], and in it [secure] and [privacy]."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+
+from fedgossip.limits import ABOVE_0, LONGEST_SECONDS, MOST, OneOf, Within
+
+Seconds = Annotated[float, Within(ABOVE_0, LONGEST_SECONDS)]
+Count = Annotated[int | None, Within(1, MOST)]
+
+
+class SecureSection(msgspec.Struct, forbid_unknown_fields=True):
+    """[coordinator.secure]: the coordinator sees the sum of a round's contributions, and none of them."""
+
+    on: bool = True
+    """`false`: the coordinator sees every client's update, and the run's first lines say so.  The robust algorithms and
+    fedbuff need that."""
+    threshold: Annotated[int | None, Within(1, 1000)] = None
+    """Answers that a round needs to its end, of each share group; none: the smallest that clients accept, more than two
+    thirds."""
+    neighbours: Annotated[int | None, Within(2, 200)] = None
+    """Clients that each client shares masks with, an even number, where more than 64 are invited."""
+    bound: Annotated[float, Within(ABOVE_0)] = 1.0
+    """No element of what a client sends is larger: it is cut to this.  Smaller rounds finer."""
+    bits: Annotated[int | None, Within(2, 31)] = None
+    """Bits of an element, rounded at random; none: 24 for up to 100 clients, 20 above."""
+    weight_max: Annotated[int, Within(1, MOST)] = 10_000
+    """The most examples that a client may have; larger rounds coarser."""
+    score_max: Annotated[float, Within(ABOVE_0, 1e12)] = 64.0
+    """No loss of a client, and no score that is not between 0 and 1 (rmse, mae, r2), counts as more; larger rounds
+    coarser."""
+
+
+class PrivacySection(msgspec.Struct, forbid_unknown_fields=True):
+    """[coordinator.privacy]: differential privacy, of a record at its site or of a whole client."""
+
+    unit: Annotated[str, OneOf(("none", "record", "client"))] = "none"
+    """What the budget protects."""
+    clip: Annotated[float, Within(ABOVE_0)] = 1.0
+    """The longest gradient of one example (record), or update of one client (client)."""
+    noise: Annotated[float, Within(ABOVE_0, 1e6)] = 1.0
+    """Standard deviation of the noise, in units of clip; more protects better and learns worse."""
+    delta: Annotated[float, Within(ABOVE_0, 0.5)] = 1e-5
+    """The chance that the promise does not hold; well below one in the number of units."""
+    max_epsilon: Annotated[float, Within(ABOVE_0)] = 8.0
+    """The round that would cross it is refused."""
+    test_noise: Annotated[float, Within(0, 1e6)] = 0.0
+    """Of records: standard deviation of the noise on how many of the examples kept for tests (data.local_test) are
+    right, which each client then tells in evaluated rounds, out of the same budget; 0: it tells nothing of them."""
+    adaptive: bool = False
+    """Of clients: the clip follows the median length of the updates; it begins with clip."""
+
+
+class CoordinatorSection(msgspec.Struct, forbid_unknown_fields=True):
+    """[coordinator]: a federated run, in place of [topology] (docs/coordinator.md)."""
+
+    clients: Annotated[int, Within(1, 1_000_000)]
+    """All that may ever take part: ids 0 to clients - 1; the coordinator is the next."""
+    participation: Annotated[float, Within(ABOVE_0, 1)] = 1.0
+    """The share of the clients that is wanted in a round."""
+    cohort: Count = None
+    """Their number, in place of participation."""
+    over_selection: Annotated[float, Within(1, 100)] = 1.0
+    """So many times as many are invited; the round ends with the first that are wanted."""
+    sampling: Annotated[str, OneOf(("uniform", "size", "poisson"))] = "uniform"
+    """Who is invited: size, clients with more examples more often; poisson, each alone: cohorts vary in size, so not
+    with a secure sum."""
+    min_clients: Count = None
+    """A round of fewer is abandoned; none: 5, or the cohort where that is smaller; 1 without a secure sum."""
+    algorithm: str = "fedavg"
+    """`fedavg`, `fedsgd`, `fedprox`, `scaffold`, `fednova`, `fedavgm`, `fedadam`, `fedyogi`, `fedadagrad`, `fedbuff`;
+    robust, without a secure sum: `median`, `trimmed-mean`, `krum`, `multi-krum`, `geometric-median`, `clipped-mean`."""
+    options: dict[str, Any] = msgspec.field(default_factory=dict)
+    """The algorithm's own, such as { mu = 0.1 } or { lr = 0.01 }."""
+    deadline: Seconds = 300.0
+    """The longest wait in one phase of a round, in seconds; above the slowest client's training."""
+    least_deadline: Annotated[float, Within(0, LONGEST_SECONDS)] = 5.0
+    """The shortest, in seconds: between the two the deadline follows the rounds that were seen."""
+    start_timeout: Seconds = 300.0
+    """Seconds to wait for all clients before the first round, and for enough of them whenever too few are left."""
+    return_timeout: Annotated[float, Within(0, LONGEST_SECONDS)] = 10.0
+    """Seconds that a coordinator that is started again waits for all, before it goes on with those that are back."""
+    silence: Seconds = 600.0
+    """Seconds without a link after which a client gives the coordinator up."""
+    at_once: Count = None
+    """fedbuff: clients that train at any time; none: twice the goal."""
+    goal: Count = None
+    """fedbuff: answers per step; none: 10, or half of the clients where that is fewer."""
+    most_stale: Annotated[int, Within(0, MOST)] = 20
+    """fedbuff: steps since a client was invited; an older answer is dropped."""
+    secure: SecureSection = msgspec.field(default_factory=SecureSection)
+    privacy: PrivacySection = msgspec.field(default_factory=PrivacySection)

@@ -1,0 +1,178 @@
+"""Every key of an experiment file, as it is declared: its type, its default, what it may be, and what it means.
+
+The meaning of a key is the text below its declaration, so there is no second table that could say something else.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import itertools
+import json
+import math
+import textwrap
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import msgspec
+
+from fedgossip.experiment.kinds import RUN_KINDS
+from fedgossip.experiment.reading import keys_of, section_in
+from fedgossip.faults import KINDS
+from fedgossip.limits import ABOVE_0, OneOf, Within, between
+
+Struct = type[msgspec.Struct]
+
+NONE, REQUIRED = "none", "required"
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key: `name` as --set takes it; of a block of a list ([[faults]]), behind the name of the list."""
+
+    name: str
+    type: str
+    default: str
+    """As TOML, or the words "none" and "required"."""
+    allowed: str
+    """In words; empty where the meaning says all."""
+    meaning: str
+    of: str = ""
+    """Of a block: the kinds that have it, where not all do."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A section of the file, or a block that can stand there several times, with its keys."""
+
+    name: str
+    meaning: str
+    keys: Sequence[Key]
+
+
+@cache
+def sections() -> Sequence[Section]:
+    """Return every section, those that all kinds of run have first, in the order of their declaration."""
+    found: dict[str, Section] = {}
+    for kind in RUN_KINDS.values():
+        for one in _sections(kind.experiment, ""):
+            found.setdefault(one.name, one)
+    found[""] = dataclasses.replace(found[""], meaning="Keys at the top of the file, above all sections.")
+    return [*found.values(), _faults()]
+
+
+def keys() -> Mapping[str, Sequence[Key]]:
+    """Return the keys by their names; a key of [[faults]] can mean another thing in another kind of fault."""
+    found: dict[str, list[Key]] = {}
+    for section in sections():
+        for key in section.keys:
+            found.setdefault(key.name, []).append(key)
+    return found
+
+
+def fault_kinds() -> Mapping[str, str]:
+    """Return what happens in each kind of fault."""
+    return {name: _line(kind.__doc__) for name, kind in KINDS.items()}
+
+
+def _sections(of: type, path: str) -> Iterator[Section]:
+    hints, meant = keys_of(of), meanings(of)
+    plain = {name: hint for name, hint in hints.items() if section_in(hint) is None}
+    keys = [_key(path, name, of, hint, meant) for name, hint in plain.items()]
+    yield Section(path.rstrip("."), _line(of.__doc__), keys)
+    for name, hint in hints.items():
+        if inner := section_in(hint):
+            yield from _sections(inner, f"{path}{name}.")
+        elif block := _block_in(hint):
+            yield from _sections(block, f"{path}{name}.")
+
+
+def _faults() -> Section:
+    found: dict[Key, list[str]] = {}
+    for kind, struct in KINDS.items():
+        meant = meanings(struct)
+        for name, hint in keys_of(struct).items():
+            found.setdefault(_key("faults.", name, struct, hint, meant), []).append(kind)
+    of = {key: "" if len(kinds) == len(KINDS) else ", ".join(kinds) for key, kinds in found.items()}
+    order = [f"faults.{name}" for name in ("start", "stop", "peers", "links")]
+    keys = [dataclasses.replace(key, of=kinds) for key, kinds in of.items()]
+    keys.sort(key=lambda key: (order.index(key.name) if key.name in order else len(order), key.name))
+    which = Key("faults.kind", "text", REQUIRED, ", ".join(f"`{name}`" for name in KINDS), "What goes wrong.")
+    what = "[[faults]]: what goes wrong, when, and to whom; in the simulator and in real processes of one machine."
+    return Section("faults", what, [which, *keys])
+
+
+def _block_in(hint: Any) -> Struct | None:
+    if typing.get_origin(hint) is not list:
+        return None
+    (inner,) = typing.get_args(hint)
+    return inner if isinstance(inner, type) and issubclass(inner, msgspec.Struct) else None
+
+
+def meanings(of: type) -> dict[str, str]:
+    """Return the text below each field of a class, and of those that it comes from, as one line."""
+    found: dict[str, str] = {}
+    for one in reversed(of.__mro__):
+        if "__annotations__" not in vars(one) or one.__module__.partition(".")[0] == "msgspec":
+            continue
+        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(one))).body
+        body = typing.cast(ast.ClassDef, tree).body
+        for field, text in itertools.pairwise(body):
+            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+                found[ast.unparse(field.target)] = _line(str(text.value.value))
+    return found
+
+
+def _line(text: str | None) -> str:
+    return " ".join((text or "").split())
+
+
+def _key(path: str, name: str, of: type, hint: Any, meant: Mapping[str, str]) -> Key:
+    return Key(path + name, _type(hint), _default(of, name), _allowed(hint), meant.get(name, ""))
+
+
+def _default(of: type, name: str) -> str:
+    if dataclasses.is_dataclass(of):
+        return written(getattr(of(), name))
+    field = next(one for one in msgspec.structs.fields(typing.cast(Struct, of)) if one.name == name)
+    if field.default_factory is not msgspec.NODEFAULT:
+        return written(field.default_factory())
+    return REQUIRED if field.required else written(field.default)
+
+
+def written(value: object) -> str:
+    """Return a value as TOML has it; "none" for what TOML has no word for."""
+    if isinstance(value, dict) and value:
+        return f"{{ {', '.join(f'{key} = {written(one)}' for key, one in value.items())} }}"
+    return NONE if value is None else json.dumps(value)
+
+
+WORDS = {bool: "true or false", int: "whole number", float: "number", str: "text", dict: "table"}
+
+
+def _type(hint: Any) -> str:
+    if hasattr(hint, "__metadata__"):
+        return _type(hint.__origin__)
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(_type(one) for one in inner if one is not types.NoneType)
+    if origin in (list, tuple):
+        word = WORDS.get(getattr(inner[0], "__origin__", inner[0]))
+        return f"list of {word}s" if word else "list"
+    return WORDS[origin or hint]
+
+
+def _allowed(hint: Any) -> str:
+    """What the limits at the declaration allow, in words."""
+    for one in (hint, *typing.get_args(hint)):
+        for limit in getattr(one, "__metadata__", ()):
+            if isinstance(limit, Within | OneOf):
+                return limit.said
+            if isinstance(limit, msgspec.Meta):
+                return between(ABOVE_0 if limit.gt == 0 else limit.ge or 0, limit.le or math.inf)
+    return ""

@@ -1,0 +1,111 @@
+"""docs/reference.md, from the declarations: every key, kind of fault, exit code, event and command.
+
+    python tests/reference.py --write        write it again
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from fedgossip.cli.vocabulary import CODE, COMMAND, EVENT, FAULT, KEY, SECTION, Term, entries
+
+PAGE = Path(__file__).parents[1] / "docs" / "reference.md"
+RENEW = "python tests/reference.py --write"
+
+HEAD = f"""# Reference
+
+Every key of an experiment file, every kind of fault, exit code, event and command.  `fedgossip explain WORD` prints the
+same on the terminal.  This page is made of the declarations in the code: `{RENEW}`.
+
+## Keys of an experiment file
+
+Every key but `topology.graph` (or `coordinator.clients`, or `parallel.workers`) has a default; a key that is not here
+is an error that names the nearest one.
+"""
+
+
+def page() -> str:
+    return "\n".join([HEAD, *_keys(), *_others()]) + "\n"
+
+
+def _keys() -> Iterator[str]:
+    found = list(entries())
+    for number, entry in enumerate(found):
+        if entry.kind == SECTION:
+            yield f"### {f'`{entry.name}`' if entry.name else 'At the top'}\n"
+            yield f"{_linked(entry.meaning)}\n"
+            keys = []
+            for one in found[number + 1 :]:
+                if one.kind != KEY:
+                    break
+                keys.append((f"`{one.name}`", _default(one), _meaning(one)))
+            yield from _table(("key", "default", "meaning"), keys)
+
+
+def _default(key: Term) -> str:
+    default = key.facts["default"]
+    return default if default in ("none", "required") else f"`{default}`"
+
+
+def _meaning(key: Term) -> str:
+    kind = ", ".join(key.facts[name] for name in ("type", "allowed") if name in key.facts)
+    of = f"Of {key.facts['of']}.  " if "of" in key.facts else ""
+    return f"{of}{_linked(key.meaning)} *({kind})*"
+
+
+def _others() -> Iterator[str]:
+    found = list(entries())
+    yield "## Kinds of faults\n"
+    yield from _table(("`kind`", "what happens"), [(f"`{e.name}`", e.meaning) for e in found if e.kind == FAULT])
+    yield "## Exit codes\n"
+    codes = [(f"`{e.name}`", e.meaning, e.facts.get("advice", "")) for e in found if e.kind == CODE]
+    yield from _table(("code", "meaning", "what to do"), codes)
+    yield "## Events\n"
+    yield "What the record, the report and `fedgossip watch` tell beside the numbers, the gravest first.\n"
+    events = [(f"`{e.name}`", e.facts["severity"], e.meaning, e.facts["advice"]) for e in found if e.kind == EVENT]
+    yield from _table(("event", "severity", "meaning", "what to do"), events)
+    yield "## Commands\n"
+    for entry in found:
+        if entry.kind == COMMAND:
+            yield from _command(entry)
+
+
+def _command(entry: Term) -> Iterator[str]:
+    usage, *options = entry.facts.items()
+    yield f"### `fedgossip {entry.name}`\n"
+    yield f"{_linked(entry.meaning)}\n"
+    yield f"```text\n{usage[1]}\n```\n"
+    if options:
+        yield from _table(("option", "what"), [(f"`{flags}`", text) for flags, text in options])
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    for row in (heads, ["---"] * len(heads), *rows):
+        yield f"| {' | '.join(_cell(one) for one in row)} |"
+    yield ""
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _linked(text: str) -> str:
+    """The text, with links where it names another page, and without what Markdown would take as emphasis."""
+    plain = text.replace("*", "\\*").replace("[[", "\\[[").replace("<", "&lt;")
+    return re.sub(r"docs/([\w-]+\.md)", r"[\1](\1)", plain)
+
+
+def main(words: list[str]) -> int:
+    if "--write" in words:
+        PAGE.write_text(page())
+    elif not PAGE.exists() or PAGE.read_text() != page():
+        print(f"{PAGE.name} is not of today's declarations: {RENEW}")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
