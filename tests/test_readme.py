@@ -24,6 +24,7 @@ from fedgossip.cli import cli
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
+COORDINATOR = (ROOT / "docs" / "coordinator.md").read_text()
 PARALLEL = (ROOT / "docs" / "parallel.md").read_text()
 MACHINES = 3
 
