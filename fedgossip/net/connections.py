@@ -3,7 +3,8 @@
 ZeroMQ bounds a frame and the number of messages that wait, but not a message: it keeps the frames of a message that
 does not end until the last is there, and tells nobody.  TCP counts what a connection has brought; this is compared with
 what the last message heard from it leaves room for.  A thread does so, as the owner of the sockets may be busy: it
-wakes when something arrives, at most once in CHECK_SECONDS.  A link by ipc:// has no such count and is not watched.
+wakes when something arrives, and looks again in REST_SECONDS at what goes on bringing.  With a connection that floods
+goes what waits of it unread in the system.  A link by ipc:// has no such count and is not watched.
 
 ZeroMQ's monitors tell which descriptors there are.  The thread reads them too; `take` gives their events to the owner.
 """
@@ -22,7 +23,7 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from fedgossip.machine import NodeId
-from fedgossip.net.descriptors import LINUX, brought, pause, raise_open_files, shut_down
+from fedgossip.net.descriptors import LINUX, break_off, brought, pause, raise_open_files, shut_down
 from fedgossip.net.sockets import NOW, Waker, ZmqSocket
 from fedgossip.net.transport import Rejected
 from fedgossip.patience import patiently
@@ -38,8 +39,11 @@ STRANGERS_MAX = 512
 STRANGE_BYTES = 16 << 20
 """Maximum bytes of all connections together that have no known partner; beyond, the largest is hung up on."""
 
+REST_SECONDS = 0.002
+"""Minimum seconds between two looks; an endless message can exceed the limits by what ZeroMQ reads in them."""
+
 CHECK_SECONDS = 0.025
-"""Seconds between two looks; an endless message can exceed the limits by what two of them bring."""
+"""Seconds between two looks at connections whose bytes wait in the network, where nothing is read and nothing comes."""
 
 PAUSED_SECONDS = 0.05
 
@@ -87,7 +91,9 @@ class Connections:
         self._connections: dict[int, _Connection] = {}
         self._callers: set[int] = set()  # those of them that called us
         self._strange: dict[int, None] = {}  # those of them without a known partner, the oldest first
-        self._recent: set[int] = set()  # those that brought something at the last look
+        self._active: set[int] = set()  # those that brought something since the look before, or were heard
+        self._waiting: set[int] = set()  # those of the others of which something waits in the network
+        self._looked = 0.0  # when these were looked at
         self._listeners: set[int] = set()
         self._paused = False
         self._heard: defaultdict[int, int] = defaultdict(int)
@@ -186,7 +192,7 @@ class Connections:
     def _opened(self, seen: Seen) -> None:
         descriptor = seen.descriptor
         self._connections[descriptor] = _Connection(seen.socket, self._heard[descriptor])
-        self._recent.add(descriptor)
+        self._active.add(descriptor)
         if seen.event == zmq.EVENT_ACCEPTED:
             self._callers.add(descriptor)
             self._strange[descriptor] = None
@@ -200,7 +206,8 @@ class Connections:
         self._speakers.pop(descriptor, None)
         self._strange.pop(descriptor, None)
         self._callers.discard(descriptor)
-        self._recent.discard(descriptor)
+        self._active.discard(descriptor)
+        self._waiting.discard(descriptor)
         if LINUX:
             with contextlib.suppress(OSError):  # closed already
                 self._poll.unregister(descriptor)
@@ -209,16 +216,22 @@ class Connections:
 
     def _watch(self) -> None:
         while not self._ended.is_set():
-            patience = CHECK_SECONDS if self._recent else PAUSED_SECONDS if self._paused else -1.0
+            patience = self._patience()
             ready = self._poll.poll(patience if LINUX or patience < 0 else 1000 * patience)
             with self._lock:
                 self._look({descriptor for descriptor, _ in ready})
-            time.sleep(CHECK_SECONDS)
+            time.sleep(REST_SECONDS)
+
+    def _patience(self) -> float:
+        """Return for how many seconds nothing need be looked at where nothing arrives; -1 for ever."""
+        if self._active:
+            return 0.0
+        return CHECK_SECONDS if self._waiting else PAUSED_SECONDS if self._paused else -1.0
 
     def _look(self, ready: set[int]) -> None:
         for descriptor in ready & self._sockets.keys():
             self._drain(self._sockets[descriptor])
-        for descriptor in (ready | self._recent) & self._connections.keys():
+        for descriptor in (ready | self._due()) & self._connections.keys():
             self._check(descriptor)
         if self._strange:
             self._bound_strangers()
@@ -228,6 +241,13 @@ class Connections:
             for listener in self._listeners:
                 pause(listener, paused=crowded)
 
+    def _due(self) -> set[int]:
+        """Return the connections to look at though nothing new has arrived on them."""
+        if (now := time.monotonic()) - self._looked < CHECK_SECONDS:
+            return self._active.copy()
+        self._looked = now
+        return self._active | self._waiting
+
     def _check(self, descriptor: int) -> None:
         """Hang up where more has come than a message leaves room for; look again soon where more may come."""
         connection = self._connections[descriptor]
@@ -235,23 +255,26 @@ class Connections:
         if count != connection.heard:  # the usual case: all that it brings is heard, and TCP need not be asked
             connection.heard, connection.base, connection.unheard = count, None, 0
             self._strange.pop(descriptor, None)
-            self._recent.add(descriptor)
+            self._active.add(descriptor)
             return
-        self._recent.discard(descriptor)
+        self._active.discard(descriptor)
+        self._waiting.discard(descriptor)
         if (now := brought(descriptor)) is None:
             return
         total, waiting = now
         base, before = total if connection.base is None else connection.base, connection.unheard
-        connection.base, connection.unheard = base, total - base
-        if connection.unheard != before or waiting:
-            self._recent.add(descriptor)
+        connection.base, connection.unheard = base, max(0, total - base)  # one that was broken off counts from 0
+        if connection.unheard != before:
+            self._active.add(descriptor)
+        elif waiting:
+            self._waiting.add(descriptor)
         if connection.unheard > UNHEARD_BYTES:
             self._hang_up(descriptor)
 
     def _hang_up(self, descriptor: int) -> None:
         connection = self._connections[descriptor]
         total = (connection.base or 0) + connection.unheard
-        shut_down(descriptor, lambda held: (brought(held) or (0, 0))[0] >= total)
+        break_off(descriptor, lambda held: (brought(held) or (0, 0))[0] >= total)
         connection.base, connection.unheard = total, 0  # this is told once; the connection is gone in a moment
         self._tell(Seen(connection.socket, FLOOD, descriptor, self._speakers.get(descriptor)))
 

@@ -7,7 +7,6 @@ nothing here takes a descriptor over, and questions about a file of another kind
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import os
 import resource
 import socket
@@ -22,8 +21,10 @@ _BYTES_RECEIVED_AT, _TCP_INFO_BYTES = 128, 136  # linux/tcp.h: struct tcp_info, 
 _ATTACH_FILTER, _DETACH_FILTER = 26, 27  # asm-generic/socket.h
 _DROP_ALL = ctypes.create_string_buffer(struct.pack("<HBBI", 6, 0, 0, 0))  # one instruction of BPF: return 0 bytes
 _FILTER = ctypes.create_string_buffer(struct.pack("HxxxxxxP", 1, ctypes.addressof(_DROP_ALL)))
+_NOWHERE = ctypes.create_string_buffer(struct.pack("H14x", socket.AF_UNSPEC))  # struct sockaddr
 
-_libc = ctypes.CDLL(None, use_errno=True)
+_libc = ctypes.PyDLL(None)
+"""None of these calls waits, so they keep Python's lock: a thread that lets go of it may wait for milliseconds."""
 
 
 def brought(descriptor: int) -> tuple[int, int] | None:
@@ -37,28 +38,47 @@ def brought(descriptor: int) -> tuple[int, int] | None:
         return None
     if size.value < _TCP_INFO_BYTES:
         return None
-    try:
-        unread = fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4))  # asked second: never too many as read
-    except OSError:
+    unread = ctypes.c_int()  # asked second: never too many as read
+    if _libc.ioctl(descriptor, ctypes.c_ulong(termios.FIONREAD), ctypes.byref(unread)):
         return None
     received = int.from_bytes(info.raw[_BYTES_RECEIVED_AT:_TCP_INFO_BYTES], sys.byteorder)
-    waiting = int.from_bytes(unread, sys.byteorder)
-    return received - waiting, waiting
+    return received - unread.value, unread.value
 
 
 def shut_down(descriptor: int, is_it: Callable[[int], bool]) -> None:
-    """Hang up; the connection breaks at the other end.  `is_it` says whether a descriptor is that of the connection."""
+    """Hang up; the connection breaks at the other end, and what has come of it can still be read.
+
+    `is_it` says whether a descriptor is that of the connection.
+    """
+    _to_connection(descriptor, is_it, _shut_down)
+
+
+def break_off(descriptor: int, is_it: Callable[[int], bool]) -> None:
+    """Hang up, and drop what has come and was not read: megabytes may wait in the system."""
+    _to_connection(descriptor, is_it, _disconnect if LINUX else _shut_down)
+
+
+def _to_connection(descriptor: int, is_it: Callable[[int], bool], act: Callable[[int], object]) -> None:
     try:
         held = os.dup(descriptor)  # the number may stand for anything from now on
     except OSError:  # closed already; or no descriptor is left, which is when hanging up is needed most
         if is_it(descriptor):
-            _libc.shutdown(descriptor, socket.SHUT_RDWR)
+            act(descriptor)
         return
     try:
         if is_it(held):
-            _libc.shutdown(held, socket.SHUT_RDWR)
+            act(held)
     finally:
         os.close(held)
+
+
+def _shut_down(descriptor: int) -> None:
+    _libc.shutdown(descriptor, socket.SHUT_RDWR)
+
+
+def _disconnect(descriptor: int) -> None:
+    """Reset the connection: connect(2) to an address of the family AF_UNSPEC."""
+    _libc.connect(descriptor, _NOWHERE, len(_NOWHERE) - 1)
 
 
 def pause(listener: int, *, paused: bool) -> None:
