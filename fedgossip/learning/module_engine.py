@@ -58,15 +58,15 @@ class Sums(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Assignment:
-    """A job with all that it depends on; `state` stays as it is."""
+    """A job with all that it depends on; of the engines' methods `train_one` alone changes `state`."""
 
     name: tuple[int, int]
     """(node, round), which seeds dropout."""
     vector: Vector
     plan: BatchPlan
     lr: float
-    state: Mapping[str, npt.NDArray[Any]]
-    terms: Terms | None
+    state: State
+    terms: Terms | None = None
 
 
 class Done(NamedTuple):
@@ -125,21 +125,13 @@ class ModuleLoop:
 
     # --- training ---------------------------------------------------------------------------------------------
 
-    def train_one(
-        self,
-        vector: Vector,
-        plan: BatchPlan,
-        lr: float,
-        state: State,
-        name: tuple[int, int],
-        terms: Terms | None = None,
-    ) -> Outcome:
-        """Train one job; `name` is its (node, round), which seeds dropout."""
+    def train_one(self, job: Assignment) -> Outcome:
+        """Train one job, whose state is what the node remembers afterwards."""
         trained = empty(self._layout.length, np.float32)
         kept = {name: np.empty(shape, kind) for name, (kind, shape) in self._remembers.items()}
-        done = self.train_into(Assignment(name, vector, plan, lr, state, terms), trained, kept)
-        state.update(kept)
-        return outcome(vector, trained, done)
+        done = self.train_into(job, trained, kept)
+        job.state.update(kept)
+        return outcome(job.vector, trained, done)
 
     def train_into(self, job: Assignment, trained: Line, kept: Mapping[str, npt.NDArray[Any]]) -> Done:
         """Train one job and write the vector [length] and what the node remembers; several processes write parts."""
@@ -162,10 +154,10 @@ class ModuleLoop:
         total = self._team.total(torch.stack(losses))
         return Done(float(total.double().mean()), len(losses) - done)
 
-    def gradient_one(self, vector: Vector, plan: BatchPlan, state: State, name: tuple[int, int]) -> Outcome:
-        """Return the mean gradient at `vector` over all examples of the plan; nothing is trained or remembered."""
+    def gradient_one(self, job: Assignment) -> Outcome:
+        """Return the mean gradient at the vector over all examples of the plan; nothing is trained or remembered."""
         found = empty(self._layout.length, np.float32)
-        done = self.gradient_into(Assignment(name, vector, plan, 0.0, state, None), found)
+        done = self.gradient_into(job, found)
         return Outcome(frozen(found), done.loss, bool(np.isfinite(found.sum())))
 
     def gradient_into(self, job: Assignment, found: Line) -> Done:

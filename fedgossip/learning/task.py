@@ -23,7 +23,7 @@ from fedgossip.learning.devices import with_float64
 from fedgossip.learning.flat import Layout
 from fedgossip.learning.holdout import LocalTests
 from fedgossip.learning.losses import Criterion
-from fedgossip.learning.module_engine import ModuleLoop
+from fedgossip.learning.module_engine import Assignment, ModuleLoop
 from fedgossip.learning.objectives import Objective, objective_of
 from fedgossip.learning.private import PoissonBatches, PrivateGradients, RecordPrivacy
 from fedgossip.learning.scoring import Scoring, check_together
@@ -201,7 +201,7 @@ class TorchTask:
         found = []
         for job, plan, state in zip(jobs, plans, states, strict=True):
             with _named(job):
-                found.append(engine.gradient_one(job.vector, plan, state, (job.node, job.round)))
+                found.append(engine.gradient_one(_assigned(job, plan, 0.0, state)))
         return found
 
     def _tested(self, job: Job, state: State) -> Mapping[str, float]:
@@ -241,7 +241,7 @@ class TorchTask:
         found = []
         for job, plan, lr, state in zip(jobs, plans, lrs, states, strict=True):
             with _named(job):
-                found.append(engine.train_one(job.vector, plan, lr, state, (job.node, job.round), job.terms))
+                found.append(engine.train_one(_assigned(job, plan, lr, state)))
         return found
 
     def evaluate(self, vectors: Sequence[Vector]) -> Sequence[Mapping[str, float]]:
@@ -297,6 +297,10 @@ def _batched(
     if not fits or objective.loss not in BY_HAND or (shape.convolutions and device.type != "cpu"):
         return False
     return not loading.by_modules(settings, device, train, test)
+
+
+def _assigned(job: Job, plan: BatchPlan, lr: float, state: State) -> Assignment:
+    return Assignment((job.node, job.round), job.vector, plan, lr, state, job.terms)
 
 
 @contextmanager

@@ -24,12 +24,15 @@ from collections.abc import Hashable, Sequence
 from fedgossip import seeds
 from fedgossip.algorithms.base import State, Vectors
 from fedgossip.errors import ProtocolError
-from fedgossip.machine import Effect, NodeId, SetTimer
+from fedgossip.machine import Checkpoint, Effect, NodeId, SetTimer
 from fedgossip.protocols.push_peer import PushPeer, part_of
 
 
 class AsyncPushSum(PushPeer[State]):
     """One peer of an asynchronous run."""
+
+    def ready(self, resumed: Checkpoint | None) -> None:
+        """Nothing is kept beside the parcels."""
 
     def rostered(self, schedule: object) -> None:
         self.follow(schedule)

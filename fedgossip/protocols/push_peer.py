@@ -97,8 +97,13 @@ class PushPeer(Lifecycle[State]):
         self.heard: set[NodeId] = set()  # ever
         if resumed:
             self.arcs = Arcs.restored(resumed.vectors, resumed.facts, schema, incarnation)
+        self.ready(resumed)
 
     # --- what the two kinds do differently ------------------------------------------------------------------------
+
+    @abstractmethod
+    def ready(self, resumed: Checkpoint | None) -> None:
+        """The peer is made: make what is the kind's own, or take it up where the life before left it."""
 
     @abstractmethod
     def exchange(self, now_ns: int) -> list[Effect]:

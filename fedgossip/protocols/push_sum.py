@@ -21,33 +21,23 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from fedgossip.algorithms.base import GossipAlgorithm, State, Vectors
+from fedgossip.algorithms.base import State, Vectors
 from fedgossip.errors import ProtocolError
 from fedgossip.machine import Checkpoint, Effect, NodeId, Outgoing, Report, Send, SetTimer
 from fedgossip.messages import Account
 from fedgossip.protocols.deadlines import Deadline
-from fedgossip.protocols.mixing_schedule import MixingSchedule, leads_of
+from fedgossip.protocols.mixing_schedule import leads_of
 from fedgossip.protocols.open_round import Sources
 from fedgossip.protocols.parcel_mail import ParcelMail
-from fedgossip.protocols.push_peer import PushPeer, PushSettings
-from fedgossip.vectors import Vector, ordered_mix
+from fedgossip.protocols.push_peer import PushPeer
+from fedgossip.vectors import ordered_mix
 
 
 class SyncPushSum(PushPeer[State]):
     """One peer of a synchronous run.  `resumed`: go on from there, with the mass that had come and not counted."""
 
-    def __init__(
-        self,
-        node: NodeId,
-        schedule: MixingSchedule,
-        algorithm: GossipAlgorithm[State],
-        initial: Vector,
-        schema: str,
-        settings: PushSettings,
-        resumed: Checkpoint | None = None,
-        incarnation: int = 0,
-    ) -> None:
-        super().__init__(node, schedule, algorithm, initial, schema, settings, resumed, incarnation)
+    def ready(self, resumed: Checkpoint | None) -> None:
+        settings = self.settings
         self.mail = ParcelMail(self._leads())
         self.kept: float | None = None  # the own share, between giving and mixing
         self.sources = Sources()  # of this round
@@ -55,7 +45,7 @@ class SyncPushSum(PushPeer[State]):
         self.wait = Deadline(settings.deadline_ns, min(settings.least_deadline_ns, settings.deadline_ns))
         self.sent_ns = 0
         if resumed:
-            self.mail.restore(resumed.vectors, resumed.facts["mail"], len(algorithm.slots) - 1)
+            self.mail.restore(resumed.vectors, resumed.facts["mail"], len(self.learner.algorithm.slots) - 1)
 
     def rostered(self, schedule: object) -> None:
         self.follow(schedule)

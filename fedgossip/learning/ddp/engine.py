@@ -40,7 +40,6 @@ from torch import nn
 
 from fedgossip.errors import ConfigError, TrainingError
 from fedgossip.learning import module_engine
-from fedgossip.learning.batches import BatchPlan
 from fedgossip.learning.dataset import Dataset
 from fedgossip.learning.ddp.ipc import (
     STATE,
@@ -54,15 +53,14 @@ from fedgossip.learning.ddp.ipc import (
     TrainOrder,
     TrainReply,
 )
-from fedgossip.learning.ddp.shared_memory import ArrayPlace, SharedArrays
+from fedgossip.learning.ddp.shared_memory import ArrayPlace, Shapes, SharedArrays
 from fedgossip.learning.flat import Layout
-from fedgossip.learning.module_engine import Done, Sums
+from fedgossip.learning.module_engine import Assignment, Done, Sums
 from fedgossip.learning.objectives import Objective
 from fedgossip.learning.scoring import Scoring, Tally
 from fedgossip.learning.settings import TrainSettings
 from fedgossip.learning.sharing import GpuSharing, OutOfMemory
 from fedgossip.learning.stacked_engine import Outcome, State
-from fedgossip.machine import Terms
 from fedgossip.vectors import Vector, empty, frozen
 
 START_SECONDS = 300.0
@@ -131,50 +129,38 @@ class DistributedLoop:
             silence=SILENT_SECONDS,
         )
 
-    def train_one(
-        self,
-        vector: Vector,
-        plan: BatchPlan,
-        lr: float,
-        state: State,
-        name: tuple[int, int],
-        terms: Terms | None = None,
-    ) -> Outcome:
-        """Train one job; `name` is its (node, round).  Raises TrainingError for what went wrong in a process."""
-        given = {"vector": vector, "indices": plan.indices, "counts": plan.counts, **_named(state)}
-        if terms is not None and terms.correction is not None:
-            given["correction"] = terms.correction
-        shapes = {f"{STATE}{name}": shape for name, shape in self._remembers.items()}
+    def train_one(self, job: Assignment) -> Outcome:
+        """Train one job, as `ModuleLoop` does.  Raises TrainingError for what went wrong in a process."""
         with self._working() as group:
-            order = TrainOrder(
-                *name,
-                lr=lr,
-                pull=None if terms is None else terms.pull,
-                pieces=self._sharing.pieces,
-                given=group.given.lay(given),
-                found=group.found.room({"vector": ("float32", (self._layout.length,)), **shapes}),
-            )
-            first = group.ask(order)[0]
-            assert isinstance(first, TrainReply)
-            return self._outcome(group.found.views(order.found), vector, state, Done(first.loss, first.skipped))
+            found, reply = self._done(group, job, {f"{STATE}{n}": shape for n, shape in self._remembers.items()})
+            return self._outcome(found, job.vector, job.state, Done(reply.loss, reply.skipped))
 
-    def gradient_one(self, vector: Vector, plan: BatchPlan, state: State, name: tuple[int, int]) -> Outcome:
-        """Return the mean gradient at `vector`, as `ModuleLoop` does.  Raises TrainingError as `train_one` does."""
-        given = {"vector": vector, "indices": plan.indices, "counts": plan.counts, **_named(state)}
+    def gradient_one(self, job: Assignment) -> Outcome:
+        """Return the mean gradient, as `ModuleLoop` does.  Raises TrainingError as `train_one` does."""
         with self._working() as group:
-            order = TrainOrder(
-                *name,
-                lr=0.0,
-                pull=None,
-                pieces=self._sharing.pieces,
-                given=group.given.lay(given),
-                found=group.found.room({"vector": ("float32", (self._layout.length,))}),
-                gradient=True,
-            )
-            first = group.ask(order)[0]
-            assert isinstance(first, TrainReply)
-            gradient = group.found.views(order.found)["vector"].copy()
-            return Outcome(frozen(gradient), first.loss, bool(np.isfinite(gradient.sum())))
+            found, reply = self._done(group, job, {}, gradient=True)
+            gradient = found["vector"].copy()
+            return Outcome(frozen(gradient), reply.loss, bool(np.isfinite(gradient.sum())))
+
+    def _done(
+        self, group: Group, job: Assignment, shapes: Shapes, *, gradient: bool = False
+    ) -> tuple[dict[str, npt.NDArray[Any]], TrainReply]:
+        """Have the group do a job; return what it has written, the vector and arrays of these shapes, and its reply."""
+        given = {"vector": job.vector, "indices": job.plan.indices, "counts": job.plan.counts, **_named(job.state)}
+        if job.terms is not None and job.terms.correction is not None:
+            given["correction"] = job.terms.correction
+        order = TrainOrder(
+            *job.name,
+            lr=job.lr,
+            pull=None if job.terms is None else job.terms.pull,
+            pieces=self._sharing.pieces,
+            given=group.given.lay(given),
+            found=group.found.room({"vector": ("float32", (self._layout.length,)), **shapes}),
+            gradient=gradient,
+        )
+        reply = group.ask(order)[0]
+        assert isinstance(reply, TrainReply)
+        return group.found.views(order.found), reply
 
     def _outcome(self, found: Mapping[str, npt.NDArray[Any]], vector: Vector, state: State, done: Done) -> Outcome:
         trained = empty(self._layout.length, np.float32)
