@@ -32,6 +32,7 @@ COMMANDS = {
     "keys": ("fedgossip.cli.keys", "Make and show the keys by which peers know each other."),
     "topology": ("fedgossip.cli.topology", "Look at graphs: list, show, compare, draw."),
     "watch": ("fedgossip.cli.watch", "Watch a run while it goes on: on the terminal, or as a page."),
+    "board": ("fedgossip.cli.board", "All runs of a folder on one page: a table, and their curves beside each other."),
     "runs": ("fedgossip.cli.runs", "List runs."),
     "collect": ("fedgossip.cli.runs", "Put the folders of a run's peers together into one run."),
     "replay": ("fedgossip.cli.replay", "Tell fresh machines what those of a run were told: the same bits?"),

@@ -275,6 +275,7 @@ def _overlay(
         if shape is not None:
             shape(axes)
         drawing.legend_above(axes, columns)
+        drawing.zoomable(axes)
 
     return draw(name, height, paint)
 

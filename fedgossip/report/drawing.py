@@ -7,6 +7,7 @@ dark page needs no other figures: its style sheet names the few colours of `DARK
 from __future__ import annotations
 
 import io
+import json
 import re
 import warnings
 from collections.abc import Callable
@@ -100,12 +101,43 @@ def draw(name: str, height: float, paint: Callable[[Figure], None], width: float
         paint(figure)
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg")
-    return _inline(buffer.getvalue(), name)
+        axes = next((json.dumps(_axes(one)) for one in figure.axes if one.get_gid() == ZOOMABLE), None)
+    svg = _inline(buffer.getvalue(), name)
+    return svg if axes is None else svg.replace("<svg ", f"<svg data-axes='{axes}' ", 1)
+
+
+ZOOMABLE = "zoomable"
+
+
+def zoomable(axes: Axes) -> None:
+    """Let the page's script enlarge what is drawn here: lines and areas, over axes that are linear or logarithmic."""
+    axes.set_gid(ZOOMABLE)
+
+
+def _axes(axes: Axes) -> dict[str, Any]:
+    """Where the axes lie in the drawn figure, in its units from the top left, and what they range over."""
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    width, height = (72 * inches for inches in figure.get_size_inches())
+    box = axes.get_position()
+    frame = {"x": box.x0 * width, "y": (1 - box.y1) * height, "width": box.width * width, "height": box.height * height}
+    sides = {"x": (axes.get_xlim(), axes.get_xscale()), "y": (axes.get_ylim(), axes.get_yscale())}
+    told: dict[str, Any] = {"frame": {key: round(float(value), 3) for key, value in frame.items()}}
+    for name, ((low, high), scale) in sides.items():
+        told[name] = {"low": float(low), "high": float(high), "log": scale == "log", "percent": False}
+    told["y"]["percent"] = axes.yaxis.get_gid() == PERCENT
+    return told
+
+
+PERCENT = "percent"
 
 
 def _inline(svg: str, name: str) -> str:
     """Return `svg` for the inside of a page: no prologue, no metadata, only the ids in use, and these made unique."""
     svg = svg[svg.index("<svg") :]
+    svg = re.sub(
+        r'id="(?:matplotlib\.axis_([12])|percent)"', lambda m: f'data-axis="{"y" if m[1] != "1" else "x"}"', svg
+    )
     svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)
     svg = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", svg)
     svg = re.sub(r"<!--.*?-->\s*", "", svg, flags=re.DOTALL)
@@ -144,6 +176,7 @@ def percent_axis(axes: Axes) -> None:
 
     axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value * 100:g} %"))
+    axes.yaxis.set_gid(PERCENT)
 
 
 def whole_axis(axes: Axes) -> None:

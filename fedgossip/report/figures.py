@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from fedgossip.report import drawing
-from fedgossip.report.drawing import BLUE, DASHES, GREEN, ORANGE, PURPLE, QUIET, draw, legend_above
+from fedgossip.report.drawing import BLUE, DASHES, GREEN, ORANGE, PURPLE, QUIET, draw, legend_above, zoomable
 from fedgossip.report.forecast import ROUNDING, Band
 from fedgossip.report.numbers import byte_unit, second_unit
 from fedgossip.report.reading import RecordedRun
@@ -80,6 +82,7 @@ def scores(run: RecordedRun, name: str, axis: ByRow, lines: list[Line], label: s
         if score.percent:
             drawing.percent_axis(axes)
         legend_above(axes)
+        zoomable(axes)
 
     return draw(name, HEIGHT, paint)
 
@@ -108,6 +111,7 @@ def loss(run: RecordedRun, name: str, own: str = "on each peer’s own data") ->
         axes.set_ylim(bottom=0.0 if min(axes.get_ylim()) >= 0 else None)
         drawing.whole_axis(axes)
         legend_above(axes)
+        zoomable(axes)
 
     return draw(name, HEIGHT, paint)
 
@@ -132,6 +136,7 @@ def consensus(run: RecordedRun, name: str, forecast: Band | None) -> str | None:
         axes.set_ylabel("consensus distance")
         drawing.whole_axis(axes)
         legend_above(axes)
+        zoomable(axes)
 
     return draw(name, CONSENSUS_HEIGHT, paint)
 
@@ -151,9 +156,9 @@ def _forecast(axes: Axes, forecast: Band, floor: float) -> None:
         axes.plot(rounds[seen], upper[seen], label="forecast bound", color=QUIET, linestyle=DASHES[1], linewidth=1.4)
         return
     lower = forecast.lower.clip(min=floor)
-    axes.fill_between(
-        rounds[seen], lower[seen], upper[seen], label="forecast band", color=drawing.SKY, alpha=0.3, linewidth=0
-    )
+    along = np.concatenate([rounds[seen], rounds[seen][::-1]])  # one path, which the page's script can enlarge
+    across = np.concatenate([lower[seen], upper[seen][::-1]])
+    axes.fill(along, across, label="forecast band", color=drawing.SKY, alpha=0.3, linewidth=0)
 
 
 def _columns(points: list[tuple[int, float]]) -> tuple[list[float], list[float]]:

@@ -14,6 +14,9 @@ from pathlib import Path
 from fedgossip.plain import printable
 from fedgossip.report.drawing import DARK
 
+REPORT_SCRIPTS = ("figure.js", "script.js")
+"""Of every page, in this order."""
+
 
 class Markup(str):
     """Text that is markup already and is put into the page as it stands."""
@@ -108,7 +111,7 @@ def folded(title: str, inside: Markup) -> Markup:
 
 def document(title: str, head: Markup, body: Markup) -> str:
     """Return the whole page.  Its policy lets the browser fetch nothing and run no script but the page's own."""
-    script = files(__package__).joinpath("script.js").read_text("utf-8")
+    script = "".join(files(__package__).joinpath(name).read_text("utf-8") for name in REPORT_SCRIPTS)
     style = files(__package__).joinpath("style.css").read_text("utf-8") + _dark_figures()
     allowed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{allowed}'; img-src data:"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from fedgossip.privacy.guarantee import guarantee, meaning
 from fedgossip.report import drawing, figures
-from fedgossip.report.drawing import BLUE, DASHES, ORANGE, draw, legend_above
+from fedgossip.report.drawing import BLUE, DASHES, ORANGE, draw, legend_above, zoomable
 from fedgossip.report.markup import Markup, facts_table, figure, grid, section
 from fedgossip.report.numbers import NOTHING, number
 from fedgossip.report.participation import Participation
@@ -80,5 +80,6 @@ def _by_round(took: Participation, known: PrivacySpent, name: str) -> str | None
         axes.set_ylabel("ε")
         drawing.whole_axis(axes)
         legend_above(axes)
+        zoomable(axes)
 
     return draw(name, figures.HEIGHT, paint)

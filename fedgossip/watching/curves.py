@@ -10,9 +10,10 @@ Point = tuple[int, tuple[float | None, ...]]
 
 
 class Curve:
-    """Points (round, values), thinned evenly to POINTS_KEPT; the newest is always there."""
+    """Points (round, values), thinned evenly to `most`; the newest is always there."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = POINTS_KEPT) -> None:
+        self._most = most
         self._points: list[Point] = []
         self._every = 1
         self._count = 0
@@ -23,7 +24,7 @@ class Curve:
         if self._count % self._every == 0:
             self._points.append(self._last)
         self._count += 1
-        if len(self._points) > POINTS_KEPT:
+        if len(self._points) > self._most:
             del self._points[1::2]
             self._every *= 2
 

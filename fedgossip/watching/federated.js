@@ -27,13 +27,13 @@ function turns(peer) {
 }
 function ledCards(now) {
   const { contributions, answered, abandoned, mean, worst } = now.led;
-  const shown = [["rounds", String(now.round), now.rounds ? `of ${now.rounds}` : "behind the coordinator"]];
-  if (now.averaged !== null) shown.push(["global model", shown(now.averaged), `test ${graph.score.word}` + of(now.tested, now)]);
-  else if (now.loss !== null) shown.push(["global model", number(now.loss), "loss" + of(now.tested, now)]);
-  if (mean !== null) shown.push(["at the clients", shown(mean), `mean ${graph.score.word}` + (worst === null ? "" : `, worst ${shown(worst)}`)]);
-  if (!now.status && graph.wanted !== null && answered !== null) shown.push(["answered", String(answered), `of ${graph.wanted} in this round`]);
-  if (contributions !== null) shown.push(["contributions", String(contributions), "in the last round"]);
-  return [...shown, ["abandoned", String(abandoned), "rounds that changed nothing"], ["sent", size(now.bytes), "by all"]];
+  const told = [["rounds", String(now.round), now.rounds ? `of ${now.rounds}` : "behind the coordinator"]];
+  if (now.averaged !== null) told.push(["global model", shown(now.averaged), `test ${graph.score.word}` + of(now.tested, now)]);
+  else if (now.loss !== null) told.push(["global model", number(now.loss), "loss" + of(now.tested, now)]);
+  if (mean !== null) told.push(["at the clients", shown(mean), `mean ${graph.score.word}` + (worst === null ? "" : `, worst ${shown(worst)}`)]);
+  if (!now.status && graph.wanted !== null && answered !== null) told.push(["answered", String(answered), `of ${graph.wanted} in this round`]);
+  if (contributions !== null) told.push(["contributions", String(contributions), "in the last round"]);
+  return [...told, ["abandoned", String(abandoned), "rounds that changed nothing"], ["sent", size(now.bytes), "by all"]];
 }
 function showLedCharts(now) {
   const { score, loss, clients, contributions } = now.curves;

@@ -1,8 +1,6 @@
-"use strict";
 // Asks the watcher every second and draws what it says.  Every text goes in as text, never as markup.
 const EVERY_MS = 1000, SLOWEST_MS = 5000, PATIENCE_MS = 8000;
 const FEW = 60; // nodes with room for their number
-const NONE = "–";
 const QUIET = { training: "", ready: "", answered: "✓", done: "✓" }; // what stands at a node in place of its state
 const BAD = ["gone", "crashed", "died", "hung", "failed"];
 const TROUBLE = [...BAD, "suspected"];
@@ -22,38 +20,9 @@ const nodes = new Map(), links = new Map(), rows = new Map();
 
 // --- pieces -------------------------------------------------------------------------------------------------------
 
-function make(name, attributes = {}, ...inside) {
-  const made = document.createElement(name);
-  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-  made.append(...inside);
-  return made;
-}
-function draw(name, attributes = {}, ...inside) {
-  const made = document.createElementNS("http://www.w3.org/2000/svg", name);
-  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-  made.append(...inside);
-  return made;
-}
-function tell(element, text) {
-  if (element.textContent !== text) element.textContent = text; // what did not change is not announced again
-}
-function number(value) {
-  if (value === null || value === undefined) return NONE;
-  if (value === 0 || (Math.abs(value) >= 1e-3 && Math.abs(value) < 1e5)) return String(Number(value.toPrecision(3)));
-  const [mantissa, power] = value.toExponential(1).split("e");
-  const ten = "10" + [...String(Number(power))].map((digit) => "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"["-0123456789".indexOf(digit)]).join("");
-  return Number(mantissa) === 1 ? ten : `${Number(mantissa)}\u202f·\u202f${ten}`;
-}
-const percent = (value) => (value === null || value === undefined ? NONE : (100 * value).toFixed(1) + "\u202f%");
 const shown = (value) => (graph.score.percent ? percent(value) : number(value)); // of a score
 const scoreAxis = () => (graph.score.percent ? { format: percent, step: (y) => `${number(100 * y)}\u202f%` } : {});
 const capital = (word) => word.charAt(0).toUpperCase() + word.slice(1);
-function size(bytes) {
-  if (bytes === null) return NONE;
-  for (const [unit, length] of [["GB", 1e9], ["MB", 1e6], ["kB", 1e3]])
-    if (bytes >= length) return (bytes / length).toFixed(bytes >= 100 * length ? 0 : 1) + "\u202f" + unit;
-  return bytes + "\u202fB";
-}
 function time(seconds) {
   const s = Math.floor(seconds), two = (n) => String(n).padStart(2, "0");
   return s < 3600 ? `${Math.floor(s / 60)}:${two(s % 60)}` : `${Math.floor(s / 3600)}:${two(Math.floor(s / 60) % 60)}:${two(s % 60)}`;
@@ -178,28 +147,6 @@ function chart(place, title, why, lines, { log = false, zero = false, format = n
     draw("line", { x1: 1, x2: 25, y1: 5, y2: 5, stroke: colour, "stroke-width": 2.4, "stroke-dasharray": dash })), `${name} ${format(points.at(-1)[1])}`));
   figure.replaceChildren(make("ul", { class: "keys" }, ...keys), svg, make("figcaption", {}, make("b", {}, `${title}. `), why));
 }
-function ticks(low, high) {
-  if (high - low < 1e-9 * Math.max(Math.abs(high), 1e-9)) [low, high] = [low - (Math.abs(low) || 1) / 2, high + (Math.abs(high) || 1) / 2];
-  const rough = (high - low) / 4, power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 2.5, 5, 10].map((m) => m * power).find((s) => s >= rough);
-  const found = [];
-  for (let i = Math.floor(low / step + 1e-9); found.length < 12; i++) {
-    found.push(Number((i * step).toPrecision(12)));
-    if (i * step >= high - 1e-9 * step) break;
-  }
-  return found;
-}
-function decades(low, high) { // 1, 2, 5 times powers of ten around the values; of many, only the powers
-  const from = Math.floor(Math.log10(low)), to = Math.ceil(Math.log10(high) + 1e-9), many = Math.ceil((to - from) / 5);
-  const fine = [], powers = [];
-  for (let power = from; power <= to; power++) {
-    if ((power - from) % many === 0) powers.push(Number(`1e${power}`));
-    for (const m of [1, 2, 5]) fine.push(Number(`${m}e${power}`));
-  }
-  if (to - from > 2) return powers;
-  const first = fine.findLastIndex((at) => at <= low), last = fine.findIndex((at) => at >= high);
-  return fine.slice(first, Math.max(last, first + 1) + 1);
-}
 function column(curve, place) {
   return curve.filter((point) => point[place] !== null).map((point) => [point[0], point[place]]);
 }
@@ -250,11 +197,11 @@ function status(words, kind) {
 const of = (round, now) => (round === null || round === now.round ? "" : `, round ${round}`); // of a measurement that is not of now
 function showCards(now) {
   if (now.led) return cards(ledCards(now));
-  const shown = [["rounds", String(now.round), now.rounds ? `of ${now.rounds}` : "behind all peers"]];
-  if (now.averaged !== null) shown.push(...[["averaged model", now.averaged], ["mean peer", now.mean], ["worst peer", now.worst]].map(([who, value]) => [who, shown(value), `test ${graph.score.word}` + of(now.tested, now)]));
-  else if (now.loss !== null) shown.push(["loss", number(now.loss), "of the averaged model" + of(now.tested, now)]);
-  shown.push(["disagreement", number(now.distance), "consensus distance" + of(now.measured, now)], ["sent", size(now.bytes), "by all peers"]);
-  cards(shown);
+  const told = [["rounds", String(now.round), now.rounds ? `of ${now.rounds}` : "behind all peers"]];
+  if (now.averaged !== null) told.push(...[["averaged model", now.averaged], ["mean peer", now.mean], ["worst peer", now.worst]].map(([who, value]) => [who, shown(value), `test ${graph.score.word}` + of(now.tested, now)]));
+  else if (now.loss !== null) told.push(["loss", number(now.loss), "of the averaged model" + of(now.tested, now)]);
+  told.push(["disagreement", number(now.distance), "consensus distance" + of(now.measured, now)], ["sent", size(now.bytes), "by all peers"]);
+  cards(told);
 }
 function cards(shown) {
   $("cards").replaceChildren(...shown.map(([what, value, note]) => make("div", {}, make("dt", {}, what), make("dd", { class: "value" }, value), make("dd", { class: "note" }, note))));
