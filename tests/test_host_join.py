@@ -187,12 +187,11 @@ def test_where_nobody_answers_it_says_who_should(
     ("more", "words", "error"),
     [
         ("[data]\nsource = 'csv:a.csv?label=y'\ntest = 0.2\n", (), "a file of this machine"),
-        ("[algorithm]\nprivate = true\n", (), "fixed neighbours"),
         ("", ("--address", "0.0.0.0"), "every address"),
         ("", ("--data", "csv:a.csv?label=y"), "not common to peers"),
         ("", ("--port", "{taken}"), "port"),
     ],
-    ids=["file", "private", "address", "test", "port"],
+    ids=["file", "address", "test", "port"],
 )
 def test_what_cannot_be_hosted_is_said_before_an_invite_is_printed(
     more: str, words: tuple[str, ...], error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,

@@ -27,9 +27,10 @@ from fedgossip.drivers import hosting, joining, proposals
 from fedgossip.errors import ConfigError, NetworkError, NotWrittenError, PeerError
 from fedgossip.messages import Beginning, Enrol, Gathering, Invited, InviteProof, Proposal, TurnedAway
 from fedgossip.net import invite_server
+from fedgossip.net.endpoints import signed
 from fedgossip.net.identity import Identity, verify
 from fedgossip.net.invitation import Invitation, new_secret, read, written
-from fedgossip.net.invite_admission import Guest, InviteAdmission, Party
+from fedgossip.net.invite_admission import Guest, InviteAdmission, Party, Seats
 from fedgossip.net.invite_client import InviteClient, turned_away
 from fedgossip.net.invite_server import InviteServer
 from fedgossip.protocols.news import admission_of
@@ -101,10 +102,17 @@ def test_no_text_does_more_than_be_refused(text: str) -> None:
 # --- who is let in ----------------------------------------------------------------------------------------------------
 
 
+SEATS = Seats(3)
+
+
+def enrolling(who: Invited, identity: Identity, address: str = ADDRESS) -> Enrol:
+    return Enrol(who, __version__, address, signed(identity, address).signature)
+
+
 class House:
     """An organiser with a door, on disk in `folder`."""
 
-    def __init__(self, folder: Path, seats: int = 3, expires: int = LATER) -> None:
+    def __init__(self, folder: Path, seats: Seats = SEATS, expires: int = LATER) -> None:
         self.hosted = hosting.hosted(folder, "lan", "what", seats, expires, (1, 2))
         self.admission = hosting.invite_admission(self.hosted, "tcp://10.0.0.1:5700", PROPOSAL, b"x" * 40_000)
 
@@ -120,7 +128,8 @@ class House:
         return self.admission.answer(identity.public, InviteProof(self.who(identity), __version__), now)
 
     def enrol(self, identity: Identity, now: float = NOW, address: str = ADDRESS) -> object:
-        return self.admission.answer(identity.public, Enrol(self.who(identity), __version__, address), now)
+        said = enrolling(self.who(identity), identity, address)
+        return self.admission.answer(identity.public, said, now)
 
 
 @pytest.fixture
@@ -146,8 +155,8 @@ def test_a_proof_is_of_use_to_the_keys_in_it_alone(house: House) -> None:
     honest, thief = Identity.new(), Identity.new()
     stolen = house.who(honest)
     for who in (stolen, replace(stolen, verify=thief.verify)):
-        assert house.admission.answer(thief.public, Enrol(who, __version__, ADDRESS), NOW) == TurnedAway("unknown")
-    bent = Enrol(replace(stolen, verify=thief.verify), __version__, ADDRESS)
+        assert house.admission.answer(thief.public, enrolling(who, thief), NOW) == TurnedAway("unknown")
+    bent = enrolling(replace(stolen, verify=thief.verify), thief)
     assert house.admission.answer(honest.public, bent, NOW) == TurnedAway("unknown")
 
 
@@ -155,7 +164,7 @@ def test_a_proof_is_to_one_organiser_alone(house: House) -> None:
     """An organiser that was given a proof cannot use the invite of another with the same secret."""
     identity = Identity.new()
     elsewhere = replace(house.invitation, key=Identity.new().public)
-    said = Enrol(house.who(identity, elsewhere), __version__, ADDRESS)
+    said = enrolling(house.who(identity, elsewhere), identity)
     assert house.admission.answer(identity.public, said, NOW) == TurnedAway("unknown")
 
 
@@ -217,7 +226,7 @@ def test_the_organisers_restart_forgets_nobody(house: House, tmp_path: Path) -> 
 
 def test_a_folder_whose_run_has_not_ended_is_no_other_runs(house: House, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="another experiment"):
-        hosting.hosted(tmp_path, "lan", "something else", 3, LATER, (1, 2))
+        hosting.hosted(tmp_path, "lan", "something else", SEATS, LATER, (1, 2))
 
 
 def test_it_begins_with_those_that_are_here_and_later_ones_join(house: House) -> None:
@@ -229,7 +238,7 @@ def test_it_begins_with_those_that_are_here_and_later_ones_join(house: House) ->
     house.admission.party = replace(house.admission.party, expires=2 * LATER)
     told = house.enrol(late, LATER + 1)
     assert isinstance(told, Beginning) and [(one.node, one.since) for one in told.members] == [(0, 0), (1, 0), (2, -1)]
-    assert joining.checked(told, late) is told
+    assert joining.checked(told, late, SEATS) is told
 
 
 def test_the_organiser_signs_whom_it_lets_in_and_others_believe_nothing_else(house: House) -> None:
@@ -254,9 +263,9 @@ def test_the_organiser_signs_whom_it_lets_in_and_others_believe_nothing_else(hou
     ]
     for members in forged:
         with pytest.raises(PeerError):
-            joining.checked(replace(told, members=members), me)
+            joining.checked(replace(told, members=members), me, SEATS)
     with pytest.raises(PeerError):
-        joining.checked(replace(told, organiser=me.verify), me)
+        joining.checked(replace(told, organiser=me.verify), me, SEATS)
 
 
 def test_secrets_are_the_owners_alone_to_read(house: House) -> None:
@@ -301,7 +310,7 @@ def test_who_is_invited_reads_fetches_and_enrols(door: tuple[InviteServer, House
         assert joining.test_set(asking, whole, 1 << 20) == bytes(range(256)) * 300
         with pytest.raises(PeerError, match="too many"):
             joining.test_set(asking, whole, 1000)
-        assert isinstance(asking.ask(Enrol(asking.who, __version__, ADDRESS)), Gathering)
+        assert isinstance(asking.ask(enrolling(asking.who, asking.identity)), Gathering)
 
 
 @pytest.mark.sockets
@@ -357,7 +366,7 @@ def test_whatever_is_said_at_the_door_the_next_one_is_heard(door: tuple[InviteSe
     way, house = door
     identity, draw = Identity.new(), np.random.default_rng(seed)
     words = Words(draw, (0, 1, 2), 8, "float32", "layout")
-    words.heard += [InviteProof(house.who(identity), __version__), Enrol(house.who(identity), __version__, ADDRESS)]
+    words.heard += [InviteProof(house.who(identity), __version__), enrolling(house.who(identity), identity)]
     scribe = Scribe(words)
     caller = Caller(way.address, house.hosted.organiser.public, identity)
     try:
@@ -453,9 +462,9 @@ def test_what_is_built_in_is_no_code_of_anybodys(tmp_path: Path, monkeypatch: py
 def test_an_organiser_is_a_party_of_two_at_least(tmp_path: Path) -> None:
     for seats in (1, 129):
         with pytest.raises(ConfigError):
-            hosting.hosted(tmp_path, "lan", "what", seats, LATER, (1, 2))
-    assert Party(new_secret(), LATER, 2).node_of("nobody") is None
-    party = Party(new_secret(), LATER, 2)
+            hosting.hosted(tmp_path, "lan", "what", Seats(seats), LATER, (1, 2))
+    assert Party(new_secret(), LATER, Seats(2)).node_of("nobody") is None
+    party = Party(new_secret(), LATER, Seats(2))
     alone = InviteAdmission(Identity.new(), Guest("k", "v", "a"), party, PROPOSAL, lambda _: None)
     assert alone.here(0) == (0,)
 

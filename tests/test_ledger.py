@@ -123,9 +123,9 @@ def test_a_file_is_the_same_data_by_whatever_path_and_options(tmp_path: Path) ->
     found = set()
     for name in names:
         experiment.data.source = f"csv:{tmp_path}/{name}"
-        found.add(data_of(experiment, 2))
+        found.add(data_of(experiment.data.source, 2))
     assert found == {f"csv:{tmp_path.resolve()}/site-2.csv"}
-    assert data_of(load_experiment(learning("record")), 2) == "digits"
+    assert data_of(load_experiment(learning("record")).data.source, 2) == "digits"
 
 
 # --- the budget -------------------------------------------------------------------------------------------------------

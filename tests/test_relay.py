@@ -29,6 +29,7 @@ from fedgossip.net.relay import Limits
 from fedgossip.net.relay_client import RelayClient
 from fedgossip.net.relay_protocol import ANSWER, CALL, GREETING_BYTES, LISTEN, NO_TARGET, greeting, request, understood
 from fedgossip.net.roster_file import Roll
+from fedgossip.net.routing import Ways
 from fedgossip.net.transport import Arrived, LinkEvent, LinkUp, Routed
 from fedgossip.vectors import frozen
 
@@ -200,7 +201,7 @@ class Pair:
         for links, agent in zip(self.links, self.agents, strict=True):
             stack.callback(agent.close)
             stack.callback(links.close)
-            links.routing.reach(agent.way, None)
+            links.routing.reach(Ways(agent.way))
         self.agents[1].listen(relay.address, int(self.links[1].address.rpartition(":")[2]))
         wait_until(lambda: self.agents[1].listens_at(relay.address), SECONDS, "1 can be called")
         self.endpoints = {

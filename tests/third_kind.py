@@ -131,5 +131,12 @@ class ShardsPlan(PlanDefaults):
 
 RUN_KINDS.setdefault(
     "shards",
-    RunKind(ShardsExperiment, f"{__name__}:ShardsPlan", "workers = 4", "workers of several servers", check),
+    RunKind(
+        ShardsExperiment,
+        f"{__name__}:ShardsPlan",
+        "workers = 4",
+        "workers of several servers",
+        "shards.workers",
+        check,
+    ),
 )

@@ -76,19 +76,14 @@ def client(
     from fedgossip.errors import ConfigError
     from fedgossip.net.endpoints import load_endpoints
     from fedgossip.plans import compose
-    from fedgossip.plans.policy import agreed
+    from fedgossip.plans.policy import demands
 
     plan = _plan(experiment, overrides, seed)
     if node >= plan.learners:
         raise ConfigError(f"there is no client {node}", f"Clients are 0 to {plan.learners - 1}.")
     known = load_endpoints(endpoints, plan.n, plan.roles.listens)
-    learning, terms = None, None
-    if plan.secure:
-        learning = compose.task_of(plan.experiment, plan.learners, [node], os.urandom)
-        terms = agreed(policy, plan, known, learning[0])
-    elif policy.exists():
-        advice = f"Ask why, or remove {policy} if you agree that the coordinator sees every update of yours."
-        raise ConfigError(f"{policy} is there, and the experiment has switched the secure sum off", advice)
+    learning = compose.task_of(plan.experiment, plan.learners, [node], os.urandom) if plan.secure else None
+    terms = demands(policy, plan, known, learning[0] if learning else None)
     where = known[plan.coordinator].address
     return participant.Participant(
         experiment,

@@ -1,29 +1,27 @@
-"""`fedgossip host`: invite others to a run by a line of text, and be one of its peers."""
+"""`fedgossip host`: invite others to a run by a line of text, and be one of its peers, or its coordinator."""
 
 from __future__ import annotations
 
 import contextlib
-import shlex
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from fedgossip.cli.invited import InvitedSeat
 from fedgossip.cli.portable import portable_option
 from fedgossip.cli.text import echo
 
 if TYPE_CHECKING:
     from fedgossip.drivers.hosting import Hosted
-    from fedgossip.drivers.proposals import Learning, SharedExperiment
-    from fedgossip.net.addresses import Whereabouts
+    from fedgossip.drivers.proposals import SharedExperiment
+    from fedgossip.errors import TooFewPeersError
     from fedgossip.net.invite_admission import InviteAdmission
     from fedgossip.net.invite_server import InviteServer
-    from fedgossip.net.reachability import Through
     from fedgossip.net.relay_client import RelayClient
-    from fedgossip.plans.gossip import GossipPlan
+    from fedgossip.plans.plan import Plan
 
 INVITE_PORT, PEER_PORT = 5699, 5700
 LOOK_SECONDS = 1.0
@@ -34,17 +32,18 @@ TELL_SECONDS = 1.0
 
 @click.command()
 @click.argument("experiment", type=click.Path(path_type=Path))
-@click.option("--peers", type=click.IntRange(2, 128), help="How many take part, this one too.  [default: topology.n]")
-@click.option("--data", default="", help="This peer's own data, where each brings its own: csv:FILE?label=COLUMN.")
+@click.option("--peers", type=click.IntRange(1, 128),
+              help="How many learn: peers or workers, this one too; or clients.  [default: as the file says]")
+@click.option("--data", default="", help="This machine's own data, where each brings its own: csv:FILE?label=COLUMN.")
 @click.option("--expires", "minutes", type=click.FloatRange(0.01, 60 * 24 * 30), default=60.0, show_default=True,
-              metavar="MINUTES", help="So long people may come; then it begins with those who are here.")
+              metavar="MINUTES", help="So long people may come; then it begins with those who are here, if it can.")
 @click.option("--address", "addresses", multiple=True, metavar="HOST",
               help="Where others reach this machine.  [default: found out]  May be given several times.")
 @click.option("--relay", "relays", multiple=True, metavar="HOST:PORT",
               help="A relay through which this machine is reached: see `fedgossip relay`.")
 @click.option("--invite-port", type=click.IntRange(1, 65535),
               help=f"TCP port for those who come.  [default: {INVITE_PORT}]")
-@click.option("--port", type=click.IntRange(1, 65535), help=f"TCP port of this peer.  [default: {PEER_PORT}]")
+@click.option("--port", type=click.IntRange(1, 65535), help=f"TCP port of the run.  [default: {PEER_PORT}]")
 @click.option("--folder", type=click.Path(path_type=Path), default=Path("hosting"), show_default=True,
               help="For keys, the invite and the run.")
 @click.option("--qr", is_flag=True, help="Show the invite as a QR code too.")
@@ -68,7 +67,8 @@ def host(
     overrides: tuple[str, ...],
     seed: int | None,
 ) -> int:
-    """Print an invite to the run that the file EXPERIMENT describes, wait for those who come, and take part.
+    """Print an invite to the run that the file EXPERIMENT describes, wait for those who come, and take part: as a peer
+    of a graph, a worker of a parallel run, or the coordinator of clients.
 
     Nobody needs the file but this machine.  The same command goes on after an interruption, with the same invite.
     """
@@ -82,14 +82,15 @@ def host(
     from fedgossip.plans.plan import hash_of
 
     whole, plan = _plan(experiment, peers, data, overrides, seed)
-    own = learning_of(plan, 0, whole.data)
-    task, _ = own or compose.task_of(plan.experiment, plan.learners, [0])
+    seats = hosting.seats_of(plan)
+    own = learning_of(plan, seats.own, whole.data)
+    task, _ = own or compose.task_of(plan.experiment, plan.learners, [seats.own] if seats.own < plan.learners else [])
     proposal = proposal_of(whole, task)
     expires = int(time.time() + 60 * minutes)
     what = hash_of({"text": proposal.experiment, "graph": proposal.graph, "test": proposal.test_digest})
     with contextlib.ExitStack() as stack:
         ports = _hold(stack, invite_port, INVITE_PORT), _hold(stack, port, PEER_PORT)
-        hosted = hosting.hosted(folder, experiment.stem, what, plan.n, expires, ports)
+        hosted = hosting.hosted(folder, experiment.stem, what, seats, expires, ports)
         hosted = hosting.renewed(hosted, time.time(), expires)
         through = [_relay(one) for one in relays]
         agent = _at_relays(stack, hosted, through)
@@ -101,9 +102,11 @@ def host(
         if announce:
             _announce(stack, experiment.stem, hosted, called)
         if not way.party.founders:
-            _wait(server, way)
-        moving = None if addresses else here
-        return _take_part(experiment, plan, hosted, server, way, own, agent.way if agent else None, moving)
+            _wait(server, way, plan)
+        ways = hosting.ways_of(plan, agent.way if agent else None, None if addresses else here)
+        seat = InvitedSeat(plan, seats.own, hosted.folder, hosted.folder / hosting.PEER_KEY, ways, hosted.ports[1],
+                           learning=own, data=whole.data)  # fmt: skip
+        return _take_part(seat, hosted, server, way)
 
 
 def _relay(text: str) -> str:
@@ -165,20 +168,14 @@ def _show(invite: str, *, qr: bool) -> None:
 
 def _plan(
     experiment: Path, peers: int | None, data: str, overrides: tuple[str, ...], seed: int | None
-) -> tuple[SharedExperiment, GossipPlan]:
-    from fedgossip.drivers.members import check_open
+) -> tuple[SharedExperiment, Plan]:
     from fedgossip.drivers.proposals import shared
-    from fedgossip.errors import ConfigError
-    from fedgossip.experiment import GossipExperiment, load_experiment
+    from fedgossip.experiment import load_experiment
     from fedgossip.plans import compose
 
-    counted = [f"topology.n={peers}"] if peers else []
-    found = load_experiment(experiment, [*overrides, *counted], seed=seed)
-    if not isinstance(found, GossipExperiment):
-        advice = "For a coordinator and its clients: docs/coordinator.md, with `fedgossip keys new` on each machine."
-        raise ConfigError(f"{experiment} is no gossip run, and to others nobody can be invited yet", advice)
-    whole = shared(found, data)
-    return whole, check_open(compose.plan(whole.experiment))
+    found = load_experiment(experiment, overrides, size=peers, seed=seed)
+    whole = shared(found, data, compose.plan(found).roles.leader)
+    return whole, compose.plan(whole.experiment)
 
 
 def _given(given: tuple[str, ...], port: int) -> list[str]:
@@ -191,82 +188,64 @@ def _given(given: tuple[str, ...], port: int) -> list[str]:
     return found
 
 
-def _wait(server: InviteServer, admission: InviteAdmission) -> None:
+def _wait(server: InviteServer, admission: InviteAdmission, plan: Plan) -> None:
     """Let people in until all are here, or the time is over.  Raises TooFewPeersError."""
-    from fedgossip.errors import TooFewPeersError
-
     said = ""
     while not admission.is_ready(now := time.time()):
         if now >= admission.party.expires:
-            advice = "Start it again with a later --expires; the invite stays the same."
-            raise TooFewPeersError("nobody came before the invite expired", advice)
-        line = _who(admission, now)
+            raise _too_few(admission, now)
+        line = _who(admission, now, plan)
         if line != said:
             echo(line, err=True)
         said = line
         server.serve(LOOK_SECONDS)
-    echo(f"Peers {_listed(admission.here(time.time()))} are here: it begins.", err=True)
+    here = ", ".join(plan.roles.label(node) for node in sorted(admission.here(time.time())))
+    echo(f"Here: {here}.  It begins.", err=True)
 
 
-def _who(admission: InviteAdmission, now: float) -> str:
+def _too_few(admission: InviteAdmission, now: float) -> TooFewPeersError:
+    from fedgossip.errors import TooFewPeersError
+
+    here, seats = len(admission.here(now)), admission.party.seats
+    advice = "Start it again with a later --expires; the invite stays the same."
+    if here == 1:
+        return TooFewPeersError("nobody came before the invite expired", advice)
+    text = f"{here} of {seats.count} were here when the invite expired, and this run begins with all of them"
+    return TooFewPeersError(text, f"{advice}  Or give fewer --peers, and another --folder.")
+
+
+def _who(admission: InviteAdmission, now: float, plan: Plan) -> str:
     here, party = admission.here(now), admission.party
-    names = [_name(admission, node) for node in here]
-    away = [_name(admission, node) for node in party.guests if node not in here]
+    names = [_name(admission, node, plan) for node in here]
+    away = [_name(admission, node, plan) for node in party.guests if node not in here]
     until = time.strftime("%H:%M", time.localtime(party.expires))
-    missing = party.seats - len(here)
+    missing = party.seats.count - len(here)
     gone = f"; {', '.join(away)} was here and is away" if away else ""
-    return f"Here: {', '.join(names)}{gone}.  Waiting for {missing} more of {party.seats}, until {until}."
+    return f"Here: {', '.join(names)}{gone}.  Waiting for {missing} more of {party.seats.count}, until {until}."
 
 
-def _name(admission: InviteAdmission, node: int) -> str:
-    if node == 0:
-        return "peer 0 (this one)"
+def _name(admission: InviteAdmission, node: int, plan: Plan) -> str:
+    label, seats = plan.roles.label(node), admission.party.seats
+    if node == seats.own:
+        return f"{label} (this one)"
     host = admission.party.guests[node].address.partition("://")[2].partition(",")[0].rpartition(":")[0]
-    return f"peer {node} ({host})"
+    return f"{label} ({host})" if host else label
 
 
-def _listed(nodes: tuple[int, ...]) -> str:
-    return ", ".join(map(str, nodes))
+def _take_part(seat: InvitedSeat, hosted: Hosted, server: InviteServer, admission: InviteAdmission) -> int:
+    from fedgossip.drivers.hosting import write_endpoints
 
-
-def _take_part(
-    experiment: Path,
-    plan: GossipPlan,
-    hosted: Hosted,
-    server: InviteServer,
-    admission: InviteAdmission,
-    learning: Learning | None,
-    through: Through | None,
-    whereabouts: Whereabouts | None,
-) -> int:
-    from fedgossip.checkpoints import incarnation_of
-    from fedgossip.cli.participant import Participant
-    from fedgossip.drivers.hosting import ENDPOINTS, PEER_KEY, RUN, write_endpoints
-    from fedgossip.net.endpoints import load_members
-
-    out, endpoints = hosted.folder / RUN, hosted.folder / ENDPOINTS
-    again = out.is_dir() and incarnation_of(out) >= 0
-    if not again:
+    if not seat.again:
         admission.begin(time.time())
         write_endpoints(hosted.folder, hosted.organiser.verify, admission.members())
     until = time.monotonic() + TELL_SECONDS
-    while not again and (left := until - time.monotonic()) > 0:
+    while not seat.again and (left := until - time.monotonic()) > 0:
         server.serve(left)
     server.serve_beside()
-    members = replace(load_members(endpoints, 0), through=through, whereabouts=whereabouts)
-    code = Participant(
-        experiment, plan, 0, "peer 0", hosted.folder / PEER_KEY, endpoints, dict(members.endpoints), out, again,
-        f"tcp://*:{hosted.ports[1]}", members, learning=learning, again=_command(),
-    ).take_part("waiting for its neighbours")  # fmt: skip
+    code = seat.take_part()
     if code != 130:
         admission.end()
     return code
-
-
-def _command() -> str:
-    import sys
-
-    return shlex.join(["fedgossip", *sys.argv[1:]])
 
 
 def _show_code(text: str) -> None:

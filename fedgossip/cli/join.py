@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from fedgossip.cli.invited import InvitedSeat
 from fedgossip.cli.text import columns, echo
 
 if TYPE_CHECKING:
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from fedgossip.net.invite_client import InviteClient
     from fedgossip.net.reachability import Through
     from fedgossip.net.relay_client import RelayClient
-    from fedgossip.plans.gossip import GossipPlan
+    from fedgossip.net.routing import Ways
+    from fedgossip.plans.plan import Plan
 
 PEER_PORT = 5700
 SEARCH_SECONDS = 3.0
@@ -31,13 +32,26 @@ SEARCH_SECONDS = 3.0
 
 @click.command()
 @click.argument("invite", nargs=-1)
-@click.option("--data", default="", help="This peer's own data, where each brings its own: csv:FILE?label=COLUMN.")
+@click.option("--data", default="", help="One's own data, where each brings its own: csv:FILE?label=COLUMN.")
 @click.option("--yes", is_flag=True, help="Take part without asking: for scripts.")
 @click.option("--address", metavar="HOST", help="Where the others reach this machine.  [default: found out]")
-@click.option("--port", type=click.IntRange(1, 65535), help=f"TCP port of this peer.  [default: {PEER_PORT}]")
+@click.option("--port", type=click.IntRange(1, 65535), help=f"TCP port, where others call.  [default: {PEER_PORT}]")
 @click.option("--folder", type=click.Path(path_type=Path), default=Path("joined"), show_default=True,
               help="For keys, the experiment and the run.")
-def join(invite: tuple[str, ...], data: str, yes: bool, address: str | None, port: int | None, folder: Path) -> int:
+@click.option("--key", type=click.Path(path_type=Path),
+              help="One's own key pair, from `fedgossip keys new`.  [default: one for this invite]")
+@click.option("--policy", type=click.Path(path_type=Path),
+              help="As a client: what one insists on; made at first.  [default: policy.toml in the invite's folder]")
+def join(
+    invite: tuple[str, ...],
+    data: str,
+    yes: bool,
+    address: str | None,
+    port: int | None,
+    folder: Path,
+    key: Path | None,
+    policy: Path | None,
+) -> int:
     """Take part in the run that INVITE is for, a text that begins with fg1-; without it, list what is announced here.
 
     What would be run is shown first, and nothing runs before you agree.  The same command goes on after an
@@ -50,7 +64,7 @@ def join(invite: tuple[str, ...], data: str, yes: bool, address: str | None, por
     if not invite:
         return _list()
     invitation = read("".join(invite))
-    place = joining.folder_of(folder, invitation)
+    place = joining.folder_of(folder, invitation, key)
     with contextlib.ExitStack() as stack:
         more, agent = _searched(stack, invitation.key), _agent(stack, invitation, place)
         through = agent.way if agent else None
@@ -59,7 +73,19 @@ def join(invite: tuple[str, ...], data: str, yes: bool, address: str | None, por
         echo(f"Calling the organiser at {', '.join(invitation.addresses)}", err=True)
         proposal = joining.proposal(client)
         plan = _agreed(proposal, invitation, place, data, yes=yes)
-        return _take_part(client, proposal, plan, place, data, address, port, agent)
+        own = _Own(data, address, port, policy, folder / "keys.spent" if key is None else None)
+        return _take_part(client, proposal, plan, place, own, agent)
+
+
+@dataclass(frozen=True)
+class _Own:
+    """What this person has said of this machine."""
+
+    data: str
+    address: str | None
+    port: int | None
+    policy: Path | None
+    spent: Path | None
 
 
 def _agent(stack: contextlib.ExitStack, invitation: Invitation, place: Joined) -> RelayClient | None:
@@ -118,10 +144,9 @@ def _searched(stack: contextlib.ExitStack, key: str) -> Callable[[], Sequence[st
     return search.addresses
 
 
-def _agreed(proposal: Proposal, invitation: Invitation, place: Joined, data: str, *, yes: bool) -> GossipPlan:
+def _agreed(proposal: Proposal, invitation: Invitation, place: Joined, data: str, *, yes: bool) -> Plan:
     """Show what would be run, and return its plan if this person wants it.  Raises FedgossipError."""
     from fedgossip.drivers import proposals
-    from fedgossip.drivers.members import check_open
     from fedgossip.errors import ConfigError
     from fedgossip.plans import compose
 
@@ -129,7 +154,7 @@ def _agreed(proposal: Proposal, invitation: Invitation, place: Joined, data: str
     experiment = proposals.experiment_of(proposal, place.path)
     code = proposals.check_code(proposal, experiment)
     proposals.check_data(experiment, data)
-    plan = check_open(compose.plan(experiment))
+    plan = compose.plan(experiment)
     echo(columns(_shown(plan, proposal, invitation, data, code)), err=True)
     if yes:
         return plan
@@ -140,28 +165,28 @@ def _agreed(proposal: Proposal, invitation: Invitation, place: Joined, data: str
     return plan
 
 
-def _shown(
-    plan: GossipPlan, proposal: Proposal, invitation: Invitation, data: str, code: list[str]
-) -> list[tuple[str, str]]:
+def _shown(plan: Plan, proposal: Proposal, invitation: Invitation, data: str, code: list[str]) -> list[tuple[str, str]]:
     """What a person must know before anything runs."""
+    from fedgossip.drivers.members import is_open
+
     e = plan.experiment
     learns = e.learns
-    size = {"float32": 4, "float64": 8}.get(proposal.dtype, 4) * proposal.parameters * plan.vectors
+    terms = plan.terms(proposal.parameters, {"float32": 4, "float64": 8}.get(proposal.dtype, 4))
     steps = f"{e.train.local_steps} steps" if e.train.local_steps else f"{e.train.local_epochs} epochs"
-    trained = f", each of {steps}, {e.train.optimizer} with lr {e.train.lr:g}" if learns else ""
+    each = "one gradient" if plan.gradients else f"{steps}, {e.train.optimizer}"
+    trained = f", each of {each} with lr {e.train.lr:g}" if learns else ""
     source = data or e.data.source
     stays = "yours; it stays on this machine" if data else "shared out by the experiment's seed"
-    hidden = "masked: neighbours learn their sum alone" if e.algorithm.private else "as it is: they see your model"
     rows = [
         ("Experiment", e.name or plan.name),
         ("Organiser", f"key {invitation.key}"),
         ("Model", f"{e.model.source if learns else e.task.kind}, {proposal.parameters:,} numbers of {proposal.dtype}"),
         ("Data", f"{source}: {stays}" if learns else "none"),
         ("Rounds", f"{e.rounds}{trained}"),
-        ("Graph", f"{plan.name}, {plan.n} peers; others may come and go; {e.algorithm.name}, {e.algorithm.mode}"),
-        ("Sent", f"this peer's model to its neighbours, about {size:,} bytes each time; no data"),
-        ("Seen", hidden),
-        ("Budget", "none: what is sent tells something of the data that it was learned from"),
+        ("Method", f"{terms.how}; others may come and go" if is_open(plan) else terms.how),
+        ("Sent", terms.sent),
+        ("Seen", terms.seen),
+        ("Budget", terms.budget),
         ("Code", f"{', '.join(code)}: the files here are the organiser's" if code else "none but fedgossip's own"),
     ]
     if proposal.test:
@@ -170,52 +195,56 @@ def _shown(
 
 
 def _take_part(
-    client: InviteClient,
-    proposal: Proposal,
-    plan: GossipPlan,
-    place: Joined,
-    data: str,
-    address: str | None,
-    port: int | None,
-    agent: RelayClient | None,
+    client: InviteClient, proposal: Proposal, plan: Plan, place: Joined, own: _Own, agent: RelayClient | None
 ) -> int:
-    import tomli_w
-
-    from fedgossip.checkpoints import incarnation_of
-    from fedgossip.cli.participant import Participant
     from fedgossip.drivers import hosting, joining, proposals
-    from fedgossip.net.addresses import Whereabouts, hold_port, port_of
-    from fedgossip.net.endpoints import check_reachable, load_members
-    from fedgossip.rundir.run_directory import write_whole
 
     proposals.keep_test(proposal, joining.test_set(client, proposal, proposals.TEST_BYTES_MAX), place.path)
-    out, experiment = place.path / hosting.RUN, place.path / "experiment.toml"
-    again = out.is_dir() and incarnation_of(out) >= 0
-    before = _port_of(place)
-    with hold_port(before or port or PEER_PORT, exactly=bool(before or port)) as holder:
-        number = port_of(holder)
-        write_whole(place.path / "port", str(number).encode())
-        relays = _relays(client.invitation) if agent else []
-        for relay in relays:
-            assert agent
-            agent.listen(relay, number)
-        given = [f"tcp://{address}:{number}"] if address else []
-        here = Whereabouts(number, relays, client.reached, given)
-        check_reachable(here.text, "--address")
-        own = proposals.learning_of(plan, 1, data)  # what cannot be read is said before anybody waits for us
-        beginning = joining.enrolled(client, here.text, _Waiting(), time.sleep)
+    seats = hosting.seats_of(plan)
+    with contextlib.ExitStack() as stack:
+        port = _held(stack, place, own.port) if seats.called else None
+        address, ways = _whereabouts(client, plan, own, port, agent)
+        first = next(node for node in range(plan.n) if node != seats.own)
+        learning = proposals.learning_of(plan, first, own.data)  # what cannot be read is said before anybody waits
+        waiting = _Waiting(plan)
+        beginning = joining.enrolled(client, seats, address if seats.called else "", waiting, time.sleep)
         joining.keep_members(place.path, beginning)
-        write_whole(experiment, tomli_w.dumps(plan.experiment.to_dict()).encode())
-        endpoints, node = place.path / hosting.ENDPOINTS, beginning.node
-        moving = None if given else here
-        members = load_members(endpoints, node)
-        members = replace(members, through=agent.way if agent else None, whereabouts=moving)
-        own = proposals.learning_of(plan, node, data) if own else None
-        return Participant(
-            experiment, plan, node, f"peer {node}", place.path / hosting.PEER_KEY, endpoints, dict(members.endpoints),
-            out, again, f"tcp://*:{number}", members, _is_late(beginning), learning=own,
-            again=shlex.join(["fedgossip", *sys.argv[1:]]),
-        ).take_part("calling its neighbours")  # fmt: skip
+        node = beginning.node
+        if learning and node != first:
+            learning = proposals.learning_of(plan, node, own.data)
+        return InvitedSeat(
+            plan, node, place.path, place.key, ways, port, _is_late(beginning), learning, own.data, own.policy,
+            own.spent,
+        ).take_part()  # fmt: skip
+
+
+def _held(stack: contextlib.ExitStack, place: Joined, wanted: int | None) -> int:
+    """Hold the port at which others call, the same in every life; return its number.  Raises ConfigError."""
+    from fedgossip.net.addresses import hold_port, port_of
+    from fedgossip.rundir.run_directory import write_whole
+
+    before = _port_of(place)
+    port = port_of(stack.enter_context(hold_port(before or wanted or PEER_PORT, exactly=bool(before or wanted))))
+    write_whole(place.path / "port", str(port).encode())
+    return port
+
+
+def _whereabouts(
+    client: InviteClient, plan: Plan, own: _Own, port: int | None, agent: RelayClient | None
+) -> tuple[str, Ways]:
+    """Where the others call, and how we reach them.  Raises ConfigError."""
+    from fedgossip.drivers.hosting import ways_of
+    from fedgossip.net.addresses import Whereabouts
+    from fedgossip.net.endpoints import check_reachable
+
+    relays = _relays(client.invitation) if agent else []
+    for relay in relays:
+        if agent and port:
+            agent.listen(relay, port)
+    given = [f"tcp://{own.address}:{port}"] if own.address else []
+    here = Whereabouts(port or PEER_PORT, relays, client.reached, given)
+    check_reachable(here.text, "--address")
+    return here.text, ways_of(plan, agent.way if agent else None, None if given else here)
 
 
 def _is_late(beginning: Beginning) -> bool:
@@ -233,12 +262,14 @@ def _port_of(place: Joined) -> int | None:
 class _Waiting:
     """Says who is here, whenever that changes."""
 
-    def __init__(self) -> None:
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
         self._said = ""
 
     def __call__(self, known: Gathering) -> None:
         until = time.strftime("%H:%M", time.localtime(time.time() + known.seconds))
-        here = ", ".join(f"peer {node}" + (" (this one)" if node == known.node else "") for node in known.here)
+        label = self._plan.roles.label
+        here = ", ".join(label(node) + (" (this one)" if node == known.node else "") for node in known.here)
         said = f"Here: {here}.  Waiting for {known.wanted - len(known.here)} more of {known.wanted}"
         if said != self._said:
             echo(f"{said}, until {until}.", err=True)

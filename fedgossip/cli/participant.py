@@ -16,6 +16,7 @@ from fedgossip.cli.text import echo
 
 if TYPE_CHECKING:
     from fedgossip.net.endpoints import Endpoint, Members
+    from fedgossip.net.routing import Ways
     from fedgossip.plans.plan import Plan
     from fedgossip.plans.tasks import DataShares
     from fedgossip.rundir.peer_files import PeerEnded
@@ -67,6 +68,11 @@ class Participant:
     policy: Policy | None = None
     learning: tuple[LocalTask, DataShares] | None = None
     """The task, where it has been made already."""
+    data: str = ""
+    """The source of its own data, where the experiment names none."""
+    spent: Path | None = None
+    """Where it notes what it spends of privacy; None: beside the key."""
+    ways: Ways | None = None
     trace_bytes: int = 0
     again: str = ""
     """The command that goes on after an interruption; "" for this one with --out and --resume."""
@@ -78,6 +84,7 @@ class Participant:
         from fedgossip.cli.progress import Progress
         from fedgossip.drivers.peer import run_peer
         from fedgossip.errors import TooFewPeersError
+        from fedgossip.net.routing import DIRECT
         from fedgossip.plans.ledger import SUFFIX
         from fedgossip.rundir.mask_ledger import LEDGER
         from fedgossip.rundir.peer_files import empty_folder
@@ -109,7 +116,9 @@ class Participant:
                 learning=self.learning,
                 trace_bytes=self.trace_bytes,
                 masked=self.key.with_name(f"{self.key.name}.{LEDGER}"),
-                spent=self.key.with_name(f"{self.key.name}.{SUFFIX}"),
+                spent=self.spent or self.key.with_name(f"{self.key.name}.{SUFFIX}"),
+                data=self.data,
+                ways=self.ways or DIRECT,
             )
         early = ended.counts.get("ended_early")
         word = f"ended by the {self._leader}" if early else ended.status

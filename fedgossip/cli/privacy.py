@@ -82,7 +82,7 @@ def _before(plan: FederationPlan, node: int | None, key: Path) -> list[Mechanism
     who = plan.coordinator if node is None else node
     if not plan.spends(who):
         raise ConfigError("records are accounted for by each client", "Say whose key it is with --id.")
-    return spent_on(key.with_name(f"{key.name}.{SUFFIX}"), plan.unit, data_of(plan.experiment, who))
+    return spent_on(key.with_name(f"{key.name}.{SUFFIX}"), plan.unit, data_of(plan.experiment.data.source, who))
 
 
 @privacy.command()

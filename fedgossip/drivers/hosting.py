@@ -10,7 +10,7 @@ begins; then it is a member as any, and its invite's server goes on beside it fo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,13 +18,17 @@ import msgspec
 
 from fedgossip import owner_files
 from fedgossip.decoding import UnreadableError, from_json
+from fedgossip.drivers.members import is_open
 from fedgossip.errors import ConfigError
 from fedgossip.machine import NodeId
 from fedgossip.messages import INVITED_MAX, Entry, Proposal
-from fedgossip.net.endpoints import Endpoint, block
+from fedgossip.net.endpoints import Endpoint, block, signed
 from fedgossip.net.identity import Identity
 from fedgossip.net.invitation import Invitation, new_secret
-from fedgossip.net.invite_admission import ENDED, Guest, InviteAdmission, Party
+from fedgossip.net.invite_admission import ENDED, Guest, InviteAdmission, Party, Seats
+from fedgossip.net.reachability import Through
+from fedgossip.net.routing import Ways
+from fedgossip.plans.plan import Plan
 from fedgossip.rundir.run_directory import write_whole
 
 INVITE, ENDPOINTS, RUN = "invite.json", "endpoints.toml", "run"
@@ -36,6 +40,7 @@ class _GuestRow(msgspec.Struct):
     key: str
     verify: str
     address: str
+    signature: str = ""
 
 
 class _Invite(msgspec.Struct):
@@ -47,6 +52,9 @@ class _Invite(msgspec.Struct):
     guests: list[_GuestRow] = []
     founders: list[int] = []
     ended: bool = False
+    own: int = 0
+    fixed: bool = False
+    called: bool = True
 
 
 _DECODER = msgspec.json.Decoder(_Invite)
@@ -66,10 +74,11 @@ class Hosted:
 
     def keep(self, party: Party) -> None:
         """Put the party on disk.  Raises NotWrittenError."""
-        guests = [_GuestRow(node, one.key, one.verify, one.address) for node, one in sorted(party.guests.items())]
+        found, seats = sorted(party.guests.items()), party.seats
+        guests = [_GuestRow(node, one.key, one.verify, one.address, one.signature) for node, one in found]
         content = _Invite(
-            party.secret.hex(), party.expires, party.seats, self.experiment, self.ports, guests,
-            list(party.founders), party.ended,
+            party.secret.hex(), party.expires, seats.count, self.experiment, self.ports, guests, list(party.founders),
+            party.ended, seats.own, seats.fixed, seats.called,
         )  # fmt: skip
         write_whole(self.folder / INVITE, msgspec.json.format(msgspec.json.encode(content), indent=1))
 
@@ -79,13 +88,27 @@ class Hosted:
 
     def host(self, address: str) -> Guest:
         """The organiser's own member."""
-        return Guest(self.peer.public, self.peer.verify, address)
+        return Guest(self.peer.public, self.peer.verify, address, signed(self.peer, address).signature)
 
 
-def hosted(folder: Path, name: str, experiment: str, seats: int, expires: int, ports: tuple[int, int]) -> Hosted:
+def seats_of(plan: Plan) -> Seats:
+    """Return the places of a run: a coordinator's own is its organiser's, of equals the first."""
+    own = 0 if plan.roles.leader is None else plan.roles.leader
+    called = any(plan.roles.listens(node) for node in range(plan.n) if node != own)
+    return Seats(plan.n, own, fixed=not is_open(plan), called=called)
+
+
+def ways_of(plan: Plan, through: Through | None, whereabouts: Callable[[], str] | None) -> Ways:
+    """How one that was let in reaches the others: it says where it is where members tell each other, and looks where
+    it is where nobody calls it."""
+    return Ways(through, whereabouts if is_open(plan) or not seats_of(plan).called else None)
+
+
+def hosted(folder: Path, name: str, experiment: str, seats: Seats, expires: int, ports: tuple[int, int]) -> Hosted:
     """Return the run of this name in `folder`: the one that has not ended, or a new one.  Raises ConfigError."""
-    if not 2 <= seats <= INVITED_MAX:
-        raise ConfigError(f"{seats} peers", f"An invite is for 2 to {INVITED_MAX}; more are let in by their keys.")
+    if not 2 <= seats.count <= INVITED_MAX:
+        text = f"{seats.count} that take part"
+        raise ConfigError(text, f"An invite is for 2 to {INVITED_MAX}; more are let in by their keys.")
     owner_files.made(folder)
     organiser = _identity(folder / ORGANISER_KEY)
     number = 1
@@ -101,8 +124,8 @@ def hosted(folder: Path, name: str, experiment: str, seats: int, expires: int, p
     return made
 
 
-def _again(place: Path, organiser: Identity, invite: _Invite, experiment: str, seats: int) -> Hosted:
-    if (invite.experiment, invite.seats) != (experiment, seats):
+def _again(place: Path, organiser: Identity, invite: _Invite, experiment: str, seats: Seats) -> Hosted:
+    if (invite.experiment, invite.seats) != (experiment, seats.count):
         advice = f"Go on with that one, or remove {place}: its invite is of no use then."
         raise ConfigError(f"{place} holds an invite to another experiment, whose run has not ended", advice)
     return Hosted(place, organiser, _identity(place / PEER_KEY), _party(invite), experiment, invite.ports)
@@ -134,7 +157,7 @@ def write_endpoints(folder: Path, organiser: str, members: Sequence[Entry]) -> N
     lines = [f"organiser = '{organiser}'"]
     for one in members:
         admission = "" if one.since == 0 else one.admission
-        lines.append(block(one.node, Endpoint(one.address, one.key, one.verify, admission)))
+        lines.append(block(one.node, Endpoint(one.address, one.key, one.verify, admission, one.signature)))
     write_whole(folder / ENDPOINTS, "\n".join(lines).encode())
 
 
@@ -155,6 +178,8 @@ def _read(path: Path) -> _Invite | None:
 
 
 def _party(invite: _Invite) -> Party:
-    guests: dict[NodeId, Guest] = {one.node: Guest(one.key, one.verify, one.address) for one in invite.guests}
-    secret = bytes.fromhex(invite.secret)
-    return Party(secret, invite.expires, invite.seats, guests, tuple(invite.founders), invite.ended)
+    guests: dict[NodeId, Guest] = {}
+    for one in invite.guests:
+        guests[one.node] = Guest(one.key, one.verify, one.address, one.signature)
+    secret, seats = bytes.fromhex(invite.secret), Seats(invite.seats, invite.own, invite.fixed, invite.called)
+    return Party(secret, invite.expires, seats, guests, tuple(invite.founders), invite.ended)

@@ -30,9 +30,10 @@ from fedgossip.messages import (
     InviteProof,
     Proposal,
 )
-from fedgossip.net.endpoints import check_address
+from fedgossip.net.endpoints import Endpoint, check_address, is_signed, signed
 from fedgossip.net.identity import Identity, check_public, verify
 from fedgossip.net.invitation import Invitation
+from fedgossip.net.invite_admission import Seats
 from fedgossip.net.invite_client import AGAIN_SECONDS, ANSWER_SECONDS, ORGANISER, InviteClient
 from fedgossip.protocols.news import admission_of
 from fedgossip.version import __version__
@@ -47,20 +48,22 @@ SAME = "Is it the same release of fedgossip?  Ask the organiser."
 
 @dataclass(frozen=True)
 class Joined:
-    """The folder of one invite."""
+    """The folder of one invite, and the keys that ask with it, which may lie elsewhere."""
 
     path: Path
+    key: Path
     identity: Identity
 
 
-def folder_of(base: Path, invitation: Invitation) -> Joined:
-    """Make, or find, the folder and the keys for an invite.  Raises ConfigError."""
+def folder_of(base: Path, invitation: Invitation, key: Path | None = None) -> Joined:
+    """Make, or find, the folder for an invite, and the keys where none are given.  Raises ConfigError."""
+    given = Identity.load(key) if key else None
     path = base / invitation.mark
     owner_files.made(path)
-    key = path / PEER_KEY
-    if not key.exists():
+    key = key or path / PEER_KEY
+    if given is None and not key.exists():
         Identity.new().save(key)
-    return Joined(path, Identity.load(key))
+    return Joined(path, key, given or Identity.load(key))
 
 
 def proposal(client: InviteClient, seconds: float = ANSWER_SECONDS) -> Proposal:
@@ -82,32 +85,34 @@ def test_set(client: InviteClient, proposed: Proposal, most: int) -> bytes:
 
 
 def enrolled(
-    client: InviteClient, address: str, tell: Callable[[Gathering], None], wait: Callable[[float], None]
+    client: InviteClient, seats: Seats, address: str, tell: Callable[[Gathering], None], wait: Callable[[float], None]
 ) -> Beginning:
     """Ask for a place, and wait until it begins; `tell` what is known meanwhile.  Raises NetworkError, PeerError."""
-    question = Enrol(client.who, __version__, address)
+    question = Enrol(client.who, __version__, address, signed(client.identity, address).signature)
     while True:
         answer = client.ask(question, LOST_SECONDS)
         if isinstance(answer, Beginning):
-            return checked(answer, client.identity)
+            return checked(answer, client.identity, seats)
         tell(_of_kind(answer, Gathering))
         wait(AGAIN_SECONDS)
 
 
-def checked(beginning: Beginning, identity: Identity) -> Beginning:
+def checked(beginning: Beginning, identity: Identity, seats: Seats) -> Beginning:
     """Return what the organiser says of the members, where each has its admission and we are among them.
 
     Raises PeerError.
     """
     members = {one.node: one for one in beginning.members}
     own = members.get(beginning.node)
-    if own is None or (own.key, own.verify) != (identity.public, identity.verify) or beginning.node == ORGANISER:
+    if own is None or (own.key, own.verify) != (identity.public, identity.verify) or beginning.node == seats.own:
         raise PeerError("the organiser has let somebody else in, with our number", SAME, peer=ORGANISER)
-    keys = {one.key for one in members.values()}
-    if len(members) != len(beginning.members) or len(keys) != len(members) or ORGANISER not in members:
+    distinct = min(len({one.key for one in members.values()}), len({one.verify for one in members.values()}))
+    if len(members) != len(beginning.members) or distinct != len(members) or seats.own not in members:
         raise PeerError("the organiser's list names a member twice, or not itself", SAME, peer=ORGANISER)
+    if seats.fixed and set(members) != set(range(seats.count)):
+        raise PeerError(f"the organiser's list has not all {seats.count} that the run is of", SAME, peer=ORGANISER)
     for one in members.values():
-        _check(one, beginning.organiser)
+        _check(one, beginning.organiser, seats)
     return beginning
 
 
@@ -116,14 +121,18 @@ def keep_members(folder: Path, beginning: Beginning) -> None:
     write_endpoints(folder, beginning.organiser, beginning.members)
 
 
-def _check(one: Entry, organiser: str) -> None:
+def _check(one: Entry, organiser: str, seats: Seats) -> None:
     try:
-        check_address(one.address, f"member {one.node}")
+        if one.address or seats.called or one.node == seats.own:
+            check_address(one.address, f"member {one.node}")
         check_public(one.key, f"member {one.node}")
     except ConfigError as error:
         raise PeerError(f"the organiser's list: {error}", SAME, peer=ORGANISER) from None
-    if one.since not in (0, -1) or not verify(organiser, admission_of(one.node, one.key, one.verify), one.admission):
+    times = (0,) if seats.fixed else (0, -1)
+    if one.since not in times or not verify(organiser, admission_of(one.node, one.key, one.verify), one.admission):
         raise PeerError(f"the organiser has not signed that member {one.node} is one", SAME, peer=ORGANISER)
+    if not is_signed(Endpoint(one.address, one.key, one.verify, signature=one.signature)):
+        raise PeerError(f"the organiser has changed what member {one.node} says of itself", SAME, peer=ORGANISER)
 
 
 def _of_kind(answer: Invitations, kind: type[Kind]) -> Kind:

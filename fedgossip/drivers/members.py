@@ -61,6 +61,14 @@ def check_open(plan: Plan) -> GossipPlan:
     return plan
 
 
+def is_open(plan: Plan) -> bool:
+    """Whether members may come and go; else all are there from the beginning, or it does not begin."""
+    try:
+        return not check_open(plan).experiment.loops
+    except ConfigError:
+        return False
+
+
 def member_of(
     plan: Plan,
     node: NodeId,

@@ -16,6 +16,7 @@ from fedgossip.net.client import Spoke
 from fedgossip.net.endpoints import Endpoints, Members
 from fedgossip.net.identity import Identity
 from fedgossip.net.mesh import Links
+from fedgossip.net.routing import DIRECT, Ways
 from fedgossip.net.server import Hub
 from fedgossip.net.transport import Transport
 from fedgossip.plans.credentials import real
@@ -47,6 +48,7 @@ class Given:
     policy: Policy | None
     masked: Path | None
     spent: Path | None
+    data: str = ""
 
 
 @dataclass(frozen=True)
@@ -59,12 +61,14 @@ class Made:
     """What the record should say before it begins."""
 
 
-def transport_of(plan: Plan, node: NodeId, bind: str, identity: Identity) -> Transport:
+def transport_of(plan: Plan, node: NodeId, bind: str, identity: Identity, ways: Ways = DIRECT) -> Transport:
     """Return what a participant hears and speaks by; who listens does so at `bind`.  Raises NetworkError."""
     transport = plan.roles.of(node).transport
-    if transport == CLIENT:
-        return Spoke(node, identity)
-    return Hub(node, bind, identity) if transport == SERVER else Links(node, bind, identity)
+    if transport == SERVER:
+        return Hub(node, bind, identity)
+    links: Spoke | Links = Spoke(node, identity) if transport == CLIENT else Links(node, bind, identity)
+    links.routing.reach(ways)
+    return links
 
 
 @contextlib.contextmanager
@@ -98,7 +102,6 @@ def _member(plan: Plan, node: NodeId, given: Given, members: Members) -> MakeMac
         machine = Informed(member, members, given.folder)
         if members.organiser:
             assert isinstance(given.links, Links)
-            given.links.routing.reach(members.through, members.whereabouts)
             given.links.admit_guests(machine.introduction())
         return machine
 
@@ -126,7 +129,8 @@ def _logged(plan: Plan, node: NodeId, given: Given, stack: contextlib.ExitStack)
 def _ledger(plan: Plan, node: NodeId, given: Given, stack: contextlib.ExitStack) -> SpentLedger:
     assert plan.experiment.budget, "one that spends has a budget"
     path, unit = given.spent or given.folder / SUFFIX, plan.experiment.budget.unit
-    return stack.enter_context(contextlib.closing(SpentLedger(path, unit, data_of(plan.experiment, node))))
+    data = data_of(given.data or plan.experiment.data.source, node)
+    return stack.enter_context(contextlib.closing(SpentLedger(path, unit, data)))
 
 
 def _spent_before(plan: Plan, node: NodeId, before: Sequence[Mapping[str, object]]) -> list[EventRow]:

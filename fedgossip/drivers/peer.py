@@ -45,6 +45,7 @@ from fedgossip.net.endpoints import Endpoint, Endpoints, Members, block, load_en
 from fedgossip.net.faulty import Faults
 from fedgossip.net.host import Host, Ports
 from fedgossip.net.identity import Identity
+from fedgossip.net.routing import DIRECT, Ways
 from fedgossip.net.transport import Transport
 from fedgossip.plans import compose
 from fedgossip.plans.compose import DataShares, Plan
@@ -117,6 +118,8 @@ def run_peer(
     masked: Path | None = None,
     spent: Path | None = None,
     learning: tuple[LocalTask, DataShares] | None = None,
+    data: str = "",
+    ways: Ways = DIRECT,
     asked_to_stop: threading.Event | None = None,
 ) -> PeerEnded:
     """Run peer `node` to the end; `folder` exists and is empty.  Raises FedgossipError, which ended.json also tells.
@@ -133,11 +136,13 @@ def run_peer(
     0 for none.  `faults`: what a fault script does inside this process.  `members`: others may come and go, and so may
     we; `join`: the run has begun.  `masked`, `spent`: where a private peer notes what its key has masked, and a client
     what it has spent of privacy, beside the key; by default in the folder.  `learning`: the task, and who has which
-    examples, where that is made already.  `asked_to_stop`: once it is set the peer says goodbye and ends.
+    examples, where that is made already; `data`: the source of this participant's own, where the experiment names none.
+    `ways`: how others are reached beside their addresses.  `asked_to_stop`: once it is set the peer says goodbye and
+    ends.
     """
     check_recordable(plan, trace_bytes)
     try:
-        links = transport_of(plan, node, _same_port(folder, bind) if resume else bind, identity)
+        links = transport_of(plan, node, _same_port(folder, bind) if resume else bind, identity, ways)
     except FedgossipError as error:
         try_to_tell(folder, failed(error))
         raise
@@ -167,7 +172,7 @@ def run_peer(
             if resume and not child:  # a collector has read on: it must find what it has read
                 incarnations.cut_rows(folder / "metrics.jsonl", life.round)
             files = PeerFiles(folder, node, plan, task, snapshots=child)
-            given = Given(folder, identity, known, hello, links, members, join, resume, policy, masked, spent)
+            given = Given(folder, identity, known, hello, links, members, join, resume, policy, masked, spent, data)
             made = stack.enter_context(made_by(plan, node, given))
         except FedgossipError as error:
             if child or not resume:  # a refused resume changes nothing

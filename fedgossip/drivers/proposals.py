@@ -26,6 +26,7 @@ from fedgossip.learning.custom import is_function
 from fedgossip.learning.data import KINDS
 from fedgossip.learning.per_peer import PLACE
 from fedgossip.learning.sources import code_of
+from fedgossip.machine import NodeId
 from fedgossip.messages import GRAPH_LETTERS, PROPOSAL_LETTERS, Proposal
 from fedgossip.plans import compose
 from fedgossip.plans.compose import DataShares
@@ -65,12 +66,15 @@ class SharedExperiment:
 # --- at the organiser -------------------------------------------------------------------------------------------------
 
 
-def shared(experiment: Experiment, data: str) -> SharedExperiment:
+def shared(experiment: Experiment, data: str, leader: NodeId | None = None) -> SharedExperiment:
     """Return what can travel of an experiment of the organiser's; `data` is what it learns from itself, "" for what
-    the experiment says.  Raises ConfigError."""
+    the experiment says, and where it leads the run and learns nothing.  Raises ConfigError."""
+    if data and leader is not None:
+        advice = f"Leave --data out; where each brings its own, write data.source = 'csv:{PLACE}.csv?label=COLUMN'."
+        raise ConfigError("the one that leads learns from no data of its own", advice)
     content, graph = experiment.to_dict(), ""
     own = data or PLACE in experiment.data.source
-    data = data or (experiment.data.source.replace(PLACE, "0") if own else "")
+    data = data or (experiment.data.source.replace(PLACE, "0") if own and leader is None else "")
     if isinstance(experiment, GossipExperiment) and os.sep in experiment.topology.graph:
         graph = _text_of(Path(experiment.topology.graph))
     section = content["data"]
@@ -180,7 +184,7 @@ def experiment_of(proposal: Proposal, folder: Path) -> Experiment:
     graph, data = _section(content, "topology").get("graph", ""), _section(content, "data")
     if proposal.graph and not _NAME.fullmatch(str(graph)):
         raise _named(str(graph))
-    if not proposal.graph and (os.sep in str(graph) or Path(str(graph)).exists()):
+    if not proposal.graph and graph and (os.sep in str(graph) or Path(str(graph)).exists()):
         raise _named(str(graph))
     if proposal.graph:
         content["topology"]["graph"] = str((folder / str(graph)).resolve())

@@ -27,6 +27,8 @@ class RunKind:
     """The least that the section must say."""
     members: str
     """Who takes part, as advice says it."""
+    size: str
+    """The key by which a person says how many take part."""
     check: Callable[[Any, str], None]
     """Raises ConfigError for an experiment of this kind that cannot be run; told which file it is."""
     instead: Mapping[str, str] = field(default_factory=dict)
@@ -39,6 +41,7 @@ RUN_KINDS: dict[str, RunKind] = {
         "fedgossip.plans.gossip:gossip_plan",
         'graph = "ring"  n = 8',
         "peers that talk to neighbours",
+        "topology.n",
         check_gossip,
     ),
     "coordinator": RunKind(
@@ -46,6 +49,7 @@ RUN_KINDS: dict[str, RunKind] = {
         "fedgossip.plans.federation_checks:federation_plan",
         "clients = 8",
         "clients of a coordinator",
+        "coordinator.clients",
         check_federated,
         {"algorithm": "The algorithm of a federated run is coordinator.algorithm, with coordinator.options."},
     ),
@@ -54,6 +58,7 @@ RUN_KINDS: dict[str, RunKind] = {
         "fedgossip.plans.parallel:parallel_plan",
         "workers = 4",
         "workers that share every step",
+        "parallel.workers",
         check_parallel,
         {"algorithm": "The method of a parallel run is parallel.method, and train.optimizer takes the step."},
     ),

@@ -25,11 +25,14 @@ from fedgossip.faults import KINDS
 from fedgossip.learning.data import OF_FILES
 
 
-def load_experiment(source: Path | str | Mapping[str, Any], overrides: Sequence[str] = (), **top: Any) -> Experiment:
+def load_experiment(
+    source: Path | str | Mapping[str, Any], overrides: Sequence[str] = (), *, size: int | None = None, **top: Any
+) -> Experiment:
     """Return the experiment of a file, or of a mapping of the same shape.
 
-    `overrides` are "section.key=value" texts (values as in TOML; a bare word is a string); `top` replaces top-level
-    keys.  Relative paths inside a file are relative to that file.  Raises ConfigError, naming the key.
+    `overrides` are "section.key=value" texts (values as in TOML; a bare word is a string); `size` replaces the number
+    of those that take part, whatever the kind of run calls it, and `top` top-level keys.  Relative paths inside a file
+    are relative to that file.  Raises ConfigError, naming the key.
     """
     if isinstance(source, Mapping):
         where, content = "experiment", _copied(source)
@@ -37,6 +40,8 @@ def load_experiment(source: Path | str | Mapping[str, Any], overrides: Sequence[
         where, content = str(source), _read(Path(source))
     for override in overrides:
         _override(content, override)
+    if size is not None:
+        _override(content, f"{kind_in(content, where).size}={size}")
     content.update({key: value for key, value in top.items() if value is not None})
     if not isinstance(source, Mapping):
         _anchor_paths(content, Path(source).resolve().parent)

@@ -89,17 +89,18 @@ class FilePart(Note):
 @declared
 @dataclass(frozen=True, slots=True)
 class Enrol(Note):
-    """I take part, and am called at `address`."""
+    """I take part, and am called at `address`, "" where nobody calls me; `signature` is mine, of my keys and that."""
 
     who: Invited
     version: Word
     address: Text
+    signature: Text = ""
 
 
 @declared
 @dataclass(frozen=True, slots=True)
 class Gathering(Note):
-    """You are member `node`.  So many are `here` of `wanted`; it begins without the others after `seconds`."""
+    """You are member `node`.  So many are `here` of `wanted`; the invite expires after `seconds`."""
 
     node: Count
     here: Annotated[tuple[Count, ...], msgspec.Meta(max_length=INVITED_MAX)]
@@ -112,7 +113,8 @@ class Gathering(Note):
 class Beginning(Note):
     """You are member `node`, and it begins with these; `organiser` is the key that has signed the admission of each.
 
-    Those that begin together have `since` 0; who comes later has -1, and fetches the model.
+    Those that begin together have `since` 0; who comes later has -1, and fetches the model.  The `signature` of each is
+    its own, of its keys and its address, as in `Enrol`.
     """
 
     node: Count

@@ -21,6 +21,7 @@ from fedgossip.net.endpoints import Endpoint, Endpoints, check_address
 from fedgossip.net.frame_reader import check_last, frame_error, read, skip
 from fedgossip.net.identity import Identity, check_public
 from fedgossip.net.outbox import Cuts, Outbox, Pair
+from fedgossip.net.routing import Routing
 from fedgossip.net.sockets import DRAIN_FRAMES, MORE_NOW, NOW, Wakeable, Waker, ZmqSocket
 from fedgossip.net.traffic import Traffic
 from fedgossip.net.transport import Arrived, LinkDown, LinkEvent, LinkUp, Rejected, Woken
@@ -49,6 +50,7 @@ class Spoke(Wakeable):
         self._dealer: ZmqSocket | None = None
         self.connections = Connections()
         self._waker = Waker()
+        self.routing = Routing(identity, self._waker.wake)
         self.poller = zmq.Poller()
         self.poller.register(self._waker.fileno(), zmq.POLLIN)
         self.poller.register(self.connections.fileno(), zmq.POLLIN)
@@ -82,12 +84,16 @@ class Spoke(Wakeable):
         check_address(endpoint.address, where)
         if self.identity:
             check_public(endpoint.key, where)
+        self._meet_at(node, self.routing.first(node, endpoint, self._late))
+
+    def _meet_at(self, node: NodeId, endpoint: Endpoint) -> None:
+        """Call the coordinator at one address."""
         where, key = endpoint.address, endpoint.key
         dealer = calling.call(self.context, self.connections, self.node, self.identity, node, where, key)
         self._hang_up()
         if self._up:
             self._broke(self._late)
-        self._coordinator, self.address = node, f"calls {endpoint.address}"
+        self._coordinator, self.address = node, f"calls {where}"
         self._dealer = dealer
         self.poller.register(dealer, zmq.POLLIN)
 
@@ -153,6 +159,8 @@ class Spoke(Wakeable):
         if self._waker.fileno() in ready:
             self._waker.clear()
             events.append(Woken())
+        for node, endpoint in self.routing.moves(events):
+            self._meet_at(node, endpoint)
         if self.connections.fileno() in ready:
             for seen in self.connections.take():
                 self._watch(seen, events)
@@ -214,6 +222,7 @@ class Spoke(Wakeable):
             events.append(flooded(self._coordinator, f"coordinator {self._coordinator}"))
         elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._connected = True
+            self.routing.linked(self._coordinator, up=True, events=[])  # nobody calls us, wherever we are
             self._assembler = Assembler(self._expected)
             self._outbox.clear()
             self._outbox.put(self._hello)
@@ -225,6 +234,7 @@ class Spoke(Wakeable):
 
     def _broke(self, events: list[LinkEvent]) -> None:
         assert self._coordinator is not None
+        self.routing.linked(self._coordinator, up=False, events=events)
         self._asked = self._turn = -1
         self._outbox.clear()
         self.traffic.heard(self._coordinator, more=False)
@@ -239,6 +249,7 @@ class Spoke(Wakeable):
         until = time.monotonic() + drain_seconds
         while not self.idle and time.monotonic() < until:
             self.poll(50)
+        self.routing.close()
         self._hang_up()
         self.connections.close()
         self._waker.close()

@@ -94,10 +94,6 @@ class Members:
     organiser: str = ""
     path: Path | None = None
     """The file; people may add revocations of the organiser while the run goes on."""
-    through: Callable[[str, str], str] | None = None
-    """How the holder of a key is reached through a relay, where this participant uses one; see net/reachability."""
-    whereabouts: Callable[[], str] | None = None
-    """Where this participant can be called now, where that may change."""
 
     @property
     def founders(self) -> dict[NodeId, Endpoint]:
@@ -270,12 +266,21 @@ def signed(identity: Identity, address: str) -> Endpoint:
     return Endpoint(address, identity.public, identity.verify, signature=member.signature.hex())
 
 
+def is_signed(endpoint: Endpoint) -> bool:
+    """Whether an entry is signed by its own key."""
+    try:
+        content = _member(endpoint).content()
+    except ValueError:  # no key, or no signature
+        return False
+    return verify(endpoint.verify, content, endpoint.signature)
+
+
 def roster_of(endpoints: Endpoints) -> ParticipantRoster:
     """Return the roster of all entries, by id.  Raises ConfigError for one that is not signed by itself."""
     members = []
     for node in sorted(endpoints):
         member = _member(endpoints[node])
-        if not verify(endpoints[node].verify, member.content(), endpoints[node].signature):
+        if not is_signed(endpoints[node]):
             advice = f"Put what `{_shown(node, endpoints[node])}` prints on its machine there, unchanged."
             raise ConfigError(f"endpoints: the entry of {node} is not signed by itself", advice)
         members.append(member)

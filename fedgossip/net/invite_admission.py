@@ -1,8 +1,11 @@
 """Who is let in by an invite: questions in, answers out; no socket, no clock.
 
-A secret lets in as many keys as there are seats, each once and for ever: one that asks again, after its own crash or
-the organiser's, has the place that it had.  Who is let in is on disk before it is told.  The organiser signs the
-admission of each, so members know it by its own keys from then on; the invite is of no use beside that.
+A secret lets in as many keys as there are seats, each once: one that asks again, after its own crash or the
+organiser's, has the place that it had.  Who is let in is on disk before it is told.  The organiser signs the admission
+of each, so members know it by its own keys from then on; the invite is of no use beside that.
+
+A seat that nobody has asked for again within HOLD_SECONDS goes to the next one that comes, while the run has not begun:
+it was taken by a machine that is gone, or by nobody who means to take part.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import hmac
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import count
 
 from fedgossip.errors import ConfigError
 from fedgossip.machine import NodeId
@@ -28,7 +32,7 @@ from fedgossip.messages import (
     Proposal,
     TurnedAway,
 )
-from fedgossip.net.endpoints import check_reachable
+from fedgossip.net.endpoints import Endpoint, check_reachable, is_signed
 from fedgossip.net.identity import Identity
 from fedgossip.net.invitation import mark_of, proof_of
 from fedgossip.protocols.news import admission_of
@@ -37,26 +41,42 @@ from fedgossip.version import __version__
 HERE_SECONDS = 10.0
 """Who was let in is here as long as it asked within so many seconds; it does so every two."""
 
+HOLD_SECONDS = 300.0
+"""Time for which a seat is held for one that was let in and is away, before the run begins."""
+
 ENDED, EXPIRED, USED, UNKNOWN = "ended", "expired", "used", "unknown"
 """Why somebody is turned away."""
 
 
 @dataclass(frozen=True)
 class Guest:
-    """One that was let in: its public keys, and where it is called."""
+    """One that was let in: its public keys, where it is called, and its signature of these."""
 
     key: str
     verify: str
     address: str
+    signature: str = ""
+
+
+@dataclass(frozen=True)
+class Seats:
+    """The places of a run: `count` with the organiser's `own`."""
+
+    count: int
+    own: NodeId = 0
+    fixed: bool = False
+    """It begins when all are taken, with these and never with others; else at the latest when the invite expires."""
+    called: bool = True
+    """Whether those that come are called by others, and so need an address."""
 
 
 @dataclass(frozen=True)
 class Party:
-    """What must outlive the organiser's process.  `seats`: members with the organiser's own, which is 0."""
+    """What must outlive the organiser's process."""
 
     secret: bytes = field(repr=False)
     expires: int
-    seats: int
+    seats: Seats
     guests: Mapping[NodeId, Guest] = field(default_factory=dict)
     founders: tuple[NodeId, ...] = ()
     """With whom it began; () before."""
@@ -69,6 +89,12 @@ class Party:
     def node_of(self, key: str) -> NodeId | None:
         """Return the number of the guest with this key."""
         return next((node for node, guest in self.guests.items() if guest.key == key), None)
+
+    @property
+    def free(self) -> NodeId | None:
+        """The number of the first free place."""
+        first = next(node for node in count() if node != self.seats.own and node not in self.guests)
+        return first if len(self.guests) < self.seats.count - 1 else None
 
 
 class InviteAdmission:
@@ -90,38 +116,41 @@ class InviteAdmission:
         self.organiser, self.host, self.party, self.proposal = organiser, host, party, proposal
         self._keep, self._test, self._past = keep, test, dict(past or {})
         self._heard: dict[NodeId, float] = {}
+        self._held: dict[NodeId, float] = {}
 
     # --- for the organiser ----------------------------------------------------------------------------------------
 
     def here(self, now: float) -> tuple[NodeId, ...]:
         """Return who is here, the organiser first."""
         heard = [node for node, at in sorted(self._heard.items()) if now - at < HERE_SECONDS]
-        return (0, *heard)
+        return (self.party.seats.own, *heard)
 
     def is_ready(self, now: float) -> bool:
-        """Whether all are here, or the time is over and another one is."""
-        here = len(self.here(now))
-        return here == self.party.seats or (now >= self.party.expires and here > 1)
+        """Whether all are here; or the time is over, another one is, and it may begin without the rest."""
+        here, seats = len(self.here(now)), self.party.seats
+        return here == seats.count or (now >= self.party.expires and here > 1 and not seats.fixed)
 
     def begin(self, now: float) -> tuple[NodeId, ...]:
         """Begin with those who are here; return them.  Who comes later joins what has begun."""
         if not self.party.founders:
-            self._change(replace(self.party, founders=self.here(now)))
+            self._change(replace(self.party, founders=tuple(sorted(self.here(now)))))
         return self.party.founders
 
     def end(self) -> None:
         """Let nobody in any more."""
         self._change(replace(self.party, ended=True))
 
-    def members(self, node: NodeId = 0) -> tuple[Entry, ...]:
-        """Return the entries of the founders, and that of `node`, each with its admission."""
-        return tuple(self._entry(one) for one in sorted({*self.party.founders, node}))
+    def members(self, node: NodeId | None = None) -> tuple[Entry, ...]:
+        """Return the entries of the founders, the organiser's own, and that of `node`, each with its admission."""
+        own = self.party.seats.own
+        return tuple(self._entry(one) for one in sorted({*self.party.founders, own if node is None else node}))
 
     def _entry(self, node: NodeId) -> Entry:
-        guest = self.host if node == 0 else self.party.guests[node]
+        guest = self.host if node == self.party.seats.own else self.party.guests[node]
         admission = self.organiser.sign(admission_of(node, guest.key, guest.verify))
         since = 0 if node in self.party.founders else -1
-        return Entry(node, 0, guest.address, guest.key, guest.verify, since=since, admission=admission)
+        about = guest.address, guest.key, guest.verify
+        return Entry(node, 0, *about, since=since, admission=admission, signature=guest.signature)
 
     def _change(self, party: Party) -> None:
         self._keep(party)
@@ -160,23 +189,44 @@ class InviteAdmission:
             return TurnedAway(ENDED)
         if (node := party.node_of(key)) is not None:
             return None if party.guests[node].verify == who.verify else TurnedAway(UNKNOWN)
-        if len(party.guests) >= party.seats - 1:
+        if party.free is None and self._left(now) is None:
             return TurnedAway(USED)
         return TurnedAway(EXPIRED) if now >= party.expires else None
 
+    def _left(self, now: float) -> NodeId | None:
+        """The place of one that was let in and has stayed away too long, where the run has not begun."""
+        if self.party.founders:
+            return None
+        last = {node: max(self._heard.get(node, 0.0), self._held.setdefault(node, now)) for node in self.party.guests}
+        return next((node for node in sorted(last) if now - last[node] >= HOLD_SECONDS), None)
+
     def _enrolled(self, key: str, asked: Enrol, now: float) -> Invitations:
-        node = self.party.node_of(key)
-        if node is None:
-            node = max(self.party.guests, default=0) + 1
-        guest = Guest(key, asked.who.verify, asked.address)
-        if self.party.guests.get(node) != guest and not (self.party.founders and node in self.party.guests):
-            try:
-                check_reachable(asked.address, "address")
-            except ConfigError:
-                return TurnedAway("address", asked.address)
-            self._change(replace(self.party, guests={**self.party.guests, node: guest}))
+        party, guest = self.party, Guest(key, asked.who.verify, asked.address, asked.signature)
+        known = party.node_of(key)
+        places = (place for place in (known, party.free, self._left(now)) if place is not None)
+        node = next(places)  # `_refusal` has let nobody through for whom there is none
+        if party.guests.get(node) != guest and (known is None or not party.founders):
+            if refusal := self._unfit(node, guest):
+                return refusal
+            self._change(replace(party, guests={**party.guests, node: guest}))
+            self._held[node] = now
         self._heard[node] = now
         if self.party.founders:
             return Beginning(node, self.organiser.verify, self.members(node))
         seconds = max(0, int(self.party.expires - now))
-        return Gathering(node, self.here(now), self.party.seats, seconds)
+        return Gathering(node, self.here(now), self.party.seats.count, seconds)
+
+    def _unfit(self, node: NodeId, guest: Guest) -> TurnedAway | None:
+        """Why the others could not talk to this one as `node`, or not know it."""
+        others = (self.host, *(one for other, one in self.party.guests.items() if other != node))
+        if any(guest.verify == one.verify for one in others):
+            return TurnedAway("twin")
+        if not is_signed(Endpoint(guest.address, guest.key, guest.verify, signature=guest.signature)):
+            return TurnedAway("signature")
+        if not guest.address and not self.party.seats.called:
+            return None
+        try:
+            check_reachable(guest.address, "address")
+        except ConfigError:
+            return TurnedAway("address", guest.address)
+        return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from fedgossip.machine import NodeId
 from fedgossip.net.endpoints import RELAY, Endpoint, addresses_of
@@ -14,6 +14,21 @@ from fedgossip.net.transport import LinkEvent, Relocated, Routed
 
 WHEREABOUTS_SECONDS = 1.0
 """Time between two looks at where we can be called."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """How a participant reaches others, beside their addresses, and where it is itself.
+
+    `through`: how the holder of a key is reached through a relay; None where no relay is used.  `whereabouts`: where
+    this participant is now; None where that does not change, or nobody would learn of it.
+    """
+
+    through: Through | None = None
+    whereabouts: Callable[[], str] | None = None
+
+
+DIRECT = Ways()
 
 
 class Routing:
@@ -28,10 +43,10 @@ class Routing:
         self._where, self._looked_at = "", time.monotonic()
         self._untold: set[NodeId] = set()  # who has not heard from us since we moved
 
-    def reach(self, through: Through | None, whereabouts: Callable[[], str] | None) -> None:
-        """Let relays be used, by what `through` says, and look now and then `whereabouts` we can be called."""
-        self._through, self._whereabouts = through, whereabouts
-        self._where = whereabouts() if whereabouts else ""
+    def reach(self, ways: Ways) -> None:
+        """Let relays be used, and look now and then where we are.  Before anybody is called."""
+        self._through, self._whereabouts = ways.through, ways.whereabouts
+        self._where = ways.whereabouts() if ways.whereabouts else ""
 
     def first(self, node: NodeId, endpoint: Endpoint, events: list[LinkEvent]) -> Endpoint:
         """Return where to call `node` now; where there are several ways, the best is found out meanwhile."""

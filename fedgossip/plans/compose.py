@@ -15,7 +15,7 @@ from fedgossip.experiment.kinds import RUN_KINDS
 from fedgossip.learning.settings import OF_THE_MACHINE
 from fedgossip.likeness import NOT_SAID, Likeness
 from fedgossip.messages import Hello
-from fedgossip.plans.plan import Plan, hash_of
+from fedgossip.plans.plan import Plan, hash_of, without_folders
 from fedgossip.plans.tasks import DataShares, centralised, task_of
 from fedgossip.task import LocalTask, checked_task, model_likeness, require_gradients
 from fedgossip.version import __version__
@@ -65,11 +65,7 @@ def hello_of(plan: Plan, schema: str, data: str = "", likeness: Likeness = NOT_S
 
     The paths of files differ between machines and do not count; their contents do.
     """
-    content: dict[str, Any] = dict(plan.fingerprint)
-    for key in ("source", "test"):
-        kind, colon, path = str(content["data"][key]).partition(":")
-        if colon and "/" in path:
-            content["data"][key] = f"{kind}:{path.rsplit('/', 1)[1]}"
+    content: dict[str, Any] = without_folders(dict(plan.fingerprint))
     off = () if content["train"]["portable"] else ("portable",)  # older run directories can be collected too
     for key in (*OF_THE_MACHINE, *off):
         content["train"].pop(key, None)

@@ -17,7 +17,7 @@ from fedgossip.algorithms.sampling import BySize, Poisson, Sampling, Uniform
 from fedgossip.errors import ConfigError
 from fedgossip.experiment import CoordinatorSection, FederatedExperiment, SecureSection
 from fedgossip.machine import NodeId
-from fedgossip.plans.plan import PlanDefaults, hash_of, nanoseconds
+from fedgossip.plans.plan import PlanDefaults, hash_of, nanoseconds, without_folders
 from fedgossip.plans.secure_encoding import Numbers
 from fedgossip.protocols.client import ClientSettings
 from fedgossip.protocols.telling import Telling, telling
@@ -176,7 +176,7 @@ class FederatedRun(PlanDefaults):
 
     @property
     def task_id(self) -> str:
-        return f"fedgossip/{hash_of(self.fingerprint)}"
+        return f"fedgossip/{hash_of(without_folders(dict(self.fingerprint)))}"
 
     def policy(self, coordinator: bytes, length: int, layout: str) -> Policy:
         """Return the policy of a client of this experiment that has no policy file."""

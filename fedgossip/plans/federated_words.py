@@ -7,7 +7,7 @@ from typing import Any
 
 from fedgossip import kernels
 from fedgossip.plans.federated_run import FederatedRun
-from fedgossip.plans.plan import RunOutlook
+from fedgossip.plans.plan import NO_BUDGET, RunOutlook, Terms
 from fedgossip.plans.privacy_outlook import outlook
 from fedgossip.privacy.guarantee import guarantee
 from fedgossip.privacy.wording import rounds
@@ -17,16 +17,33 @@ from fedgossip.task import LocalTask
 
 def banner_of(run: FederatedRun) -> Sequence[str]:
     """What a person should read before the run begins: who sees what, and what of privacy is spent."""
+    told = _budget_line(run) or ([_no_budget_line(run)] if run.secure else [])
+    return [_how_line(run), _seen_line(run), *told, *kernels.remarks()]
+
+
+def _how_line(run: FederatedRun) -> str:
     s = run.section
     how = f"steps of {run.goal} answers" if run.buffered else f"{run.cohort} in a round"
-    line = f"{s.algorithm}, {s.clients} clients, {how}"
+    return f"{s.algorithm}, {s.clients} clients, {how}"
+
+
+def _seen_line(run: FederatedRun) -> str:
     if not run.secure:
-        off = "NO secure aggregation (coordinator.secure.on = false): the coordinator sees every update"
-        return [line, off, *_budget_line(run), *kernels.remarks()]
+        return "NO secure aggregation (coordinator.secure.on = false): the coordinator sees every update"
     seen = f"the coordinator sees sums alone, each over at least {run.least} of {run.invited} clients"
     masks = f"; taking the masks off a sum needs {run.threshold} of them" if run.threshold else ""
-    told = _budget_line(run) or [_no_budget_line(run)]
-    return [line, f"secure aggregation: {seen}{masks}", *told, *kernels.remarks()]
+    return f"secure aggregation: {seen}{masks}"
+
+
+def terms_of(run: FederatedRun, parameters: int, itemsize: int) -> Terms:
+    """What a client agrees to, with a model of so many numbers of so many bytes each."""
+    words = run.masked(parameters)
+    up = 4 * words if words else parameters * itemsize * run.vectors
+    told = [*run.telling.words(run.telling.exact), *run.telling.words(run.telling.covered)]
+    beside = f", with {'; '.join(told)}" if told else ""
+    sent = f"what this client has learned to the coordinator, about {up:,} bytes a round{beside}; no data"
+    without = _no_budget_line(run) if run.secure else NO_BUDGET
+    return Terms(_how_line(run), sent, _seen_line(run), next(iter(_budget_line(run)), without))
 
 
 def _no_budget_line(run: FederatedRun) -> str:

@@ -17,8 +17,8 @@ from fedgossip.metrics import Network
 from fedgossip.plans.completeness import Lacking, of_federation
 from fedgossip.plans.credentials import Credentials, Logged, Own
 from fedgossip.plans.federated_run import FederatedRun
-from fedgossip.plans.federated_words import banner_of, facts_of, outlook_of
-from fedgossip.plans.plan import EXHAUSTED, PARTIAL, Arrays, Results, RunOutlook, Seat, nanoseconds
+from fedgossip.plans.federated_words import banner_of, facts_of, outlook_of, terms_of
+from fedgossip.plans.plan import EXHAUSTED, PARTIAL, Arrays, Results, RunOutlook, Seat, Terms, nanoseconds
 from fedgossip.plans.privacy_budget import BudgetPurse, cost_of_training, purse_of
 from fedgossip.plans.tasks import DataShares
 from fedgossip.protocols import client_round
@@ -219,6 +219,9 @@ class FederationPlan(FederatedRun):
     def lacking(self, rows: Sequence[Row], node: NodeId | None = None) -> Lacking:
         all_in_each = self.cohort == self.learners and not self.buffered
         return of_federation(rows, self.coordinator, node, all_in_each=all_in_each)
+
+    def terms(self, parameters: int, itemsize: int) -> Terms:
+        return terms_of(self, parameters, itemsize)
 
     def facts(self, rows: Sequence[Row]) -> dict[str, Any]:
         return facts_of(self, rows)

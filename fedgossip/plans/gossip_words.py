@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from fedgossip.experiment import GossipExperiment
 from fedgossip.messages import Model
-from fedgossip.plans.plan import RunOutlook
+from fedgossip.plans.plan import RunOutlook, Terms
 from fedgossip.task import LocalTask
 from fedgossip.topology import Forecast, Schedule, Spectrum, Topology
 from fedgossip.wire import wire_bytes
@@ -25,6 +26,14 @@ def outlook_of(
         gap = f"gap {1 - forecast.slem:.6f}, n_W({forecast.gamma}) {forecast.n_w:.2f}"
         lines.append(f"{gap}; disagreement falls to a half {halved}, to 1 % {gone}")
     return RunOutlook(int(size * forecast.messages * schedule.n), {"forecast": forecast.to_dict()}, lines)
+
+
+def terms_of(experiment: GossipExperiment, name: str, n: int, size: int) -> Terms:
+    """What a peer agrees to; `size`: bytes of a message."""
+    a = experiment.algorithm
+    how = f"{name}, {n} peers; {a.name}, {a.mode}"
+    seen = "masked: neighbours learn their sum alone" if a.private else "as it is: they see your model"
+    return Terms(how, f"this peer's model to its neighbours, about {size:,} bytes each time; no data", seen)
 
 
 def _rounds(count: int | None) -> str:

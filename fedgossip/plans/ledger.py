@@ -19,7 +19,6 @@ import msgspec
 
 from fedgossip.decoding import UnreadableError, from_json
 from fedgossip.errors import ConfigError, NotWrittenError
-from fedgossip.experiment import Experiment
 from fedgossip.learning.per_peer import PLACE
 from fedgossip.machine import NodeId
 from fedgossip.plans.privacy_budget import account_before
@@ -43,12 +42,12 @@ class LedgerLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 _decoder = msgspec.json.Decoder(LedgerLine)
 
 
-def data_of(experiment: Experiment, node: NodeId) -> str:
+def data_of(source: str, node: NodeId) -> str:
     """Return the data that a budget is of: a file by its real path, without options; else the source as it is written.
 
     A copy of a file under another name counts as other data.
     """
-    kind, colon, rest = experiment.data.source.replace(PLACE, str(node)).partition(":")
+    kind, colon, rest = source.replace(PLACE, str(node)).partition(":")
     if kind not in FILES or not rest:
         return kind + colon + rest
     return f"{kind}:{os.path.realpath(rest.partition('?')[0])}"

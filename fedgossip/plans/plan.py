@@ -48,6 +48,16 @@ PARTIAL = "partial"
 """The status of a run, or of a part in it, that came to its end without something that it is for."""
 
 
+def without_folders(content: dict[str, Any]) -> dict[str, Any]:
+    """Return an experiment as plain data, its files by their names: paths differ between machines."""
+    data = dict(content["data"])
+    for key in ("source", "test"):
+        kind, colon, path = str(data[key]).partition(":")
+        if colon and "/" in path:
+            data[key] = f"{kind}:{path.rsplit('/', 1)[1]}"
+    return {**content, "data": data}
+
+
 def hash_of(content: object) -> str:
     """Return 32 hex digits of a hash of plain data: keys in any order."""
     return hashlib.sha256(repr(_sorted(content)).encode()).hexdigest()[:32]
@@ -71,6 +81,20 @@ class RunOutlook:
     bytes_per_round: int
     facts: Mapping[str, Any]
     lines: Sequence[str]
+
+
+NO_BUDGET = "none: what is sent tells something of the data that it was learned from"
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What one that learns must know before it takes part: how it goes, what leaves it and to whom, who sees what of
+    that, and the budget of privacy; each a line for people."""
+
+    how: str
+    sent: str
+    seen: str
+    budget: str = NO_BUDGET
 
 
 @dataclass(frozen=True)
@@ -228,6 +252,10 @@ class Plan(Protocol):
         """What is known of the run before it begins, for --dry-run."""
         ...
 
+    def terms(self, parameters: int, itemsize: int) -> Terms:
+        """What one that learns agrees to, with a model of so many numbers of so many bytes each."""
+        ...
+
     def facts(self, rows: Sequence[Row]) -> dict[str, Any]:
         """Return the method's own part of the summary."""
         ...
@@ -241,6 +269,10 @@ class PlanDefaults:
 
     @property
     def roles(self) -> Roles:
+        raise NotImplementedError
+
+    @property
+    def name(self) -> str:
         raise NotImplementedError
 
     @property
@@ -312,6 +344,10 @@ class PlanDefaults:
 
     def for_restart(self) -> Self:
         return self
+
+    def terms(self, parameters: int, itemsize: int) -> Terms:
+        sent = f"this {self.roles.one}'s vectors, about {parameters * itemsize:,} bytes each; no data"
+        return Terms(f"{self.name}, {self.roles.said}", sent, f"as it is, by whom it is sent to: {self.roles.said}")
 
 
 def record_of(plan: Plan, evaluate: Evaluate, *, watch_all: bool) -> Network:

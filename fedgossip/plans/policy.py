@@ -125,6 +125,19 @@ def agreed(path: Path, plan: FederationPlan, endpoints: Endpoints, task: LocalTa
     return Policy(coordinator, pinned.task, fixed, pinned.min_clients, pinned.max_clients, rule, adaptive)
 
 
+def demands(path: Path, plan: FederationPlan, endpoints: Endpoints, task: LocalTask | None) -> Policy | None:
+    """Return what a client insists on; None where nothing is masked, and no file says that it should be.
+
+    Raises ConfigError as `agreed` does, and for a file beside a run without a secure sum.
+    """
+    if task is not None and plan.secure:
+        return agreed(path, plan, endpoints, task)
+    if path.exists():
+        advice = f"Ask why, or remove {path} if you agree that the coordinator sees every update of yours."
+        raise ConfigError(f"{path} is there, and the experiment has switched the secure sum off", advice)
+    return None
+
+
 def _likeness(policy: PolicyFile) -> Likeness:
     return Likeness(policy.code, tuple(policy.frozen), tuple(policy.probe))
 

@@ -1,0 +1,105 @@
+"""The common end of `host` and `join`: from the files of a seat that an invite gives to its participant."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedgossip.cli.participant import Participant
+
+if TYPE_CHECKING:
+    from fedgossip.drivers.proposals import Learning
+    from fedgossip.net.endpoints import Endpoint
+    from fedgossip.net.routing import Ways
+    from fedgossip.plans.plan import Plan
+    from fedgossip.secure.session import Policy
+
+POLICY, EXPERIMENT = "policy.toml", "experiment.toml"
+
+@dataclass(frozen=True)
+class InvitedSeat:
+    """`folder` holds the endpoints, the experiment, and the run; `key` may lie elsewhere."""
+
+    plan: Plan
+    node: int
+    folder: Path
+    key: Path
+    ways: Ways
+    port: int | None = None
+    """Where it listens; None where nobody calls it."""
+    late: bool = False
+    """The run has begun without it."""
+    learning: Learning | None = None
+    data: str = ""
+    policy: Path | None = None
+    """What it insists on as a client; without a name in the folder."""
+    spent: Path | None = None
+
+    @property
+    def out(self) -> Path:
+        from fedgossip.drivers.hosting import RUN
+
+        return self.folder / RUN
+
+    @property
+    def again(self) -> bool:
+        """Whether it has begun in a life before."""
+        from fedgossip.checkpoints import incarnation_of
+
+        return self.out.is_dir() and incarnation_of(self.out) >= 0
+
+    def take_part(self) -> int:
+        """Run to the end; return the exit code.  Raises FedgossipError."""
+        from fedgossip.drivers.hosting import ENDPOINTS
+        from fedgossip.drivers.members import is_open
+        from fedgossip.net.endpoints import load_endpoints, load_members
+
+        self._keep_experiment()
+        endpoints, roles = self.folder / ENDPOINTS, self.plan.roles
+        members = load_members(endpoints, self.node) if is_open(self.plan) else None
+        known = dict(members.endpoints if members else load_endpoints(endpoints, self.plan.n, roles.listens))
+        learning, policy = self._agreed(known)
+        return Participant(
+            self.folder / EXPERIMENT, self.plan, self.node, roles.label(self.node), self.key, endpoints, known,
+            self.out, self.again, f"tcp://*:{self.port}" if self.port else None, members, self.late, policy=policy,
+            learning=learning, data=self.data, spent=self.spent, ways=self.ways, again=command_line(),
+        ).take_part(self._waiting())  # fmt: skip
+
+    def _waiting(self) -> str:
+        """What it does at first."""
+        roles = self.plan.roles
+        if self.node == roles.leader:
+            return f"waiting for its {roles.one}s"
+        return "waiting for the others" if roles.leader is None else f"calling the {roles.label(roles.leader)}"
+
+    def _keep_experiment(self) -> None:
+        import tomli_w
+
+        from fedgossip.rundir.run_directory import write_whole
+
+        write_whole(self.folder / EXPERIMENT, tomli_w.dumps(self.plan.experiment.to_dict()).encode())
+
+    def _agreed(self, known: dict[int, Endpoint]) -> tuple[Learning | None, Policy | None]:
+        """Hold a client to what it agreed to when it came first: the file says so from then on."""
+        from fedgossip.plans import compose, policy
+        from fedgossip.plans.federation import FederationPlan
+
+        if not isinstance(self.plan, FederationPlan) or self.node == self.plan.coordinator:
+            return self.learning, None
+        path = self.policy or self.folder / POLICY
+        if not self.plan.secure:
+            return self.learning, policy.demands(path, self.plan, known, None)
+        held = self.plan.experiment, self.plan.learners, [self.node]
+        learning = self.learning or compose.task_of(*held, os.urandom)
+        if not path.exists():
+            policy.write(path, policy.policy_of(self.plan, known, learning[0]))
+        return learning, policy.demands(path, self.plan, known, learning[0])
+
+
+def command_line() -> str:
+    """The command as it was given, which goes on after an interruption."""
+    return shlex.join(["fedgossip", *sys.argv[1:]])

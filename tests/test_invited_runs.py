@@ -1,0 +1,141 @@
+"""Runs by invite that are of fixed participants: a coordinator and its clients, workers of one model, masked gossip."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from commands import experiment, in_process, wait_until
+from test_host_join import SECONDS, People
+
+pytestmark = pytest.mark.sockets
+
+TABLE = "x1,x2,y\n" + "".join(f"{k % 7},{k % 5},{'ab'[k % 7 > 2]}\n" for k in range(60))
+FEDERATED = """
+rounds = 2
+train = {{ device = "cpu", local_steps = 2 }}
+data = {{ source = "csv:{{peer}}.csv?label=y", test = "csv:common.csv?label=y", partition = {{ kind = "own" }} }}
+[coordinator]
+clients = 5
+{more}
+"""
+PARALLEL = """
+rounds = 3
+task = { kind = "quadratic", dim = 5 }
+[parallel]
+workers = 3
+"""
+
+
+@pytest.fixture
+def people(tmp_path: Path) -> Iterator[People]:
+    made = People(tmp_path)
+    yield made
+    made.stop()
+
+
+def federated(people: People, more: str = "") -> None:
+    (people.home("host") / "experiment.toml").write_text(FEDERATED.format(more=more))
+    (people.home("host") / "common.csv").write_text(TABLE)
+    for who in "bcd":
+        (people.home(who) / "mine.csv").write_text(TABLE)
+
+
+def rounds(people: People, who: str) -> int:
+    """How many rounds one has behind it, by its record."""
+    found = [*people.home(who).glob("*/*/run/metrics.jsonl")]
+    return sum(b'"peer"' in line for line in found[0].read_bytes().splitlines()) if found else 0
+
+
+def test_a_coordinator_is_hosted_and_those_who_join_are_clients_of_a_secure_sum(people: People) -> None:
+    federated(people)
+    invite = people.host("--peers", "3")
+    for who in "bcd":
+        people.join(who, invite, "--data", "csv:mine.csv?label=y")
+    assert [people.ended(who) for who in ("host", *"bcd")] == [0] * 4, people.said("b") + people.said("host")
+    said = people.said("b")
+    assert "secure aggregation: the coordinator sees sums alone, each over at least 3 of 3" in said
+    assert "what this client has learned to the coordinator" in said and "csv:mine.csv?label=y: yours" in said
+    models = {(people.run_of(who) / "vector.safetensors").read_bytes()[-20:] for who in ("host", *"bcd")}
+    assert len(models) == 1  # that of the last round, which everybody is sent
+    assert "Here: client 0, client 1, client 2, coordinator.  It begins." in people.said("host")
+    policy = next(people.home("b").glob("joined/*/policy.toml"))
+    assert policy.stat().st_mode & 0o077 == 0 and "min_clients = 3" in policy.read_text()
+
+
+def test_workers_that_are_invited_end_with_the_digest_of_a_simulation(
+    people: People, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = people.home("host")
+    (home / "experiment.toml").write_text(PARALLEL)
+    invite = people.host()
+    for who in "bc":
+        people.join(who, invite)
+    assert [people.ended(who) for who in ("host", *"bc")] == [0] * 3, people.said("b") + people.said("host")
+    assert "in sums, to other workers" in people.said("b") and "worker 2" in people.said("host")
+    folders = [str(people.run_of(who)) for who in ("host", *"bc")]
+    named = str(home / "hosting" / "experiment" / "experiment.toml")
+    real = in_process(["collect", named, *folders, "--json"], home, monkeypatch, capsys)
+    words = ["run", "experiment.toml", "--no-report", "--json"]
+    simulated = in_process(words, home, monkeypatch, capsys)
+    assert json.loads(real.out)["digest"] == json.loads(simulated.out)["digest"]
+
+
+def test_private_gossip_is_by_invite_too_for_its_neighbours_are_all_there_when_it_begins(people: People) -> None:
+    more = "[algorithm]\nprivate = true\n"
+    experiment(people.home("host"), n=4, rounds=2, graph="complete", more=more)
+    invite = people.host()
+    for who in "bcd":
+        people.join(who, invite)
+    assert [people.ended(who) for who in ("host", *"bcd")] == [0] * 4, people.said("b") + people.said("host")
+    assert "masked: neighbours learn their sum alone" in people.said("b")
+
+
+def test_a_run_of_fixed_participants_does_not_begin_without_one_of_them(people: People) -> None:
+    federated(people)
+    invite = people.host("--peers", "3", "--expires", "0.25")
+    people.join("b", invite, "--data", "csv:mine.csv?label=y")
+    assert people.ended("host") == 7
+    said = people.said("host").splitlines()
+    assert said[-2].startswith("error: 2 of 4 were here when the invite expired") and "--expires" in said[-1]
+
+
+def test_a_client_and_a_coordinator_by_invite_go_on_after_a_kill(people: People) -> None:
+    """The same command again: the keys, the policy, the place and the budget are those of the life before."""
+    federated(people, "[coordinator.privacy]\nunit = 'record'\nnoise = 8.0\nmax_epsilon = 50.0\n")
+    path = people.home("host") / "experiment.toml"
+    path.write_text(path.read_text().replace("rounds = 2", "rounds = 300"))
+    invite = people.host("--peers", "3")
+    for who in "bcd":
+        people.join(who, invite, "--data", "csv:mine.csv?label=y")
+    wait_until(lambda: rounds(people, "host") > 3, SECONDS, f"rounds; {people.said('host')}")
+    for who, words in (("b", ("join", invite, "--yes", "--data", "csv:mine.csv?label=y")), ("host", ())):
+        people.running[who].send_signal(signal.SIGKILL)
+        people.running[who].wait()
+        before = rounds(people, "host")
+        if who == "host":
+            assert people.host("--peers", "3") == invite
+        else:
+            people.start(who, *words)
+        back = lambda before=before: rounds(people, "host") > before + 3  # noqa: E731
+        wait_until(back, SECONDS, f"{who} is back; {people.said('host')}; {people.said('b')}")
+    ledger = people.home("b") / "joined" / "keys.spent"
+    spends = [json.loads(line) for line in ledger.read_bytes().splitlines()]
+    assert {one["data"] for one in spends} == {f"csv:{people.home('b') / 'mine.csv'}"}
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [(("--data", "csv:a.csv?label=y"), "learns from no data"), (("--peers", "2"), "a secure sum takes at least 3")],
+    ids=["data of a coordinator", "too few for a sum"],
+)
+def test_what_no_coordinator_can_host_is_said_before_an_invite_is_printed(
+    words: tuple[str, ...], error: str, people: People, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    federated(people)
+    said = in_process(["host", "experiment.toml", *words], people.home("host"), monkeypatch, capsys)
+    assert said.code == 2 and error in said.errors[0] and not said.out and len(said.err.splitlines()) == 2, said.err
