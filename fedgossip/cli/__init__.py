@@ -28,6 +28,7 @@ COMMANDS = {
     "peer": ("fedgossip.cli.peer", "Be one peer of a run over several machines."),
     "coordinator": ("fedgossip.cli.federation", "Be the coordinator of a federated run over several machines."),
     "client": ("fedgossip.cli.federation", "Be one client of a federated run over several machines."),
+    "worker": ("fedgossip.cli.worker", "Be one worker of a parallel run over several machines."),
     "privacy": ("fedgossip.cli.privacy", "What a federated run promises: plan a budget, pin a policy."),
     "keys": ("fedgossip.cli.keys", "Make and show the keys by which peers know each other."),
     "topology": ("fedgossip.cli.topology", "Look at graphs: list, show, compare, draw."),

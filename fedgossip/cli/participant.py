@@ -1,4 +1,4 @@
-"""The common part of `peer`, `coordinator` and `client`: one participant of a run over several machines."""
+"""The common part of `peer`, `worker`, `coordinator` and `client`: one participant of a run over several machines."""
 
 from __future__ import annotations
 

@@ -55,7 +55,9 @@ def peer(
 
     plan = compose.plan(load_experiment(experiment, overrides, seed=seed))
     if not isinstance(plan, GossipPlan):
-        raise ConfigError(f"{experiment} is a federated run", "Use fedgossip coordinator, and fedgossip client --id K.")
+        commands = {"coordinator": "coordinator, and fedgossip client --id K", "parallel": f"worker --id {node}"}
+        advice = f"Use fedgossip {commands.get(plan.experiment.kind, 'run')}."
+        raise ConfigError(f"{experiment} is no gossip run: it has a [{plan.experiment.kind}]", advice)
     if node >= plan.n:
         raise ConfigError(f"there is no peer {node}", f"The graph has peers 0 to {plan.n - 1}.")
     if open_run or join:

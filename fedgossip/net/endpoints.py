@@ -152,8 +152,8 @@ def load_endpoints(path: Path, n: int, listens: Callable[[NodeId], bool] = lambd
         missing, extra = sorted(set(range(n)) - set(found)), sorted(set(found) - set(range(n)))
         wrong = f"no entry for {missing[:5]}" if missing else f"entries for {extra[:5]}"
         raise ConfigError(
-            f"{path}: the graph has peers 0 to {n - 1}, and there {'is' if missing else 'are'} {wrong}",
-            "Write one [[peer]] block per node of the graph.",
+            f"{path}: the run has participants 0 to {n - 1}, and there {'is' if missing else 'are'} {wrong}",
+            "Write one [[peer]] block for each of them.",
         )
     _check_listeners(path, found, listens)
     return found
