@@ -7,7 +7,7 @@ from typing import Any
 
 from fedgossip import kernels
 from fedgossip.plans.federated_run import FederatedRun
-from fedgossip.plans.plan import NO_BUDGET, RunOutlook, Terms
+from fedgossip.plans.plan import NO_BUDGET, JoiningTerms, RunOutlook
 from fedgossip.plans.privacy_outlook import outlook
 from fedgossip.privacy.guarantee import guarantee
 from fedgossip.privacy.wording import rounds
@@ -35,7 +35,7 @@ def _seen_line(run: FederatedRun) -> str:
     return f"secure aggregation: {seen}{masks}"
 
 
-def terms_of(run: FederatedRun, parameters: int, itemsize: int) -> Terms:
+def terms_of(run: FederatedRun, parameters: int, itemsize: int) -> JoiningTerms:
     """What a client agrees to, with a model of so many numbers of so many bytes each."""
     words = run.masked(parameters)
     up = 4 * words if words else parameters * itemsize * run.vectors
@@ -43,7 +43,7 @@ def terms_of(run: FederatedRun, parameters: int, itemsize: int) -> Terms:
     beside = f", with {'; '.join(told)}" if told else ""
     sent = f"what this client has learned to the coordinator, about {up:,} bytes a round{beside}; no data"
     without = _no_budget_line(run) if run.secure else NO_BUDGET
-    return Terms(_how_line(run), sent, _seen_line(run), next(iter(_budget_line(run)), without))
+    return JoiningTerms(_how_line(run), sent, _seen_line(run), next(iter(_budget_line(run)), without))
 
 
 def _no_budget_line(run: FederatedRun) -> str:

@@ -18,7 +18,7 @@ from fedgossip.plans.completeness import Lacking, of_federation
 from fedgossip.plans.credentials import Credentials, Logged, Own
 from fedgossip.plans.federated_run import FederatedRun
 from fedgossip.plans.federated_words import banner_of, facts_of, outlook_of, terms_of
-from fedgossip.plans.plan import EXHAUSTED, PARTIAL, Arrays, Results, RunOutlook, Seat, Terms, nanoseconds
+from fedgossip.plans.plan import EXHAUSTED, PARTIAL, Arrays, JoiningTerms, Results, RunOutlook, Seat, nanoseconds
 from fedgossip.plans.privacy_budget import BudgetPurse, cost_of_training, purse_of
 from fedgossip.plans.tasks import DataShares
 from fedgossip.protocols import client_round
@@ -220,7 +220,7 @@ class FederationPlan(FederatedRun):
         all_in_each = self.cohort == self.learners and not self.buffered
         return of_federation(rows, self.coordinator, node, all_in_each=all_in_each)
 
-    def terms(self, parameters: int, itemsize: int) -> Terms:
+    def terms(self, parameters: int, itemsize: int) -> JoiningTerms:
         return terms_of(self, parameters, itemsize)
 
     def facts(self, rows: Sequence[Row]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from fedgossip.plans.gossip_checks import check_pair
 from fedgossip.plans.gossip_machines import GossipMode, GossipRun, mode_of
 from fedgossip.plans.gossip_words import described_topology, eigenvalues, modes, outlook_of, terms_of
 from fedgossip.plans.own_graphs import digest_of, is_own_graph, is_own_weights, named_schedule
-from fedgossip.plans.plan import PARTIAL, Arrays, PlanDefaults, Results, RunOutlook, Seat, Terms
+from fedgossip.plans.plan import PARTIAL, Arrays, JoiningTerms, PlanDefaults, Results, RunOutlook, Seat
 from fedgossip.records import Row
 from fedgossip.roles import Roles, peer_roles
 from fedgossip.secure.pairs import SeededPairs
@@ -179,7 +179,7 @@ class GossipPlan(PlanDefaults):
     def outlook(self, task: LocalTask) -> RunOutlook:
         return outlook_of(self.schedule, self.topology, self.forecast, task, self.vectors)
 
-    def terms(self, parameters: int, itemsize: int) -> Terms:
+    def terms(self, parameters: int, itemsize: int) -> JoiningTerms:
         return terms_of(self.experiment, self.name, self.n, parameters * itemsize * self.vectors)
 
     def facts(self, rows: Sequence[Row]) -> dict[str, Any]:  # noqa: ARG002

@@ -7,7 +7,7 @@ from typing import Any
 
 from fedgossip.experiment import GossipExperiment
 from fedgossip.messages import Model
-from fedgossip.plans.plan import RunOutlook, Terms
+from fedgossip.plans.plan import JoiningTerms, RunOutlook
 from fedgossip.task import LocalTask
 from fedgossip.topology import Forecast, Schedule, Spectrum, Topology
 from fedgossip.wire import wire_bytes
@@ -28,12 +28,12 @@ def outlook_of(
     return RunOutlook(int(size * forecast.messages * schedule.n), {"forecast": forecast.to_dict()}, lines)
 
 
-def terms_of(experiment: GossipExperiment, name: str, n: int, size: int) -> Terms:
+def terms_of(experiment: GossipExperiment, name: str, n: int, size: int) -> JoiningTerms:
     """What a peer agrees to; `size`: bytes of a message."""
     a = experiment.algorithm
     how = f"{name}, {n} peers; {a.name}, {a.mode}"
     seen = "masked: neighbours learn their sum alone" if a.private else "as it is: they see your model"
-    return Terms(how, f"this peer's model to its neighbours, about {size:,} bytes each time; no data", seen)
+    return JoiningTerms(how, f"this peer's model to its neighbours, about {size:,} bytes each time; no data", seen)
 
 
 def _rounds(count: int | None) -> str:

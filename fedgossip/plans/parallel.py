@@ -15,7 +15,7 @@ from fedgossip.machine import Machine, NodeId
 from fedgossip.messages import TAIL
 from fedgossip.metrics import Network
 from fedgossip.plans.completeness import Lacking
-from fedgossip.plans.plan import PARTIAL, Arrays, PlanDefaults, Results, RunOutlook, Seat, Terms, nanoseconds
+from fedgossip.plans.plan import PARTIAL, Arrays, JoiningTerms, PlanDefaults, Results, RunOutlook, Seat, nanoseconds
 from fedgossip.protocols.allreduce import AllReduce, AllReduceSettings
 from fedgossip.records import Row
 from fedgossip.roles import Role, Roles
@@ -142,12 +142,12 @@ class ParallelPlan(PlanDefaults):
             lines.append(f"{seconds:.3g} s a collective at simulation.latency and simulation.bandwidth, both ways")
         return RunOutlook(sum(sent), facts, lines)
 
-    def terms(self, parameters: int, itemsize: int) -> Terms:
+    def terms(self, parameters: int, itemsize: int) -> JoiningTerms:
         table = self.collective.table(self.n)
         most = max(table.sent(rank, parameters + TAIL) for rank in range(self.n)) * itemsize
         sent = f"this worker's gradients, in sums, to other workers: up to {most:,} bytes a round; no data"
         seen = "as it is: other workers see gradients and sums of some, and trust what is sent to them"
-        return Terms(f"{self.name}, {self.roles.said}, one model", sent, seen)
+        return JoiningTerms(f"{self.name}, {self.roles.said}, one model", sent, seen)
 
     def facts(self, rows: Sequence[Row]) -> dict[str, Any]:  # noqa: ARG002
         p = self.experiment.parallel

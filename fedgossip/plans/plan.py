@@ -87,7 +87,7 @@ NO_BUDGET = "none: what is sent tells something of the data that it was learned 
 
 
 @dataclass(frozen=True)
-class Terms:
+class JoiningTerms:
     """What one that learns must know before it takes part: how it goes, what leaves it and to whom, who sees what of
     that, and the budget of privacy; each a line for people."""
 
@@ -252,7 +252,7 @@ class Plan(Protocol):
         """What is known of the run before it begins, for --dry-run."""
         ...
 
-    def terms(self, parameters: int, itemsize: int) -> Terms:
+    def terms(self, parameters: int, itemsize: int) -> JoiningTerms:
         """What one that learns agrees to, with a model of so many numbers of so many bytes each."""
         ...
 
@@ -345,9 +345,9 @@ class PlanDefaults:
     def for_restart(self) -> Self:
         return self
 
-    def terms(self, parameters: int, itemsize: int) -> Terms:
+    def terms(self, parameters: int, itemsize: int) -> JoiningTerms:
         sent = f"this {self.roles.one}'s vectors, about {parameters * itemsize:,} bytes each; no data"
-        return Terms(f"{self.name}, {self.roles.said}", sent, f"as it is, by whom it is sent to: {self.roles.said}")
+        return JoiningTerms(f"{self.name}, {self.roles.said}", sent, "as it is, by those that it is sent to")
 
 
 def record_of(plan: Plan, evaluate: Evaluate, *, watch_all: bool) -> Network:
