@@ -134,7 +134,7 @@ class ParallelSection(msgspec.Struct, forbid_unknown_fields=True):
     least_deadline: SecondsOr0 = 5.0
     """The shortest, in seconds: between the two the deadline follows the rounds that were seen."""
     start_timeout: Seconds = 300.0
-    """Seconds to wait for all workers before the first round."""
+    """Seconds to wait for all workers before the first round, and for enough of them, or for one, to be back later."""
 
 
 class EvalSection(msgspec.Struct, forbid_unknown_fields=True):

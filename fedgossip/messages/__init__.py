@@ -78,13 +78,16 @@ from fedgossip.messages.members import (
     Suspicion,
 )
 from fedgossip.messages.parallel import (
+    STATE_VECTORS_MAX,
     TAIL,
     WORKERS_MAX,
     ChunkTaken,
     GroupReport,
     GroupView,
     ReduceChunk,
-    RoundMean,
+    StatePiece,
+    StateQuery,
+    WorkerReturn,
 )
 
 Gossip = Model | Masked | RunKeys | Leaving | Account | Offer | Answer | Decline | Query | Ack | Parcel | Accepted
@@ -92,7 +95,7 @@ Membership = Ping | Pong | PingReq | IndirectAck | MembershipUpdate | Compare | 
 Transfer = ModelQuery | ModelInfo | ChunkRequest | ModelChunk
 Federated = Invite | Contribution | Final | Secured | MaskedInput | Refusal
 Invitations = InviteProof | Proposal | FileQuery | FilePart | Enrol | Gathering | Beginning | TurnedAway
-Parallel = ReduceChunk | ChunkTaken | GroupReport | GroupView | RoundMean
+Parallel = ReduceChunk | ChunkTaken | GroupReport | GroupView | WorkerReturn | StateQuery | StatePiece
 Message = Gossip | Federated | Membership | Transfer | Invitations | Parallel
 AnyMessage = Message | Hello
 
@@ -112,6 +115,7 @@ __all__ = [
     "MODEL_CHUNK",
     "NEWS_MAX",
     "PROPOSAL_LETTERS",
+    "STATE_VECTORS_MAX",
     "TAIL",
     "WORKERS_MAX",
     "Accepted",
@@ -175,14 +179,16 @@ __all__ = [
     "ReduceChunk",
     "Refusal",
     "Revocation",
-    "RoundMean",
     "RunKey",
     "RunKeys",
     "Secured",
+    "StatePiece",
+    "StateQuery",
     "Suspicion",
     "Text",
     "Transfer",
     "TurnedAway",
     "Word",
+    "WorkerReturn",
     "declared",
 ]

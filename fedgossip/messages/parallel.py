@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 import msgspec
 
-from fedgossip.messages.base import Carrier, Count, Expected, Note, Part, Word, declared
+from fedgossip.messages.base import Carrier, Count, Expected, Note, Numbers, Part, Word, declared
+from fedgossip.messages.members import MODEL_CHUNK
 from fedgossip.vectors import Vector
 
 TAIL = 2
@@ -59,7 +60,7 @@ class ChunkTaken(Note):
 @declared
 @dataclass(frozen=True, slots=True)
 class GroupReport(Note):
-    """The sender has stopped its round, for a worker is missing.
+    """The sender has stopped its round, for a worker is missing, or one is back.
 
     `rounds` are behind it, with a model of this digest.
     """
@@ -72,25 +73,58 @@ class GroupReport(Note):
 @declared
 @dataclass(frozen=True, slots=True)
 class GroupView(Note):
-    """From now on these are the workers, and `rounds` are behind them; `behind`: who gets the last mean of `donor`."""
+    """From now on these are the workers, and `rounds` are behind them; `behind`: who fetches the state of `donor`.
+
+    `agreed`: the last workers that are known to have worked together; more than half of them go on.
+    """
 
     epoch: Count
     members: Workers
     rounds: Count
     donor: Count
     behind: Workers = ()
+    agreed: Workers = ()
+
+
+@declared
+@dataclass(frozen=True, slots=True)
+class WorkerReturn(Note):
+    """The others went on without the sender, which is here again: let it take part from the next round on."""
+
+    rounds: Count
+
+
+STATE_VECTORS_MAX = 4
+"""Maximum number of vectors in the state of a descent; a model and its two moments are three."""
+
+
+@declared
+@dataclass(frozen=True, slots=True)
+class StateQuery(Note):
+    """Send the state after `rounds` rounds, from element `start` on; answered by a `StatePiece`, or not at all."""
+
+    rounds: Count
+    start: Count
 
 
 @declared
 @dataclass(frozen=True, slots=True, eq=False)
-class RoundMean(Carrier):
-    """The mean of `round`, whole, for a worker that did not see the end of it."""
+class StatePiece(Carrier):
+    """Elements of a descent's state after `rounds` rounds, from `start` on: MODEL_CHUNK of them, or what is left.
 
-    epoch: Count
-    round: Count
+    The state's vectors follow each other, `length` elements in all, of this digest; `numbers` are the rest of it.
+    """
+
+    rounds: Count
+    digest: Word
+    length: Count
+    start: Count
+    numbers: Numbers
     schema: str
     vectors: tuple[Vector, ...]
 
     @classmethod
-    def allowed(cls, header: Any, expected: Expected) -> tuple[Part, ...]:  # noqa: ARG003
-        return ((expected.dtype, expected.length + TAIL),)
+    def allowed(cls, header: Any, expected: Expected) -> tuple[Part, ...]:
+        if header.start % MODEL_CHUNK or not header.start < header.length <= STATE_VECTORS_MAX * expected.length:
+            return ()
+        return ((expected.dtype, min(MODEL_CHUNK, header.length - header.start)),)

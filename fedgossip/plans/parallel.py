@@ -90,7 +90,7 @@ class ParallelPlan(PlanDefaults):
             start_ns=nanoseconds(p.start_timeout),
         )
         table, members = self.collective.table, range(self.n)
-        begun = seat.initial, seat.schema, settings, self._rate, seat.resumed
+        begun = seat.initial, seat.schema, settings, self._rate, seat.resumed, seat.incarnation
         return AllReduce(seat.node, members, table, self.descent, *begun)
 
     def _rate(self, round: int) -> float:
@@ -120,11 +120,10 @@ class ParallelPlan(PlanDefaults):
         return vectors
 
     def verdict(self, words: Sequence[str | None]) -> str:
-        if "failed" in words or not any(words):
-            return "failed"
-        if not {"finished", PARTIAL} & set(words):
-            return "interrupted"
-        return "finished" if set(words) == {"finished"} else PARTIAL
+        """All have one model: the run has one where any worker came to its end."""
+        if {"finished", PARTIAL} & set(words):
+            return "finished" if set(words) == {"finished"} else PARTIAL
+        return "failed" if "failed" in words or not any(words) else "interrupted"
 
     def lacking(self, rows: Sequence[Row], node: NodeId | None = None) -> Lacking:  # noqa: ARG002
         return Lacking()  # a round of a collective is of all workers, or is none

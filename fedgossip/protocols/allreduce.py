@@ -3,36 +3,39 @@
     phase       event                                          next phase
     new         Started                                        joining
     joining     PeerJoined (the last of all)                   training regrouping
-    joining     start                                          finished
-    training    Trained                                        reducing training leaving
-    reducing    ReduceChunk                                    training leaving
-    training    PeerGone GroupReport                           regrouping
-    reducing    PeerGone GroupReport deadline                  regrouping
+    joining     GroupReport                                    regrouping
+    joining     GroupView                                      returning
+    joining     start                                          finished regrouping
+    training    Trained                                        reducing training leaving regrouping
+    reducing    ReduceChunk                                    training leaving regrouping
+    training    PeerGone GroupReport WorkerReturn              regrouping
+    reducing    PeerGone GroupReport WorkerReturn deadline     regrouping
     regrouping  GroupReport PeerGone regroup                   training reducing catching leaving finished
-    regrouping  GroupView                                      training reducing catching leaving finished
-    catching    RoundMean                                      training leaving
-    catching    PeerGone GroupReport catching                  regrouping
+    regrouping  GroupView                                      training reducing catching leaving returning
+    catching    StatePiece                                     training leaving regrouping
+    catching    PeerGone GroupReport WorkerReturn catching     regrouping
+    returning   GroupView                                      catching
+    returning   Leaving return                                 finished
     leaving     GroupReport                                    regrouping
     leaving     Leaving ChunkTaken PeerGone drain              finished
 
 and from everywhere Stopping to finished.
 
 A round: every worker asks for its gradient at the common model; when it has it the moves of the table begin
-(`reduction`); the mean by examples takes the step, the same bits everywhere.  A worker whose gradient takes longer
-keeps the chunks that come meanwhile, and those of one that is a round ahead: it can be no further.
+(`chunk_exchange`); the mean by examples takes the step, the same bits everywhere.
 
 Where a worker is gone, or a round is not done by its deadline, all agree on who goes on (`regroup`).  The round that
-was under way is done by one of them, and then all the others get its mean, or by nobody, and then it is done again by
-those who are left, on the gradients that they have: nothing is counted twice.
+was under way is done by one of them, and then all the others fetch its state (`state_fetch`), or by nobody, and then it
+is done again by those who are left, on the gradients that they have: nothing is counted twice.  A worker that comes
+back, from a crash or from behind a cut, asks to be taken in: after the round the lowest stops, and all agree on a view
+with it in, which fetches the state.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 from fedgossip.algorithms.base import restored, saved
 from fedgossip.algorithms.collectives.table import Table
@@ -67,16 +70,21 @@ from fedgossip.messages import (
     Leaving,
     Message,
     ReduceChunk,
-    RoundMean,
+    StatePiece,
+    StateQuery,
+    WorkerReturn,
 )
-from fedgossip.protocols.chunk_links import ChunkLink
+from fedgossip.protocols.chunk_exchange import ChunkExchange, contribution_of
 from fedgossip.protocols.deadlines import Deadline
-from fedgossip.protocols.reduction import Chunk, Reduction
-from fedgossip.protocols.worker_group import WorkerGroup
-from fedgossip.vectors import Vector, digest, empty, frozen, summable
+from fedgossip.protocols.regroup import enough
+from fedgossip.protocols.state_fetch import StateDonor, StateFetch
+from fedgossip.protocols.worker_group import GroupWaits, WorkerGroup
+from fedgossip.vectors import Vector, digest, frozen
 
-MEAN = "mean"
-"""Before the last mean, in a checkpoint."""
+GROUP = "group"
+"""In the facts of a checkpoint: the view."""
+
+AT_WORK = ("training", "reducing", "catching")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,24 +99,16 @@ class AllReduceSettings:
     deadline_ns: int = 30_000_000_000
     least_deadline_ns: int = 5_000_000_000
     start_ns: int = 300_000_000_000
+    """How long to wait for all at the start, and later for enough of them to come back."""
     again_ns: int = 1_000_000_000
     """The shortest time after which a chunk is sent again that was not acknowledged."""
 
 
-def contribution_of(gradient: Vector | None, examples: int, metrics: Mapping[str, float]) -> tuple[float, Vector]:
-    """Return what a worker brings to the mean: its weight, and its gradient [d] with its loss and a one behind it.
-
-    The weight is the number of examples that the gradient is of, where the task tells them, and not of all it has.
-    """
-    assert gradient is not None, "a gradient was asked for"
-    vector = empty(gradient.size + TAIL, gradient.dtype)
-    vector[:-TAIL] = gradient
-    vector[-TAIL:] = metrics.get("loss", 0.0), 1.0
-    return float(max(1, metrics.get("rows", examples))), frozen(vector)
-
-
 class AllReduce:
-    """One worker.  `members` are all of them, itself among them; `rate` gives that of each round's step."""
+    """One worker.  `members` are all of them, itself among them; `rate` gives that of each round's step.
+
+    In a life after the first it finds the others before it takes part, with what the life before left in `resumed`.
+    """
 
     def __init__(
         self,
@@ -121,40 +121,32 @@ class AllReduce:
         settings: AllReduceSettings,
         rate: Callable[[int], float],
         resumed: Checkpoint | None = None,
+        incarnation: int = 0,
     ) -> None:
-        self.node, self.schema, self.settings = node, schema, settings
-        self.collective, self.descent, self.rate = collective, descent, rate
+        self.node, self.settings, self.descent, self.rate = node, settings, descent, rate
         least_ns = min(settings.least_deadline_ns, settings.deadline_ns)
-        self.group = WorkerGroup(node, members, least_ns, settings.again_ns)
+        self.group = WorkerGroup(node, members, GroupWaits(least_ns, settings.again_ns, settings.start_ns))
         self.phase, self.round = "new", 0
         self.state = descent.start(initial)
-        self.mean: Vector | None = None  # of the last round, for those who did not see its end
+        self.fetch = StateFetch(node, self.state, schema, settings.again_ns, settings.deadline_ns)
+        self.donor = StateDonor(schema)
         if resumed:
-            self.round = resumed.round
-            vectors = dict(resumed.vectors)
-            self.mean = vectors.pop(MEAN, None)
-            self.state = restored(self.state, vectors, resumed.facts)
-        self._fresh = resumed is None
-        self.links = {other: ChunkLink(other, settings.deadline_ns, settings.again_ns) for other in self.group.others}
+            facts = dict(resumed.facts)
+            self.group.restore(facts.pop(GROUP))  # type: ignore[arg-type]
+            self.round, self.state = resumed.round, restored(self.state, resumed.vectors, facts)
+        self.told = self.round  # the last round that the record has
+        self._fresh = resumed is None and not incarnation
+        self.exchange = ChunkExchange(self.group, collective, initial, schema, settings.bucket, settings.deadline_ns)
+        self.exchange.renew(self.round)
         self.contribution: tuple[float, Vector] | None = None  # of this round
         self.asked = -1  # the round whose gradient was asked for last
-        self.early: tuple[NodeId, RoundMean] | None = None  # the mean of a view that has not come yet
         self.deadline = Deadline(settings.deadline_ns, least_ns)
         self.began_ns = 0
-        self._turn()
 
     @property
     def model(self) -> Vector:
         state: DescentState = self.state
         return state.x
-
-    def _turn(self) -> None:
-        """Make room for the sums of this round, and for those of the next."""
-        self.now, self.next = self._reduction(), self._reduction()
-
-    def _reduction(self) -> Reduction:
-        table = self.collective(len(self.group.members))
-        return Reduction(self.group.rank, table, self.model.size + TAIL, self.model.dtype, self.settings.bucket)
 
     # --- events ---------------------------------------------------------------------------------------------------
 
@@ -166,14 +158,13 @@ class AllReduce:
             case Received(sender, message):
                 return self._received(sender, message, now_ns)
             case Trained(job):
-                assert job == self.round or self.phase != "training", f"job {job} was not asked for"
                 return self._trained(event, now_ns) if job == self.round else []
             case Fired(key):
                 return self._fired(key, now_ns)
-            case PeerJoined(node):
-                return self._joined(node, now_ns)
+            case PeerJoined(node, incarnation):
+                return self._joined(node, incarnation, now_ns)
             case PeerGone(node):
-                return self._gone(node, now_ns)
+                return self._lost(node, now_ns) if self.group.gone(node) else self._end_if_settled()
             case Started():
                 self.phase = "joining"
                 return [SetTimer(("start",), self.settings.start_ns), *self._begin_if_gathered(now_ns)]
@@ -182,26 +173,25 @@ class AllReduce:
         return []
 
     def _received(self, sender: NodeId, message: Message, now_ns: int) -> list[Effect]:
-        if sender not in self.links:
+        if sender not in self.exchange.links:
             raise ProtocolError(f"worker {self.node}: a message of {sender}, which is no worker", peer=sender)
         match message:
             case ReduceChunk():
-                return self._chunk(sender, message, now_ns)
-            case ChunkTaken(epoch, round, bucket, step):
-                effects = self.links[sender].taken((epoch, round, bucket, step), now_ns)
-                return effects + self._end_if_settled()
+                return [*self.exchange.came(sender, message, now_ns), *self._close_if_done(now_ns)]
+            case ChunkTaken():
+                return [*self.exchange.taken(sender, message, now_ns), *self._end_if_settled()]
             case GroupReport():
                 return self._report(sender, message, now_ns)
             case GroupView():
                 return self._viewed(sender, message, now_ns)
-            case RoundMean():
-                return self._caught_up(sender, message, now_ns)
+            case WorkerReturn():
+                return self._asked_in(sender, now_ns)
+            case StateQuery():
+                return self.donor.answer(sender, message, self.round, self.state)
+            case StatePiece():
+                return self._piece(sender, message, now_ns)
             case Leaving():
-                if message.round >= self.settings.rounds:
-                    self.group.done.add(sender)
-                    return self._end_if_settled()
-                self.group.departed.add(sender)
-                return self._lost(sender, now_ns) if sender in self.group.members else []
+                return self._left(sender, message.round, now_ns)
         raise ProtocolError(
             f"worker {self.node}: a message of kind {type(message).__name__.lower()!r} from worker {sender} in a run"
             " of all-reduce",
@@ -212,62 +202,84 @@ class AllReduce:
     def _fired(self, key: Hashable, now_ns: int) -> list[Effect]:
         match key:
             case ("start",) if self.phase == "joining":
-                text = f"workers {self.group.missing} did not come, and a collective needs all to begin"
-                return self._finish(Failure("too_few", text, "Start them, or raise parallel.start_timeout."))
-            case ("again", node, timer) if node in self.links and isinstance(timer, int):
-                return self.links[node].again(timer)
+                return self._begin_without(now_ns)
+            case ("again", node, timer) if node in self.exchange.links and isinstance(timer, int):
+                return self.exchange.links[node].again(timer)
             case ("deadline", epoch, round) if (epoch, round, "reducing") == (self.group.epoch, self.round, self.phase):
-                late = sorted(self.group.members[rank] for rank in self.now.awaited())
-                return [Report("overdue", late, self.round), *self._stop_round(now_ns)]
+                return [Report("overdue", self.exchange.awaited, self.round), *self._stop_round(now_ns)]
             case ("regroup", epoch) if epoch == self.group.epoch and self.phase == "regrouping":
                 self.group.late(now_ns)
                 effects = self._propose_if_due(now_ns)
                 return [*effects, *self.group.ask_again()] if self.group.regroup else effects
+            case ("piece", round, int(start)) if self.phase == "catching" and round == self.fetch.rounds:
+                return self.fetch.again(start)
             case ("catching", epoch) if epoch == self.group.epoch and self.phase == "catching":
                 return self._stop_round(now_ns)
+            case ("return",) if self.phase == "returning":
+                return self._ask_in(now_ns)
             case ("drain",) if self.phase == "leaving":
                 return self._finish()
         return []
 
-    # --- links ----------------------------------------------------------------------------------------------------
+    # --- who is here ----------------------------------------------------------------------------------------------
 
-    def _joined(self, node: NodeId, now_ns: int) -> list[Effect]:
-        if node not in self.links:
+    def _joined(self, node: NodeId, incarnation: int, now_ns: int) -> list[Effect]:
+        if node not in self.exchange.links:
             return []
-        self.group.linked.add(node)
-        return [*self.links[node].resent(), *self.group.greeting(node), *self._begin_if_gathered(now_ns)]
+        greeting = self.group.joined(node, incarnation)
+        return [*self.exchange.links[node].resent(), *greeting, *self._begin_if_gathered(now_ns)]
 
-    def _gone(self, node: NodeId, now_ns: int) -> list[Effect]:
-        group = self.group
-        group.linked.discard(node)
-        if node not in group.members or node in group.departed | group.done:
-            return self._end_if_settled()
-        return self._lost(node, now_ns)
+    def _left(self, sender: NodeId, rounds: int, now_ns: int) -> list[Effect]:
+        """One says goodbye: with all rounds behind it, or before."""
+        if rounds < self.settings.rounds:
+            self.group.departed.add(sender)
+            return self._lost(sender, now_ns) if sender in self.group.members else []
+        self.group.done.add(sender)
+        if self.phase == "returning" and not self.group.here - self.group.done:
+            text = f"the other workers have done all rounds without worker {self.node}"
+            return self._finish(Failure("network", text, "Their model is that of the run."))
+        return self._end_if_settled()
 
     def _lost(self, node: NodeId, now_ns: int) -> list[Effect]:
         """A worker of this view takes part no more."""
-        if self.phase in ("training", "reducing", "catching"):
+        if self.phase in AT_WORK:
             return [Report("worker_gone", node, self.round), *self._stop_round(now_ns)]
         if self.group.regroup:
             self.group.regroup.lost(node)
             return self._propose_if_due(now_ns)
         return self._end_if_settled()
 
-    # --- rounds ---------------------------------------------------------------------------------------------------
+    def _asked_in(self, sender: NodeId, now_ns: int) -> list[Effect]:
+        """One is back: it takes part from the end of this round on."""
+        if self.phase == "leaving":
+            return [Send(sender, Leaving(self.round))]
+        thought_at_work = self.group.asked_in(sender)
+        return self._lost(sender, now_ns) if thought_at_work else self._propose_if_due(now_ns)
 
     def _begin_if_gathered(self, now_ns: int) -> list[Effect]:
         if self.phase != "joining" or self.group.missing:
             return []
         if self._fresh:
             return self._go_on(now_ns)
-        self.phase = "training"  # each has the rounds that its last life had: find the furthest
-        return self._stop_round(now_ns)
+        return self._stop_round(now_ns)  # each has the rounds that its last life had: find the furthest
+
+    def _begin_without(self, now_ns: int) -> list[Effect]:
+        """Not all have come in time: those that have begun before may be enough."""
+        if not self._fresh and enough(self.group.view, {self.node, *self.group.here}, self.round):
+            return self._stop_round(now_ns)
+        text = f"workers {self.group.missing} did not come, and a collective needs all to begin"
+        return self._finish(Failure("too_few", text, "Start them, or raise parallel.start_timeout."))
+
+    # --- rounds ---------------------------------------------------------------------------------------------------
 
     def _go_on(self, now_ns: int) -> list[Effect]:
         """Ask for the gradient of the next round, or end."""
+        self.contribution = None
         if self.round >= self.settings.rounds:
             return self._leave()
-        self.phase, self.began_ns, self.contribution, self.asked = "training", now_ns, None, self.round
+        if self.group.takes_in:
+            return self._stop_round(now_ns)
+        self.phase, self.began_ns, self.asked, self.group.at_work = "training", now_ns, self.round, True
         return [Train(self.round, self.model, gradient=True, accumulate=self.settings.accumulate)]
 
     def _trained(self, event: Trained, now_ns: int) -> list[Effect]:
@@ -277,92 +289,67 @@ class AllReduce:
     def _reduce(self, now_ns: int) -> list[Effect]:
         assert self.contribution
         self.phase = "reducing"
-        deadline = SetTimer(("deadline", self.group.epoch, self.round), self.deadline.now_ns())
         effects: list[Effect] = [Outgoing(self.round + 1, self.model)]
         if len(self.group.members) > 1:
-            effects.append(deadline)
-        return effects + self._sent(self.now.begin(*self.contribution), now_ns) + self._close_if_done(now_ns)
+            effects.append(SetTimer(("deadline", self.group.epoch, self.round), self._deadline_ns))
+        return [*effects, *self.exchange.begin(*self.contribution, now_ns), *self._close_if_done(now_ns)]
 
-    def _sent(self, chunks: Sequence[Chunk], now_ns: int) -> list[Effect]:
-        effects: list[Effect] = []
-        for one in chunks:
-            to, size = self.group.members[one.peer], one.vector.size
-            place = self.group.epoch, self.round, one.bucket, one.step, one.start, size
-            effects += self.links[to].send(ReduceChunk(*place, one.weight, self.schema, (one.vector,)), now_ns)
-        return effects
-
-    def _chunk(self, sender: NodeId, chunk: ReduceChunk, now_ns: int) -> list[Effect]:
-        taken = Send(sender, ChunkTaken(chunk.epoch, chunk.round, chunk.bucket, chunk.step))
-        if (chunk.epoch, chunk.round) < (self.group.epoch, self.round):
-            return [taken]  # said again
-        if chunk.epoch > self.group.epoch or sender not in self.group.members:
-            return []  # of a view that has not come yet; it is sent again
-        if chunk.round > self.round + 1:
-            text = f"a chunk of round {chunk.round} from worker {sender}; one can be a round ahead at most"
-            raise ProtocolError(f"worker {self.node}, round {self.round}: {text}", peer=sender)
-        self._check(sender, chunk, chunk.length)
-        at = self.now if chunk.round == self.round else self.next
-        rank = self.group.members.index(sender)
-        expected = at.expects(rank, chunk.bucket, chunk.step)
-        if expected != (chunk.start, chunk.start + chunk.length):
-            text = f"a chunk that the collective has not for worker {self.node}, of worker {sender}"
-            advice = "Were the workers started from the same experiment file?"
-            raise ProtocolError(f"worker {self.node}, round {chunk.round}: {text}", advice, peer=sender)
-        if at.has(rank, chunk.bucket, chunk.step):
-            return [taken]
-        if not at.fits(chunk.bucket, chunk.weight, chunk.vectors[0]):
-            text = f"worker {sender} has sent numbers that cannot be added up"
-            raise ProtocolError(f"worker {self.node}, round {chunk.round}: {text}", peer=sender)
-        out = at.take(rank, chunk.bucket, chunk.step, chunk.weight, chunk.vectors[0])
-        return [taken, *self._sent(out, now_ns), *self._close_if_done(now_ns)]
-
-    def _check(self, sender: NodeId, message: ReduceChunk | RoundMean, length: int) -> None:
-        """Raise ProtocolError where a message has not one vector of our type and this length."""
-        shapes = [(vector.dtype, vector.shape) for vector in message.vectors]
-        if message.schema != self.schema or shapes != [(self.model.dtype, (length,))]:
-            raise ProtocolError(
-                f"worker {self.node}: a vector of another layout from worker {sender}, round {message.round}"
-                f" (schema {message.schema}, ours {self.schema})",
-                "Give every worker the same [model] section.",
-                peer=sender,
-            )
+    @property
+    def _deadline_ns(self) -> int:
+        """The longest where some fetch the state first."""
+        view = self.group.view
+        fetched = bool(view.behind) and view.rounds == self.round
+        return self.settings.deadline_ns if fetched else self.deadline.now_ns()
 
     def _close_if_done(self, now_ns: int) -> list[Effect]:
-        if self.phase != "reducing" or not self.now.done:
+        if self.phase != "reducing" or not self.exchange.now.done:
             return []
         self.deadline.saw(now_ns - self.began_ns)
-        return [*self._step(self.now.mean), *self._go_on(now_ns)]
+        mean = frozen(self.exchange.now.mean[:-TAIL])
+        self.exchange.advance()
+        effects = self._stands(self.round + 1, self.descent.step(self.state, mean, self.rate(self.round)))
+        return [*effects, *self._go_on(now_ns)]
 
-    def _step(self, mean: Vector) -> list[Effect]:
-        """Take the step of this round."""
-        self.state = self.descent.step(self.state, frozen(mean[:-TAIL]), self.rate(self.round))
-        self.mean, self.round = mean, self.round + 1
-        self.now, self.next = self.next, self._reduction()
+    def _stands(self, round: int, state: Any) -> list[Effect]:
+        """The state after so many rounds is here."""
+        self.round, self.state = round, state
+        self.donor.forget()
+        done = (
+            [RoundDone(round, self.model)] if round > self.told else []
+        )  # of a view that came to nothing: told before
+        self.told = max(self.told, round)
+        return [*done, self._checkpoint()]
+
+    def _checkpoint(self, *, durable: bool = False) -> Checkpoint:
         arrays, numbers = saved(self.state)
-        return [RoundDone(self.round, self.model), Checkpoint(self.round, {**arrays, MEAN: mean}, numbers)]
+        return Checkpoint(self.round, arrays, {**numbers, GROUP: self.group.saved()}, durable)
 
     # --- who goes on ----------------------------------------------------------------------------------------------
 
     def _stop_round(self, now_ns: int) -> list[Effect]:
         """Give up what is under way, and tell all how far this one has come."""
         self.phase = "regrouping"
-        for link in self.links.values():
-            link.drop()
-        self._turn()
+        self.exchange.renew(self.round)
         told = self.group.stop(self.round, digest([self.model]), now_ns)
         return [*told, *self._propose_if_due(now_ns)]
 
     def _report(self, sender: NodeId, report: GroupReport, now_ns: int) -> list[Effect]:
-        if not self.group.concerns(sender, report, self.round):
-            return self.group.answer(sender, report)
-        stopped = self._stop_round(now_ns) if self.phase in ("training", "reducing", "catching", "leaving") else []
-        if self.group.regroup is None:
+        group = self.group
+        if report.epoch > group.epoch and self.phase == "joining":
+            return self._stop_round(now_ns)  # to be answered by the view
+        if report.epoch != group.epoch or sender not in group.members:
+            return group.answer(sender, report)
+        if report.rounds > self.settings.rounds:
+            text = f"worker {sender} reports {report.rounds} rounds, of {self.settings.rounds}"
+            raise ProtocolError(f"worker {self.node}, round {self.round}: {text}", peer=sender)
+        stopped = self._stop_round(now_ns) if self.phase in (*AT_WORK, "joining", "leaving") else []
+        if group.regroup is None:
             return stopped
-        answer = self.group.heard(sender, report)
+        answer = group.heard(sender, report)
         return [*stopped, *([] if stopped else answer), *self._propose_if_due(now_ns)]
 
     def _propose_if_due(self, now_ns: int) -> list[Effect]:
-        view = self.group.proposal()
+        view = self.group.proposal(now_ns)
         if isinstance(view, GroupView):
             told = [Send(other, view) for other in view.members if other != self.node]
             return [*told, *self._begin_view(view, now_ns)]
@@ -370,25 +357,25 @@ class AllReduce:
 
     def _viewed(self, sender: NodeId, view: GroupView, now_ns: int) -> list[Effect]:
         judged = self.group.judged(sender, view)
-        if isinstance(judged, GroupView):
-            return self._begin_view(judged, now_ns)
         if judged:
-            return self._finish(judged)
+            return self._begin_view(judged, now_ns)
+        if self.group.outside and self.phase not in ("returning", "leaving"):
+            return self._return(now_ns)
         left_out = self.node not in view.members and view.epoch > self.group.epoch
-        stops = left_out and self.phase in ("training", "reducing", "catching")
+        stops = left_out and self.phase in AT_WORK
         return self._stop_round(now_ns) if stops else []  # ask the others whether it is so
 
     def _begin_view(self, view: GroupView, now_ns: int) -> list[Effect]:
+        """Go on as a view says; a next life is bound by it, so it is on disk before anything of it leaves."""
+        came = [node for node in view.members if node not in self.group.members]
         gone = self.group.adopt(view)
-        self._turn()
-        effects: list[Effect] = [Report("regrouped", {"workers": list(view.members), "without": gone}, self.round)]
-        if self.node == view.donor and self.mean is not None:
-            mean = RoundMean(view.epoch, view.rounds - 1, self.schema, (self.mean,))
-            effects += [Send(other, mean) for other in view.behind]
+        self.exchange.renew(view.rounds)
+        effects: list[Effect] = [self._checkpoint(durable=True)]
+        effects.append(Report("regrouped", {"workers": list(view.members), "without": gone}, self.round))
+        effects += [Report("workers_back", came, self.round)] if came else []
+        effects += self.group.announce()
         if self.node in view.behind:
-            self.phase = "catching"
-            effects.append(SetTimer(("catching", view.epoch), self.settings.deadline_ns))
-            return effects + (self._caught_up(*self.early, now_ns) if self.early else [])
+            return effects + self._catch_up(view)
         return effects + self._again(now_ns)
 
     def _again(self, now_ns: int) -> list[Effect]:
@@ -401,19 +388,32 @@ class AllReduce:
             return []
         return self._go_on(now_ns)
 
-    def _caught_up(self, sender: NodeId, message: RoundMean, now_ns: int) -> list[Effect]:
-        view = self.group.view
-        if message.epoch == self.group.epoch + 1 and self.phase == "regrouping":
-            self.early = sender, message
-        if self.phase != "catching" or view is None or message.epoch != view.epoch:
+    # --- to be behind ---------------------------------------------------------------------------------------------
+
+    def _catch_up(self, view: GroupView) -> list[Effect]:
+        self.phase = "catching"
+        patience = SetTimer(("catching", view.epoch), self.settings.deadline_ns)
+        return [patience, *self.fetch.begin(view.donor, view.rounds)]
+
+    def _piece(self, sender: NodeId, piece: StatePiece, now_ns: int) -> list[Effect]:
+        if self.phase != "catching":
             return []
-        self._check(sender, message, self.model.size + TAIL)
-        if sender != view.donor or message.round != self.round or not summable(message.vectors[0]):
-            raise ProtocolError(f"worker {self.node}: a mean of round {message.round} of worker {sender}", peer=sender)
-        self.contribution = None
-        effects = self._step(frozen(np.array(message.vectors[0])))
-        self._turn()
-        return [*effects, *self._go_on(now_ns)]
+        state, asked = self.fetch.take(sender, piece)
+        if state is None:
+            return [*asked, SetTimer(("catching", self.group.epoch), self.settings.deadline_ns)] if asked else []
+        fetched = Report("fetched", {"from": sender, "model_of_round": piece.rounds}, piece.rounds)
+        return [fetched, *self._stands(piece.rounds, state), *self._go_on(now_ns)]
+
+    def _return(self, now_ns: int) -> list[Effect]:
+        """The others went on without this worker: ask them to be taken in again."""
+        self.phase = "returning"
+        self.exchange.renew(self.round)
+        self.group.leave_off(now_ns)
+        return [Report("left_out", None, self.round), *self._ask_in(now_ns)]
+
+    def _ask_in(self, now_ns: int) -> list[Effect]:
+        asked = self.group.ask_in(self.round, now_ns)
+        return self._finish(asked) if isinstance(asked, Failure) else asked
 
     # --- the end --------------------------------------------------------------------------------------------------
 
@@ -423,7 +423,7 @@ class AllReduce:
         return [*self._goodbye(), SetTimer(("drain",), self.settings.deadline_ns), *self._end_if_settled()]
 
     def _goodbye(self) -> list[Effect]:
-        return [Send(other, Leaving(self.round)) for other in self.links if other in self.group.linked]
+        return [Send(other, Leaving(self.round)) for other in self.exchange.links if other in self.group.linked]
 
     def _end_if_settled(self) -> list[Effect]:
         return self._finish() if self.phase == "leaving" and self.group.settled else []

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from fedgossip.errors import ProtocolError
 from fedgossip.machine import Effect, Failure, NodeId, Send, SetTimer
-from fedgossip.messages import GroupReport, GroupView
-from fedgossip.protocols.regroup import Diverged, Regroup
+from fedgossip.messages import GroupReport, GroupView, WorkerReturn
+from fedgossip.protocols.regroup import Diverged, Regroup, enough, first_view, generation, misshapen
+
+
+@dataclass(frozen=True, slots=True)
+class GroupWaits:
+    """Times in nanoseconds."""
+
+    patience_ns: int
+    """For those with a link that do not report."""
+    again_ns: int
+    """Before something is said again that was not answered."""
+    start_ns: int
+    """For enough workers to come back, and for one that comes back to be taken in."""
 
 
 class WorkerGroup:
@@ -16,18 +30,30 @@ class WorkerGroup:
     A view, or a failure, that is returned is to be acted on by the machine: `adopt` it, or end.
     """
 
-    def __init__(self, node: NodeId, members: Sequence[NodeId], patience_ns: int, again_ns: int) -> None:
-        self.node, self.members, self.epoch = node, tuple(sorted(members)), 0
-        self.patience_ns, self.again_ns = patience_ns, again_ns
-        self.others = tuple(member for member in self.members if member != node)
+    def __init__(self, node: NodeId, workers: Sequence[NodeId], waits: GroupWaits) -> None:
+        self.node, self.waits = node, waits
+        self.view = first_view(workers)  # in which this worker is
+        self.others = tuple(worker for worker in self.view.members if worker != node)
         """All that there ever were."""
         self.linked: set[NodeId] = set()
+        self.lives: dict[NodeId, int] = {}
         self.done: set[NodeId] = set()  # with all rounds behind them
         self.departed: set[NodeId] = set()  # that said goodbye before
-        self.view: GroupView | None = None  # by which this epoch began
+        self.returning: set[NodeId] = set()  # that ask to be taken in again
         self.regroup: Regroup | None = None
+        self.outside: GroupView | None = None  # by which the others went on without this one
+        self.at_work = False
+        """Whether this worker has taken part in a round since it began."""
         self._left_out_by: set[NodeId] = set()  # workers whose view this one is not in
-        self._since_ns = 0
+        self._reported_ns = self._stopped_ns = 0
+
+    @property
+    def epoch(self) -> int:
+        return self.view.epoch
+
+    @property
+    def members(self) -> tuple[NodeId, ...]:
+        return self.view.members
 
     @property
     def here(self) -> set[NodeId]:
@@ -48,31 +74,54 @@ class WorkerGroup:
         """Whether all that are here have all rounds behind them."""
         return not set(self.members) & self.here - self.done
 
-    def greeting(self, node: NodeId) -> list[Effect]:
-        """What one is told whose link comes up: the view that it is not in, or how far this worker had come."""
-        if self.view and node not in self.members:
+    @property
+    def takes_in(self) -> bool:
+        """Whether it is for this worker to stop after a round, so that one that is back takes part."""
+        return bool(self.returning & self.here - set(self.members)) and self.node == min(self.members)
+
+    # --- from life to life ------------------------------------------------------------------------------------------
+
+    def saved(self) -> dict[str, object]:
+        """Return the view for a checkpoint: a next life is bound by it."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self.view).items()}
+
+    def restore(self, facts: Mapping[str, Any]) -> None:
+        """Go on in the view that a life before had adopted."""
+        plain: dict[str, Any] = {name: tuple(one) if isinstance(one, list) else one for name, one in facts.items()}
+        self.view = GroupView(**plain)
+
+    # --- who is here ------------------------------------------------------------------------------------------------
+
+    def joined(self, node: NodeId, life: int) -> list[Effect]:
+        """A link is up: tell the view that the other is not in, or how far this worker had come."""
+        if life > self.lives.get(node, life):
+            self.done.discard(node)
+            self.departed.discard(node)
+        self.linked.add(node)
+        self.lives[node] = life
+        if node not in self.members:
             return [Send(node, self.view)]
         return [Send(node, self.regroup.own)] if self.regroup and node in self.members else []
 
+    def gone(self, node: NodeId) -> bool:
+        """A link is lost; return whether one is missed by that."""
+        self.linked.discard(node)
+        self.returning.discard(node)
+        return node in self.members and node not in self.departed | self.done
+
+    # --- to agree ---------------------------------------------------------------------------------------------------
+
     def stop(self, rounds: int, digest: str, now_ns: int) -> list[Effect]:
         """Begin to agree: tell all how many rounds are behind this worker."""
-        self.regroup, self._since_ns = Regroup(self.node, self.members, self.epoch, rounds, digest), now_ns
+        self.regroup = Regroup(self.node, self.view, rounds, digest)
+        self._reported_ns = self._stopped_ns = now_ns
         said = [Send(other, self.regroup.own) for other in self.members if other in self.here]
-        return [*said, SetTimer(("regroup", self.epoch), self.again_ns)]
-
-    def concerns(self, sender: NodeId, report: GroupReport, rounds: int) -> bool:
-        """Whether a report is of this epoch.  Raises ProtocolError for one that cannot be."""
-        if report.epoch != self.epoch or sender not in self.members:
-            return False
-        if abs(report.rounds - rounds) > 1:
-            text = f"a report of worker {sender}, with {report.rounds} rounds behind it: one round away at most"
-            raise ProtocolError(f"worker {self.node}, round {rounds}: {text}", peer=sender)
-        return True
+        return [*said, SetTimer(("regroup", self.epoch), self.waits.again_ns)]
 
     def answer(self, sender: NodeId, report: GroupReport) -> list[Effect]:
         """Tell one that reports of an older epoch by which view this one began."""
         late = report.epoch < self.epoch or sender not in self.members
-        return [Send(sender, self.view)] if late and self.view else []
+        return [Send(sender, self.view)] if late else []
 
     def heard(self, sender: NodeId, report: GroupReport) -> list[Effect]:
         """Take a report of this epoch; answer the first of each."""
@@ -84,59 +133,99 @@ class WorkerGroup:
     def late(self, now_ns: int) -> None:
         """Wait no more, after a time, for those who have not reported, and then for one that has not proposed."""
         assert self.regroup
-        if now_ns - self._since_ns < self.patience_ns:
+        if now_ns - self._reported_ns < self.waits.patience_ns:
             return
-        if not self.regroup.patient and self.regroup.proposer != self.node:
+        if not self.regroup.patient and self.regroup.enough and self.regroup.proposer != self.node:
             self.regroup.lost(self.regroup.proposer)
-        self.regroup.patient, self._since_ns = False, now_ns
+        self.regroup.patient, self._reported_ns = False, now_ns
 
     def ask_again(self) -> list[Effect]:
-        """Say it again to those who have not answered, and to who is to propose."""
+        """Say it again to all: who is in a later view answers with that."""
         assert self.regroup
-        ask = {*self.regroup.awaited(self.here), self.regroup.proposer} & self.here
-        again = [Send(other, self.regroup.own) for other in sorted(ask)]
-        return [*again, SetTimer(("regroup", self.epoch), self.again_ns)]
+        again = [Send(other, self.regroup.own) for other in self.members if other in self.here]
+        return [*again, SetTimer(("regroup", self.epoch), self.waits.again_ns)]
 
-    def proposal(self) -> GroupView | Failure | None:
+    def proposal(self, now_ns: int) -> GroupView | Failure | None:
         """Return what is to be done where all have reported: None where another proposes, or some are waited for."""
         regroup = self.regroup
-        if regroup is None or regroup.awaited(self.here):
+        if regroup is None or regroup.awaited(self.here - self.returning):
             return None
         if not regroup.enough:
-            here = f"workers {sorted(regroup.reports)} of {list(self.members)} are left, and more than half must be"
-            advice = "Start all again with --resume: they go on from the furthest round."
-            return Failure("too_few", f"{here}: it ended after round {regroup.own.rounds}", advice)
+            return self._too_few(regroup, now_ns)
         if regroup.proposer != self.node:
             return None
-        view = regroup.proposal()
+        view = regroup.proposal(self.returning & self.here)
         if isinstance(view, Diverged):
             text = f"after round {view.rounds} workers have different models: {dict(view.digests)}"
             return Failure("peer", text, "Have all the same version, kernels (--portable) and data?")
         return view
 
-    def judged(self, sender: NodeId, view: GroupView) -> GroupView | Failure | None:
-        """Return a view of another worker where it is to be adopted.  Raises ProtocolError for one that cannot be."""
-        if view.epoch <= self.epoch:
-            return None  # one of an epoch is enough
-        if self.node not in view.members and sender in self.members:
-            return self._left_out(sender, view)
-        if self.regroup is None or view.epoch != self.epoch + 1:
-            raise ProtocolError(f"worker {self.node}: a view that nobody asked for, of worker {sender}", peer=sender)
-        if wrong := self.regroup.refuses(sender, view):
+    def _too_few(self, regroup: Regroup, now_ns: int) -> Failure | None:
+        """Wait for others to come back, as long as enough of them can."""
+        can = set(self.members) - self.departed
+        if enough(self.view, can, regroup.rounds) and now_ns - self._stopped_ns < self.waits.start_ns:
+            return None
+        here = f"workers {sorted(regroup.reports)} of {list(self.members)} are left, and more than half must be"
+        advice = "Start all again with --resume: they go on from the furthest round."
+        return Failure("too_few", f"{here}: it ended after round {regroup.own.rounds}", advice)
+
+    def judged(self, sender: NodeId, view: GroupView) -> GroupView | None:
+        """Return a view of another worker where it is to be adopted.  Raises ProtocolError for one that cannot be.
+
+        One that this worker is not in is noted: `outside` is there when it is known that the others went on.
+        """
+        if generation(view.epoch) <= generation(self.epoch):
+            return None  # one of a generation is enough
+        wrong = misshapen(sender, view, (self.node, *self.others))
+        if not wrong and self.node not in view.members:
+            self._left_out(sender, view)
+            return None
+        if not wrong and not (self.node in view.behind and (self.outside or not self.at_work)):
+            asked = self.regroup if generation(view.epoch) == generation(self.epoch) + 1 else None
+            wrong = asked.refuses(view) if asked else "is one that nobody asked for"
+        if wrong:
             raise ProtocolError(f"worker {self.node}: the view of worker {sender} {wrong}", peer=sender)
         return view
-
-    def _left_out(self, sender: NodeId, view: GroupView) -> Failure | None:
-        """End if more than half of the workers say that they go on without this one; one that says so may be wrong."""
-        self._left_out_by.add(sender)
-        if 2 * len(self._left_out_by) <= len(self.members):
-            return None
-        text = f"the other workers went on without worker {self.node}, after round {view.rounds}"
-        return Failure("network", text, "They did not hear it for too long: look at its link.")
 
     def adopt(self, view: GroupView) -> list[NodeId]:
         """Go on as it says; return who is not in it any more."""
         gone = [node for node in self.members if node not in view.members]
-        self.epoch, self.members, self.view, self.regroup = view.epoch, view.members, view, None
+        self.view, self.regroup, self.outside = view, None, None
+        self.returning -= set(view.members)
         self._left_out_by.clear()
         return gone
+
+    def announce(self) -> list[Effect]:
+        """Tell those with a link that are not in the view."""
+        return [Send(other, self.view) for other in sorted(self.here - set(self.members))]
+
+    # --- to come back -----------------------------------------------------------------------------------------------
+
+    def _left_out(self, sender: NodeId, view: GroupView) -> None:
+        """Believe it when more than half say so: one may be wrong.  A worker that has just come has no say in it."""
+        self._left_out_by.add(sender)
+        known = 2 * len(self._left_out_by & set(self.members)) > len(self.members) or not self.at_work
+        newer = self.outside is None or generation(view.epoch) > generation(self.outside.epoch)
+        if newer and (known or self.outside):
+            self.outside = view
+
+    def leave_off(self, now_ns: int) -> None:
+        """What this worker agreed on with others is over: they went on without it."""
+        self.regroup, self._stopped_ns = None, now_ns
+
+    def ask_in(self, rounds: int, now_ns: int) -> list[Effect] | Failure:
+        """Ask those of the view to be taken in, where there is a link to each; end where nobody does it for long."""
+        assert self.outside
+        if now_ns - self._stopped_ns >= self.waits.start_ns:
+            text = f"the other workers went on without worker {self.node}, after round {self.outside.rounds}"
+            return Failure("network", text, "They do not hear it, or it does not hear them: look at its link.")
+        asked = [Send(other, WorkerReturn(rounds)) for other in self.outside.members if other in self.linked]
+        return [
+            *(asked if set(self.outside.members) <= self.linked else []),
+            SetTimer(("return",), self.waits.again_ns),
+        ]
+
+    def asked_in(self, sender: NodeId) -> bool:
+        """One asks to be taken in again; return whether it was thought to be at work."""
+        self.returning.add(sender)
+        return sender in self.members

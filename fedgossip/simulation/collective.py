@@ -11,7 +11,7 @@ from fedgossip.algorithms.collectives.table import Table
 from fedgossip.algorithms.descent.base import Descent, DescentState
 from fedgossip.messages import TAIL, ChunkTaken, ReduceChunk
 from fedgossip.metrics import Meter, Network
-from fedgossip.protocols.allreduce import contribution_of
+from fedgossip.protocols.chunk_exchange import contribution_of
 from fedgossip.protocols.reduction import Chunk, Reduction
 from fedgossip.records import Row
 from fedgossip.task import Job, LocalTask, done

@@ -1,0 +1,76 @@
+"""Workers of a collective as real processes that are killed: the others go on, and one that is started again joins."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_allreduce import quadratic
+
+from fedgossip.drivers.local import PeerProcesses, run_local_plan
+from fedgossip.errors import FedgossipError
+from fedgossip.experiment import load_experiment
+from fedgossip.plans import compose
+from fedgossip.records import EventRow, PeerRow, Row
+from fedgossip.rundir.run_directory import Run
+from fedgossip.vectors import digest
+
+pytestmark = pytest.mark.sockets
+
+
+def killed(out: Path, nodes: Sequence[int], at_round: int, rounds: int, **more: Any) -> Run:
+    """Run four workers; kill some by SIGKILL when the first of all has so many rounds behind it."""
+    parallel = {"start_timeout": 20.0, **more.pop("parallel", {})}
+    experiment = quadratic(4, more.pop("method", "ring"), rounds, parallel=parallel, eval={"every": rounds}, **more)
+    with PeerProcesses(learning=False) as family:
+        acted: list[int] = []
+
+        def watch(row: Row) -> None:
+            if isinstance(row, PeerRow) and row.round >= at_round and not acted:
+                acted.extend(nodes)
+                for node in nodes:
+                    os.kill(family.pids[node], signal.SIGKILL)
+
+        plan = compose.plan(load_experiment(experiment))
+        return run_local_plan(plan, out, family=family, report=False, watch=watch)
+
+
+def check(run: Run, gone: Sequence[int], rounds: int) -> None:
+    ends = {digest([vector]) for node, vector in enumerate(run.vectors) if node not in gone and vector is not None}
+    rows = [
+        (row.round, row.peer) for row in run.rows if isinstance(row, PeerRow) and row.peer not in gone and row.round
+    ]
+    assert len(ends) == 1 and len(rows) == len(set(rows)) == rounds * (4 - len(gone))
+
+
+@pytest.mark.parametrize(("method", "at"), [("ring", 5), ("halving-doubling", 37)])
+def test_three_go_on_in_one_model_where_one_of_four_is_killed(tmp_path: Path, method: str, at: int) -> None:
+    run = killed(tmp_path / "run", [2], at, 80, method=method)
+    assert run.summary["status"] == "partial"
+    check(run, [2], 80)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("at", range(1, 51))
+def test_wherever_one_of_four_is_killed_three_go_on(tmp_path: Path, at: int) -> None:
+    check(killed(tmp_path / "run", [at % 4], at, 60), [at % 4], 60)
+
+
+def test_two_of_four_killed_at_once_end_the_run_with_code_7(tmp_path: Path) -> None:
+    with pytest.raises(FedgossipError, match="more than half") as caught:
+        killed(tmp_path / "run", [1, 2], 20, 100_000, parallel={"start_timeout": 2.0, "least_deadline": 0.5})
+    assert caught.value.exit_code == 7
+
+
+def test_a_worker_that_is_killed_and_started_again_takes_part_again(tmp_path: Path) -> None:
+    faults = [{"kind": "crash", "peers": [2], "start": 1.0, "after": 0.2}]
+    experiment = quadratic(4, rounds=250, faults=faults, eval={"every": 250})
+    run = run_local_plan(compose.plan(load_experiment(experiment)), tmp_path / "run", report=False)
+    assert run.summary["status"] == "finished"
+    assert len({digest([vector]) for vector in run.vectors}) == 1
+    assert any(isinstance(row, EventRow) and row.name in ("workers_back", "fetched") for row in run.rows)

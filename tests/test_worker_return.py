@@ -1,0 +1,119 @@
+"""Workers of a collective that are gone for a while: they are taken in again, and no round counts anything twice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from test_allreduce import NAMES, any_faults, quadratic
+
+from fedgossip import simulate
+from fedgossip.errors import FedgossipError
+from fedgossip.records import EventRow, PeerRow
+from fedgossip.vectors import digest
+
+
+def back(peer: int, start: float, after: float) -> dict[str, Any]:
+    return {"kind": "crash", "peers": [peer], "start": start, "after": after}
+
+
+def rounds_of(run: Any, peer: int) -> list[int]:
+    return [row.round for row in run.rows if isinstance(row, PeerRow) and row.peer == peer]
+
+
+def named(run: Any, name: str) -> list[EventRow]:
+    return [row for row in run.rows if isinstance(row, EventRow) and row.name == name]
+
+
+@pytest.mark.parametrize("train", [{"momentum": 0.9}, {"optimizer": "adam", "lr": 0.01}])
+@pytest.mark.parametrize("method", ["ring", "star", "tree"])
+def test_a_worker_that_crashes_takes_part_again_with_the_state_of_the_others(method: str, train: Any) -> None:
+    run = simulate(quadratic(4, method, rounds=40, train=train, faults=[back(2, 0.5, 1.0)]))
+    assert run.summary["status"] == "finished"
+    assert len({digest([vector]) for vector in run.vectors}) == 1
+    theirs, others = rounds_of(run, 2), rounds_of(run, 0)
+    assert others == list(range(1, 41)) and theirs[-5:] == others[-5:] and len(theirs) == len(set(theirs)) < 40
+    assert [row.value for row in named(run, "workers_back") if row.peer == 0] == [[2]]
+
+
+def test_a_worker_that_is_back_at_once_costs_no_round() -> None:
+    run = simulate(quadratic(4, rounds=20, faults=[back(2, 0.5, 0.01)]))
+    assert run.summary["status"] == "finished"
+    assert all(rounds_of(run, peer) == list(range(1, 21)) for peer in range(4))
+
+
+def test_half_of_the_workers_wait_for_the_others_and_go_on_when_one_is_back() -> None:
+    run = simulate(quadratic(4, rounds=30, faults=[back(1, 0.5, 4.0), back(2, 0.5, 4.5)]))
+    assert run.summary["status"] == "finished"
+    assert all(rounds_of(run, peer)[-1] == 30 for peer in range(4))
+
+
+def test_all_workers_killed_at_once_go_on_from_what_they_wrote_down() -> None:
+    faults = [back(peer, 0.5, 1.0 + peer) for peer in range(4)]
+    run = simulate(quadratic(4, rounds=20, faults=faults))
+    assert run.summary["status"] == "finished" and run.digest == simulate(quadratic(4, rounds=20)).digest
+
+
+def test_a_worker_behind_a_cut_is_taken_in_again_when_it_heals() -> None:
+    cut = {"kind": "partition", "groups": [[0, 1, 2], [3]], "start": 0.3, "stop": 3.0}
+    run = simulate(quadratic(4, rounds=60, faults=[cut]))
+    assert run.summary["status"] == "finished" and named(run, "left_out")
+    assert rounds_of(run, 0) == list(range(1, 61)) and rounds_of(run, 3)[-10:] == list(range(51, 61))
+    assert len({digest([vector]) for vector in run.vectors}) == 1
+
+
+def test_one_that_never_comes_back_leaves_a_run_that_is_partial() -> None:
+    cut = {"kind": "partition", "groups": [[0, 1, 2], [3]], "start": 0.3, "stop": 1e6}
+    run = simulate(quadratic(4, rounds=20, faults=[cut]))
+    assert run.summary["status"] == "partial" and rounds_of(run, 0)[-1] == 20
+
+
+def with_returns(seed: int) -> dict[str, Any]:
+    """A run with losses, cuts, and deaths of any number, most of which come back once or twice."""
+    rng = np.random.default_rng((seed, 1))
+    experiment = any_faults(seed)
+    workers = experiment["parallel"]["workers"]
+    faults = [fault for fault in experiment["faults"] if fault["kind"] != "crash"]
+    for node in rng.permutation(workers)[: int(rng.integers(1, workers + 1))].tolist():
+        at = float(rng.uniform(0.01, 1.5))
+        for _ in range(int(rng.integers(1, 3))):
+            after = float(rng.choice([0.01, 0.2, 1.0, 4.0]) * rng.uniform(0.5, 1.5))
+            faults.append(back(node, at, after))
+            at += after + float(rng.uniform(0.05, 1.0))
+    return {**experiment, "rounds": int(rng.choice([8, 20])), "faults": faults}
+
+
+def after_returns(seed: int) -> str:
+    """Run it; all who came to the end have one model, and one row a round.  Returns how it ended."""
+    experiment = with_returns(seed)
+    try:
+        run = simulate(experiment)
+    except FedgossipError as error:
+        assert error.exit_code in (3, 7), f"seed {seed}: {error}"
+        return "failed"
+    last, workers = experiment["rounds"], range(experiment["parallel"]["workers"])
+    for peer in workers:
+        rounds = rounds_of(run, peer)
+        assert rounds == sorted(set(rounds)), f"seed {seed}: a round twice at {peer}"
+    whole = [run.vectors[peer] for peer in workers if last in rounds_of(run, peer)[-1:]]
+    assert whole and len({digest([vector]) for vector in whole if vector is not None}) == 1, f"seed {seed}"
+    return str(run.summary["status"])
+
+
+def test_whatever_is_lost_and_whoever_comes_back_all_end_in_one_model() -> None:
+    ended = [after_returns(seed) for seed in range(40)]
+    assert ended.count("finished") > 25 and "failed" not in ended
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_whoever_comes_back_in_two_thousand_runs() -> None:
+    ended = [after_returns(seed) for seed in range(2000)]
+    assert ended.count("finished") > 1200
+
+
+def test_every_method_takes_workers_in_again() -> None:
+    for method in NAMES:
+        run = simulate(quadratic(3, method, rounds=20, faults=[back(0, 0.4, 0.3)]))
+        assert run.summary["status"] == "finished" and len({digest([v]) for v in run.vectors}) == 1, method
