@@ -23,7 +23,7 @@ FLOORS = [
     {"protocols"},
     {"wire", "metrics", "trace", "faults", "learning", "privacy", "audit"},
     {"simulation", "net", "checkpoints"},
-    {"experiment", "report"},
+    {"experiment", "report", "costs"},
     {"plans"},
     {"rundir"},
     {"drivers", "watching"},

@@ -1,0 +1,31 @@
+"""The textbook's times of a round by closed form, where all train equally long: what a table shows beside the measured.
+
+They are those of one round alone.  Where the next round begins at some before the last is over at others (star, tree,
+ring-naive), rounds that follow each other take another time, which `methods` tells.
+"""
+
+from __future__ import annotations
+
+import math
+
+from fedgossip.algorithms.collectives.names import COLLECTIVES
+from fedgossip.costs.base import EqualLinks
+
+
+def all_reduce(name: str, workers: int, size: float, links: EqualLinks) -> float:
+    """Return the seconds of one all-reduce; see algorithms/collectives/names."""
+    rate = 1.0 if math.isinf(links.rate) else links.rate
+    return COLLECTIVES[name].seconds(workers, 0.0 if math.isinf(links.rate) else size, links.latency, rate)
+
+
+def through_servers(workers: int, size: float, links: EqualLinks, servers: int = 1) -> float:
+    """Return the seconds beside the training: the model to all, and one message back: (W / S + 1) d/b + 2 a.
+
+    Workers that were told first are back first, so that all but the last answer come in while others still train.
+    """
+    return (workers / servers + 1) * size / links.rate + 2 * links.latency
+
+
+def neighbours(degree: float, size: float, links: EqualLinks) -> float:
+    """Return the seconds of D-PSGD's exchange on a graph of this degree: a + k d/b."""
+    return links.latency + degree * size / links.rate if degree else 0.0

@@ -1,0 +1,136 @@
+"""The cost of a round of each method, from its steps: what every participant sends, takes and trains.
+
+Rounds are followed step by step: with times that are all the mean one, which gives what is communicated; and with the
+times as they are, known or drawn, which gives what is waited beyond that, with an interval where they are drawn.  At a
+barrier it would be `TrainingTimes.longest` less the mean; but whoever begins last need not be the last to end.
+
+    collectives, and gossip      train, send, take                   everybody
+    through one or more servers  take, train, send                   everybody; a server sends to all and takes of all
+    asynchronous pairs           a rate: they train on while they exchange
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedgossip.algorithms.collectives.names import COLLECTIVES
+from fedgossip.algorithms.collectives.table import Way
+from fedgossip.costs.base import Cost, EqualLinks
+from fedgossip.costs.timeline import TRAIN, Act, StepsOfRounds, TimedStep, seconds_of_rounds
+from fedgossip.costs.times import Estimate, Times, TrainingTimes
+from fedgossip.protocols.pairing import SPREAD
+from fedgossip.topology.schedules import Schedule
+
+ROUNDS = 40
+"""Number of rounds that are followed."""
+
+RUNS = 12
+"""Number of times that they are, where times are drawn."""
+
+@dataclass(frozen=True)
+class RoundSteps:
+    """The steps of a method: of `participants`, of which the first as many train as there are times."""
+
+    steps: StepsOfRounds
+    participants: int
+
+
+def collective(name: str, size: int, links: EqualLinks, times: TrainingTimes, element: int = 4) -> Cost:
+    """Return the cost of a round of all-reduce of vectors of `size` bytes, with elements of `element` bytes."""
+    m = len(times.known)
+    table, length = COLLECTIVES[name].table(m), size // element
+    moves = [
+        [TimedStep(Act.SEND if move.way is Way.SEND else Act.TAKE, move.peer, element * (part.stop - part.start))
+         for move, part in table.of(rank, length)]
+        for rank in range(m)
+    ]  # fmt: skip
+    steps = [[TRAIN, *of] for of in moves]
+    return cost_of(RoundSteps(lambda _, node: steps[node], m), links, times)
+
+
+def served(size: int, links: EqualLinks, times: TrainingTimes, servers: int = 1) -> Cost:
+    """Return the cost of a round in which servers tell all participants the model and hear from each.
+
+    FedAvg with all clients, MapReduce, and a parameter server with staleness 0.  Each of `servers` has an equal part.
+    """
+    m, part = len(times.known), size / servers
+    hubs = range(m, m + servers)
+
+    def steps(_round: int, node: int) -> Sequence[TimedStep]:
+        if node < m:
+            return [
+                *(TimedStep(Act.TAKE, hub) for hub in hubs), TRAIN, *(TimedStep(Act.SEND, hub, part) for hub in hubs),
+            ]  # fmt: skip
+        return [*(TimedStep(Act.SEND, to, part) for to in range(m)), *(TimedStep(Act.TAKE, of) for of in range(m))]
+
+    return cost_of(RoundSteps(steps, m + servers), links, times)
+
+
+def gossip(size: int, links: EqualLinks, times: TrainingTimes, schedule: Schedule) -> Cost:
+    """Return the cost of a round of synchronous gossip of vectors of `size` bytes, by the graph of each round.
+
+    A peer waits for its neighbours alone: one that is slow holds them up first, and theirs a round later.
+    """
+
+    def steps(round: int, node: int) -> Sequence[TimedStep]:
+        mixing = schedule.mixing(round)
+        sends = [TimedStep(Act.SEND, to, size) for to in mixing.targets(node)]
+        return [TRAIN, *sends, *(TimedStep(Act.TAKE, of) for of in sorted(mixing.row(node).keys() - {node}))]
+
+    return cost_of(RoundSteps(steps, schedule.n), links, times)
+
+
+def pairs(size: int, links: EqualLinks, times: TrainingTimes, exchanges: int = 1) -> Cost:
+    """Return the cost of a round of asynchronous gossip: a peer trains on while it exchanges, one training ahead.
+
+    There and back an exchange takes u = 2 (a + d/b); a peer is busy with its own for a third of the time at most, so
+    an exchange is due every 4 u at the soonest, declined offers and second ones among them.  Of training times that
+    differ everybody has its own round, and this is the mean peer's.
+    """
+    exchange, messages = exchanges * SPREAD * 2 * links.one(size), 2 * exchanges * len(times.known)
+    return Cost(times.mean, max(0.0, exchange - times.mean), 0.0, 2 * exchanges * size, messages)
+
+
+def cost_of(method: RoundSteps, links: EqualLinks, times: TrainingTimes) -> Cost:
+    """Return the cost of a round, the mean over those that are followed."""
+    m = len(times.known)
+    even = seconds_of_rounds(method.steps, method.participants, links, np.full((ROUNDS, m), times.mean))
+    if times.constant:
+        known = np.tile(times.known, (ROUNDS, 1))
+        seconds = Estimate(seconds_of_rounds(method.steps, method.participants, links, known))
+    else:
+        seconds = _drawn(method, links, times)
+    return Cost(times.mean, even - times.mean, seconds.value - even, *_carried(method), seconds.error)
+
+
+def _drawn(method: RoundSteps, links: EqualLinks, times: TrainingTimes) -> Estimate:
+    """Follow rounds whose times are drawn, several times."""
+    found = [seconds_of_rounds(method.steps, method.participants, links, one) for one in runs_of(times)]
+    return Estimate(float(np.mean(found)), 1.96 * float(np.std(found, ddof=1)) / math.sqrt(len(found)))
+
+
+def runs_of(times: TrainingTimes, runs: int = RUNS, rounds: int = ROUNDS) -> Times:
+    """Return times of training, [runs, rounds, m]: speeds that stay for a run, and a jitter of every round."""
+    m = len(times.known)
+    speeds = TrainingTimes(times.known, times.spread).drawn(runs)
+    jitters = TrainingTimes((1.0,) * m, 0.0, times.jitter).drawn(runs * rounds)
+    drawn: Times = speeds[:, None, :] * jitters.reshape(runs, rounds, m)
+    return drawn
+
+
+def _carried(method: RoundSteps) -> tuple[float, float]:
+    """Bytes in the larger direction of the participant that carries most, and messages of all: means over rounds."""
+    out, come = np.zeros(method.participants), np.zeros(method.participants)
+    messages = 0
+    for round in range(ROUNDS):
+        for node in range(method.participants):
+            for step in method.steps(round, node):
+                if step.act is Act.SEND:
+                    out[node] += step.size
+                    come[step.peer] += step.size
+                    messages += 1
+    return float(np.maximum(out, come).max()) / ROUNDS, messages / ROUNDS
