@@ -30,10 +30,11 @@ from fedgossip.net import invite_server
 from fedgossip.net.endpoints import signed
 from fedgossip.net.identity import Identity, verify
 from fedgossip.net.invitation import Invitation, new_secret, read, written
-from fedgossip.net.invite_admission import Guest, InviteAdmission, Party, Seats
+from fedgossip.net.invite_admission import HOLD_SECONDS, Guest, InviteAdmission, Party, Seats
 from fedgossip.net.invite_client import InviteClient, turned_away
 from fedgossip.net.invite_server import InviteServer
 from fedgossip.protocols.news import admission_of
+from fedgossip.secure.session import RosterMember
 from fedgossip.version import __version__
 from fedgossip.wire import frames
 
@@ -241,6 +242,75 @@ def test_it_begins_with_those_that_are_here_and_later_ones_join(house: House) ->
     assert joining.checked(told, late, SEATS) is told
 
 
+def test_a_place_that_its_holder_has_left_goes_to_the_next_one_until_the_run_begins(house: House) -> None:
+    """A machine that joined by mistake, or was lost, keeps nobody out; one that asks now and then loses nothing."""
+    gone, here, late = (Identity.new() for _ in range(3))
+    house.enrol(gone)
+    house.enrol(here)
+    before, after = NOW + HOLD_SECONDS - 1, NOW + HOLD_SECONDS
+    assert house.enrol(here, before) == Gathering(2, (0, 2), 3, int(LATER - before))
+    assert house.enrol(late, before) == house.knock(late, before) == TurnedAway("used")
+    assert house.knock(late, after) == PROPOSAL
+    assert house.enrol(late, after) == Gathering(1, (0, 1, 2), 3, int(LATER - after))
+    assert house.enrol(gone, after) == TurnedAway("used")
+    house.admission.begin(after)
+    assert house.enrol(gone, 2 * after) == TurnedAway("used")
+    assert isinstance(house.enrol(late, 2 * after), Beginning)
+
+
+def test_after_the_organisers_restart_every_place_is_held_anew(house: House, tmp_path: Path) -> None:
+    first, second, third = (Identity.new() for _ in range(3))
+    house.enrol(first)
+    house.enrol(second)
+    again, late = House(tmp_path), NOW + 2 * HOLD_SECONDS
+    assert again.knock(third, late) == TurnedAway("used")
+    assert isinstance(again.enrol(first, late + 1), Gathering)
+
+
+def test_nobody_is_let_in_twice_with_one_signing_key(house: House) -> None:
+    """A roster that has a key twice is none: it would end the run of all the others."""
+    first, second = Identity.new(), Identity.new()
+    house.enrol(first)
+    for signer in (first, house.hosted.peer):
+        proof = house.invitation.proof(second.public, signer.verify)
+        entry = RosterMember(bytes.fromhex(signer.verify), second.public, ADDRESS)
+        who, own = Invited(house.invitation.mark, signer.verify, proof), signer.sign(entry.content())
+        answer = house.admission.answer(second.public, Enrol(who, __version__, ADDRESS, own), NOW)
+        assert answer == TurnedAway("twin") and len(house.admission.party.guests) == 1
+    assert isinstance(house.enrol(first), Gathering)
+
+
+def test_nobody_is_let_in_who_has_not_signed_where_it_is(house: House) -> None:
+    identity = Identity.new()
+    right = enrolling(house.who(identity), identity)
+    for wrong in (replace(right, signature=""), replace(right, signature="ab" * 64), replace(right, address="tcp://a:1")):
+        assert house.admission.answer(identity.public, wrong, NOW) == TurnedAway("signature")
+    assert not house.admission.party.guests
+
+
+FIXED = Seats(3, own=2, fixed=True, called=False)
+
+
+def test_a_run_of_fixed_participants_begins_with_all_of_them_or_not_at_all(tmp_path: Path) -> None:
+    house = House(tmp_path, FIXED)
+    clients = [Identity.new(), Identity.new()]
+    assert house.enrol(clients[0], address="") == Gathering(0, (2, 0), 3, int(LATER - NOW))
+    house.enrol(clients[0], LATER, address="")
+    assert not house.admission.is_ready(LATER)
+    again = House(tmp_path, FIXED)
+    assert again.admission.party.seats == FIXED  # on disk
+    for one in clients:
+        house.enrol(one, address="")
+    assert house.admission.is_ready(NOW) and house.admission.begin(NOW) == (0, 1, 2)
+    told = house.enrol(clients[1], address="")
+    assert isinstance(told, Beginning) and [one.since for one in told.members] == [0, 0, 0]
+    assert joining.checked(told, clients[1], FIXED) is told
+    first, own, coordinator = told.members
+    for members in ((own, coordinator), (replace(first, since=-1), own, coordinator)):
+        with pytest.raises(PeerError):
+            joining.checked(replace(told, members=members), clients[1], FIXED)
+
+
 def test_the_organiser_signs_whom_it_lets_in_and_others_believe_nothing_else(house: House) -> None:
     me, other = Identity.new(), Identity.new()
     house.enrol(me)
@@ -260,6 +330,8 @@ def test_the_organiser_signs_whom_it_lets_in_and_others_believe_nothing_else(hou
         (first, replace(mine, key=other.public), third),
         (mine, third),
         (first, third),
+        (first, mine, replace(third, address="tcp://10.6.6.6:1")),
+        (first, mine, replace(third, signature=mine.signature)),
     ]
     for members in forged:
         with pytest.raises(PeerError):

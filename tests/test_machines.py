@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,6 +17,8 @@ from typing import Any
 import pytest
 from commands import experiment, wait_until
 from namespaces import Machines, machines
+
+from fedgossip.learning.analytic import Averaging
 
 pytestmark = [pytest.mark.sockets, pytest.mark.root]
 
@@ -192,15 +196,42 @@ WORLD = {"relay": ("10.79.1.1",), "left": ("10.79.1.2",), "right": ("10.79.1.3",
 RELAY = "10.79.1.1:7777"
 
 
+def relayed_world(stack: ExitStack, folder: Path) -> Site:
+    """A relay that is watched; anna behind one router and bob behind another, both with the same private address."""
+    site = site_of(stack, WORLD, folder)
+    for router, machine in (("left", "anna"), ("right", "bob")):
+        behind(site.net, router, machine, stack)
+    wire = folder / "wire"
+    wire.mkdir()
+    words = [sys.executable, str(Path(__file__).parent / "sniffing.py"), str(wire)]
+    site.running["wire"] = site.net.spawn("relay", words, folder, folder / "sniffing")
+    wait_until(lambda: "sniffing" in (folder / "sniffing").read_text(), SECONDS, "the wire is watched")
+    site.start("relay", "relay", "--listen", "0.0.0.0:7777")
+    wait_until(lambda: "relay at" in site.log("relay"), SECONDS, "the relay listens")
+    return site
+
+
+def check_wire(folder: Path, known: list[bytes]) -> None:
+    """What went through the relay's card is ciphertext after the greeting of ZeroMQ, which says that it will be."""
+    streams = [path.read_bytes() for path in (folder / "wire").iterdir()]
+    greeted = [one for one in streams if b"CURVE" in one[:200] and len(one) > 2000]
+    assert len(greeted) >= 4, [len(one) for one in streams]
+    assert not any(bytes_ in one for bytes_ in known for one in streams)
+
+
+def seen(run: Path) -> str:
+    """What `fedgossip watch` shows of a run."""
+    words = [sys.executable, "-m", "fedgossip", "watch", str(run), "--once"]
+    return subprocess.run(
+        words, check=True, capture_output=True, text=True, env={**os.environ, "COLUMNS": "200"}
+    ).stdout
+
+
 def test_peers_behind_two_routers_learn_through_a_relay_also_after_it_was_killed(
     stack: ExitStack, tmp_path: Path
 ) -> None:
-    """Both have the same private address, and a third machine can be called: it is not spoken to through the relay."""
-    site = site_of(stack, WORLD, tmp_path)
-    for router, machine in (("left", "anna"), ("right", "bob")):
-        behind(site.net, router, machine, stack)
-    site.start("relay", "relay", "--listen", "0.0.0.0:7777")
-    wait_until(lambda: "relay at" in site.log("relay"), SECONDS, "the relay listens")
+    """A third machine can be called: it is not spoken to through the relay."""
+    site = relayed_world(stack, tmp_path)
     averaging(site.home("anna"), 3)
     invite = site.host("anna", "--relay", RELAY)
     for machine in ("bob", "open"):
@@ -209,11 +240,40 @@ def test_peers_behind_two_routers_learn_through_a_relay_also_after_it_was_killed
     node = {m: int(re.findall(r"^peer (\d) at", site.log(m), re.MULTILINE)[0]) for m in ("anna", "bob", "open")}
     assert node["bob"] in site.events("anna", "via_relay") and node["anna"] in site.events("bob", "via_relay")
     assert node["open"] not in site.events("bob", "via_relay")
+    (run,) = site.home("bob").glob("joined/*/run")
+    assert f"via relay to {node['anna']}" in seen(run)
     site.running["relay"].send_signal(signal.SIGKILL)
     site.running["relay"].wait()
     site.start("relay", "relay", "--listen", "0.0.0.0:7777")
     reached = max(map(site.round, ("anna", "bob", "open")))
     site.reach(reached + 30, "anna", "bob", "open")
+    check_wire(tmp_path, [averaging_task().initial(peer).tobytes() for peer in range(3)])
+
+
+def averaging_task() -> Averaging:
+    """What peers of `averaging` begin with, which they send as it is."""
+    return Averaging(3, 5, seed=1)
+
+
+def test_a_coordinator_behind_a_router_is_reached_by_its_clients_through_a_relay_also_after_it_was_killed(
+    stack: ExitStack, tmp_path: Path
+) -> None:
+    site = relayed_world(stack, tmp_path)
+    text = 'seed = 1\nrounds = 100000\ntask = { kind = "averaging", dim = 5 }\n'
+    (site.home("anna") / "experiment.toml").write_text(text + "[coordinator]\nclients = 2\nsecure.on = false\n")
+    invite = site.host("anna", "--relay", RELAY)
+    for machine in ("bob", "open"):
+        site.start(machine, "join", invite, "--yes")
+    site.reach(5, "anna", seconds=FIRST_ROUND_SECONDS)
+    assert site.events("bob", "via_relay") and site.events("open", "via_relay")
+    (run,) = site.home("bob").glob("joined/*/run")
+    assert "via relay to the coordinator" in seen(run)
+    site.running["relay"].send_signal(signal.SIGKILL)
+    site.running["relay"].wait()
+    site.start("relay", "relay", "--listen", "0.0.0.0:7777")
+    reached = site.round("anna")
+    site.reach(reached + 10, "anna")
+    check_wire(tmp_path, [averaging_task().initial(2).tobytes()])  # that of the coordinator, which nobody changes
 
 
 def test_after_a_kill_in_mid_run_the_same_command_goes_on_at_a_joiner_and_at_the_host(
