@@ -496,6 +496,38 @@ def test_lists_that_do_not_fit_the_peers_are_refused(change: dict[str, Any], tmp
         read_run(write_run(tmp_path, ring_summary(12, **change), []))
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"n": 10**12},
+        {"n": -1},
+        {"n": 4, "roles": [{"name": "peer", "count": 4}, {"name": "x", "first": 4, "count": 10**12, "learns": False}]},
+        {"n": 10**12, "mode": "federated"},
+    ],
+)
+def test_more_participants_than_a_run_has_are_refused_and_nothing_is_allocated_for_them(
+    change: dict[str, Any], tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match="participants") as caught:
+        read_run(write_run(tmp_path, {**ring_summary(4), "topology": None, "data": None, **change}, []))
+    assert caught.value.advice
+
+
+@pytest.mark.parametrize(
+    "row", [{"kind": "network"}, {"kind": "peer", "peer": 1}, {"kind": "event", "peer": 1, "name": "abandoned"}]
+)
+def test_a_round_that_so_few_rows_cannot_have_is_refused(row: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="line 1: round 1000000000000 after 0 rows"):
+        read_run(write_run(tmp_path, ring_summary(4), [{**row, "round": 10**12}]))
+
+
+def test_of_many_participants_only_those_with_rows_take_memory(tmp_path: Path) -> None:
+    summary = {**ring_summary(4), "topology": None, "data": None, "n": 10**6}
+    run = read_run(write_run(tmp_path, summary, [{"kind": "peer", "round": 1, "peer": 5, "loss": 0.5}]))
+    assert len(set(map(id, run.peers))) == 2
+    assert (run.peers[5].rounds, run.peers[4].rounds) == (1, 0)
+
+
 def test_numbers_that_are_not_finite_count_as_not_measured(tmp_path: Path) -> None:
     folder = averaging_run(tmp_path)
     (folder / "metrics.jsonl").write_text(

@@ -24,6 +24,8 @@ from fedgossip.roles import Role, Roles, federated_roles, peer_roles
 from fedgossip.scores import ACCURACY, Score
 
 EVENTS_KEPT = 200
+PARTICIPANTS_MAX = 1_000_000
+"""Maximum number of participants of a run that is read."""
 ABOUT_SEVERAL_MODELS = (
     "score_mean_peer",
     "score_worst_peer",
@@ -34,6 +36,8 @@ ABOUT_SEVERAL_MODELS = (
 """Columns of a network's row."""
 ACTIVITIES = ("training", "communicating", "waiting", "mixing")
 """What the time of a round goes to; docs/numerics.md says which is which."""
+ROUNDS_FREE = 1_000_000
+"""A row can be so many rounds ahead of its line: what is drawn has as many columns as there are rounds."""
 T = TypeVar("T")
 
 
@@ -242,15 +246,20 @@ def read_run(folder: Path) -> RecordedRun:
     """
     summary = _summary(folder / "summary.json")
     network: dict[int, ReportedRound] = {}
-    totals = [PeerTotal() for _ in range(summary.who.n)]
+    nothing = PeerTotal()  # of all that have no row: of a million clients few may ever be in a cohort
+    totals = [nothing] * summary.who.n
     events: list[ReportedEvent] = []
     participation = Participation(summary.n, summary.who.one) if summary.led else None
-    for place, record in _records(folder / "metrics.jsonl"):
+    for count, (place, record) in enumerate(_records(folder / "metrics.jsonl")):
         kind = record.get("kind")
+        if isinstance(round := record.get("round"), int) and abs(round) > ROUNDS_FREE + count:
+            raise ConfigError(f"{place}: round {round} after {count} rows, fewer than so many rounds write.", _NOT_OURS)
         if kind == "peer":
             row = _convert(record, ReportedPeerRound, place)
             if not 0 <= row.peer < len(totals):
                 raise ConfigError(f"{place}: peer {row.peer}, but the summary says {summary.n} peers.", _MIXED_UP)
+            if totals[row.peer] is nothing:
+                totals[row.peer] = PeerTotal()
             totals[row.peer].add(row)
             if participation:
                 participation.row(row)
@@ -273,6 +282,7 @@ def _of_one_model(row: ReportedRound) -> ReportedRound:
 
 
 _MIXED_UP = "The files of two runs may lie in one folder; run the experiment again into an empty folder."
+_NOT_OURS = "No run writes that: ask where the folder comes from."
 _MEND = "Remove that line, or copy the run again."
 _RUN_AGAIN = "Is this the folder of a run?  `fedgossip run experiment.toml` makes one."
 
@@ -304,10 +314,14 @@ def _check_sizes(summary: Summary, place: str) -> None:
         "data.shares": data.shares if data else None,
         "data.sizes": data.sizes if data else None,
     }
+    if not 0 <= summary.n <= PARTICIPANTS_MAX:
+        raise ConfigError(f"{place}: n = {summary.n}; a run has 0 to {PARTICIPANTS_MAX} participants.", _NOT_OURS)
     try:
         told = summary.who.learners
     except ValueError as error:
         raise ConfigError(f"{place}: roles: {error}.", _MIXED_UP) from None
+    if summary.who.n > PARTICIPANTS_MAX:
+        raise ConfigError(f"{place}: roles of {summary.who.n} participants, more than a run has.", _NOT_OURS)
     if told != summary.n:
         raise ConfigError(f"{place}: {summary.n} learn, and by their roles {told}.", _MIXED_UP)
     for name, values in lists.items():
