@@ -22,7 +22,6 @@ from fedgossip.board.catalogue import Catalogue
 from fedgossip.board.pages import RUNS_AT_ONCE, Board
 from fedgossip.board.run_curves import COLUMNS, POINTS_MAX, RunCurves
 from fedgossip.cli.wording import words_for
-from fedgossip.experiment.sections import ENDLESS
 from fedgossip.watching.local_server import HttpAnswer, LocalServer
 from tests.commands import finish, start, wait_until
 from tests.test_watch_page import ask, rendered
@@ -84,11 +83,6 @@ def test_a_run_that_says_nothing_for_long_is_incomplete(tmp_path: Path) -> None:
     for path in run.path.iterdir():
         os.utime(path, (1.0, 1.0))
     assert listed(looked(tmp_path))["old"]["facts"]["status"] == "incomplete"
-
-
-def test_a_loop_without_an_end_has_no_number_of_rounds(tmp_path: Path) -> None:
-    Written(tmp_path / "loop", total=ENDLESS)
-    assert "rounds" not in listed(looked(tmp_path))["loop"]["settings"]
 
 
 def test_the_folder_of_one_participant_is_told_too(tmp_path: Path) -> None:

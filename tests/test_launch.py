@@ -81,7 +81,8 @@ def test_launched_and_simulated_loops_end_with_the_same_digest(folder: Path, kin
     assert one["status"] == "finished" and one["rounds"] == (5 if "ring" in kind else 4)
     assert "loop 0 of 4 after" in real.out and "loop 1 of 4" not in real.out
     assert "loop 3 of 4 after" in (folder / "real" / "peers" / "03" / "log.txt").read_text()
-    assert "2147483647" not in real.err + real.out
+    told = [(folder / "real" / name).read_text() for name in ("experiment.toml", "report.html")]
+    assert not any("2147483647" in text for text in (real.err, real.out, *told))
 
 
 def pids(folder: Path) -> list[int]:

@@ -17,6 +17,7 @@ from torch import nn
 
 import fedgossip
 from fedgossip.errors import ConfigError, NetworkError, TrainingError
+from fedgossip.experiment import load_experiment
 from fedgossip.records import PeerRow
 from fedgossip.rundir.run_directory import Run
 
@@ -34,6 +35,22 @@ def trained_bare() -> nn.Module:
     finally:
         torch.set_num_threads(threads)
     return bare
+
+
+def test_a_run_that_ends_when_its_loops_do_is_written_and_read_as_endless() -> None:
+    content = {"rounds": "endless", "topology": {"graph": "ring", "n": 3}, "task": {"kind": "loop"}}
+    experiment = load_experiment(content)
+    assert experiment.rounds > 10**9 and experiment.to_dict()["rounds"] == "endless"
+    assert load_experiment(experiment.to_dict()) == experiment
+    assert load_experiment({**content, "rounds": experiment.rounds}) == experiment
+
+
+@pytest.mark.parametrize("change", [{"task": {}}, {"topology": None, "coordinator": {"clients": 3}}])
+def test_only_loops_on_a_graph_are_endless(change: dict[str, Any]) -> None:
+    content = {"rounds": "endless", "topology": {"graph": "ring", "n": 3}, "task": {"kind": "loop"}, **change}
+    with pytest.raises(ConfigError, match="endless") as caught:
+        load_experiment({key: value for key, value in content.items() if value is not None})
+    assert caught.value.advice
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])

@@ -18,7 +18,6 @@ from typing import Any, BinaryIO
 import msgspec
 
 from fedgossip.decoding import UnreadableError, from_json, from_toml
-from fedgossip.experiment.sections import ENDLESS
 from fedgossip.plain import line
 from fedgossip.records import NetworkRow, Row, renamed, row_of
 from fedgossip.roles import ROLES
@@ -168,7 +167,7 @@ def _flat(content: Mapping[str, Any], most: int, before: str = "") -> Iterator[t
         shown = line(", ".join(map(_short, value[:16])), LETTERS_MAX) if isinstance(value, list) else plain(value)
         if most <= 0:
             return
-        if shown is not None and not (name == "rounds" and shown == ENDLESS):
+        if shown is not None:
             most -= 1
             yield name, shown
 

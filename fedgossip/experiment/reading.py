@@ -20,7 +20,7 @@ from fedgossip.decoding import from_toml
 from fedgossip.errors import ConfigError, nearest
 from fedgossip.experiment.checks import check
 from fedgossip.experiment.kinds import RUN_KINDS, kind_in
-from fedgossip.experiment.sections import Experiment
+from fedgossip.experiment.sections import ENDLESS, ENDLESS_WORD, Experiment
 from fedgossip.faults import KINDS
 from fedgossip.learning.data import OF_FILES
 
@@ -53,8 +53,9 @@ def checked(content: dict[str, Any], where: str) -> Experiment:
     for path, key, known in _unknown(content, _known_keys(), ""):
         raise ConfigError(f"{where}: unknown key {path + key!r}", nearest(key, known))
     kind = kind_in(content, where)
+    endless = content.get("rounds") == ENDLESS_WORD
     try:
-        experiment = msgspec.convert(content, kind.experiment)
+        experiment = msgspec.convert({**content, "rounds": ENDLESS} if endless else content, kind.experiment)
     except ConfigError as error:  # of the [train] section, which checks itself
         raise ConfigError(f"{where}: [train]: {error}", error.advice) from None
     except msgspec.ValidationError as error:
@@ -66,6 +67,9 @@ def checked(content: dict[str, Any], where: str) -> Experiment:
         if advice := _as_a_table(content, place):
             raise ConfigError(f"{where}: {place} is a table, not one word", advice) from None
         raise ConfigError(f"{where}: {place or 'the file'}: {text[0].lower()}{text[1:]}", "") from None
+    if endless and not experiment.endless:
+        advice = "Give a number, or task.kind = \"loop\" with a [topology]."
+        raise ConfigError(f'{where}: rounds = "endless": only loops of your own on a graph end by themselves', advice)
     kind.check(experiment, where)
     check(experiment, where)
     return experiment

@@ -31,6 +31,8 @@ GIVEN = "given"
 
 ENDLESS = MOST
 """Rounds of a run that goes on as long as the loops of its users do."""
+ENDLESS_WORD = "endless"
+"""What stands for them in a file."""
 
 
 Seconds = Annotated[float, Within(ABOVE_0, LONGEST_SECONDS)]
@@ -230,7 +232,7 @@ class Experiment(msgspec.Struct, forbid_unknown_fields=True):
     seed: int = seeds.USUAL
     """Every random number of the run follows from it."""
     rounds: Annotated[int, Within(1, MOST)] = 60
-    """Rounds of training and averaging."""
+    """Rounds of training and averaging.  "endless", of loops of your own on a graph: as long as they go on."""
     name: str = ""
     """For the run directory and the report; the graph's name where empty."""
     data: DataSection = msgspec.field(default_factory=DataSection)
@@ -252,6 +254,11 @@ class Experiment(msgspec.Struct, forbid_unknown_fields=True):
     def loops(self) -> bool:
         """Whether training loops of the user's own take part."""
         return self.task.kind == LOOP
+
+    @property
+    def endless(self) -> bool:
+        """Whether it goes on as long as loops of the user's own do."""
+        return self.rounds == ENDLESS and self.loops and self.kind == "topology"
 
     @property
     def objective(self) -> Objective:
@@ -286,6 +293,8 @@ class Experiment(msgspec.Struct, forbid_unknown_fields=True):
                 del content["task"][key]
         if not self.track.to:
             del content["track"]
+        if self.endless:
+            content["rounds"] = ENDLESS_WORD
         content = {self.kind: content.pop(self.kind), **content}
         return typing.cast("dict[str, Any]", _without_none(content))
 

@@ -10,7 +10,6 @@ from typing import Any
 
 from fedgossip.decoding import from_toml, json_value
 from fedgossip.errors import ConfigError, FedgossipError
-from fedgossip.experiment.sections import ENDLESS
 from fedgossip.learning.objectives import AS_THE_DATA, KINDS, objective_of
 from fedgossip.plain import line
 from fedgossip.roles import PEERS, ROLES, Roles, federated_roles, peer_roles, roles_from
@@ -146,7 +145,6 @@ def _score(content: dict[str, Any]) -> Score:
 def _facts(content: dict[str, Any], told: _RolesFile | None) -> Facts:
     rounds, name = content.get("rounds"), content.get("name")
     title, whole = name if isinstance(name, str) else "", rounds if isinstance(rounds, int) else 0
-    whole = 0 if whole == ENDLESS else whole
     if federation := federation_of(content):
         who = federated_roles(federation.clients)
         return Facts(title, federation.method, who, whole, _links(federation), federation)
