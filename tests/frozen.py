@@ -46,6 +46,12 @@ def parallel(method: str, workers: int = 5, **more: Any) -> dict[str, Any]:
     return {"rounds": 6, "task": task, "parallel": section, "train": {"lr": 0.1, **more}}
 
 
+def served(servers: int, descent: str = "", **server: Any) -> dict[str, Any]:
+    run = parallel("parameter-server")
+    del run["parallel"]["bucket"]
+    return {**run, "parallel": {**run["parallel"], "descent": descent, "server": {"servers": servers, **server}}}
+
+
 OPEN = {"secure": {"on": False}}
 LOSSY = [{"kind": "drop", "probability": 0.1}, {"kind": "crash", "peers": [2], "start": 0.3, "after": 0.2}]
 
@@ -61,6 +67,8 @@ ROUNDS: Mapping[str, dict[str, Any]] = {
     "gradient-tracking": gossip("ring", 6, name="gradient-tracking"),
     "private": gossip("regular:4", 8, private=True),
     **{name: parallel(name) for name in COLLECTIVES},
+    "parameter-server": served(3),
+    "parameter-server lars": served(2, placement="tensors", descent="lars"),
     "ring adamw": parallel("ring", optimizer="adamw", weight_decay=0.1),
     **{name: federated(algorithm=name, **OPEN) for name in ALGORITHMS},
     "cohorts of five": federated(cohort=5, **OPEN),
@@ -76,6 +84,8 @@ EVENTS: Mapping[str, dict[str, Any]] = {
     "async": gossip("ring", 6, mode="async"),
     "async by speed": {**gossip("complete", 6, mode="async", partner="speed", exchanges=2), "simulation": UNEVEN},
     "async push-sum": gossip("directed-exponential", 6, name="push-sum", mode="async"),
+    "parameter-server async": {**served(2, staleness="async", damp=True), "simulation": UNEVEN},
+    "parameter-server stale": {**served(2, staleness=2), "simulation": UNEVEN},
     "fedbuff": {**federated(algorithm="fedbuff", **OPEN), "simulation": UNEVEN},
     "client budget": federated(privacy={"unit": "client", "max_epsilon": 1000.0}),
     "dsgd with losses and a crash": {**gossip("ring", 6, deadline=1.0, least_deadline=0.5), "faults": LOSSY},

@@ -112,13 +112,14 @@ def gossip(graph: str, n: int, **algorithm: Any) -> Cast:
     return Cast(machines, partners, learned, rounds=6)
 
 
-def workers(method: str, n: int) -> Cast:
+def workers(method: str, n: int, **server: Any) -> Cast:
     task = {"kind": "quadratic", "dim": 3, "sigma": 0.1, "placement": "random"}
     section = {"method": method, "workers": n, "deadline": 3.0, "least_deadline": 0.2, "start_timeout": 5.0}
+    section |= {"server": server} if server else {}
     plan = compose.plan(load_experiment({"rounds": 6, "task": task, "train": {"lr": 0.1}, "parallel": section}))
-    learned, _ = compose.task_of(plan.experiment, plan.n)
-    machines = {node: plan.machine(node, learned.initial(node), learned.schema) for node in range(n)}
-    return Cast(machines, {node: plan.partners(node) for node in range(n)}, learned, rounds=6)
+    learned, _ = compose.task_of(plan.experiment, plan.learners)
+    machines = {node: plan.machine(node, learned.initial(node), learned.schema) for node in range(plan.n)}
+    return Cast(machines, {node: plan.partners(node) for node in range(plan.n)}, learned, rounds=6)
 
 
 # --- members ----------------------------------------------------------------------------------------------------------
@@ -263,6 +264,8 @@ SCENES = {
     "private_gossip": Scene(lambda: gossip("complete", 5, private=True), PEERS),
     "allreduce": Scene(lambda: workers("ring", 4), OUTSIDE),
     "allreduce_star": Scene(lambda: workers("star", 3), OUTSIDE),
+    "servers": Scene(lambda: workers("parameter-server", 3, servers=2), OUTSIDE),
+    "servers_stale": Scene(lambda: workers("parameter-server", 3, servers=2, staleness=1, damp=True), OUTSIDE),
     "member": Scene(members, MEMBERS),
     "coordinator": Scene(lambda: federation(**PLAIN), CLIENTS, watched),
     "coordinator_secure": Scene(federation, CLIENTS, watched),

@@ -19,7 +19,7 @@ FLOORS = [
     {"messages", "limits"},
     {"machine"},
     {"task", "roles", "event_kinds"},
-    {"headers", "records", "topology", "algorithms", "secure"},
+    {"headers", "records", "topology", "algorithms", "secure", "placement"},
     {"protocols"},
     {"wire", "metrics", "trace", "faults", "learning", "privacy", "audit"},
     {"simulation", "net", "checkpoints"},

@@ -72,7 +72,8 @@ def without_bytes(row: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.sockets
 @pytest.mark.parametrize(
-    "name", ["dsgd", "push-sum", "window-doubling", "gradient-tracking", "private", "fedavg", "scaffold"]
+    "name",
+    ["dsgd", "push-sum", "window-doubling", "gradient-tracking", "private", "fedavg", "scaffold", "parameter-server"],
 )
 def test_bits_over_sockets_are_as_frozen(name: str) -> None:
     plan = compose.plan(load_experiment(frozen.ROUNDS[name]))

@@ -10,18 +10,21 @@ import msgspec
 from fedgossip.algorithms.names import METHODS
 from fedgossip.errors import ConfigError, nearest
 from fedgossip.experiment.sections import (
+    ASYNC,
     GIVEN,
+    SERVED,
     TRACKERS,
     DataSection,
     Experiment,
     FederatedExperiment,
     GossipExperiment,
     ParallelExperiment,
+    ServerSection,
 )
 from fedgossip.learning.custom import is_function
 from fedgossip.learning.objectives import KINDS, objective_of
 from fedgossip.learning.per_peer import PLACE
-from fedgossip.limits import Limit, limits_of
+from fedgossip.limits import MOST, Limit, Within, limits_of
 from fedgossip.messages import WORKERS_MAX
 
 
@@ -105,11 +108,36 @@ def check_parallel(e: ParallelExperiment, where: str) -> None:
     if workers > WORKERS_MAX:
         advice = "Use [topology] for peers that know their neighbours alone, or [coordinator]."
         raise ConfigError(f"{where}: {workers} workers, and {WORKERS_MAX} can all know each other", advice)
+    _check_server(e, where)
     if e.task.kind == "averaging":
         raise ConfigError(f"{where}: averaging has no gradient", 'Take task.kind = "quadratic", or learn from data.')
     if e.train.personal or e.train.buffers == "local":
         key = "personal" if e.train.personal else "buffers"
         raise ConfigError(f"{where}: train.{key} keeps a part at each worker, and all have one model", "Leave it out.")
+
+
+def _check_server(e: ParallelExperiment, where: str) -> None:
+    """Raise ConfigError for values of [parallel.server] that cannot be."""
+    s, method = e.parallel.server, e.parallel.method
+    usual = msgspec.structs.asdict(ServerSection())
+    if other := [(key, value) for key, value in msgspec.structs.asdict(s).items() if value != usual[key]]:
+        key, value = other[0]
+        if method != SERVED:
+            advice = f'Set parallel.method = "{SERVED}", or leave it out.'
+            raise ConfigError(f"{where}: parallel.server.{key} = {value!r} beside parallel.method = {method!r}", advice)
+    if s.staleness != ASYNC and not Within(0, MOST).allows(s.staleness):
+        advice = f'Set it to a number of rounds, 0 or more, or to "{ASYNC}".'
+        raise ConfigError(f"{where}: parallel.server.staleness = {s.staleness!r} is no number of rounds", advice)
+    if s.replication > s.servers:
+        text = f"parallel.server.replication = {s.replication}, and parallel.server.servers = {s.servers}"
+        raise ConfigError(f"{where}: {text}", "Give each copy a server of its own.")
+    if s.damp and s.staleness == 0:
+        advice = f'Set parallel.server.staleness = "{ASYNC}" or a number above 0, or leave damp out.'
+        raise ConfigError(f"{where}: parallel.server.damp, and no push is late at staleness 0", advice)
+    step = e.parallel.descent or e.train.optimizer
+    if method == SERVED and step in ("lars", "lamb") and s.placement != "tensors":
+        advice = 'Set parallel.server.placement = "tensors".'
+        raise ConfigError(f"{where}: {step} goes by whole tensors, and servers have ranges of elements", advice)
 
 
 def check_federated(experiment: FederatedExperiment, where: str) -> None:

@@ -21,7 +21,7 @@ from fedgossip.faults import Fault
 from fedgossip.learning.objectives import AS_THE_DATA, KINDS, LOOP, Objective, objective_of, score_of_loops
 from fedgossip.learning.settings import TrainSettings
 from fedgossip.limits import ABOVE_0, LONGEST_SECONDS, MOST, OneOf, Within
-from fedgossip.messages import WORKERS_MAX
+from fedgossip.messages import SERVERS_MAX, SHARDS_MAX, WORKERS_MAX
 from fedgossip.protocols.peer_sampling import RULES
 from fedgossip.scores import ACCURACY, NO_SCORE, Score
 
@@ -118,12 +118,33 @@ class AlgorithmSection(msgspec.Struct, forbid_unknown_fields=True):
     """Private: no weight of a model is larger, or the peer stops; a smaller bound rounds finer (bound / 2^29)."""
 
 
+SERVED, ASYNC = "parameter-server", "async"
+"""What parallel.method and parallel.server.staleness may be beside the collectives, and a number of rounds."""
+
+
+class ServerSection(msgspec.Struct, forbid_unknown_fields=True):
+    """[parallel.server]: servers of the model, for parallel.method = "parameter-server" alone (docs/parallel.md)."""
+
+    servers: Annotated[int, Within(1, SERVERS_MAX)] = 1
+    """Their number; each has a part of the model."""
+    virtual_nodes: Annotated[int, Within(1, SHARDS_MAX // SERVERS_MAX)] = 64
+    """Points of each server on the circle of consistent hashing; more make their parts more alike."""
+    replication: Annotated[int, Within(1, 1)] = 1
+    """Servers that have each part."""
+    staleness: int | str = 0
+    """Rounds by which a worker may be ahead of the slowest; 0: a step per round, on the mean of all; "async": any."""
+    placement: Annotated[str, OneOf(("ranges", "tensors"))] = "ranges"
+    """What is not divided between servers: single elements, or whole tensors, as lars and lamb need them."""
+    damp: bool = False
+    """A push goes at the rate divided by 1 + the steps made since what it was computed from; not with staleness 0."""
+
+
 class ParallelSection(msgspec.Struct, forbid_unknown_fields=True):
     """[parallel]: workers that take one step on the mean of all their gradients in every round (docs/parallel.md)."""
 
     workers: Annotated[int, Within(1, WORKERS_MAX)]
     """Their number; all know each other."""
-    method: Annotated[str, OneOf(COLLECTIVES)] = "ring"
+    method: Annotated[str, OneOf((*COLLECTIVES, SERVED))] = "ring"
     """How the mean comes to all."""
     descent: Annotated[str, OneOf(("", *DESCENTS))] = ""
     """What takes the step, with train.lr; empty: train.optimizer."""
@@ -137,6 +158,8 @@ class ParallelSection(msgspec.Struct, forbid_unknown_fields=True):
     """The shortest, in seconds: between the two the deadline follows the rounds that were seen."""
     start_timeout: Seconds = 300.0
     """Seconds to wait for all workers before the first round, and for enough of them, or for one, to be back later."""
+    server: ServerSection = msgspec.field(default_factory=ServerSection)
+    """Servers that have the model, where workers do not reduce it among themselves."""
 
 
 class EvalSection(msgspec.Struct, forbid_unknown_fields=True):

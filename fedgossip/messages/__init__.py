@@ -89,6 +89,16 @@ from fedgossip.messages.parallel import (
     StateQuery,
     WorkerReturn,
 )
+from fedgossip.messages.servers import (
+    SERVERS_MAX,
+    SHARDS_MAX,
+    Piece,
+    PieceTaken,
+    Pulled,
+    PullHeld,
+    ShardPull,
+    ShardPush,
+)
 
 Gossip = Model | Masked | RunKeys | Leaving | Account | Offer | Answer | Decline | Query | Ack | Parcel | Accepted
 Membership = Ping | Pong | PingReq | IndirectAck | MembershipUpdate | Compare | Join
@@ -96,7 +106,8 @@ Transfer = ModelQuery | ModelInfo | ChunkRequest | ModelChunk
 Federated = Invite | Contribution | Final | Secured | MaskedInput | Refusal
 Invitations = InviteProof | Proposal | FileQuery | FilePart | Enrol | Gathering | Beginning | TurnedAway
 Parallel = ReduceChunk | ChunkTaken | GroupReport | GroupView | WorkerReturn | StateQuery | StatePiece
-Message = Gossip | Federated | Membership | Transfer | Invitations | Parallel
+Servers = ShardPush | ShardPull | PullHeld | Pulled | PieceTaken
+Message = Gossip | Federated | Membership | Transfer | Invitations | Parallel | Servers
 AnyMessage = Message | Hello
 
 
@@ -115,6 +126,8 @@ __all__ = [
     "MODEL_CHUNK",
     "NEWS_MAX",
     "PROPOSAL_LETTERS",
+    "SERVERS_MAX",
+    "SHARDS_MAX",
     "STATE_VECTORS_MAX",
     "TAIL",
     "WORKERS_MAX",
@@ -171,10 +184,14 @@ __all__ = [
     "Parallel",
     "Parcel",
     "Part",
+    "Piece",
+    "PieceTaken",
     "Ping",
     "PingReq",
     "Pong",
     "Proposal",
+    "PullHeld",
+    "Pulled",
     "Query",
     "ReduceChunk",
     "Refusal",
@@ -182,6 +199,9 @@ __all__ = [
     "RunKey",
     "RunKeys",
     "Secured",
+    "Servers",
+    "ShardPull",
+    "ShardPush",
     "StatePiece",
     "StateQuery",
     "Suspicion",

@@ -39,6 +39,11 @@ class ReduceChunk(Carrier):
     schema: str
     vectors: tuple[Vector, ...]
 
+    @property
+    def name(self) -> tuple[int, int, int, int]:
+        """By which its receiver says that it is there."""
+        return self.epoch, self.round, self.bucket, self.step
+
     @classmethod
     def allowed(cls, header: Any, expected: Expected) -> tuple[Part, ...]:
         if not 0 < header.length <= expected.length + TAIL - header.start:

@@ -8,19 +8,19 @@ from functools import cached_property
 from typing import Any
 
 from fedgossip.algorithms.collectives.names import COLLECTIVES, Collective
-from fedgossip.algorithms.descent.base import Descent
-from fedgossip.algorithms.descent.names import make_descent
 from fedgossip.experiment import ParallelExperiment
+from fedgossip.experiment.sections import SERVED
 from fedgossip.machine import Machine, NodeId
 from fedgossip.messages import TAIL
 from fedgossip.metrics import Network
-from fedgossip.plans.completeness import Lacking
-from fedgossip.plans.plan import PARTIAL, Arrays, JoiningTerms, PlanDefaults, Results, RunOutlook, Seat, nanoseconds
+from fedgossip.plans.parameter_server import ServerPlan
+from fedgossip.plans.plan import Arrays, JoiningTerms, Results, RunOutlook, Seat, nanoseconds
+from fedgossip.plans.shared_steps import SharedSteps
 from fedgossip.protocols.allreduce import AllReduce, AllReduceSettings
 from fedgossip.records import Row
 from fedgossip.roles import Role, Roles
-from fedgossip.simulation.collective import first_collective, run_collective
-from fedgossip.task import LocalTask, Segment
+from fedgossip.simulation.collective import first_collective, reduced_by, run_collective
+from fedgossip.task import LocalTask
 from fedgossip.vectors import Vector
 
 ADAPTED = 1 << 20
@@ -28,53 +28,20 @@ ADAPTED = 1 << 20
 
 
 @dataclass(frozen=True)
-class ParallelPlan(PlanDefaults):
-    """What is known before anything is trained."""
-
-    experiment: ParallelExperiment
-    segments: tuple[Segment, ...] = ()
-
-    @property
-    def gradients(self) -> bool:
-        return True
+class ParallelPlan(SharedSteps):
+    """Workers of a collective: what is known before anything is trained."""
 
     @cached_property
     def roles(self) -> Roles:
         return Roles((Role("worker", 0, self.experiment.parallel.workers),))
 
     @property
-    def name(self) -> str:
-        return self.experiment.parallel.method
-
-    @property
     def collective(self) -> Collective:
         return COLLECTIVES[self.experiment.parallel.method]
 
     @property
-    def descent(self) -> Descent[Any]:
-        """What takes the step: `parallel.descent`, or the optimiser of [train]."""
-        train = self.experiment.train
-        return make_descent(
-            self.experiment.parallel.descent or train.optimizer,
-            self.segments,
-            momentum=train.momentum,
-            nesterov=train.nesterov,
-            weight_decay=train.weight_decay,
-        )
-
-    @property
-    def fingerprint(self) -> Mapping[str, object]:
-        content = self.experiment.to_dict()
-        content["parallel"].pop("start_timeout", None)
-        return content
-
-    @property
-    def patience(self) -> tuple[float, float]:
-        return self.experiment.parallel.start_timeout, self.experiment.parallel.deadline
-
-    @property
     def externals(self) -> Mapping[str, object]:
-        return {"collective": self.collective.table, "rate": self._rate}
+        return {"collective": self.collective.table, "rate": self.rate}
 
     def partners(self, node: NodeId) -> Sequence[NodeId]:
         return [other for other in range(self.n) if other != node]
@@ -90,11 +57,8 @@ class ParallelPlan(PlanDefaults):
             start_ns=nanoseconds(p.start_timeout),
         )
         table, members = self.collective.table, range(self.n)
-        begun = seat.initial, seat.schema, settings, self._rate, seat.resumed, seat.incarnation
-        return AllReduce(seat.node, members, table, self.descent, *begun)
-
-    def _rate(self, round: int) -> float:
-        return self.experiment.train.rate(round, self.experiment.rounds)
+        begun = seat.initial, seat.schema, settings, self.rate, seat.resumed, seat.incarnation
+        return AllReduce(seat.node, members, table, self.descent_of(self.segments), *begun)
 
     def _bucket(self, initial: Vector) -> int:
         """Elements of a bucket: of `parallel.bucket` bytes; 0 makes one of all."""
@@ -106,27 +70,18 @@ class ParallelPlan(PlanDefaults):
         return rounds == self.experiment.rounds
 
     def arrays(self, task: LocalTask, record: Network, write: Callable[[Row], None]) -> Arrays:
-        descent, p = self.descent, self.experiment.parallel
+        descent, p = self.descent_of(self.segments), self.experiment.parallel
         stack = first_collective(task, self.n, descent)
 
         def finish(between: Callable[[], None]) -> Results:
-            table, bucket = self.collective.table(self.n), self._bucket(task.initial(0))
-            run = task, table, descent, self.experiment.rounds, self._rate, bucket, p.accumulate, record, write
+            mean_of = reduced_by(self.collective.table(self.n), self._bucket(task.initial(0)))
+            run = task, mean_of, descent, self.experiment.rounds, self.rate, p.accumulate, record, write
             return Results(run_collective(*run, stack, between=between))
 
         return stack, finish
 
     def outcome(self, vectors: Sequence[Vector | None]) -> Sequence[Vector | None]:
         return vectors
-
-    def verdict(self, words: Sequence[str | None]) -> str:
-        """All have one model: the run has one where any worker came to its end."""
-        if {"finished", PARTIAL} & set(words):
-            return "finished" if set(words) == {"finished"} else PARTIAL
-        return "failed" if "failed" in words or not any(words) else "interrupted"
-
-    def lacking(self, rows: Sequence[Row], node: NodeId | None = None) -> Lacking:  # noqa: ARG002
-        return Lacking()  # a round of a collective is of all workers, or is none
 
     def outlook(self, task: LocalTask) -> RunOutlook:
         p, m, kind = self.experiment.parallel, self.n, task.dtype
@@ -148,11 +103,7 @@ class ParallelPlan(PlanDefaults):
         seen = "as it is: other workers see gradients and sums of some, and trust what is sent to them"
         return JoiningTerms(f"{self.name}, {self.roles.said}, one model", sent, seen)
 
-    def facts(self, rows: Sequence[Row]) -> dict[str, Any]:  # noqa: ARG002
-        p = self.experiment.parallel
-        return {"algorithm": p.method, "mode": "parallel", "descent": p.descent or self.experiment.train.optimizer}
 
-
-def parallel_plan(experiment: ParallelExperiment) -> ParallelPlan:
+def parallel_plan(experiment: ParallelExperiment) -> SharedSteps:
     """Return the plan of an experiment with [parallel]."""
-    return ParallelPlan(experiment)
+    return ServerPlan(experiment) if experiment.parallel.method == SERVED else ParallelPlan(experiment)

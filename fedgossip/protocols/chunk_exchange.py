@@ -22,15 +22,17 @@ from fedgossip.vectors import Vector, empty, frozen
 
 
 def contribution_of(gradient: Vector | None, examples: int, metrics: Mapping[str, float]) -> tuple[float, Vector]:
-    """Return what a worker brings to the mean: its weight, and its gradient [d] with its loss and a one behind it.
-
-    The weight is the number of examples that the gradient is of, where the task tells them, and not of all it has.
-    """
+    """Return what a worker brings to the mean: its weight, and its gradient [d] with its loss and a one behind it."""
     assert gradient is not None, "a gradient was asked for"
     vector = empty(gradient.size + TAIL, gradient.dtype)
     vector[:-TAIL] = gradient
     vector[-TAIL:] = metrics.get("loss", 0.0), 1.0
-    return float(max(1, metrics.get("rows", examples))), frozen(vector)
+    return weight_of(examples, metrics), frozen(vector)
+
+
+def weight_of(examples: int, metrics: Mapping[str, float]) -> float:
+    """Return the number of examples that a gradient is of, where the task tells them, and not of all it has."""
+    return float(max(1, metrics.get("rows", examples)))
 
 
 class ChunkExchange:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 
 from fedgossip.machine import Effect, NodeId, Send, SetTimer
-from fedgossip.messages import ReduceChunk
+from fedgossip.messages import Pulled, ReduceChunk, ShardPush
 from fedgossip.protocols.deadlines import Deadline
 
 WINDOW = 4
@@ -18,7 +18,9 @@ WINDOW = 4
 FACTOR = 4
 
 Name = tuple[int, int, int, int]
-"""(epoch, round, bucket, step)"""
+"""By which a receiver says that a chunk is there; no two on a link have the same."""
+
+Chunk = ReduceChunk | ShardPush | Pulled
 
 
 class ChunkLink:
@@ -26,8 +28,8 @@ class ChunkLink:
 
     def __init__(self, to: NodeId, longest_ns: int, least_ns: int) -> None:
         self.to = to
-        self._under_way: dict[Name, ReduceChunk] = {}
-        self._waiting: deque[ReduceChunk] = deque()
+        self._under_way: dict[Name, Chunk] = {}
+        self._waiting: deque[Chunk] = deque()
         self._sent_ns: dict[Name, int] = {}  # of those that were sent once
         self._deadline = Deadline(longest_ns, min(least_ns, longest_ns), FACTOR, first_ns=2 * least_ns)
         self._timer = 0
@@ -36,7 +38,15 @@ class ChunkLink:
     def idle(self) -> bool:
         return not self._under_way
 
-    def send(self, chunk: ReduceChunk, now_ns: int) -> list[Effect]:
+    def has(self, name: Name) -> bool:
+        """Whether the chunk of this name is under way."""
+        return name in self._under_way
+
+    def carries(self, number: int) -> bool:
+        """Whether something is on its way, or waits, whose name has this second: a round, a shard."""
+        return any(chunk.name[1] == number for chunk in (*self._under_way.values(), *self._waiting))
+
+    def send(self, chunk: Chunk, now_ns: int) -> list[Effect]:
         """Send a chunk, now or when there is room."""
         self._waiting.append(chunk)
         return self._fill(now_ns)
@@ -68,8 +78,8 @@ class ChunkLink:
         effects: list[Effect] = []
         while self._waiting and len(self._under_way) < WINDOW:
             chunk = self._waiting.popleft()
-            self._under_way[name_of(chunk)] = chunk
-            self._sent_ns[name_of(chunk)] = now_ns
+            self._under_way[chunk.name] = chunk
+            self._sent_ns[chunk.name] = now_ns
             effects.append(Send(self.to, chunk))
         return [*effects, *self._wait()] if effects else []
 
@@ -78,7 +88,3 @@ class ChunkLink:
             return []
         self._timer += 1
         return [SetTimer(("again", self.to, self._timer), self._deadline.now_ns())]
-
-
-def name_of(chunk: ReduceChunk) -> Name:
-    return chunk.epoch, chunk.round, chunk.bucket, chunk.step

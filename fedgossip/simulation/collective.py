@@ -18,28 +18,38 @@ from fedgossip.task import Job, LocalTask, done
 from fedgossip.vectors import Vector, frozen
 from fedgossip.wire import wire_bytes
 
+MeanOf = Callable[[Sequence[tuple[float, Vector]], int, str, Sequence[Meter]], Vector]
+"""(every worker's contribution, round, schema, meters) -> the mean [d + TAIL] of those.
+
+Tells each participant's meter what it would send and receive for it, where nothing is lost.
+"""
+
 
 @dataclass
 class CollectiveStack:
-    """Where a run stands between two rounds: all workers have one state."""
+    """Where a run stands between two rounds: all workers have one state.
+
+    `meters` of all participants, of whom the first `workers` are workers.
+    """
 
     round: int
     state: DescentState
     meters: list[Meter]
+    workers: int
 
 
-def first_collective(task: LocalTask, workers: int, descent: Descent[Any]) -> CollectiveStack:
-    """Return where a run begins."""
-    return CollectiveStack(0, descent.start(task.initial(0)), [Meter(node) for node in range(workers)])
+def first_collective(task: LocalTask, workers: int, descent: Descent[Any], others: int = 0) -> CollectiveStack:
+    """Return where a run begins; `others` take part that are no workers."""
+    meters = [Meter(node) for node in range(workers + others)]
+    return CollectiveStack(0, descent.start(task.initial(0)), meters, workers)
 
 
 def run_collective(
     task: LocalTask,
-    table: Table,
+    mean_of: MeanOf,
     descent: Descent[Any],
     rounds: int,
     rate: Callable[[int], float],
-    bucket: int,
     accumulate: int | None,
     record: Network,
     write: Callable[[Row], None],
@@ -48,13 +58,13 @@ def run_collective(
     between: Callable[[], None] = lambda: None,
 ) -> list[Vector]:
     """Run all rounds that are left; return every worker's model.  `between` is called between two rounds."""
-    workers = range(table.workers)
+    workers = range(stack.workers)
     for number in range(stack.round, rounds):
         between()
         model = stack.state.x
         updates = done(task, [Job(node, number, model, gradient=True, accumulate=accumulate) for node in workers])
         terms = [contribution_of(one.difference, one.examples, one.metrics) for one in updates]
-        mean = _reduced(table, terms, bucket, number, task.schema, stack.meters)
+        mean = mean_of(terms, number, task.schema, stack.meters)
         stack.state = descent.step(stack.state, frozen(mean[:-TAIL]), rate(number))
         for node in workers:
             meter = stack.meters[node]
@@ -62,14 +72,21 @@ def run_collective(
             record.outgoing(node, number + 1, model)
             for row in record.mixed(meter.mixed(number + 1, 0, 0, None), stack.state.x):
                 write(row)
+        for meter in stack.meters[stack.workers :]:
+            for row in record.aside(meter.mixed(number + 1, 0, 0, None)):
+                write(row)
         stack.round = number + 1
     return [stack.state.x for _ in workers]
 
 
+def reduced_by(table: Table, bucket: int) -> MeanOf:
+    """Return the mean as the moves of a table make it."""
+    return lambda terms, round, schema, meters: _reduced(table, bucket, terms, round, schema, meters)
+
+
 def _reduced(
-    table: Table, terms: Sequence[tuple[float, Vector]], bucket: int, round: int, schema: str, meters: Sequence[Meter]
+    table: Table, bucket: int, terms: Sequence[tuple[float, Vector]], round: int, schema: str, meters: Sequence[Meter]
 ) -> Vector:
-    """Return the mean; tell each worker's meter what it would send and receive for it, where nothing is lost."""
     kind = terms[0][1].dtype
     ranks = [Reduction(rank, table, terms[rank][1].size, kind, bucket) for rank in range(table.workers)]
     under_way: deque[tuple[int, Chunk]] = deque()

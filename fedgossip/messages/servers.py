@@ -1,0 +1,128 @@
+"""What workers and the servers of a model's shards tell each other: gradients there, the model back.
+
+A shard goes in pieces, each until its receiver says that it is there.  `epoch`: by which the sender knows who owns
+which shard; `clock`: the worker's own count of rounds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import msgspec
+
+from fedgossip.messages.base import Carrier, Count, Expected, Note, Part, declared
+from fedgossip.vectors import Vector
+
+SERVERS_MAX = 32
+"""Maximum number of servers."""
+SHARDS_MAX = 4096
+"""Maximum number of shards; a model has fewer than servers x points."""
+
+ShardNumber = Annotated[int, msgspec.Meta(ge=0, lt=SHARDS_MAX)]
+PushWeight = Annotated[float, msgspec.Meta(gt=0, le=1e12)]
+PieceName = tuple[int, int, int, int]
+"""(epoch, shard, clock, start)"""
+
+
+class Piece(Carrier):
+    """Elements `start` to `start + length` of something that is of a shard."""
+
+    __slots__ = ()
+    start: int
+    length: int
+
+    @classmethod
+    def allowed(cls, header: Any, expected: Expected) -> tuple[Part, ...]:
+        if not 0 < header.length <= expected.length - header.start:
+            return ()
+        return ((expected.dtype, header.length),)
+
+
+@declared
+@dataclass(frozen=True, slots=True, eq=False)
+class ShardPush(Piece):
+    """A piece of the gradient of a worker's `clock` at the model that it was given last.
+
+    That had the pushes of all workers below clock `version`, and `steps` steps behind it.  `weight`: the examples that
+    the gradient is the mean of.
+    """
+
+    epoch: Count
+    shard: ShardNumber
+    clock: Count
+    version: Count
+    steps: Count
+    weight: PushWeight
+    start: Count
+    length: Count
+    schema: str
+    vectors: tuple[Vector, ...]
+
+    @property
+    def name(self) -> PieceName:
+        return self.epoch, self.shard, self.clock, self.start
+
+
+@declared
+@dataclass(frozen=True, slots=True)
+class ShardPull(Note):
+    """The sender wants the shard for its `clock`; it pushes, or has pushed, from clock `first` on.
+
+    Where both are the same it comes anew, and has nothing to push before.
+    """
+
+    epoch: Count
+    shard: ShardNumber
+    clock: Count
+    first: Count
+
+
+@declared
+@dataclass(frozen=True, slots=True, eq=False)
+class Pulled(Piece):
+    """A piece of a shard, for clock `clock` of the worker, which may be later than the one that it asked for.
+
+    All pushes below clock `version` are in it, after `steps` steps in all; `missed` is how many of these were made
+    between the worker's last pull and its last push.
+    """
+
+    epoch: Count
+    shard: ShardNumber
+    clock: Count
+    version: Count
+    steps: Count
+    missed: Count
+    start: Count
+    length: Count
+    schema: str
+    vectors: tuple[Vector, ...]
+
+    @property
+    def name(self) -> PieceName:
+        return self.epoch, self.shard, self.clock, self.start
+
+
+@declared
+@dataclass(frozen=True, slots=True)
+class PieceTaken(Note):
+    """The piece of these numbers is here; it need not be kept."""
+
+    epoch: Count
+    shard: ShardNumber
+    clock: Count
+    start: Count
+
+    @property
+    def name(self) -> PieceName:
+        return self.epoch, self.shard, self.clock, self.start
+
+
+@declared
+@dataclass(frozen=True, slots=True)
+class PullHeld(Note):
+    """The pull is here, and is answered when other workers have pushed."""
+
+    epoch: Count
+    shard: ShardNumber
+    clock: Count

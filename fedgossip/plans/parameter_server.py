@@ -1,0 +1,134 @@
+"""An experiment with parallel.method = "parameter-server" as a run: workers, and servers of the model's shards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from fedgossip.errors import ConfigError
+from fedgossip.experiment.sections import ASYNC
+from fedgossip.machine import Machine, NodeId
+from fedgossip.metrics import Network
+from fedgossip.placement.ring import Placement, Shard, placed
+from fedgossip.plans.plan import Arrays, JoiningTerms, Results, RunOutlook, Seat, nanoseconds
+from fedgossip.plans.shared_steps import SharedSteps
+from fedgossip.protocols.server import ParameterServer, ServerSettings
+from fedgossip.protocols.server_worker import PushPullWorker, WorkerSettings
+from fedgossip.protocols.shard_clocks import ShardClocks, StepPerClock, StepPerPush
+from fedgossip.records import Row
+from fedgossip.roles import Role, Roles
+from fedgossip.simulation.collective import first_collective, run_collective
+from fedgossip.simulation.served import served_by
+from fedgossip.task import LocalTask, Segment
+from fedgossip.vectors import Vector
+
+
+@dataclass(frozen=True)
+class ServerPlan(SharedSteps):
+    """Workers and servers: what is known before anything is trained."""
+
+    @cached_property
+    def roles(self) -> Roles:
+        workers, servers = self.experiment.parallel.workers, self.experiment.parallel.server.servers
+        return Roles((Role("worker", 0, workers), Role("server", workers, servers, learns=False, counted=False)))
+
+    @property
+    def servers(self) -> range:
+        """The ids of the servers."""
+        return range(self.learners, self.learners + self.experiment.parallel.server.servers)
+
+    @property
+    def staleness(self) -> int | None:
+        """Clocks between the fastest worker and the slowest; None: any number."""
+        given = self.experiment.parallel.server.staleness
+        return None if given == ASYNC else int(given)
+
+    @property
+    def externals(self) -> Mapping[str, object]:
+        return {"rate": self.rate}
+
+    def partners(self, node: NodeId) -> Sequence[NodeId]:
+        return self.servers if node < self.learners else range(self.learners)
+
+    def placement_of(self, length: int) -> Placement:
+        """Return which server has which elements.  Raises ConfigError for more servers than elements."""
+        s = self.experiment.parallel.server
+        if s.servers > length:
+            text = f"{s.servers} servers for a model of {length} elements"
+            raise ConfigError(text, f"Set parallel.server.servers to {length} at most.")
+        whole = self.segments if s.placement == "tensors" else ()
+        return placed(length, self.servers, s.virtual_nodes, s.replication, whole)
+
+    def seated(self, seat: Seat) -> Machine:
+        e, p, placement = self.experiment, self.experiment.parallel, self.placement_of(seat.initial.size)
+        deadline, start = nanoseconds(p.deadline), nanoseconds(p.start_timeout)
+        begun = seat.initial, seat.schema
+        if seat.node < self.learners:
+            worker = WorkerSettings(e.rounds, p.accumulate, deadline, start)
+            return PushPullWorker(seat.node, self.servers, placement, *begun, worker, seat.resumed)
+        least = min(deadline, nanoseconds(p.least_deadline))
+        settings = ServerSettings(e.rounds, self.staleness, deadline, least, start)
+        shards = {one.number: self._shard(one, seat.initial) for one in placement.owned(seat.node, self.servers)}
+        everybody = range(self.learners), self.servers, placement
+        return ParameterServer(seat.node, *everybody, shards, *begun, settings, self.rate, seat.resumed)
+
+    def _shard(self, shard: Shard, initial: Vector) -> ShardClocks:
+        """A shard before the first push."""
+        workers, bound = range(self.learners), self.staleness
+        begun = self.descent_of(_segments_in(shard, self.segments)), shard.taken_from(initial), workers
+        if bound == 0:
+            return StepPerClock(*begun, self.experiment.rounds)
+        damp = self.experiment.parallel.server.damp
+        return StepPerPush(*begun, self.experiment.rounds, bound, damp)
+
+    def is_complete(self, node: NodeId, rounds: int, *, stopped: bool = False) -> bool:
+        return rounds == self.experiment.rounds if node < self.learners else not stopped
+
+    def arrays(self, task: LocalTask, record: Network, write: Callable[[Row], None]) -> Arrays:
+        if self.staleness != 0:
+            text = "pushes that are applied as they come follow time, and stacked arrays have none"
+            raise ConfigError(text, "Run it with --on sim, or set parallel.server.staleness = 0.")
+        descent, p = self.descent_of(self.segments), self.experiment.parallel
+        stack = first_collective(task, self.learners, descent, len(self.servers))
+
+        def finish(between: Callable[[], None]) -> Results:
+            mean_of = served_by(self.placement_of(task.length))
+            run = task, mean_of, descent, self.experiment.rounds, self.rate, p.accumulate, record, write
+            models = run_collective(*run, stack, between=between)
+            return Results([*models, *(task.initial(node) for node in range(self.learners, self.n))])
+
+        return stack, finish
+
+    def outcome(self, vectors: Sequence[Vector | None]) -> Sequence[Vector | None]:
+        return [vectors[node] for node in self.roles.counted]
+
+    def outlook(self, task: LocalTask) -> RunOutlook:
+        s, workers, size = self.experiment.parallel.server, self.learners, task.length * task.dtype.itemsize
+        placement = self.placement_of(task.length)
+        shares = [share * task.dtype.itemsize for share in placement.shares(self.servers)]
+        mode = {0: "one step per clock", None: "a step per push"}.get(self.staleness, f"{self.staleness} clocks apart")
+        lines = [
+            f"{workers} workers, {s.servers} servers with {', '.join(f'{share:,}' for share in shares)} bytes: {mode}",
+            f"{size:,} bytes sent and as many received by each worker a round,"
+            f" {workers * max(shares):,} each way by the busiest server",
+        ]
+        facts: dict[str, Any] = {"method": self.name, "workers": workers, "servers": s.servers, "shares": shares}
+        facts["payload"] = [*[size] * workers, *(workers * share for share in shares)]
+        return RunOutlook(2 * workers * size, facts, lines)
+
+    def terms(self, parameters: int, itemsize: int) -> JoiningTerms:
+        sent = f"this worker's gradients, a part to each server: {parameters * itemsize:,} bytes a round; no data"
+        return JoiningTerms(f"{self.name}, {self.roles.said}, one model", sent, "as it is: servers see each gradient")
+
+
+def _segments_in(shard: Shard, segments: Sequence[Segment]) -> tuple[Segment, ...]:
+    """Return the tensors that a shard has whole, by their place in it."""
+    found: list[Segment] = []
+    before = 0
+    for start, stop in shard.ranges:
+        inside = [one for one in segments if start <= one.start and one.stop <= stop]
+        found += [Segment(one.name, before + one.start - start, one.shape) for one in inside]
+        before += stop - start
+    return tuple(found)

@@ -1,0 +1,71 @@
+"""What all runs with [parallel] have in common: workers with one model, and a step on the mean of their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedgossip.algorithms.descent.base import Descent
+from fedgossip.algorithms.descent.names import make_descent
+from fedgossip.experiment import ParallelExperiment
+from fedgossip.machine import NodeId
+from fedgossip.plans.completeness import Lacking
+from fedgossip.plans.plan import PARTIAL, PlanDefaults
+from fedgossip.records import Row
+from fedgossip.task import Segment
+
+
+@dataclass(frozen=True)
+class SharedSteps(PlanDefaults):
+    """What is known before anything is trained."""
+
+    experiment: ParallelExperiment
+    segments: tuple[Segment, ...] = ()
+
+    @property
+    def gradients(self) -> bool:
+        return True
+
+    @property
+    def name(self) -> str:
+        return self.experiment.parallel.method
+
+    def descent_of(self, segments: Sequence[Segment]) -> Descent[Any]:
+        """What takes the step on a vector of these tensors: `parallel.descent`, or the optimiser of [train]."""
+        train = self.experiment.train
+        return make_descent(
+            self.experiment.parallel.descent or train.optimizer,
+            segments,
+            momentum=train.momentum,
+            nesterov=train.nesterov,
+            weight_decay=train.weight_decay,
+        )
+
+    def rate(self, round: int) -> float:
+        """The step size of a round."""
+        return self.experiment.train.rate(round, self.experiment.rounds)
+
+    @property
+    def fingerprint(self) -> Mapping[str, object]:
+        content = self.experiment.to_dict()
+        content["parallel"].pop("start_timeout", None)
+        return content
+
+    @property
+    def patience(self) -> tuple[float, float]:
+        return self.experiment.parallel.start_timeout, self.experiment.parallel.deadline
+
+    def verdict(self, words: Sequence[str | None]) -> str:
+        """All have one model: the run has one where any worker came to its end."""
+        said = {words[node] for node in self.roles.counted}
+        if {"finished", PARTIAL} & said:
+            return "finished" if said == {"finished"} else PARTIAL
+        return "failed" if "failed" in said or said == {None} else "interrupted"
+
+    def lacking(self, rows: Sequence[Row], node: NodeId | None = None) -> Lacking:  # noqa: ARG002
+        return Lacking()  # a round is of all workers that are there, or is none
+
+    def facts(self, rows: Sequence[Row]) -> dict[str, Any]:  # noqa: ARG002
+        p = self.experiment.parallel
+        return {"algorithm": p.method, "mode": "parallel", "descent": p.descent or self.experiment.train.optimizer}

@@ -1,0 +1,230 @@
+"""Runs of parameter servers: the bits of an all-reduce, closed forms of what is sent, and whoever is slow or dies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import machine_fuzz
+import numpy as np
+import pytest
+from fuzz_casts import SCENES, STRANGER, Scene, Sender, workers
+
+from fedgossip import simulate
+from fedgossip.drivers.simulate import simulate_plan
+from fedgossip.errors import ConfigError, FedgossipError, ProtocolError
+from fedgossip.experiment import load_experiment
+from fedgossip.machine import Received, Started
+from fedgossip.messages import ShardPush
+from fedgossip.plans import compose
+from fedgossip.plans.parameter_server import ServerPlan
+from fedgossip.protocols.pieces import PIECE_BYTES
+from fedgossip.records import EventRow, PeerRow
+
+
+def quadratic(workers: int = 4, servers: int = 2, rounds: int = 8, **more: Any) -> dict[str, Any]:
+    """x <- x - eta mean (x - b_i + xi_i): cheap, and every worker's gradient is its own."""
+    server = {"servers": servers, **more.pop("server", {})}
+    parallel = {"workers": workers, "method": "parameter-server", "server": server, **more.pop("parallel", {})}
+    task = {"kind": "quadratic", "dim": 40, "sigma": 0.3, **more.pop("task", {})}
+    train = {"lr": 0.1, **more.pop("train", {})}
+    return {"rounds": rounds, "task": task, "train": train, "parallel": parallel, **more}
+
+
+def star(like: dict[str, Any]) -> dict[str, Any]:
+    """The same run as an all-reduce that sums exactly."""
+    parallel = {key: value for key, value in like["parallel"].items() if key != "server"}
+    return {**like, "parallel": {**parallel, "method": "star"}}
+
+
+@pytest.mark.parametrize("points", [1, 16, 64])
+@pytest.mark.parametrize("servers", [1, 2, 3])
+def test_every_number_of_servers_and_points_has_the_bits_of_a_star(servers: int, points: int) -> None:
+    run = quadratic(servers=servers, server={"virtual_nodes": points})
+    assert simulate(run).digest == simulate(star(run)).digest
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5])
+def test_simulator_and_stacked_arrays_have_one_digest_and_the_same_rows(workers: int) -> None:
+    runs = [simulate(quadratic(workers, 3), engine=engine) for engine in ("sim", "stacked")]
+    assert runs[0].digest == runs[1].digest
+    ours, theirs = (
+        [(row.round, row.peer, row.bytes_sent, row.bytes_received, row.payload_sent, row.loss) for row in rows]
+        for rows in ([row for row in run.rows if isinstance(row, PeerRow) and row.round] for run in runs)
+    )
+    assert sorted(ours) == sorted(theirs) and len(ours) == 8 * (workers + 3)
+
+
+@pytest.mark.parametrize(("workers", "servers", "dim"), [(1, 1, 1), (3, 2, 5), (4, 3, 1000), (2, 2, 700_001)])
+def test_a_clock_is_d_each_way_of_a_worker_and_w_shares_each_way_of_a_server(
+    workers: int, servers: int, dim: int
+) -> None:
+    """The closed forms, exact: of vectors alone; the rest is bounded: 300 bytes for each piece, push and pull."""
+    experiment = quadratic(workers, servers, rounds=3, task={"dim": dim})
+    run, plan = simulate(experiment), compose.plan(load_experiment(experiment))
+    assert isinstance(plan, ServerPlan)
+    shares = [4 * share for share in plan.placement_of(dim).shares(plan.servers)]
+    assert sum(shares) == 4 * dim
+    rows = [row for row in run.rows if isinstance(row, PeerRow) and row.round]
+    assert len(rows) == 3 * (workers + servers)
+    for row in rows:
+        payload = 4 * dim if row.peer < workers else workers * shares[row.peer - workers]
+        assert (row.payload_sent, row.payload_received) == (payload, payload), row
+        number = servers if row.peer < workers else workers
+        assert row.bytes_sent - payload <= 300 * (number + payload // PIECE_BYTES + 1)
+
+
+LOSSES = [
+    {"kind": "drop", "probability": 0.15},
+    {"kind": "duplicate", "probability": 0.2},
+    {"kind": "delay", "seconds": 0.05, "probability": 0.2},
+]
+
+
+def events(run: Any, name: str) -> list[Any]:
+    return [row.value for row in run.rows if isinstance(row, EventRow) and row.name == name]
+
+
+def test_lost_late_and_doubled_messages_change_no_bit() -> None:
+    quiet = simulate(quadratic())
+    for seed in range(3):
+        experiment = quadratic(faults=LOSSES, simulation={"jitter": 0.02})
+        run = simulate({**experiment, "faults": [{**one, "start": seed * 0.01} for one in LOSSES]})
+        assert run.digest == quiet.digest, seed
+
+
+@pytest.mark.parametrize("at", [0.07, 0.16, 0.25])
+def test_a_server_that_comes_back_has_lost_nothing(at: float) -> None:
+    """Its checkpoint is written before it answers; workers push again what it had not answered."""
+    faults = [{"kind": "crash", "peers": [5], "start": at, "after": 0.4}]
+    run = simulate(quadratic(servers=2, faults=faults))
+    assert run.digest == simulate(quadratic()).digest and run.summary["status"] == "finished"
+
+
+@pytest.mark.parametrize("staleness", [1, "async"])
+def test_no_push_is_lost_or_counted_twice_when_a_server_comes_back(staleness: Any) -> None:
+    """One step of a push each: as many steps as pushes, whatever was said again."""
+    faults = [*LOSSES, {"kind": "crash", "peers": [4], "start": 0.3, "after": 0.4}]
+    run = simulate(quadratic(servers=2, faults=faults, server={"staleness": staleness}))
+    assert run.summary["status"] == "finished"
+    assert counted(run, 5) == 4 * 8
+
+
+def counted(run: Any, server: int) -> int:
+    """The pushes that a server has counted in its last life."""
+    seen = [row.value for row in run.rows if isinstance(row, EventRow) and (row.name, row.peer) == ("read_lag", server)]
+    return sum(seen[-1]["clocks"].values())
+
+
+def test_a_server_that_does_not_come_back_ends_the_run_and_its_elements_are_named() -> None:
+    faults = [{"kind": "crash", "peers": [5], "start": 0.2}]
+    with pytest.raises(FedgossipError, match=r"server 5 is gone, and with it elements \d+ to \d+") as caught:
+        simulate(quadratic(faults=faults, parallel={"deadline": 2.0}))
+    assert caught.value.exit_code == 3
+
+
+def test_a_worker_that_dies_is_left_out_and_one_that_comes_back_counts_again() -> None:
+    parallel = {"deadline": 2.0, "least_deadline": 0.3}
+    for after in ({}, {"after": 3.0}):
+        faults = [{"kind": "crash", "peers": [1], "start": 0.2, **after}]
+        run = simulate(quadratic(rounds=40, faults=faults, parallel=parallel))
+        assert any(1 in value for value in events(run, "silent_workers"))
+        assert run.summary["status"] == ("finished" if after else "partial")
+        ends = [np.array(vector) for node, vector in enumerate(run.vectors[:4]) if vector is not None and node != 1]
+        assert all((end == ends[0]).all() for end in ends)
+        rounds = [row.round for row in run.rows if isinstance(row, PeerRow) and row.peer == 1]
+        assert (40 in rounds) == bool(after) and len(rounds) == len(set(rounds))
+
+
+@pytest.mark.parametrize("staleness", [0, 2, "async"])
+def test_a_stopped_simulation_goes_on_bit_for_bit(tmp_path: Any, staleness: Any) -> None:
+    experiment = quadratic(3, server={"staleness": staleness}, simulation={"training_jitter": 1.0})
+    plan = compose.plan(load_experiment(experiment))
+    whole = simulate_plan(plan).digest
+
+    class StoppedError(Exception):
+        pass
+
+    def stop(row: Any) -> None:
+        if isinstance(row, PeerRow) and row.round == 5:
+            raise StoppedError
+
+    with pytest.raises(StoppedError):
+        simulate_plan(plan, out=tmp_path / "run", watch=stop)
+    assert simulate_plan(plan, out=tmp_path / "run", resume=True).digest == whole
+
+
+SLOW = {"classes": [{"nodes": "0", "slower": 10.0}]}
+
+
+@pytest.mark.parametrize("staleness", [1, 3])
+def test_no_worker_is_further_ahead_than_it_may_be(staleness: int) -> None:
+    run = simulate(quadratic(rounds=20, server={"staleness": staleness}, simulation=SLOW))
+    for seen in events(run, "read_lag"):
+        assert max(seen["clocks"]) == staleness, "and the bound is used"
+        assert sum(seen["clocks"].values()) == 4 * 20
+
+
+def test_a_push_from_what_is_too_old_is_refused() -> None:
+    experiment = quadratic(2, 1, server={"staleness": 2})
+    plan = compose.plan(load_experiment(experiment))
+    server: Any = plan.machine(2, np.zeros(40, np.float32), "s")
+    part = np.zeros(40, np.float32)
+    server.handle(Started(), 0)
+    for clock in range(4):
+        server.handle(Received(0, ShardPush(0, 0, clock, 0 if clock < 3 else 1, 0, 1.0, 0, 40, "s", (part,))), 0)
+    with pytest.raises(ProtocolError, match="at most 2 earlier"):
+        server.handle(Received(0, ShardPush(0, 0, 4, 1, 0, 1.0, 0, 40, "s", (part,))), 0)
+
+
+def test_late_pushes_go_at_a_smaller_rate_where_they_are_damped() -> None:
+    """Three of four workers' steps are made before a worker's own: x moves by 1 + 1/2 + 1/3 + 1/4 of the rate."""
+    plan = compose.plan(load_experiment(quadratic(4, 1, server={"staleness": "async", "damp": True})))
+    server: Any = plan.machine(4, np.zeros(40, np.float32), "s")
+    server.handle(Started(), 0)
+    for worker in range(4):
+        part = np.ones(40, np.float32)
+        server.handle(Received(worker, ShardPush(0, 0, 0, 0, 0, 1.0, 0, 40, "s", (part,))), 0)
+    np.testing.assert_allclose(server.model, -0.1 * (1 + 1 / 2 + 1 / 3 + 1 / 4), rtol=1e-6)
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"servers": 0}, "servers"),
+    ({"servers": 33}, "servers"),
+    ({"virtual_nodes": 0}, "virtual_nodes"),
+    ({"replication": 0}, "replication"),
+    ({"servers": 2, "replication": 3}, "replication"),
+    ({"staleness": -1}, "staleness"),
+    ({"staleness": "asink"}, "asink"),
+    ({"placement": "rows"}, "rows"),
+    ({"damp": True}, "damp"),
+]
+
+
+@pytest.mark.parametrize(("server", "words"), WRONG)
+def test_values_that_cannot_be_are_refused_by_name(server: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        load_experiment(quadratic(server=server))
+
+
+def test_what_does_not_fit_together_is_refused_with_advice() -> None:
+    with pytest.raises(ConfigError, match="lars goes by whole tensors"):
+        load_experiment(quadratic(parallel={"descent": "lars"}))
+    with pytest.raises(ConfigError, match="servers = 2 beside parallel.method"):
+        load_experiment(star(quadratic()) | {"parallel": {"workers": 2, "server": {"servers": 2}}})
+    with pytest.raises(ConfigError, match="5 servers for a model of 3 elements"):
+        simulate(quadratic(servers=5, task={"dim": 3}))
+    with pytest.raises(ConfigError, match="stacked arrays have none"):
+        simulate(quadratic(server={"staleness": "async"}), engine="stacked")
+
+
+SENDERS = {"worker": Sender(0, 0), "server": Sender(3, 3), "stranger": Sender(None, STRANGER)}
+
+
+@pytest.mark.parametrize("who", SENDERS)
+def test_one_that_lies_may_spoil_a_run_and_makes_nobody_raise(who: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine_fuzz.quick(monkeypatch)
+    for name, server in {"summed": {"servers": 2}, "stale": {"servers": 2, "staleness": 1}}.items():
+        scene = Scene(lambda server=server: workers("parameter-server", 3, **server), SENDERS)  # type: ignore[misc]
+        monkeypatch.setitem(SCENES, name, scene)
+        for seed in range(8):
+            machine_fuzz.checked(name, who, seed)
