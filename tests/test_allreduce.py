@@ -100,7 +100,7 @@ def reference(workers: int, rounds: int, until: int, gone: frozenset[int]) -> st
     from fedgossip.algorithms.federated.sums import ExactSum
     from fedgossip.task import Job
 
-    descent = plan.descent
+    descent = plan.descent_of(plan.segments)
     state = descent.start(task.initial(0))
     for number in range(rounds):
         counted = [node for node in range(workers) if number < until or node not in gone]
