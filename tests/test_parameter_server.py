@@ -209,7 +209,7 @@ def test_values_that_cannot_be_are_refused_by_name(server: dict[str, Any], words
 def test_what_does_not_fit_together_is_refused_with_advice() -> None:
     with pytest.raises(ConfigError, match="lars goes by whole tensors"):
         load_experiment(quadratic(parallel={"descent": "lars"}))
-    with pytest.raises(ConfigError, match="servers = 2 beside parallel.method"):
+    with pytest.raises(ConfigError, match=r"servers = 2 beside parallel\.method"):
         load_experiment(star(quadratic()) | {"parallel": {"workers": 2, "server": {"servers": 2}}})
     with pytest.raises(ConfigError, match="5 servers for a model of 3 elements"):
         simulate(quadratic(servers=5, task={"dim": 3}))
