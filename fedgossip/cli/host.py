@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fedgossip.cli.invited import InvitedSeat
+from fedgossip.cli.invited import InvitedSeat, script_of
 from fedgossip.cli.portable import portable_option
 from fedgossip.cli.text import echo
 
 if TYPE_CHECKING:
     from fedgossip.drivers.hosting import Hosted
-    from fedgossip.drivers.proposals import SharedExperiment
+    from fedgossip.drivers.proposals import Learning, SharedExperiment
     from fedgossip.errors import TooFewPeersError
     from fedgossip.net.invite_admission import InviteAdmission
     from fedgossip.net.invite_server import InviteServer
@@ -35,6 +35,8 @@ TELL_SECONDS = 1.0
 @click.option("--peers", type=click.IntRange(1, 128),
               help="How many learn: peers or workers, this one too; or clients.  [default: as the file says]")
 @click.option("--data", default="", help="This machine's own data, where each brings its own: csv:FILE?label=COLUMN.")
+@click.option("--script", default="", metavar="'FILE ...'",
+              help="One's own training loop, with its arguments, where the run is of loops.")
 @click.option("--expires", "minutes", type=click.FloatRange(0.01, 60 * 24 * 30), default=60.0, show_default=True,
               metavar="MINUTES", help="So long people may come; then it begins with those who are here, if it can.")
 @click.option("--address", "addresses", multiple=True, metavar="HOST",
@@ -56,6 +58,7 @@ def host(
     experiment: Path,
     peers: int | None,
     data: str,
+    script: str,
     minutes: float,
     addresses: tuple[str, ...],
     relays: tuple[str, ...],
@@ -78,14 +81,13 @@ def host(
     from fedgossip.net.endpoints import TCP
     from fedgossip.net.invitation import written
     from fedgossip.net.invite_server import InviteServer
-    from fedgossip.plans import compose
     from fedgossip.plans.plan import hash_of
 
     whole, plan = _plan(experiment, peers, data, overrides, seed)
     seats = hosting.seats_of(plan)
+    loop = _script(plan, script)
     own = learning_of(plan, seats.own, whole.data)
-    task, _ = own or compose.task_of(plan.experiment, plan.learners, [seats.own] if seats.own < plan.learners else [])
-    proposal = proposal_of(whole, task)
+    proposal = proposal_of(whole, None if loop else (own or _task(plan, seats.own))[0])
     expires = int(time.time() + 60 * minutes)
     what = hash_of({"text": proposal.experiment, "graph": proposal.graph, "test": proposal.test_digest})
     with contextlib.ExitStack() as stack:
@@ -105,8 +107,24 @@ def host(
             _wait(server, way, plan)
         ways = hosting.ways_of(plan, agent.way if agent else None, None if addresses else here)
         seat = InvitedSeat(plan, seats.own, hosted.folder, hosted.folder / hosting.PEER_KEY, ways, hosted.ports[1],
-                           learning=own, data=whole.data)  # fmt: skip
+                           learning=own, data=whole.data, script=loop)  # fmt: skip
         return _take_part(seat, hosted, server, way)
+
+
+def _script(plan: Plan, words: str) -> tuple[str, ...]:
+    from fedgossip.errors import ConfigError
+
+    if plan.experiment.loops and plan.roles.leader is not None:
+        advice = "Use a [topology], where every loop is a peer; or fedgossip launch --coordinator on one machine."
+        raise ConfigError("a coordinator of training loops has no model of its own to begin with", advice)
+    return script_of(plan.experiment, words)
+
+
+def _task(plan: Plan, node: int) -> Learning:
+    """The task as the organiser has it, who may learn nothing itself."""
+    from fedgossip.plans import compose
+
+    return compose.task_of(plan.experiment, plan.learners, [node] if node < plan.learners else [])
 
 
 def _relay(text: str) -> str:
@@ -243,7 +261,7 @@ def _take_part(seat: InvitedSeat, hosted: Hosted, server: InviteServer, admissio
         server.serve(left)
     server.serve_beside()
     code = seat.take_part()
-    if code != 130:
+    if seat.is_over(code):
         admission.end()
     return code
 

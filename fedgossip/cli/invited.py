@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from fedgossip.cli.participant import Participant
 
 if TYPE_CHECKING:
     from fedgossip.drivers.proposals import Learning
+    from fedgossip.experiment import Experiment
     from fedgossip.net.endpoints import Endpoint
     from fedgossip.net.routing import Ways
     from fedgossip.plans.plan import Plan
@@ -38,6 +40,8 @@ class InvitedSeat:
     policy: Path | None = None
     """What it insists on as a client; without a name in the folder."""
     spent: Path | None = None
+    script: tuple[str, ...] = ()
+    """A training loop of one's own, and its arguments, where the run is of these."""
 
     @property
     def out(self) -> Path:
@@ -59,6 +63,8 @@ class InvitedSeat:
         from fedgossip.net.endpoints import load_endpoints, load_members
 
         self._keep_experiment()
+        if self.script:
+            return self._run_script()
         endpoints, roles = self.folder / ENDPOINTS, self.plan.roles
         members = load_members(endpoints, self.node) if is_open(self.plan) else None
         known = dict(members.endpoints if members else load_endpoints(endpoints, self.plan.n, roles.listens))
@@ -76,12 +82,34 @@ class InvitedSeat:
             return f"waiting for its {roles.one}s"
         return "waiting for the others" if roles.leader is None else f"calling the {roles.label(roles.leader)}"
 
+    def is_over(self, code: int) -> bool:
+        """Whether the run has come to its end here, by what `take_part` returned; a script may be mended and go on."""
+        return code == 0 if self.script else code != 130
+
     def _keep_experiment(self) -> None:
         import tomli_w
 
         from fedgossip.rundir.run_directory import write_whole
 
         write_whole(self.folder / EXPERIMENT, tomli_w.dumps(self.plan.experiment.to_dict()).encode())
+
+    def _run_script(self) -> int:
+        """Let the script take part, which calls fedgossip.join; return its exit code."""
+        from fedgossip.drivers.hosting import ENDPOINTS
+        from fedgossip.loops.invited import InvitedFile, keep_seat
+
+        paths = (str((self.folder / name).resolve()) for name in (EXPERIMENT, "run", ENDPOINTS))
+        experiment, out, endpoints = paths
+        bind = f"tcp://*:{self.port}" if self.port else ""
+        relayed = self.ways.through is not None
+        told = InvitedFile(experiment, self.node, out, endpoints, str(self.key.resolve()), bind, relayed)
+        environment = keep_seat(self.folder, told, portable=self.plan.experiment.train.portable)
+        process = subprocess.Popen([sys.executable, "-u", *self.script], env=environment)
+        try:
+            code = process.wait()
+        except KeyboardInterrupt:  # which the script was told too
+            code = process.wait()
+        return 130 if code in (-2, 130) else abs(code)
 
     def _agreed(self, known: dict[int, Endpoint]) -> tuple[Learning | None, Policy | None]:
         """Hold a client to what it agreed to when it came first: the file says so from then on."""
@@ -98,6 +126,21 @@ class InvitedSeat:
         if not path.exists():
             policy.write(path, policy.policy_of(self.plan, known, learning[0]))
         return learning, policy.demands(path, self.plan, known, learning[0])
+
+
+def script_of(experiment: Experiment, words: str) -> tuple[str, ...]:
+    """Return the script that a person has named, and its arguments.  Raises ConfigError where it does not fit."""
+    from fedgossip.errors import ConfigError
+
+    script = tuple(shlex.split(words))
+    if bool(script) != experiment.loops:
+        if script:
+            raise ConfigError("this run is of no loops: it trains by itself", "Leave --script out.")
+        advice = "Say which yours is: --script train.py; it takes part by fedgossip.join(model, optimizer)."
+        raise ConfigError("everybody takes part with a training loop of its own in this run", advice)
+    if script and not Path(script[0]).is_file():
+        raise ConfigError(f"{script[0]}: no such file", "Name a script that calls fedgossip.join with --script.")
+    return script
 
 
 def command_line() -> str:

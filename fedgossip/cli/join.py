@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fedgossip.cli.invited import InvitedSeat
+from fedgossip.cli.invited import InvitedSeat, script_of
 from fedgossip.cli.text import columns, echo
 
 if TYPE_CHECKING:
     from fedgossip.drivers.joining import Joined
+    from fedgossip.experiment import Experiment
     from fedgossip.messages import Beginning, Gathering, Proposal
     from fedgossip.net.invitation import Invitation
     from fedgossip.net.invite_client import InviteClient
@@ -33,6 +34,8 @@ SEARCH_SECONDS = 3.0
 @click.command()
 @click.argument("invite", nargs=-1)
 @click.option("--data", default="", help="One's own data, where each brings its own: csv:FILE?label=COLUMN.")
+@click.option("--script", default="", metavar="'FILE ...'",
+              help="One's own training loop, with its arguments, where the run is of loops: it never travels.")
 @click.option("--yes", is_flag=True, help="Take part without asking: for scripts.")
 @click.option("--address", metavar="HOST", help="Where the others reach this machine.  [default: found out]")
 @click.option("--port", type=click.IntRange(1, 65535), help=f"TCP port, where others call.  [default: {PEER_PORT}]")
@@ -45,6 +48,7 @@ SEARCH_SECONDS = 3.0
 def join(
     invite: tuple[str, ...],
     data: str,
+    script: str,
     yes: bool,
     address: str | None,
     port: int | None,
@@ -72,8 +76,8 @@ def join(
         stack.callback(client.close)
         echo(f"Calling the organiser at {', '.join(invitation.addresses)}", err=True)
         proposal = joining.proposal(client)
-        plan = _agreed(proposal, invitation, place, data, yes=yes)
-        own = _Own(data, address, port, policy, folder / "keys.spent" if key is None else None)
+        own = _Own(data, script, address, port, policy, folder / "keys.spent" if key is None else None)
+        plan = _agreed(proposal, invitation, place, own, yes=yes)
         return _take_part(client, proposal, plan, place, own, agent)
 
 
@@ -82,6 +86,7 @@ class _Own:
     """What this person has said of this machine."""
 
     data: str
+    script: str
     address: str | None
     port: int | None
     policy: Path | None
@@ -144,7 +149,7 @@ def _searched(stack: contextlib.ExitStack, key: str) -> Callable[[], Sequence[st
     return search.addresses
 
 
-def _agreed(proposal: Proposal, invitation: Invitation, place: Joined, data: str, *, yes: bool) -> Plan:
+def _agreed(proposal: Proposal, invitation: Invitation, place: Joined, own: _Own, *, yes: bool) -> Plan:
     """Show what would be run, and return its plan if this person wants it.  Raises FedgossipError."""
     from fedgossip.drivers import proposals
     from fedgossip.errors import ConfigError
@@ -153,9 +158,10 @@ def _agreed(proposal: Proposal, invitation: Invitation, place: Joined, data: str
     proposals.keep_graph(proposal, place.path)
     experiment = proposals.experiment_of(proposal, place.path)
     code = proposals.check_code(proposal, experiment)
-    proposals.check_data(experiment, data)
+    proposals.check_data(experiment, own.data)
+    script_of(experiment, own.script)
     plan = compose.plan(experiment)
-    echo(columns(_shown(plan, proposal, invitation, data, code)), err=True)
+    echo(columns(_shown(plan, proposal, invitation, own, code)), err=True)
     if yes:
         return plan
     if not sys.stdin.isatty():
@@ -165,9 +171,10 @@ def _agreed(proposal: Proposal, invitation: Invitation, place: Joined, data: str
     return plan
 
 
-def _shown(plan: Plan, proposal: Proposal, invitation: Invitation, data: str, code: list[str]) -> list[tuple[str, str]]:
+def _shown(plan: Plan, proposal: Proposal, invitation: Invitation, own: _Own, code: list[str]) -> list[tuple[str, str]]:
     """What a person must know before anything runs."""
     from fedgossip.drivers.members import is_open
+    from fedgossip.experiment.sections import ENDLESS
 
     e = plan.experiment
     learns = e.learns
@@ -175,23 +182,38 @@ def _shown(plan: Plan, proposal: Proposal, invitation: Invitation, data: str, co
     steps = f"{e.train.local_steps} steps" if e.train.local_steps else f"{e.train.local_epochs} epochs"
     each = "one gradient" if plan.gradients else f"{steps}, {e.train.optimizer}"
     trained = f", each of {each} with lr {e.train.lr:g}" if learns else ""
-    source = data or e.data.source
-    stays = "yours; it stays on this machine" if data else "shared out by the experiment's seed"
+    rounds = "as many as the loops make" if e.rounds == ENDLESS else str(e.rounds)
     rows = [
         ("Experiment", e.name or plan.name),
         ("Organiser", f"key {invitation.key}"),
-        ("Model", f"{e.model.source if learns else e.task.kind}, {proposal.parameters:,} numbers of {proposal.dtype}"),
-        ("Data", f"{source}: {stays}" if learns else "none"),
-        ("Rounds", f"{e.rounds}{trained}"),
+        *_learned(e, proposal, own),
+        ("Rounds", f"{rounds}{trained}"),
         ("Method", f"{terms.how}; others may come and go" if is_open(plan) else terms.how),
         ("Sent", terms.sent),
         ("Seen", terms.seen),
         ("Budget", terms.budget),
-        ("Code", f"{', '.join(code)}: the files here are the organiser's" if code else "none but fedgossip's own"),
+        ("Code", _whose_code(code, own.script)),
     ]
     if proposal.test:
         rows.insert(4, ("Test set", f"{proposal.test}, {proposal.test_bytes:,} bytes, comes from the organiser"))
     return rows
+
+
+def _learned(e: Experiment, proposal: Proposal, own: _Own) -> list[tuple[str, str]]:
+    """What is learned, and from what."""
+    if e.loops:
+        yours = f"that of {own.script}: its parameters must have the names and shapes of the others'"
+        return [("Model", yours), ("Data", f"what {own.script} reads; it stays on this machine")]
+    source = own.data or e.data.source
+    stays = "yours; it stays on this machine" if own.data else "shared out by the experiment's seed"
+    model = f"{e.model.source if e.learns else e.task.kind}, {proposal.parameters:,} numbers of {proposal.dtype}"
+    return [("Model", model), ("Data", f"{source}: {stays}" if e.learns else "none")]
+
+
+def _whose_code(code: list[str], script: str) -> str:
+    if script:
+        return f"{script}: your own, which nobody else sees"
+    return f"{', '.join(code)}: the files here are the organiser's" if code else "none but fedgossip's own"
 
 
 def _take_part(
@@ -214,7 +236,7 @@ def _take_part(
             learning = proposals.learning_of(plan, node, own.data)
         return InvitedSeat(
             plan, node, place.path, place.key, ways, port, _is_late(beginning), learning, own.data, own.policy,
-            own.spent,
+            own.spent, script_of(plan.experiment, own.script),
         ).take_part()  # fmt: skip
 
 

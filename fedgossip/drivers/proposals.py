@@ -91,8 +91,9 @@ def shared(experiment: Experiment, data: str, leader: NodeId | None = None) -> S
     return SharedExperiment(checked(content, "experiment"), data if own else "", graph, common)
 
 
-def proposal_of(whole: SharedExperiment, task: LocalTask) -> Proposal:
-    """Return the words that travel.  Raises ConfigError for too many."""
+def proposal_of(whole: SharedExperiment, task: LocalTask | None) -> Proposal:
+    """Return the words that travel; `task` is None for loops, whose scripts bring it.  Raises ConfigError for too many.
+    """
     e, content = whole.experiment, whole.experiment.to_dict()
     section, name = content["data"], ""
     if whole.graph:
@@ -112,8 +113,8 @@ def proposal_of(whole: SharedExperiment, task: LocalTask) -> Proposal:
     if installed := [name for name in _functions(e) if not _is_here(name)]:
         advice = "Import it in a module beside the experiment, and name that: its text can be compared, and read."
         raise ConfigError(f"{installed[0]} is no code of this folder: nobody could compare it with theirs", advice)
-    about = code_of(_functions(e)), task.length, task.dtype.name
-    return Proposal(text, whole.graph, *about, name, len(whole.test), digest)
+    model = (task.length, task.dtype.name) if task else (0, "")
+    return Proposal(text, whole.graph, code_of(_functions(e)), *model, name, len(whole.test), digest)
 
 
 def _text_of(path: Path) -> str:

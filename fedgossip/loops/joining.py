@@ -21,6 +21,7 @@ from fedgossip.loops import description
 from fedgossip.loops.asked import ASKED
 from fedgossip.loops.description import Described
 from fedgossip.loops.hosting import HostThread
+from fedgossip.loops.invited import invited
 from fedgossip.loops.joined import JoinedLoop, LoopSeat
 from fedgossip.loops.meeting import Meeting
 from fedgossip.loops.seats import LoopSeating, SeatFile, hold, read_seat
@@ -120,6 +121,8 @@ def likeness_of(plan: Plan, exchanged: Exchanged, first: Any) -> Likeness:
 
 
 def _launched() -> LoopPlace:
+    if (place := invited()) is not None:
+        return place
     path = os.environ.get(LOOP)
     if not path:
         raise ConfigError("join: no run to take part in", f"{NO_RUN}.  Or name experiment=, node= and endpoints=.")

@@ -33,7 +33,8 @@ def terms_of(experiment: GossipExperiment, name: str, n: int, size: int) -> Join
     a = experiment.algorithm
     how = f"{name}, {n} peers; {a.name}, {a.mode}"
     seen = "masked: neighbours learn their sum alone" if a.private else "as it is: they see your model"
-    return JoiningTerms(how, f"this peer's model to its neighbours, about {size:,} bytes each time; no data", seen)
+    each = f", about {size:,} bytes each time" if size else ""
+    return JoiningTerms(how, f"this peer's model to its neighbours{each}; no data", seen)
 
 
 def _rounds(count: int | None) -> str:

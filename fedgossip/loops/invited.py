@@ -1,0 +1,91 @@
+"""The place of a loop in a run by invite: `host` and `join` write down where it sits, and start the script."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from fedgossip import kernels
+from fedgossip.checkpoints import incarnation_of
+from fedgossip.decoding import UnreadableError, from_json
+from fedgossip.errors import ConfigError
+from fedgossip.experiment import load_experiment
+from fedgossip.loops.seats import LoopSeating
+from fedgossip.net.endpoints import load_endpoints
+from fedgossip.net.identity import Identity
+from fedgossip.net.relay_client import RelayClient
+from fedgossip.net.routing import DIRECT, Ways
+from fedgossip.plans import compose
+from fedgossip.rundir.peer_files import empty_folder
+from fedgossip.rundir.run_directory import write_whole
+
+if TYPE_CHECKING:
+    from fedgossip.learning.parameters import Exchanged
+    from fedgossip.loops.joined import JoinedLoop
+
+INVITED = "FEDGOSSIP_INVITED"
+"""What `host` and `join` say to a script: the file of its seat."""
+
+SEAT = "seat.json"
+
+
+class InvitedFile(msgspec.Struct):
+    """What a script is told that takes part by an invite; `folder` is that of its run, `bind` "" where nobody calls."""
+
+    experiment: str
+    node: int
+    folder: str
+    endpoints: str
+    key: str
+    bind: str
+    relayed: bool = False
+
+
+def keep_seat(folder: Path, told: InvitedFile, *, portable: bool) -> Mapping[str, str]:
+    """Write the seat down; return the environment of the script.  Raises NotWrittenError."""
+    write_whole(folder / SEAT, msgspec.json.encode(told))
+    return {**kernels.environment(portable=portable), INVITED: str((folder / SEAT).resolve())}
+
+
+def invited() -> InvitedLoop | None:
+    """Return the place that this process was started for, if by an invite.  Raises ConfigError."""
+    path = os.environ.get(INVITED)
+    if not path:
+        return None
+    try:
+        return InvitedLoop(from_json(msgspec.json.Decoder(InvitedFile), Path(path).read_bytes()))
+    except (OSError, UnreadableError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}", "Type the command of the invite again.") from None
+
+
+@dataclass(frozen=True)
+class InvitedLoop:
+    """A seat that an invite has given."""
+
+    told: InvitedFile
+
+    @property
+    def buffers(self) -> str:
+        return load_experiment(Path(self.told.experiment)).train.buffers
+
+    def join(self, exchanged: Exchanged, optimizers: Sequence[Any]) -> JoinedLoop:
+        from fedgossip.loops.joining import seated
+
+        told, folder = self.told, Path(self.told.folder)
+        plan = compose.plan(load_experiment(Path(told.experiment)))
+        again = folder.is_dir() and incarnation_of(folder) >= 0
+        identity = Identity.load(Path(told.key))
+        options = {
+            "identity": identity,
+            "bind": told.bind,
+            "endpoints": load_endpoints(Path(told.endpoints), plan.n, plan.roles.listens),
+            "resume": again,
+            "ways": Ways(RelayClient(identity).way) if told.relayed else DIRECT,
+        }
+        place = folder if again else empty_folder(folder)
+        return seated(LoopSeating(plan, told.node, place, options), exchanged, optimizers)[0]
