@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -23,10 +21,6 @@ from fedgossip.net.routing import DIRECT, Ways
 from fedgossip.plans import compose
 from fedgossip.rundir.peer_files import empty_folder
 from fedgossip.rundir.run_directory import write_whole
-
-if TYPE_CHECKING:
-    from fedgossip.learning.parameters import Exchanged
-    from fedgossip.loops.joined import JoinedLoop
 
 INVITED = "FEDGOSSIP_INVITED"
 """What `host` and `join` say to a script: the file of its seat."""
@@ -52,40 +46,27 @@ def keep_seat(folder: Path, told: InvitedFile, *, portable: bool) -> Mapping[str
     return {**kernels.environment(portable=portable), INVITED: str((folder / SEAT).resolve())}
 
 
-def invited() -> InvitedLoop | None:
-    """Return the place that this process was started for, if by an invite.  Raises ConfigError."""
+def invited() -> InvitedFile | None:
+    """Return the seat that this process was started for, if by an invite.  Raises ConfigError."""
     path = os.environ.get(INVITED)
     if not path:
         return None
     try:
-        return InvitedLoop(from_json(msgspec.json.Decoder(InvitedFile), Path(path).read_bytes()))
+        return from_json(msgspec.json.Decoder(InvitedFile), Path(path).read_bytes())
     except (OSError, UnreadableError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}", "Type the command of the invite again.") from None
 
 
-@dataclass(frozen=True)
-class InvitedLoop:
-    """A seat that an invite has given."""
-
-    told: InvitedFile
-
-    @property
-    def buffers(self) -> str:
-        return load_experiment(Path(self.told.experiment)).train.buffers
-
-    def join(self, exchanged: Exchanged, optimizers: Sequence[Any]) -> JoinedLoop:
-        from fedgossip.loops.joining import seated
-
-        told, folder = self.told, Path(self.told.folder)
-        plan = compose.plan(load_experiment(Path(told.experiment)))
-        again = folder.is_dir() and incarnation_of(folder) >= 0
-        identity = Identity.load(Path(told.key))
-        options = {
-            "identity": identity,
-            "bind": told.bind,
-            "endpoints": load_endpoints(Path(told.endpoints), plan.n, plan.roles.listens),
-            "resume": again,
-            "ways": Ways(RelayClient(identity).way) if told.relayed else DIRECT,
-        }
-        place = folder if again else empty_folder(folder)
-        return seated(LoopSeating(plan, told.node, place, options), exchanged, optimizers)[0]
+def seating_of(told: InvitedFile) -> LoopSeating:
+    """Return what the participant beside the loop is started with.  Raises ConfigError."""
+    folder, identity = Path(told.folder), Identity.load(Path(told.key))
+    plan = compose.plan(load_experiment(Path(told.experiment)))
+    again = folder.is_dir() and incarnation_of(folder) >= 0
+    options = {
+        "identity": identity,
+        "bind": told.bind,
+        "endpoints": load_endpoints(Path(told.endpoints), plan.n, plan.roles.listens),
+        "resume": again,
+        "ways": Ways(RelayClient(identity).way) if told.relayed else DIRECT,
+    }
+    return LoopSeating(plan, told.node, folder if again else empty_folder(folder), options)

@@ -21,7 +21,7 @@ from fedgossip.loops import description
 from fedgossip.loops.asked import ASKED
 from fedgossip.loops.description import Described
 from fedgossip.loops.hosting import HostThread
-from fedgossip.loops.invited import invited
+from fedgossip.loops.invited import InvitedFile, invited, seating_of
 from fedgossip.loops.joined import JoinedLoop, LoopSeat
 from fedgossip.loops.meeting import Meeting
 from fedgossip.loops.seats import LoopSeating, SeatFile, hold, read_seat
@@ -121,8 +121,8 @@ def likeness_of(plan: Plan, exchanged: Exchanged, first: Any) -> Likeness:
 
 
 def _launched() -> LoopPlace:
-    if (place := invited()) is not None:
-        return place
+    if (seat := invited()) is not None:
+        return _Invited(seat)
     path = os.environ.get(LOOP)
     if not path:
         raise ConfigError("join: no run to take part in", f"{NO_RUN}.  Or name experiment=, node= and endpoints=.")
@@ -161,6 +161,20 @@ class _Launched:
         }
         seat = LoopSeating(plan, told.node, folder, options, Path(told.asked))
         return seated(seat, exchanged, optimizers)[0]
+
+
+@dataclass(frozen=True)
+class _Invited:
+    """A seat that an invite has given."""
+
+    told: InvitedFile
+
+    @property
+    def buffers(self) -> str:
+        return load_experiment(Path(self.told.experiment)).train.buffers
+
+    def join(self, exchanged: Exchanged, optimizers: Sequence[Any]) -> JoinedLoop:
+        return seated(seating_of(self.told), exchanged, optimizers)[0]
 
 
 @dataclass(frozen=True)
