@@ -18,6 +18,7 @@ from typing import Any
 import fedgossip
 from fedgossip.algorithms.collectives.names import COLLECTIVES
 from fedgossip.algorithms.federated.names import ALGORITHMS
+from fedgossip.experiment import MAPREDUCE
 from fedgossip.records import NetworkRow, PeerRow, Row
 
 FILE = Path(__file__).with_name("frozen.json")
@@ -42,7 +43,7 @@ def federated(**coordinator: Any) -> dict[str, Any]:
 
 def parallel(method: str, workers: int = 5, **more: Any) -> dict[str, Any]:
     task = {"kind": "quadratic", "dim": 7, "sigma": 0.1, "placement": "random"}
-    section = {"workers": workers, "method": method, "bucket": 24}
+    section = {"workers": workers, "method": method, **({} if method == MAPREDUCE else {"bucket": 24})}
     return {"rounds": 6, "task": task, "parallel": section, "train": {"lr": 0.1, **more}}
 
 
@@ -69,6 +70,7 @@ ROUNDS: Mapping[str, dict[str, Any]] = {
     **{name: parallel(name) for name in COLLECTIVES},
     "parameter-server": served(3),
     "parameter-server lars": served(2, placement="tensors", descent="lars"),
+    MAPREDUCE: parallel(MAPREDUCE),
     "ring adamw": parallel("ring", optimizer="adamw", weight_decay=0.1),
     **{name: federated(algorithm=name, **OPEN) for name in ALGORITHMS},
     "cohorts of five": federated(cohort=5, **OPEN),
@@ -94,6 +96,7 @@ EVENTS: Mapping[str, dict[str, Any]] = {
         "faults": LOSSY,
     },
     "async with losses and a crash": {**gossip("ring", 6, mode="async", deadline=1.0), "faults": LOSSY},
+    "ring of workers with losses and a crash": {**parallel("ring"), "faults": LOSSY},
     "secure with a crash": {**federated(min_clients=5, deadline=3.0, least_deadline=0.5), "faults": LOSSY[1:]},
 }
 """Runs that only the simulator has with the same bits: they follow virtual time."""

@@ -5,6 +5,7 @@ from fedgossip.experiment.coordinator_sections import CoordinatorSection, Privac
 from fedgossip.experiment.reading import checked, load_experiment
 from fedgossip.experiment.sections import (
     GIVEN,
+    MAPREDUCE,
     AlgorithmSection,
     DataSection,
     EvalSection,
@@ -22,6 +23,7 @@ from fedgossip.experiment.sections import (
 
 __all__ = [
     "GIVEN",
+    "MAPREDUCE",
     "AlgorithmSection",
     "CoordinatorSection",
     "DataSection",

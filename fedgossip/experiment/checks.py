@@ -12,6 +12,7 @@ from fedgossip.errors import ConfigError, nearest
 from fedgossip.experiment.sections import (
     ASYNC,
     GIVEN,
+    MAPREDUCE,
     SERVED,
     TRACKERS,
     DataSection,
@@ -109,6 +110,7 @@ def check_parallel(e: ParallelExperiment, where: str) -> None:
         advice = "Use [topology] for peers that know their neighbours alone, or [coordinator]."
         raise ConfigError(f"{where}: {workers} workers, and {WORKERS_MAX} can all know each other", advice)
     _check_server(e, where)
+    _check_mapreduce(e, where)
     if e.task.kind == "averaging":
         raise ConfigError(f"{where}: averaging has no gradient", 'Take task.kind = "quadratic", or learn from data.')
     if e.train.personal or e.train.buffers == "local":
@@ -138,6 +140,19 @@ def _check_server(e: ParallelExperiment, where: str) -> None:
     if method == SERVED and step in ("lars", "lamb") and s.placement != "tensors":
         advice = 'Set parallel.server.placement = "tensors".'
         raise ConfigError(f"{where}: {step} goes by whole tensors, and servers have ranges of elements", advice)
+
+
+def _check_mapreduce(e: ParallelExperiment, where: str) -> None:
+    """Raise ConfigError for keys of a collective beside a server, and of a server beside a collective."""
+    p, server = e.parallel, e.parallel.method == MAPREDUCE
+    if server and p.bucket is not None:
+        raise ConfigError(f"{where}: parallel.bucket beside mapreduce, whose gradients travel whole", "Leave it out.")
+    if p.backups and not server:
+        advice = f'Set parallel.method = "{MAPREDUCE}", or leave it out.'
+        raise ConfigError(f"{where}: parallel.backups beside {p.method}, which takes all workers", advice)
+    if p.backups >= p.workers:
+        text = f"{where}: parallel.backups = {p.backups} of {p.workers} workers: nobody is waited for"
+        raise ConfigError(text, "Lower it.")
 
 
 def check_federated(experiment: FederatedExperiment, where: str) -> None:

@@ -118,7 +118,7 @@ class AlgorithmSection(msgspec.Struct, forbid_unknown_fields=True):
     """Private: no weight of a model is larger, or the peer stops; a smaller bound rounds finer (bound / 2^29)."""
 
 
-SERVED, ASYNC = "parameter-server", "async"
+SERVED, MAPREDUCE, ASYNC = "parameter-server", "mapreduce", "async"
 """What parallel.method and parallel.server.staleness may be beside the collectives, and a number of rounds."""
 
 
@@ -144,12 +144,14 @@ class ParallelSection(msgspec.Struct, forbid_unknown_fields=True):
 
     workers: Annotated[int, Within(1, WORKERS_MAX)]
     """Their number; all know each other."""
-    method: Annotated[str, OneOf((*COLLECTIVES, SERVED))] = "ring"
-    """How the mean comes to all."""
+    method: Annotated[str, OneOf((*COLLECTIVES, MAPREDUCE, SERVED))] = "ring"
+    """How the mean comes to all; mapreduce: by a server, which takes the step."""
     descent: Annotated[str, OneOf(("", *DESCENTS))] = ""
     """What takes the step, with train.lr; empty: train.optimizer."""
     accumulate: Annotated[int, Within(1, MOST)] = 1
     """Batches of train.batch_size that a worker's gradient is the mean of; train.local_steps does not count here."""
+    backups: Annotated[int, Within(0, WORKERS_MAX - 1)] = 0
+    """mapreduce: so many workers of a round, the last to answer, are not waited for."""
     bucket: Annotated[int | None, Within(0, MOST)] = None
     """Bytes of a stretch of the gradient that is summed by itself; none: 1 MiB per worker; 0: all at once."""
     deadline: Seconds = 30.0

@@ -9,10 +9,11 @@ from typing import Any
 
 from fedgossip.algorithms.collectives.names import COLLECTIVES, Collective
 from fedgossip.experiment import ParallelExperiment
-from fedgossip.experiment.sections import SERVED
+from fedgossip.experiment.sections import MAPREDUCE, SERVED
 from fedgossip.machine import Machine, NodeId
 from fedgossip.messages import TAIL
 from fedgossip.metrics import Network
+from fedgossip.plans.mapreduce import MapReducePlan
 from fedgossip.plans.parameter_server import ServerPlan
 from fedgossip.plans.plan import Arrays, JoiningTerms, Results, RunOutlook, Seat, nanoseconds
 from fedgossip.plans.shared_steps import SharedSteps
@@ -105,5 +106,6 @@ class ParallelPlan(SharedSteps):
 
 
 def parallel_plan(experiment: ParallelExperiment) -> SharedSteps:
-    """Return the plan of an experiment with [parallel]."""
-    return ServerPlan(experiment) if experiment.parallel.method == SERVED else ParallelPlan(experiment)
+    """Return the plan of an experiment with [parallel]: of workers alone, or with servers."""
+    with_servers: dict[str, type[SharedSteps]] = {SERVED: ServerPlan, MAPREDUCE: MapReducePlan}
+    return with_servers.get(experiment.parallel.method, ParallelPlan)(experiment)

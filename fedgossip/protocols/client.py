@@ -100,6 +100,9 @@ class ClientSettings:
     """Nanoseconds after which a round without an end is given up; above the sum of the coordinator's deadlines."""
     test_every: int = 0
     """Number of rounds between two tests of the model on own examples, before it is trained; 0: never."""
+    accumulate: int | None = None
+    """Number of batches in a gradient, which then counts the examples in them; None: as many as a round's training has,
+    and it counts all of this client's."""
 
     def tests(self, round: int) -> bool:
         return self.test_every > 0 and ((round + 1) % self.test_every == 0 or round + 1 == self.rounds)
@@ -264,7 +267,7 @@ class Client:
         self.phase = "training"
         tested = self.settings.tests(invite.round)
         terms = self.rule.terms(invite.vectors, self.memory)
-        return [*paid, Train(invite.round, self.model, terms, tested, self.rule.gradient)]
+        return [*paid, Train(invite.round, self.model, terms, tested, self.rule.gradient, self.settings.accumulate)]
 
     def _exhausted(self, invite: Invite, error: BudgetError) -> list[Effect]:
         """Refuse and leave: nothing more may be sent, and the coordinator is told."""
@@ -283,6 +286,8 @@ class Client:
         round = self.asked.round
         moved = frozen(np.zeros_like(self.model)) if update is None else update
         steps = int(metrics.get("steps", 1))
+        if self.settings.accumulate is not None:
+            examples = int(metrics.get("rows", examples))
         work = Work(moved, examples, steps, float(metrics.get("rate", 1.0)))
         up, self.pending = self.rule.upload(self.asked.vectors, self.memory, work)
         self.pending_round = round

@@ -19,10 +19,10 @@ that may have been open when it stopped is given up: nobody masks one input twic
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol
 
-from fedgossip.algorithms.federated.base import Aggregate, Federated, State, restored, saved
+from fedgossip.algorithms.federated.base import Aggregate, Federated, ServerRule, State, numbers_of, restored, saved
 from fedgossip.algorithms.sampling import Draw, Sampling
 from fedgossip.errors import BudgetError, ProtocolError
 from fedgossip.machine import (
@@ -54,6 +54,9 @@ from fedgossip.protocols.spending import EXHAUSTED, Purse, budget_reached, spent
 from fedgossip.scores import ACCURACY, Score
 from fedgossip.secure.session import round_of
 from fedgossip.vectors import Vector
+
+SERVER = "server"
+"""In the facts of a checkpoint: the numbers of the server's state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +133,7 @@ class Coordinator(Generic[State]):
         self.node, self.federated, self.sampling, self.settings = node, federated, sampling, settings
         self.summing, self.purse = summing, purse
         self.schema, self.kind, self.length = schema, initial.dtype, initial.size
-        self.state = restored(federated.server, resumed.vectors) if resumed else federated.server.start(initial)
+        self.state = _state(federated.server, resumed) if resumed else federated.server.start(initial)
         self.round = resumed.round if resumed else 0
         self.counted: dict[NodeId, int] = _counted(resumed)
         """The last round in which each client's contribution was counted."""
@@ -351,7 +354,7 @@ class Coordinator(Generic[State]):
 
     def _counts(self, aggregate: Aggregate, now_ns: int) -> list[Effect]:
         assert self.exchange
-        state = stepped(self.federated.server, self.state, aggregate)
+        state = stepped(self.federated.server, self.state, replace(aggregate, round=self.round))
         if state is None:
             text = "the step of the server leaves a model that is not finite"
             return self._over(Abandoned(aggregate.clients, self.need, NOT_FINITE, text))
@@ -378,6 +381,7 @@ class Coordinator(Generic[State]):
         self.round += 1
         facts: dict[str, object] = {"counted": {str(node): round for node, round in self.counted.items()}}
         facts.update(self.summing.saved() if self.summing else {})
+        facts.update({SERVER: numbers} if (numbers := numbers_of(self.state)) else {})
         return [Checkpoint(self.round, saved(self.state), facts, durable=True), RoundDone(self.round, self.model)]
 
     # --- the end --------------------------------------------------------------------------------------------------
@@ -407,6 +411,11 @@ class Coordinator(Generic[State]):
         came, clients = self.company.came, self.company.partners
         never = [node for node in clients if node not in self.counted and (node not in came or node in self.drawn)]
         return [Report("never_counted", never, self.round)] if never else []
+
+
+def _state(server: ServerRule[State], checkpoint: Checkpoint) -> State:
+    numbers: Any = checkpoint.facts.get(SERVER, {})
+    return restored(server, checkpoint.vectors, numbers)
 
 
 def _counted(checkpoint: Checkpoint | None) -> dict[NodeId, int]:

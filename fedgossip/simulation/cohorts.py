@@ -7,7 +7,7 @@ do not change the sum.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -43,6 +43,8 @@ class Rounds:
     chances: Sequence[Callable[[int], Chances]]
     score: Score = ACCURACY
     telling: Telling = EVERYTHING
+    accumulate: int | None = None
+    """As in `ClientSettings`."""
 
     def start(self, task: LocalTask) -> Standing:
         """Return the state with which a run begins."""
@@ -109,10 +111,10 @@ def _round(
     rule, memory, rows = rounds.federated.clients, standing.memory, list[PeerRow]()
     terms = [rule.terms(received, memory.get(node, ())) for node in cohort]
     asked = zip(cohort, terms, strict=True)
-    jobs = [Job(node, number, received[0], term, tested, rule.gradient) for node, term in asked]
+    jobs = [Job(node, number, received[0], term, tested, rule.gradient, rounds.accumulate) for node, term in asked]
     sums = _Ring(rounds, number, received[0]) if rounds.fixed else _Exact(rounds, received[0])
     for node, update in zip(cohort, done(task, jobs), strict=True):
-        work = _work(update, received[0])
+        work = _work(update, received[0], rounds)
         up, kept = rule.upload(received, memory.get(node, ()), work)
         if kept:
             memory[node] = kept
@@ -130,7 +132,7 @@ def _round(
         rows.append(standing.meters[node].done(LocalWork(number + 1, score, None), 0, 0))
     standing.counted.update(dict.fromkeys(cohort, number))
     aggregate, facts = sums.close()
-    standing.state = rounds.federated.server.step(standing.state, aggregate)
+    standing.state = rounds.federated.server.step(standing.state, replace(aggregate, round=number))
     standing.meters[-1].aggregated(Aggregated(number, facts))
     return rows
 
@@ -151,10 +153,11 @@ def _exchanged(standing: Standing, node: NodeId, down: tuple[int, int], up: tupl
     coordinator.received(*up)
 
 
-def _work(update: Update, model: Vector) -> Work:
+def _work(update: Update, model: Vector, rounds: Rounds) -> Work:
     moved = frozen(np.zeros_like(model)) if update.difference is None else update.difference
     m = update.metrics
-    return Work(moved, max(1, update.examples), int(m.get("steps", 1)), float(m.get("rate", 1.0)))
+    examples = update.examples if rounds.accumulate is None else int(m.get("rows", update.examples))
+    return Work(moved, max(1, examples), int(m.get("steps", 1)), float(m.get("rate", 1.0)))
 
 
 class _Exact:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from types import MappingProxyType
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -45,6 +46,8 @@ class Aggregate:
     vectors: Vectors
     clients: int
     steps: float
+    round: int = 0
+    """The round that ends with it."""
 
 
 class ClientRule(Protocol):
@@ -128,11 +131,23 @@ class Federated(Generic[State]):
 
 
 def saved(state: Any) -> dict[str, Vector]:
-    """Return all that a server's state is, vectors [d] by field, for a checkpoint."""
-    return {field.name: getattr(state, field.name) for field in fields(state)}
+    """Return the vectors [d] that a server's state holds, by field, for a checkpoint."""
+    held = {field.name: getattr(state, field.name) for field in fields(state)}
+    return {name: value for name, value in held.items() if isinstance(value, np.ndarray)}
 
 
-def restored(server: ServerRule[State], vectors: Mapping[str, Vector]) -> State:
-    """Return the state that `saved` was taken of.  Raises TypeError for vectors of another rule's state."""
-    state: Any = replace(server.start(vectors["x"]), **vectors)  # type: ignore[type-var]
+def numbers_of(state: Any) -> dict[str, int | float | str]:
+    """Return what else a server's state holds, plain numbers by field."""
+    held = {field.name: getattr(state, field.name) for field in fields(state)}
+    return {name: value for name, value in held.items() if isinstance(value, int | float | str)}
+
+
+NO_NUMBERS: Mapping[str, int | float | str] = MappingProxyType({})
+
+
+def restored(
+    server: ServerRule[State], vectors: Mapping[str, Vector], numbers: Mapping[str, Any] = NO_NUMBERS
+) -> State:
+    """Return the state that `saved` was taken of, and `numbers_of`.  Raises TypeError for those of another rule's."""
+    state: Any = replace(server.start(vectors["x"]), **vectors, **numbers)  # type: ignore[type-var]
     return state  # type: ignore[no-any-return]
