@@ -17,6 +17,9 @@ from fedgossip.cli import main
 
 COMMAND = (sys.executable, "-m", "fedgossip")
 
+started: list[subprocess.Popen[str]] = []
+"""What the test that runs has started with `start`."""
+
 
 @dataclass(frozen=True)
 class Said:
@@ -45,11 +48,27 @@ def in_process(
 def start(arguments: Sequence[str], cwd: Path, **options: object) -> subprocess.Popen[str]:
     """Start it in a process group of its own, as a shell does."""
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen([*COMMAND, *arguments], cwd=cwd, start_new_session=True, **{**pipes, **options})  # type: ignore[call-overload, no-any-return]
+    process = subprocess.Popen([*COMMAND, *arguments], cwd=cwd, start_new_session=True, **{**pipes, **options})  # type: ignore[call-overload]
+    started.append(process)
+    return process  # type: ignore[no-any-return]
 
 
-def finish(process: subprocess.Popen[str], seconds: float) -> Said:
-    """Wait for its end; one that takes longer is killed and fails the test."""
+def end_what_is_left() -> None:
+    """End what the test has started and close its pipes: found later, they would be the failure of another test."""
+    for process in started:
+        process.kill()
+        process.wait()
+        for pipe in (process.stdout, process.stderr):
+            if pipe is not None:
+                pipe.close()
+
+
+HANG_SECONDS = 120.0
+"""What has not ended by then hangs.  How long a process takes belongs to the machine; a test claims what it did."""
+
+
+def finish(process: subprocess.Popen[str], seconds: float = HANG_SECONDS) -> Said:
+    """Wait for its end; one that hangs is killed and fails the test."""
     try:
         out, err = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:

@@ -198,7 +198,7 @@ def test_peers_that_cannot_write_their_model_name_it_and_the_disk(disk: Disk, tm
     while process.poll() is None and not (rows.exists() and b'"round":2' in rows.read_bytes()):
         pass
     disk.fill()
-    said = finish(process, 60)
+    said = finish(process)
     assert said.code in (2, 3) and "Traceback" not in said.err, said
     assert f"{disk.path}/run" in said.errors[0] and f"the disk at {disk.path} has 0." in said.errors[0], said
     assert not parts(disk.path)

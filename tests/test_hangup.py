@@ -68,7 +68,7 @@ def test_a_run_whose_terminal_is_closed_is_kept_and_goes_on(tmp_path: Path, driv
         assert shown.process.wait(60) == 130
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["status"] == "interrupted"
-    again = finish(start(["run", "experiment.toml", "--out", "run"], tmp_path), 60)
+    again = finish(start(["run", "experiment.toml", "--out", "run"], tmp_path))
     assert again.code == 2 and "fedgossip run --resume run" in again.err
 
 
@@ -77,7 +77,7 @@ def test_a_peer_whose_terminal_is_closed_says_goodbye_and_is_kept(tmp_path: Path
     blocks = []
     for node, port in enumerate(free_ports(2)):
         words = ["keys", "new", "--out", f"{node}.key", "--id", str(node), "--address", f"tcp://127.0.0.1:{port}"]
-        blocks.append(finish(start(words, tmp_path), 60).out)
+        blocks.append(finish(start(words, tmp_path)).out)
     (tmp_path / "endpoints.toml").write_text("\n".join(blocks))
     words = ["peer", "experiment.toml", "--endpoints", "endpoints.toml"]
     other = start([*words, "--id", "1", "--key", "1.key", "--out", "out1"], tmp_path)
@@ -88,11 +88,11 @@ def test_a_peer_whose_terminal_is_closed_says_goodbye_and_is_kept(tmp_path: Path
             assert shown.process.wait(60) == 130
         ended = json.loads((tmp_path / "out0" / "ended.json").read_text())
         assert ended["status"] == "interrupted" and ended["checkpoint"] > 20
-        again = finish(start([*words, "--id", "0", "--key", "0.key", "--out", "out0"], tmp_path), 60)
+        again = finish(start([*words, "--id", "0", "--key", "0.key", "--out", "out0"], tmp_path))
         assert again.code == 2 and "--resume" in again.err
     finally:
         other.kill()
-        finish(other, 20)
+        finish(other)
 
 
 def test_nohup_is_heard(tmp_path: Path) -> None:

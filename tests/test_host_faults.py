@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import alive, experiment, finish, free_ports, start, wait_until
+from commands import HANG_SECONDS, alive, experiment, finish, free_ports, start, wait_until
 
 from fedgossip.drivers import local
 from fedgossip.drivers.local import PeerProcesses, run_local_plan
@@ -132,7 +132,7 @@ def test_failed_training_of_one_peer_is_the_runs_error_and_hangs_nobody(tmp_path
     (tmp_path / "own.py").write_text(RAISES_IN_ONE_PEER)
     path = experiment(tmp_path, n=3, rounds=6, more='[model]\nsource = "own:model"\n[train]\nlocal_steps = 1\n')
     path.write_text(path.read_text().replace('"averaging"', '"learning"') + 'device = "cpu"\n')
-    said = finish(start(["run", path.name, "--on", "local", "--out", "out", "--json", "--no-report"], tmp_path), 60)
+    said = finish(start(["run", path.name, "--on", "local", "--out", "out", "--json", "--no-report"], tmp_path))
     assert said.code == 5 and said.out == "" and "Traceback" not in said.err, said
     assert len(said.errors) == 1 and "node 1, round 3" in said.errors[0] and "no more" in said.errors[0], said.err
     assert "What was measured until then is in out." in said.err
@@ -162,18 +162,20 @@ def endless_run(folder: Path) -> tuple[subprocess.Popen[str], set[int]]:
     """Start a local run that would take hours; return it, and its processes once rounds are measured."""
     experiment(folder, rounds=10_000_000)
     running = start(["run", "experiment.toml", "--on", "local", "--out", "out", "--json"], folder)
-    wait_until(lambda: rows_in(folder / "out" / "metrics.jsonl") > 20, 30, "rounds in metrics.jsonl")
+    wait_until(lambda: rows_in(folder / "out" / "metrics.jsonl") > 20, HANG_SECONDS, "rounds in metrics.jsonl")
     children = descendants(running.pid)
     assert len(children) == 5, "a warmed parent and four peers"
     return running, children
 
 
-def test_ctrl_c_ends_all_processes_within_seconds_and_keeps_what_was_measured(tmp_path: Path) -> None:
+def test_ctrl_c_ends_all_processes_by_their_own_hand_and_keeps_what_was_measured(tmp_path: Path) -> None:
     running, children = endless_run(tmp_path)
     os.killpg(running.pid, signal.SIGINT)
-    said = finish(running, 8)
+    said = finish(running)
     assert said.code == 130 and "Traceback" not in said.err, said
     assert not any(alive(pid) for pid in children)
+    words = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("out/peers/*/ended.json"))]
+    assert [word["status"] for word in words] == ["interrupted"] * 4  # one that is killed says nothing
     assert json.loads(said.out)["status"] == "interrupted"
     assert summary_of(tmp_path / "out")["status"] == "interrupted" and not looks_finished(tmp_path / "out")
     assert rows_in(tmp_path / "out" / "metrics.jsonl") > 20
@@ -182,10 +184,10 @@ def test_ctrl_c_ends_all_processes_within_seconds_and_keeps_what_was_measured(tm
 def test_ctrl_c_while_the_peers_start_leaves_no_process(tmp_path: Path) -> None:
     experiment(tmp_path, rounds=10_000_000)
     running = start(["run", "experiment.toml", "--on", "local", "--out", "out", "--json"], tmp_path)
-    wait_until(lambda: descendants(running.pid), 30, "a child")
+    wait_until(lambda: descendants(running.pid), HANG_SECONDS, "a child")
     children = descendants(running.pid)
     os.killpg(running.pid, signal.SIGINT)
-    said = finish(running, 12)
+    said = finish(running)
     assert said.code == 130 and "Traceback" not in said.err, said
     assert not any(alive(pid) for pid in children) and not looks_finished(tmp_path / "out")
 
@@ -193,8 +195,8 @@ def test_ctrl_c_while_the_peers_start_leaves_no_process(tmp_path: Path) -> None:
 def test_the_peers_end_by_themselves_when_the_collector_is_killed(tmp_path: Path) -> None:
     running, children = endless_run(tmp_path)
     running.kill()
-    finish(running, 5)
-    wait_until(lambda: not any(alive(pid) for pid in children), 8, "the end of all children")
+    finish(running)
+    wait_until(lambda: not any(alive(pid) for pid in children), HANG_SECONDS, "the end of all children")
     assert not looks_finished(tmp_path / "out")
 
 
@@ -202,9 +204,9 @@ def test_the_peers_end_when_their_parent_is_killed_and_the_run_says_so(tmp_path:
     running, children = endless_run(tmp_path)
     (parent,) = (pid for pid in children if descendants(pid))
     os.kill(parent, signal.SIGKILL)
-    said = finish(running, 10)
+    said = finish(running)
     assert said.code == 3 and said.out == "" and len(said.errors) == 1, said
-    wait_until(lambda: not any(alive(pid) for pid in children), 8, "the end of all children")
+    wait_until(lambda: not any(alive(pid) for pid in children), HANG_SECONDS, "the end of all children")
     assert not looks_finished(tmp_path / "out")
 
 
@@ -220,7 +222,7 @@ class Machines:
         blocks = []
         for node, port in enumerate(free_ports(n)):
             words = ["keys", "new", "--out", f"{node}.key", "--id", str(node), "--address", f"tcp://127.0.0.1:{port}"]
-            made = finish(start(words, folder), 20)
+            made = finish(start(words, folder))
             assert made.code == 0, made
             blocks.append(made.out)
         (folder / "endpoints.toml").write_text("\n".join(blocks))
@@ -237,10 +239,10 @@ class Machines:
 def test_peers_on_three_machines_give_the_simulators_digest_and_no_secret_leaves_its_file(tmp_path: Path) -> None:
     machines = Machines(tmp_path)
     peers = [machines.start(node) for node in range(3)]
-    said = [finish(peer, 30) for peer in peers]
+    said = [finish(peer) for peer in peers]
     assert [s.code for s in said] == [0, 0, 0], said
     folders = ["peer2", "peer0", "peer1"]
-    put = finish(start(["collect", "experiment.toml", *folders, "--out", "run", "--json"], tmp_path), 30)
+    put = finish(start(["collect", "experiment.toml", *folders, "--out", "run", "--json"], tmp_path))
     assert put.code == 0, put
     simulated = simulate_plan(compose.plan(load_experiment(tmp_path / "experiment.toml")))
     assert json.loads(put.out)["digest"] == simulated.digest
@@ -252,14 +254,14 @@ def test_peers_on_three_machines_give_the_simulators_digest_and_no_secret_leaves
         assert not any(secret in content for secret in secrets)
     assert all((tmp_path / f"{node}.key").stat().st_mode & 0o777 == 0o600 for node in range(3))
 
-    other = finish(start(["collect", "experiment.toml", *folders, "--seed", "2", "--out", "run2"], tmp_path), 30)
+    other = finish(start(["collect", "experiment.toml", *folders, "--seed", "2", "--out", "run2"], tmp_path))
     assert other.code == 2 and "ran another experiment" in other.err, "folders of another run are refused"
 
 
 def test_peers_whose_every_neighbour_runs_something_else_refuse_soon(tmp_path: Path) -> None:
     machines = Machines(tmp_path)
     peers = [machines.start(node, "--seed", str(node)) for node in range(3)]
-    said = [finish(peer, 60) for peer in peers]
+    said = [finish(peer) for peer in peers]
     for node, one in enumerate(said):
         assert one.code == 4 and one.out == "" and len(one.errors) == 1, one
         assert "runs another experiment" in one.errors[0] and "Traceback" not in one.err
@@ -269,7 +271,7 @@ def test_peers_whose_every_neighbour_runs_something_else_refuse_soon(tmp_path: P
 def test_two_that_agree_go_on_without_a_third_that_runs_something_else(tmp_path: Path) -> None:
     machines = Machines(tmp_path)
     peers = [machines.start(node, *(["--set", "task.dim=7"] if node == 2 else [])) for node in range(3)]
-    said = [finish(peer, 60) for peer in peers]
+    said = [finish(peer) for peer in peers]
     assert [one.code for one in said] == [9, 9, 4], said
     assert "layout" in said[2].errors[0]
     assert all(machines.ended(node)["counts"]["refused"] >= 1 for node in (0, 1))
@@ -286,7 +288,7 @@ def test_a_peer_whose_key_the_others_do_not_know_is_refused(tmp_path: Path) -> N
     shorter = ("--set", "algorithm.start_timeout=8")  # above what lies between two starts on a busy machine
     stranger = machines.start(0, "--key", "fresh.key", "--endpoints", "mine.toml", *shorter)
     known = [machines.start(node, *shorter) for node in (1, 2)]
-    refused, *rest = [finish(peer, 60) for peer in (stranger, *known)]
+    refused, *rest = [finish(peer) for peer in (stranger, *known)]
     assert refused.code == 4 and "does not accept our key" in refused.errors[0], refused
     assert [one.code for one in rest] == [9, 9], rest
     assert all("unknown key" in one.err and "started without 0" in one.err for one in rest), rest
@@ -294,7 +296,7 @@ def test_a_peer_whose_key_the_others_do_not_know_is_refused(tmp_path: Path) -> N
 
 def test_a_peer_to_whom_nobody_comes_says_so(tmp_path: Path) -> None:
     machines = Machines(tmp_path)
-    said = finish(machines.start(0, "--set", "algorithm.start_timeout=0.5"), 45)
+    said = finish(machines.start(0, "--set", "algorithm.start_timeout=0.5"))
     assert said.code == 7 and "none of the neighbours [1, 2] came" in said.errors[0], said
 
 
@@ -303,12 +305,12 @@ def test_ctrl_c_ends_one_peer_and_the_others_go_on(tmp_path: Path) -> None:
     peers = [machines.start(node) for node in range(3)]
     wait_until(lambda: rows_in(tmp_path / "peer1" / "metrics.jsonl") > 20, 20, "rounds of peer 1")
     os.killpg(peers[1].pid, signal.SIGINT)
-    said = [finish(peer, 30) for peer in peers]
+    said = [finish(peer) for peer in peers]
     assert [one.code for one in said] == [0, 130, 0], said
     assert machines.ended(1)["status"] == "interrupted" and (tmp_path / "peer1" / "vector.safetensors").exists()
     assert machines.ended(0)["rounds"] == 1500
     assert "Traceback" not in said[1].err
-    put = finish(start(["collect", "experiment.toml", "peer0", "peer1", "peer2", "--out", "run"], tmp_path), 30)
+    put = finish(start(["collect", "experiment.toml", "peer0", "peer1", "peer2", "--out", "run"], tmp_path))
     assert put.code == 9 and "PARTIAL" in put.out and "not everybody came to the end" in put.out, put
     assert summary_of(tmp_path / "run")["status"] == "partial" and looks_finished(tmp_path / "run")
 

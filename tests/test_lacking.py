@@ -269,7 +269,7 @@ def test_one_key_pasted_wrong_leaves_a_partial_run_and_the_printed_line_collects
                "--out", f"p{node}", *soon], tmp_path)
         for node in range(3)
     ]  # fmt: skip
-    said = [finish(peer, 60) for peer in peers]
+    said = [finish(peer) for peer in peers]
     assert [one.code for one in said] == [0, 9, 9], said
     assert all("PARTIAL: Peers 1 and 2 never exchanged a model." in one.err.splitlines()[-2] for one in said[1:]), said
     lines = {line for one in said for line in one.err.splitlines() if line.startswith("fedgossip collect")}

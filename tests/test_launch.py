@@ -72,8 +72,8 @@ def summary(folder: Path, out: str) -> dict[str, Any]:
 def test_launched_and_simulated_loops_end_with_the_same_digest(folder: Path, kind: list[str]) -> None:
     words = ["launch", "-n", "4", *kind, "--local-steps", "2", "--set", "eval.every=2"]
     more = ["train.py", "9" if "ring" in kind else "8", "0"]
-    real = finish(start([*words, "--out", "real", *more], folder), 120)
-    simulated = finish(start([*words, "--simulate", "--out", "sim", *more], folder), 60)
+    real = finish(start([*words, "--out", "real", *more], folder))
+    simulated = finish(start([*words, "--simulate", "--out", "sim", *more], folder))
     assert real.code == simulated.code == 0, real.err + simulated.err
     one, other = summary(folder, "real"), summary(folder, "sim")
     assert one["digest"] and one["digest"] == other["digest"]
@@ -121,7 +121,7 @@ def test_a_loop_that_is_killed_comes_back_and_the_others_never_hang(folder: Path
     killed = pid_of(folder, 1)
     assert killed
     os.kill(killed, signal.SIGKILL)
-    said = finish(launched, 120)
+    said = finish(launched)
     events = summary(folder, "out")["events"]
     assert said.code in (0, 9), said.err
     assert events["restarted"] == 1 and events["resumed"] == 1
@@ -130,7 +130,7 @@ def test_a_loop_that_is_killed_comes_back_and_the_others_never_hang(folder: Path
 
 def test_one_loop_that_raises_fails_the_run_and_the_others_come_to_their_end(folder: Path) -> None:
     words = ["launch", "-n", "3", "--local-steps", "1", "--set", "algorithm.deadline=5", "--out", "out"]
-    said = finish(start([*words, "train.py", "9", "0", "1"], folder), 120)
+    said = finish(start([*words, "train.py", "9", "0", "1"], folder))
     assert said.code == 5
     assert said.errors == ["error: node 1, round 6: the loop raised ZeroDivisionError: by my own doing"]
     assert rounds_of(folder, 0) == 9
@@ -141,7 +141,7 @@ def test_ctrl_c_interrupts_all_loops_and_leaves_no_process(folder: Path) -> None
     wait_until(lambda: rounds_of(folder, 0) > 2, 90, "rounds of loop 0")
     loops = [pid_of(folder, 0), pid_of(folder, 1)]
     launched.send_signal(signal.SIGINT)
-    said = finish(launched, 60)
+    said = finish(launched)
     assert said.code == 130
     assert all(loops) and not any(alive(pid) for pid in loops if pid)
     assert summary(folder, "out")["status"] == "interrupted"
@@ -177,15 +177,15 @@ def test_a_launched_run_that_was_stopped_goes_on_by_one_command(
     launched = start([*words, "train.py", "30", "0.05"], folder)
     wait_until(lambda: rounds_of(folder, 1) > 4, 90, "rounds of loop 1")
     launched.send_signal(how)
-    said = finish(launched, 60)
+    said = finish(launched)
     if how == signal.SIGINT:
         assert "To go on: fedgossip launch --resume out" in said.err
-    again = finish(start(["launch", "--resume", "out", "--show", "none"], folder), 120)
+    again = finish(start(["launch", "--resume", "out", "--show", "none"], folder))
     assert again.code == 0, again.err
     told = summary(folder, "out")
     assert told["status"] == "finished" and told["rounds"] == 30 and told["events"]["resumed"] >= 3
     assert all(rounds_in(folder, node) == list(range(1, 31)) for node in range(3))
-    refused = finish(start(["launch", "--resume", "out"], folder), 60)
+    refused = finish(start(["launch", "--resume", "out"], folder))
     assert refused.code == 8 and "this run has come to its end" in refused.err
 
 
@@ -203,7 +203,7 @@ def test_only_what_was_launched_is_gone_on_with_by_launch(
 
 def test_a_script_that_ends_before_it_joins_is_named_with_its_last_words(folder: Path) -> None:
     (folder / "train.py").write_text("import nowhere_to_be_found\n")
-    said = finish(start(["launch", "-n", "2", "--out", "out", "train.py"], folder), 60)
+    said = finish(start(["launch", "-n", "2", "--out", "out", "train.py"], folder))
     assert said.code == 5
     assert "ended with code 1 before it joined: ModuleNotFoundError: No module named 'nowhere_to_be_found'" in said.err
 

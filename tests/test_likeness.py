@@ -242,14 +242,14 @@ def test_two_peers_of_unlike_code_refuse_each_other_by_name(what: str, tmp_path:
         (folder / "ours.py").write_text(graph if node else PAIR)
         (folder / "kind.txt").write_text(kind if node else "Tanh 1.0")
         address = f"tcp://127.0.0.1:{port}"
-        made = finish(start(["keys", "new", "--id", str(node), "--address", address], folder), 60)
+        made = finish(start(["keys", "new", "--id", str(node), "--address", address], folder))
         assert made.code == 0, made
         endpoints += made.out
     for node in range(2):
         (tmp_path / str(node) / "endpoints.toml").write_text(endpoints)
     line = ["peer", "gossip.toml", "--endpoints", "endpoints.toml", "--key", "peer.key", "--out", "out", "--id"]
     both = [start([*line, str(node)], tmp_path / str(node)) for node in range(2)]
-    ends = [finish(process, 90) for process in both]
+    ends = [finish(process) for process in both]
     for node, said in enumerate(ends):
         assert said.code == 4, said
         assert f"nobody to learn with: peer {1 - node} has another model: {words}" in said.errors[0], said

@@ -47,7 +47,7 @@ def check(run: Path) -> set[str]:
 def test_a_run_directory_is_its_owners_alone(on: str, tmp_path: Path) -> None:
     (tmp_path / "e.toml").write_text(EXPERIMENT)
     more = ["--trace"] if on == "local" else []
-    said = finish(start(["run", "e.toml", "--on", on, "--out", "runs/one", *more], tmp_path), 60)
+    said = finish(start(["run", "e.toml", "--on", on, "--out", "runs/one", *more], tmp_path))
     assert said.code == 0, said
     names = check(tmp_path / "runs")
     assert {"metrics.jsonl", "experiment.toml", "summary.json", "model.safetensors", "report.html"} <= names

@@ -117,6 +117,7 @@ def sites(folder: Path) -> None:
         np.savetxt(folder / f"{name}.csv", part, kinds, delimiter=",", header=header, comments="")
 
 
+@pytest.mark.timeout(600)  # it bounds a hang of many commands
 def test_everything_that_the_pilot_s_guide_shows_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     pilot = Pilot(tmp_path)

@@ -166,7 +166,7 @@ def test_on_a_terminal_a_run_with_brackets_in_its_name_comes_to_its_end(tmp_path
     ours, theirs = pty.openpty()
     try:
         process = start(["run", "e.toml", "--out", "out", "--no-report"], tmp_path, stderr=theirs)
-        said = finish(process, 60)
+        said = finish(process)
         assert said.code == 0, os.read(ours, 10_000)
     finally:
         os.close(ours)

@@ -238,15 +238,15 @@ def test_the_command_keeps_the_ledger_beside_the_key(tmp_path: Path, monkeypatch
 @pytest.mark.long
 def test_peers_on_four_machines_give_the_simulators_digest_once_and_not_again(tmp_path: Path) -> None:
     _write(tmp_path)
-    said = [finish(peer, 40) for peer in [_peer(tmp_path, node, f"peer{node}") for node in range(4)]]
+    said = [finish(peer) for peer in [_peer(tmp_path, node, f"peer{node}") for node in range(4)]]
     assert [one.code for one in said] == [0] * 4, said
     words = ["collect", "experiment.toml", *(f"peer{node}" for node in range(4)), "--out", "run", "--json"]
-    put = finish(start(words, tmp_path), 30)
+    put = finish(start(words, tmp_path))
     found = re.search(r'"digest": ?"([0-9a-f]{64})"', put.out)
     assert found and found[1] == simulate(tmp_path / "experiment.toml").digest, put
-    again = finish(_peer(tmp_path, 0, "again"), 20)
+    again = finish(_peer(tmp_path, 0, "again"))
     assert again.code == 2 and "0.key.masked: this key has masked models of this very experiment" in again.err, again
-    other = finish(_peer(tmp_path, 0, "other", "--seed", "2", "--set", "algorithm.start_timeout=0.2"), 20)
+    other = finish(_peer(tmp_path, 0, "other", "--seed", "2", "--set", "algorithm.start_timeout=0.2"))
     assert other.code == 7, other  # nobody came; it was let through
 
 

@@ -124,6 +124,7 @@ def _free_ports(count: int) -> list[int]:
 
 @pytest.mark.sockets
 @pytest.mark.anywhere
+@pytest.mark.timeout(600)  # it bounds a hang of many commands
 def test_everything_that_the_readme_shows_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     reader = Reader(tmp_path)
@@ -140,6 +141,7 @@ def test_everything_that_the_readme_shows_runs(tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.sockets
 @pytest.mark.anywhere
+@pytest.mark.timeout(600)  # it bounds a hang of many commands
 def test_everything_that_the_page_on_workers_shows_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     reader = Reader(tmp_path)

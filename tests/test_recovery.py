@@ -242,7 +242,7 @@ def test_a_real_peer_that_was_killed_before_its_first_checkpoint_begins_with_a_n
     blocks = []
     for node, port in enumerate(free_ports(3)):
         words = ["keys", "new", "--out", f"{node}.key", "--id", str(node), "--address", f"tcp://127.0.0.1:{port}"]
-        blocks.append(finish(start(words, tmp_path), 60).out)
+        blocks.append(finish(start(words, tmp_path)).out)
     (tmp_path / "endpoints.toml").write_text("\n".join(blocks))
 
     def peer(node: int, *more: str) -> subprocess.Popen[str]:
@@ -261,10 +261,10 @@ def test_a_real_peer_that_was_killed_before_its_first_checkpoint_begins_with_a_n
     try:
         wait_until(lambda: min(map(reached, range(3))) > 20, 60, "all learn")
         peers[2].kill()
-        finish(peers[2], 20)
+        finish(peers[2])
         for kept in (tmp_path / "out2").glob("checkpoint*"):  # on a busy machine there may be one already
             kept.unlink()
-        again = finish(peer(2), 60)
+        again = finish(peer(2))
         assert again.code == 2 and "not empty" in again.err and "--resume" in again.err
         peers.append(peer(2, "--resume"))
         fetched = lambda: [row["value"] for row in rows(2) if row["kind"] == "event" and row["name"] == "fetched"]  # noqa: E731
@@ -275,4 +275,4 @@ def test_a_real_peer_that_was_killed_before_its_first_checkpoint_begins_with_a_n
     finally:
         for process in peers:
             process.kill()
-            finish(process, 20)
+            finish(process)

@@ -250,7 +250,7 @@ def interrupted_in(process: subprocess.Popen[str], rows: Path, round: int) -> Sa
     """Press Ctrl-C when so many rounds are behind; return what it said."""
     wait_until(lambda: last_round(rows) >= round or process.poll() is not None, 60, f"round {round}")
     process.send_signal(signal.SIGINT)
-    said = finish(process, 40)
+    said = finish(process)
     assert said.code == 130, said
     return said
 
@@ -271,15 +271,15 @@ def test_ctrl_c_prints_the_line_that_goes_on(tmp_path: Path, on: str) -> None:
     words = words_after(interrupted_in(process, tmp_path / "a run" / "metrics.jsonl", 3))
     assert words == ["run", "--resume", "a run"]
     stopped_at = last_round(tmp_path / "a run" / "metrics.jsonl")
-    said = finish(start([*words, "--no-report", "--json"], tmp_path), 120)
+    said = finish(start([*words, "--no-report", "--json"], tmp_path))
     assert said.code == 0, said
     summary = json.loads(said.out)
     assert summary["status"] == "finished" and summary["rounds"] == ENOUGH > stopped_at
     check_rows(tmp_path / "a run" / "metrics.jsonl", ENOUGH)
     if on != "local":
-        whole = finish(start(["run", file.name, "--on", on, "--no-report", "--json", *SLOW[on]], tmp_path), 120)
+        whole = finish(start(["run", file.name, "--on", on, "--no-report", "--json", *SLOW[on]], tmp_path))
         assert summary["digest"] == json.loads(whole.out)["digest"]
-    again = finish(start(words, tmp_path), 60)
+    again = finish(start(words, tmp_path))
     assert again.code == 8 and "has come to its end" in again.errors[0]
 
 
@@ -298,17 +298,17 @@ def test_real_peers_remember_what_their_optimizer_did(tmp_path: Path) -> None:
     more = '[train]\ndevice = "cpu"\nmomentum = 0.9\nlocal_steps = 1\n[model]\nsource = "softmax"\n'
     file = tmp_path / "learning.toml"
     file.write_text(f'rounds = 4\n{more}[topology]\ngraph = "ring"\nn = 3\n')
-    first = finish(start(["run", file.name, "--on", "local", "--out", "r", "--no-report", "--trace"], tmp_path), 90)
+    first = finish(start(["run", file.name, "--on", "local", "--out", "r", "--no-report", "--trace"], tmp_path))
     assert first.code == 0, first
     words = ["run", file.name, "--resume", "r", "--set", "rounds=9", "--no-report", "--json", "--trace"]
-    said = finish(start(words, tmp_path), 90)
+    said = finish(start(words, tmp_path))
     assert said.code == 0, said
     whole = simulate_plan(compose.plan(load_experiment(file, ["rounds=9"])))
     assert json.loads(said.out)["digest"] == whole.digest
     check_rows(tmp_path / "r" / "metrics.jsonl", 9)
     for peer in range(3):
         check_rows(tmp_path / "r" / "peers" / f"0{peer}" / "metrics.jsonl", 9, peer)
-    replayed = finish(start(["replay", "r", "--json"], tmp_path), 60)
+    replayed = finish(start(["replay", "r", "--json"], tmp_path))
     lives = [json.loads(line) for line in replayed.out.splitlines()]
     assert replayed.code == 0 and [(one["peer"], one["incarnation"]) for one in lives] == [
         (peer, life) for peer in range(3) for life in (0, 1)
@@ -342,11 +342,11 @@ def test_a_peer_goes_on_in_its_folder_by_the_line_that_it_printed(tmp_path: Path
     wait_until(lambda: last_round(rows) >= 5, 60, "round 5")
     for process in (one, other):
         process.send_signal(signal.SIGINT)
-    lines = [words_after(finish(process, 40)) for process in (one, other)]
+    lines = [words_after(finish(process)) for process in (one, other)]
     assert lines == [[*words(k)[:-4], *words(k)[-2:], "--out", f"p{k}", "--resume"] for k in range(2)]
-    refused = finish(start([*lines[0], "--set", "task.dtype=float64"], tmp_path), 60)
+    refused = finish(start([*lines[0], "--set", "task.dtype=float64"], tmp_path))
     assert refused.code == 8 and 'task.dtype: was "float32", is "float64"' in refused.errors[0], refused
-    both = [finish(process, 90) for process in [start(line, tmp_path) for line in lines]]
+    both = [finish(process) for process in [start(line, tmp_path) for line in lines]]
     assert [said.code for said in both] == [0, 0], both
     for k in range(2):
         check_rows(tmp_path / f"p{k}" / "metrics.jsonl", 80, k)
@@ -356,13 +356,13 @@ def test_a_peer_goes_on_in_its_folder_by_the_line_that_it_printed(tmp_path: Path
 @pytest.mark.sockets
 def test_replay_tells_which_lives_were_recorded(tmp_path: Path) -> None:
     file = experiment_file(tmp_path, n=2, graph="complete")
-    first = finish(start(["run", file.name, "--on", "local", "--out", "r", "--no-report", "--trace"], tmp_path), 60)
+    first = finish(start(["run", file.name, "--on", "local", "--out", "r", "--no-report", "--trace"], tmp_path))
     assert first.code == 0, first
-    said = finish(start(["replay", "r"], tmp_path), 60)
+    said = finish(start(["replay", "r"], tmp_path))
     assert all("equal, to its end" in line and "life" not in line for line in said.out.splitlines()), said
-    again = finish(start(["run", "--resume", "r", "--set", "rounds=5", "--no-report"], tmp_path), 60)
+    again = finish(start(["run", "--resume", "r", "--set", "rounds=5", "--no-report"], tmp_path))
     assert again.code == 0, again
-    said = finish(start(["replay", "r"], tmp_path), 60)
+    said = finish(start(["replay", "r"], tmp_path))
     traces, rest = said.out.splitlines()[:2], said.out.splitlines()[2:]
     assert said.code == 0
     assert all(f"peer {k}, life 0 of 0 to 1: " in traces[k] for k in range(2)), said
@@ -375,9 +375,9 @@ def test_peers_that_a_fault_script_starts_again_are_replayed_life_by_life(tmp_pa
     crash = '[[faults]]\nkind = "crash"\npeers = [1]\nstart = 0.4\nafter = 0.3\n'
     file = experiment_file(tmp_path, n=3, rounds=600, more=crash, top="[algorithm]\ndeadline = 10.0\n")
     words = ["run", file.name, "--on", "local", "--out", "r", "--no-report", "--trace", "--set", "task.dim=100000"]
-    run = finish(start([*words, "--set", "eval.every=50"], tmp_path), 90)
+    run = finish(start([*words, "--set", "eval.every=50"], tmp_path))
     assert run.code == 0 and "1 restarted" in run.out, run
-    said = finish(start(["replay", "r"], tmp_path), 60)
+    said = finish(start(["replay", "r"], tmp_path))
     assert said.code == 0 and "not recorded" not in said.out, said
     lines = said.out.splitlines()
     assert [line.partition(":")[0] for line in lines] == [
@@ -399,7 +399,7 @@ def test_a_folder_that_is_not_there_is_named_so(
 
 @pytest.mark.sockets
 def test_what_is_no_run_cannot_be_resumed(tmp_path: Path) -> None:
-    said = finish(start(["run", "--resume", "nowhere"], tmp_path), 30)
+    said = finish(start(["run", "--resume", "nowhere"], tmp_path))
     assert said.code == 8 and len(said.err.splitlines()) == 2, said
-    said = finish(start(["run"], tmp_path), 30)
+    said = finish(start(["run"], tmp_path))
     assert said.code == 2 and "--resume RUN" in said.errors[0]

@@ -210,7 +210,7 @@ def test_a_lost_block_is_printed_again(folder: Path, capsys: pytest.CaptureFixtu
 @pytest.mark.sockets
 def test_real_peers_send_one_away_while_they_run(tmp_path: Path) -> None:
     def run(*words: str) -> str:
-        said = finish(start(["keys", *words], tmp_path), 30)
+        said = finish(start(["keys", *words], tmp_path))
         assert said.code == 0, said
         return said.out
 
@@ -242,15 +242,15 @@ def test_real_peers_send_one_away_while_they_run(tmp_path: Path) -> None:
         wait_until(lambda: min(map(round_of, range(3))) > 20, 60, "all three learn")
         block = run("revoke", "endpoints0.toml", "--id", "2")
         (tmp_path / "endpoints0.toml").write_text("\n".join([*blocks, block]))
-        said = finish(peers[2], 60)
+        said = finish(peers[2])
         assert said.code != 0 and "the organiser has revoked" in said.err and "Traceback" not in said.err, said
         wait_until(lambda: "revoked" in names(0) & names(1), 60, "both others have heard it")
         reached = round_of(1)
         wait_until(lambda: min(round_of(0), round_of(1)) > reached + 20, 60, "they learn on without it")
         assert load_revoked(tmp_path / "out1" / REVOKED) == load_revoked(tmp_path / "endpoints0.toml")
-        again = finish(peer(2, "--resume"), 60)  # it has been told, and knows
+        again = finish(peer(2, "--resume"))  # it has been told, and knows
         assert again.code != 0 and "the organiser has revoked" in again.err, again
     finally:
         for process in peers:
             process.kill()
-            finish(process, 20)
+            finish(process)
