@@ -39,6 +39,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/federated_learning.py drift --seeds 1 --rounds 5
 	$(BIN)/python benchmarks/memory_slope.py --rounds 400
 	$(BIN)/python benchmarks/join.py 1
+	$(BIN)/python benchmarks/characters.py README.md 10
 	$(BIN)/python benchmarks/startup.py --runs 1
 
 # All but torch is taken by its hashes, and only what is built already.  torch's build is the machine's own (from a folder
