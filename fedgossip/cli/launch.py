@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 @click.option("--out", type=click.Path(path_type=Path), help="Run directory to make.  [default: runs/NAME-TIME]")
 @click.option("--restarts", type=click.IntRange(min=0), default=0, show_default=True,
               help="How often a script that dies is started again.")
+@click.option("--ranks", type=click.IntRange(min=1), default=1, show_default=True,
+              help="Processes that train the model of each loop together, by DDP or FSDP; torchrun starts them.")
 @click.option("--show", "shown", metavar="WHO", default="0", show_default=True,
               help="Whose output is shown here: numbers with commas, all, none.  All of it is in the run directory.")
 @click.option("--resume", "stopped", metavar="RUN", type=click.Path(path_type=Path),
@@ -60,6 +62,7 @@ def launch(
     seed: int | None,
     out: Path | None,
     restarts: int,
+    ranks: int,
     shown: str,
     stopped: Path | None,
     simulate: bool,
@@ -78,14 +81,14 @@ def launch(
     from fedgossip.plans import compose
     from fedgossip.rundir.run_directory import new_path
 
-    _check_given(script, stopped, out, experiment, simulate=simulate)
+    _check_given(script, stopped, out, experiment, ranks, simulate=simulate)
     wished = Wished(n, graph, coordinator, algorithm, mode, rounds, local_steps, script.stem if script else "")
     file = resume.experiment_in(stopped) if stopped else experiment
     more = [*(["task.kind=loop"] if experiment else []), *wished.overrides(file), *overrides]
     asked = load_experiment(file or experiment_of(wished), more, seed=seed)
     plan = plan_to_resume(stopped, asked) if stopped else compose.plan(asked)
     check_launchable(plan)
-    command = Command(script, arguments, plan.experiment.train.portable).checked() if script else None
+    command = Command(script, arguments, plan.experiment.train.portable, ranks=ranks).checked() if script else None
     drive = _LaunchDrive(command, _shown(shown, plan.learners), restarts, report, simulate)
     for line in plan.banner:
         echo(line, err=True)
@@ -129,10 +132,12 @@ class _LaunchDrive:
 
 
 def _check_given(
-    script: Path | None, stopped: Path | None, out: Path | None, experiment: Path | None, *, simulate: bool
+    script: Path | None, stopped: Path | None, out: Path | None, experiment: Path | None, ranks: int, *, simulate: bool
 ) -> None:
     if script is None and stopped is None:
         raise click.UsageError("which script?  Give it, or --resume RUN.")
+    if simulate and ranks > 1:
+        raise click.UsageError("--simulate and --ranks: simulated loops are threads of one process")
     if stopped and (simulate or out or experiment):
         given = "--simulate" if simulate else "--out" if out else "--experiment"
         raise click.UsageError(f"--resume and {given}: a launched run goes on in its folder, by its own experiment")

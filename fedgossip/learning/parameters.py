@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
+from typing import Any
 
 import numpy as np
 import torch
@@ -57,7 +58,7 @@ class Exchanged:
 
     def read(self) -> Vector:
         """Return the tensors as a new frozen vector.  Raises ConfigError where one has another shape or type now."""
-        tensors = [tensor.detach() for tensor in self.tensors()]
+        tensors = [_whole(tensor) for tensor in self.tensors()]
         vector = empty(self.layout.length, self.layout.dtype)
         if all(tensor.device.type == "cpu" for tensor in tensors):
             torch._foreach_copy_(list(self._views(torch.from_numpy(vector))), tensors)
@@ -91,7 +92,7 @@ class Exchanged:
 
     def frozen_projections(self) -> tuple[float, ...]:
         """Projections of the parameters that do not train: what others must have too, such as the base of adapters."""
-        kept = [(_plain(n), p.detach().cpu()) for n, p in self.module.named_parameters() if not p.requires_grad]
+        kept = [(_plain(n), _whole(p).cpu()) for n, p in self.module.named_parameters() if not p.requires_grad]
         return projected((f"{name}/{tuple(one.shape)}/{one.dtype}", one) for name, one in kept if one.numel())
 
     def first_projections(self, vector: Vector) -> tuple[float, ...]:
@@ -102,7 +103,7 @@ class Exchanged:
         """Return the parts of a vector, each a tensor of its own like the one of the model."""
         tensors = self.tensors()
         views = self._views(torch.from_numpy(vector.copy()))
-        return [view.to(t.device, t.dtype) for t, view in zip(tensors, views, strict=True)]
+        return [_like(t, view) for t, view in zip(tensors, views, strict=True)]
 
     def tensors(self) -> list[torch.Tensor]:
         """Return what is exchanged, in the vector's order.  Raises ConfigError for a shape or type that is new."""
@@ -122,10 +123,10 @@ class Exchanged:
         tensors = self.tensors()
         np.copyto(self._buffer.numpy(), vector)
         views = self._views(self._buffer)
-        moved = [view.to(t.device, t.dtype, non_blocking=True) for t, view in zip(tensors, views, strict=True)]
+        moved = [_like(t, view) for t, view in zip(tensors, views, strict=True)]
         for device in {t.device for t in tensors}:
             _wait_for(device)  # the buffer is written again at the next exchange
-        return tensors, moved
+        return [_held(t) for t in tensors], [_held(t) for t in moved]
 
     def _views(self, flat: torch.Tensor) -> Iterator[torch.Tensor]:
         for _, place, shape in self.layout.places():
@@ -191,6 +192,34 @@ def _kind(named: Sequence[Named]) -> str:
 def _plain(path: str) -> str:
     name = _WRAPPERS.sub("", path)
     return name.removeprefix("module.")  # of DistributedDataParallel
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor without its graph; of one that is divided among ranks, a DTensor, all of it: all ranks must call."""
+    found: Any = tensor.detach()
+    whole: torch.Tensor = found.full_tensor() if _is_divided(tensor) else found
+    return whole
+
+
+def _held(tensor: torch.Tensor) -> torch.Tensor:
+    """The part of the tensor that lies here."""
+    found: Any = tensor
+    here: torch.Tensor = found.to_local() if _is_divided(tensor) else found
+    return here
+
+
+def _like(tensor: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Return whole values as a tensor of its type, where it lies and in the parts that it has."""
+    values = values.to(tensor.device, tensor.dtype, non_blocking=True)
+    if not _is_divided(tensor):
+        return values
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(values, tensor.device_mesh, tensor.placements)  # type: ignore[attr-defined]
+
+
+def _is_divided(tensor: torch.Tensor) -> bool:
+    return hasattr(tensor, "full_tensor")
 
 
 def _described(shape: Sequence[int], kind: torch.dtype) -> str:

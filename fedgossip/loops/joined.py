@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from fedgossip.errors import ConfigError, FedgossipError, NetworkError
 from fedgossip.learning.global_state import kept_apart
@@ -82,6 +82,8 @@ class JoinedLoop:
     `folder`: of this loop, the same in all its lives, for a checkpoint of its own; None in a simulation.
     """
 
+    terms_of: ClassVar[Callable[..., GradientTerms]] = GradientTerms
+
     def __init__(
         self,
         exchanged: Exchanged,
@@ -100,7 +102,7 @@ class JoinedLoop:
         self._steps = self._examples = self._exchanges = 0
         self._logged: dict[str, list[Any]] = {}
         self._measure: Callable[[Any], Any] | None = None
-        self._terms = GradientTerms(exchanged, self._optimizers)
+        self._terms = self.terms_of(exchanged, self._optimizers)
         self._closed = False
         self._take(None)  # the weights to begin with
 
@@ -198,15 +200,19 @@ class JoinedLoop:
         Of a loop in another thread than the script's own only the goodbye is left to be said.
         """
         if threading.get_ident() != self._thread:
-            self._driver.stop()
-            until = time.monotonic() + LEAVE_SECONDS
-            while not (self.done or self._closed) and self._driver.alive() and time.monotonic() < until:
-                time.sleep(SERVE_SECONDS)
+            self._depart()
             return
         try:
             self.close()
         except FedgossipError as error:
             self._say(f"{error}  {error.advice}".strip())
+
+    def _depart(self) -> None:
+        """Say goodbye without the model, and wait a while for that."""
+        self._driver.stop()
+        until = time.monotonic() + LEAVE_SECONDS
+        while not (self.done or self._closed) and self._driver.alive() and time.monotonic() < until:
+            time.sleep(SERVE_SECONDS)
 
     def leave(self, error: BaseException) -> None:
         """Say goodbye at once: the loop has raised `error`, or a person has stopped it.  Never raises."""

@@ -10,14 +10,15 @@ from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from fedgossip.errors import ConfigError
 from fedgossip.experiment import load_experiment
 from fedgossip.experiment.sections import GossipExperiment
 from fedgossip.learning.parameters import Exchanged
+from fedgossip.learning.ranks import RankedExchange, check_supported, in_ranks, is_first
 from fedgossip.likeness import Likeness
-from fedgossip.loops import description
+from fedgossip.loops import description, ranks
 from fedgossip.loops.asked import ASKED
 from fedgossip.loops.description import Described
 from fedgossip.loops.hosting import HostThread
@@ -79,12 +80,29 @@ def join(
     if name in _here and not _here[name].done and place.get() is None:
         advice = "One run exchanges one model: join torch.nn.ModuleList([a, b]), or give the second join a name."
         raise ConfigError("this process has joined already", advice)
-    exchanged = Exchanged(model, [one for one in only if one], _buffers(found))
+    ranked = place.get() is None and in_ranks()
+    if ranked:
+        check_supported(model)
+    kind = RankedExchange if ranked and is_first() else Exchanged
+    exchanged = kind(model, [one for one in only if one], _buffers(found))
     exchanged.held_by(optimizers)
-    joined = found.join(exchanged, optimizers)
+    joined = _with_ranks(found, exchanged, optimizers) if ranked else found.join(exchanged, optimizers)
     if place.get() is None:
         _here[name] = joined
-        atexit.register(_at_exit, joined)
+        if isinstance(joined, JoinedLoop):  # and none that follows another
+            atexit.register(_at_exit, joined)
+    return joined
+
+
+def _with_ranks(found: LoopPlace, exchanged: Exchanged, optimizers: Sequence[Any]) -> JoinedLoop:
+    """Join with rank 0, and let the other ranks follow it."""
+    if not isinstance(exchanged, RankedExchange):
+        return cast(JoinedLoop, ranks.FollowingLoop(exchanged, optimizers))
+    joined = None
+    try:
+        joined = found.join(exchanged, optimizers)
+    finally:
+        ranks.go_on(exchanged.link, joined, failed=joined is None)
     return joined
 
 
@@ -237,7 +255,8 @@ def seated(seat: LoopSeating, exchanged: Exchanged, optimizers: Sequence[Any]) -
 
     host = HostThread(run, task, node, folder, seat.asked)
     place_of = seat_of(plan, node, folder=folder)
-    return JoinedLoop(exchanged, optimizers, place_of, meeting, host), host
+    hand = ranks.SpeakingLoop if isinstance(exchanged, RankedExchange) else JoinedLoop
+    return hand(exchanged, optimizers, place_of, meeting, host), host
 
 
 def asked_in(out: Path) -> Path:

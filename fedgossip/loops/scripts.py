@@ -41,6 +41,14 @@ class Command:
     portable: bool = False
     folder: Path | None = None
     """Where it runs; None: where we are."""
+    ranks: int = 1
+    """Processes that train one model, as `torchrun` starts them."""
+
+    @property
+    def words(self) -> list[str]:
+        """What starts one loop."""
+        together = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(self.ranks)]
+        return [sys.executable, "-u", *(together if self.ranks > 1 else []), str(self.script), *self.arguments]
 
     def checked(self) -> Command:
         """Return this.  Raises ConfigError where there is no such script."""
@@ -52,7 +60,7 @@ class Command:
     def keep(self, run: Path) -> None:
         """Write it down for those who go on with the run in this folder.  Raises NotWrittenError."""
         here = self.folder or Path.cwd()
-        told = _KeptCommand(str(here / self.script), list(self.arguments), str(here))
+        told = _KeptCommand(str(here / self.script), list(self.arguments), str(here), self.ranks)
         write_whole(run / LAUNCHED, msgspec.json.format(msgspec.json.encode(told), indent=1))
 
 
@@ -60,6 +68,7 @@ class _KeptCommand(msgspec.Struct):
     script: str
     arguments: list[str]
     folder: str
+    ranks: int = 1
 
 
 def kept_command(run: Path, portable: bool = False) -> Command:
@@ -73,7 +82,7 @@ def kept_command(run: Path, portable: bool = False) -> Command:
     folder = Path(told.folder)
     if not folder.is_dir():
         raise ResumeError(f"{folder}: no such folder: the scripts ran there", f"Make it, or change it in {path}.")
-    return Command(Path(told.script), tuple(told.arguments), portable, folder)
+    return Command(Path(told.script), tuple(told.arguments), portable, folder, told.ranks)
 
 
 class Scripts:
@@ -90,7 +99,7 @@ class Scripts:
     def start(self, spec: Mapping[str, Any]) -> None:
         """Start one; for the second time, where it has exited.  `spec`: its node, folder, and words instead of ours."""
         node, folder = int(spec["node"]), Path(spec["folder"])
-        words = spec.get("words") or [sys.executable, "-u", str(self.command.script), *self.command.arguments]
+        words = spec.get("words") or self.command.words
         (folder / ENDED).unlink(missing_ok=True)
         log = owner_files.opened(folder / LOG, "ab", buffering=0)
         environment = {**kernels.environment(portable=self.command.portable), LOOP: str(folder / SEAT)}
