@@ -25,7 +25,15 @@ def begun(template: str, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
 def commands_of(folder: Path) -> list[list[str]]:
     """The commands that the README shows; those on sockets are tested elsewhere."""
     lines = [line for line in (folder / "README.md").read_text().splitlines() if line.startswith("    ")]
-    return [words for line in lines if "local" not in (words := shlex.split(line, comments=True))]
+    found = [shlex.split(line, comments=True) for line in lines]
+    return [words for words in found if "local" not in words and ("launch" not in words or "--simulate" in words)]
+
+
+RUNS = (
+    ["fedgossip", "run", "experiment.toml"],
+    shlex.split("fedgossip launch --experiment experiment.toml --simulate train.py"),
+)
+"""One of them is what a README begins with."""
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
@@ -36,14 +44,15 @@ def test_a_template_runs_from_its_own_folder(
     monkeypatch.syspath_prepend(str(folder))
     assert len((folder / "README.md").read_text().splitlines()) <= LINES
     commands = commands_of(folder)
-    assert ["fedgossip", "run", "experiment.toml"] in commands
+    assert any(run in commands for run in RUNS)
     for program, *words in commands:
         if program == "python":
             monkeypatch.chdir(folder)
             runpy.run_path(words[0], run_name="__main__")
             assert "worst peer" in capsys.readouterr().out
             continue
-        said = in_process([*words, *(["--no-report"] if words[0] == "run" else [])], folder, monkeypatch, capsys)
+        quick = ["--no-report"] if words[0] in ("run", "launch") else []
+        said = in_process([words[0], *quick, *words[1:]], folder, monkeypatch, capsys)
         assert said.code == 0, said.err
 
 
@@ -58,6 +67,19 @@ def test_a_template_runs_as_processes_with_the_same_digest(
     assert [said.code for said in told] == [0, 0], told[1].err
     one, other = (json.loads(said.out) for said in told)
     assert one["digest"] == other["digest"] and one["score"] == other["score"]
+
+
+@pytest.mark.sockets
+def test_the_loop_of_a_template_runs_as_processes_with_the_same_digest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = begun("own-loop", tmp_path, monkeypatch, capsys)
+    how = ["launch", "--no-report", "--json", "--experiment", "experiment.toml", "--set", "topology.n=2"]
+    last = ["train.py", "--epochs", "1"]
+    told = [in_process([*how, *more, *last], folder, monkeypatch, capsys) for more in (["--simulate"], [])]
+    assert [said.code for said in told] == [0, 0], told[1].err
+    one, other = (json.loads(said.out) for said in told)
+    assert one["digest"] == other["digest"] and one["score"]["name"] == "rmse" == other["score"]["name"]
 
 
 def test_every_experiment_of_a_template_is_commented() -> None:

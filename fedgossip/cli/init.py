@@ -17,6 +17,7 @@ TEMPLATES = {
     "digits": "eight peers of a ring read digits",
     "csv": "a table of your own",
     "own-model": "a model, data, a loss and a metric of your own",
+    "own-loop": "a training loop of your own, with four lines added",
     "hospitals": "clients of a coordinator that sees sums alone, each with a file of its own",
     "research": "a graph and an algorithm of your own, compared over seeds",
 }
@@ -40,7 +41,13 @@ def init(template: str, folder: Path | None) -> None:
     except OSError as error:
         raise NotWrittenError(place, error) from None
     echo(f"{place}: {TEMPLATES[template]}.")
-    echo(f"Next:  cd {place}  and  fedgossip run experiment.toml  (README.md says more)")
+    echo(f"Next:  cd {place}  and  {_first_command(place / 'README.md')}  (README.md says more)")
+
+
+def _first_command(readme: Path) -> str:
+    """Return the first command of a README that runs the experiment, without what is said of it."""
+    lines = [text.partition("#")[0].strip() for text in readme.read_text().splitlines() if text.startswith("    ")]
+    return next(command for command in lines if "experiment.toml" in command)
 
 
 def written(template: str) -> Iterator[tuple[str, bytes]]:
