@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 from typing import BinaryIO, cast
 
+from fedgossip.patience import patiently
+
 FILE, FOLDER = 0o600, 0o700
 
 
@@ -26,6 +28,17 @@ def made(folder: Path) -> None:
     for one in reversed(missing):
         one.mkdir(FOLDER, exist_ok=True)
     folder.mkdir(FOLDER, exist_ok=True)  # FileExistsError for a file of this name
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the names in a folder are on disk; Windows has no such call.  Raises OSError."""
+    if os.name != "posix":
+        return
+    descriptor = patiently(lambda: os.open(folder, os.O_RDONLY))
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _open(path: str, flags: int) -> int:

@@ -14,10 +14,10 @@ import rooms
 from rooms import FILES, LAZY, PACKAGE, imports, room
 
 FLOORS = [
-    {"version", "errors", "kernels", "likeness", "owner_files", "scores", "seeds", "vectors"}
+    {"version", "errors", "kernels", "likeness", "scores", "signals", "seeds", "vectors"}
     | {"decoding", "patience", "registry", "plain", "spans"},
-    {"messages", "limits"},
-    {"machine"},
+    {"messages", "limits", "owner_files"},
+    {"machine", "file_locks"},
     {"task", "roles", "event_kinds"},
     {"headers", "records", "topology", "algorithms", "secure", "placement"},
     {"protocols"},

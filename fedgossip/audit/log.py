@@ -10,13 +10,13 @@ told of are lost when a log is cut at its end: tell `head` to somebody now and t
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+from fedgossip import file_locks, owner_files
 from fedgossip.audit.entries import (
     BEGIN,
     CLOSED,
@@ -146,7 +146,7 @@ class AuditLog:
         try:
             os.ftruncate(self._file, self._bytes)
             if self._synced:
-                _sync(self.path.parent)
+                owner_files.sync_folder(self.path.parent)
         except OSError as error:
             raise NotWrittenError(self.path, error) from None
         if past:
@@ -220,18 +220,17 @@ class AuditLog:
 def _locked(path: Path) -> int:
     """Open the file for this process alone: two processes that append would fork the chain."""
     try:
-        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        file = patiently(lambda: os.open(path, flags, 0o600))
+        file = patiently(lambda: file_locks.opened(path))
     except OSError as error:
         raise NotWrittenError(path, error) from None
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if file_locks.taken(file):
+            return file
     except OSError as error:
         os.close(file)
-        if isinstance(error, BlockingIOError):
-            raise AuditError(f"{path}: another process writes this log", "End it, or use another folder.") from None
         raise NotWrittenError(path, error) from None
-    return file
+    os.close(file)
+    raise AuditError(f"{path}: another process writes this log", "End it, or use another folder.")
 
 
 def _whole(file: int, line: bytes) -> None:
@@ -241,9 +240,3 @@ def _whole(file: int, line: bytes) -> None:
         rest = rest[os.write(file, rest) :]
 
 
-def _sync(folder: Path) -> None:
-    descriptor = patiently(lambda: os.open(folder, os.O_RDONLY))
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

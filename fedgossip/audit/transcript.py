@@ -63,7 +63,7 @@ class Transcript:
         try:
             before = transcripts(folder)
             previous = hashlib.sha256(before[-1].read_bytes()).digest() if before else NONE
-            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL
             self._file = patiently(lambda: os.open(self.path, flags, 0o600))
         except FileExistsError:
             advice = "Every session has a number of its own, higher than those before."

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedgossip.checkpoints.tensor_file import sync, write_synced
+from fedgossip import owner_files
+from fedgossip.checkpoints.tensor_file import write_synced
 from fedgossip.errors import NotWrittenError, ResumeError
 
 LIVES = "incarnation"
@@ -28,6 +29,6 @@ def begin_life(folder: Path, incarnation: int) -> None:
     try:
         write_synced(part, [f"{incarnation}\n".encode()])
         part.replace(folder / LIVES)
-        sync(folder)
+        owner_files.sync_folder(folder)
     except OSError as error:
         raise NotWrittenError(folder / LIVES, error) from None

@@ -61,7 +61,7 @@ def put(folder: Path, about: Mapping[str, Any], arrays: Mapping[str, Array]) -> 
     if (folder / NEWEST).exists():
         (folder / NEWEST).replace(folder / PREVIOUS)
     part.replace(folder / NEWEST)
-    sync(folder)
+    owner_files.sync_folder(folder)
 
 
 def write_synced(part: Path, pieces: Iterable[bytes | memoryview]) -> None:
@@ -108,14 +108,6 @@ def _hash(about: str, arrays: Mapping[str, Array]) -> str:
         total.update(f"/{name}/{array.dtype.name}/{array.shape}/".encode())
         total.update(_bytes(array))
     return total.hexdigest()
-
-
-def sync(folder: Path) -> None:
-    descriptor = patiently(lambda: os.open(folder, os.O_RDONLY))
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def take(path: Path) -> tuple[dict[str, Any], dict[str, Array]]:

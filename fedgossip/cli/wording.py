@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Mapping
 from string import Formatter
 
@@ -10,6 +9,7 @@ from fedgossip.event_kinds import kind_of
 from fedgossip.records import EventRow
 from fedgossip.report.reasons import REASONS, given_up
 from fedgossip.roles import Roles
+from fedgossip.signals import KILL
 
 
 class _Unknown:
@@ -75,7 +75,7 @@ def _died(value: object) -> str:
     code = value.get("exit_code") if isinstance(value, Mapping) else None
     if not isinstance(code, int):
         return "ended without a last word"
-    if code == -signal.SIGKILL:
+    if code == -KILL:
         return "was killed"
     if code < 0:
         return f"was ended by signal {-code}"

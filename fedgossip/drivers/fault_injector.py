@@ -5,10 +5,10 @@ What it does goes into the record.  What happens to messages and trainings happe
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Protocol
 
+from fedgossip import signals
 from fedgossip.faults import FaultScript, Happening, Strike, Turn
 from fedgossip.machine import NodeId
 
@@ -54,7 +54,7 @@ class Striker:
         for node, until_ns in list(self._asleep.items()):
             if until_ns <= now_ns:
                 del self._asleep[node]
-                self.processes.signal(node, signal.SIGCONT)
+                self.processes.signal(node, signals.GO_ON)
                 self.note("awake", node, None)
         for node, back_ns in list(self._killed.items()):
             if back_ns is not None and back_ns <= now_ns and node in self.processes.exited:
@@ -69,17 +69,17 @@ class Striker:
             case Strike(_, "sleep", node, back_ns):
                 if node not in self._asleep and back_ns is not None:
                     self._asleep[node] = back_ns
-                    self.processes.signal(node, signal.SIGSTOP)
+                    self.processes.signal(node, signals.SUSPEND)
                     self.note("asleep", node, None)
             case Strike(_, _, node, back_ns):
                 self._asleep.pop(node, None)
                 self._killed[node] = back_ns
                 self._dying.add(node)
-                self.processes.signal(node, signal.SIGKILL)
+                self.processes.signal(node, signals.KILL)
 
     def _died(self, node: NodeId) -> None:
         self._dying.discard(node)
-        if self.processes.exited[node] == -signal.SIGKILL:
+        if self.processes.exited[node] == -signals.KILL:
             self.note("crashed", node, None)
         else:  # it had finished before the signal came
             del self._killed[node]

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from fedgossip import plain
+from fedgossip import plain, signals
 
 if TYPE_CHECKING:
     from fedgossip.net.identity import Identity
@@ -55,7 +55,7 @@ class Nursery:
                 self._hear()
             self._reap()
             if self._kill_at is not None and time.monotonic() > self._kill_at:
-                self._signal(signal.SIGKILL)
+                self._signal(signals.KILL)
 
     def _hear(self) -> None:
         data = self.control.recv(1 << 20)
@@ -75,7 +75,7 @@ class Nursery:
     def _stop(self) -> None:
         self._kill_at = time.monotonic() + STOP_SECONDS
         self._signal(signal.SIGTERM)
-        self._signal(signal.SIGCONT)  # one that was suspended hears it too
+        self._signal(signals.GO_ON)  # one that was suspended hears it too
 
     def _signal(self, number: int, only: int | None = None) -> None:
         for pid, peer in self.children.items():  # ours, and not reaped: no other process has these numbers
@@ -84,7 +84,7 @@ class Nursery:
                     os.kill(pid, number)
 
     def _start(self, spec: dict[str, Any]) -> None:
-        pid = os.fork() if _threads() == 1 else self._afresh(spec)
+        pid = os.fork() if hasattr(os, "fork") and _threads() == 1 else self._afresh(spec)
         if pid == 0:
             self.control.close()
             os._exit(_child(spec))
@@ -177,16 +177,9 @@ def identity_of(folder: Path, *, kept: bool) -> Identity:
     return identity
 
 
-def ignore_the_terminal() -> None:
-    """Ctrl-C, and the end of a closed terminal, reach the whole group; the parent passes them on."""
-    for name in ("SIGINT", "SIGHUP"):
-        if number := getattr(signal, name, None):
-            signal.signal(number, signal.SIG_IGN)
-
-
 def main() -> None:
     """Warm up with the modules named after the descriptor, then serve; or be the one peer that is described."""
-    ignore_the_terminal()
+    signals.ignore_terminals()
     if sys.argv[1].startswith("{"):
         sys.exit(_child(msgspec.json.decode(sys.argv[1])))
     with socket.socket(fileno=int(sys.argv[1])) as control:

@@ -24,7 +24,7 @@ from fedgossip import kernels, owner_files
 from fedgossip.drivers.fault_injector import Striker
 from fedgossip.drivers.participant import check_recordable
 from fedgossip.drivers.simulate import faults_of
-from fedgossip.errors import NetworkError, NotWrittenError
+from fedgossip.errors import ConfigError, NetworkError, NotWrittenError
 from fedgossip.experiment import Experiment, load_experiment
 from fedgossip.plans import compose
 from fedgossip.plans.compose import Plan
@@ -55,10 +55,18 @@ NUMERIC = ("fedgossip.drivers.peer", "safetensors.numpy", "fedgossip.learning.an
 LEARNING = (*NUMERIC, "torch", "sklearn.datasets", "fedgossip.learning.task", "fedgossip.learning.data")
 
 
+def check_processes() -> None:
+    """Raise ConfigError where a run cannot have processes of its own: they are signalled as groups of POSIX."""
+    if os.name != "posix":
+        advice = "Simulate it, which ends with the same digest, or start each participant by itself: fedgossip peer."
+        raise ConfigError("a run as processes of one machine needs Linux or macOS", advice)
+
+
 class PeerProcesses:
     """The peers' processes: a warmed parent, started early, forks them when they are wanted."""
 
     def __init__(self, *, learning: bool = True, portable: bool = False) -> None:
+        check_processes()
         ours, theirs = socket.socketpair()
         modules = LEARNING if learning else NUMERIC
         one_thread = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL")}

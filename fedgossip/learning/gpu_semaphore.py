@@ -15,7 +15,6 @@ floor(0.9 room / peak) at a time.  The first job of a kind trains alone and is m
 
 from __future__ import annotations
 
-import fcntl
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -23,6 +22,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Protocol
 
+from fedgossip import file_locks
 from fedgossip.errors import ConfigError, TrainingError
 
 SHARE_OF_ROOM = 0.9
@@ -128,11 +128,16 @@ def _placed(folder: Path) -> int:
     return _opened(folder / name, "")
 
 
+def user() -> int:
+    """Return whose process this is; 0, as files have it there, on Windows."""
+    return os.getuid() if hasattr(os, "getuid") else 0
+
+
 def ours(folder: Path) -> Path:
     """Return the folder, made where it was not there.  Raises ConfigError where it, or its parent, is another's."""
     for one in (folder.parent, folder):
         one.mkdir(mode=0o700, exist_ok=True)
-        if one.stat().st_uid != os.getuid() or one.is_symlink():
+        if one.stat().st_uid != user() or one.is_symlink():
             raise ConfigError(f"{one} is not ours", "The clients of a GPU agree there; remove it, or set TMPDIR.")
     return folder
 
@@ -145,7 +150,7 @@ def locked(path: Path, until: float) -> Iterator[None]:
     """Hold the lock of a file.  Raises TrainingError where it cannot be had by then."""
     file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        while not _lock(file):
+        while not file_locks.taken(file):
             _wait(path.parent, until)
         yield
     finally:
@@ -156,7 +161,8 @@ def _opened(path: Path, content: str) -> int:
     """Return a descriptor that holds the lock of a file with this content; nobody else may want it now."""
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
     os.write(file, content.encode())
-    fcntl.flock(file, fcntl.LOCK_EX)
+    if not file_locks.taken(file):
+        raise AssertionError(f"{path}: somebody holds what nobody else may want")
     return file
 
 
@@ -174,17 +180,9 @@ def _held(folder: Path, kind: str) -> list[Path]:
 def _is_held(path: Path) -> bool:
     file = os.open(path, os.O_RDONLY)
     try:
-        return not _lock(file)
+        return not file_locks.taken(file)
     finally:
         os.close(file)
-
-
-def _lock(file: int) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _number(path: Path) -> int:

@@ -23,7 +23,7 @@ from torch import nn
 
 from fedgossip.errors import TrainingError
 from fedgossip.learning import devices, portable
-from fedgossip.learning.gpu_semaphore import Slots, ours, take_emptiest
+from fedgossip.learning.gpu_semaphore import Slots, ours, take_emptiest, user
 from fedgossip.learning.settings import TrainSettings
 
 Result = TypeVar("Result")
@@ -127,4 +127,4 @@ def folder_of(device: torch.device) -> Path:
     """Return the folder in which the clients of a GPU agree."""
     properties: Any = torch.cuda.get_device_properties(device)
     name = str(getattr(properties, "uuid", f"{properties.name}-{device.index}")).replace(" ", "-")
-    return Path(tempfile.gettempdir()) / f"fedgossip-{os.getuid()}" / f"cuda-{name}"
+    return Path(tempfile.gettempdir()) / f"fedgossip-{user()}" / f"cuda-{name}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import subprocess
 import sys
@@ -16,8 +15,9 @@ from typing import Any
 
 import msgspec
 
-from fedgossip import kernels, owner_files
+from fedgossip import kernels, owner_files, signals
 from fedgossip.decoding import UnreadableError, from_json
+from fedgossip.drivers.local import check_processes
 from fedgossip.errors import ConfigError, ResumeError
 from fedgossip.loops.joining import LOOP, NODE, N
 from fedgossip.loops.seats import SEAT
@@ -89,6 +89,7 @@ class Scripts:
     """Starts, signals and ends them.  `shown`: of whom the output is copied to ours as it comes."""
 
     def __init__(self, command: Command, n: int, shown: Sequence[NodeId] = ()) -> None:
+        check_processes()
         self.command, self.n, self.shown = command, n, tuple(shown)
         self.exited: dict[NodeId, int] = {}
         """Exit codes of those that are no more, or have said their last word and run on alone."""
@@ -123,7 +124,7 @@ class Scripts:
         """Send a signal to one and all that it has started, if it runs."""
         if (process := self._processes.get(node)) and process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, number)
+                signals.to_group(process.pid, number)
 
     def poll(self, timeout: float) -> None:
         """Wait so long, and see who has ended."""
@@ -153,12 +154,12 @@ class Scripts:
         """Interrupt all that run, and kill what has not ended in time."""
         for node in self.running:
             self.signal(node, signal.SIGINT)
-            self.signal(node, signal.SIGCONT)
+            self.signal(node, signals.GO_ON)
         until = time.monotonic() + STOP_SECONDS
         while self.running and time.monotonic() < until:
             self.poll(0.05)
         for node in self.running:
-            self.signal(node, signal.SIGKILL)
+            self.signal(node, signals.KILL)
         for process in self._processes.values():
             process.wait()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -13,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from fedgossip import file_locks
 from fedgossip.decoding import UnreadableError, from_json
 from fedgossip.errors import ConfigError, NotWrittenError, ResumeError
 from fedgossip.machine import NodeId
@@ -73,7 +73,7 @@ def hold(folder: Path) -> None:
         file = os.open(folder / HELD, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
         raise NotWrittenError(folder / HELD, error) from None
-    if not _locked(file):
+    if not file_locks.taken(file):
         os.close(file)
         raise ConfigError(f"{folder}: another process is this loop", "Wait until it has ended, or end it.")
     _held.append(file)
@@ -92,13 +92,7 @@ def await_free(folders: Sequence[Path], seconds: float = FREE_SECONDS) -> None:
 
 def _is_free(folder: Path) -> bool:
     with contextlib.suppress(FileNotFoundError), (folder / HELD).open("rb") as file:
-        return _locked(file.fileno())
+        return file_locks.taken(file.fileno())
     return True
 
 
-def _locked(file: int) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True

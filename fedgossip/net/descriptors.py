@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import os
-import resource
 import socket
 import struct
 import sys
-import termios
 from collections.abc import Callable
 
 LINUX = sys.platform == "linux"
@@ -23,7 +21,7 @@ _DROP_ALL = ctypes.create_string_buffer(struct.pack("<HBBI", 6, 0, 0, 0))  # one
 _FILTER = ctypes.create_string_buffer(struct.pack("HxxxxxxP", 1, ctypes.addressof(_DROP_ALL)))
 _NOWHERE = ctypes.create_string_buffer(struct.pack("H14x", socket.AF_UNSPEC))  # struct sockaddr
 
-_libc = ctypes.PyDLL(None)
+_libc = ctypes.PyDLL(None if os.name == "posix" else "ws2_32")
 """None of these calls waits, so they keep Python's lock: a thread that lets go of it may wait for milliseconds."""
 
 
@@ -38,6 +36,8 @@ def brought(descriptor: int) -> tuple[int, int] | None:
         return None
     if size.value < _TCP_INFO_BYTES:
         return None
+    import termios
+
     unread = ctypes.c_int()  # asked second: never too many as read
     if _libc.ioctl(descriptor, ctypes.c_ulong(termios.FIONREAD), ctypes.byref(unread)):
         return None
@@ -90,6 +90,10 @@ def pause(listener: int, *, paused: bool) -> None:
 
 def raise_open_files() -> int:
     """Let this process open as many files as the system allows it to, and return how many."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return sys.maxsize
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         try:

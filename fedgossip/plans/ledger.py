@@ -9,7 +9,6 @@ too many.  Lines that a log has and the ledger lacks (it was lost, or an earlier
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from fedgossip import file_locks
 from fedgossip.decoding import UnreadableError, from_json
 from fedgossip.errors import ConfigError, NotWrittenError
 from fedgossip.learning.per_peer import PLACE
@@ -147,13 +147,11 @@ def accounts(path: Path, delta: float) -> list[SpentBudget]:
 
 def _locked(path: Path) -> int:
     try:
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        file = file_locks.opened(path)
+        if file_locks.taken(file):
+            return file
+        os.close(file)
     except OSError as error:
         raise NotWrittenError(path, error) from None
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(file)
-        text = f"{path}: another process spends of the budget of this key"
-        raise ConfigError(text, "Wait until it has ended, or stop it.") from None
-    return file
+    text = f"{path}: another process spends of the budget of this key"
+    raise ConfigError(text, "Wait until it has ended, or stop it.")

@@ -10,12 +10,12 @@ round beside its key before anything of it leaves, and goes on behind the last.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from fedgossip import file_locks
 from fedgossip.errors import ConfigError, NotWrittenError, ResumeError
 from fedgossip.machine import Checkpoint, Effect, Event, Machine, NodeId, Send
 from fedgossip.messages import Hello, Masked
@@ -63,14 +63,13 @@ class MaskLedger:
     def __init__(self, path: Path, run: bytes) -> None:
         self.path, self._run, self.new = path, run.hex(), not path.exists()
         try:
-            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+            self._file = file_locks.opened(path)
+            free = file_locks.taken(self._file)
         except OSError as error:
             raise NotWrittenError(path, error) from None
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        if not free:
             self.close()
-            raise ConfigError(f"{path}: another process masks with this key", "Stop one of the two.") from None
+            raise ConfigError(f"{path}: another process masks with this key", "Stop one of the two.")
         self.free = self._read()
 
     def _read(self) -> int | None:

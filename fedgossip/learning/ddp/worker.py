@@ -13,7 +13,6 @@ import inspect
 import os
 import queue
 import shutil
-import signal
 import socket
 import sys
 import threading
@@ -30,6 +29,7 @@ import torch.distributed
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from fedgossip import signals
 from fedgossip.errors import FedgossipError
 from fedgossip.learning import custom, devices, models
 from fedgossip.learning.batches import BatchPlan
@@ -207,9 +207,7 @@ def _failed(error: Exception) -> Failed:
 
 def main() -> None:
     """Set up as the first message says, then answer orders one after the other; the first failure is the last word."""
-    for name in ("SIGINT", "SIGHUP"):  # Ctrl-C, and a closed terminal, are for the task's process
-        if number := getattr(signal, name, None):
-            signal.signal(number, signal.SIG_IGN)
+    signals.ignore_terminals()  # they are for the task's process
     descriptors = [int(word) for word in sys.argv[1:]]
     channel, boards = Channel(socket.socket(fileno=descriptors[0])), map(SharedArrays, descriptors[1:])
     inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()

@@ -1,0 +1,57 @@
+"""Locks on open files: one process holds a file at a time, and lets go of it when it ends, however that is.
+
+By flock on Linux and macOS; on Windows by a lock on one byte far behind the end, which was not tried there.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from pathlib import Path
+from types import ModuleType
+
+from fedgossip.owner_files import FILE
+
+FAR = 1 << 40
+"""The byte that is locked on Windows, where locked bytes can be neither read nor written."""
+
+
+def opened(path: Path) -> int:
+    """Open a file to append to it and to lock it, its owner's alone; return its descriptor.
+
+    A link is not followed where the system can refuse to.  Raises OSError.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+    return os.open(path, flags, FILE)
+
+
+def taken(file: int) -> bool:
+    """Take the lock of an open file, without waiting; False where another holds it.  Raises OSError."""
+    fcntl = _module("fcntl")
+    if fcntl is None:
+        return _byte_taken(file)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _byte_taken(file: int) -> bool:
+    windows = importlib.import_module("msvcrt")
+    at = os.lseek(file, 0, os.SEEK_CUR)
+    os.lseek(file, FAR, os.SEEK_SET)
+    try:
+        windows.locking(file, windows.LK_NBLCK, 1)
+    except OSError:  # of whatever kind: the system has one for all that it refuses
+        return False
+    finally:
+        os.lseek(file, at, os.SEEK_SET)
+    return True
+
+
+def _module(name: str) -> ModuleType | None:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        return None
