@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from fedgossip.net.relay import Allowed, Limits, Relay
+from fedgossip.net.relay import Limits, Relay, WhoMay
 
 
 @dataclass
@@ -35,7 +35,7 @@ class Running:
             self.loop.close()
 
 
-def run_relay(limits: Limits | None = None, allowed: Allowed = lambda: None, port: int = 0) -> Running:
+def run_relay(limits: Limits | None = None, allowed: WhoMay = lambda: None, port: int = 0) -> Running:
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
@@ -45,7 +45,7 @@ def run_relay(limits: Limits | None = None, allowed: Allowed = lambda: None, por
 
 
 @contextmanager
-def relay_running(limits: Limits | None = None, allowed: Allowed = lambda: None) -> Iterator[Running]:
+def relay_running(limits: Limits | None = None, allowed: WhoMay = lambda: None) -> Iterator[Running]:
     running = run_relay(limits, allowed)
     try:
         yield running

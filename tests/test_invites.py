@@ -27,6 +27,7 @@ from fedgossip.drivers import hosting, joining, proposals
 from fedgossip.errors import ConfigError, NetworkError, NotWrittenError, PeerError
 from fedgossip.messages import Beginning, Enrol, Gathering, Invited, InviteProof, Proposal, TurnedAway
 from fedgossip.net import invite_server
+from fedgossip.net.auth import GUESTS
 from fedgossip.net.endpoints import signed
 from fedgossip.net.identity import Identity, verify
 from fedgossip.net.invitation import Invitation, new_secret, read, written
@@ -340,6 +341,23 @@ def test_the_organiser_signs_whom_it_lets_in_and_others_believe_nothing_else(hou
         joining.checked(replace(told, organiser=me.verify), me, SEATS)
 
 
+def test_a_beginning_that_cannot_be_written_is_told_to_nobody(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With whom it begins is on disk before anybody hears it, so that an organiser's next life says the same."""
+    guest = Identity.new()
+    house.enrol(guest)
+
+    def full(path: Path, content: bytes) -> None:
+        raise NotWrittenError(path, OSError(28, "No space left on device"))
+
+    with monkeypatch.context() as broken, pytest.raises(NotWrittenError):
+        broken.setattr(hosting, "write_whole", full)
+        house.admission.begin(NOW)
+    assert isinstance(house.enrol(guest), Gathering)
+    house.admission.begin(NOW)
+    first, again = house.enrol(guest), House(house.hosted.folder.parent).enrol(guest)
+    assert isinstance(first, Beginning) and first == again  # signed anew, and the same to the last byte
+
+
 def test_secrets_are_the_owners_alone_to_read(house: House) -> None:
     for path in house.hosted.folder.parent.rglob("*"):
         assert path.stat().st_mode & 0o077 == 0, path
@@ -429,6 +447,35 @@ def test_one_that_guesses_is_not_answered_any_more(door: tuple[InviteServer, Hou
         assert 1 <= refused <= invite_server.WRONG_MAX
     with closing(knocking(way, house)) as honest:
         assert joining.proposal(honest) == PROPOSAL
+
+
+@pytest.mark.sockets
+def test_guesses_with_a_fresh_key_each_are_as_few_as_new_callers(door: tuple[InviteServer, House]) -> None:
+    """Eight guesses are counted by key; a key costs nothing, but no more than so many new callers are heard."""
+    way, house = door
+    with contextlib.ExitStack() as stack:
+        for _ in range(2 * GUESTS):
+            guess = stack.enter_context(closing(knocking(way, house, secret=new_secret())))
+            with contextlib.suppress(NetworkError, PeerError):
+                guess.ask(InviteProof(guess.who, __version__), 0.15)
+        assert len(way._askers) <= GUESTS and way.refused > 0
+    assert not house.admission.party.guests
+
+
+@pytest.mark.sockets
+def test_a_flood_of_strangers_keeps_nobody_out_who_has_a_place(door: tuple[InviteServer, House]) -> None:
+    way, house = door
+    identity = Identity.new()
+    invitation = replace(house.invitation, addresses=(way.address,))
+    with closing(InviteClient(invitation, identity)) as early:
+        assert isinstance(early.ask(enrolling(early.who, identity)), Gathering)
+    with contextlib.ExitStack() as stack:
+        for _ in range(GUESTS + 4):
+            stranger = Caller(way.address, house.hosted.organiser.public, Identity.new())
+            stack.callback(stranger.close)
+        wait_until(lambda: len(way._allow._let_in) >= GUESTS, 20, "the room for strangers is full")
+        with closing(InviteClient(invitation, identity)) as again:  # another process, after a crash
+            assert isinstance(again.ask(enrolling(again.who, identity), 5.0), Gathering)
 
 
 @pytest.mark.sockets

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,17 +19,19 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from relays import Running, relay_running, run_relay
 from test_net_security import EXPECTED, HELLO
 
-from fedgossip.errors import NetworkError, PeerError
+from fedgossip.drivers import hosting
+from fedgossip.errors import ConfigError, NetworkError, PeerError
 from fedgossip.messages import Model
 from fedgossip.net import relay as relays
 from fedgossip.net import splice
 from fedgossip.net.endpoints import Endpoint, block
 from fedgossip.net.identity import Identity, raw
+from fedgossip.net.invite_admission import Guest, Seats
 from fedgossip.net.mesh import Links
 from fedgossip.net.relay import Limits
 from fedgossip.net.relay_client import RelayClient
 from fedgossip.net.relay_protocol import ANSWER, CALL, GREETING_BYTES, LISTEN, NO_TARGET, greeting, request, understood
-from fedgossip.net.roster_file import Roll
+from fedgossip.net.roster_file import Allowed, Roll
 from fedgossip.net.routing import Ways
 from fedgossip.net.transport import Arrived, LinkEvent, LinkUp, Routed
 from fedgossip.vectors import frozen
@@ -107,7 +110,7 @@ def test_who_is_not_in_the_roster_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "endpoints.toml"
     path.write_text(block(0, Endpoint("tcp://10.0.0.1:1", known.public)))
     roll = Roll(path)
-    with relay_running(allowed=roll.keys) as running, ExitStack() as stack:
+    with relay_running(allowed=roll.allowed) as running, ExitStack() as stack:
         answers = {}
         for name, identity in (("known", known), ("stranger", stranger)):
             answers[name] = _exactly(stack.enter_context(asking(running, identity, LISTEN, NO_TARGET)), 1)
@@ -119,6 +122,52 @@ def test_who_is_not_in_the_roster_is_refused(tmp_path: Path) -> None:
         path.write_text("nonsense")  # what was read last stands
         assert _exactly(stack.enter_context(asking(running, known, CALL, NO_TARGET)), 1) == b"-"
         assert running.relay.counts["nobody"] == 1
+
+
+def test_a_host_s_folder_lets_in_whom_it_lets_in_and_strangers_call_the_organiser_alone(tmp_path: Path) -> None:
+    """Who is invited has keys that no roster knows; it reaches the one who invites, and is in the roster then."""
+    hosted = hosting.hosted(tmp_path / "hosting", "lan", "what", Seats(3), 2**32 - 1, (1, 2))
+    invited, peer, organiser = Identity.new(), raw(hosted.peer.public), raw(hosted.organiser.public)
+    roll = Roll(hosted.folder)
+    with relay_running(allowed=roll.allowed) as running, ExitStack() as stack:
+
+        def answer(identity: Identity, want: bytes, target: bytes) -> bytes:
+            return _exactly(stack.enter_context(asking(running, identity, want, target)), 1)
+
+        assert answer(hosted.peer, LISTEN, NO_TARGET) == b"+"
+        assert answer(invited, LISTEN, NO_TARGET) == answer(invited, CALL, peer) == b"-"
+        assert running.relay.counts["nobody"] == 0 and answer(invited, CALL, organiser) == b"-"
+        assert running.relay.counts["nobody"] == 1  # it may call, and nobody listens there
+        hosted.keep(replace(hosted.party, guests={1: Guest(invited.public, invited.verify, "tcp://10.0.0.1:1")}))
+        os.utime(hosted.folder / "invite.json", ns=(1, 1))
+        assert answer(invited, LISTEN, NO_TARGET) == b"+"
+
+
+def test_a_roster_is_a_key_a_line(tmp_path: Path) -> None:
+    first, second = Identity.new().public, Identity.new().public
+    path = tmp_path / "roster.txt"
+    path.write_text(f"# who may\n{first}\n\n{second} invites\n")
+    assert Roll(path).allowed() == Allowed(frozenset({raw(first), raw(second)}), frozenset({raw(second)}))
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        (None, "No such file"),
+        ("{key}\nrq:rM>}U", "no public key"),
+        ("{key} welcomes\n", "no word of a roster"),
+        ("hello\n", "TOML|Expected|expected"),
+        ("{key}\n" * 30_000, "too many characters"),
+    ],
+    ids=["missing", "cut", "word", "text", "long"],
+)
+def test_what_is_no_roster_is_a_line_and_an_advice(text: str | None, error: str, tmp_path: Path) -> None:
+    path = tmp_path / "roster.txt"
+    if text is not None:
+        path.write_text(text.replace("{key}", Identity.new().public))
+    with pytest.raises(ConfigError, match=error) as refused:
+        Roll(path)
+    assert refused.value.advice and "roster.txt" in str(refused.value)
 
 
 def test_who_says_nothing_is_hung_up_on_and_so_is_one_too_many(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ SAY_SECONDS = 60.0
 @click.command()
 @click.option("--listen", default="0.0.0.0:7777", show_default=True, metavar="HOST:PORT", help="Where to listen.")
 @click.option("--allow", type=click.Path(path_type=Path),
-              help="An endpoints.toml: nobody else may use the relay.  Read again when it changes.")
+              help="Who may use it: an endpoints.toml, a roster of keys, a host's folder.  Read again when it changes.")
 @click.option("--connections", type=click.IntRange(2, 65536), default=512, show_default=True, help="At a time.")
 @click.option("--rate", type=click.FloatRange(0.001, 1e6), default=50.0, show_default=True, metavar="MB",
               help="Megabytes a second, of all together.")
@@ -42,8 +42,8 @@ def relay(listen: str, allow: Path | None, connections: int, rate: float, idle: 
         raise ConfigError(f"--listen {listen}: no address", "Write HOST:PORT, such as 0.0.0.0:7777.")
     roll = Roll(allow) if allow else None
     if roll is None:
-        echo("Whoever can call may use this relay, within its bounds; --allow endpoints.toml says who may.", err=True)
-    server = Relay(Limits(connections, rate=1e6 * rate, idle_seconds=idle), roll.keys if roll else lambda: None)
+        echo("Whoever can call may use this relay, within its bounds; --allow FILE says who may.", err=True)
+    server = Relay(Limits(connections, rate=1e6 * rate, idle_seconds=idle), roll.allowed if roll else lambda: None)
     try:
         asyncio.run(_run(server, host.strip("[]"), int(port)))
     except OSError as error:

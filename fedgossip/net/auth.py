@@ -30,6 +30,8 @@ class AllowList:
         self.allowed: dict[bytes, NodeId] = {}
         self.guests = False
         """Whether a caller with an unknown key may come in, to ask to become a member; see Links."""
+        self.welcome: set[bytes] = set()
+        """Keys of guests that are let in however many others call."""
         self._let_in: list[float] = []
         self.socket = context.socket(zmq.REP)
         self.socket.linger = 0
@@ -47,22 +49,25 @@ class AllowList:
         """Answer one waiting request.  Return the address of a refused caller, else None."""
         request = self.socket.recv_multipart()
         version, number, domain, address, _identity, mechanism, *credentials = [*request, *[b""] * 7][:8]
-        known = self.allowed.get(credentials[0]) if credentials else None
-        if version == b"1.0" and domain == DOMAIN and mechanism == b"CURVE" and known is not None:
+        key = credentials[0] if credentials else b""
+        known, proved = self.allowed.get(key), (version, domain, mechanism) == (b"1.0", DOMAIN, b"CURVE")
+        if proved and known is not None:
             self.socket.send_multipart([b"1.0", number, b"200", b"OK", str(known).encode(), b""])
             return None
-        if version == b"1.0" and domain == DOMAIN and mechanism == b"CURVE" and credentials and self._room():
-            guest = (GUEST + z85.encode(credentials[0]).decode()).encode()
+        if proved and key and self._may(key):
+            guest = (GUEST + z85.encode(key).decode()).encode()
             self.socket.send_multipart([b"1.0", number, b"200", b"OK", guest, b""])
             return None
         status = b"300" if self.guests else b"400"  # 300: the caller calls again later; 400: never again
         self.socket.send_multipart([b"1.0", number, status, b"unknown key", b"", b""])
         return address.decode(errors="replace")
 
-    def _room(self) -> bool:
-        """Return whether one more guest may come in now."""
+    def _may(self, key: bytes) -> bool:
+        """Return whether this guest may come in now."""
         now = time.monotonic()
         self._let_in = [at for at in self._let_in if now - at < GUESTS_SECONDS]
+        if self.guests and key in self.welcome:
+            return True
         if not self.guests or len(self._let_in) >= GUESTS:
             return False
         self._let_in.append(now)

@@ -20,6 +20,7 @@ from fedgossip.net import sockets
 from fedgossip.net.auth import GUEST, AllowList
 from fedgossip.net.connections import Connections
 from fedgossip.net.frame_reader import check_last, skip
+from fedgossip.net.identity import raw
 from fedgossip.net.invite_admission import InviteAdmission
 from fedgossip.net.sockets import DRAIN_FRAMES, MORE_NOW, NOW, Waker, ZmqSocket, make
 from fedgossip.wire import Assembler, FrameError, frames
@@ -60,6 +61,7 @@ class InviteServer:
         self.context: zmq.Context[ZmqSocket] = zmq.Context(1)
         self._allow = AllowList(self.context)
         self._allow.guests = True
+        self._welcome()
         self._waker = Waker()
         self._connections = Connections()
         self._router = make(self.context, zmq.ROUTER)
@@ -155,6 +157,10 @@ class InviteServer:
         except FrameError:
             return key, None, asker
 
+    def _welcome(self) -> None:
+        """Let nobody who calls without end keep those out that have a place."""
+        self._allow.welcome = {raw(guest.key) for guest in self.admission.party.guests.values()}
+
     def _asker(self, key: str) -> _Asker:
         now = time.monotonic()
         known = self._askers.get(key)
@@ -172,6 +178,7 @@ class InviteServer:
             answer = self.admission.answer(key, message, time.time())
         except NotWrittenError:  # nobody is let in who would be forgotten
             answer = TurnedAway("disk")
+        self._welcome()
         asker.wrong += isinstance(answer, TurnedAway)
         self.answered += not isinstance(answer, TurnedAway)
         for mark, body in frames(answer, 1, ()):

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import secrets
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -28,6 +28,7 @@ from fedgossip.net.relay_protocol import (
     greeting,
     understood,
 )
+from fedgossip.net.roster_file import Allowed
 from fedgossip.net.splice import Rate, Stream, hang_up, patient, settled, spliced
 
 REQUEST_SECONDS = 5.0
@@ -39,8 +40,8 @@ ALIVE_SECONDS = 15.0
 STRANGERS_MAX = 64
 """Maximum number of connections that have not said yet what they want; the next is not taken."""
 
-Allowed = Callable[[], Collection[bytes] | None]
-"""The keys, 32 bytes each, that may use the relay now; None: any."""
+WhoMay = Callable[[], Allowed | None]
+"""Who may use the relay now; None: anybody."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class _Ringing:
 class Relay:
     """`start`, then its loop does all; `counts` says what happened."""
 
-    def __init__(self, limits: Limits, allowed: Allowed = lambda: None) -> None:
+    def __init__(self, limits: Limits, allowed: WhoMay = lambda: None) -> None:
         self.limits, self.allowed = limits, allowed
         self.counts: Counter[str] = Counter()
         self._rate = Rate(limits.rate)
@@ -128,7 +129,7 @@ class Relay:
             self._strangers -= 1
         wanted = understood(secret, said)
         allowed = self.allowed()
-        if wanted is None or (allowed is not None and wanted.key not in allowed):
+        if wanted is None or (allowed is not None and not _may(wanted, allowed)):
             self.counts["refused"] += 1
             writer.write(NO)
             await writer.drain()
@@ -208,3 +209,8 @@ class Relay:
         waiting.answered.set_result(stream)
         with contextlib.suppress(OSError):
             await stream[1].wait_closed()
+
+
+def _may(wanted: RelayRequest, allowed: Allowed) -> bool:
+    """Whether one may have what it wants; who is not known yet may call those who invite."""
+    return wanted.key in allowed.keys or (wanted.want == CALL and wanted.target in allowed.inviting)
