@@ -20,7 +20,7 @@ import secrets
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -141,32 +141,21 @@ def run_peer(
     ends.
     """
     check_recordable(plan, trace_bytes)
-    try:
+    with _telling(folder):
         links = transport_of(plan, node, _same_port(folder, bind) if resume else bind, identity, ways)
-    except FedgossipError as error:
-        try_to_tell(folder, failed(error))
-        raise
     stopper = Stopper(links, child=child, asked=asked_to_stop)
     with contextlib.ExitStack() as stack, contextlib.closing(links), stopper as stop:
-        try:
+        with _telling(folder) if child or not resume else contextlib.nullcontext():  # a refused resume changes nothing
             if not child:  # whose collector keeps it
                 describe(folder, plan)
             where = signed(identity, links.address if plan.roles.listens(node) else "")
             write_whole(folder / "endpoint.toml", block(node, where).encode())
-            held = [node] if node < plan.learners else []
-            task, shares = learning or compose.task_of(plan.experiment, plan.learners, held, os.urandom)
-            compose.check_task(plan, task)
-            plan = plan.with_shares(shares).with_segments(segments_of(task))
+            plan, task, shares = _with_task(plan, node, learning)
             task = faults.on_task(task) if faults else task
             begin = incarnations.next_after if resume else incarnations.first
             life = begin(plan, node, folder, task.schema, shares.digest, incarnation)
             known = endpoints if not isinstance(endpoints, Path) else _await_endpoints(endpoints, plan, stop)
-            hello = replace(
-                compose.hello_of(plan, task.schema, shares.digest, compose.likeness_of(plan, task)),
-                incarnation=life.about.incarnation,
-                process=secrets.randbits(53),
-                processor=compose.processor_of(plan, node),
-            )
+            hello = _hello_of(plan, node, task, shares, life)
             expected = Expected(task.schema, task.dtype.name, task.length, plan.vectors, plan.masked(task.length))
             links.connect(() if members else plan.partners(node), known, expected, hello)
             if resume and not child:  # a collector has read on: it must find what it has read
@@ -174,12 +163,38 @@ def run_peer(
             files = PeerFiles(folder, node, plan, task, snapshots=child)
             given = Given(folder, identity, known, hello, links, members, join, resume, policy, masked, spent, data)
             made = stack.enter_context(made_by(plan, node, given))
-        except FedgossipError as error:
-            if child or not resume:  # a refused resume changes nothing
-                try_to_tell(folder, failed(error))
-            raise
         one = _PeerLife(plan, task, hello, files, life, watch, checkpoint_seconds, made)
         return one.run(faults.on_links(links) if faults else links, stop, trace_bytes)
+
+
+@contextlib.contextmanager
+def _telling(folder: Path) -> Iterator[None]:
+    """Let ended.json tell the error that a peer ends with before it has begun."""
+    try:
+        yield
+    except FedgossipError as error:
+        try_to_tell(folder, failed(error))
+        raise
+
+
+def _with_task(
+    plan: Plan, node: NodeId, learning: tuple[LocalTask, DataShares] | None
+) -> tuple[Plan, LocalTask, DataShares]:
+    """Return the task of a participant, who has which examples, and the plan with what follows from both."""
+    held = [node] if node < plan.learners else []
+    task, shares = learning or compose.task_of(plan.experiment, plan.learners, held, os.urandom)
+    compose.check_task(plan, task)
+    return plan.with_shares(shares).with_segments(segments_of(task)), task, shares
+
+
+def _hello_of(plan: Plan, node: NodeId, task: LocalTask, shares: DataShares, life: Life) -> Hello:
+    """Return the first words of this life of a participant, in this process."""
+    return replace(
+        compose.hello_of(plan, task.schema, shares.digest, compose.likeness_of(plan, task)),
+        incarnation=life.about.incarnation,
+        process=secrets.randbits(53),
+        processor=compose.processor_of(plan, node),
+    )
 
 
 class _PeerLife:
