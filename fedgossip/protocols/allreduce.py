@@ -74,7 +74,7 @@ from fedgossip.messages import (
     StateQuery,
     WorkerReturn,
 )
-from fedgossip.protocols.chunk_exchange import ChunkExchange, contribution_of
+from fedgossip.protocols.chunk_exchange import ChunkExchange, Contribution, contribution_of
 from fedgossip.protocols.deadlines import Deadline
 from fedgossip.protocols.regroup import enough
 from fedgossip.protocols.state_fetch import StateDonor, StateFetch
@@ -138,7 +138,7 @@ class AllReduce:
         self._fresh = resumed is None and not incarnation
         self.exchange = ChunkExchange(self.group, collective, initial, schema, settings.bucket, settings.deadline_ns)
         self.exchange.renew(self.round)
-        self.contribution: tuple[float, Vector] | None = None  # of this round
+        self.contribution: Contribution | None = None  # of this round
         self.asked = -1  # the round whose gradient was asked for last
         self.deadline = Deadline(settings.deadline_ns, least_ns)
         self.began_ns = 0
@@ -292,7 +292,7 @@ class AllReduce:
         effects: list[Effect] = [Outgoing(self.round + 1, self.model)]
         if len(self.group.members) > 1:
             effects.append(SetTimer(("deadline", self.group.epoch, self.round), self._deadline_ns))
-        return [*effects, *self.exchange.begin(*self.contribution, now_ns), *self._close_if_done(now_ns)]
+        return [*effects, *self.exchange.begin(self.contribution, now_ns), *self._close_if_done(now_ns)]
 
     @property
     def _deadline_ns(self) -> int:

@@ -18,16 +18,17 @@ from fedgossip.protocols.chunk_links import ChunkLink
 from fedgossip.protocols.reduction import Chunk, Reduction
 from fedgossip.protocols.regroup import generation
 from fedgossip.protocols.worker_group import WorkerGroup
-from fedgossip.vectors import Vector, empty, frozen
+from fedgossip.vectors import Vector, frozen
+
+Contribution = tuple[float, tuple[Vector, Vector]]
+"""What a worker brings to the mean: its weight, and its gradient [d] with the TAIL behind it, its loss and a one."""
 
 
-def contribution_of(gradient: Vector | None, examples: int, metrics: Mapping[str, float]) -> tuple[float, Vector]:
-    """Return what a worker brings to the mean: its weight, and its gradient [d] with its loss and a one behind it."""
+def contribution_of(gradient: Vector | None, examples: int, metrics: Mapping[str, float]) -> Contribution:
+    """Return what a worker brings to the mean; the gradient is not copied."""
     assert gradient is not None, "a gradient was asked for"
-    vector = empty(gradient.size + TAIL, gradient.dtype)
-    vector[:-TAIL] = gradient
-    vector[-TAIL:] = metrics.get("loss", 0.0), 1.0
-    return weight_of(examples, metrics), frozen(vector)
+    tail = np.array([metrics.get("loss", 0.0), 1.0], gradient.dtype)
+    return weight_of(examples, metrics), (gradient, frozen(tail))
 
 
 def weight_of(examples: int, metrics: Mapping[str, float]) -> float:
@@ -73,9 +74,10 @@ class ChunkExchange:
         """Workers that the round waits for, ascending."""
         return sorted(self.group.members[rank] for rank in self.now.awaited())
 
-    def begin(self, weight: float, vector: Vector, now_ns: int) -> list[Effect]:
+    def begin(self, brought: Contribution, now_ns: int) -> list[Effect]:
         """Give the round what this worker brings to it."""
-        return self._sent(self.now.begin(weight, vector), self.round, now_ns)
+        weight, pieces = brought
+        return self._sent(self.now.begin(weight, *pieces), self.round, now_ns)
 
     def taken(self, sender: NodeId, message: ChunkTaken, now_ns: int) -> list[Effect]:
         """A chunk has arrived; the next may go."""

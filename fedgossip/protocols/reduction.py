@@ -74,11 +74,14 @@ class Reduction:
     def begun(self) -> bool:
         return self._begun
 
-    def begin(self, weight: float, vector: Vector) -> list[Chunk]:
-        """Give the rank's own vector; return what goes out now.  Chunks may have come before."""
-        assert not self._begun and vector[-1] == 1 and weight > 0
-        self._held = empty(vector.size, self._held.dtype)
-        np.multiply(vector, vector.dtype.type(weight if self._summed else 1.0), out=self._held)
+    def begin(self, weight: float, *pieces: Vector) -> list[Chunk]:
+        """Give the rank's own vector, in pieces; return what goes out now.  Chunks may have come before."""
+        assert not self._begun and pieces[-1][-1] == 1 and weight > 0
+        self._held = empty(sum(piece.size for piece in pieces), self._held.dtype)
+        factor, start = self._held.dtype.type(weight if self._summed else 1.0), 0
+        for piece in pieces:
+            np.multiply(piece, factor, out=self._held[start : start + piece.size])
+            start += piece.size
         for bucket in self._buckets:
             bucket.begin(weight, self._held)
         self._begun = True
@@ -168,8 +171,10 @@ class _Bucket:
     def fits(self, weight: float, vector: Vector) -> bool:
         if not summable(vector):
             return False
+        if not self._raw:
+            return True
         largest = max(float(vector.max()), -float(vector.min()))
-        return not self._raw or weight * largest * self._terms < REACH / 2  # as large as all terms together
+        return weight * largest * self._terms < REACH / 2  # as large as all terms together
 
     def keep(self, sender: int, step: int, weight: float, vector: Vector) -> None:
         self._kept[sender, step] = weight, vector

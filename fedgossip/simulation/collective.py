@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from fedgossip.algorithms.collectives.table import Table
 from fedgossip.algorithms.descent.base import Descent, DescentState
 from fedgossip.messages import TAIL, ChunkTaken, ReduceChunk
@@ -63,7 +65,8 @@ def run_collective(
         between()
         model = stack.state.x
         updates = done(task, [Job(node, number, model, gradient=True, accumulate=accumulate) for node in workers])
-        terms = [contribution_of(one.difference, one.examples, one.metrics) for one in updates]
+        brought = [contribution_of(one.difference, one.examples, one.metrics) for one in updates]
+        terms = [(weight, frozen(np.concatenate(pieces))) for weight, pieces in brought]
         mean = mean_of(terms, number, task.schema, stack.meters)
         stack.state = descent.step(stack.state, frozen(mean[:-TAIL]), rate(number))
         for node in workers:

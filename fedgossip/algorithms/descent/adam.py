@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedgossip.algorithms.descent.base import DescentState, decayed, zeros
-from fedgossip.vectors import Vector, frozen
+from fedgossip.vectors import Vector, empty, frozen
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,8 +45,24 @@ class Adam:
         else:
             gradient = decayed(gradient, x, self.weight_decay)
         steps = state.steps + 1
-        first = frozen(state.first * self.beta1 + gradient * (1 - self.beta1))
-        second = frozen(state.second * self.beta2 + gradient * gradient * (1 - self.beta2))
-        root = np.sqrt(second) / exact(math.sqrt(1 - self.beta2**steps))
-        along = 1 / (root + self.epsilon) * first
-        return AdamMoments(frozen(x - along * exact(rate / (1 - self.beta1**steps))), first, second, steps)
+        first, second = moments(state, gradient, self.beta1, self.beta2)
+        along = np.sqrt(second, out=empty(x.size, x.dtype))
+        along /= exact(math.sqrt(1 - self.beta2**steps))
+        along += self.epsilon
+        np.divide(1, along, out=along)
+        along *= first
+        along *= exact(rate / (1 - self.beta1**steps))
+        return AdamMoments(frozen(np.subtract(x, along, out=along)), first, second, steps)
+
+
+def moments(state: AdamMoments, gradient: Vector, beta1: float, beta2: float) -> tuple[Vector, Vector]:
+    """Return both moving averages after a gradient, frozen [d]."""
+    size, kind = gradient.size, gradient.dtype
+    term = np.multiply(gradient, 1 - beta1, out=empty(size, kind))
+    first = np.multiply(state.first, beta1, out=empty(size, kind))
+    first += term
+    np.multiply(gradient, gradient, out=term)
+    term *= 1 - beta2
+    second = np.multiply(state.second, beta2, out=empty(size, kind))
+    second += term
+    return frozen(first), frozen(second)

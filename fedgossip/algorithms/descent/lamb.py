@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedgossip.algorithms.descent.adam import AdamMoments
+from fedgossip.algorithms.descent.adam import AdamMoments, moments
 from fedgossip.algorithms.descent.base import decayed, layers, norm, zeros
 from fedgossip.task import Segment
 from fedgossip.vectors import Vector, frozen
@@ -36,8 +36,7 @@ class LAMB:
 
     def step(self, state: AdamMoments, gradient: Vector, rate: float) -> AdamMoments:
         kind, steps = state.x.dtype.type, state.steps + 1
-        first = frozen(state.first * self.beta1 + gradient * (1 - self.beta1))
-        second = frozen(state.second * self.beta2 + gradient * gradient * (1 - self.beta2))
+        first, second = moments(state, gradient, self.beta1, self.beta2)
         root = np.sqrt(second) / kind(math.sqrt(1 - self.beta2**steps))
         direction = first / kind(1 - self.beta1**steps) / (root + self.epsilon)
         after = np.empty_like(state.x)

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedgossip.algorithms.descent.base import DescentState, decayed, zeros
-from fedgossip.vectors import Vector, frozen
+import numpy as np
+
+from fedgossip.algorithms.descent.base import DescentState, along_by, decayed, zeros
+from fedgossip.vectors import Vector, empty, frozen
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,7 +36,8 @@ class SGD:
         x, velocity = state.x, state.velocity
         gradient = decayed(gradient, x, self.weight_decay)
         if velocity is None:
-            return Velocity(frozen(x - gradient * x.dtype.type(rate)))
-        velocity = frozen(velocity * self.momentum + gradient)
+            return Velocity(along_by(x, gradient, rate))
+        moved = np.multiply(velocity, self.momentum, out=empty(x.size, x.dtype))
+        velocity = frozen(np.add(moved, gradient, out=moved))
         along = gradient + velocity * self.momentum if self.nesterov else velocity
-        return Velocity(frozen(x - along * x.dtype.type(rate)), velocity)
+        return Velocity(along_by(x, along, rate), velocity)
