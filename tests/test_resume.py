@@ -221,6 +221,22 @@ def test_another_experiment_is_refused_by_its_keys_and_nothing_changes(tmp_path:
     assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
 
 
+def test_a_function_of_ones_own_that_has_changed_since_is_named_and_nothing_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = "from fedgossip.topology import resolve\n\n\ndef made(n, seed):\n    return resolve('ring', n)\n"
+    (tmp_path / "changing_graph.py").write_text(text)
+    mine = experiment("task.kind=averaging", topology={"graph": "changing_graph:made", "n": 5})
+    stopped(tmp_path / "run", mine, "sim", 2)
+    (tmp_path / "changing_graph.py").write_text(f"{text}\n\n# another one\n")
+    with pytest.raises(ResumeError, match="changing_graph:made: another source") as error:
+        resumed(tmp_path / "run", mine, "sim")
+    assert error.value.exit_code == 8
+    (tmp_path / "changing_graph.py").write_text(text.replace("\n", "  \r\n"))  # as another editor writes it
+    assert resumed(tmp_path / "run", mine, "sim").summary["status"] == "finished"
+
+
 def test_rounds_may_grow(tmp_path: Path) -> None:
     stopped(tmp_path, experiment(), "sim", 2)
     more = experiment(rounds=ROUNDS + 2)

@@ -10,6 +10,7 @@ from typing import Any
 
 from fedgossip.errors import ResumeError
 from fedgossip.learning.settings import OF_THE_MACHINE
+from fedgossip.likeness import Likeness
 from fedgossip.machine import NodeId
 
 MAY_DIFFER = ("name", "algorithm.start_timeout", *(f"train.{key}" for key in OF_THE_MACHINE))
@@ -31,6 +32,8 @@ class About:
     """DataShares.digest: the hash of the examples."""
     incarnation: int = 0
     versions: Mapping[str, str] = field(default_factory=dict)
+    code: str = ""
+    """Likeness.code: the user's own functions that the experiment names, each with a hash of its source."""
 
 
 def differences(stored: Mapping[str, Any], given: Mapping[str, Any], *, simulated: bool = False) -> list[str]:
@@ -60,6 +63,9 @@ def check_same(stored: About, given: About, where: Path | str, *, simulated: boo
     found = differences(stored.experiment, given.experiment, simulated=simulated)
     if stored.data != given.data:
         found.append("the data files: other examples")
+    if stored.code != given.code:
+        names = " and ".join(Likeness(stored.code).changed(Likeness(given.code))) or "your own functions"
+        found.append(f"{names}: another source")
     if found:
         may = ", ".join(MAY_DIFFER)
         advice = f"Give the experiment that it had, or start a new run.  These may differ: {may}; rounds may grow."

@@ -86,6 +86,7 @@ def read(path: Path) -> Stored:
 def _stored(about: dict[str, Any], arrays: dict[str, Array]) -> Stored:
     vectors = {n.removeprefix("vector/"): frozen(a) for n, a in arrays.items() if n.startswith("vector/")}
     task = {n.removeprefix("task/"): a for n, a in arrays.items() if n.startswith("task/")}
+    about = {"code": "", **about}  # of a run that wrote none
     whose = msgspec.convert({name: about[name] for name in About.__slots__}, About)
     round = msgspec.convert(about["round"], Annotated[int, msgspec.Meta(ge=0)])
     return Stored(whose, Checkpoint(round, vectors, msgspec.convert(about["facts"], dict[str, Any])), task)

@@ -11,6 +11,7 @@ import msgspec
 from fedgossip import __version__, checkpoints, owner_files
 from fedgossip.checkpoints import About, RefusedError, Stored
 from fedgossip.decoding import UnreadableError
+from fedgossip.learning.sources import codes_of
 from fedgossip.machine import Checkpoint, Machine, NodeId
 from fedgossip.plans import compose
 from fedgossip.plans.compose import Plan
@@ -54,7 +55,8 @@ class Life:
 
 def about_of(plan: Plan, node: NodeId, schema: str, data: str) -> About:
     """Describe the peer `node` of this experiment, in its first life."""
-    return About(node, schema, __version__, plan.experiment.to_dict(), data, versions=compose.versions())
+    code = codes_of(plan.experiment.named_code)
+    return About(node, schema, __version__, plan.experiment.to_dict(), data, versions=compose.versions(), code=code)
 
 
 def first(plan: Plan, node: NodeId, folder: Path, schema: str, data: str, incarnation: int | None = None) -> Life:
