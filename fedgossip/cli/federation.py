@@ -11,6 +11,7 @@ import click
 from fedgossip.cli import participant
 
 if TYPE_CHECKING:
+    from fedgossip.loops.description import Described
     from fedgossip.plans.federation import FederationPlan
 
 
@@ -18,11 +19,14 @@ if TYPE_CHECKING:
 @click.argument("experiment", type=click.Path(path_type=Path))
 @participant.options
 @click.option("--bind", help="Where to listen, e.g. tcp://*:5700.  [default: its address in the endpoints]")
+@click.option("--script", default="", metavar="'FILE ...'",
+              help="Where the clients are training loops: such a script, which is run up to its fedgossip.join.")
 def coordinator(
     experiment: Path,
     endpoints: Path,
     key: Path,
     bind: str | None,
+    script: str,
     overrides: tuple[str, ...],
     seed: int | None,
     out: Path | None,
@@ -32,6 +36,7 @@ def coordinator(
     from fedgossip.net.endpoints import load_endpoints
 
     plan = _plan(experiment, overrides, seed)
+    loop = _first_model(plan, script)
     known = load_endpoints(endpoints, plan.n, plan.roles.listens)
     return participant.Participant(
         experiment,
@@ -44,9 +49,23 @@ def coordinator(
         out,
         resume,
         bind,
+        learning=loop.learning if loop else None,
+        prepare=loop.keep if loop else None,
         overrides=overrides,
         seed=seed,
     ).take_part("waiting for its clients")
+
+
+def _first_model(plan: FederationPlan, script: str) -> Described | None:
+    """What the clients' loops begin with, where they are loops.  Raises ConfigError."""
+    from fedgossip.cli.invited import script_of
+
+    words = script_of(plan.experiment, script)
+    if not words:
+        return None
+    from fedgossip.loops.first_model import first_model_of
+
+    return first_model_of(plan, words)
 
 
 @click.command()

@@ -68,6 +68,8 @@ class Participant:
     policy: Policy | None = None
     learning: tuple[LocalTask, DataShares] | None = None
     """The task, where it has been made already."""
+    prepare: Callable[[Path], None] | None = None
+    """What is done with its folder before it begins."""
     data: str = ""
     """The source of its own data, where the experiment names none."""
     spent: Path | None = None
@@ -93,6 +95,8 @@ class Participant:
         identity = self._identity()
         who = self.title.replace(" ", "")
         folder = self._left() if self.resume else empty_folder(self.out or new_path(self.plan, who, Path("runs")))
+        if self.prepare:
+            self.prepare(folder)
         for line in self.plan.banner:
             echo(line, err=True)
         bind = self.bind or self.known[self.node].address

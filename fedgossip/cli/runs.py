@@ -148,6 +148,7 @@ def collect(
     from fedgossip.cli.text import print_json, talk_to_stderr
     from fedgossip.errors import ConfigError
     from fedgossip.experiment import load_experiment
+    from fedgossip.loops.description import told_in
     from fedgossip.plans import compose
     from fedgossip.rundir.collect import collect_peers
     from fedgossip.rundir.run_directory import new_path
@@ -155,9 +156,12 @@ def collect(
     if experiment.is_dir():
         advice = f"fedgossip collect EXPERIMENT {experiment} ..., with the file that the peers were given."
         raise ConfigError(f"{experiment}: a folder; the EXPERIMENT comes first", advice)
-    plan = compose.plan(load_experiment(experiment, overrides, seed=seed))
+    loops = told_in(folders)
+    more = ["task.kind=loop"] if loops else []
+    plan = compose.plan(load_experiment(experiment, [*more, *overrides], seed=seed))
+    learning = loops.learning if loops else None
     with talk_to_stderr() if as_json else contextlib.nullcontext():
-        finished = collect_peers(plan, folders, out or new_path(plan, "peers", Path("runs")))
+        finished = collect_peers(plan, folders, out or new_path(plan, "peers", Path("runs")), learning)
     if as_json:
         print_json(finished.summary)
     else:

@@ -13,6 +13,7 @@ from fedgossip.decoding import UnreadableError, from_json
 from fedgossip.errors import ConfigError
 from fedgossip.likeness import Likeness
 from fedgossip.loops.task import DescribedTask
+from fedgossip.plans.compose import DataShares
 from fedgossip.rundir.run_directory import write_whole
 from fedgossip.task import Segment
 from fedgossip.vectors import Vector, frozen
@@ -56,6 +57,21 @@ class Described:
 
     def task(self) -> DescribedTask:
         return DescribedTask(self.first, self.model.segments, self.model.schema, self.model.likeness)
+
+    @property
+    def learning(self) -> tuple[DescribedTask, DataShares]:
+        """What a participant, or a collector, has in place of the task that only loops have."""
+        return self.task(), DataShares("the loops' own")
+
+    def keep(self, folder: Path) -> None:
+        """Write it into the folder of a participant that has no loop.  Raises NotWrittenError."""
+        describe(folder, self.model, self.first)
+
+
+def told_in(folders: Sequence[Path]) -> Described | None:
+    """Return what the first loop has told of these folders, or of those in them; None where no loop took part."""
+    inside = [one for folder in folders for one in (folder, *sorted(folder.glob("*/")))]
+    return next((described(folder) for folder in inside if is_described(folder)), None)
 
 
 def describe(folder: Path, model: LoopModel, first: Vector) -> LoopModel:

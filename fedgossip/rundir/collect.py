@@ -222,7 +222,9 @@ def first_failure(last_words: Sequence[PeerEnded | None]) -> FedgossipError | No
     return None
 
 
-def collect_peers(plan: Plan, given: Sequence[Path], out: Path) -> Run:
+def collect_peers(
+    plan: Plan, given: Sequence[Path], out: Path, learning: tuple[LocalTask, DataShares] | None = None
+) -> Run:
     """Make one run directory of the folders of a run's peers, in any order; of a federated run the coordinator's is
     enough.
 
@@ -232,7 +234,7 @@ def collect_peers(plan: Plan, given: Sequence[Path], out: Path) -> Run:
     """
     folders = _by_peer(plan, given)
     absent = frozenset(node for node, folder in enumerate(folders) if folder == ABSENT)
-    task, shares = compose.task_of(plan.experiment, plan.learners, [])
+    task, shares = learning or compose.task_of(plan.experiment, plan.learners, [])
     likeness = compose.likeness_of(plan, task)
     _check_same_run(folders, compose.hello_of(plan, task.schema, shares.digest, likeness))
     _check_began(folders)
