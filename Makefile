@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test check format bench long clean
+.PHONY: demo test check format bench long picture clean
 
 demo: $(STAMP)
 	$(BIN)/fedgossip demo
@@ -22,6 +22,12 @@ format: $(STAMP)
 
 long: $(STAMP)
 	$(BIN)/pytest --long
+
+# The picture of the README, of a demo run now.
+picture: $(STAMP)
+	rm -rf runs/picture
+	$(BIN)/fedgossip demo --out runs/picture
+	$(BIN)/python tests/picture.py runs/picture --write
 
 # Every benchmark in a short form: that it runs, and its ratios roughly.  benchmarks/RESULTS.md has the long forms.
 bench: $(STAMP)

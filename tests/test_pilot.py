@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 from commands import COMMAND, finish, free_ports
+from pages import Block, blocks, page, typed
 from safetensors.numpy import load_file
 from sklearn.datasets import load_breast_cancer
-from test_readme import COORDINATOR, Block, blocks, typed
 
 import fedgossip
 from fedgossip.plans import compose
@@ -28,6 +28,7 @@ pytestmark = pytest.mark.sockets
 
 CLIENTS = 5
 SECONDS = 120
+COORDINATOR = page("coordinator")
 
 
 class Pilot:
@@ -162,12 +163,12 @@ def test_the_pilot_goes_on_without_one_of_its_sites(tmp_path: Path, site: int) -
 
 
 def test_the_guide_says_of_the_pilot_s_epsilon_what_plan_head_summary_and_report_say(tmp_path: Path) -> None:
-    page = " ".join(COORDINATOR.split())
+    told = " ".join(COORDINATOR.read_text().split())
     plan = compose.plan(fedgossip.load_experiment(pilot_file(tmp_path)))
     found = outlook(plan)
     verdict, said = guarantee(found.epsilon), meaning(found.epsilon, "record")
-    assert f"epsilon {found.epsilon:.1f} for a record of the smallest site, {said[0].lower()}{said[1:]}" in page
-    assert all(line in page for line in plan.banner)
+    assert f"epsilon {found.epsilon:.1f} for a record of the smallest site, {said[0].lower()}{said[1:]}" in told
+    assert all(line in told for line in plan.banner)
     assert plan.banner[-1].endswith(f": {guarantee(4.0)}")
     assert said in dict(lines(found))["epsilon"]
     run = fedgossip.simulate(pilot_file(tmp_path), out=tmp_path / "run", report=True)

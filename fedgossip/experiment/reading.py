@@ -103,7 +103,7 @@ def _read(path: Path) -> dict[str, Any]:
         return from_toml(path.read_text())
     except OSError as error:
         reason = (error.strerror or "cannot be read").lower()
-        raise ConfigError(f"{path}: {reason}", "README shows an experiment file to start from.") from None
+        raise ConfigError(f"{path}: {reason}", "fedgossip init digits  makes one to start from.") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not TOML: {error}", "A file of TOML is text in UTF-8.") from None
     except tomllib.TOMLDecodeError as error:

@@ -74,7 +74,7 @@ class TopologySection(msgspec.Struct, forbid_unknown_fields=True):
 
     graph: str
     """A family (ring, torus:4x4, regular:3, ...), a ready graph of `fedgossip topology list`, the path of a file, or
-    module:function, of n and the seed."""
+    module:function, of n and the seed (docs/graphs.md)."""
     n: int | None = None
     """Number of peers, where the graph leaves it open."""
     weights: str | None = None

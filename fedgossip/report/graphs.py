@@ -79,15 +79,17 @@ def never_exchanged(run: RecordedRun) -> set[tuple[int, int]]:
 def miniature(graph: Graph, name: str) -> str:
     """Return a small drawing without words, for graphs side by side."""
 
-    def paint(figure: Figure) -> None:
-        axes = figure.subplots()
-        places = _places(graph)
-        _edges(axes, graph, places, strength=0.7)
-        size = max(4.0, min(40.0, 900.0 / graph.n))
-        axes.scatter(places[:, 0], places[:, 1], s=size, color=BLUE, zorder=3, linewidths=0)
-        _frame(axes)
+    return draw(name, 2.0, lambda figure: draw_small(figure.subplots(), graph), width=2.0)
 
-    return draw(name, 2.0, paint, width=2.0)
+
+def draw_small(axes: Axes, graph: Graph, strength: float = 0.7) -> None:
+    """Draw a graph without words on axes of its own."""
+    places = _places(graph)
+    if graph.edges:
+        _edges(axes, graph, places, strength)
+    size = max(4.0, min(40.0, 900.0 / graph.n))
+    axes.scatter(places[:, 0], places[:, 1], s=size, color=BLUE, zorder=3, linewidths=0)
+    _frame(axes)
 
 
 def spectrum(run: RecordedRun, name: str) -> str | None:

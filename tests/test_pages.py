@@ -1,0 +1,70 @@
+"""Every command, file and snippet that a page of docs/ shows really works, in the order in which it is read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from pages import MACHINES, ROOT, Reader, blocks, page
+
+import fedgossip
+
+FOLLOWED = ("experiments", "graphs", "faults", "machines", "parallel")
+ELSEWHERE = {
+    "coordinator": "tests/test_pilot.py",
+    "tasks": "tests/test_objectives.py",
+    "trackers": "tests/test_trackers.py",
+}
+"""Pages whose blocks other tests run."""
+
+pytestmark = [pytest.mark.sockets, pytest.mark.anywhere]
+
+
+@pytest.fixture
+def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Reader:
+    monkeypatch.chdir(tmp_path)
+    return Reader(tmp_path)
+
+
+def summaries(reader: Reader) -> list[dict[str, object]]:
+    return [json.loads(path.read_text()) for path in reader.folder.rglob("summary.json")]
+
+
+def test_what_the_page_on_experiments_shows_runs(reader: Reader) -> None:
+    reader.read(page("experiments"))
+    runs = [run for run in summaries(reader) if run["name"] == "first" and run["rounds"] == 20]
+    first = {run["driver"]: run["digest"] for run in runs if run["seed"] == 1}
+    assert {"sim", "local", "stacked"} <= set(first)
+    assert (reader.folder / "both.html").exists()
+
+
+def test_what_the_page_on_graphs_shows_runs(reader: Reader) -> None:
+    reader.read(page("graphs"))
+    assert (reader.folder / "karate.svg").exists()
+
+
+def test_what_the_page_on_faults_shows_runs(reader: Reader) -> None:
+    reader.read(page("faults"))
+
+
+def test_what_the_page_on_machines_shows_runs(reader: Reader) -> None:
+    reader.read(page("machines"))
+    (lan,) = (run for run in summaries(reader) if run["graph"] == "ring" and run["n"] == MACHINES)
+    assert lan["digest"] == fedgossip.simulate(reader.folder / "lan.toml").digest
+
+
+def test_what_the_page_on_workers_shows_runs(reader: Reader) -> None:
+    reader.read(page("parallel"))
+    assert len({run["digest"] for run in summaries(reader)}) == 1, "simulated, on arrays and as processes"
+
+
+def test_every_page_with_commands_is_read_by_a_test() -> None:
+    shown = {path.stem for path in (ROOT / "docs").glob("*.md") if any(one.kind == "sh" for one in blocks(path))}
+    assert shown <= {*FOLLOWED, *ELSEWHERE}
+
+
+@pytest.mark.parametrize("name", [*FOLLOWED, *ELSEWHERE])
+def test_a_block_is_left_out_only_with_a_test_that_runs_it(name: str) -> None:
+    for block in blocks(page(name)):
+        assert not block.left_out or "tests/" in block.note, f"line {block.line}"
