@@ -18,7 +18,7 @@ ELSEWHERE = {
 }
 """Pages whose blocks other tests run."""
 
-pytestmark = [pytest.mark.sockets, pytest.mark.anywhere]
+pytestmark = [pytest.mark.sockets, pytest.mark.anywhere, pytest.mark.timeout(600)]  # it bounds a hang of many commands
 
 
 @pytest.fixture

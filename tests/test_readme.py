@@ -18,6 +18,7 @@ TEXT = README.read_text()
 
 @pytest.mark.sockets
 @pytest.mark.anywhere
+@pytest.mark.timeout(600)  # it bounds a hang of many commands
 def test_everything_that_the_readme_shows_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Reader(tmp_path).read(README)
