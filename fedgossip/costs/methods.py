@@ -70,6 +70,18 @@ def served(size: int, links: EqualLinks, times: TrainingTimes, servers: int = 1)
     return cost_of(RoundSteps(steps, m + servers), links, times)
 
 
+def served_alone(size: int, links: EqualLinks, times: TrainingTimes, servers: int = 1) -> Cost:
+    """Return the cost of a round of a worker that waits for no other: a parameter server with staleness "async".
+
+    It asks for the model, trains, and sends its gradient; all of them share the servers' links.  Of training times that
+    differ everybody has its own round, and this is the mean worker's.
+    """
+    m = len(times.known)
+    shared = m * size / servers / links.rate
+    communicate = max(2 * links.one(size), shared - times.mean)
+    return Cost(times.mean, communicate, 0.0, max(m * size / servers, size), 2 * m * servers)
+
+
 def gossip(size: int, links: EqualLinks, times: TrainingTimes, schedule: Schedule) -> Cost:
     """Return the cost of a round of synchronous gossip of vectors of `size` bytes, by the graph of each round.
 
@@ -91,6 +103,8 @@ def pairs(size: int, links: EqualLinks, times: TrainingTimes, exchanges: int = 1
     an exchange is due every 4 u at the soonest, declined offers and second ones among them.  Of training times that
     differ everybody has its own round, and this is the mean peer's.
     """
+    if len(times.known) == 1:
+        return Cost(times.mean, 0.0, 0.0, 0.0, 0)
     exchange, messages = exchanges * SPREAD * 2 * links.one(size), 2 * exchanges * len(times.known)
     return Cost(times.mean, max(0.0, exchange - times.mean), 0.0, 2 * exchanges * size, messages)
 

@@ -30,7 +30,7 @@ from fedgossip.rundir.run_directory import Keeper, Run, RunDirectory, RunOutcome
 from fedgossip.rundir.tracking import Tracking
 from fedgossip.simulation.network import DeviceClass, NetworkSettings, SimulatedNetwork
 from fedgossip.simulation.simulator import Simulator
-from fedgossip.task import LocalTask, segments_of
+from fedgossip.task import Job, LocalTask, segments_of
 from fedgossip.topology import Mixing, Schedule
 from fedgossip.vectors import Vector
 
@@ -117,7 +117,7 @@ def simulate_plan(
     record = record_of(plan, task.evaluate, watch_all=plan.n * task.length <= WATCHED_ELEMENTS)
     results = Results([None] * plan.n)
     make = _simulator if engine == "sim" else _stacked
-    run, finish, known = make(plan, script, task, initial, record, keeper)
+    run, finish, known = make(plan, script, task, initial, record, keeper, shares)
     simulation = CheckpointedSimulation(run, record, task, plan.n, {**plan.externals, "write": keeper, **known})
     pauses = Pauses(folder if plan.pausable else None, about, simulation, keeper)
     try:
@@ -184,6 +184,7 @@ def _simulator(
     initial: Sequence[Vector],
     record: Network,
     keeper: Keeper,
+    shares: DataShares,
 ) -> Made:
     network = SimulatedNetwork(network_settings(plan.experiment, plan.n), plan.n, plan.experiment.seed)
     restarts = script.restarts and recovers(plan)
@@ -202,7 +203,10 @@ def _simulator(
         own = plan.simulated(node, incarnation, simulator.logs.get(node, ()))
         return soon.machine(node, initial[node], task.schema, saved, incarnation=incarnation, own=own)
 
-    simulator = Simulator(machines, links, task, network, record, keeper, script=script, rebirth=rebirth)
+    timed = plan.experiment.simulation.per_example is not None
+    examples = examples_of(plan.experiment, shares.sizes) if timed else None
+    run = machines, links, task, network, record, keeper
+    simulator = Simulator(*run, script=script, rebirth=rebirth, examples=examples)
 
     def finish(between: Callable[[], None]) -> Results:
         vectors = simulator.run(between=between)
@@ -219,8 +223,28 @@ def _stacked(
     _initial: Sequence[Vector],
     record: Network,
     keeper: Keeper,
+    _shares: DataShares,
 ) -> Made:
     return *plan.arrays(task, record, keeper), {}
+
+
+def examples_of(experiment: Experiment, sizes: Sequence[int] | None = None) -> Callable[[Job], int]:
+    """Return how many examples a job goes over: batches of a gradient, or the steps of a round.
+
+    `sizes`: of each node's own, for local epochs.  A problem with a known answer has one example a step.
+    """
+    train = experiment.train
+    if not experiment.learns:
+        return lambda _: 1
+
+    def examples(job: Job) -> int:
+        if job.gradient and job.accumulate is not None:
+            return job.accumulate * train.batch_size
+        if train.local_steps is not None:
+            return train.local_steps * train.batch_size
+        return (train.local_epochs or 1) * (sizes[job.node] if sizes else train.batch_size)
+
+    return examples
 
 
 def faults_of(plan: Plan) -> FaultScript:

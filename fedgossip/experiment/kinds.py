@@ -12,6 +12,7 @@ from typing import Any
 
 from fedgossip.errors import ConfigError
 from fedgossip.experiment.checks import check_federated, check_gossip, check_parallel
+from fedgossip.experiment.compared import COMPARE
 from fedgossip.experiment.sections import Experiment, FederatedExperiment, GossipExperiment, ParallelExperiment
 
 
@@ -74,8 +75,12 @@ def kind_in(content: Mapping[str, object], where: str) -> RunKind:
         raise ConfigError(f"{where}: {_all('no', RUN_KINDS)}", f"Give at least:  {least}")
     if len(given) > 1:
         keep = ", ".join(f"[{section}] for {RUN_KINDS[section].members}" for section in given)
-        raise ConfigError(f"{where}: {_all('a', given)} in one file", f"Keep one: {keep}.")
+        advice = f"Keep one: {keep}.  Or compare them: fedgossip compare {where}"
+        raise ConfigError(f"{where}: {_all('a', given)} in one file", advice)
     kind = RUN_KINDS[given[0]]
+    if COMPARE in content:
+        advice = f"Run it: fedgossip compare {where}"
+        raise ConfigError(f"{where}: [{COMPARE}], so this is a comparison of several runs", advice)
     for section in content:
         if section not in kind.experiment.__struct_fields__:
             advice = kind.instead.get(section, "Leave it out.")

@@ -21,6 +21,7 @@ from typing import Any
 
 import msgspec
 
+from fedgossip.experiment.compared import COMPARE, CompareSection
 from fedgossip.experiment.kinds import RUN_KINDS
 from fedgossip.experiment.reading import keys_of, section_in
 from fedgossip.faults import KINDS
@@ -62,6 +63,8 @@ def sections() -> Sequence[Section]:
     for kind in RUN_KINDS.values():
         for one in _sections(kind.experiment, ""):
             found.setdefault(one.name, one)
+    for one in _sections(CompareSection, f"{COMPARE}."):
+        found[one.name] = one
     found[""] = dataclasses.replace(found[""], meaning="Keys at the top of the file, above all sections.")
     return [*found.values(), _faults()]
 

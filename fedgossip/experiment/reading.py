@@ -19,6 +19,7 @@ import msgspec
 from fedgossip.decoding import from_toml
 from fedgossip.errors import ConfigError, nearest
 from fedgossip.experiment.checks import check
+from fedgossip.experiment.compared import COMPARE, CompareSection
 from fedgossip.experiment.kinds import RUN_KINDS, kind_in
 from fedgossip.experiment.sections import ENDLESS, ENDLESS_WORD, Experiment
 from fedgossip.faults import KINDS
@@ -34,18 +35,26 @@ def load_experiment(
     of those that take part, whatever the kind of run calls it, and `top` top-level keys.  Relative paths inside a file
     are relative to that file.  Raises ConfigError, naming the key.
     """
+    where, content = content_of(source, overrides)
+    if size is not None:
+        _override(content, f"{kind_in(content, where).size}={size}")
+    content.update({key: value for key, value in top.items() if value is not None})
+    return checked(content, where)
+
+
+def content_of(
+    source: Path | str | Mapping[str, Any], overrides: Sequence[str] = ()
+) -> tuple[str, dict[str, Any]]:
+    """Return what errors call a file, and what stands in it, with its paths absolute, as `load_experiment` reads it."""
     if isinstance(source, Mapping):
         where, content = "experiment", _copied(source)
     else:
         where, content = str(source), _read(Path(source))
     for override in overrides:
         _override(content, override)
-    if size is not None:
-        _override(content, f"{kind_in(content, where).size}={size}")
-    content.update({key: value for key, value in top.items() if value is not None})
     if not isinstance(source, Mapping):
         _anchor_paths(content, Path(source).resolve().parent)
-    return checked(content, where)
+    return where, content
 
 
 def checked(content: dict[str, Any], where: str) -> Experiment:
@@ -143,7 +152,7 @@ def _override(content: dict[str, Any], text: str) -> None:
 def _known_keys() -> dict[str, Any]:
     """The type of what stands under each key at the top of a file, of whatever kind of run."""
     hints = [keys_of(kind.experiment) for kind in RUN_KINDS.values()]
-    return {key: held for one in hints for key, held in one.items()}
+    return {key: held for one in hints for key, held in one.items()} | {COMPARE: CompareSection}
 
 
 def keys_of(section: type) -> dict[str, Any]:

@@ -37,6 +37,7 @@ ENDLESS_WORD = "endless"
 
 Seconds = Annotated[float, Within(ABOVE_0, LONGEST_SECONDS)]
 SecondsOr0 = Annotated[float, Within(0, LONGEST_SECONDS)]
+SecondsOr0Given = Annotated[float | None, Within(0, LONGEST_SECONDS)]
 Rate = Annotated[float | None, Within(ABOVE_0)]
 
 
@@ -216,6 +217,8 @@ class SimulationSection(msgspec.Struct, forbid_unknown_fields=True):
     """Seconds of silence after which a peer is told that a link is lost; a shorter cut only delays what is sent."""
     training: SecondsOr0 = 0.05
     """Seconds of a round's training."""
+    per_example: SecondsOr0Given = None
+    """Seconds of training per example that it goes over, in place of `training`: a smaller batch is sooner done."""
     training_jitter: Annotated[float, Within(0, 1e6)] = 0.0
     """The share by which that varies."""
     speed_spread: Annotated[float, Within(0, 10)] = 0.0

@@ -166,7 +166,7 @@ def _curves(runs: Sequence[Named]) -> Markup | None:
 
     def of_model(name: str, axis: figures.Axis = BY_ROUND) -> str | None:
         label = f"test {metric.word}, {terms.model}"
-        return _overlay(runs, name, _by_score(metric, _column("score_averaged")), label, shape, axis)
+        return overlay(runs, name, _by_score(metric, column_of("score_averaged")), label, shape, axis)
 
     metric = metric_of(runs)
     shape, worst = drawing.percent_axis if metric.percent else None, f"test {metric.word}, worst peer"
@@ -184,7 +184,7 @@ def _curves(runs: Sequence[Named]) -> Markup | None:
             ),
             figure(
                 "worst-by-round",
-                _overlay(runs, "worst-by-round", _by_score(metric, _column("score_worst_peer")), worst, shape),
+                overlay(runs, "worst-by-round", _by_score(metric, column_of("score_worst_peer")), worst, shape),
                 "Worst peer",
                 f"Test {metric.word} of the peer that does worst in each round: what everyone can rely on.",
             ),
@@ -196,19 +196,19 @@ def _curves(runs: Sequence[Named]) -> Markup | None:
             ),
             figure(
                 "at-clients-by-round",
-                _overlay(runs, "at-clients-by-round", _by_score(metric, _tested), at_clients, shape),
+                overlay(runs, "at-clients-by-round", _by_score(metric, _tested), at_clients, shape),
                 "At the clients",
                 f"Mean {metric.word} of the global model on examples that the clients keep to test on.",
             ),
             figure(
                 "consensus-by-round",
-                _overlay(runs, "consensus-by-round", _disagreement, distance, drawing.log_axis),
+                overlay(runs, "consensus-by-round", _disagreement, distance, drawing.log_axis),
                 "Consensus distance",
                 "How far the models of the peers lie from their mean after each round: lower is closer agreement.",
             ),
             figure(
                 "loss-by-round",
-                _overlay(runs, "loss-by-round", _column("loss"), "training loss", None),
+                overlay(runs, "loss-by-round", column_of("loss"), "training loss", None),
                 "Training loss",
                 f"What training makes smaller, as a mean over {terms.learners}.",
             ),
@@ -227,7 +227,7 @@ Series = list[tuple[ReportedRound, float]]
 BY_ROUND: figures.Axis = "round", lambda row: row.round
 
 
-def _column(name: str) -> Callable[[RecordedRun], Series]:
+def column_of(name: str) -> Callable[[RecordedRun], Series]:
     return lambda run: run.series(name)
 
 
@@ -246,7 +246,7 @@ def _tested(run: RecordedRun) -> Series:
     return [(row, tested[row.round][0]) for row in run.network if row.round in tested]
 
 
-def _overlay(
+def overlay(
     runs: Sequence[Named],
     name: str,
     pick: Callable[[RecordedRun], Series],
@@ -259,7 +259,7 @@ def _overlay(
     lines = [line for line in lines if line[2] or not runs[line[0]][1].summary.led]
     if not any(series for _, _, series in lines):
         return None
-    columns, height = _legend(runs)
+    columns, height = legend_size(runs)
 
     def paint(canvas: Figure) -> None:
         axes = canvas.subplots()
@@ -288,7 +288,7 @@ def _bought(runs: Sequence[Named], name: str) -> str | None:
     known = [(at, label, x, y) for at, label, x, y in marks if x is not None and y is not None]
     if len(known) < 2:
         return None
-    columns, height = _legend(runs)
+    columns, height = legend_size(runs)
 
     def paint(canvas: Figure) -> None:
         axes = canvas.subplots()
@@ -305,7 +305,7 @@ def _bought(runs: Sequence[Named], name: str) -> str | None:
     return draw(name, height, paint)
 
 
-def _legend(runs: Sequence[Named]) -> tuple[int, float]:
+def legend_size(runs: Sequence[Named]) -> tuple[int, float]:
     """Return the columns of the legend and the height, in inches, of a figure that has room for it."""
     columns = 3 if max(len(label) for label, _ in runs) <= 12 else 2
     return columns, figures.HEIGHT + 0.17 * ((len(runs) - 1) // columns)

@@ -52,6 +52,8 @@ class NetworkSettings:
     """Seconds without a sign after which a link is given up; messages held up by a shorter cut arrive late."""
     training: float = 0.05
     """Seconds that one round of training takes on a peer of speed 1."""
+    per_example: float | None = None
+    """Seconds that one example of it takes there, in place of `training`."""
     speed_spread: float = 0.0
     """Peers' speeds are exp(N(0, spread^2)), drawn once; 0: all equal."""
     training_jitter: float = 0.0
@@ -129,13 +131,16 @@ class SimulatedNetwork:
         """Return when `to` can know that `sender` is gone now: a latency later, after all messages on the way to it."""
         return max(now_ns + self.latency_ns(sender, to), self._last_arrival.get((sender, to), -1) + 1)
 
-    def training_ns(self, node: NodeId) -> int:
-        """Return how long this round of training takes on `node`."""
-        settings = self.settings
+    def training_ns(self, node: NodeId, examples: int = 1) -> int:
+        """Return how long this round of training takes on `node`, which goes over so many examples."""
+        seconds, jitter = self.known_training(node, examples), self.settings.training_jitter
+        return int((seconds * (1.0 + jitter * self._draws[node].random()) if jitter else seconds) * NS)
+
+    def known_training(self, node: NodeId, examples: int = 1) -> float:
+        """Return the seconds of a training without its jitter."""
+        each = self.settings.per_example
         factor = self._devices[node].slower / self._speed[node]
-        if settings.training_jitter:
-            factor *= 1.0 + settings.training_jitter * self._draws[node].random()
-        return int(settings.training * factor * NS)
+        return (self.settings.training if each is None else each * examples) * factor
 
 
 def _device(settings: NetworkSettings, node: NodeId) -> _Device:

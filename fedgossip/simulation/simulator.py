@@ -88,6 +88,7 @@ class Simulator:
 
     `rebirth` is needed where the script restarts peers; every `checkpoint_every`-th round's checkpoint is kept.
     `starts`: the peers that come later, each with its second.  `on_crash(node, machine)` is called when a peer dies.
+    `examples` tells how many a job goes over, where that decides how long it takes; else all jobs take as long.
     """
 
     def __init__(
@@ -104,9 +105,11 @@ class Simulator:
         checkpoint_every: int = 1,
         starts: Mapping[NodeId, float] | None = None,
         on_crash: Callable[[NodeId, Machine], None] | None = None,
+        examples: Callable[[Job], int] | None = None,
     ) -> None:
         assert rebirth or not script.restarts, "the script restarts peers: give rebirth"
         self.machines, self.task, self.network = list(machines), task, network
+        self.examples = examples
         self.record, self.write = record, write
         self.script, self.rebirth, self.on_crash = script, rebirth, on_crash
         self.checkpoint_every, self.starts = checkpoint_every, dict(starts or {})
@@ -231,8 +234,9 @@ class Simulator:
                 self._send(node, to, message)
             case Train():
                 self._meters[node].train_began(self.now_ns)
-                self._jobs[node] = Job.of(node, effect)
-                takes = int(self.network.training_ns(node) * self.script.factor(node, self.now_ns))
+                self._jobs[node] = job = Job.of(node, effect)
+                training_ns = self.network.training_ns(node, self.examples(job) if self.examples else 1)
+                takes = int(training_ns * self.script.factor(node, self.now_ns))
                 self._push(self.now_ns + takes, node, Trained(effect.job, None))
             case SetTimer(key, after_ns):
                 self._timers[node, key] = self._push(self.now_ns + after_ns, node, Fired(key))

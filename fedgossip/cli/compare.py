@@ -1,0 +1,118 @@
+"""`fedgossip compare`: the classical ways to train in parallel, from one file, beside each other."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fedgossip.cli.text import columns, echo, print_json, talk_to_stderr
+
+if TYPE_CHECKING:
+    from fedgossip.paradigms.measured import Measured
+
+USUAL = "mapreduce,ring,halving-doubling,parameter-server,parameter-server:async,fedavg,gossip,gossip:async"
+
+
+@click.command()
+@click.argument("experiment", type=click.Path(path_type=Path))
+@click.option("--paradigms", default=USUAL, show_default=True, help="Which, with commas between.")
+@click.option("--workers", default="4", show_default=True, help="Numbers of workers, with commas between.")
+@click.option("--seeds", type=click.IntRange(1, 1000), default=1, show_default=True, help="Runs of each, seed by seed.")
+@click.option("--on", type=click.Choice(["sim", "local"]), default="sim", show_default=True, help="As for `run`.")
+@click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Replace a key of the file.")
+@click.option("--out", type=click.Path(path_type=Path), default=Path("compared"), show_default=True, help="Folder.")
+@click.option("--report/--no-report", default=True, help="Write report.html of every run.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout; all else on stderr.")
+def compare(
+    experiment: Path,
+    paradigms: str,
+    workers: str,
+    seeds: int,
+    on: str,
+    overrides: tuple[str, ...],
+    out: Path,
+    report: bool,
+    as_json: bool,
+) -> int:
+    """Run the file EXPERIMENT by several paradigms, and write one page that compares them.
+
+    The file may have [topology], [coordinator] and [parallel] together.  Each run is an ordinary run directory in the
+    folder; what is there already is not run again, so the same command goes on where it was stopped.
+    """
+    from fedgossip import owner_files
+    from fedgossip.experiment.reading import content_of
+    from fedgossip.paradigms.cells import Grid, run_cells
+    from fedgossip.paradigms.experiments import compare_section
+    from fedgossip.paradigms.measured import measured
+    from fedgossip.paradigms.names import paradigm_of
+    from fedgossip.paradigms.page import write_page
+    from fedgossip.paradigms.verdict import comparison, sentence, summary_of
+
+    where, content = content_of(experiment, overrides)
+    section = compare_section(content, where)
+    names = [name.strip() for name in paradigms.split(",") if name.strip()]
+    for name in names:
+        paradigm_of(name)
+    first = int(content.get("seed", 1))
+    grid = Grid(content, where, names, _numbers(workers), range(first, first + seeds))
+    owner_files.made(out)
+    cells = []
+    with talk_to_stderr() if as_json else contextlib.nullcontext():
+        for done in run_cells(grid, out, on, report=report):
+            cells.append(measured(done, on))
+            echo(_told(cells[-1], again=done.again), err=True)
+    found = comparison(cells, section.equal, section.target, on)
+    told = summary_of(found)
+    page = write_page(out, found)
+    if as_json:
+        print_json(told)
+    else:
+        echo(columns(_table(told["table"])))
+        echo(f"\n{sentence(found)}\nEverything is in {out}; open {page}")
+    return 0 if all(not one.error for one in cells) else 9
+
+
+def _numbers(text: str) -> list[int]:
+    """Return the numbers of "1,2,4"."""
+    try:
+        found = [int(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        found = []
+    if not found or min(found) < 1 or len(set(found)) != len(found):
+        raise click.UsageError(f"--workers {text}: write different whole numbers with commas between, such as 1,2,4")
+    return found
+
+
+def _told(one: Measured, *, again: bool) -> str:
+    cell = one.cell
+    said = f"{cell.name}, {cell.workers} workers, seed {cell.seed}: "
+    if one.error:
+        return f"{said}FAILED: {one.error}"
+    loss = f", test loss {one.point.loss:.4g}" if one.point else ""
+    return f"{said}{one.rounds} rounds in {one.seconds:.4g} s{loss}{' (was there)' if again else ''}"
+
+
+
+
+HEADS = [
+    "paradigm", "workers", "rounds", "seconds", "to target", "test loss", "compute", "communicate", "wait", "a round",
+    "told", "formula",
+]  # fmt: skip
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    found = [HEADS]
+    for row in rows:
+        if "rounds" not in row:
+            found.append([row["paradigm"], str(row["workers"]), "failed", *[""] * 9])
+            continue
+        told = row.get("told", {})
+        numbers = [row[key] for key in ("seconds", "seconds_to_target", "test_loss", "compute", "communicate", "wait")]
+        rest = [row["round_seconds"], told.get("round_seconds"), told.get("formula")]
+        shown = ["-" if value is None else f"{value:.4g}" for value in (*numbers, *rest)]
+        found.append([row["paradigm"], str(row["workers"]), str(row["rounds"]), *shown])
+    return found

@@ -1,0 +1,131 @@
+"""The paradigms that can be compared, a line each: which section of the file is theirs, and what a round costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fedgossip.algorithms.collectives.names import COLLECTIVES
+from fedgossip.costs.base import Cost, EqualLinks
+from fedgossip.costs.formulas import all_reduce, neighbours, through_servers
+from fedgossip.costs.methods import collective, gossip, pairs, served, served_alone
+from fedgossip.costs.times import TrainingTimes
+from fedgossip.errors import ConfigError, nearest
+from fedgossip.topology.schedules import Schedule
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Under what a round is told: `size` bytes of a model; the graph where there is one."""
+
+    size: int
+    links: EqualLinks
+    times: TrainingTimes
+    schedule: Schedule | None = None
+    servers: int = 1
+
+    @property
+    def workers(self) -> int:
+        return len(self.times.known)
+
+
+@dataclass(frozen=True)
+class Paradigm:
+    """One way to train in parallel."""
+
+    section: str
+    """Of the file, which is its own kind of run."""
+    sets: Mapping[str, Mapping[str, Any]]
+    """What it writes into sections of the file, by section."""
+    cost: Callable[[Setting], Cost]
+    formula: Callable[[Setting], float]
+    """The textbook's seconds of a round beside its training."""
+    words: str
+    """What it is, for people."""
+    every_step: bool = False
+    """Whether a round is one batch of each worker, and not a local training."""
+    extra: int = 0
+    """Elements that travel behind a model."""
+
+
+def _collective(name: str) -> Paradigm:
+    return Paradigm(
+        "parallel",
+        {"parallel": {"method": name}},
+        lambda at: collective(name, at.size, at.links, at.times),
+        lambda at: all_reduce(name, at.workers, at.size, at.links),
+        f"all-reduce, {name}",
+        every_step=True,
+        extra=2,
+    )
+
+
+def _server(staleness: int | str, words: str) -> Paradigm:
+    synchronous = staleness == 0
+    return Paradigm(
+        "parallel",
+        {"parallel": {"method": "parameter-server"}, "parallel.server": {"staleness": staleness}},
+        lambda at: (served if synchronous else served_alone)(at.size, at.links, at.times, at.servers),
+        lambda at: through_servers(at.workers if synchronous else 1, at.size, at.links, at.servers),
+        words,
+        every_step=True,
+    )
+
+
+def _gossip(mode: str, words: str) -> Paradigm:
+    waits = mode == "sync"
+    return Paradigm(
+        "topology",
+        {"algorithm": {"mode": mode}},
+        lambda at: gossip(at.size, at.links, at.times, _graph(at)) if waits else pairs(at.size, at.links, at.times),
+        lambda at: neighbours(_degree(at), at.size, at.links) if waits else 0.0,
+        words,
+    )
+
+
+def _graph(at: Setting) -> Schedule:
+    assert at.schedule is not None
+    return at.schedule
+
+
+def _degree(at: Setting) -> float:
+    """The largest mean degree of a node over the first rounds."""
+    graph = _graph(at)
+    rounds = range(graph.period or 8)
+    return max(sum(len(graph.mixing(r).targets(node)) for r in rounds) / len(rounds) for node in range(graph.n))
+
+
+PARADIGMS: Mapping[str, Paradigm] = {
+    **{name: _collective(name) for name in COLLECTIVES},
+    "mapreduce": Paradigm(
+        "parallel",
+        {"parallel": {"method": "mapreduce"}},
+        lambda at: served(at.size, at.links, at.times),
+        lambda at: through_servers(at.workers, at.size, at.links),
+        "a coordinator that sums every step",
+        every_step=True,
+    ),
+    "parameter-server": _server(0, "servers that wait for all"),
+    "parameter-server:async": _server("async", "servers that wait for nobody"),
+    "fedavg": Paradigm(
+        "coordinator",
+        {"coordinator": {"algorithm": "fedavg"}},
+        lambda at: served(at.size, at.links, at.times),
+        lambda at: through_servers(at.workers, at.size, at.links),
+        "a coordinator that averages local trainings",
+    ),
+    "gossip": _gossip("sync", "peers that average with their neighbours"),
+    "gossip:async": _gossip("async", "peers that average in pairs and wait for nobody"),
+}
+
+
+def paradigm_of(name: str) -> Paradigm:
+    """Return the paradigm of a name; "parameter-server:3" is one of staleness 3.  Raises ConfigError."""
+    found = PARADIGMS.get(name)
+    server, _, clocks = name.partition(":")
+    if found is None and server == "parameter-server" and clocks.isascii() and clocks.isdecimal():
+        return _server(int(clocks), f"servers that let a worker be {int(clocks)} clocks ahead")
+    if found is None:
+        raise ConfigError(f"there is no paradigm {name!r}", nearest(name, PARADIGMS))
+    return found

@@ -1,0 +1,50 @@
+"""The page of a comparison: what stands in it, from the cells and their run directories."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import msgspec
+
+from fedgossip.costs.crossover import crossover
+from fedgossip.paradigms.verdict import Comparison, Line, sentence, summary_of, table
+from fedgossip.report.paradigms import Crossing, ParadigmPage, written
+from fedgossip.report.reading import read_run
+from fedgossip.rundir.run_directory import write_whole
+
+PAGE, PLAIN = "comparison.html", "compared.json"
+
+
+def write_page(folder: Path, found: Comparison) -> Path:
+    """Write comparison.html and compared.json into the folder; return the path of the page."""
+    content = msgspec.json.format(msgspec.json.encode(summary_of(found)), indent=1)
+    write_whole(folder / PLAIN, content)
+    lines = found.of(found.workers[-1]) if found.workers else []
+    shown = [(line.name, Path(line.cells[0].path)) for line in lines]
+    page = ParadigmPage(
+        title="Ways to train in parallel",
+        lead=sentence(found),
+        equal=found.equal,
+        target=found.target,
+        rows=table(found),
+        runs=[(name, read_run(place), place / "report.html") for name, place in shown],
+        staleness={line.name: dict(line.cells[0].staleness) for line in lines if line.cells[0].staleness},
+        crossing=_crossing(lines),
+        simulated=found.driver == "sim",
+    )
+    path = folder / PAGE
+    written(path, page)
+    return path
+
+
+def _crossing(lines: list[Line]) -> Crossing | None:
+    """The map of latency and bandwidth, with this experiment's place in it; None of real processes."""
+    setting = next((line.cells[0].setting for line in lines if line.cells[0].setting), None)
+    if setting is None or setting.workers < 3:
+        return None
+    latencies = [10 ** (-5 + k / 20) for k in range(101)]
+    rates = [crossover(one, setting.workers, setting.size) for one in latencies]
+    here = setting.links.latency, setting.links.rate
+    at = here if here[0] > 0 and math.isfinite(here[1]) else None
+    return Crossing(latencies, rates, at, setting.workers, setting.size)

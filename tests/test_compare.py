@@ -1,0 +1,169 @@
+"""`fedgossip compare`: one file, several paradigms, an ordinary run directory for each, and one page."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedgossip import load_experiment
+from fedgossip.errors import ConfigError
+from fedgossip.experiment.reading import content_of
+from fedgossip.paradigms.experiments import experiment_for
+from fedgossip.paradigms.names import PARADIGMS, paradigm_of
+from fedgossip.report.reading import read_run
+from tests.commands import Said, in_process
+
+FILE = """
+rounds = 20
+task = { kind = "quadratic", dim = 2000 }
+train = { lr = 0.1, local_steps = 1 }
+eval = { every = 2 }
+topology = { graph = "ring" }
+coordinator = { clients = 4, secure = { on = false } }
+parallel = { workers = 4, bucket = 0 }
+simulation = { latency = 0.01, bandwidth = 1e6, downlink = 1e6, per_example = 0.05 }
+"""
+SEVERAL = "ring,star,fedavg,gossip,gossip:async"
+TWO = "ring,gossip"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "all.toml"
+    path.write_text(FILE)
+    return path
+
+
+@pytest.fixture
+def compared(file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    def run(*words: str) -> Said:
+        command = ["compare", "all.toml", "--no-report", *words]
+        if "--paradigms" not in words:
+            command += ["--paradigms", TWO]
+        return in_process(command, file.parent, monkeypatch, capsys)
+
+    return run
+
+
+def test_run_refuses_several_kinds_in_one_file_and_names_compare(file: Path) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load_experiment(file)
+    assert f"fedgossip compare {file}" in refused.value.advice
+    file.write_text('[topology]\ngraph = "ring"\nn = 3\n[compare]\ntarget = 0.3\n')
+    with pytest.raises(ConfigError, match="a comparison of several runs"):
+        load_experiment(file)
+
+
+def test_the_table_has_a_row_for_each_and_what_was_told_is_what_was_measured(compared: Any, file: Path) -> None:
+    said = compared("--workers", "1,3", "--json", "--paradigms", SEVERAL)
+    assert said.code == 0, said.err
+    told = json.loads(said.out)
+    assert [(row["paradigm"], row["workers"]) for row in told["table"]] == [
+        (name, workers) for workers in (1, 3) for name in SEVERAL.split(",")
+    ]
+    for row in told["table"]:
+        off = 0.15 if row["paradigm"] == "gossip:async" else 0.03
+        assert row["round_seconds"] == pytest.approx(row["told"]["round_seconds"], rel=off)
+        assert row["compute"] + row["communicate"] + row["wait"] == pytest.approx(row["seconds"], rel=1e-6)
+        assert row["speedup"] == pytest.approx(row["workers"] * row["efficiency"])
+    assert " is first at test loss" in told["sentence"]
+    assert json.loads((file.parent / "compared" / "compared.json").read_text()) == told
+
+
+def test_every_cell_is_an_ordinary_run_directory_and_the_page_loads_nothing(compared: Any, file: Path) -> None:
+    assert compared("--workers", "3", "--paradigms", SEVERAL).code == 0
+    folder = file.parent / "compared"
+    for name in SEVERAL.split(","):
+        assert read_run(folder / f"{name.replace(':', '-')}-w3-s1").summary.status == "finished"
+    page = (folder / "comparison.html").read_text()
+    assert "http://" not in page.replace("http://www.w3.org", "") and "https://" not in page
+    for figure in ("parts", "loss-by-round", "loss-by-seconds", "loss-by-bytes", "crossing", "staleness"):
+        assert f'<figure id="{figure}">' in page
+
+
+def test_the_same_command_runs_no_cell_again_and_makes_up_what_is_missing(compared: Any, file: Path) -> None:
+    first = compared("--workers", "3", "--json")
+    again = compared("--workers", "3", "--json")
+    assert again.out == first.out and again.err.count("(was there)") == 2
+    shutil.rmtree(file.parent / "compared" / "ring-w3-s1")
+    (file.parent / "compared" / "gossip-w3-s1" / "INCOMPLETE").touch()
+    third = compared("--workers", "3", "--json")
+    assert third.out == first.out and third.err.count("(was there)") == 0
+
+
+def test_a_cell_that_fails_is_shown_and_the_others_are_run(compared: Any, file: Path) -> None:
+    file.write_text(FILE.replace('graph = "ring"', 'graph = "torus:2x2"'))
+    said = compared("--workers", "3", "--json")
+    assert said.code == 9 and "gossip, 3 workers, seed 1: FAILED" in said.err
+    rows = {row["paradigm"]: row for row in json.loads(said.out)["table"]}
+    assert "torus:2x2" in rows["gossip"]["failed"][0] and rows["ring"]["test_loss"] is not None
+    assert "gossip with 3 workers failed" in (file.parent / "compared" / "comparison.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "change", "told"),
+    [
+        (["--paradigms", "rings"], "", "there is no paradigm 'rings'"),
+        (["--workers", "0"], "", "--workers 0: write different whole numbers"),
+        (["--workers", "2,2"], "", "write different whole numbers"),
+        ([], "[compare]\nequal = 'words'", "compare"),
+        ([], "[compare]\ntargets = 3", "compare"),
+        (["--set", "train.local_epochs=1"], "", "local_epochs in a comparison"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_in_one_line(
+    compared: Any, file: Path, words: list[str], change: str, told: str
+) -> None:
+    file.write_text(FILE + change)
+    said = compared(*words)
+    assert said.code == 2 and told in said.err, said.err
+    assert len(said.errors) == 1 and not (file.parent / "compared" / "ring-w4-s1").exists()
+
+
+def test_a_folder_of_another_file_is_refused_and_left_as_it_was(compared: Any, file: Path) -> None:
+    assert compared("--workers", "3").code == 0
+    before = (file.parent / "compared" / "ring-w3-s1" / "summary.json").read_bytes()
+    said = compared("--workers", "3", "--set", "train.lr=0.2")
+    assert said.code == 2 and "a cell of another comparison: train.lr" in said.err
+    assert (file.parent / "compared" / "ring-w3-s1" / "summary.json").read_bytes() == before
+
+
+@pytest.mark.parametrize("name", PARADIGMS)
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_all_paradigms_see_as_many_examples(name: str, workers: int, file: Path) -> None:
+    """rounds x workers x batches of a round x examples of a batch: 20 x 4 x 3 x 32."""
+    where, content = content_of(file, ["train.local_steps=3"])
+    try:
+        e: Any = experiment_for(content, paradigm_of(name), workers, 4, 1, where)
+    except ConfigError as error:
+        pytest.skip(f"not there: {error}")
+    steps = e.parallel.accumulate if paradigm_of(name).every_step else e.train.local_steps
+    assert e.rounds * workers * steps * e.train.batch_size == 20 * 4 * 3 * 32
+    assert e.rounds // e.eval.every == 10
+
+
+def test_who_would_win_with_other_links_does_so_when_they_are_given(compared: Any, file: Path) -> None:
+    """Of a ring and gossip the sentence names the bandwidth above which the other is first: it is, in a simulation."""
+    file.write_text(FILE.replace("latency = 0.01", "latency = 0.001").replace("1e6", "2e5"))
+    words = ("--workers", "4", "--paradigms", "ring,gossip", "--json")
+    first = json.loads(compared(*words).out)["sentence"]
+    winner = first.split(" is first")[0].split()[-1]
+    other = {"ring": "gossip", "gossip": "ring"}[winner]
+    assert f"{other} would be first" in first, first
+    change = first.split("with a ")[1]
+    key = "bandwidth" if change.startswith("bandwidth") else "latency"
+    value = float(change.split("about ")[1].split()[0]) * (1e6 if "MB/s" in change else 1e3 if "kB/s" in change else 1)
+    value *= 2 if "above" in change else 0.5
+    changes = ["--set", f"simulation.{key}={value}", "--out", "other"]
+    changes += ["--set", f"simulation.downlink={value}"] if key == "bandwidth" else []
+    assert f"{other} is first" in json.loads(compared(*words, *changes).out)["sentence"]
+
+
+def test_a_staleness_can_be_named_and_a_word_cannot() -> None:
+    assert paradigm_of("parameter-server:3").sets["parallel.server"] == {"staleness": 3}
+    with pytest.raises(ConfigError, match="no paradigm"):
+        paradigm_of("parameter-server:x")
