@@ -19,7 +19,7 @@ from tests.commands import Said, in_process
 
 FILE = """
 rounds = 20
-task = { kind = "quadratic", dim = 2000 }
+task = { kind = "quadratic", dim = 2000, placement = "random" }
 train = { lr = 0.1, local_steps = 1 }
 eval = { every = 2 }
 topology = { graph = "ring" }
@@ -27,7 +27,7 @@ coordinator = { clients = 4, secure = { on = false } }
 parallel = { workers = 4, bucket = 0 }
 simulation = { latency = 0.01, bandwidth = 1e6, downlink = 1e6, per_example = 0.05 }
 """
-SEVERAL = "ring,star,fedavg,gossip,gossip:async"
+SEVERAL = "mapreduce,ring,star,parameter-server,parameter-server:async,fedavg,gossip,gossip:async"
 TWO = "ring,gossip"
 
 
@@ -66,7 +66,7 @@ def test_the_table_has_a_row_for_each_and_what_was_told_is_what_was_measured(com
         (name, workers) for workers in (1, 3) for name in SEVERAL.split(",")
     ]
     for row in told["table"]:
-        off = 0.15 if row["paradigm"] == "gossip:async" else 0.03
+        off = 0.25 if row["paradigm"] == "gossip:async" else 0.03
         assert row["round_seconds"] == pytest.approx(row["told"]["round_seconds"], rel=off)
         assert row["compute"] + row["communicate"] + row["wait"] == pytest.approx(row["seconds"], rel=1e-6)
         assert row["speedup"] == pytest.approx(row["workers"] * row["efficiency"])
@@ -137,10 +137,7 @@ def test_a_folder_of_another_file_is_refused_and_left_as_it_was(compared: Any, f
 def test_all_paradigms_see_as_many_examples(name: str, workers: int, file: Path) -> None:
     """rounds x workers x batches of a round x examples of a batch: 20 x 4 x 3 x 32."""
     where, content = content_of(file, ["train.local_steps=3"])
-    try:
-        e: Any = experiment_for(content, paradigm_of(name), workers, 4, 1, where)
-    except ConfigError as error:
-        pytest.skip(f"not there: {error}")
+    e: Any = experiment_for(content, paradigm_of(name), workers, 4, 1, where)
     steps = e.parallel.accumulate if paradigm_of(name).every_step else e.train.local_steps
     assert e.rounds * workers * steps * e.train.batch_size == 20 * 4 * 3 * 32
     assert e.rounds // e.eval.every == 10
@@ -161,6 +158,31 @@ def test_who_would_win_with_other_links_does_so_when_they_are_given(compared: An
     changes = ["--set", f"simulation.{key}={value}", "--out", "other"]
     changes += ["--set", f"simulation.downlink={value}"] if key == "bandwidth" else []
     assert f"{other} is first" in json.loads(compared(*words, *changes).out)["sentence"]
+
+
+STRAGGLER = """
+rounds = 12
+model = { source = "softmax" }
+train = { lr = 0.3, local_steps = 5, device = "cpu" }
+eval = { every = 1 }
+topology = { graph = "ring" }
+parallel = { workers = 8 }
+[simulation]
+latency = 0.001
+bandwidth = 1e8
+per_example = 0.001
+classes = [{ nodes = "3", slower = 10.0 }]
+"""
+
+
+def test_with_one_that_is_ten_times_slower_who_waits_for_nobody_is_three_times_sooner(
+    compared: Any, file: Path
+) -> None:
+    file.write_text(STRAGGLER)
+    names = "parameter-server,parameter-server:3,parameter-server:async"
+    rows = json.loads(compared("--workers", "8", "--paradigms", names, "--json").out)["table"]
+    waits, bounded, free = (row["seconds_to_target"] for row in rows)
+    assert waits >= 3 * free and free < bounded <= waits
 
 
 def test_a_staleness_can_be_named_and_a_word_cannot() -> None:

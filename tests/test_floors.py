@@ -27,7 +27,7 @@ FLOORS = [
     {"plans"},
     {"rundir"},
     {"drivers", "watching"},
-    {"loops", "board"},
+    {"loops", "board", "paradigms"},
     {"cli"},
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}

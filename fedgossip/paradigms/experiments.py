@@ -53,6 +53,8 @@ def experiment_for(content: Content, paradigm: Paradigm, workers: int, most: int
     own = {key: copy.deepcopy(value) for key, value in content.items() if key not in (OF_KINDS - _kept(paradigm))}
     own.pop(COMPARE, None)
     own["seed"] = seed
+    for key in paradigm.ignores:
+        own.get(paradigm.section, {}).pop(key, None)
     _put(own, paradigm.section, _section(own.get(paradigm.section, {}), paradigm.section, workers))
     for section, sets in paradigm.sets.items():
         _put(own, section, sets)

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import fmean
 
 from fedgossip.costs.base import Cost, EqualLinks
 from fedgossip.costs.times import TrainingTimes
@@ -43,7 +44,7 @@ class Measured:
     rounds: int = 0
     seconds: float = 0.0
     round_seconds: float = 0.0
-    """Of a round, the first left out."""
+    """Of a round of the mean learner, the first and the last left out."""
     parts: Mapping[str, float] = field(default_factory=dict)
     """Seconds of the run that went to compute, communicate and wait."""
     payload: float = 0.0
@@ -84,15 +85,13 @@ def measured(done: DoneCell, driver: str) -> Measured:
     rows, summary = read_rows(done.path / "metrics.jsonl"), done.summary
     network = [row for row in rows if isinstance(row, NetworkRow)]
     last = network[-1]
-    first = next((row for row in network if row.round), last)
-    whole = (last.seconds - first.seconds) / (last.round - first.round) if last.round > first.round else last.seconds
     found = Measured(
         done.cell,
         str(done.path),
         str(summary["status"]),
         rounds=last.round,
         seconds=last.seconds,
-        round_seconds=whole,
+        round_seconds=_round_seconds(rows, int(summary["n"])),
         parts=_parts(rows, int(summary["n"]), last.seconds),
         payload=busiest(rows, {})["bytes"] / max(1, last.round),
         score_name=str(summary["score"]["name"]),
@@ -108,6 +107,19 @@ def _curve(network: Sequence[NetworkRow]) -> list[Point]:
         for row in network
         if row.test_loss is not None
     ]
+
+
+def _round_seconds(rows: Sequence[Row], learners: int) -> float:
+    """The mean over learners: where nobody waits for all, each has a pace of its own, until all end together."""
+    ends: dict[int, list[tuple[int, float]]] = {}
+    for row in rows:
+        if isinstance(row, PeerRow) and row.peer < learners and row.round:
+            ends.setdefault(row.peer, []).append((row.round, row.seconds))
+    paces = [
+        (own[-2][1] - own[0][1]) / (own[-2][0] - own[0][0]) if len(own) > 2 else own[-1][1] / own[-1][0]
+        for own in ends.values()
+    ]
+    return fmean(paces) if paces else 0.0
 
 
 def _parts(rows: Sequence[Row], learners: int, seconds: float) -> dict[str, float]:

@@ -9,9 +9,10 @@ from typing import Any
 from fedgossip.algorithms.collectives.names import COLLECTIVES
 from fedgossip.costs.base import Cost, EqualLinks
 from fedgossip.costs.formulas import all_reduce, neighbours, through_servers
-from fedgossip.costs.methods import collective, gossip, pairs, served, served_alone
+from fedgossip.costs.methods import collective, gossip, pairs, served, served_ahead, served_alone
 from fedgossip.costs.times import TrainingTimes
 from fedgossip.errors import ConfigError, nearest
+from fedgossip.messages import TAIL
 from fedgossip.topology.schedules import Schedule
 
 
@@ -47,6 +48,8 @@ class Paradigm:
     """Whether a round is one batch of each worker, and not a local training."""
     extra: int = 0
     """Elements that travel behind a model."""
+    ignores: tuple[str, ...] = ()
+    """Keys of its section that are for others that share it."""
 
 
 def _collective(name: str) -> Paradigm:
@@ -57,19 +60,23 @@ def _collective(name: str) -> Paradigm:
         lambda at: all_reduce(name, at.workers, at.size, at.links),
         f"all-reduce, {name}",
         every_step=True,
-        extra=2,
+        extra=TAIL,
+        ignores=("server", "backups"),
     )
 
 
 def _server(staleness: int | str, words: str) -> Paradigm:
-    synchronous = staleness == 0
+    synchronous, bounded = staleness == 0, staleness != "async"
     return Paradigm(
         "parallel",
         {"parallel": {"method": "parameter-server"}, "parallel.server": {"staleness": staleness}},
-        lambda at: (served if synchronous else served_alone)(at.size, at.links, at.times, at.servers),
+        lambda at: (served if synchronous else served_ahead if bounded else served_alone)(
+            at.size, at.links, at.times, at.servers
+        ),
         lambda at: through_servers(at.workers if synchronous else 1, at.size, at.links, at.servers),
         words,
         every_step=True,
+        ignores=("bucket", "backups"),
     )
 
 
@@ -103,8 +110,9 @@ PARADIGMS: Mapping[str, Paradigm] = {
         {"parallel": {"method": "mapreduce"}},
         lambda at: served(at.size, at.links, at.times),
         lambda at: through_servers(at.workers, at.size, at.links),
-        "a coordinator that sums every step",
+        "a server that sums every step",
         every_step=True,
+        ignores=("bucket", "server"),
     ),
     "parameter-server": _server(0, "servers that wait for all"),
     "parameter-server:async": _server("async", "servers that wait for nobody"),

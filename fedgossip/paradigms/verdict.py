@@ -207,7 +207,7 @@ def _alternatives(here: EqualLinks) -> list[tuple[str, EqualLinks, float]]:
 def _said(rate: float) -> str:
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if rate >= size:
-            return f"{rate / size:.2g} {unit}"
+            return f"{float(f'{rate / size:.2g}'):g} {unit}"
     return f"{rate:.2g} "
 
 
