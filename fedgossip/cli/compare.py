@@ -12,7 +12,7 @@ import click
 from fedgossip.cli.text import columns, echo, print_json, talk_to_stderr
 
 if TYPE_CHECKING:
-    from fedgossip.paradigms.measured import Measured
+    from fedgossip.paradigms.measured import MeasuredCell
 
 USUAL = "mapreduce,ring,halving-doubling,parameter-server,parameter-server:async,fedavg,gossip,gossip:async"
 
@@ -45,7 +45,7 @@ def compare(
     """
     from fedgossip import owner_files
     from fedgossip.experiment.reading import content_of
-    from fedgossip.paradigms.cells import Grid, run_cells
+    from fedgossip.paradigms.cells import CellGrid, run_cells
     from fedgossip.paradigms.experiments import compare_section
     from fedgossip.paradigms.measured import measured
     from fedgossip.paradigms.names import paradigm_of
@@ -58,7 +58,7 @@ def compare(
     for name in names:
         paradigm_of(name)
     first = int(content.get("seed", 1))
-    grid = Grid(content, where, names, _numbers(workers), range(first, first + seeds))
+    grid = CellGrid(content, where, names, _numbers(workers), range(first, first + seeds))
     owner_files.made(out)
     cells = []
     with talk_to_stderr() if as_json else contextlib.nullcontext():
@@ -87,7 +87,7 @@ def _numbers(text: str) -> list[int]:
     return found
 
 
-def _told(one: Measured, *, again: bool) -> str:
+def _told(one: MeasuredCell, *, again: bool) -> str:
     cell = one.cell
     said = f"{cell.name}, {cell.workers} workers, seed {cell.seed}: "
     if one.error:

@@ -57,7 +57,7 @@ class DoneCell:
 
 
 @dataclass(frozen=True)
-class Grid:
+class CellGrid:
     """Which cells there are, made of the content of one file."""
 
     content: Mapping[str, Any]
@@ -76,7 +76,7 @@ class Grid:
 
 
 def run_cells(
-    grid: Grid, out: Path, driver: str, *, report: bool = True, watch: Callable[[Row], None] | None = None
+    grid: CellGrid, out: Path, driver: str, *, report: bool = True, watch: Callable[[Row], None] | None = None
 ) -> Iterator[DoneCell]:
     """Run every cell that is not there, and yield what came of each.
 

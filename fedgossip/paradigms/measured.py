@@ -34,7 +34,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredCell:
     """One cell.  Seconds are virtual, or of the clock for real processes; parts are those of the mean learner."""
 
     cell: Cell
@@ -78,14 +78,14 @@ class Measured:
         return min((point.loss for point in self.curve), default=math.inf)
 
 
-def measured(done: DoneCell, driver: str) -> Measured:
+def measured(done: DoneCell, driver: str) -> MeasuredCell:
     """Return what a cell was."""
     if done.summary is None or done.experiment is None:
-        return Measured(done.cell, str(done.path), "failed", done.error)
+        return MeasuredCell(done.cell, str(done.path), "failed", done.error)
     rows, summary = read_rows(done.path / "metrics.jsonl"), done.summary
     network = [row for row in rows if isinstance(row, NetworkRow)]
     last = network[-1]
-    found = Measured(
+    found = MeasuredCell(
         done.cell,
         str(done.path),
         str(summary["status"]),
@@ -135,7 +135,7 @@ def _staleness(rows: Sequence[Row]) -> dict[int, int]:
     return dict(sorted(found.items()))
 
 
-def _told(found: Measured, experiment: Experiment, summary: Mapping[str, object]) -> Measured:
+def _told(found: MeasuredCell, experiment: Experiment, summary: Mapping[str, object]) -> MeasuredCell:
     paradigm, m = found.cell.paradigm, found.cell.workers
     element = 8 if summary.get("dtype") == "float64" else 4
     size = (int(str(summary["parameters"])) + paradigm.extra) * element

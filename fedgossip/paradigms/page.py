@@ -9,7 +9,7 @@ import msgspec
 
 from fedgossip.costs.crossover import crossover
 from fedgossip.paradigms.verdict import Comparison, Line, sentence, summary_of, table
-from fedgossip.report.paradigms import Crossing, ParadigmPage, written
+from fedgossip.report.paradigms import CrossoverMap, ParadigmPage, written
 from fedgossip.report.reading import read_run
 from fedgossip.rundir.run_directory import write_whole
 
@@ -38,7 +38,7 @@ def write_page(folder: Path, found: Comparison) -> Path:
     return path
 
 
-def _crossing(lines: list[Line]) -> Crossing | None:
+def _crossing(lines: list[Line]) -> CrossoverMap | None:
     """The map of latency and bandwidth, with this experiment's place in it; None of real processes."""
     setting = next((line.cells[0].setting for line in lines if line.cells[0].setting), None)
     if setting is None or setting.workers < 3:
@@ -47,4 +47,4 @@ def _crossing(lines: list[Line]) -> Crossing | None:
     rates = [crossover(one, setting.workers, setting.size) for one in latencies]
     here = setting.links.latency, setting.links.rate
     at = here if here[0] > 0 and math.isfinite(here[1]) else None
-    return Crossing(latencies, rates, at, setting.workers, setting.size)
+    return CrossoverMap(latencies, rates, at, setting.workers, setting.size)

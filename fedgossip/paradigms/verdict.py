@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from fedgossip.costs.base import EqualLinks
-from fedgossip.paradigms.measured import Measured, Point
+from fedgossip.paradigms.measured import MeasuredCell, Point
 from fedgossip.paradigms.names import paradigm_of
 
 FASTEST, SLOWEST = 1e12, 1e2
@@ -25,8 +25,8 @@ class Line:
 
     name: str
     workers: int
-    cells: Sequence[Measured]
-    failed: Sequence[Measured]
+    cells: Sequence[MeasuredCell]
+    failed: Sequence[MeasuredCell]
 
     def mean(self, values: Sequence[float | None]) -> float | None:
         there = [value for value in values if value is not None]
@@ -51,7 +51,7 @@ class Comparison:
         """The paradigms with so many workers that have a cell."""
         return [line for line in self.lines if line.workers == workers and line.cells]
 
-    def end(self, cell: Measured) -> Point | None:
+    def end(self, cell: MeasuredCell) -> Point | None:
         """Where a cell's loss is compared: at its end, or when it had had as much as the one that had least."""
         cells = [one for line in self.of(cell.cell.workers) for one in line.cells if one.point]
         points = [one.point for one in cells if one.point]
@@ -62,7 +62,7 @@ class Comparison:
         return cell.point
 
 
-def comparison(cells: Sequence[Measured], equal: str, target: float | None, driver: str = "sim") -> Comparison:
+def comparison(cells: Sequence[MeasuredCell], equal: str, target: float | None, driver: str = "sim") -> Comparison:
     """Put cells together by paradigm and number of workers, in the order in which they come."""
     keys = list(dict.fromkeys((one.cell.name, one.cell.workers) for one in cells))
     lines = []

@@ -40,7 +40,7 @@ PARTS = (("compute", BLUE), ("communicate", ORANGE), ("wait", AMBER))
 
 
 @dataclass(frozen=True)
-class Crossing:
+class CrossoverMap:
     """Where gossip with two neighbours overtakes a ring: bytes per second by latency; `here`: this experiment's."""
 
     latencies: Sequence[float]
@@ -61,7 +61,7 @@ class ParadigmPage:
     rows: Sequence[Row]
     runs: Sequence[tuple[str, RecordedRun, Path]]
     staleness: Mapping[str, Mapping[int, int]]
-    crossing: Crossing | None
+    crossing: CrossoverMap | None
     simulated: bool
 
 
@@ -264,7 +264,7 @@ def _more(page: ParadigmPage, rows: Sequence[Row]) -> Markup | None:
     )
 
 
-def _map(crossing: Crossing) -> str:
+def _map(crossing: CrossoverMap) -> str:
     from matplotlib.ticker import FuncFormatter, NullFormatter
 
     def paint(canvas: Figure) -> None:
