@@ -63,6 +63,15 @@ def test_a_worker_behind_a_cut_is_taken_in_again_when_it_heals() -> None:
     assert len({digest([vector]) for vector in run.vectors}) == 1
 
 
+def test_a_gradient_of_a_model_that_the_others_left_behind_is_not_counted() -> None:
+    """Worker 3 computes for 6 s; cut off meanwhile, it has fetched a newer model before its gradient is there."""
+    slow = {"training": 1.0, "classes": [{"nodes": "3", "slower": 6.0}]}
+    cut = {"kind": "partition", "groups": [[0, 1, 2], [3]], "start": 1.0, "stop": 3.5}
+    run = simulate(quadratic(4, rounds=12, faults=[cut], simulation=slow))
+    assert run.summary["status"] == "finished" and len({digest([vector]) for vector in run.vectors}) == 1
+    assert rounds_of(run, 0) == list(range(1, 13)) and 1 not in rounds_of(run, 3)
+
+
 def test_one_that_never_comes_back_leaves_a_run_that_is_partial() -> None:
     cut = {"kind": "partition", "groups": [[0, 1, 2], [3]], "start": 0.3, "stop": 1e6}
     run = simulate(quadratic(4, rounds=20, faults=[cut]))

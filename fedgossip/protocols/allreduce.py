@@ -37,9 +37,8 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedgossip.algorithms.base import restored, saved
 from fedgossip.algorithms.collectives.table import Table
-from fedgossip.algorithms.descent.base import Descent, DescentState
+from fedgossip.algorithms.descent.base import Descent
 from fedgossip.errors import ProtocolError
 from fedgossip.machine import (
     Checkpoint,
@@ -54,7 +53,6 @@ from fedgossip.machine import (
     PeerJoined,
     Received,
     Report,
-    RoundDone,
     Send,
     SetTimer,
     Started,
@@ -77,12 +75,10 @@ from fedgossip.messages import (
 from fedgossip.protocols.chunk_exchange import ChunkExchange, Contribution, contribution_of
 from fedgossip.protocols.deadlines import Deadline
 from fedgossip.protocols.regroup import enough
-from fedgossip.protocols.state_fetch import StateDonor, StateFetch
+from fedgossip.protocols.state_fetch import StateFetch
 from fedgossip.protocols.worker_group import GroupWaits, WorkerGroup
-from fedgossip.vectors import Vector, digest, frozen
-
-GROUP = "group"
-"""In the facts of a checkpoint: the view."""
+from fedgossip.protocols.worker_state import WorkerState
+from fedgossip.vectors import Vector, frozen
 
 AT_WORK = ("training", "reducing", "catching")
 
@@ -123,30 +119,27 @@ class AllReduce:
         resumed: Checkpoint | None = None,
         incarnation: int = 0,
     ) -> None:
-        self.node, self.settings, self.descent, self.rate = node, settings, descent, rate
+        self.node, self.settings = node, settings
         least_ns = min(settings.least_deadline_ns, settings.deadline_ns)
         self.group = WorkerGroup(node, members, GroupWaits(least_ns, settings.again_ns, settings.start_ns))
-        self.phase, self.round = "new", 0
-        self.state = descent.start(initial)
-        self.fetch = StateFetch(node, self.state, schema, settings.again_ns, settings.deadline_ns)
-        self.donor = StateDonor(schema)
+        fetch = StateFetch(node, descent.start(initial), schema, settings.again_ns, settings.deadline_ns)
+        self.at = WorkerState(descent, initial, rate, fetch)
         if resumed:
-            facts = dict(resumed.facts)
-            self.group.restore(facts.pop(GROUP))  # type: ignore[arg-type]
-            self.round, self.state = resumed.round, restored(self.state, resumed.vectors, facts)
-        self.told = self.round  # the last round that the record has
+            self.group.restore(self.at.resume(resumed))
         self._fresh = resumed is None and not incarnation
         self.exchange = ChunkExchange(self.group, collective, initial, schema, settings.bucket, settings.deadline_ns)
         self.exchange.renew(self.round)
         self.contribution: Contribution | None = None  # of this round
-        self.asked = -1  # the round whose gradient was asked for last
+        self.training = False
+        """Whether a gradient was asked for that has not come."""
+        self.asked = -1  # the round that it is of; -1: nobody wants it any more
         self.deadline = Deadline(settings.deadline_ns, least_ns)
-        self.began_ns = 0
+        self.phase, self.began_ns = "new", 0
 
     @property
-    def model(self) -> Vector:
-        state: DescentState = self.state
-        return state.x
+    def round(self) -> int:
+        """How many rounds are behind this worker."""
+        return self.at.round
 
     # --- events ---------------------------------------------------------------------------------------------------
 
@@ -157,8 +150,8 @@ class AllReduce:
         match event:
             case Received(sender, message):
                 return self._received(sender, message, now_ns)
-            case Trained(job):
-                return self._trained(event, now_ns) if job == self.round else []
+            case Trained():
+                return self._trained(event, now_ns)
             case Fired(key):
                 return self._fired(key, now_ns)
             case PeerJoined(node, incarnation):
@@ -187,7 +180,7 @@ class AllReduce:
             case WorkerReturn():
                 return self._asked_in(sender, now_ns)
             case StateQuery():
-                return self.donor.answer(sender, message, self.round, self.state)
+                return self.at.give(sender, message)
             case StatePiece():
                 return self._piece(sender, message, now_ns)
             case Leaving():
@@ -211,8 +204,8 @@ class AllReduce:
                 self.group.late(now_ns)
                 effects = self._propose_if_due(now_ns)
                 return [*effects, *self.group.ask_again()] if self.group.regroup else effects
-            case ("piece", round, int(start)) if self.phase == "catching" and round == self.fetch.rounds:
-                return self.fetch.again(start)
+            case ("piece", round, int(start)) if self.phase == "catching" and round == self.at.fetch.rounds:
+                return self.at.fetch.again(start)
             case ("catching", epoch) if epoch == self.group.epoch and self.phase == "catching":
                 return self._stop_round(now_ns)
             case ("return",) if self.phase == "returning":
@@ -279,17 +272,24 @@ class AllReduce:
             return self._leave()
         if self.group.takes_in:
             return self._stop_round(now_ns)
-        self.phase, self.began_ns, self.asked, self.group.at_work = "training", now_ns, self.round, True
-        return [Train(self.round, self.model, gradient=True, accumulate=self.settings.accumulate)]
+        self.phase, self.began_ns, self.group.at_work = "training", now_ns, True
+        if self.training:
+            self.asked = -1
+            return []  # of a model that is not the others'; ask when it has come
+        self.training, self.asked = True, self.round
+        return [Train(self.round, self.at.model, gradient=True, accumulate=self.settings.accumulate)]
 
     def _trained(self, event: Trained, now_ns: int) -> list[Effect]:
+        self.training = False
+        if self.asked != self.round:
+            return self._go_on(now_ns) if self.phase == "training" else []
         self.contribution = contribution_of(event.update, event.examples, event.metrics)
         return self._reduce(now_ns) if self.phase == "training" else []
 
     def _reduce(self, now_ns: int) -> list[Effect]:
         assert self.contribution
         self.phase = "reducing"
-        effects: list[Effect] = [Outgoing(self.round + 1, self.model)]
+        effects: list[Effect] = [Outgoing(self.round + 1, self.at.model)]
         if len(self.group.members) > 1:
             effects.append(SetTimer(("deadline", self.group.epoch, self.round), self._deadline_ns))
         return [*effects, *self.exchange.begin(self.contribution, now_ns), *self._close_if_done(now_ns)]
@@ -307,22 +307,7 @@ class AllReduce:
         self.deadline.saw(now_ns - self.began_ns)
         mean = frozen(self.exchange.now.mean[:-TAIL])
         self.exchange.advance()
-        effects = self._stands(self.round + 1, self.descent.step(self.state, mean, self.rate(self.round)))
-        return [*effects, *self._go_on(now_ns)]
-
-    def _stands(self, round: int, state: Any) -> list[Effect]:
-        """The state after so many rounds is here."""
-        self.round, self.state = round, state
-        self.donor.forget()
-        done = (
-            [RoundDone(round, self.model)] if round > self.told else []
-        )  # of a view that came to nothing: told before
-        self.told = max(self.told, round)
-        return [*done, self._checkpoint()]
-
-    def _checkpoint(self, *, durable: bool = False) -> Checkpoint:
-        arrays, numbers = saved(self.state)
-        return Checkpoint(self.round, arrays, {**numbers, GROUP: self.group.saved()}, durable)
+        return [*self.at.step(mean), self.at.checkpoint(self.group.saved()), *self._go_on(now_ns)]
 
     # --- who goes on ----------------------------------------------------------------------------------------------
 
@@ -330,7 +315,7 @@ class AllReduce:
         """Give up what is under way, and tell all how far this one has come."""
         self.phase = "regrouping"
         self.exchange.renew(self.round)
-        told = self.group.stop(self.round, digest([self.model]), now_ns)
+        told = self.group.stop(self.round, self.at.digest, now_ns)
         return [*told, *self._propose_if_due(now_ns)]
 
     def _report(self, sender: NodeId, report: GroupReport, now_ns: int) -> list[Effect]:
@@ -370,7 +355,7 @@ class AllReduce:
         came = [node for node in view.members if node not in self.group.members]
         gone = self.group.adopt(view)
         self.exchange.renew(view.rounds)
-        effects: list[Effect] = [self._checkpoint(durable=True)]
+        effects: list[Effect] = [self.at.checkpoint(self.group.saved(), durable=True)]
         effects.append(Report("regrouped", {"workers": list(view.members), "without": gone}, self.round))
         effects += [Report("workers_back", came, self.round)] if came else []
         effects += self.group.announce()
@@ -393,16 +378,16 @@ class AllReduce:
     def _catch_up(self, view: GroupView) -> list[Effect]:
         self.phase = "catching"
         patience = SetTimer(("catching", view.epoch), self.settings.deadline_ns)
-        return [patience, *self.fetch.begin(view.donor, view.rounds)]
+        return [patience, *self.at.fetch.begin(view.donor, view.rounds)]
 
     def _piece(self, sender: NodeId, piece: StatePiece, now_ns: int) -> list[Effect]:
         if self.phase != "catching":
             return []
-        state, asked = self.fetch.take(sender, piece)
-        if state is None:
-            return [*asked, SetTimer(("catching", self.group.epoch), self.settings.deadline_ns)] if asked else []
-        fetched = Report("fetched", {"from": sender, "model_of_round": piece.rounds}, piece.rounds)
-        return [fetched, *self._stands(piece.rounds, state), *self._go_on(now_ns)]
+        whole, effects = self.at.take(sender, piece)
+        if not whole:
+            return [*effects, SetTimer(("catching", self.group.epoch), self.settings.deadline_ns)] if effects else []
+        self.asked = -1  # a gradient that is on its way is of another model
+        return [*effects, self.at.checkpoint(self.group.saved()), *self._go_on(now_ns)]
 
     def _return(self, now_ns: int) -> list[Effect]:
         """The others went on without this worker: ask them to be taken in again."""
@@ -430,4 +415,4 @@ class AllReduce:
 
     def _finish(self, failure: Failure | None = None) -> list[Effect]:
         self.phase = "finished"
-        return [Finish(self.model, failure)]
+        return [Finish(self.at.model, failure)]

@@ -1,0 +1,71 @@
+"""The state of the descent at one worker: the rounds that are behind it, and what others are given of it, or give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fedgossip.algorithms.base import restored, saved
+from fedgossip.algorithms.descent.base import Descent, DescentState
+from fedgossip.machine import Checkpoint, Effect, NodeId, Report, RoundDone
+from fedgossip.messages import StatePiece, StateQuery
+from fedgossip.protocols.state_fetch import StateDonor, StateFetch
+from fedgossip.vectors import Vector, digest
+
+GROUP = "group"
+"""In the facts of a checkpoint: the view."""
+
+
+class WorkerState:
+    """`rate` gives that of each round's step.  Invariant: a round is told to the record once, whatever comes of it."""
+
+    def __init__(self, descent: Descent[Any], initial: Vector, rate: Callable[[int], float], fetch: StateFetch) -> None:
+        self.descent, self.rate, self.fetch = descent, rate, fetch
+        self.donor = StateDonor(fetch.schema)
+        self.round, self.state = 0, descent.start(initial)
+        self.told = 0  # the last round that the record has
+
+    @property
+    def model(self) -> Vector:
+        state: DescentState = self.state
+        return state.x
+
+    @property
+    def digest(self) -> str:
+        return digest([self.model])
+
+    def resume(self, checkpoint: Checkpoint) -> Any:
+        """Go on from a life before; return what it had written of the group."""
+        facts = dict(checkpoint.facts)
+        group = facts.pop(GROUP)
+        self.round = self.told = checkpoint.round
+        self.state = restored(self.state, checkpoint.vectors, facts)
+        return group
+
+    def step(self, mean: Vector) -> list[Effect]:
+        """Take the step of this round along the mean gradient [d]."""
+        return self._stands(self.round + 1, self.descent.step(self.state, mean, self.rate(self.round)))
+
+    def _stands(self, round: int, state: Any) -> list[Effect]:
+        """The state after so many rounds is here; one of a view that came to nothing may have been told before."""
+        self.round, self.state = round, state
+        self.donor.forget()
+        new, self.told = round > self.told, max(self.told, round)
+        return [RoundDone(round, self.model)] if new else []
+
+    def checkpoint(self, group: Mapping[str, object], *, durable: bool = False) -> Checkpoint:
+        """Return all that a next life needs; `group`: the view."""
+        arrays, numbers = saved(self.state)
+        return Checkpoint(self.round, arrays, {**numbers, GROUP: group}, durable)
+
+    def give(self, sender: NodeId, asked: StateQuery) -> list[Effect]:
+        """Answer one that is behind."""
+        return self.donor.answer(sender, asked, self.round, self.state)
+
+    def take(self, sender: NodeId, piece: StatePiece) -> tuple[bool, list[Effect]]:
+        """(whether the state is whole, what to do).  Raises ProtocolError for a piece of no such state."""
+        state, effects = self.fetch.take(sender, piece)
+        if state is None:
+            return False, effects
+        fetched = Report("fetched", {"from": sender, "model_of_round": piece.rounds}, piece.rounds)
+        return True, [fetched, *self._stands(piece.rounds, state)]
