@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from commands import experiment as experiment_file
-from commands import finish, start, wait_until
+from commands import finish, in_process, start, wait_until
 
 from fedgossip import checkpoints
 from fedgossip.checkpoints import NEWEST, About, Checkpoints
@@ -23,6 +23,8 @@ from fedgossip.drivers.local import run_local
 from fedgossip.drivers.simulate import simulate
 from fedgossip.errors import NotWrittenError
 from fedgossip.machine import Checkpoint
+from fedgossip.net.identity import Identity
+from fedgossip.net.invitation import Invitation, new_secret, written
 from fedgossip.records import EventRow, NetworkRow, PeerRow, Row, RowWriter, read_rows
 from fedgossip.rundir import run_directory
 
@@ -247,3 +249,15 @@ def test_a_whole_file_that_does_not_fit_leaves_the_old_one(disk: Disk) -> None:
         run_directory.write_whole(disk.path / "ended.json", bytes(100_000))
     assert (disk.path / "ended.json").read_bytes() == b"before"
     assert not parts(disk.path)
+
+
+def test_who_has_no_room_on_the_disk_is_told_before_anybody_waits_for_it(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    invite = written(Invitation(("tcp://127.0.0.1:1",), Identity.new().public, new_secret(), 2**32 - 1))
+    disk.fill()
+    words = ["join", invite, "--folder", str(disk.path / "joined")]
+    said = in_process(words, disk.path, monkeypatch, capsys)
+    assert said.code == 2 and "peer.key" in said.errors[0] and len(said.err.splitlines()) == 2, said.err
+    disk.free()
+    assert not [*disk.path.rglob("peer.key")]

@@ -11,6 +11,14 @@ import pytest
 from commands import experiment, in_process, wait_until
 from test_host_join import SECONDS, People
 
+from fedgossip.cli.invited import InvitedSeat
+from fedgossip.errors import ConfigError
+from fedgossip.experiment import load_experiment
+from fedgossip.net.endpoints import signed
+from fedgossip.net.identity import Identity
+from fedgossip.net.routing import DIRECT
+from fedgossip.plans import compose
+
 pytestmark = pytest.mark.sockets
 
 TABLE = "x1,x2,y\n" + "".join(f"{k % 7},{k % 5},{'ab'[k % 7 > 2]}\n" for k in range(60))
@@ -139,3 +147,21 @@ def test_what_no_coordinator_can_host_is_said_before_an_invite_is_printed(
     federated(people)
     said = in_process(["host", "experiment.toml", *words], people.home("host"), monkeypatch, capsys)
     assert said.code == 2 and error in said.errors[0] and not said.out and len(said.err.splitlines()) == 2, said.err
+
+
+def test_a_client_holds_its_coordinator_to_what_it_agreed_to_when_the_run_began(tmp_path: Path) -> None:
+    """An organiser that proposes another sum to one that comes back is refused, whatever was shown and said yes to."""
+    people = [Identity.new() for _ in range(4)]
+    known = {node: signed(one, "tcp://10.0.0.1:5700" if node == 3 else "") for node, one in enumerate(people)}
+
+    def seat(**secure: object) -> InvitedSeat:
+        content = {"task": {"kind": "quadratic", "dim": 3}, "coordinator": {"clients": 3, "secure": secure}}
+        return InvitedSeat(compose.plan(load_experiment(content)), 0, tmp_path, tmp_path / "peer.key", DIRECT)
+
+    assert seat()._agreed(known)[1] == seat()._agreed(known)[1] is not None
+    others = {**known, 1: signed(Identity.new(), "")}
+    for changed, roster, named in ((seat(bound=9.0), known, "bound"), (seat(), others, "roster")):
+        with pytest.raises(ConfigError, match=f"policy.toml allows another run than this one: .*{named}"):
+            changed._agreed(roster)
+    with pytest.raises(ConfigError, match="switched the secure sum off"):
+        seat(on=False)._agreed(known)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
+import socket
 import sys
 import threading
 from collections.abc import Iterator
@@ -460,6 +461,18 @@ def test_guesses_with_a_fresh_key_each_are_as_few_as_new_callers(door: tuple[Inv
                 guess.ask(InviteProof(guess.who, __version__), 0.15)
         assert len(way._askers) <= GUESTS and way.refused > 0
     assert not house.admission.party.guests
+
+
+@pytest.mark.sockets
+def test_those_who_call_and_say_nothing_keep_nobody_waiting(door: tuple[InviteServer, House]) -> None:
+    way, house = door
+    where = "127.0.0.1", int(way.address.rpartition(":")[2])
+    with contextlib.ExitStack() as stack:
+        for said in (b"", b"\xff", b"GET / HTTP/1.1\r\n", b"\xff\0\0\0\0\0\0\0\0\x7f\3") * 8:
+            stack.enter_context(silent := socket.create_connection(where, 10))
+            silent.sendall(said)
+        honest = stack.enter_context(closing(knocking(way, house)))
+        assert joining.proposal(honest, 5.0) == PROPOSAL
 
 
 @pytest.mark.sockets

@@ -146,6 +146,24 @@ def test_a_peer_whose_address_changes_goes_on_and_at_most_one_round_is_lost(stac
     assert not site.events("anna", "gone") or all(not isinstance(one, dict) for one in site.events("anna", "gone"))
 
 
+def test_a_client_whose_address_changes_calls_again_and_at_most_one_round_is_lost(
+    stack: ExitStack, tmp_path: Path
+) -> None:
+    site = site_of(stack, LAN, tmp_path)
+    text = 'rounds = 100000\ntask = { kind = "quadratic", dim = 5 }\n'
+    text += "[coordinator]\nclients = 2\nmin_clients = 2\nsecure.on = false\ndeadline = 5.0\n"
+    (site.home("anna") / "experiment.toml").write_text(text)
+    invite = site.host("anna")
+    for machine in ("bob", "carl"):
+        site.start(machine, "join", invite, "--yes")
+    site.reach(10, "anna", seconds=FIRST_ROUND_SECONDS)
+    bob = site.net.name("bob")
+    for words in (("addr", "flush", "dev", "eth0"), ("addr", "add", "10.79.0.77/24", "dev", "eth0")):
+        subprocess.run(["ip", "-n", bob, *words], check=True, capture_output=True)
+    site.reach(site.round("anna") + 20, "anna")  # of two clients, so with bob at his new address
+    assert len(site.events("anna", "abandoned")) <= 1
+
+
 def masquerade(router: str, net: Machines) -> None:
     """Let what comes from inside a router leave with its own address, and nothing come in by itself."""
     ways = {

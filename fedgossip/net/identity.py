@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from zmq.utils import z85
 
 from fedgossip.decoding import from_toml
-from fedgossip.errors import ConfigError
+from fedgossip.errors import ConfigError, NotWrittenError
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,8 @@ class Identity:
     def save(self, path: Path, block: str = "") -> None:
         """Write the pair, readable by the owner only, and below it the peer's own block for endpoints.toml.
 
-        An existing file is never overwritten.  Raises ConfigError where there is one.
+        An existing file is never overwritten.  Raises ConfigError where there is one, and NotWrittenError; there is no
+        file then.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         pair = f"public = '{self.public}'\nsecret = '{self.secret}'\n"
@@ -63,9 +64,13 @@ class Identity:
             handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         except FileExistsError:
             raise ConfigError(f"{path}: there is a key already", "Use it, or name another file with --out.") from None
-        with os.fdopen(handle, "w") as file:
-            file.write("# A fedgossip peer's key pair: keep this file to yourself.\n" + pair)
-            file.write(f"\n# Its public block, for endpoints.toml:\n{block}" if block else "")
+        try:
+            with os.fdopen(handle, "w") as file:
+                file.write("# A fedgossip peer's key pair: keep this file to yourself.\n" + pair)
+                file.write(f"\n# Its public block, for endpoints.toml:\n{block}" if block else "")
+        except OSError as error:
+            path.unlink(missing_ok=True)
+            raise NotWrittenError(path, error) from None
 
     @classmethod
     def load(cls, path: Path) -> Identity:
