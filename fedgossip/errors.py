@@ -33,7 +33,7 @@ class NotWrittenError(ConfigError):
 
     def __init__(self, path: Path, error: OSError) -> None:
         reason = error.strerror or str(error)
-        advice = "Make room there and go on with --resume, or choose a folder on another disk with --out (by invite --folder)."
+        advice = "Make room there and go on, with --resume; or choose a folder on another disk: --out, or --folder."
         super().__init__(f"{path}: not written: {reason}{_room(path)}", advice)
         self.path = path
 

@@ -251,6 +251,8 @@ def test_a_whole_file_that_does_not_fit_leaves_the_old_one(disk: Disk) -> None:
     assert not parts(disk.path)
 
 
+@pytest.mark.sockets
+@pytest.mark.root
 def test_who_has_no_room_on_the_disk_is_told_before_anybody_waits_for_it(
     disk: Disk, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
