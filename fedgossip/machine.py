@@ -238,7 +238,7 @@ class LocalWork:
 class Failure:
     """Why a participant has ended before its time: plain data, so that it can stand in a trace and in an image."""
 
-    kind: Literal["network", "peer", "budget", "too_few"]
+    kind: Literal["network", "peer", "budget", "too_few", "training"]
     text: str
     advice: str = ""
 
@@ -252,6 +252,7 @@ _ERRORS: Mapping[str, type[FedgossipError]] = {
     "peer": PeerError,
     "budget": BudgetError,
     "too_few": TooFewPeersError,
+    "training": TrainingError,
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,12 @@ import pytest
 from test_allreduce import NAMES, any_faults, quadratic
 
 from fedgossip import simulate
+from fedgossip.drivers.simulate import simulate_plan
 from fedgossip.errors import FedgossipError
+from fedgossip.experiment import load_experiment
+from fedgossip.plans import compose
 from fedgossip.records import EventRow, PeerRow
+from fedgossip.task import Update
 from fedgossip.vectors import digest
 
 
@@ -120,6 +125,26 @@ def test_whatever_is_lost_and_whoever_comes_back_all_end_in_one_model() -> None:
 def test_whoever_comes_back_in_two_thousand_runs() -> None:
     ended = [after_returns(seed) for seed in range(2000)]
     assert ended.count("finished") > 1200
+
+
+@pytest.mark.parametrize("method", ["ring", "star"])
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, 1e30])
+def test_a_worker_whose_gradient_explodes_goes_and_the_others_go_on(method: str, wrong: float) -> None:
+    plan = compose.plan(load_experiment(quadratic(4, method, rounds=10)))
+    task, _ = compose.task_of(plan.experiment, 4)
+    gradients = task.gradients
+
+    def exploding(jobs: Any) -> list[Update]:
+        found = list(gradients(jobs))
+        for place, job in enumerate(jobs):
+            if job.node == 2 and job.round >= 3:
+                found[place] = replace(found[place], difference=np.full(40, wrong, np.float32))
+        return found
+
+    task.gradients = exploding
+    run = simulate_plan(plan, task=task)
+    assert run.summary["status"] == "partial" and "too large to be added up" in str(named(run, "failed")[0].value)
+    assert all(rounds_of(run, peer) == list(range(1, 11)) for peer in (0, 1, 3)) and rounds_of(run, 2) == [1, 2, 3]
 
 
 def test_every_method_takes_workers_in_again() -> None:

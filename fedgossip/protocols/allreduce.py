@@ -6,7 +6,7 @@
     joining     GroupReport                                    regrouping
     joining     GroupView                                      returning
     joining     start                                          finished regrouping
-    training    Trained                                        reducing training leaving regrouping
+    training    Trained                                        reducing training leaving regrouping finished
     reducing    ReduceChunk                                    training leaving regrouping
     training    PeerGone GroupReport WorkerReturn              regrouping
     reducing    PeerGone GroupReport WorkerReturn deadline     regrouping
@@ -283,8 +283,17 @@ class AllReduce:
         self.training = False
         if self.asked != self.round:
             return self._go_on(now_ns) if self.phase == "training" else []
-        self.contribution = contribution_of(event.update, event.examples, event.metrics)
+        brought = contribution_of(event.update, event.examples, event.metrics)
+        if not self.exchange.now.bears(brought[0], *brought[1]):
+            return self._exploded()
+        self.contribution = brought
         return self._reduce(now_ns) if self.phase == "training" else []
+
+    def _exploded(self) -> list[Effect]:
+        """No sum can hold this gradient: go, so that the others need not wait for what they would refuse."""
+        text = f"worker {self.node}, round {self.round}: its gradient is not finite, or too large to be added up"
+        failure = Failure("training", text, "Look at its data, or lower train.lr.")
+        return [*self._goodbye(), *self._finish(failure)]
 
     def _reduce(self, now_ns: int) -> list[Effect]:
         assert self.contribution

@@ -47,6 +47,7 @@ class Reduction:
 
     def __init__(self, rank: int, table: Table, length: int, kind: np.dtype[np.floating], bucket: int) -> None:
         assert length > 0 and bucket > 0
+        self._table = table
         self._summed = table.workers > 1 and not table.exact
         """Whether weighted terms are added, and divided at the end."""
         self._held = empty(0, kind)  # until it begins
@@ -73,6 +74,12 @@ class Reduction:
     @property
     def begun(self) -> bool:
         return self._begun
+
+    def bears(self, weight: float, *pieces: Vector) -> bool:
+        """Whether the rank's own vector can be added to others of its size: else all others would refuse it."""
+        largest = max(max(float(piece.max()), -float(piece.min())) for piece in pieces)
+        most = REACH / 2 if self._table.exact else float(np.sqrt(np.finfo(self._held.dtype).max))
+        return weight * largest * self._table.workers < most  # not so of a nan
 
     def begin(self, weight: float, *pieces: Vector) -> list[Chunk]:
         """Give the rank's own vector, in pieces; return what goes out now.  Chunks may have come before."""
