@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from fedgossip import load_experiment
+from fedgossip.cli.compare import USUAL
 from fedgossip.errors import ConfigError
 from fedgossip.experiment.reading import content_of
 from fedgossip.paradigms.experiments import experiment_for
@@ -183,6 +185,31 @@ def test_with_one_that_is_ten_times_slower_who_waits_for_nobody_is_three_times_s
     rows = json.loads(compared("--workers", "8", "--paradigms", names, "--json").out)["table"]
     waits, bounded, free = (row["seconds_to_target"] for row in rows)
     assert waits >= 3 * free and free < bounded <= waits
+
+
+PAGE = (Path(__file__).parents[1] / "docs" / "paradigms.md").read_text()
+ROW = r"^\| `([a-z:-]+)` \| (\d+) \| ([\d.]+) ms \| ([\d.]+) ms \| ([\d.]+) s \| ([\d.]+) s \|"
+SHOWN = re.compile(ROW, re.MULTILINE)
+QUICK = ("fedavg", "gossip")
+NAMES = [found[1] for found in SHOWN.finditer(PAGE)]
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in QUICK else pytest.mark.long) for n in NAMES])
+def test_the_figures_of_the_document_are_those_of_its_command(name: str, compared: Any, file: Path) -> None:
+    """Virtual seconds do not depend on the machine; the round at which a target is reached may, by its rounding."""
+    file.write_text(PAGE.split("```toml\n")[1].split("```")[0])
+    said = compared("--workers", "4", "--paradigms", name, "--json", "--set", "train.device=cpu")
+    assert said.code == 0, said.err
+    (row,) = json.loads(said.out)["table"]
+    (shown,) = [found for found in SHOWN.finditer(PAGE) if found[1] == name]
+    assert row["rounds"] == int(shown[2]) and row["seconds"] == pytest.approx(float(shown[5]), rel=0.005)
+    assert 1000 * row["round_seconds"] == pytest.approx(float(shown[3]), rel=0.01)
+    assert 1000 * row["told"]["round_seconds"] == pytest.approx(float(shown[4]), rel=0.01)
+    assert row["seconds_to_target"] == pytest.approx(float(shown[6]), rel=0.1)
+
+
+def test_the_document_has_the_usual_eight() -> None:
+    assert ",".join(NAMES) == USUAL and f"{len(NAMES)} paradigms" in PAGE.replace("eight", "8")
 
 
 def test_a_staleness_can_be_named_and_a_word_cannot() -> None:
