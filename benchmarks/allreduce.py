@@ -1,6 +1,6 @@
 """Milliseconds of one all-reduce among real processes, beside gloo's and beside bare links that carry the same bytes.
 
-    python benchmarks/allreduce.py [--processes 4,8] [--megabytes 1,25,100] [--methods ring] [--rounds R] [--json]
+    python benchmarks/allreduce.py [--processes 4,8] [--megabytes 1,25,100] [--methods ring] [--rounds R] [--turns T]
 
 The contestants take turns, because machines are noisy: only the ratios of one run mean something.  The floors send what
 a ring's table says, part after part, and add nothing; fedgossip's rounds hold the step on the mean gradient too.
