@@ -115,6 +115,8 @@ class Terms:
     """Each step's gradient gets pull * (weights - the given vector), the mu of FedProx."""
     correction: Vector | None = None
     """[d], added to each step's gradient: SCAFFOLD's c - c_i."""
+    at_rest: bool = False
+    """Whether momentum begins at rest, as FedNova's formula has it; an optimizer that goes on by itself is told to."""
 
     @property
     def active(self) -> bool:

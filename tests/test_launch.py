@@ -70,7 +70,7 @@ def summary(folder: Path, out: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("kind", [["--graph", "ring"], ["--coordinator", "--rounds", "4"]], ids=["ring", "secure"])
 def test_launched_and_simulated_loops_end_with_the_same_digest(folder: Path, kind: list[str]) -> None:
-    words = ["launch", "-n", "4", *kind, "--local-steps", "2", "--set", "eval.every=2"]
+    words = ["launch", "-n", "4", *kind, "--local-steps", "2", "--set", "eval.every=2", "--set", 'track.to=["csv"]']
     more = ["train.py", "9" if "ring" in kind else "8", "0"]
     real = finish(start([*words, "--out", "real", *more], folder))
     simulated = finish(start([*words, "--simulate", "--out", "sim", *more], folder))
@@ -79,6 +79,8 @@ def test_launched_and_simulated_loops_end_with_the_same_digest(folder: Path, kin
     assert one["digest"] and one["digest"] == other["digest"]
     assert one["score"]["averaged"] == pytest.approx(other["score"]["averaged"])
     assert one["status"] == "finished" and one["rounds"] == (5 if "ring" in kind else 4)
+    tracked = [(folder / out / "rounds.csv").read_text().splitlines() for out in ("real", "sim")]
+    assert tracked[0][0] == tracked[1][0] and len(tracked[0]) == len(tracked[1]) > 4
     assert "loop 0 of 4 after" in real.out and "loop 1 of 4" not in real.out
     assert "loop 3 of 4 after" in (folder / "real" / "peers" / "03" / "log.txt").read_text()
     told = [(folder / "real" / name).read_text() for name in ("experiment.toml", "report.html")]

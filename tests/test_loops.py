@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from commands import in_process
 from loops_kit import Machines, batches, loop, net, ring, train
 from torch import nn
 
@@ -174,6 +175,35 @@ def test_fedprox_pulls_a_loop_back_to_what_it_was_given() -> None:
         return float(np.linalg.norm(run.vectors[-1][: start.size] - start))
 
     assert moved(20.0) < 0.8 * moved(0.0001)
+
+
+def test_fednova_lets_the_momentum_of_a_loop_begin_each_round_at_rest() -> None:
+    """Its formula divides by what steps from rest add up to; without it the buffer of the last round would be there."""
+    seen: list[list[float]] = []
+
+    def run() -> None:
+        torch.manual_seed(0)
+        model = nn.Linear(2, 1, bias=False)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+        peer = fedgossip.join(model, optimizer)
+        kept = []
+        for _ in range(6):
+            optimizer.zero_grad()
+            model(torch.ones(1, 2)).sum().backward()  # the gradient is always one
+            optimizer.step()
+            kept.append(optimizer.state[model.weight]["momentum_buffer"][0, 0].item())
+            peer.step()
+        peer.close()
+        seen.append(kept)
+
+    options = {"momentum": 0.9}
+    coordinator = {"clients": 2, "algorithm": "fednova", "options": options, "secure": {"on": False}}
+    content = {"coordinator": coordinator, "rounds": 3, "task": {"kind": "loop"}, "train": {"local_steps": 2}}
+    fedgossip.simulate_loop(run, experiment=content)
+    assert seen == [pytest.approx([1.0, 1.9] * 3)] * 2
+    goes_on = {**coordinator, "algorithm": "fedavg", "options": {}}
+    fedgossip.simulate_loop(run, experiment={**content, "coordinator": goes_on})
+    assert seen[2][2] == pytest.approx(2.71)  # 1 + 0.9 * 1.9: it goes on
 
 
 @pytest.mark.parametrize(
@@ -552,3 +582,32 @@ def test_a_launcher_that_is_gone_ends_the_loop_with_an_error() -> None:
     ended = PeerEnded("interrupted", 3, {}, exit_code=130)
     assert isinstance(HostThread.stopped(ended, asked=False), NetworkError)
     assert HostThread.stopped(ended, asked=True) is None
+
+
+@pytest.mark.sockets
+def test_a_loop_that_stops_calling_step_is_missed_and_watch_says_who(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    deadline = {"deadline": 2.0, "least_deadline": 2.0}
+    machines = Machines(tmp_path, ring(3, steps=1, algorithm=deadline))
+    gone_on, waiting = threading.Event(), threading.Barrier(3)
+    models = [net() for _ in range(3)]  # here: threads share torch's random state
+
+    def body(node: int) -> Callable[[], object]:
+        def run() -> object:
+            peer = machines.join(node)(models[node], torch.optim.SGD(models[node].parameters(), 0.1))
+            waiting.wait(60)
+            for step in range(4):
+                if node == 1 and step == 2:
+                    assert gone_on.wait(60)  # until another one has done all its rounds
+                peer.step()
+            gone_on.set()
+            peer.close()
+            return peer.round
+
+        return run
+
+    found = machines.run({node: body(node) for node in range(3)}, 120)
+    assert found[0] == found[2] == 4, found
+    said = in_process(["watch", str(tmp_path / "out0")], tmp_path, monkeypatch, capsys)
+    assert "goes on without 1" in said.out, said.out

@@ -1,4 +1,4 @@
-"""What a federated algorithm adds to a loop's gradients: the pull of FedProx, the correction of SCAFFOLD."""
+"""What a federated algorithm asks of a loop's optimizers: the pull of FedProx, the correction of SCAFFOLD, rest."""
 
 from __future__ import annotations
 
@@ -11,12 +11,19 @@ from fedgossip.learning.parameters import Exchanged
 from fedgossip.machine import Terms
 from fedgossip.vectors import Vector
 
+MOMENTUM = {"momentum_buffer", "exp_avg"}
+"""The names by which torch's optimizers keep the direction of their last steps."""
+
 
 class GradientTerms:
-    """Hooks before each step of the optimizers: gradient += pull * (weights - given) + correction."""
+    """Hooks before each step of the optimizers: gradient += pull * (weights - given) + correction.
+
+    Where an algorithm counts steps from rest (FedNova with momentum), what optimizers remember of directions is
+    forgotten when a round begins; all else that they keep, such as Adam's step count and second moments, stays.
+    """
 
     def __init__(self, exchanged: Exchanged, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        self._exchanged = exchanged
+        self._exchanged, self._optimizers = exchanged, optimizers
         self._pull = 0.0
         self._given: list[torch.Tensor] = []
         self._correction: list[torch.Tensor] = []
@@ -24,6 +31,9 @@ class GradientTerms:
 
     def use(self, terms: Terms | None, given: Vector) -> None:
         """From now on add these; None: nothing."""
+        if terms and terms.at_rest:
+            for optimizer in self._optimizers:
+                forget_direction(optimizer)
         self._pull = terms.pull if terms else 0.0
         self._given = self._exchanged.parts_of(given) if self._pull else []
         corrected = terms is not None and terms.correction is not None
@@ -46,3 +56,12 @@ class GradientTerms:
                     tensor.grad += self._pull * (tensor - self._given[place])
                 if self._correction:
                     tensor.grad += self._correction[place]
+
+
+def forget_direction(optimizer: torch.optim.Optimizer) -> None:
+    """Let the optimizer's momentum begin at rest: its buffers are zero."""
+    with torch.no_grad():
+        for kept in optimizer.state.values():
+            for name in MOMENTUM & kept.keys():
+                if kept[name] is not None:
+                    kept[name].zero_()
