@@ -1,8 +1,8 @@
 """What four loops learn together, each from a quarter of the plays, beside one loop that has them all.
 
 A character transformer of two layers, `examples/loops/characters.py`, as four peers on a ring; and the bare loop over
-the whole text, with as many steps and four times as many examples in each.  Printed: the loss of both on the last
-tenth of the text, in nats per character, and the ratio.
+the whole text, with as many steps of as many examples as each peer has, and with four times as many examples in a step,
+as all peers have together.  Printed: the loss of each on the last tenth of the text, in nats per character, and ratios.
 
     python benchmarks/characters.py TEXT [STEPS]
 """
@@ -28,18 +28,24 @@ def loss_of(words: list[str], folder: str) -> float:
     return float(re.findall(r"nats per character of what was kept: ([\d.]+)", done.stdout)[-1])
 
 
-def compared(text: Path, steps: int) -> tuple[float, float]:
-    """Return the loss of the four loops' model, and of the one loop."""
-    given = [str(text.resolve()), str(steps)]
-    with TemporaryDirectory() as folder:
-        launch = [sys.executable, "-m", "fedgossip", "launch", "-n", str(PEERS), "--graph", "ring", "--no-report"]
-        together = loss_of([*launch, "--out", "run", str(LOOPS / "characters.py"), *given, str(BATCHES)], folder)
-        alone = [sys.executable, str(LOOPS / "characters_bare.py"), *given, str(PEERS * BATCHES)]
-        return together, loss_of(alone, folder)
+def together(text: Path, steps: int, folder: str) -> float:
+    """Return the loss of the mean of the four loops' models."""
+    launch = [sys.executable, "-m", "fedgossip", "launch", "-n", str(PEERS), "--graph", "ring", "--no-report"]
+    script = [str(LOOPS / "characters.py"), str(text.resolve()), str(steps), str(BATCHES)]
+    return loss_of([*launch, "--out", "run", *script], folder)
+
+
+def alone(text: Path, steps: int, folder: str, batches: int = BATCHES) -> float:
+    """Return the loss of one loop that has all the text."""
+    script = [str(LOOPS / "characters_bare.py"), str(text.resolve()), str(steps), str(batches)]
+    return loss_of([sys.executable, *script], folder)
 
 
 if __name__ == "__main__":
-    steps = int(sys.argv[2]) if len(sys.argv) > 2 else 600
-    together, alone = compared(Path(sys.argv[1]), steps)
-    print(f"{steps} steps, nats per character: {together:.4f} by {PEERS} loops, {alone:.4f} by one")
-    print(f"ratio {together / alone:.4f}")
+    text, steps = Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 800
+    with TemporaryDirectory() as folder:
+        peers, one = together(text, steps, folder), alone(text, steps, folder)
+        larger = alone(text, steps, folder, PEERS * BATCHES)
+    print(f"{steps} steps, nats per character: {peers:.4f} by {PEERS} loops")
+    print(f"one loop with as many examples a step as each of them: {one:.4f}, ratio {peers / one:.4f}")
+    print(f"one loop with as many as all of them: {larger:.4f}, ratio {peers / larger:.4f}")

@@ -219,14 +219,14 @@ def test_of_the_adapted_example_the_adapters_travel_alone(
 
 @pytest.mark.long
 @pytest.mark.data
-def test_four_loops_learn_the_plays_as_well_as_one_that_has_them_all(real_data: Path) -> None:
+def test_four_loops_learn_the_plays_as_well_as_one_that_has_them_all(real_data: Path, tmp_path: Path) -> None:
     sys.path.insert(0, str(EXAMPLES.parent / "benchmarks"))
     try:
-        from characters import compared
+        from characters import alone, together
     finally:
         del sys.path[0]
-    together, alone = compared(real_data / "shakespeare" / "tinyshakespeare.txt", 600)
-    assert together < 1.03 * alone
+    plays = real_data / "shakespeare" / "tinyshakespeare.txt"
+    assert together(plays, 300, str(tmp_path)) < 1.03 * alone(plays, 300, str(tmp_path))
 
 
 @pytest.mark.long

@@ -23,7 +23,8 @@ from fedgossip.loops.joining import LOOP, NODE, N
 from fedgossip.loops.seats import SEAT
 from fedgossip.machine import NodeId
 from fedgossip.plain import printable
-from fedgossip.rundir.run_directory import LAUNCHED, write_whole
+from fedgossip.report.reading import LAUNCHED
+from fedgossip.rundir.run_directory import write_whole
 
 STOP_SECONDS = 10.0
 """Scripts that have not ended so long after SIGINT are killed."""

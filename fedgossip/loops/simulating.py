@@ -38,6 +38,7 @@ from fedgossip.machine import NodeId
 from fedgossip.plans import compose
 from fedgossip.plans.compose import Plan
 from fedgossip.records import Row
+from fedgossip.report.page import write_report
 from fedgossip.rundir.run_directory import Run
 from fedgossip.vectors import Vector
 
@@ -91,7 +92,12 @@ def simulate_script(
         output = None if node in shown else io.StringIO()
         things = ScriptBelongings(plan.learners, node, plan.experiment.seed, main=main, words=words, output=output)
         loops.append(_Loop(node, partial(_execute, command.script, things), things))
-    return _simulated(plan, loops, out, report=report, watch=watch)
+    run = _simulated(plan, loops, out, report=False, watch=watch)
+    if out:
+        command.keep(out)
+        if report:
+            write_report(out)
+    return run
 
 
 def _nodes(plan: Plan) -> range:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from fedgossip.decoding import json_value
+from fedgossip.decoding import UnreadableError, json_value
 from fedgossip.errors import ConfigError
 from fedgossip.learning.objectives import score_told
 from fedgossip.records import renamed
@@ -22,6 +22,9 @@ from fedgossip.report.participation import Participation
 from fedgossip.report.rows import ReportedEvent, ReportedPeerRound, ReportedRound
 from fedgossip.roles import Role, Roles, federated_roles, peer_roles
 from fedgossip.scores import ACCURACY, Score
+
+LAUNCHED = "launched.json"
+"""The file of a run directory that names the script of its loops."""
 
 EVENTS_KEPT = 200
 PARTICIPANTS_MAX = 1_000_000
@@ -218,6 +221,8 @@ class RecordedRun:
     events: list[ReportedEvent]
     experiment: str | None
     participation: Participation | None = None
+    script: tuple[str, ...] = ()
+    """The script of loops that were launched, and its arguments."""
 
     @property
     def name(self) -> str:
@@ -272,7 +277,17 @@ def read_run(folder: Path) -> RecordedRun:
                 events.append(event)
     experiment = folder / "experiment.toml"
     text = experiment.read_text("utf-8", errors="replace") if experiment.is_file() else None
-    return RecordedRun(summary, [network[r] for r in sorted(network)], totals, events, text, participation)
+    rounds, script = [network[r] for r in sorted(network)], _script_of(folder)
+    return RecordedRun(summary, rounds, totals, events, text, participation, script)
+
+
+def _script_of(folder: Path) -> tuple[str, ...]:
+    """Return the name of the script that was launched and its arguments, () where there was none."""
+    try:
+        told = json_value((folder / LAUNCHED).read_bytes())
+        return (Path(told["script"]).name, *(str(one) for one in told["arguments"]))
+    except (OSError, UnreadableError, TypeError, KeyError):
+        return ()
 
 
 def _of_one_model(row: ReportedRound) -> ReportedRound:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -34,6 +35,8 @@ class Repeating:
 def repeating(run: RecordedRun) -> Repeating:
     """Return what a reader of the run's folder is to do."""
     summary = run.summary
+    if _at(_experiment(run), "task", "kind") == "loop":
+        return _of_loops(run)
     if summary.data and summary.data.source == GIVEN:
         text = (
             "Its task was given by a program, simulate(task=...), and is in no file: experiment.toml names other data."
@@ -49,6 +52,18 @@ def repeating(run: RecordedRun) -> Repeating:
     if reason:
         return Repeating(f"{before}, this computes the same again; {reason}:", command, same=False)
     return Repeating(f"{before}, this ends with the same digest, bit for bit, {_provided(run, e)}:", command, same=True)
+
+
+def _of_loops(run: RecordedRun) -> Repeating:
+    """Loops are a script of the user's, who alone knows whether it does the same again."""
+    if not run.script:
+        return Repeating("Its loops are the user's own, which no file here names.", None, same=False)
+    text = (
+        f"In this folder, with its experiment.toml and a copy of {run.script[0]}, this computes the same again if the"
+        " script does, simulated; of a synchronous run of which nobody was missed it has the same digest then:"
+    )
+    words = shlex.join(run.script)
+    return Repeating(text, f"fedgossip launch --simulate --experiment experiment.toml {words}", same=False)
 
 
 def _experiment(run: RecordedRun) -> Mapping[str, Any]:

@@ -7,7 +7,7 @@
     model.safetensors    the averaged model, named parameters
     report.html          one page, no external request
     peers/03/            what each real process wrote itself
-    launched.json        the script of launched loops, and its arguments
+    launched.json        the script of loops that were launched or simulated, and its arguments
     INCOMPLETE           there until all of the above is, and still there when a run was interrupted or failed
 
 A run's status is `finished`; `exhausted`, when its budget of privacy was; `partial`, when it came to its end without
@@ -39,6 +39,7 @@ from fedgossip.plans.completeness import Lacking
 from fedgossip.plans.compose import DataShares, Plan
 from fedgossip.plans.plan import EXHAUSTED, PARTIAL
 from fedgossip.records import EventRow, NetworkRow, Row, RowWriter, read_rows
+from fedgossip.report.reading import LAUNCHED
 from fedgossip.roles import ROLES
 from fedgossip.rundir.busiest import busiest
 from fedgossip.rundir.tracking import Tracking
@@ -47,7 +48,6 @@ from fedgossip.task import LocalTask, tensors_of
 from fedgossip.vectors import Vector, consensus_distance, digest, mean
 
 INCOMPLETE = "INCOMPLETE"
-LAUNCHED = "launched.json"
 _INCOMPLETE = "This run has not finished; metrics.jsonl holds what was measured so far.\n"
 
 CAUSES_KEPT = 20
@@ -173,7 +173,7 @@ def _advice_on(path: Path) -> str:
 
 def is_launched(path: Path) -> bool:
     """Whether a run directory is one of scripts that were launched."""
-    return (path / LAUNCHED).exists()
+    return (path / LAUNCHED).exists() and (path / "peers").is_dir()
 
 
 def describe(folder: Path, plan: Plan) -> None:
