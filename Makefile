@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test check format bench long picture clean
+.PHONY: demo test check format bench long picture docs clean
 
 demo: $(STAMP)
 	$(BIN)/fedgossip demo
@@ -22,6 +22,16 @@ format: $(STAMP)
 
 long: $(STAMP)
 	$(BIN)/pytest --long
+
+# The site of docs/, into site/: strict, so that a dead link or a page that the menu lacks fails.  What builds it (the extra
+# docs, 0.13 GB) is installed at the first call.
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "Open site/index.html; with search:  $(BIN)/python -m http.server --directory site"
+
+$(VENV)/.docs: $(STAMP)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[docs]'
+	@touch $@
 
 # The picture of the README, of a demo run now.
 picture: $(STAMP)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from fedgossip.task import Job, LocalTask, Segment, StatefulTask, Update
     from fedgossip.topology import Forecast, Mixing, Spectrum, Topology, build, forecast, resolve, spectrum
 
-_HOMES = {
+HOMES = {
     "ConfigError": "fedgossip.errors",
     "FedgossipError": "fedgossip.errors",
     "Experiment": "fedgossip.experiment",
@@ -51,6 +51,7 @@ _HOMES = {
         ("Forecast", "Mixing", "Spectrum", "Topology", "build", "forecast", "resolve", "spectrum"), "fedgossip.topology"
     ),
 }
+"""Where each name is, by the name."""
 
 __all__ = [
     "ConfigError",
@@ -81,9 +82,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in HOMES:
         raise AttributeError(f"module 'fedgossip' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    return getattr(importlib.import_module(HOMES[name]), name)
 
 
 def __dir__() -> list[str]:

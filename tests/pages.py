@@ -1,11 +1,13 @@
 """Someone who types what a page of the documentation says, block by block, in one folder.
 
-An HTML comment before a block says what is special about it: `file: NAME` writes it to that file for what follows,
-`each machine` runs it for three machines on loopback addresses, `skip: REASON` leaves it out.
+A line of `sh` is one of `fedgossip`, which runs in this process, of `python`, or `cd`.  An HTML comment before a block
+says what is special about it: `file: NAME` writes it to that file for what follows, `each machine` runs it for three
+machines on loopback addresses, `skip: REASON` leaves it out.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
@@ -48,7 +50,15 @@ class Block:
 
 
 def blocks(path: Path) -> list[Block]:
-    text = path.read_text()
+    return blocks_of(path.read_text())
+
+
+def sections(path: Path) -> dict[str, str]:
+    """Return the text of each section of a page, by its heading."""
+    return dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", path.read_text(), re.MULTILINE | re.DOTALL))
+
+
+def blocks_of(text: str) -> list[Block]:
     return [
         Block(m["kind"], m["note"] or "", dedent(m["text"]), text.count("\n", 0, m.start("kind")) + 1)
         for m in BLOCK.finditer(text)
@@ -104,8 +114,14 @@ class Reader:
 
 
 def typed(line: str, done: Sequence[int | None] = (0, None)) -> None:
-    """Run one command line as the shell would; only `fedgossip` has a place in the blocks."""
+    """Run one command line as the shell would."""
     program, *words = shlex.split(line, comments=True)
+    if program == "cd":
+        os.chdir(words[0])
+        return
+    if program == "python":
+        subprocess.run([sys.executable, *words], check=True)
+        return
     assert program == "fedgossip", line
     found = [sorted(map(str, Path().glob(word))) if "*" in word else [word] for word in words]
     assert cli([word for one in found for word in one], standalone_mode=False) in done, line

@@ -15,13 +15,13 @@ from fedgossip.topology.mixing import Mixing, assemble, from_edge_weights
 def build(topology: Topology, rule: str = "metropolis") -> Mixing:
     """Return the mixing that `rule` makes of the graph.
 
-    metropolis     1 / (1 + max(d_i, d_j)).  On a directed graph where every node sends to d and hears d others, the
-                   same number for all, 1 / (1 + d), which is what the formula would give; ConfigError on others.
-    max-degree     1 / (1 + largest degree)
-    uniform        1 / (1 + d), a plain average; every node must have the same degree d
-    lazy           half Metropolis, half keeping: no negative eigenvalue
-    best-constant  the one edge weight with the fastest worst case, 2 / (mu_2 + mu_n); may weigh oneself negatively
-    push           1 / (1 + successors of the sender), on any graph: columns sum to 1 and rows need not (`push_weights`)
+    - metropolis: 1 / (1 + max(d_i, d_j)).  On a directed graph where every node sends to d and hears d others, the
+      same number for all, 1 / (1 + d), which is what the formula would give; ConfigError on others.
+    - max-degree: 1 / (1 + largest degree)
+    - uniform: 1 / (1 + d), a plain average; every node must have the same degree d
+    - lazy: half Metropolis, half keeping: no negative eigenvalue
+    - best-constant: the one edge weight with the fastest worst case, 2 / (mu_2 + mu_n); may weigh oneself negatively
+    - push: 1 / (1 + successors of the sender), on any graph: columns sum to 1 and rows need not (`push_weights`)
 
     Raises ConfigError for an unknown rule and for a rule that the graph does not allow.
 
