@@ -102,37 +102,42 @@ def test_private_gossip_is_by_invite_too_for_its_neighbours_are_all_there_when_i
     assert "masked: neighbours learn their sum alone" in people.said("b")
 
 
-def test_a_run_of_fixed_participants_does_not_begin_without_one_of_them(people: People) -> None:
-    federated(people)
-    invite = people.host("--peers", "3", "--expires", "0.25")
-    people.join("b", invite, "--data", "csv:mine.csv?label=y")
-    assert people.ended("host") == 7
-    said = people.said("host").splitlines()
-    assert said[-2].startswith("error: 2 of 4 were here when the invite expired") and "--expires" in said[-1]
+QUADRATIC = 'rounds = 100000\ntask = { kind = "quadratic", dim = 3 }\ncoordinator.clients = 3\n'
 
 
 def test_a_client_and_a_coordinator_by_invite_go_on_after_a_kill(people: People) -> None:
-    """The same command again: the keys, the policy, the place and the budget are those of the life before."""
+    """The same command again: the keys, the place and the policy are those of the life before."""
+    (people.home("host") / "experiment.toml").write_text(QUADRATIC)
+    killed_in_turn(people)
+
+
+@pytest.mark.long
+def test_what_a_client_spends_is_counted_on_its_data_through_a_kill(people: People) -> None:
     federated(people, "[coordinator.privacy]\nunit = 'record'\nnoise = 8.0\nmax_epsilon = 50.0\n")
     path = people.home("host") / "experiment.toml"
     path.write_text(path.read_text().replace("rounds = 2", "rounds = 300"))
+    killed_in_turn(people, "--data", "csv:mine.csv?label=y")
+    ledger = people.home("b") / "joined" / "keys.spent"
+    spends = [json.loads(line) for line in ledger.read_bytes().splitlines()]
+    assert {one["data"] for one in spends} == {f"csv:{people.home('b') / 'mine.csv'}"}
+
+
+def killed_in_turn(people: People, *words: str) -> None:
+    """Host a run; kill a client, then the coordinator, and type the command of each again: rounds go on."""
     invite = people.host("--peers", "3")
     for who in "bcd":
-        people.join(who, invite, "--data", "csv:mine.csv?label=y")
+        people.join(who, invite, *words)
     wait_until(lambda: rounds(people, "host") > 3, SECONDS, f"rounds; {people.said('host')}")
-    for who, words in (("b", ("join", invite, "--yes", "--data", "csv:mine.csv?label=y")), ("host", ())):
+    for who in ("b", "host"):
         people.running[who].send_signal(signal.SIGKILL)
         people.running[who].wait()
         before = rounds(people, "host")
         if who == "host":
             assert people.host("--peers", "3") == invite
         else:
-            people.start(who, *words)
+            people.join(who, invite, *words)
         back = lambda before=before: rounds(people, "host") > before + 3  # noqa: E731
         wait_until(back, SECONDS, f"{who} is back; {people.said('host')}; {people.said('b')}")
-    ledger = people.home("b") / "joined" / "keys.spent"
-    spends = [json.loads(line) for line in ledger.read_bytes().splitlines()]
-    assert {one["data"] for one in spends} == {f"csv:{people.home('b') / 'mine.csv'}"}
 
 
 @pytest.mark.parametrize(

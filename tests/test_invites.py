@@ -8,10 +8,12 @@ import io
 import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -24,8 +26,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_net_security import Caller
 
+from fedgossip.cli.host import _wait
 from fedgossip.drivers import hosting, joining, proposals
-from fedgossip.errors import ConfigError, NetworkError, NotWrittenError, PeerError
+from fedgossip.errors import ConfigError, NetworkError, NotWrittenError, PeerError, TooFewPeersError
+from fedgossip.experiment import load_experiment
 from fedgossip.messages import Beginning, Enrol, Gathering, Invited, InviteProof, Proposal, TurnedAway
 from fedgossip.net import invite_server
 from fedgossip.net.auth import GUESTS
@@ -35,6 +39,7 @@ from fedgossip.net.invitation import Invitation, new_secret, read, written
 from fedgossip.net.invite_admission import HOLD_SECONDS, Guest, InviteAdmission, Party, Seats
 from fedgossip.net.invite_client import InviteClient, turned_away
 from fedgossip.net.invite_server import InviteServer
+from fedgossip.plans import compose
 from fedgossip.protocols.news import admission_of
 from fedgossip.secure.session import RosterMember
 from fedgossip.version import __version__
@@ -311,6 +316,17 @@ def test_a_run_of_fixed_participants_begins_with_all_of_them_or_not_at_all(tmp_p
     for members in ((own, coordinator), (replace(first, since=-1), own, coordinator)):
         with pytest.raises(PeerError):
             joining.checked(replace(told, members=members), clients[1], FIXED)
+
+
+def test_a_host_that_waited_in_vain_says_how_many_were_here(tmp_path: Path) -> None:
+    expired = int(time.time()) - 1
+    house = House(tmp_path, FIXED, expires=expired)
+    plan = compose.plan(load_experiment({"task": {"kind": "averaging"}, "coordinator": {"clients": 3}}))
+    for wanted in ("nobody came", "2 of 3 were here when the invite expired, and this run begins with all of them"):
+        with pytest.raises(TooFewPeersError, match=wanted) as refused:
+            _wait(cast(InviteServer, None), house.admission, plan)
+        assert "--expires" in refused.value.advice
+        house.enrol(Identity.new(), expired - 1, address="")
 
 
 def test_the_organiser_signs_whom_it_lets_in_and_others_believe_nothing_else(house: House) -> None:
