@@ -23,8 +23,9 @@ INVITE = written(Invitation(("tcp://127.0.0.1:1",), Identity.new().public, new_s
 class People:
     """Commands that run at the same time, each in a folder of its own on this machine."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, seconds: float = SECONDS) -> None:
+        """`seconds`: until a command that has not ended is taken to hang."""
+        self.folder, self.seconds = folder, seconds
         self.running: dict[str, subprocess.Popen[bytes]] = {}
 
     def home(self, who: str) -> Path:
@@ -41,7 +42,7 @@ class People:
     def host(self, *words: str) -> str:
         """Start a host on loopback; return its invite."""
         self.start("host", "host", "experiment.toml", "--address", "127.0.0.1", *words)
-        wait_until(lambda: self.said("host", "out").endswith("\n"), SECONDS, f"an invite; {self.said('host')}")
+        wait_until(lambda: self.said("host", "out").endswith("\n"), self.seconds, f"an invite; {self.said('host')}")
         return self.said("host", "out").split()[-1]
 
     def join(self, who: str, invite: str, *words: str) -> None:
@@ -52,7 +53,7 @@ class People:
 
     def ended(self, who: str) -> int:
         try:
-            return self.running[who].wait(SECONDS)
+            return self.running[who].wait(self.seconds)
         except subprocess.TimeoutExpired:
             pytest.fail(f"{who} still runs: {self.said(who)}")
 

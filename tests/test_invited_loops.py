@@ -9,6 +9,9 @@ import pytest
 from commands import in_process
 from test_host_join import People
 
+HANGS_SECONDS = 240.0
+"""Four processes that import torch begin in half a minute on a busy machine."""
+
 LOOPS = """
 rounds = 3
 task.kind = "loop"
@@ -38,7 +41,7 @@ print("weights", sys.argv[1], [round(value, 6) for value in model.weight.flatten
 
 @pytest.fixture
 def people(tmp_path: Path) -> Iterator[People]:
-    made = People(tmp_path)
+    made = People(tmp_path, HANGS_SECONDS)
     yield made
     made.stop()
 
@@ -64,6 +67,21 @@ def test_everybodys_own_script_takes_part_by_an_invite(people: People) -> None:
 
 
 @pytest.mark.sockets
+@pytest.mark.long
+def test_a_coordinator_leads_loops_that_join_by_an_invite(people: People) -> None:
+    scripts(people)
+    text = 'rounds = 3\ntask.kind = "loop"\ntrain.local_steps = 2\ncoordinator.clients = 3\n'
+    (people.home("host") / "experiment.toml").write_text(text)
+    invite = people.host("--script", "train.py anna")
+    for who in "bcd":
+        (people.home(who) / "mine.py").write_text(SCRIPT.format(width=1))
+        people.join(who, invite, "--script", "mine.py x")
+    assert [people.ended(who) for who in ("host", *"bcd")] == [0] * 4, people.said("host") + people.said("b")
+    weights = [people.said(who, "out").splitlines()[-1].partition("[")[2] for who in "bcd"]
+    assert weights[0] == weights[1] == weights[2]  # the model that the coordinator has sent last
+
+
+@pytest.mark.sockets
 def test_a_script_with_another_model_is_refused_and_says_so(people: People) -> None:
     scripts(people, theirs=2)
     people.join("b", people.host("--script", "train.py x"), "--script", "mine.py x")
@@ -77,7 +95,7 @@ def test_a_script_with_another_model_is_refused_and_says_so(people: People) -> N
         (LOOPS, (), "everybody takes part with a training loop"),
         (LOOPS, ("--script", "nowhere.py"), "nowhere.py: no such file"),
         (LOOPS.replace('task.kind = "loop"', 'task.kind = "averaging"'), ("--script", "train.py"), "of no loops"),
-        ('task.kind = "loop"\ncoordinator.clients = 3\n', ("--script", "train.py"), "no model of its own"),
+        ('task.kind = "loop"\ncoordinator.clients = 3\n', ("--script", "train.py"), "ended before it joined"),
     ],
     ids=["none", "no file", "no loops", "coordinator"],
 )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from commands import experiment, in_process, wait_until
-from test_host_join import SECONDS, People
+from test_host_join import People
 
 from fedgossip.cli.invited import InvitedSeat
 from fedgossip.errors import ConfigError
@@ -20,6 +20,9 @@ from fedgossip.net.routing import DIRECT
 from fedgossip.plans import compose
 
 pytestmark = pytest.mark.sockets
+
+HANGS_SECONDS = 240.0
+"""Four processes that import torch begin in half a minute on a busy machine."""
 
 TABLE = "x1,x2,y\n" + "".join(f"{k % 7},{k % 5},{'ab'[k % 7 > 2]}\n" for k in range(60))
 FEDERATED = """
@@ -40,7 +43,7 @@ workers = 3
 
 @pytest.fixture
 def people(tmp_path: Path) -> Iterator[People]:
-    made = People(tmp_path)
+    made = People(tmp_path, HANGS_SECONDS)
     yield made
     made.stop()
 
@@ -127,7 +130,7 @@ def killed_in_turn(people: People, *words: str) -> None:
     invite = people.host("--peers", "3")
     for who in "bcd":
         people.join(who, invite, *words)
-    wait_until(lambda: rounds(people, "host") > 3, SECONDS, f"rounds; {people.said('host')}")
+    wait_until(lambda: rounds(people, "host") > 3, HANGS_SECONDS, f"rounds; {people.said('host')}")
     for who in ("b", "host"):
         people.running[who].send_signal(signal.SIGKILL)
         people.running[who].wait()
@@ -137,7 +140,7 @@ def killed_in_turn(people: People, *words: str) -> None:
         else:
             people.join(who, invite, *words)
         back = lambda before=before: rounds(people, "host") > before + 3  # noqa: E731
-        wait_until(back, SECONDS, f"{who} is back; {people.said('host')}; {people.said('b')}")
+        wait_until(back, HANGS_SECONDS, f"{who} is back; {people.said('host')}; {people.said('b')}")
 
 
 @pytest.mark.parametrize(

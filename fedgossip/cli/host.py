@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from fedgossip.drivers.hosting import Hosted
     from fedgossip.drivers.proposals import Learning, SharedExperiment
     from fedgossip.errors import TooFewPeersError
+    from fedgossip.loops.description import Described
     from fedgossip.net.invite_admission import InviteAdmission
     from fedgossip.net.invite_server import InviteServer
     from fedgossip.net.relay_client import RelayClient
@@ -36,7 +37,7 @@ TELL_SECONDS = 1.0
               help="How many learn: peers or workers, this one too; or clients.  [default: as the file says]")
 @click.option("--data", default="", help="This machine's own data, where each brings its own: csv:FILE?label=COLUMN.")
 @click.option("--script", default="", metavar="'FILE ...'",
-              help="One's own training loop, with its arguments, where the run is of loops.")
+              help="One's own training loop, with its arguments, where the run is of loops; to lead them, one of them.")
 @click.option("--expires", "minutes", type=click.FloatRange(0.01, 60 * 24 * 30), default=60.0, show_default=True,
               metavar="MINUTES", help="So long people may come; then it begins with those who are here, if it can.")
 @click.option("--address", "addresses", multiple=True, metavar="HOST",
@@ -85,9 +86,10 @@ def host(
 
     whole, plan = _plan(experiment, peers, data, overrides, seed)
     seats = hosting.seats_of(plan)
-    loop = _script(plan, script)
-    own = learning_of(plan, seats.own, whole.data)
-    proposal = proposal_of(whole, None if loop else (own or _task(plan, seats.own))[0])
+    loop = script_of(plan.experiment, script)
+    led = _first_model(plan, loop)
+    own = led.learning if led else learning_of(plan, seats.own, whole.data)
+    proposal = proposal_of(whole, None if loop and not led else (own or _task(plan, seats.own))[0])
     expires = int(time.time() + 60 * minutes)
     what = hash_of({"text": proposal.experiment, "graph": proposal.graph, "test": proposal.test_digest})
     with contextlib.ExitStack() as stack:
@@ -107,17 +109,18 @@ def host(
             _wait(server, way, plan)
         ways = hosting.ways_of(plan, agent.way if agent else None, None if addresses else here)
         seat = InvitedSeat(plan, seats.own, hosted.folder, hosted.folder / hosting.PEER_KEY, ways, hosted.ports[1],
-                           learning=own, data=whole.data, script=loop)  # fmt: skip
+                           learning=own, data=whole.data, script=() if led else loop,
+                           prepare=led.keep if led else None)  # fmt: skip
         return _take_part(seat, hosted, server, way)
 
 
-def _script(plan: Plan, words: str) -> tuple[str, ...]:
-    from fedgossip.errors import ConfigError
+def _first_model(plan: Plan, script: tuple[str, ...]) -> Described | None:
+    """What loops begin with that are led: their scripts' first model; None where nobody leads loops."""
+    if not script or plan.roles.leader is None:
+        return None
+    from fedgossip.loops.first_model import first_model_of
 
-    if plan.experiment.loops and plan.roles.leader is not None:
-        advice = "Use a [topology], where every loop is a peer; or fedgossip launch --coordinator on one machine."
-        raise ConfigError("a coordinator of training loops has no model of its own to begin with", advice)
-    return script_of(plan.experiment, words)
+    return first_model_of(plan, script)
 
 
 def _task(plan: Plan, node: int) -> Learning:

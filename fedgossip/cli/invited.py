@@ -6,6 +6,7 @@ import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,6 +43,8 @@ class InvitedSeat:
     spent: Path | None = None
     script: tuple[str, ...] = ()
     """A training loop of one's own, and its arguments, where the run is of these."""
+    prepare: Callable[[Path], None] | None = None
+    """What is written into the run's folder before it begins."""
 
     @property
     def out(self) -> Path:
@@ -73,6 +76,7 @@ class InvitedSeat:
             self.folder / EXPERIMENT, self.plan, self.node, roles.label(self.node), self.key, endpoints, known,
             self.out, self.again, f"tcp://*:{self.port}" if self.port else None, members, self.late, policy=policy,
             learning=learning, data=self.data, spent=self.spent, ways=self.ways, again=command_line(),
+            prepare=self.prepare,
         ).take_part(self._waiting())  # fmt: skip
 
     def _waiting(self) -> str:
