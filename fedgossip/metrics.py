@@ -315,14 +315,21 @@ class Network:
     def _fill(self, total: NetworkRow, vectors: dict[int, Vector], rows: dict[int, PeerRow]) -> None:
         """Put the three scores into `total`, and each peer's into its row unless the peer told it itself."""
         unknown = [peer for peer in sorted(vectors) if rows[peer].score is None]
-        averaged, *each = self._evaluate(
-            [mean([vectors[peer] for peer in sorted(vectors)]), *(vectors[peer] for peer in unknown)]
-        )
+        there = [vectors[peer] for peer in sorted(vectors)]
+        averaged, *each = self._of_each(there, [vectors[peer] for peer in unknown])
         total.test_loss = averaged.get("loss")
         total.score_averaged = averaged.get(self.score.name)
         for peer, metrics in zip(unknown, each, strict=True):
             rows[peer].score = metrics.get(self.score.name)
         self._fill_peers(total, [rows[peer] for peer in sorted(rows)])
+
+    def _of_each(self, there: Sequence[Vector], unknown: Sequence[Vector]) -> Sequence[Mapping[str, float]]:
+        """Return the metrics of the mean of all, and of those that are not known; of equal ones once for all."""
+        first = there[0]
+        if len(there) > 1 and all(np.array_equal(first, other) for other in there[1:]):
+            (found,) = self._evaluate([first])
+            return [found] * (1 + len(unknown))
+        return self._evaluate([mean(there), *unknown])
 
     def fill(self, row: NetworkRow, vectors: Sequence[Vector]) -> None:
         """Put the scores of final vectors into `row`: of their mean, and of each."""

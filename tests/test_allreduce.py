@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import machine_fuzz
@@ -9,13 +10,14 @@ import numpy as np
 import pytest
 from fuzz_casts import PEERS, SCENES, Scene, workers
 
+import fedgossip
 from fedgossip import simulate
 from fedgossip.algorithms.collectives.names import COLLECTIVES
 from fedgossip.errors import ConfigError, FedgossipError
 from fedgossip.experiment import load_experiment
 from fedgossip.messages import TAIL
 from fedgossip.plans import compose
-from fedgossip.records import EventRow, PeerRow
+from fedgossip.records import EventRow, PeerRow, read_rows
 from fedgossip.vectors import digest
 
 NAMES = sorted(COLLECTIVES)
@@ -90,6 +92,34 @@ def test_what_is_sent_is_what_the_table_says_and_a_bounded_rest(method: str, wor
         payload, moves = table.sent(rank, dim + TAIL) * kind, len(list(table.of(rank, dim + TAIL)))
         for row in rows:
             assert payload <= row.bytes_sent <= payload + 260 * moves
+
+
+ONE_MODEL = [*NAMES, "mapreduce", "parameter-server"]
+
+
+@pytest.mark.parametrize("method", ONE_MODEL)
+def test_all_workers_have_one_model_after_every_round(method: str) -> None:
+    experiment = learning(3, method, parallel={"bucket": None})
+    assert compose.plan(load_experiment(experiment)).one_model
+    rows = simulate(experiment).network()
+    assert [row.consensus_distance for row in rows] == [0.0] * 5
+    measured = [row for row in rows if row.score_averaged is not None]
+    assert measured and all(row.score_averaged == row.score_worst_peer for row in measured)
+
+
+def test_servers_that_do_not_wait_for_all_have_no_one_model() -> None:
+    server = {"bucket": None, "server": {"staleness": "async"}}
+    assert not compose.plan(load_experiment(learning(3, "parameter-server", parallel=server))).one_model
+
+
+@pytest.mark.sockets
+def test_processes_with_one_model_leave_its_measuring_to_who_collects(tmp_path: Path) -> None:
+    experiment = learning(3, "ring")
+    run, simulated = fedgossip.run_local(experiment, tmp_path / "run", report=False), simulate(experiment)
+    assert run.digest == simulated.digest
+    assert [row.score_worst_peer for row in run.network()] == [row.score_worst_peer for row in simulated.network()]
+    own = read_rows(tmp_path / "run" / "peers" / "02" / "metrics.jsonl")
+    assert {row.score for row in own if isinstance(row, PeerRow)} == {None}
 
 
 def reference(workers: int, rounds: int, until: int, gone: frozenset[int]) -> str:

@@ -141,3 +141,21 @@ def test_without_disagreement_there_is_no_contraction() -> None:
         alike.outgoing(peer, 1, frozen(np.ones(2)))
         passes(alike, peer, 1)
     assert alike.measured_contraction() is None
+
+
+def test_equal_models_are_measured_once_for_all() -> None:
+    asked: list[int] = []
+
+    def measure(vectors: Sequence[Vector]) -> Sequence[Mapping[str, float]]:
+        asked.append(len(vectors))
+        return [{"accuracy": float(vector[0])} for vector in vectors]
+
+    for models, times in (([3.0, 3.0, 3.0], 1), ([3.0, 3.0, 4.0], 4)):
+        of = Network(3, 1, 1, measure)
+        of.started([frozen(np.full(2, value)) for value in models])
+        rows: list[Row] = []
+        for peer, value in enumerate(models):
+            rows += of.mixed(Meter(peer).mixed(1, 0, 0, None), frozen(np.full(2, value)))
+        assert asked == [times, times]
+        asked.clear()
+        assert [row.score for row in rows if isinstance(row, PeerRow)] == models

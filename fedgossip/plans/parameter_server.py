@@ -35,6 +35,10 @@ class ServerPlan(SharedSteps):
         return Roles((Role("worker", 0, workers), Role("server", workers, servers, learns=False, counted=False)))
 
     @property
+    def one_model(self) -> bool:
+        return self.staleness == 0
+
+    @property
     def servers(self) -> range:
         """The ids of the servers."""
         return range(self.learners, self.learners + self.experiment.parallel.server.servers)

@@ -150,6 +150,11 @@ class Plan(Protocol):
         ...
 
     @property
+    def one_model(self) -> bool:
+        """Whether all learners have the same model after every round, so that one evaluation is everybody's."""
+        ...
+
+    @property
     def fingerprint(self) -> Mapping[str, object]:
         """What of the experiment all must agree on, for the hash in the first words on a link."""
         ...
@@ -281,6 +286,10 @@ class PlanDefaults:
 
     @property
     def gradients(self) -> bool:
+        return False
+
+    @property
+    def one_model(self) -> bool:
         return False
 
     @property

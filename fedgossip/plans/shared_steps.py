@@ -28,6 +28,10 @@ class SharedSteps(PlanDefaults):
         return True
 
     @property
+    def one_model(self) -> bool:
+        return True
+
+    @property
     def name(self) -> str:
         return self.experiment.parallel.method
 

@@ -52,6 +52,8 @@ class PeerFiles:
         self.rounds, self.every, self.snapshots = plan.experiment.rounds, plan.experiment.eval.every, snapshots
         self.round = 0
         self._score = plan.experiment.score
+        self._left_to_others = plan.one_model and snapshots
+        """Whoever reads the snapshots measures the one model once."""
         self._led = plan.roles.leader is not None
         incarnations.mend_rows(folder / "metrics.jsonl")  # left by an earlier life
         self.snapshots_lost = 0
@@ -80,7 +82,8 @@ class PeerFiles:
         self.round = round
         score = None
         if self._evaluated(round):
-            score = self.task.evaluate([vector])[0].get(self._score.name)
+            if not self._left_to_others:
+                score = self.task.evaluate([vector])[0].get(self._score.name)
             if self.snapshots:
                 self._snapshot(round, vector)
         self._before = vector if self.snapshots and self._evaluated(round + 1) else None
