@@ -17,8 +17,12 @@ NEEDED = ("torch", "numpy", "scipy", "networkx", "pyzmq", "msgspec", "scikit-lea
 
 
 @click.command()
-def doctor() -> int:
+@click.option("--links", is_flag=True, help="Measure what encrypted links take over this machine's loopback.")
+def doctor(links: bool) -> int:
     """Say what this machine can do, and what is missing."""
+    if links:
+        _links()
+        return 0
     fine = True
     for good, text in _findings():
         echo(f"{'ok     ' if good else 'missing'}  {text}")
@@ -42,6 +46,24 @@ def _findings() -> Iterator[tuple[bool, str]]:
         yield True, "FEDGOSSIP_DATA is not set: digits and breast-cancer are bundled, MNIST needs it"
     else:
         yield Path(folder).is_dir(), f"FEDGOSSIP_DATA is {folder}"
+
+
+def _links() -> None:
+    """Print what messages of several sizes took, and the line through them: what [simulation] would be like here."""
+    from fedgossip.cli.text import columns
+    from fedgossip.costs.fitted import fitted
+    from fedgossip.net.link_times import SIZES, link_times
+
+    times = link_times()
+    line = fitted(SIZES, times)
+    rows = [["bytes", "there and answered", "fitted"]]
+    for size, seconds in zip(SIZES, times, strict=True):
+        rows.append([f"{size:,}", f"{seconds * 1e3:.3f} ms", f"{line.seconds(size) * 1e3:.3f} ms"])
+    echo(columns(rows))
+    echo(f"encrypted, over loopback: {line.latency * 1e3:.3f} ms there and back, {line.rate / 1e6:,.0f} MB/s")
+    echo(f"a time is off that line by up to {line.residual:.0%}; in an experiment file:")
+    rate = f"{line.rate:.2g}"
+    echo(f"simulation = {{ latency = {line.latency / 2:.2g}, bandwidth = {rate}, downlink = {rate} }}")
 
 
 def _kernels() -> tuple[bool, str]:
