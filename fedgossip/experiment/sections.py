@@ -130,8 +130,8 @@ class ServerSection(msgspec.Struct, forbid_unknown_fields=True):
     """Their number; each has a part of the model."""
     virtual_nodes: Annotated[int, Within(1, SHARDS_MAX // SERVERS_MAX)] = 64
     """Points of each server on the circle of consistent hashing; more make their parts more alike."""
-    replication: Annotated[int, Within(1, 1)] = 1
-    """Servers that have each part."""
+    replication: Annotated[int, Within(1, SERVERS_MAX)] = 1
+    """Servers that have each part; from 2 on a manager says who takes the place of one that is gone."""
     staleness: int | str = 0
     """Rounds by which a worker may be ahead of the slowest; 0: a step per round, on the mean of all; "async": any."""
     placement: Annotated[str, OneOf(("ranges", "tensors"))] = "ranges"

@@ -92,12 +92,19 @@ from fedgossip.messages.parallel import (
 from fedgossip.messages.servers import (
     SERVERS_MAX,
     SHARDS_MAX,
+    CopyKept,
     Piece,
     PieceTaken,
     Pulled,
     PullHeld,
+    ServerReady,
+    ShardCopy,
+    ShardLost,
     ShardPull,
     ShardPush,
+    ShardStep,
+    Tenure,
+    TenureTaken,
 )
 
 Gossip = Model | Masked | RunKeys | Leaving | Account | Offer | Answer | Decline | Query | Ack | Parcel | Accepted
@@ -106,8 +113,9 @@ Transfer = ModelQuery | ModelInfo | ChunkRequest | ModelChunk
 Federated = Invite | Contribution | Final | Secured | MaskedInput | Refusal
 Invitations = InviteProof | Proposal | FileQuery | FilePart | Enrol | Gathering | Beginning | TurnedAway
 Parallel = ReduceChunk | ChunkTaken | GroupReport | GroupView | WorkerReturn | StateQuery | StatePiece
-Servers = ShardPush | ShardPull | PullHeld | Pulled | PieceTaken
-Message = Gossip | Federated | Membership | Transfer | Invitations | Parallel | Servers
+Served = ShardPush | ShardPull | PullHeld | Pulled | PieceTaken
+Replicated = ShardStep | ShardCopy | CopyKept | Tenure | TenureTaken | ServerReady | ShardLost
+Message = Gossip | Federated | Membership | Transfer | Invitations | Parallel | Served | Replicated
 AnyMessage = Message | Hello
 
 
@@ -143,6 +151,7 @@ __all__ = [
     "Compare",
     "ConfirmDead",
     "Contribution",
+    "CopyKept",
     "Count",
     "CountOrNone",
     "Decline",
@@ -195,16 +204,23 @@ __all__ = [
     "Query",
     "ReduceChunk",
     "Refusal",
+    "Replicated",
     "Revocation",
     "RunKey",
     "RunKeys",
     "Secured",
-    "Servers",
+    "Served",
+    "ServerReady",
+    "ShardCopy",
+    "ShardLost",
     "ShardPull",
     "ShardPush",
+    "ShardStep",
     "StatePiece",
     "StateQuery",
     "Suspicion",
+    "Tenure",
+    "TenureTaken",
     "Text",
     "Transfer",
     "TurnedAway",

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import msgspec
 
 from fedgossip.messages.base import Carrier, Count, Expected, Note, Part, declared
+from fedgossip.messages.parallel import WORKERS_MAX
 from fedgossip.vectors import Vector
 
 SERVERS_MAX = 32
@@ -21,6 +22,7 @@ SHARDS_MAX = 4096
 
 ShardNumber = Annotated[int, msgspec.Meta(ge=0, lt=SHARDS_MAX)]
 PushWeight = Annotated[float, msgspec.Meta(gt=0, le=1e12)]
+StepRate = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 PieceName = tuple[int, int, int, int]
 """(epoch, shard, clock, start)"""
 
@@ -126,3 +128,116 @@ class PullHeld(Note):
     epoch: Count
     shard: ShardNumber
     clock: Count
+
+
+# --- copies of shards, and who has which ------------------------------------------------------------------------------
+
+Servers = Annotated[tuple[Count, ...], msgspec.Meta(max_length=SERVERS_MAX)]
+Clocks = Annotated[tuple[Count, ...], msgspec.Meta(max_length=WORKERS_MAX)]
+ARRAYS_MAX = 8
+"""Maximum number of arrays that a shard is: the model's, the one before, and what the descent remembers."""
+
+
+@declared
+@dataclass(frozen=True, slots=True, eq=False)
+class ShardStep(Piece):
+    """A piece of the gradient of a shard's `number`-th change: a step of `rate`, which closes `clock` of `workers`.
+
+    `workers` empty: of all.
+    """
+
+    epoch: Count
+    shard: ShardNumber
+    number: Count
+    clock: Count
+    rate: StepRate
+    workers: Clocks
+    start: Count
+    length: Count
+    schema: str
+    vectors: tuple[Vector, ...]
+
+    @property
+    def name(self) -> PieceName:
+        return self.epoch, self.shard, self.number, self.start
+
+
+@declared
+@dataclass(frozen=True, slots=True, eq=False)
+class ShardCopy(Piece):
+    """A piece of all that a shard is after its `number`-th change: `arrays` arrays, one after the other.
+
+    `clocks` are those of the workers, ascending by id; `counts` the plain numbers of the descent by name.
+    """
+
+    epoch: Count
+    shard: ShardNumber
+    number: Count
+    closed: Count
+    steps: Count
+    clocks: Clocks
+    counts: Annotated[tuple[Count, ...], msgspec.Meta(max_length=ARRAYS_MAX)]
+    arrays: Annotated[int, msgspec.Meta(ge=1, le=ARRAYS_MAX)]
+    start: Count
+    length: Count
+    schema: str
+    vectors: tuple[Vector, ...]
+
+    @property
+    def name(self) -> PieceName:
+        return self.epoch, self.shard, self.number, self.start
+
+    @classmethod
+    def allowed(cls, header: Any, expected: Expected) -> tuple[Part, ...]:
+        if not 0 < header.length <= header.arrays * expected.length - header.start:
+            return ()
+        return ((expected.dtype, header.length),)
+
+
+@declared
+@dataclass(frozen=True, slots=True)
+class CopyKept(Note):
+    """The sender has the shard as it is after its `number`-th change."""
+
+    epoch: Count
+    shard: ShardNumber
+    number: Count
+
+
+@declared
+@dataclass(frozen=True, slots=True)
+class Tenure(Note):
+    """From now on these servers have the shards between them; those that are `joining` get copies, and own none yet.
+
+    `anew`: all begin with what their checkpoints hold.
+    """
+
+    epoch: Count
+    servers: Servers
+    joining: Servers = ()
+    anew: bool = False
+
+
+@declared
+@dataclass(frozen=True, slots=True)
+class TenureTaken(Note):
+    """The sender goes by the tenure of this epoch."""
+
+    epoch: Count
+
+
+@declared
+@dataclass(frozen=True, slots=True)
+class ServerReady(Note):
+    """The sender, which was joining, has a copy of every shard that it is to have."""
+
+    epoch: Count
+
+
+@declared
+@dataclass(frozen=True, slots=True)
+class ShardLost(Note):
+    """The sender is to own a shard, and nobody has a copy of it."""
+
+    epoch: Count
+    shard: ShardNumber

@@ -15,6 +15,7 @@ from fedgossip.placement.ring import Placement, Shard, placed
 from fedgossip.plans.plan import Arrays, JoiningTerms, Results, RunOutlook, Seat, nanoseconds
 from fedgossip.plans.shared_steps import SharedSteps
 from fedgossip.protocols.server import ParameterServer, ServerSettings
+from fedgossip.protocols.server_manager import ManagerSettings, ServerManager
 from fedgossip.protocols.server_worker import PushPullWorker, WorkerSettings
 from fedgossip.protocols.shard_clocks import ShardClocks, StepPerClock, StepPerPush
 from fedgossip.records import Row
@@ -32,7 +33,15 @@ class ServerPlan(SharedSteps):
     @cached_property
     def roles(self) -> Roles:
         workers, servers = self.experiment.parallel.workers, self.experiment.parallel.server.servers
-        return Roles((Role("worker", 0, workers), Role("server", workers, servers, learns=False, counted=False)))
+        roles = [Role("worker", 0, workers), Role("server", workers, servers, learns=False, counted=False)]
+        if self.experiment.parallel.server.replication > 1:
+            roles.append(Role("manager", workers + servers, learns=False, counted=False))
+        return Roles(tuple(roles))
+
+    @property
+    def manager(self) -> NodeId | None:
+        """The id of the one that says who has which shard, where shards have copies."""
+        return self.n - 1 if self.experiment.parallel.server.replication > 1 else None
 
     @property
     def one_model(self) -> bool:
@@ -51,10 +60,14 @@ class ServerPlan(SharedSteps):
 
     @property
     def externals(self) -> Mapping[str, object]:
-        return {"rate": self.rate}
+        return {"rate": self.rate, "shard": self.shard}
 
     def partners(self, node: NodeId) -> Sequence[NodeId]:
-        return self.servers if node < self.learners else range(self.learners)
+        if self.manager is None:
+            return self.servers if node < self.learners else range(self.learners)
+        if node < self.learners:
+            return range(self.learners, self.n)
+        return [other for other in range(self.n) if other != node]
 
     def placement_of(self, length: int) -> Placement:
         """Return which server has which elements.  Raises ConfigError for more servers than elements."""
@@ -71,14 +84,18 @@ class ServerPlan(SharedSteps):
         begun = seat.initial, seat.schema
         if seat.node < self.learners:
             worker = WorkerSettings(e.rounds, p.accumulate, deadline, start)
-            return PushPullWorker(seat.node, self.servers, placement, *begun, worker, seat.resumed)
+            return PushPullWorker(seat.node, self.servers, self.manager, placement, *begun, worker, seat.resumed)
         least = min(deadline, nanoseconds(p.least_deadline))
+        everybody, life = (range(self.learners), self.servers), (seat.resumed, seat.incarnation)
+        if seat.node == self.manager:
+            manager = ManagerSettings(p.server.replication, least, deadline, start)
+            return ServerManager(seat.node, *everybody, seat.initial, manager, *life)
         settings = ServerSettings(e.rounds, self.staleness, deadline, least, start)
-        shards = {one.number: self._shard(one, seat.initial) for one in placement.owned(seat.node, self.servers)}
-        everybody = range(self.learners), self.servers, placement
-        return ParameterServer(seat.node, *everybody, shards, *begun, settings, self.rate, seat.resumed)
+        return ParameterServer(
+            seat.node, *everybody, self.manager, placement, self.shard, *begun, settings, self.rate, *life
+        )
 
-    def _shard(self, shard: Shard, initial: Vector) -> ShardClocks:
+    def shard(self, shard: Shard, initial: Vector) -> ShardClocks:
         """A shard before the first push."""
         workers, bound = range(self.learners), self.staleness
         begun = self.descent_of(_segments_in(shard, self.segments)), shard.taken_from(initial), workers
@@ -95,7 +112,7 @@ class ServerPlan(SharedSteps):
             text = "pushes that are applied as they come follow time, and stacked arrays have none"
             raise ConfigError(text, "Run it with --on sim, or set parallel.server.staleness = 0.")
         descent, p = self.descent_of(self.segments), self.experiment.parallel
-        stack = first_collective(task, self.learners, descent, len(self.servers))
+        stack = first_collective(task, self.learners, descent, self.n - self.learners)
 
         def finish(between: Callable[[], None]) -> Results:
             mean_of = served_by(self.placement_of(task.length))

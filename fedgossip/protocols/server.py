@@ -1,23 +1,27 @@
 """A parameter server: it holds shards of the model, takes workers' gradients for them, and gives them back.
 
-    phase     event                                    next phase
-    new       Started                                  serving
-    serving   ShardPush ShardPull PieceTaken PeerJoined serving
-    serving   PeerGone late Leaving start              serving finished
+    phase     event                                                        next phase
+    new       Started                                                      serving
+    serving   ShardPush ShardPull PieceTaken PeerJoined CopyKept Tenure    serving
+    serving   PeerGone late Leaving start ShardLost                        serving finished
 
 and from everywhere Stopping to finished.
 
 A worker pushes the gradient of its clock and pulls the shard for its next one; the pull is answered when
-`shard_clocks` lets it read.  A pull for clock c + 1 that is answered says that the push of c is in: so a worker has one
-push under way for each shard, repeats it as long as it has no answer, and it counts once.  What is said again is
-answered from what is kept.  A worker that is silent while others wait is left out (`attendance`).
+`shard_clocks` lets it read and all copies are safe (`shard_copies`).  A pull for clock c + 1 that is answered says that
+the push of c is in: so a worker has one push under way for each shard, repeats it as long as it has no answer, and it
+counts once.  What is said again is answered from what is kept.  A worker that is silent while others wait is left out
+(`attendance`).
 
 A step makes new arrays, and what was sent never changes: a reply that is on its way is of one step alone.
+
+Who owns which shard follows from the tenure, of which a manager tells (`server_manager`).  Words of another epoch than
+one's own are not heard, so an owner that is cut off can answer nothing more: its copies have gone on.  A server that is
+to own what it has no copy of says that it is lost.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -43,17 +47,34 @@ from fedgossip.machine import (
     Started,
     Stopping,
 )
-from fedgossip.messages import Leaving, Message, PieceTaken, Pulled, PullHeld, ShardPull, ShardPush
-from fedgossip.placement.ring import Placement
+from fedgossip.messages import (
+    CopyKept,
+    Leaving,
+    Message,
+    PieceTaken,
+    Pulled,
+    PullHeld,
+    ServerReady,
+    ShardCopy,
+    ShardLost,
+    ShardPull,
+    ShardPush,
+    ShardStep,
+    Tenure,
+    TenureTaken,
+)
+from fedgossip.placement.ring import Placement, Shard
 from fedgossip.protocols.attendance import Attendance
 from fedgossip.protocols.chunk_links import ChunkLink
-from fedgossip.protocols.pieces import Assembly, pieces
-from fedgossip.protocols.shard_clocks import ShardClocks
+from fedgossip.protocols.pieces import pieces
+from fedgossip.protocols.push_intake import PushIntake
+from fedgossip.protocols.shard_clocks import ShardChange, ShardClocks
+from fedgossip.protocols.shard_copies import ShardCopies
 from fedgossip.protocols.shard_records import restore, saved_shards
 from fedgossip.vectors import Vector, frozen
 
-MISSED_MAX = 1000
-"""More steps than this between a reading and its push are counted together."""
+MakeShard = Callable[[Shard, Vector], ShardClocks]
+"""(shard, the model at the beginning) -> what the shard is before the first push."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,38 +92,52 @@ class ServerSettings:
 
 
 class ParameterServer:
-    """One server of `workers`; `placement` says which shards it has."""
+    """One server of `workers`; `placement` says which shards it has, and `manager` tells who else is there.
+
+    In a life after the first, where there is a manager, it has nothing until that says so.
+    """
 
     def __init__(
         self,
         node: NodeId,
         workers: Sequence[NodeId],
         servers: Sequence[NodeId],
+        manager: NodeId | None,
         placement: Placement,
-        shards: Mapping[int, ShardClocks],
+        make: MakeShard,
         initial: Vector,
         schema: str,
         settings: ServerSettings,
         rate: Callable[[int], float],
         resumed: Checkpoint | None = None,
+        life: int = 0,
     ) -> None:
-        self.node, self.servers, self.placement = node, tuple(servers), placement
+        self.node, self.manager, self.placement, self.make = node, manager, placement, make
         self.initial, self.schema, self.settings, self.rate = initial, schema, settings, rate
-        self.shards: dict[int, ShardClocks] = dict(shards)
-        self.phase, self.epoch, self.told = "new", 0, 0
-        if resumed:
-            restore(self.shards, resumed)
-            self.told = resumed.round
+        self.phase, self.epoch, self.told = "new", 0, resumed.round if resumed else 0
         limits = settings.deadline_ns, min(settings.least_deadline_ns, settings.deadline_ns)
         self.workers = Attendance(workers, *limits, settings.start_ns)
-        self.links = {worker: ChunkLink(worker, settings.deadline_ns, settings.again_ns) for worker in workers}
-        self.lives: dict[NodeId, int] = dict.fromkeys(workers, 0)
-        self.arriving: dict[tuple[int, NodeId], Assembly] = {}  # pushes of which a piece is here
+        copied = manager is not None
+        others = [server for server in servers if copied and server != node]
+        partners = [*workers, *others]
+        self.links = {other: ChunkLink(other, settings.deadline_ns, settings.again_ns) for other in partners}
+        self.lives: dict[NodeId, int] = dict.fromkeys(self.links, 0)
+        self.intake = PushIntake(node, placement, initial.dtype, schema, settings.rounds, settings.staleness)
+        self.copies = ShardCopies(node, placement, schema, self.links)
+        self.alive: tuple[NodeId, ...] = tuple(servers)
+        self.joining: tuple[NodeId, ...] = ()
+        self.shards: dict[int, ShardClocks] = {}
+        held = {shard.number: make(shard, initial) for shard in placement.held(node, servers)}
+        missing = restore(held, resumed) if resumed else []
+        self.stored = {number: one for number, one in held.items() if number not in missing}  # of the life before
+        self.blank = copied and life > 0
+        """Whether it has nothing until the manager says what it gets."""
+        if not self.blank:
+            self._divide(held)
+            self.copies.agreed()
         self.held: dict[tuple[int, NodeId], ShardPull] = {}
         self.answered: dict[tuple[int, NodeId], int] = {}  # for which clock
         self.late: set[tuple[int, NodeId]] = set()  # shards for workers that the others went on without
-        self.lags: Counter[int] = Counter()
-        self.missed: Counter[int] = Counter()
         self._changed = False  # since the last checkpoint
         self._waits = False  # for a timer that says who is silent
 
@@ -118,7 +153,7 @@ class ParameterServer:
     def version(self) -> int:
         """The clocks of which all pushes are in all shards."""
         present = self.workers.present
-        return min((one.version(present) for one in self.shards.values()), default=0)
+        return min((one.version(present) for one in self.shards.values()), default=self.told)
 
     # --- events ---------------------------------------------------------------------------------------------------
 
@@ -140,35 +175,53 @@ class ParameterServer:
                 self.phase = "serving"
                 return [SetTimer(("start",), self.settings.start_ns)]
             case Stopping():
-                return [*(Send(worker, Leaving(self.told)) for worker in self.workers.present), *self._finish()]
+                others = [*self.workers.present, *self._servers, *([] if self.manager is None else [self.manager])]
+                return [*(Send(other, Leaving(self.told)) for other in others), *self._finish()]
         return []
 
+    @property
+    def _servers(self) -> list[NodeId]:
+        return [other for other in self.links if other not in self.workers.workers]
+
     def _received(self, sender: NodeId, message: Message, now_ns: int) -> list[Effect]:
-        if sender not in self.links:
-            raise ProtocolError(f"server {self.node}: a message of {sender}, which is no worker", peer=sender)
+        worker = sender in self.workers.workers
         match message:
-            case ShardPush():
-                return self._pushed(sender, message, now_ns)
-            case ShardPull():
-                return self._pulled(sender, message, now_ns)
-            case PieceTaken():
-                if self.links[sender].has(message.name):
+            case PieceTaken() if sender in self.links:
+                if worker and self.links[sender].has(message.name):
                     self._hear(sender, now_ns)
                 return [*self.links[sender].taken(message.name, now_ns), *self._tell()]
-            case Leaving(round):
+            case ShardPush() if worker:
+                return self._pushed(sender, message, now_ns)
+            case ShardPull() if worker:
+                return self._pulled(sender, message, now_ns)
+            case Leaving(round) if worker:
                 self.workers.leave(sender)
                 self._forget(sender)
                 back = [] if message.done else [Send(sender, Leaving(round, done=True))]
                 return [*back, *self._go_on(now_ns), *self._end_if_over()]
-        raise ProtocolError(f"server {self.node}: a {type(message).__name__}, which no worker sends", peer=sender)
+            case Leaving() if sender in self.links or sender == self.manager:
+                return []  # what becomes of it the manager says
+            case ShardStep() | ShardCopy() if sender in self.links and not worker:
+                return self._copied(sender, message)
+            case CopyKept() if sender in self.links and not worker:
+                self.copies.kept(sender, message)
+                return self._go_on(now_ns)
+            case Tenure() if sender == self.manager:
+                return self._ruled(message, now_ns)
+            case ShardLost() if sender in self.links and not worker:
+                return self._lost(message.shard) if message.epoch == self.epoch else []
+        text = f"a {type(message).__name__} of {sender}, which has nothing of that kind to say"
+        raise ProtocolError(f"server {self.node}: {text}", peer=sender)
 
     def _fired(self, key: Any, now_ns: int) -> list[Effect]:
         match key:
-            case ("again", worker, timer) if worker in self.links:
-                return self.links[worker].again(timer)
+            case ("again", other, timer) if other in self.links:
+                return self.links[other].again(timer)
             case ("late",):
                 self._waits = False
                 return self._leave_out(now_ns)
+            case ("ready", epoch) if epoch == self.epoch:
+                return self._ready()
             case ("start",) if not self.workers.linked:
                 who = "no worker has come"
                 return self._finish(Failure("network", who, "Look at the workers' logs, and at the addresses."))
@@ -178,16 +231,20 @@ class ParameterServer:
 
     # --- workers that come and go ---------------------------------------------------------------------------------
 
-    def _joined(self, worker: NodeId, life: int, now_ns: int) -> list[Effect]:
-        if worker not in self.links:
+    def _joined(self, node: NodeId, life: int, now_ns: int) -> list[Effect]:
+        if node not in self.links:
             return []
-        self.workers.linked.add(worker)
-        if life > self.lives[worker]:  # it knows nothing of what it had said and heard
-            self.lives[worker] = life
-            self._forget(worker)
-            self.workers.left.discard(worker)
-        self._hear(worker, now_ns)
-        return self.links[worker].resent()
+        worker = node in self.workers.workers
+        if life > self.lives[node]:  # it knows nothing of what it had said and heard
+            self.lives[node] = life
+            self.links[node].drop()
+            if worker:
+                self._forget(node)
+                self.workers.left.discard(node)
+        if worker:
+            self.workers.linked.add(node)
+            self._hear(node, now_ns)
+        return self.links[node].resent()
 
     def _hear(self, worker: NodeId, now_ns: int) -> None:
         if self.workers.heard(worker, now_ns):
@@ -196,8 +253,8 @@ class ParameterServer:
     def _forget(self, worker: NodeId) -> None:
         """Drop what is under way to and from a worker."""
         self.links[worker].drop()
+        self.intake.forget(worker)
         for number in self.shards:
-            self.arriving.pop((number, worker), None)
             self.held.pop((number, worker), None)
 
     def _watch(self, now_ns: int) -> list[Effect]:
@@ -225,50 +282,7 @@ class ParameterServer:
             self._forget(worker)
         return [*told, *self._go_on(now_ns), *self._watch(now_ns), *self._end_if_over()]
 
-    # --- pushes ---------------------------------------------------------------------------------------------------
-
-    def _pushed(self, sender: NodeId, push: ShardPush, now_ns: int) -> list[Effect]:
-        if push.epoch != self.epoch:
-            return []
-        clocks, taken = self._shard(sender, push.shard), Send(sender, PieceTaken(*push.name))
-        at = clocks.clocks[sender]
-        if push.clock < at:
-            return [taken]  # said again, or of a clock that the others have closed
-        place, shard = (push.shard, sender), self.placement.shards[push.shard]
-        arriving = self.arriving.get(place) or Assembly(shard.length, self.initial.dtype)
-        self._check_push(sender, push, clocks, arriving)
-        first = place not in self.arriving
-        if not first and arriving.has(push.start):
-            return [taken]
-        if first:
-            self.workers.pushed(sender, now_ns)
-        self._hear(sender, now_ns)
-        self.arriving[place] = arriving
-        arriving.take(push.start, push.vectors[0])
-        if (whole := arriving.whole) is None:
-            return [taken]
-        del self.arriving[place]
-        self.lags[push.clock - push.version] += 1
-        self.missed[min(clocks.steps - push.steps, MISSED_MAX)] += 1
-        self._changed = clocks.push(sender, push.weight, push.steps, whole, self.rate)
-        return [taken, *self._go_on(now_ns)]
-
-    def _check_push(self, sender: NodeId, push: ShardPush, clocks: ShardClocks, arriving: Assembly) -> None:
-        """Raise ProtocolError for a piece that cannot be one of this worker's next push."""
-        what = f"server {self.node}, shard {push.shard}: a push of worker {sender} for clock {push.clock}"
-        at, bound = clocks.clocks[sender], self.settings.staleness
-        if push.clock > at or push.clock >= self.settings.rounds:
-            raise ProtocolError(f"{what}; it is at clock {at}", "Do two processes run as this worker?", peer=sender)
-        if bound is not None and push.clock - push.version > bound:
-            text = f"{what} from what it read at clock {push.version}: at most {bound} earlier"
-            raise ProtocolError(text, "Have all the same experiment file?", peer=sender)
-        if push.version > push.clock or push.steps > clocks.steps:
-            raise ProtocolError(f"{what} from what has not been yet", peer=sender)
-        if push.schema != self.schema or not arriving.expects(push.start, push.vectors):
-            advice = "Give every worker and server the same [model] section."
-            raise ProtocolError(f"{what} of another layout ({push.schema}, ours {self.schema})", advice, peer=sender)
-        if not clocks.fits(push.weight, push.vectors[0]):
-            raise ProtocolError(f"{what} with numbers that cannot be added up", peer=sender)
+    # --- pushes and pulls -----------------------------------------------------------------------------------------
 
     def _shard(self, sender: NodeId, number: int) -> ShardClocks:
         if number not in self.shards:
@@ -276,24 +290,44 @@ class ParameterServer:
             raise ProtocolError(text, "Have all the same experiment file?", peer=sender)
         return self.shards[number]
 
-    # --- pulls ----------------------------------------------------------------------------------------------------
+    def _pushed(self, sender: NodeId, push: ShardPush, now_ns: int) -> list[Effect]:
+        if push.epoch != self.epoch:
+            return []
+        clocks, taken = self._shard(sender, push.shard), Send(sender, PieceTaken(*push.name))
+        if push.clock < clocks.clocks[sender]:
+            return [taken]  # said again, or of a clock that the others have closed
+        begun = self.intake.begun(sender, push.shard)
+        whole = self.intake.take(sender, push, clocks)
+        if not begun:
+            self.workers.pushed(sender, now_ns)
+        self._hear(sender, now_ns)
+        if whole is None:
+            return [taken]
+        change = clocks.push(sender, push.weight, push.steps, whole, self.rate)
+        made = self._make(push.shard, change, now_ns) if change else []
+        return [taken, *made, *self._go_on(now_ns)]
+
+    def _make(self, number: int, change: ShardChange, now_ns: int) -> list[Effect]:
+        """Make a change, here and where copies are kept."""
+        self.shards[number].apply(change)
+        self._changed = True
+        return self.copies.changed(number, self.shards[number], change, now_ns)
 
     def _pulled(self, sender: NodeId, pull: ShardPull, now_ns: int) -> list[Effect]:
         if pull.epoch != self.epoch:
             return []
-        clocks = self._shard(sender, pull.shard)
+        clocks, place = self._shard(sender, pull.shard), (pull.shard, sender)
         if pull.clock > self.settings.rounds or pull.first not in (pull.clock, pull.clock - 1):
             text = f"worker {sender} pulls for clock {pull.clock} from {pull.first} on"
             raise ProtocolError(f"server {self.node}, shard {pull.shard}: {text}", peer=sender)
         if self.links[sender].carries(pull.shard):
             return []  # the answer is under way
-        anew = pull.first == pull.clock and (pull.shard, sender) not in self.held
+        again = place in self.held
+        anew = pull.first == pull.clock and not again
         if anew or sender in self.workers.absent:
             self._hear(sender, now_ns)
-        if anew or (pull.shard, sender) in self.late:
-            clocks.enter(sender, pull.clock)
-        place = pull.shard, sender
-        again, self.held[place] = place in self.held, pull
+        clocks.enter(sender, pull.clock if place in self.late else pull.first)
+        self.held[place] = pull
         effects = self._go_on(now_ns)
         waits = again and place in self.held
         return [Send(sender, PullHeld(self.epoch, pull.shard, pull.clock)), *effects] if waits else effects
@@ -301,15 +335,21 @@ class ParameterServer:
     def _go_on(self, now_ns: int) -> list[Effect]:
         """Close what can be closed, and answer all who can read."""
         effects: list[Effect] = []
-        for clocks in self.shards.values():
-            while clocks.close(self.workers.present, self.rate):
-                self._changed = True
+        for number, clocks in self.shards.items():
+            while (change := clocks.close(self.workers.present, self.rate)) is not None:
+                effects += self._make(number, change, now_ns)
         if self._changed:
             self._changed = False
-            effects.append(saved_shards(self.version, self.shards, durable=self.placement.copies == 1))
+            everything = {**self.shards, **self.copies.here}
+            effects.insert(0, saved_shards(self.version, everything, self.epoch, durable=self._durable))
         for place, pull in list(self.held.items()):
             effects += self._answer(*place, pull, now_ns)
         return [*effects, *self._tell(), *self._watch(now_ns)]
+
+    @property
+    def _durable(self) -> bool:
+        """Whether what is answered is on disk: where no other server has it, or clocks have one step for all."""
+        return self.manager is None or self.settings.staleness == 0
 
     def _tell(self) -> list[Effect]:
         """Tell the clocks for which all workers present have been given all shards."""
@@ -322,6 +362,8 @@ class ParameterServer:
 
     def _answer(self, number: int, worker: NodeId, pull: ShardPull, now_ns: int) -> list[Effect]:
         clocks, present = self.shards[number], self.workers.present
+        if not self.copies.safe(number):
+            return []
         anew, late = pull.first == pull.clock, (number, worker) in self.late
         reading = clocks.reading(worker, pull.clock, present, anew=anew, late=late)
         if reading is None:
@@ -336,6 +378,67 @@ class ParameterServer:
             effects += self.links[worker].send(answer, now_ns)
         return effects
 
+    # --- who has which shard --------------------------------------------------------------------------------------
+
+    def _divide(self, held: Mapping[int, ShardClocks]) -> None:
+        """Take what is held, by this tenure: what is owned, and what are copies."""
+        keepers: dict[int, tuple[NodeId, ...]] = {}
+        copies: dict[int, ShardClocks] = {}
+        self.shards = {}
+        for shard in self.placement.shards:
+            owner, *keep = shard.holders(self.alive, self.placement.copies)
+            soon = shard.holders({*self.alive, *self.joining}, self.placement.copies)
+            wanted = (*keep, *(one for one in soon if one in self.joining))
+            if owner == self.node and shard.number in held:
+                self.shards[shard.number], keepers[shard.number] = held[shard.number], wanted
+            elif self.node in wanted:
+                copies[shard.number] = held.get(shard.number) or self.make(shard, self.initial)
+        self.copies.begin(self.epoch, keepers, copies, held.keys())
+
+    def _ruled(self, tenure: Tenure, now_ns: int) -> list[Effect]:
+        """Go by what the manager says from now on."""
+        assert self.manager is not None
+        if self.blank and not tenure.anew and self.node not in tenure.joining:
+            return []  # the manager does not know yet that this is another life
+        taken = Send(self.manager, TenureTaken(max(self.epoch, tenure.epoch)))
+        if tenure.epoch <= self.epoch:
+            return [taken]
+        held = self.stored if tenure.anew else {**self.copies.valid, **self.shards}
+        self.epoch, self.alive, self.joining, self.blank = tenure.epoch, tenure.servers, tenure.joining, False
+        for link in self.links.values():
+            link.drop()
+        self.intake.forget()
+        self.held, self.answered, self.stored = {}, {}, {}
+        self._divide(held)
+        for shard in self.placement.owned(self.node, self.alive):
+            if shard.number not in self.shards:
+                others = [*self.links, self.manager]
+                told = [Send(other, ShardLost(self.epoch, shard.number)) for other in others]
+                return [taken, *told, *self._lost(shard.number)]
+        sent = [one for number, clocks in self.shards.items() for one in self.copies.tell(number, clocks, now_ns)]
+        return [taken, *sent, *self._ready(), *self._go_on(now_ns)]
+
+    def _ready(self) -> list[Effect]:
+        """Say that all copies are here, where this one is joining; again and again, until it owns its shards."""
+        if self.node not in self.joining or self.manager is None:
+            return []
+        ready = [] if self.copies.lacking else [Send(self.manager, ServerReady(self.epoch))]
+        return [*ready, SetTimer(("ready", self.epoch), self.settings.again_ns)]
+
+    def _copied(self, sender: NodeId, message: ShardStep | ShardCopy) -> list[Effect]:
+        if message.epoch != self.epoch:
+            return []
+        if message.shard >= len(self.placement.shards):
+            raise ProtocolError(f"server {self.node}: shard {message.shard} of server {sender} is none", peer=sender)
+        (owner,) = self.placement.shards[message.shard].holders(self.alive, 1)
+        effects = self.copies.take(sender, message, owner)
+        return [*effects, *self._ready()] if isinstance(message, ShardCopy) else effects
+
+    def _lost(self, number: int) -> list[Effect]:
+        words = self.placement.shards[number].words if number < len(self.placement.shards) else "?"
+        text = f"no server has a copy of elements {words} of the model, after round {self.told}"
+        return self._finish(Failure("network", text, "Start all again with --resume, or raise replication."))
+
     # --- the end --------------------------------------------------------------------------------------------------
 
     def _end_if_over(self) -> list[Effect]:
@@ -343,8 +446,7 @@ class ParameterServer:
 
     def _finish(self, failure: Failure | None = None) -> list[Effect]:
         self.phase = "finished"
-        seen = {"clocks": dict(sorted(self.lags.items())), "steps": dict(sorted(self.missed.items()))}
         told: list[Effect] = [LocalWork(self.version)] if self.version > self.told else []
         if self.settings.staleness != 0:
-            told.append(Report("read_lag", seen, self.version))
+            told.append(Report("read_lag", self.intake.seen, self.version))
         return [*told, Finish(self.model, failure)]

@@ -46,7 +46,18 @@ from fedgossip.machine import (
     Train,
     Trained,
 )
-from fedgossip.messages import Leaving, Message, PieceTaken, Pulled, PullHeld, ShardPull, ShardPush
+from fedgossip.messages import (
+    Leaving,
+    Message,
+    PieceTaken,
+    Pulled,
+    PullHeld,
+    ShardLost,
+    ShardPull,
+    ShardPush,
+    Tenure,
+    TenureTaken,
+)
 from fedgossip.placement.ring import Placement
 from fedgossip.protocols.chunk_exchange import weight_of
 from fedgossip.protocols.chunk_links import ChunkLink
@@ -88,13 +99,15 @@ class PushPullWorker:
         self,
         node: NodeId,
         servers: Sequence[NodeId],
+        manager: NodeId | None,
         placement: Placement,
         initial: Vector,
         schema: str,
         settings: WorkerSettings,
         resumed: Checkpoint | None = None,
     ) -> None:
-        self.node, self.placement, self.schema, self.settings = node, placement, schema, settings
+        self.node, self.manager, self.placement = node, manager, placement
+        self.schema, self.settings = schema, settings
         self.phase, self.epoch = "new", 0
         self.alive: tuple[NodeId, ...] = tuple(servers)
         self.clock = resumed.round if resumed else 0
@@ -139,6 +152,8 @@ class PushPullWorker:
         return []
 
     def _received(self, sender: NodeId, message: Message, now_ns: int) -> list[Effect]:
+        if sender == self.manager:
+            return self._managed(message, now_ns)
         if sender not in self.links:
             raise ProtocolError(f"worker {self.node}: a message of {sender}, which is no server", peer=sender)
         match message:
@@ -156,7 +171,13 @@ class PushPullWorker:
                 self.gone.add(sender)
                 if self.phase == "leaving":
                     return self._end_if_answered()
-                return self._without(sender, "has left")
+                return self._without(sender, "has left") if self.manager is None else []
+            case ShardLost(epoch, number) if epoch == self.epoch and number < len(self.placement.shards):
+                words = self.placement.shards[number].words
+                text = f"no server has a copy of elements {words} of the model, after round {self.clock}"
+                return self._failed(text, "Start all again with --resume, or raise replication.")
+            case ShardLost():
+                return []
         raise ProtocolError(f"worker {self.node}: a {type(message).__name__}, which no server sends", peer=sender)
 
     def _fired(self, key: Any, now_ns: int) -> list[Effect]:
@@ -168,7 +189,7 @@ class PushPullWorker:
             case ("lost", server) if server not in self.linked and self.phase in ("training", "pulling"):
                 return self._without(server, "is gone")
             case ("start",) if self.phase == "joining":
-                missing = sorted(self.links.keys() - self.linked)
+                missing = sorted(self._partners - self.linked)
                 text = f"servers {missing} have not come: worker {self.node} cannot begin"
                 return self._finish(Failure("network", text, "Look at their logs, and at the addresses."))
             case ("bye",) if self.phase == "leaving":
@@ -176,9 +197,16 @@ class PushPullWorker:
                 return self._finish() if self._byes > BYES_MAX else self._bye()
         return []
 
+    @property
+    def _partners(self) -> set[NodeId]:
+        return {*self.links} if self.manager is None else {*self.links, self.manager}
+
     # --- links ----------------------------------------------------------------------------------------------------
 
     def _joined(self, server: NodeId, life: int, now_ns: int) -> list[Effect]:
+        if server == self.manager:
+            self.linked.add(server)
+            return self._begin_if_gathered(now_ns)
         if server not in self.links:
             return []
         self.linked.add(server)
@@ -192,7 +220,12 @@ class PushPullWorker:
         self.linked.discard(server)
         if self.phase == "leaving":
             return self._end_if_answered()
-        return [SetTimer(("lost", server), self.settings.deadline_ns)] if server in self.links else []
+        return [SetTimer(("lost", server), self._patience_ns)] if server in self.links else []
+
+    @property
+    def _patience_ns(self) -> int:
+        """How long a server is waited for; where there is a manager another takes its place before."""
+        return self.settings.deadline_ns if self.manager is None else self.settings.start_ns
 
     def _without(self, server: NodeId, what: str) -> list[Effect]:
         """End where a server does not come back that has a part of the model."""
@@ -202,12 +235,34 @@ class PushPullWorker:
         words = "; ".join(shard.words for shard in owned[:3])
         text = f"server {server} {what}, and with it elements {words} of the model, after round {self.clock}"
         advice = "Start all again with --resume; set parallel.server.replication to go on without it."
+        return self._failed(text, advice)
+
+    def _failed(self, text: str, advice: str) -> list[Effect]:
         return [*self._goodbye(), *self._finish(Failure("network", text, advice))]
+
+    def _managed(self, message: Message, now_ns: int) -> list[Effect]:
+        """Take a word of the manager: by a new tenure what is not answered is said to others."""
+        match message:
+            case Tenure(epoch):
+                taken = Send(self.manager or 0, TenureTaken(max(epoch, self.epoch)))
+                if epoch <= self.epoch:
+                    return [taken]
+                self.epoch, self.alive = epoch, message.servers
+                for link in self.links.values():
+                    link.drop()
+                self.arriving.clear()
+                self._began_ns = now_ns
+                pushed = self._push(now_ns, self.alive) if self.phase == "pulling" else []
+                return [taken, *pushed, *self._pulls()]
+            case Leaving():
+                self.gone.add(self.manager or 0)
+                return self._end_if_answered()
+        raise ProtocolError(f"worker {self.node}: a {type(message).__name__} of the manager", peer=self.manager)
 
     # --- clocks ---------------------------------------------------------------------------------------------------
 
     def _begin_if_gathered(self, now_ns: int) -> list[Effect]:
-        if self.phase != "joining" or self.links.keys() - self.linked:
+        if self.phase != "joining" or self._partners - self.linked:
             return []
         if self._fresh:
             return self._go_on()
@@ -271,7 +326,7 @@ class PushPullWorker:
     def _ask_again(self, now_ns: int) -> list[Effect]:
         """Ask again for what is missing; end where a server has not said a word for too long."""
         asked = self._pulls()
-        silent = [one.to for one in asked if now_ns - self._since_ns(one.to) > self.settings.deadline_ns]
+        silent = [one.to for one in asked if now_ns - self._since_ns(one.to) > self._patience_ns]
         ended = self._without(silent[0], "does not answer") if silent else []
         return ended or [*asked, *self._ask_later()]
 
@@ -360,7 +415,7 @@ class PushPullWorker:
         return [*self._goodbye(), SetTimer(("bye",), self.settings.again_ns), *self._end_if_answered()]
 
     def _goodbye(self) -> list[Effect]:
-        return [Send(server, Leaving(self.clock)) for server in sorted(self.links.keys() - self.gone)]
+        return [Send(server, Leaving(self.clock)) for server in sorted(self._partners - self.gone)]
 
     def _end_if_answered(self) -> list[Effect]:
         return self._finish() if self.phase == "leaving" and not self.linked - self.gone else []

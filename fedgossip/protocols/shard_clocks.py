@@ -43,6 +43,19 @@ class ShardReading:
     vector: Vector
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ShardChange:
+    """What has become of a shard: a step of `rate` along `gradient`, which closes `clock` of `workers`, () for all.
+
+    Without a gradient a clock was closed for which nobody had pushed.
+    """
+
+    clock: int
+    rate: float
+    workers: tuple[NodeId, ...]
+    gradient: Vector | None
+
+
 class ShardClocks(ABC):
     """A shard [n] and whose pushes are in it."""
 
@@ -51,12 +64,25 @@ class ShardClocks(ABC):
         self.state: DescentState = descent.start(x)
         self.steps = 0
         self.clocks: dict[NodeId, int] = dict.fromkeys(workers, 0)
+        self.closed = 0
+        """Clocks that have had their step; 0 where each push has one."""
         self.missed: dict[NodeId, int] = dict.fromkeys(workers, 0)
         """Steps between what a worker had read and its last push."""
 
     @property
     def x(self) -> Vector:
         return self.state.x
+
+    @property
+    def extra(self) -> Sequence[Vector]:
+        """What it is beside the state of the descent, each [n]."""
+        return ()
+
+    @abstractmethod
+    def become(
+        self, state: DescentState, closed: int, steps: int, clocks: Sequence[int], extra: Sequence[Vector]
+    ) -> None:
+        """Be what another was: `clocks` of the workers, ascending by id."""
 
     def enter(self, worker: NodeId, clock: int) -> None:
         """A worker comes, or comes back, and pushes from this clock on."""
@@ -67,15 +93,19 @@ class ShardClocks(ABC):
         """Whether numbers of a push can be added: finite, and not so large that a sum could overflow."""
 
     @abstractmethod
-    def push(self, worker: NodeId, weight: float, steps: int, vector: Vector, rate: Rate) -> bool:
+    def push(self, worker: NodeId, weight: float, steps: int, vector: Vector, rate: Rate) -> ShardChange | None:
         """Take the whole gradient [n] of a worker for the clock that it is in, at what had `steps` steps.
 
-        Returns whether a step was taken at once.
+        Returns the step, where one is due at once; it is to be applied.
         """
 
     @abstractmethod
-    def close(self, present: Collection[NodeId], rate: Rate) -> bool:
-        """Take the step that is due, with those present; return whether there was one, or a clock without any."""
+    def close(self, present: Collection[NodeId], rate: Rate) -> ShardChange | None:
+        """Return the step that is due, with those present, or the clock that is closed without any; to be applied."""
+
+    @abstractmethod
+    def apply(self, change: ShardChange) -> None:
+        """Make a change, at the owner and at those that keep copies: the same bits everywhere."""
 
     @abstractmethod
     def version(self, present: Collection[NodeId]) -> int:
@@ -96,10 +126,24 @@ class StepPerClock(ShardClocks):
 
     def __init__(self, descent: Descent[Any], x: Vector, workers: Sequence[NodeId], rounds: int) -> None:
         super().__init__(descent, x, workers, rounds)
-        self.closed = 0
         self.before: Vector = x
         """The shard a clock earlier, for workers that come anew while another shard is there still."""
         self._sum: ExactSum | None = None
+
+    @property
+    def extra(self) -> Sequence[Vector]:
+        return (self.before,)
+
+    def become(
+        self,
+        state: DescentState,
+        closed: int,
+        steps: int,
+        clocks: Sequence[int],  # noqa: ARG002
+        extra: Sequence[Vector],
+    ) -> None:
+        self.state, self.closed, self.steps, (self.before,) = state, closed, steps, extra
+        self._sum, self.clocks = None, dict.fromkeys(self.clocks, closed)  # pushes that waited are pushed again
 
     def fits(self, weight: float, vector: Vector) -> bool:
         if not summable(vector):
@@ -107,23 +151,25 @@ class StepPerClock(ShardClocks):
         largest = max(float(vector.max()), -float(vector.min()))
         return weight * largest * len(self.clocks) < REACH / 2  # as large as all terms together
 
-    def push(self, worker: NodeId, weight: float, steps: int, vector: Vector, rate: Rate) -> bool:  # noqa: ARG002
+    def push(self, worker: NodeId, weight: float, steps: int, vector: Vector, rate: Rate) -> None:  # noqa: ARG002
         if self._sum is None:
             self._sum = ExactSum(vector.size)
         self._sum.add(weight, vector)
         self.clocks[worker] += 1
-        return False
 
-    def close(self, present: Collection[NodeId], rate: Rate) -> bool:
+    def close(self, present: Collection[NodeId], rate: Rate) -> ShardChange | None:
         if not present or min(self.clocks[worker] for worker in present) <= self.closed:
-            return False
+            return None
+        mean = self._sum.mean(self.x.dtype) if self._sum is not None else None
+        self._sum = None
+        return ShardChange(self.closed, rate(self.closed), (), mean)
+
+    def apply(self, change: ShardChange) -> None:
         self.before = self.x
-        if self._sum is not None:
-            self.state = self.descent.step(self.state, self._sum.mean(self.x.dtype), rate(self.closed))
-            self._sum, self.steps = None, self.steps + 1
-        self.closed += 1
+        if change.gradient is not None:
+            self.state, self.steps = self.descent.step(self.state, change.gradient, change.rate), self.steps + 1
+        self.closed = change.clock + 1
         self.clocks = {worker: max(clock, self.closed) for worker, clock in self.clocks.items()}
-        return True
 
     def version(self, present: Collection[NodeId]) -> int:  # noqa: ARG002
         return self.closed
@@ -160,18 +206,33 @@ class StepPerPush(ShardClocks):
         super().__init__(descent, x, workers, rounds)
         self.staleness, self.damped = staleness, damped
 
+    def become(
+        self,
+        state: DescentState,
+        closed: int,  # noqa: ARG002
+        steps: int,
+        clocks: Sequence[int],
+        extra: Sequence[Vector],  # noqa: ARG002
+    ) -> None:
+        self.state, self.steps = state, steps
+        self.clocks = dict(zip(self.clocks, clocks, strict=True))
+
     def fits(self, weight: float, vector: Vector) -> bool:  # noqa: ARG002
         return summable(vector)
 
-    def push(self, worker: NodeId, weight: float, steps: int, vector: Vector, rate: Rate) -> bool:  # noqa: ARG002
+    def push(self, worker: NodeId, weight: float, steps: int, vector: Vector, rate: Rate) -> ShardChange:  # noqa: ARG002
         clock, missed = self.clocks[worker], self.steps - steps
         self.missed[worker] = missed
-        self.state = self.descent.step(self.state, vector, rate(clock) / (1 + missed if self.damped else 1))
-        self.steps, self.clocks[worker] = self.steps + 1, clock + 1
-        return True
+        return ShardChange(clock, rate(clock) / (1 + missed if self.damped else 1), (worker,), vector)
 
-    def close(self, present: Collection[NodeId], rate: Rate) -> bool:  # noqa: ARG002
-        return False
+    def close(self, present: Collection[NodeId], rate: Rate) -> None:  # noqa: ARG002
+        return None
+
+    def apply(self, change: ShardChange) -> None:
+        assert change.gradient is not None, "every push has a step"
+        self.state, self.steps = self.descent.step(self.state, change.gradient, change.rate), self.steps + 1
+        for worker in change.workers:
+            self.clocks[worker] = change.clock + 1
 
     def version(self, present: Collection[NodeId]) -> int:
         return min((self.clocks[worker] for worker in present), default=max(self.clocks.values()))

@@ -1,0 +1,180 @@
+"""Copies of shards: those that other servers keep of what this one owns, and those that it keeps for others.
+
+The owner numbers the changes of a shard.  At the beginning of its tenure it sends all that the shard is to those that
+are to keep copies, and then each change: the gradient of the step, and they make the same step.  What every one of
+them has said to have is `safe`: nothing else is answered to a worker, so the next owner lacks nothing of what was.
+
+    invariant   a copy is its owner's shard after some change that the owner has made, whole
+    bound       changes that come before their turn are at most what is under way on a link
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from fedgossip.errors import ProtocolError
+from fedgossip.machine import Effect, NodeId, Send
+from fedgossip.messages import CopyKept, PieceTaken, ShardCopy, ShardStep
+from fedgossip.placement.ring import Placement
+from fedgossip.protocols.chunk_links import WINDOW, ChunkLink
+from fedgossip.protocols.pieces import Assembly, pieces
+from fedgossip.protocols.shard_clocks import ShardChange, ShardClocks
+from fedgossip.protocols.shard_records import arrays_of, packed, unpack
+from fedgossip.vectors import all_finite
+
+
+class ShardCopies:
+    """What one server has others keep, and keeps."""
+
+    def __init__(
+        self, node: NodeId, placement: Placement, schema: str, links: Mapping[NodeId, ChunkLink]
+    ) -> None:
+        self.node, self.placement, self.schema, self.links = node, placement, schema, links
+        self.epoch = 0
+        self.keepers: dict[int, tuple[NodeId, ...]] = {}
+        """Who keeps a copy of each shard that this server owns."""
+        self.numbers: dict[int, int] = {}  # of changes, of each shard that is here
+        self._kept: dict[tuple[int, NodeId], int] = {}  # the change that a keeper has said to have
+        self.here: dict[int, ShardClocks] = {}
+        """The copies that this server keeps."""
+        self._valid: set[int] = set()
+        self.current: set[int] = set()
+        """Those of them that are of this epoch's owner."""
+        self._arriving: dict[tuple[int, int], Assembly] = {}  # by shard and number of the change
+        self._early: dict[tuple[int, int], ShardChange] = {}
+
+    # --- at the owner ---------------------------------------------------------------------------------------------
+
+    def begin(
+        self,
+        epoch: int,
+        keepers: Mapping[int, tuple[NodeId, ...]],
+        here: dict[int, ShardClocks],
+        valid: Collection[int],
+    ) -> None:
+        """Begin an epoch: each shard owned has these keepers; `here` are to be copies, and `valid` were some before."""
+        self.epoch, self.keepers, self.here = epoch, dict(keepers), here
+        self.numbers = {number: self.numbers.get(number, 0) for number in (*keepers, *here)}
+        self._valid = {number for number in here if number in valid}
+        self.current, self._kept, self._arriving, self._early = set(), {}, {}, {}
+
+    def agreed(self) -> None:
+        """All copies are what their owners have: at the beginning of a run."""
+        self._kept = {(number, keeper): 0 for number, all_of in self.keepers.items() for keeper in all_of}
+        self.current = set(self.here)
+
+    def safe(self, number: int) -> bool:
+        """Whether all keepers have a shard as it is now."""
+        now = self.numbers.get(number, 0)
+        return all(self._kept.get((number, keeper), -1) == now for keeper in self.keepers.get(number, ()))
+
+    def tell(self, number: int, clocks: ShardClocks, now_ns: int) -> list[Effect]:
+        """Send all that a shard is to its keepers."""
+        effects: list[Effect] = []
+        counts, vector = packed(clocks)
+        for start, part in pieces(vector) if self.keepers.get(number) else ():
+            at = self.epoch, number, self.numbers[number], clocks.closed, clocks.steps, tuple(clocks.clocks.values())
+            message = ShardCopy(*at, counts, arrays_of(clocks), start, part.size, self.schema, (part,))
+            for keeper in self.keepers[number]:
+                effects += self.links[keeper].send(message, now_ns)
+        return effects
+
+    def changed(self, number: int, clocks: ShardClocks, change: ShardChange, now_ns: int) -> list[Effect]:
+        """Count a change that was made, and send it to the keepers."""
+        self.numbers[number] = at = self.numbers.get(number, 0) + 1
+        if change.gradient is None:
+            return self.tell(number, clocks, now_ns)
+        effects: list[Effect] = []
+        for start, part in pieces(change.gradient) if self.keepers.get(number) else ():
+            facts = self.epoch, number, at, change.clock, change.rate, change.workers
+            message = ShardStep(*facts, start, part.size, self.schema, (part,))
+            for keeper in self.keepers[number]:
+                effects += self.links[keeper].send(message, now_ns)
+        return effects
+
+    def kept(self, sender: NodeId, message: CopyKept) -> None:
+        """A keeper has a change, and all before it."""
+        at = self.numbers.get(message.shard, 0)
+        if message.epoch != self.epoch or sender not in self.keepers.get(message.shard, ()) or message.number > at:
+            return
+        place = message.shard, sender
+        self._kept[place] = max(message.number, self._kept.get(place, -1))
+
+    # --- at a keeper ----------------------------------------------------------------------------------------------
+
+    def take(self, sender: NodeId, message: ShardStep | ShardCopy, owner: NodeId | None) -> list[Effect]:
+        """Take a piece of a change, or of all that a shard is, of this epoch.  Raises ProtocolError."""
+        number = message.shard
+        taken = Send(sender, PieceTaken(*message.name))
+        if owner != sender or number not in self.here:
+            text = f"server {self.node}: a copy of shard {number} of server {sender}, which has it not to give here"
+            raise ProtocolError(text, peer=sender)
+        if number in self.current and message.number <= self.numbers[number]:
+            return [taken, *self._say(sender, number)]
+        place, clocks = (number, message.number), self.here[number]
+        many = arrays_of(clocks) if isinstance(message, ShardCopy) else 1
+        size = many * self.placement.shards[number].length
+        arriving = self._arriving.get(place) or Assembly(size, clocks.x.dtype)
+        self._check(sender, message, arriving, clocks)
+        if not arriving.has(message.start):
+            self._arriving[place] = arriving
+            arriving.take(message.start, message.vectors[0])
+        if (whole := arriving.whole) is None:
+            return [taken]
+        del self._arriving[place]
+        if isinstance(message, ShardCopy):
+            unpack(clocks, message, whole)
+            self.numbers[number] = message.number
+            self.current.add(number)
+            self._valid.add(number)
+            for early in [early for early in self._early if early[0] == number and early[1] <= message.number]:
+                del self._early[early]
+        else:
+            self._early[place] = ShardChange(message.clock, message.rate, message.workers, whole)
+        return [taken, *self._make(sender, number)]
+
+    def _check(
+        self, sender: NodeId, message: ShardStep | ShardCopy, arriving: Assembly, clocks: ShardClocks
+    ) -> None:
+        what = f"server {self.node}: change {message.number} of shard {message.shard} of server {sender}"
+        at, workers = self.numbers[message.shard], clocks.clocks
+        if message.schema != self.schema or not arriving.expects(message.start, message.vectors):
+            raise ProtocolError(f"{what} of another layout", "Have all the same [model] section?", peer=sender)
+        if not all_finite(message.vectors[0]):
+            raise ProtocolError(f"{what} is not finite", peer=sender)
+        if isinstance(message, ShardCopy):
+            counts = len(packed(clocks)[0])
+            if len(message.clocks) != len(workers) or len(message.counts) != counts:
+                raise ProtocolError(f"{what} of other workers, or of another descent", peer=sender)
+        elif not set(message.workers) <= workers.keys() or message.clock >= clocks.rounds:
+            raise ProtocolError(f"{what} of workers that are not there", peer=sender)
+        elif message.shard in self.current and message.number > at + WINDOW * len(workers):
+            raise ProtocolError(f"{what}, and {at} are here", peer=sender)
+        if len(self._arriving) > WINDOW * (1 + len(workers)) * len(self.here):
+            raise ProtocolError(f"{what}, and too many others are not whole", peer=sender)
+
+    def _make(self, owner: NodeId, number: int) -> list[Effect]:
+        """Make the changes whose turn it is; say what is here."""
+        if number not in self.current:
+            return []
+        while (change := self._early.pop((number, self.numbers[number] + 1), None)) is not None:
+            self.here[number].apply(change)
+            self.numbers[number] += 1
+        return self._say(owner, number)
+
+    def _say(self, owner: NodeId, number: int) -> list[Effect]:
+        if number not in self.current:
+            return []
+        return [Send(owner, CopyKept(self.epoch, number, self.numbers[number]))]
+
+    @property
+    def lacking(self) -> bool:
+        """Whether a copy is still to come of this epoch."""
+        return bool(self.here.keys() - self.current)
+
+    @property
+    def valid(self) -> Mapping[int, ShardClocks]:
+        """The copies that hold all that was answered before: those that came, or were here when the epoch began."""
+        return {number: one for number, one in self.here.items() if number in self._valid}
+
+
