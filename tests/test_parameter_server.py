@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import machine_fuzz
 import numpy as np
 import pytest
+import server_seeds
 from fuzz_casts import SCENES, STRANGER, Scene, Sender, workers
+from server_seeds import BASE, Counters
 
 from fedgossip import simulate
 from fedgossip.drivers.simulate import simulate_plan
@@ -19,6 +22,8 @@ from fedgossip.plans import compose
 from fedgossip.plans.parameter_server import ServerPlan
 from fedgossip.protocols.pieces import PIECE_BYTES
 from fedgossip.records import EventRow, PeerRow
+from fedgossip.task import Job, Update
+from fedgossip.vectors import frozen
 
 
 def quadratic(workers: int = 4, servers: int = 2, rounds: int = 8, **more: Any) -> dict[str, Any]:
@@ -217,14 +222,114 @@ def test_what_does_not_fit_together_is_refused_with_advice() -> None:
         simulate(quadratic(server={"staleness": "async"}), engine="stacked")
 
 
+KINDS: dict[str, dict[str, Any]] = {
+    "summed": {"servers": 2},
+    "stale": {"servers": 2, "staleness": 1},
+    "copied": {"servers": 3, "replication": 2},
+}
 SENDERS = {"worker": Sender(0, 0), "server": Sender(3, 3), "stranger": Sender(None, STRANGER)}
 
 
 @pytest.mark.parametrize("who", SENDERS)
 def test_one_that_lies_may_spoil_a_run_and_makes_nobody_raise(who: str, monkeypatch: pytest.MonkeyPatch) -> None:
     machine_fuzz.quick(monkeypatch)
-    for name, server in {"summed": {"servers": 2}, "stale": {"servers": 2, "staleness": 1}}.items():
+    for name, server in KINDS.items():
         scene = Scene(lambda server=server: workers("parameter-server", 3, **server), SENDERS)  # type: ignore[misc]
         monkeypatch.setitem(SCENES, name, scene)
-        for seed in range(8):
+        for seed in range(4):
             machine_fuzz.checked(name, who, seed)
+
+
+class Valley(Counters):
+    """f(x) = |x - 1|^2 / 2 for every worker."""
+
+    def gradients(self, jobs: Sequence[Job]) -> Sequence[Update]:
+        away = [job.vector - 1.0 for job in jobs]
+        return [Update(frozen(one), 1, {"loss": float(one @ one) / 2}) for one in away]
+
+
+def test_one_straggler_of_eight_costs_a_synchronous_run_most_and_an_asynchronous_one_least() -> None:
+    """Virtual seconds until the loss is a hundredth, one of eight workers ten times slower; steps are damped."""
+    seconds = {}
+    for staleness in (0, 3, "async"):
+        server = {"staleness": staleness, "damp": staleness != 0}
+        run = simulate(quadratic(8, 2, rounds=60, server=server, simulation=SLOW), task=Valley(8))
+        rows = [row for row in run.rows if isinstance(row, PeerRow) and row.peer == 1 and row.loss is not None]
+        seconds[staleness] = min(row.seconds for row in rows if row.loss is not None and row.loss < 0.04)
+    assert seconds[0] > seconds[3] > seconds["async"]
+    assert seconds[0] >= 3 * seconds["async"], seconds
+
+
+COPIED = {"parallel": {"deadline": 5.0, "least_deadline": 0.3}, "server": {"replication": 2}}
+
+
+@pytest.mark.parametrize("after", [{}, {"after": 0.05}, {"after": 0.8}])
+def test_whenever_one_of_three_servers_dies_the_bits_are_those_of_an_undisturbed_run(after: dict[str, float]) -> None:
+    whole = simulate(quadratic(servers=3, rounds=20)).digest
+    for turn, at in enumerate(np.linspace(0.05, 1.3, 6)):
+        faults = [{"kind": "crash", "peers": [4 + turn % 3], "start": float(at), **after}]
+        run = simulate(quadratic(servers=3, rounds=20, faults=faults, **COPIED))
+        assert (run.digest, run.summary["status"]) == (whole, "finished"), at
+
+
+@pytest.mark.parametrize("staleness", [0, 2, "async"])
+def test_every_push_counts_once_though_a_server_is_killed_every_five_seconds(staleness: Any) -> None:
+    """A minute; a worker's pushes are digits of their own of the model's elements."""
+    faults = [
+        {"kind": "crash", "peers": [4 + kill % 3], "start": 5.0 * (kill + 1), "after": 2.0} for kill in range(11)
+    ]
+    experiment = quadratic(4, 3, rounds=60, faults=faults, train={"lr": 1.0}, simulation={"training": 0.9}, **COPIED)
+    experiment["parallel"]["server"]["staleness"] = staleness
+    run = simulate(experiment, task=Counters(40))
+    assert run.summary["status"] == "finished" and run.summary["seconds"] > 50
+    assert sum(row.name == "crashed" for row in run.rows if isinstance(row, EventRow)) >= 9
+    pushes = sum(BASE**worker for worker in range(4)) * 60
+    expected = pushes / 4 if staleness == 0 else pushes
+    assert all((vector == expected).all() for vector in run.vectors[:4] if vector is not None)
+
+
+def test_a_manager_that_comes_back_fails_servers_over_again() -> None:
+    whole = simulate(quadratic(servers=3, rounds=40)).digest
+    faults = [
+        {"kind": "crash", "peers": [7], "start": 0.3, "after": 1.0},
+        {"kind": "crash", "peers": [5], "start": 0.5},
+    ]
+    run = simulate(quadratic(servers=3, rounds=40, faults=faults, **COPIED))
+    assert run.digest == whole and len(events(run, "tenure")) == 1
+
+
+def test_fewer_servers_than_copies_are_told_and_go_on() -> None:
+    faults = [{"kind": "crash", "peers": [node], "start": 0.2 + (node - 4)} for node in (4, 5)]
+    run = simulate(quadratic(servers=3, rounds=40, faults=faults, **COPIED))
+    assert run.summary["status"] == "finished" and events(run, "unreplicated") == [[6]]
+
+
+def test_a_run_whose_copies_all_die_ends_and_names_what_is_lost() -> None:
+    faults = [{"kind": "crash", "peers": [node], "start": 0.2} for node in (4, 5)]
+    with pytest.raises(FedgossipError, match=r"no server has a copy of elements \d+ to \d+") as caught:
+        simulate(quadratic(servers=3, rounds=40, faults=faults, **COPIED))
+    assert caught.value.exit_code == 3
+
+
+def test_copies_cost_one_shard_a_clock_and_copy() -> None:
+    """Of the vectors alone: a server sends W + r - 1 times its part in a clock, and hears as much with its copies."""
+    workers, dim, copies = 3, 1000, 2
+    experiment = quadratic(workers, 3, rounds=6, task={"dim": dim}, server={"replication": copies})
+    rows = [row for row in simulate(experiment).rows if isinstance(row, PeerRow) and workers <= row.peer < workers + 3]
+    assert sum(row.payload_sent for row in rows) == 6 * 4 * dim * (workers + copies - 1)
+    assert sum(row.payload_received for row in rows) == 6 * 4 * dim * (workers + copies - 1)
+
+
+def test_whatever_is_lost_and_whoever_dies_pushes_count_once() -> None:
+    outcomes = [server_seeds.run(seed) for seed in range(30)]
+    assert not [(one.seed, one.verdict) for one in outcomes if one.verdict], "python tests/server_seeds.py SEED"
+    assert sum(one.seen["tenure"] for one in outcomes) > 5
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("block", range(10))
+def test_whatever_is_lost_in_two_thousand_runs(block: int) -> None:
+    for seed in range(200 * block, 200 * (block + 1)):
+        outcome = server_seeds.run(seed)
+        assert not outcome.verdict, f"{outcome.verdict}; python tests/server_seeds.py {seed}"

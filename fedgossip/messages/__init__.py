@@ -92,7 +92,6 @@ from fedgossip.messages.parallel import (
 from fedgossip.messages.servers import (
     SERVERS_MAX,
     SHARDS_MAX,
-    CopyKept,
     Piece,
     PieceTaken,
     Pulled,
@@ -114,7 +113,7 @@ Federated = Invite | Contribution | Final | Secured | MaskedInput | Refusal
 Invitations = InviteProof | Proposal | FileQuery | FilePart | Enrol | Gathering | Beginning | TurnedAway
 Parallel = ReduceChunk | ChunkTaken | GroupReport | GroupView | WorkerReturn | StateQuery | StatePiece
 Served = ShardPush | ShardPull | PullHeld | Pulled | PieceTaken
-Replicated = ShardStep | ShardCopy | CopyKept | Tenure | TenureTaken | ServerReady | ShardLost
+Replicated = ShardStep | ShardCopy | Tenure | TenureTaken | ServerReady | ShardLost
 Message = Gossip | Federated | Membership | Transfer | Invitations | Parallel | Served | Replicated
 AnyMessage = Message | Hello
 
@@ -151,7 +150,6 @@ __all__ = [
     "Compare",
     "ConfirmDead",
     "Contribution",
-    "CopyKept",
     "Count",
     "CountOrNone",
     "Decline",

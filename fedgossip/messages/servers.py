@@ -196,16 +196,6 @@ class ShardCopy(Piece):
 
 @declared
 @dataclass(frozen=True, slots=True)
-class CopyKept(Note):
-    """The sender has the shard as it is after its `number`-th change."""
-
-    epoch: Count
-    shard: ShardNumber
-    number: Count
-
-
-@declared
-@dataclass(frozen=True, slots=True)
 class Tenure(Note):
     """From now on these servers have the shards between them; those that are `joining` get copies, and own none yet.
 

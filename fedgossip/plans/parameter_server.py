@@ -88,8 +88,8 @@ class ServerPlan(SharedSteps):
         least = min(deadline, nanoseconds(p.least_deadline))
         everybody, life = (range(self.learners), self.servers), (seat.resumed, seat.incarnation)
         if seat.node == self.manager:
-            manager = ManagerSettings(p.server.replication, least, deadline, start)
-            return ServerManager(seat.node, *everybody, seat.initial, manager, *life)
+            manager = ManagerSettings(e.rounds, least, deadline, start)
+            return ServerManager(seat.node, *everybody, placement, seat.initial, manager, *life)
         settings = ServerSettings(e.rounds, self.staleness, deadline, least, start)
         return ParameterServer(
             seat.node, *everybody, self.manager, placement, self.shard, *begun, settings, self.rate, *life

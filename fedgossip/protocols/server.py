@@ -2,7 +2,7 @@
 
     phase     event                                                        next phase
     new       Started                                                      serving
-    serving   ShardPush ShardPull PieceTaken PeerJoined CopyKept Tenure    serving
+    serving   ShardPush ShardPull PieceTaken PeerJoined Tenure             serving
     serving   PeerGone late Leaving start ShardLost                        serving finished
 
 and from everywhere Stopping to finished.
@@ -48,7 +48,6 @@ from fedgossip.machine import (
     Stopping,
 )
 from fedgossip.messages import (
-    CopyKept,
     Leaving,
     Message,
     PieceTaken,
@@ -115,6 +114,7 @@ class ParameterServer:
         self.node, self.manager, self.placement, self.make = node, manager, placement, make
         self.initial, self.schema, self.settings, self.rate = initial, schema, settings, rate
         self.phase, self.epoch, self.told = "new", 0, resumed.round if resumed else 0
+        self.first_life = life == 0
         limits = settings.deadline_ns, min(settings.least_deadline_ns, settings.deadline_ns)
         self.workers = Attendance(workers, *limits, settings.start_ns)
         copied = manager is not None
@@ -130,9 +130,9 @@ class ParameterServer:
         held = {shard.number: make(shard, initial) for shard in placement.held(node, servers)}
         missing = restore(held, resumed) if resumed else []
         self.stored = {number: one for number, one in held.items() if number not in missing}  # of the life before
-        self.blank = copied and life > 0
-        """Whether it has nothing until the manager says what it gets."""
-        if not self.blank:
+        if copied and life > 0:
+            self.epoch = -1  # it has nothing until the manager says what it gets
+        else:
             self._divide(held)
             self.copies.agreed()
         self.held: dict[tuple[int, NodeId], ShardPull] = {}
@@ -189,7 +189,8 @@ class ParameterServer:
             case PieceTaken() if sender in self.links:
                 if worker and self.links[sender].has(message.name):
                     self._hear(sender, now_ns)
-                return [*self.links[sender].taken(message.name, now_ns), *self._tell()]
+                taken = self.links[sender].taken(message.name, now_ns)
+                return [*taken, *(self._tell() if worker else self._go_on(now_ns))]
             case ShardPush() if worker:
                 return self._pushed(sender, message, now_ns)
             case ShardPull() if worker:
@@ -203,9 +204,6 @@ class ParameterServer:
                 return []  # what becomes of it the manager says
             case ShardStep() | ShardCopy() if sender in self.links and not worker:
                 return self._copied(sender, message)
-            case CopyKept() if sender in self.links and not worker:
-                self.copies.kept(sender, message)
-                return self._go_on(now_ns)
             case Tenure() if sender == self.manager:
                 return self._ruled(message, now_ns)
             case ShardLost() if sender in self.links and not worker:
@@ -222,11 +220,11 @@ class ParameterServer:
                 return self._leave_out(now_ns)
             case ("ready", epoch) if epoch == self.epoch:
                 return self._ready()
-            case ("start",) if not self.workers.linked:
+            case ("start",) if not self.workers.linked and self.first_life:
                 who = "no worker has come"
                 return self._finish(Failure("network", who, "Look at the workers' logs, and at the addresses."))
             case ("start",):
-                return self._leave_out(now_ns)
+                return self._finish() if self.epoch < 0 else self._leave_out(now_ns)
         return []
 
     # --- workers that come and go ---------------------------------------------------------------------------------
@@ -398,13 +396,15 @@ class ParameterServer:
     def _ruled(self, tenure: Tenure, now_ns: int) -> list[Effect]:
         """Go by what the manager says from now on."""
         assert self.manager is not None
-        if self.blank and not tenure.anew and self.node not in tenure.joining:
+        if self.epoch < 0 and not tenure.anew and self.node not in tenure.joining:
             return []  # the manager does not know yet that this is another life
         taken = Send(self.manager, TenureTaken(max(self.epoch, tenure.epoch)))
         if tenure.epoch <= self.epoch:
             return [taken]
-        held = self.stored if tenure.anew else {**self.copies.valid, **self.shards}
-        self.epoch, self.alive, self.joining, self.blank = tenure.epoch, tenure.servers, tenure.joining, False
+        missed = tenure.epoch > self.epoch + 1  # a tenure, in which others may have gone on with what is here
+        here = {} if missed else {**self.copies.valid, **self.shards}
+        held = self.stored if tenure.anew else here
+        self.epoch, self.alive, self.joining = tenure.epoch, tenure.servers, tenure.joining
         for link in self.links.values():
             link.drop()
         self.intake.forget()

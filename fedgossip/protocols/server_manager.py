@@ -10,7 +10,8 @@ and from everywhere Stopping to finished.
 
 A server that is lost for a while is out of the next tenure: those that keep copies of its shards own them.  One that
 comes is joining: it gets copies, and is in the tenure after it has said that it has all of them.  A tenure is on disk
-before it is told, and is told until all that have a link have taken it.  While the manager is away nothing changes.
+before it is told, and is told until it is taken; the next one begins when all servers of this one, but those that are
+lost, have taken it, so nobody that is to own a shard has missed a tenure.  While the manager is away nothing changes.
 
 Source: the server manager of Li et al., Scaling distributed machine learning with the parameter server, OSDI 2014,
 section 4; here it is not replicated itself.
@@ -18,7 +19,7 @@ section 4; here it is not replicated itself.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +42,7 @@ from fedgossip.machine import (
     Stopping,
 )
 from fedgossip.messages import Leaving, Message, ServerReady, ShardLost, Tenure, TenureTaken
+from fedgossip.placement.ring import Placement
 from fedgossip.vectors import Vector
 
 
@@ -48,12 +50,12 @@ from fedgossip.vectors import Vector
 class ManagerSettings:
     """Limits of a run.  Times in nanoseconds."""
 
-    copies: int
-    """Servers that should have each shard."""
+    rounds: int
     patience_ns: int = 5_000_000_000
     """How long a server without a link is waited for."""
     worker_ns: int = 30_000_000_000
-    """How long a worker is that says nothing, when others have come to their end."""
+    """How long a worker is waited for, when others have come to their end; and a server without which elements of the
+    model would be lost."""
     start_ns: int = 300_000_000_000
     again_ns: int = 1_000_000_000
 
@@ -69,12 +71,13 @@ class ServerManager:
         node: NodeId,
         workers: Sequence[NodeId],
         servers: Sequence[NodeId],
+        placement: Placement,
         initial: Vector,
         settings: ManagerSettings,
         resumed: Checkpoint | None = None,
         life: int = 0,
     ) -> None:
-        self.node, self.settings, self.initial = node, settings, initial
+        self.node, self.placement, self.settings, self.initial = node, placement, settings, initial
         self.workers, self.all = tuple(workers), tuple(servers)
         self.phase, self.tenure = "new", Tenure(0, tuple(servers))
         self.lives: dict[NodeId, int] = dict.fromkeys(servers, 0)
@@ -87,7 +90,10 @@ class ServerManager:
         self.met: dict[NodeId, int] = {}  # servers, in which life
         self.linked: set[NodeId] = set()
         self.left: set[NodeId] = set()  # workers that have said goodbye
-        self.taken: set[NodeId] = set()  # who goes by this tenure
+        self.taken: set[NodeId] = set(servers) if self.tenure.epoch == 0 else set()  # who goes by this tenure
+        self.lost: set[NodeId] = set()  # servers that have been away for too long
+        self.blank: set[NodeId] = set()  # servers that are here and have nothing
+        self.ready: set[NodeId] = set()  # of those that are joining
         self._asking = False
 
     # --- events ---------------------------------------------------------------------------------------------------
@@ -120,14 +126,16 @@ class ServerManager:
             case TenureTaken(epoch) if sender in self.all or sender in self.workers:
                 if epoch == self.tenure.epoch:
                     self.taken.add(sender)
-                return []
+                return self._review()
             case ServerReady(epoch) if sender in self.all:
-                ready = epoch == self.tenure.epoch and sender in self.tenure.joining
-                return self._rule(self.tenure.servers, sender) if ready else []
+                if epoch == self.tenure.epoch and sender in self.tenure.joining:
+                    self.ready.add(sender)
+                return self._review()
             case Leaving(round) if sender in self.workers:
                 self.left.add(sender)
-                back = [] if message.done else [Send(sender, Leaving(round, done=True))]
-                return [*back, *self._end_if_over()]
+                back: list[Effect] = [] if message.done else [Send(sender, Leaving(round, done=True))]
+                over = [SetTimer(("over",), self.settings.worker_ns)] if round >= self.settings.rounds else []
+                return [*back, *over, *self._end_if_over()]
             case Leaving() if sender in self.all:
                 return self._without(sender)
             case ShardLost(epoch, shard) if sender in self.all:
@@ -143,8 +151,14 @@ class ServerManager:
             case ("gone", node) if node in self.workers:
                 self.left.add(node)
                 return self._end_if_over()
-            case ("gone", node):
+            case ("gone", node) if self._is_last(node):
+                return [SetTimer(("last", node), self.settings.worker_ns)]
+            case ("last", node) if node in self.linked:
+                return []
+            case ("gone" | "last", node):
                 return self._without(node)
+            case ("over",):  # all that are left have come to their end, or are dead: the last model waits for all
+                return self._finish()
             case ("begin",):
                 return self._begin()
             case ("start",) if not self.linked & set(self.workers):
@@ -161,21 +175,20 @@ class ServerManager:
         self.linked.add(node)
         if node not in self.all:
             self.left.discard(node)
-            return self._tell() if self.tenure.epoch else []
+            return self._tell()
         self.met[node] = max(life, self.met.get(node, 0))
         if self.gathering:
             return self._begin() if self.met.keys() >= set(self.tenure.servers) else []
-        return self._met(node, life)
+        self._meet(node)
+        return [*self._review(), *self._tell()]
 
-    def _met(self, node: NodeId, life: int) -> list[Effect]:
-        """A server is here: one in another life than the tenure knows has nothing, and joins."""
-        known = self.lives[node]
+    def _meet(self, node: NodeId) -> None:
+        """A server is here: one that the tenure does not have, or not in this life, has nothing."""
+        self.lost.discard(node)
         there = node in self.tenure.servers or node in self.tenure.joining
-        if there and life <= known:
-            return self._tell() if self.tenure.epoch else []
-        self.lives[node] = max(life, known)
-        servers = tuple(server for server in self.tenure.servers if server != node)
-        return self._rule(servers, joining=(*(one for one in self.tenure.joining if one != node), node))
+        if not there or self.met[node] > self.lives[node]:
+            self.blank.add(node)
+        self.lives[node] = max(self.met[node], self.lives[node])
 
     def _begin(self) -> list[Effect]:
         """Go on after a crash of one's own: with those of the tenure before, or all anew if all of them begin anew."""
@@ -185,47 +198,60 @@ class ServerManager:
         here = [server for server in self.tenure.servers if server in self.met]
         if here and all(self.met[server] > self.lives[server] for server in here):
             self.lives |= self.met
-            return self._rule(tuple(here), anew=True)
-        effects: list[Effect] = []
-        for server in self.tenure.servers:
-            if server not in self.met:
-                effects.append(SetTimer(("gone", server), self.settings.patience_ns))
-        for server, life in sorted(self.met.items()):
-            effects += self._met(server, life)
-        return [*effects, *self._tell()]
+            return self._rule(tuple(here), (), anew=True)
+        for server in self.met:
+            self._meet(server)
+        away = [server for server in self.tenure.servers if server not in self.met]
+        timers: list[Effect] = [SetTimer(("gone", server), self.settings.patience_ns) for server in away]
+        return [*timers, *self._review(), *self._tell()]
+
+    def _is_last(self, node: NodeId) -> bool:
+        """Whether nobody would have some shard without a server, which may be cut off and not dead."""
+        gone = {node, *self.lost, *self.blank}
+        held = (shard.holders(self.tenure.servers, self.placement.copies) for shard in self.placement.shards)
+        return any(set(holders) <= gone for holders in held)
 
     def _without(self, node: NodeId) -> list[Effect]:
         """Go on without a server."""
-        if node not in self.tenure.servers and node not in self.tenure.joining:
-            return []
-        servers = tuple(server for server in self.tenure.servers if server != node)
-        return self._rule(servers, joining=tuple(one for one in self.tenure.joining if one != node))
+        self.lost.add(node)
+        self.blank.discard(node)
+        return self._review()
 
-    def _rule(
-        self,
-        servers: Collection[NodeId],
-        ready: NodeId | None = None,
-        joining: tuple[NodeId, ...] | None = None,
-        *,
-        anew: bool = False,
-    ) -> list[Effect]:
+    def _review(self) -> list[Effect]:
+        """Begin another tenure where who is there has changed, and all in this one have taken it."""
+        now = self.tenure
+        out = self.lost | self.blank
+        if not {*now.servers, *now.joining} - out <= self.taken:
+            return []
+        ready = self.ready - out
+        servers = [server for server in self.all if server not in out and (server in now.servers or server in ready)]
+        joining = [
+            server
+            for server in self.all
+            if server in self.blank or (server in now.joining and server not in out and server not in ready)
+        ]
+        if (tuple(servers), tuple(joining)) == (now.servers, now.joining) and not self.blank:
+            return []
+        return self._rule(tuple(servers), tuple(joining))
+
+    def _rule(self, servers: tuple[NodeId, ...], joining: tuple[NodeId, ...], *, anew: bool = False) -> list[Effect]:
         """Begin a tenure, and tell it to all."""
-        soon = self.tenure.joining if joining is None else joining
-        joining = tuple(one for one in soon if one != ready)
-        there = tuple(sorted({*servers, *([] if ready is None else [ready])}))
-        if not there:
+        if not servers:
             text = "no server is left that has the model"
             return self._finish(Failure("network", text, "Start all again with --resume."))
-        self.tenure, self.taken = Tenure(self.tenure.epoch + 1, there, joining, anew), set()
-        facts = {"epoch": self.tenure.epoch, "servers": list(there), "joining": list(joining)}
+        self.tenure = Tenure(self.tenure.epoch + 1, servers, joining, anew)
+        self.taken, self.blank, self.ready = set(), set(), set()
+        facts = {"epoch": self.tenure.epoch, "servers": list(servers), "joining": list(joining)}
         lives = [self.lives[server] for server in self.all]
         kept = Checkpoint(0, {"x": self.initial}, {**facts, "lives": lives}, durable=True)
-        told = Report("tenure", {"servers": list(there), "joining": list(joining)}, 0)
-        few = [Report("unreplicated", list(there), 0)] if len(there) < self.settings.copies else []
+        told = Report("tenure", {"servers": list(servers), "joining": list(joining)}, 0)
+        few = [Report("unreplicated", list(servers), 0)] if len(servers) < self.placement.copies else []
         return [kept, told, *few, *self._tell()]
 
     def _tell(self) -> list[Effect]:
-        """Tell the tenure to those that have not taken it."""
+        """Tell the tenure to those that have not taken it; of the first all know."""
+        if not self.tenure.epoch:
+            return []
         ask = sorted(self.linked - self.taken - self.left)
         effects: list[Effect] = [Send(other, self.tenure) for other in ask]
         if effects and not self._asking:

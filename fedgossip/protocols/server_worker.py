@@ -189,13 +189,18 @@ class PushPullWorker:
             case ("lost", server) if server not in self.linked and self.phase in ("training", "pulling"):
                 return self._without(server, "is gone")
             case ("start",) if self.phase == "joining":
-                missing = sorted(self._partners - self.linked)
+                missing = sorted(self._needed - self.linked)
                 text = f"servers {missing} have not come: worker {self.node} cannot begin"
                 return self._finish(Failure("network", text, "Look at their logs, and at the addresses."))
             case ("bye",) if self.phase == "leaving":
                 self._byes += 1
                 return self._finish() if self._byes > BYES_MAX else self._bye()
         return []
+
+    @property
+    def _needed(self) -> set[NodeId]:
+        """Those without which there is no model."""
+        return {*self.alive} if self.manager is None else {*self.alive, self.manager}
 
     @property
     def _partners(self) -> set[NodeId]:
@@ -253,7 +258,7 @@ class PushPullWorker:
                 self.arriving.clear()
                 self._began_ns = now_ns
                 pushed = self._push(now_ns, self.alive) if self.phase == "pulling" else []
-                return [taken, *pushed, *self._pulls()]
+                return [taken, *pushed, *self._pulls(), *self._begin_if_gathered(now_ns)]
             case Leaving():
                 self.gone.add(self.manager or 0)
                 return self._end_if_answered()
@@ -262,7 +267,7 @@ class PushPullWorker:
     # --- clocks ---------------------------------------------------------------------------------------------------
 
     def _begin_if_gathered(self, now_ns: int) -> list[Effect]:
-        if self.phase != "joining" or self._partners - self.linked:
+        if self.phase != "joining" or self._needed - self.linked:
             return []
         if self._fresh:
             return self._go_on()

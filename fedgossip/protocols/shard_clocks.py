@@ -238,15 +238,15 @@ class StepPerPush(ShardClocks):
         return min((self.clocks[worker] for worker in present), default=max(self.clocks.values()))
 
     def reading(
-        self, worker: NodeId, clock: int, present: Collection[NodeId], *, anew: bool, late: bool
+        self, worker: NodeId, clock: int, present: Collection[NodeId], *, anew: bool, late: bool  # noqa: ARG002
     ) -> ShardReading | None:
-        clock = max(clock, self.clocks[worker]) if anew else clock
         if late and self.staleness is not None:
             others = [other for other in present if other != worker]
             clock = max(clock, self.version(others))
             self.enter(worker, clock)
         if self.clocks[worker] < clock:
             return None  # its own push is not here yet
+        clock = self.clocks[worker]
         version = self.version([*present, worker])
         bound = 0 if clock >= self.rounds else self.staleness
         return None if bound is not None and clock - version > bound else ShardReading(clock, version, self.x)

@@ -1,8 +1,8 @@
 """Copies of shards: those that other servers keep of what this one owns, and those that it keeps for others.
 
 The owner numbers the changes of a shard.  At the beginning of its tenure it sends all that the shard is to those that
-are to keep copies, and then each change: the gradient of the step, and they make the same step.  What every one of
-them has said to have is `safe`: nothing else is answered to a worker, so the next owner lacks nothing of what was.
+are to keep copies, and then each change: the gradient of the step, and they make the same step.  A shard is `safe` when
+they have taken every piece of that: only then is a worker answered, so the next owner lacks nothing of what was.
 
     invariant   a copy is its owner's shard after some change that the owner has made, whole
     bound       changes that come before their turn are at most what is under way on a link
@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping
 
 from fedgossip.errors import ProtocolError
 from fedgossip.machine import Effect, NodeId, Send
-from fedgossip.messages import CopyKept, PieceTaken, ShardCopy, ShardStep
+from fedgossip.messages import PieceTaken, ShardCopy, ShardStep
 from fedgossip.placement.ring import Placement
 from fedgossip.protocols.chunk_links import WINDOW, ChunkLink
 from fedgossip.protocols.pieces import Assembly, pieces
@@ -34,7 +34,6 @@ class ShardCopies:
         self.keepers: dict[int, tuple[NodeId, ...]] = {}
         """Who keeps a copy of each shard that this server owns."""
         self.numbers: dict[int, int] = {}  # of changes, of each shard that is here
-        self._kept: dict[tuple[int, NodeId], int] = {}  # the change that a keeper has said to have
         self.here: dict[int, ShardClocks] = {}
         """The copies that this server keeps."""
         self._valid: set[int] = set()
@@ -56,17 +55,15 @@ class ShardCopies:
         self.epoch, self.keepers, self.here = epoch, dict(keepers), here
         self.numbers = {number: self.numbers.get(number, 0) for number in (*keepers, *here)}
         self._valid = {number for number in here if number in valid}
-        self.current, self._kept, self._arriving, self._early = set(), {}, {}, {}
+        self.current, self._arriving, self._early = set(), {}, {}
 
     def agreed(self) -> None:
         """All copies are what their owners have: at the beginning of a run."""
-        self._kept = {(number, keeper): 0 for number, all_of in self.keepers.items() for keeper in all_of}
         self.current = set(self.here)
 
     def safe(self, number: int) -> bool:
-        """Whether all keepers have a shard as it is now."""
-        now = self.numbers.get(number, 0)
-        return all(self._kept.get((number, keeper), -1) == now for keeper in self.keepers.get(number, ()))
+        """Whether all keepers have all of a shard as it is now."""
+        return not any(self.links[keeper].carries(number) for keeper in self.keepers.get(number, ()))
 
     def tell(self, number: int, clocks: ShardClocks, now_ns: int) -> list[Effect]:
         """Send all that a shard is to its keepers."""
@@ -92,14 +89,6 @@ class ShardCopies:
                 effects += self.links[keeper].send(message, now_ns)
         return effects
 
-    def kept(self, sender: NodeId, message: CopyKept) -> None:
-        """A keeper has a change, and all before it."""
-        at = self.numbers.get(message.shard, 0)
-        if message.epoch != self.epoch or sender not in self.keepers.get(message.shard, ()) or message.number > at:
-            return
-        place = message.shard, sender
-        self._kept[place] = max(message.number, self._kept.get(place, -1))
-
     # --- at a keeper ----------------------------------------------------------------------------------------------
 
     def take(self, sender: NodeId, message: ShardStep | ShardCopy, owner: NodeId | None) -> list[Effect]:
@@ -110,7 +99,7 @@ class ShardCopies:
             text = f"server {self.node}: a copy of shard {number} of server {sender}, which has it not to give here"
             raise ProtocolError(text, peer=sender)
         if number in self.current and message.number <= self.numbers[number]:
-            return [taken, *self._say(sender, number)]
+            return [taken]
         place, clocks = (number, message.number), self.here[number]
         many = arrays_of(clocks) if isinstance(message, ShardCopy) else 1
         size = many * self.placement.shards[number].length
@@ -131,7 +120,8 @@ class ShardCopies:
                 del self._early[early]
         else:
             self._early[place] = ShardChange(message.clock, message.rate, message.workers, whole)
-        return [taken, *self._make(sender, number)]
+        self._make(number)
+        return [taken]
 
     def _check(
         self, sender: NodeId, message: ShardStep | ShardCopy, arriving: Assembly, clocks: ShardClocks
@@ -153,19 +143,11 @@ class ShardCopies:
         if len(self._arriving) > WINDOW * (1 + len(workers)) * len(self.here):
             raise ProtocolError(f"{what}, and too many others are not whole", peer=sender)
 
-    def _make(self, owner: NodeId, number: int) -> list[Effect]:
-        """Make the changes whose turn it is; say what is here."""
-        if number not in self.current:
-            return []
-        while (change := self._early.pop((number, self.numbers[number] + 1), None)) is not None:
+    def _make(self, number: int) -> None:
+        """Make the changes whose turn it is."""
+        while number in self.current and (change := self._early.pop((number, self.numbers[number] + 1), None)):
             self.here[number].apply(change)
             self.numbers[number] += 1
-        return self._say(owner, number)
-
-    def _say(self, owner: NodeId, number: int) -> list[Effect]:
-        if number not in self.current:
-            return []
-        return [Send(owner, CopyKept(self.epoch, number, self.numbers[number]))]
 
     @property
     def lacking(self) -> bool:
