@@ -13,7 +13,9 @@ from fedgossip import simulate
 from fedgossip.drivers.simulate import simulate_plan
 from fedgossip.errors import FedgossipError
 from fedgossip.experiment import load_experiment
+from fedgossip.messages import GroupReport, GroupView
 from fedgossip.plans import compose
+from fedgossip.protocols.worker_group import GroupWaits, WorkerGroup
 from fedgossip.records import EventRow, PeerRow
 from fedgossip.task import Update
 from fedgossip.vectors import digest
@@ -118,6 +120,24 @@ def after_returns(seed: int) -> str:
 def test_whatever_is_lost_and_whoever_comes_back_all_end_in_one_model() -> None:
     ended = [after_returns(seed) for seed in range(40)]
     assert ended.count("finished") > 25 and "failed" not in ended
+
+
+@pytest.mark.parametrize("seed", [111, 1078])
+def test_two_views_that_were_proposed_at_once_become_one(seed: int) -> None:
+    """Each was adopted by some of their common members, and neither had enough to go on."""
+    assert after_returns(seed) == "finished"
+
+
+def test_workers_that_are_all_started_again_wait_for_links_that_come_one_by_one() -> None:
+    second = 1_000_000_000
+    group = WorkerGroup(1, (0, 1, 2), GroupWaits(5 * second, second, 300 * second))
+    group.joined(2, 1)
+    group.stop(3, "digest", 0)
+    group.heard(2, GroupReport(0, 3, "digest"))
+    assert group.proposal(0) is None, "worker 0 may be about to come"
+    group.late(6 * second)
+    view = group.proposal(6 * second)
+    assert isinstance(view, GroupView) and view.members == (1, 2)
 
 
 @pytest.mark.long

@@ -350,7 +350,7 @@ class AllReduce:
         return self._finish(view) if view else []
 
     def _viewed(self, sender: NodeId, view: GroupView, now_ns: int) -> list[Effect]:
-        judged = self.group.judged(sender, view)
+        judged = self.group.judged(sender, view, self.round)
         if judged:
             return self._begin_view(judged, now_ns)
         if self.group.outside and self.phase not in ("returning", "leaving"):

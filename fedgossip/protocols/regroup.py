@@ -9,8 +9,8 @@
 Enough are more than half of the workers of the view, and of the last view that is known to have worked: one in which a
 round was done, which takes all of its members.  So two halves of a network that is cut cannot both go on.  Where links
 are broken one by one, two views can be proposed at once; they have a member in common, who adopts one of them, and
-nobody does a round in the other: its members are too few to leave it by themselves, and ask those of the first to be
-taken in.  (Where more die before a round is done in either, neither may have enough; then the run ends, with code 7.)
+nobody does a round in the other.  Its members are too few to leave it by themselves; who hears of the later one from a
+worker of its own goes over to that, or asks to be taken in there.
 
 An epoch is the number of a view: its generation, and who proposed it.  In one epoch a round has one result, whoever saw
 its end; so one that comes back with what it wrote down in this epoch is as good as one that was there all the time.

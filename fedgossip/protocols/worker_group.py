@@ -36,6 +36,7 @@ class WorkerGroup:
         self.others = tuple(worker for worker in self.view.members if worker != node)
         """All that there ever were."""
         self.linked: set[NodeId] = set()
+        self.lost: set[NodeId] = set()  # that had a link, and have none
         self.lives: dict[NodeId, int] = {}
         self.done: set[NodeId] = set()  # with all rounds behind them
         self.departed: set[NodeId] = set()  # that said goodbye before
@@ -98,6 +99,7 @@ class WorkerGroup:
             self.done.discard(node)
             self.departed.discard(node)
         self.linked.add(node)
+        self.lost.discard(node)
         self.lives[node] = life
         if node not in self.members:
             return [Send(node, self.view)]
@@ -106,6 +108,7 @@ class WorkerGroup:
     def gone(self, node: NodeId) -> bool:
         """A link is lost; return whether one is missed by that."""
         self.linked.discard(node)
+        self.lost.add(node)
         self.returning.discard(node)
         return node in self.members and node not in self.departed | self.done
 
@@ -148,7 +151,8 @@ class WorkerGroup:
     def proposal(self, now_ns: int) -> GroupView | Failure | None:
         """Return what is to be done where all have reported: None where another proposes, or some are waited for."""
         regroup = self.regroup
-        if regroup is None or regroup.awaited(self.here - self.returning):
+        there = self.here if self.at_work else set(self.others) - self.lost - self.departed  # the links come one by one
+        if regroup is None or regroup.awaited(there - self.returning):
             return None
         if not regroup.enough:
             return self._too_few(regroup, now_ns)
@@ -169,23 +173,34 @@ class WorkerGroup:
         advice = "Start all again with --resume: they go on from the furthest round."
         return Failure("too_few", f"{here}: it ended after round {regroup.own.rounds}", advice)
 
-    def judged(self, sender: NodeId, view: GroupView) -> GroupView | None:
+    def judged(self, sender: NodeId, view: GroupView, rounds: int) -> GroupView | None:
         """Return a view of another worker where it is to be adopted.  Raises ProtocolError for one that cannot be.
 
         One that this worker is not in is noted: `outside` is there when it is known that the others went on.
         """
-        if generation(view.epoch) <= generation(self.epoch):
+        rival = self._rival(sender, view)
+        if generation(view.epoch) <= generation(self.epoch) and not rival:
             return None  # one of a generation is enough
         wrong = misshapen(sender, view, (self.node, *self.others))
         if not wrong and self.node not in view.members:
-            self._left_out(sender, view)
+            self._left_out(sender, view, sure=rival)
             return None
-        if not wrong and not (self.node in view.behind and (self.outside or not self.at_work)):
+        if not wrong and rival:
+            wrong = None if self.node in view.behind or rounds == view.rounds else "is of other rounds"
+        elif not wrong and not (self.node in view.behind and (self.outside or not self.at_work)):
             asked = self.regroup if generation(view.epoch) == generation(self.epoch) + 1 else None
             wrong = asked.refuses(view) if asked else "is one that nobody asked for"
         if wrong:
             raise ProtocolError(f"worker {self.node}: the view of worker {sender} {wrong}", peer=sender)
         return view
+
+    def _rival(self, sender: NodeId, view: GroupView) -> bool:
+        """Whether a worker of this view is in a later one of the same generation, so that nothing can come of this one.
+
+        Only the earlier of two is left for the later, so the one who is in the later never comes back to it.
+        """
+        same = generation(view.epoch) == generation(self.epoch) and view.epoch > self.epoch
+        return same and sender in self.members and sender in view.members
 
     def adopt(self, view: GroupView) -> list[NodeId]:
         """Go on as it says; return who is not in it any more."""
@@ -201,10 +216,10 @@ class WorkerGroup:
 
     # --- to come back -----------------------------------------------------------------------------------------------
 
-    def _left_out(self, sender: NodeId, view: GroupView) -> None:
+    def _left_out(self, sender: NodeId, view: GroupView, *, sure: bool) -> None:
         """Believe it when more than half say so: one may be wrong.  A worker that has just come has no say in it."""
         self._left_out_by.add(sender)
-        known = 2 * len(self._left_out_by & set(self.members)) > len(self.members) or not self.at_work
+        known = sure or 2 * len(self._left_out_by & set(self.members)) > len(self.members) or not self.at_work
         newer = self.outside is None or generation(view.epoch) > generation(self.outside.epoch)
         if newer and (known or self.outside):
             self.outside = view
