@@ -1,7 +1,7 @@
-"""Thousands of seeds, each a graph, an algorithm, a network and faults: every run ends, and the mean is kept.
+"""A thousand seeds, each a graph, an algorithm, a network and faults: every run ends, and the mean is kept.
 
-Long form: `pytest --long tests/test_fault_simulation.py`, ten times as many.  A seed that fails is run again, and shown
-event by event, by `python tests/fault_seeds.py SEED`.
+Long form: `pytest --long tests/test_fault_simulation.py`, twenty times as many.  A seed that fails is run again, and
+shown event by event, by `python tests/fault_seeds.py SEED`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import fault_seeds
 import pytest
 
-BLOCK, BLOCKS, LONG_BLOCKS = 200, 10, 100
+BLOCK, BLOCKS, LONG_BLOCKS = 200, 5, 100
 
 
 def check(block: int) -> None:
