@@ -15,7 +15,9 @@ from fedgossip.cli.vocabulary import CODE, COMMAND, EVENT, KEY, Term, entries
 from fedgossip.errors import EXIT_CODES, FedgossipError
 from fedgossip.event_kinds import event_kinds
 from fedgossip.experiment import load_experiment
+from fedgossip.experiment.compared import COMPARE
 from fedgossip.experiment.meanings import REQUIRED, keys, written
+from fedgossip.paradigms.experiments import compare_section
 
 ALL = list(entries())
 KINDS = ({"topology": {"graph": "none", "n": 3}}, {"coordinator": {"clients": 3}}, {"parallel": {"workers": 3}})
@@ -58,6 +60,10 @@ def test_what_is_told_of_a_default_is_toml() -> None:
 def test_what_a_declaration_does_not_allow_is_refused() -> None:
     for name, (one, *_) in keys().items():
         if one.allowed.startswith(("at least", "above 0")) and not name.startswith(("faults.", "simulation.classes.")):
+            if name.startswith(f"{COMPARE}."):
+                with pytest.raises(FedgossipError, match=name.rpartition(".")[2]):
+                    compare_section({COMPARE: {name.rpartition(".")[2]: -1.0}}, "all.toml")
+                continue
             content = next(kind for kind in KINDS if name.partition(".")[0] in load_experiment(kind).__struct_fields__)
             with pytest.raises(FedgossipError, match=name.rpartition(".")[2]):
                 load_experiment(content, [f"{name}=-1"])
