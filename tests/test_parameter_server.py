@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import server_seeds
 from fuzz_casts import SCENES, STRANGER, Scene, Sender, workers
+from over_sockets import run_over_sockets
 from server_seeds import BASE, Counters
 
 from fedgossip import simulate
@@ -23,7 +24,7 @@ from fedgossip.plans.parameter_server import ServerPlan
 from fedgossip.protocols.pieces import PIECE_BYTES
 from fedgossip.records import EventRow, PeerRow
 from fedgossip.task import Job, Update
-from fedgossip.vectors import frozen
+from fedgossip.vectors import digest, frozen
 
 
 def quadratic(workers: int = 4, servers: int = 2, rounds: int = 8, **more: Any) -> dict[str, Any]:
@@ -76,6 +77,21 @@ def test_a_clock_is_d_each_way_of_a_worker_and_w_shares_each_way_of_a_server(
         assert (row.payload_sent, row.payload_received) == (payload, payload), row
         number = servers if row.peer < workers else workers
         assert row.bytes_sent - payload <= 300 * (number + payload // PIECE_BYTES + 1)
+
+
+@pytest.mark.sockets
+@pytest.mark.parametrize("staleness", [0, "async"])
+def test_over_sockets_the_payload_is_the_same_and_all_workers_end_with_one_model(staleness: Any) -> None:
+    experiment = quadratic(3, 2, rounds=4, server={"staleness": staleness})
+    plan = compose.plan(load_experiment(experiment))
+    task, _ = compose.task_of(plan.experiment, plan.learners)
+    vectors, rows = run_over_sockets(plan, task)
+    assert len({digest([vector]) for vector in vectors[:3]}) == 1
+    sent = [row for row in rows if isinstance(row, PeerRow) and row.peer < 3 and row.round]
+    assert len(sent) == 12 and {row.payload_sent for row in sent} == {160}
+    assert sum(row.payload_received for row in sent) == 12 * 160
+    if staleness == 0:
+        assert digest(vectors[:3]) == simulate(experiment).digest
 
 
 LOSSES = [
