@@ -100,9 +100,8 @@ def test_a_run_whose_peers_all_die_is_a_network_error(tmp_path: Path) -> None:
 
         def watch(row: Row) -> None:
             if isinstance(row, PeerRow):
-                for pid in family.pids.values():
-                    if alive(pid):
-                        os.kill(pid, signal.SIGKILL)
+                for node in family.pids:
+                    family.signal(node, signal.SIGKILL)  # by their parent, who knows which of them are there
 
         with pytest.raises(FedgossipError, match="every peer died") as raised:
             run_local_plan(plan, tmp_path / "run", family=family, report=False, watch=watch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import threading
 import time
 import weakref
@@ -17,7 +18,7 @@ from test_net_security import arrived, calling, greeting, header, mark
 
 from fedgossip.errors import ConfigError, NetworkError
 from fedgossip.messages import Contribution, Expected, Invite, Leaving
-from fedgossip.net import callers, descriptors, router_sender, upload_slots
+from fedgossip.net import callers, router_sender, upload_slots
 from fedgossip.net import server as hubs
 from fedgossip.net.client import Spoke
 from fedgossip.net.endpoints import Endpoint
@@ -429,8 +430,8 @@ def test_a_port_that_is_taken_is_an_error_with_advice() -> None:
 
 def test_too_few_open_files_are_an_error_before_anybody_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = [(1000, 3000)]
-    monkeypatch.setattr(descriptors.resource, "getrlimit", lambda _: limits[-1])
-    monkeypatch.setattr(descriptors.resource, "setrlimit", lambda _, both: limits.append(both))
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits[-1])
+    monkeypatch.setattr(resource, "setrlimit", lambda _, both: limits.append(both))
     callers.check_open_files(500)
     assert limits[-1] == (3000, 3000)  # whatever is needed: as many as the system allows
     with pytest.raises(NetworkError, match="1000 clients need"):
