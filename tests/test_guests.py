@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 from test_net_security import DIM, EXPECTED, HELLO, arrived, calling, greeting, header, heard_until, mark, reasons
 
@@ -98,8 +99,27 @@ CARRIERS = [kind for kind in DECLARED if issubclass(kind, Carrier)]
 def _empty_header(kind: type[AnyMessage]) -> bytes:
     """The header of a message with vectors that announces nothing: no layout, no type, one vector of no elements."""
     of = VOCABULARY.headers[kind]
-    texts = {"schema": "", "dtype": "", "digest": "", "view": "", "frame": b"", "parts": [["float32", 0]]}
-    return header(type=of.__struct_config__.tag, **{name: texts.get(name, 0) for name in of.__struct_fields__})
+    fields = msgspec.inspect.type_info(of).fields
+    words = {field.encode_name: _least(field.type) for field in fields} | {"parts": [["float32", 0]]}
+    return header(type=of.__struct_config__.tag, **words)
+
+
+def _least(kind: msgspec.inspect.Type) -> object:
+    """Return the shortest text or list, or the smallest number, that a header's field may be."""
+    match kind:
+        case msgspec.inspect.StrType():
+            return ""
+        case msgspec.inspect.BytesType():
+            return b""
+        case msgspec.inspect.IntType() | msgspec.inspect.FloatType():
+            return max(kind.ge or 0, (kind.gt or 0) + 1 if kind.gt is not None else 0)
+        case msgspec.inspect.VarTupleType() | msgspec.inspect.ListType():
+            return []
+        case msgspec.inspect.TupleType():
+            return [_least(item) for item in kind.item_types]
+        case msgspec.inspect.UnionType():
+            return _least(kind.types[0])
+    raise TypeError(f"no least value of {kind}")
 
 
 @pytest.mark.parametrize("kind", CARRIERS, ids=lambda kind: kind.__name__)
