@@ -2,15 +2,16 @@
 
     x  <-  om W x + (1 - om) (x of the round before),   om = 2 / (1 + sqrt(1 - slem^2))
 
-`algorithm.name = "module:Class"` takes it everywhere.  Source: Muthukrishnan, Ghosh and Schultz, Theory of Computing
-Systems 31 (1998), first- and second-order diffusive methods.
+`algorithm.name = "module:Class"` takes it everywhere.  This one is built in too, as `algorithm.name = "two-tap"`.
+Source: Muthukrishnan, Ghosh and Schultz, Theory of Computing Systems 31 (1998), first- and second-order diffusive
+methods.
 """
 
 from dataclasses import dataclass, replace
 
 import fedgossip
 from fedgossip.algorithms.dsgd import DSGD
-from fedgossip.vectors import Vector, add, linear
+from fedgossip.vectors import Vector, linear
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class TwoTap(DSGD):
         return Taps(linear((self.om, mixed[0]), (1 - self.om, state.before)), state.x)
 
     def corrected(self, state, differences):
-        return replace(state, x=add(state.x, differences[0]))
+        return replace(state, x=linear((1, state.x), (self.om, differences[0])))
 
     def rejoined(self, state, model):
         return self.start(model)

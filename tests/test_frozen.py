@@ -73,7 +73,11 @@ def without_bytes(row: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.sockets
 @pytest.mark.parametrize(
     "name",
-    ["dsgd", "push-sum", "window-doubling", "gradient-tracking", "private", "fedavg", "scaffold", "parameter-server"],
+    [
+        *("dsgd", "push-sum", "window-doubling", "gradient-tracking", "private"),
+        *("fedavg", "scaffold", "parameter-server"),
+        *("dsgd cta", "d2", "dsgdm", "qg-dsgdm", "decentlam", "two-tap"),
+    ],
 )
 def test_bits_over_sockets_are_as_frozen(name: str) -> None:
     plan = compose.plan(load_experiment(frozen.ROUNDS[name]))

@@ -15,9 +15,15 @@ from typing import Any
 
 from fedgossip.algorithms.base import GossipAlgorithm, Needs
 from fedgossip.algorithms.checked import Checked
+from fedgossip.algorithms.combine_then_adapt import CombineThenAdapt
+from fedgossip.algorithms.d2 import D2
+from fedgossip.algorithms.decentlam import DecentLaM
 from fedgossip.algorithms.dsgd import DSGD
 from fedgossip.algorithms.gradient_tracking import GradientTracking
+from fedgossip.algorithms.momentum import MixedMomentum
 from fedgossip.algorithms.push_sum import PushSum
+from fedgossip.algorithms.quasi_global import QuasiGlobal
+from fedgossip.algorithms.two_tap import TwoTap
 from fedgossip.algorithms.window_doubling import WindowDoubling
 from fedgossip.errors import ConfigError, nearest
 from fedgossip.registry import table
@@ -37,11 +43,28 @@ class Method:
     """Whether peers may learn the sums of models alone (`algorithm.private`)."""
 
 
+def dsgd(order: str = "atc") -> Made:
+    """Return D-PSGD that adapts, then combines ("atc"), or the other way round ("cta").
+
+    Raises ConfigError for another order.
+    """
+    if order not in ORDERS:
+        raise ConfigError(f"dsgd has no order {order!r}", f"Take one of {', '.join(ORDERS)}.")
+    return ORDERS[order]()
+
+
+ORDERS: Mapping[str, Callable[[], Made]] = {"atc": DSGD, "cta": CombineThenAdapt}
+
 METHODS: Mapping[str, Method] = table(
-    ("dsgd", Method(DSGD, ("sync", "async"), private=True)),
+    ("dsgd", Method(dsgd, ("sync", "async"), private=True)),
     ("push-sum", Method(PushSum, ("sync", "async"), weights="push")),
     ("window-doubling", Method(WindowDoubling)),
     ("gradient-tracking", Method(GradientTracking)),
+    ("d2", Method(D2)),
+    ("dsgdm", Method(MixedMomentum)),
+    ("qg-dsgdm", Method(QuasiGlobal)),
+    ("decentlam", Method(DecentLaM)),
+    ("two-tap", Method(TwoTap)),
 )
 
 

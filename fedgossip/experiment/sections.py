@@ -95,9 +95,11 @@ class AlgorithmSection(msgspec.Struct, forbid_unknown_fields=True):
 
     name: str = "dsgd"
     """`dsgd`; `push-sum` (directed graphs too); `window-doubling` (with the graph of that name); `gradient-tracking`
-    (agrees on the optimum however unlike the data are, for two vectors a message); module:Class, your own."""
+    (agrees on the optimum however unlike the data are, for two vectors a message); `d2` (so too, for one vector, with
+    weights = "lazy" and no losses); `dsgdm`, `qg-dsgdm`, `decentlam` (momentum); `two-tap`; module:Class, your own
+    ([algorithms.md](algorithms.md))."""
     options: dict[str, Any] = msgspec.field(default_factory=dict)
-    """The algorithm's own, as { slem = 0.9 } of the example two_tap."""
+    """The algorithm's own, as { order = "cta" } of dsgd, { beta = 0.9 } of dsgdm, { slem = 0.9 } of two-tap."""
     mode: Annotated[str, OneOf(MODES)] = "sync"
     """sync: rounds that wait for the neighbours.  async: pairwise exchanges beside training; nobody waits."""
     partner: Annotated[str, OneOf(RULES)] = "uniform"
