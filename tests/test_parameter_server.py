@@ -60,6 +60,22 @@ def test_simulator_and_stacked_arrays_have_one_digest_and_the_same_rows(workers:
     assert sorted(ours) == sorted(theirs) and len(ours) == 8 * (workers + 3)
 
 
+def test_one_that_has_no_part_in_a_clock_has_no_row_in_any_engine() -> None:
+    """Of 16 servers with a point each, some have none of 16 elements; a manager never has."""
+    experiment = quadratic(2, 16, rounds=2, server={"virtual_nodes": 1, "replication": 2}, task={"dim": 16})
+    plan = compose.plan(load_experiment(experiment))
+    assert isinstance(plan, ServerPlan)
+    placement = plan.placement_of(16)
+    busy = [server for server in plan.servers if placement.owned(server, plan.servers)]
+    assert len(busy) < 16
+    stacked = {row.peer for row in simulate(experiment, engine="stacked").rows if isinstance(row, PeerRow)}
+    assert stacked == {0, 1, *busy}
+    alone = quadratic(2, 16, rounds=2, server={"virtual_nodes": 1}, task={"dim": 16})
+    for engine in ("sim", "stacked"):
+        rows = [row.peer for row in simulate(alone, engine=engine).rows if isinstance(row, PeerRow) and row.round]
+        assert sorted(rows) == sorted([0, 1, *busy] * 2), engine
+
+
 @pytest.mark.parametrize(("workers", "servers", "dim"), [(1, 1, 1), (3, 2, 5), (4, 3, 1000), (2, 2, 700_001)])
 def test_a_clock_is_d_each_way_of_a_worker_and_w_shares_each_way_of_a_server(
     workers: int, servers: int, dim: int

@@ -76,6 +76,8 @@ def run_collective(
             for row in record.mixed(meter.mixed(number + 1, 0, 0, None), stack.state.x):
                 write(row)
         for meter in stack.meters[stack.workers :]:
+            if not meter.bytes_sent and not meter.bytes_received:
+                continue  # it has no part in this round
             for row in record.aside(meter.mixed(number + 1, 0, 0, None)):
                 write(row)
         stack.round = number + 1
