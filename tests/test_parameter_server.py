@@ -17,8 +17,8 @@ from fedgossip import simulate
 from fedgossip.drivers.simulate import simulate_plan
 from fedgossip.errors import ConfigError, FedgossipError, ProtocolError
 from fedgossip.experiment import load_experiment
-from fedgossip.machine import Received, Started
-from fedgossip.messages import ShardPush
+from fedgossip.machine import Finish, Fired, PeerGone, PeerJoined, Received, SetTimer, Started
+from fedgossip.messages import ShardPull, ShardPush
 from fedgossip.plans import compose
 from fedgossip.plans.parameter_server import ServerPlan
 from fedgossip.protocols.pieces import PIECE_BYTES
@@ -211,6 +211,40 @@ def test_a_push_from_what_is_too_old_is_refused() -> None:
         server.handle(Received(0, ShardPush(0, 0, clock, 0 if clock < 3 else 1, 0, 1.0, 0, 40, "s", (part,))), 0)
     with pytest.raises(ProtocolError, match="at most 2 earlier"):
         server.handle(Received(0, ShardPush(0, 0, 4, 1, 0, 1.0, 0, 40, "s", (part,))), 0)
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_a_server_whom_nobody_reaches_does_not_wait_for_ever(told: bool) -> None:
+    """All workers wait for it, for a copy that nobody takes; then they end, whether or not it hears of that."""
+    plan = compose.plan(load_experiment(quadratic(2, 2, server={"replication": 2})))
+    assert isinstance(plan, ServerPlan)
+    server: Any = plan.machine(2, np.zeros(40, np.float32), "s")
+    (shard,) = plan.placement_of(40).owned(2, plan.servers)
+    part = np.zeros(shard.length, np.float32)
+    pushes = [Received(w, ShardPush(0, shard.number, 0, 0, 0, 1.0, 0, part.size, "s", (part,))) for w in (0, 1)]
+    pulls = [Received(w, ShardPull(0, shard.number, 1, 0)) for w in (0, 1)]
+    gone = [PeerGone(node) for node in (0, 1, 3)] if told else []
+    effects = []
+    for event in [Started(), *(PeerJoined(node, 0) for node in (0, 1, 3)), *pushes, *pulls, *gone]:
+        effects += server.handle(event, 0)
+    failure, seconds = _in_time(server, effects, 1000)
+    assert seconds == 300 and "no worker is there any more" in failure.text
+
+
+def _in_time(machine: Any, effects: list[Any], seconds: int) -> tuple[Any, float]:
+    """What a machine ends with, and after how long, of which nobody hears a word more."""
+    timers: dict[Any, int] = {}
+    at = 0
+    while True:
+        for effect in effects:
+            if isinstance(effect, Finish):
+                return effect.failure, at / 1e9
+            if isinstance(effect, SetTimer):
+                timers[effect.key] = at + effect.after_ns
+        key = min(timers, key=timers.__getitem__)
+        at = timers.pop(key)
+        assert at <= seconds * 1_000_000_000, "it never ends"
+        effects = machine.handle(Fired(key), at)
 
 
 def test_late_pushes_go_at_a_smaller_rate_where_they_are_damped() -> None:

@@ -140,6 +140,7 @@ class ParameterServer:
         self.late: set[tuple[int, NodeId]] = set()  # shards for workers that the others went on without
         self._changed = False  # since the last checkpoint
         self._waits = False  # for a timer that says who is silent
+        self._met, self._sign_ns = False, 0  # whether a worker has been here, and the last sign of one
 
     @property
     def model(self) -> Vector:
@@ -169,10 +170,11 @@ class ParameterServer:
             case PeerJoined(node, life):
                 return self._joined(node, life, now_ns)
             case PeerGone(node):
+                self._noticed(node, now_ns)
                 self.workers.linked.discard(node)
                 return [*self._watch(now_ns), *self._end_if_over()]
             case Started():
-                self.phase = "serving"
+                self.phase, self._sign_ns = "serving", now_ns
                 return [SetTimer(("start",), self.settings.start_ns)]
             case Stopping():
                 others = [*self.workers.present, *self._servers, *([] if self.manager is None else [self.manager])]
@@ -185,6 +187,7 @@ class ParameterServer:
 
     def _received(self, sender: NodeId, message: Message, now_ns: int) -> list[Effect]:
         worker = sender in self.workers.workers
+        self._noticed(sender, now_ns)
         match message:
             case PieceTaken() if sender in self.links:
                 if worker and self.links[sender].has(message.name):
@@ -220,11 +223,8 @@ class ParameterServer:
                 return self._leave_out(now_ns)
             case ("ready", epoch) if epoch == self.epoch:
                 return self._ready()
-            case ("start",) if not self.workers.linked and self.first_life:
-                who = "no worker has come"
-                return self._finish(Failure("network", who, "Look at the workers' logs, and at the addresses."))
             case ("start",):
-                return self._finish() if self.epoch < 0 else self._leave_out(now_ns)
+                return self._finish() if self.epoch < 0 else self._end_if_alone(now_ns)
         return []
 
     # --- workers that come and go ---------------------------------------------------------------------------------
@@ -233,6 +233,7 @@ class ParameterServer:
         if node not in self.links:
             return []
         worker = node in self.workers.workers
+        self._noticed(node, now_ns)
         if life > self.lives[node]:  # it knows nothing of what it had said and heard
             self.lives[node] = life
             self.links[node].drop()
@@ -243,6 +244,24 @@ class ParameterServer:
             self.workers.linked.add(node)
             self._hear(node, now_ns)
         return self.links[node].resent()
+
+    def _noticed(self, node: NodeId, now_ns: int) -> None:
+        if node in self.workers.workers:
+            self._met, self._sign_ns = True, now_ns
+
+    def _end_if_alone(self, now_ns: int) -> list[Effect]:
+        """End where no worker has given a sign for as long as they are waited for at the beginning.
+
+        One at work may be silent; one that waits for an answer asks for it again and again.
+        """
+        if (left := self._sign_ns + self.settings.start_ns - now_ns) > 0:
+            return [SetTimer(("start",), left), *self._leave_out(now_ns)]
+        if self.workers.linked and not self.held:
+            return [SetTimer(("start",), self.settings.start_ns), *self._leave_out(now_ns)]
+        if not self._met and not self.first_life:
+            return self._finish()  # the run had ended before this life
+        who = f"no worker is there any more, after round {self.told}" if self._met else "no worker has come"
+        return self._finish(Failure("network", who, "Look at the workers' logs, and at the addresses."))
 
     def _hear(self, worker: NodeId, now_ns: int) -> None:
         if self.workers.heard(worker, now_ns):
