@@ -164,7 +164,9 @@ class ParameterServer:
             return []
         match event:
             case Received(sender, message):
-                return self._received(sender, message, now_ns)
+                effects = self._received(sender, message, now_ns)
+                self._noticed(sender, now_ns)  # where it was not refused
+                return effects
             case Fired(key):
                 return self._fired(key, now_ns)
             case PeerJoined(node, life):
@@ -187,7 +189,6 @@ class ParameterServer:
 
     def _received(self, sender: NodeId, message: Message, now_ns: int) -> list[Effect]:
         worker = sender in self.workers.workers
-        self._noticed(sender, now_ns)
         match message:
             case PieceTaken() if sender in self.links:
                 if worker and self.links[sender].has(message.name):
