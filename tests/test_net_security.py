@@ -21,6 +21,7 @@ from zmq.utils.monitor import recv_monitor_message
 from fedgossip.errors import ConfigError
 from fedgossip.experiment import load_experiment
 from fedgossip.messages import Expected, Hello, Leaving, Model
+from fedgossip.net.calling import HANG_UPS, Greeting
 from fedgossip.net.endpoints import Endpoint
 from fedgossip.net.host import Host, Ports
 from fedgossip.net.identity import Identity
@@ -204,6 +205,15 @@ def test_a_wrong_server_key_is_told_to_the_caller(identities: list[Identity]) ->
     finally:
         caller.close()
         other.close()
+
+
+def test_a_partner_that_hangs_up_once_or_twice_is_not_said_to_have_another_key() -> None:
+    """So does a process that loads its data for longer than a handshake may take, or is started again."""
+    greeting, event = Greeting(), int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL)
+    told = [greeting.failed(1, event) for _ in range(HANG_UPS)]
+    assert told[:-1] == [None, None] and reasons([one for one in told if one]) == ["hung_up"]
+    greeting.reached = True
+    assert greeting.failed(1, event) is None
 
 
 # --- partners that lie --------------------------------------------------------------------------------------------

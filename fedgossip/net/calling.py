@@ -25,6 +25,10 @@ _FAILED = (
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL,
 )
 
+HANG_UPS = 3
+"""So many times a partner that was not reached yet hangs up before it is told: once or twice one does whose process is
+loading its data, or is started again.  One with another key does it at every call."""
+
 
 def call(
     context: zmq.Context[ZmqSocket],
@@ -65,14 +69,23 @@ def hang_up(poller: zmq.Poller, connections: Connections, dealer: ZmqSocket) -> 
     dealer.close()
 
 
-def failed_handshake(node: NodeId, event: int, *, known: bool) -> Rejected | None:
-    """Return what a monitor's event means for a call to `node`; `known`: the node was reached before."""
-    if event not in _FAILED:
-        return None
-    if event != zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:  # ZeroMQ does not try again
-        text = f"peer {node} does not accept our key, or has not the key that endpoints.toml gives it"
-        return Rejected(node, "handshake", text, "Compare the keys: fedgossip keys show.")
-    if known:  # ZeroMQ tries again; a dying peer looks the same
-        return None
-    text = f"peer {node} hung up when it was greeted; it may have another key than endpoints.toml says"
-    return Rejected(node, "hung_up", text, "Compare the keys: fedgossip keys show.")
+class Greeting:
+    """How the handshakes of the calls to one partner go."""
+
+    def __init__(self) -> None:
+        self.reached = False
+        """Whether one succeeded: from then on one that hangs up is taken to be dying."""
+        self._hung_up = 0
+
+    def failed(self, node: NodeId, event: int) -> Rejected | None:
+        """Return what a monitor's event means for a call to `node`; None where nothing is wrong, or not known to be."""
+        if event not in _FAILED:
+            return None
+        if event != zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:  # ZeroMQ does not try again
+            text = f"peer {node} does not accept our key, or has not the key that endpoints.toml gives it"
+            return Rejected(node, "handshake", text, "Compare the keys: fedgossip keys show.")
+        self._hung_up += 1  # ZeroMQ tries again
+        if self.reached or self._hung_up < HANG_UPS:
+            return None
+        text = f"peer {node} hangs up whenever it is greeted; it may have another key than endpoints.toml says"
+        return Rejected(node, "hung_up", text, "Compare the keys: fedgossip keys show.")

@@ -15,7 +15,6 @@ from fedgossip.errors import ConfigError
 from fedgossip.machine import NodeId
 from fedgossip.messages import AnyMessage, Expected, Hello
 from fedgossip.net import calling, control_frames, sockets
-from fedgossip.net.calling import failed_handshake
 from fedgossip.net.connections import FLOOD, Connections, Seen, flooded
 from fedgossip.net.endpoints import Endpoint, Endpoints, check_address
 from fedgossip.net.frame_reader import check_last, frame_error, read, skip
@@ -42,7 +41,8 @@ class Spoke(Wakeable):
         self._cuts = Cuts()
         self._outbox = Outbox(self._cuts)
         self._asked = self._turn = -1  # transfers
-        self._connected = self._up = self._reached = False
+        self._connected = self._up = False
+        self._greeting = calling.Greeting()
         self._late: list[LinkEvent] = []
         self.bytes_sent = self.dropped = 0
         sockets.keep_message_memory()
@@ -212,7 +212,7 @@ class Spoke(Wakeable):
         assert self._coordinator is not None
         events.append(Arrived(self._coordinator, message, self._assembler.size))
         if isinstance(message, Hello) and not self._up:
-            self._up = self._reached = True
+            self._up = self._greeting.reached = True
             events.append(LinkUp(self._coordinator, afresh=True))
 
     def _watch(self, seen: Seen, events: list[LinkEvent]) -> None:
@@ -229,7 +229,7 @@ class Spoke(Wakeable):
             self._flush()
         elif event == zmq.EVENT_DISCONNECTED:
             self._broke(events)
-        elif refused := failed_handshake(self._coordinator, event, known=self._reached):
+        elif refused := self._greeting.failed(self._coordinator, event):
             events.append(refused)
 
     def _broke(self, events: list[LinkEvent]) -> None:

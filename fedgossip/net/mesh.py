@@ -18,7 +18,7 @@ from fedgossip.machine import NodeId
 from fedgossip.messages import AnyMessage, Expected, Hello, Join, Leaving, Masked, Model
 from fedgossip.net import sockets
 from fedgossip.net.auth import GUEST, GUESTS, AllowList
-from fedgossip.net.calling import call, failed_handshake, hang_up
+from fedgossip.net.calling import Greeting, call, hang_up
 from fedgossip.net.connections import FLOOD, Connections, flooded
 from fedgossip.net.endpoints import Endpoint, Endpoints, check_address
 from fedgossip.net.frame_reader import check_last, frame_error, read, skip
@@ -58,6 +58,7 @@ class _Link:
     up: bool = False
     broke: bool = False
     heard: bool = False
+    greeting: Greeting = field(default_factory=Greeting)
 
 
 @dataclass(slots=True)
@@ -354,11 +355,11 @@ class Links(Wakeable):
             self._flush(link)
         elif event == zmq.EVENT_DISCONNECTED:
             if link.up:
-                link.up, link.broke = False, True
+                link.up, link.broke, link.greeting.reached = False, True, True
                 self.traffic.heard(link.node, more=False)  # what has begun is not needed any more, or comes again
                 events.append(LinkDown(link.node))
                 self.routing.linked(link.node, up=False, events=events)
-        elif refused := failed_handshake(link.node, event, known=link.broke):
+        elif refused := link.greeting.failed(link.node, event):
             events.append(refused)
 
     def _restart(self, link: _Link) -> None:
@@ -385,4 +386,3 @@ class Links(Wakeable):
         self.allow.socket.close(0)
         self._waker.close()
         self.context.term()
-
