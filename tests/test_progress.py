@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 
 import pytest
+from rich.text import Text
 
 from fedgossip.cli import progress
-from fedgossip.cli.progress import Progress
+from fedgossip.cli.progress import Progress, _bar
+from fedgossip.cli.text import console
 from fedgossip.cli.wording import event_text, words_for
 from fedgossip.event_kinds import event_kinds
 from fedgossip.metrics import Meter
@@ -171,3 +174,15 @@ def test_a_coordinator_sees_contributions_and_a_client_its_loss(capsys: pytest.C
         "it: round 2 of 20  0 contributions",
         "it: round 1 of 20  loss 0.5",
     ]
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_however_narrow_the_terminal_the_bar_says_how_far_the_run_is(width: int) -> None:
+    shown = console(width=width, file=io.StringIO(), force_terminal=True)
+    bar = _bar(shown)
+    bar.add_task("ring, real processes", total=60, completed=7, news="accuracy 0.905 averaged, 0.755 worst peer, " * 3)
+    shown.print(bar.get_renderable())
+    (line,) = shown.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    said = Text.from_ansi(line).plain
+    assert said.startswith("ring, real processes \u2501") and " 7/60 " in said and "accuracy 0.9" in said
+    assert len(said) <= width

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedgossip.cli.text import console, echo
 from fedgossip.cli.wording import words_for
@@ -16,8 +16,14 @@ from fedgossip.report.naming import shown_round
 from fedgossip.roles import PEERS, Roles
 from fedgossip.scores import ACCURACY, Score
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
 EVENTS_SHOWN = 10
 """Maximum number of events that are printed one by one; metrics.jsonl has them all, with those that repeat."""
+
+BAR, NARROW, NARROW_BAR = 24, 100, 10
+"""Width of the bar; and on terminals of fewer columns than the second."""
 
 PLAIN_SECONDS = 2.0
 """Seconds between two plain lines."""
@@ -56,13 +62,7 @@ class Progress:
 
     def __enter__(self) -> Progress:
         if sys.stderr.isatty():
-            from rich import progress
-
-            title = progress.TextColumn("{task.description}", markup=False)
-            columns = (title, progress.BarColumn(24), progress.MofNCompleteColumn(), progress.TextColumn("rounds"))
-            news = progress.TextColumn("{task.fields[news]}", style="dim", markup=False)
-            shown = console(stderr=True)
-            self._bar = progress.Progress(*columns, progress.TimeElapsedColumn(), news, console=shown, transient=True)
+            self._bar = _bar(console(stderr=True))
             self._bar.start()
             self._task = self._bar.add_task(line(self.title), total=self.rounds or None, news="")
         return self
@@ -117,6 +117,20 @@ class Progress:
             echo(text, err=True)
 
 
+def _bar(shown: Console) -> Any:
+    """A bar of one line: where the terminal is too narrow for all, the end of the news is left out."""
+    from rich import progress
+    from rich.table import Column
+
+    title = progress.TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True))
+    wide = shown.width >= NARROW
+    columns = [title, progress.BarColumn(BAR if wide else NARROW_BAR), progress.MofNCompleteColumn()]
+    columns += [progress.TextColumn("rounds")] if wide else []
+    rest = Column(ratio=1, no_wrap=True, overflow="ellipsis")
+    news = progress.TextColumn("{task.fields[news]}", style="dim", markup=False, table_column=rest)
+    return progress.Progress(*columns, progress.TimeElapsedColumn(), news, console=shown, transient=True, expand=True)
+
+
 def describe(row: NetworkRow, roles: Roles = PEERS, now: int | None = None, score: Score = ACCURACY) -> str:
     """The state of the network in a few words; where one leads, that of the global model.
 
@@ -139,9 +153,7 @@ def _three(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}" if abs(value) < 10 else f"{value:.3g}"
 
 
-def describe_own(
-    row: PeerRow, scored: tuple[float, int] | None, roles: Roles = PEERS, score: Score = ACCURACY
-) -> str:
+def describe_own(row: PeerRow, scored: tuple[float, int] | None, roles: Roles = PEERS, score: Score = ACCURACY) -> str:
     """The state of one participant in a few words; `scored` is the last that it measured, and in which round."""
     words = [] if row.loss is None else [f"loss {row.loss:.3g}"]
     if scored is not None:
