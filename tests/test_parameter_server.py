@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import machine_fuzz
@@ -17,8 +18,8 @@ from fedgossip import simulate
 from fedgossip.drivers.simulate import simulate_plan
 from fedgossip.errors import ConfigError, FedgossipError, ProtocolError
 from fedgossip.experiment import load_experiment
-from fedgossip.machine import Finish, Fired, PeerGone, PeerJoined, Received, SetTimer, Started
-from fedgossip.messages import ShardPull, ShardPush
+from fedgossip.machine import Finish, Fired, PeerGone, PeerJoined, Received, Report, SetTimer, Started
+from fedgossip.messages import ServerReady, ShardLost, ShardPull, ShardPush, TenureTaken
 from fedgossip.plans import compose
 from fedgossip.plans.parameter_server import ServerPlan
 from fedgossip.protocols.pieces import PIECE_BYTES
@@ -362,6 +363,33 @@ def test_a_manager_that_comes_back_fails_servers_over_again() -> None:
     ]
     run = simulate(quadratic(servers=3, rounds=40, faults=faults, **COPIED))
     assert run.digest == whole and len(events(run, "tenure")) == 1
+
+
+def test_a_keeper_counts_as_having_a_copy_when_it_says_so() -> None:
+    """Server 2 is gone, and 3 is to keep what 4 has: until it does nobody takes the place of 4."""
+    for epochs, rules in (([], False), ([0], False), ([1], True)):
+        manager = _after_a_death(ServerReady(epoch) for epoch in epochs)
+        effects = [*manager.handle(PeerGone(4), 0), *manager.handle(Fired(("gone", 4)), 0)]
+        assert any(isinstance(one, Report) and one.name == "tenure" for one in effects) == rules, epochs
+        assert any(isinstance(one, SetTimer) and one.key == ("last", 4) for one in effects) != rules, epochs
+
+
+def test_a_manager_names_the_elements_that_are_lost() -> None:
+    (end,) = _after_a_death([]).handle(Received(3, ShardLost(1, 0)), 0)
+    assert re.match(r"no server has a copy of elements \d+ to \d+", end.failure.text)
+
+
+def _after_a_death(words: Iterable[Any]) -> Any:
+    """The manager of servers 2, 3 and 4 after 2 is gone and 3 has said this."""
+    plan = compose.plan(load_experiment(quadratic(2, 3, server={"replication": 2})))
+    manager: Any = plan.machine(5, np.zeros(40, np.float32), "s")
+    for event in [Started(), *(PeerJoined(node, 0) for node in range(5)), PeerGone(2), Fired(("gone", 2))]:
+        manager.handle(event, 0)
+    for node in (3, 4):
+        manager.handle(Received(node, TenureTaken(1)), 0)
+    for word in words:
+        manager.handle(Received(3, word), 0)
+    return manager
 
 
 def test_fewer_servers_than_copies_are_told_and_go_on() -> None:

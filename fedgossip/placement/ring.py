@@ -49,6 +49,11 @@ class Shard:
         """Return who has it: the owner first, then those that keep copies; fewer where fewer are there."""
         return tuple(server for server in self.preference if server in alive)[:copies]
 
+    def keepers(self, alive: Collection[int], joining: Collection[int], copies: int) -> tuple[int, ...]:
+        """Return who has it or is to have it: its holders, and those that are joining and will be among them."""
+        soon = self.holders({*alive, *joining}, copies)
+        return (*self.holders(alive, copies), *(one for one in soon if one in joining))
+
     def taken_from(self, vector: Vector) -> Vector:
         """Return its elements of a whole vector [d], frozen."""
         out = empty(self.length, vector.dtype)

@@ -222,8 +222,6 @@ class ParameterServer:
             case ("late",):
                 self._waits = False
                 return self._leave_out(now_ns)
-            case ("ready", epoch) if epoch == self.epoch:
-                return self._ready()
             case ("start",):
                 return self._finish() if self.epoch < 0 else self._end_if_alone(now_ns)
         return []
@@ -404,11 +402,9 @@ class ParameterServer:
         copies: dict[int, ShardClocks] = {}
         self.shards = {}
         for shard in self.placement.shards:
-            owner, *keep = shard.holders(self.alive, self.placement.copies)
-            soon = shard.holders({*self.alive, *self.joining}, self.placement.copies)
-            wanted = (*keep, *(one for one in soon if one in self.joining))
+            owner, *wanted = shard.keepers(self.alive, self.joining, self.placement.copies)
             if owner == self.node and shard.number in held:
-                self.shards[shard.number], keepers[shard.number] = held[shard.number], wanted
+                self.shards[shard.number], keepers[shard.number] = held[shard.number], tuple(wanted)
             elif self.node in wanted:
                 copies[shard.number] = held.get(shard.number) or self.make(shard, self.initial)
         self.copies.begin(self.epoch, keepers, copies, held.keys())
@@ -420,7 +416,7 @@ class ParameterServer:
             return []  # the manager does not know yet that this is another life
         taken = Send(self.manager, TenureTaken(max(self.epoch, tenure.epoch)))
         if tenure.epoch <= self.epoch:
-            return [taken]
+            return [taken, *self._ready()]
         missed = tenure.epoch > self.epoch + 1  # a tenure, in which others may have gone on with what is here
         here = {} if missed else {**self.copies.valid, **self.shards}
         held = self.stored if tenure.anew else here
@@ -439,11 +435,8 @@ class ParameterServer:
         return [taken, *sent, *self._ready(), *self._go_on(now_ns)]
 
     def _ready(self) -> list[Effect]:
-        """Say that all copies are here, where this one is joining; again and again, until it owns its shards."""
-        if self.node not in self.joining or self.manager is None:
-            return []
-        ready = [] if self.copies.lacking else [Send(self.manager, ServerReady(self.epoch))]
-        return [*ready, SetTimer(("ready", self.epoch), self.settings.again_ns)]
+        """Say that all copies are here; the manager asks again for what it has not heard."""
+        return [] if self.copies.lacking or self.manager is None else [Send(self.manager, ServerReady(self.epoch))]
 
     def _copied(self, sender: NodeId, message: ShardStep | ShardCopy) -> list[Effect]:
         if message.epoch != self.epoch:
@@ -451,8 +444,9 @@ class ParameterServer:
         if message.shard >= len(self.placement.shards):
             raise ProtocolError(f"server {self.node}: shard {message.shard} of server {sender} is none", peer=sender)
         (owner,) = self.placement.shards[message.shard].holders(self.alive, 1)
+        lacked = self.copies.lacking
         effects = self.copies.take(sender, message, owner)
-        return [*effects, *self._ready()] if isinstance(message, ShardCopy) else effects
+        return [*effects, *self._ready()] if lacked else effects
 
     def _lost(self, number: int) -> list[Effect]:
         words = self.placement.shards[number].words if number < len(self.placement.shards) else "?"

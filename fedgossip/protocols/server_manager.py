@@ -9,8 +9,9 @@
 and from everywhere Stopping to finished.
 
 A server that is lost for a while is out of the next tenure: those that keep copies of its shards own them.  One that
-comes is joining: it gets copies, and is in the tenure after it has said that it has all of them.  A tenure is on disk
-before it is told, and is told until it is taken; the next one begins when all servers of this one, but those that are
+comes is joining: it gets copies, and is in the tenure after it has said that it has all of them.  One that is to keep
+copies counts as having them when it has said so.  A tenure is on disk before it is told, and is told until it is taken,
+and until servers have their copies; the next one begins when all servers of this one, but those that are
 lost, have taken it, so nobody that is to own a shard has missed a tenure.  While the manager is away nothing changes.
 
 Source: the server manager of Li et al., Scaling distributed machine learning with the parameter server, OSDI 2014,
@@ -42,7 +43,7 @@ from fedgossip.machine import (
     Stopping,
 )
 from fedgossip.messages import Leaving, Message, ServerReady, ShardLost, Tenure, TenureTaken
-from fedgossip.placement.ring import Placement
+from fedgossip.placement.ring import Placement, Shard
 from fedgossip.vectors import Vector
 
 
@@ -93,7 +94,10 @@ class ServerManager:
         self.taken: set[NodeId] = set(servers) if self.tenure.epoch == 0 else set()  # who goes by this tenure
         self.lost: set[NodeId] = set()  # servers that have been away for too long
         self.blank: set[NodeId] = set()  # servers that are here and have nothing
-        self.ready: set[NodeId] = set()  # of those that are joining
+        self.ready: set[NodeId] = set()  # who has all copies that it is to have in this tenure
+        known = 1 if resumed else placement.copies  # an owner has its shards, or says that they are lost
+        self.holding = {shard.number: {*shard.holders(self.tenure.servers, known)} for shard in placement.shards}
+        """Which servers have each shard for certain, while they live."""
         self._asking = False
 
     # --- events ---------------------------------------------------------------------------------------------------
@@ -128,8 +132,8 @@ class ServerManager:
                     self.taken.add(sender)
                 return self._review()
             case ServerReady(epoch) if sender in self.all:
-                if epoch == self.tenure.epoch and sender in self.tenure.joining:
-                    self.ready.add(sender)
+                if epoch == self.tenure.epoch:
+                    self._has_all(sender)
                 return self._review()
             case Leaving(round) if sender in self.workers:
                 self.left.add(sender)
@@ -139,8 +143,7 @@ class ServerManager:
             case Leaving() if sender in self.all:
                 return self._without(sender)
             case ShardLost(epoch, shard) if sender in self.all:
-                lost = Failure("network", f"no server has a copy of shard {shard}", "Raise replication.")
-                return self._finish(lost) if epoch == self.tenure.epoch else []
+                return self._lost(shard) if epoch == self.tenure.epoch else []
         text = f"a {type(message).__name__} of {sender}, which has nothing of that kind to say"
         raise ProtocolError(f"manager {self.node}: {text}", peer=sender)
 
@@ -208,8 +211,19 @@ class ServerManager:
     def _is_last(self, node: NodeId) -> bool:
         """Whether nobody would have some shard without a server, which may be cut off and not dead."""
         gone = {node, *self.lost, *self.blank}
-        held = (shard.holders(self.tenure.servers, self.placement.copies) for shard in self.placement.shards)
-        return any(set(holders) <= gone for holders in held)
+        return any(holders <= gone for holders in self.holding.values())
+
+    def _has_all(self, server: NodeId) -> None:
+        """A server has said that it has all copies that it is to have in this tenure."""
+        if server in self.blank:
+            return  # it was its life before that said so
+        self.ready.add(server)
+        for shard in self.placement.shards:
+            if server in self._keepers(shard):
+                self.holding[shard.number].add(server)
+
+    def _keepers(self, shard: Shard) -> set[NodeId]:
+        return {*shard.keepers(self.tenure.servers, self.tenure.joining, self.placement.copies)}
 
     def _without(self, node: NodeId) -> list[Effect]:
         """Go on without a server."""
@@ -240,6 +254,9 @@ class ServerManager:
             text = "no server is left that has the model"
             return self._finish(Failure("network", text, "Start all again with --resume."))
         self.tenure = Tenure(self.tenure.epoch + 1, servers, joining, anew)
+        for shard in self.placement.shards:
+            sure = self._keepers(shard) if anew else self.holding[shard.number] - self.lost - self.blank
+            self.holding[shard.number] = sure & self._keepers(shard)
         self.taken, self.blank, self.ready = set(), set(), set()
         facts = {"epoch": self.tenure.epoch, "servers": list(servers), "joining": list(joining)}
         lives = [self.lives[server] for server in self.all]
@@ -249,10 +266,11 @@ class ServerManager:
         return [kept, told, *few, *self._tell()]
 
     def _tell(self) -> list[Effect]:
-        """Tell the tenure to those that have not taken it; of the first all know."""
+        """Tell the tenure to those that have not taken it, or have not all copies; of the first all know."""
         if not self.tenure.epoch:
             return []
-        ask = sorted(self.linked - self.taken - self.left)
+        lacking = {*self.tenure.servers, *self.tenure.joining} - self.ready
+        ask = sorted(self.linked - (self.taken - lacking) - self.left)
         effects: list[Effect] = [Send(other, self.tenure) for other in ask]
         if effects and not self._asking:
             self._asking = True
@@ -260,6 +278,12 @@ class ServerManager:
         return effects
 
     # --- the end --------------------------------------------------------------------------------------------------
+
+    def _lost(self, number: int) -> list[Effect]:
+        shards = self.placement.shards
+        words = shards[number].words if number < len(shards) else "?"
+        text = f"no server has a copy of elements {words} of the model"
+        return self._finish(Failure("network", text, "Start all again with --resume, or raise replication."))
 
     def _end_if_over(self) -> list[Effect]:
         return self._finish() if self.left >= set(self.workers) else []
