@@ -86,6 +86,7 @@ def test_two_commands_and_three_peers_learn_together(people: People) -> None:
     said = people.said("b")
     assert all(word in said for word in ("Rounds", "4", "Sent", "no data", "Budget", "Organiser"))
     assert "Waiting for" in people.said("host") and "peer 1 (127.0.0.1)" in people.said("host")
+    assert "copy all peers' folders to one machine, this one as all-peers/peer0; there:" in people.said("host")
 
 
 def test_an_invite_outlives_a_kill_of_its_host_and_whoever_was_let_in_waits_on(people: People) -> None:

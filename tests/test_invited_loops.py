@@ -63,6 +63,7 @@ def test_everybodys_own_script_takes_part_by_an_invite(people: People) -> None:
     weights = [people.said(who, "out").splitlines()[-1].partition("[")[2] for who in ("host", "b")]
     assert weights[0] == weights[1]  # on a graph of two both have the mean after the last round
     assert "weights anna" in people.said("host", "out") and "weights bob" in people.said("b", "out")
+    assert "The script is over; everything is in joined/" in people.said("b")
     assert not [*people.home("b").rglob("train.py")] and not [*people.home("host").rglob("mine.py")]
 
 

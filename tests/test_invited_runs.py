@@ -73,6 +73,8 @@ def test_a_coordinator_is_hosted_and_those_who_join_are_clients_of_a_secure_sum(
     models = {(people.run_of(who) / "vector.safetensors").read_bytes()[-20:] for who in ("host", *"bcd")}
     assert len(models) == 1  # that of the last round, which everybody is sent
     assert "Here: client 0, client 1, client 2, coordinator.  It begins." in people.said("host")
+    (page,) = people.home("host").glob("runs/*/report.html")
+    assert f"The report of the whole run: open runs/{page.parent.name}/report.html" in people.said("host")
     policy = next(people.home("b").glob("joined/*/policy.toml"))
     assert policy.stat().st_mode & 0o077 == 0 and "min_clients = 3" in policy.read_text()
 

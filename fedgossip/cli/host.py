@@ -110,7 +110,7 @@ def host(
         ways = hosting.ways_of(plan, agent.way if agent else None, None if addresses else here)
         seat = InvitedSeat(plan, seats.own, hosted.folder, hosted.folder / hosting.PEER_KEY, ways, hosted.ports[1],
                            learning=own, data=whole.data, script=() if led else loop,
-                           prepare=led.keep if led else None)  # fmt: skip
+                           prepare=led.keep if led else None, whole=lambda run: _put_together(plan, run))  # fmt: skip
         return _take_part(seat, hosted, server, way)
 
 
@@ -220,7 +220,7 @@ def _wait(server: InviteServer, admission: InviteAdmission, plan: Plan) -> None:
             echo(line, err=True)
         said = line
         server.serve(LOOK_SECONDS)
-    here = ", ".join(plan.roles.label(node) for node in sorted(admission.here(time.time())))
+    here = ", ".join(_named(admission, node, plan) for node in sorted(admission.here(time.time())))
     echo(f"Here: {here}.  It begins.", err=True)
 
 
@@ -246,9 +246,16 @@ def _who(admission: InviteAdmission, now: float, plan: Plan) -> str:
 
 
 def _name(admission: InviteAdmission, node: int, plan: Plan) -> str:
-    label, seats = plan.roles.label(node), admission.party.seats
-    if node == seats.own:
-        return f"{label} (this one)"
+    if node == admission.party.seats.own:
+        return f"{plan.roles.label(node)} (this one)"
+    return _named(admission, node, plan)
+
+
+def _named(admission: InviteAdmission, node: int, plan: Plan) -> str:
+    """What it is called, and the address of one that came."""
+    label = plan.roles.label(node)
+    if node == admission.party.seats.own:
+        return label
     host = admission.party.guests[node].address.partition("://")[2].partition(",")[0].rpartition(":")[0]
     return f"{label} ({host})" if host else label
 
@@ -267,6 +274,21 @@ def _take_part(seat: InvitedSeat, hosted: Hosted, server: InviteServer, admissio
     if seat.is_over(code):
         admission.end()
     return code
+
+
+def _put_together(plan: Plan, folder: Path) -> None:
+    """Make the report of a run with a coordinator, whose folder is enough for it; say how where that fails."""
+    from fedgossip.errors import FedgossipError
+    from fedgossip.rundir.collect import collect_peers
+    from fedgossip.rundir.run_directory import new_path
+
+    whole = new_path(plan, "peers", Path("runs"))
+    try:
+        collect_peers(plan, [folder], whole)
+    except FedgossipError as error:
+        echo(f"No report of the whole run: {error}  {error.advice}".rstrip(), err=True)
+        return
+    echo(f"The report of the whole run: open {whole / 'report.html'}", err=True)
 
 
 def _show_code(text: str) -> None:

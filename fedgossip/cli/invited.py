@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedgossip.cli.participant import Participant
+from fedgossip.cli.text import echo
 
 if TYPE_CHECKING:
     from fedgossip.drivers.proposals import Learning
@@ -45,6 +46,8 @@ class InvitedSeat:
     """A training loop of one's own, and its arguments, where the run is of these."""
     prepare: Callable[[Path], None] | None = None
     """What is written into the run's folder before it begins."""
+    whole: Callable[[Path], None] | None = None
+    """What the one that leads does with the run's folder at the end."""
 
     @property
     def out(self) -> Path:
@@ -76,7 +79,7 @@ class InvitedSeat:
             self.folder / EXPERIMENT, self.plan, self.node, roles.label(self.node), self.key, endpoints, known,
             self.out, self.again, f"tcp://*:{self.port}" if self.port else None, members, self.late, policy=policy,
             learning=learning, data=self.data, spent=self.spent, ways=self.ways, again=command_line(),
-            prepare=self.prepare,
+            prepare=self.prepare, whole=self.whole,
         ).take_part(self._waiting())  # fmt: skip
 
     def _waiting(self) -> str:
@@ -113,6 +116,8 @@ class InvitedSeat:
             code = process.wait()
         except KeyboardInterrupt:  # which the script was told too
             code = process.wait()
+        if code == 0:
+            echo(f"The script is over; everything is in {self.out}", err=True)
         return 130 if code in (-2, 130) else abs(code)
 
     def _agreed(self, known: dict[int, Endpoint]) -> tuple[Learning | None, Policy | None]:

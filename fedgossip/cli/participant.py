@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 
 Command = Callable[..., Any]
 
-ALL = "all-peers"
-"""Name of the folder into which people are told to put the folders of all peers."""
-
 
 def options(command: Command) -> Command:
     """The options of every participant."""
@@ -80,6 +77,8 @@ class Participant:
     """The command that goes on after an interruption; "" for this one with --out and --resume."""
     overrides: tuple[str, ...] = ()
     seed: int | None = None
+    whole: Callable[[Path], None] | None = None
+    """What the one that leads does with its folder at the end; None: it says what puts the run together."""
 
     def take_part(self, waiting: str) -> int:
         """Run to the end; return the exit code.  Raises FedgossipError."""
@@ -157,8 +156,13 @@ class Participant:
         words = ["fedgossip", "collect", str(self.experiment)]
         roles = self.plan.roles
         if roles.leader is None:
-            echo(f"Copy all {roles.one}s' folders into one folder, {ALL}, on one machine; there:", err=True)
-            words.append(ALL)
+            everybody = f"all-{roles.one}s"
+            own = f"this one as {everybody}/{self.title.replace(' ', '')}"
+            echo(f"For a report of all, copy all {roles.one}s' folders to one machine, {own}; there:", err=True)
+            words.append(everybody)
+        elif self.node == roles.leader and self.whole:
+            self.whole(folder)
+            return
         elif self.node == roles.leader:
             echo("For the report of the whole run:", err=True)
             words.append(str(folder))
