@@ -145,6 +145,11 @@ def test_all_paradigms_see_as_many_examples(name: str, workers: int, file: Path)
     assert e.rounds // e.eval.every == 10
 
 
+def test_a_file_that_says_nothing_of_evaluation_is_compared_with_the_same_measurements() -> None:
+    every = [experiment_for({}, paradigm_of(name), 4, 4, 1, "x.toml").eval.every for name in ("ring", "gossip")]
+    assert every[0] == every[1] * experiment_for({}, paradigm_of("gossip"), 4, 4, 1, "x.toml").train.local_steps
+
+
 def test_who_would_win_with_other_links_does_so_when_they_are_given(compared: Any, file: Path) -> None:
     """Of a ring and gossip the sentence names the bandwidth above which the other is first: it is, in a simulation."""
     file.write_text(FILE.replace("latency = 0.01", "latency = 0.001").replace("1e6", "2e5"))

@@ -67,7 +67,8 @@ def experiment_for(content: Content, paradigm: Paradigm, workers: int, most: int
         simulation["per_example"] = training / (steps * batch)
     if paradigm.every_step:
         own["rounds"] = own.get("rounds", 60) * steps
-        own.setdefault("eval", {})["every"] = own["eval"].get("every", 5) * steps
+        measured = own.setdefault("eval", {})
+        measured["every"] = measured.get("every", 5) * steps
     return checked(own, where)
 
 
