@@ -202,7 +202,11 @@ def test_a_launched_run_that_was_stopped_goes_on_by_one_command(
     assert again.code == 0, again.err
     told = summary(folder, "out")
     assert told["status"] == "finished" and told["rounds"] == 30 and told["events"]["resumed"] >= 3
-    assert all(rounds_in(folder, node) == list(range(1, 31)) for node in range(3))
+    for node in range(3):
+        rounds = rounds_in(folder, node)
+        assert rounds == sorted(set(rounds)), "each round once, in order"
+        # A killed client may have given what a round needs and have no row of it: the coordinator goes on from the next.
+        assert len(set(range(1, 31)) - set(rounds)) <= (how == signal.SIGKILL)
     refused = finish(start(["launch", "--resume", "out"], folder))
     assert refused.code == 8 and "this run has come to its end" in refused.err
 

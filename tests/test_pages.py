@@ -14,6 +14,7 @@ FOLLOWED = ("experiments", "graphs", "faults", "machines", "parallel")
 ELSEWHERE = {
     "coordinator": "tests/test_pilot.py",
     "journeys": "tests/test_journeys.py",
+    "paradigms": "tests/test_compare.py",
     "tasks": "tests/test_objectives.py",
     "trackers": "tests/test_trackers.py",
 }

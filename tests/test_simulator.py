@@ -161,9 +161,9 @@ def test_after_one_hiccup_the_peers_find_together_again(monkeypatch: pytest.Monk
     """Peer 0 trains once for longer than the deadline; within a few rounds nobody is missed any more."""
     usual, calls = SimulatedNetwork.training_ns, [0]
 
-    def hiccup(network: SimulatedNetwork, node: int) -> int:
+    def hiccup(network: SimulatedNetwork, node: int, examples: int) -> int:
         calls[0] += node == 0
-        return 1_500_000_000 if node == 0 and calls[0] == 4 else usual(network, node)
+        return 1_500_000_000 if node == 0 and calls[0] == 4 else usual(network, node, examples)
 
     monkeypatch.setattr(SimulatedNetwork, "training_ns", hiccup)
     run = simulate(averaging("ring", n=6, rounds=200, algorithm={"deadline": 1.0}))
