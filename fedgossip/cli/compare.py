@@ -72,6 +72,7 @@ def compare(
         print_json(told)
     else:
         echo(columns(_table(told["table"])))
+        echo(LEGEND)
         echo(f"\n{sentence(found)}\nEverything is in {out}; open {page}")
     return 0 if all(not one.error for one in cells) else 9
 
@@ -100,8 +101,13 @@ def _told(one: MeasuredCell, *, again: bool) -> str:
 
 HEADS = [
     "paradigm", "workers", "rounds", "seconds", "to target", "test loss", "compute", "communicate", "wait", "a round",
-    "told", "formula",
+    "model", "formula",
 ]  # fmt: skip
+LEGEND = """
+Times are seconds; compute, communicate and wait are those of the run at the mean learner.  a round: as measured;
+model: as the cost model follows its steps; formula: the closed form (docs/paradigms.md)."""
+NOTHING = 1e-6
+"""Seconds below this are the rounding of sums."""
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
@@ -113,6 +119,6 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
         told = row.get("told", {})
         numbers = [row[key] for key in ("seconds", "seconds_to_target", "test_loss", "compute", "communicate", "wait")]
         rest = [row["round_seconds"], told.get("round_seconds"), told.get("formula")]
-        shown = ["-" if value is None else f"{value:.4g}" for value in (*numbers, *rest)]
+        shown = ["-" if value is None else f"{value:.4g}" if value >= NOTHING else "0" for value in (*numbers, *rest)]
         found.append([row["paradigm"], str(row["workers"]), str(row["rounds"]), *shown])
     return found

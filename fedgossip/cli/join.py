@@ -292,7 +292,9 @@ class _Waiting:
         until = time.strftime("%H:%M", time.localtime(time.time() + known.seconds))
         label = self._plan.roles.label
         here = ", ".join(label(node) + (" (this one)" if node == known.node else "") for node in known.here)
-        said = f"Here: {here}.  Waiting for {known.wanted - len(known.here)} more of {known.wanted}"
+        missing = known.wanted - len(known.here)
+        waits = f"Waiting for {missing} more of {known.wanted}" if missing else "All are here"
+        said = f"Here: {here}.  {waits}"
         if said != self._said:
-            echo(f"{said}, until {until}.", err=True)
+            echo(f"{said}, until {until}." if missing else f"{said}.", err=True)
         self._said = said
