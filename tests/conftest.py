@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any
 import commands
 import pytest
 import zmq
+from _pytest.runner import runtestprotocol
 from hypothesis import settings
 
 import fedgossip  # noqa: F401 before torch, which every test may import: it chooses torch's kernels
@@ -116,6 +119,53 @@ def pytest_runtest_teardown() -> Iterator[None]:
     yield
     if found:
         pytest.fail(f"{', '.join(found)} in a test without the marker: @pytest.mark.sockets", pytrace=False)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    """Try a test of real processes once more where it fails: what else the machine did may have been in its way.
+
+    The first failure is told, and counted as a rerun: one that comes twice is a fault of ours.
+    """
+    if "sockets" not in item.keywords:
+        return None
+    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+    reports = runtestprotocol(item, nextitem=nextitem, log=False)
+    failed = [report.longreprtext for report in reports if report.failed]
+    if failed and not any("Timeout (>" in text for text in failed):  # the clock of a second try would not run
+        for report in reports:
+            if report.failed:
+                report.outcome = "rerun"  # type: ignore[assignment]
+                item.ihook.pytest_runtest_logreport(report=report)
+        forget_what_failed()
+        item._initrequest()  # type: ignore[attr-defined]
+        reports = runtestprotocol(item, nextitem=nextitem, log=False)
+    for report in reports:
+        item.ihook.pytest_runtest_logreport(report=report)
+    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    return True
+
+
+def forget_what_failed() -> None:
+    """Let go of what a failed test has left open now: found later, it would be the failure of another test."""
+    for name in ("last_exc", "last_type", "last_value", "last_traceback"):
+        sys.__dict__.pop(name, None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
+
+
+def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, tuple[str, dict[str, bool]]] | None:
+    if report.outcome == "rerun":  # type: ignore[comparison-overlap]
+        return "rerun", "R", ("RERUN", {"yellow": True})
+    return None
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Tell the first failures of tests that were tried again."""
+    for report in terminalreporter.stats.get("rerun", []):
+        terminalreporter.section(f"failed at first: {report.nodeid}", yellow=True)
+        terminalreporter.line(report.longreprtext)
 
 
 @pytest.fixture(autouse=True)

@@ -193,7 +193,7 @@ def test_real_peers_go_on_over_a_full_disk(disk: Disk) -> None:
 
 @pytest.mark.sockets
 def test_peers_that_cannot_write_their_model_name_it_and_the_disk(disk: Disk, tmp_path: Path) -> None:
-    file = experiment_file(tmp_path, rounds=40, n=3, more="").rename(tmp_path / "e.toml")
+    file = experiment_file(tmp_path, rounds=400, n=3, more="").rename(tmp_path / "e.toml")
     words = ["run", str(file), "--on", "local", "--out", str(disk.path / "run"), "--no-report"]
     process = start([*words, "--set", "task.dim=100000"], tmp_path)
     rows = disk.path / "run" / "metrics.jsonl"

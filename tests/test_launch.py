@@ -61,12 +61,13 @@ import sys, types, torch
 def disable(function=None, *_, **__):
     return function or disable
 
-torch._dynamo = sys.modules["torch._dynamo"] = types.ModuleType("torch._dynamo")
-torch._dynamo.disable, torch._dynamo.graph_break = disable, lambda *_: None
+if "pytest" not in sys.modules:
+    torch._dynamo = sys.modules["torch._dynamo"] = types.ModuleType("torch._dynamo")
+    torch._dynamo.disable, torch._dynamo.graph_break = disable, lambda *_: None
 COUNT = []
 """
 """What the script imports.  It leaves torch's compiler out, which each optimiser would import, and no test needs: that
-takes half of a process's processor time."""
+takes half of a process's processor time.  In the process of the tests the compiler stays, for other tests use it."""
 
 
 @pytest.fixture
@@ -205,7 +206,7 @@ def test_a_launched_run_that_was_stopped_goes_on_by_one_command(
     for node in range(3):
         rounds = rounds_in(folder, node)
         assert rounds == sorted(set(rounds)), "each round once, in order"
-        # A killed client may have given what a round needs and have no row of it: the coordinator goes on from the next.
+        # A killed client may have given a round what it needs and have no row of it: the next one is begun.
         assert len(set(range(1, 31)) - set(rounds)) <= (how == signal.SIGKILL)
     refused = finish(start(["launch", "--resume", "out"], folder))
     assert refused.code == 8 and "this run has come to its end" in refused.err

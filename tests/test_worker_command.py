@@ -47,7 +47,7 @@ def test_workers_started_by_hand_end_with_the_digest_of_run(
     real = in_process(["collect", "ring.toml", *folders, "--json"], desk, monkeypatch, capsys)
     simulated = in_process(["run", "ring.toml", "--no-report", "--json"], desk, monkeypatch, capsys)
     assert json.loads(real.out)["digest"] == json.loads(simulated.out)["digest"] is not None
-    assert "Copy all workers' folders" in told[0] and COMMAND[-1] in told[0]
+    assert "all-workers/worker0" in told[0] and COMMAND[-1] in told[0]
 
 
 @pytest.mark.parametrize(
