@@ -1,4 +1,7 @@
-"""docs/journeys.md: what four new users type on their first day, typed here in fewer rounds and by fewer peers."""
+"""docs/journeys.md: what four new users type on their first day, typed here in fewer rounds and by fewer peers.
+
+The engineer's commands are those of the README's first door, which its test types: here they are typed if `--long`.
+"""
 
 from __future__ import annotations
 
@@ -58,6 +61,7 @@ def test_there_are_four_journeys() -> None:
     assert [heading.split()[1] for heading in JOURNEYS] == ["engineer", "hobbyist", "student", "privacy"]
 
 
+@pytest.mark.long
 def test_the_engineer_s_loop_learns_with_others(newcomer: Newcomer, tmp_path: Path) -> None:
     newcomer.travel("The engineer with a training loop")
     runs = summaries(tmp_path)
