@@ -277,11 +277,15 @@ def test_a_storm_of_callers_leaves_files_to_one_that_is_at_work() -> None:
         with attacker("knock", "127.0.0.1", victim.stdout.readline().strip().rpartition(":")[2]) as storm:
             assert storm.stdout
             for _ in range(4):
+                assert select.select([storm.stdout], [], [], SECONDS / 2)[0], "kept out, and not let in again"
                 storm.stdout.readline()
-            _, said = victim.communicate("\n", timeout=SECONDS)
+            _, said = victim.communicate("\n", timeout=SECONDS / 4)
     finally:
         victim.kill()
         victim.wait()
+        for pipe in (victim.stdin, victim.stdout, victim.stderr):
+            if pipe:
+                pipe.close()
     assert (victim.returncode, said) == (0, "")
 
 
