@@ -28,6 +28,7 @@ from fedgossip.plain import json_text, line, printable
 from fedgossip.protocols.spending import EXHAUSTED
 from fedgossip.records import EventRow
 from fedgossip.report.markup import text as marked
+from fedgossip.roles import peer_roles
 from fedgossip.secure.aborts import Reason
 
 PACKAGE = Path(__file__).parents[1] / "fedgossip"
@@ -77,7 +78,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
 
 
 def test_the_line_that_moves_shows_names_and_events_as_they_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    with terminal(monkeypatch) as shown, progress.Progress(HOSTILE, 3, 4) as moving:
+    with terminal(monkeypatch) as shown, progress.Progress(HOSTILE, 3, peer_roles(4)) as moving:
         for name in ("refused", "abstained", "failed", HOSTILE):
             moving(EventRow(1, 0, name, HOSTILE))
             moving(EventRow(1, 0, name, {"text": HOSTILE, "reason": HOSTILE, "peer": HOSTILE, HOSTILE: 1}))
@@ -88,7 +89,7 @@ def test_the_line_that_moves_shows_names_and_events_as_they_are_written(monkeypa
 
 @pytest.mark.parametrize("reason", [*REFUSALS, HOSTILE])
 def test_a_reason_comes_out_as_words(capsys: pytest.CaptureFixture[str], reason: str) -> None:
-    with progress.Progress("run", 3, 4) as plain:
+    with progress.Progress("run", 3, peer_roles(4)) as plain:
         plain(EventRow(1, 0, "abstained", {"peer": 1, "reason": reason}))
     text.echo(wording.event_text(EventRow(1, 0, "abstained", {"peer": 1, "reason": reason})), err=True)
     said = capsys.readouterr().err

@@ -15,7 +15,7 @@ from fedgossip.cli.wording import event_text, words_for
 from fedgossip.event_kinds import event_kinds
 from fedgossip.metrics import Meter
 from fedgossip.records import EventRow, NetworkRow, PeerRow, Row
-from fedgossip.roles import federated_roles
+from fedgossip.roles import federated_roles, peer_roles
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def lines(rows: Sequence[Row], capsys: pytest.CaptureFixture[str], own: int | None = None) -> list[str]:
     """What is printed after the title."""
-    with Progress("it", 20, 4, own=own) as shown:
+    with Progress("it", 20, peer_roles(4), own=own) as shown:
         for row in rows:
             shown(row)
     return capsys.readouterr().err.splitlines()[1:]
@@ -149,7 +149,7 @@ def test_a_federated_run_counts_its_clients_and_tells_of_one_model(capsys: pytes
     tested = NetworkRow(1, 2, 0.1, 0, test_loss=0.5, score_averaged=0.75, score_worst_peer=0.75)
     tested.consensus_distance = 0.0
     rows: list[Row] = [NetworkRow(0, 1, 0.0, 0), own_row(0, 1), missed(1, 4, 3), EventRow(-1, 3, "crashed"), tested]
-    with Progress("it", 20, 4, roles=federated_roles(4)) as shown:
+    with Progress("it", 20, federated_roles(4)) as shown:
         for row in rows:
             shown(row)
     assert capsys.readouterr().err.splitlines() == [
@@ -165,7 +165,7 @@ def test_a_coordinator_sees_contributions_and_a_client_its_loss(capsys: pytest.C
     own = own_row(4, 1)
     own.clients = 3
     for node, rows in ((4, [own, own_row(4, 2, loss=None)]), (2, [own_row(2, 1)])):
-        with Progress("it", 20, 4, own=node, roles=federated_roles(4)) as shown:
+        with Progress("it", 20, federated_roles(4), own=node) as shown:
             for row in rows:
                 shown(row)
     said = [line for line in capsys.readouterr().err.splitlines() if "of 20" in line]

@@ -118,7 +118,7 @@ def _run_real(seed: int, rounds: int, folder: Path, family: PeerProcesses) -> Ru
     from fedgossip.drivers.local import run_local_plan
 
     plan = _plan("ring", "ring", seed, rounds)
-    with Progress("   ring, real processes", rounds, plan.n) as progress:
+    with Progress("   ring, real processes", rounds, plan.roles) as progress:
         return run_local_plan(plan, folder / "real-ring", family=family, watch=progress)
 
 

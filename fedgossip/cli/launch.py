@@ -96,7 +96,7 @@ def launch(
     title = f"{plan.experiment.name or plan.name} {'simulated' if simulate else 'launched'}"
     with talk_to_stderr() if as_json else contextlib.nullcontext():
         rounds, score = plan.experiment.rounds, plan.experiment.score
-        with Progress(title, rounds, plan.learners, roles=plan.roles, score=score) as progress:
+        with Progress(title, rounds, plan.roles, score=score) as progress:
             finished = drive(plan, folder, progress, resumed=stopped is not None)
     if as_json:
         print_json(finished.summary)

@@ -103,7 +103,7 @@ class Participant:
         echo(f"{where}: {waiting}", err=True)
         rounds, roles = self.plan.experiment.rounds, self.plan.roles
         score = self.plan.experiment.score
-        with Progress(self.title, rounds, self.plan.learners, own=self.node, roles=roles, score=score) as progress:
+        with Progress(self.title, rounds, roles, own=self.node, score=score) as progress:
             ended = run_peer(
                 self.plan,
                 self.node,

@@ -32,28 +32,26 @@ PLAIN_SECONDS = 2.0
 class Progress:
     """Takes the rows of one run as they come.  A context manager.
 
-    `n`: number of participants that learn.  `own`: the one participant whose rows come; None where rows of the network
-    do.
+    `own`: the one participant whose rows come; None where rows of the network do.
     """
 
     def __init__(
         self,
         title: str,
         rounds: int,
-        n: int,
+        roles: Roles,
         *,
         own: int | None = None,
-        roles: Roles = PEERS,
         score: Score = ACCURACY,
     ) -> None:
         self.score = score
-        self.title, self.n, self.own, self.roles = title, n, own, roles
+        self.title, self.own, self.roles = title, own, roles
         self.rounds = 0 if rounds == ENDLESS else rounds
         self._words = words_for(roles)
         self._began = False
         self._events = 0
         self._missed: dict[int, tuple[int, object]] = {}
-        self._last = NetworkRow(0, n, 0.0, 0)
+        self._last = NetworkRow(0, roles.learners, 0.0, 0)
         self._scored: tuple[float, int] | None = None
         """The accuracy that was measured last, and its round."""
         self._said = time.monotonic()

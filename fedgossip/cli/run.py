@@ -139,7 +139,7 @@ class _Drive:
 
         title = f"{plan.experiment.name or plan.name} on {self.on}"
         rounds, score = plan.experiment.rounds, plan.experiment.score
-        with Progress(title, rounds, plan.learners, roles=plan.roles, score=score) as progress:
+        with Progress(title, rounds, plan.roles, score=score) as progress:
             if resumed:
                 from fedgossip.drivers.resume import resume
 
