@@ -15,6 +15,7 @@ from fedgossip.experiment.sections import (
     MAPREDUCE,
     SERVED,
     TRACKERS,
+    VALIDATION,
     DataSection,
     Experiment,
     FederatedExperiment,
@@ -42,6 +43,7 @@ def check(experiment: Experiment, where: str) -> None:
             raise ConfigError(f"{where}: track.to = {to!r} is not known", nearest(to, TRACKERS))
     _check_test(experiment.data.test, where)
     _check_own(experiment.data, where)
+    _check_validation(experiment, where)
     if not 0 <= experiment.data.local_test < 1:
         raise ConfigError(f"{where}: data.local_test = {experiment.data.local_test} is no share", "Set it below 1.")
 
@@ -175,6 +177,17 @@ def _check_test(test: float | str, where: str) -> None:
             raise ConfigError(f"{where}: data.test = {test!r} is no test set", advice)
     elif not 0 < test < 1:
         raise ConfigError(f"{where}: data.test = {test} is no share", 'Set it between 0 and 1, such as 0.2, or "own".')
+
+
+def _check_validation(e: Experiment, where: str) -> None:
+    """Raise ConfigError for a validation set that is not there, or that nobody can hold for all."""
+    if e.eval.on == VALIDATION and not e.data.validation:
+        raise ConfigError(f'{where}: eval.on = "validation", and nothing is kept for it', "Set data.validation = 0.1.")
+    if e.data.validation and e.data.partition.get("kind") == "own":
+        advice = "Leave data.validation out; data.local_test keeps a share of each one's own."
+        raise ConfigError(f"{where}: data.validation of peers with files of their own: nobody has them all", advice)
+    if e.data.validation and not e.learns:
+        raise ConfigError(f"{where}: data.validation of {e.task.kind}, which learns from no data", "Leave it out.")
 
 
 def _check_own(data: DataSection, where: str) -> None:

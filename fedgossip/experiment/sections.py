@@ -35,6 +35,12 @@ ENDLESS_WORD = "endless"
 """What stands for them in a file."""
 
 
+VALIDATION = "validation"
+"""What eval.on says to measure on data.validation, and not on the test set."""
+
+SHARE = 0.9
+"""The largest share of examples that can be kept apart."""
+
 Seconds = Annotated[float, Within(ABOVE_0, LONGEST_SECONDS)]
 SecondsOr0 = Annotated[float, Within(0, LONGEST_SECONDS)]
 SecondsOr0Given = Annotated[float | None, Within(0, LONGEST_SECONDS)]
@@ -60,6 +66,9 @@ class DataSection(msgspec.Struct, forbid_unknown_fields=True):
     local_test: float = 0.0
     """The share of its examples that every client keeps to test on; the model that it is sent is tested there.  The
     coordinator is told the mean of all, but where single records are hidden (coordinator.privacy)."""
+    validation: Annotated[float, Within(0, SHARE)] = 0.0
+    """The share of the training examples that nobody trains on, drawn by the seed before they are divided: what
+    eval.on = "validation" measures on, so that hyperparameters are chosen without a look at the test set."""
 
 
 class ModelSection(msgspec.Struct, forbid_unknown_fields=True):
@@ -172,6 +181,9 @@ class EvalSection(msgspec.Struct, forbid_unknown_fields=True):
 
     every: Annotated[int, Within(1, MOST)] = 5
     """Rounds between two evaluations; the last round is always evaluated."""
+    on: Annotated[str, OneOf(("test", VALIDATION))] = "test"
+    """What models are measured on: the test set, or the examples of data.validation, with the test set left unread.
+    The records call it the test set in both cases; the summary says which it was."""
 
 
 Positive = Annotated[float, msgspec.Meta(gt=0, le=1e300)]
@@ -321,6 +333,10 @@ class Experiment(msgspec.Struct, forbid_unknown_fields=True):
         for key in ("loss", "metrics"):  # runs from before them have the same hash
             if not content["task"][key]:
                 del content["task"][key]
+        if not self.data.validation:
+            del content["data"]["validation"]
+        if self.eval.on != VALIDATION:
+            del content["eval"]["on"]
         if not self.track.to:
             del content["track"]
         if self.endless:

@@ -80,7 +80,18 @@ def _label_scale(train: Dataset) -> tuple[npt.NDArray[np.float64], npt.NDArray[n
     return y.mean(axis=0), np.where(deviation == 0, 1.0, deviation)
 
 
-def split_indices(dataset: Dataset, test: float | str, seed: int) -> tuple[Indices, Indices]:
+def validation_split(train: Dataset, share: float, seed: int) -> tuple[Dataset, Dataset]:
+    """Return (train, validation): a share of the training examples that nobody trains on, drawn as a test set is.
+
+    Both are as they were read: `scaled` comes after it.  Raises ConfigError where a side would be empty.
+    """
+    kept, validation = split_indices(train, share, seed, "validation")
+    return train.subset(kept), train.subset(validation)
+
+
+def split_indices(
+    dataset: Dataset, test: float | str, seed: int, purpose: str = "split"
+) -> tuple[Indices, Indices]:
     """Return ascending (train, test) indices; `test` is a share of the examples, 0 < test < 1.
 
     Stratified: every class, of numbers every tenth, gives its share, rounded, chosen by `seed`; a class with one
@@ -96,12 +107,13 @@ def split_indices(dataset: Dataset, test: float | str, seed: int) -> tuple[Indic
     if dataset.vocabulary is not None and dataset.groups is not None:
         held_out = _ranks(dataset.groups, np.arange(len(dataset))[::-1], test)
     else:
-        order = stream(seed, "split").permutation(len(dataset))
+        order = stream(seed, purpose).permutation(len(dataset))
         held_out = _ranks(dataset.labels, order, test)
     if held_out.all() or not held_out.any():
         raise ConfigError(
-            f"{dataset.name}: test = {test} of {len(dataset)} examples leaves one side empty",
-            "Choose a share that gives the train and the test set an example each.",
+            f"{dataset.name}: {'test' if purpose == 'split' else purpose} = {test} of {len(dataset)} examples leaves "
+            "one side empty",
+            "Choose a share that gives both sides an example each.",
         )
     return np.flatnonzero(~held_out), np.flatnonzero(held_out)
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from fedgossip.errors import ConfigError
 from fedgossip.experiment import Experiment
+from fedgossip.experiment.sections import VALIDATION
 from fedgossip.learning.analytic import Averaging, Quadratic
 from fedgossip.learning.dataset import Dataset, Indices
 from fedgossip.learning.objectives import CLASSIFICATION, LANGUAGE
@@ -114,11 +115,15 @@ def _examples(experiment: Experiment, held: Sequence[NodeId], n: int) -> _Exampl
         test = data.load(tested_on, seed=e.seed, kind=kind)
         train = data.load(source, seed=e.seed, like=test)
         read = train.digest() + test.digest()
-        train, test = data.scaled(train, test)
     else:
         dataset = data.load(source, seed=e.seed, kind=kind)
         read = dataset.digest()
-        train, test = data.split(dataset, tested_on, e.seed)
+        kept, held_out = data.split_indices(dataset, tested_on, e.seed)
+        train, test = dataset.subset(kept), dataset.subset(held_out)
+    if e.data.validation:
+        train, validation = data.validation_split(train, e.data.validation, e.seed)
+        test = validation if e.eval.on == VALIDATION else test
+    train, test = data.scaled(train, test)
     divided = _divided(e, train, n)
     total = hashlib.sha256(read.encode())
     for share in divided:
@@ -139,8 +144,10 @@ def _divided(experiment: Experiment, train: Dataset, n: int) -> Sequence[Indices
     return partitions.partition(kind, train.labels, n, seed=experiment.seed, groups=train.groups, **keys)
 
 
-def _test_set(test: float | str, examples: int) -> str:
-    counted = f"{examples:,}".replace(",", " ")
+def _test_set(e: Experiment, examples: int) -> str:
+    counted, test = f"{examples:,}".replace(",", " "), e.data.test
+    if e.eval.on == VALIDATION:
+        return f"for validation, {100 * e.data.validation:g} % of the training examples: {counted}"
     if isinstance(test, str):
         return f"the source's own {counted}" if test == "own" else f"{test}: {counted}"
     return f"{100 * test:g} % of the examples: {counted}"
@@ -152,7 +159,7 @@ def _learning(
     e = experiment
     found = _examples(e, held, n)
     train, shares = found.train, found.shares
-    tested = _test_set(e.data.test, len(found.test))
+    tested = _test_set(e, len(found.test))
     described = DataShares(e.data.source, train.classes or None, test=tested, digest=found.digest)
     if len(shares) == n:
         described = replace(described, sizes=[len(shares[node]) for node in range(n)])
