@@ -18,6 +18,9 @@ ROUNDS_OPEN = 8
 """A round is not held open for a peer that is further behind than this, or than n if that is more; and where rounds are
 not evaluated, vectors of so many are kept."""
 
+PEERS_IN_EVERY_ROUND = 256
+"""On stacked arrays so many peers at most have a row in every round; of more, in the evaluated ones."""
+
 ROUNDINGS = 32
 """Disagreement is measured down to so many roundings of the vectors' size; see `Network.measured_contraction`."""
 
@@ -145,6 +148,9 @@ class Meter:
         return either - trained, max(0, now_ns - since - either)
 
 
+Vectors = Sequence[Vector] | Vector
+"""n vectors [d], or [n, d]."""
+
 Evaluate = Callable[[Sequence[Vector]], Sequence[Mapping[str, float]]]
 
 
@@ -250,6 +256,29 @@ class Network:
         self._behind.discard(peer)
         return self._close_passed()
 
+    def together(
+        self, round: int, meters: Sequence[Meter], sent: int, before: Vector, outgoing: Vector, after: Vector
+    ) -> list[Row]:
+        """Close a round that all peers end at once, from their vectors [n, d]; return the rows to be written now.
+
+        `sent`: bytes that all have sent in it.  In a round that is not evaluated a large network has no rows
+        of peers: the bytes of such rounds are in their next row, the losses in no row but the network's.
+        """
+        self._open.pop(round, None)
+        self._closed = self._newest = round
+        self.reached = [round] * self.n
+        losses = [meters[peer].loss for peer in self.counted]
+        told = self.n <= PEERS_IN_EVERY_ROUND or self.evaluated(round)
+        rows = {meter.peer: meter.mixed(round, 0, 0, None) for meter in meters} if told else {}
+        total = self._total(round, len(self.counted), sent, losses)
+        counted = list(self.counted)
+        if self.evaluated(round):
+            self._fill(total, {peer: after[peer] for peer in counted}, {peer: rows[peer] for peer in counted})
+        if self.evaluated(round) or self._watch_all:
+            there: slice | list[int] = slice(None) if len(counted) == self.n else counted
+            self._measure(total, before[there], outgoing[there], after[there])
+        return [*rows.values(), total]
+
     def ended(self, peer: int) -> list[Row]:
         """Wait no more for `peer`: it finished, or died; return the rows to be written now."""
         self._going.discard(peer)
@@ -282,12 +311,9 @@ class Network:
         if not of.rows:  # everyone skipped it
             return []
         rows = [of.rows[peer] for peer in sorted(of.rows)]
-        self._bytes += sum(row.bytes_sent for row in rows)
         self._seconds = max(self._seconds, *(row.seconds for row in rows))
-        losses = [row.loss for row in rows if row.loss is not None]
-        peers = sum(1 if row.clients is None else row.clients for row in rows)
-        total = NetworkRow(round=round, peers=peers, seconds=self._seconds, bytes_sent=self._bytes)
-        total.loss = float(np.mean(losses)) if losses else None
+        members = sum(1 if row.clients is None else row.clients for row in rows)
+        total = self._total(round, members, sum(row.bytes_sent for row in rows), [row.loss for row in rows])
         if self.evaluated(round) and of.after:
             self._fill(total, of.after, of.rows)
         elif self.evaluated(round):  # vectors are not kept; what the peers measured themselves is there
@@ -295,18 +321,26 @@ class Network:
             if len(self.counted) == 1:  # a coordinator's own model is the averaged one
                 total.score_averaged = rows[0].score
         if of.after and (self.evaluated(round) or of.after.keys() == of.rows.keys()):
-            self._measure(total, of)
+            peers = sorted(of.after)
+            before, outgoing = (_of_all(held, peers) for held in (of.before, of.outgoing))
+            self._measure(total, before, outgoing, [of.after[peer] for peer in peers])
         return [*rows, total]
 
-    def _measure(self, row: NetworkRow, of: _OpenRound) -> None:
-        peers = sorted(of.after)
-        row.consensus_distance = consensus_distance([of.after[peer] for peer in peers])
-        if not of.outgoing.keys() >= of.after.keys():
+    def _total(self, round: int, peers: int, sent: int, losses: Sequence[float | None]) -> NetworkRow:
+        self._bytes += sent
+        known = [loss for loss in losses if loss is not None]
+        total = NetworkRow(round=round, peers=peers, seconds=self._seconds, bytes_sent=self._bytes)
+        total.loss = float(np.mean(known)) if known else None
+        return total
+
+    def _measure(self, row: NetworkRow, before: Vectors | None, outgoing: Vectors | None, after: Vectors) -> None:
+        """Put the disagreement into `row`: of the same peers each; None: one is not known."""
+        row.consensus_distance = consensus_distance(after)
+        if outgoing is None:
             return
-        outgoing = [of.outgoing[peer] for peer in peers]
         row.consensus_before = consensus_distance(outgoing)
-        if of.before.keys() >= of.after.keys():
-            row.update_spread = consensus_distance([of.outgoing[p] - of.before[p] for p in peers])
+        if before is not None:
+            row.update_spread = consensus_distance([there - here for there, here in zip(outgoing, before, strict=True)])
         floor = ROUNDINGS * float(np.finfo(outgoing[0].dtype).eps) * _size(outgoing)
         self._disagreed |= row.consensus_before > floor
         if row.consensus_before > floor and row.consensus_distance > floor:
@@ -361,6 +395,11 @@ class Network:
         return float(np.exp(np.log(self._ratios).mean())) if self._ratios else 0.0
 
 
-def _size(vectors: Sequence[Vector]) -> float:
+def _of_all(held: Mapping[int, Vector], peers: Sequence[int]) -> Vectors | None:
+    """Return the vectors of these peers; None where one is not known."""
+    return [held[peer] for peer in peers] if held.keys() >= set(peers) else None
+
+
+def _size(vectors: Vectors) -> float:
     """The root mean square of the vectors' norms."""
     return math.sqrt(sum(float(np.vdot(vector, vector)) for vector in vectors) / len(vectors))

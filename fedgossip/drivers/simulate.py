@@ -249,8 +249,10 @@ def examples_of(experiment: Experiment, sizes: Sequence[int] | None = None) -> C
 
 def faults_of(plan: Plan) -> FaultScript:
     """The [[faults]] of a run.  Raises ConfigError for peers or links that are not there."""
-    links = {(node, other) for node in range(plan.n) for other in plan.partners(node)}
-    return FaultScript(plan.experiment.faults, plan.n, plan.experiment.seed, links)
+    faults = plan.experiment.faults
+    named = {tuple(pair) for fault in faults for pair in getattr(fault, "links", None) or ()}
+    links = {(a, b) for a, b in named if max(a, b) < plan.n and (b in plan.partners(a) or a in plan.partners(b))}
+    return FaultScript(faults, plan.n, plan.experiment.seed, links)
 
 
 def network_settings(experiment: Experiment, n: int) -> NetworkSettings:

@@ -7,9 +7,9 @@ For researchers of topologies: a round is one call of the task, one of the algor
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, Protocol, cast
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, cast
 
 import numpy as np
 
@@ -47,6 +47,13 @@ Sizes = tuple[int, int]
 """Bytes of messages, and those of vectors among them."""
 
 
+class RoundBytes(NamedTuple):
+    """What each peer sends, and receives, in a round."""
+
+    sent: list[Sizes]
+    received: list[Sizes]
+
+
 class StackedExchange(Protocol):
     """The mixing of all nodes' vectors in a round, and what a peer would send for it."""
 
@@ -54,8 +61,8 @@ class StackedExchange(Protocol):
         """Return the mixed vectors, [n, d], frozen."""
         ...
 
-    def sent(self, edges: Edges, round: int, schema: str, vectors: tuple[Vector, ...]) -> list[Sizes]:
-        """Return what each peer would send in `round`, where nothing is lost; `vectors` are one peer's."""
+    def carried(self, edges: Edges, round: int, schema: str, vectors: tuple[Vector, ...]) -> RoundBytes:
+        """Return what each peer would send and receive in `round`, where nothing is lost; `vectors` are one peer's."""
         ...
 
 
@@ -67,20 +74,20 @@ class ModelExchange:
         ordered_mix_rows(groups, vectors, out)
         return frozen(out)
 
-    def sent(self, edges: Edges, round: int, schema: str, vectors: tuple[Vector, ...]) -> list[Sizes]:
-        return _priced(edges.mixed_before(round), lambda used: Model(round, schema, vectors, used))
+    def carried(self, edges: Edges, round: int, schema: str, vectors: tuple[Vector, ...]) -> RoundBytes:
+        return _priced_both(edges.mixed_before(round), lambda used: Model(round, schema, vectors, used))
 
 
 class MassExchange(ModelExchange):
     """Shares of vectors and of their weight: each is accepted."""
 
-    def sent(self, edges: Edges, round: int, schema: str, vectors: tuple[Vector, ...]) -> list[Sizes]:
+    def carried(self, edges: Edges, round: int, schema: str, vectors: tuple[Vector, ...]) -> RoundBytes:
         *like_the_model, weight = vectors
         shares = tuple(like_the_model)
         given, taken = edges.used_before(round)
-        parcels = _priced(given, lambda number: Parcel(number, round, schema, shares, float(weight[0])))
-        pairs = zip(parcels, _priced(taken, Accepted), strict=True)
-        return [(parcel[0] + answer[0], parcel[1]) for parcel, answer in pairs]
+        parcels = _priced_both((given, taken), lambda number: Parcel(number, round, schema, shares, float(weight[0])))
+        answers = _priced_both((taken, given), Accepted)
+        return RoundBytes(*(_added(*both) for both in zip(parcels, answers, strict=True)))
 
 
 @dataclass(frozen=True)
@@ -97,10 +104,10 @@ class Private:
         self.grid.moved_rows(groups, vectors, out)
         return frozen(out)
 
-    def sent(self, edges: Edges, round: int, schema: str, vectors: tuple[Vector, ...]) -> list[Sizes]:
+    def carried(self, edges: Edges, round: int, schema: str, vectors: tuple[Vector, ...]) -> RoundBytes:
         words = np.empty(vectors[0].size + CHECK_WORDS, np.uint32)
         masked = Masked(round, schema, (cast(Vector, words),))
-        return _priced(edges.mixed_before(round), lambda _: masked)
+        return _priced_both(edges.mixed_before(round), lambda _: masked)
 
 
 PLAIN, SHARES = ModelExchange(), MassExchange()
@@ -128,23 +135,23 @@ def run_stacked(
     for number in range(stack.round, rounds):
         between()
         mixing = schedule.mixing(number)
-        model = algorithm.model(state)
-        updates = task.train([Job(node, number, model[node]) for node in range(n)])
-        step = _step(number, updates, model.dtype)
+        before = algorithm.model(state)
+        updates = task.train([Job(node, number, before[node]) for node in range(n)])
+        step = _step(number, updates, before.dtype)
         state, outgoing = algorithm.trained(state, _stack([u.difference for u in updates]), step)
         seen = algorithm.seen(state, outgoing)
         groups = mixing.rows_by_degree()
         first = tuple(vectors[0] for vectors in outgoing)
-        sent = exchange.sent(edges, number, task.schema, first)
+        traffic = exchange.carried(edges, number, task.schema, first)
         mixed = tuple(exchange.mix(groups, vectors) for vectors in outgoing)
         state = algorithm.mixed(state, mixed)
-        model = algorithm.model(state)
-        for node in range(n):
-            meters[node].train_ended(0, updates[node].metrics)
-            meters[node].sent(*sent[node])
-            record.outgoing(node, number + 1, seen[node])
-            for row in record.mixed(meters[node].mixed(number + 1, 0, 0, None), model[node]):
-                write(row)
+        for meter, update, sent, received in zip(meters, updates, *traffic, strict=True):
+            meter.train_ended(0, update.metrics)
+            meter.sent(*sent)
+            meter.received(*received)
+        sent_bytes = sum(size for size, _ in traffic.sent)
+        for row in record.together(number + 1, meters, sent_bytes, before, seen, algorithm.model(state)):
+            write(row)
         stack.round, stack.state = number + 1, state
     return list(algorithm.model(state))
 
@@ -167,22 +174,27 @@ class Edges:
         sides = zip(self._sources, self._targets, strict=True)
         self._both = [len(sources.intersection(to)) for sources, to in sides]  # of a graph that never changes
 
-    def mixed_before(self, round: int) -> Counts:
-        """Return for each target the last round in which both ends mixed each other's model; -1: none."""
+    def mixed_before(self, round: int) -> tuple[Counts, Counts]:
+        """Return for each target, and for each source, the last round in which both ends mixed each other's model.
+
+        -1: none.
+        """
         self._follow(round)
+        return self._last_mixed(round, self._targets), self._last_mixed(round, self._sources)
+
+    def _last_mixed(self, round: int, others: Sequence[Collection[NodeId]]) -> Counts:
         if self._schedule.period == 1:
             both = self._both if round else [0] * len(self._both)
-            pairs = zip(both, self._targets, strict=True)
-            return [{round - 1: two, -1: len(to) - two} if two else {-1: len(to)} for two, to in pairs]
-        return [dict(Counter(self._mixed.get((i, to), -1) for to in self._targets[i])) for i in self._nodes]
+            return [_in_two(round - 1, two, len(of)) for two, of in zip(both, others, strict=True)]
+        return [_numbers(self._mixed.get((i, j), -1) for j in others[i]) for i in self._nodes]
 
     def used_before(self, round: int) -> tuple[Counts, Counts]:
         """Return for each target, and for each source, in how many earlier rounds the arc was used."""
         self._follow(round)
         if self._schedule.period == 1:
             return [{round: len(to)} for to in self._targets], [{round: len(of)} for of in self._sources]
-        given = [dict(Counter(self._used[i, to] for to in self._targets[i])) for i in self._nodes]
-        return given, [dict(Counter(self._used[of, i] for of in self._sources[i])) for i in self._nodes]
+        given = [_numbers(self._used[i, to] for to in self._targets[i]) for i in self._nodes]
+        return given, [_numbers(self._used[of, i] for of in self._sources[i]) for i in self._nodes]
 
     def _follow(self, round: int) -> None:
         """Note the rounds up to this one, from the first on after a pause.  A constant graph needs no notes."""
@@ -196,6 +208,24 @@ class Edges:
             mixing = self._schedule.mixing(self._followed)
             self._targets = [mixing.targets(node) for node in self._nodes]
             self._sources = [mixing.row(node).keys() - {node} for node in self._nodes]
+
+
+def _numbers(of: Iterable[int]) -> dict[int, int]:
+    return dict(Counter(of))
+
+
+def _in_two(last: int, two: int, all: int) -> dict[int, int]:
+    """Of `all` messages `two` have the number `last`, the others -1."""
+    return {last: two, -1: all - two} if two else {-1: all}
+
+
+def _priced_both(counts: tuple[Counts, Counts], message: Callable[[int], Message]) -> RoundBytes:
+    """Return the sizes of what each node sends and receives, from how many of both have which number."""
+    return RoundBytes(*(_priced(one, message) for one in counts))
+
+
+def _added(*sizes: list[Sizes]) -> list[Sizes]:
+    return [(sum(size for size, _ in of), sum(payload for _, payload in of)) for of in zip(*sizes, strict=True)]
 
 
 def _priced(counts: Counts, message: Callable[[int], Message]) -> list[Sizes]:
