@@ -52,6 +52,18 @@ class Trained:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Produced:
+    """Elements of a gradient from `start` on that are final, up to those that were there before, the last ones first;
+    `Trained` brings all of it.  Told only for a `Train` with `stretches`, and not by every task."""
+
+    job: int
+    start: int
+    vector: Vector
+    examples: int = 0
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, slots=True)
 class Fired:
     key: Hashable
@@ -96,7 +108,7 @@ class Rostered:
     schedule: object
 
 
-Event = Started | Stopping | Received | Trained | Fired | PeerJoined | PeerGone | Rostered | Moved
+Event = Started | Stopping | Received | Produced | Trained | Fired | PeerJoined | PeerGone | Rostered | Moved
 
 # --- effects: asked, imperative ---------------------------------------------------------------------------------
 
@@ -143,6 +155,8 @@ class Train:
     tested: bool = False
     gradient: bool = field(default=False, metadata=SINCE)
     accumulate: int | None = field(default=None, metadata=SINCE)
+    stretches: tuple[int, ...] = field(default=(), metadata=SINCE)
+    """Of a gradient: descending places, from each of which on all elements are wanted as soon as they are final."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ protocol each, and a driver asks for nothing by a name that no protocol has:
 
     StatefulTask    what a peer remembers beside its vector, so that it goes on after a crash
     GradientTask    gradients at a vector, in place of updates from it
+    StretchTask     gradients whose last elements are told while the first are computed
     SegmentedTask   where the tensors of a model begin in a vector
     ComparableTask  what the models of two participants must have in common beside their shape
 """
@@ -13,7 +14,7 @@ protocol each, and a driver asks for nothing by a name that no protocol has:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -22,7 +23,7 @@ import numpy.typing as npt
 
 from fedgossip.errors import ConfigError, ResumeError
 from fedgossip.likeness import Likeness
-from fedgossip.machine import NodeId, Terms, Train
+from fedgossip.machine import NodeId, Produced, Terms, Train
 from fedgossip.vectors import Vector
 
 
@@ -30,7 +31,8 @@ from fedgossip.vectors import Vector
 class Job:
     """Train `node` in `round` from `vector`.  (node, round) names the random stream, so no job depends on another.
 
-    `terms`, `tested`, `gradient`, `accumulate`: see `machine.Train`.  Raises ValueError for a gradient with terms.
+    `terms`, `tested`, `gradient`, `accumulate`, `stretches`: see `machine.Train`.  Raises ValueError for a gradient
+    with terms.
     """
 
     node: NodeId
@@ -40,6 +42,7 @@ class Job:
     tested: bool = False
     gradient: bool = False
     accumulate: int | None = None
+    stretches: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.gradient and self.terms is not None and self.terms.active:
@@ -48,7 +51,8 @@ class Job:
     @classmethod
     def of(cls, node: NodeId, asked: Train) -> Job:
         """The job of a node's machine."""
-        return cls(node, asked.job, asked.vector, asked.terms, asked.tested, asked.gradient, asked.accumulate)
+        of_gradients = asked.gradient, asked.accumulate, asked.stretches
+        return cls(node, asked.job, asked.vector, asked.terms, asked.tested, *of_gradients)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -147,6 +151,18 @@ class GradientTask(LocalTask, Protocol):
 
 
 @runtime_checkable
+class StretchTask(GradientTask, Protocol):
+    """A task that knows the end of a gradient before its beginning, so that it can leave meanwhile."""
+
+    def gradient_in_stretches(self, job: Job, tell: Callable[[Produced], None]) -> Update:
+        """What `gradients` gives of one job, to the bit; `tell` is given each of its stretches when it is final.
+
+        Called from any thread.  A stretch that is told twice, and none at all, do no harm.
+        """
+        ...
+
+
+@runtime_checkable
 class SegmentedTask(LocalTask, Protocol):
     """A task whose vectors are the tensors of a model."""
 
@@ -209,6 +225,14 @@ def done(task: LocalTask, jobs: Sequence[Job]) -> list[Update]:
             part = [jobs[place] for place in places]
             found.update(zip(places, _gradients(task, part) if asked else task.train(part), strict=True))
     return [found[place] for place in range(len(jobs))]
+
+
+def told_in_stretches(task: LocalTask, job: Job, tell: Callable[[Produced], None]) -> Update:
+    """Return what `done` gives of one job; stretches that are wanted are told before, where the task knows them."""
+    if job.stretches and isinstance(task, StretchTask):
+        return task.gradient_in_stretches(job, tell)
+    (update,) = done(task, [job])
+    return update
 
 
 def _gradients(task: LocalTask, jobs: Sequence[Job]) -> Sequence[Update]:

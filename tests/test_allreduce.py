@@ -286,9 +286,9 @@ def any_faults(seed: int) -> dict[str, Any]:
     faults += [{"kind": "crash", "peers": [node], "start": float(rng.uniform(0.01, 1.5))} for node in dead]
     simulation = {"jitter": float(rng.uniform(0, 0.05)), "training_jitter": float(rng.uniform(0, 2))}
     method = NAMES[int(rng.integers(len(NAMES)))]
-    bucket = int(rng.choice([0, 16, 64]))
+    parallel = {"bucket": int(rng.choice([0, 16, 64])), "overlap": bool(seed % 2)}
     return {
-        **quadratic(workers, method, rounds=8, parallel={"bucket": bucket}, faults=faults, simulation=simulation),
+        **quadratic(workers, method, 8, parallel=parallel, faults=faults, simulation=simulation),
         "seed": seed,
     }
 

@@ -23,6 +23,7 @@ from fedgossip.costs.base import Cost, EqualLinks
 from fedgossip.costs.timeline import TRAIN, Act, StepsOfRounds, TimedStep, seconds_of_rounds
 from fedgossip.costs.times import Estimate, Times, TrainingTimes
 from fedgossip.protocols.pairing import SPREAD
+from fedgossip.simulation.stretches import share_until
 from fedgossip.topology.schedules import Schedule
 
 ROUNDS = 40
@@ -39,17 +40,48 @@ class RoundSteps:
     participants: int
 
 
-def collective(name: str, size: int, links: EqualLinks, times: TrainingTimes, element: int = 4) -> Cost:
+@dataclass(frozen=True)
+class Buckets:
+    """Stretches of a vector that are summed by themselves, from its end to its start."""
+
+    elements: int = 0
+    """Of each but the last; 0: one of all."""
+    overlap: bool = False
+    """Whether each leaves when its part of the gradient is there."""
+    batches: int = 1
+    """Of a gradient: it becomes final in the last one's backward pass."""
+
+
+WHOLE = Buckets()
+"""No buckets."""
+
+
+def collective(
+    name: str,
+    size: int,
+    links: EqualLinks,
+    times: TrainingTimes,
+    element: int = 4,
+    buckets: Buckets = WHOLE,
+) -> Cost:
     """Return the cost of a round of all-reduce of vectors of `size` bytes, with elements of `element` bytes."""
     m = len(times.known)
     table, length = COLLECTIVES[name].table(m), size // element
-    moves = [
-        [TimedStep(Act.SEND if move.way is Way.SEND else Act.TAKE, move.peer, element * (part.stop - part.start))
-         for move, part in table.of(rank, length)]
-        for rank in range(m)
-    ]  # fmt: skip
-    steps = [[TRAIN, *of] for of in moves]
+    starts = range(0, length, buckets.elements or length)
+    steps: list[list[TimedStep]] = [[] for _ in range(m)]
+    for number, start in enumerate(reversed(starts)):
+        here = min(starts.step, length - start)
+        share = share_until(start, length, buckets.batches) if buckets.overlap else 1.0
+        for rank in range(m):
+            steps[rank].append(TimedStep(Act.TRAIN, lane=number, share=share))
+            steps[rank] += [
+                TimedStep(_WAYS[move.way], move.peer, element * (part.stop - part.start), number)
+                for move, part in table.of(rank, here)
+            ]
     return cost_of(RoundSteps(lambda _, node: steps[node], m), links, times)
+
+
+_WAYS = {Way.SEND: Act.SEND, Way.ADD: Act.TAKE, Way.REPLACE: Act.TAKE}
 
 
 def served(size: int, links: EqualLinks, times: TrainingTimes, servers: int = 1) -> Cost:

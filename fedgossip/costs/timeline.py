@@ -15,6 +15,7 @@ from enum import Enum
 
 from fedgossip.costs.base import EqualLinks
 from fedgossip.costs.times import Times
+from fedgossip.protocols.reduction import OPEN
 from fedgossip.simulation.network import NS, NetworkSettings, SimulatedNetwork
 
 
@@ -26,15 +27,31 @@ class Act(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TimedStep:
+    """`size`: bytes of the message that is sent.
+
+    `lane`: which of the participant's sequences of steps it is of, 0, 1, ...  WINDOW of them go on beside each other,
+    from the first on that is not done, share its links and its training, and a message is taken in the lane that it
+    was sent in.
+    """
+
     act: Act
     peer: int = -1
     size: float = 0.0
+    lane: int = 0
+    share: float = 1.0
+    """TRAIN: of the training, which begins at the first such step of the round; what is over is not waited for."""
 
 
 TRAIN = TimedStep(Act.TRAIN)
 
+WINDOW = OPEN
+"""Number of lanes that go on at a time: the buckets of a collective."""
+
 StepsOfRounds = Callable[[int, int], Sequence[TimedStep]]
 """(round, participant): what it does in that round.  Every message that is sent is taken."""
+
+Lane = tuple[int, int]
+"""(participant, lane)"""
 
 
 def seconds_of_rounds(steps: StepsOfRounds, participants: int, links: EqualLinks, times: Times) -> float:
@@ -53,57 +70,89 @@ class _Followed:
         self._steps, self._times = steps, times
         settings = NetworkSettings(links.latency, bandwidth=_finite(links.up), downlink=_finite(links.down))
         self._network = SimulatedNetwork(settings, participants, 0)
-        self._left = [deque(steps(0, node)) for node in range(participants)]
         self._round = [0] * participants
+        self._began: list[int | None] = [None] * participants  # the training of the round
+        self._first, self._opened = [0] * participants, [0] * participants
+        """Lanes of the round before these are done, or have begun."""
+        self._over: set[Lane] = set()  # done, behind one that is not
         self._ends = [0] * len(times)
-        self._sent: dict[tuple[int, int], deque[int]] = {}
-        self._awaits: list[int | None] = [None] * participants
-        self._due = [(0, node) for node in range(participants)]
+        self._lanes: list[list[deque[TimedStep]]] = [[] for _ in range(participants)]
+        self._sent: dict[tuple[int, Lane], deque[int]] = {}
+        self._awaits: dict[Lane, int] = {}
+        self._due: list[tuple[int, int, int]] = []
+        for node in range(participants):
+            self._begin(node, 0)
 
     def ends(self) -> list[int]:
         """When all are done with each round, in nanoseconds."""
         while self._due:
-            now, node = heapq.heappop(self._due)
-            self._go_on(node, now)
+            now, *lane = heapq.heappop(self._due)
+            self._go_on((lane[0], lane[1]), now)
         if any(round < len(self._times) for round in self._round):
             raise ValueError(f"participants wait for each other: {self._awaits}")
         return self._ends
 
-    def _go_on(self, node: int, now: int) -> None:
+    def _begin(self, node: int, now: int) -> None:
+        """Begin the round that it is at, in all lanes; those that have nothing to do in it are not there."""
+        lanes: dict[int, deque[TimedStep]] = {}
+        for step in self._steps(self._round[node], node):
+            lanes.setdefault(step.lane, deque()).append(step)
+        self._began[node], self._first[node], self._opened[node] = None, 0, 0
+        self._lanes[node] = [lanes[number] for number in range(len(lanes))]
+        self._open(node, now)
+
+    def _open(self, node: int, now: int) -> None:
+        """Go on in the lanes that may; the round is done with the last."""
+        lanes = self._lanes[node]
+        while (node, self._first[node]) in self._over:
+            self._over.remove((node, self._first[node]))
+            self._first[node] += 1
+        if self._first[node] == len(lanes):
+            self._done(node, now)
+            return
+        while self._opened[node] < min(len(lanes), self._first[node] + WINDOW):
+            heapq.heappush(self._due, (now, node, self._opened[node]))
+            self._opened[node] += 1
+
+    def _go_on(self, lane: Lane, now: int) -> None:
         """Make the steps that take no time, up to one that does: others' steps before its end come first."""
-        self._awaits[node] = None
-        while self._round[node] < len(self._times):
-            if not self._left[node]:
-                self._done(node, now)
-                continue
-            step = self._left[node][0]
+        self._awaits.pop(lane, None)
+        node, left = lane[0], self._lanes[lane[0]][lane[1]]
+        while left:
+            step = left[0]
             if step.act is Act.SEND:
-                self._send(node, step, now)
-            elif step.act is Act.TAKE and not self._sent.get((step.peer, node)):
-                self._awaits[node] = step.peer
+                self._send(lane, step, now)
+            elif step.act is Act.TAKE and not self._sent.get((step.peer, lane)):
+                self._awaits[lane] = step.peer
                 return
-            self._left[node].popleft()
+            left.popleft()
+            comes = now
             if step.act is Act.TRAIN:
-                heapq.heappush(self._due, (now + int(self._times[self._round[node], node] * NS), node))
+                began = self._began[node] = now if self._began[node] is None else self._began[node]
+                assert began is not None
+                comes = began + int(self._times[self._round[node], node] * step.share * NS)
+            elif step.act is Act.TAKE:
+                comes = self._sent[step.peer, lane].popleft()
+            if comes > now:
+                heapq.heappush(self._due, (comes, *lane))
                 return
-            if step.act is Act.TAKE and (comes := self._sent[step.peer, node].popleft()) > now:
-                heapq.heappush(self._due, (comes, node))
-                return
+        self._over.add(lane)
+        self._open(node, now)
 
     def _done(self, node: int, now: int) -> None:
         at = self._round[node]
         self._ends[at] = max(self._ends[at], now)
         self._round[node] = at + 1
         if at + 1 < len(self._times):
-            self._left[node] = deque(self._steps(at + 1, node))
+            self._begin(node, now)
 
-    def _send(self, node: int, step: TimedStep, now: int) -> None:
-        to = step.peer
-        comes = self._network.passage(node, to, math.ceil(step.size), now).arrival_ns
-        self._sent.setdefault((node, to), deque()).append(comes)
-        if self._awaits[to] == node:
-            self._awaits[to] = None
-            heapq.heappush(self._due, (now, to))
+    def _send(self, lane: Lane, step: TimedStep, now: int) -> None:
+        to = step.peer, lane[1]
+        comes = self._network.passage(lane[0], step.peer, math.ceil(step.size), now).arrival_ns
+        self._sent.setdefault((lane[0], to), deque()).append(comes)
+        if self._awaits.get(to) == lane[0]:
+            del self._awaits[to]
+            heapq.heappush(self._due, (now, *to))
 
 
 def _finite(rate: float) -> float | None:

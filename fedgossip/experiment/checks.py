@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from fedgossip.algorithms.collectives.names import COLLECTIVES
 from fedgossip.algorithms.names import METHODS
 from fedgossip.errors import ConfigError, nearest
 from fedgossip.experiment.sections import (
@@ -113,6 +114,9 @@ def check_parallel(e: ParallelExperiment, where: str) -> None:
         raise ConfigError(f"{where}: {workers} workers, and {WORKERS_MAX} can all know each other", advice)
     _check_server(e, where)
     _check_mapreduce(e, where)
+    if e.parallel.overlap and e.parallel.method not in COLLECTIVES:
+        text = f"{where}: parallel.overlap beside parallel.method = {e.parallel.method!r}"
+        raise ConfigError(text, 'Leave it out, or take a collective: parallel.method = "ring".')
     if e.task.kind == "averaging":
         raise ConfigError(f"{where}: averaging has no gradient", 'Take task.kind = "quadratic", or learn from data.')
     if e.train.personal or e.train.buffers == "local":

@@ -166,6 +166,8 @@ class ParallelSection(msgspec.Struct, forbid_unknown_fields=True):
     """mapreduce: so many workers of a round, the last to answer, are not waited for."""
     bucket: Annotated[int | None, Within(0, MOST)] = None
     """Bytes of a stretch of the gradient that is summed by itself; none: 1 MiB per worker; 0: all at once."""
+    overlap: bool = False
+    """Whether buckets leave while the rest of the gradient is computed, last layers first; the bits are the same."""
     deadline: Seconds = 30.0
     """The longest wait for a round, in seconds; above the slowest worker's gradient."""
     least_deadline: SecondsOr0 = 5.0

@@ -5,8 +5,8 @@ It trains alone, or as one of several processes that train the same model togeth
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -28,6 +28,7 @@ from fedgossip.learning.scoring import Scoring, Tally
 from fedgossip.learning.settings import TrainSettings
 from fedgossip.learning.sharing import GpuSharing
 from fedgossip.learning.stacked_engine import Outcome, State
+from fedgossip.learning.stretches import GradientStretches, final_in_backward
 from fedgossip.learning.weights import Held, Line
 from fedgossip.machine import Terms
 from fedgossip.vectors import Vector, empty, frozen
@@ -37,6 +38,9 @@ PERSONAL = "personal"
 
 STEPS = "steps"
 TEST_ROWS = 512  # test examples at a time
+
+Watch = Callable[[torch.Tensor], AbstractContextManager[None]]
+"""(loss of a batch): in what its backward pass is made."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -154,25 +158,43 @@ class ModuleLoop:
         total = self._team.total(torch.stack(losses))
         return Done(float(total.double().mean()), len(losses) - done)
 
-    def gradient_one(self, job: Assignment) -> Outcome:
+    def gradient_one(self, job: Assignment, stretches: GradientStretches | None = None) -> Outcome:
         """Return the mean gradient at the vector over all examples of the plan; nothing is trained or remembered."""
         found = empty(self._layout.length, np.float32)
-        done = self.gradient_into(job, found)
+        done = self.gradient_into(job, found, stretches)
         return Outcome(frozen(found), done.loss, bool(np.isfinite(found.sum())))
 
-    def gradient_into(self, job: Assignment, found: Line) -> Done:
+    def gradient_into(self, job: Assignment, found: Line, stretches: GradientStretches | None = None) -> Done:
         """Write the mean gradient [length]; several processes write parts."""
         self._begin(job)
-        totals, losses = [torch.zeros_like(value) for value in self._held.values], []
-        with self._seeded(job.name), closing(self._gradients_of(job.plan, None)) as gradients:
-            for loss, share in zip(gradients, self._shares_of(job.plan), strict=True):
+        totals = [torch.zeros_like(value) for value in self._held.values]
+        losses: list[torch.Tensor] = []
+        shares = self._shares_of(job.plan)
+
+        def watched(loss: torch.Tensor) -> AbstractContextManager[None]:
+            """The last backward pass: what is final in it is told at once."""
+            if stretches is None or len(losses) < len(shares) - 1:
+                return nullcontext()
+            total, gradient, share = totals[0][0], self._held.gradients[0][0], shares[-1]
+            mean = self._summed_loss([*losses, loss * share])
+
+            def read(where: slice) -> Vector:
+                return frozen((total[where] + gradient[where] * share).cpu().numpy())
+
+            return final_in_backward(self._module, self._layout, lambda place: stretches.final_from(place, read, mean))
+
+        with self._seeded(job.name), closing(self._gradients_of(job.plan, None, watched)) as gradients:
+            for loss, share in zip(gradients, shares, strict=True):
                 losses.append(loss * share)
                 with torch.no_grad():
                     for total, gradient in zip(totals, self._held.gradients, strict=True):
                         total.add_(gradient * share)
                 self._team.progressed()
         weights.gathered(totals, self._held.places, found)
-        return Done(float(self._team.total(torch.stack(losses)).double().sum()), 0)
+        return Done(self._summed_loss(losses), 0)
+
+    def _summed_loss(self, shares: list[torch.Tensor]) -> float:
+        return float(self._team.total(torch.stack(shares)).double().sum())
 
     def _shares_of(self, plan: BatchPlan) -> list[float]:
         """Return what each batch counts in the mean; where training is private all the same, as sizes would tell."""
@@ -186,9 +208,11 @@ class ModuleLoop:
         if self._private is not None:
             self._private.begin(*job.name)
 
-    def _gradients_of(self, plan: BatchPlan, scale: LossScale | None) -> Generator[torch.Tensor]:
+    def _gradients_of(
+        self, plan: BatchPlan, scale: LossScale | None, watched: Watch = lambda _: nullcontext()
+    ) -> Generator[torch.Tensor]:
         """Fill the gradient from one batch after the other; yield this process's part of the loss of each, 0 where
-        training is private."""
+        training is private.  The backward pass of a batch that is in one piece is `watched`."""
         batches = [row[:count] for row, count in zip(plan.indices, plan.counts, strict=True)]
         if self._private is not None:
             with self._train.batches(batches) as examples:
@@ -202,7 +226,8 @@ class ModuleLoop:
                 self._held.forget_gradients()
                 self._say_copies(len(rows))
                 factor = self._team.size * (scale.value if scale else 1)  # the processes' gradients are averaged
-                parts = [self._backward(*next(examples), weight, factor) for _, weight in pieces]
+                watch = watched if len(pieces) == 1 and self._team.size == 1 else lambda _: nullcontext()
+                parts = [self._backward(*next(examples), weight, factor, watch) for _, weight in pieces]
                 yield parts[0] if len(parts) == 1 else torch.stack(parts).sum()
 
     def _say_copies(self, rows: int) -> None:
@@ -210,14 +235,15 @@ class ModuleLoop:
         for norm in self._norms:
             norm.copies = not self._team.splits(rows)
 
-    def _backward(self, x: torch.Tensor, y: torch.Tensor, weight: float, factor: float) -> torch.Tensor:
+    def _backward(self, x: torch.Tensor, y: torch.Tensor, weight: float, factor: float, watched: Watch) -> torch.Tensor:
         """Add the gradient of one piece of a batch, times `factor`; return its share of the loss."""
         with autocast(self._settings.precision, self._device):
             logits = self._forward(x)
         loss = self._criterion.mean(logits, y)
         if weight != 1:
             loss = loss * weight
-        (loss * factor if factor != 1 else loss).backward()  # type: ignore[no-untyped-call]
+        with watched(loss.detach()):
+            (loss * factor if factor != 1 else loss).backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
     def _unscaled(self, scale: LossScale) -> bool:

@@ -17,7 +17,7 @@ a hidden layer of one unit is not for this file.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -33,6 +33,7 @@ from fedgossip.learning.objectives import Objective
 from fedgossip.learning.scoring import Scoring, Tally
 from fedgossip.learning.settings import TrainSettings
 from fedgossip.learning.shapes import Shape
+from fedgossip.learning.stretches import GradientStretches
 from fedgossip.learning.tops import top_of
 from fedgossip.learning.workspace import Workspace, node_bytes, padded
 from fedgossip.machine import Terms
@@ -125,18 +126,25 @@ class LayerStack:
         return [outcomes[j] for j in range(len(vectors))]
 
     @torch.no_grad()
-    def gradients(self, vectors: Sequence[Vector], plans: Sequence[BatchPlan]) -> list[Outcome]:
-        """Return the mean gradient at each vector over all examples of its plan; nothing is trained or remembered."""
+    def gradients(
+        self, vectors: Sequence[Vector], plans: Sequence[BatchPlan], stretches: GradientStretches | None = None
+    ) -> list[Outcome]:
+        """Return the mean gradient at each vector over all examples of its plan; nothing is trained or remembered.
+
+        `stretches` of the only one are told while it is computed.
+        """
         outcomes: dict[int, Outcome] = {}
         order = sorted(range(len(plans)), key=lambda j: -len(plans[j].counts))
         block = self._block(self.width, GRADIENT_COPIES)
         for start in range(0, len(order), block):
             part = order[start : start + block]
-            found = self._gradient_block([plans[j] for j in part], [vectors[j] for j in part])
+            found = self._gradient_block([plans[j] for j in part], [vectors[j] for j in part], stretches)
             outcomes.update(zip(part, found, strict=True))
         return [outcomes[j] for j in range(len(vectors))]
 
-    def _gradient_block(self, plans: Sequence[BatchPlan], vectors: Sequence[Vector]) -> Iterator[Outcome]:
+    def _gradient_block(
+        self, plans: Sequence[BatchPlan], vectors: Sequence[Vector], stretches: GradientStretches | None
+    ) -> Iterator[Outcome]:
         k = len(vectors)
         indices, counts = self._drawn(plans)
         examples = counts.sum(axis=0).astype(np.float32)
@@ -148,10 +156,19 @@ class LayerStack:
         for tensor in workspace.stacks[1]:
             tensor.zero_()
         picked = torch.zeros((len(steps.rows), k * self.width), device=self.device)
+        found = torch.empty((k, self._length), device=self.device)
+
+        def final(layer: int) -> None:
+            """The gradient of a linear layer is final, and of all behind it."""
+            assert stretches is not None
+            place = workspace.store_layer(1, layer, found)
+            loss = float(_summed_losses(picked.cpu().numpy(), weight)[0])
+            stretches.final_from(place, lambda where: frozen(found[0, where].cpu().numpy().copy()), loss)
+
         for step, active in enumerate(steps.active):
             ws = workspace if active == k else workspace.narrow(active)
-            self._pass(ws, steps, step, picked[step], ws.stacks[1], adds=True)
-        found = torch.empty((k, self._length), device=self.device)
+            last = stretches is not None and step == len(steps.active) - 1
+            self._pass(ws, steps, step, picked[step], ws.stacks[1], adds=True, final=final if last else None)
         workspace.store(1, found)
         gradients = found.cpu().numpy()
         with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is said so
@@ -255,9 +272,20 @@ class LayerStack:
             self._optimise(ws, factors, pull)
 
     def _pass(
-        self, ws: Workspace, steps: Steps, step: int, picked: torch.Tensor, into: list[torch.Tensor], *, adds: bool
+        self,
+        ws: Workspace,
+        steps: Steps,
+        step: int,
+        picked: torch.Tensor,
+        into: list[torch.Tensor],
+        *,
+        adds: bool,
+        final: Callable[[int], None] | None = None,
     ) -> None:
-        """Compute the gradient of a step, times its scale, and put it into a stack, or add it to what is there."""
+        """Compute the gradient of a step, times its scale, and put it into a stack, or add it to what is there.
+
+        `final` is called with each linear layer whose gradient is there, the last first.
+        """
         rows, targets, scale = steps.rows[step], steps.targets[step], steps.scale[step]
         active = len(ws.logits)
         places = active * self.width
@@ -279,6 +307,8 @@ class LayerStack:
                 into[ws.kernels + layer].baddbmm_(*ws.factors[layer])
             else:
                 torch.bmm(*ws.factors[layer], out=into[ws.kernels + layer])
+            if final:
+                final(layer)
         if ws.convolutions is not None:
             ws.convolutions.backward(into[: ws.kernels], int(adds))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from functools import partial
@@ -30,9 +30,10 @@ from fedgossip.learning.scoring import Scoring, check_together
 from fedgossip.learning.settings import TrainSettings
 from fedgossip.learning.shapes import Shape, shape_of
 from fedgossip.learning.stacked_engine import LayerStack, Outcome, State
+from fedgossip.learning.stretches import GradientStretches
 from fedgossip.learning.tops import BY_HAND
 from fedgossip.likeness import Likeness
-from fedgossip.machine import NodeId
+from fedgossip.machine import NodeId, Produced
 from fedgossip.task import Job, Segment, Update
 from fedgossip.vectors import Vector
 
@@ -163,13 +164,21 @@ class TorchTask:
         Raises TrainingError where a gradient is not finite, or the model raises.
         """
         self._check_gradients()
-        if not jobs:
-            return []
+        return self._mean_gradients(jobs, None) if jobs else []
+
+    def gradient_in_stretches(self, job: Job, tell: Callable[[Produced], None]) -> Update:
+        """See `StretchTask`.  Nothing is told of private gradients, and of those that several processes compute."""
+        knows = self._privacy is None and not isinstance(self._engine, DistributedLoop)
+        (update,) = self._mean_gradients([job], tell if knows else None)
+        return update
+
+    def _mean_gradients(self, jobs: Sequence[Job], tell: Callable[[Produced], None] | None) -> Sequence[Update]:
         with self._lock:
             plans = [self._batches.plan(job.node, job.round, job.accumulate) for job in jobs]
             states = [self._states.get(job.node, {}) for job in jobs]
             tested = [self._tested(job, state) for job, state in zip(jobs, states, strict=True)]
-            outcomes = self._sharing.run(lambda: self._gradients(jobs, plans, states))
+            stretches = None if tell is None else partial(self._stretches, jobs[0], plans[0], tell)
+            outcomes = self._sharing.run(lambda: self._gradients(jobs, plans, states, stretches))
         for job, outcome in zip(jobs, outcomes, strict=True):
             if not (outcome.finite and math.isfinite(outcome.loss)):
                 raise _not_finite(
@@ -177,7 +186,7 @@ class TorchTask:
                 )
         found = []
         for job, outcome, plan, more in zip(jobs, outcomes, plans, tested, strict=True):
-            steps, told = len(plan.counts), {"loss": outcome.loss, "rows": float(plan.counts.sum())}
+            steps, told = len(plan.counts), _told(outcome.loss, plan)
             metrics = {"steps": steps, **({} if self._privacy else told), **more}
             found.append(Update(outcome.difference, len(self._shares[job.node]), metrics))
         return found
@@ -194,14 +203,29 @@ class TorchTask:
             advice = 'Use precision = "bfloat16" or "float32".'
             raise ConfigError("a float16 gradient needs a scale that follows the steps, and takes none", advice)
 
-    def _gradients(self, jobs: Sequence[Job], plans: Sequence[BatchPlan], states: Sequence[State]) -> Sequence[Outcome]:
-        engine = self._engine
+    def _stretches(self, job: Job, plan: BatchPlan, tell: Callable[[Produced], None]) -> GradientStretches:
+        examples = len(self._shares[job.node])
+
+        def told(start: int, vector: Vector, loss: float) -> None:
+            tell(Produced(job.round, start, vector, examples, _told(loss, plan)))
+
+        return GradientStretches(job.stretches, self.length, told)
+
+    def _gradients(
+        self,
+        jobs: Sequence[Job],
+        plans: Sequence[BatchPlan],
+        states: Sequence[State],
+        stretches: Callable[[], GradientStretches] | None,
+    ) -> Sequence[Outcome]:
+        engine, watched = self._engine, None if stretches is None else stretches()
         if isinstance(engine, LayerStack):
-            return engine.gradients([job.vector for job in jobs], plans)
+            return engine.gradients([job.vector for job in jobs], plans, watched)
         found = []
         for job, plan, state in zip(jobs, plans, states, strict=True):
             with _named(job):
-                found.append(engine.gradient_one(_assigned(job, plan, 0.0, state)))
+                how = () if watched is None or isinstance(engine, DistributedLoop) else (watched,)
+                found.append(engine.gradient_one(_assigned(job, plan, 0.0, state), *how))
         return found
 
     def _tested(self, job: Job, state: State) -> Mapping[str, float]:
@@ -297,6 +321,11 @@ def _batched(
     if not fits or objective.loss not in BY_HAND or (shape.convolutions and device.type != "cpu"):
         return False
     return not loading.by_modules(settings, device, train, test)
+
+
+def _told(loss: float, plan: BatchPlan) -> dict[str, float]:
+    """What a gradient's sum needs to know of it."""
+    return {"loss": loss, "rows": float(plan.counts.sum())}
 
 
 def _assigned(job: Job, plan: BatchPlan, lr: float, state: State) -> Assignment:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import torch
 
@@ -177,6 +177,19 @@ class Workspace:
             outside.copy_(inside)
         if self.back is not None:
             torch.index_select(ordered, 1, self.back, out=flat)
+
+    def store_layer(self, stack: int, layer: int, flat: torch.Tensor) -> int:
+        """Copy one linear layer of a stack into vectors [k, d]; return where it begins there.
+
+        Behind convolutions the first is in another order in the stack, and is left for `store`: where it ends, then.
+        """
+        starts = list(accumulate((o * (i + 1) for i, o in pairwise(self.shape.sizes)), initial=self.shape.convolved))
+        if self.order is not None and not layer:
+            return starts[1]
+        places = list(self._places(stack, flat))
+        for inside, outside in places[len(places) - 2 * (self.last + 1 - layer) :][:2]:
+            outside.copy_(inside)
+        return starts[layer]
 
     def _places(self, stack: int, flat: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         begin, nodes, stride, tensors = 0, len(flat), flat.stride(0), iter(self.stacks[stack])

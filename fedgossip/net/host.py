@@ -27,6 +27,7 @@ from fedgossip.machine import (
     Part,
     PeerGone,
     PeerJoined,
+    Produced,
     Received,
     Refused,
     Report,
@@ -59,7 +60,7 @@ from fedgossip.net.transport import (
 )
 from fedgossip.plain import line
 from fedgossip.records import EventRow, PeerRow, Row, event_row
-from fedgossip.task import HeldTask, Job, LocalTask, done
+from fedgossip.task import HeldTask, Job, LocalTask, told_in_stretches
 from fedgossip.vectors import Vector
 
 GRACE_NS = 1_000_000_000
@@ -137,7 +138,7 @@ class Host:
         self._counted = 0, 0  # of what was sent, with everything and with vectors alone, in rounds that are over
         self._began_ns: int | None = None  # the first training, or a coordinator's first round
         self._jobs: queue.SimpleQueue[Train | Evaluate | Checkpoint | None] = queue.SimpleQueue()
-        self._answers: queue.SimpleQueue[Trained | Stopping | PeerRow | FedgossipError] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[Produced | Trained | Stopping | PeerRow | FedgossipError] = queue.SimpleQueue()
 
     def clock(self) -> int:
         """Nanoseconds since this host was made."""
@@ -423,13 +424,18 @@ class Host:
     def _train(self, asked: Train) -> Trained | Stopping:
         began = self.clock()
         self._began_ns = began if self._began_ns is None else self._began_ns
-        (update,) = done(self.task, [Job.of(self.node, asked)])
+        update = told_in_stretches(self.task, Job.of(self.node, asked), self._tell_soon)
         if update.over:
             return Stopping(over=True)
         self._meter.train_began(began)
         self._meter.train_ended(self.clock(), update.metrics)
         self._meter.logged(update.logged)
         return Trained(asked.job, update.difference, update.examples, update.metrics)
+
+    def _tell_soon(self, stretch: Produced) -> None:
+        """Part of a gradient, from whichever thread computes it."""
+        self._answers.put(stretch)
+        self.links.wake()
 
     def _evaluate(self, asked: Evaluate) -> PeerRow:
         began = self.clock()
@@ -440,7 +446,7 @@ class Host:
     def _take_answers(self) -> None:
         while not self._answers.empty():
             match self._answers.get():
-                case Trained() | Stopping() as answer:
+                case Produced() | Trained() | Stopping() as answer:
                     self.tell(answer)
                 case PeerRow() as row:
                     self.ports.write(row)

@@ -9,12 +9,16 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean
 
 from fedgossip.costs.base import Cost, EqualLinks
+from fedgossip.costs.methods import Buckets
 from fedgossip.costs.times import TrainingTimes
 from fedgossip.drivers.simulate import examples_of, network_settings
-from fedgossip.experiment import Experiment, GossipExperiment
+from fedgossip.experiment import Experiment, GossipExperiment, ParallelExperiment
+from fedgossip.messages import TAIL
 from fedgossip.paradigms.cells import Cell, DoneCell
 from fedgossip.paradigms.names import Setting
 from fedgossip.plans import compose
+from fedgossip.plans.compose import Plan
+from fedgossip.plans.parallel import ParallelPlan
 from fedgossip.records import NetworkRow, PeerRow, Row, read_rows
 from fedgossip.rundir.busiest import busiest
 from fedgossip.simulation.network import SimulatedNetwork
@@ -139,14 +143,14 @@ def _told(found: MeasuredCell, experiment: Experiment, summary: Mapping[str, obj
     paradigm, m = found.cell.paradigm, found.cell.workers
     element = 8 if summary.get("dtype") == "float64" else 4
     size = (int(str(summary["parameters"])) + paradigm.extra) * element
-    setting = setting_of(experiment, m, size)
+    setting = setting_of(experiment, m, size, element)
     if setting is None:
         return found
     cost = paradigm.cost(setting)
     return replace(found, setting=setting, told=cost, formula=cost.compute + paradigm.formula(setting))
 
 
-def setting_of(experiment: Experiment, workers: int, size: int) -> Setting | None:
+def setting_of(experiment: Experiment, workers: int, size: int, element: int = 4) -> Setting | None:
     """Return under what a round is told; None where nodes have links of their own."""
     simulation = experiment.simulation
     if any(one.bandwidth or one.downlink or one.latency is not None for one in simulation.classes):
@@ -160,7 +164,14 @@ def setting_of(experiment: Experiment, workers: int, size: int) -> Setting | Non
     times = TrainingTimes(known, 0.0, simulation.training_jitter)
     schedule = getattr(plan, "schedule", None) if isinstance(experiment, GossipExperiment) else None
     servers = sum(role.count for role in plan.roles.all if role.name == "server" and not role.learns)
-    return Setting(size, links, times, schedule, max(1, servers))
+    return Setting(size, links, times, schedule, max(1, servers), _buckets(experiment, plan, size // element, element))
+
+
+def _buckets(experiment: Experiment, plan: Plan, length: int, itemsize: int) -> Buckets:
+    if not isinstance(plan, ParallelPlan) or not isinstance(experiment, ParallelExperiment):
+        return Buckets()
+    p = experiment.parallel
+    return Buckets(plan.bucket(length - TAIL, itemsize), p.overlap, p.accumulate)
 
 
 def _accumulate(experiment: Experiment) -> int | None:

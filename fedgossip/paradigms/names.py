@@ -9,7 +9,7 @@ from typing import Any
 from fedgossip.algorithms.collectives.names import COLLECTIVES
 from fedgossip.costs.base import Cost, EqualLinks
 from fedgossip.costs.formulas import all_reduce, neighbours, through_servers
-from fedgossip.costs.methods import collective, gossip, pairs, served, served_ahead, served_alone
+from fedgossip.costs.methods import WHOLE, Buckets, collective, gossip, pairs, served, served_ahead, served_alone
 from fedgossip.costs.times import TrainingTimes
 from fedgossip.errors import ConfigError, nearest
 from fedgossip.messages import TAIL
@@ -25,6 +25,7 @@ class Setting:
     times: TrainingTimes
     schedule: Schedule | None = None
     servers: int = 1
+    buckets: Buckets = WHOLE
 
     @property
     def workers(self) -> int:
@@ -56,7 +57,7 @@ def _collective(name: str) -> Paradigm:
     return Paradigm(
         "parallel",
         {"parallel": {"method": name}},
-        lambda at: collective(name, at.size, at.links, at.times),
+        lambda at: collective(name, at.size, at.links, at.times, buckets=at.buckets),
         lambda at: all_reduce(name, at.workers, at.size, at.links),
         f"all-reduce, {name}",
         every_step=True,
@@ -76,7 +77,7 @@ def _server(staleness: int | str, words: str) -> Paradigm:
         lambda at: through_servers(at.workers if synchronous else 1, at.size, at.links, at.servers),
         words,
         every_step=True,
-        ignores=("bucket", "backups"),
+        ignores=("bucket", "backups", "overlap"),
     )
 
 
@@ -112,7 +113,7 @@ PARADIGMS: Mapping[str, Paradigm] = {
         lambda at: through_servers(at.workers, at.size, at.links),
         "a server that sums every step",
         every_step=True,
-        ignores=("bucket", "server"),
+        ignores=("bucket", "server", "overlap"),
     ),
     "parameter-server": _server(0, "servers that wait for all"),
     "parameter-server:async": _server("async", "servers that wait for nobody"),

@@ -51,8 +51,9 @@ class ParallelPlan(SharedSteps):
         e, p = self.experiment, self.experiment.parallel
         settings = AllReduceSettings(
             rounds=e.rounds,
-            bucket=self._bucket(seat.initial),
+            bucket=self.bucket(seat.initial.size, seat.initial.itemsize),
             accumulate=p.accumulate,
+            overlap=p.overlap,
             deadline_ns=nanoseconds(p.deadline),
             least_deadline_ns=min(nanoseconds(p.deadline), nanoseconds(p.least_deadline)),
             start_ns=nanoseconds(p.start_timeout),
@@ -61,11 +62,11 @@ class ParallelPlan(SharedSteps):
         begun = seat.initial, seat.schema, settings, self.rate, seat.resumed, seat.incarnation
         return AllReduce(seat.node, members, table, self.descent_of(self.segments), *begun)
 
-    def _bucket(self, initial: Vector) -> int:
-        """Elements of a bucket: of `parallel.bucket` bytes; 0 makes one of all."""
+    def bucket(self, length: int, itemsize: int) -> int:
+        """Elements of a bucket of gradients [length]: of `parallel.bucket` bytes; 0 makes one of all."""
         given = self.experiment.parallel.bucket
         size = self.n * ADAPTED if given is None else given
-        return max(1, size // initial.itemsize) if size else initial.size + TAIL
+        return max(1, size // itemsize) if size else length + TAIL
 
     def is_complete(self, node: NodeId, rounds: int, *, stopped: bool = False) -> bool:  # noqa: ARG002
         return rounds == self.experiment.rounds
@@ -75,7 +76,7 @@ class ParallelPlan(SharedSteps):
         stack = first_collective(task, self.n, descent)
 
         def finish(between: Callable[[], None]) -> Results:
-            mean_of = reduced_by(self.collective.table(self.n), self._bucket(task.initial(0)))
+            mean_of = reduced_by(self.collective.table(self.n), self.bucket(task.length, task.dtype.itemsize))
             run = task, mean_of, descent, self.experiment.rounds, self.rate, p.accumulate, record, write
             return Results(run_collective(*run, stack, between=between))
 

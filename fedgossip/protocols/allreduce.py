@@ -8,6 +8,7 @@
     joining     start                                          finished regrouping
     training    Trained                                        reducing training leaving regrouping finished
     reducing    ReduceChunk                                    training leaving regrouping
+    training    Produced                                       training
     training    PeerGone GroupReport WorkerReturn              regrouping
     reducing    PeerGone GroupReport WorkerReturn deadline     regrouping
     regrouping  GroupReport PeerGone regroup                   training reducing catching leaving finished
@@ -22,7 +23,8 @@
 and from everywhere Stopping to finished.
 
 A round: every worker asks for its gradient at the common model; when it has it the moves of the table begin
-(`chunk_exchange`); the mean by examples takes the step, the same bits everywhere.
+(`chunk_exchange`), or with `overlap` those of each bucket when its stretch of the gradient is there; the mean by
+examples takes the step, the same bits everywhere.
 
 Where a worker is gone, or a round is not done by its deadline, all agree on who goes on (`regroup`).  The round that
 was under way is done by one of them, and then all the others fetch its state (`state_fetch`), or by nobody, and then it
@@ -51,6 +53,7 @@ from fedgossip.machine import (
     Outgoing,
     PeerGone,
     PeerJoined,
+    Produced,
     Received,
     Report,
     Send,
@@ -92,6 +95,8 @@ class AllReduceSettings:
     """Elements of a bucket."""
     accumulate: int | None = 1
     """Batches of a gradient."""
+    overlap: bool = False
+    """Whether buckets leave while the rest of the gradient is computed."""
     deadline_ns: int = 30_000_000_000
     least_deadline_ns: int = 5_000_000_000
     start_ns: int = 300_000_000_000
@@ -150,6 +155,8 @@ class AllReduce:
         match event:
             case Received(sender, message):
                 return self._received(sender, message, now_ns)
+            case Produced():
+                return self._produced(event, now_ns)
             case Trained():
                 return self._trained(event, now_ns)
             case Fired(key):
@@ -277,7 +284,17 @@ class AllReduce:
             self.asked = -1
             return []  # of a model that is not the others'; ask when it has come
         self.training, self.asked = True, self.round
-        return [Train(self.round, self.at.model, gradient=True, accumulate=self.settings.accumulate)]
+        stretches = self.exchange.starts if self.settings.overlap and len(self.group.members) > 1 else ()
+        batches = self.settings.accumulate
+        return [Train(self.round, self.at.model, gradient=True, accumulate=batches, stretches=stretches)]
+
+    def _produced(self, event: Produced, now_ns: int) -> list[Effect]:
+        """Let a stretch leave while the rest is computed; one that no sum can hold waits for the whole gradient."""
+        if (self.phase, self.asked, event.job) != ("training", self.round, self.round):
+            return []
+        brought = contribution_of(event.vector, event.examples, event.metrics)
+        fits = self.exchange.now.bears(brought[0], *brought[1])
+        return self.exchange.begin(brought, now_ns, event.start) if fits else []
 
     def _trained(self, event: Trained, now_ns: int) -> list[Effect]:
         self.training = False

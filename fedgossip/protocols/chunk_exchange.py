@@ -74,10 +74,16 @@ class ChunkExchange:
         """Workers that the round waits for, ascending."""
         return sorted(self.group.members[rank] for rank in self.now.awaited())
 
-    def begin(self, brought: Contribution, now_ns: int) -> list[Effect]:
-        """Give the round what this worker brings to it."""
-        weight, pieces = brought
-        return self._sent(self.now.begin(weight, *pieces), self.round, now_ns)
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """Where in a gradient its stretches begin, from the last to the second."""
+        return tuple(start for start in self.now.starts if start < self.length)
+
+    def begin(self, brought: Contribution, now_ns: int, start: int = 0) -> list[Effect]:
+        """Give the round what this worker brings to it, or from `start` on what was not given before."""
+        weight, (gradient, tail) = brought
+        pieces = (gradient, tail) if start + gradient.size == self.length else (gradient,)
+        return self._sent(self.now.give(start, weight, *pieces), self.round, now_ns)
 
     def taken(self, sender: NodeId, message: ChunkTaken, now_ns: int) -> list[Effect]:
         """A chunk has arrived; the next may go."""

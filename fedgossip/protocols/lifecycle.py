@@ -41,6 +41,7 @@ from fedgossip.machine import (
     NodeId,
     PeerGone,
     PeerJoined,
+    Produced,
     Received,
     Report,
     Rostered,
@@ -184,7 +185,7 @@ class Lifecycle(ABC, Generic[State]):
                 return [] if self._ends else self.end()
             case Stopping():
                 return self._hurry()
-            case Moved():
+            case Moved() | Produced():
                 return []
             case Rostered(schedule):
                 self.rostered(schedule)

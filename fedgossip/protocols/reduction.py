@@ -1,8 +1,9 @@
 """One all-reduce at one rank: the moves of a collective's table made as chunks come, whatever the order.
 
-A vector is reduced in buckets, stretches of it with a run of the table each; OPEN of them are under way at a time, in
-order.  A chunk is named by (bucket, step): the step-th that its sender has for its receiver in that bucket.  Chunks
-that come before their move are kept; what is sent is a copy of the vector as it stood then, and never changes.
+A vector is reduced in buckets, stretches of it with a run of the table each; OPEN of them are under way at a time, from
+its end to its start: so it can be given in that order, as a backward pass computes a gradient.  A chunk is named by
+(bucket, step): the step-th that its sender has for its receiver in that bucket.  Chunks that come before their move are
+kept; what is sent is a copy of the vector as it stood then, and never changes.
 
     invariant   a bucket's move k is made when moves 0 .. k - 1 are: so the sums depend on the table alone
     bound       what is kept early is at most what the table has still to come
@@ -50,17 +51,18 @@ class Reduction:
         self._table = table
         self._summed = table.workers > 1 and not table.exact
         """Whether weighted terms are added, and divided at the end."""
-        self._held = empty(0, kind)  # until it begins
+        self._length, self._held = length, empty(0, kind)  # until it begins
         self._buckets = [
             _Bucket(rank, table, number, start, min(bucket, length - start))
             for number, start in enumerate(range(0, length, bucket))
         ]
-        self._begun = False
-        self._first = 0  # all buckets before it are done
+        self._order = self._buckets[::-1]
+        self._lacks = length  # all elements from here on have been given
+        self._first = 0  # all buckets before it, in their order, are done
 
     @property
     def done(self) -> bool:
-        return self._begun and self._first == len(self._buckets)
+        return self.begun and self._first == len(self._buckets)
 
     @property
     def mean(self) -> Vector:
@@ -73,7 +75,13 @@ class Reduction:
 
     @property
     def begun(self) -> bool:
-        return self._begun
+        """Whether all of the rank's own vector has been given."""
+        return not self._lacks
+
+    @property
+    def starts(self) -> Sequence[int]:
+        """Where buckets begin, from the last to the second."""
+        return [bucket.start for bucket in self._order[:-1]]
 
     def bears(self, weight: float, *pieces: Vector) -> bool:
         """Whether the rank's own vector can be added to others of its size: else all others would refuse it."""
@@ -83,15 +91,29 @@ class Reduction:
 
     def begin(self, weight: float, *pieces: Vector) -> list[Chunk]:
         """Give the rank's own vector, in pieces; return what goes out now.  Chunks may have come before."""
-        assert not self._begun and pieces[-1][-1] == 1 and weight > 0
-        self._held = empty(sum(piece.size for piece in pieces), self._held.dtype)
-        factor, start = self._held.dtype.type(weight if self._summed else 1.0), 0
+        assert not self.begun and pieces[-1][-1] == 1
+        return self.give(0, weight, *pieces)
+
+    def give(self, start: int, weight: float, *pieces: Vector) -> list[Chunk]:
+        """Give its elements from `start` on, in pieces, up to those that were given before; return what goes out now.
+
+        What was given before is not taken again; a stretch that would leave a gap behind it is not taken at all.
+        """
+        assert weight > 0
+        stop = start + sum(piece.size for piece in pieces)
+        if not start < self._lacks <= stop:
+            return []
+        if not self._held.size:
+            self._held = empty(self._length, self._held.dtype)
+        factor, at, own = self._held.dtype.type(weight if self._summed else 1.0), start, self._held[: self._lacks]
         for piece in pieces:
-            np.multiply(piece, factor, out=self._held[start : start + piece.size])
-            start += piece.size
+            place = own[at : at + piece.size]
+            np.multiply(piece[: place.size], factor, out=place)
+            at += piece.size
+        before, self._lacks = self._lacks, start
         for bucket in self._buckets:
-            bucket.begin(weight, self._held)
-        self._begun = True
+            if start <= bucket.start < before:
+                bucket.begin(weight, self._held)
         return self._go_on()
 
     def expects(self, sender: int, bucket: int, step: int) -> tuple[int, int] | None:
@@ -111,12 +133,12 @@ class Reduction:
     def take(self, sender: int, bucket: int, step: int, weight: float, vector: Vector) -> list[Chunk]:
         """Take a chunk that is expected, new and fits; return what goes out now."""
         self._buckets[bucket].keep(sender, step, weight, vector)
-        return self._go_on() if self._begun else []
+        return self._go_on()
 
     def awaited(self) -> Mapping[int, int]:
         """The ranks that are waited for, each with the number of buckets that stand still for it."""
         found: dict[int, int] = {}
-        for bucket in self._buckets[self._first : self._first + OPEN]:
+        for bucket in self._order[self._first : self._first + OPEN]:
             if (peer := bucket.awaited) is not None:
                 found[peer] = found.get(peer, 0) + 1
         return found
@@ -124,12 +146,12 @@ class Reduction:
     def _go_on(self) -> list[Chunk]:
         out: list[Chunk] = []
         while True:
-            for bucket in self._buckets[self._first : self._first + OPEN]:
+            for bucket in self._order[self._first : self._first + OPEN]:
                 out += bucket.go_on()
             before = self._first
-            while not self.done and self._buckets[self._first].done:
+            while self._first < len(self._order) and self._order[self._first].done:
                 self._first += 1
-            if self._first == before or self.done:
+            if self._first in (before, len(self._order)):
                 return out
 
 
@@ -137,8 +159,8 @@ class _Bucket:
     """One run of the table on a stretch of the vector; `part` is written in place."""
 
     def __init__(self, rank: int, table: Table, number: int, start: int, size: int) -> None:
-        self._number, self._start, self._size = number, start, size
-        self._part: Vector = np.empty(0)
+        self._number, self.start, self._size = number, start, size
+        self._part: Vector = np.empty(0)  # until it begins
         self._moves: Sequence[tuple[Move, slice]] = list(table.of(rank, size))
         self._at = 0
         self._steps = _steps(self._moves)
@@ -150,7 +172,7 @@ class _Bucket:
 
     def begin(self, weight: float, held: Vector) -> None:
         """The rank's own term stands in its vector now."""
-        self._part = held[self._start : self._start + self._size]
+        self._part = held[self.start : self.start + self._size]
         self._weight = weight if self._raw else 0.0
         if self._raw and self._adds:
             self._exact = ExactSum(self._size)
@@ -158,18 +180,18 @@ class _Bucket:
 
     @property
     def done(self) -> bool:
-        return self._at == len(self._moves)
+        return bool(self._part.size) and self._at == len(self._moves)
 
     @property
     def awaited(self) -> int | None:
         """The rank that the next move waits for."""
-        return None if self.done else self._moves[self._at][0].peer
+        return self._moves[self._at][0].peer if self._part.size and not self.done else None
 
     def expects(self, sender: int, step: int) -> tuple[int, int] | None:
         takes = [part for move, part in self._moves if move.way is not Way.SEND and move.peer == sender]
         if not 0 <= step < len(takes):
             return None
-        return self._start + takes[step].start, self._start + takes[step].stop
+        return self.start + takes[step].start, self.start + takes[step].stop
 
     def has(self, sender: int, step: int) -> bool:
         made = sum(move.way is not Way.SEND and move.peer == sender for move, _ in self._moves[: self._at])
@@ -189,7 +211,7 @@ class _Bucket:
     def go_on(self) -> list[Chunk]:
         """Make every move that can be made; return what goes out."""
         out: list[Chunk] = []
-        while not self.done:
+        while self._part.size and not self.done:
             move, part = self._moves[self._at]
             step = self._steps[self._at]
             if move.way is Way.SEND:
@@ -204,7 +226,7 @@ class _Bucket:
     def _chunk(self, move: Move, part: slice, step: int) -> Chunk:
         vector = empty(part.stop - part.start, self._part.dtype)
         vector[:] = self._part[part]
-        return Chunk(move.peer, self._number, step, self._start + part.start, self._weight, frozen(vector))
+        return Chunk(move.peer, self._number, step, self.start + part.start, self._weight, frozen(vector))
 
     def _take(self, move: Move, part: slice, weight: float, came: Vector) -> None:
         if move.way is Way.REPLACE:

@@ -37,6 +37,7 @@ from fedgossip.machine import (
     Part,
     PeerGone,
     PeerJoined,
+    Produced,
     Received,
     Refused,
     Report,
@@ -55,6 +56,7 @@ from fedgossip.metrics import Meter, Network
 from fedgossip.records import EventRow, Row, event_row
 from fedgossip.simulation.connections import Link, Look, SimulatedLinks
 from fedgossip.simulation.network import NS, SimulatedNetwork
+from fedgossip.simulation.stretches import awaited_stretches, stretch_of
 from fedgossip.task import Job, LocalTask, Update, done, give_memory, memory_of
 from fedgossip.vectors import Vector
 from fedgossip.wire import wire_bytes
@@ -134,6 +136,7 @@ class Simulator:
         self._timers: dict[tuple[NodeId, Hashable], int] = {}
         self._jobs: dict[NodeId, Job] = {}
         self._updates: dict[NodeId, Update] = {}
+        self._stretches: dict[NodeId, tuple[int, ...]] = {}  # of the jobs in _updates
         self._states: dict[NodeId, Any] = {}  # the task's memory of a peer, with its checkpoint
         self._asleep: dict[NodeId, int] = {}  # since when
         self._held: dict[NodeId, list[tuple[int, _Coming, int, _Lives]]] = {}
@@ -210,6 +213,10 @@ class Simulator:
                 return  # the message was held back since before the sender died, and its connection is gone
             case Trained():
                 self._tell(node, self._computed(node, event))
+            case Produced():
+                update = self._updated(node)
+                if not update.over:
+                    self._tell(node, stretch_of(update, event, self._stretches[node]))
             case Received(_, message):
                 self._meters[node].received(size, message.payload_bytes)
                 self._tell(node, event)
@@ -237,6 +244,8 @@ class Simulator:
                 self._jobs[node] = job = Job.of(node, effect)
                 training_ns = self.network.training_ns(node, self.examples(job) if self.examples else 1)
                 takes = int(training_ns * self.script.factor(node, self.now_ns))
+                for share, stretch in awaited_stretches(effect):
+                    self._push(self.now_ns + int(takes * share), node, stretch)
                 self._push(self.now_ns + takes, node, Trained(effect.job, None))
             case SetTimer(key, after_ns):
                 self._timers[node, key] = self._push(self.now_ns + after_ns, node, Fired(key))
@@ -307,16 +316,22 @@ class Simulator:
         return size
 
     def _computed(self, node: NodeId, asked: Trained) -> Trained | Stopping:
-        """Return the answer to a training that is due; compute every outstanding one with it."""
-        if node not in self._updates:
-            jobs = [self._jobs[one] for one in sorted(self._jobs)]
-            self._jobs.clear()
-            self._updates.update(zip((job.node for job in jobs), done(self.task, jobs), strict=True))
-        update = self._updates.pop(node)
+        """Return the answer to a training that is due."""
+        update = self._updated(node)
+        del self._updates[node]
         if update.over:
             return Stopping(over=True)
         self._meters[node].logged(update.logged)
         return Trained(asked.job, update.difference, update.examples, update.metrics)
+
+    def _updated(self, node: NodeId) -> Update:
+        """Return what came of a node's job; compute every outstanding one with it."""
+        if node not in self._updates:
+            jobs = [self._jobs[one] for one in sorted(self._jobs)]
+            self._jobs.clear()
+            self._stretches.update((job.node, job.stretches) for job in jobs if job.stretches)
+            self._updates.update(zip((job.node for job in jobs), done(self.task, jobs), strict=True))
+        return self._updates[node]
 
     def _close_round(self, node: NodeId, done: RoundDone) -> None:
         row = self._meters[node].done(done, self.now_ns, 0)
