@@ -56,7 +56,7 @@ def cuda_is_there() -> bool:
 NEEDS = {"real_data": "data", "disk": "root", "two_machines": "root", "networks": "root"}
 """The marker that a test has by itself, where it uses this fixture."""
 
-PROCESSES_AND_SOCKETS = (
+ASKED = (
     "subprocess.Popen",
     "os.fork",
     "os.forkpty",
@@ -73,9 +73,14 @@ unmarked: list[str] | None = None
 
 def watch_for_sockets() -> None:
     """Have every socket and process of this Python asked for the marker `sockets` of the test that runs."""
-    sys.addaudithook(lambda event, _: needs_the_marker(event) if event in PROCESSES_AND_SOCKETS else None)
+    sys.addaudithook(lambda event, words: None if event not in ASKED or lists_fonts(words) else needs_the_marker(event))
     for name in ("bind", "connect"):
         setattr(zmq.Socket, name, asking(getattr(zmq.Socket, name), f"zmq.Socket.{name}"))
+
+
+def lists_fonts(words: tuple[Any, ...]) -> bool:
+    """Whether this is matplotlib that asks the system for its fonts, at the first figure on a machine."""
+    return bool(words) and words[0] == "fc-list"
 
 
 def asking(call: Callable[..., Any], name: str) -> Callable[..., Any]:

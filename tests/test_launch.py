@@ -83,11 +83,13 @@ def summary(folder: Path, out: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", [["--graph", "ring"], ["--coordinator", "--rounds", "4"]], ids=["ring", "secure"])
-def test_launched_and_simulated_loops_end_with_the_same_digest(folder: Path, kind: list[str]) -> None:
+def test_launched_and_simulated_loops_end_with_the_same_digest(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kind: list[str]
+) -> None:
     words = ["launch", "-n", "3", *kind, "--local-steps", "2", "--set", "eval.every=2", "--set", 'track.to=["csv"]']
     more = ["train.py", "9" if "ring" in kind else "8", "0"]
-    real = finish(start([*words, "--out", "real", *more], folder))
-    simulated = finish(start([*words, "--simulate", "--out", "sim", *more], folder))
+    real = in_process([*words, "--out", "real", *more], folder, monkeypatch, capsys)
+    simulated = in_process([*words, "--simulate", "--out", "sim", *more], folder, monkeypatch, capsys)
     assert real.code == simulated.code == 0, real.err + simulated.err
     one, other = summary(folder, "real"), summary(folder, "sim")
     assert one["digest"] and one["digest"] == other["digest"]
@@ -134,7 +136,7 @@ def pid_of(folder: Path, node: int) -> int | None:
 
 
 def test_a_loop_that_is_killed_comes_back_and_the_others_never_hang(folder: Path) -> None:
-    words = ["--local-steps", "1", "--restarts", "1", "--out", "out", "--set", "algorithm.deadline=5"]
+    words = ["--local-steps", "1", "--restarts", "1", "--out", "out", "--set", "algorithm.deadline=5", "--no-report"]
     launched = start(["launch", "-n", "3", *words, "train.py", "100", "0.05"], folder)
     wait_until(lambda: rounds_of(folder, 1) > 3, 90, "rounds of loop 1")
     killed = pid_of(folder, 1)
@@ -147,16 +149,19 @@ def test_a_loop_that_is_killed_comes_back_and_the_others_never_hang(folder: Path
     assert rounds_of(folder, 0) == 100
 
 
-def test_one_loop_that_raises_fails_the_run_and_the_others_come_to_their_end(folder: Path) -> None:
-    words = ["launch", "-n", "3", "--local-steps", "1", "--set", "algorithm.deadline=5", "--out", "out"]
-    said = finish(start([*words, "train.py", "9", "0", "1"], folder))
+def test_one_loop_that_raises_fails_the_run_and_the_others_come_to_their_end(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["launch", "-n", "3", "--local-steps", "1", "--set", "algorithm.deadline=5", "--out", "out", "--no-report"]
+    said = in_process([*words, "train.py", "9", "0", "1"], folder, monkeypatch, capsys)
     assert said.code == 5
     assert said.errors == ["error: node 1, round 6: the loop raised ZeroDivisionError: by my own doing"]
     assert rounds_of(folder, 0) == 9
 
 
 def test_ctrl_c_interrupts_all_loops_and_leaves_no_process(folder: Path) -> None:
-    launched = start(["launch", "-n", "2", "--local-steps", "1", "--out", "out", "train.py", "10000", "0.02"], folder)
+    words = ["launch", "-n", "2", "--local-steps", "1", "--out", "out", "--no-report"]
+    launched = start([*words, "train.py", "10000", "0.02"], folder)
     wait_until(lambda: rounds_of(folder, 0) > 2, 90, "rounds of loop 0")
     loops = [pid_of(folder, 0), pid_of(folder, 1)]
     launched.send_signal(signal.SIGINT)
@@ -168,7 +173,8 @@ def test_ctrl_c_interrupts_all_loops_and_leaves_no_process(folder: Path) -> None
 
 
 def test_scripts_whose_launcher_is_killed_end_by_themselves(folder: Path) -> None:
-    launched = start(["launch", "-n", "2", "--local-steps", "1", "--out", "out", "train.py", "10000", "0.02"], folder)
+    words = ["launch", "-n", "2", "--local-steps", "1", "--out", "out", "--no-report"]
+    launched = start([*words, "train.py", "10000", "0.02"], folder)
     wait_until(lambda: rounds_of(folder, 0) > 2, 90, "rounds of loop 0")
     loops = [pid_of(folder, 0), pid_of(folder, 1)]
     launched.send_signal(signal.SIGKILL)
@@ -184,31 +190,37 @@ def rounds_in(folder: Path, node: int) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "how"),
-    [(["--graph", "ring"], signal.SIGINT), (["--coordinator", "--rounds", "30"], signal.SIGKILL)],
-    ids=["ring-interrupted", "coordinator-killed"],
+    ("n", "kind", "how"),
+    [(2, ["--graph", "path"], signal.SIGINT), (3, ["--coordinator", "--rounds", "30"], signal.SIGKILL)],
+    ids=["path-interrupted", "coordinator-killed"],
 )
 def test_a_launched_run_that_was_stopped_goes_on_by_one_command(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, kind: list[str], how: int
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    n: int,
+    kind: list[str],
+    how: int,
 ) -> None:
     monkeypatch.setenv("ONE_STEP", "1")  # the script begins at the step of its peer's round
-    words = ["launch", "-n", "3", *kind, "--local-steps", "1", "--out", "out", "--show", "none"]
+    words = ["launch", "-n", str(n), *kind, "--local-steps", "1", "--out", "out", "--show", "none", "--no-report"]
     launched = start([*words, "train.py", "30", "0.05"], folder)
     wait_until(lambda: rounds_of(folder, 1) > 4, 90, "rounds of loop 1")
     launched.send_signal(how)
     said = finish(launched)
     if how == signal.SIGINT:
         assert "To go on: fedgossip launch --resume out" in said.err
-    again = finish(start(["launch", "--resume", "out", "--show", "none"], folder))
+    resume = ["launch", "--resume", "out", "--show", "none", "--no-report"]
+    again = in_process(resume, folder, monkeypatch, capsys)
     assert again.code == 0, again.err
     told = summary(folder, "out")
-    assert told["status"] == "finished" and told["rounds"] == 30 and told["events"]["resumed"] >= 3
-    for node in range(3):
+    assert told["status"] == "finished" and told["rounds"] == 30 and told["events"]["resumed"] >= n
+    for node in range(n):
         rounds = rounds_in(folder, node)
         assert rounds == sorted(set(rounds)), "each round once, in order"
         # A killed client may have given a round what it needs and have no row of it: the next one is begun.
         assert len(set(range(1, 31)) - set(rounds)) <= (how == signal.SIGKILL)
-    refused = finish(start(["launch", "--resume", "out"], folder))
+    refused = in_process(resume, folder, monkeypatch, capsys)
     assert refused.code == 8 and "this run has come to its end" in refused.err
 
 
@@ -224,9 +236,11 @@ def test_only_what_was_launched_is_gone_on_with_by_launch(
     assert other.code == 8 and "fedgossip launch --resume sim" in other.err
 
 
-def test_a_script_that_ends_before_it_joins_is_named_with_its_last_words(folder: Path) -> None:
+def test_a_script_that_ends_before_it_joins_is_named_with_its_last_words(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (folder / "train.py").write_text("import nowhere_to_be_found\n")
-    said = finish(start(["launch", "-n", "2", "--out", "out", "train.py"], folder))
+    said = in_process(["launch", "-n", "2", "--out", "out", "train.py"], folder, monkeypatch, capsys)
     assert said.code == 5
     assert "ended with code 1 before it joined: ModuleNotFoundError: No module named 'nowhere_to_be_found'" in said.err
 

@@ -27,7 +27,7 @@ from fedgossip.records import PeerRow
 pytestmark = pytest.mark.sockets
 
 CLIENTS = 5
-SECONDS = 120
+SECONDS = 400
 COORDINATOR = page("coordinator")
 
 
