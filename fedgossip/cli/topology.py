@@ -205,7 +205,7 @@ def title(schedule: Schedule) -> str:
     graph = schedule.mixing(0).topology
     if schedule.period == 1:
         word = "arcs" if graph.directed else "edges"
-        return f"{graph.name}: {graph.n} nodes, {len(graph.edges)} {word}, {schedule.rule} weights"
+        return f"{graph.name}: {graph.n} nodes, {graph.edge_count} {word}, {schedule.rule} weights"
     rounds = f"{schedule.period} rounds that repeat" if schedule.period else "every round drawn afresh"
     return f"{schedule.name}: {schedule.n} nodes, {rounds}, {schedule.rule} weights"
 
@@ -299,7 +299,7 @@ def _gap(promise: Forecast) -> str:
 def _number(value: float | None, promise: Forecast) -> str:
     if value is None:
         return "-" if promise.resolved else "unresolved"
-    if 0 < 1 - abs(value) < 1e-6 and promise.spectral_gap:
+    if value != promise.spectral_gap and 0 < 1 - abs(value) < 1e-6 and promise.spectral_gap:
         return f"{'-' if value < 0 else ''}(1 - {promise.spectral_gap:.7g})"
     return f"{value:.7g}" if abs(value) > 1e-14 else "0"
 

@@ -18,7 +18,7 @@ def outlook_of(
 ) -> RunOutlook:
     """What a round will send, and how fast disagreement will die out; `vectors`: those of a message."""
     size = wire_bytes(Model(0, task.schema, (task.initial(0),) * vectors))
-    lines = [f"{schedule.n} peers, {len(topology.edges)} links"]
+    lines = [f"{schedule.n} peers, {topology.edge_count} links"]
     if schedule.period != 1 and forecast.exact_after:
         lines.append(f"the exact mean after {forecast.exact_after} rounds, for they change and complete each other")
     if forecast.slem is not None and forecast.n_w is not None:
@@ -50,7 +50,7 @@ def described_topology(topology: Topology, schedule: Schedule, rows_up_to: int =
         "n": topology.n,
         "name": topology.name,
         "directed": topology.directed,
-        "edges": topology.edges.tolist() if len(topology.edges) <= 20_000 else [],
+        "edges": topology.edges.tolist() if topology.edge_count <= 20_000 else [],
         "labels": list(topology.labels) if topology.labels else None,
     }
     if topology.n <= rows_up_to:

@@ -16,14 +16,13 @@ from fedgossip.topology.mixing import Mixing
 from fedgossip.topology.names import family_names, is_drawn, resolve, resolve_schedule, schedule_names
 from fedgossip.topology.schedules import Cycle, Endless, Random, Schedule, union
 from fedgossip.topology.sequences import forecast_of, product_norm
+from fedgossip.topology.spectra import Spectrum, spectrum
 from fedgossip.topology.spectral import (
     Forecast,
-    Spectrum,
     disagreement_band,
     effective_neighbours,
     forecast,
     rounds_to,
-    spectrum,
 )
 from fedgossip.topology.weights import build, push_weights, rule_names
 

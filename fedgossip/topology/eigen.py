@@ -21,6 +21,7 @@ DENSE_LIMIT = 3000  # nodes; a dense symmetric solve of this size takes a few se
 TABLE_LIMIT = 400_000_000  # offsets x nodes; beyond it the FFT, which is less precise near the value 1
 LANCZOS_WORK = 1_500_000_000  # multiplications in all, a few seconds
 LANCZOS_STEPS = 20_000
+LANCZOS_SHORT = 300  # steps that resolve every expander; what they do not may be one for factors
 LANCZOS_TOLERANCE = 1e-9
 
 Apply = Callable[[FloatArray], FloatArray]
@@ -59,18 +60,24 @@ def circulant_deficits(n: int, offsets: IntArray, weights: FloatArray) -> tuple[
     """
     if offsets.size * n > TABLE_LIMIT:
         return _deficits_by_fft(n, offsets, weights)
-    ids = np.arange(n, dtype=np.int64)
-    folded = np.minimum(ids, n - ids)  # sin(pi - x) computed near pi would lose the digits of x
+    ids = np.arange(n // 2 + 1, dtype=np.int64)  # the others are the conjugates of these
+    folded = np.arange(n, dtype=np.int64)
+    folded = np.minimum(folded, n - folded)  # sin(pi - x) computed near pi would lose the digits of x
     squares = 2 * np.sin(np.pi * folded / n) ** 2
-    sines = np.sin(2 * np.pi * folded / n) * np.where(ids > n - ids, -1.0, 1.0)
-    sines[2 * ids == n] = 0.0
-    real, imaginary = np.zeros(n), np.zeros(n)
+    sines = np.sin(2 * np.pi * folded / n)
+    sines[n // 2 + 1 :] *= -1.0
+    sines[2 * folded == n] = 0.0
+    real, imaginary = np.zeros(ids.size), np.zeros(ids.size)
     for offset, weight in zip(offsets.tolist(), weights.tolist(), strict=True):
         if offset:
             turns = (ids * offset) % n
             real += weight * squares[turns]
             imaginary += weight * sines[turns]
-    return real, imaginary
+    mirrored = (n - 1) // 2
+    return (
+        np.concatenate([real, real[1 : mirrored + 1][::-1]]),
+        np.concatenate([imaginary, -imaginary[1 : mirrored + 1][::-1]]),
+    )
 
 
 def _deficits_by_fft(n: int, offsets: IntArray, weights: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -83,15 +90,17 @@ def _deficits_by_fft(n: int, offsets: IntArray, weights: FloatArray) -> tuple[Fl
 # --- Lanczos ----------------------------------------------------------------------------------------------------
 
 
-def lanczos_ends(apply: Apply, n: int, work: int, reach: Callable[[float, float], float]) -> Ends:
+def lanczos_ends(
+    apply: Apply, n: int, work: int, reach: Callable[[float, float], float], most: int = LANCZOS_STEPS
+) -> Ends:
     """Return both ends of the symmetric operator `apply`, the ones vector projected out in every step.
 
-    work: multiplications per step, which bounds the number of steps.  reach(low, high): the relative gap g that the
-    ends imply; Lanczos sees gaps down to about (3 / steps)^2, so the answer is unresolved where sqrt(g) steps <= 3
-    or where the bound on the error exceeds 1 % of g.
+    work: multiplications per step, which bounds the number of steps; so does `most`.  reach(low, high): the relative
+    gap g that the ends imply; Lanczos sees gaps down to about (3 / steps)^2, so the answer is unresolved where
+    sqrt(g) steps <= 3 or where the bound on the error exceeds 1 % of g.
     """
-    limit = int(min(LANCZOS_STEPS, max(60, LANCZOS_WORK // (work + 5 * n)), n - 1))
-    vector = _start(n)
+    limit = int(min(most, max(60, LANCZOS_WORK // (work + 5 * n)), n - 1))
+    vector = start(n)
     previous, beta = np.zeros(n), 0.0
     alphas: list[float] = []
     betas: list[float] = []
@@ -121,7 +130,8 @@ def _dot(left: FloatArray, right: FloatArray) -> float:
     return float(np.einsum("i,i->", left, right))
 
 
-def _start(n: int) -> FloatArray:
+def start(n: int) -> FloatArray:
+    """Return a reproducible random vector [n] of length 1, orthogonal to the ones vector."""
     vector = seeds.stream(0, "lanczos", n).standard_normal(n)
     vector -= vector.mean()
     return np.asarray(vector / np.linalg.norm(vector))
@@ -188,10 +198,13 @@ def quadrature(apply: Apply, n: int, function: Callable[[FloatArray], FloatArray
 def laplacian_ends(topology: Topology) -> Ends:
     """Return mu_2 (the algebraic connectivity) and mu_n of an undirected graph's Laplacian; n >= 2."""
     if topology.circulant is not None:
-        starts, ids = topology.outgoing
-        offsets = ids[: starts[1]]
+        one_way = np.array(topology.circulant, np.int64)
+        offsets = np.unique(np.concatenate([one_way, -one_way]) % topology.n)
         values = circulant_deficits(topology.n, offsets, np.ones(offsets.size))[0][1:]
         return Ends(float(values.min()), float(values.max()), 0.0, 0, True)
+    if topology.laplacian is not None:
+        values = topology.laplacian()
+        return Ends(float(values[1]), float(values[-1]), 0.0, 0, True)
     if topology.n <= DENSE_LIMIT:
         with one_thread():
             dense = np.linalg.eigvalsh(_dense_laplacian(topology))

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from fedgossip import seeds
 from fedgossip.errors import ConfigError
+from fedgossip.topology import laplacians
 from fedgossip.topology.graph import IntArray, Topology
 
 MAX_NODES = 20_000_000
@@ -40,14 +43,16 @@ def path(n: int) -> Topology:
     """Return n >= 2 nodes in a line.  Raises ConfigError for fewer nodes."""
     _require("path", n, lambda size: size >= 2)
     ids = np.arange(n, dtype=np.int64)
-    return Topology.from_edges(n, np.stack([ids[:-1], ids[1:]], axis=1), "path")
+    found = Topology.from_edges(n, np.stack([ids[:-1], ids[1:]], axis=1), "path")
+    return replace(found, laplacian=partial(laplacians.path, n))
 
 
 def star(n: int) -> Topology:
     """Return node 0 joined to all others; n >= 2.  Raises ConfigError for fewer nodes."""
     _require("star", n, lambda size: size >= 2)
     leaves = np.arange(1, n, dtype=np.int64)
-    return Topology.from_edges(n, np.stack([np.zeros_like(leaves), leaves], axis=1), "star")
+    found = Topology.from_edges(n, np.stack([np.zeros_like(leaves), leaves], axis=1), "star")
+    return replace(found, laplacian=partial(laplacians.star, n))
 
 
 def complete(n: int) -> Topology:
@@ -57,8 +62,7 @@ def complete(n: int) -> Topology:
     """
     _require("complete", n, lambda size: size >= 2)
     _limit_edges("complete", n, n * (n - 1) // 2)
-    edges = np.stack(np.triu_indices(n, 1), axis=1).astype(np.int64)
-    return Topology.from_edges(n, edges, "complete", circulant=tuple(range(1, n // 2 + 1)))
+    return circulant(n, tuple(range(1, n // 2 + 1)), name="complete")
 
 
 def hypercube(n: int) -> Topology:
@@ -69,7 +73,8 @@ def hypercube(n: int) -> Topology:
     _require("hypercube", n, lambda size: size >= 2 and size & (size - 1) == 0)
     ids = np.arange(n, dtype=np.int64)
     flips = [np.stack([ids, ids ^ (1 << bit)], axis=1) for bit in range(n.bit_length() - 1)]
-    return Topology.from_edges(n, np.concatenate(flips), "hypercube")
+    found = Topology.from_edges(n, np.concatenate(flips), "hypercube")
+    return replace(found, laplacian=partial(laplacians.hypercube, len(flips)))
 
 
 def exponential(n: int) -> Topology:
@@ -84,9 +89,8 @@ def directed_exponential(n: int) -> Topology:
     Source: Ying et al., Exponential graph is provably efficient for decentralized deep training, NeurIPS 2021.
     """
     _require("directed-exponential", n, lambda size: size >= 2)
-    ids = np.arange(n, dtype=np.int64)
-    arcs = [np.stack([ids, (ids + step) % n], axis=1) for step in _powers(n)]
-    return Topology.from_edges(n, np.concatenate(arcs), "directed-exponential", True, circulant=_powers(n))
+    steps = _powers(n)
+    return Topology(n, partial(_turned, n, steps, True), "directed-exponential", True, circulant=steps)
 
 
 def two_cliques(n: int) -> Topology:
@@ -108,9 +112,7 @@ def circulant(n: int, offsets: tuple[int, ...], name: str = "circulant") -> Topo
     if not small or small[0] == 0:
         raise ConfigError(f"{name} of {n} nodes with offsets {offsets}", f"Give offsets between 1 and {n - 1}.")
     _limit_edges(name, n, n * len(small))
-    ids = np.arange(n, dtype=np.int64)
-    edges = [np.stack([ids, (ids + o) % n], axis=1) for o in small]
-    return Topology.from_edges(n, np.concatenate(edges), name, circulant=tuple(small))
+    return Topology(n, partial(_turned, n, tuple(small), False), name, circulant=tuple(small))
 
 
 def torus(rows: int, columns: int) -> Topology:
@@ -309,7 +311,8 @@ def _lattice(name: str, rows: int, columns: int, wrapped: bool) -> Topology:
     places = np.stack([np.tile(np.arange(columns), rows), -np.repeat(np.arange(rows), columns)], axis=1)
     edges = np.concatenate([right, down])
     # a torus folds over itself when drawn on its grid, so only the open grid brings its places along
-    return Topology.from_edges(rows * columns, edges, name, positions=None if wrapped else places)
+    found = Topology.from_edges(rows * columns, edges, name, positions=None if wrapped else places)
+    return replace(found, laplacian=partial(laplacians.torus if wrapped else laplacians.grid, rows, columns))
 
 
 def _pairs(left: IntArray, right: IntArray) -> IntArray:
@@ -317,7 +320,14 @@ def _pairs(left: IntArray, right: IntArray) -> IntArray:
 
 
 def _renamed(topology: Topology, name: str) -> Topology:
-    return Topology.from_edges(topology.n, topology.edges, name, circulant=topology.circulant)
+    return replace(topology, name=name)
+
+
+def _turned(n: int, offsets: tuple[int, ...], directed: bool) -> IntArray:
+    """Return the edges from every i to (i + o) mod n."""
+    ids = np.arange(n, dtype=np.int64)
+    edges = np.concatenate([np.stack([ids, (ids + o) % n], axis=1) for o in offsets])
+    return Topology.from_edges(n, edges, directed=directed).edges
 
 
 def _connected(name: str, draw: Callable[[int], Any], ids: tuple[int, ...], advice: str) -> Topology:

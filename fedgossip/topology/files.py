@@ -16,7 +16,7 @@ from fedgossip.errors import ConfigError, nearest
 from fedgossip.topology import grammar
 from fedgossip.topology.graph import Topology, require_connected
 from fedgossip.topology.mixing import Mixing
-from fedgossip.topology.spectral import spectrum
+from fedgossip.topology.spectra import spectrum
 from fedgossip.topology.weights import build, rule_names
 
 MAX_FILE_BYTES = 64 << 20

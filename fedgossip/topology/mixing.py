@@ -6,7 +6,7 @@ that promises less says so (`Mixing.stochastic`), and is for algorithms that mak
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
@@ -27,6 +27,9 @@ Stochastic = Literal["both", "rows", "columns"]
 may move (Epidemic Learning keeps it in expectation).  Columns alone: the sum stays, but a node may gain or lose mass:
 push-sum counts that mass and divides by it."""
 
+Entries = tuple[IntArray, IntArray, FloatArray]
+"""(starts, ids, values) of a Mixing."""
+
 Group = tuple[IntArray, IntArray, FloatArray]
 """(nodes [g], ids [g, k], weights [g, k]) of the rows with k entries."""
 
@@ -42,20 +45,45 @@ class Mixing:
 
     topology: Topology
     rule: str
-    starts: IntArray
-    ids: IntArray
-    values: FloatArray
+    given: Entries | Callable[[], Entries]
+    """The arrays, or what makes them once somebody asks; then `turned` says what they will be."""
     stochastic: Stochastic = "both"
+    turned: tuple[IntArray, FloatArray] | None = None
+    """(offsets, weights) of every row, ascending, where the construction says so."""
 
     def __post_init__(self) -> None:
         """Raise ConfigError for what does not sum to one as promised, a negative or a non-finite weight."""
-        for array in (self.starts, self.ids, self.values):
+        if callable(self.given):
+            assert self.turned is not None
+            assert abs(float(self.turned[1].sum()) - 1.0) <= TOLERANCE
+            return
+        for array in self.given:
             array.flags.writeable = False
         _check_values(self)
         if self.stochastic != "columns":
             _check_sums(self, "row", np.add.reduceat(self.values, self.starts[:-1]))
         if self.stochastic != "rows":
             _check_sums(self, "column", _sums(self.ids, self.values, self.n))
+
+    @cached_property
+    def entries(self) -> Entries:
+        """(starts, ids, values)."""
+        return self.given() if callable(self.given) else self.given
+
+    @property
+    def starts(self) -> IntArray:
+        """Where each row begins, int64 [n + 1]."""
+        return self.entries[0]
+
+    @property
+    def ids(self) -> IntArray:
+        """The columns of the entries, int64."""
+        return self.entries[1]
+
+    @property
+    def values(self) -> FloatArray:
+        """The weights, float64."""
+        return self.entries[2]
 
     @classmethod
     def from_matrix(
@@ -144,6 +172,9 @@ class Mixing:
     @cached_property
     def symmetric(self) -> bool:
         """Whether i weighs j as j weighs i."""
+        if callable(self.given) and self.turned is not None:
+            row = dict(zip(self.turned[0].tolist(), self.turned[1].tolist(), strict=True))
+            return all(abs(weight - row.get(-offset % self.n, 0.0)) <= 1e-12 for offset, weight in row.items())
         difference = abs(self.sparse() - self.sparse().T)
         return bool(difference.nnz == 0 or difference.max() <= 1e-12)
 
@@ -172,6 +203,8 @@ class Mixing:
     @cached_property
     def generator(self) -> tuple[IntArray, FloatArray] | None:
         """(offsets, weights) of every row, where all rows are the same but turned; None elsewhere."""
+        if self.turned is not None:
+            return self.turned
         lengths = np.diff(self.starts)
         if self.topology.circulant is None or lengths.min() != lengths.max():
             return None
@@ -219,7 +252,23 @@ def assemble(
     order = np.argsort(rows * topology.n + columns)
     starts = np.zeros(topology.n + 1, np.int64)
     np.cumsum(np.bincount(rows, minlength=topology.n), out=starts[1:])
-    return Mixing(topology, rule, starts, columns[order], np.concatenate([weights, own])[order], stochastic)
+    entries = (starts, columns[order], np.concatenate([weights, own])[order])
+    return Mixing(topology, rule, entries, stochastic)
+
+
+def turned(
+    topology: Topology, rule: str, weight: float, whole: Callable[[], Mixing], stochastic: Stochastic = "both"
+) -> Mixing:
+    """Return the mixing of a circulant graph in which every node gives each model that it hears the same weight.
+
+    `whole`: makes the same mixing with its arrays, once somebody asks for them.
+    """
+    n, offsets = topology.n, np.array(topology.circulant, np.int64)
+    heard = np.unique(-offsets % n if topology.directed else np.concatenate([offsets, -offsets]) % n)
+    values = np.full(heard.size + 1, weight)
+    values[0] = 1.0 - float(_sums(np.zeros_like(heard), values[1:], 1)[0])
+    row = np.concatenate([[0], heard]), values
+    return Mixing(topology, rule, lambda: whole().entries, stochastic, row)
 
 
 def _sums(nodes: IntArray, weights: FloatArray, n: int) -> FloatArray:

@@ -18,7 +18,8 @@ from fedgossip.topology import eigen, products
 from fedgossip.topology.graph import FloatArray
 from fedgossip.topology.mixing import Mixing
 from fedgossip.topology.schedules import Cycle, Endless, Random, Schedule
-from fedgossip.topology.spectral import Forecast, Spectrum, check_gamma, forecast, rounds_to
+from fedgossip.topology.spectra import Spectrum
+from fedgossip.topology.spectral import Forecast, check_gamma, forecast, rounds_to
 
 WORST_LIMIT = 512  # nodes; beyond it the worst direction after each round, an SVD, is not looked for
 MEMORY_LIMIT = 1024  # nodes; beyond it n_w and the floor, dense products, are not computed
@@ -252,7 +253,7 @@ def _report(schedule: Schedule, gamma: float, method: str, **numbers: float | in
     unknown: dict[str, float | int | None] = dict.fromkeys(UNKNOWN)
     return Forecast(
         n=schedule.n,
-        edges=max(len(mixing.topology.edges) for mixing in mixings),
+        edges=max(mixing.topology.edge_count for mixing in mixings),
         degree_max=max(int(degrees.max()) for degrees in sent),
         weights=schedule.rule,
         n_w_error=0.0,

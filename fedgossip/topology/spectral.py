@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -22,39 +22,12 @@ from fedgossip.topology import eigen, products
 from fedgossip.topology.graph import FloatArray
 from fedgossip.topology.mixing import Mixing
 from fedgossip.topology.products import Reached
+from fedgossip.topology.spectra import Spectrum, spectrum
 
 _ONE = 1 - 1e-12  # an eigenvalue this near to 1 in size counts as 1
 _EXACT = 1e-12  # a slem below this is 0
 _QUADRATURE_STEPS = 300
 _TYPICAL_LIMIT = 100_000  # nodes; beyond it the mean over all directions, taken some 80 times, costs seconds
-_EPSILON = float(np.finfo(np.float64).eps)
-
-
-@dataclass(frozen=True, eq=False)
-class Spectrum:
-    """The spectrum of a mixing, or its ends; None for what was not resolved.
-
-    lambda2, lambda_n: second largest and smallest eigenvalue; None for a directed mixing, whose eigenvalues are
-    complex.  eigenvalues: float64 [n], descending, the first belongs to the mean; of a directed mixing the singular
-    values, which are the sizes of the eigenvalues where `normal`.  modes: the eigenvalues of a directed normal mixing,
-    complex128 [n - 1], the mean's left out.  None for large graphs without a closed form.
-    rate: |l_2|; None for directed graphs where it is not slem and too large to find.
-    residual: a bound on the error of the ends.
-    """
-
-    n: int
-    lambda2: float | None
-    lambda_n: float | None
-    slem: float | None
-    spectral_gap: float | None
-    algebraic_connectivity: float | None
-    eigenvalues: FloatArray | None = field(repr=False)
-    method: str
-    residual: float
-    resolved: bool
-    normal: bool = True
-    rate: float | None = None
-    modes: npt.NDArray[np.complex128] | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
@@ -112,27 +85,6 @@ class Forecast:
         return dataclasses.asdict(self)
 
 
-def spectrum(mixing: Mixing) -> Spectrum:
-    """Return slem, gap and, where they can be had, all eigenvalues of `mixing`.
-
-    The distance to the mean shrinks at least by the gap per round: ||X_t - mean|| <= (1 - gap)^t ||X_0 - mean||.
-    Zero for a disconnected graph.  Circulant graphs: the closed form, any size.  Otherwise dense to 3000 nodes and
-    Lanczos beyond, which says "unresolved" (resolved=False, numbers None) rather than give a wrong number.
-    Where only columns or only rows sum to one (push-sum), slem is |l_2|, as rate; no eigenvalues.
-
-    Source: Xiao and Boyd, Fast linear iterations for distributed averaging, Systems & Control Letters 53 (2004).
-    """
-    if mixing.n == 1:
-        return Spectrum(1, None, None, 0.0, 1.0, None, np.ones(1), "closed form", 0.0, True, rate=0.0)
-    if mixing.generator is not None:
-        return _circulant(mixing)
-    if mixing.stochastic != "both":
-        return _unbalanced(mixing)
-    if mixing.n <= eigen.DENSE_LIMIT:
-        return _dense(mixing) if mixing.symmetric else _dense_directed(mixing)
-    return _lanczos(mixing) if mixing.symmetric else _lanczos_directed(mixing)
-
-
 def effective_neighbours(mixing: Mixing, gamma: float) -> float | None:
     """Return n_W(gamma), with how many models the neighbours' noise is averaged away, between 1 and n.
 
@@ -170,7 +122,7 @@ def forecast(mixing: Mixing, gamma: float = 0.9, found: Spectrum | None = None) 
     exact = _exact_after(mixing, found)
     return Forecast(
         n=mixing.n,
-        edges=len(mixing.topology.edges),
+        edges=mixing.topology.edge_count,
         degree_max=int(mixing.topology.degrees().max()),
         weights=mixing.rule,
         lambda2=found.lambda2,
@@ -218,120 +170,6 @@ def disagreement_band(
         edges = math.sqrt(shares @ fresh), math.sqrt(shares @ np.abs(steady) ** 2)
         lower[t], upper[t] = min(edges), max(edges)
     return lower, upper
-
-
-# --- spectra ----------------------------------------------------------------------------------------------------
-
-
-def _circulant(mixing: Mixing) -> Spectrum:
-    assert mixing.generator is not None
-    offsets, weights = mixing.generator
-    method = "fft" if offsets.size * mixing.n > eigen.TABLE_LIMIT else "closed form"
-    deficits, imaginary = eigen.circulant_deficits(mixing.n, offsets, weights)
-    if not mixing.symmetric:
-        sizes = np.hypot(1.0 - deficits, imaginary)
-        slem = float(sizes[1:].max())
-        ordered = np.concatenate([[1.0], np.sort(sizes[1:])[::-1]])
-        modes = (1.0 - deficits + 1j * imaginary)[1:]
-        return Spectrum(
-            mixing.n, None, None, slem, 1.0 - slem, None, ordered, method, 0.0, True, rate=slem, modes=modes
-        )
-    low, high = float(deficits[1:].min()), float(deficits[1:].max())
-    gap = min(low, 2.0 - high)  # from the deficits: 1 - (1 - 1e-11) would keep five digits
-    ordered = np.concatenate([[1.0], np.sort(1.0 - deficits[1:])[::-1]])
-    slem = max(abs(1.0 - low), abs(1.0 - high))
-    connectivity = _connectivity(mixing, low)
-    return Spectrum(mixing.n, 1.0 - low, 1.0 - high, slem, gap, connectivity, ordered, method, 0.0, True, rate=slem)
-
-
-def _dense(mixing: Mixing) -> Spectrum:
-    # W - J moves the mean's eigenvalue from 1 to 0 and touches nothing else: the others cannot be mistaken for it
-    with eigen.one_thread():
-        values = np.linalg.eigvalsh(mixing.matrix() - 1.0 / mixing.n)
-    values = np.delete(values, np.argmin(np.abs(values)))[::-1]
-    second, last = float(values[0]), float(values[-1])
-    slem = max(abs(second), abs(last))
-    rounding = mixing.n * _EPSILON
-    gap = 1.0 - slem if 1.0 - slem > rounding else 0.0
-    ordered = np.concatenate([[1.0], values])
-    connectivity = _connectivity(mixing, 1.0 - second)
-    return Spectrum(mixing.n, second, last, slem, gap, connectivity, ordered, "dense", rounding, True, rate=slem)
-
-
-def _dense_directed(mixing: Mixing) -> Spectrum:
-    W = mixing.matrix()
-    with eigen.one_thread():
-        sizes = np.linalg.svd(W - 1.0 / mixing.n, compute_uv=False)[:-1]
-    normal = bool(np.abs(W @ W.T - W.T @ W).max() < 1e-12)
-    slem = float(sizes[0])
-    ordered = np.concatenate([[1.0], sizes])
-    gap, rounding = max(0.0, 1.0 - slem), mixing.n * _EPSILON
-    modes = _modes(W - 1.0 / mixing.n) if normal or mixing.n <= products.LIMIT else None
-    rate = slem if normal else None if modes is None else min(slem, float(np.abs(modes).max()))
-    return Spectrum(
-        mixing.n, None, None, slem, gap, None, ordered, "dense", rounding, True, normal, rate, modes if normal else None
-    )
-
-
-def _modes(deviation: FloatArray) -> npt.NDArray[np.complex128]:
-    """Return the eigenvalues of W - J but the one that J moved to 0, [n - 1]."""
-    with eigen.one_thread():
-        values = np.linalg.eigvals(deviation)
-    return np.asarray(np.delete(values, np.argmin(np.abs(values))), np.complex128)
-
-
-def _unbalanced(mixing: Mixing) -> Spectrum:
-    if mixing.n > eigen.DENSE_LIMIT:
-        return dataclasses.replace(_without_numbers(mixing, "dense", 0.0), normal=False)
-    with eigen.one_thread():
-        sizes = np.sort(np.abs(np.linalg.eigvals(mixing.matrix())))
-    slem, rounding = min(1.0, float(sizes[-2])), mixing.n * _EPSILON
-    gap = 1.0 - slem if 1.0 - slem > rounding else 0.0
-    return Spectrum(mixing.n, None, None, slem, gap, None, None, "dense", rounding, True, normal=False, rate=slem)
-
-
-def _lanczos(mixing: Mixing) -> Spectrum:
-    W = mixing.sparse()
-    ends = eigen.lanczos_ends(W.dot, mixing.n, W.nnz, lambda low, high: min(1.0 - high, 1.0 + low))
-    if not ends.resolved:
-        return _unresolved(mixing, ends)
-    slem = max(abs(ends.low), abs(ends.high))
-    connectivity = _connectivity(mixing, 1.0 - ends.high)
-    return Spectrum(
-        mixing.n, ends.high, ends.low, slem, 1.0 - slem, connectivity, None, "lanczos", ends.residual, True, rate=slem
-    )
-
-
-def _lanczos_directed(mixing: Mixing) -> Spectrum:
-    W = mixing.sparse()
-    transposed = W.T.tocsr()
-    ends = eigen.lanczos_ends(
-        lambda x: np.asarray(transposed @ (W @ x)), mixing.n, 2 * W.nnz, lambda _, high: 1.0 - high
-    )
-    if not ends.resolved:
-        return _unresolved(mixing, ends)
-    slem = math.sqrt(max(0.0, ends.high))
-    return Spectrum(mixing.n, None, None, slem, 1.0 - slem, None, None, "lanczos", ends.residual, True, normal=False)
-
-
-def _unresolved(mixing: Mixing, ends: eigen.Ends) -> Spectrum:
-    return _without_numbers(mixing, "lanczos", ends.residual)
-
-
-def _without_numbers(mixing: Mixing, method: str, residual: float) -> Spectrum:
-    nothing = dict.fromkeys(("lambda2", "lambda_n", "slem", "spectral_gap", "algebraic_connectivity", "eigenvalues"))
-    return Spectrum(mixing.n, **nothing, method=method, residual=residual, resolved=False, normal=mixing.symmetric)
-
-
-def _connectivity(mixing: Mixing, deficit: float) -> float | None:
-    """Return mu_2: off W's own deficit where all edges weigh the same, W = I - a L; else from the Laplacian."""
-    others = mixing.values[mixing.ids != mixing.receivers]
-    if mixing.topology.directed or not others.size:
-        return 0.0 if not others.size else None
-    if others.max() - others.min() < 1e-15:
-        return deficit / float(others[0])
-    ends = eigen.laplacian_ends(mixing.topology)
-    return ends.low if ends.resolved else None
 
 
 # --- what follows from a spectrum -------------------------------------------------------------------------------
@@ -389,7 +227,9 @@ def _mean_contraction(mixing: Mixing) -> float | None:
         return 0.0
     if mixing.stochastic != "both":
         return None
-    return math.sqrt(max(0.0, float(mixing.values @ mixing.values) - 1.0) / (mixing.n - 1))
+    row = mixing.turned
+    squares = float(mixing.values @ mixing.values if row is None else mixing.n * (row[1] @ row[1]))
+    return math.sqrt(max(0.0, squares - 1.0) / (mixing.n - 1))
 
 
 def _reached(mixing: Mixing, found: Spectrum) -> tuple[Reached, Reached]:

@@ -9,7 +9,7 @@ import numpy as np
 from fedgossip.errors import ConfigError, nearest
 from fedgossip.topology import eigen
 from fedgossip.topology.graph import FloatArray, Topology
-from fedgossip.topology.mixing import Mixing, assemble, from_edge_weights
+from fedgossip.topology.mixing import Mixing, Stochastic, assemble, from_edge_weights, turned
 
 
 def build(topology: Topology, rule: str = "metropolis") -> Mixing:
@@ -29,6 +29,24 @@ def build(topology: Topology, rule: str = "metropolis") -> Mixing:
     """
     if rule not in rule_names():
         raise ConfigError(f"unknown weight rule {rule!r}", nearest(rule, rule_names()))
+    if topology.turned and (rule in _EQUAL_SHARES or not topology.directed):
+        return _build_turned(topology, rule)
+    return _build_whole(topology, rule)
+
+
+def _build_turned(topology: Topology, rule: str) -> Mixing:
+    """Return the mixing of a graph whose nodes are all alike, without its arrays until somebody asks."""
+    share = 1.0 / (1.0 + int(topology.degrees()[0]))
+    weight = {"lazy": 0.5 * share}.get(rule, share) if rule != "best-constant" else _best_weight(topology)
+    stochastic: Stochastic = "columns" if rule == "push" else "both"
+    named = "uniform" if topology.directed and rule != "push" else rule
+    return turned(topology, named, weight, lambda: _build_whole(topology, rule), stochastic)
+
+
+_EQUAL_SHARES = ("metropolis", "uniform", "push")
+
+
+def _build_whole(topology: Topology, rule: str) -> Mixing:
     if rule == "push":
         return push_weights(topology)
     if topology.directed:
@@ -81,15 +99,17 @@ def _uniform(topology: Topology) -> FloatArray:
 
 
 def _best_constant(topology: Topology) -> FloatArray:
-    if not len(topology.edges):
-        return np.empty(0)
+    return np.full(len(topology.edges), _best_weight(topology) if len(topology.edges) else 0.0)
+
+
+def _best_weight(topology: Topology) -> float:
     ends = eigen.laplacian_ends(topology)
     if not ends.resolved:
         raise ConfigError(
             f"best-constant weights on {topology.name!r}: the spectrum did not resolve in {ends.steps} steps",
             "Use metropolis, which needs no spectrum.",
         )
-    return np.full(len(topology.edges), 2.0 / (ends.low + ends.high))
+    return 2.0 / (ends.low + ends.high)
 
 
 _RULES: dict[str, Callable[[Topology], FloatArray]] = {

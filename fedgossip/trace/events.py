@@ -69,7 +69,7 @@ def put_together(name: str, fields: dict[str, Any], arrays: list[Array]) -> Even
         case "Rostered":
             edges, starts, ids, values = arrays
             graph = Topology.from_edges(fields["n"], edges.reshape(-1, 2), fields["name"], fields["directed"])
-            return Rostered(Mixing(graph, fields["rule"], starts, ids, values, fields["stochastic"]))
+            return Rostered(Mixing(graph, fields["rule"], (starts, ids, values), fields["stochastic"]))
         case _:
             event: Event = _EVENTS[name](**{key: _whole(value, arrays) for key, value in fields.items()})
             return event
