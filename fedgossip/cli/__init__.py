@@ -29,6 +29,8 @@ COMMANDS = {
     "coordinator": ("fedgossip.cli.federation", "Be the coordinator of a federated run over several machines."),
     "client": ("fedgossip.cli.federation", "Be one client of a federated run over several machines."),
     "worker": ("fedgossip.cli.worker", "Be one worker of a parallel run over several machines."),
+    "server": ("fedgossip.cli.worker", "Be one server of a parallel run over several machines."),
+    "manager": ("fedgossip.cli.worker", "Be the manager of a parameter server with copies, over several machines."),
     "privacy": ("fedgossip.cli.privacy", "What a federated run promises: plan a budget, pin a policy."),
     "keys": ("fedgossip.cli.keys", "Make and show the keys by which peers know each other."),
     "topology": ("fedgossip.cli.topology", "Look at graphs: list, show, compare, draw."),

@@ -1,4 +1,4 @@
-"""The common part of `peer`, `worker`, `coordinator` and `client`: one participant of a run over several machines."""
+"""One participant of a run over several machines: what `peer`, `worker`, `server`, `client`, ... have in common."""
 
 from __future__ import annotations
 
