@@ -151,7 +151,7 @@ def run(seed: int, write: Any = lambda _: None, keys: dict[str, Any] | None = No
     )
     crashes = [fault for fault in content["faults"] if fault["kind"] == "crash"]
     back = any("after" in fault for fault in crashes)
-    pushes, sync = content["algorithm"]["name"] == "push-sum", content["algorithm"]["mode"] == "sync"
+    pushes, sync = content["algorithm"]["name"].startswith("push-"), content["algorithm"]["mode"] == "sync"
     rewound = (bool(crashes) and pushes) or (back and not sync) or len(crashes) > 1
     outcome = Outcome(seed, crashed=bool(crashes), rewound=rewound)
     try:

@@ -188,6 +188,10 @@ KINDS = {
     "asynchronous": {"mode": "async"},
     "push-sum": {"name": "push-sum"},
     "gradient tracking": {"name": "gradient-tracking"},
+    "mixed momentum": {"name": "dsgdm"},
+    "quasi-global momentum": {"name": "qg-dsgdm"},
+    "push-diging": {"name": "push-diging"},
+    "slow momentum": {"name": "slowmo", "options": {"base": "decentlam", "every": 2}},
     "asynchronous push-sum": {"name": "push-sum", "mode": "async"},
     "private": {"private": True},
 }

@@ -13,7 +13,7 @@ A state is a frozen dataclass of arrays and plain numbers, so that what a checkp
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -128,10 +128,22 @@ class GossipAlgorithm(Protocol[State]):
 
 
 def saved(state: Any) -> tuple[dict[str, Vector], dict[str, int | float | str]]:
-    """Return (arrays, plain numbers) of a state by field, all that it is, for a checkpoint; None is left out."""
-    held = {field.name: getattr(state, field.name) for field in fields(state)}
-    arrays = {name: value for name, value in held.items() if isinstance(value, np.ndarray)}
-    numbers = {name: value for name, value in held.items() if value is not None and name not in arrays}
+    """Return (arrays, plain numbers) of a state by field, all that it is, for a checkpoint; None is left out.
+
+    Those of a state within it, that of another algorithm, are named "field/name".
+    """
+    arrays: dict[str, Vector] = {}
+    numbers: dict[str, int | float | str] = {}
+    for field in fields(state):
+        value = getattr(state, field.name)
+        if is_dataclass(value):
+            held, counted = saved(value)
+            arrays.update({f"{field.name}/{name}": one for name, one in held.items()})
+            numbers.update({f"{field.name}/{name}": one for name, one in counted.items()})
+        elif isinstance(value, np.ndarray):
+            arrays[field.name] = value
+        elif value is not None:
+            numbers[field.name] = value
     return arrays, numbers
 
 
@@ -140,8 +152,15 @@ def restored(fresh: State, arrays: Mapping[str, Vector], numbers: Mapping[str, A
 
     Raises ValueError where there are other fields.
     """
-    names = {field.name for field in fields(fresh)}  # type: ignore[arg-type]
+    within = {field.name for field in fields(fresh) if is_dataclass(getattr(fresh, field.name))}  # type: ignore[arg-type]
+    names = {field.name for field in fields(fresh)} - within  # type: ignore[arg-type]
     given = {**arrays, **numbers}
-    if unknown := sorted(given.keys() - names):
+    if unknown := sorted(name for name in given if name not in names and name.partition("/")[0] not in within):
         raise ValueError(f"{type(fresh).__name__} has no {', '.join(unknown)}")
-    return replace(fresh, **dict.fromkeys(names - given.keys()), **given)  # type: ignore[type-var]
+    inner = {name: restored(getattr(fresh, name), _below(name, arrays), _below(name, numbers)) for name in within}
+    there = {name: one for name, one in given.items() if name in names}
+    return replace(fresh, **dict.fromkeys(names - there.keys()), **there, **inner)  # type: ignore[type-var]
+
+
+def _below(name: str, held: Mapping[str, Any]) -> dict[str, Any]:
+    return {key.removeprefix(f"{name}/"): one for key, one in held.items() if key.startswith(f"{name}/")}

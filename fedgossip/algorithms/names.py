@@ -21,8 +21,11 @@ from fedgossip.algorithms.decentlam import DecentLaM
 from fedgossip.algorithms.dsgd import DSGD
 from fedgossip.algorithms.gradient_tracking import GradientTracking
 from fedgossip.algorithms.momentum import MixedMomentum
+from fedgossip.algorithms.push_diging import PushDIGing
+from fedgossip.algorithms.push_momentum import PushMomentum
 from fedgossip.algorithms.push_sum import PushSum
 from fedgossip.algorithms.quasi_global import QuasiGlobal
+from fedgossip.algorithms.slowmo import SlowMo
 from fedgossip.algorithms.two_tap import TwoTap
 from fedgossip.algorithms.window_doubling import WindowDoubling
 from fedgossip.errors import ConfigError, nearest
@@ -55,9 +58,42 @@ def dsgd(order: str = "atc") -> Made:
 
 ORDERS: Mapping[str, Callable[[], Made]] = {"atc": DSGD, "cta": CombineThenAdapt}
 
+
+def push_sum(momentum: str = "local", beta: float = 0.9) -> Made:
+    """Return push-sum; with "mixed" momentum, of which `beta` is kept, given away too; "local" is `train.momentum`.
+
+    Raises ConfigError for another word, and for a beta outside [0, 1).
+    """
+    if momentum not in ("local", "mixed"):
+        raise ConfigError(f"push-sum has no momentum {momentum!r}", 'Take "mixed"; or "local", with train.momentum.')
+    return PushMomentum(beta) if momentum == "mixed" else PushSum()
+
+
+def slowmo(
+    n: int,
+    base: str = "dsgd",
+    base_options: Mapping[str, Any] | None = None,
+    every: int = 12,
+    alpha: float = 1.0,
+    beta: float = 0.7,
+    nesterov: bool = False,
+) -> Made:
+    """Return SlowMo round the algorithm `base` with its own options.
+
+    Raises ConfigError for a base that it cannot be round, and for options that one of them does not have.
+    """
+    if base not in SLOWED:
+        raise ConfigError(f"slowmo has no base {base!r}", nearest(base, SLOWED))
+    return SlowMo(make(base, METHODS[base], n, base_options or {}), every, alpha, beta, nesterov=nesterov)
+
+
+SLOWED = ("dsgd", "gradient-tracking", "d2", "dsgdm", "qg-dsgdm", "decentlam")
+"""Algorithms that slowmo can be round: what they keep beside x is none of a model's own past."""
+
 METHODS: Mapping[str, Method] = table(
     ("dsgd", Method(dsgd, ("sync", "async"), private=True)),
-    ("push-sum", Method(PushSum, ("sync", "async"), weights="push")),
+    ("push-sum", Method(push_sum, ("sync", "async"), weights="push")),
+    ("push-diging", Method(PushDIGing, weights="push")),
     ("window-doubling", Method(WindowDoubling)),
     ("gradient-tracking", Method(GradientTracking)),
     ("d2", Method(D2)),
@@ -65,6 +101,7 @@ METHODS: Mapping[str, Method] = table(
     ("qg-dsgdm", Method(QuasiGlobal)),
     ("decentlam", Method(DecentLaM)),
     ("two-tap", Method(TwoTap)),
+    ("slowmo", Method(slowmo)),
 )
 
 
