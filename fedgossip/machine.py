@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from fedgossip.errors import (
     BudgetError,
@@ -342,6 +342,14 @@ class Machine(Protocol):
         that message only.
         """
         ...
+
+
+@runtime_checkable
+class AddingMachine(Machine, Protocol):
+    """A machine that says how much it has added up, so that a simulation can count the time of that."""
+
+    summed: int
+    """Elements of vectors that it has added to others, since it began."""
 
 
 def told(machine: Machine, event: Event, now_ns: int) -> Sequence[Effect]:

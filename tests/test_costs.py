@@ -175,6 +175,66 @@ def test_asynchronous_pairs_train_on_while_they_exchange(latency: float) -> None
     assert per_round(60, 100, **run) == pytest.approx(told.seconds, rel=0.05)
 
 
+# --- the time of adding -----------------------------------------------------------------------------------------------
+
+SUMMING = 2e-6
+"""Seconds per element: half of what the link takes for it."""
+ADDING = EqualLinks(A, B, B, SUMMING / 4)
+SLOW_SUMS = {**SIMULATION, "summing": SUMMING}
+
+
+@pytest.mark.parametrize("m", [2, 4, 8])
+@pytest.mark.parametrize("name", sorted(COLLECTIVES))
+def test_the_time_of_adding_is_that_of_the_steps(name: str, m: int) -> None:
+    """Among all up to an eighth more: whoever is adding answers late."""
+    size = 4 * (DIM + TAIL)
+    told, free = collective(name, size, ADDING, times(m)), collective(name, size, LINKS, times(m))
+    measured = parallel(name, m, rounds=ROUNDS if name == "tree" else 6, simulation=SLOW_SUMS)
+    assert near(measured, told, 0.12 if name == "all-to-all" else 0.02)
+    assert told.seconds - free.seconds >= 0.99 * size * SUMMING / 4 * (m - 1) / m, "a ring's worker adds least"
+
+
+@pytest.mark.parametrize("m", [2, 4, 8])
+@pytest.mark.parametrize("name", ["ring", "halving-doubling", "recursive-doubling", "all-to-all"])
+def test_the_time_of_adding_by_closed_form(name: str, m: int) -> None:
+    """2 (m - 1) (a + d/(mb)) + (m - 1)/m d g for a ring."""
+    size = 4 * (DIM + TAIL)
+    told = collective(name, size, ADDING, times(m))
+    formula = all_reduce(name, m, size, ADDING)
+    if name == "all-to-all":
+        assert all_reduce(name, m, size, LINKS) + size * SUMMING / 4 <= told.communicate * 1.001 <= formula * 1.002
+    else:
+        assert told.communicate == pytest.approx(formula, rel=1e-3)
+    ring = 2 * (m - 1) * (A + size / (m * B)) + (m - 1) / m * size * SUMMING / 4
+    assert all_reduce("ring", m, size, ADDING) == pytest.approx(ring)
+
+
+def test_servers_coordinators_and_peers_take_time_to_add() -> None:
+    told = served(SIZE, ADDING, times(4))
+    assert told.communicate == pytest.approx(through_servers(4, SIZE, ADDING))
+    assert near(federated(4, simulation=SLOW_SUMS), told)
+    server = {"workers": 4, "method": "parameter-server", **PATIENT}
+    assert near(per_round(parallel=server, simulation=SLOW_SUMS), told, 0.03)
+    graph = schedule("ring", 8)
+    swift = EqualLinks(A, B, summing=SUMMING / 4)
+    told = gossip(SIZE, swift, times(8), graph)
+    assert told.communicate == pytest.approx(neighbours(2, SIZE, swift), rel=1e-6)
+    links = {"latency": A, "bandwidth": B, "training": C, "summing": SUMMING}
+    assert near(peers("ring", 8, simulation=links, rounds=10), told)
+
+
+def test_sums_that_take_time_change_no_bit() -> None:
+    """Though events of one that adds wait; also where messages are lost, and peers die meanwhile."""
+    for section in ({"parallel": {"workers": 4, "bucket": 64}}, {"topology": {"graph": "ring", "n": 4}}):
+        experiment = {"rounds": 6, "task": {"kind": "quadratic", "dim": 40}, "train": {"lr": 0.1}, **section}
+        slow = {**experiment, "simulation": {"summing": 1e-4}}
+        assert simulate(slow).digest == simulate(experiment).digest
+    faults = [{"kind": "drop", "probability": 0.1}, {"kind": "crash", "peers": [1], "start": 0.2, "after": 0.1}]
+    parallel = {"parallel": {"workers": 4, "bucket": 64}, "faults": faults, "rounds": 6}
+    run = simulate({"task": {"kind": "quadratic", "dim": 40}, "simulation": {"summing": 1e-4}, **parallel})
+    assert run.summary["status"] in ("finished", "partial")
+
+
 # --- where gossip overtakes a ring ------------------------------------------------------------------------------------
 
 WORKERS, NEIGHBOURS, LONG = 8, 2, 100_000

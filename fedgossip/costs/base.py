@@ -36,6 +36,8 @@ class EqualLinks:
     latency: float
     up: float = math.inf
     down: float = math.inf
+    summing: float = 0.0
+    """Seconds in which a participant adds a byte of a vector to another."""
 
     @property
     def rate(self) -> float:

@@ -13,19 +13,21 @@ from fedgossip.costs.base import EqualLinks
 
 
 def all_reduce(name: str, workers: int, size: float, links: EqualLinks) -> float:
-    """Return the seconds of one all-reduce; see algorithms/collectives/names."""
-    rate = 1.0 if math.isinf(links.rate) else links.rate
-    return COLLECTIVES[name].seconds(workers, 0.0 if math.isinf(links.rate) else size, links.latency, rate)
+    """Return the seconds of one all-reduce, and of its sums; see algorithms/collectives/names."""
+    rate, collective = 1.0 if math.isinf(links.rate) else links.rate, COLLECTIVES[name]
+    passes = collective.seconds(workers, 0.0 if math.isinf(links.rate) else size, links.latency, rate)
+    return passes + collective.added(workers) * size * links.summing
 
 
 def through_servers(workers: int, size: float, links: EqualLinks, servers: int = 1) -> float:
-    """Return the seconds beside the training: the model to all, and one message back: (W / S + 1) d/b + 2 a.
+    """Return the seconds beside the training: the model to all, one message back, one sum: (W / S + 1) d/b + 2 a.
 
-    Workers that were told first are back first, so that all but the last answer come in while others still train.
+    Workers that were told first are back first, so that all but the last answer come in, and are added, while others
+    still train.
     """
-    return (workers / servers + 1) * size / links.rate + 2 * links.latency
+    return (workers / servers + 1) * size / links.rate + 2 * links.latency + size / servers * links.summing
 
 
 def neighbours(degree: float, size: float, links: EqualLinks) -> float:
-    """Return the seconds of D-PSGD's exchange on a graph of this degree: a + k d/b."""
-    return links.latency + degree * size / links.rate if degree else 0.0
+    """Return the seconds of D-PSGD's exchange on a graph of this degree: a + k d/b, and k sums."""
+    return links.latency + degree * size * (1 / links.rate + links.summing) if degree else 0.0

@@ -74,14 +74,13 @@ def collective(
         share = share_until(start, length, buckets.batches) if buckets.overlap else 1.0
         for rank in range(m):
             steps[rank].append(TimedStep(Act.TRAIN, lane=number, share=share))
-            steps[rank] += [
-                TimedStep(_WAYS[move.way], move.peer, element * (part.stop - part.start), number)
-                for move, part in table.of(rank, here)
-            ]
+            for move, part in table.of(rank, here):
+                stretch = element * (part.stop - part.start)
+                act = Act.SEND if move.way is Way.SEND else Act.TAKE
+                steps[rank].append(TimedStep(act, move.peer, stretch, number))
+                if move.way is Way.ADD:
+                    steps[rank].append(TimedStep(Act.ADD, size=stretch, lane=number))
     return cost_of(RoundSteps(lambda _, node: steps[node], m), links, times)
-
-
-_WAYS = {Way.SEND: Act.SEND, Way.ADD: Act.TAKE, Way.REPLACE: Act.TAKE}
 
 
 def served(size: int, links: EqualLinks, times: TrainingTimes, servers: int = 1) -> Cost:
@@ -97,7 +96,8 @@ def served(size: int, links: EqualLinks, times: TrainingTimes, servers: int = 1)
             return [
                 *(TimedStep(Act.TAKE, hub) for hub in hubs), TRAIN, *(TimedStep(Act.SEND, hub, part) for hub in hubs),
             ]  # fmt: skip
-        return [*(TimedStep(Act.SEND, to, part) for to in range(m)), *(TimedStep(Act.TAKE, of) for of in range(m))]
+        come = [step for of in range(m) for step in (TimedStep(Act.TAKE, of), TimedStep(Act.ADD, size=part))]
+        return [*(TimedStep(Act.SEND, to, part) for to in range(m)), *come]
 
     return cost_of(RoundSteps(steps, m + servers), links, times)
 
@@ -109,8 +109,8 @@ def served_alone(size: int, links: EqualLinks, times: TrainingTimes, servers: in
     differ everybody has its own round, and this is the mean worker's.
     """
     m = len(times.known)
-    shared = m * size / servers / links.rate
-    communicate = max(2 * links.one(size), shared - times.mean)
+    shared = m * size / servers * max(1 / links.rate, links.summing)
+    communicate = max(2 * links.one(size) + size / servers * links.summing, shared - times.mean)
     return Cost(times.mean, communicate, 0.0, max(m * size / servers, size), 2 * m * servers)
 
 
@@ -134,7 +134,8 @@ def gossip(size: int, links: EqualLinks, times: TrainingTimes, schedule: Schedul
     def steps(round: int, node: int) -> Sequence[TimedStep]:
         mixing = schedule.mixing(round)
         sends = [TimedStep(Act.SEND, to, size) for to in mixing.targets(node)]
-        return [TRAIN, *sends, *(TimedStep(Act.TAKE, of) for of in sorted(mixing.row(node).keys() - {node}))]
+        takes = [TimedStep(Act.TAKE, of) for of in sorted(mixing.row(node).keys() - {node})]
+        return [TRAIN, *sends, *takes, TimedStep(Act.ADD, size=size * len(takes))]
 
     return cost_of(RoundSteps(steps, schedule.n), links, times)
 

@@ -1,7 +1,8 @@
 """Rounds that follow each other, step by step, for training times that are known: what waits for what, and how long.
 
-Every participant makes its steps in order: it trains, sends, or takes a message that another has sent it.  Messages
-pass through the links of the simulator (`simulation/network`), and are vectors alone: no headers, no acknowledgements.
+Every participant makes its steps in order: it trains, sends, takes a message that another has sent it, or adds up what
+it has taken, and does nothing else meanwhile but to train.  Messages pass through the links of the simulator
+(`simulation/network`), and are vectors alone: no headers, no acknowledgements.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ class Act(Enum):
     TRAIN = "train"
     SEND = "send"
     TAKE = "take"
+    ADD = "add"
 
 
 @dataclass(frozen=True, slots=True)
 class TimedStep:
-    """`size`: bytes of the message that is sent.
+    """`size`: bytes of the message that is sent, or of vectors that are added to others.
 
     `lane`: which of the participant's sequences of steps it is of, 0, 1, ...  WINDOW of them go on beside each other,
     from the first on that is not done, share its links and its training, and a message is taken in the lane that it
@@ -70,6 +72,7 @@ class _Followed:
         self._steps, self._times = steps, times
         settings = NetworkSettings(links.latency, bandwidth=_finite(links.up), downlink=_finite(links.down))
         self._network = SimulatedNetwork(settings, participants, 0)
+        self._summing, self._adding = links.summing, [0] * participants  # until when
         self._round = [0] * participants
         self._began: list[int | None] = [None] * participants  # the training of the round
         self._first, self._opened = [0] * participants, [0] * participants
@@ -120,6 +123,9 @@ class _Followed:
         node, left = lane[0], self._lanes[lane[0]][lane[1]]
         while left:
             step = left[0]
+            if step.act is not Act.TRAIN and self._adding[node] > now:
+                heapq.heappush(self._due, (self._adding[node], *lane))
+                return
             if step.act is Act.SEND:
                 self._send(lane, step, now)
             elif step.act is Act.TAKE and not self._sent.get((step.peer, lane)):
@@ -131,6 +137,8 @@ class _Followed:
                 began = self._began[node] = now if self._began[node] is None else self._began[node]
                 assert began is not None
                 comes = began + int(self._times[self._round[node], node] * step.share * NS)
+            elif step.act is Act.ADD:
+                comes = self._adding[node] = now + int(step.size * self._summing * NS)
             elif step.act is Act.TAKE:
                 comes = self._sent[step.peer, lane].popleft()
             if comes > now:

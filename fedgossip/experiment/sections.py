@@ -237,6 +237,8 @@ class SimulationSection(msgspec.Struct, forbid_unknown_fields=True):
     """Seconds of a round's training."""
     per_example: SecondsOr0Given = None
     """Seconds of training per example that it goes over, in place of `training`: a smaller batch is sooner done."""
+    summing: SecondsOr0 = 0.0
+    """Seconds per element that a participant adds up: in collectives, servers, coordinators, synchronous gossip."""
     training_jitter: Annotated[float, Within(0, 1e6)] = 0.0
     """The share by which that varies."""
     speed_spread: Annotated[float, Within(0, 10)] = 0.0

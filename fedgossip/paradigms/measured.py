@@ -155,7 +155,8 @@ def setting_of(experiment: Experiment, workers: int, size: int, element: int = 4
     simulation = experiment.simulation
     if any(one.bandwidth or one.downlink or one.latency is not None for one in simulation.classes):
         return None
-    links = EqualLinks(simulation.latency, simulation.bandwidth or math.inf, simulation.downlink or math.inf)
+    rates = simulation.bandwidth or math.inf, simulation.downlink or math.inf
+    links = EqualLinks(simulation.latency, *rates, simulation.summing / element)
     plan = compose.plan(experiment)
     network = SimulatedNetwork(network_settings(experiment, plan.n), plan.n, experiment.seed)
     job = Job(0, 0, empty(1, "float32"), gradient=plan.gradients, accumulate=_accumulate(experiment))

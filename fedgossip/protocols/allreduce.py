@@ -146,6 +146,11 @@ class AllReduce:
         """How many rounds are behind this worker."""
         return self.at.round
 
+    @property
+    def summed(self) -> int:
+        """See `machine.AddingMachine`."""
+        return self.exchange.summed
+
     # --- events ---------------------------------------------------------------------------------------------------
 
     def handle(self, event: Event, now_ns: int) -> Sequence[Effect]:

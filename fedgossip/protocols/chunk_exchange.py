@@ -53,16 +53,25 @@ class ChunkExchange:
         self.length, self.kind = like.size, like.dtype
         again_ns = group.waits.again_ns
         self.links = {other: ChunkLink(other, longest_ns, again_ns) for other in group.others}
+        self._summed = 0  # in reductions that are over
+        self.now = self.next = self._reduction()
         self.renew(0)
+
+    @property
+    def summed(self) -> int:
+        """Elements that were added to others here, in all rounds."""
+        return self._summed + self.now.summed + self.next.summed
 
     def renew(self, round: int) -> None:
         """Forget what is under way, and make room for this round and the next."""
         for link in self.links.values():
             link.drop()
+        self._summed = self.summed
         self.round, self.now, self.next = round, self._reduction(), self._reduction()
 
     def advance(self) -> None:
         """The round is done."""
+        self._summed += self.now.summed
         self.round, self.now, self.next = self.round + 1, self.next, self._reduction()
 
     def _reduction(self) -> Reduction:

@@ -141,7 +141,7 @@ class Coordinator(Generic[State]):
         self.interrupted = summing is not None and summing.life > 0
         """Whether the round that comes first may have been begun in an earlier life."""
         self.company = Company(node, clients)
-        self.phase = "new"
+        self.phase, self.summed = "new", 0  # elements
         self.exchange: Exchange | None = None
         self.drawn: set[NodeId] = set()  # into a cohort with no more clients than the round wanted
         self.done: set[NodeId] = set()  # have the final model
@@ -330,7 +330,10 @@ class Coordinator(Generic[State]):
         if self.exchange and self.exchange.belongs(answer):
             phase = self.exchange.phase
             self.exhausted |= exhausted
-            return self._going(self.exchange.heard(sender, answer), phase, now_ns)
+            effects = self.exchange.heard(sender, answer)
+            if isinstance(answer, Contribution):
+                self.summed += sum(vector.size for vector in answer.vectors)
+            return self._going(effects, phase, now_ns)
         round = answer.round if isinstance(answer, Contribution | Refusal) else round_of(answer.session)
         if round > self.round or (round == self.round and isinstance(answer, Contribution)):
             text = f"coordinator, round {self.round}: client {sender} answers for round {round}"

@@ -59,6 +59,8 @@ class Reduction:
         self._order = self._buckets[::-1]
         self._lacks = length  # all elements from here on have been given
         self._first = 0  # all buckets before it, in their order, are done
+        self.summed = 0
+        """Elements that were added to others here."""
 
     @property
     def done(self) -> bool:
@@ -148,6 +150,8 @@ class Reduction:
         while True:
             for bucket in self._order[self._first : self._first + OPEN]:
                 out += bucket.go_on()
+                self.summed += bucket.summed
+                bucket.summed = 0
             before = self._first
             while self._first < len(self._order) and self._order[self._first].done:
                 self._first += 1
@@ -169,6 +173,7 @@ class _Bucket:
         self._adds = sum(move.way is Way.ADD for move, _ in self._moves)  # still to be made
         self._raw = table.exact
         self._exact: ExactSum | None = None
+        self.summed = 0  # elements, until they are counted
 
     def begin(self, weight: float, held: Vector) -> None:
         """The rank's own term stands in its vector now."""
@@ -233,6 +238,7 @@ class _Bucket:
             self._part[part], self._weight = came, 0.0
             return
         self._adds -= 1
+        self.summed += came.size
         if self._exact is None:
             np.add(self._part[part], came, out=self._part[part])
             return

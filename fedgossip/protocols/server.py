@@ -111,6 +111,7 @@ class ParameterServer:
         resumed: Checkpoint | None = None,
         life: int = 0,
     ) -> None:
+        self.summed = 0  # elements
         self.node, self.manager, self.placement, self.make = node, manager, placement, make
         self.initial, self.schema, self.settings, self.rate = initial, schema, settings, rate
         self.phase, self.epoch, self.told = "new", 0, resumed.round if resumed else 0
@@ -319,6 +320,7 @@ class ParameterServer:
         self._hear(sender, now_ns)
         if whole is None:
             return [taken]
+        self.summed += whole.size
         change = clocks.push(sender, push.weight, push.steps, whole, self.rate)
         made = self._make(push.shard, change, now_ns) if change else []
         return [taken, *made, *self._go_on(now_ns)]

@@ -85,6 +85,7 @@ class SyncGossip(Lifecycle[State]):
         self.ledger = EdgeLedger(schema)
         self.mailbox = Mailbox(leads_of(node, schedule, self.company.partners))
         self.open = ExchangedRound()
+        self.summed = 0  # elements
 
     def rostered(self, schedule: object) -> None:
         self.schedule = schedule  # type: ignore[assignment]
@@ -224,6 +225,7 @@ class SyncGossip(Lifecycle[State]):
         row, outgoing = self._agreed(), self.learner.outgoing
         inputs = {j: outgoing if j == self.node else self.mailbox.model(j, round).vectors for j in row}
         slots = range(len(outgoing))
+        self.summed += (len(row) - 1) * sum(vector.size for vector in outgoing)
         self.learner.mixed(tuple(_mixed([(weight, inputs[j][k]) for j, weight in row.items()]) for k in slots))
         self.ledger.closes(round, outgoing)
         self._go_to(round + 1)

@@ -54,6 +54,8 @@ class NetworkSettings:
     """Seconds that one round of training takes on a peer of speed 1."""
     per_example: float | None = None
     """Seconds that one example of it takes there, in place of `training`."""
+    summing: float = 0.0
+    """Seconds in which a peer adds an element of a vector to another."""
     speed_spread: float = 0.0
     """Peers' speeds are exp(N(0, spread^2)), drawn once; 0: all equal."""
     training_jitter: float = 0.0
@@ -141,6 +143,10 @@ class SimulatedNetwork:
         each = self.settings.per_example
         factor = self._devices[node].slower / self._speed[node]
         return (self.settings.training if each is None else each * examples) * factor
+
+    def summing_ns(self, elements: int) -> int:
+        """Return how long a node takes to add so many elements."""
+        return int(self.settings.summing * elements * NS)
 
 
 def _device(settings: NetworkSettings, node: NodeId) -> _Device:

@@ -21,6 +21,7 @@ from typing import Any
 from fedgossip.errors import ProtocolError
 from fedgossip.faults import NOTHING, UNHARMED, FaultScript, Happening, Strike, Turn
 from fedgossip.machine import (
+    AddingMachine,
     Aggregated,
     Checkpoint,
     Effect,
@@ -80,7 +81,14 @@ class _Wake:
     """A peer that sleeps goes on."""
 
 
-_Coming = Event | Look | _Begin | _Restart | _Wake
+@dataclass(frozen=True, slots=True)
+class _Summed:
+    """A peer has added up what it was told, and does these."""
+
+    effects: Sequence[Effect]
+
+
+_Coming = Event | Look | _Begin | _Restart | _Wake | _Summed
 _Lives = tuple[int, int]
 """The incarnations of the sender, and of the receiver as the sender knows it."""
 
@@ -140,6 +148,8 @@ class Simulator:
         self._states: dict[NodeId, Any] = {}  # the task's memory of a peer, with its checkpoint
         self._asleep: dict[NodeId, int] = {}  # since when
         self._held: dict[NodeId, list[tuple[int, _Coming, int, _Lives]]] = {}
+        self._adding: dict[NodeId, int] = {}  # until when
+        self._counts_sums = network.settings.summing > 0
         self._sent: dict[Link, int] = {}
         self._touched = script.touches_messages
         self._detection_ns = int(network.settings.detection * NS)
@@ -196,6 +206,8 @@ class Simulator:
             return  # messages for the dead peer are not for the one that takes its place
         elif isinstance(event, _Wake):
             self._wake(node)
+        elif self._adding.get(node, 0) > self.now_ns:  # keeps its number: what comes first is told first
+            heapq.heappush(self._heap, (self._adding[node], sequence, node, event, size, lives))
         elif node in self._asleep:
             self._held[node].append((sequence, event, size, lives))
         else:
@@ -205,6 +217,8 @@ class Simulator:
         match event:
             case _Begin() | _Restart() | _Wake():
                 raise AssertionError("not for a machine")
+            case _Summed(effects):
+                self._perform_all(node, effects)
             case Look(other):
                 self._look(node, other)
             case Fired(key) if self._timers.get((node, key)) != sequence:
@@ -226,11 +240,25 @@ class Simulator:
     def _tell(self, node: NodeId, event: Event) -> None:
         if isinstance(event, Trained):
             self._meters[node].train_ended(self.now_ns, event.metrics)
+        before = self._summed(node)
         try:
             effects = self.machines[node].handle(event, self.now_ns)
         except ProtocolError as error:
             self._note("refused", node, str(error))
             return
+        takes = self.network.summing_ns(self._summed(node) - before)
+        if not takes:
+            self._perform_all(node, effects)
+            return
+        self._adding[node] = until = self.now_ns + takes
+        heapq.heappush(self._heap, (until, -1, node, _Summed(effects), 0, (0, self.lives[node])))
+
+    def _summed(self, node: NodeId) -> int:
+        """How many elements it has added so far, where that takes time."""
+        machine = self.machines[node]
+        return machine.summed if self._counts_sums and isinstance(machine, AddingMachine) else 0
+
+    def _perform_all(self, node: NodeId, effects: Sequence[Effect]) -> None:
         for effect in effects:
             self._perform(node, effect)
         self._sizes.clear()

@@ -30,6 +30,9 @@ class Collective:
     """Vectors that the rank sends that sends most."""
     seconds: Callable[[int, float, float, float], float]
     """(m, d, a, b) -> time of one all-reduce, without the time of adding."""
+    added: Callable[[int], float]
+    """m -> vectors added one after the other.  The middle of a star adds all but the last while others come, where
+    adding is quicker than the link; among all, at most: it depends on the order in which they come."""
 
 
 def _log2(m: int) -> int:
@@ -56,41 +59,48 @@ COLLECTIVES: Mapping[str, Collective] = {
         steps=lambda m: 2 * (m - 1),
         busiest=lambda m: 2 * (m - 1) / m,
         seconds=lambda m, d, a, b: 2 * (m - 1) * (a + d / (m * b)),
+        added=lambda m: (m - 1) / m,
     ),
     "ring-naive": Collective(
         ring_naive,
         steps=lambda m: 2 * (m - 1),
         busiest=lambda m: min(m - 1, 2),
         seconds=lambda m, d, a, b: 2 * (m - 1) * (a + d / b),
+        added=lambda m: m - 1,
     ),
     "halving-doubling": Collective(
         halving_doubling,
         steps=lambda m: 2 * _log2(m) + 2 * _folds(m),
         busiest=lambda m: 2 * _share(m) + _folds(m),
         seconds=lambda m, d, a, b: 2 * _log2(m) * a + 2 * _share(m) * d / b + 2 * _folds(m) * (a + d / b),
+        added=lambda m: _share(m) + _folds(m),
     ),
     "recursive-doubling": Collective(
         recursive_doubling,
         steps=lambda m: _log2(m) + 2 * _folds(m),
         busiest=lambda m: _log2(m) + _folds(m),
         seconds=lambda m, d, a, b: (_log2(m) + 2 * _folds(m)) * (a + d / b),
+        added=lambda m: _log2(m) + _folds(m),
     ),
     "tree": Collective(
         tree,
         steps=lambda m: 2 * _levels(m),
         busiest=_levels,
         seconds=lambda m, d, a, b: 2 * _levels(m) * (a + d / b),
+        added=_levels,
     ),
     "star": Collective(
         star,
         steps=lambda m: 2 * (m > 1),
         busiest=lambda m: m - 1,
         seconds=lambda m, d, a, b: 2 * (a + (m - 1) * d / b) * (m > 1),
+        added=lambda m: int(m > 1),
     ),
     "all-to-all": Collective(
         all_to_all,
         steps=lambda m: int(m > 1),
         busiest=lambda m: m - 1,
         seconds=lambda m, d, a, b: (a + (m - 1) * d / b) * (m > 1),
+        added=lambda m: m - 1,
     ),
 }
