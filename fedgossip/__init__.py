@@ -24,6 +24,7 @@ from fedgossip.version import __version__
 kernels.prepare()
 
 if TYPE_CHECKING:
+    from fedgossip.drivers.forecasting import forecast_run
     from fedgossip.drivers.local import run_local
     from fedgossip.drivers.simulate import simulate
     from fedgossip.errors import ConfigError, FedgossipError
@@ -40,6 +41,7 @@ HOMES = {
     "FedgossipError": "fedgossip.errors",
     "Experiment": "fedgossip.experiment",
     "load_experiment": "fedgossip.experiment",
+    "forecast_run": "fedgossip.drivers.forecasting",
     "run_local": "fedgossip.drivers.local",
     "JoinedLoop": "fedgossip.loops.joined",
     "join": "fedgossip.loops.joining",
@@ -71,6 +73,7 @@ __all__ = [
     "__version__",
     "build",
     "forecast",
+    "forecast_run",
     "join",
     "load_experiment",
     "resolve",

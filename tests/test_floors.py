@@ -20,7 +20,7 @@ FLOORS = [
     {"machine", "file_locks"},
     {"task", "roles", "event_kinds"},
     {"headers", "records", "topology", "algorithms", "secure", "placement"},
-    {"protocols"},
+    {"protocols", "forecasts"},
     {"wire", "metrics", "trace", "faults", "learning", "privacy", "audit"},
     {"simulation", "net", "checkpoints"},
     {"experiment", "report", "costs"},

@@ -21,6 +21,7 @@ COMMANDS = {
     "demo": ("fedgossip.cli.demo", "Eight graphs and real peers on real data, in under a minute."),
     "init": ("fedgossip.cli.init", "Make a folder with a commented experiment to begin from."),
     "run": ("fedgossip.cli.run", "Run an experiment file: simulated, or as processes of this machine."),
+    "forecast": ("fedgossip.cli.forecast", "Forecast a run before it begins: disagreement and scores, graph by graph."),
     "launch": ("fedgossip.cli.launch", "Run a script with a training loop of your own, once per peer."),
     "host": ("fedgossip.cli.host", "Invite others to a run, and be one of its peers."),
     "join": ("fedgossip.cli.join", "Take part in a run that you are invited to."),

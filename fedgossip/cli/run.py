@@ -62,6 +62,13 @@ if TYPE_CHECKING:
 @click.option(
     "--centralised", is_flag=True, help="Then train one model on all data with as many steps and examples, to compare."
 )
+@click.option(
+    "--forecast",
+    type=click.Choice(["auto", "none", "probe", "shadow"]),
+    default="auto",
+    show_default=True,
+    help="Forecast the run before it begins.  auto: where the whole answer is known, as of quadratics.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout; all else on stderr.")
 def run(
     experiment: Path | None,
@@ -75,6 +82,7 @@ def run(
     dry_run: bool,
     report: bool,
     centralised: bool,
+    forecast: str,
     as_json: bool,
 ) -> int:
     """Run the experiment in the file EXPERIMENT."""
@@ -101,7 +109,7 @@ def run(
         echo(line, err=True)
     from fedgossip.rundir.run_directory import new_path
 
-    drive = _Drive(on, report, int(trace_limit * 1e9) if trace else 0)
+    drive = _Drive(on, report, int(trace_limit * 1e9) if trace else 0, None if forecast == "none" else forecast)
     with talk_to_stderr() if as_json else contextlib.nullcontext():
         finished = drive(plan, stopped or out or new_path(plan, on, Path("runs")), resumed=stopped is not None)
         if centralised:
@@ -133,6 +141,7 @@ class _Drive:
     on: str
     report: bool
     trace_bytes: int
+    forecast: str | None = None
 
     def __call__(self, plan: Plan, out: Path, *, resumed: bool) -> Run:
         from fedgossip.cli.progress import Progress
@@ -147,10 +156,13 @@ class _Drive:
             if self.on == "local":
                 from fedgossip.drivers.local import run_local_plan
 
-                return run_local_plan(plan, out, report=self.report, watch=progress, trace_bytes=self.trace_bytes)
+                how: dict[str, Any] = {"trace_bytes": self.trace_bytes, "forecast": self.forecast}
+                return run_local_plan(plan, out, report=self.report, watch=progress, **how)
             from fedgossip.drivers.simulate import simulate_plan
 
-            return simulate_plan(plan, engine=self.on, out=out, report=self.report, watch=progress)
+            return simulate_plan(
+                plan, engine=self.on, out=out, report=self.report, watch=progress, forecast=self.forecast
+            )
 
 
 REFUSALS_SHOWN = 4
@@ -298,4 +310,15 @@ def _gossiped(summary: dict[str, Any]) -> list[tuple[str, str]]:
         if told or "skipped_mix" in summary["events"]:
             measured += " for rounds in which nobody is missing"
         rows.append(("contraction per round", measured))
-    return rows
+    return [*rows, *_forecast(summary)]
+
+
+def _forecast(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return how the forecast that the run began with was kept."""
+    if summary.get("forecast_kept") is None:
+        return []
+    told = summary["forecast_file"]
+    exact = "exact" if told["exact"] else f"edges {told['width']:.2f} times apart"
+    wide = ", weakly tied: wide" if told["wide"] else ""
+    said = f"kept in {100 * summary['forecast_kept']:.0f} % of the rounds"
+    return [("forecast", f"{said}; {told['level']} before the run, {exact}{wide}")]

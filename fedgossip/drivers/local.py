@@ -22,6 +22,7 @@ import msgspec
 
 from fedgossip import kernels, owner_files
 from fedgossip.drivers.fault_injector import Striker
+from fedgossip.drivers.forecasting import foretold_of
 from fedgossip.drivers.participant import check_recordable
 from fedgossip.drivers.simulate import faults_of
 from fedgossip.errors import ConfigError, NetworkError, NotWrittenError
@@ -151,16 +152,17 @@ def run_local(
     overrides: Sequence[str] = (),
     report: bool = True,
     watch: Callable[[Row], None] | None = None,
+    forecast: str | None = None,
 ) -> Run:
     """Run every peer of an experiment as a process of this machine; `out` is a new folder for the run directory.
 
-    `experiment`, `seed`, `overrides` and `watch` as in `simulate`.  A synchronous run without faults, late peers and a
-    budget of privacy ends with its digest.  Raises ConfigError before a process is started, NetworkError where peers
-    do not come up, and where a peer fails its error.
+    `experiment`, `seed`, `overrides`, `watch` and `forecast` as in `simulate`.  A synchronous run without faults, late
+    peers and a budget of privacy ends with its digest.  Raises ConfigError before a process is started, NetworkError
+    where peers do not come up, and where a peer fails its error.
     """
     if not isinstance(experiment, Experiment):
         experiment = load_experiment(experiment, overrides, seed=seed)
-    return run_local_plan(compose.plan(experiment), Path(out), report=report, watch=watch)
+    return run_local_plan(compose.plan(experiment), Path(out), report=report, watch=watch, forecast=forecast)
 
 
 def run_local_plan(
@@ -172,6 +174,7 @@ def run_local_plan(
     watch: Callable[[Row], None] | None = None,
     resume: bool = False,
     trace_bytes: int = 0,
+    forecast: str | None = None,
 ) -> Run:
     """`run_local`, for an experiment whose graph is resolved already.  `family`: one that is warm already.
 
@@ -190,8 +193,9 @@ def run_local_plan(
         folders = [out / "peers" / f"{node:02d}" for node in range(plan.n)]
         left = incarnations.prepare(out, folders, plan, task.schema, shares.digest) if resume else None
         tracking = Tracking(plan.experiment, out) if plan.experiment.track.to else None
-        directory = RunDirectory.again(out, plan, left.rows) if left else RunDirectory(out, plan)
-        keeper = Keeper(directory, watch, tracking)
+        foretold = foretold_of(plan, task, forecast, out if resume else None)
+        directory = RunDirectory.again(out, plan, left.rows) if left else RunDirectory(out, plan, foretold)
+        keeper = Keeper(directory, watch, tracking, foretold)
         record = record_of(plan, task.evaluate, watch_all=False)
         collector = Collector(folders, record, keeper)
         interrupted = False

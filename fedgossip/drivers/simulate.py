@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from fedgossip.algorithms.base import GossipAlgorithm
 from fedgossip.drivers import sim_checkpoint
+from fedgossip.drivers.forecasting import foretold_of
 from fedgossip.drivers.sim_checkpoint import CheckpointedSimulation, Left, Pauses
 from fedgossip.errors import ConfigError, FedgossipError, NetworkError, nearest
 from fedgossip.experiment import GIVEN, Experiment, load_experiment
@@ -26,6 +27,7 @@ from fedgossip.plans.plan import EXHAUSTED, Results, record_of
 from fedgossip.plans.recovering import peer_of, recovers
 from fedgossip.records import Row
 from fedgossip.rundir import incarnations, run_directory
+from fedgossip.rundir.foretold import Foretold
 from fedgossip.rundir.run_directory import Keeper, Run, RunDirectory, RunOutcome
 from fedgossip.rundir.tracking import Tracking
 from fedgossip.simulation.network import DeviceClass, NetworkSettings, SimulatedNetwork
@@ -53,13 +55,15 @@ def simulate(
     out: Path | str | None = None,
     report: bool = False,
     watch: Watch | None = None,
+    forecast: str | None = None,
 ) -> Run:
     """Run an experiment in this process and return what came out.
 
     `experiment`: a path, a mapping of the file's shape, or an Experiment.  `engine`: "sim" (machines, virtual network)
     or "stacked" (arrays only; the same bits, no time).  `overrides`: "section.key=value" texts.  `task`: anything with
     the methods of `fedgossip.task.LocalTask`, in place of the experiment's own.  `out`: a new folder for the run
-    directory; None writes nothing.  `watch` is called with every row of the record as it comes.
+    directory; None writes nothing.  `watch` is called with every row of the record as it comes.  `forecast`: "probe" or
+    "shadow" forecasts the run before it begins (see `forecast_run`); the summary says how far it was kept.
 
     `schedule`, or `mixing` (a Mixing, or an array [n, n] whose row i is what i gives the models that it hears):
     the graph of each round, in place of [topology]'s.  `algorithm`: an object with the methods of
@@ -78,7 +82,7 @@ def simulate(
         experiment = load_experiment(experiment.to_dict(), texts)
     objects = {"schedule": given, "algorithm": algorithm}
     plan = compose.plan(experiment, **{name: one for name, one in objects.items() if one is not None})
-    return simulate_plan(plan, engine=engine, task=task, out=out, report=report, watch=watch)
+    return simulate_plan(plan, engine=engine, task=task, out=out, report=report, watch=watch, forecast=forecast)
 
 
 def simulate_plan(
@@ -90,6 +94,7 @@ def simulate_plan(
     report: bool = False,
     watch: Watch | None = None,
     resume: bool = False,
+    forecast: str | None = None,
 ) -> Run:
     """`simulate`, for an experiment whose graph is resolved already.
 
@@ -104,20 +109,20 @@ def simulate_plan(
         plan = plan.with_shares(shares)
     compose.check_task(plan, task)
     plan = plan.with_segments(segments_of(task))
-    initial = [task.initial(node) for node in range(plan.n)]
-    script = faults_of(plan)
+    initial, script = [task.initial(node) for node in range(plan.n)], faults_of(plan)
     if engine == "stacked" and script:
         raise ConfigError("the stacked engine has no time and no messages: no faults", "Run it with --on sim.")
     folder = Path(out) if out is not None else None
     about = incarnations.about_of(plan, -1, task.schema, shares.digest)
     left, refused = sim_checkpoint.left_in(folder, about) if folder and resume else (None, [])
     tracking = Tracking(plan.experiment, folder) if folder and plan.experiment.track.to else None
-    directory = _directory(folder, plan, engine, left, resume=resume) if folder else None
-    keeper = Keeper(directory, watch, tracking)
+    foretold = foretold_of(plan, task, forecast, folder if resume else None)
+    directory = _directory(folder, plan, engine, left, foretold, resume=resume) if folder else None
+    keeper = Keeper(directory, watch, tracking, foretold)
     record = record_of(plan, task.evaluate, watch_all=plan.n * task.length <= WATCHED_ELEMENTS)
     results = Results([None] * plan.n)
-    make = _simulator if engine == "sim" else _stacked
-    run, finish, known = make(plan, script, task, initial, record, keeper, shares)
+    made = plan, script, task, initial, record, keeper, shares
+    run, finish, known = _simulator(*made) if engine == "sim" else _stacked(*made)
     simulation = CheckpointedSimulation(run, record, task, plan.n, {**plan.externals, "write": keeper, **known})
     pauses = Pauses(folder if plan.pausable else None, about, simulation, keeper)
     try:
@@ -165,10 +170,12 @@ def _verdict(plan: Plan, results: Results, record: Network, keeper: Keeper) -> s
     return run_directory.status_of(plan, said, keeper.rows)
 
 
-def _directory(folder: Path, plan: Plan, engine: str, left: Left | None, *, resume: bool) -> RunDirectory:
+def _directory(
+    folder: Path, plan: Plan, engine: str, left: Left | None, foretold: Foretold | None, *, resume: bool
+) -> RunDirectory:
     if resume:
         return RunDirectory.again(folder, plan, left.rows if left else 0)
-    directory = RunDirectory(folder, plan)
+    directory = RunDirectory(folder, plan, foretold)
     run_directory.write_whole(folder / sim_checkpoint.ENGINE, msgspec.json.encode(sim_checkpoint.Engine(engine)))
     return directory
 

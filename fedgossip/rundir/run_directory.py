@@ -4,6 +4,7 @@
     roles.json           who takes part, as what
     metrics.jsonl        a line per peer and round, per round, per event; written as they come
     summary.json         written last, in one piece
+    forecast.json        what was forecast, written before the first row; where that was asked for
     model.safetensors    the averaged model, named parameters
     report.html          one page, no external request
     peers/03/            what each real process wrote itself
@@ -32,6 +33,7 @@ import numpy as np
 from fedgossip import kernels, owner_files
 from fedgossip.checkpoints import NEWEST, PREVIOUS
 from fedgossip.errors import ConfigError, NotWrittenError
+from fedgossip.forecasts import FORECAST, encoded
 from fedgossip.machine import NodeId
 from fedgossip.metrics import Network
 from fedgossip.plans import compose
@@ -42,6 +44,7 @@ from fedgossip.records import EventRow, NetworkRow, Row, RowWriter, read_rows
 from fedgossip.report.reading import LAUNCHED
 from fedgossip.roles import ROLES
 from fedgossip.rundir.busiest import busiest
+from fedgossip.rundir.foretold import Foretold
 from fedgossip.rundir.tracking import Tracking
 from fedgossip.scores import Score
 from fedgossip.task import LocalTask, tensors_of
@@ -93,11 +96,13 @@ class Run:
 class RunDirectory:
     """Made when a run starts; refuses a folder that holds something else."""
 
-    def __init__(self, path: Path, plan: Plan) -> None:
+    def __init__(self, path: Path, plan: Plan, foretold: Foretold | None = None) -> None:
         try:
             owner_files.made(path)
             if any(path.iterdir()):
                 raise ConfigError(f"{path}: not empty", _advice_on(path))
+            if foretold:
+                write_whole(path / FORECAST, encoded(foretold.forecast))
             self._open(path, plan)
         except OSError as error:
             raise _not_writable(path, error) from None
@@ -212,8 +217,10 @@ class Keeper:
         directory: RunDirectory | None,
         watch: Callable[[Row], None] | None,
         tracking: Tracking | None = None,
+        foretold: Foretold | None = None,
     ) -> None:
         self._tracking = tracking
+        self.foretold = foretold
         if tracking:
             tracking.begin()
         self.rows: list[Row] = []
@@ -332,6 +339,7 @@ def summarize(
         "processor": kernels.processor(),
         "kernels": kernels.used(),
         **plan.facts(keeper.rows),
+        **(keeper.foretold.facts(networks, experiment.score) if keeper.foretold else {}),
     }
 
 

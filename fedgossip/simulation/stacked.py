@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, cast
 
 import numpy as np
 
-from fedgossip.algorithms.base import GossipAlgorithm, State, Step
+from fedgossip.algorithms.base import GossipAlgorithm, State, Step, Vectors
 from fedgossip.errors import TrainingError
 from fedgossip.machine import NodeId
 from fedgossip.messages import CHECK_WORDS, Accepted, Masked, Message, Model, Parcel
@@ -137,14 +137,13 @@ def run_stacked(
         mixing = schedule.mixing(number)
         before = algorithm.model(state)
         updates = task.train([Job(node, number, before[node]) for node in range(n)])
-        step = _step(number, updates, before.dtype)
-        state, outgoing = algorithm.trained(state, _stack([u.difference for u in updates]), step)
+        step = stacked_step(number, updates, before.dtype)
+        state, outgoing = algorithm.trained(state, stacked_updates(updates), step)
         seen = algorithm.seen(state, outgoing)
         groups = mixing.rows_by_degree()
         first = tuple(vectors[0] for vectors in outgoing)
         traffic = exchange.carried(edges, number, task.schema, first)
-        mixed = tuple(exchange.mix(groups, vectors) for vectors in outgoing)
-        state = algorithm.mixed(state, mixed)
+        state = combined(algorithm, state, outgoing, groups, exchange)
         for meter, update, sent, received in zip(meters, updates, *traffic, strict=True):
             meter.train_ended(0, update.metrics)
             meter.sent(*sent)
@@ -154,6 +153,13 @@ def run_stacked(
             write(row)
         stack.round, stack.state = number + 1, state
     return list(algorithm.model(state))
+
+
+def combined(
+    algorithm: GossipAlgorithm[State], state: State, outgoing: Vectors, groups: RowGroups, exchange: StackedExchange
+) -> State:
+    """Return the state of all nodes when what went out, [n, d] each, is mixed."""
+    return algorithm.mixed(state, tuple(exchange.mix(groups, vectors) for vectors in outgoing))
 
 
 Counts = list[dict[int, int]]
@@ -241,14 +247,15 @@ def _priced(counts: Counts, message: Callable[[int], Message]) -> list[Sizes]:
     ]
 
 
-def _step(round: int, updates: Sequence[Update], kind: np.dtype[np.floating]) -> Step:
+def stacked_step(round: int, updates: Sequence[Update], kind: np.dtype[np.floating]) -> Step:
     """Return the step of all nodes at once."""
     one_by_one = [Step.of(round, update.metrics) for update in updates]
     rates, steps = (np.array([[getattr(one, name)] for one in one_by_one], kind) for name in ("rate", "steps"))
     return Step(round, rates, steps)
 
 
-def _stack(differences: list[Vector | None]) -> Vector | None:
-    there = [one for one in differences if one is not None]
-    assert len(there) in (0, len(differences)), "a task changes every vector or none"
+def stacked_updates(updates: Sequence[Update]) -> Vector | None:
+    """Return the updates of all nodes, [n, d]; None where nothing changed."""
+    there = [update.difference for update in updates if update.difference is not None]
+    assert len(there) in (0, len(updates)), "a task changes every vector or none"
     return frozen(np.stack(there)) if there else None

@@ -1,0 +1,168 @@
+"""`fedgossip forecast`: what is to be expected of a run before it begins, on one graph or on several."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fedgossip.cli.portable import portable_option
+from fedgossip.cli.text import columns, echo, print_json, talk_to_stderr
+
+if TYPE_CHECKING:
+    from fedgossip.forecasts import RunForecast
+    from fedgossip.plans.gossip import GossipPlan
+
+
+@click.command()
+@click.argument("experiment", type=click.Path(path_type=Path))
+@click.argument("more", metavar="[GRAPH]...", nargs=-1)
+@click.option(
+    "--level",
+    type=click.Choice(["graph", "probe", "shadow"]),
+    default="shadow",
+    show_default=True,
+    help="graph: nothing is trained.  probe: three jobs a peer.  shadow: one training at the peers' mean.",
+)
+@click.option("--graphs", metavar="GRAPH...", multiple=True, help="Other graphs than the file's, of as many peers.")
+@click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Replace a key of the file.")
+@portable_option
+@click.option("--seed", type=int, help="Replace the file's seed.")
+@click.option(
+    "--memory", metavar="GB", type=click.FloatRange(min=0, min_open=True), default=4.0, show_default=True,
+    help="Most memory for the models of a shadow run.",
+)  # fmt: skip
+@click.option("--out", type=click.Path(path_type=Path), help="Write the forecasts into this file, as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON list on stdout; all else on stderr.")
+def forecast(
+    experiment: Path,
+    more: tuple[str, ...],
+    level: str,
+    graphs: tuple[str, ...],
+    overrides: tuple[str, ...],
+    seed: int | None,
+    memory: float,
+    out: Path | None,
+    as_json: bool,
+) -> int:
+    """Forecast the run of the file EXPERIMENT: how far its peers will disagree, and how good they will be.
+
+    Two edges for each round, between which the consensus distance will lie, and for the three scores where they are
+    evaluated.  `fedgossip run --forecast` writes the same into the run's folder, and holds it against the run.
+    """
+    from fedgossip.drivers.forecasting import forecasts_of, plans_of
+    from fedgossip.plans import compose
+
+    plans = plans_of(experiment, [*graphs, *more], overrides, seed)
+    with talk_to_stderr() if as_json else contextlib.nullcontext():
+        if level == "graph":
+            found: list[Any] = [_promised(plan) for plan in plans]
+            text, table = found, _promises(found)
+        else:
+            task, _ = compose.task_of(plans[0].experiment, plans[0].learners)
+            told = forecasts_of(plans, task, level, memory_gb=memory)
+            text, table = list(told), _expected(told, plans[0])
+    if out:
+        _write(out, text)
+    if as_json:
+        print_json(text)
+        return 0
+    echo(columns(table))
+    echo(f"\n{_legend(level, text)}")
+    return 0
+
+
+def _write(out: Path, found: Sequence[Any]) -> None:
+    from fedgossip.forecasts import encoded
+    from fedgossip.rundir.run_directory import write_whole
+
+    write_whole(out, encoded(found))
+    echo(f"written: {out}", err=True)
+
+
+# --- the graph alone --------------------------------------------------------------------------------------------
+
+
+def _promised(plan: GossipPlan) -> dict[str, Any]:
+    """What the graph says of itself, and of each round."""
+    from fedgossip.drivers.forecasting import called
+    from fedgossip.topology.forecasting import outlook
+
+    shares = outlook(plan.schedule, plan.experiment.rounds)
+    worst = None if shares.worst is None else shares.worst.tolist()
+    about = {"level": "graph", "graph": called(plan), "typical": shares.typical.tolist(), "worst": worst}
+    return about | plan.forecast.to_dict()
+
+
+def _promises(found: Sequence[dict[str, Any]]) -> list[list[str]]:
+    rows = [["graph", "a peer sends", "n_W", "a round leaves", "to halve", "to 1 %", "exact", "left at the end"]]
+    for one in found:
+        rate = one["slem"] if one["slem"] is not None else one["rate"]
+        halve, percent = (_both(one[f"typical_to_{word}"], one[f"rounds_to_{word}"]) for word in ("halve", "1_percent"))
+        worst = "-" if one["worst"] is None else _number(one["worst"][-1])
+        left = f"{_number(one['typical'][-1])} / {worst}"
+        exact = "-" if one["exact_after"] is None else str(one["exact_after"])
+        first = [one["graph"], f"{one['messages']:.3g}", _number(one["n_w"]), _number(rate)]
+        rows.append([*first, halve, percent, exact, left])
+    return rows
+
+
+# --- of the run -------------------------------------------------------------------------------------------------
+
+
+def _expected(found: Sequence[RunForecast], plan: GossipPlan) -> list[list[str]]:
+    scored = found[0].scores is not None
+    word = plan.experiment.score.word
+    heads = ["graph", "disagreement at the end", "point"]
+    rows = [[*heads, *((f"{word}: averaged", "mean peer", "worst peer") if scored else ())]]
+    for one in found:
+        rows.append([one.graph, _between(one.lower[-1], one.upper[-1]), _point(one), *_scores(one)])
+    return rows
+
+
+def _point(one: RunForecast) -> str:
+    if one.points is None:
+        return "weakly tied: wide"
+    return "exact" if one.exact else _number(one.points[-1])
+
+
+def _scores(one: RunForecast) -> list[str]:
+    if one.scores is None:
+        return []
+    told = one.scores
+    return [f"{told.averaged[-1]:.3f}", _span(told.mean_peer[-1]), _span(told.worst_peer[-1])]
+
+
+def _span(ends: tuple[float, float]) -> str:
+    low, high = (f"{end:.3f}" for end in ends)
+    return low if low == high else f"{low} to {high}"
+
+
+def _between(low: float, high: float) -> str:
+    said = _number(low), _number(high)
+    return said[0] if said[0] == said[1] else f"{said[0]} to {said[1]}"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
+
+
+def _both(typical: int | None, worst: int | None) -> str:
+    return " / ".join("-" if value is None else str(value) for value in (typical, worst))
+
+
+def _legend(level: str, found: Sequence[Any]) -> str:
+    if level == "graph":
+        return "To halve, to 1 %, left at the end: of a disagreement by mixing alone, typical / worst direction."
+    jobs = sum({one.jobs for one in found})
+    how = "three jobs a peer" if level == "probe" else "one training at the peers' mean"
+    last = found[0].rounds
+    lines = [f"After round {last}, by {how}: {jobs:,} local trainings in all."]
+    if level == "probe" and not all(one.exact for one in found):
+        lines.append("A probe takes the first round's updates for all rounds': --level shadow follows them.")
+    if any(one.wide for one in found):
+        lines.append("Weakly tied: the edges are more than 2.5 times apart, so no point is given.")
+    return "\n".join(lines)

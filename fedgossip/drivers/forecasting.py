@@ -1,0 +1,205 @@
+"""The forecast of a run before it begins, and of the same run on other graphs: from an experiment to `RunForecast`s."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedgossip.errors import ConfigError, nearest
+from fedgossip.experiment import GIVEN, Experiment, load_experiment
+from fedgossip.forecasts import RunForecast, ScoreForecast
+from fedgossip.plans import compose
+from fedgossip.plans.gossip import GossipPlan
+from fedgossip.rundir.foretold import Foretold
+from fedgossip.simulation.probe import expected_distances, probe
+from fedgossip.simulation.recursion import GossipCourse, is_linear
+from fedgossip.simulation.shadow import Shadow, Shadowed, run_shadow
+from fedgossip.simulation.stacked import PLAIN
+from fedgossip.task import LocalTask
+
+LEVELS = ("probe", "shadow")
+AUTO = "auto"
+"""A probe where that is the whole answer, of problems that have one; else nothing."""
+AUTO_LIMIT, AUTO_ELEMENTS = 256, 1 << 22  # peers, and numbers in all their vectors together
+MEMORY_GB = 4.0
+"""Most memory for the models of a shadow run."""
+
+Told = Callable[[int], None]
+
+
+def forecast_run(
+    experiment: Experiment | Mapping[str, Any] | Path | str,
+    level: str = "shadow",
+    *,
+    graphs: Sequence[str] = (),
+    overrides: Sequence[str] = (),
+    seed: int | None = None,
+    memory_gb: float = MEMORY_GB,
+    watch: Told = lambda _: None,
+) -> list[RunForecast]:
+    """Return what is to be expected of a gossip run before it begins, on its own graph or on each of `graphs`.
+
+    `level`: "probe" (three jobs a node, then arithmetic) or "shadow" (all rounds of one training at the peers' mean,
+    whatever the number of graphs).  `watch` is called after each round of a shadow.
+
+    Raises ConfigError where nothing is known: another kind of run than synchronous gossip, an algorithm that is not
+    linear in what it is given, a graph that is not known, models that do not fit into `memory_gb`.
+    """
+    if level not in LEVELS:
+        raise ConfigError(f"there is no forecast of level {level!r}", nearest(level, LEVELS))
+    plans = plans_of(experiment, graphs, overrides, seed)
+    task, _ = compose.task_of(plans[0].experiment, plans[0].learners)
+    return forecasts_of(plans, task, level, memory_gb=memory_gb, watch=watch)
+
+
+def plans_of(
+    experiment: Experiment | Mapping[str, Any] | Path | str,
+    graphs: Sequence[str] = (),
+    overrides: Sequence[str] = (),
+    seed: int | None = None,
+) -> list[GossipPlan]:
+    """Return the plan of an experiment, or one for each of `graphs` with as many peers.  Raises ConfigError."""
+    if isinstance(experiment, Experiment):
+        experiment = experiment.to_dict()
+    first = compose.plan(load_experiment(experiment, overrides, seed=seed))
+    plans = [gossiping(first)]
+    if graphs:
+        named = [f"topology.n={first.learners}"]
+        made = [load_experiment(experiment, [*overrides, *named, f'topology.graph="{g}"'], seed=seed) for g in graphs]
+        plans = [gossiping(compose.plan(one)) for one in made]
+    return plans
+
+
+def foretold_of(plan: compose.Plan, task: LocalTask, level: str | None, stopped: Path | None) -> Foretold | None:
+    """Return the forecast of a run that begins, or that of one that was `stopped` in a folder; None without.
+
+    `level`: "probe", "shadow", or AUTO.  Raises ConfigError as `forecast_run`.
+    """
+    if stopped is not None:
+        return Foretold.left_in(stopped)
+    if level is None or (level == AUTO and not _has_an_answer(plan, task)):
+        return None
+    (found,) = forecasts_of([gossiping(plan)], task, "probe" if level == AUTO else level)
+    return Foretold.of(found)
+
+
+def _has_an_answer(plan: compose.Plan, task: LocalTask) -> bool:
+    """Whether a probe of the run costs nothing worth speaking of, and tells all of it."""
+    if not isinstance(plan, GossipPlan) or plan.how.stacked is None:
+        return False
+    small = plan.n <= AUTO_LIMIT and plan.n * task.length <= AUTO_ELEMENTS
+    whole = not plan.experiment.learns and not plan.experiment.loops and not plan.experiment.faults
+    return small and whole and is_linear(_course(plan))
+
+
+def gossiping(plan: compose.Plan) -> GossipPlan:
+    """Return the plan, where rounds of gossip can be forecast.  Raises ConfigError for any other."""
+    if not isinstance(plan, GossipPlan):
+        said = f"a run of {plan.roles.said} has no disagreement between peers to forecast"
+        raise ConfigError(said, "A forecast is of gossip: an experiment with [topology].")
+    if plan.how.stacked is None:
+        advice = 'Forecast algorithm.mode = "sync"; `fedgossip topology show GRAPH` tells what the graph promises.'
+        raise ConfigError("asynchronous gossip has no rounds: its forecast is not known", advice)
+    if plan.experiment.loops:
+        advice = "Forecast the same model and data with task.kind = \"learning\"."
+        raise ConfigError("a training loop of your own cannot be asked ahead: its forecast is not known", advice)
+    return plan
+
+
+def forecasts_of(
+    plans: Sequence[GossipPlan],
+    task: LocalTask,
+    level: str,
+    *,
+    memory_gb: float = MEMORY_GB,
+    watch: Told = lambda _: None,
+) -> list[RunForecast]:
+    """Return a forecast for each plan, all of the same experiment but for its graph.  What the task remembers is kept.
+
+    Raises ConfigError as `forecast_run`, TrainingError where training diverges.
+    """
+    courses = [_course(plan) for plan in plans]
+    for course in courses:
+        if not is_linear(course):
+            name = plans[0].experiment.algorithm.name
+            advice = "Sums of what it is given are not sums of what it gives: there is nothing to forecast it by."
+            raise ConfigError(f"the forecast of {name} is not known: it is not linear", advice)
+    if level == "probe":
+        return _probed(plans, courses, task)
+    _check_memory(plans, task, memory_gb)
+    return _shadowed(plans, courses, task, watch)
+
+
+def _course(plan: GossipPlan) -> GossipCourse:
+    e = plan.experiment
+    assert plan.how.stacked is not None
+    exchange = PLAIN if e.algorithm.private else plan.how.stacked(e.algorithm)  # the same models, to the masks' grid
+    return GossipCourse(plan.schedule.name, plan.schedule, plan.algorithm, exchange)
+
+
+def _check_memory(plans: Sequence[GossipPlan], task: LocalTask, memory_gb: float) -> None:
+    plan = plans[0]
+    each = 2 * (1 + len(plan.algorithm.slots)) * plan.n * task.length * task.dtype.itemsize
+    if len(plans) * each <= memory_gb * 1e9:
+        return
+    fits, whole = int(memory_gb * 1e9 // each), len(plans) * each / 1e9
+    graphs = "1 graph" if len(plans) == 1 else f"{len(plans)} graphs"
+    text = f"a shadow run of {graphs}, {plan.n} peers and {task.length:,} parameters holds {whole:.1f} GB"
+    how = f"{fits} of them fit: name so many with --graphs" if fits else "Not one fits: take --level probe"
+    raise ConfigError(f"{text}, more than {memory_gb:g}", f"{how}, or allow more with --memory {whole:.1f}.")
+
+
+def _probed(plans: Sequence[GossipPlan], courses: Sequence[GossipCourse], task: LocalTask) -> list[RunForecast]:
+    found = probe(task, plans[0].n)
+    made = []
+    for plan, course in zip(plans, courses, strict=True):
+        pulled = expected_distances(found, course, plan.experiment.rounds, found.response.share)
+        same = found.response.isotropic
+        free = pulled if same else expected_distances(found, course, plan.experiment.rounds, 0.0)
+        responses = [(0, found.response.share)]
+        made.append(_made("probe", plan, free, pulled, exact=found.exact, responses=responses, jobs=found.jobs))
+    return made
+
+
+def _shadowed(
+    plans: Sequence[GossipPlan], courses: Sequence[GossipCourse], task: LocalTask, watch: Told
+) -> list[RunForecast]:
+    """One training for all graphs that keep the mean where it is, and one for each that does not."""
+    made: dict[int, RunForecast] = {}
+    shared = [place for place, plan in enumerate(plans) if not _moves_the_mean(plan)]
+    alone = [place for place, plan in enumerate(plans) if _moves_the_mean(plan)]
+    for places in [*([shared] if shared else []), *([place] for place in alone)]:
+        e, own = plans[places[0]].experiment, places[0] in alone
+        shadow = Shadow(task, [courses[place] for place in places], e.rounds, e.score, own_mean=own)
+        run_shadow(shadow, e.rounds, {*range(0, e.rounds, e.eval.every), e.rounds}, watch)
+        responses = [(response.round, response.share) for response in shadow.responses]
+        for place, found in zip(places, shadow.found, strict=True):
+            free = found.pulled if shadow.exact else found.free
+            how: dict[str, Any] = {"exact": shadow.exact, "responses": responses, "jobs": shadow.jobs}
+            made[place] = _made("shadow", plans[place], free, found.pulled, scores=_scores(found), **how)
+    return [made[place] for place in range(len(plans))]
+
+
+def _moves_the_mean(plan: GossipPlan) -> bool:
+    """Whether the mean of the peers goes a way of its own on this graph: rows alone sum to one, or sums are mixed."""
+    return plan.schedule.stochastic == "rows" or plan.algorithm.needs.own_graph
+
+
+def _scores(found: Shadowed) -> ScoreForecast | None:
+    if not found.evaluated:
+        return None
+    return ScoreForecast(found.evaluated, found.averaged, found.mean_peer, found.worst_peer)
+
+
+def _made(level: str, plan: GossipPlan, free: Sequence[float], pulled: Sequence[float], **more: Any) -> RunForecast:
+    lower, upper = np.minimum(free, pulled).tolist(), np.maximum(free, pulled).tolist()
+    return RunForecast(level, called(plan), plan.experiment.algorithm.name, plan.n, lower, upper, **more)
+
+
+def called(plan: GossipPlan) -> str:
+    """What people call the graph of a plan: as they wrote it."""
+    written = plan.experiment.topology.graph
+    return plan.schedule.name if written == GIVEN else written

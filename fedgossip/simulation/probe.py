@@ -1,0 +1,149 @@
+"""A probe: three jobs a node at the first models' mean, and from them the disagreement that is to be expected.
+
+    C, C'    updates less their mean, on two batches             G_ij = <C_i, C'_j>: what lasts, and who resembles whom
+    s^2      1/2 mean_i ||u_i - u'_i||^2                          what of them is drawn afresh in each round
+    a        how an update answers to being away from the mean    see `shadow`
+
+    D_t^2  =  what G makes of the algorithm's recursion  +  s^2 / n sum over the rounds of what is left of their noise
+
+Both by the algorithm's own object, in float64 on few columns, so any algorithm, order, graph and schedule will do; the
+placement of the data on the graph is in G.  For D-PSGD with symmetric W, modes (l_k, v_k) and B_k^2 = v_k' G v_k,
+
+    D^2  =  1/n sum_{k>=2} [ (l_k / (1 - (1-a) l_k))^2 B_k^2  +  s^2 l_k^2 / (1 - (1-a)^2 l_k^2) ]
+
+in the long run.  It is the answer for quadratics.  Elsewhere updates change as the training goes on: a shadow run
+follows them, and this does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedgossip.algorithms.base import Step
+from fedgossip.seeds import stream
+from fedgossip.simulation.recursion import GossipCourse, Recursion
+from fedgossip.simulation.shadow import Response, response_of
+from fedgossip.simulation.stacked import stacked_step, stacked_updates
+from fedgossip.task import Job, LocalTask, give_memory, memory_of
+from fedgossip.vectors import Vector, frozen, mean
+
+FloatArray = npt.NDArray[np.float64]
+
+IMPULSES_LIMIT = 256  # nodes; of more, and of rounds that never repeat, noise is drawn in
+DRAWS = 256  # columns
+
+
+@dataclass(frozen=True, eq=False)
+class Probe:
+    """What three jobs a node told.
+
+    gram: float64 [2n, 2n], inner products of the first vectors less their mean, and of what lasts of the updates less
+    theirs.  noise: s^2, the expected square of what does not last.  step: of all nodes.  jobs: how many were trained.
+    """
+
+    gram: FloatArray
+    noise: float
+    response: Response
+    step: Step
+    jobs: int
+
+    @property
+    def exact(self) -> bool:
+        """Whether one probe tells all of a quadratic: the same response in all directions, and nothing drawn."""
+        return self.response.isotropic and self.noise == 0.0
+
+
+def probe(task: LocalTask, n: int) -> Probe:
+    """Ask `task` for three updates a node; what it remembers is put back.  Raises TrainingError as it does."""
+    before = [memory_of(task, node) for node in range(n)]
+    start = np.stack([task.initial(node) for node in range(n)])
+    at = mean(list(start))
+    asked = 0
+
+    def trained(round: int, vectors: Sequence[Vector]) -> tuple[Vector, Step]:
+        nonlocal asked
+        updates = task.train([Job(node, round, vector) for node, vector in enumerate(vectors)])
+        asked += n
+        for node, memory in enumerate(before):
+            give_memory(task, node, memory)
+        found = stacked_updates(updates)
+        return np.zeros_like(start) if found is None else found, stacked_step(round, updates, np.dtype(np.float64))
+
+    (u, step), (again, _) = trained(0, [at] * n), trained(1, [at] * n)
+    away = _centred(u)
+    there, _ = trained(0, [frozen((at + one).astype(at.dtype)) for one in away])
+    e, lasting = _centred(start), _centred(again)
+    cross = e @ (away + lasting).T / 2
+    gram = np.block([[e @ e.T, cross], [cross.T, (away @ lasting.T + lasting @ away.T) / 2]])
+    noise = float(np.mean(np.sum((u.astype(np.float64) - again) ** 2, axis=1))) / 2
+    return Probe(gram, noise, response_of(0, away, there.astype(np.float64) - u), step, asked)
+
+
+def expected_distances(found: Probe, course: GossipCourse, rounds: int, share: float) -> list[float]:
+    """Return the distance expected after each round, [rounds], where all directions have the response `share`."""
+    n = course.schedule.n
+    squares = _of_lasting(found, course, rounds, share)
+    if found.noise:
+        squares = squares + found.noise / n * _of_noise(found, course, rounds, share)
+    return [float(root) for root in np.sqrt(np.maximum(squares, 0.0))]
+
+
+def _of_lasting(found: Probe, course: GossipCourse, rounds: int, share: float) -> FloatArray:
+    """Return the mean square [rounds] that the first vectors and the lasting updates make of it."""
+    n = course.schedule.n
+    values, directions = np.linalg.eigh(found.gram)
+    columns = directions * np.sqrt(np.abs(values))
+    run, lasting = Recursion(course, frozen(columns[:n].copy())), columns[n:]
+    squares = np.empty(rounds)
+    for round in range(rounds):
+        _advance(run, found.step, round, lasting, share)
+        squares[round] = np.sum(_centred(run.model) ** 2, axis=0) @ np.sign(values) / n  # a batch's product may be < 0
+    return squares
+
+
+def _of_noise(found: Probe, course: GossipCourse, rounds: int, share: float) -> FloatArray:
+    """Return the sum of squares [rounds] that unit noise at every node in every round makes of it."""
+    n, period = course.schedule.n, course.schedule.period
+    if not period or n > IMPULSES_LIMIT:
+        return _of_draws(found, course, rounds, share)
+    left = [_of_impulse(found, course, rounds, share, phase) for phase in range(min(period, rounds))]
+    squares = np.zeros(rounds)
+    for begun in range(rounds):
+        squares[begun:] += left[begun % period][: rounds - begun]
+    return squares
+
+
+def _of_impulse(found: Probe, course: GossipCourse, rounds: int, share: float, phase: int) -> FloatArray:
+    """Return the sum of squares after 1, 2, ... rounds of unit noise in round `phase` alone."""
+    n = course.schedule.n
+    run, nothing = Recursion(course, frozen(np.zeros((n, n)))), np.zeros((n, n))
+    squares = np.empty(rounds)
+    for round in range(phase + rounds):
+        _advance(run, found.step, round, np.eye(n) if round == phase else nothing, share)
+        if round >= phase:
+            squares[round - phase] = np.sum(_centred(run.model) ** 2)
+    return squares
+
+
+def _of_draws(found: Probe, course: GossipCourse, rounds: int, share: float) -> FloatArray:
+    n = course.schedule.n
+    run, draw = Recursion(course, frozen(np.zeros((n, DRAWS)))), stream(0, "forecast noise", n)
+    squares = np.empty(rounds)
+    for round in range(rounds):
+        _advance(run, found.step, round, draw.choice([-1.0, 1.0], (n, DRAWS)), share)
+        squares[round] = np.sum(_centred(run.model) ** 2) / DRAWS
+    return squares
+
+
+def _advance(run: Recursion, step: Step, round: int, updates: FloatArray, share: float) -> None:
+    run.advance(frozen(updates - share * _centred(run.model)), replace(step, round=round))
+
+
+def _centred(vectors: npt.NDArray[Any]) -> FloatArray:
+    exact = vectors.astype(np.float64)
+    return np.asarray(exact - exact.mean(axis=0))

@@ -1,0 +1,97 @@
+"""Rounds of gossip whose updates are given: an algorithm's own recursion, on all nodes' vectors at once.
+
+    x  <-  A_t x + B_t u
+
+A forecast runs the algorithm object itself on updates that nobody trained from x, so no formula is written twice.  It
+holds where the object is linear in (x, u), which `is_linear` finds out by asking it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedgossip.algorithms.base import GossipAlgorithm, Step
+from fedgossip.seeds import stream
+from fedgossip.simulation.stacked import StackedExchange, combined
+from fedgossip.topology import Schedule
+from fedgossip.vectors import Vector, frozen
+
+ASKED_ROUNDS = 8
+"""Number of rounds that an algorithm is asked for, to see whether it is linear,"""
+ASKED_SCALES = (1e-3, 1.0, 1e3)
+"""and sizes of the vectors in them: a rule that clips differs beyond its threshold alone."""
+LINEAR = 1e-9
+"""Largest difference of a sum that is still rounding, as a share of the largest element."""
+
+
+@dataclass(frozen=True, eq=False)
+class GossipCourse:
+    """One way that a run may take: an algorithm of all nodes on a schedule.  `name`: what people call it."""
+
+    name: str
+    schedule: Schedule
+    algorithm: GossipAlgorithm[Any]
+    exchange: StackedExchange
+
+
+class Recursion:
+    """All nodes' vectors [n, c] on a course; or one row [1, c] that hears nobody, as the mean of all does."""
+
+    def __init__(self, course: GossipCourse, start: Vector, *, alone: bool = False) -> None:
+        self._course, self._alone = course, alone
+        self._state = course.algorithm.start(start)
+
+    @property
+    def model(self) -> Vector:
+        """The vectors to train from."""
+        return self._course.algorithm.model(self._state)
+
+    def advance(self, updates: Vector | None, step: Step) -> None:
+        """Do the round `step.round` with `updates`, like the vectors; None: no change."""
+        course = self._course
+        state, outgoing = course.algorithm.trained(self._state, updates, step)
+        if self._alone:
+            self._state = course.algorithm.mixed(state, outgoing)
+        else:
+            groups = course.schedule.mixing(step.round).rows_by_degree()
+            self._state = combined(course.algorithm, state, outgoing, groups, course.exchange)
+
+
+def is_linear(course: GossipCourse) -> bool:
+    """Whether the models of twice one history of updates, plus another, are twice the one's plus the other's.
+
+    A median or a clipped sum is not: of such a rule a forecast by superposition is none.  Raises TrainingError for
+    what a user's own algorithm returns.
+    """
+    for scale in ASKED_SCALES:
+        p, q = _history(course.schedule.n, 1.0, 0), _history(course.schedule.n, scale, 1)
+        both = [frozen(2.0 * a + b) for a, b in zip(p, q, strict=True)]
+        for a, b, sum_of_both in zip(*(_models(course, history) for history in (p, q, both)), strict=True):
+            if float(np.abs(2.0 * a + b - sum_of_both).max()) > LINEAR * max(1.0, float(np.abs(sum_of_both).max())):
+                return False
+    return True
+
+
+def _history(n: int, scale: float, draw: int) -> list[Vector]:
+    """Return first vectors and updates [n, 3] at random."""
+    values = stream(0, "linear", n, draw).standard_normal((1 + ASKED_ROUNDS, n, 3))
+    return [frozen(scale * each) for each in values]
+
+
+def _models(course: GossipCourse, history: list[Vector]) -> Iterator[Vector]:
+    run = Recursion(course, history[0])
+    found: list[npt.NDArray[np.floating]] = []
+    for round, updates in enumerate(history[1:]):
+        run.advance(updates, steps_of(round, course.schedule.n))
+        found.append(run.model)
+    return iter(found)
+
+
+def steps_of(round: int, n: int, rate: float = 0.1) -> Step:
+    """Return the step of a round in which all nodes take one at the same rate."""
+    return Step(round, np.full((n, 1), rate), np.ones((n, 1)))

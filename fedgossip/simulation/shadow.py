@@ -1,0 +1,205 @@
+"""A shadow run: all nodes train from their exact mean, and beside it every graph's disagreement follows by recursion.
+
+    U_t   <-  updates at the mean, one job a node                  the run of a complete graph
+    X_g   <-  A_g,t X_g + B_g,t (U_t - a_t (X_g - mean))           for every graph g, by its algorithm's own object
+
+The mean of a network follows the mean update, whatever the graph: so one training serves all graphs.  What this leaves
+out is that a peer away from the mean has another update there.  To first order that pulls it back, by a share a_t that
+differs by direction.  So there are two edges: without it, a = 0, above; and below with the share in the direction in
+which the updates themselves differ, where the loss bends most.  Where the share is the same in all directions (a
+quadratic) both edges are the run itself.  The share is measured as the training goes on, by one more job a node:
+
+    a  =  -<u(mean + C) - u(mean), C> / ||C||^2        C: the updates less their mean; the same batch in both
+
+Memory: two states of the algorithm for every graph, [n, d] a slot; no round is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from fedgossip.algorithms.base import Step
+from fedgossip.scores import ACCURACY, Score
+from fedgossip.simulation.recursion import GossipCourse, Recursion
+from fedgossip.simulation.stacked import stacked_step, stacked_updates
+from fedgossip.task import Job, LocalTask, give_memory, memory_of
+from fedgossip.vectors import Vector, consensus_distance, frozen, mean
+
+PROBES = 10
+"""The response is measured in rounds 0, 1, 2, 4, 8, ..., and at least so often in a run."""
+ISOTROPIC = 1e-4
+"""Largest share of a response that may point elsewhere, where it counts as the same in all directions."""
+
+Interval = tuple[float, float]
+
+
+@dataclass
+class Shadowed:
+    """What follows for one graph, after each round: the distance without and with a response; scores where evaluated.
+
+    `averaged`, and for the mean and the worst peer the values at both edges, in the order of `evaluated`.
+    """
+
+    name: str
+    free: list[float] = field(default_factory=list)
+    pulled: list[float] = field(default_factory=list)
+    evaluated: list[int] = field(default_factory=list)
+    averaged: list[float] = field(default_factory=list)
+    mean_peer: list[Interval] = field(default_factory=list)
+    worst_peer: list[Interval] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Response:
+    """How an update answers to being away from the mean: the share `a`, and whether all directions have it."""
+
+    round: int
+    share: float
+    isotropic: bool
+
+
+class Shadow:
+    """A shadow run of `courses`, all of one algorithm; `advance` does a round.
+
+    `score`: the metric of the task that scores are.  `own_mean`: the mean is that of the one course, whose graph moves
+    it; else that of a single peer that hears nobody.
+    """
+
+    def __init__(
+        self,
+        task: LocalTask,
+        courses: Sequence[GossipCourse],
+        rounds: int,
+        score: Score = ACCURACY,
+        *,
+        own_mean: bool = False,
+    ) -> None:
+        self.found = [Shadowed(course.name) for course in courses]
+        self.responses: list[Response] = []
+        self.jobs = 0
+        self._task, self._score, self._rounds, self._n = task, score, rounds, courses[0].schedule.n
+        start = frozen(np.stack([task.initial(node) for node in range(self._n)]))
+        self._edges = [(Recursion(course, start), Recursion(course, start)) for course in courses]
+        self._centre = self._edges[0][1]
+        self._alone = None if own_mean else Recursion(courses[0], frozen(mean(list(start))[None]), alone=True)
+        self._due = 0
+
+    @property
+    def exact(self) -> bool:
+        """Whether the edges are one, and the run itself: each response was the same in all directions."""
+        return all(response.isotropic for response in self.responses)
+
+    @property
+    def mean(self) -> Vector:
+        """The mean of all peers, [d]."""
+        return mean(list((self._alone or self._centre).model))
+
+    def advance(self, round: int, *, evaluate: bool) -> None:
+        """Do `round`, counted from 0, and measure; with scores where it is to `evaluate`."""
+        at = self.mean
+        memory = self.memory()
+        updates, step = self._trained(round, [at] * self._n)
+        if round == self._due:
+            self._due += max(1, min(round, self._rounds // PROBES))
+            if updates is not None:
+                self._probe(round, at, updates, memory)
+        share = self.responses[-1].share if self.responses else 0.0
+        for free, pulled in self._edges:
+            free.advance(updates, step)
+            pulled.advance(_pulled(updates, pulled.model, at, share), step)
+        if self._alone:
+            self._alone.advance(None if updates is None else frozen(mean(list(updates))[None]), _of_all(step))
+        self._measure()
+        if evaluate:
+            self._evaluate(round + 1)
+
+    def _trained(self, round: int, vectors: Sequence[Vector]) -> tuple[Vector | None, Step]:
+        updates = self._task.train([Job(node, round, vector) for node, vector in enumerate(vectors)])
+        self.jobs += self._n
+        return stacked_updates(updates), stacked_step(round, updates, vectors[0].dtype)
+
+    def _probe(self, round: int, at: Vector, updates: Vector, before: Sequence[Mapping[str, Any]]) -> None:
+        """Measure the response in the direction of the updates; the task then remembers what it did."""
+        after, away = self.memory(), updates - mean(list(updates))
+        self.remember(before)
+        there, _ = self._trained(round, [frozen(at + one) for one in away])
+        self.remember(after)
+        assert there is not None, "a task changes every vector or none"
+        self.responses.append(response_of(round, away, there - updates))
+
+    def memory(self) -> list[Mapping[str, Any]]:
+        """What the task remembers of each node."""
+        return [memory_of(self._task, node) for node in range(self._n)]
+
+    def remember(self, memory: Sequence[Mapping[str, Any]]) -> None:
+        """Let the task go on from there."""
+        for node, one in enumerate(memory):
+            give_memory(self._task, node, one)
+
+    def _measure(self) -> None:
+        for found, (free, pulled) in zip(self.found, self._edges, strict=True):
+            found.free.append(consensus_distance(free.model))
+            found.pulled.append(consensus_distance(pulled.model))
+
+    def _evaluate(self, round: int) -> None:
+        (averaged,) = self._scores([self.mean])
+        if averaged is None:
+            return
+        for found, edges in zip(self.found, self._edges, strict=True):
+            each = [self._scores(list(edge.model)) for edge in (edges[1:] if self.exact else edges)]
+            known = [[value for value in values if value is not None] for values in each]
+            found.evaluated.append(round)
+            found.averaged.append(averaged)
+            found.mean_peer.append(_ends([float(np.mean(values)) for values in known]))
+            found.worst_peer.append(_ends([self._score.worst(values) for values in known]))
+
+    def _scores(self, vectors: Sequence[Vector]) -> list[float | None]:
+        return [metrics.get(self._score.name) for metrics in self._task.evaluate(vectors)]
+
+
+def run_shadow(
+    shadow: Shadow, rounds: int, evaluated: Collection[int] = (), watch: Callable[[int], None] = lambda _: None
+) -> Shadow:
+    """Do all rounds of a shadow run, and put back what its task remembers; return it.
+
+    `evaluated`: the rounds, counted from 1, that have scores.  `watch` is called after each.  Raises TrainingError
+    where training diverges.
+    """
+    before = shadow.memory()
+    try:
+        for round in range(rounds):
+            shadow.advance(round, evaluate=round + 1 in evaluated)
+            watch(round + 1)
+    finally:
+        shadow.remember(before)
+    return shadow
+
+
+def response_of(round: int, away: Vector, difference: Vector) -> Response:
+    """Return the response to being `away` [n, d], by what the updates there differ from those at the mean.
+
+    Where nobody is away, or no update differs, there is none, in all directions.
+    """
+    e, moved = away.astype(np.float64).ravel(), difference.astype(np.float64).ravel()
+    square, size = float(e @ e), float(np.linalg.norm(moved))
+    if square == 0 or size == 0:
+        return Response(round, 0.0, isotropic=True)
+    share = -float(moved @ e) / square
+    return Response(round, share, isotropic=float(np.linalg.norm(moved + share * e)) <= ISOTROPIC * size)
+
+
+def _pulled(updates: Vector | None, model: Vector, at: Vector, share: float) -> Vector | None:
+    return None if updates is None else frozen(updates - updates.dtype.type(share) * (model - at))
+
+
+def _of_all(step: Step) -> Step:
+    """Return the step of one that stands for all."""
+    return Step(step.round, step.rate.mean(keepdims=True), step.steps.mean(keepdims=True))
+
+
+def _ends(values: Sequence[float]) -> Interval:
+    return min(values), max(values)

@@ -1,0 +1,216 @@
+"""What is forecast of a run before it begins, held against the run."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from commands import Said, in_process
+
+import fedgossip
+from fedgossip.algorithms.dsgd import DSGD, Iterate
+from fedgossip.drivers.forecasting import forecast_run
+from fedgossip.errors import ConfigError
+from fedgossip.forecasts import RunForecast, digest_of, inside, kept, read_forecast
+from fedgossip.records import NetworkRow
+
+GRAPHS = (
+    *("ring", "torus:4x4", "hypercube", "star", "path", "tree", "two-cliques", "regular:3", "one-peer-exponential"),
+    *("base:1", "el-oracle:4", "random-matching", "directed-exponential", "complete"),
+)
+
+
+def quadratic(graph: str = "ring", rounds: int = 400, algorithm: str = "dsgd", **task: Any) -> dict[str, Any]:
+    weights = {"weights": "lazy"} if algorithm == "d2" else {}
+    return {
+        "rounds": rounds,
+        "topology": {"graph": graph, "n": 16, **weights},
+        "algorithm": {"name": algorithm},
+        "task": {"kind": "quadratic", "dtype": "float64", "eta": 0.1, **task},
+    }
+
+
+def digits(graph: str, model: str, alpha: float, steps: int, lr: float) -> dict[str, Any]:
+    return {
+        "rounds": 60,
+        "topology": {"graph": graph, "n": 16},
+        "data": {"source": "digits", "partition": {"kind": "dirichlet", "alpha": alpha}},
+        "model": {"source": model},
+        "train": {"lr": lr, "batch_size": 16, "local_steps": steps, "device": "cpu"},
+        "eval": {"every": 20},
+    }
+
+
+def distances(experiment: dict[str, Any]) -> np.ndarray:
+    run = fedgossip.simulate(experiment, engine="stacked")
+    return np.array([row.consensus_distance for row in run.network() if row.round])
+
+
+@pytest.mark.parametrize(("placement", "expected"), [("smooth", 0.42462948), ("alternating", 0.00065746)])
+@pytest.mark.parametrize("level", ["probe", "shadow"])
+def test_the_forecast_of_a_quadratic_is_its_formula(level: str, placement: str, expected: float) -> None:
+    """(1/n) sum_k (eta l_k / (1 - (1-eta) l_k))^2 B_k^2, docs/numerics.md section 4, on a ring of 16."""
+    (found,) = forecast_run(quadratic(placement=placement), level)
+    assert found.exact
+    assert found.lower == found.upper
+    assert found.upper[-1] ** 2 == pytest.approx(expected, abs=5e-9)
+    assert np.abs(distances(quadratic(placement=placement)) - found.upper).max() < 1e-9
+
+
+METHODS = [
+    ("gradient-tracking", "ring"),
+    ("d2", "ring"),
+    ("dsgdm", "ring"),
+    ("qg-dsgdm", "base:1"),
+    ("decentlam", "torus:4x4"),
+    ("two-tap", "ring"),
+    ("push-sum", "directed-exponential"),
+    ("dsgd", "el-oracle:4"),
+    ("dsgd", "el-local:4"),
+    ("window-doubling", "window-doubling"),
+]
+
+
+@pytest.mark.parametrize(("algorithm", "graph"), METHODS)
+def test_every_linear_method_is_forecast_by_its_own_object(algorithm: str, graph: str) -> None:
+    """No formula is written twice: where the loss is a quadratic both levels are the run itself, on any schedule."""
+    experiment = quadratic(graph, 60, algorithm, placement="random")
+    measured = distances(experiment)
+    for level in ("probe", "shadow"):
+        (found,) = forecast_run(experiment, level)
+        assert np.abs(np.array(found.upper) - measured).max() < 1e-9 * measured.max(), level
+        assert found.lower == found.upper
+
+
+def test_a_shadow_knows_the_noise_of_a_run_and_a_probe_its_expected_square() -> None:
+    """.00684153 of sigma = 1, eta = .1: (eta^2 sigma^2 / n) sum_k l_k^2 / (1 - (1-eta)^2 l_k^2), per coordinate."""
+    experiment = quadratic(rounds=60, placement="alternating", sigma=1.0, dim=40)
+    (shadow,) = forecast_run(experiment, "shadow")
+    assert np.abs(distances(experiment) - shadow.upper).max() < 1e-9
+    many = 100_000  # of one batch's product with another of what lasts, 1 / sqrt(many) is left by chance
+    (probe,) = forecast_run(quadratic(rounds=200, placement="alternating", sigma=1.0, dim=many), "probe")
+    assert probe.upper[-1] ** 2 / many == pytest.approx(0.00684153 + 0.00065746, rel=0.03)
+
+
+def test_rounds_that_begin_apart_are_forecast_too() -> None:
+    experiment = {
+        "rounds": 20,
+        "topology": {"graph": "base:1", "n": 11},
+        "task": {"kind": "averaging", "dim": 8, "dtype": "float64"},
+    }
+    (found,) = forecast_run(experiment, "probe")
+    measured = distances(experiment)
+    assert measured[0] > 0.1
+    assert np.abs(measured - found.upper).max() < 1e-9
+
+
+class ClippedMean(DSGD):
+    """D-PSGD that lets nobody move further than 1: not linear."""
+
+    def mixed(self, state: Iterate, mixed: tuple[np.ndarray, ...]) -> Iterate:
+        return Iterate(state.x + np.clip(mixed[0] - state.x, -1.0, 1.0))
+
+
+def test_there_is_no_forecast_of_a_rule_that_is_not_linear() -> None:
+    with pytest.raises(ConfigError, match="the forecast of given is not known: it is not linear"):
+        fedgossip.simulate(quadratic(rounds=4), engine="stacked", algorithm=ClippedMean(), forecast="shadow")
+
+
+FEW = ("torus:4x4", "one-peer-exponential", "el-oracle:4")
+SETTINGS = {
+    "mlp": ("mlp:64-32-10", 0.3, 5, 0.1),
+    "softmax": ("softmax", 10.0, 1, 0.1),
+    "mlp, one large step": ("mlp:64-32-10", 1.0, 1, 0.3),
+    "softmax, large steps": ("softmax", 0.3, 5, 0.3),
+}
+LONG = [pytest.param(name, GRAPHS, marks=pytest.mark.long) for name in SETTINGS]
+
+
+@pytest.mark.parametrize(("setting", "graphs"), [("mlp", FEW), ("softmax", FEW), *LONG])
+def test_what_is_learned_lies_between_the_edges_of_a_shadow(setting: str, graphs: tuple[str, ...]) -> None:
+    found = forecast_run(digits("ring", *SETTINGS[setting]), "shadow", graphs=graphs)
+    for graph, forecast in zip(graphs, found, strict=True):
+        run = fedgossip.simulate(digits(graph, *SETTINGS[setting]), engine="stacked")
+        share = kept(forecast, run.network())
+        assert share is not None
+        assert share >= 0.95, graph
+        assert forecast.scores is not None
+        assert forecast.scores.rounds == [20, 40, 60]
+    wide = {one.graph for one in found if one.wide}
+    assert wide <= {"ring", "star", "path", "tree", "two-cliques", "regular:3"}
+
+
+def test_a_forecast_leaves_the_bits_of_the_run_alone() -> None:
+    experiment = digits("ring", "mlp:64-16-10", 0.3, 2, 0.1) | {"rounds": 6}
+    experiment["train"] = experiment["train"] | {"momentum": 0.9}  # the task remembers something
+    plain, forecast = (fedgossip.simulate(experiment, engine="stacked", forecast=how) for how in (None, "shadow"))
+    assert plain.digest == forecast.digest
+    assert "forecast_kept" not in plain.summary
+    assert forecast.summary["forecast_kept"] is not None
+
+
+@pytest.mark.parametrize("engine", ["sim", "stacked"])
+def test_a_run_begins_with_its_forecast_and_ends_with_what_was_kept(tmp_path: Path, engine: str) -> None:
+    out = tmp_path / "run"
+    run = fedgossip.simulate(quadratic(rounds=30), engine=engine, out=out, report=True, forecast="shadow")
+    file, record = out / "forecast.json", out / "metrics.jsonl"
+    assert file.stat().st_mtime_ns <= (out / "experiment.toml").stat().st_mtime_ns <= record.stat().st_mtime_ns
+    assert run.summary["forecast_kept"] == 1.0
+    assert run.summary["forecast_file"]["sha256"] == digest_of(file.read_bytes())
+    read = read_forecast(out)
+    assert read is not None
+    assert read[0].level == "shadow"
+    assert read[0].rounds == 30
+
+
+def test_what_lies_outside_does_not_count_as_kept() -> None:
+    rows = [NetworkRow(round, 4, 0.0, 0, consensus_distance=value) for round, value in ((1, 1.0), (2, 2.2), (3, 0.5))]
+    forecast = RunForecast("shadow", "ring", "dsgd", 4, [1.0, 1.0, 1.0], [2.0, 2.0, 2.0])
+    assert kept(forecast, rows) == pytest.approx(1 / 3)
+    assert inside(1e-9, 0.0, 0.0, 1.0)  # rounding where nothing was expected
+    assert not inside(1e-9, 0.5, 1.0, 1.0)
+
+
+@pytest.fixture
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Said]:
+    """The command line, typed in a folder with two experiments."""
+    (tmp_path / "q.toml").write_text('rounds = 10\n[topology]\ngraph = "ring"\nn = 8\n[task]\nkind = "quadratic"\n')
+    (tmp_path / "fed.toml").write_text('rounds = 4\n[coordinator]\nclients = 4\n[data]\nsource = "digits"\n')
+    return lambda *words: in_process(words, tmp_path, monkeypatch, capsys)
+
+
+def test_a_forecast_of_several_graphs_by_the_command(tmp_path: Path, command: Callable[..., Said]) -> None:
+    done = command("forecast", "q.toml", "--graphs", "ring", "base:1", "--json", "--out", "forecasts.json")
+    told = json.loads(done.out)
+    assert [one["graph"] for one in told] == ["ring", "base:1"]
+    assert json.loads((tmp_path / "forecasts.json").read_text()) == told
+    shown = command("forecast", "q.toml", "--level", "graph", "ring", "base:1")
+    assert (shown.code, "base:1" in shown.out) == (0, True)
+
+
+REFUSED = {
+    "unknown graph": (["--graphs", "rign"], "ring"),
+    "federated": (["fed.toml"], "no disagreement between peers"),
+    "asynchronous": (["--set", "algorithm.mode=async"], "no rounds"),
+    "too large": (["--memory", "0.0000001"], "--memory"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_forecast_is_refused_in_a_line_and_an_advice(case: str, command: Callable[..., Said]) -> None:
+    words, told = REFUSED[case]
+    said = command("forecast", *([] if words[0].endswith(".toml") else ["q.toml"]), *words)
+    assert (said.code, told in said.err, len(said.err.strip().splitlines())) == (2, True, 2)
+
+
+def test_a_model_too_large_for_all_graphs_says_how_many_fit() -> None:
+    """16 peers, 1 number each, two edges of two arrays in float64: 512 bytes a graph."""
+    graphs = list(itertools.islice(GRAPHS, 4))
+    with pytest.raises(ConfigError) as refused:
+        forecast_run(quadratic(rounds=3), "shadow", graphs=graphs, memory_gb=1.1e-6)
+    assert "2 of them fit" in refused.value.advice
