@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,7 @@ import pytest
 from fedgossip import load_experiment
 from fedgossip.costs.fitted import fitted
 from fedgossip.net.link_times import SIZES
-from tests.commands import in_process
+from tests.commands import free_ports, in_process, start
 
 
 def test_a_line_is_found_again() -> None:
@@ -44,3 +46,53 @@ def test_the_command_prints_eight_sizes_and_a_line_for_an_experiment(
     path.write_text(f'{line}\n[topology]\ngraph = "ring"\nn = 3\n')
     simulation = load_experiment(path).simulation
     assert simulation.latency >= 0 and simulation.bandwidth == simulation.downlink
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Path:
+    """Three keys, and a file with their endpoints."""
+    blocks = []
+    for node, port in enumerate(free_ports(3)):
+        words = ["keys", "new", "--id", str(node), "--address", f"tcp://127.0.0.1:{port}", "--out", f"{node}.key"]
+        blocks.append(in_process(words, tmp_path, monkeypatch, capsys).out)
+    (tmp_path / "endpoints.toml").write_text("\n".join(blocks))
+    return tmp_path
+
+
+def survey(desk: Path, nodes: Sequence[int], *more: str) -> list[tuple[int, str, str]]:
+    """(exit code, output, errors) of each machine."""
+    pipes = {"stdout": subprocess.PIPE}
+    common = ["doctor", "--links", "--endpoints", "endpoints.toml", *more, "--key"]
+    running = [start([*common, f"{node}.key"], desk, **pipes) for node in nodes]
+    said = [process.communicate(timeout=240) for process in running]
+    return [(process.returncode, *words) for process, words in zip(running, said, strict=True)]
+
+
+@pytest.mark.sockets
+def test_machines_measure_their_links_to_each_other(desk: Path) -> None:
+    for node, (code, out, err) in enumerate(survey(desk, range(3))):
+        assert code == 0, err
+        rows = [line.split() for line in out.splitlines()[1:3]]
+        assert [row[0] for row in rows] == [str(other) for other in range(3) if other != node]
+        assert all("MB/s" in row for row in rows) and "simulation = { latency = " in out
+
+
+@pytest.mark.sockets
+def test_a_machine_that_is_not_there_is_said_so(desk: Path) -> None:
+    for code, out, err in survey(desk, (0, 2), "--wait", "8"):
+        assert code == 3, err
+        assert re.search(r"^1 .*no answer", out, re.MULTILINE) and out.count("MB/s") == 1
+
+
+@pytest.mark.sockets
+def test_what_cannot_be_measured_is_a_line_and_an_advice(
+    desk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = in_process(["doctor", "--endpoints", "endpoints.toml"], desk, monkeypatch, capsys)
+    assert said.code == 2 and "is for --links" in said.err
+    in_process(["keys", "new", "--id", "9", "--client", "--out", "other.key"], desk, monkeypatch, capsys)
+    words = ["doctor", "--links", "--endpoints", "endpoints.toml", "--key"]
+    said = in_process([*words, "other.key"], desk, monkeypatch, capsys)
+    assert said.code == 2 and "has your key in no block" in said.errors[0]
+    said = in_process([*words, "0.key", "--wait", "0.2"], desk, monkeypatch, capsys)
+    assert said.code == 3 and "none of [1, 2] is there" in said.errors[0]

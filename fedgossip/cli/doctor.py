@@ -18,8 +18,19 @@ NEEDED = ("torch", "numpy", "scipy", "networkx", "pyzmq", "msgspec", "scikit-lea
 
 @click.command()
 @click.option("--links", is_flag=True, help="Measure what encrypted links take over this machine's loopback.")
-def doctor(links: bool) -> int:
+@click.option("--endpoints", type=click.Path(path_type=Path),
+              help="With --links: measure those to the machines in this file, which do the same.")
+@click.option("--key", type=click.Path(path_type=Path), default=Path("peer.key"), show_default=True,
+              help="With --endpoints: one's own key pair, from `fedgossip keys new`.")
+@click.option("--bind", help="With --endpoints: where to listen.  [default: this machine's address there]")
+@click.option("--wait", default=60.0, show_default=True, type=click.FloatRange(0, 86400),
+              help="With --endpoints: seconds until all must be there.")
+def doctor(links: bool, endpoints: Path | None, key: Path, bind: str | None, wait: float) -> int:
     """Say what this machine can do, and what is missing."""
+    if endpoints and not links:
+        raise click.UsageError("--endpoints is for --links: fedgossip doctor --links --endpoints FILE")
+    if endpoints:
+        return _links_between(endpoints, key, bind, wait)
     if links:
         _links()
         return 0
@@ -64,6 +75,40 @@ def _links() -> None:
     echo(f"a time is off that line by up to {line.residual:.0%}; in an experiment file:")
     rate = f"{line.rate:.2g}"
     echo(f"simulation = {{ latency = {line.latency / 2:.2g}, bandwidth = {rate}, downlink = {rate} }}")
+
+
+def _links_between(endpoints: Path, key: Path, bind: str | None, wait: float) -> int:
+    """Print what the links to other machines take, and [simulation] as the slowest; 3 where one was not measured."""
+    from fedgossip.cli.text import columns
+    from fedgossip.costs.fitted import fitted
+    from fedgossip.net.endpoints import load_addresses
+    from fedgossip.net.identity import Identity
+    from fedgossip.net.link_survey import LinkSurvey
+    from fedgossip.net.mesh import Links
+
+    identity = Identity.load(key)
+    known, node = load_addresses(endpoints, identity.public)
+    links = Links(node, bind or known[node].address, identity)
+    rows, lines = [["to", "bytes", "there and back", "rate", "off by"]], []
+    try:
+        echo(f"{node} at {links.address}: waiting for {len(known) - 1} others, who take turns", err=True)
+        for one in LinkSurvey(node, links, known, wait).measured():
+            try:
+                line = fitted(one.sizes, one.seconds)
+            except ValueError as error:
+                rows.append([str(one.node), "-", str(error) if one.sizes else "no answer", "-", "-"])
+                continue
+            lines.append(line)
+            most, rate = f"to {one.sizes[-1]:,}", f"{line.rate / 1e6:,.3g} MB/s"
+            rows.append([str(one.node), most, f"{line.latency * 1e3:.3f} ms", rate, f"{line.residual:.0%}"])
+    finally:
+        links.close(1.0)
+    echo(columns(rows))
+    if lines:
+        latency, rate = max(one.latency for one in lines) / 2, f"{min(one.rate for one in lines):.2g}"
+        echo("as the slowest of them, in an experiment file:")
+        echo(f"simulation = {{ latency = {latency:.2g}, bandwidth = {rate}, downlink = {rate} }}")
+    return 0 if len(lines) == len(known) - 1 else 3
 
 
 def _kernels() -> tuple[bool, str]:

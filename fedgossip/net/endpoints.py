@@ -159,6 +159,16 @@ def load_endpoints(path: Path, n: int, listens: Callable[[NodeId], bool] = lambd
     return found
 
 
+def load_addresses(path: Path, public: str) -> tuple[dict[NodeId, Endpoint], NodeId]:
+    """Read the endpoints of all that listen, and which of them has this public key.  Raises ConfigError."""
+    found = {node: endpoint for node, endpoint in _read(path).items() if endpoint.address}
+    own = [node for node, endpoint in found.items() if endpoint.key == public]
+    if len(own) != 1 or len(found) < 2:
+        what = "has your key in no block with an address" if not own else "names nobody else with an address"
+        raise ConfigError(f"{path} {what}", "Put everybody's [[peer]] block there; name your key pair with --key.")
+    return found, own[0]
+
+
 def _check_listeners(path: Path, found: Endpoints, listens: Callable[[NodeId], bool]) -> None:
     for node, endpoint in found.items():
         if listens(node) and not endpoint.address:
