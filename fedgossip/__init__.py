@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from fedgossip.loops.joining import join
     from fedgossip.loops.simulating import simulate_loop
     from fedgossip.rundir.run_directory import Run
+    from fedgossip.sweeping.sweep import sweep
+    from fedgossip.sweeping.table import SweepTable
     from fedgossip.task import Job, LocalTask, Segment, StatefulTask, Update
     from fedgossip.topology import Forecast, Mixing, Spectrum, Topology, build, forecast, resolve, spectrum
 
@@ -48,6 +50,8 @@ HOMES = {
     "simulate_loop": "fedgossip.loops.simulating",
     "Run": "fedgossip.rundir.run_directory",
     "simulate": "fedgossip.drivers.simulate",
+    "sweep": "fedgossip.sweeping.sweep",
+    "SweepTable": "fedgossip.sweeping.table",
     **dict.fromkeys(("Job", "LocalTask", "Segment", "StatefulTask", "Update"), "fedgossip.task"),
     **dict.fromkeys(
         ("Forecast", "Mixing", "Spectrum", "Topology", "build", "forecast", "resolve", "spectrum"), "fedgossip.topology"
@@ -68,6 +72,7 @@ __all__ = [
     "Segment",
     "Spectrum",
     "StatefulTask",
+    "SweepTable",
     "Topology",
     "Update",
     "__version__",
@@ -81,6 +86,7 @@ __all__ = [
     "simulate",
     "simulate_loop",
     "spectrum",
+    "sweep",
 ]
 
 

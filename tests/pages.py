@@ -22,6 +22,7 @@ from commands import free_ports
 
 import fedgossip
 from fedgossip.cli import cli
+from fedgossip.sweeping.grid import read_sweep
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -93,7 +94,7 @@ class Reader:
                 exec(compile(block.text, f"line {block.line}", "exec"), {"__name__": "__main__"})
             case "toml":
                 assert named, f"line {block.line}: which file is this?"
-                fedgossip.load_experiment(self.folder / named)
+                (read_sweep if "\n[grid]\n" in block.text else fedgossip.load_experiment)(self.folder / named)
 
     def _on_each_machine(self, block: Block) -> None:
         for machine in self.machines:

@@ -27,6 +27,7 @@ FLOORS = [
     {"plans"},
     {"rundir"},
     {"drivers", "watching"},
+    {"sweeping"},
     {"loops", "board", "paradigms"},
     {"cli"},
 ]
@@ -44,8 +45,10 @@ HOMES = {
     "opacus": {"learning", "privacy"},
     "zeroconf": {"net"},
     "segno": {"cli"},
+    "ray": {"sweeping"},
+    "submitit": {"sweeping"},
     "pickle": {"learning"},
-    "pyarrow": {"learning"},
+    "pyarrow": {"learning", "sweeping"},
     "PIL": {"learning"},
     "random": {"learning"},  # whose state a loop of the user's own finds as it left it
 }

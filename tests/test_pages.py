@@ -10,7 +10,7 @@ from pages import MACHINES, ROOT, Reader, blocks, page
 
 import fedgossip
 
-FOLLOWED = ("experiments", "graphs", "faults", "machines", "parallel")
+FOLLOWED = ("experiments", "graphs", "faults", "machines", "parallel", "sweeps")
 ELSEWHERE = {
     "coordinator": "tests/test_pilot.py",
     "journeys": "tests/test_journeys.py",
@@ -61,6 +61,12 @@ def test_what_the_page_on_workers_shows_runs(reader: Reader) -> None:
     for method in ("ring", "parameter-server"):
         digests = [run["digest"] for run in summaries(reader) if run["algorithm"] == method]
         assert len(digests) >= 3 and len(set(digests)) == 1, "simulated, on arrays and as processes"
+
+
+def test_what_the_page_on_sweeps_shows_runs(reader: Reader) -> None:
+    reader.read(page("sweeps"))
+    assert (reader.folder / "sweeps" / "graphs" / "sweep.html").exists()
+    assert (reader.folder / "figures" / "heat.pdf").exists()
 
 
 def test_every_page_with_commands_is_read_by_a_test() -> None:

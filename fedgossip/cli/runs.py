@@ -117,14 +117,33 @@ def _folders(folder: Path, depth: int = 3) -> Iterator[Path]:
 @click.argument("run_dirs", metavar="RUN...", type=click.Path(path_type=Path), nargs=-1, required=True)
 @click.option("--out", type=click.Path(path_type=Path), help="Page to write, for several runs.")
 @click.option("--title", default="Runs compared", show_default=True, help="Its title.")
-def report(run_dirs: tuple[Path, ...], out: Path | None, title: str) -> None:
-    """Write report.html of one RUN, or one page with several side by side."""
+@click.option("--paper", type=click.Path(path_type=Path), help="Of a sweep: a folder for PDF, CSV and LaTeX.")
+def report(run_dirs: tuple[Path, ...], out: Path | None, title: str, paper: Path | None) -> None:
+    """Write report.html of one RUN, or one page with several side by side; or the page of a sweep's folder."""
     from fedgossip.report.page import write_comparison, write_report
 
+    if len(run_dirs) == 1 and (run_dirs[0] / "sweep.toml").is_file():
+        _report_sweep(run_dirs[0], paper)
+        return
+    if paper is not None:
+        raise click.UsageError("--paper is for the folder of a sweep")
     if len(run_dirs) == 1 and out is None:
         echo(f"Wrote {write_report(run_dirs[0])}")
         return
     echo(f"Wrote {write_comparison(out or Path('comparison.html'), list(run_dirs), title)}")
+
+
+def _report_sweep(folder: Path, paper: Path | None) -> None:
+    """Write the table and the page of what a sweep has come to by now, and the parts of a paper."""
+    from fedgossip.sweeping.folder import SweepFolder
+    from fedgossip.sweeping.page import write_page, write_paper
+    from fedgossip.sweeping.table import table_of
+
+    table = table_of(SweepFolder.opened(folder))
+    table.write()
+    echo(f"Wrote {write_page(table)}")
+    for file in write_paper(table, paper) if paper else ():
+        echo(f"Wrote {file}")
 
 
 @click.command()

@@ -53,7 +53,7 @@ def content_of(
     for override in overrides:
         _override(content, override)
     if not isinstance(source, Mapping):
-        _anchor_paths(content, Path(source).resolve().parent)
+        anchor_paths(content, Path(source).resolve().parent)
     return where, content
 
 
@@ -192,7 +192,7 @@ def _unknown_of_fault(entry: object, where: str) -> Iterator[tuple[str, str, lis
     yield from ((f"{where} ({kind}).", key, known) for key in entry if key not in known)
 
 
-def _anchor_paths(content: dict[str, Any], base: Path) -> None:
+def anchor_paths(content: dict[str, Any], base: Path) -> None:
     """Make the paths of the graph and of the data absolute: the resolved experiment runs from anywhere."""
     topology, data = content.get("topology"), content.get("data")
     if isinstance(topology, dict) and isinstance(graph := topology.get("graph"), str) and _is_path(graph, base):

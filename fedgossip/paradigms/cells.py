@@ -6,23 +6,17 @@ are run.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedgossip.checkpoints import differences
-from fedgossip.decoding import UnreadableError, json_value
-from fedgossip.drivers.local import run_local_plan
-from fedgossip.drivers.simulate import simulate_plan
-from fedgossip.errors import ConfigError, FedgossipError
-from fedgossip.experiment import Experiment, load_experiment
+from fedgossip.errors import ConfigError
+from fedgossip.experiment import Experiment
 from fedgossip.paradigms.experiments import experiment_for
 from fedgossip.paradigms.names import Paradigm, paradigm_of
-from fedgossip.plans import compose
 from fedgossip.records import Row
-from fedgossip.rundir.run_directory import INCOMPLETE, WHOLE
+from fedgossip.sweeping.cells import INTERRUPTED, check_same, outcome_in, run_cell
 
 
 @dataclass(frozen=True)
@@ -91,11 +85,12 @@ def run_cells(
         except ConfigError as error:
             yield DoneCell(cell, None, path, None, f"{error}  {error.advice}".strip())
             continue
-        _check_same(path, experiment)
-        if (summary := _whole(path)) is not None:
-            done = DoneCell(cell, experiment, path, summary, again=True)
-        else:
-            done = _run(cell, experiment, path, driver, watch, report=report)
+        check_same(path, experiment, "comparison")
+        found = outcome_in(path)
+        outcome = found or run_cell(experiment, path, driver, report=report, watch=watch)
+        if outcome.status == INTERRUPTED:
+            raise KeyboardInterrupt
+        done = DoneCell(cell, experiment, path, outcome.summary, outcome.error, again=found is not None)
         if done.summary is not None:
             of = seen.setdefault((cell.workers, cell.seed), (path, done.summary["data"]))
             if of[1] != done.summary["data"]:
@@ -103,46 +98,3 @@ def run_cells(
                 raise ConfigError(f"{path} and {of[0]}: not the same data at the same workers", advice)
         yield done
 
-
-def _run(
-    cell: Cell,
-    experiment: Experiment,
-    path: Path,
-    driver: str,
-    watch: Callable[[Row], None] | None,
-    *,
-    report: bool,
-) -> DoneCell:
-    try:
-        plan = compose.plan(experiment)
-        if driver == "local":
-            shutil.rmtree(path, ignore_errors=True)
-            run = run_local_plan(plan, path, report=report, watch=watch)
-        else:
-            run = simulate_plan(plan, out=path, report=report, watch=watch, resume=(path / INCOMPLETE).exists())
-    except FedgossipError as error:
-        return DoneCell(cell, experiment, path, None, f"{error}  {error.advice}".strip())
-    if run.summary["status"] == "interrupted":
-        raise KeyboardInterrupt
-    return DoneCell(cell, experiment, path, run.summary)
-
-
-def _check_same(path: Path, experiment: Experiment) -> None:
-    """Raise ConfigError for a cell of another file; what was there is left as it is."""
-    if not (path / "experiment.toml").is_file():
-        return
-    before = load_experiment(path / "experiment.toml").to_dict()
-    if found := differences(before, experiment.to_dict(), simulated=True):
-        advice = "Give a new folder with --out, or the file that it was made of."
-        raise ConfigError(f"{path}: a cell of another comparison: {'; '.join(found[:3])}", advice)
-
-
-def _whole(path: Path) -> Mapping[str, Any] | None:
-    """The summary of a cell that has come to its end."""
-    if (path / INCOMPLETE).exists() or not (path / "summary.json").is_file():
-        return None
-    try:
-        summary = json_value((path / "summary.json").read_bytes())
-    except (OSError, UnreadableError):
-        return None
-    return summary if isinstance(summary, dict) and summary.get("status") in WHOLE else None

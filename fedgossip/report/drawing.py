@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import pathlib
 import re
 import warnings
 from collections.abc import Callable
@@ -104,6 +105,20 @@ def draw(name: str, height: float, paint: Callable[[Figure], None], width: float
         axes = next((json.dumps(_axes(one)) for one in figure.axes if one.get_gid() == ZOOMABLE), None)
     svg = _inline(buffer.getvalue(), name)
     return svg if axes is None else svg.replace("<svg ", f"<svg data-axes='{axes}' ", 1)
+
+
+def print_pdf(place: pathlib.Path, height: float, paint: Callable[[Figure], None], width: float = WIDTH) -> None:
+    """Write the same figure as PDF, without the time at which it was made.  Raises OSError."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update({**STYLE, "pdf.fonttype": 42})  # letters stay letters, as journals ask
+        figure = Figure(figsize=(width, height), layout="constrained")
+        paint(figure)
+        figure.savefig(place, format="pdf", metadata={"CreationDate": None})
 
 
 ZOOMABLE = "zoomable"
