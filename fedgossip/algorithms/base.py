@@ -81,6 +81,8 @@ class Needs:
     """One graph without a cycle."""
     plain_sgd: bool = False
     """Local steps are the learning rate times a gradient: no momentum, decay, clipping or Adam."""
+    linear: bool = False
+    """What is mixed is the weighted sum: what goes out is more than a model, or is a model only in the sum."""
     lossless: bool = False
     """Every message of every round comes: no faults that lose one."""
 

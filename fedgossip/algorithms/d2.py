@@ -33,7 +33,7 @@ class D2:
     """A peer that goes on from another model begins with c = 0."""
 
     slots = (MODEL,)
-    needs = Needs(sums="both", constant=True, symmetric=True, lambda_n=-1 / 3, lossless=True)
+    needs = Needs(sums="both", constant=True, symmetric=True, lambda_n=-1 / 3, linear=True, lossless=True)
 
     def start(self, x: Vector) -> Diffused:
         return Diffused(x)

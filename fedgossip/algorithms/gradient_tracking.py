@@ -33,7 +33,9 @@ class GradientTracking:
     """A peer that comes back, or goes on among others, begins with c = 0: what it had owed is not theirs to carry."""
 
     slots = (MODEL, Slot("y"))
-    needs = Needs(sums="both")  # y follows the mean update where columns sum to one, x agrees where rows do
+    needs = Needs(
+        sums="both", linear=True
+    )  # y follows the mean update where columns sum to one, x agrees where rows do
 
     def start(self, x: Vector) -> Tracked:
         return Tracked(x)

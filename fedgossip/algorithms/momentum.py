@@ -73,7 +73,7 @@ class MixedMomentum:
     """`beta` in [0, 1).  A peer that goes on from another model begins without momentum."""
 
     slots = (MODEL, Slot("momentum"))
-    needs = Needs(plain_sgd=True)
+    needs = Needs(plain_sgd=True, linear=True)
 
     def __init__(self, beta: float = 0.9, *, nesterov: bool = False) -> None:
         self.beta, self.nesterov = share("beta", beta), yes_or_no("nesterov", nesterov)

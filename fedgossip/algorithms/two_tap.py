@@ -35,7 +35,7 @@ class TwoTap:
     """Give `om`, or `slem` for the best om; none: OM.  Raises ConfigError for both, or one outside its range."""
 
     slots = (MODEL,)
-    needs = Needs(constant=True, symmetric=True)
+    needs = Needs(constant=True, symmetric=True, linear=True)
 
     def __init__(self, om: float | None = None, slem: float | None = None) -> None:
         self.om = _om(om, slem)

@@ -52,7 +52,7 @@ class WindowDoubling:
     """Of n >= 2 nodes."""
 
     slots = (MODEL,)
-    needs = Needs(own_graph=True, constant_members=True)
+    needs = Needs(own_graph=True, constant_members=True, linear=True)
 
     def __init__(self, n: int) -> None:
         self.n = n

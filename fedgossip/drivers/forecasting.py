@@ -106,6 +106,9 @@ def gossiping(plan: compose.Plan) -> GossipPlan:
     if plan.experiment.loops:
         advice = "Forecast the same model and data with task.kind = \"learning\"."
         raise ConfigError("a training loop of your own cannot be asked ahead: its forecast is not known", advice)
+    if (rule := plan.experiment.algorithm.combine) != "linear":
+        advice = "Forecast the same run without it, to know what the rule changes."
+        raise ConfigError(f"algorithm.combine = {rule!r} is no weighted sum: its forecast is not known", advice)
     return plan
 
 
@@ -136,7 +139,7 @@ def forecasts_of(
 def _course(plan: GossipPlan) -> GossipCourse:
     e = plan.experiment
     assert plan.how.stacked is not None
-    exchange = PLAIN if e.algorithm.private else plan.how.stacked(e.algorithm)  # the same models, to the masks' grid
+    exchange = PLAIN if e.algorithm.private else plan.how.stacked(e)  # the same models, to the masks' grid
     return GossipCourse(plan.schedule.name, plan.schedule, plan.algorithm, exchange)
 
 

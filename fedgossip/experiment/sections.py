@@ -14,6 +14,7 @@ import msgspec
 
 from fedgossip import seeds
 from fedgossip.algorithms.collectives.names import COLLECTIVES
+from fedgossip.algorithms.combine import COMBINATIONS
 from fedgossip.algorithms.descent.names import DESCENTS
 from fedgossip.algorithms.names import METHODS
 from fedgossip.experiment.coordinator_sections import CoordinatorSection, PrivacySection
@@ -118,6 +119,13 @@ class AlgorithmSection(msgspec.Struct, forbid_unknown_fields=True):
     often."""
     exchanges: Annotated[int, Within(1, 1000)] = 1
     """Exchanges that an asynchronous peer begins per round of training."""
+    combine: Annotated[str, OneOf(tuple(COMBINATIONS))] = "linear"
+    """How a round's models are put together.  linear: the weighted sum.  Against peers that lie: clipped (what is far
+    is scaled down), trimmed-mean, median, geometric-median, nna (the nearest alone); of these clipped alone uses the
+    weights, and the mean of all peers moves ([algorithms.md](algorithms.md))."""
+    combine_options: dict[str, Any] = msgspec.field(default_factory=dict)
+    """{ f = 1 } of clipped, trimmed-mean and nna: how many neighbours may lie; { tau = 2.0 } of clipped: a length, or
+    "adaptive", by f; { steps = 8 } of geometric-median."""
     deadline: Seconds = 30.0
     """The longest wait for neighbours' models in a round, in seconds; above the slowest peer's training time."""
     least_deadline: SecondsOr0 = 5.0
@@ -362,6 +370,15 @@ class GossipExperiment(Experiment, forbid_unknown_fields=True, kw_only=True):
     @property
     def named_code(self) -> Sequence[str]:
         return [*super().named_code, self.algorithm.name, self.topology.graph, self.topology.weights or ""]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the resolved experiment as `Experiment.to_dict`; runs from before rules other than sums hash alike."""
+        content = super().to_dict()
+        if self.algorithm.combine == "linear":
+            del content["algorithm"]["combine"]
+        if not self.algorithm.combine_options:
+            del content["algorithm"]["combine_options"]
+        return content
 
 
 class FederatedExperiment(Experiment, forbid_unknown_fields=True, kw_only=True):

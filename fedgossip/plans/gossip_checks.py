@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fedgossip.algorithms.base import Needs
+from fedgossip.algorithms.combine import Combination, TrimmedMean, combination
 from fedgossip.algorithms.names import Method
 from fedgossip.errors import ConfigError
 from fedgossip.experiment import GossipExperiment
@@ -43,6 +44,7 @@ def check_pair(
         raise ConfigError(text, "Leave it out, or take dsgd, which makes up for what is lost.")
     if experiment.algorithm.private:
         _check_private(experiment, method, schedule)
+    check_combine(name, needs, schedule, experiment)
 
 
 def check_members(name: str, needs: Needs) -> None:
@@ -53,6 +55,36 @@ def check_members(name: str, needs: Needs) -> None:
         if getattr(needs, field) not in (False, None):
             advice = 'Leave --members and --join out, or set algorithm.name = "dsgd" with another graph.'
             raise ConfigError(f"{name} {why}: nobody can join or leave", advice)
+
+
+def check_combine(name: str, needs: Needs, schedule: Schedule, experiment: GossipExperiment) -> None:
+    """Raise ConfigError for a rule of `algorithm.combine` that the algorithm, the mode or the graph does not bear."""
+    a = experiment.algorithm
+    rule = combination(a.combine, a.combine_options)
+    if rule.linear:
+        return
+    what = f"algorithm.combine = {a.combine!r}"
+    if a.private:
+        text = f"{what} looks at single models, and algorithm.private lets peers learn sums alone"
+        raise ConfigError(text, "Leave one of the two out.")
+    if a.mode != "sync":
+        raise ConfigError(
+            f"{what} puts the models of a round together, and {a.mode} mode has none", 'Set mode = "sync".'
+        )
+    if needs.linear or needs.sums == "columns":
+        advice = f'Take algorithm.name = "dsgd", or leave combine out: {name} needs the weighted sum.'
+        raise ConfigError(f"{what}: what {name} sends has no meaning but in a sum", advice)
+    for round in range(min(schedule.period or LOOKED_AT, experiment.rounds)):
+        _check_neighbourhoods(what, rule, schedule.mixing(round))
+
+
+def _check_neighbourhoods(what: str, rule: Combination, mixing: Mixing) -> None:
+    f = rule.tolerates
+    least = 2 * f if isinstance(rule, TrimmedMean) else f + 1
+    for node in range(mixing.n) if f else ():
+        if (others := len(mixing.row(node)) - 1) < least:
+            text = f"{what} with f = {f}: node {node} has {others} neighbours, and needs {least}"
+            raise ConfigError(text, "Lower f, or take a denser graph.")
 
 
 def _check_sums(name: str, needs: Needs, schedule: Schedule) -> None:

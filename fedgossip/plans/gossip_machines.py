@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedgossip.algorithms.base import GossipAlgorithm
+from fedgossip.algorithms.combine import Combination, combination
 from fedgossip.errors import ConfigError
 from fedgossip.experiment import AlgorithmSection, GossipExperiment
 from fedgossip.machine import Checkpoint
@@ -26,7 +27,7 @@ from fedgossip.protocols.push_sum import SyncPushSum
 from fedgossip.protocols.run_limits import AGAIN_NS, AGAIN_TIMES
 from fedgossip.protocols.sync_gossip import SyncGossip, SyncSettings
 from fedgossip.secure.neighbourhood import Grid
-from fedgossip.simulation.stacked import PLAIN, SHARES, Private, StackedExchange
+from fedgossip.simulation.stacked import PLAIN, SHARES, Private, RuledExchange, StackedExchange
 from fedgossip.topology import Schedule, Topology
 from fedgossip.vectors import Vector
 
@@ -51,7 +52,7 @@ class GossipMode:
     make: Callable[[GossipRun, Seat], GossipPeer]
     resume_point: Callable[[Algorithm, int, Vector], Checkpoint]
     """From where a machine goes on that has a model after so many rounds, which others have learned."""
-    stacked: Callable[[AlgorithmSection], StackedExchange] | None
+    stacked: Callable[[GossipExperiment], StackedExchange] | None
     """What the rounds of stacked arrays send; None where there are no such rounds."""
     in_step: bool
     """Whether all do the same number of rounds; else one whose neighbours have all done theirs has done its part."""
@@ -59,7 +60,12 @@ class GossipMode:
 
 def _sync(run: GossipRun, seat: Seat) -> SyncGossip[Any]:
     what = run.schedule, run.algorithm, seat.initial, seat.schema
-    return SyncGossip(seat.node, *what, _sync_settings(run.experiment), seat.resumed)
+    return SyncGossip(seat.node, *what, _sync_settings(run.experiment), seat.resumed, rule_of_models(run.experiment))
+
+
+def rule_of_models(experiment: GossipExperiment) -> Combination:
+    """How a peer puts a round's models together.  Raises ConfigError for options that the rule does not have."""
+    return combination(experiment.algorithm.combine, experiment.algorithm.combine_options)
 
 
 def _private(run: GossipRun, seat: Seat) -> PrivateGossip:
@@ -113,15 +119,22 @@ def _push_settings(experiment: GossipExperiment) -> PushSettings:
     return PushSettings(seed=experiment.seed, targets="all", **limits, **_deadlines(experiment))
 
 
+def _models(experiment: GossipExperiment) -> StackedExchange:
+    rule = rule_of_models(experiment)
+    return PLAIN if rule.linear else RuledExchange(rule)
+
+
 MODELS, SHARES_OF_MASS, SUMS = "models", "shares", "sums"
 """What neighbours tell each other: what they have; parts of it, which they give away; or, in private, sums alone."""
 
 MODES: Mapping[tuple[str, str], GossipMode] = {
-    (MODELS, "sync"): GossipMode(_sync, sync_gossip.resume_point, lambda _: PLAIN, in_step=True),
+    (MODELS, "sync"): GossipMode(_sync, sync_gossip.resume_point, _models, in_step=True),
     (MODELS, "async"): GossipMode(_async, async_gossip.resume_point, None, in_step=False),
     (SHARES_OF_MASS, "sync"): GossipMode(_sync_push, push_peer.resume_point, lambda _: SHARES, in_step=False),
     (SHARES_OF_MASS, "async"): GossipMode(_async_push, push_peer.resume_point, None, in_step=False),
-    (SUMS, "sync"): GossipMode(_private, sync_gossip.resume_point, lambda a: Private(Grid(a.bound)), in_step=True),
+    (SUMS, "sync"): GossipMode(
+        _private, sync_gossip.resume_point, lambda e: Private(Grid(e.algorithm.bound)), in_step=True
+    ),
 }
 """By what is told, and `algorithm.mode`."""
 

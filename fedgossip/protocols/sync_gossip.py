@@ -22,16 +22,18 @@ does not wait for it.  Who has not sent yet and hears that one who needs its mod
 
 An edge counts in a round at both ends or at neither, or what one end did alone is made up for later (`edges`): the
 mean is kept whatever is lost.  Only an arc without its reverse (directed graphs) has no way to tell: a round without
-it moves the mean, and is reported as `one_sided`; push-sum is the method for such graphs.
+it moves the mean, and is reported as `one_sided`; push-sum is the method for such graphs.  A rule that is no sum
+(`algorithms/combine`) leaves out what is late, for nobody can tell later what it would have made of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedgossip.algorithms.base import MODEL, GossipAlgorithm, State, Step
+from fedgossip.algorithms.base import MODEL, GossipAlgorithm, State, Step, Vectors
+from fedgossip.algorithms.combine import LINEAR, Combination
 from fedgossip.errors import ProtocolError
 from fedgossip.machine import Checkpoint, Effect, NodeId, Outgoing, Report, RoundDone, Send, SetTimer, Trained
 from fedgossip.messages import Account, Leaving, Message, Model
@@ -76,7 +78,9 @@ class SyncGossip(Lifecycle[State]):
         schema: str,
         settings: SyncSettings,
         resumed: Checkpoint | None = None,
+        combine: Combination = LINEAR,
     ) -> None:
+        self.combine = combine
         self.clock = RoundClock(settings.deadline_ns, settings.least_deadline_ns, settings.ask_ns)
         learner = Learner(algorithm, initial, resumed)
         super().__init__(node, schedule.partners(node), learner, self.clock.deadline, settings, resumed)
@@ -224,14 +228,19 @@ class SyncGossip(Lifecycle[State]):
             self.clock.over(self.began_ns)
         row, outgoing = self._agreed(), self.learner.outgoing
         inputs = {j: outgoing if j == self.node else self.mailbox.model(j, round).vectors for j in row}
-        slots = range(len(outgoing))
         self.summed += (len(row) - 1) * sum(vector.size for vector in outgoing)
-        self.learner.mixed(tuple(_mixed([(weight, inputs[j][k]) for j, weight in row.items()]) for k in slots))
+        self.learner.mixed(tuple(self._combined(row, inputs, k) for k in range(len(outgoing))))
         self.ledger.closes(round, outgoing)
         self._go_to(round + 1)
         effects.append(RoundDone(self.round, self.learner.model))
         effects.append(self.learner.checkpoint(self.round, {}, self.carried.saved()))
         return effects + self.go_on(now_ns)
+
+    def _combined(self, row: Mapping[NodeId, float], inputs: Mapping[NodeId, Vectors], slot: int) -> Vector:
+        vectors = {j: inputs[j][slot] for j in row}
+        if self.combine.linear:
+            return _mixed([(weight, vectors[j]) for j, weight in row.items()])
+        return self.combine.combine(self.node, row, vectors)
 
     def _agreed(self) -> dict[NodeId, float]:
         """This round's weights, those of edges that do not count given to oneself; settles who has mixed whom."""
@@ -267,7 +276,7 @@ class SyncGossip(Lifecycle[State]):
 
     def _repair(self, node: NodeId) -> list[Effect]:
         repaired = self.ledger.repair(node)
-        if repaired is None:
+        if repaired is None or not self.combine.linear:  # what a rule would have made of it, nobody can tell now
             return []
         assert repaired.theirs is not None
         self.carried.came(node)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, cast
 import numpy as np
 
 from fedgossip.algorithms.base import GossipAlgorithm, State, Step, Vectors
+from fedgossip.algorithms.combine import Combination, combine_rows
 from fedgossip.errors import TrainingError
 from fedgossip.machine import NodeId
 from fedgossip.messages import CHECK_WORDS, Accepted, Masked, Message, Model, Parcel
@@ -76,6 +77,18 @@ class ModelExchange:
 
     def carried(self, edges: Edges, round: int, schema: str, vectors: tuple[Vector, ...]) -> RoundBytes:
         return _priced_both(edges.mixed_before(round), lambda used: Model(round, schema, vectors, used))
+
+
+@dataclass(frozen=True)
+class RuledExchange(ModelExchange):
+    """Models in clear, put together by a rule that is no sum."""
+
+    rule: Combination
+
+    def mix(self, groups: RowGroups, vectors: Vector) -> Vector:
+        out = np.empty_like(vectors)
+        combine_rows(self.rule, groups, vectors, out)
+        return frozen(out)
 
 
 class MassExchange(ModelExchange):

@@ -124,14 +124,16 @@ def multi_krum(rows: Rows, faulty: int, keep: int) -> Rows:
 def geometric_median(rows: Rows, steps: int = 32, smoothing: float = 1e-6) -> Rows:
     """The point z of least sum_i ||rows_i - z||, after at most `steps` of Weiszfeld's; begins at the median.
 
-    A distance below `smoothing` times the largest one counts as that: z may come to lie on a contribution.
+    A distance below `smoothing` times the median one counts as that: z may come to lie on a contribution.  The largest
+    would be for whoever is far away to choose.
     """
     z = median(rows)
     for _ in range(steps):
         distances = np.sqrt(np.einsum("ij,ij->i", rows - z, rows - z))
-        if not distances.any():
+        least = smoothing * float(np.median(distances))
+        if not least:  # half of them lie there
             break
-        pull = 1 / np.maximum(distances, smoothing * distances.max())
+        pull = 1 / np.maximum(distances, least)
         before, z = z, np.einsum("i,ij->j", pull / pull.sum(), rows)
         if np.array_equal(before, z):
             break
