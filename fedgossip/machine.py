@@ -19,6 +19,7 @@ from fedgossip.errors import (
     TooFewPeersError,
     TrainingError,
 )
+from fedgossip.keyed_rows import Keys
 from fedgossip.messages import Message
 from fedgossip.vectors import Vector
 
@@ -62,6 +63,15 @@ class Produced:
     vector: Vector
     examples: int = 0
     metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowsChosen:
+    """The rows of a table that a job needs, and those that the run watches (None: not asked for), as ascending keys."""
+
+    job: int
+    keys: Keys
+    watched: Keys | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +118,9 @@ class Rostered:
     schedule: object
 
 
-Event = Started | Stopping | Received | Produced | Trained | Fired | PeerJoined | PeerGone | Rostered | Moved
+Answered = Produced | Trained | RowsChosen
+"""What tells a machine of its own task."""
+Event = Started | Stopping | Received | Answered | Fired | PeerJoined | PeerGone | Rostered | Moved
 
 # --- effects: asked, imperative ---------------------------------------------------------------------------------
 
@@ -147,6 +159,8 @@ class Train:
     `gradient`: nothing is trained; `Trained.update` is the mean gradient at `vector` over `accumulate` batches, or as
     many as the node's training of a round has (None).  It has every bit that the gradient has: a difference of vectors,
     (x + u) - x, has lost the low ones.
+
+    `keys`: the vector is these rows of a table, [k * width], and so is the gradient.
     """
 
     job: int
@@ -157,6 +171,19 @@ class Train:
     accumulate: int | None = field(default=None, metadata=SINCE)
     stretches: tuple[int, ...] = field(default=(), metadata=SINCE)
     """Of a gradient: descending places, from each of which on all elements are wanted as soon as they are final."""
+    keys: Keys | None = field(default=None, metadata=SINCE)
+
+
+@dataclass(frozen=True, slots=True)
+class ChooseRows:
+    """Say which rows of its table a gradient job over `accumulate` batches needs; answered by `RowsChosen`.
+
+    0 batches need none.  `watched`: say too which rows the run is measured by.
+    """
+
+    job: int
+    accumulate: int
+    watched: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,7 +358,7 @@ class Part:
 Telling = Report | Refused | Outgoing | RoundDone | Aggregated | LocalWork
 """What the record is made of; all other effects are done to something."""
 
-Effect = Send | Train | SetTimer | Checkpoint | Log | Witness | Meet | Part | Finish | Telling
+Effect = Send | Train | ChooseRows | SetTimer | Checkpoint | Log | Witness | Meet | Part | Finish | Telling
 
 
 class Machine(Protocol):

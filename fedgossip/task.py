@@ -9,6 +9,7 @@ protocol each, and a driver asks for nothing by a name that no protocol has:
     StretchTask     gradients whose last elements are told while the first are computed
     SegmentedTask   where the tensors of a model begin in a vector
     ComparableTask  what the models of two participants must have in common beside their shape
+    RowTask         a model that is a table, of which a batch needs a few rows
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fedgossip.errors import ConfigError, ResumeError
+from fedgossip.keyed_rows import KeyedTable, Keys
 from fedgossip.likeness import Likeness
-from fedgossip.machine import NodeId, Produced, Terms, Train
+from fedgossip.machine import ChooseRows, NodeId, Produced, RowsChosen, Terms, Train
 from fedgossip.vectors import Vector
 
 
@@ -31,8 +33,8 @@ from fedgossip.vectors import Vector
 class Job:
     """Train `node` in `round` from `vector`.  (node, round) names the random stream, so no job depends on another.
 
-    `terms`, `tested`, `gradient`, `accumulate`, `stretches`: see `machine.Train`.  Raises ValueError for a gradient
-    with terms.
+    `terms`, `tested`, `gradient`, `accumulate`, `stretches`, `keys`: see `machine.Train`.  Raises ValueError for a
+    gradient with terms.
     """
 
     node: NodeId
@@ -43,6 +45,7 @@ class Job:
     gradient: bool = False
     accumulate: int | None = None
     stretches: tuple[int, ...] = ()
+    keys: Keys | None = None
 
     def __post_init__(self) -> None:
         if self.gradient and self.terms is not None and self.terms.active:
@@ -51,7 +54,7 @@ class Job:
     @classmethod
     def of(cls, node: NodeId, asked: Train) -> Job:
         """The job of a node's machine."""
-        of_gradients = asked.gradient, asked.accumulate, asked.stretches
+        of_gradients = asked.gradient, asked.accumulate, asked.stretches, asked.keys
         return cls(node, asked.job, asked.vector, asked.terms, asked.tested, *of_gradients)
 
 
@@ -182,6 +185,29 @@ class ComparableTask(LocalTask, Protocol):
 
 
 @runtime_checkable
+class RowTask(GradientTask, Protocol):
+    """A task whose model is a table that only servers of its rows hold, and they only what was touched.
+
+    `initial` and `evaluate` are of the watched rows, [watched * width]; a gradient job has `keys`, its vector is those
+    rows, and its gradient has the same shape.
+    """
+
+    @property
+    def table(self) -> KeyedTable:
+        """Rows, width, and what they are before the first step."""
+        ...
+
+    @property
+    def watched(self) -> Keys:
+        """The rows that the run is measured by, and that all workers end with: at least one, the same at all."""
+        ...
+
+    def keys(self, node: NodeId, round: int, batches: int) -> Keys:
+        """The rows that the batches of a gradient job need, ascending: a function of (seed, node, round, batches)."""
+        ...
+
+
+@runtime_checkable
 class HeldTask(LocalTask, Protocol):
     """A task whose training is in other hands, and takes as long as they like."""
 
@@ -214,6 +240,26 @@ def require_gradients(task: LocalTask, method: str) -> None:
         text = f"{method} needs gradients, and {type(task).__name__} has no method gradients"
         raise ConfigError(text, "See fedgossip.task.GradientTask; or take fedavg.")
     task.gradients([])
+
+
+def table_of(task: LocalTask) -> KeyedTable | None:
+    """Return the table that a task's model is; None of a vector.  Raises ConfigError for watched rows that are none."""
+    if not isinstance(task, RowTask):
+        return None
+    table, watched = task.table, task.watched
+    ascending = watched.size > 0 and bool((np.diff(watched.astype(np.int64)) > 0).all())
+    if not ascending or int(watched[-1]) >= table.rows or watched.size * table.width != task.length:
+        text = f"{watched.size} watched rows of {table.rows} x {table.width}, and length {task.length}"
+        advice = "Watch at least one row, by strictly ascending keys; length is all their elements."
+        raise ConfigError(f"{type(task).__name__}: {text}", advice)
+    return table
+
+
+def chosen(task: LocalTask, node: NodeId, asked: ChooseRows) -> RowsChosen:
+    """Return the answer to a machine that asks for the rows of a job."""
+    assert isinstance(task, RowTask), "a plan without a table was given"
+    keys = task.keys(node, asked.job, asked.accumulate) if asked.accumulate else np.empty(0, np.uint32)
+    return RowsChosen(asked.job, keys, task.watched if asked.watched else None)
 
 
 def done(task: LocalTask, jobs: Sequence[Job]) -> list[Update]:

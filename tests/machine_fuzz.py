@@ -35,6 +35,7 @@ from secure_federation import quick
 from fedgossip import headers, seeds
 from fedgossip.errors import ProtocolError
 from fedgossip.machine import (
+    ChooseRows,
     Effect,
     Event,
     Finish,
@@ -50,7 +51,7 @@ from fedgossip.machine import (
     Train,
     Trained,
 )
-from fedgossip.task import Job
+from fedgossip.task import Job, chosen
 
 EVENTS_MAX = 60_000
 """Events of one case; more is a storm, or a run without end."""
@@ -402,10 +403,12 @@ class Stage(World):
 
     def other(self, node: NodeId, effect: Effect | Event) -> None:
         match effect:
-            case Train(job, vector, terms, tested):
+            case Train(job):
                 self.trainings[node] += 1
-                (update,) = self.cast.task.train([Job(node, job, vector, terms, tested)])
+                (update,) = self.cast.task.train([Job.of(node, effect)])
                 self.push(0.05, node, Trained(job, update.difference, update.examples, update.metrics))
+            case ChooseRows():
+                self.push(0.0, node, chosen(self.cast.task, node, effect))
             case Finish(result):
                 self.results[node] = result
 

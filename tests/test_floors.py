@@ -16,7 +16,7 @@ from rooms import FILES, LAZY, PACKAGE, imports, room
 FLOORS = [
     {"version", "errors", "kernels", "likeness", "scores", "signals", "seeds", "vectors"}
     | {"decoding", "patience", "registry", "plain", "spans"},
-    {"messages", "limits", "owner_files"},
+    {"messages", "limits", "owner_files", "keyed_rows"},
     {"machine", "file_locks"},
     {"task", "roles", "event_kinds"},
     {"headers", "records", "topology", "algorithms", "secure", "placement"},

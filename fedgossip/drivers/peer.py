@@ -56,7 +56,7 @@ from fedgossip.rundir.incarnations import Life
 from fedgossip.rundir.peer_files import PeerEnded, PeerFiles, failed, try_to_tell, write_ended
 from fedgossip.rundir.run_directory import describe, write_whole
 from fedgossip.secure.session import Policy
-from fedgossip.task import LocalTask, give_memory, memory_of, segments_of
+from fedgossip.task import LocalTask, give_memory, memory_of, segments_of, table_of
 from fedgossip.trace.files import Opening, Trace, Traced
 
 WAIT_FOR_ENDPOINTS_SECONDS = 150.0
@@ -184,7 +184,7 @@ def _with_task(
     held = [node] if node < plan.learners else []
     task, shares = learning or compose.task_of(plan.experiment, plan.learners, held, os.urandom)
     compose.check_task(plan, task)
-    return plan.with_shares(shares).with_segments(segments_of(task)), task, shares
+    return plan.with_shares(shares).with_segments(segments_of(task)).with_table(table_of(task)), task, shares
 
 
 def _hello_of(plan: Plan, node: NodeId, task: LocalTask, shares: DataShares, life: Life) -> Hello:

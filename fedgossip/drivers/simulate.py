@@ -32,7 +32,7 @@ from fedgossip.rundir.run_directory import Keeper, Run, RunDirectory, RunOutcome
 from fedgossip.rundir.tracking import Tracking
 from fedgossip.simulation.network import DeviceClass, NetworkSettings, SimulatedNetwork
 from fedgossip.simulation.simulator import Simulator
-from fedgossip.task import Job, LocalTask, segments_of
+from fedgossip.task import Job, LocalTask, segments_of, table_of
 from fedgossip.topology import Mixing, Schedule
 from fedgossip.vectors import Vector
 
@@ -108,7 +108,7 @@ def simulate_plan(
         task, shares = compose.task_of(plan.experiment, plan.learners)
         plan = plan.with_shares(shares)
     compose.check_task(plan, task)
-    plan = plan.with_segments(segments_of(task))
+    plan = plan.with_segments(segments_of(task)).with_table(table_of(task))
     initial, script = [task.initial(node) for node in range(plan.n)], faults_of(plan)
     if engine == "stacked" and script:
         raise ConfigError("the stacked engine has no time and no messages: no faults", "Run it with --on sim.")

@@ -19,7 +19,7 @@ from fedgossip.algorithms.descent.names import DESCENTS
 from fedgossip.algorithms.names import METHODS
 from fedgossip.experiment.coordinator_sections import CoordinatorSection, PrivacySection
 from fedgossip.faults import Fault
-from fedgossip.learning.objectives import AS_THE_DATA, KINDS, LOOP, Objective, objective_of, score_of_loops
+from fedgossip.learning.objectives import AS_THE_DATA, KINDS, LOOP, SPARSE, Objective, objective_of, score_of_loops
 from fedgossip.learning.settings import TrainSettings
 from fedgossip.limits import ABOVE_0, LONGEST_SECONDS, MOST, OneOf, Within
 from fedgossip.messages import SERVERS_MAX, SHARDS_MAX, WORKERS_MAX
@@ -159,6 +159,9 @@ class ServerSection(msgspec.Struct, forbid_unknown_fields=True):
     """What is not divided between servers: single elements, or whole tensors, as lars and lamb need them."""
     damp: bool = False
     """A push goes at the rate divided by 1 + the steps made since what it was computed from; not with staleness 0."""
+    filters: list[str] = msgspec.field(default_factory=list)
+    """Of a table's rows, what is not worth sending, one after the other: `key-cache`, `threshold:T`, `random-skip:P`,
+    `kkt`, `kkt:T`, `module:function` (docs/paradigms.md)."""
 
 
 class ParallelSection(msgspec.Struct, forbid_unknown_fields=True):
@@ -170,6 +173,8 @@ class ParallelSection(msgspec.Struct, forbid_unknown_fields=True):
     """How the mean comes to all; mapreduce: by a server, which takes the step."""
     descent: Annotated[str, OneOf(("", *DESCENTS))] = ""
     """What takes the step, with train.lr; empty: train.optimizer."""
+    l1: Annotated[float, Within(0)] = 0.0
+    """ftrl: the sum of gradients below which a weight stays 0; more makes more weights 0."""
     accumulate: Annotated[int, Within(1, MOST)] = 1
     """Batches of train.batch_size that a worker's gradient is the mean of; train.local_steps does not count here."""
     backups: Annotated[int, Within(0, WORKERS_MAX - 1)] = 0
@@ -258,9 +263,9 @@ class SimulationSection(msgspec.Struct, forbid_unknown_fields=True):
 class TaskSection(msgspec.Struct, forbid_unknown_fields=True):
     """[task]: what is learned, and what it is judged by; or a problem with a known answer (pure numpy)."""
 
-    kind: Annotated[str, OneOf((AS_THE_DATA, *KINDS, "averaging", "quadratic", LOOP))] = AS_THE_DATA
-    """learning: what the source holds; averaging, quadratic: problems with a known answer, without torch; loop: a
-    training loop of your own (docs/own-loop.md)."""
+    kind: Annotated[str, OneOf((AS_THE_DATA, *KINDS, "averaging", "quadratic", SPARSE, LOOP))] = AS_THE_DATA
+    """learning: what the source holds; averaging, quadratic: problems with a known answer, without torch;
+    sparse-logistic: drawn clicks, for parameter servers; loop: a training loop of your own (docs/own-loop.md)."""
     loss: str = ""
     """`cross-entropy`, `mse`, `mae`, `huber`, `bce`; `module:function`, of (outputs, labels), the mean over a batch;
     empty: the kind's own, cross-entropy, mse or bce (docs/tasks.md)."""
@@ -268,7 +273,7 @@ class TaskSection(msgspec.Struct, forbid_unknown_fields=True):
     """`accuracy`, `f1`, `auroc`, `rmse`, `mae`, `r2`, `loss`; `module:function?better=lower`, of arrays (outputs,
     labels); the first is the score of reports.  Empty: the kind's own (docs/tasks.md)."""
     dim: Annotated[int, Within(1, MOST)] = 1
-    """Averaging, quadratic: numbers in a vector."""
+    """Averaging, quadratic: numbers in a vector.  Sparse-logistic: features, each a row of the model."""
     dtype: Annotated[str, OneOf(("float32", "float64"))] = "float32"
     """Averaging, quadratic: their type; learning is always float32."""
     eta: float = 0.1
@@ -277,6 +282,10 @@ class TaskSection(msgspec.Struct, forbid_unknown_fields=True):
     """Quadratic: standard deviation of the gradient noise per coordinate."""
     placement: str = "smooth"
     """Quadratic: how the targets b_i lie on the node ids: `smooth`, `alternating`, `random`."""
+    examples: Annotated[int, Within(1, 10**7)] = 1000
+    """Sparse-logistic: examples of each worker."""
+    nonzeros: Annotated[int, Within(1, 10**4)] = 20
+    """Sparse-logistic: features of an example."""
 
 
 class Experiment(msgspec.Struct, forbid_unknown_fields=True):
@@ -304,7 +313,7 @@ class Experiment(msgspec.Struct, forbid_unknown_fields=True):
     @property
     def learns(self) -> bool:
         """Whether something is learned from data; else it is a problem with a known answer."""
-        return self.task.kind not in ("averaging", "quadratic", LOOP)
+        return self.task.kind not in ("averaging", "quadratic", SPARSE, LOOP)
 
     @property
     def loops(self) -> bool:
@@ -338,19 +347,24 @@ class Experiment(msgspec.Struct, forbid_unknown_fields=True):
         """What the run is judged by."""
         if self.loops:
             return score_of_loops(self.task.metrics[0]) if self.task.metrics else ACCURACY
+        if self.task.kind == SPARSE:
+            return ACCURACY
         return self.objective.score if self.learns else NO_SCORE
 
     def to_dict(self) -> dict[str, Any]:
         """Return the resolved experiment as plain data, without keys that are None (TOML has no null)."""
         content = msgspec.to_builtins(self)
         content["train"] = dataclasses.asdict(self.train)  # msgspec leaves out the fields that it did not set itself
-        for key in ("loss", "metrics"):  # runs from before them have the same hash
-            if not content["task"][key]:
+        for key, usual in (("loss", ""), ("metrics", []), ("examples", 1000), ("nonzeros", 20)):
+            if content["task"][key] == usual:  # runs from before them have the same hash
                 del content["task"][key]
         if not self.data.validation:
             del content["data"]["validation"]
         if self.eval.on != VALIDATION:
             del content["eval"]["on"]
+        if server := content.get("parallel", {}).get("server"):
+            server.pop("filters") if not server["filters"] else None
+            content["parallel"].pop("l1") if not content["parallel"]["l1"] else None
         if not self.track.to:
             del content["track"]
         if self.endless:

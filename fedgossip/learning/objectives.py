@@ -27,6 +27,9 @@ KINDS = (CLASSIFICATION, REGRESSION, MULTI_LABEL, LANGUAGE)
 LOOP = "loop"
 """The kind of an experiment in which training loops of the user's own take part: they measure what they like."""
 
+SPARSE = "sparse-logistic"
+"""The kind of a problem whose model is a table of many rows, of which a batch needs a few."""
+
 AS_THE_DATA = "learning"
 """The kind of an experiment that does not say it: that of its source."""
 

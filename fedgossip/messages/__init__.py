@@ -90,6 +90,7 @@ from fedgossip.messages.parallel import (
     WorkerReturn,
 )
 from fedgossip.messages.servers import (
+    PIECE_BYTES,
     SERVERS_MAX,
     SHARDS_MAX,
     Piece,
@@ -105,6 +106,16 @@ from fedgossip.messages.servers import (
     Tenure,
     TenureTaken,
 )
+from fedgossip.messages.tables import (
+    LIST_KEYS_MAX,
+    KeysWanted,
+    NoRows,
+    RowKeys,
+    RowPull,
+    RowPush,
+    RowsPulled,
+    SomeKeys,
+)
 
 Gossip = Model | Masked | RunKeys | Leaving | Account | Offer | Answer | Decline | Query | Ack | Parcel | Accepted
 Membership = Ping | Pong | PingReq | IndirectAck | MembershipUpdate | Compare | Join
@@ -113,8 +124,9 @@ Federated = Invite | Contribution | Final | Secured | MaskedInput | Refusal
 Invitations = InviteProof | Proposal | FileQuery | FilePart | Enrol | Gathering | Beginning | TurnedAway
 Parallel = ReduceChunk | ChunkTaken | GroupReport | GroupView | WorkerReturn | StateQuery | StatePiece
 Served = ShardPush | ShardPull | PullHeld | Pulled | PieceTaken
+Keyed = RowKeys | SomeKeys | KeysWanted | RowPull | RowsPulled | RowPush | NoRows
 Replicated = ShardStep | ShardCopy | Tenure | TenureTaken | ServerReady | ShardLost
-Message = Gossip | Federated | Membership | Transfer | Invitations | Parallel | Served | Replicated
+Message = Gossip | Federated | Membership | Transfer | Invitations | Parallel | Served | Keyed | Replicated
 AnyMessage = Message | Hello
 
 
@@ -129,9 +141,11 @@ __all__ = [
     "GRAPH_LETTERS",
     "INVITED_MAX",
     "KEYS_MAX",
+    "LIST_KEYS_MAX",
     "MEMBERS_MAX",
     "MODEL_CHUNK",
     "NEWS_MAX",
+    "PIECE_BYTES",
     "PROPOSAL_LETTERS",
     "SERVERS_MAX",
     "SHARDS_MAX",
@@ -172,6 +186,8 @@ __all__ = [
     "InviteProof",
     "Invited",
     "Join",
+    "Keyed",
+    "KeysWanted",
     "Kind",
     "Leaving",
     "Masked",
@@ -185,6 +201,7 @@ __all__ = [
     "ModelInfo",
     "ModelQuery",
     "News",
+    "NoRows",
     "Note",
     "Numbers",
     "Offer",
@@ -204,6 +221,10 @@ __all__ = [
     "Refusal",
     "Replicated",
     "Revocation",
+    "RowKeys",
+    "RowPull",
+    "RowPush",
+    "RowsPulled",
     "RunKey",
     "RunKeys",
     "Secured",
@@ -214,6 +235,7 @@ __all__ = [
     "ShardPull",
     "ShardPush",
     "ShardStep",
+    "SomeKeys",
     "StatePiece",
     "StateQuery",
     "Suspicion",

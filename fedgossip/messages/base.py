@@ -60,6 +60,10 @@ class Expected:
         return ((self.dtype, self.length),) * self.count
 
     @property
+    def itemsize(self) -> int:
+        return np.dtype(self.dtype).itemsize
+
+    @property
     def payload_bytes(self) -> int:
         return self.count * self.length * np.dtype(self.dtype).itemsize
 

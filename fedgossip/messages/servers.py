@@ -20,6 +20,9 @@ SERVERS_MAX = 32
 SHARDS_MAX = 4096
 """Maximum number of shards; a model has fewer than servers x points."""
 
+PIECE_BYTES = 1 << 20
+"""Bytes of a piece but the last: what is lost with a link is said again, and four of them are under way."""
+
 ShardNumber = Annotated[int, msgspec.Meta(ge=0, lt=SHARDS_MAX)]
 PushWeight = Annotated[float, msgspec.Meta(gt=0, le=1e12)]
 StepRate = Annotated[float, msgspec.Meta(ge=0, le=1e12)]

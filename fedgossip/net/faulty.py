@@ -22,7 +22,18 @@ from fedgossip.likeness import Likeness
 from fedgossip.machine import NodeId
 from fedgossip.messages import AnyMessage, Leaving, Masked, Model
 from fedgossip.net.transport import LinkDown, LinkEvent, LinkUp, Transport
-from fedgossip.task import HeldTask, Job, LocalTask, Update, done, give_memory, memory_of, model_likeness, segments_of
+from fedgossip.task import (
+    HeldTask,
+    Job,
+    LocalTask,
+    RowTask,
+    Update,
+    done,
+    give_memory,
+    memory_of,
+    model_likeness,
+    segments_of,
+)
 from fedgossip.vectors import Vector
 
 PATIENCE_NS = 1_000_000_000
@@ -68,7 +79,7 @@ class Faults:
     def on_task(self, task: LocalTask) -> LocalTask:
         """Return `task`, made slow when the script says so."""
         slowed = any(isinstance(fault, Slow) for fault in self.script.faults)
-        return SlowTask(task, self) if slowed else task
+        return _slowed(task, self) if slowed else task
 
 
 class FaultyLinks:
@@ -209,3 +220,16 @@ class SlowTask:
         factor = 1.0 if now_ns is None else self._faults.script.factor(self._faults.node, now_ns)
         time.sleep((factor - 1) * (time.monotonic() - began))
         return updates
+
+
+class SlowRowTask(SlowTask):
+    """The same of a task whose model is a table: which rows a batch needs is said at once."""
+
+    def __init__(self, task: RowTask, faults: Faults) -> None:
+        super().__init__(task, faults)
+        self.table, self.watched, self.keys = task.table, task.watched, task.keys
+
+
+def _slowed(task: LocalTask, faults: Faults) -> LocalTask:
+    """Return the task as the script slows it down."""
+    return SlowRowTask(task, faults) if isinstance(task, RowTask) else SlowTask(task, faults)

@@ -13,6 +13,7 @@ from fedgossip.errors import FedgossipError, PeerError, TrainingError
 from fedgossip.machine import (
     Aggregated,
     Checkpoint,
+    ChooseRows,
     Effect,
     Event,
     Finish,
@@ -32,6 +33,7 @@ from fedgossip.machine import (
     Refused,
     Report,
     RoundDone,
+    RowsChosen,
     Send,
     SetTimer,
     Started,
@@ -60,7 +62,7 @@ from fedgossip.net.transport import (
 )
 from fedgossip.plain import line
 from fedgossip.records import EventRow, PeerRow, Row, event_row
-from fedgossip.task import HeldTask, Job, LocalTask, told_in_stretches
+from fedgossip.task import HeldTask, Job, LocalTask, chosen, told_in_stretches
 from fedgossip.vectors import Vector
 
 GRACE_NS = 1_000_000_000
@@ -108,6 +110,11 @@ class Evaluate:
     row: PeerRow
 
 
+WorkerJob = Train | ChooseRows | Evaluate | Checkpoint
+WorkerAnswer = Produced | Trained | RowsChosen | Stopping | PeerRow
+"""What the thread that trains is asked, and what it says."""
+
+
 class Host:
     """One peer.  `links` are bound and connected; `run` returns the final vector."""
 
@@ -137,8 +144,8 @@ class Host:
         self._round = 0
         self._counted = 0, 0  # of what was sent, with everything and with vectors alone, in rounds that are over
         self._began_ns: int | None = None  # the first training, or a coordinator's first round
-        self._jobs: queue.SimpleQueue[Train | Evaluate | Checkpoint | None] = queue.SimpleQueue()
-        self._answers: queue.SimpleQueue[Produced | Trained | Stopping | PeerRow | FedgossipError] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[WorkerJob | None] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[WorkerAnswer | FedgossipError] = queue.SimpleQueue()
 
     def clock(self) -> int:
         """Nanoseconds since this host was made."""
@@ -307,7 +314,7 @@ class Host:
                     self._began_ns = now_ns
                     self._meter.began(now_ns)
                 self.links.send(to, message)
-            case Train() | Checkpoint(durable=False):
+            case Train() | ChooseRows() | Checkpoint(durable=False):
                 self._jobs.put(effect)
             case SetTimer(key, after_ns):
                 self._set_timer(key, after_ns)
@@ -411,10 +418,12 @@ class Host:
             del job  # the next may be long in coming, and this is a model
             self.links.wake()
 
-    def _done(self, job: Train | Evaluate | Checkpoint) -> Trained | Stopping | PeerRow | None:
+    def _done(self, job: WorkerJob) -> WorkerAnswer | None:
         match job:
             case Train():
                 return self._train(job)
+            case ChooseRows():
+                return chosen(self.task, self.node, job)
             case Evaluate():
                 return self._evaluate(job)
             case Checkpoint():  # here: what the task remembers belongs to it until the next training
@@ -446,7 +455,7 @@ class Host:
     def _take_answers(self) -> None:
         while not self._answers.empty():
             match self._answers.get():
-                case Produced() | Trained() | Stopping() as answer:
+                case Produced() | Trained() | RowsChosen() | Stopping() as answer:
                     self.tell(answer)
                 case PeerRow() as row:
                     self.ports.write(row)

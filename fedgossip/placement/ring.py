@@ -21,6 +21,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from fedgossip.task import Segment
 from fedgossip.vectors import Vector, empty, frozen
@@ -77,6 +78,18 @@ class Shard:
         return some + (f" and {len(self.ranges) - 3} ranges more" if len(self.ranges) > 3 else "")
 
 
+@dataclass(frozen=True, eq=False)
+class RangeIndex:
+    """All ranges, ascending: the first element of each, and whose shard it is."""
+
+    starts: npt.NDArray[np.int64]
+    numbers: npt.NDArray[np.int64]
+
+    def shards_of(self, elements: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
+        """Return the shard of each of these elements, [k]; they are not beyond the last."""
+        return self.numbers[np.searchsorted(self.starts, elements, side="right") - 1]
+
+
 @dataclass(frozen=True)
 class Placement:
     """The shards of a model of `length` elements, ascending by their first element; `copies` of each are wished."""
@@ -92,6 +105,12 @@ class Placement:
     def held(self, server: int, alive: Collection[int]) -> list[Shard]:
         """Return the shards that it owns or keeps a copy of."""
         return [shard for shard in self.shards if server in shard.holders(alive, self.copies)]
+
+    def index(self) -> RangeIndex:
+        """Return what says for many elements at once in which shard they lie."""
+        ranges = sorted((start, shard.number) for shard in self.shards for start, _ in shard.ranges)
+        starts, numbers = zip(*ranges, strict=True)
+        return RangeIndex(np.array(starts), np.array(numbers))
 
     def shares(self, servers: Sequence[int]) -> list[int]:
         """Return how many elements each of these owns while all of them are there."""

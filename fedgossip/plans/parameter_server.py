@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
+from fedgossip.algorithms.descent.rows import RowDescent
 from fedgossip.errors import ConfigError
 from fedgossip.experiment.sections import ASYNC
+from fedgossip.keyed_rows import KeyedTable
 from fedgossip.machine import Machine, NodeId
 from fedgossip.metrics import Network
 from fedgossip.placement.ring import Placement, Shard, placed
 from fedgossip.plans.plan import Arrays, JoiningTerms, Results, RunOutlook, Seat, nanoseconds
+from fedgossip.plans.row_tables import check_table, filters_of, named_table, outlook_of_rows
 from fedgossip.plans.shared_steps import SharedSteps
+from fedgossip.protocols.model_parts import ModelParts, WholeParts
+from fedgossip.protocols.row_parts import RowParts
 from fedgossip.protocols.server import ParameterServer, ServerSettings
 from fedgossip.protocols.server_manager import ManagerSettings, ServerManager
 from fedgossip.protocols.server_worker import PushPullWorker, WorkerSettings
@@ -28,7 +33,12 @@ from fedgossip.vectors import Vector
 
 @dataclass(frozen=True)
 class ServerPlan(SharedSteps):
-    """Workers and servers: what is known before anything is trained."""
+    """Workers and servers: what is known before anything is trained.
+
+    `given_table`: the model, where it is a table and no experiment names it.
+    """
+
+    given_table: KeyedTable | None = None
 
     @cached_property
     def roles(self) -> Roles:
@@ -42,6 +52,15 @@ class ServerPlan(SharedSteps):
     def manager(self) -> NodeId | None:
         """The id of the one that says who has which shard, where shards have copies."""
         return self.n - 1 if self.experiment.parallel.server.replication > 1 else None
+
+    @property
+    def table(self) -> KeyedTable | None:
+        """The table that the model is; None for a vector."""
+        return self.given_table or named_table(self.experiment)
+
+    def with_table(self, table: KeyedTable | None) -> Self:
+        check_table(self.experiment, table)
+        return self if table is None else replace(self, given_table=table)
 
     @property
     def one_model(self) -> bool:
@@ -70,8 +89,9 @@ class ServerPlan(SharedSteps):
         return [other for other in range(self.n) if other != node]
 
     def placement_of(self, length: int) -> Placement:
-        """Return which server has which elements.  Raises ConfigError for more servers than elements."""
+        """Return which server has which elements, or rows of a table.  Raises ConfigError for fewer than servers."""
         s = self.experiment.parallel.server
+        length = self.table.rows if self.table else length
         if s.servers > length:
             text = f"{s.servers} servers for a model of {length} elements"
             raise ConfigError(text, f"Set parallel.server.servers to {length} at most.")
@@ -84,25 +104,41 @@ class ServerPlan(SharedSteps):
         begun = seat.initial, seat.schema
         if seat.node < self.learners:
             worker = WorkerSettings(e.rounds, p.accumulate, deadline, start)
-            return PushPullWorker(seat.node, self.servers, self.manager, placement, *begun, worker, seat.resumed)
+            parts = self._parts(seat, placement)
+            return PushPullWorker(
+                seat.node, self.servers, self.manager, placement, parts, seat.schema, worker, seat.resumed
+            )
         least = min(deadline, nanoseconds(p.least_deadline))
         everybody, life = (range(self.learners), self.servers), (seat.resumed, seat.incarnation)
         if seat.node == self.manager:
             manager = ManagerSettings(e.rounds, least, deadline, start)
             return ServerManager(seat.node, *everybody, placement, seat.initial, manager, *life)
         settings = ServerSettings(e.rounds, self.staleness, deadline, least, start)
+        width = self.table.width if self.table else None
         return ParameterServer(
-            seat.node, *everybody, self.manager, placement, self.shard, *begun, settings, self.rate, *life
+            seat.node, *everybody, self.manager, placement, self.shard, *begun, settings, self.rate, *life, width
         )
+
+    def _parts(self, seat: Seat, placement: Placement) -> ModelParts:
+        """What a worker has of the model at first, or in its life before."""
+        e, model = self.experiment, seat.resumed.vectors["x"] if seat.resumed else seat.initial
+        if self.table is None:
+            return WholeParts(placement, seat.schema, model)
+        about = e.rounds, e.eval.every, e.parallel.accumulate, filters_of(e)
+        return RowParts(seat.node, e.seed, placement, self.table, seat.schema, model, *about)
 
     def shard(self, shard: Shard, initial: Vector) -> ShardClocks:
         """A shard before the first push."""
         workers, bound = range(self.learners), self.staleness
-        begun = self.descent_of(_segments_in(shard, self.segments)), shard.taken_from(initial), workers
+        descent: Any
+        x: Vector | None
+        if self.table is None:
+            descent, x = self.descent_of(_segments_in(shard, self.segments)), shard.taken_from(initial)
+        else:
+            descent, x = RowDescent(self.descent_of(()), self.table), None
         if bound == 0:
-            return StepPerClock(*begun, self.experiment.rounds)
-        damp = self.experiment.parallel.server.damp
-        return StepPerPush(*begun, self.experiment.rounds, bound, damp)
+            return StepPerClock(descent, x, workers, self.experiment.rounds)
+        return StepPerPush(descent, x, workers, self.experiment.rounds, bound, self.experiment.parallel.server.damp)
 
     def is_complete(self, node: NodeId, rounds: int, *, stopped: bool = False) -> bool:
         return rounds == self.experiment.rounds if node < self.learners else not stopped
@@ -111,6 +147,9 @@ class ServerPlan(SharedSteps):
         if self.staleness != 0:
             text = "pushes that are applied as they come follow time, and stacked arrays have none"
             raise ConfigError(text, "Run it with --on sim, or set parallel.server.staleness = 0.")
+        if self.table is not None:
+            text = "a table's rows go by what batches need, and stacked arrays hold whole models"
+            raise ConfigError(text, "Run it with --on sim.")
         descent, p = self.descent_of(self.segments), self.experiment.parallel
         stack = first_collective(task, self.learners, descent, self.n - self.learners)
 
@@ -126,6 +165,9 @@ class ServerPlan(SharedSteps):
         return [vectors[node] for node in self.roles.counted]
 
     def outlook(self, task: LocalTask) -> RunOutlook:
+        if self.table is not None:
+            shares = self.placement_of(self.table.rows).shares(self.servers)
+            return outlook_of_rows(self.experiment, self.table, task, shares)
         s, workers, size = self.experiment.parallel.server, self.learners, task.length * task.dtype.itemsize
         placement = self.placement_of(task.length)
         shares = [share * task.dtype.itemsize for share in placement.shares(self.servers)]

@@ -12,7 +12,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, Self
 
 from fedgossip import kernels
+from fedgossip.errors import ConfigError
 from fedgossip.experiment import Experiment
+from fedgossip.keyed_rows import KeyedTable
 from fedgossip.machine import Checkpoint, Failure, Machine, NodeId
 from fedgossip.metrics import Evaluate, Network
 from fedgossip.plans.completeness import Lacking
@@ -225,6 +227,10 @@ class Plan(Protocol):
         """The same plan, where the task is made."""
         ...
 
+    def with_table(self, table: KeyedTable | None) -> Plan:
+        """The same plan, where the model is this table.  Raises ConfigError where such a run has none, or needs one."""
+        ...
+
     def for_restart(self) -> Plan:
         """Return the plan of a participant that comes back while others are at work: it waits less at the start."""
         ...
@@ -350,6 +356,12 @@ class PlanDefaults:
 
     def with_segments(self, segments: tuple[Segment, ...]) -> Self:
         return replace(self, segments=segments)  # type: ignore[type-var]
+
+    def with_table(self, table: KeyedTable | None) -> Self:
+        if table is not None:
+            text = f"{self.name}, and a model that is a table of {table.rows} x {table.width}"
+            raise ConfigError(text, 'Set parallel.method = "parameter-server": servers alone hold rows.')
+        return self
 
     def for_restart(self) -> Self:
         return self

@@ -44,6 +44,7 @@ class SharedSteps(PlanDefaults):
             momentum=train.momentum,
             nesterov=train.nesterov,
             weight_decay=train.weight_decay,
+            l1=self.experiment.parallel.l1,
         )
 
     def rate(self, round: int) -> float:

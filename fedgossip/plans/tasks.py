@@ -14,7 +14,8 @@ from fedgossip.experiment import Experiment
 from fedgossip.experiment.sections import VALIDATION
 from fedgossip.learning.analytic import Averaging, Quadratic
 from fedgossip.learning.dataset import Dataset, Indices
-from fedgossip.learning.objectives import CLASSIFICATION, LANGUAGE
+from fedgossip.learning.objectives import CLASSIFICATION, LANGUAGE, SPARSE
+from fedgossip.learning.sparse_logistic import SparseLogistic
 from fedgossip.machine import NodeId
 from fedgossip.secure.primitives import Entropy
 from fedgossip.task import LocalTask
@@ -64,6 +65,9 @@ def task_of(
             seed=experiment.seed,
         )
         return quadratic, DataShares("none")
+    if settings.kind == SPARSE:
+        sizes = settings.dim, settings.examples, settings.nonzeros, experiment.train.batch_size
+        return SparseLogistic(n, *sizes, seed=experiment.seed), DataShares("none")
     if settings.kind == "loop":
         advice = "Start the script: fedgossip launch --experiment FILE train.py; it takes part by fedgossip.join."
         raise ConfigError("task.kind = loop: a training loop of your own, which no other command can run", advice)

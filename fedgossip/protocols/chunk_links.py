@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 
 from fedgossip.machine import Effect, NodeId, Send, SetTimer
-from fedgossip.messages import Pulled, ReduceChunk, ShardCopy, ShardPush, ShardStep
+from fedgossip.messages import NoRows, Pulled, ReduceChunk, RowPush, RowsPulled, ShardCopy, ShardPush, ShardStep
 from fedgossip.protocols.deadlines import Deadline
 
 WINDOW = 4
@@ -20,7 +20,7 @@ FACTOR = 4
 Name = tuple[int, int, int, int]
 """By which a receiver says that a chunk is there; no two on a link have the same."""
 
-Chunk = ReduceChunk | ShardPush | Pulled | ShardStep | ShardCopy
+Chunk = ReduceChunk | ShardPush | Pulled | ShardStep | ShardCopy | RowPush | NoRows | RowsPulled
 
 
 class ChunkLink:

@@ -45,6 +45,7 @@ from fedgossip.machine import (
     Received,
     Report,
     Rostered,
+    RowsChosen,
     Send,
     SetTimer,
     Started,
@@ -185,7 +186,7 @@ class Lifecycle(ABC, Generic[State]):
                 return [] if self._ends else self.end()
             case Stopping():
                 return self._hurry()
-            case Moved() | Produced():
+            case Moved() | Produced() | RowsChosen():
                 return []
             case Rostered(schedule):
                 self.rostered(schedule)

@@ -6,10 +6,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from fedgossip.messages import PIECE_BYTES
 from fedgossip.vectors import Vector, empty, frozen
-
-PIECE_BYTES = 1 << 20
-"""Bytes of a piece but the last: what is lost with a link is said again, and four of them are under way."""
 
 
 def piece_length(kind: np.dtype[np.floating]) -> int:

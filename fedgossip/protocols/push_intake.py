@@ -8,12 +8,13 @@ from collections.abc import Mapping
 import numpy as np
 
 from fedgossip.errors import ProtocolError
+from fedgossip.keyed_rows import Rows, no_rows
 from fedgossip.machine import NodeId
-from fedgossip.messages import ShardPush
+from fedgossip.messages import NoRows, RowPush, ShardPush
 from fedgossip.placement.ring import Placement
+from fedgossip.protocols.key_lists import KeyLists
 from fedgossip.protocols.pieces import Assembly
-from fedgossip.protocols.shard_clocks import ShardClocks
-from fedgossip.vectors import Vector
+from fedgossip.protocols.shard_clocks import Gradient, ShardClocks
 
 MISSED_MAX = 1000
 """More steps than this between a reading and its push are counted together."""
@@ -26,14 +27,15 @@ class PushIntake:
         self,
         node: NodeId,
         placement: Placement,
+        lists: KeyLists,
         kind: np.dtype[np.floating],
         schema: str,
         rounds: int,
         staleness: int | None,
     ) -> None:
-        self.node, self.placement, self.kind, self.schema = node, placement, kind, schema
+        self.node, self.placement, self.lists, self.kind, self.schema = node, placement, lists, kind, schema
         self.rounds, self.staleness = rounds, staleness
-        self._arriving: dict[tuple[int, NodeId], Assembly] = {}
+        self._arriving: dict[tuple[int, NodeId], tuple[str, Assembly]] = {}  # and of which list of keys
         self._lags: Counter[int] = Counter()
         self._missed: Counter[int] = Counter()
 
@@ -46,28 +48,43 @@ class PushIntake:
         """Whether a piece of the push that a worker is at has come."""
         return (shard, sender) in self._arriving
 
-    def take(self, sender: NodeId, push: ShardPush, clocks: ShardClocks) -> Vector | None:
-        """Take a piece; return the gradient where it is whole.  Raises ProtocolError for what is no piece of one."""
-        place = push.shard, sender
-        arriving = self._arriving.get(place) or Assembly(self.placement.shards[push.shard].length, self.kind)
-        self._check(sender, push, clocks, arriving)
+    def take(
+        self, sender: NodeId, push: ShardPush | RowPush | NoRows, clocks: ShardClocks, width: int | None
+    ) -> Gradient | None:
+        """Take a piece; return the gradient where it is whole.  Raises ProtocolError for what is no piece of one.
+
+        The keys of a RowPush are here.
+        """
+        self._check_clock(sender, push, clocks)
+        if isinstance(push, NoRows):
+            self._count(push, clocks)
+            return no_rows(self.kind)
+        place, digest = (push.shard, sender), push.digest if isinstance(push, RowPush) else ""
+        keys = self.lists.of(sender, push.shard, digest) if digest else None
+        length = self.placement.shards[push.shard].length if keys is None else keys.size * (width or 1)
+        begun, arriving = self._arriving.get(place) or (digest, Assembly(length, self.kind))
+        self._check_piece(sender, push, clocks, arriving, same=begun == digest)
         if arriving.has(push.start):
             return None
-        self._arriving[place] = arriving
+        self._arriving[place] = digest, arriving
         arriving.take(push.start, push.vectors[0])
         whole = arriving.whole
-        if whole is not None:
-            del self._arriving[place]
-            self._lags[push.clock - push.version] += 1
-            self._missed[min(clocks.steps - push.steps, MISSED_MAX)] += 1
-        return whole
+        if whole is None:
+            return None
+        del self._arriving[place]
+        self._count(push, clocks)
+        return whole if keys is None else Rows(keys, whole)
+
+    def _count(self, push: ShardPush | RowPush | NoRows, clocks: ShardClocks) -> None:
+        self._lags[push.clock - push.version] += 1
+        self._missed[min(clocks.steps - push.steps, MISSED_MAX)] += 1
 
     def forget(self, sender: NodeId | None = None) -> None:
         """Drop what has come of a worker's pushes, or of all."""
         kept = {} if sender is None else {place: one for place, one in self._arriving.items() if place[1] != sender}
         self._arriving = kept
 
-    def _check(self, sender: NodeId, push: ShardPush, clocks: ShardClocks, arriving: Assembly) -> None:
+    def _check_clock(self, sender: NodeId, push: ShardPush | RowPush | NoRows, clocks: ShardClocks) -> None:
         what = f"server {self.node}, shard {push.shard}: a push of worker {sender} for clock {push.clock}"
         at = clocks.clocks[sender]
         if push.clock > at or push.clock >= self.rounds:
@@ -77,6 +94,13 @@ class PushIntake:
             raise ProtocolError(text, "Have all the same experiment file?", peer=sender)
         if push.version > push.clock or push.steps > clocks.steps:
             raise ProtocolError(f"{what} from what has not been yet", peer=sender)
+
+    def _check_piece(
+        self, sender: NodeId, push: ShardPush | RowPush, clocks: ShardClocks, arriving: Assembly, *, same: bool
+    ) -> None:
+        what = f"server {self.node}, shard {push.shard}: a push of worker {sender} for clock {push.clock}"
+        if not same:
+            raise ProtocolError(f"{what} of other rows than its first piece", peer=sender)
         if push.schema != self.schema or not arriving.expects(push.start, push.vectors):
             advice = "Give every worker and server the same [model] section."
             raise ProtocolError(f"{what} of another layout ({push.schema}, ours {self.schema})", advice, peer=sender)

@@ -18,17 +18,21 @@ A step makes new arrays, and what was sent never changes: a reply that is on its
 Who owns which shard follows from the tenure, of which a manager tells (`server_manager`).  Words of another epoch than
 one's own are not heard, so an owner that is cut off can answer nothing more: its copies have gone on.  A server that is
 to own what it has no copy of says that it is lost.
+
+Of a table workers push and pull rows: RowPush, NoRows and RowPull go where the others do, by lists of keys that they
+have told (`key_lists`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from fedgossip.errors import ProtocolError
+from fedgossip.keyed_rows import Keys, Rows
 from fedgossip.machine import (
     Checkpoint,
     Effect,
@@ -48,32 +52,38 @@ from fedgossip.machine import (
     Stopping,
 )
 from fedgossip.messages import (
+    KeysWanted,
     Leaving,
     Message,
+    NoRows,
     PieceTaken,
-    Pulled,
     PullHeld,
+    RowKeys,
+    RowPull,
+    RowPush,
     ServerReady,
     ShardCopy,
     ShardLost,
     ShardPull,
     ShardPush,
     ShardStep,
+    SomeKeys,
     Tenure,
     TenureTaken,
 )
-from fedgossip.placement.ring import Placement, Shard
+from fedgossip.placement.ring import Placement
 from fedgossip.protocols.attendance import Attendance
 from fedgossip.protocols.chunk_links import ChunkLink
-from fedgossip.protocols.pieces import pieces
+from fedgossip.protocols.key_lists import KeyLists
 from fedgossip.protocols.push_intake import PushIntake
 from fedgossip.protocols.shard_clocks import ShardChange, ShardClocks
-from fedgossip.protocols.shard_copies import ShardCopies
-from fedgossip.protocols.shard_records import restore, saved_shards
+from fedgossip.protocols.shard_records import saved_shards
+from fedgossip.protocols.tenure_shards import MakeShard, TenureShards
+from fedgossip.protocols.waiting_pulls import HeldPull, WaitingPulls
 from fedgossip.vectors import Vector, frozen
 
-MakeShard = Callable[[Shard, Vector], ShardClocks]
-"""(shard, the model at the beginning) -> what the shard is before the first push."""
+OfRows = RowKeys | SomeKeys | RowPull | RowPush | NoRows
+"""What workers say of a table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +103,8 @@ class ServerSettings:
 class ParameterServer:
     """One server of `workers`; `placement` says which shards it has, and `manager` tells who else is there.
 
-    In a life after the first, where there is a manager, it has nothing until that says so.
+    In a life after the first, where there is a manager, it has nothing until that says so.  `width`: of a row, where
+    the shards are rows of a table; None: elements of a vector.
     """
 
     def __init__(
@@ -110,11 +121,12 @@ class ParameterServer:
         rate: Callable[[int], float],
         resumed: Checkpoint | None = None,
         life: int = 0,
+        width: int | None = None,
     ) -> None:
         self.summed = 0  # elements
-        self.node, self.manager, self.placement, self.make = node, manager, placement, make
-        self.initial, self.schema, self.settings, self.rate = initial, schema, settings, rate
-        self.phase, self.epoch, self.told = "new", 0, resumed.round if resumed else 0
+        self.node, self.manager, self.placement, self.width = node, manager, placement, width
+        self.initial, self.settings, self.rate = initial, settings, rate
+        self.phase, self.told = "new", resumed.round if resumed else 0
         self.first_life = life == 0
         limits = settings.deadline_ns, min(settings.least_deadline_ns, settings.deadline_ns)
         self.workers = Attendance(workers, *limits, settings.start_ns)
@@ -123,32 +135,34 @@ class ParameterServer:
         partners = [*workers, *others]
         self.links = {other: ChunkLink(other, settings.deadline_ns, settings.again_ns) for other in partners}
         self.lives: dict[NodeId, int] = dict.fromkeys(self.links, 0)
-        self.intake = PushIntake(node, placement, initial.dtype, schema, settings.rounds, settings.staleness)
-        self.copies = ShardCopies(node, placement, schema, self.links)
-        self.alive: tuple[NodeId, ...] = tuple(servers)
-        self.joining: tuple[NodeId, ...] = ()
-        self.shards: dict[int, ShardClocks] = {}
-        held = {shard.number: make(shard, initial) for shard in placement.held(node, servers)}
-        missing = restore(held, resumed) if resumed else []
-        self.stored = {number: one for number, one in held.items() if number not in missing}  # of the life before
-        if copied and life > 0:
-            self.epoch = -1  # it has nothing until the manager says what it gets
-        else:
-            self._divide(held)
-            self.copies.agreed()
-        self.held: dict[tuple[int, NodeId], ShardPull] = {}
-        self.answered: dict[tuple[int, NodeId], int] = {}  # for which clock
-        self.late: set[tuple[int, NodeId]] = set()  # shards for workers that the others went on without
+        self.lists = KeyLists(node, placement, schema)
+        bounds = settings.rounds, settings.staleness
+        self.intake = PushIntake(node, placement, self.lists, initial.dtype, schema, *bounds)
+        self.tenure = TenureShards(
+            node, servers, placement, make, initial, schema, self.links, resumed, waits=copied and life > 0
+        )
+        self.pulls = WaitingPulls(schema)
         self._changed = False  # since the last checkpoint
         self._waits = False  # for a timer that says who is silent
         self._met, self._sign_ns = False, 0  # whether a worker has been here, and the last sign of one
 
     @property
+    def shards(self) -> dict[int, ShardClocks]:
+        """What this server owns now."""
+        return self.tenure.shards
+
+    @property
+    def epoch(self) -> int:
+        return self.tenure.epoch
+
+    @property
     def model(self) -> Vector:
-        """The model [d] as it was at the beginning, with this server's shards as they are."""
+        """The model [d] as it was at the beginning, with this server's shards as they are; not the rows of a table."""
+        if self.width is not None:
+            return self.initial
         whole = np.array(self.initial)
         for number, clocks in self.shards.items():
-            self.placement.shards[number].put_into(whole, clocks.x)
+            self.placement.shards[number].put_into(whole, cast(Vector, clocks.x))
         return frozen(whole)
 
     @property
@@ -196,10 +210,12 @@ class ParameterServer:
                     self._hear(sender, now_ns)
                 taken = self.links[sender].taken(message.name, now_ns)
                 return [*taken, *(self._tell() if worker else self._go_on(now_ns))]
-            case ShardPush() if worker:
+            case ShardPush() if worker and self.width is None:
                 return self._pushed(sender, message, now_ns)
-            case ShardPull() if worker:
-                return self._pulled(sender, message, now_ns)
+            case ShardPull() if worker and self.width is None:
+                return self._pulled(sender, message, None, now_ns)
+            case RowKeys() | SomeKeys() | RowPull() | RowPush() | NoRows() if worker and self.width is not None:
+                return self._of_rows(sender, message, now_ns)
             case Leaving(round) if worker:
                 self.workers.leave(sender)
                 self._forget(sender)
@@ -256,7 +272,7 @@ class ParameterServer:
         """
         if (left := self._sign_ns + self.settings.start_ns - now_ns) > 0:
             return [SetTimer(("start",), left), *self._leave_out(now_ns)]
-        if self.workers.linked and not self.held:
+        if self.workers.linked and not self.pulls.held:
             return [SetTimer(("start",), self.settings.start_ns), *self._leave_out(now_ns)]
         if not self._met and not self.first_life:
             return self._finish()  # the run had ended before this life
@@ -265,14 +281,14 @@ class ParameterServer:
 
     def _hear(self, worker: NodeId, now_ns: int) -> None:
         if self.workers.heard(worker, now_ns):
-            self.late.update((number, worker) for number in self.shards)
+            self.pulls.late.update((number, worker) for number in self.shards)
 
     def _forget(self, worker: NodeId) -> None:
         """Drop what is under way to and from a worker."""
         self.links[worker].drop()
         self.intake.forget(worker)
-        for number in self.shards:
-            self.held.pop((number, worker), None)
+        self.lists.forget(worker)
+        self.pulls.forget(worker)
 
     def _watch(self, now_ns: int) -> list[Effect]:
         """Wait no longer than until the first is silent of those that others wait for, or that have no link."""
@@ -285,10 +301,10 @@ class ParameterServer:
 
     def _waited(self) -> list[NodeId]:
         """Workers that keep others from going on, or that are perhaps no longer there."""
-        idle = {place[1] for place, pull in self.held.items() if self.shards[place[0]].clocks[place[1]] >= pull.clock}
-        held = {worker for _, worker in self.held}
+        waiting = self.pulls.held.items()
+        idle = {place[1] for place, one in waiting if self.shards[place[0]].clocks[place[1]] >= one.pull.clock}
         busy = [worker for worker in self.workers.present if worker not in idle]
-        if held or self.workers.left:
+        if waiting or self.workers.left:
             return busy
         return [worker for worker in busy if worker not in self.workers.linked or not self.links[worker].idle]
 
@@ -307,31 +323,52 @@ class ParameterServer:
             raise ProtocolError(text, "Have all the same experiment file?", peer=sender)
         return self.shards[number]
 
-    def _pushed(self, sender: NodeId, push: ShardPush, now_ns: int) -> list[Effect]:
+    def _of_rows(self, sender: NodeId, message: OfRows, now_ns: int) -> list[Effect]:
+        """Take a word on rows; ask for the keys that it is of where they are not here."""
+        if message.epoch != self.epoch:
+            return []
+        self._shard(sender, message.shard)
+        match message:
+            case RowKeys():
+                self.lists.take(sender, message)
+                return []
+            case SomeKeys():
+                self.lists.take_some(sender, message)
+                return []
+            case NoRows():
+                return self._pushed(sender, message, now_ns)
+        keys = self.lists.of(sender, message.shard, message.digest)
+        over = isinstance(message, RowPush) and message.clock < self.shards[message.shard].clocks[sender]
+        if keys is None and not over:
+            return [Send(sender, KeysWanted(self.epoch, message.shard, message.digest))]
+        if isinstance(message, RowPull):
+            return self._pulled(sender, message, keys, now_ns)
+        return self._pushed(sender, message, now_ns)
+
+    def _pushed(self, sender: NodeId, push: ShardPush | RowPush | NoRows, now_ns: int) -> list[Effect]:
         if push.epoch != self.epoch:
             return []
         clocks, taken = self._shard(sender, push.shard), Send(sender, PieceTaken(*push.name))
         if push.clock < clocks.clocks[sender]:
             return [taken]  # said again, or of a clock that the others have closed
         begun = self.intake.begun(sender, push.shard)
-        whole = self.intake.take(sender, push, clocks)
+        whole = self.intake.take(sender, push, clocks, self.width)
         if not begun:
             self.workers.pushed(sender, now_ns)
         self._hear(sender, now_ns)
         if whole is None:
             return [taken]
-        self.summed += whole.size
+        self.summed += whole.values.size if isinstance(whole, Rows) else whole.size
         change = clocks.push(sender, push.weight, push.steps, whole, self.rate)
         made = self._make(push.shard, change, now_ns) if change else []
         return [taken, *made, *self._go_on(now_ns)]
 
     def _make(self, number: int, change: ShardChange, now_ns: int) -> list[Effect]:
         """Make a change, here and where copies are kept."""
-        self.shards[number].apply(change)
         self._changed = True
-        return self.copies.changed(number, self.shards[number], change, now_ns)
+        return self.tenure.apply(number, change, now_ns)
 
-    def _pulled(self, sender: NodeId, pull: ShardPull, now_ns: int) -> list[Effect]:
+    def _pulled(self, sender: NodeId, pull: ShardPull | RowPull, keys: Keys | None, now_ns: int) -> list[Effect]:
         if pull.epoch != self.epoch:
             return []
         clocks, place = self._shard(sender, pull.shard), (pull.shard, sender)
@@ -340,28 +377,32 @@ class ParameterServer:
             raise ProtocolError(f"server {self.node}, shard {pull.shard}: {text}", peer=sender)
         if self.links[sender].carries(pull.shard):
             return []  # the answer is under way
-        again = place in self.held
+        again = place in self.pulls.held
         anew = pull.first == pull.clock and not again
         if anew or sender in self.workers.absent:
             self._hear(sender, now_ns)
-        clocks.enter(sender, pull.clock if place in self.late else pull.first)
-        self.held[place] = pull
+        clocks.enter(sender, pull.clock if place in self.pulls.late else pull.first)
+        self.pulls.held[place] = HeldPull(pull, keys)
         effects = self._go_on(now_ns)
-        waits = again and place in self.held
+        waits = again and place in self.pulls.held
         return [Send(sender, PullHeld(self.epoch, pull.shard, pull.clock)), *effects] if waits else effects
 
     def _go_on(self, now_ns: int) -> list[Effect]:
         """Close what can be closed, and answer all who can read."""
         effects: list[Effect] = []
+        present = self.workers.present
         for number, clocks in self.shards.items():
-            while (change := clocks.close(self.workers.present, self.rate)) is not None:
+            while (change := clocks.close(present, self.rate)) is not None:
                 effects += self._make(number, change, now_ns)
         if self._changed:
             self._changed = False
-            everything = {**self.shards, **self.copies.here}
-            effects.insert(0, saved_shards(self.version, everything, self.epoch, durable=self._durable))
-        for place, pull in list(self.held.items()):
-            effects += self._answer(*place, pull, now_ns)
+            kept = saved_shards(self.version, self.tenure.everything, self.epoch, durable=self._durable)
+            effects.insert(0, kept)
+        for place in list(self.pulls.held):
+            number, worker = place
+            if self.tenure.copies.safe(number):
+                answered = place, self.shards[number], present, self.epoch, self.links[worker]
+                effects += self.pulls.answer(*answered, now_ns)
         return [*effects, *self._tell(), *self._watch(now_ns)]
 
     @property
@@ -372,44 +413,13 @@ class ParameterServer:
     def _tell(self) -> list[Effect]:
         """Tell the clocks for which all workers present have been given all shards."""
         there = [(number, worker) for number in self.shards for worker in self.workers.present]
-        given = min((self.answered.get(place, 0) for place in there), default=0)
+        given = self.pulls.given(there)
         if given <= self.told or not all(self.links[worker].idle for _, worker in there):
             return []
         self.told = given
         return [LocalWork(given)]
 
-    def _answer(self, number: int, worker: NodeId, pull: ShardPull, now_ns: int) -> list[Effect]:
-        clocks, present = self.shards[number], self.workers.present
-        if not self.copies.safe(number):
-            return []
-        anew, late = pull.first == pull.clock, (number, worker) in self.late
-        reading = clocks.reading(worker, pull.clock, present, anew=anew, late=late)
-        if reading is None:
-            return []
-        del self.held[number, worker]
-        self.late.discard((number, worker))
-        self.answered[number, worker] = reading.clock
-        facts = reading.clock, reading.version, clocks.steps, clocks.missed[worker]
-        effects: list[Effect] = []
-        for start, part in pieces(reading.vector):
-            answer = Pulled(self.epoch, number, *facts, start, part.size, self.schema, (part,))
-            effects += self.links[worker].send(answer, now_ns)
-        return effects
-
     # --- who has which shard --------------------------------------------------------------------------------------
-
-    def _divide(self, held: Mapping[int, ShardClocks]) -> None:
-        """Take what is held, by this tenure: what is owned, and what are copies."""
-        keepers: dict[int, tuple[NodeId, ...]] = {}
-        copies: dict[int, ShardClocks] = {}
-        self.shards = {}
-        for shard in self.placement.shards:
-            owner, *wanted = shard.keepers(self.alive, self.joining, self.placement.copies)
-            if owner == self.node and shard.number in held:
-                self.shards[shard.number], keepers[shard.number] = held[shard.number], tuple(wanted)
-            elif self.node in wanted:
-                copies[shard.number] = held.get(shard.number) or self.make(shard, self.initial)
-        self.copies.begin(self.epoch, keepers, copies, held.keys())
 
     def _ruled(self, tenure: Tenure, now_ns: int) -> list[Effect]:
         """Go by what the manager says from now on."""
@@ -419,41 +429,30 @@ class ParameterServer:
         taken = Send(self.manager, TenureTaken(max(self.epoch, tenure.epoch)))
         if tenure.epoch <= self.epoch:
             return [taken, *self._ready()]
-        missed = tenure.epoch > self.epoch + 1  # a tenure, in which others may have gone on with what is here
-        here = {} if missed else {**self.copies.valid, **self.shards}
-        held = self.stored if tenure.anew else here
-        self.epoch, self.alive, self.joining = tenure.epoch, tenure.servers, tenure.joining
         for link in self.links.values():
             link.drop()
         self.intake.forget()
-        self.held, self.answered, self.stored = {}, {}, {}
-        self._divide(held)
-        for shard in self.placement.owned(self.node, self.alive):
-            if shard.number not in self.shards:
-                others = [*self.links, self.manager]
-                told = [Send(other, ShardLost(self.epoch, shard.number)) for other in others]
-                return [taken, *told, *self._lost(shard.number)]
-        sent = [one for number, clocks in self.shards.items() for one in self.copies.tell(number, clocks, now_ns)]
-        return [taken, *sent, *self._ready(), *self._go_on(now_ns)]
+        self.pulls.forget()
+        self.tenure.begin(tenure)
+        if lost := self.tenure.lost:
+            told = [Send(other, ShardLost(self.epoch, lost[0])) for other in [*self.links, self.manager]]
+            return [taken, *told, *self._lost(lost[0])]
+        return [taken, *self.tenure.tell(now_ns), *self._ready(), *self._go_on(now_ns)]
 
     def _ready(self) -> list[Effect]:
         """Say that all copies are here; the manager asks again for what it has not heard."""
-        return [] if self.copies.lacking or self.manager is None else [Send(self.manager, ServerReady(self.epoch))]
+        lacking = self.tenure.copies.lacking
+        return [] if lacking or self.manager is None else [Send(self.manager, ServerReady(self.epoch))]
 
     def _copied(self, sender: NodeId, message: ShardStep | ShardCopy) -> list[Effect]:
         if message.epoch != self.epoch:
             return []
-        if message.shard >= len(self.placement.shards):
-            raise ProtocolError(f"server {self.node}: shard {message.shard} of server {sender} is none", peer=sender)
-        (owner,) = self.placement.shards[message.shard].holders(self.alive, 1)
-        lacked = self.copies.lacking
-        effects = self.copies.take(sender, message, owner)
+        lacked = self.tenure.copies.lacking
+        effects = self.tenure.take(sender, message)
         return [*effects, *self._ready()] if lacked else effects
 
     def _lost(self, number: int) -> list[Effect]:
-        words = self.placement.shards[number].words if number < len(self.placement.shards) else "?"
-        text = f"no server has a copy of elements {words} of the model, after round {self.told}"
-        return self._finish(Failure("network", text, "Start all again with --resume, or raise replication."))
+        return self._finish(self.tenure.failure(number, self.told))
 
     # --- the end --------------------------------------------------------------------------------------------------
 

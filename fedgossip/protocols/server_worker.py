@@ -15,15 +15,15 @@ and from everywhere Stopping to finished.
 It goes by clocks: at the model of clock c it asks for its gradient, pushes that to all shards, and pulls each for clock
 c + 1.  What is not answered is asked for again, and so is what was pushed; servers take it once.  A server may answer
 for a later clock, where the others went on without this worker: then it goes on from there with all shards.
+
+What it has of the model is its `ModelParts`: of a table it asks first which rows a clock needs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 from fedgossip.errors import ProtocolError, TrainingError
 from fedgossip.machine import (
@@ -39,30 +39,31 @@ from fedgossip.machine import (
     PeerJoined,
     Received,
     RoundDone,
+    RowsChosen,
     Send,
     SetTimer,
     Started,
     Stopping,
-    Train,
     Trained,
 )
 from fedgossip.messages import (
+    KeysWanted,
     Leaving,
     Message,
     PieceTaken,
     Pulled,
     PullHeld,
+    RowsPulled,
     ShardLost,
-    ShardPull,
-    ShardPush,
     Tenure,
     TenureTaken,
 )
 from fedgossip.placement.ring import Placement
 from fedgossip.protocols.chunk_exchange import weight_of
 from fedgossip.protocols.chunk_links import ChunkLink
-from fedgossip.protocols.pieces import Assembly, pieces
-from fedgossip.vectors import Vector, all_finite, empty, frozen
+from fedgossip.protocols.model_parts import ModelParts
+from fedgossip.protocols.pulled_shards import PulledShard, PulledShards
+from fedgossip.vectors import all_finite
 
 BYES_MAX = 5
 """Maximum number of goodbyes to a server that does not answer."""
@@ -81,17 +82,6 @@ class WorkerSettings:
     """The shortest time after which something is said again that was not answered."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PulledShard:
-    """A shard as its server has given it; see messages.Pulled."""
-
-    clock: int
-    version: int
-    steps: int
-    missed: int
-    vector: Vector
-
-
 class PushPullWorker:
     """One worker.  `servers` are all there are; `placement` says which shard belongs to whom."""
 
@@ -101,24 +91,23 @@ class PushPullWorker:
         servers: Sequence[NodeId],
         manager: NodeId | None,
         placement: Placement,
-        initial: Vector,
+        parts: ModelParts,
         schema: str,
         settings: WorkerSettings,
         resumed: Checkpoint | None = None,
     ) -> None:
+        """`parts` begins with the model of `resumed`, where there is one."""
         self.node, self.manager, self.placement = node, manager, placement
-        self.schema, self.settings = schema, settings
+        self.parts, self.settings = parts, settings
         self.phase, self.epoch = "new", 0
         self.alive: tuple[NodeId, ...] = tuple(servers)
         self.clock = resumed.round if resumed else 0
-        self.model: Vector = resumed.vectors["x"] if resumed else initial
         self._fresh = resumed is None
-        self.gradient: tuple[float, Vector] | None = None  # of this clock, while it is pushed
+        self.weight: float | None = None  # of this clock's gradient, while it is pushed
         self.given: dict[int, PulledShard] = {}  # at this clock: what the gradient is computed from
         self.wanted = self.clock  # the clock that shards are pulled for
         self.first = self.clock  # the clock from which on this worker pushes
-        self.pulled: dict[int, PulledShard] = {}  # for `wanted`, or later
-        self.arriving: dict[int, tuple[int, Assembly]] = {}  # by shard: for which clock
+        self.pulled = PulledShards(node, placement, schema, settings.rounds)  # for `wanted`, or later
         self.links = {server: ChunkLink(server, settings.deadline_ns, settings.again_ns) for server in servers}
         self.lives: dict[NodeId, int] = dict.fromkeys(servers, 0)
         self.linked: set[NodeId] = set()
@@ -138,6 +127,9 @@ class PushPullWorker:
                 return self._received(sender, message, now_ns)
             case Trained(job):
                 return self._trained(event, now_ns) if self.phase == "training" and job == self.clock else []
+            case RowsChosen():
+                self.parts.chosen(event)
+                return list(self._pulls())
             case Fired(key):
                 return self._fired(key, now_ns)
             case PeerJoined(node, life):
@@ -157,13 +149,15 @@ class PushPullWorker:
         if sender not in self.links:
             raise ProtocolError(f"worker {self.node}: a message of {sender}, which is no server", peer=sender)
         match message:
-            case Pulled():
-                effects = self._given(sender, message)
+            case Pulled() | RowsPulled():
+                effects = self._given(sender, message, now_ns)
                 self._heard_ns[sender] = now_ns
                 return effects
             case PullHeld():
                 self._heard_ns[sender] = now_ns
                 return []
+            case KeysWanted(epoch, number, digest):
+                return self._told_again(sender, number, digest) if epoch == self.epoch else []
             case PieceTaken():
                 self._heard_ns[sender] = now_ns
                 return self.links[sender].taken(message.name, now_ns)
@@ -218,6 +212,7 @@ class PushPullWorker:
         if life > self.lives[server]:  # what it had taken, but not answered, it knows nothing of
             self.lives[server] = life
             self.links[server].drop()
+            self.parts.told_anew([shard.number for shard in self.placement.owned(server, self.alive)])
             return [*self._push(now_ns, [server]), *self._pulls([server]), *self._begin_if_gathered(now_ns)]
         return [*self.links[server].resent(), *self._begin_if_gathered(now_ns)]
 
@@ -255,7 +250,8 @@ class PushPullWorker:
                 self.epoch, self.alive = epoch, message.servers
                 for link in self.links.values():
                     link.drop()
-                self.arriving.clear()
+                self.pulled.broken_off()
+                self.parts.told_anew([shard.number for shard in self.placement.shards])
                 self._began_ns = now_ns
                 pushed = self._push(now_ns, self.alive) if self.phase == "pulling" else []
                 return [taken, *pushed, *self._pulls(), *self._begin_if_gathered(now_ns)]
@@ -269,7 +265,7 @@ class PushPullWorker:
     def _begin_if_gathered(self, now_ns: int) -> list[Effect]:
         if self.phase != "joining" or self._needed - self.linked:
             return []
-        if self._fresh:
+        if self._fresh and self.parts.begins_whole:
             return self._go_on()
         return self._pull(self.clock, self.clock, now_ns)
 
@@ -279,54 +275,60 @@ class PushPullWorker:
             self.phase = "leaving"
             return self._bye()
         self.phase = "training"
-        return [Train(self.clock, self.model, gradient=True, accumulate=self.settings.accumulate)]
+        return [self.parts.training(self.clock, self.settings.accumulate)]
 
     def _trained(self, event: Trained, now_ns: int) -> list[Effect]:
-        assert event.update is not None, "a gradient was asked for"
-        if not all_finite(event.update):
+        if event.update is not None and not all_finite(event.update):
             text = f"worker {self.node}, round {self.clock}: its gradient is not finite"
             raise TrainingError(text, "Lower train.lr, or look at the data of this worker.")
-        self.gradient = weight_of(event.examples, event.metrics), event.update
-        began: list[Effect] = [Outgoing(self.clock + 1, self.model)]
+        self.parts.divide(event.update, self.clock)
+        self.weight = weight_of(event.examples, event.metrics)
+        began: list[Effect] = [Outgoing(self.clock + 1, self.parts.model)]
+        self.pulled.clear()
         pushed = self._push(now_ns, self.alive)
         return [*began, *pushed, *self._pull(self.clock + 1, self.clock, now_ns)]
 
     def _push(self, now_ns: int, servers: Sequence[NodeId]) -> list[Effect]:
-        """ShardPush the gradient of this clock to the shards of these servers that have not answered."""
-        if self.gradient is None:
-            return []
-        weight, vector = self.gradient
+        """Push the gradient of this clock to the shards of these servers that have not answered."""
         effects: list[Effect] = []
-        for shard in self.placement.shards:
+        for shard in self.placement.shards if self.weight is not None else ():
             (owner,) = shard.holders(self.alive, 1)
-            if owner not in servers or shard.number in self.pulled:
+            if owner not in servers or shard.number in self.pulled.here:
                 continue
             read = self.given.get(shard.number)
-            facts = self.clock, read.version if read else 0, read.steps if read else 0, weight
-            for start, part in pieces(shard.taken_from(vector)):
-                push = ShardPush(self.epoch, shard.number, *facts, start, part.size, self.schema, (part,))
-                effects += self.links[owner].send(push, now_ns)
+            facts = self.epoch, shard.number, self.clock, read.version if read else 0, read.steps if read else 0
+            before, parts = self.parts.push((*facts, self.weight or 0.0))
+            effects += [Send(owner, one) for one in before]
+            for part in parts:
+                effects += self.links[owner].send(part, now_ns)
         return effects
 
     def _pull(self, clock: int, first: int, now_ns: int) -> list[Effect]:
-        """ShardPull all shards for a clock."""
+        """Pull all shards for a clock."""
         self.phase, self.wanted, self.first, self._began_ns = "pulling", clock, first, now_ns
         self.pulled.clear()
-        self.arriving.clear()
         self._went_back = False
-        return [*self._pulls(), *self._ask_later()]
+        return [*self.parts.choose(clock), *self._pulls(), *self._ask_later()]
 
     def _pulls(self, servers: Sequence[NodeId] | None = None) -> list[Send]:
         """Ask for the shards that are not here; of these servers, or of all."""
-        if self.phase != "pulling":
+        if self.phase != "pulling" or not self.parts.ready:
             return []
-        missing = [shard for shard in self.placement.shards if shard.number not in self.pulled]
+        missing = [shard for shard in self.placement.shards if shard.number not in self.pulled.here]
         asked = [(shard.holders(self.alive, 1)[0], shard.number) for shard in missing]
         return [
-            Send(owner, ShardPull(self.epoch, number, self.wanted, self.first))
+            Send(owner, message)
             for owner, number in asked
             if servers is None or owner in servers
+            for message in self.parts.pull(self.epoch, number, self.wanted, self.first)
         ]
+
+    def _told_again(self, server: NodeId, number: int, digest: str) -> list[Effect]:
+        """A server lacks the keys of something that it was sent: tell them, and say that again."""
+        told = self.parts.wanted(self.epoch, number, digest) if self.pulled.owned_by(server, number, self.alive) else []
+        if not told:
+            return []
+        return [*(Send(server, one) for one in told), *self.links[server].resent(), *self._pulls([server])]
 
     def _ask_again(self, now_ns: int) -> list[Effect]:
         """Ask again for what is missing; end where a server has not said a word for too long."""
@@ -342,77 +344,50 @@ class PushPullWorker:
         self._asks += 1
         return [SetTimer(("ask", self._asks), self.settings.again_ns)]
 
-    def _given(self, sender: NodeId, piece: Pulled) -> list[Effect]:
+    def _given(self, sender: NodeId, piece: Pulled | RowsPulled, now_ns: int) -> list[Effect]:
         if piece.epoch != self.epoch:
             return []
-        taken = Send(sender, PieceTaken(*piece.name))
-        self._check_given(sender, piece)
-        here = piece.shard in self.pulled
-        if self.phase != "pulling" or here or piece.clock < self.wanted:
-            return [taken]  # said again
-        shard = self.placement.shards[piece.shard]
-        clock, arriving = self.arriving.get(piece.shard, (-1, None))
-        if arriving is None or clock < piece.clock:
-            clock, arriving = piece.clock, Assembly(shard.length, self.model.dtype)
-        if clock > piece.clock or arriving.has(piece.start):
-            return [taken]
-        self.arriving[piece.shard] = clock, arriving
-        arriving.take(piece.start, piece.vectors[0])
-        if (whole := arriving.whole) is None:
-            return [taken]
-        del self.arriving[piece.shard]
-        facts = piece.clock, piece.version, piece.steps, piece.missed
-        self.pulled[piece.shard] = PulledShard(*facts, whole)
-        return [taken, *self._settle()]
+        wanted = self.wanted if self.phase == "pulling" and self.parts.ready else None
+        whole = self.pulled.take(sender, piece, self.alive, wanted, self.parts)
+        return [Send(sender, PieceTaken(*piece.name)), *(self._settle(now_ns) if whole else [])]
 
-    def _check_given(self, sender: NodeId, piece: Pulled) -> None:
-        """Raise ProtocolError for a piece that cannot be one of a shard of this server."""
-        what = f"worker {self.node}: shard {piece.shard} of server {sender} for clock {piece.clock}"
-        shards = self.placement.shards
-        if piece.shard >= len(shards) or shards[piece.shard].holders(self.alive, 1) != (sender,):
-            raise ProtocolError(f"{what}, which does not own it", "Have all the same experiment file?", peer=sender)
-        if piece.clock > self.settings.rounds or piece.version > piece.clock:
-            raise ProtocolError(f"{what}, which has not been yet", peer=sender)
-        fresh = Assembly(shards[piece.shard].length, self.model.dtype)
-        if piece.schema != self.schema or not fresh.expects(piece.start, piece.vectors):
-            advice = "Give every worker and server the same [model] section."
-            raise ProtocolError(f"{what} of another layout ({piece.schema}, ours {self.schema})", advice, peer=sender)
-        if not all_finite(piece.vectors[0]):
-            raise ProtocolError(f"{what} is not finite", peer=sender)
-
-    def _settle(self) -> list[Effect]:
+    def _settle(self, now_ns: int) -> list[Effect]:
         """Go on where all shards are here and of one clock; pull again those that are not of it."""
-        if len(self.pulled) < len(self.placement.shards):
+        here = self.pulled.here
+        if len(here) < len(self.placement.shards):
             return []
-        clocks = {one.clock for one in self.pulled.values()}
-        if len(clocks) == 1:
-            return self._next(clocks.pop())
+        clocks = {one.clock for one in here.values()}
         low, high = min(clocks), max(clocks)
+        if low == high and self.parts.fits(low):
+            return self._next(low)
         back = self.first == self.wanted and high - low == 1 and not self._went_back
+        clock, self.weight = low if back else high, None
+        if not self.parts.fits(clock):
+            again = self._pull(clock, clock, now_ns)
+            self._went_back = True
+            return again
         self._went_back = True
-        self.wanted = self.first = low if back else high
-        self.gradient = None
-        self.pulled = {number: one for number, one in self.pulled.items() if one.clock == self.wanted}
+        self.wanted = self.first = clock
+        self.pulled.here = {number: one for number, one in here.items() if one.clock == clock}
         return [*self._pulls(), *self._ask_later()]
 
     def _next(self, clock: int) -> list[Effect]:
         """All shards are here for this clock: the model is whole."""
-        model = empty(self.model.size, self.model.dtype)
-        for shard in self.placement.shards:
-            shard.put_into(model, self.pulled[shard.number].vector)
-        moved, self.clock, self.model = clock > self.clock, clock, frozen(model)
-        self.given, self.pulled, self.gradient = self.pulled, {}, None
+        self.given, self.weight = self.pulled.here, None
+        self.pulled.clear()
+        self.parts.take({number: one.vector for number, one in self.given.items()})
+        moved, self.clock = clock > self.clock, clock
         done: list[Effect] = []
         if moved:
-            done = [RoundDone(clock, self.model, self._staleness), Checkpoint(clock, {"x": self.model})]
+            model = self.parts.model
+            done = [RoundDone(clock, model, self._staleness), Checkpoint(clock, {"x": model})]
         return [*done, *self._go_on()]
 
     @property
     def _staleness(self) -> int | None:
         """Steps that the last push had missed, at most of all shards; None where clocks are closed together."""
-        facts: Mapping[int, PulledShard] = self.given
-        apart = any(one.steps != one.version for one in facts.values())
-        return max(one.missed for one in facts.values()) if apart else None
+        apart = any(one.steps != one.version for one in self.given.values())
+        return max(one.missed for one in self.given.values()) if apart else None
 
     # --- the end --------------------------------------------------------------------------------------------------
 
@@ -427,4 +402,4 @@ class PushPullWorker:
 
     def _finish(self, failure: Failure | None = None) -> list[Effect]:
         self.phase = "finished"
-        return [Finish(np.asarray(self.model), failure)]
+        return [*self.parts.summary(), Finish(self.parts.model, failure)]

@@ -25,13 +25,21 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedgossip.algorithms.descent.base import Descent, DescentState
+from fedgossip.algorithms.descent.base import DescentState
+from fedgossip.algorithms.descent.rows import RowSum, RowTable
 from fedgossip.algorithms.federated.sums import REACH, ExactSum
+from fedgossip.keyed_rows import Keys, Rows
 from fedgossip.machine import NodeId
 from fedgossip.vectors import Vector, summable
 
 Rate = Callable[[int], float]
 """The step size of a clock."""
+ShardDescent = Any
+"""A Descent of a vector [n], or a RowDescent of rows."""
+Content = Vector | RowTable
+"""What a shard is: its elements [n], or the rows of it that were touched."""
+Gradient = Vector | Rows
+"""What is pushed: of all its elements, or of some rows."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,7 +48,15 @@ class ShardReading:
 
     clock: int
     version: int
-    vector: Vector
+    content: Content
+
+    def vector_of(self, keys: Keys | None) -> Vector:
+        """Return the shard [n], or of a table the rows of these keys."""
+        if keys is None:
+            assert not isinstance(self.content, RowTable), "rows go by keys"
+            return self.content
+        assert isinstance(self.content, RowTable), "elements have no keys"
+        return self.content.rows(keys)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,15 +69,15 @@ class ShardChange:
     clock: int
     rate: float
     workers: tuple[NodeId, ...]
-    gradient: Vector | None
+    gradient: Gradient | None
 
 
 class ShardClocks(ABC):
-    """A shard [n] and whose pushes are in it."""
+    """A shard and whose pushes are in it.  It begins with x [n]; a table's with rows that nobody has touched."""
 
-    def __init__(self, descent: Descent[Any], x: Vector, workers: Sequence[NodeId], rounds: int) -> None:
+    def __init__(self, descent: ShardDescent, x: Any, workers: Sequence[NodeId], rounds: int) -> None:
         self.descent, self.rounds = descent, rounds
-        self.state: DescentState = descent.start(x)
+        self.state: DescentState | RowTable = descent.start(x)
         self.steps = 0
         self.clocks: dict[NodeId, int] = dict.fromkeys(workers, 0)
         self.closed = 0
@@ -70,17 +86,22 @@ class ShardClocks(ABC):
         """Steps between what a worker had read and its last push."""
 
     @property
-    def x(self) -> Vector:
+    def x(self) -> Content:
         return self.state.x
 
     @property
-    def extra(self) -> Sequence[Vector]:
-        """What it is beside the state of the descent, each [n]."""
+    def extra(self) -> Sequence[Content]:
+        """What it is beside the state of the descent, each as large as x."""
         return ()
 
     @abstractmethod
     def become(
-        self, state: DescentState, closed: int, steps: int, clocks: Sequence[int], extra: Sequence[Vector]
+        self,
+        state: DescentState | RowTable,
+        closed: int,
+        steps: int,
+        clocks: Sequence[int],
+        extra: Sequence[Content],
     ) -> None:
         """Be what another was: `clocks` of the workers, ascending by id."""
 
@@ -93,8 +114,8 @@ class ShardClocks(ABC):
         """Whether numbers of a push can be added: finite, and not so large that a sum could overflow."""
 
     @abstractmethod
-    def push(self, worker: NodeId, weight: float, steps: int, vector: Vector, rate: Rate) -> ShardChange | None:
-        """Take the whole gradient [n] of a worker for the clock that it is in, at what had `steps` steps.
+    def push(self, worker: NodeId, weight: float, steps: int, gradient: Gradient, rate: Rate) -> ShardChange | None:
+        """Take the whole gradient of a worker for the clock that it is in, at what had `steps` steps.
 
         Returns the step, where one is due at once; it is to be applied.
         """
@@ -124,23 +145,23 @@ class ShardClocks(ABC):
 class StepPerClock(ShardClocks):
     """Synchronous: closed clocks have one step each, on the mean by examples of all that pushed for it."""
 
-    def __init__(self, descent: Descent[Any], x: Vector, workers: Sequence[NodeId], rounds: int) -> None:
+    def __init__(self, descent: ShardDescent, x: Any, workers: Sequence[NodeId], rounds: int) -> None:
         super().__init__(descent, x, workers, rounds)
-        self.before: Vector = x
+        self.before: Content = self.x
         """The shard a clock earlier, for workers that come anew while another shard is there still."""
-        self._sum: ExactSum | None = None
+        self._sum: ExactSum | RowSum | None = None
 
     @property
-    def extra(self) -> Sequence[Vector]:
+    def extra(self) -> Sequence[Content]:
         return (self.before,)
 
     def become(
         self,
-        state: DescentState,
+        state: DescentState | RowTable,
         closed: int,
         steps: int,
         clocks: Sequence[int],  # noqa: ARG002
-        extra: Sequence[Vector],
+        extra: Sequence[Content],
     ) -> None:
         self.state, self.closed, self.steps, (self.before,) = state, closed, steps, extra
         self._sum, self.clocks = None, dict.fromkeys(self.clocks, closed)  # pushes that waited are pushed again
@@ -151,10 +172,10 @@ class StepPerClock(ShardClocks):
         largest = max(float(vector.max()), -float(vector.min()))
         return weight * largest * len(self.clocks) < REACH / 2  # as large as all terms together
 
-    def push(self, worker: NodeId, weight: float, steps: int, vector: Vector, rate: Rate) -> None:  # noqa: ARG002
+    def push(self, worker: NodeId, weight: float, steps: int, gradient: Gradient, rate: Rate) -> None:  # noqa: ARG002
         if self._sum is None:
-            self._sum = ExactSum(vector.size)
-        self._sum.add(weight, vector)
+            self._sum = RowSum() if isinstance(gradient, Rows) else ExactSum(gradient.size)
+        self._sum.add(weight, gradient)  # type: ignore[arg-type]
         self.clocks[worker] += 1
 
     def close(self, present: Collection[NodeId], rate: Rate) -> ShardChange | None:
@@ -196,8 +217,8 @@ class StepPerPush(ShardClocks):
 
     def __init__(
         self,
-        descent: Descent[Any],
-        x: Vector,
+        descent: ShardDescent,
+        x: Any,
         workers: Sequence[NodeId],
         rounds: int,
         staleness: int | None,
@@ -208,11 +229,11 @@ class StepPerPush(ShardClocks):
 
     def become(
         self,
-        state: DescentState,
+        state: DescentState | RowTable,
         closed: int,  # noqa: ARG002
         steps: int,
         clocks: Sequence[int],
-        extra: Sequence[Vector],  # noqa: ARG002
+        extra: Sequence[Content],  # noqa: ARG002
     ) -> None:
         self.state, self.steps = state, steps
         self.clocks = dict(zip(self.clocks, clocks, strict=True))
@@ -220,10 +241,10 @@ class StepPerPush(ShardClocks):
     def fits(self, weight: float, vector: Vector) -> bool:  # noqa: ARG002
         return summable(vector)
 
-    def push(self, worker: NodeId, weight: float, steps: int, vector: Vector, rate: Rate) -> ShardChange:  # noqa: ARG002
+    def push(self, worker: NodeId, weight: float, steps: int, gradient: Gradient, rate: Rate) -> ShardChange:  # noqa: ARG002
         clock, missed = self.clocks[worker], self.steps - steps
         self.missed[worker] = missed
-        return ShardChange(clock, rate(clock) / (1 + missed if self.damped else 1), (worker,), vector)
+        return ShardChange(clock, rate(clock) / (1 + missed if self.damped else 1), (worker,), gradient)
 
     def close(self, present: Collection[NodeId], rate: Rate) -> None:  # noqa: ARG002
         return None

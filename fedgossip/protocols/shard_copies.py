@@ -11,6 +11,7 @@ they have taken every piece of that: only then is a worker answered, so the next
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from typing import cast
 
 from fedgossip.errors import ProtocolError
 from fedgossip.machine import Effect, NodeId, Send
@@ -20,7 +21,7 @@ from fedgossip.protocols.chunk_links import WINDOW, ChunkLink
 from fedgossip.protocols.pieces import Assembly, pieces
 from fedgossip.protocols.shard_clocks import ShardChange, ShardClocks
 from fedgossip.protocols.shard_records import arrays_of, packed, unpack
-from fedgossip.vectors import all_finite
+from fedgossip.vectors import Vector, all_finite
 
 
 class ShardCopies:
@@ -67,9 +68,11 @@ class ShardCopies:
 
     def tell(self, number: int, clocks: ShardClocks, now_ns: int) -> list[Effect]:
         """Send all that a shard is to its keepers."""
+        if not self.keepers.get(number):
+            return []
         effects: list[Effect] = []
         counts, vector = packed(clocks)
-        for start, part in pieces(vector) if self.keepers.get(number) else ():
+        for start, part in pieces(vector):
             at = self.epoch, number, self.numbers[number], clocks.closed, clocks.steps, tuple(clocks.clocks.values())
             message = ShardCopy(*at, counts, arrays_of(clocks), start, part.size, self.schema, (part,))
             for keeper in self.keepers[number]:
@@ -79,10 +82,10 @@ class ShardCopies:
     def changed(self, number: int, clocks: ShardClocks, change: ShardChange, now_ns: int) -> list[Effect]:
         """Count a change that was made, and send it to the keepers."""
         self.numbers[number] = at = self.numbers.get(number, 0) + 1
-        if change.gradient is None:
+        if change.gradient is None or not self.keepers.get(number):
             return self.tell(number, clocks, now_ns)
         effects: list[Effect] = []
-        for start, part in pieces(change.gradient) if self.keepers.get(number) else ():
+        for start, part in pieces(cast(Vector, change.gradient)):
             facts = self.epoch, number, at, change.clock, change.rate, change.workers
             message = ShardStep(*facts, start, part.size, self.schema, (part,))
             for keeper in self.keepers[number]:

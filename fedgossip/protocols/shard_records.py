@@ -4,16 +4,24 @@
     "3"                         its plain numbers, and the clocks of its workers, ascending by id
 
 Pushes that wait for others of their clock are not in it: their workers push them again.
+
+Of a shard of a table it has the touched rows, in blocks as they lie, which are shared and not copied:
+
+    "3.keys", "3.places"        which rows, and where they lie
+    "3.x.0", "3.x.1", ...       blocks of the model's, and of each array that the descent remembers
+    "3.before.0", ...           those blocks of the model's that were others a clock earlier
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 import numpy as np
 
 from fedgossip.algorithms.base import restored, saved
+from fedgossip.algorithms.descent.rows import RowTable
 from fedgossip.machine import Checkpoint
 from fedgossip.messages import ShardCopy
 from fedgossip.protocols.shard_clocks import ShardClocks
@@ -25,9 +33,8 @@ def saved_shards(version: int, shards: Mapping[int, ShardClocks], epoch: int, *,
     vectors: dict[str, Vector] = {}
     facts: dict[str, object] = {"epoch": epoch}
     for number, clocks in shards.items():
-        arrays, numbers = saved(clocks.state)
+        arrays, numbers = _saved_rows(clocks) if isinstance(clocks.state, RowTable) else _saved_elements(clocks)
         vectors |= {f"{number}.{name}": array for name, array in arrays.items()}
-        vectors |= {f"{number}.extra{place}": array for place, array in enumerate(clocks.extra)}
         workers = list(clocks.clocks.values())
         facts[str(number)] = {"state": numbers, "closed": clocks.closed, "steps": clocks.steps, "workers": workers}
     return Checkpoint(version, vectors, facts, durable=durable)
@@ -46,10 +53,48 @@ def restore(shards: Mapping[int, ShardClocks], kept: Checkpoint) -> list[int]:
         facts: dict[str, Any] = dict(kept.facts[str(number)])  # type: ignore[call-overload]
         mark = f"{number}."
         arrays = {name.removeprefix(mark): one for name, one in kept.vectors.items() if name.startswith(mark)}
+        at = facts["closed"], facts["steps"], facts["workers"]
+        if isinstance(clocks.state, RowTable):
+            table = _restored_rows(clocks.state, arrays, facts["state"])
+            before = _restored_before(table, arrays, facts["state"]) if clocks.extra else table
+            clocks.become(table, *at, [before] * len(clocks.extra))
+            continue
         extra = [arrays.pop(f"extra{place}") for place in range(len(clocks.extra))]
-        state = restored(clocks.state, arrays, facts["state"])
-        clocks.become(state, facts["closed"], facts["steps"], facts["workers"], extra)
+        clocks.become(restored(clocks.state, arrays, facts["state"]), *at, extra)
     return missing
+
+
+def _saved_elements(clocks: ShardClocks) -> tuple[dict[str, Vector], dict[str, Any]]:
+    arrays, numbers = saved(clocks.state)
+    extra = {f"extra{place}": cast(Vector, array) for place, array in enumerate(clocks.extra)}
+    return {**arrays, **extra}, numbers
+
+
+def _saved_rows(clocks: ShardClocks) -> tuple[dict[str, Vector], dict[str, Any]]:
+    table = cast(RowTable, clocks.state)
+    arrays: dict[str, Any] = {"keys": table.keys, "places": table.places} if table.keys.size else {}
+    for name, blocks in table.blocks.items():
+        arrays |= {f"{name}.{at}": block for at, block in enumerate(blocks)}
+    facts = {"numbers": dict(table.numbers), "blocks": {name: len(blocks) for name, blocks in table.blocks.items()}}
+    for before in cast("list[RowTable]", clocks.extra):
+        facts["before"] = len(before.keys)
+        changed = [at for at, block in enumerate(before.blocks["x"]) if block is not table.blocks["x"][at]]
+        arrays |= {f"before.{at}": before.blocks["x"][at] for at in changed}
+        facts["earlier"] = len(before.blocks["x"])
+    return arrays, facts
+
+
+def _restored_rows(fresh: RowTable, arrays: Mapping[str, Any], facts: Mapping[str, Any]) -> RowTable:
+    nothing = np.empty(0, np.uint32)
+    blocks = {name: tuple(arrays[f"{name}.{at}"] for at in range(facts["blocks"][name])) for name in fresh.blocks}
+    keys, places = arrays.get("keys", nothing), arrays.get("places", nothing)
+    return replace(fresh, keys=keys, places=places, blocks=blocks, numbers=dict(facts["numbers"]))
+
+
+def _restored_before(table: RowTable, arrays: Mapping[str, Any], facts: Mapping[str, Any]) -> RowTable:
+    """Return the table a clock earlier, of which only the model's rows are read."""
+    blocks = tuple(arrays.get(f"before.{at}", table.blocks["x"][at]) for at in range(facts["earlier"]))
+    return table.older(facts["before"], {"x": blocks})
 
 
 def arrays_of(clocks: ShardClocks) -> int:
@@ -61,7 +106,8 @@ def packed(clocks: ShardClocks) -> tuple[tuple[int, ...], Vector]:
     """Return a shard's plain numbers, by name, and its arrays one after the other."""
     arrays, numbers = saved(clocks.state)
     counts = tuple(int(numbers[name]) for name in sorted(numbers))
-    return counts, frozen(np.concatenate([*(arrays[name] for name in sorted(arrays)), *clocks.extra]))
+    extra = cast("list[Vector]", clocks.extra)
+    return counts, frozen(np.concatenate([*(arrays[name] for name in sorted(arrays)), *extra]))
 
 
 def unpack(clocks: ShardClocks, copy: ShardCopy, vector: Vector) -> None:

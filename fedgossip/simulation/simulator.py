@@ -24,6 +24,7 @@ from fedgossip.machine import (
     AddingMachine,
     Aggregated,
     Checkpoint,
+    ChooseRows,
     Effect,
     Event,
     Failure,
@@ -58,7 +59,7 @@ from fedgossip.records import EventRow, Row, event_row
 from fedgossip.simulation.connections import Link, Look, SimulatedLinks
 from fedgossip.simulation.network import NS, SimulatedNetwork
 from fedgossip.simulation.stretches import awaited_stretches, stretch_of
-from fedgossip.task import Job, LocalTask, Update, done, give_memory, memory_of
+from fedgossip.task import Job, LocalTask, Update, chosen, done, give_memory, memory_of
 from fedgossip.vectors import Vector
 from fedgossip.wire import wire_bytes
 
@@ -275,6 +276,8 @@ class Simulator:
                 for share, stretch in awaited_stretches(effect):
                     self._push(self.now_ns + int(takes * share), node, stretch)
                 self._push(self.now_ns + takes, node, Trained(effect.job, None))
+            case ChooseRows():
+                self._push(self.now_ns, node, chosen(self.task, node, effect))
             case SetTimer(key, after_ns):
                 self._timers[node, key] = self._push(self.now_ns + after_ns, node, Fired(key))
             case Checkpoint():

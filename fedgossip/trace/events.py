@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from fedgossip import messages
 from fedgossip.errors import ConfigError
-from fedgossip.machine import Event, Produced, Received, Rostered, Trained
+from fedgossip.machine import Event, Produced, Received, Rostered, RowsChosen, Trained
 from fedgossip.messages import Carrier
 from fedgossip.topology import Mixing, Topology
 
@@ -43,6 +43,8 @@ def taken_apart(event: Event) -> tuple[dict[str, Any], list[Array]]:
             return fields, [] if update is None else [update]
         case Produced(job, start, vector, examples, metrics):
             return {"job": job, "start": start, "examples": examples, "metrics": dict(metrics)}, [vector]
+        case RowsChosen(job, keys, watched):
+            return {"job": job}, [keys] if watched is None else [keys, watched]
         case Rostered(Mixing() as mixing):
             graph = mixing.topology
             fields = {"n": graph.n, "name": graph.name, "directed": graph.directed, "rule": mixing.rule}
@@ -63,6 +65,8 @@ def put_together(name: str, fields: dict[str, Any], arrays: list[Array]) -> Even
             return Trained(fields["job"], arrays[0] if arrays else None, fields["examples"], fields["metrics"])
         case "Produced":
             return Produced(vector=arrays[0], **fields)
+        case "RowsChosen":
+            return RowsChosen(fields["job"], arrays[0], arrays[1] if len(arrays) > 1 else None)
         case "Rostered" if "opaque" in fields:
             advice = "Only changes to a graph that is the same in every round are written whole."
             raise TraceError(f"a new schedule of kind {fields['opaque']} cannot be told again", advice)

@@ -8,12 +8,13 @@ from typing import Any
 from fedgossip.algorithms.descent.adagrad import Adagrad
 from fedgossip.algorithms.descent.adam import Adam
 from fedgossip.algorithms.descent.base import Descent
+from fedgossip.algorithms.descent.ftrl import FTRL
 from fedgossip.algorithms.descent.lamb import LAMB
 from fedgossip.algorithms.descent.lars import LARS
 from fedgossip.algorithms.descent.sgd import SGD
 from fedgossip.task import Segment
 
-DESCENTS = ("sgd", "adam", "adamw", "adagrad", "lars", "lamb")
+DESCENTS = ("sgd", "adam", "adamw", "adagrad", "ftrl", "lars", "lamb")
 
 
 def make_descent(
@@ -23,6 +24,7 @@ def make_descent(
     momentum: float = 0.0,
     nesterov: bool = False,
     weight_decay: float = 0.0,
+    l1: float = 0.0,
 ) -> Descent[Any]:
     """Return the method of that name, one of DESCENTS; what it has no use for does not count."""
     if name == "sgd":
@@ -31,4 +33,6 @@ def make_descent(
         return Adam(weight_decay, decoupled=name == "adamw")
     if name == "adagrad":
         return Adagrad(weight_decay)
+    if name == "ftrl":
+        return FTRL(l1, weight_decay)
     return LARS(segments, momentum, weight_decay) if name == "lars" else LAMB(segments, weight_decay)

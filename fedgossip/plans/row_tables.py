@@ -1,0 +1,93 @@
+"""A model that is a table, at parameter servers: which one, what of the experiment fits it, and what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedgossip.algorithms.row_filters import FILTERS, KEY_CACHE, Memory, Pushing, RowFilter, make_filter
+from fedgossip.errors import ConfigError, TrainingError, nearest
+from fedgossip.experiment import ParallelExperiment
+from fedgossip.experiment.sections import SERVED
+from fedgossip.keyed_rows import KeyedTable, Rows
+from fedgossip.learning.custom import call, function, is_function
+from fedgossip.learning.objectives import SPARSE
+from fedgossip.plans.plan import RunOutlook
+from fedgossip.task import LocalTask, RowTask
+
+
+def check_table(experiment: ParallelExperiment, table: KeyedTable | None) -> None:
+    """Raise ConfigError for what a table cannot have, or a vector."""
+    s, step = experiment.parallel.server, experiment.parallel.descent or experiment.train.optimizer
+    if table is None:
+        if s.filters:
+            text = f"parallel.server.filters = {s.filters}, and the model is no table"
+            raise ConfigError(text, "Filters choose rows; leave them out, or see docs/paradigms.md for tables.")
+        return
+    if s.replication > 1:
+        text = f"parallel.server.replication = {s.replication} of a table, whose rows have one copy"
+        raise ConfigError(text, "Leave it out; a server that is started again goes on from its checkpoint.")
+    if s.placement != "ranges" or step in ("lars", "lamb"):
+        what = f"parallel.server.placement = {s.placement!r}" if s.placement != "ranges" else step
+        raise ConfigError(f"{what} of a table, which has no whole tensors", "Leave it out.")
+    filters_of(experiment)
+
+
+def filters_of(experiment: ParallelExperiment) -> Mapping[str, RowFilter | None]:
+    """Return the filters by their texts; None for the key-cache, which is none of rows.  Raises ConfigError."""
+    l1, texts = experiment.parallel.l1, experiment.parallel.server.filters
+    if len(set(texts)) < len(texts):
+        raise ConfigError(f"parallel.server.filters = {texts}", "Name each once.")
+    return {text: None if text == KEY_CACHE else make_filter(text, l1, own_filter) for text in texts}
+
+
+def named_table(experiment: ParallelExperiment) -> KeyedTable | None:
+    """Return the table that an experiment's own task has; None for a vector."""
+    if experiment.task.kind == SPARSE:
+        return KeyedTable(experiment.task.dim, seed=experiment.seed)
+    return None
+
+
+def own_filter(text: str) -> RowFilter:
+    """Return the user's own filter that "module:function" names.  Raises ConfigError."""
+    if not is_function(text):
+        raise ConfigError(f"filter {text!r} is not known", nearest(text, FILTERS))
+    return OwnFilter(text)
+
+
+@dataclass(frozen=True)
+class OwnFilter:
+    """A function of the user's own, found where it is called; what it gives is checked."""
+
+    text: str
+
+    def __post_init__(self) -> None:
+        function(self.text)
+
+    def __call__(self, pushing: Pushing, memory: Memory) -> tuple[Rows, Memory]:
+        found = call(self.text, None, pushing, memory)
+        rows = found[0] if isinstance(found, tuple) and len(found) == 2 else None
+        if not isinstance(rows, Rows) or rows.values.size != rows.keys.size * pushing.gradient.matrix.shape[1]:
+            text = f"{self.text} gives {type(found).__name__} of which no rows can be made"
+            raise TrainingError(text, "A filter returns (Rows, memory); see fedgossip.algorithms.row_filters.")
+        return rows, found[1]
+
+
+def outlook_of_rows(
+    experiment: ParallelExperiment, table: KeyedTable, task: LocalTask, shares: Sequence[int]
+) -> RunOutlook:
+    """What the first batches need, for all: filters, and rows that are measured, come on top or off."""
+    assert isinstance(task, RowTask), "a plan with a table has its task"
+    accumulate, workers = experiment.parallel.accumulate, experiment.parallel.workers
+    counts = [task.keys(node, 0, accumulate).size for node in range(workers)]
+    row = table.width * table.dtype.itemsize
+    dense = table.rows * row
+    lines = [
+        f"{workers} workers, {len(shares)} servers with {', '.join(f'{share:,}' for share in shares)} rows of {row}"
+        f" bytes, made when they are touched",
+        f"{max(counts):,} rows of {table.rows:,} in a worker's first batch: {max(counts) * row:,} bytes each way,"
+        f" and 4 bytes a key; a dense model would be {dense:,}",
+    ]
+    facts: dict[str, Any] = {"method": SERVED, "workers": workers, "servers": len(shares), "rows": counts}
+    return RunOutlook(sum(2 * count * row + 4 * count for count in counts), facts, lines)

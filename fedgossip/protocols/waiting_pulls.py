@@ -1,0 +1,79 @@
+"""Pulls that a server has taken and not answered yet, and what it answers.
+
+    bound   one pull of each worker and shard
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from fedgossip.keyed_rows import Keys
+from fedgossip.machine import Effect, NodeId
+from fedgossip.messages import Pulled, RowPull, RowsPulled, ShardPull
+from fedgossip.protocols.chunk_links import ChunkLink
+from fedgossip.protocols.pieces import pieces
+from fedgossip.protocols.shard_clocks import ShardClocks
+
+Place = tuple[int, NodeId]
+"""(shard, worker)"""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeldPull:
+    """A worker wants a shard for its clock, or of a table these rows of it."""
+
+    pull: ShardPull | RowPull
+    keys: Keys | None
+
+    @property
+    def anew(self) -> bool:
+        """Whether the worker has nothing to push before."""
+        return self.pull.first == self.pull.clock
+
+
+class WaitingPulls:
+    """`late`: shards for workers that the others went on without; they may be given a later clock."""
+
+    def __init__(self, schema: str) -> None:
+        self.schema = schema
+        self.held: dict[Place, HeldPull] = {}
+        self.late: set[Place] = set()
+        self._answered: dict[Place, int] = {}  # for which clock
+
+    def forget(self, worker: NodeId | None = None) -> None:
+        """Drop what a worker waits for; or all, and what was answered: another tenure begins."""
+        if worker is None:
+            self.held, self._answered = {}, {}
+        else:
+            self.held = {place: one for place, one in self.held.items() if place[1] != worker}
+
+    @property
+    def waiting(self) -> set[NodeId]:
+        """The workers that have no answer yet."""
+        return {worker for _, worker in self.held}
+
+    def given(self, places: Collection[Place]) -> int:
+        """Return the clock for which all of these have been answered."""
+        return min((self._answered.get(place, 0) for place in places), default=0)
+
+    def answer(
+        self, place: Place, clocks: ShardClocks, present: Collection[NodeId], epoch: int, link: ChunkLink, now_ns: int
+    ) -> list[Effect]:
+        """Answer a pull, if its worker may read now."""
+        asked, (number, worker) = self.held[place], place
+        reading = clocks.reading(worker, asked.pull.clock, present, anew=asked.anew, late=place in self.late)
+        if reading is None:
+            return []
+        del self.held[place]
+        self.late.discard(place)
+        self._answered[place] = reading.clock
+        facts = epoch, number, reading.clock, reading.version, clocks.steps, clocks.missed[worker]
+        effects: list[Effect] = []
+        for start, part in pieces(reading.vector_of(asked.keys)):
+            where = start, part.size, self.schema, (part,)
+            if isinstance(asked.pull, RowPull):
+                effects += link.send(RowsPulled(*facts, asked.pull.digest, *where), now_ns)
+            else:
+                effects += link.send(Pulled(*facts, *where), now_ns)
+        return effects
