@@ -71,7 +71,11 @@ class Reduction:
         """The mean, frozen, where all is done; the same bits at every rank."""
         assert self.done
         if self._summed:
-            self._held /= self._held[-1]
+            weights = self._held[-1]
+            if weights > 0:
+                self._held /= weights
+            else:  # each rank's own is positive: some rank has lied, and there is no mean to step along
+                self._held[:] = 0
             self._summed = False
         return frozen(self._held)
 
