@@ -221,3 +221,57 @@ def test_a_staleness_can_be_named_and_a_word_cannot() -> None:
     assert paradigm_of("parameter-server:3").sets["parallel.server"] == {"staleness": 3}
     with pytest.raises(ConfigError, match="no paradigm"):
         paradigm_of("parameter-server:x")
+
+
+def test_a_graph_that_falls_apart_does_not_converge_and_the_complete_one_is_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two rings of four, two classes at each peer: the parts never agree, and are refused where nobody asks."""
+    content = FILES_APART.replace("ALLOW", "true")
+    (tmp_path / "apart.toml").write_text(content)
+    words = ["compare", "apart.toml", "--paradigms", "gossip@complete,gossip@ring,gossip@circulant:2", "--workers", "8"]
+    said = in_process([*words, "--no-report", "--json"], tmp_path, monkeypatch, capsys)
+    assert said.code == 0, said.err
+    complete, ring, apart = json.loads(said.out)["table"]
+    assert complete["models_apart"] < 1e-3 and ring["models_apart"] < apart["models_apart"] / 1.5
+    assert complete["test_loss"] < ring["test_loss"] < apart["test_loss"], "after as many rounds"
+    assert complete["rounds"] == ring["rounds"] == apart["rounds"]
+    (tmp_path / "apart.toml").write_text(FILES_APART.replace("ALLOW", "false"))
+    said = in_process([*words, "--no-report", "--out", "other"], tmp_path, monkeypatch, capsys)
+    assert said.code == 9 and "falls into 2 components" in said.err and "topology.allow_disconnected" in said.err
+
+
+FILES_APART = """
+rounds = 12
+model = { source = "softmax" }
+data = { partition = { kind = "pathological", classes_per_peer = 2 } }
+train = { lr = 0.2, batch_size = 32, local_steps = 5, device = "cpu" }
+eval = { every = 12 }
+topology = { graph = "ring", allow_disconnected = ALLOW }
+"""
+
+
+def test_rates_are_looked_for_among_the_same_five_and_the_search_is_shown(compared: Any, file: Path) -> None:
+    said = compared("--workers", "1,3", "--tune", "--json")
+    assert said.code == 0, said.err
+    told = json.loads(said.out)
+    assert [row["paradigm"] for row in told["tuned"]] == TWO.split(",")
+    for row in told["tuned"]:
+        assert [one["lr"] for one in row["losses"]] == [0.025, 0.05, 0.1, 0.2, 0.4]
+        losses = {one["lr"]: one["test_loss"] for one in row["losses"]}
+        assert losses[row["lr"]] == min(losses.values())
+        for workers in (1, 3):
+            path = file.parent / "compared" / f"{row['paradigm']}-w{workers}-s1"
+            assert load_experiment(path / "experiment.toml").train.lr == row["lr"]
+    page = (file.parent / "compared" / "comparison.html").read_text()
+    assert "Learning rates" in page and "lr 0.025" in page
+    again = compared("--workers", "1,3", "--tune", "--json")
+    assert again.out == said.out and again.err.count("(was there)") == 4
+
+
+def test_columns_for_several_numbers_of_workers_are_there_for_several_alone(compared: Any, file: Path) -> None:
+    page = file.parent / "compared" / "comparison.html"
+    assert compared("--workers", "3").code == 0
+    assert "Efficiency" not in page.read_text() and "Learning rates" not in page.read_text()
+    assert compared("--workers", "1,3").code == 0
+    assert "Efficiency" in page.read_text()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from fedgossip.cli.text import columns, echo, print_json, talk_to_stderr
 
 if TYPE_CHECKING:
     from fedgossip.paradigms.measured import MeasuredCell
+    from fedgossip.paradigms.tuning import TunedRate
 
 USUAL = "mapreduce,ring,halving-doubling,parameter-server,parameter-server:async,fedavg,gossip,gossip:async"
 
@@ -22,6 +24,7 @@ USUAL = "mapreduce,ring,halving-doubling,parameter-server,parameter-server:async
 @click.option("--paradigms", default=USUAL, show_default=True, help="Which, with commas between.")
 @click.option("--workers", default="4", show_default=True, help="Numbers of workers, with commas between.")
 @click.option("--seeds", type=click.IntRange(1, 1000), default=1, show_default=True, help="Runs of each, seed by seed.")
+@click.option("--tune", is_flag=True, help="Give each paradigm its own train.lr, the best of five around the file's.")
 @click.option("--on", type=click.Choice(["sim", "local"]), default="sim", show_default=True, help="As for `run`.")
 @click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Replace a key of the file.")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("compared"), show_default=True, help="Folder.")
@@ -32,6 +35,7 @@ def compare(
     paradigms: str,
     workers: str,
     seeds: int,
+    tune: bool,
     on: str,
     overrides: tuple[str, ...],
     out: Path,
@@ -50,6 +54,7 @@ def compare(
     from fedgossip.paradigms.measured import measured
     from fedgossip.paradigms.names import paradigm_of
     from fedgossip.paradigms.page import write_page
+    from fedgossip.paradigms.tuning import chosen_rates, rows_of, tuned
     from fedgossip.paradigms.verdict import comparison, sentence, summary_of
 
     where, content = content_of(experiment, overrides)
@@ -61,11 +66,16 @@ def compare(
     grid = CellGrid(content, where, names, _numbers(workers), range(first, first + seeds))
     owner_files.made(out)
     cells = []
+    found_rates: Mapping[str, TunedRate] = {}
     with talk_to_stderr() if as_json else contextlib.nullcontext():
+        if tune:
+            owner_files.made(out / "tuning")
+            found_rates = tuned(grid, out / "tuning", on, lambda rate, one: echo(_tried(rate, one), err=True))
+            grid = replace(grid, rates=chosen_rates(found_rates))
         for done in run_cells(grid, out, on, report=report):
             cells.append(measured(done, on))
             echo(_told(cells[-1], again=done.again), err=True)
-    found = comparison(cells, section.equal, section.target, on)
+    found = comparison(cells, section.equal, section.target, on, rows_of(found_rates))
     told = summary_of(found)
     page = write_page(out, found)
     if as_json:
@@ -97,14 +107,17 @@ def _told(one: MeasuredCell, *, again: bool) -> str:
     return f"{said}{one.rounds} rounds in {one.seconds:.4g} s{loss}{' (was there)' if again else ''}"
 
 
+def _tried(rate: float, one: MeasuredCell) -> str:
+    return f"train.lr {rate:g}: {_told(one, again=False)}"
 
 
 HEADS = [
-    "paradigm", "workers", "rounds", "seconds", "to target", "test loss", "compute", "communicate", "wait", "a round",
-    "model", "formula",
+    "paradigm", "workers", "rounds", "seconds", "to target", "test loss", "apart", "compute", "communicate", "wait",
+    "a round", "model", "formula",
 ]  # fmt: skip
 LEGEND = """
-Times are seconds; compute, communicate and wait are those of the run at the mean learner.  a round: as measured;
+Times are seconds.  apart: how far the models are from their mean at the end; compute, communicate and wait are those of
+the run at the mean learner.  a round: as measured;
 model: as the cost model follows its steps; formula: the closed form (docs/paradigms.md)."""
 NOTHING = 1e-6
 """Seconds below this are the rounding of sums."""
@@ -114,10 +127,11 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     found = [HEADS]
     for row in rows:
         if "rounds" not in row:
-            found.append([row["paradigm"], str(row["workers"]), "failed", *[""] * 9])
+            found.append([row["paradigm"], str(row["workers"]), "failed", *[""] * 10])
             continue
         told = row.get("told", {})
-        numbers = [row[key] for key in ("seconds", "seconds_to_target", "test_loss", "compute", "communicate", "wait")]
+        keys = "seconds", "seconds_to_target", "test_loss", "models_apart", "compute", "communicate", "wait"
+        numbers = [row[key] for key in keys]
         rest = [row["round_seconds"], told.get("round_seconds"), told.get("formula")]
         shown = ["-" if value is None else f"{value:.4g}" if value >= NOTHING else "0" for value in (*numbers, *rest)]
         found.append([row["paradigm"], str(row["workers"]), str(row["rounds"]), *shown])

@@ -94,6 +94,8 @@ class TopologySection(msgspec.Struct, forbid_unknown_fields=True):
     seed: int | None = None
     """The seed of a graph that is drawn at random, such as regular:3; none: the experiment's seed.  Give it to keep the
     graph while the seed changes.  `fedgossip topology show` and the function `resolve` draw with 1."""
+    allow_disconnected: bool = False
+    """Whether a graph that falls apart is run: its parts never agree.  For comparisons, and controls."""
 
 
 MODES = tuple(dict.fromkeys(mode for method in METHODS.values() for mode in method.modes))

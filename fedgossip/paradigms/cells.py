@@ -6,8 +6,9 @@ are run.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,8 @@ class Cell:
     @property
     def folder(self) -> str:
         """What its run directory is called."""
-        return f"{self.name.replace(':', '-')}-w{self.workers}-s{self.seed}"
+        name = re.sub(r"[^\w@.,=-]", "-", self.name)
+        return f"{name}-w{self.workers}-s{self.seed}"
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,8 @@ class CellGrid:
     paradigms: Sequence[str]
     workers: Sequence[int]
     seeds: Sequence[int]
+    rates: Mapping[str, float] = field(default_factory=dict)
+    """The learning rate of paradigms that have one of their own."""
 
     @property
     def cells(self) -> list[Cell]:
@@ -66,7 +70,10 @@ class CellGrid:
         return [Cell(p, m, seed) for seed in self.seeds for m in self.workers for p in self.paradigms]
 
     def experiment(self, cell: Cell) -> Experiment:
-        return experiment_for(self.content, cell.paradigm, cell.workers, max(self.workers), cell.seed, self.where)
+        content = self.content
+        if cell.name in self.rates:
+            content = {**content, "train": {**content.get("train", {}), "lr": self.rates[cell.name]}}
+        return experiment_for(content, cell.paradigm, cell.workers, max(self.workers), cell.seed, self.where)
 
 
 def run_cells(

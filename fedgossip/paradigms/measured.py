@@ -55,6 +55,8 @@ class MeasuredCell:
     """Bytes of vectors in a round, in the larger direction of the busiest participant."""
     score_name: str = ""
     curve: Sequence[Point] = ()
+    apart: float | None = None
+    """How far the learners' models are from their mean at the end; None where nobody measured it."""
     staleness: Mapping[int, int] = field(default_factory=dict)
     setting: Setting | None = None
     told: Cost | None = None
@@ -100,6 +102,7 @@ def measured(done: DoneCell, driver: str) -> MeasuredCell:
         payload=busiest(rows, {})["bytes"] / max(1, last.round),
         score_name=str(summary["score"]["name"]),
         curve=_curve(network),
+        apart=last.consensus_distance,
         staleness=_staleness(rows),
     )
     return _told(found, done.experiment, summary) if driver == "sim" else found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fedgossip.algorithms.collectives.names import COLLECTIVES
@@ -130,8 +130,15 @@ PARADIGMS: Mapping[str, Paradigm] = {
 
 
 def paradigm_of(name: str) -> Paradigm:
-    """Return the paradigm of a name; "parameter-server:3" is one of staleness 3.  Raises ConfigError."""
+    """Return the paradigm of a name.  Raises ConfigError.
+
+    "parameter-server:3" is one of staleness 3, "gossip@complete" is gossip on that graph.
+    """
     found = PARADIGMS.get(name)
+    gossips, at, graph = name.partition("@")
+    if at and graph and gossips in ("gossip", "gossip:async"):
+        own = PARADIGMS[gossips]
+        return replace(own, sets={**own.sets, "topology": {"graph": graph}}, words=f"{own.words}: {graph}")
     server, _, clocks = name.partition(":")
     if found is None and server == "parameter-server" and clocks.isascii() and clocks.isdecimal():
         return _server(int(clocks), f"servers that let a worker be {int(clocks)} clocks ahead")

@@ -32,6 +32,7 @@ def write_page(folder: Path, found: Comparison) -> Path:
         staleness={line.name: dict(line.cells[0].staleness) for line in lines if line.cells[0].staleness},
         crossing=_crossing(lines),
         simulated=found.driver == "sim",
+        tuned=found.tuned,
     )
     path = folder / PAGE
     written(path, page)

@@ -42,6 +42,8 @@ class Comparison:
     target: float | None
     """The test loss to which seconds and bytes are counted."""
     driver: str = "sim"
+    tuned: Sequence[Mapping[str, Any]] = ()
+    """How the learning rate of each was found, where it was looked for."""
 
     @property
     def workers(self) -> list[int]:
@@ -62,7 +64,13 @@ class Comparison:
         return cell.point
 
 
-def comparison(cells: Sequence[MeasuredCell], equal: str, target: float | None, driver: str = "sim") -> Comparison:
+def comparison(
+    cells: Sequence[MeasuredCell],
+    equal: str,
+    target: float | None,
+    driver: str = "sim",
+    tuned: Sequence[Mapping[str, Any]] = (),
+) -> Comparison:
     """Put cells together by paradigm and number of workers, in the order in which they come."""
     keys = list(dict.fromkeys((one.cell.name, one.cell.workers) for one in cells))
     lines = []
@@ -70,7 +78,7 @@ def comparison(cells: Sequence[MeasuredCell], equal: str, target: float | None, 
         own = [one for one in cells if (one.cell.name, one.cell.workers) == (name, workers)]
         lines.append(Line(name, workers, [o for o in own if not o.error], [o for o in own if o.error]))
     best = [one.best for one in cells if one.curve]
-    return Comparison(lines, equal, (max(best) if best else None) if target is None else target, driver)
+    return Comparison(lines, equal, (max(best) if best else None) if target is None else target, driver, tuned)
 
 
 def table(found: Comparison) -> list[dict[str, Any]]:
@@ -96,6 +104,7 @@ def _row(found: Comparison, line: Line) -> dict[str, Any]:
         "bytes_to_target": line.mean([goal.bytes_sent if goal else None for goal in goals]),
         **{part: fmean(one.parts[part] for one in cells) for part in parts},
         "round_seconds": fmean(one.round_seconds for one in cells),
+        "models_apart": line.mean([one.apart for one in cells]),
         "payload_of_busiest": fmean(one.payload for one in cells),
         "runs": [one.path for one in cells],
     }
@@ -194,13 +203,13 @@ def _alternatives(here: EqualLinks) -> list[tuple[str, EqualLinks, float]]:
             if not SLOWEST <= other <= FASTEST:
                 break
             words = f"with a bandwidth {'above' if up else 'below'} about {_said(other)}B/s"
-            found.append((words, EqualLinks(here.latency, other, other), factor))
+            found.append((words, replace(here, up=other, down=other), factor))
         factor = 1.0
         while here.latency and factor < 1e4:
             factor *= STEP * STEP
             other = here.latency * factor if up else here.latency / factor
             words = f"with a latency {'above' if up else 'below'} about {other:.2g} s"
-            found.append((words, EqualLinks(other, here.up, here.down), factor))
+            found.append((words, replace(here, latency=other), factor))
     return found
 
 
@@ -219,4 +228,5 @@ def summary_of(found: Comparison) -> Mapping[str, Any]:
         "driver": found.driver,
         "sentence": sentence(found),
         "table": table(found),
+        **({"tuned": found.tuned} if found.tuned else {}),
     }

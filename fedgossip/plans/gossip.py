@@ -228,7 +228,10 @@ def schedule_of(experiment: GossipExperiment, n: int | None, method: Method) -> 
     """The experiment's graph for `n` peers, with its weights or those that the method brings.  Raises ConfigError."""
     section, seed = experiment.topology, graph_seed(experiment)
     brought = weights_of(experiment, method)
-    return named_schedule(section.graph, n, weights=section.weights, seed=seed, brought=brought)
+    apart = section.allow_disconnected
+    return named_schedule(
+        section.graph, n, weights=section.weights, seed=seed, brought=brought, allow_disconnected=apart
+    )
 
 
 def graph_seed(experiment: GossipExperiment) -> int:

@@ -59,7 +59,13 @@ def is_own_weights(weights: str | None) -> bool:
 
 
 def named_schedule(
-    graph: str, n: int | None, *, weights: str | None = None, seed: int, brought: str | None = None
+    graph: str,
+    n: int | None,
+    *,
+    weights: str | None = None,
+    seed: int,
+    brought: str | None = None,
+    allow_disconnected: bool = False,
 ) -> Schedule:
     """Return the mixings of a text, as `resolve_schedule` does, or of the user's own functions.
 
@@ -69,9 +75,9 @@ def named_schedule(
     if graph == GIVEN:
         raise ConfigError("the graph was given in Python", "Call fedgossip.simulate with schedule= or mixing= again.")
     if not (is_own_graph(graph) or is_own_weights(weights)):
-        return resolve_schedule(graph, n, weights=weights or brought, seed=seed)
+        return resolve_schedule(graph, n, weights=weights or brought, seed=seed, allow_disconnected=allow_disconnected)
     if not is_own_graph(graph):
-        return _weighed(resolve(graph, n, seed=seed), weights, brought)
+        return _weighed(resolve(graph, n, seed=seed, allow_disconnected=allow_disconnected), weights, brought)
     if n is None:
         raise ConfigError(f"{graph} is a function of the number of peers", "Set topology.n.")
     first, second = (_asked(graph, n, seed) for _ in range(2))
@@ -79,7 +85,8 @@ def named_schedule(
         topologies = [one for one in (first, second) if isinstance(one, Topology)]
         if len({one.digest for one in topologies}) != 1 or len(topologies) != 2:
             raise _unsteady(graph)
-        return _weighed(_connected(graph, _sized(graph, first, n)), weights, brought)
+        topology = _sized(graph, first, n)
+        return _weighed(topology if allow_disconnected else _connected(graph, topology), weights, brought)
     if weights:
         text = f"{graph} brings weights of its own, and topology.weights = {weights!r}"
         raise ConfigError(text, "Leave topology.weights out.")

@@ -63,6 +63,8 @@ class ParadigmPage:
     staleness: Mapping[str, Mapping[int, int]]
     crossing: CrossoverMap | None
     simulated: bool
+    tuned: Sequence[Row] = ()
+    """For each paradigm the test losses of the learning rates that were tried, and which was taken."""
 
 
 def written(path: Path, page: ParadigmPage) -> None:
@@ -76,7 +78,7 @@ def written(path: Path, page: ParadigmPage) -> None:
         paragraph(said), *(_failure(row) for row in failed),
     ])  # fmt: skip
     done = [row for row in page.rows if "rounds" in row]
-    body = join([_brought(page, path.parent), _time(done), _curves(page), _told(done), _more(page, done)])
+    body = join([_brought(page, path.parent), _tuned(page), _time(done), _curves(page), _told(done), _more(page, done)])
     write_atomically(path, document(f"{page.title} – fedgossip", head, body))
 
 
@@ -88,8 +90,9 @@ def _failure(row: Row) -> Markup:
 def _brought(page: ParadigmPage, folder: Path) -> Markup | None:
     reports = {name: report for name, _, report in page.runs}
     workers = max((row["workers"] for row in page.rows), default=0)
-    heads = ["Paradigm", "Workers", "Rounds", "Time", "To target", "Sent till then", "Test loss", "Speed-up"]
-    heads.append("Efficiency")
+    several = any("speedup" in row for row in page.rows)
+    heads = ["Paradigm", "Workers", "Rounds", "Time", "To target", "Sent till then", "Test loss", "Apart"]
+    heads += ["Speed-up", "Efficiency"] if several else []
     rows = []
     for row in page.rows:
         name = text(row["paradigm"])
@@ -97,20 +100,45 @@ def _brought(page: ParadigmPage, folder: Path) -> Markup | None:
             place = quote(Path(os.path.relpath(reports[row["paradigm"]], folder)).as_posix())
             name = Markup(f'<a href="./{place}">{name}</a>')
         if "rounds" not in row:
-            rows.append([name, count(row["workers"]), text("failed"), *[text(NOTHING)] * 6])
+            rows.append([name, count(row["workers"]), text("failed"), *[text(NOTHING)] * (len(heads) - 3)])
             continue
         speedup = row.get("speedup")
         shown = [
             count(row["workers"]), count(row["rounds"]), duration(row["seconds"]), duration(row["seconds_to_target"]),
-            data_size(row["bytes_to_target"]), number(row["test_loss"]),
-            NOTHING if speedup is None else f"{speedup:.2f}", percent(row.get("efficiency")),
+            data_size(row["bytes_to_target"]), number(row["test_loss"]), number(row["models_apart"]),
         ]  # fmt: skip
+        if several:
+            shown += [NOTHING if speedup is None else f"{speedup:.2f}", percent(row.get("efficiency"))]
         rows.append([name, *shown])
     why = (
-        "Speed-up is the time of one worker over that of these, for the same examples; efficiency is that per worker. "
-        "Bytes are those that all have sent, headers and acknowledgements among them."
+        "Bytes are those that all have sent, headers and acknowledgements among them. Apart: how far the learners' "
+        "models are from their mean at the end (root of the mean square), 0 where all have one."
     )
+    if several:
+        why += (
+            " Speed-up is the time of one worker over that of these, for the same examples; efficiency is that per "
+            "worker."
+        )
     return section("What it took", table(heads, rows, numbers=len(heads) - 1), paragraph(why))
+
+
+def _tuned(page: ParadigmPage) -> Markup | None:
+    """The search for each one's learning rate."""
+    if not page.tuned:
+        return None
+    rates = [one["lr"] for one in page.tuned[0]["losses"]]
+    lines = []
+    for row in page.tuned:
+        shown = [NOTHING if one["test_loss"] is None else number(one["test_loss"]) for one in row["losses"]]
+        taken = NOTHING if row["lr"] is None else f"{row['lr']:g}"
+        lines.append([text(row["paradigm"]), *shown, taken])
+    heads = ["Paradigm", *(f"lr {rate:g}" for rate in rates), "Taken"]
+    why = (
+        "The test loss at the end of one run with each rate, with most workers and the first seed; runs that diverged "
+        "have none. The rate of the least was taken for all runs of the paradigm above, so its first cell was chosen "
+        "among five and the others were not."
+    )
+    return section("Learning rates", table(heads, lines, numbers=len(heads) - 1), paragraph(why))
 
 
 def _time(rows: Sequence[Row]) -> Markup | None:

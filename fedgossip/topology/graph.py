@@ -224,7 +224,7 @@ def require_connected(topology: Topology) -> Topology:
     word = "strongly connected " if topology.directed else ""
     raise ConfigError(
         f"graph {topology.name!r} falls into {len(parts)} {word}components: {shown}{rest}",
-        "Models never meet across components: add an edge between them, or use 'none' for no exchange at all.",
+        "Models never meet across components: add an edge between them, or set topology.allow_disconnected = true.",
     )
 
 

@@ -17,27 +17,34 @@ __all__ = ["family_names", "is_drawn", "require_connected", "resolve", "resolve_
 _SUFFIXES = (".toml", ".txt", ".edges", ".edgelist", ".csv", ".tsv")
 
 
-def resolve(graph: str, n: int | None = None, *, seed: int = seeds.USUAL, base: Path | None = None) -> Topology:
+def resolve(
+    graph: str,
+    n: int | None = None,
+    *,
+    seed: int = seeds.USUAL,
+    base: Path | None = None,
+    allow_disconnected: bool = False,
+) -> Topology:
     """Return the connected graph that `graph` names.
 
     graph: a family ("ring", "torus:4x4", "regular:3"; see grammar.FAMILIES), a ready graph ("karate"), or the path
     of a TOML file or list of edges, relative to `base`.  n: the number of nodes, where the name leaves it open.
     seed: for the drawn families; the default is that of an experiment, so that both draw the same.  Only "none" may be
-    disconnected.
+    disconnected, where others are not allowed to; those that are drawn are drawn again until they are not.
 
     Raises ConfigError for an unknown name, a size that the graph does not have, a bad file, or a graph that falls
     apart.
     """
-    word = graph.strip()
+    word, whole = graph.strip(), (lambda one: one) if allow_disconnected else require_connected
     if not word:
         raise ConfigError("no graph was named", "Try ring, or see fedgossip topology list.")
     if _looks_like_path(word):
         path = Path(word).expanduser()
         found = files.load(base / path if base is not None else path)
-        return require_connected(require_size(found, word, n))
+        return whole(require_size(found, word, n))
     made = family(word, n, seed)
     if made is not None:
-        return made if made.name == "none" else require_connected(made)
+        return made if made.name == "none" else whole(made)
     if files.ready_path(word) is not None:
         return require_size(files.ready(word), word, n)
     if word.partition(":")[0].lower() in schedule_names():
@@ -54,6 +61,7 @@ def resolve_schedule(
     weights: str | None = None,
     seed: int = seeds.USUAL,
     base: Path | None = None,
+    allow_disconnected: bool = False,
 ) -> Schedule:
     """Return the mixings that `graph` names: of one graph with its weights, or of a graph that changes by the round.
 
@@ -66,7 +74,7 @@ def resolve_schedule(
     changing = schedule(graph, n, weights=weights, seed=seed)
     if changing is not None:
         return changing
-    topology = resolve(graph, n, seed=seed, base=base)
+    topology = resolve(graph, n, seed=seed, base=base, allow_disconnected=allow_disconnected)
     return build(topology, weights or topology.weights or "metropolis")
 
 
