@@ -66,6 +66,10 @@ class RunForecast(msgspec.Struct, frozen=True):
     def rounds(self) -> int:
         return len(self.upper)
 
+    def edges(self, round: int) -> Interval | None:
+        """The edges after a round; None for one that it says nothing of."""
+        return (self.lower[round - 1], self.upper[round - 1]) if 1 <= round <= self.rounds else None
+
     @property
     def width(self) -> float:
         """Upper by lower edge, the geometric mean over the rounds in which there is a disagreement."""

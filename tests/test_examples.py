@@ -166,6 +166,13 @@ def test_hospitals_learn_by_sums_and_bear_two_that_vanish(tmp_path: Path) -> Non
     assert sites[0] == 8 and sites[-1] == 6 and len(sites) == 15
 
 
+def test_ten_graphs_keep_to_their_forecast(tmp_path: Path) -> None:
+    out = printed("10_forecast_then_run.py", tmp_path)
+    kept = [float(share) for share in re.findall(r"([\d.]+) %", out)]
+    assert len(kept) == 10 and min(kept) >= 90 and sum(kept) / 10 >= 95
+    assert (tmp_path / "forecast_then_run.png").stat().st_size > 10_000
+
+
 def added_lines(name: str) -> list[str]:
     """What the joined loop has beside the bare one, without empty lines; nothing may be missing in it."""
     bare, joined = ((EXAMPLES / "loops" / f"{name}{end}.py").read_text().splitlines() for end in ("_bare", ""))

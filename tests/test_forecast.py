@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 from collections.abc import Callable
@@ -18,6 +19,14 @@ from fedgossip.drivers.forecasting import forecast_run
 from fedgossip.errors import ConfigError
 from fedgossip.forecasts import RunForecast, digest_of, inside, kept, read_forecast
 from fedgossip.records import NetworkRow
+from fedgossip.report.forecast import band
+from fedgossip.report.page import write_report
+from fedgossip.report.reading import read_run
+from fedgossip.topology import resolve_schedule
+from fedgossip.topology.forecasting import disagreement_edges, outlook
+from fedgossip.watching.follow import Follower
+from fedgossip.watching.places import find
+from fedgossip.watching.table import learned
 
 GRAPHS = (
     *("ring", "torus:4x4", "hypercube", "star", "path", "tree", "two-cliques", "regular:3", "one-peer-exponential"),
@@ -73,6 +82,8 @@ METHODS = [
     ("dsgd", "el-oracle:4"),
     ("dsgd", "el-local:4"),
     ("window-doubling", "window-doubling"),
+    ("slowmo", "ring"),
+    ("push-diging", "directed-exponential"),
 ]
 
 
@@ -166,6 +177,68 @@ def test_a_run_begins_with_its_forecast_and_ends_with_what_was_kept(tmp_path: Pa
     assert read is not None
     assert read[0].level == "shadow"
     assert read[0].rounds == 30
+
+
+def test_the_report_draws_the_forecast_and_no_other_file(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    fedgossip.simulate(quadratic(rounds=20), engine="stacked", out=out, forecast="probe")
+    drawn = band(read_run(out))
+    assert drawn is not None
+    assert drawn.foretold
+    page = write_report(out).read_text()
+    assert "The measurement kept to it" in page
+    assert "forecast before the run" in page
+    file = out / "forecast.json"
+    file.write_text(file.read_text().replace('"jobs": 48', '"jobs": 49'))  # fitted afterwards
+    assert read_run(out).foretold is None
+    assert "not the one that this run began with" in write_report(out).read_text()
+
+
+def test_a_graph_that_changes_has_a_band_and_words_of_its_links(tmp_path: Path) -> None:
+    """From the spread of the run's own updates, where nothing was forecast before it."""
+    experiment = digits("base:1", "softmax", 10.0, 1, 0.1) | {"rounds": 12}
+    run = fedgossip.simulate(experiment, engine="stacked", out=tmp_path / "run", report=True)
+    assert run.summary["links"] == "8 links a round, 1 neighbour at a time, 4 in a period of 4"
+    measured = [row.consensus_distance for row in run.network() if row.round]
+    edges = run.summary["band"]
+    assert len(edges["lower"]) == len(edges["upper"]) == len(measured) == 12
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "4 rounds without training leave nothing of it" in page
+    assert "1 neighbour at a time" in page
+
+
+@pytest.mark.parametrize("graph", ["base:1", "el-oracle:2", "directed-exponential"])
+def test_the_edges_of_a_graph_that_changes_are_sums_of_its_products(graph: str) -> None:
+    """fresh: sum delta_s^2 ||P - J||_F^2 / (n - 1); steady: the same of their sum, multiplied out."""
+    schedule, spread = resolve_schedule(graph, 6, seed=1), [1.0, 0.5, 2.0, 1.5, 0.25]
+    lower, upper = disagreement_edges(schedule, spread)
+    Ws = [schedule.mixing(round).matrix() for round in range(5)]
+    for t in range(1, 6):
+        left = [functools.reduce(lambda P, W: W @ P, Ws[s:t], np.eye(6)) - 1 / 6 for s in range(t)]
+        fresh = sum(spread[s] ** 2 * np.sum(left[s] ** 2) for s in range(t)) / 5
+        steady = np.sum(sum(spread[s] * left[s] for s in range(t)) ** 2) / 5
+        assert (lower[t - 1], upper[t - 1]) == pytest.approx(sorted(np.sqrt([fresh, steady])), abs=1e-7)
+        outlook_of = outlook(schedule, 5)
+        assert outlook_of.worst[t - 1] == pytest.approx(np.linalg.norm(left[0], 2), abs=1e-7)
+        assert outlook_of.typical[t - 1] == pytest.approx(np.linalg.norm(left[0]) / np.sqrt(5), abs=1e-12)
+
+
+def test_who_watches_a_run_sees_its_forecast(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    run = fedgossip.simulate(quadratic(rounds=5), engine="stacked", out=out, forecast="probe")
+    follower = Follower(find([out]))
+    follower.poll(5.0)
+    assert f"(forecast {run.network()[-1].consensus_distance:.3g}" in " ".join(learned(follower.state))
+    (_, values), *_ = follower.state.curves["distance"].points()[1:]
+    assert values[0] == pytest.approx(values[1]) == pytest.approx(values[2])
+
+
+@pytest.mark.parametrize(("graph", "algorithm"), [("el-oracle:4", "dsgd"), ("ring", "push-sum"), ("base:1", "dsgd")])
+def test_a_dry_run_says_what_any_graph_promises(graph: str, algorithm: str, command: Callable[..., Said]) -> None:
+    changed = [f"--set=topology.graph={graph}", f"--set=algorithm.name={algorithm}"]
+    said = command("run", "q.toml", "--dry-run", *changed)
+    (line,) = [line for line in said.out.splitlines() if "disagreement falls" in line]
+    assert "typically in" in line
 
 
 def test_what_lies_outside_does_not_count_as_kept() -> None:

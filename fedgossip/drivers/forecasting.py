@@ -150,9 +150,9 @@ def _check_memory(plans: Sequence[GossipPlan], task: LocalTask, memory_gb: float
         return
     fits, whole = int(memory_gb * 1e9 // each), len(plans) * each / 1e9
     graphs = "1 graph" if len(plans) == 1 else f"{len(plans)} graphs"
-    text = f"a shadow run of {graphs}, {plan.n} peers and {task.length:,} parameters holds {whole:.1f} GB"
+    text = f"a shadow run of {graphs}, {plan.n} peers and {task.length:,} parameters holds {whole:.3g} GB"
     how = f"{fits} of them fit: name so many with --graphs" if fits else "Not one fits: take --level probe"
-    raise ConfigError(f"{text}, more than {memory_gb:g}", f"{how}, or allow more with --memory {whole:.1f}.")
+    raise ConfigError(f"{text}, more than {memory_gb:g}", f"{how}, or allow more with --memory {1.1 * whole:.2g}.")
 
 
 def _probed(plans: Sequence[GossipPlan], courses: Sequence[GossipCourse], task: LocalTask) -> list[RunForecast]:

@@ -20,7 +20,15 @@ from fedgossip.plans.completeness import Lacking, of_gossip
 from fedgossip.plans.credentials import Logged, Own
 from fedgossip.plans.gossip_checks import check_pair
 from fedgossip.plans.gossip_machines import GossipMode, GossipRun, mode_of
-from fedgossip.plans.gossip_words import described_topology, eigenvalues, modes, outlook_of, terms_of
+from fedgossip.plans.gossip_words import (
+    band_of,
+    described_topology,
+    eigenvalues,
+    links_of,
+    modes,
+    outlook_of,
+    terms_of,
+)
 from fedgossip.plans.own_graphs import digest_of, is_own_graph, is_own_weights, named_schedule
 from fedgossip.plans.plan import PARTIAL, Arrays, JoiningTerms, PlanDefaults, Results, RunOutlook, Seat
 from fedgossip.records import Row
@@ -182,8 +190,10 @@ class GossipPlan(PlanDefaults):
     def terms(self, parameters: int, itemsize: int) -> JoiningTerms:
         return terms_of(self.experiment, self.name, self.n, parameters * itemsize * self.vectors)
 
-    def facts(self, rows: Sequence[Row]) -> dict[str, Any]:  # noqa: ARG002
+    def facts(self, rows: Sequence[Row]) -> dict[str, Any]:
         e = self.experiment
+        described = self.spectrum is not None and self.spectrum.normal
+        plain = e.algorithm.name == "dsgd" and e.algorithm.mode == "sync" and not e.algorithm.options
         return {
             "graph": self.schedule.name if e.topology.graph == GIVEN else e.topology.graph,
             "algorithm": e.algorithm.name,
@@ -192,6 +202,8 @@ class GossipPlan(PlanDefaults):
             "topology": described_topology(self.topology, self.schedule),
             "eigenvalues": eigenvalues(self.spectrum, self.n),
             "modes": modes(self.spectrum),
+            "links": links_of(self.forecast, self.topology),
+            "band": band_of(self.schedule, rows) if plain and not described else None,
         }
 
 

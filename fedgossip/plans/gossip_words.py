@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedgossip.experiment import GossipExperiment
 from fedgossip.messages import Model
 from fedgossip.plans.plan import JoiningTerms, RunOutlook
+from fedgossip.records import NetworkRow, Row
 from fedgossip.task import LocalTask
 from fedgossip.topology import Forecast, Schedule, Spectrum, Topology
+from fedgossip.topology.forecasting import disagreement_edges, outlook
 from fedgossip.wire import wire_bytes
 
 
@@ -18,14 +20,65 @@ def outlook_of(
 ) -> RunOutlook:
     """What a round will send, and how fast disagreement will die out; `vectors`: those of a message."""
     size = wire_bytes(Model(0, task.schema, (task.initial(0),) * vectors))
-    lines = [f"{schedule.n} peers, {topology.edge_count} links"]
+    lines = [f"{schedule.n} peers, {links_of(forecast, topology)}"]
     if schedule.period != 1 and forecast.exact_after:
         lines.append(f"the exact mean after {forecast.exact_after} rounds, for they change and complete each other")
-    if forecast.slem is not None and forecast.n_w is not None:
-        halved, gone = _rounds(forecast.rounds_to_halve), _rounds(forecast.rounds_to_1_percent)
-        gap = f"gap {1 - forecast.slem:.6f}, n_W({forecast.gamma}) {forecast.n_w:.2f}"
-        lines.append(f"{gap}; disagreement falls to a half {halved}, to 1 % {gone}")
+    if promised := _promised(forecast):
+        lines.append(promised)
     return RunOutlook(int(size * forecast.messages * schedule.n), {"forecast": forecast.to_dict()}, lines)
+
+
+def links_of(forecast: Forecast, topology: Topology) -> str:
+    """How many links there are; of a graph that changes how many at a time, and how many neighbours one has."""
+    if forecast.period == 1:
+        return f"{topology.edge_count} links"
+    busiest = "1 neighbour" if forecast.degree_max == 1 else f"{forecast.degree_max} neighbours"
+    each = f"{forecast.edges} links a round, {busiest} at a time"
+    if not forecast.period:
+        return f"{each}, drawn afresh"
+    return f"{each}, {int(topology.degrees().max())} in a period of {forecast.period}"
+
+
+def _promised(forecast: Forecast) -> str:
+    """What mixing alone makes of a disagreement, as far as it is known."""
+    n_w = [] if forecast.n_w is None else [f"n_W({forecast.gamma}) {forecast.n_w:.2f}"]
+    worst = [_rounds(count) for count in (forecast.rounds_to_halve, forecast.rounds_to_1_percent)]
+    falls = f"disagreement falls to a half {worst[0]}, to 1 % {worst[1]}"
+    if forecast.slem is not None and n_w:
+        return f"gap {1 - forecast.slem:.6f}, {n_w[0]}; {falls}"
+    if forecast.rate is None and forecast.rounds_to_halve is None:
+        return ""
+    rate = [f"a round leaves {forecast.rate:.4f} of a disagreement in the long run"] if forecast.rate else []
+    typical = [forecast.typical_to_halve, forecast.typical_to_1_percent]
+    often = f"; typically {_rounds(typical[0])} and {_rounds(typical[1])}" if all(typical) else ""
+    return "; ".join([*rate, *n_w, f"{falls} in the worst direction{often}"])
+
+
+def band_of(schedule: Schedule, rows: Sequence[Row]) -> Mapping[str, Sequence[float]] | None:
+    """The edges between which D-PSGD's distance lies on this schedule, from the spread of its updates, by round.
+
+    For graphs that no eigenvalues describe.  None where nothing was measured, or nothing pushes the peers apart.
+    """
+    networks = [row for row in rows if isinstance(row, NetworkRow)]
+    spread = _spread_by_round(networks)
+    edges = disagreement_edges(schedule, spread) if any(spread) else None
+    if edges is None:
+        return None
+    lower, upper = edges
+    first = networks[0].consensus_distance if networks[0].round == 0 else None
+    if first and (left := outlook(schedule, len(spread)).worst) is not None:
+        lower, upper = (lower - first * left).clip(min=0.0), upper + first * left
+    return {"lower": [float(f"{one:.6g}") for one in lower], "upper": [float(f"{one:.6g}") for one in upper]}
+
+
+def _spread_by_round(networks: Sequence[NetworkRow]) -> list[float]:
+    """The spread of the updates of rounds 1, 2, ...; where it was not measured, as in the round before."""
+    known = {row.round: row.update_spread for row in networks if row.round and row.update_spread is not None}
+    found, held = [], known[min(known)] if known else 0.0
+    for round in range(1, max((row.round for row in networks), default=0) + 1):
+        held = known.get(round, held)
+        found.append(held)
+    return found
 
 
 def terms_of(experiment: GossipExperiment, name: str, n: int, size: int) -> JoiningTerms:

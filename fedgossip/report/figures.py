@@ -75,6 +75,8 @@ def scores(run: RecordedRun, name: str, axis: ByRow, lines: list[Line], label: s
                 colour=colour,
                 dash=dash,
             )
+        if axis is by_round:
+            _foretold_scores(axes, run)
         axes.set_xlabel(axis_label)
         axes.set_ylabel(label or f"test {score.word}")
         if axis is by_round:
@@ -85,6 +87,16 @@ def scores(run: RecordedRun, name: str, axis: ByRow, lines: list[Line], label: s
         zoomable(axes)
 
     return draw(name, HEIGHT, paint)
+
+
+def _foretold_scores(axes: Axes, run: RecordedRun) -> None:
+    """Draw where the scores of the mean and of the worst peer were forecast to lie, before the run."""
+    told = run.foretold.scores if run.foretold else None
+    if told is None or len(told.rounds) < 2:
+        return
+    for ends, colour in ((told.mean_peer, GREEN), (told.worst_peer, ORANGE)):
+        low, high = zip(*ends, strict=True)
+        axes.fill([*told.rounds, *told.rounds[::-1]], [*low, *high[::-1]], color=colour, alpha=0.15, linewidth=0)
 
 
 def loss(run: RecordedRun, name: str, own: str = "on each peer’s own data") -> str | None:
@@ -158,7 +170,13 @@ def _forecast(axes: Axes, forecast: Band, floor: float) -> None:
     lower = forecast.lower.clip(min=floor)
     along = np.concatenate([rounds[seen], rounds[seen][::-1]])  # one path, which the page's script can enlarge
     across = np.concatenate([lower[seen], upper[seen][::-1]])
-    axes.fill(along, across, label="forecast band", color=drawing.SKY, alpha=0.3, linewidth=0)
+    label = "forecast" if forecast.foretold else "forecast band"
+    axes.fill(along, across, label=label, color=drawing.SKY, alpha=0.3, linewidth=3 if _is_line(forecast) else 0)
+
+
+def _is_line(forecast: Band) -> bool:
+    """Whether the edges are one, so that an area between them would not be seen."""
+    return forecast.lower is not None and bool((forecast.lower == forecast.upper).all())
 
 
 def _columns(points: list[tuple[int, float]]) -> tuple[list[float], list[float]]:

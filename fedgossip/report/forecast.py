@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedgossip.report.numbers import near_one, number, percent
-from fedgossip.report.reading import RecordedRun
+from fedgossip.report.numbers import near_one, number, percent, plural
+from fedgossip.report.reading import RecordedForecast, RecordedRun
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -30,12 +30,20 @@ class Band:
     rounds: NDArray[np.int64]
     lower: NDArray[np.float64] | None
     upper: NDArray[np.float64]
+    foretold: bool = False
+    """Made before the run, and not from the spread of its own updates."""
 
 
 def band(run: RecordedRun) -> Band | None:
     """Return the forecast of the consensus distance, or None where the run recorded too little for one."""
     if not run.network or not run.series("consensus_distance") or run.summary.mode != "sync":
         return None
+    if told := run.foretold:
+        rounds = np.arange(1, told.rounds + 1)
+        return Band(rounds, np.array(told.lower), np.array(told.upper), foretold=True)
+    if recorded := run.summary.band:
+        rounds = np.arange(1, len(recorded.upper) + 1)
+        return Band(rounds, np.array(recorded.lower), np.array(recorded.upper))
     spread = _spread(run)
     if _modes_known(run) and spread is not None:
         return _disagreement(run, spread)
@@ -75,7 +83,9 @@ def sentence(run: RecordedRun, forecast: Band | None) -> str:
             "These peers exchanged in pairs, or gave shares away, when it suited them.  What the graph promised is of"
             " synchronous rounds: it ranks graphs for both, but bounds only those."
         )
-    if facts.slem is not None and facts.mean_contraction is None:
+    if facts.period != 1:
+        parts.append(_of_changing(facts))
+    elif facts.slem is not None and facts.mean_contraction is None:
         said = "in the long run one round of mixing leaves"
         parts.append(f"Forecast: {said} {near_one(facts.slem)} of the disagreement.")
     elif facts.slem is not None:
@@ -87,6 +97,10 @@ def sentence(run: RecordedRun, forecast: Band | None) -> str:
         bounded = facts.slem is not None and facts.mean_contraction is not None
         verdict = _verdict(measured, facts.slem) if bounded and facts.slem is not None else ""
         parts.append(f"Measured: {near_one(measured)}{verdict}.")
+    if forecast is not None and forecast.foretold:
+        return " ".join([*parts, _foretold(run)])
+    if run.summary.forecast_file is not None and run.foretold is None:
+        parts.append("The file forecast.json is not the one that this run began with: it is not drawn.")
     share = None if forecast is None else inside(run, forecast)
     if forecast is not None and share is not None:
         where = (
@@ -96,6 +110,30 @@ def sentence(run: RecordedRun, forecast: Band | None) -> str:
         )
         parts.append(f"The measurement lies {where} in {percent(share)} of the rounds.")
     return " ".join(parts)
+
+
+def _of_changing(facts: RecordedForecast) -> str:
+    """What mixing alone promises where every round has another graph."""
+    said = []
+    if facts.mean_contraction is not None:
+        said.append(f"one round of mixing leaves {number(facts.mean_contraction)} of a disagreement on average")
+    if facts.exact_after is not None:
+        said.append(f"{plural(facts.exact_after, 'round')} without training leave nothing of it")
+    return f"Forecast: {', and '.join(said)}." if said else ""
+
+
+def _foretold(run: RecordedRun) -> str:
+    """What was forecast before the run, and how far it was kept."""
+    told, summary = run.foretold, run.summary
+    assert told is not None
+    how = "a training at the peers\u2019 mean" if told.level == "shadow" else "three jobs a peer"
+    edges = "exactly" if told.exact else f"between edges {number(told.width)} times apart"
+    wide = "; this graph ties its peers weakly, so that is wide" if told.wide else ""
+    said = f"Before the run the distance was forecast {edges}, by {how}{wide}."
+    if summary.forecast_kept is not None:
+        slack = f"give or take {number(BAND_SLACK * 100)}\u202f%"
+        said += f" The measurement kept to it, {slack}, in {percent(summary.forecast_kept)} of the rounds."
+    return said
 
 
 def _verdict(measured: float, slem: float) -> str:

@@ -15,6 +15,7 @@ import msgspec
 
 from fedgossip.decoding import UnreadableError, json_value
 from fedgossip.errors import ConfigError
+from fedgossip.forecasts import RunForecast, read_forecast
 from fedgossip.learning.objectives import score_told
 from fedgossip.records import renamed
 from fedgossip.report.numbers import number, percent
@@ -86,6 +87,23 @@ class RecordedForecast(msgspec.Struct, frozen=True):
     algebraic_connectivity: float | None = None
     floor: float | None = None
     ceiling: float | None = None
+    period: int = 1
+    rate: float | None = None
+    exact_after: int | None = None
+
+
+class RecordedBand(msgspec.Struct, frozen=True):
+    """Edges of the consensus distance after rounds 1, 2, ..., of a graph that no eigenvalues describe."""
+
+    lower: list[float]
+    upper: list[float]
+
+
+class RecordedFile(msgspec.Struct, frozen=True):
+    """What a summary says of the forecast.json that the run began with."""
+
+    level: str
+    sha256: str
 
 
 class Graph(msgspec.Struct, frozen=True):
@@ -159,6 +177,12 @@ class Summary(msgspec.Struct, frozen=True):
     eigenvalues: list[float] | None = None
     modes: list[tuple[float, float]] | None = None
     """Of a directed mixing: the eigenvalues, real and imaginary part, without the mean's."""
+    links: str = ""
+    """How many links there are, in words."""
+    band: RecordedBand | None = None
+    forecast_file: RecordedFile | None = None
+    forecast_kept: float | None = None
+    forecast_scores_kept: dict[str, float] = {}
     data: DataSpread | None = None
     events: dict[str, int] = {}
     versions: dict[str, Any] = {}
@@ -223,6 +247,8 @@ class RecordedRun:
     participation: Participation | None = None
     script: tuple[str, ...] = ()
     """The script of loops that were launched, and its arguments."""
+    foretold: RunForecast | None = None
+    """What was forecast before the run; None also where the file is not the one that the run began with."""
 
     @property
     def name(self) -> str:
@@ -278,7 +304,14 @@ def read_run(folder: Path) -> RecordedRun:
     experiment = folder / "experiment.toml"
     text = experiment.read_text("utf-8", errors="replace") if experiment.is_file() else None
     rounds, script = [network[r] for r in sorted(network)], _script_of(folder)
-    return RecordedRun(summary, rounds, totals, events, text, participation, script)
+    return RecordedRun(summary, rounds, totals, events, text, participation, script, _foretold(folder, summary))
+
+
+def _foretold(folder: Path, summary: Summary) -> RunForecast | None:
+    found = read_forecast(folder) if summary.forecast_file else None
+    if found is None or summary.forecast_file is None or found[1] != summary.forecast_file.sha256:
+        return None
+    return found[0]
 
 
 def _script_of(folder: Path) -> tuple[str, ...]:
@@ -342,6 +375,8 @@ def _check_sizes(summary: Summary, place: str) -> None:
     for name, values in lists.items():
         if values is not None and len(values) != summary.n:
             raise ConfigError(f"{place}: {name} has {len(values)} entries for {summary.n} peers.", _MIXED_UP)
+    if (band := summary.band) and len(band.lower) != len(band.upper):
+        raise ConfigError(f"{place}: a band of {len(band.lower)} and {len(band.upper)} edges.", _MIXED_UP)
     if graph and graph.n != summary.n:
         raise ConfigError(f"{place}: the graph has {graph.n} nodes for {summary.n} peers.", _MIXED_UP)
     if graph and not all(0 <= node < summary.n for edge in graph.edges for node in edge):

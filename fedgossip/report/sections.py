@@ -181,10 +181,12 @@ def learning(run: RecordedRun) -> Markup | None:
 def agreement(run: RecordedRun, forecast: Band | None) -> Markup | None:
     """Return the consensus distance beside its forecast."""
     title, caption = "Consensus distance by round", "How far the models of the peers lie from their mean."
-    if forecast is not None and forecast.lower is not None:
+    if forecast is not None and forecast.foretold:
+        caption = "How far the models of the peers lie from their mean, drawn over what was forecast before the run."
+    elif forecast is not None and forecast.lower is not None:
         caption = (
             "How far the models of the peers lie from their mean, drawn over the band that was forecast "
-            "from the graph’s eigenvalues and the spread of the peers’ updates."
+            "from the graph and the spread of the peers’ updates."
         )
     elif forecast is not None:
         caption = (
@@ -255,6 +257,10 @@ def graph(run: RecordedRun) -> Markup | None:
 def _graph_rows(run: RecordedRun, drawn: Graph) -> Iterable[tuple[str, str, str]]:
     yield "Graph", drawn.name or NOTHING, ""
     yield "Peers", count(drawn.n), ""
+    if run.summary.forecast.period != 1 and run.summary.links:
+        shown = "of a whole period" if run.summary.forecast.period else "of the first round"
+        yield "Links", run.summary.links, f"which change from round to round; the drawing has those {shown}"
+        return
     yield ("Arcs" if drawn.directed else "Edges"), count(_edges(run, drawn)), ""
     if drawn.edges:
         degrees = Counter(node for edge in drawn.edges for node in edge)

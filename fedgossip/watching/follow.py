@@ -58,6 +58,7 @@ class Follower:
     def _start(self) -> None:
         facts = self.facts
         self.state = State(facts.roles, facts.rounds, facts.topology, facts.federation, facts.score)
+        self.state.foretold = facts.foretold
         self._record = {-1: Tail(self.place.folder / ROWS)} if self.place.folder else {}
         self._own: dict[int, Tail] = {}
         self._ended: set[int] = set()

@@ -12,7 +12,8 @@ from fedgossip.scores import Score
 from fedgossip.watching.federation import Led
 from fedgossip.watching.follow import Follower
 from fedgossip.watching.snapshot import Words, event_line, in_trouble, note
-from fedgossip.watching.table import at_clients, heading, shown, three
+from fedgossip.watching.state import State
+from fedgossip.watching.table import at_clients, disagreement, heading, shown, three
 
 
 class StatusLines:
@@ -38,7 +39,7 @@ class StatusLines:
                 return event_line(row, self.words, self.roles)
             case NetworkRow():
                 led = self.follower.state.led
-                words = _of_model(row, led, score) if led else _of_all(row, score)
+                words = _of_model(row, led, score) if led else _of_all(row, self.follower.state)
                 return f"{self._round(row.round)}  {words}".rstrip()
             case PeerRow() if not self.follower.place.folder:
                 words = _of_one(row, self.roles, score)
@@ -62,14 +63,14 @@ class StatusLines:
                 yield line(f"{who} is {word}" + (f" ({words})" if (words := note(state, peer)) else ""))
 
 
-def _of_all(row: NetworkRow, score: Score) -> str:
-    words = []
+def _of_all(row: NetworkRow, state: State) -> str:
+    words, score = [], state.score
     if row.score_averaged is not None:
         words.append(three(score, row))
     elif row.loss is not None or row.test_loss is not None:
         words.append(f"loss {number(row.test_loss if row.loss is None else row.loss)}")
     if row.consensus_distance is not None:
-        words.append(f"disagreement {number(row.consensus_distance)}")
+        words.append(disagreement(state, row))
     return ", ".join(words)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from fedgossip.decoding import from_toml, json_value
 from fedgossip.errors import ConfigError, FedgossipError
+from fedgossip.forecasts import RunForecast, read_forecast
 from fedgossip.learning.objectives import AS_THE_DATA, KINDS, objective_of
 from fedgossip.plain import line
 from fedgossip.roles import PEERS, ROLES, Roles, federated_roles, peer_roles, roles_from
@@ -56,6 +57,8 @@ class Facts:
     topology: Topology | None = None
     federation: Federation | None = None
     score: Score = ACCURACY
+    foretold: RunForecast | None = None
+    """What was forecast before the run began."""
 
     @property
     def n(self) -> int:
@@ -125,7 +128,15 @@ def facts_of(place: Place) -> Facts:
     """Return what the experiment file beside the rows says; nothing where there is none, or none that can be read."""
     content = next((found for path in _beside(place, EXPERIMENT) if (found := _read(path))), {})
     told = next((known for path in _beside(place, ROLES) if (known := _told(path))), None)
-    return replace(_facts(content, told), score=_score(content))
+    return replace(_facts(content, told), score=_score(content), foretold=_foretold(place))
+
+
+def _foretold(place: Place) -> RunForecast | None:
+    try:
+        found = read_forecast(place.folder) if place.folder else None
+    except ConfigError:  # the report says why; here a run goes on
+        return None
+    return found[0] if found else None
 
 
 def _score(content: dict[str, Any]) -> Score:

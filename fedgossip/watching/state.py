@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 
 from fedgossip.event_kinds import event_kinds, kind_of
+from fedgossip.forecasts import RunForecast
 from fedgossip.records import EventRow, NetworkRow, PeerRow, Row
 from fedgossip.roles import PEERS, Roles
 from fedgossip.scores import ACCURACY, Score
@@ -58,6 +59,8 @@ class State:
         """The newest row with a measurement on the test set."""
         self.distance: NetworkRow | None = None
         """The newest row with a consensus distance."""
+        self.foretold: RunForecast | None = None
+        """What was forecast before the run began."""
         self.curves = {name: Curve() for name in ("score", "loss", "distance")}
         self.events: deque[EventRow] = deque(maxlen=EVENTS_KEPT)
         """The newest; without those that miss the same neighbours as in the round before."""
@@ -157,7 +160,8 @@ class State:
             self.tested = row
         if row.consensus_distance is not None and not alone:
             self.distance = row
-            self.curves["distance"].add(row.round, row.consensus_distance)
+            edges = self.foretold.edges(row.round) if self.foretold else None
+            self.curves["distance"].add(row.round, row.consensus_distance, *(edges or ()))
 
     def _event(self, row: EventRow) -> None:
         peer = self.peer(row.peer)

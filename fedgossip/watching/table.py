@@ -115,8 +115,18 @@ def learned(state: State) -> list[str]:
     elif tested is not None:
         words.append(f"loss {number(tested.test_loss)}{of_round}")
     if distance is not None:
-        words.append(f"disagreement {number(distance.consensus_distance)}{_of(distance.round, state.round)}")
+        words.append(disagreement(state, distance) + _of(distance.round, state.round))
     return words
+
+
+def disagreement(state: State, row: NetworkRow) -> str:
+    """The consensus distance of a round, and between what edges it was forecast before the run."""
+    said = f"disagreement {number(row.consensus_distance)}"
+    edges = state.foretold.edges(row.round) if state.foretold else None
+    if edges is None:
+        return said
+    low, high = (number(edge) for edge in edges)
+    return f"{said} (forecast {low if low == high else f'{low} to {high}'})"
 
 
 def shown(score: Score, value: float | None) -> str:

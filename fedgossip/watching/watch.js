@@ -148,7 +148,7 @@ function chart(place, title, why, lines, { log = false, zero = false, format = n
   figure.replaceChildren(make("ul", { class: "keys" }, ...keys), svg, make("figcaption", {}, make("b", {}, `${title}. `), why));
 }
 function column(curve, place) {
-  return curve.filter((point) => point[place] !== null).map((point) => [point[0], point[place]]);
+  return curve.filter((point) => (point[place] ?? null) !== null).map((point) => [point[0], point[place]]);
 }
 function showCharts(now) {
   if (now.led) return showLedCharts(now);
@@ -168,6 +168,8 @@ function showCharts(now) {
     ]));
   }
   chart("distance", "Consensus distance", "How far the peers’ models are from their mean.", kept([
+    { name: "forecast before the run, at least", colour: green, dash: "2 4", points: column(distance, 2) },
+    { name: "at most", colour: green, dash: "7 4", points: column(distance, 3) },
     { name: "after mixing", colour: blue, dash: "none", points: column(distance, 1) }]), { log: true });
 }
 
