@@ -28,7 +28,7 @@ FLOORS = [
     {"rundir"},
     {"drivers", "watching"},
     {"sweeping"},
-    {"loops", "board", "paradigms"},
+    {"loops", "board", "paradigms", "reproducing"},
     {"cli"},
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}

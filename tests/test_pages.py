@@ -15,6 +15,7 @@ ELSEWHERE = {
     "coordinator": "tests/test_pilot.py",
     "journeys": "tests/test_journeys.py",
     "paradigms": "tests/test_compare.py",
+    "repro": "tests/test_repro.py",
     "tasks": "tests/test_objectives.py",
     "trackers": "tests/test_trackers.py",
 }

@@ -42,6 +42,7 @@ COMMANDS = {
     "replay": ("fedgossip.cli.replay", "Tell fresh machines what those of a run were told: the same bits?"),
     "compare": ("fedgossip.cli.compare", "Compare ways to train in parallel, from one file, on one page."),
     "sweep": ("fedgossip.cli.sweep", "Run a grid of keys and seeds of one experiment, and compare them on one page."),
+    "repro": ("fedgossip.cli.repro", "Compute published numbers and claims again: do they come out?"),
     "report": ("fedgossip.cli.runs", "Write the report page of a run again, or of several side by side."),
     "audit": ("fedgossip.cli.audit", "Show, verify and export what left a participant; verify a coordinator's rounds."),
     "explain": ("fedgossip.cli.explain", "Say what a key, an exit code, an event or a command means."),

@@ -130,6 +130,11 @@ def gossip(size: int, links: EqualLinks, times: TrainingTimes, schedule: Schedul
 
     A peer waits for its neighbours alone: one that is slow holds them up first, and theirs a round later.
     """
+    return cost_of(RoundSteps(gossip_steps(schedule, size), schedule.n), links, times)
+
+
+def gossip_steps(schedule: Schedule, size: float) -> StepsOfRounds:
+    """Return what a peer does in a round of synchronous gossip: it trains, sends, takes, and adds."""
 
     def steps(round: int, node: int) -> Sequence[TimedStep]:
         mixing = schedule.mixing(round)
@@ -137,7 +142,7 @@ def gossip(size: int, links: EqualLinks, times: TrainingTimes, schedule: Schedul
         takes = [TimedStep(Act.TAKE, of) for of in sorted(mixing.row(node).keys() - {node})]
         return [TRAIN, *sends, *takes, TimedStep(Act.ADD, size=size * len(takes))]
 
-    return cost_of(RoundSteps(steps, schedule.n), links, times)
+    return steps
 
 
 def pairs(size: int, links: EqualLinks, times: TrainingTimes, exchanges: int = 1) -> Cost:

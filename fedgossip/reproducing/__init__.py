@@ -1,0 +1,1 @@
+"""Published numbers and claims, computed again by what is here: `fedgossip repro`."""

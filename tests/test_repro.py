@@ -1,0 +1,79 @@
+"""Published numbers come out again; a number that does not is told, and ends the command with code 1."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from pathlib import Path
+
+import pytest
+from commands import in_process
+from pages import ROOT, Reader, page
+
+from fedgossip.reproducing import published
+from fedgossip.reproducing.published import MEASURES, CheckedValue, PublishedCheck, checked, known, result_of
+
+AS_TOLD_ON_THE_PAGE = "fedgossip repro "
+
+
+@pytest.mark.parametrize("name", known())
+def test_what_was_published_comes_out(name: str) -> None:
+    found = list(checked(result_of(name), fast=True))
+    assert found and [f"{one.check.what}: {one.value}, not {one.expected}" for one in found if not one.holds] == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", [name for name in known() if any(one.slow for one in result_of(name).check)])
+def test_what_was_published_comes_out_also_where_it_takes_long(name: str) -> None:
+    assert [one.check.what for one in checked(result_of(name)) if not one.holds] == []
+
+
+def test_there_are_enough_of_them_and_each_is_sourced() -> None:
+    assert len(known()) >= 14
+    for name in known():
+        one = result_of(name)
+        assert one.title and one.claim and any(year in one.source for year in map(str, range(1970, 2027))), name
+
+
+@pytest.mark.parametrize("name", known())
+def test_every_number_asks_for_something_that_can_fail(name: str) -> None:
+    for one in result_of(name).check:
+        inspect.signature(MEASURES[one.measure]).bind(**one.of)
+        assert (one.expect is None) == (one.least > -float("inf") or one.most < float("inf"))
+        assert not CheckedValue(one, float("nan"), 0.0).holds
+        assert not all(CheckedValue(one, value, 0.0).holds for value in (-1e9, 1e9))
+
+
+def test_a_number_that_differs_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "wrong.toml").write_text(
+        'title = "t"\nsource = "s"\nclaim = "c"\n'
+        '[[check]]\nwhat = "ring"\nmeasure = "slem"\nof = { graph = "ring", n = 16 }\nexpect = 0.9\nwithin = 0.01\n'
+    )
+    monkeypatch.setattr(published, "FOLDER", tmp_path)
+    for words in (["wrong"], ["all"]):
+        said = in_process(["repro", *words], tmp_path, monkeypatch, capsys)
+        assert said.code == 1 and "DIFFERS  ring: 0.949253022; published 0.9 within 0.01" in said.out
+    told = json.loads(in_process(["repro", "wrong", "--json"], tmp_path, monkeypatch, capsys).out)
+    assert told["wrong"]["agrees"] is False
+    unknown = in_process(["repro", "rong"], tmp_path, monkeypatch, capsys)
+    assert unknown.code == 2 and "Did you mean 'wrong'?" in unknown.err
+
+
+def test_a_share_and_an_end_are_judged_as_they_are_written() -> None:
+    near = PublishedCheck("a", "slem", expect=2.0, share=0.1)
+    assert CheckedValue(near, 2.19, 0.0).holds and not CheckedValue(near, 2.21, 0.0).holds
+    above = PublishedCheck("a", "slem", least=1.0)
+    assert CheckedValue(above, 1.0, 0.0).holds and not CheckedValue(above, 0.99, 0.0).holds
+
+
+@pytest.mark.sockets
+def test_the_page_lists_all_of_them_and_its_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = page("repro").read_text()
+    assert [name for name in known() if f"| `{name}` |" not in text] == []
+    monkeypatch.chdir(tmp_path)
+    quick = tmp_path / "repro.md"
+    quick.write_text(text.replace("fedgossip repro all --fast ", "fedgossip repro ying-gap --fast "))
+    Reader(tmp_path).read(quick)
+    assert (ROOT / "docs" / "repro.md").exists()
