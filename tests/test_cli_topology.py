@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from fedgossip.cli.topology import topology
 from fedgossip.errors import ConfigError
-from fedgossip.topology import family_names, ready_names, schedule_names
+from fedgossip.topology import family_names, ready_names, schedule_names, weighted_names
 
 FIELDS = {
     "n",
@@ -37,7 +37,7 @@ def said(*words: str) -> str:
 
 
 def test_list_names_every_family_schedule_and_ready_graph():
-    names = {*family_names(), *schedule_names(), *ready_names()}
+    names = {*family_names(), *weighted_names(), *schedule_names(), *ready_names()}
     found = json.loads(said("list", "--json"))
     assert {entry["name"] for entry in found} == names
     text = said("list")
@@ -71,6 +71,16 @@ def test_show_uses_the_rule_that_the_file_names(tmp_path):
     path.write_text('name = "t"\ntitle = "t"\nsource = "me"\nfamily = "torus:4x4"\nweights = "lazy"\n')
     assert json.loads(said("show", str(path), "--json"))["weights"] == "lazy"
     assert json.loads(said("show", str(path), "--weights", "uniform", "--json"))["weights"] == "uniform"
+
+
+def test_show_says_where_a_model_counts_negatively():
+    """FDLA on the star of 9: leaves 2/(n + 1) each, so the centre keeps 1 - 16/10."""
+    assert "smallest weight is -0.6" in said("show", "star", "--n", "9", "--weights", "fdla")
+    assert "smallest weight" not in said("show", "star", "--n", "9", "--weights", "fmmc")
+
+
+def test_a_name_with_colons_is_no_picture():
+    assert said("show", "leja:ring", "--n", "8").startswith("leja:ring: 8 nodes")
 
 
 def test_compare_keeps_the_order_given():

@@ -13,11 +13,13 @@ from fedgossip.errors import ConfigError
 from fedgossip.experiment import load_experiment
 from fedgossip.plans import compose
 from fedgossip.plans.gossip import GossipPlan
-from fedgossip.topology import family_names, is_drawn, resolve, resolve_schedule, schedule_names
+from fedgossip.topology import family_names, is_drawn, resolve, resolve_schedule, schedule_names, weighted_names
 
 ARGUMENTS = {
     "circulant": "1,2", "regular": "3", "erdos-renyi": "0.4", "small-world": "4,0.3", "barabasi-albert": "2",
-    "barbell": "5,0", "base": "1", "simple-base": "1", "el-oracle": "4", "el-local": "4",
+    "barbell": "5,0", "base": "1", "simple-base": "1", "el-oracle": "4", "el-local": "4", "spanning-tree": "torus",
+    "debruijn": "2", "kautz": "2", "equi-static": "3", "u-equi-static": "3", "matcha": "0.5:torus", "leja": "torus",
+    "shuffled": "path", "every": "3:complete:ring",
 }  # fmt: skip
 SIZES = {"petersen": 10, "heawood": 14, "icosahedron": 12, "barbell": 10}
 
@@ -54,7 +56,7 @@ def test_a_file_without_the_key_is_the_experiment_that_it_was() -> None:
         load_experiment({"topology": {"graph": "ring", "n": 3, "seed": -1}})
 
 
-@pytest.mark.parametrize("name", [*family_names(), *schedule_names()])
+@pytest.mark.parametrize("name", [*family_names(), *weighted_names(), *schedule_names()])
 def test_what_is_called_drawn_is_what_depends_on_the_seed(name: str) -> None:
     spec = f"{name}:{ARGUMENTS[name]}" if name in ARGUMENTS else name
     n = SIZES.get(name, 16)

@@ -218,6 +218,7 @@ SAMPLES = {
     "small-world": "small-world:4,0.1",
     "barabasi-albert": "barabasi-albert:2",
     "barbell": "barbell:5,0",
+    "spanning-tree": "spanning-tree:torus",
 }
 
 

@@ -31,7 +31,7 @@ def echo_json(text: str) -> None:
 
 
 def console(**options: Any) -> Console:
-    """Return a console to which texts are texts: brackets in them are no markup."""
+    """Return a console to which texts are texts: brackets in them are no markup, and leja:ring: names no picture."""
     from rich.console import Console
     from rich.text import Text
 
@@ -39,7 +39,7 @@ def console(**options: Any) -> Console:
         def render_str(self, text: str, **how: Any) -> Text:
             return super().render_str(printable(text, keep="\n"), **how)
 
-    return Plain(markup=False, **options)
+    return Plain(markup=False, emoji=False, **options)
 
 
 def columns(rows: Sequence[Sequence[str]]) -> str:

@@ -11,6 +11,7 @@ import click
 from fedgossip import seeds
 from fedgossip.cli.text import console, echo, echo_json
 from fedgossip.topology import forecast_of, is_drawn, ready_names, rule_names
+from fedgossip.topology.mixing import SIGNED
 
 if TYPE_CHECKING:
     from fedgossip.topology import Forecast, Schedule
@@ -25,7 +26,7 @@ CHANGING_MEANS = (
 )
 
 _nodes = click.option("--n", "n", type=click.IntRange(min=1), help="Number of nodes, where the graph leaves it open.")
-_weights = click.option("--weights", help=f"Weight rule: {', '.join(rule_names())}.  [default: metropolis]")
+_weights = click.option("--weights", help=f"Weight rule: {', '.join(rule_names())}, pi:FILE.  [default: metropolis]")
 _gamma = click.option("--gamma", default=0.9, show_default=True, help="Memory of n_W: 0.9 is about ten rounds.")
 # the seed is 1 as in an experiment: a run with the defaults uses the graph that is shown
 _seed = click.option(
@@ -49,20 +50,25 @@ def topology() -> None:
 @topology.command("list")
 @_json
 def list_graphs(as_json: bool) -> None:
-    """List the families, the schedules and the ready graphs."""
+    """List the families, the graphs with weights, the schedules and the ready graphs."""
     from fedgossip.topology import files
-    from fedgossip.topology.grammar import FAMILIES, SCHEDULES
+    from fedgossip.topology.grammar import FAMILIES, SCHEDULES, WEIGHTED
 
     described = {name: files.read(path) for name in ready_names() if (path := files.ready_path(name))}
     if as_json:
         found = [{"name": k, "form": f.form, "what": f.what, "kind": "family"} for k, f in FAMILIES.items()]
         ready = [{"name": k, "what": g.title, "source": g.source, "kind": "ready"} for k, g in described.items()]
+        found += [{"name": k, "form": w.form, "what": w.what, "kind": "weighted"} for k, w in WEIGHTED.items()]
         changing = [{"name": k, "form": s.form, "what": s.what, "kind": "schedule"} for k, s in SCHEDULES.items()]
         _print_json([*found, *changing, *ready])
         return
     out, table = console(), _table("Families", "write", "what it is")
     for family in FAMILIES.values():
         table.add_row(family.form, family.what)
+    out.print(table)
+    table = _table("Graphs that bring their weights", "write", "what it is")
+    for weighted in WEIGHTED.values():
+        table.add_row(weighted.form, weighted.what)
     out.print(table)
     table = _table("Schedules: another graph in every round", "write", "what it is")
     for schedule in SCHEDULES.values():
@@ -96,7 +102,7 @@ def show(graph: str, n: int | None, weights: str | None, gamma: float, seed: int
         table.add_row(*row)
     out.print(table)
     out.print(_ranking(gamma), highlight=False)
-    for line in [*_drawn(graph, seed), *_about(graph)]:
+    for line in [*_signed(schedule), *_drawn(graph, seed), *_about(graph)]:
         out.print(line, style="dim", highlight=False)
 
 
@@ -191,6 +197,14 @@ def audit(
 
 
 # --- what is said -----------------------------------------------------------------------------------------------
+
+
+def _signed(schedule: Schedule) -> list[str]:
+    """Return the note for weights of which some are negative."""
+    if schedule.rule not in SIGNED:
+        return []
+    least = min(float(schedule.mixing(round).values.min()) for round in range(schedule.period or 1))
+    return [f"The smallest weight is {least:.4g}: a model may count negatively."] if least < 0 else []
 
 
 def _drawn(graph: str, seed: int) -> list[str]:

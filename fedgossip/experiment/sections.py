@@ -84,13 +84,14 @@ class TopologySection(msgspec.Struct, forbid_unknown_fields=True):
     """[topology]: peers of a graph."""
 
     graph: str
-    """A family (ring, torus:4x4, regular:3, ...), a ready graph of `fedgossip topology list`, the path of a file, or
-    module:function, of n and the seed (docs/graphs.md)."""
+    """A family (ring, torus:4x4, regular:3, ...), a schedule (base:1, matcha:0.5:torus, ...), a ready graph of
+    `fedgossip topology list`, the path of a file, or module:function, of n and the seed (docs/topologies.md)."""
     n: int | None = None
     """Number of peers, where the graph leaves it open."""
     weights: str | None = None
-    """`metropolis`, `max-degree`, `uniform`, `lazy`, `best-constant`; `push`, for push-sum on directed graphs;
-    `module:function`, of the graph; none: what the graph's file says, or metropolis."""
+    """`metropolis`, `max-degree`, `uniform`, `lazy`, `best-constant`, `fmmc`, `fdla`, `sinkhorn`, `inverse`, `pi:FILE`;
+    `push`, for push-sum on directed graphs; `module:function`, of the graph; none: what the graph's file says, or
+    metropolis (docs/topologies.md)."""
     seed: int | None = None
     """The seed of a graph that is drawn at random, such as regular:3; none: the experiment's seed.  Give it to keep the
     graph while the seed changes.  `fedgossip topology show` and the function `resolve` draw with 1."""

@@ -46,6 +46,7 @@ from fedgossip.topology import (
     schedule_names,
     spectrum,
     union,
+    weighted_names,
 )
 from fedgossip.vectors import Vector
 
@@ -255,7 +256,7 @@ def graph_seed(experiment: GossipExperiment) -> int:
 def weights_of(experiment: GossipExperiment, method: Method) -> str | None:
     """The weights that the method brings: push-sum weighs by the sender, where rounds bring none themselves."""
     word = experiment.topology.graph.partition(":")[0].strip().lower()
-    brings = word in schedule_names() and word != "el-local"
+    brings = word in (*schedule_names(), *weighted_names()) and word != "el-local"
     return None if brings else method.weights
 
 
@@ -271,5 +272,3 @@ def algorithm_of(experiment: GossipExperiment, n: int) -> GossipAlgorithm[Any]:
     """The algorithm, for `n` peers.  Raises ConfigError."""
     a = experiment.algorithm
     return make(a.name, method_of(experiment), n, a.options)
-
-

@@ -35,6 +35,7 @@ from fedgossip.topology import (
     resolve_schedule,
     schedule_names,
     union,
+    weighted_names,
 )
 from fedgossip.topology.mixing import TOLERANCE, Stochastic
 
@@ -50,7 +51,7 @@ YOURS = "The function is yours; see examples/own_graph.py."
 def is_own_graph(graph: str) -> bool:
     """Whether a text names a function and no family: those that are built in come first."""
     word = graph.partition(":")[0].strip().lower()
-    return custom.is_function(graph) and word not in (*family_names(), *schedule_names())
+    return custom.is_function(graph) and word not in (*family_names(), *weighted_names(), *schedule_names())
 
 
 def is_own_weights(weights: str | None) -> bool:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from fedgossip.topology.files import load, load_weighted, ready, ready_names
 from fedgossip.topology.graph import Topology, require_connected
 from fedgossip.topology.mixing import Mixing
-from fedgossip.topology.names import family_names, is_drawn, resolve, resolve_schedule, schedule_names
+from fedgossip.topology.names import family_names, is_drawn, resolve, resolve_schedule, schedule_names, weighted_names
 from fedgossip.topology.schedules import Cycle, Endless, Random, Schedule, union
 from fedgossip.topology.sequences import forecast_of, product_norm
 from fedgossip.topology.spectra import Spectrum, spectrum
@@ -56,4 +56,5 @@ __all__ = [
     "schedule_names",
     "spectrum",
     "union",
+    "weighted_names",
 ]

@@ -195,6 +195,14 @@ def quadrature(apply: Apply, n: int, function: Callable[[FloatArray], FloatArray
 # --- the Laplacian ----------------------------------------------------------------------------------------------
 
 
+def laplacian_values(topology: Topology) -> FloatArray:
+    """Return all eigenvalues of an undirected graph's Laplacian, ascending [n], densely where there is no formula."""
+    if topology.laplacian is not None:
+        return topology.laplacian()
+    with one_thread():
+        return np.asarray(np.linalg.eigvalsh(_dense_laplacian(topology)), np.float64)
+
+
 def laplacian_ends(topology: Topology) -> Ends:
     """Return mu_2 (the algebraic connectivity) and mu_n of an undirected graph's Laplacian; n >= 2."""
     if topology.circulant is not None:

@@ -1,6 +1,7 @@
 """What a name means: of a family, "torus:4x4", "regular:3" with n = 16; or of a schedule, "base:2", "el-oracle:4".
 
-The two tables at the end are the grammar, read by `resolve`, the files and `fedgossip topology list`.
+The three tables at the end are the grammar, read by `resolve`, the files and `fedgossip topology list`: graphs, graphs
+that bring their weights, and schedules.  Some take other names behind their colon: matcha:0.5:regular:4.
 """
 
 from __future__ import annotations
@@ -11,11 +12,18 @@ from typing import TypeVar
 
 from fedgossip import seeds
 from fedgossip.errors import ConfigError
-from fedgossip.topology import cycles, families, random_schedules
+from fedgossip.topology import composed, cycles, equitopo, families, leja, matcha, random_schedules, words
 from fedgossip.topology.graph import Topology
+from fedgossip.topology.mixing import Mixing
 from fedgossip.topology.schedules import Schedule
+from fedgossip.topology.weights import build
 
 Number = TypeVar("Number", int, float)
+
+Inner = Callable[[str, int | None, int], Topology]
+"""(name, n, seed) -> the graph of a name behind a colon."""
+
+ANY = ("any",)
 
 
 @dataclass(frozen=True)
@@ -29,6 +37,8 @@ class Request:
     form: str
     weights: str | None = None
     """The rule that was asked for, where a schedule has more than one."""
+    inner: Inner | None = None
+    """What makes a graph of a name behind the colon; None: families alone."""
 
     def size(self) -> int:
         """Return n.  Raises ConfigError where none was given."""
@@ -54,6 +64,26 @@ class Request:
         if self.arguments:
             raise ConfigError(f"graph {self.spec!r}: nothing belongs behind the colon", f"Write it as {self.form}.")
 
+    def graph(self, spec: str) -> Topology:
+        """Return the graph of a name behind the colon.  Raises ConfigError as `resolve` does."""
+        if not spec:
+            raise ConfigError(f"graph {self.spec!r} names no graph", f"Write it as {self.form}.")
+        found = self.inner(spec, self.n, self.seed) if self.inner else family(spec, self.n, self.seed)
+        if found is None:
+            raise ConfigError(f"graph {self.spec!r}: no graph is called {spec!r}", f"Write it as {self.form}.")
+        return found
+
+    def mixing(self, spec: str) -> Mixing:
+        """Return a graph behind the colon with the weights that were asked for, metropolis by default."""
+        if (made := weighted(spec, self.n, self.seed)) is not None:
+            return made
+        topology = self.graph(spec)
+        return build(topology, self.weights or topology.weights or "metropolis")
+
+    def changing(self, spec: str) -> Schedule:
+        """Return what a name behind the colon means: a schedule, or a graph with weights."""
+        return schedule(spec, self.n, seed=self.seed, inner=self.inner) or self.mixing(spec)
+
     def fixed(self, topology: Topology) -> Topology:
         """Return a graph whose size is given by its name.  Raises ConfigError where another n was asked for."""
         return require_size(topology, self.spec, self.n)
@@ -70,6 +100,16 @@ class Family:
 
 
 @dataclass(frozen=True)
+class Weighted:
+    """A line of WEIGHTED: a word that stands for a graph with its weights."""
+
+    form: str
+    """How to write it."""
+    what: str
+    make: Callable[[Request], Mixing]
+
+
+@dataclass(frozen=True)
 class TimeVarying:
     """A line of SCHEDULES: a word that stands for a graph that changes by the round."""
 
@@ -78,7 +118,8 @@ class TimeVarying:
     what: str
     make: Callable[[Request], Schedule]
     weights: tuple[str, ...]
-    """The weight rules that may be asked for: names of the numbers it has anyway, or a choice that it offers."""
+    """The weight rules that may be asked for: names of the numbers it has anyway, or a choice that it offers; ANY:
+    those of the graph behind the colon."""
 
 
 def require_size(topology: Topology, spec: str, n: int | None) -> Topology:
@@ -88,16 +129,34 @@ def require_size(topology: Topology, spec: str, n: int | None) -> Topology:
     return topology
 
 
-def family(spec: str, n: int | None = None, seed: int = seeds.USUAL) -> Topology | None:
+def family(spec: str, n: int | None = None, seed: int = seeds.USUAL, inner: Inner | None = None) -> Topology | None:
     """Return the graph that `spec` names among the families, or None where its first word is no family.
 
+    `inner`: what makes a graph of a name behind the colon, where the families are not all there is.
     Raises ConfigError for a size the family does not have and for arguments that cannot be read.
     """
     word, _, arguments = spec.strip().partition(":")
     entry = FAMILIES.get(word.strip().lower())
     if entry is None:
         return None
+    return entry.make(Request(spec.strip(), arguments.strip(), n, seed, entry.form, inner=inner))
+
+
+def weighted(spec: str, n: int | None = None, seed: int = seeds.USUAL) -> Mixing | None:
+    """Return the graph with weights that `spec` names, or None where its first word is none of WEIGHTED.
+
+    Raises ConfigError as `family` does.
+    """
+    word, _, arguments = spec.strip().partition(":")
+    entry = WEIGHTED.get(word.strip().lower())
+    if entry is None:
+        return None
     return entry.make(Request(spec.strip(), arguments.strip(), n, seed, entry.form))
+
+
+def weighted_names() -> tuple[str, ...]:
+    """Return the first words of all graphs that bring their weights."""
+    return tuple(WEIGHTED)
 
 
 def family_names() -> tuple[str, ...]:
@@ -106,7 +165,12 @@ def family_names() -> tuple[str, ...]:
 
 
 def schedule(
-    spec: str, n: int | None = None, *, weights: str | None = None, seed: int = seeds.USUAL
+    spec: str,
+    n: int | None = None,
+    *,
+    weights: str | None = None,
+    seed: int = seeds.USUAL,
+    inner: Inner | None = None,
 ) -> Schedule | None:
     """Return the time-varying schedule that `spec` names, or None where its first word is none.
 
@@ -117,12 +181,12 @@ def schedule(
     entry = SCHEDULES.get(word.strip().lower())
     if entry is None:
         return None
-    if weights is not None and weights not in entry.weights:
+    if weights is not None and weights not in entry.weights and entry.weights != ANY:
         known = f"it has {' and '.join(entry.weights)}" if entry.weights else "it has no others"
         raise ConfigError(
             f"{weights} weights on {spec.strip()!r}, whose rounds bring their own", f"Leave them out: {known}."
         )
-    return entry.make(Request(spec.strip(), arguments.strip(), n, seed, entry.form, weights))
+    return entry.make(Request(spec.strip(), arguments.strip(), n, seed, entry.form, weights, inner))
 
 
 def schedule_names() -> tuple[str, ...]:
@@ -222,10 +286,86 @@ def _local(request: Request) -> Schedule:
     return make(request.size(), request.numbers(int, 1)[0], request.seed)
 
 
+def _spanning_tree(request: Request) -> Topology:
+    return composed.spanning_tree(request.graph(request.arguments))
+
+
+def _debruijn(request: Request) -> Mixing:
+    return words.debruijn(request.size(), request.numbers(int, 1)[0])
+
+
+def _kautz(request: Request) -> Mixing:
+    return words.kautz(request.size(), request.numbers(int, 1)[0])
+
+
+def _equi_static(both_ways: bool) -> Callable[[Request], Mixing]:
+    def made(request: Request) -> Mixing:
+        return equitopo.static(request.size(), request.numbers(int, 1)[0], request.seed, both_ways)
+
+    return made
+
+
+def _equi_dynamic(make: Callable[[int, float, int], Schedule]) -> Callable[[Request], Schedule]:
+    def made(request: Request) -> Schedule:
+        eta = request.numbers(float, 1)[0] if request.arguments else equitopo.ETA
+        return make(request.size(), eta, request.seed)
+
+    return made
+
+
+def _matcha(request: Request) -> Schedule:
+    budget, _, graph = request.arguments.partition(":")
+    try:
+        share = float(budget)
+    except ValueError:
+        raise ConfigError(f"graph {request.spec!r}: no budget", f"Write it as {request.form}.") from None
+    return matcha.matcha(request.graph(graph), share, request.seed)
+
+
+def _leja(request: Request) -> Schedule:
+    return leja.leja(request.graph(request.arguments))
+
+
+def _shuffled(request: Request) -> Schedule:
+    return composed.shuffled(request.mixing(request.arguments), request.seed)
+
+
+def _every(request: Request) -> Schedule:
+    count, _, rest = request.arguments.partition(":")
+    seldom, usual = _two_names(rest)
+    if not count.isdecimal() or not usual:
+        raise ConfigError(f"graph {request.spec!r} cannot be read", f"Write it as {request.form}.")
+    return composed.every(request.spec, int(count), request.changing(seldom), request.changing(usual))
+
+
+def _two_names(text: str) -> tuple[str, str]:
+    """Return "regular:4" and "base:1" of "regular:4:base:1"; a name that takes names has them in it."""
+    parts = text.split(":")
+    place = _end_of_name(parts, 0)
+    return ":".join(parts[:place]), ":".join(parts[place:])
+
+
+def _end_of_name(parts: list[str], start: int) -> int:
+    """Return the place after the name that begins at `start`: its word, the numbers that follow, the names it takes."""
+    place = start + 1
+    while place < len(parts) and not parts[place][:1].isalpha():
+        place += 1
+    for _ in range(NESTING.get(parts[start], 0)):
+        place = _end_of_name(parts, place) if place < len(parts) else place
+    return place
+
+
+NESTING = {"spanning-tree": 1, "matcha": 1, "leja": 1, "shuffled": 1, "every": 2}
+"""How many names stand behind the colon of these."""
+
+
 DRAWN = frozenset(
-    ("regular", "erdos-renyi", "small-world", "barabasi-albert", "random-matching", "el-oracle", "el-local")
+    (
+        *("regular", "erdos-renyi", "small-world", "barabasi-albert", "random-matching", "el-oracle", "el-local"),
+        *("equi-static", "u-equi-static", "equi-dynamic", "u-equi-dynamic", "matcha", "shuffled"),
+    )
 )
-"""First words of what depends on the seed."""
+"""Words of what depends on the seed, also where they stand behind a colon."""
 
 FAMILIES: dict[str, Family] = {
     "ring": Family("ring", "each node joined to the next, in a circle", _sized(families.ring)),
@@ -250,7 +390,15 @@ FAMILIES: dict[str, Family] = {
     "petersen": Family("petersen", "10 nodes of degree 3, any two at most 2 apart", _named(families.petersen)),
     "heawood": Family("heawood", "14 nodes of degree 3, any two at most 3 apart", _named(families.heawood)),
     "icosahedron": Family("icosahedron", "12 nodes of degree 5", _named(families.icosahedron)),
+    "spanning-tree": Family("spanning-tree:karate", "a tree of shortest ways out of a graph", _spanning_tree),
     "none": Family("none", "no edge at all: everybody learns alone", _sized(families.empty)),
+}
+
+WEIGHTED: dict[str, Weighted] = {
+    "debruijn": Weighted("debruijn:2", "each sends to 2 others, i to 2i and 2i + 1: exact after log2 n", _debruijn),
+    "kautz": Weighted("kautz:2", "each sends to 2 others, i to -2i - 1 and -2i - 2: a small diameter", _kautz),
+    "equi-static": Weighted("equi-static:4", "4 random shifts of a circle, one way", _equi_static(False)),
+    "u-equi-static": Weighted("u-equi-static:4", "the same both ways", _equi_static(True)),
 }
 
 SCHEDULES: dict[str, TimeVarying] = {
@@ -283,4 +431,16 @@ SCHEDULES: dict[str, TimeVarying] = {
     "el-local": TimeVarying(
         "el-local:4", "each sends to 4 new random others; the mean may wander", _local, ("uniform", "push")
     ),
+    "equi-dynamic": TimeVarying(
+        "equi-dynamic", "one random shift of a circle per round", _equi_dynamic(equitopo.dynamic), ()
+    ),
+    "u-equi-dynamic": TimeVarying(
+        "u-equi-dynamic", "pairs along a random shift, new in every round", _equi_dynamic(equitopo.dynamic_pairs), ()
+    ),
+    "matcha": TimeVarying(
+        "matcha:0.5:regular:4", "half of a graph's matchings per round, critical links more often", _matcha, ()
+    ),
+    "leja": TimeVarying("leja:torus:4x4", "one graph, weights that end at the exact mean; may be negative", _leja, ()),
+    "shuffled": TimeVarying("shuffled:ring", "a graph whose nodes get new places in every round", _shuffled, ANY),
+    "every": TimeVarying("every:10:complete:ring", "the first graph in every 10th round, else the second", _every, ANY),
 }

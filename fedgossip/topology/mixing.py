@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 TOLERANCE = 1e-9  # how far a row or a column may sum from one
 
+SIGNED = frozenset({"best-constant", "fdla", "leja", "matcha"})
+"""Rules whose weights may be negative: the fastest ones are."""
+
 Stochastic = Literal["both", "rows", "columns"]
 """What sums to one.  Both: the mean stays and equal models stay equal.  Rows alone: equal models stay equal, the mean
 may move (Epidemic Learning keeps it in expectation).  Columns alone: the sum stays, but a node may gain or lose mass:
@@ -277,7 +280,7 @@ def _sums(nodes: IntArray, weights: FloatArray, n: int) -> FloatArray:
 
 def _check_values(mixing: Mixing) -> None:
     bad = ~np.isfinite(mixing.values)
-    if mixing.rule != "best-constant":
+    if mixing.rule not in SIGNED:
         # rounding may leave an own weight of -1e-17 where the neighbours take everything
         bad |= mixing.values < -1e-12
     if bad.any():

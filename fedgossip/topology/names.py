@@ -7,12 +7,30 @@ from pathlib import Path
 from fedgossip import seeds
 from fedgossip.errors import ConfigError, nearest
 from fedgossip.topology import files
-from fedgossip.topology.grammar import DRAWN, family, family_names, require_size, schedule, schedule_names
+from fedgossip.topology.grammar import (
+    DRAWN,
+    FAMILIES,
+    family,
+    family_names,
+    require_size,
+    schedule,
+    schedule_names,
+    weighted,
+    weighted_names,
+)
 from fedgossip.topology.graph import Topology, require_connected
 from fedgossip.topology.schedules import Schedule
 from fedgossip.topology.weights import build
 
-__all__ = ["family_names", "is_drawn", "require_connected", "resolve", "resolve_schedule", "schedule_names"]
+__all__ = [
+    "family_names",
+    "is_drawn",
+    "require_connected",
+    "resolve",
+    "resolve_schedule",
+    "schedule_names",
+    "weighted_names",
+]
 
 _SUFFIXES = (".toml", ".txt", ".edges", ".edgelist", ".csv", ".tsv")
 
@@ -38,19 +56,25 @@ def resolve(
     word, whole = graph.strip(), (lambda one: one) if allow_disconnected else require_connected
     if not word:
         raise ConfigError("no graph was named", "Try ring, or see fedgossip topology list.")
-    if _looks_like_path(word):
+    if _looks_like_path(word) and word.partition(":")[0] not in FAMILIES:
         path = Path(word).expanduser()
         found = files.load(base / path if base is not None else path)
         return whole(require_size(found, word, n))
-    made = family(word, n, seed)
+
+    def inner(name: str, size: int | None, number: int) -> Topology:
+        return resolve(name, size, seed=number, base=base)
+
+    made = family(word, n, seed, inner)
     if made is not None:
         return made if made.name == "none" else whole(made)
+    if (bringing := weighted(word, n, seed)) is not None:
+        return whole(bringing.topology)
     if files.ready_path(word) is not None:
         return require_size(files.ready(word), word, n)
     if word.partition(":")[0].lower() in schedule_names():
         advice = "Use it where rounds are asked for: topology.graph of an experiment, or resolve_schedule."
         raise ConfigError(f"{word!r} is not one graph: every round has its own", advice)
-    known = (*family_names(), *files.ready_names(), *schedule_names())
+    known = (*family_names(), *weighted_names(), *files.ready_names(), *schedule_names())
     raise ConfigError(f"no graph is called {word!r}", nearest(word.partition(":")[0], known))
 
 
@@ -71,16 +95,26 @@ def resolve_schedule(
 
     Raises ConfigError as `resolve` and `build` do, and for weights that a schedule does not have.
     """
-    changing = schedule(graph, n, weights=weights, seed=seed)
+
+    def inner(name: str, size: int | None, number: int) -> Topology:
+        return resolve(name, size, seed=number, base=base)
+
+    changing = schedule(graph, n, weights=weights, seed=seed, inner=inner)
     if changing is not None:
         return changing
+    if (bringing := weighted(graph, n, seed)) is not None:
+        if weights not in (None, bringing.rule):
+            raise ConfigError(f"{weights} weights on {graph.strip()!r}, which brings its own", "Leave them out.")
+        if not allow_disconnected:
+            require_connected(bringing.topology)
+        return bringing
     topology = resolve(graph, n, seed=seed, base=base, allow_disconnected=allow_disconnected)
     return build(topology, weights or topology.weights or "metropolis")
 
 
 def is_drawn(graph: str) -> bool:
     """Whether the graph that is called so depends on the seed."""
-    return graph.strip().partition(":")[0].strip().lower() in DRAWN
+    return any(word.strip().lower() in DRAWN for word in graph.split(":"))
 
 
 def _looks_like_path(word: str) -> bool:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from fedgossip import seeds
-from fedgossip.topology.graph import IntArray, Topology
+from fedgossip.topology.graph import FloatArray, IntArray, Topology
 from fedgossip.topology.mixing import Mixing
 
 if TYPE_CHECKING:
@@ -94,7 +94,8 @@ class Cycle:
 class Random:
     """Rounds that never repeat, each drawn from its own stream of random numbers.
 
-    contraction: what a round leaves, in expectation, of sum_i ||x_i - mean||^2; None where no formula is known.
+    contraction: what a round leaves, in expectation, of sum_i ||x_i - mean||^2 in every direction; None where no
+    formula is known, and where directions differ.  moment: of those, M -> E[W' M W], dense [n, n], which says all.
     """
 
     name: str
@@ -104,6 +105,7 @@ class Random:
     draw: Callable[[np.random.Generator], Mixing]
     contraction: float | None
     stochastic: Stochastic = "both"
+    moment: Callable[[FloatArray], FloatArray] | None = None
 
     @property
     def period(self) -> int:

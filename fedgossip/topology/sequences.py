@@ -28,6 +28,8 @@ PERIODS = 100  # and for how many periods at most
 DRAWS, DRAWS_WORK, DRAWN_LIMIT = 64, 4_000_000, 256
 """Sequences of a random schedule that are drawn to see their worst directions: at most so many, so that draws * n^3 is
 at most this, and none for more nodes than the last."""
+MOMENT_LIMIT, MOMENT_ROUNDS, MOMENT_END = 200, 600, 1e-8
+"""Second moments, dense, are followed for no more nodes and rounds than these, and until so little is left."""
 UNKNOWN = (
     *("lambda2", "lambda_n", "slem", "spectral_gap", "algebraic_connectivity", "n_w", "mean_contraction"),
     *("rounds_to_halve", "rounds_to_1_percent", "typical_to_halve", "typical_to_1_percent"),
@@ -199,6 +201,8 @@ def _mean_left(schedule: Schedule) -> float:
 def _forecast_random(schedule: Random, gamma: float) -> Forecast:
     """Expected values: with c what a round leaves of sum ||x_i - mean||^2, E ||W_k ... W_1 - J||_F^2 = (n - 1) c^k."""
     left = schedule.contraction
+    if schedule.moment is not None and schedule.n <= MOMENT_LIMIT:
+        return _forecast_by_moments(schedule, schedule.moment, gamma)
     if left is None:
         return _report(schedule, gamma, "unknown")
     rate = math.sqrt(left)
@@ -213,6 +217,34 @@ def _forecast_random(schedule: Random, gamma: float) -> Forecast:
         numbers["n_w"] = schedule.n / (1.0 + (schedule.n - 1) * (1.0 - gamma) * left / (1.0 - gamma * left))
         numbers["floor"] = math.sqrt(left / (1.0 - left))
         numbers["ceiling"] = math.sqrt(left * (1.0 + 2.0 * _kept(schedule) / (1.0 - _kept(schedule))) / (1.0 - left))
+    return _report(schedule, gamma, "expected", **numbers)
+
+
+def _forecast_by_moments(schedule: Random, moment: Callable[[FloatArray], FloatArray], gamma: float) -> Forecast:
+    """Expected values where directions differ: E ||W_k ... W_1 - J||_F^2 = tr M_k, M_k = E[W' M_k-1 W], M_0 = I - J."""
+    n = schedule.n
+    M = np.eye(n) - 1.0 / n
+    lefts: list[float] = []
+    with eigen.one_thread():
+        while len(lefts) < MOMENT_ROUNDS and not (lefts and lefts[-1] < MOMENT_END):
+            M = moment(M)
+            lefts.append(max(0.0, float(np.trace(M))) / (n - 1))
+    squares = np.array(lefts)
+    rate2 = float(squares[-1] / squares[-2]) if len(lefts) > 1 and squares[-2] > 0 else float(squares[-1])
+    ended = rate2 < 1.0 - 1e-9
+    tail = float(squares[-1]) * rate2 / (1.0 - rate2) if ended else math.inf  # of what comes after: a geometric series
+    weights = gamma ** np.arange(len(lefts))
+    remembered = float(weights @ squares) + gamma ** len(lefts) * float(squares[-1]) * rate2 / (1.0 - gamma * rate2)
+    reached = {factor: next((k for k, c in enumerate(lefts, 1) if c <= factor**2), None) for factor in (0.5, LEAST)}
+    numbers: dict[str, float | int | None] = {
+        "rate": math.sqrt(rate2),
+        "mean_contraction": math.sqrt(lefts[0]),
+        "typical_to_halve": reached[0.5],
+        "typical_to_1_percent": reached[LEAST],
+        "n_w": n / (1.0 + (n - 1) * (1.0 - gamma) * remembered),
+        "floor": math.sqrt(float(squares.sum()) + tail) if ended else None,
+        **_worst_of_draws(schedule, reached[LEAST]),
+    }
     return _report(schedule, gamma, "expected", **numbers)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 
@@ -10,6 +12,8 @@ from fedgossip.errors import ConfigError, nearest
 from fedgossip.topology import eigen
 from fedgossip.topology.graph import FloatArray, Topology
 from fedgossip.topology.mixing import Mixing, Stochastic, assemble, from_edge_weights, turned
+from fedgossip.topology.optimal import fastest
+from fedgossip.topology.stationary import inverse, read_pi, sinkhorn, weighted
 
 
 def build(topology: Topology, rule: str = "metropolis") -> Mixing:
@@ -21,15 +25,22 @@ def build(topology: Topology, rule: str = "metropolis") -> Mixing:
     - uniform: 1 / (1 + d), a plain average; every node must have the same degree d
     - lazy: half Metropolis, half keeping: no negative eigenvalue
     - best-constant: the one edge weight with the fastest worst case, 2 / (mu_2 + mu_n); may weigh oneself negatively
+    - fmmc, fdla: the edge weights with the fastest worst case, none negative or any (`optimal`); to 200 nodes
+    - sinkhorn: doubly stochastic on any strongly connected graph (`stationary`)
+    - inverse: 1 / (1 + heard), a plain average on any graph: rows sum to 1 and columns need not
+    - pi:FILE: Metropolis weights that keep a weighted mean, one number per node in the file: rows sum to 1
     - push: 1 / (1 + successors of the sender), on any graph: columns sum to 1 and rows need not (`push_weights`)
 
     Raises ConfigError for an unknown rule and for a rule that the graph does not allow.
 
     Source: Xiao and Boyd, Fast linear iterations for distributed averaging, Systems & Control Letters 53 (2004).
     """
-    if rule not in rule_names():
+    word, _, argument = rule.partition(":")
+    if word == "pi":
+        return weighted(topology, read_pi(Path(argument).expanduser()), rule)
+    if rule not in rule_names() or argument:
         raise ConfigError(f"unknown weight rule {rule!r}", nearest(rule, rule_names()))
-    if topology.turned and (rule in _EQUAL_SHARES or not topology.directed):
+    if topology.turned and (rule in _EQUAL_SHARES or (not topology.directed and rule in ("lazy", *_EQUAL_WEIGHTS))):
         return _build_turned(topology, rule)
     return _build_whole(topology, rule)
 
@@ -44,11 +55,12 @@ def _build_turned(topology: Topology, rule: str) -> Mixing:
 
 
 _EQUAL_SHARES = ("metropolis", "uniform", "push")
+_EQUAL_WEIGHTS = ("max-degree", "best-constant")
 
 
 def _build_whole(topology: Topology, rule: str) -> Mixing:
-    if rule == "push":
-        return push_weights(topology)
+    if rule in _WHOLE:
+        return _WHOLE[rule](topology)
     if topology.directed:
         return _build_directed(topology, rule)
     return from_edge_weights(topology, rule, _RULES[rule](topology))
@@ -56,7 +68,7 @@ def _build_whole(topology: Topology, rule: str) -> Mixing:
 
 def rule_names() -> tuple[str, ...]:
     """Return the names that `build` knows."""
-    return (*_RULES, "push")
+    return (*_RULES, *_WHOLE)
 
 
 def push_weights(topology: Topology) -> Mixing:
@@ -118,7 +130,12 @@ _RULES: dict[str, Callable[[Topology], FloatArray]] = {
     "uniform": _uniform,
     "lazy": _lazy,
     "best-constant": _best_constant,
+    "fmmc": partial(fastest, positive=True),
+    "fdla": partial(fastest, positive=False),
 }
+
+_WHOLE: dict[str, Callable[[Topology], Mixing]] = {"push": push_weights, "sinkhorn": sinkhorn, "inverse": inverse}
+"""Rules on any graph, directed or not."""
 
 
 def _build_directed(topology: Topology, rule: str) -> Mixing:
