@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import zmq
 from commands import wait_until
 from hub_kit import HELLO, contribution, invite, values, wheel
 from test_hub_hosts import Run, run
@@ -277,7 +278,9 @@ def test_a_storm_of_callers_leaves_files_to_one_that_is_at_work() -> None:
         with attacker("knock", "127.0.0.1", victim.stdout.readline().strip().rpartition(":")[2]) as storm:
             assert storm.stdout
             for _ in range(4):
-                assert select.select([storm.stdout], [], [], SECONDS / 2)[0], "kept out, and not let in again"
+                let_in = select.select([storm.stdout], [], [], SECONDS / 2)[0]
+                assert victim.poll() is None, victim.communicate()
+                assert let_in, "kept out, and not let in again"
                 storm.stdout.readline()
             _, said = victim.communicate("\n", timeout=SECONDS / 4)
     finally:
@@ -301,6 +304,30 @@ def test_while_callers_are_kept_out_nobody_comes_in_and_then_they_do() -> None:
             descriptors.pause(listener.fileno(), paused=False)
             assert select.select([], [caller], [], SECONDS)[1]
             assert caller.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0
+
+
+def test_the_late_end_of_a_connection_does_not_silence_the_monitor_that_has_its_number() -> None:
+    """Seen as a link that nobody noticed to be up, and as a fault when it was closed."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    watch = connections.Connections()
+    gone, there = context.socket(zmq.DEALER), context.socket(zmq.ROUTER)
+    try:
+        watch.follow(gone)
+        watch.follow(there)
+        (number,) = (number for number, one in watch._sockets.items() if one is there)
+        with watch._lock:
+            for event in (zmq.EVENT_CONNECTED, zmq.EVENT_DISCONNECTED):
+                watch._note(connections.Seen(gone, event, number))
+        watch.take()
+        port = there.bind_to_random_port("tcp://127.0.0.1")
+        with socket.create_connection(("127.0.0.1", port)):
+            assert select.select([watch.fileno()], [], [], SECONDS)[0]
+            assert [seen.socket for seen in watch.take()] == [there]
+        for one in (gone, there):
+            watch.leave(one)
+    finally:
+        watch.close()
+        context.destroy(0)
 
 
 def test_a_crowd_is_kept_out_before_no_file_is_left(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -196,7 +196,7 @@ class Connections:
         if seen.event == zmq.EVENT_ACCEPTED:
             self._callers.add(descriptor)
             self._strange[descriptor] = None
-        if LINUX:
+        if LINUX and descriptor not in self._sockets:
             with contextlib.suppress(OSError):  # closed already
                 self._poll.register(descriptor, select.EPOLLIN | select.EPOLLET)
 
@@ -208,7 +208,8 @@ class Connections:
         self._callers.discard(descriptor)
         self._active.discard(descriptor)
         self._waiting.discard(descriptor)
-        if LINUX:
+        # A connection's end may be told when its number is a newer monitor's already, which would not be heard again.
+        if LINUX and descriptor not in self._sockets:
             with contextlib.suppress(OSError):  # closed already
                 self._poll.unregister(descriptor)
 
