@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import socket
 import subprocess
@@ -43,6 +45,22 @@ def in_process(
         main()
     said = capsys.readouterr()
     return Said(int(ended.value.code or 0), said.out, said.err)
+
+
+def typed(arguments: Sequence[str], cwd: Path) -> Said:
+    """Run it in this process, where no fixture is at hand."""
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        contextlib.chdir(cwd),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        pytest.MonkeyPatch.context() as patch,
+        pytest.raises(SystemExit) as ended,
+    ):
+        patch.setattr(sys, "argv", ["fedgossip", *arguments])
+        patch.delenv("FEDGOSSIP_TRACEBACK", raising=False)
+        main()
+    return Said(int(ended.value.code or 0), out.getvalue(), err.getvalue())
 
 
 def start(arguments: Sequence[str], cwd: Path, **options: object) -> subprocess.Popen[str]:

@@ -74,11 +74,10 @@ def test_the_table_has_a_row_for_each_and_what_was_told_is_what_was_measured(com
         assert row["speedup"] == pytest.approx(row["workers"] * row["efficiency"])
     assert " is first at test loss" in told["sentence"]
     assert json.loads((file.parent / "compared" / "compared.json").read_text()) == told
+    each_cell_is_an_ordinary_run_directory_and_the_page_loads_nothing(file.parent / "compared")
 
 
-def test_every_cell_is_an_ordinary_run_directory_and_the_page_loads_nothing(compared: Any, file: Path) -> None:
-    assert compared("--workers", "3", "--paradigms", SEVERAL).code == 0
-    folder = file.parent / "compared"
+def each_cell_is_an_ordinary_run_directory_and_the_page_loads_nothing(folder: Path) -> None:
     for name in SEVERAL.split(","):
         assert read_run(folder / f"{name.replace(':', '-')}-w3-s1").summary.status == "finished"
     page = (folder / "comparison.html").read_text()

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from commands import COMMAND, Said, finish, free_ports, wait_until
+from commands import Said, free_ports, typed, wait_until
 
 from fedgossip.cli import cli
 from fedgossip.net.endpoints import block, signed
@@ -23,7 +23,8 @@ from fedgossip.vectors import frozen
 pytestmark = pytest.mark.sockets
 
 CLIENTS = 3
-SECONDS = 60
+SECONDS = 200
+LONG = pytest.mark.long
 EXPERIMENT = """
 rounds = 5
 task = {{ kind = "quadratic", dim = 3, sigma = 0.1, placement = "random" }}
@@ -55,8 +56,7 @@ class Site:
         return site
 
     def run(self, *words: str) -> Said:
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        return finish(subprocess.Popen([*COMMAND, *words], cwd=self.folder, text=True, **pipes), SECONDS)  # type: ignore[call-overload]
+        return typed(words, self.folder)
 
     def start(self, *words: str, node: int, resume: bool = False, program: tuple[str, ...] = ()) -> Any:
         place = ["--endpoints", "endpoints.toml", "--key", f"{node}.key", "--out", f"out{node}"]
@@ -95,7 +95,9 @@ def site(tmp_path: Path) -> Any:
     made.stop()
 
 
-@pytest.mark.parametrize("phase", ["keys", "shares", "masked", "consist", "unmask"])
+@pytest.mark.parametrize(
+    "phase", ["keys", pytest.param("shares", marks=LONG), "masked", pytest.param("consist", marks=LONG), "unmask"]
+)
 def test_a_coordinator_killed_in_any_phase_goes_on_and_no_reported_round_is_lost(site: Site, phase: str) -> None:
     """Round 2 is the third; the keys for it have come with round 1, so the first phase is killed in round 0."""
     clients = [site.client(node) for node in range(CLIENTS)]

@@ -11,7 +11,7 @@ import json
 import fault_seeds
 import pytest
 
-BLOCK, BLOCKS, LONG_BLOCKS = 200, 5, 100
+BLOCK, BLOCKS, LONG_BLOCKS = 100, 5, 200
 
 
 def check(block: int) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from commands import finish, free_ports, start
+from commands import finish, free_ports, start, typed
 from test_coordinator_commands import Site
 from torch import nn
 
@@ -242,7 +242,7 @@ def test_two_peers_of_unlike_code_refuse_each_other_by_name(what: str, tmp_path:
         (folder / "ours.py").write_text(graph if node else PAIR)
         (folder / "kind.txt").write_text(kind if node else "Tanh 1.0")
         address = f"tcp://127.0.0.1:{port}"
-        made = finish(start(["keys", "new", "--id", str(node), "--address", address], folder))
+        made = typed(["keys", "new", "--id", str(node), "--address", address], folder)
         assert made.code == 0, made
         endpoints += made.out
     for node in range(2):

@@ -27,7 +27,7 @@ from fedgossip.protocols.sync_gossip import SyncGossip
 from fedgossip.secure import frames
 
 PAIRS = [(name, kind) for name, scene in SCENES.items() for kind in scene.senders]
-CASES = 8
+CASES = 4
 SLOW = {"member": 5}
 """Cases of what takes longer."""
 LONG_SECONDS = float(os.environ.get("FEDGOSSIP_FUZZ_SECONDS", "3600"))

@@ -281,21 +281,25 @@ def words_after(said: Said) -> list[str]:
 
 @pytest.mark.sockets
 @pytest.mark.parametrize("on", ["sim", "stacked", "local"])
-def test_ctrl_c_prints_the_line_that_goes_on(tmp_path: Path, on: str) -> None:
+def test_ctrl_c_prints_the_line_that_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], on: str
+) -> None:
     file = experiment_file(tmp_path, rounds=ENOUGH, more="" if on == "local" else "[eval]\nevery = 1\n")
     process = start(["run", file.name, "--on", on, "--out", "a run", "--no-report", *SLOW[on]], tmp_path)
     words = words_after(interrupted_in(process, tmp_path / "a run" / "metrics.jsonl", 3))
     assert words == ["run", "--resume", "a run"]
     stopped_at = last_round(tmp_path / "a run" / "metrics.jsonl")
-    said = finish(start([*words, "--no-report", "--json"], tmp_path))
+    said = in_process([*words, "--no-report", "--json"], tmp_path, monkeypatch, capsys)
     assert said.code == 0, said
     summary = json.loads(said.out)
     assert summary["status"] == "finished" and summary["rounds"] == ENOUGH > stopped_at
     check_rows(tmp_path / "a run" / "metrics.jsonl", ENOUGH)
     if on != "local":
-        whole = finish(start(["run", file.name, "--on", on, "--no-report", "--json", *SLOW[on]], tmp_path))
+        whole = in_process(
+            ["run", file.name, "--on", on, "--no-report", "--json", *SLOW[on]], tmp_path, monkeypatch, capsys
+        )
         assert summary["digest"] == json.loads(whole.out)["digest"]
-    again = finish(start(words, tmp_path))
+    again = in_process(words, tmp_path, monkeypatch, capsys)
     assert again.code == 8 and "has come to its end" in again.errors[0]
 
 
@@ -309,22 +313,26 @@ SLOW = {
 
 
 @pytest.mark.sockets
-def test_real_peers_remember_what_their_optimizer_did(tmp_path: Path) -> None:
+def test_real_peers_remember_what_their_optimizer_did(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """All peers go on from one round: then the run ends with the digest of one that was never stopped."""
     more = '[train]\ndevice = "cpu"\nmomentum = 0.9\nlocal_steps = 1\n[model]\nsource = "softmax"\n'
     file = tmp_path / "learning.toml"
     file.write_text(f'rounds = 4\n{more}[topology]\ngraph = "ring"\nn = 3\n')
-    first = finish(start(["run", file.name, "--on", "local", "--out", "r", "--no-report", "--trace"], tmp_path))
+    first = in_process(
+        ["run", file.name, "--on", "local", "--out", "r", "--no-report", "--trace"], tmp_path, monkeypatch, capsys
+    )
     assert first.code == 0, first
     words = ["run", file.name, "--resume", "r", "--set", "rounds=9", "--no-report", "--json", "--trace"]
-    said = finish(start(words, tmp_path))
+    said = in_process(words, tmp_path, monkeypatch, capsys)
     assert said.code == 0, said
     whole = simulate_plan(compose.plan(load_experiment(file, ["rounds=9"])))
     assert json.loads(said.out)["digest"] == whole.digest
     check_rows(tmp_path / "r" / "metrics.jsonl", 9)
     for peer in range(3):
         check_rows(tmp_path / "r" / "peers" / f"0{peer}" / "metrics.jsonl", 9, peer)
-    replayed = finish(start(["replay", "r", "--json"], tmp_path))
+    replayed = in_process(["replay", "r", "--json"], tmp_path, monkeypatch, capsys)
     lives = [json.loads(line) for line in replayed.out.splitlines()]
     assert replayed.code == 0 and [(one["peer"], one["incarnation"]) for one in lives] == [
         (peer, life) for peer in range(3) for life in (0, 1)
@@ -333,18 +341,15 @@ def test_real_peers_remember_what_their_optimizer_did(tmp_path: Path) -> None:
 
 
 @pytest.mark.sockets
-def test_a_peer_goes_on_in_its_folder_by_the_line_that_it_printed(tmp_path: Path) -> None:
+def test_a_peer_goes_on_in_its_folder_by_the_line_that_it_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = experiment_file(tmp_path, n=2, rounds=80, graph="complete", top="[algorithm]\nleast_deadline = 30.0\n")
     ports = free_ports(2)
     text = ""
     for k in range(2):
-        said = finish(
-            start(
-                ["keys", "new", "--id", str(k), "--address", f"tcp://127.0.0.1:{ports[k]}", "--out", f"{k}.key"],
-                tmp_path,
-            ),
-            30,
-        )
+        key = ["keys", "new", "--id", str(k), "--address", f"tcp://127.0.0.1:{ports[k]}", "--out", f"{k}.key"]
+        said = in_process(key, tmp_path, monkeypatch, capsys)
         assert said.code == 0, said
         text += said.out
     (tmp_path / "endpoints.toml").write_text(text)
@@ -360,7 +365,7 @@ def test_a_peer_goes_on_in_its_folder_by_the_line_that_it_printed(tmp_path: Path
         process.send_signal(signal.SIGINT)
     lines = [words_after(finish(process)) for process in (one, other)]
     assert lines == [[*words(k)[:-4], *words(k)[-2:], "--out", f"p{k}", "--resume"] for k in range(2)]
-    refused = finish(start([*lines[0], "--set", "task.dtype=float64"], tmp_path))
+    refused = in_process([*lines[0], "--set", "task.dtype=float64"], tmp_path, monkeypatch, capsys)
     assert refused.code == 8 and 'task.dtype: was "float32", is "float64"' in refused.errors[0], refused
     both = [finish(process) for process in [start(line, tmp_path) for line in lines]]
     assert [said.code for said in both] == [0, 0], both
@@ -370,15 +375,19 @@ def test_a_peer_goes_on_in_its_folder_by_the_line_that_it_printed(tmp_path: Path
 
 
 @pytest.mark.sockets
-def test_replay_tells_which_lives_were_recorded(tmp_path: Path) -> None:
+def test_replay_tells_which_lives_were_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = experiment_file(tmp_path, n=2, graph="complete")
-    first = finish(start(["run", file.name, "--on", "local", "--out", "r", "--no-report", "--trace"], tmp_path))
+    first = in_process(
+        ["run", file.name, "--on", "local", "--out", "r", "--no-report", "--trace"], tmp_path, monkeypatch, capsys
+    )
     assert first.code == 0, first
-    said = finish(start(["replay", "r"], tmp_path))
+    said = in_process(["replay", "r"], tmp_path, monkeypatch, capsys)
     assert all("equal, to its end" in line and "life" not in line for line in said.out.splitlines()), said
-    again = finish(start(["run", "--resume", "r", "--set", "rounds=5", "--no-report"], tmp_path))
+    again = in_process(["run", "--resume", "r", "--set", "rounds=5", "--no-report"], tmp_path, monkeypatch, capsys)
     assert again.code == 0, again
-    said = finish(start(["replay", "r"], tmp_path))
+    said = in_process(["replay", "r"], tmp_path, monkeypatch, capsys)
     traces, rest = said.out.splitlines()[:2], said.out.splitlines()[2:]
     assert said.code == 0
     assert all(f"peer {k}, life 0 of 0 to 1: " in traces[k] for k in range(2)), said
@@ -387,13 +396,15 @@ def test_replay_tells_which_lives_were_recorded(tmp_path: Path) -> None:
 
 
 @pytest.mark.sockets
-def test_peers_that_a_fault_script_starts_again_are_replayed_life_by_life(tmp_path: Path) -> None:
+def test_peers_that_a_fault_script_starts_again_are_replayed_life_by_life(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     crash = '[[faults]]\nkind = "crash"\npeers = [1]\nstart = 0.4\nafter = 0.3\n'
     file = experiment_file(tmp_path, n=3, rounds=600, more=crash, top="[algorithm]\ndeadline = 10.0\n")
     words = ["run", file.name, "--on", "local", "--out", "r", "--no-report", "--trace", "--set", "task.dim=100000"]
-    run = finish(start([*words, "--set", "eval.every=50"], tmp_path))
+    run = in_process([*words, "--set", "eval.every=50"], tmp_path, monkeypatch, capsys)
     assert run.code == 0 and "1 restarted" in run.out, run
-    said = finish(start(["replay", "r"], tmp_path))
+    said = in_process(["replay", "r"], tmp_path, monkeypatch, capsys)
     assert said.code == 0 and "not recorded" not in said.out, said
     lines = said.out.splitlines()
     assert [line.partition(":")[0] for line in lines] == [
