@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,10 @@ from fedgossip.errors import ConfigError, FedgossipError
 from fedgossip.experiment import load_experiment
 from fedgossip.messages import TAIL
 from fedgossip.plans import compose
+from fedgossip.protocols.chunk_exchange import ChunkExchange
+from fedgossip.protocols.reduction import Chunk
 from fedgossip.records import EventRow, PeerRow, read_rows
-from fedgossip.vectors import digest
+from fedgossip.vectors import digest, frozen
 
 NAMES = sorted(COLLECTIVES)
 
@@ -266,6 +270,35 @@ def test_a_worker_that_lies_may_end_a_run_and_makes_nobody_raise(monkeypatch: py
                 assert "ends after" in str(broken)
 
 
+@pytest.mark.parametrize("method", NAMES)
+@pytest.mark.parametrize("liar", [0, 2])
+def test_one_whose_numbers_cannot_be_added_is_out_at_once(
+    method: str, liar: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No deadline is waited for, no round is counted twice, and the others end with all rounds and one model."""
+    sent = ChunkExchange._sent
+
+    def lying(self: ChunkExchange, chunks: Sequence[Chunk], round: int, now_ns: int) -> Any:
+        if self.group.node == liar and round >= 5:
+            chunks = [replace(one, vector=frozen(np.full_like(one.vector, np.nan))) for one in chunks]
+        return sent(self, chunks, round, now_ns)
+
+    quiet = simulate(quadratic(4, method)).summary["seconds"]
+    monkeypatch.setattr(ChunkExchange, "_sent", lying)
+    run = simulate(quadratic(4, method, parallel={"start_timeout": 2.0}))
+    others = [node for node in range(4) if node != liar]
+    assert run.summary["status"] == "partial"
+    assert len({digest([run.vectors[node]]) for node in others}) == 1
+    if method in ("star", "all-to-all"):
+        assert digest([run.vectors[others[0]]]) == reference(4, 12, 5, frozenset({liar}))
+    rounds = [(row.round, row.peer) for row in run.rows if isinstance(row, PeerRow) and row.peer != liar]
+    assert len(rounds) == len(set(rounds)) == 36
+    last = max(row.seconds for row in run.rows if isinstance(row, PeerRow) and row.peer in others)
+    assert last < 2 * quiet, "the shortest deadline alone is five seconds"
+    told = [row for row in run.rows if isinstance(row, EventRow) and row.name == "refused"]
+    assert told and told[0].value["from"] == liar and "cannot be added up" in told[0].value["text"]
+
+
 def any_faults(seed: int) -> dict[str, Any]:
     """A run with losses, delays, cuts and deaths of fewer than half, drawn from a seed."""
     rng = np.random.default_rng(seed)
@@ -319,3 +352,16 @@ def test_whatever_is_lost_and_whoever_dies_those_who_end_have_one_model() -> Non
 def test_whatever_is_lost_in_two_thousand_runs() -> None:
     ended = [after_any_faults(seed) for seed in range(2000)]
     assert ended.count("finished") > 700 and ended.count("partial") > 200
+
+
+def test_links_slower_than_the_first_wait_end_a_run_without_a_storm_of_repeats() -> None:
+    """A chunk takes 6 s, and is sent again after 2 at first; how long one takes is known when a few have arrived."""
+    links = {"bandwidth": 40.0, "downlink": 40.0, "latency": 0.01}
+    patient = {"bucket": 0, "deadline": 4000.0, "least_deadline": 4000.0}
+    experiment = quadratic(3, "ring", 6, parallel=patient, simulation=links)
+    run = simulate(experiment)
+    assert run.digest == simulate({**experiment, "simulation": {}}).digest
+    sent = [sum(row.bytes_sent for row in run.rows if isinstance(row, PeerRow) and row.round == at) for at in (1, 6)]
+    quiet = simulate({**experiment, "simulation": {}})
+    assert sent[1] <= 1.02 * sum(r.bytes_sent for r in quiet.rows if isinstance(r, PeerRow) and r.round == 6)
+    assert sent[0] < 16 * sent[1], "each of four chunks four times at most"

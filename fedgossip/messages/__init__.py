@@ -87,6 +87,7 @@ from fedgossip.messages.parallel import (
     ReduceChunk,
     StatePiece,
     StateQuery,
+    WorkerRefused,
     WorkerReturn,
 )
 from fedgossip.messages.servers import (
@@ -122,7 +123,7 @@ Membership = Ping | Pong | PingReq | IndirectAck | MembershipUpdate | Compare | 
 Transfer = ModelQuery | ModelInfo | ChunkRequest | ModelChunk
 Federated = Invite | Contribution | Final | Secured | MaskedInput | Refusal
 Invitations = InviteProof | Proposal | FileQuery | FilePart | Enrol | Gathering | Beginning | TurnedAway
-Parallel = ReduceChunk | ChunkTaken | GroupReport | GroupView | WorkerReturn | StateQuery | StatePiece
+Parallel = ReduceChunk | ChunkTaken | GroupReport | GroupView | WorkerRefused | WorkerReturn | StateQuery | StatePiece
 Served = ShardPush | ShardPull | PullHeld | Pulled | PieceTaken
 Keyed = RowKeys | SomeKeys | KeysWanted | RowPull | RowsPulled | RowPush | NoRows
 Replicated = ShardStep | ShardCopy | Tenure | TenureTaken | ServerReady | ShardLost
@@ -245,6 +246,7 @@ __all__ = [
     "Transfer",
     "TurnedAway",
     "Word",
+    "WorkerRefused",
     "WorkerReturn",
     "declared",
 ]

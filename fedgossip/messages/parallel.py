@@ -99,6 +99,15 @@ class WorkerReturn(Note):
     rounds: Count
 
 
+@declared
+@dataclass(frozen=True, slots=True)
+class WorkerRefused(Note):
+    """The sender works with `worker` no more, which has sent it numbers that cannot be added up."""
+
+    epoch: Count
+    worker: Count
+
+
 STATE_VECTORS_MAX = 4
 """Maximum number of vectors in the state of a descent; a model and its two moments are three."""
 

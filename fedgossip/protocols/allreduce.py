@@ -11,6 +11,7 @@
     training    Produced                                       training
     training    PeerGone GroupReport WorkerReturn              regrouping
     reducing    PeerGone GroupReport WorkerReturn deadline     regrouping
+    training reducing    ReduceChunk WorkerRefused             regrouping
     regrouping  GroupReport PeerGone regroup                   training reducing catching leaving finished
     regrouping  GroupView                                      training reducing catching leaving returning
     catching    StatePiece                                     training leaving regrouping
@@ -55,6 +56,7 @@ from fedgossip.machine import (
     PeerJoined,
     Produced,
     Received,
+    Refused,
     Report,
     Send,
     SetTimer,
@@ -73,9 +75,10 @@ from fedgossip.messages import (
     ReduceChunk,
     StatePiece,
     StateQuery,
+    WorkerRefused,
     WorkerReturn,
 )
-from fedgossip.protocols.chunk_exchange import ChunkExchange, Contribution, contribution_of
+from fedgossip.protocols.chunk_exchange import ChunkExchange, Contribution, UnsummableError, contribution_of
 from fedgossip.protocols.deadlines import Deadline
 from fedgossip.protocols.regroup import enough
 from fedgossip.protocols.state_fetch import StateFetch
@@ -182,13 +185,18 @@ class AllReduce:
             raise ProtocolError(f"worker {self.node}: a message of {sender}, which is no worker", peer=sender)
         match message:
             case ReduceChunk():
-                return [*self.exchange.came(sender, message, now_ns), *self._close_if_done(now_ns)]
+                return self._chunk(sender, message, now_ns)
             case ChunkTaken():
                 return [*self.exchange.taken(sender, message, now_ns), *self._end_if_settled()]
+            case (GroupReport() | GroupView() | WorkerRefused() | WorkerReturn()) if sender in self.group.refused:
+                return []
             case GroupReport():
                 return self._report(sender, message, now_ns)
             case GroupView():
                 return self._viewed(sender, message, now_ns)
+            case WorkerRefused(epoch, worker):
+                refused = epoch == self.group.epoch and sender in self.group.members
+                return self._refuse(worker, now_ns) if refused else []
             case WorkerReturn():
                 return self._asked_in(sender, now_ns)
             case StateQuery():
@@ -253,6 +261,21 @@ class AllReduce:
             self.group.regroup.lost(node)
             return self._propose_if_due(now_ns)
         return self._end_if_settled()
+
+    def _chunk(self, sender: NodeId, chunk: ReduceChunk, now_ns: int) -> list[Effect]:
+        try:
+            effects = self.exchange.came(sender, chunk, now_ns)
+        except UnsummableError as error:
+            told = Refused(sender, "unsummable", str(error), self.round, error.advice)
+            return [told, *self._refuse(sender, now_ns)]
+        return [*effects, *self._close_if_done(now_ns)]
+
+    def _refuse(self, node: NodeId, now_ns: int) -> list[Effect]:
+        """Go on without a worker whose numbers cannot be added up: it would stop every round."""
+        if node in self.group.refused or node not in self.group.members or node == self.node:
+            return []
+        self.group.refuse(node)
+        return self._lost(node, now_ns)
 
     def _asked_in(self, sender: NodeId, now_ns: int) -> list[Effect]:
         """One is back: it takes part from the end of this round on."""

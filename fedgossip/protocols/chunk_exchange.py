@@ -20,6 +20,11 @@ from fedgossip.protocols.regroup import generation
 from fedgossip.protocols.worker_group import WorkerGroup
 from fedgossip.vectors import Vector, frozen
 
+
+class UnsummableError(ProtocolError):
+    """A chunk that is expected, and has a number that is not finite, or too large to be added."""
+
+
 Contribution = tuple[float, tuple[Vector, Vector]]
 """What a worker brings to the mean: its weight, and its gradient [d] with the TAIL behind it, its loss and a one."""
 
@@ -133,7 +138,8 @@ class ChunkExchange:
         if at.has(rank, chunk.bucket, chunk.step):
             return False
         if not at.fits(chunk.bucket, chunk.weight, chunk.vectors[0]):
-            raise ProtocolError(f"{where}: worker {sender} has sent numbers that cannot be added up", peer=sender)
+            text = f"{where}: worker {sender} has sent numbers that cannot be added up"
+            raise UnsummableError(text, "Look at its data and its rate; the others go on without it.", peer=sender)
         return True
 
     def _sent(self, chunks: Sequence[Chunk], round: int, now_ns: int) -> list[Effect]:

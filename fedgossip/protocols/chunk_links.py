@@ -2,7 +2,9 @@
 
 Links lose what was under way when they break, and drop what waits too long in a full queue; a chunk that is lost would
 stop a whole collective.  So each is sent again, after a multiple of the time that acknowledgements usually take, and
-whenever the link comes up.
+whenever the link comes up.  That time is counted from when a chunk was sent first: too long where it was lost, but also
+known on a link that is slower than the first wait, which would else carry repeats for ever.  Where several repeats go
+unanswered the wait doubles with each.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ from fedgossip.protocols.deadlines import Deadline
 WINDOW = 4
 """Maximum number of chunks on a link that are not acknowledged."""
 FACTOR = 4
+PATIENT = 3
+"""Number of repeats before the wait becomes longer: on a link that loses much, each may be lost."""
 
 Name = tuple[int, int, int, int]
 """By which a receiver says that a chunk is there; no two on a link have the same."""
@@ -30,9 +34,10 @@ class ChunkLink:
         self.to = to
         self._under_way: dict[Name, Chunk] = {}
         self._waiting: deque[Chunk] = deque()
-        self._sent_ns: dict[Name, int] = {}  # of those that were sent once
+        self._sent_ns: dict[Name, int] = {}  # when first, on the link that is there
         self._deadline = Deadline(longest_ns, min(least_ns, longest_ns), FACTOR, first_ns=2 * least_ns)
-        self._timer = 0
+        self._timer, self._repeats = 0, 0  # since something was acknowledged
+        self._longest_ns = longest_ns
 
     @property
     def idle(self) -> bool:
@@ -57,15 +62,23 @@ class ChunkLink:
             return []
         if (sent := self._sent_ns.pop(name, None)) is not None:
             self._deadline.saw(now_ns - sent)
+        self._repeats = 0
         return self._fill(now_ns)
 
     def again(self, timer: int) -> list[Effect]:
         """The timer of this number has fired: send all again that is under way."""
-        return self.resent() if timer == self._timer and self._under_way else []
+        if timer != self._timer or not self._under_way:
+            return []
+        self._repeats += 1
+        return self._said_again()
 
     def resent(self) -> list[Effect]:
-        """Send all again that is under way."""
+        """Send all again that is under way: the link was lost, or the other has lost it."""
         self._sent_ns.clear()  # when they arrive says nothing of how long it takes
+        self._repeats = 0
+        return self._said_again()
+
+    def _said_again(self) -> list[Effect]:
         return [*(Send(self.to, chunk) for chunk in self._under_way.values()), *self._wait()]
 
     def drop(self) -> None:
@@ -87,4 +100,6 @@ class ChunkLink:
         if not self._under_way:
             return []
         self._timer += 1
-        return [SetTimer(("again", self.to, self._timer), self._deadline.now_ns())]
+        doubled = min(max(0, self._repeats - PATIENT), 20)
+        wait_ns = min(self._deadline.now_ns() << doubled, self._longest_ns)
+        return [SetTimer(("again", self.to, self._timer), wait_ns)]

@@ -8,7 +8,7 @@ from typing import Any
 
 from fedgossip.errors import ProtocolError
 from fedgossip.machine import Effect, Failure, NodeId, Send, SetTimer
-from fedgossip.messages import GroupReport, GroupView, WorkerReturn
+from fedgossip.messages import GroupReport, GroupView, Message, WorkerRefused, WorkerReturn
 from fedgossip.protocols.regroup import Diverged, Regroup, enough, first_view, generation, misshapen
 
 
@@ -41,6 +41,7 @@ class WorkerGroup:
         self.done: set[NodeId] = set()  # with all rounds behind them
         self.departed: set[NodeId] = set()  # that said goodbye before
         self.returning: set[NodeId] = set()  # that ask to be taken in again
+        self.refused: set[NodeId] = set()  # that have sent what cannot be added up, to this worker or to another
         self.regroup: Regroup | None = None
         self.outside: GroupView | None = None  # by which the others went on without this one
         self.at_work = False
@@ -59,7 +60,7 @@ class WorkerGroup:
     @property
     def here(self) -> set[NodeId]:
         """Those that can take part in what is agreed."""
-        return self.linked - self.departed
+        return self.linked - self.departed - self.refused
 
     @property
     def missing(self) -> list[NodeId]:
@@ -98,6 +99,7 @@ class WorkerGroup:
         if life > self.lives.get(node, life):
             self.done.discard(node)
             self.departed.discard(node)
+            self.refused.discard(node)
         self.linked.add(node)
         self.lost.discard(node)
         self.lives[node] = life
@@ -118,7 +120,7 @@ class WorkerGroup:
         """Begin to agree: tell all how many rounds are behind this worker."""
         self.regroup = Regroup(self.node, self.view, rounds, digest)
         self._reported_ns = self._stopped_ns = now_ns
-        said = [Send(other, self.regroup.own) for other in self.members if other in self.here]
+        said = self._said()
         return [*said, SetTimer(("regroup", self.epoch), self.waits.again_ns)]
 
     def answer(self, sender: NodeId, report: GroupReport) -> list[Effect]:
@@ -145,13 +147,25 @@ class WorkerGroup:
     def ask_again(self) -> list[Effect]:
         """Say it again to all: who is in a later view answers with that."""
         assert self.regroup
-        again = [Send(other, self.regroup.own) for other in self.members if other in self.here]
-        return [*again, SetTimer(("regroup", self.epoch), self.waits.again_ns)]
+        return [*self._said(), SetTimer(("regroup", self.epoch), self.waits.again_ns)]
+
+    def _said(self) -> list[Effect]:
+        """To all of the view: whom this worker refuses, and then how far it has come."""
+        assert self.regroup
+        words: list[Message] = [WorkerRefused(self.epoch, one) for one in sorted(self.refused & set(self.members))]
+        words.append(self.regroup.own)
+        return [Send(to, word) for to in self.members if to in self.here for word in words]
+
+    def refuse(self, node: NodeId) -> None:
+        """Work with one no more, until it is started anew."""
+        self.refused.add(node)
+        self.returning.discard(node)
 
     def proposal(self, now_ns: int) -> GroupView | Failure | None:
         """Return what is to be done where all have reported: None where another proposes, or some are waited for."""
         regroup = self.regroup
-        there = self.here if self.at_work else set(self.others) - self.lost - self.departed  # the links come one by one
+        coming = set(self.others) - self.lost - self.departed - self.refused  # the links come one by one
+        there = self.here if self.at_work else coming
         if regroup is None or regroup.awaited(there - self.returning):
             return None
         if not regroup.enough:
@@ -166,7 +180,7 @@ class WorkerGroup:
 
     def _too_few(self, regroup: Regroup, now_ns: int) -> Failure | None:
         """Wait for others to come back, as long as enough of them can."""
-        can = set(self.members) - self.departed
+        can = set(self.members) - self.departed - self.refused
         if enough(self.view, can, regroup.rounds) and now_ns - self._stopped_ns < self.waits.start_ns:
             return None
         here = f"workers {sorted(regroup.reports)} of {list(self.members)} are left, and more than half must be"
@@ -212,7 +226,7 @@ class WorkerGroup:
 
     def announce(self) -> list[Effect]:
         """Tell those with a link that are not in the view."""
-        return [Send(other, self.view) for other in sorted(self.here - set(self.members))]
+        return [Send(other, self.view) for other in sorted(self.linked - self.departed - set(self.members))]
 
     # --- to come back -----------------------------------------------------------------------------------------------
 
