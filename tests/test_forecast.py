@@ -20,7 +20,8 @@ from fedgossip.errors import ConfigError
 from fedgossip.forecasts import RunForecast, digest_of, inside, kept, read_forecast
 from fedgossip.records import NetworkRow
 from fedgossip.report.forecast import band
-from fedgossip.report.page import write_report
+from fedgossip.report.numbers import percent
+from fedgossip.report.page import write_comparison, write_report
 from fedgossip.report.reading import read_run
 from fedgossip.topology import resolve_schedule
 from fedgossip.topology.forecasting import disagreement_edges, outlook
@@ -132,6 +133,11 @@ def test_there_is_no_forecast_of_a_rule_that_is_not_linear() -> None:
         fedgossip.simulate(quadratic(rounds=4), engine="stacked", algorithm=ClippedMean(), forecast="shadow")
 
 
+def test_there_is_no_forecast_of_a_median(command: Callable[..., Said]) -> None:
+    said = command("forecast", "q.toml", "--set", "algorithm.combine=median")
+    assert (said.code, "not known" in said.err) == (2, True)
+
+
 FEW = ("torus:4x4", "one-peer-exponential", "el-oracle:4")
 SETTINGS = {
     "mlp": ("mlp:64-32-10", 0.3, 5, 0.1),
@@ -192,6 +198,16 @@ def test_the_report_draws_the_forecast_and_no_other_file(tmp_path: Path) -> None
     file.write_text(file.read_text().replace('"jobs": 48', '"jobs": 49'))  # fitted afterwards
     assert read_run(out).foretold is None
     assert "not the one that this run began with" in write_report(out).read_text()
+
+
+def test_a_page_of_several_runs_draws_each_over_its_forecast(tmp_path: Path) -> None:
+    folders = [tmp_path / graph for graph in ("ring", "star")]
+    for folder in folders:
+        fedgossip.simulate(quadratic(folder.name, rounds=9), engine="stacked", out=folder, forecast="probe")
+    page = write_comparison(tmp_path / "page.html", folders, "two").read_text()
+    assert [f"{graph} ({percent(1.0)})" in page for graph in ("ring", "star")] == [True, True]
+    assert "Forecast kept" in page
+    assert "the area was forecast before each run" in page
 
 
 def test_a_graph_that_changes_has_a_band_and_words_of_its_links(tmp_path: Path) -> None:

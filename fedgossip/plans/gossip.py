@@ -194,7 +194,8 @@ class GossipPlan(PlanDefaults):
     def facts(self, rows: Sequence[Row]) -> dict[str, Any]:
         e = self.experiment
         described = self.spectrum is not None and self.spectrum.normal
-        plain = e.algorithm.name == "dsgd" and e.algorithm.mode == "sync" and not e.algorithm.options
+        a = e.algorithm
+        plain = (a.name, a.mode, a.combine) == ("dsgd", "sync", "linear") and not a.options
         return {
             "graph": self.schedule.name if e.topology.graph == GIVEN else e.topology.graph,
             "algorithm": e.algorithm.name,

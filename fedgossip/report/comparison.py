@@ -13,8 +13,9 @@ from fedgossip.plain import line
 from fedgossip.report import drawing, figures, graphs
 from fedgossip.report.drawing import DASHES, SERIES, draw
 from fedgossip.report.endings import notice, unfinished
+from fedgossip.report.forecast_grid import forecasts
 from fedgossip.report.markup import Markup, figure, grid, join, paragraph, section, table, text
-from fedgossip.report.numbers import byte_unit, count, data_size, duration, number, plural
+from fedgossip.report.numbers import byte_unit, count, data_size, duration, number, percent, plural
 from fedgossip.report.reading import RecordedRun
 from fedgossip.report.rows import ReportedRound
 from fedgossip.report.terms import method_of, terms_of
@@ -49,7 +50,7 @@ def head_and_body(entries: Sequence[ComparedRun], title: str, folder: Path) -> t
             *(notice(unfinished(name, run)) for name, run in runs if run.summary.status != "finished"),
         ]
     )
-    body = join([_table(runs, entries, folder), _curves(runs), _graphs(runs)])
+    body = join([_table(runs, entries, folder), _curves(runs), forecasts(runs), _graphs(runs)])
     return head, body
 
 
@@ -104,6 +105,7 @@ def _table(runs: Sequence[Named], entries: Sequence[ComparedRun], folder: Path) 
         ("Mean peer", _scored(metric, "mean_peer"), shown, metric.best),
         ("Worst peer", _scored(metric, "worst_peer"), shown, metric.best),
         ("Consensus distance", lambda run: run.summary.consensus_distance, number, min),
+        ("Forecast kept", lambda run: run.summary.forecast_kept, percent, None),
         ("At the clients", _at_clients(metric), shown, metric.best),
         ("Abandoned", _abandoned, lambda value: count(int(value)), None),
         ("Privacy ε", lambda run: run.summary.privacy.epsilon if run.summary.privacy else None, number, None),
