@@ -5,7 +5,17 @@ from __future__ import annotations
 import pytest
 
 from fedgossip.errors import ConfigError
-from fedgossip.topology import build, files, load, load_weighted, ready, ready_names, resolve, spectrum
+from fedgossip.topology import (
+    build,
+    files,
+    load,
+    load_weighted,
+    ready,
+    ready_names,
+    resolve,
+    resolve_schedule,
+    spectrum,
+)
 
 PAW = """
 name = "paw"
@@ -169,7 +179,8 @@ def test_words_become_labels_in_their_order(tmp_path):
     [
         ("0 1\n1 3\n3 0\n", ("node 2 is missing",)),
         ("1 2\n2 3\n", ("node 0 is missing",)),
-        ("0 1\n1 2 0.5\n", ("line 2", "3 words", "load_weighted")),
+        ("0 1\n1 2 0.5\n", ("line 2", "3 words", "as the first line")),
+        ("0 1 0.5\n1 2\n", ("line 2", "2 words", "a weight")),
         ("0 1\n1\n", ("line 2", "1 words")),
         ("0 1\n1 1\n", ("line 2", "itself")),
         ("# nothing\n", ("no edges",)),
@@ -199,3 +210,80 @@ def test_expected_gaps_are_metropolis_gaps():
     assert files.read(files.ready_path("karate")).expect.spectral_gap == pytest.approx(
         spectrum(build(ready("karate"))).spectral_gap, abs=1e-6
     )
+
+
+# --- files with weights of their own -----------------------------------------------------------------------------
+
+CHORD = """
+name = "chord"
+title = "A ring of 4 with an arc across"
+source = "made up"
+n = 4
+rule = "mine"
+arcs = [[0, 1, 0.5], [1, 2, 0.25], [2, 3, 0.5], [3, 0, 0.5], [0, 2, 0.25]]
+"""
+
+
+def test_arcs_are_weights_of_those_who_hear(tmp_path):
+    mixing = resolve_schedule(str(written(tmp_path, CHORD)))
+    assert mixing.row(2) == {0: 0.25, 1: 0.25, 2: 0.5}  # what is left of one is its own
+    assert (mixing.rule, mixing.stochastic, mixing.topology.directed) == ("mine", "rows", True)
+    assert resolve(str(tmp_path / "graph.toml")).successors(0) == (1, 2)
+    whole = CHORD.replace("[[0, 1, 0.5]", "[[0, 0, 0.5], [1, 1, 0.75], [2, 2, 0.5], [3, 3, 0.5], [0, 1, 0.25]")
+    assert resolve_schedule(str(written(tmp_path, whole))).row(1) == {0: 0.25, 1: 0.75}
+
+
+def test_arcs_both_ways_are_an_undirected_graph_and_expect_its_own_numbers(tmp_path):
+    """Path of 3 with weights 1/2: eigenvalues 1, 1/2, -1/2."""
+    text = 'name = "p"\ntitle = "p"\nsource = "me"\nnodes = ["a", "b", "c"]\n'
+    text += 'arcs = [["a", "b", 0.5], ["b", "a", 0.5], ["b", "c", 0.5], ["c", "b", 0.5]]\n[expect]\nslem = 0.5\n'
+    mixing = resolve_schedule(str(written(tmp_path, text)))
+    assert (mixing.topology.directed, mixing.stochastic, mixing.topology.label(1)) == (False, "both", "b")
+    refused(lambda: load(written(tmp_path, text.replace("slem = 0.5", "slem = 0.6"))), "slem", "0.5")
+
+
+def test_a_weighted_list_is_a_graph_with_these_weights_and_runs(tmp_path):
+    from fedgossip import simulate
+
+    path = written(tmp_path, "a b 0.5\nb c 0.25\n", "w.edges")
+    mixing = resolve_schedule(str(path))
+    assert mixing.row(1) == {0: 0.5, 1: 0.25, 2: 0.25}
+    assert mixing.topology.label(2) == "c"
+    run = {"rounds": 2, "task": {"kind": "averaging"}, "topology": {"graph": str(path)}}
+    assert simulate(run).digest == simulate(run, engine="stacked").digest
+    assert simulate(run).digest != simulate({**run, "topology": {"graph": "path", "n": 3}}).digest
+
+
+def test_peers_with_other_weights_in_their_file_are_told_apart(tmp_path):
+    from fedgossip.experiment import load_experiment
+    from fedgossip.plans import compose
+
+    marks = []
+    for weight in ("0.5", "0.4"):
+        path = written(tmp_path, f"0 1 {weight}\n1 2 0.25\n", "w.edges")
+        run = {"rounds": 2, "task": {"kind": "averaging"}, "topology": {"graph": str(path)}}
+        marks.append(dict(compose.plan(load_experiment(run)).fingerprint)["topology"])
+    assert marks[0] != marks[1]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (("[0, 2, 0.25]", "[0, 2, 0.25], [2, 2, 0.48]"), ("row 2", "0.98")),
+        (("[0, 1, 0.5]", "[0, 1, 1.5]"), ("row 1", "-0.5")),
+        (("[0, 2, 0.25]", "[0, 1, 0.25]"), ("twice",)),
+        (("n = 4", "n = 3"), ("0..2",)),
+        (("n = 4", 'n = 4\nweights = "lazy"'), ("beside edges or weights",)),
+        (("n = 4", "n = 4\nedges = [[0, 1]]"), ("beside edges or weights",)),
+        (("n = 4", ""), ("not given",)),
+        (("[0, 1, 0.5]", "[0, 1]"), ("graph.toml",)),
+    ],
+)
+def test_a_slip_in_weights_is_named(tmp_path, change, words):
+    refused(lambda: resolve_schedule(str(written(tmp_path, CHORD.replace(*change)))), *words)
+
+
+def test_weights_beside_a_file_that_has_some_are_refused(tmp_path):
+    path = written(tmp_path, CHORD)
+    refused(lambda: resolve_schedule(str(path), weights="metropolis"), "brings its own")
+    refused(lambda: resolve_schedule(str(path), 5), "4 nodes, not 5")

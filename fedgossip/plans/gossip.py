@@ -43,6 +43,7 @@ from fedgossip.topology import (
     Spectrum,
     Topology,
     forecast_of,
+    rule_names,
     schedule_names,
     spectrum,
     union,
@@ -103,7 +104,8 @@ class GossipPlan(PlanDefaults):
         content = self.experiment.to_dict()
         one = isinstance(self.schedule, Mixing)
         content["topology"]["graph"] = self.topology.digest if one else f"{self.schedule.name}/{self.n}"
-        if own_parts(self.experiment):
+        weights = self.experiment.topology.weights or (self.schedule.rule if one else "metropolis")
+        if own_parts(self.experiment) or weights not in rule_names():  # of a file, which only its numbers tell apart
             content["topology"]["own"] = digest_of(self.schedule)
         content["algorithm"].pop("start_timeout", None)
         return content

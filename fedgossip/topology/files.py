@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from fedgossip.errors import ConfigError, nearest
 from fedgossip.topology import grammar
 from fedgossip.topology.graph import Topology, require_connected
-from fedgossip.topology.mixing import Mixing
+from fedgossip.topology.mixing import TOLERANCE, Mixing, Stochastic, assemble
 from fedgossip.topology.spectra import spectrum
 from fedgossip.topology.weights import build, rule_names
 
@@ -24,11 +25,11 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 READY_FOLDERS = (_PACKAGE / "topologies", _PACKAGE.parent / "topologies")
 """In an installed wheel inside the package, in a checkout beside it."""
 
-TOLERANCE = 1e-6
+NEAR = 1e-6  # how far a number may be from what [expect] says
 
 
 class Expect(msgspec.Struct, forbid_unknown_fields=True):
-    """What the graph must come out as; rates are under Metropolis weights and hold to 1e-6."""
+    """What the graph must come out as; rates are under its own weights, or Metropolis weights, and hold to 1e-6."""
 
     n: int | None = None
     edges: int | None = None
@@ -41,7 +42,11 @@ class Expect(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class GraphFile(msgspec.Struct, forbid_unknown_fields=True):
-    """A graph's TOML file.  Either `family`, or `edges` with `nodes` (labels) or `n`."""
+    """A graph's TOML file.  Either `family`, or `edges` or `arcs` with `nodes` (labels) or `n`.
+
+    arcs: [u, v, w]: u sends to v, who gives its model the weight w; each node keeps what is left of one, or what an arc
+    to itself says.  rule: what these weights are called.
+    """
 
     name: str
     title: str
@@ -49,6 +54,8 @@ class GraphFile(msgspec.Struct, forbid_unknown_fields=True):
     nodes: list[str] | None = None
     n: int | None = None
     edges: list[tuple[int | str, int | str]] | None = None
+    arcs: list[tuple[int | str, int | str, float]] | None = None
+    rule: str | None = None
     family: str | None = None
     directed: bool = False
     weights: str | None = None
@@ -78,8 +85,27 @@ def load_toml(path: Path) -> Topology:
         raise ConfigError(
             f"{path}: unknown weight rule {described.weights!r}", nearest(described.weights, rule_names())
         )
-    _check(described.expect, topology, path)
+    if described.arcs is None:
+        _check(described.expect, topology, path)
+    elif (mixing := load_mixing(path)) is not None:  # its numbers are of its own weights
+        topology = mixing.topology
     return topology
+
+
+def load_mixing(path: Path | str) -> Mixing | None:
+    """Return the graph in a file with the weights that the file gives: arcs of TOML, or "u v weight" lines.
+
+    None where it gives none.  Raises ConfigError as `load` and `load_weighted` do.
+    """
+    place = Path(path)
+    if place.suffix != ".toml":
+        return load_weighted(place) if _is_weighted(place) else None
+    described = read(place)
+    if described.arcs is None:
+        return None
+    mixing = _from_arcs(described, place)
+    _check(described.expect, mixing.topology, place, mixing)
+    return mixing
 
 
 def read(path: Path) -> GraphFile:
@@ -121,10 +147,12 @@ def ready(name: str) -> Topology:
 
 
 def load_edge_list(path: Path) -> Topology:
-    """Return the undirected graph of a "u v" file; ids from 0 without a hole, or words, which become labels.
+    """Return the undirected graph of a "u v" or "u v weight" file; ids from 0 without a hole, or words, the labels.
 
     Raises ConfigError, naming the line, for other words, a loop, and ids with a hole.
     """
+    if _is_weighted(path):
+        return load_weighted(path).topology
     rows = _rows(path, 2)
     n, ids, labels = _numbered([row[:2] for _, row in rows], path)
     _refuse_loops(rows, path)
@@ -139,7 +167,7 @@ def load_weighted(path: Path | str) -> Mixing:
     """
     place = Path(path)
     rows = _rows(place, 3)
-    n, ids, _ = _numbered([row[:2] for _, row in rows], place)
+    n, ids, labels = _numbered([row[:2] for _, row in rows], place)
     _refuse_loops(rows, place)
     triples = []
     for line, (u, v, weight) in rows:
@@ -147,7 +175,14 @@ def load_weighted(path: Path | str) -> Mixing:
             triples.append((ids[u], ids[v], float(weight)))
         except ValueError:
             raise ConfigError(f"{place}, line {line}: weight {weight!r} is no number", "Write: u v 0.25.") from None
-    return Mixing.from_weighted_edges(n, triples, place.stem)
+    found = Mixing.from_weighted_edges(n, triples, place.stem)
+    return found if labels is None else replace(found, topology=replace(found.topology, labels=labels))
+
+
+def _is_weighted(path: Path) -> bool:
+    """Whether the first line that is not empty has a third word."""
+    lines = (line.split("#", 1)[0].split() for line in _text(path).splitlines())
+    return len(next(filter(None, lines), [])) == 3
 
 
 def _rows(path: Path, width: int) -> list[tuple[int, list[str]]]:
@@ -158,7 +193,7 @@ def _rows(path: Path, width: int) -> list[tuple[int, list[str]]]:
             what = "two nodes" if width == 2 else "two nodes and a weight"
             raise ConfigError(
                 f"{path}, line {line}: {len(words)} words, expected {width}",
-                f"Write {what} per line. Weights are read with fedgossip.topology.load_weighted.",
+                f"Write {what} per line, as the first line does.",
             )
         if words:
             rows.append((line, words))
@@ -206,14 +241,51 @@ def _text(path: Path) -> str:
 def _from_description(described: GraphFile, path: Path) -> Topology:
     if described.family is not None:
         return _from_family(described, path)
+    if described.arcs is not None:
+        return _from_arcs(described, path).topology
     if described.edges is None or (described.nodes is None) == (described.n is None):
-        raise ConfigError(f"{path}: the graph is not given", "Give family, or edges together with either nodes or n.")
+        raise ConfigError(f"{path}: the graph is not given", "Give family, or edges or arcs with nodes or n.")
     labels = None if described.nodes is None else tuple(described.nodes)
     n = len(labels) if labels is not None else described.n or 0
     edges = [(_id(u, labels, path), _id(v, labels, path)) for u, v in described.edges]
     return Topology.from_edges(
         n, edges, described.name, described.directed, labels=labels, positions=described.positions
     )
+
+
+def _from_arcs(described: GraphFile, path: Path) -> Mixing:
+    arcs = described.arcs or []
+    if not arcs or described.edges is not None or described.weights is not None:
+        text = f"{path}: arcs, which bring their weights, beside edges or weights" if arcs else f"{path}: no arcs"
+        raise ConfigError(text, "Give arcs = [[u, v, weight], ...] alone, with nodes or n.")
+    if (described.nodes is None) == (described.n is None):
+        raise ConfigError(f"{path}: the graph is not given", "Give arcs with either nodes or n.")
+    labels = None if described.nodes is None else tuple(described.nodes)
+    n = len(labels) if labels is not None else described.n or 0
+    ends = np.array([(_id(one, labels, path), _id(other, labels, path)) for one, other, _ in arcs], np.int64)
+    u, v = ends.T
+    weights = np.array([weight for _, _, weight in arcs], np.float64)
+    if (outside := (ends < 0) | (ends >= n)).any():
+        place = int(outside.any(axis=1).argmax())
+        raise ConfigError(f"{path}: arc ({u[place]}, {v[place]}), but the nodes are 0..{n - 1}", "Number them from 0.")
+    if len(np.unique(u * n + v)) != len(arcs):
+        raise ConfigError(f"{path}: an arc is given twice, and with weights", "Give each arc once.")
+    loops = u == v
+    others = np.stack([u[~loops], v[~loops]], axis=1)
+    mirrored = np.array_equal(np.unique(u[~loops] * n + v[~loops]), np.unique(v[~loops] * n + u[~loops]))
+    topology = Topology.from_edges(
+        n, others, described.name, directed=not mirrored, labels=labels, positions=described.positions
+    )
+    own = np.asarray(1.0 - np.bincount(v[~loops], weights[~loops], n), np.float64)
+    own[u[loops]] = weights[loops]
+    heard = np.bincount(v[~loops], weights[~loops], n) + own
+    given = np.bincount(u[~loops], weights[~loops], n) + own
+    sums = [bool(np.abs(one - 1.0).max() <= TOLERANCE) for one in (heard, given)]
+    kept: Stochastic = "columns" if sums == [False, True] else "rows" if sums == [True, False] else "both"
+    try:
+        return assemble(topology, described.rule or "given", others[:, 1], others[:, 0], weights[~loops], own, kept)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}", error.advice) from None
 
 
 def _from_family(described: GraphFile, path: Path) -> Topology:
@@ -241,14 +313,14 @@ def _id(node: int | str, labels: tuple[str, ...] | None, path: Path) -> int:
     return labels.index(node)
 
 
-def _check(expect: Expect, topology: Topology, path: Path) -> None:
+def _check(expect: Expect, topology: Topology, path: Path, mixing: Mixing | None = None) -> None:
     if expect.connected is not False:
         require_connected(topology)
     for key, expected in msgspec.structs.asdict(expect).items():
         if expected is None:
             continue
-        found = _found(key, topology)
-        near = isinstance(expected, float) and found is not None and abs(found - expected) <= TOLERANCE
+        found = _found(key, topology, mixing)
+        near = isinstance(expected, float) and found is not None and abs(found - expected) <= NEAR
         if not near and found != expected:
             raise ConfigError(
                 f"{path}: expects {key} = {expected}, found {found}",
@@ -256,7 +328,7 @@ def _check(expect: Expect, topology: Topology, path: Path) -> None:
             )
 
 
-def _found(key: str, topology: Topology) -> Any:
+def _found(key: str, topology: Topology, mixing: Mixing | None) -> Any:
     counted = {"n": topology.n, "edges": len(topology.edges)}
     if key in counted:
         return counted[key]
@@ -265,4 +337,4 @@ def _found(key: str, topology: Topology) -> Any:
     if key.startswith("degree"):
         degrees = topology.degrees()
         return int(degrees.min() if key == "degree_min" else degrees.max())
-    return getattr(spectrum(build(topology)), key)
+    return getattr(spectrum(mixing or build(topology)), key)

@@ -19,6 +19,7 @@ from fedgossip.topology.grammar import (
     weighted_names,
 )
 from fedgossip.topology.graph import Topology, require_connected
+from fedgossip.topology.mixing import Mixing
 from fedgossip.topology.schedules import Schedule
 from fedgossip.topology.weights import build
 
@@ -102,7 +103,8 @@ def resolve_schedule(
     changing = schedule(graph, n, weights=weights, seed=seed, inner=inner)
     if changing is not None:
         return changing
-    if (bringing := weighted(graph, n, seed)) is not None:
+    bringing = weighted(graph, n, seed) or _from_file(graph.strip(), n, base)
+    if bringing is not None:
         if weights not in (None, bringing.rule):
             raise ConfigError(f"{weights} weights on {graph.strip()!r}, which brings its own", "Leave them out.")
         if not allow_disconnected:
@@ -110,6 +112,17 @@ def resolve_schedule(
         return bringing
     topology = resolve(graph, n, seed=seed, base=base, allow_disconnected=allow_disconnected)
     return build(topology, weights or topology.weights or "metropolis")
+
+
+def _from_file(word: str, n: int | None, base: Path | None) -> Mixing | None:
+    """Return the graph of a file that gives weights, None of others."""
+    if not _looks_like_path(word) or word.partition(":")[0] in FAMILIES:
+        return None
+    path = Path(word).expanduser()
+    found = files.load_mixing(base / path if base is not None else path)
+    if found is not None:
+        require_size(found.topology, word, n)
+    return found
 
 
 def is_drawn(graph: str) -> bool:
