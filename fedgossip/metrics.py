@@ -232,16 +232,18 @@ class Network:
 
     def outgoing(self, peer: int, round: int, vector: Vector) -> None:
         """`vector` is what `peer` mixes in the round that ends as `round`."""
-        if (opened := self._opened(round)) and opened.kept:
+        if peer in self.counted and (opened := self._opened(round)) and opened.kept:
             opened.outgoing[peer] = vector
 
     def before(self, peer: int, round: int, vector: Vector) -> None:
         """`vector` is what `peer` trained from in the round that ends as `round`."""
-        if (opened := self._opened(round)) and opened.kept:
+        if peer in self.counted and (opened := self._opened(round)) and opened.kept:
             opened.before[peer] = vector
 
     def mixed(self, row: PeerRow, vector: Vector | None) -> list[Row]:
         """Take a peer's row and, where it is known, its vector after the round; return the rows to be written now."""
+        if row.peer not in self.counted:
+            return self.aside(row)
         peer, opened = row.peer, self._opened(row.round)
         self.reached[peer] = row.round
         self._newest = max(self._newest, row.round)

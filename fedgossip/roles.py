@@ -45,6 +45,8 @@ class Role:
     transport: str = MESH
     logged: bool = False
     """Keeps a signed log of what leaves it and of what it refuses."""
+    number: int = 0
+    """The first one's in what it is called: its id, where a role's ids do not follow each other."""
 
     def __post_init__(self) -> None:
         if self.count < 0 or self.first < 0:
@@ -97,8 +99,8 @@ class Roles:
 
     @property
     def one(self) -> str:
-        """What one of those that learn is called."""
-        return self.all[0].name
+        """What one of those that learn is called; of several names that of those whose rounds are the run's."""
+        return next((role.name for role in self.all if role.learns and role.counted), self.all[0].name)
 
     @property
     def measured(self) -> str:
@@ -130,13 +132,21 @@ class Roles:
             return f"{self.one} {node}"
         if role.count == 1 and not role.learns:
             return role.name
-        return f"{role.name} {node - role.first}"
+        return f"{role.name} {node - role.first + role.number}"
 
     @property
     def said(self) -> str:
         """How many there are of each role, without a leader: "5 clients"; "4 workers, 2 servers"."""
-        counted = [role for role in self.all if role.first != self.leader or role.learns]
-        return ", ".join(f"{role.count} {role.name}{'' if role.count == 1 else 's'}" for role in counted)
+        sizes = self.sizes(leader=False).items()
+        return ", ".join(f"{count} {name}{'' if count == 1 else 's'}" for name, count in sizes)
+
+    def sizes(self, *, leader: bool = True) -> dict[str, int]:
+        """How many there are of each name, in order; without the `leader` where it learns nothing itself."""
+        found: dict[str, int] = {}
+        for role in self.all:
+            if leader or role.first != self.leader or role.learns:
+                found[role.name] = found.get(role.name, 0) + role.count
+        return found
 
     def _found(self, node: NodeId) -> Role | None:
         return next((role for role in self.all if node in role.ids), None)

@@ -28,6 +28,7 @@ from fedgossip.drivers.simulate import faults_of
 from fedgossip.errors import ConfigError, NetworkError, NotWrittenError
 from fedgossip.experiment import Experiment, load_experiment
 from fedgossip.plans import compose
+from fedgossip.plans.adversary import check_real
 from fedgossip.plans.compose import Plan
 from fedgossip.plans.plan import record_of
 from fedgossip.records import EventRow, Row
@@ -187,6 +188,7 @@ def run_local_plan(
     """
     began = time.monotonic()
     check_recordable(plan, trace_bytes)
+    check_real(plan.experiment)
     with family or family_of(plan) as processes:
         script = faults_of(plan)
         task, shares = compose.task_of(plan.experiment, plan.learners)  # may refuse it: nothing is made before

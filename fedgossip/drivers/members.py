@@ -58,6 +58,9 @@ def check_open(plan: Plan) -> GossipPlan:
     if plan.experiment.algorithm.private:
         advice = "Leave --members and --join out, or set algorithm.private = false."
         raise ConfigError("the masks of private gossip are those of fixed neighbours: nobody can join or leave", advice)
+    if plan.experiment.adversary.peers:
+        advice = "Leave --members and --join out, or [adversary]."
+        raise ConfigError("the attackers of [adversary] have fixed ids: nobody can join or leave", advice)
     return plan
 
 

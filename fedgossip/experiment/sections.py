@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 
 from fedgossip import seeds
+from fedgossip.algorithms.attacks import ATTACKS
 from fedgossip.algorithms.collectives.names import COLLECTIVES
 from fedgossip.algorithms.combine import COMBINATIONS
 from fedgossip.algorithms.descent.names import DESCENTS
@@ -141,6 +142,21 @@ class AlgorithmSection(msgspec.Struct, forbid_unknown_fields=True):
     (docs/private-gossip.md)."""
     bound: Annotated[float, Within(ABOVE_0)] = 64.0
     """Private: no weight of a model is larger, or the peer stops; a smaller bound rounds finer (bound / 2^29)."""
+
+
+class AdversarySection(msgspec.Struct, forbid_unknown_fields=True):
+    """[adversary]: peers of a graph that lie; scores and distances are then of the honest ones alone."""
+
+    peers: list[Annotated[int, Within(0, MOST)]] = msgspec.field(default_factory=list)
+    """Their ids; none: all are honest."""
+    attack: Annotated[str, OneOf(tuple(ATTACKS))] = "sign-flip"
+    """What they send in the place of their models: sign-flip, noise, label-flip, ipm, alie, dissensus
+    ([algorithms.md](algorithms.md))."""
+    options: dict[str, Any] = msgspec.field(default_factory=dict)
+    """The attack's own: { scale = 0.5 } of noise, ipm and dissensus, { z = 1.5 } of alie."""
+    knowledge: Annotated[str, OneOf(("neighbours", "all"))] = "neighbours"
+    """Whose models of the round they have before they speak: their honest neighbours'; or, on stacked arrays alone,
+    those of all honest peers."""
 
 
 SERVED, MAPREDUCE, ASYNC = "parameter-server", "mapreduce", "async"
@@ -383,6 +399,7 @@ class GossipExperiment(Experiment, forbid_unknown_fields=True, kw_only=True):
 
     topology: TopologySection
     algorithm: AlgorithmSection = msgspec.field(default_factory=AlgorithmSection)
+    adversary: AdversarySection = msgspec.field(default_factory=AdversarySection)
 
     @property
     def named_code(self) -> Sequence[str]:
@@ -395,6 +412,8 @@ class GossipExperiment(Experiment, forbid_unknown_fields=True, kw_only=True):
             del content["algorithm"]["combine"]
         if not self.algorithm.combine_options:
             del content["algorithm"]["combine_options"]
+        if not self.adversary.peers:
+            del content["adversary"]
         return content
 
 

@@ -16,10 +16,11 @@ from fedgossip.experiment import GIVEN, GossipExperiment
 from fedgossip.learning import custom
 from fedgossip.machine import Checkpoint, Machine, NodeId
 from fedgossip.metrics import Network
+from fedgossip.plans.adversary import attack_in, attackers_of, check_adversary, check_real, roles_with
 from fedgossip.plans.completeness import Lacking, of_gossip
 from fedgossip.plans.credentials import Logged, Own
 from fedgossip.plans.gossip_checks import check_pair
-from fedgossip.plans.gossip_machines import GossipMode, GossipRun, mode_of
+from fedgossip.plans.gossip_machines import GossipMode, GossipRun, mode_of, rule_of_models, stacked_attackers
 from fedgossip.plans.gossip_words import (
     band_of,
     described_topology,
@@ -31,8 +32,9 @@ from fedgossip.plans.gossip_words import (
 )
 from fedgossip.plans.own_graphs import digest_of, is_own_graph, is_own_weights, named_schedule
 from fedgossip.plans.plan import PARTIAL, Arrays, JoiningTerms, PlanDefaults, Results, RunOutlook, Seat
+from fedgossip.protocols.attacker import Attacker
 from fedgossip.records import Row
-from fedgossip.roles import Roles, peer_roles
+from fedgossip.roles import Roles
 from fedgossip.secure.pairs import SeededPairs
 from fedgossip.simulation.stacked import first_stack, run_stacked
 from fedgossip.task import LocalTask, Segment
@@ -93,7 +95,7 @@ class GossipPlan(PlanDefaults):
 
     @cached_property
     def roles(self) -> Roles:
-        return peer_roles(self.topology.n)
+        return roles_with(attackers_of(self.experiment), self.topology.n)
 
     @property
     def name(self) -> str:
@@ -131,7 +133,11 @@ class GossipPlan(PlanDefaults):
         run = GossipRun(self.experiment, self.schedule, self.topology, self.algorithm)
         machine = self.how.make(run, seat)
         machine.eager |= seat.incarnation > 0  # a peer that comes back finds the others at work, or gone
-        return machine
+        e, attackers = self.experiment, attackers_of(self.experiment)
+        if seat.node not in attackers:
+            return machine
+        check_real(e)
+        return Attacker(seat.node, machine, attack_in(e), attackers, self.schedule, e.seed)
 
     @property
     def masks(self) -> bool:
@@ -170,12 +176,12 @@ class GossipPlan(PlanDefaults):
 
         def finish(between: Callable[[], None]) -> Results:
             run = task, self.schedule, algorithm, e.rounds, record, write, exchange
-            return Results(run_stacked(*run, stack=stack, between=between))
+            return Results(run_stacked(*run, stack=stack, between=between, attackers=stacked_attackers(e)))
 
         return stack, finish
 
     def outcome(self, vectors: Sequence[Vector | None]) -> Sequence[Vector | None]:
-        return vectors
+        return [vectors[node] for node in self.roles.counted]
 
     def verdict(self, words: Sequence[str | None]) -> str:
         if "failed" in words or not any(words):
@@ -221,10 +227,12 @@ def gossip_plan(
     name = type(algorithm).__name__ if algorithm else experiment.algorithm.name
     method = given(algorithm) if algorithm else method_of(experiment)
     schedule = schedule or schedule_of(experiment, experiment.topology.n, method)
-    needs = make(name, method, schedule.n, experiment.algorithm.options).needs
+    made = make(name, method, schedule.n, experiment.algorithm.options)
+    needs = made.needs
     found = spectrum(schedule) if isinstance(schedule, Mixing) else None
     try:
         check_pair(name, method, needs, schedule, found, experiment)
+        check_adversary(name, needs, made.slots, rule_of_models(experiment), schedule, experiment)
     except ConfigError as error:
         if not (parts := own_parts(experiment)):
             raise

@@ -15,6 +15,7 @@ from fedgossip.algorithms.combine import Combination, combination
 from fedgossip.errors import ConfigError
 from fedgossip.experiment import AlgorithmSection, GossipExperiment
 from fedgossip.machine import Checkpoint
+from fedgossip.plans.adversary import attack_in, attackers_of
 from fedgossip.plans.credentials import Credentials
 from fedgossip.plans.plan import Seat, nanoseconds
 from fedgossip.protocols import async_gossip, push_peer, sync_gossip
@@ -27,6 +28,7 @@ from fedgossip.protocols.push_sum import SyncPushSum
 from fedgossip.protocols.run_limits import AGAIN_NS, AGAIN_TIMES
 from fedgossip.protocols.sync_gossip import SyncGossip, SyncSettings
 from fedgossip.secure.neighbourhood import Grid
+from fedgossip.simulation.attackers import StackedAttackers
 from fedgossip.simulation.stacked import PLAIN, SHARES, Private, RuledExchange, StackedExchange
 from fedgossip.topology import Schedule, Topology
 from fedgossip.vectors import Vector
@@ -117,6 +119,13 @@ def _async_push(run: GossipRun, seat: Seat) -> AsyncPushSum[Any]:
 def _push_settings(experiment: GossipExperiment) -> PushSettings:
     limits = _limits(experiment)
     return PushSettings(seed=experiment.seed, targets="all", **limits, **_deadlines(experiment))
+
+
+def stacked_attackers(experiment: GossipExperiment) -> StackedAttackers | None:
+    """The peers that lie on stacked arrays; None where all are honest."""
+    peers, known = attackers_of(experiment), experiment.adversary.knowledge == "all"
+    made = attack_in(experiment), rule_of_models(experiment), experiment.seed, known
+    return StackedAttackers(peers, *made) if peers else None
 
 
 def _models(experiment: GossipExperiment) -> StackedExchange:

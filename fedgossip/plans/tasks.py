@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedgossip.errors import ConfigError
-from fedgossip.experiment import Experiment
+from fedgossip.experiment import Experiment, GossipExperiment
 from fedgossip.experiment.sections import VALIDATION
 from fedgossip.learning.analytic import Averaging, Quadratic
 from fedgossip.learning.dataset import Dataset, Indices
@@ -172,6 +172,7 @@ def _learning(
         counts = [np.bincount(labels[shares[node]], minlength=train.classes).tolist() for node in range(n)]
         described = replace(described, counts=counts)
 
+    train = _flipped(e, train, shares)
     from fedgossip.learning.holdout import kept_apart
     from fedgossip.learning.task import TorchTask
 
@@ -191,6 +192,19 @@ def _learning(
         objective=replace(e.objective, kind=train.kind),
     )
     return task, replace(described, trained_on={node: len(share) for node, share in shares.items()})
+
+
+def _flipped(e: Experiment, train: Dataset, shares: Mapping[NodeId, Indices]) -> Dataset:
+    """Return the examples with those of attackers by label-flip as class C - 1 - y in the place of y."""
+    if not isinstance(e, GossipExperiment) or not e.adversary.peers or e.adversary.attack != "label-flip":
+        return train
+    if train.kind != CLASSIFICATION:
+        raise ConfigError(f"label-flip: the labels of {e.data.source} are no classes", "Take another attack.")
+    y = train.y.copy()
+    for node in e.adversary.peers:
+        if node in shares:
+            y[shares[node]] = train.classes - 1 - y[shares[node]]
+    return replace(train, y=y)
 
 
 def _record_privacy(experiment: Experiment, entropy: Entropy | None) -> RecordPrivacy | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -44,6 +44,7 @@ def network(run: RecordedRun, graph: Graph, name: str) -> str:
         places = _places(graph)
         _edges(axes, graph, places, 1.0, never_exchanged(run))
         dots = _nodes(axes, graph, places, values)
+        _attackers(axes, places, sorted(attackers(run)), graph.n)
         if graph.n <= MOST_NUMBERS:
             _names(axes, graph, places, values)
         if dots is not None:
@@ -62,6 +63,20 @@ def network(run: RecordedRun, graph: Graph, name: str) -> str:
             bar.ax.tick_params(length=0)
 
     return draw(name, 4.9, paint)
+
+
+def attackers(run: RecordedRun) -> set[int]:
+    """Return the peers that lied, whose scores nobody counts."""
+    return {node for role in run.roles.all if role.name == "attacker" for node in role.ids}
+
+
+def _attackers(axes: Axes, places: NDArray[np.float64], nodes: Sequence[int], n: int) -> None:
+    if nodes:
+        size = max(6.0, min(260.0, 4200.0 / n))
+        there = places[list(nodes)]
+        axes.scatter(
+            there[:, 0], there[:, 1], s=size, color=ORANGE, marker="s", edgecolors=INK, linewidths=0.8, zorder=4
+        )
 
 
 def never_exchanged(run: RecordedRun) -> set[tuple[int, int]]:
@@ -132,10 +147,13 @@ def spectrum(run: RecordedRun, name: str) -> str | None:
 
 
 def _node_values(run: RecordedRun, graph: Graph) -> tuple[list[float], str]:
-    scores = [peer.score for peer in run.peers]
-    known = [value for value in scores if value is not None]
-    if known and len(known) == graph.n:
-        return known, f"final {run.summary.score.metric.word} of the peer"
+    lying = attackers(run)
+    known = [peer.score for node, peer in enumerate(run.peers) if peer.score is not None and node not in lying]
+    if known and len(known) == graph.n - len(lying):
+        honest = iter(known)  # those that lie are drawn over
+        return [
+            min(known) if node in lying else next(honest) for node in range(graph.n)
+        ], f"final {run.summary.score.metric.word} of the peer"
     degrees = [0.0] * graph.n
     for u, v in graph.edges:
         degrees[u] += 1
@@ -243,7 +261,7 @@ def _names(axes: Axes, graph: Graph, places: NDArray[np.float64], values: list[f
     for node, (x, y) in enumerate(places):
         dark = high > low and (values[node] - low) / (high - low) < 0.45
         colour = "#ffffff" if dark else "#0b0d12"  # not INK: on a coloured disc it stays dark on the dark page
-        axes.text(x, y, str(node), color=colour, fontsize=7.5, ha="center", va="center_baseline")
+        axes.text(x, y, str(node), color=colour, fontsize=7.5, ha="center", va="center_baseline", zorder=5)
         name = line(graph.labels[node], LABEL_LETTERS) if graph.labels else ""
         if name and name != str(node):
             below = y <= centre[1] + 1e-9

@@ -54,7 +54,7 @@ def head(run: RecordedRun) -> Markup:
 
 def sizes(run: RecordedRun) -> list[str]:
     """Return how many there are of each role."""
-    return [plural(role.count, role.name) for role in run.roles.all]
+    return [plural(count, name) for name, count in run.roles.sizes().items()]
 
 
 def head_of(
@@ -249,6 +249,7 @@ def graph(run: RecordedRun) -> Markup | None:
         graphs.network(run, drawn, "graph"),
         "Who talks to whom",
         f"Each disc is a peer, coloured by its {colours}, and each line a pair that exchanges models{weights}."
+        + (" Those in squares lie, and are in no score." if graphs.attackers(run) else "")
         + (" Dashed: a pair of which one never got a model of the other." if graphs.never_exchanged(run) else ""),
     )
     return section("The graph", grid(picture, right))

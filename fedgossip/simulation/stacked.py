@@ -26,6 +26,7 @@ from fedgossip.vectors import RowGroups, Vector, frozen, ordered_mix_rows
 from fedgossip.wire import wire_bytes
 
 if TYPE_CHECKING:
+    from fedgossip.simulation.attackers import StackedAttackers
     from fedgossip.topology import Schedule
 
 
@@ -137,9 +138,11 @@ def run_stacked(
     *,
     stack: Stack[State] | None = None,
     between: Callable[[], None] = lambda: None,
+    attackers: StackedAttackers | None = None,
 ) -> list[Vector]:
     """Run synchronous gossip of all nodes for `rounds`, or from `stack` on; return the final vectors, one per node.
 
+    `attackers`: those that lie, of an algorithm that mixes models and nothing beside them.
     `between` is called between two rounds: `stack`, the record and the task's memory are all that the run is then.
     """
     n = schedule.n
@@ -156,7 +159,10 @@ def run_stacked(
         groups = mixing.rows_by_degree()
         first = tuple(vectors[0] for vectors in outgoing)
         traffic = exchange.carried(edges, number, task.schema, first)
-        state = combined(algorithm, state, outgoing, groups, exchange)
+        mixed = mix_all(outgoing, groups, exchange)
+        if attackers:
+            mixed = (attackers.mixed(mixing, number, *outgoing, *mixed),)
+        state = algorithm.mixed(state, mixed)
         for meter, update, sent, received in zip(meters, updates, *traffic, strict=True):
             meter.train_ended(0, update.metrics)
             meter.sent(*sent)
@@ -172,7 +178,12 @@ def combined(
     algorithm: GossipAlgorithm[State], state: State, outgoing: Vectors, groups: RowGroups, exchange: StackedExchange
 ) -> State:
     """Return the state of all nodes when what went out, [n, d] each, is mixed."""
-    return algorithm.mixed(state, tuple(exchange.mix(groups, vectors) for vectors in outgoing))
+    return algorithm.mixed(state, mix_all(outgoing, groups, exchange))
+
+
+def mix_all(outgoing: Vectors, groups: RowGroups, exchange: StackedExchange) -> Vectors:
+    """Return what becomes of each vector that went out, [n, d]."""
+    return tuple(exchange.mix(groups, vectors) for vectors in outgoing)
 
 
 Counts = list[dict[int, int]]
