@@ -104,9 +104,9 @@ def test_a_shadow_knows_the_noise_of_a_run_and_a_probe_its_expected_square() -> 
     experiment = quadratic(rounds=60, placement="alternating", sigma=1.0, dim=40)
     (shadow,) = forecast_run(experiment, "shadow")
     assert np.abs(distances(experiment) - shadow.upper).max() < 1e-9
-    many = 100_000  # of one batch's product with another of what lasts, 1 / sqrt(many) is left by chance
+    many = 40_000  # of one batch's product with another of what lasts, 1 / sqrt(many) is left by chance
     (probe,) = forecast_run(quadratic(rounds=200, placement="alternating", sigma=1.0, dim=many), "probe")
-    assert probe.upper[-1] ** 2 / many == pytest.approx(0.00684153 + 0.00065746, rel=0.03)
+    assert probe.upper[-1] ** 2 / many == pytest.approx(0.00684153 + 0.00065746, rel=0.05)
 
 
 def test_rounds_that_begin_apart_are_forecast_too() -> None:
@@ -160,6 +160,20 @@ def test_what_is_learned_lies_between_the_edges_of_a_shadow(setting: str, graphs
         assert forecast.scores.rounds == [20, 40, 60]
     wide = {one.graph for one in found if one.wide}
     assert wide <= {"ring", "star", "path", "tree", "two-cliques", "regular:3"}
+
+
+REMEMBERING = [{"momentum": 0.9, "lr": 0.02}, pytest.param({"optimizer": "adam", "lr": 0.002}, marks=pytest.mark.long)]
+
+
+@pytest.mark.parametrize("train", REMEMBERING)
+def test_an_optimiser_that_goes_on_answering_is_followed(train: dict[str, Any]) -> None:
+    """Without the answers of later rounds the lower edge lies above the run: 7 % of these rounds were kept."""
+    experiment = digits("base:1", "mlp:64-32-10", 0.3, 5, 0.1)
+    experiment["train"] = experiment["train"] | train
+    (found,) = forecast_run(experiment, "shadow")
+    share = kept(found, fedgossip.simulate(experiment, engine="stacked").network())
+    assert share is not None
+    assert share >= 0.95
 
 
 def test_a_forecast_leaves_the_bits_of_the_run_alone() -> None:

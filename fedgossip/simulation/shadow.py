@@ -11,13 +11,17 @@ quadratic) both edges are the run itself.  The share is measured as the training
 
     a  =  -<u(mean + C) - u(mean), C> / ||C||^2        C: the updates less their mean; the same batch in both
 
+An optimiser that remembers (local momentum, Adam) goes on answering in later rounds.  How much of an answer the next
+round gives again, rho, is measured by yet another job a node, at the mean with the memory of the one that was away; the
+pull is then r <- rho r - a (X_g - mean).
+
 Memory: two states of the algorithm for every graph, [n, d] a slot; no round is kept.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -33,6 +37,9 @@ PROBES = 10
 """The response is measured in rounds 0, 1, 2, 4, 8, ..., and at least so often in a run."""
 ISOTROPIC = 1e-4
 """Largest share of a response that may point elsewhere, where it counts as the same in all directions."""
+
+LASTING_MOST = 0.99
+"""Most of an answer that may come again in the next round."""
 
 Interval = tuple[float, float]
 
@@ -55,11 +62,15 @@ class Shadowed:
 
 @dataclass(frozen=True)
 class Response:
-    """How an update answers to being away from the mean: the share `a`, and whether all directions have it."""
+    """How an update answers to being away from the mean: the share `a`, and whether all directions have it.
+
+    lasting: how much of the answer the next round gives again, of a task that remembers.
+    """
 
     round: int
     share: float
     isotropic: bool
+    lasting: float = 0.0
 
 
 class Shadow:
@@ -84,6 +95,8 @@ class Shadow:
         self._task, self._score, self._rounds, self._n = task, score, rounds, courses[0].schedule.n
         start = frozen(np.stack([task.initial(node) for node in range(self._n)]))
         self._edges = [(Recursion(course, start), Recursion(course, start)) for course in courses]
+        self._pulls: list[Vector | None] = [None] * len(courses)
+        self._displaced: tuple[Vector, list[Mapping[str, Any]]] | None = None
         self._centre = self._edges[0][1]
         self._alone = None if own_mean else Recursion(courses[0], frozen(mean(list(start))[None]), alone=True)
         self._due = 0
@@ -103,14 +116,15 @@ class Shadow:
         at = self.mean
         memory = self.memory()
         updates, step = self._trained(round, [at] * self._n)
+        if self._displaced and updates is not None:
+            self._probe_lasting(round, at, updates, *self._displaced)
         if round == self._due:
             self._due += max(1, min(round, self._rounds // PROBES))
             if updates is not None:
                 self._probe(round, at, updates, memory)
-        share = self.responses[-1].share if self.responses else 0.0
-        for free, pulled in self._edges:
+        for place, (free, pulled) in enumerate(self._edges):
             free.advance(updates, step)
-            pulled.advance(_pulled(updates, pulled.model, at, share), step)
+            pulled.advance(self._pulled(place, updates, pulled.model, at), step)
         if self._alone:
             self._alone.advance(None if updates is None else frozen(mean(list(updates))[None]), _of_all(step))
         self._measure()
@@ -127,9 +141,36 @@ class Shadow:
         after, away = self.memory(), updates - mean(list(updates))
         self.remember(before)
         there, _ = self._trained(round, [frozen(at + one) for one in away])
+        displaced = self.memory()
         self.remember(after)
         assert there is not None, "a task changes every vector or none"
-        self.responses.append(response_of(round, away, there - updates))
+        found, remembers = response_of(round, away, there - updates), any(displaced)
+        lasting = self.responses[-1].lasting if self.responses else 0.0  # until the next round tells
+        self.responses.append(replace(found, isotropic=found.isotropic and not remembers, lasting=lasting))
+        self._displaced = (away, displaced) if remembers and found.share else None
+
+    def _probe_lasting(
+        self, round: int, at: Vector, updates: Vector, away: Vector, displaced: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """Measure how much of the last answer comes again in the round after, of a task that remembers."""
+        after, last = self.memory(), self.responses[-1]
+        self.remember(displaced)
+        there, _ = self._trained(round, [at] * self._n)
+        self.remember(after)
+        assert there is not None, "a task changes every vector or none"
+        again = response_of(round, away, there - updates).share / last.share
+        self.responses[-1], self._displaced = replace(last, lasting=min(max(again, 0.0), LASTING_MOST)), None
+
+    def _pulled(self, place: int, updates: Vector | None, model: Vector, at: Vector) -> Vector | None:
+        """Return the updates of a graph whose peers are pulled back to the mean."""
+        if updates is None or not self.responses:
+            return updates
+        last, kind = self.responses[-1], updates.dtype.type
+        pull, before = kind(-last.share) * (model - at), self._pulls[place]
+        if last.lasting:
+            pull = pull if before is None else pull + kind(last.lasting) * before
+            self._pulls[place] = pull
+        return frozen(updates + pull)
 
     def memory(self) -> list[Mapping[str, Any]]:
         """What the task remembers of each node."""
@@ -190,10 +231,6 @@ def response_of(round: int, away: Vector, difference: Vector) -> Response:
         return Response(round, 0.0, isotropic=True)
     share = -float(moved @ e) / square
     return Response(round, share, isotropic=float(np.linalg.norm(moved + share * e)) <= ISOTROPIC * size)
-
-
-def _pulled(updates: Vector | None, model: Vector, at: Vector, share: float) -> Vector | None:
-    return None if updates is None else frozen(updates - updates.dtype.type(share) * (model - at))
 
 
 def _of_all(step: Step) -> Step:
