@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +17,9 @@ from fedgossip.topology.mixing import SIGNED
 
 if TYPE_CHECKING:
     from fedgossip.topology import Forecast, Schedule
+
+LONGEST_NAME = 20
+"""Characters of a name that stands in one line of 80 beside the numbers."""
 
 COMPARED = ("edges", "degree", "gap", "n_W", "to halve", "to 1 %", "exact")
 ROUNDS_MEAN = "rounds, typically / in the worst case"
@@ -113,7 +118,10 @@ def show(graph: str, n: int | None, weights: str | None, gamma: float, seed: int
 @_gamma
 @_seed
 @_json
-def compare(graph: tuple[str, ...], n: int | None, weights: str | None, gamma: float, seed: int, as_json: bool) -> None:
+@click.option("--csv", "as_csv", is_flag=True, help="CSV instead of a table: a line per graph.")
+def compare(
+    graph: tuple[str, ...], n: int | None, weights: str | None, gamma: float, seed: int, as_json: bool, as_csv: bool
+) -> None:
     """Put several GRAPHs side by side."""
     from fedgossip.plans.own_graphs import named_schedule
 
@@ -122,11 +130,16 @@ def compare(graph: tuple[str, ...], n: int | None, weights: str | None, gamma: f
     if as_json:
         _print_json([{"graph": name, **promise.to_dict()} for name, promise in promises.items()])
         return
+    if as_csv:
+        _print_csv([{"graph": name, **promise.to_dict()} for name, promise in promises.items()])
+        return
     sizes = {promise.n for promise in promises.values()}
     heads = ("graph", *(["nodes"] if len(sizes) > 1 else []), *COMPARED)
     table = _table("" if len(sizes) > 1 else f"{sizes.pop()} nodes", *heads)
+    long = max(map(len, promises)) > LONGEST_NAME
+    table.columns[0].no_wrap = not long  # a long name takes two lines before a number loses a digit
     for column in table.columns[1:]:
-        column.justify = "right"
+        column.justify, column.min_width = "right", len(str(column.header)) if long else None
     for name, promise in promises.items():
         table.add_row(name, *_compared(promise)[-len(heads) + 1 :])
     out = console()
@@ -356,6 +369,14 @@ def _about(graph: str) -> list[str]:
 
 
 # --- how it is said ---------------------------------------------------------------------------------------------
+
+
+def _print_csv(rows: list[dict[str, Any]]) -> None:
+    out = io.StringIO()
+    writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    echo(out.getvalue().rstrip())
 
 
 def _print_json(value: object) -> None:

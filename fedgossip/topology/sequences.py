@@ -153,7 +153,8 @@ def _shares_circulant(sizes: list[FloatArray], share_of: Callable[[FloatArray, s
 
 
 def _first(left: list[float], factor: float) -> int | None:
-    return next((rounds for rounds, share in enumerate(left, 1) if share <= factor), None)
+    # the allowance keeps a half that is reached exactly a half, whatever it rounds to
+    return next((rounds for rounds, share in enumerate(left, 1) if share <= factor * (1 + 1e-9)), None)
 
 
 def _deviation(schedule: Schedule, gamma: float) -> float | None:
