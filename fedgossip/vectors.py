@@ -31,6 +31,7 @@ BLOCK = 32_768  # elements; 128 KiB of float32: the running sum and the product 
 # and copying into it runs at about half the speed of warm memory.
 _POOLED_BYTES = 1 << 20
 _POOLED_BLOCKS = 12
+_POOLED_SIZES = 3  # a whole gradient, chunks of it, and the last chunk
 _PAGE_BYTES = 4096
 
 
@@ -71,7 +72,7 @@ class _Pool:
 
     def __init__(self, free: int | None) -> None:
         self._free = free
-        self._blocks: Blocks = []
+        self._blocks: dict[int, Blocks] = {}  # by size, the one that was used last at the end
         self._lock = threading.Lock()
 
     def take(self, size: int) -> npt.NDArray[np.uint8]:
@@ -79,13 +80,15 @@ class _Pool:
             return np.empty(size, np.uint8)
         room = -(-size // _PAGE_BYTES) * _PAGE_BYTES  # vectors of nearly the same length share blocks
         with self._lock:
-            for place, count in enumerate(_references(self._blocks)):
-                if count == self._free and self._blocks[place].nbytes == room:
-                    return self._blocks[place][:size]
-            self._blocks = [b for b in self._blocks if b.nbytes == room][-_POOLED_BLOCKS + 1 :]
-            block = np.empty(room, np.uint8)
-            self._blocks.append(block)
-            return block[:size]
+            blocks = self._blocks[room] = self._blocks.pop(room, [])
+            for place, count in enumerate(_references(blocks)):
+                if count == self._free:
+                    return blocks[place][:size]
+            if len(self._blocks) > _POOLED_SIZES:
+                del self._blocks[next(iter(self._blocks))]
+            del blocks[: max(0, len(blocks) - _POOLED_BLOCKS + 1)]
+            blocks.append(np.empty(room, np.uint8))
+            return blocks[-1][:size]
 
 
 _pool = _Pool(_count_of_a_free_block())

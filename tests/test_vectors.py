@@ -227,7 +227,7 @@ def test_without_counts_memory_is_fresh_and_never_shared(monkeypatch: pytest.Mon
     monkeypatch.setattr(vectors, "_pool", vectors._Pool(None))
     first = empty(POOLED, np.float32)
     assert not np.shares_memory(first, empty(POOLED, np.float32))
-    assert vectors._pool._blocks == []
+    assert not vectors._pool._blocks
 
 
 @pytest.mark.usefixtures("pool")
@@ -266,16 +266,23 @@ def test_threads_are_never_handed_the_same_memory() -> None:
 @pytest.mark.usefixtures("pool")
 def test_the_pool_keeps_a_bounded_number_of_blocks() -> None:
     held = [empty(POOLED, np.float32) for _ in range(40)]
-    assert len(vectors._pool._blocks) <= vectors._POOLED_BLOCKS
+    assert sum(map(len, vectors._pool._blocks.values())) <= vectors._POOLED_BLOCKS
     del held
+
+
+@pytest.mark.usefixtures("pool")
+def test_vectors_of_several_sizes_take_turns_without_losing_their_memory() -> None:
+    """A whole gradient and its chunks: what one of them asks for does not drop the blocks of the other."""
+    at = {length: where(empty(length, np.float32)) for length in (POOLED, 4 * POOLED)}
+    assert all(where(empty(length, np.float32)) == place for _ in range(3) for length, place in at.items())
 
 
 @pytest.mark.usefixtures("pool")
 def test_blocks_of_a_size_no_longer_asked_for_are_let_go() -> None:
     del_me = [empty(POOLED, np.float32) for _ in range(4)]
     del del_me
-    other = empty(2 * POOLED, np.float32)
-    assert {block.nbytes for block in vectors._pool._blocks} == {other.nbytes}
+    others = [empty(more * POOLED, np.float32) for more in range(2, 2 + vectors._POOLED_SIZES)]
+    assert set(vectors._pool._blocks) == {other.nbytes for other in others}
 
 
 # --- small ones -----------------------------------------------------------------------------------------------------

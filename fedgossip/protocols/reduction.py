@@ -3,7 +3,8 @@
 A vector is reduced in buckets, stretches of it with a run of the table each; OPEN of them are under way at a time, from
 its end to its start: so it can be given in that order, as a backward pass computes a gradient.  A chunk is named by
 (bucket, step): the step-th that its sender has for its receiver in that bucket.  Chunks that come before their move are
-kept; what is sent is a copy of the vector as it stood then, and never changes.
+kept; what is sent never changes: a copy of the vector as it stood then, or the array itself in which a chunk came, or
+in which it was added up.
 
     invariant   a bucket's move k is made when moves 0 .. k - 1 are: so the sums depend on the table alone
     bound       what is kept early is at most what the table has still to come
@@ -172,6 +173,7 @@ class _Bucket:
         self._moves: Sequence[tuple[Move, slice]] = list(table.of(rank, size))
         self._at = 0
         self._steps = _steps(self._moves)
+        self._passed_on: dict[tuple[int, int], Vector] = {}  # stretches of which what was taken last is all there is
         self._kept: dict[tuple[int, int], tuple[float, Vector]] = {}  # by sender and step, until its move
         self._weight, self._terms = 0.0, table.workers
         self._adds = sum(move.way is Way.ADD for move, _ in self._moves)  # still to be made
@@ -233,23 +235,50 @@ class _Bucket:
         return out
 
     def _chunk(self, move: Move, part: slice, step: int) -> Chunk:
-        vector = empty(part.stop - part.start, self._part.dtype)
-        vector[:] = self._part[part]
+        vector = self._passed_on.get((part.start, part.stop))
+        if vector is None:
+            vector = empty(part.stop - part.start, self._part.dtype)
+            vector[:] = self._part[part]
         return Chunk(move.peer, self._number, step, self.start + part.start, self._weight, frozen(vector))
 
     def _take(self, move: Move, part: slice, weight: float, came: Vector) -> None:
         if move.way is Way.REPLACE:
             self._part[part], self._weight = came, 0.0
+            self._pass_on(part, came)
             return
         self._adds -= 1
         self.summed += came.size
         if self._exact is None:
-            np.add(self._part[part], came, out=self._part[part])
+            self._add(part, came)
             return
         self._exact.add(weight, frozen(came))
         if not self._adds:
             self._part[:], self._weight = self._exact.mean(self._part.dtype), 0.0
             self._exact = None
+
+
+    def _add(self, part: slice, came: Vector) -> None:
+        """Add into the memory of what came, where that is ours; the vector itself need not hold what is replaced."""
+        total = np.add(self._part[part], came, out=came if came.flags.writeable else empty(came.size, came.dtype))
+        self._pass_on(part, total)
+        if not self._is_replaced(part):
+            self._part[part] = total
+
+    def _pass_on(self, part: slice, vector: Vector) -> None:
+        for start, stop in list(self._passed_on):
+            if start < part.stop and part.start < stop:
+                del self._passed_on[start, stop]
+        self._passed_on[part.start, part.stop] = vector
+
+    def _is_replaced(self, part: slice) -> bool:
+        """Whether this very stretch is but sent before another takes its place."""
+        for move, other in self._moves[self._at + 1 :]:
+            if other == part and move.way is not Way.ADD:
+                if move.way is Way.REPLACE:
+                    return True
+            elif other.start < part.stop and part.start < other.stop:
+                return False
+        return False
 
 
 def _steps(moves: Sequence[tuple[Move, slice]]) -> list[int]:
