@@ -79,6 +79,7 @@ ROUNDS: Mapping[str, dict[str, Any]] = {
     "private": gossip("regular:4", 8, private=True),
     **{name: parallel(name) for name in COLLECTIVES},
     "parameter-server": served(3),
+    "parameter-server ftrl": served(2, descent="ftrl"),
     "parameter-server lars": served(2, placement="tensors", descent="lars"),
     MAPREDUCE: parallel(MAPREDUCE),
     "ring adamw": parallel("ring", optimizer="adamw", weight_decay=0.1),

@@ -37,6 +37,7 @@ from fedgossip.plans import compose
 from fedgossip.plans.parameter_server import ServerPlan
 from fedgossip.protocols.key_lists import LISTS_MAX, NewestLists
 from fedgossip.records import EventRow, PeerRow
+from fedgossip.report.numbers import data_size
 from fedgossip.task import Job, Update
 from fedgossip.vectors import Vector, digest, frozen
 
@@ -333,6 +334,85 @@ def simulate_counted(plan: ServerPlan, task: Any, machines: list[Any]) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(plan), "seated", keep)
         return simulate_plan(plan, task=task)
+
+
+# --- words ------------------------------------------------------------------------------------------------------------
+
+
+def bags(folder: Any, words: int = 300, classes: int = 3) -> str:
+    """Bags of eight words; the class is that of most of them, a third of all words each."""
+    draw = np.random.default_rng(7)
+    x = draw.integers(0, words, (600, 8))
+    y = np.array([np.bincount(bag % classes, minlength=classes).argmax() for bag in x])
+    np.savez(folder / "bags.npz", x=x, y=y)
+    return f"npz:{folder / 'bags.npz'}"
+
+
+def words(folder: Any, model: str = "words:3000-8-3", **more: Any) -> dict[str, Any]:
+    parallel = {"workers": 3, "method": "parameter-server", "descent": "adagrad", "server": {"servers": 2}}
+    return {
+        "rounds": 120,
+        "data": {"source": bags(folder)},
+        "model": {"source": model},
+        "train": {"lr": 0.3, "batch_size": 20},
+        "eval": {"every": 60},
+        "parallel": {**parallel, **more},
+    }
+
+
+def test_a_batch_of_words_has_the_gradient_of_the_whole_model_on_its_rows(tmp_path: Any) -> None:
+    """The same model as torch has it: an embedding bag over all words, and a linear layer."""
+    import torch
+
+    e = load_experiment(words(tmp_path))
+    task: Any = compose.task_of(e, 3)[0]
+    everything = frozen_keys(np.arange(task.table.rows))
+    whole = torch.tensor(task.table.first(everything)).reshape(-1, 8)
+    bag = torch.nn.EmbeddingBag.from_pretrained(whole[:3000].clone(), freeze=False, mode="mean")
+    linear = torch.nn.Linear(8, 3)
+    with torch.no_grad():
+        linear.weight.copy_(whole[3000:3003])
+        linear.bias.copy_(whole[3003, :3])
+    places, keys = task._places(1, 4, 2), task.keys(1, 4, 2)
+    outputs = linear(bag(torch.as_tensor(task._words[places])))
+    torch.nn.functional.cross_entropy(outputs, task._labels[places]).backward()
+    job = Job(1, 4, task.table.first(keys), gradient=True, accumulate=2, keys=keys)
+    found = task.gradients([job])[0].difference.reshape(-1, 8)
+    assert bag.weight.grad is not None and linear.weight.grad is not None and linear.bias.grad is not None
+    np.testing.assert_allclose(found[:-4], bag.weight.grad[keys[:-4].astype(np.int64)], atol=1e-7)
+    np.testing.assert_allclose(found[-4:-1], linear.weight.grad, atol=1e-7)
+    np.testing.assert_allclose(found[-1], [*linear.bias.grad.tolist(), 0, 0, 0, 0, 0], atol=1e-7)
+
+
+@pytest.mark.sockets
+def test_words_are_learned_and_the_bits_are_the_same_over_sockets(tmp_path: Any) -> None:
+    run = simulate(words(tmp_path))
+    assert run.summary["score"]["averaged"] > 0.6, "and one of three is chance"
+    short = {**words(tmp_path), "rounds": 5}
+    plan = compose.plan(load_experiment(short))
+    vectors, _ = run_over_sockets(plan, compose.task_of(plan.experiment, plan.learners)[0])
+    assert digest(vectors[:3]) == simulate(short).digest
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("words:3000-8", "has no sizes"),
+        ("words:3000-0-3", "has no sizes"),
+        ("words:200-8-3", "features from"),
+        ("words:3000-8-2", "3 classes, and the model has 2"),
+    ],
+)
+def test_a_model_of_words_that_the_data_do_not_fit_is_refused(tmp_path: Any, model: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        simulate(words(tmp_path, model))
+
+
+def test_a_model_of_words_elsewhere_is_refused(tmp_path: Any) -> None:
+    experiment = words(tmp_path)
+    del experiment["parallel"]
+    with pytest.raises(ConfigError, match="a model that is a table"):
+        simulate({**experiment, "topology": {"graph": "ring", "n": 4}})
 
 
 # --- filters ----------------------------------------------------------------------------------------------------------
@@ -632,3 +712,19 @@ def test_a_server_that_does_not_come_back_ends_the_run_and_its_rows_are_named() 
     with pytest.raises(FedgossipError, match=r"server 4 is gone, and with it elements \d+ to \d+") as caught:
         simulate(clicks(faults=faults, parallel={"deadline": 2.0}))
     assert caught.value.exit_code == 3
+
+
+def test_the_page_shows_how_old_models_were_and_what_each_filter_kept_back(tmp_path: Any) -> None:
+    slow = {"classes": [{"nodes": "0", "slower": 10.0}]}
+    server = {"staleness": 2, "filters": [KEY_CACHE, "threshold:0.02"]}
+    run = simulate(clicks(rounds=12, server=server, simulation=slow), out=tmp_path / "run", report=True)
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "<h2>Parameter servers</h2>" in page
+    assert "from an older model: 2 at most." in page
+    table = page.split("Bytes that filters kept back")[1].split("</table>")[0]
+    saved: dict[str, int] = {}
+    for value in events(run, "push_filters"):
+        for name, size in value["saved"].items():
+            saved[name] = saved.get(name, 0) + size
+    for name, size in saved.items():
+        assert name in table and data_size(size) in table

@@ -119,7 +119,7 @@ def simulate_plan(
     foretold = foretold_of(plan, task, forecast, folder if resume else None)
     directory = _directory(folder, plan, engine, left, foretold, resume=resume) if folder else None
     keeper = Keeper(directory, watch, tracking, foretold)
-    record = record_of(plan, task.evaluate, watch_all=plan.n * task.length <= WATCHED_ELEMENTS)
+    record = record_of(plan, task.evaluate, watch_all=_known_in_all_rounds(plan, task))
     results = Results([None] * plan.n)
     made = plan, script, task, initial, record, keeper, shares
     run, finish, known = _simulator(*made) if engine == "sim" else _stacked(*made)
@@ -150,6 +150,11 @@ def simulate_plan(
     if status == "failed":
         raise _failure(plan, results)
     return Run(summary, keeper.rows, list(results.vectors), directory.path if directory else None)
+
+
+def _known_in_all_rounds(plan: Plan, task: LocalTask) -> bool:
+    """Whether vectors are compared after every round; the watched rows of a table are of measured rounds alone."""
+    return plan.n * task.length <= WATCHED_ELEMENTS and table_of(task) is None
 
 
 def _failure(plan: Plan, results: Results) -> FedgossipError:

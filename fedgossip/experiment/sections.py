@@ -78,7 +78,7 @@ class ModelSection(msgspec.Struct, forbid_unknown_fields=True):
 
     source: str = "softmax"
     """`softmax`, `mlp:64-32-10` (inputs, hidden, outputs), `cnn:small`, `cnn:small-bn`, `cnn:16-32-64` (channels,
-    channels, hidden), `chars:WIDTH`, `module:function`."""
+    channels, hidden), `chars:WIDTH`, `module:function`; `words:ROWS-WIDTH-CLASSES`, at parameter servers."""
 
 
 class TopologySection(msgspec.Struct, forbid_unknown_fields=True):

@@ -13,6 +13,7 @@ from fedgossip.experiment.sections import SERVED
 from fedgossip.keyed_rows import KeyedTable, Rows
 from fedgossip.learning.custom import call, function, is_function
 from fedgossip.learning.objectives import SPARSE
+from fedgossip.learning.word_tables import word_table
 from fedgossip.plans.plan import RunOutlook
 from fedgossip.task import LocalTask, RowTask
 
@@ -43,10 +44,11 @@ def filters_of(experiment: ParallelExperiment) -> Mapping[str, RowFilter | None]
 
 
 def named_table(experiment: ParallelExperiment) -> KeyedTable | None:
-    """Return the table that an experiment's own task has; None for a vector."""
+    """Return the table that an experiment's own task has; None for a vector.  Raises ConfigError."""
     if experiment.task.kind == SPARSE:
         return KeyedTable(experiment.task.dim, seed=experiment.seed)
-    return None
+    sizes = word_table(experiment.model.source) if experiment.learns else None
+    return sizes.table(experiment.seed) if sizes else None
 
 
 def own_filter(text: str) -> RowFilter:

@@ -16,6 +16,7 @@ from fedgossip.learning.analytic import Averaging, Quadratic
 from fedgossip.learning.dataset import Dataset, Indices
 from fedgossip.learning.objectives import CLASSIFICATION, LANGUAGE, SPARSE
 from fedgossip.learning.sparse_logistic import SparseLogistic
+from fedgossip.learning.word_tables import word_table
 from fedgossip.machine import NodeId
 from fedgossip.secure.primitives import Entropy
 from fedgossip.task import LocalTask
@@ -173,6 +174,11 @@ def _learning(
         described = replace(described, counts=counts)
 
     train = _flipped(e, train, shares)
+    if sizes := word_table(e.model.source):
+        from fedgossip.learning.words import WordsTask
+
+        return WordsTask(train, found.test, shares, sizes, e.train, e.seed), described
+
     from fedgossip.learning.holdout import kept_apart
     from fedgossip.learning.task import TorchTask
 

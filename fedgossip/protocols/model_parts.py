@@ -33,8 +33,8 @@ class ModelParts(Protocol):
         ...
 
     @property
-    def begins_whole(self) -> bool:
-        """Whether a fresh worker has all that its first gradient needs."""
+    def always_whole(self) -> bool:
+        """Whether `model` is all that a gradient needs, in every round, and before the first too."""
         ...
 
     def choose(self, clock: int) -> list[Effect]:
@@ -93,7 +93,7 @@ class ModelParts(Protocol):
 class WholeParts:
     """Of a vector all elements go both ways."""
 
-    ready = begins_whole = True
+    ready = always_whole = True
 
     def __init__(self, placement: Placement, schema: str, model: Vector) -> None:
         self.placement, self.schema, self.model = placement, schema, model

@@ -31,7 +31,7 @@ from fedgossip.vectors import Vector, frozen
 class RowParts:
     """One worker's part of a run on a table.  `model` are the watched rows as they were when last pulled."""
 
-    begins_whole = False
+    always_whole = False
 
     def __init__(
         self,

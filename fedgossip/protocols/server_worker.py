@@ -265,7 +265,7 @@ class PushPullWorker:
     def _begin_if_gathered(self, now_ns: int) -> list[Effect]:
         if self.phase != "joining" or self._needed - self.linked:
             return []
-        if self._fresh and self.parts.begins_whole:
+        if self._fresh and self.parts.always_whole:
             return self._go_on()
         return self._pull(self.clock, self.clock, now_ns)
 
@@ -283,7 +283,7 @@ class PushPullWorker:
             raise TrainingError(text, "Lower train.lr, or look at the data of this worker.")
         self.parts.divide(event.update, self.clock)
         self.weight = weight_of(event.examples, event.metrics)
-        began: list[Effect] = [Outgoing(self.clock + 1, self.parts.model)]
+        began: list[Effect] = [Outgoing(self.clock + 1, self.parts.model)] if self.parts.always_whole else []
         self.pulled.clear()
         pushed = self._push(now_ns, self.alive)
         return [*began, *pushed, *self._pull(self.clock + 1, self.clock, now_ns)]

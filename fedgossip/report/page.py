@@ -11,6 +11,7 @@ from fedgossip.report.forecast import band
 from fedgossip.report.markup import Markup, document, join, write_atomically
 from fedgossip.report.participation import Participation
 from fedgossip.report.reading import RecordedRun, read_run
+from fedgossip.report.served import served
 
 
 def write_report(run_dir: Path) -> Path:
@@ -32,6 +33,7 @@ def _gossip(run: RecordedRun) -> tuple[Markup, Markup]:
         sections.learning(run),
         sections.agreement(run, forecast),
         sections.graph(run),
+        served(run),
         sections.peers(run),
         sections.faults(run),
         sections.provenance(run),

@@ -1,0 +1,112 @@
+"""Training a table of embeddings and the linear layer behind it on the rows that a batch needs; see `word_tables`.
+
+The small model of a batch is made of its rows alone, its words numbered by their places among them: torch never sees
+the table.  Its gradient is of each row of the batch, and has no others.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.nn import functional
+
+from fedgossip.errors import ConfigError, TrainingError
+from fedgossip.keyed_rows import Keys, frozen_keys, united
+from fedgossip.learning.batches import Batches
+from fedgossip.learning.dataset import Dataset, Indices
+from fedgossip.learning.settings import TrainSettings
+from fedgossip.learning.word_tables import WordTable
+from fedgossip.machine import NodeId
+from fedgossip.task import Job, Update
+from fedgossip.vectors import Vector, frozen
+
+
+class WordsTask:
+    """A RowTask.  x: words of each example [m, k], numbers from 0 on; the watched rows are those of the test set."""
+
+    dtype = np.dtype(np.float32)
+
+    def __init__(
+        self,
+        train: Dataset,
+        test: Dataset,
+        shares: Mapping[NodeId, Indices],
+        sizes: WordTable,
+        settings: TrainSettings,
+        seed: int,
+    ) -> None:
+        self.sizes, self.table = sizes, sizes.table(seed)
+        self._words, self._labels = _words_of(train, sizes), torch.as_tensor(train.y, dtype=torch.int64)
+        self._test_words, self._test_labels = _words_of(test, sizes), torch.as_tensor(test.y, dtype=torch.int64)
+        self._shares = shares
+        self._batches = Batches(shares, settings, seed, settings.batch_size)
+        self.watched = united(frozen_keys(np.unique(self._test_words)), sizes.head)
+        self.length = self.watched.size * sizes.width
+        about = f"words/{sizes}/{hashlib.sha256(self.watched.tobytes()).hexdigest()}"
+        self.schema = hashlib.sha256(about.encode()).hexdigest()[:16]
+        torch.set_num_threads(settings.threads)
+
+    def initial(self, node: NodeId) -> Vector:  # noqa: ARG002
+        return self.table.first(self.watched)
+
+    def keys(self, node: NodeId, round: int, batches: int) -> Keys:
+        return united(frozen_keys(np.unique(self._words[self._places(node, round, batches)])), self.sizes.head)
+
+    def _places(self, node: NodeId, round: int, batches: int) -> Indices:
+        return self._batches.plan(node, round, batches).indices.reshape(-1)
+
+    def train(self, jobs: Sequence[Job]) -> Sequence[Update]:
+        return self.gradients(jobs)
+
+    def gradients(self, jobs: Sequence[Job]) -> Sequence[Update]:
+        return [self._gradient(job) for job in jobs]
+
+    def _gradient(self, job: Job) -> Update:
+        assert job.keys is not None, "a table's gradient is of rows"
+        places = self._places(job.node, job.round, job.accumulate or 1)
+        rows = torch.tensor(job.vector).requires_grad_()
+        outputs = self._outputs(rows, job.keys, self._words[places])
+        loss = functional.cross_entropy(outputs, self._labels[torch.as_tensor(places)])
+        (gradient,) = torch.autograd.grad(loss, [rows])
+        if not math.isfinite(value := float(loss.detach())):
+            raise TrainingError(f"node {job.node}, round {job.round}: the loss is {value}", "Lower train.lr.")
+        metrics = {"loss": value, "steps": 1, "rows": float(len(places))}
+        return Update(frozen(gradient.numpy()), len(self._shares[job.node]), metrics)
+
+    def _outputs(self, rows: torch.Tensor, keys: Keys, words: npt.NDArray[np.int64]) -> torch.Tensor:
+        """Return the outputs [m, classes] of bags of words, all of whose rows are here."""
+        sizes = self.sizes
+        matrix, first = rows.reshape(-1, sizes.width), len(keys) - sizes.head.size
+        at = torch.as_tensor(np.searchsorted(keys, words))
+        bags = matrix[:first][at].mean(dim=1)
+        weights, biases = matrix[first : first + sizes.classes], matrix[first + sizes.classes :]
+        return functional.linear(bags, weights, biases.reshape(-1)[: sizes.classes])
+
+    @torch.no_grad()
+    def evaluate(self, vectors: Sequence[Vector]) -> Sequence[Mapping[str, float]]:
+        """Return {"loss", "accuracy"} on the test set, of watched rows each."""
+        found = []
+        for vector in vectors:
+            outputs = self._outputs(torch.tensor(vector), self.watched, self._test_words)
+            loss = float(functional.cross_entropy(outputs, self._test_labels))
+            right = float((outputs.argmax(dim=1) == self._test_labels).double().mean())
+            found.append({"loss": loss, "accuracy": right})
+        return found
+
+
+def _words_of(data: Dataset, sizes: WordTable) -> npt.NDArray[np.int64]:
+    """Return the words of each example, [m, k].  Raises ConfigError for features that are none."""
+    words = data.x.reshape(len(data.x), -1)
+    whole = words.astype(np.int64)
+    if (whole != words).any() or whole.min() < 0 or whole.max() >= sizes.words:
+        text = f"{data.name}: features from {words.min():g} to {words.max():g} as words"
+        raise ConfigError(text, f"words:{sizes.words}-... takes whole numbers from 0 to {sizes.words - 1}.")
+    if data.classes > sizes.classes:
+        text = f"{data.name}: {data.classes} classes, and the model has {sizes.classes}"
+        raise ConfigError(text, f"Write words:{sizes.words}-{sizes.width}-{data.classes}.")
+    return whole
