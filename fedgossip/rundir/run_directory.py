@@ -101,9 +101,7 @@ class RunDirectory:
             owner_files.made(path)
             if any(path.iterdir()):
                 raise ConfigError(f"{path}: not empty", _advice_on(path))
-            if foretold:
-                write_whole(path / FORECAST, encoded(foretold.forecast))
-            self._open(path, plan)
+            self._open(path, plan, foretold)
         except OSError as error:
             raise _not_writable(path, error) from None
 
@@ -119,9 +117,11 @@ class RunDirectory:
             raise _not_writable(path, error) from None
         return directory
 
-    def _open(self, path: Path, plan: Plan) -> None:
+    def _open(self, path: Path, plan: Plan, foretold: Foretold | None = None) -> None:
         self.path = path
         owner_files.written(path / INCOMPLETE, _INCOMPLETE.encode())
+        if foretold:
+            write_whole(path / FORECAST, encoded(foretold.forecast))
         describe(path, plan)
         self.writer = RowWriter(path / "metrics.jsonl")
 
