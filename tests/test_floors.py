@@ -27,7 +27,7 @@ FLOORS = [
     {"plans"},
     {"rundir"},
     {"drivers", "watching"},
-    {"sweeping"},
+    {"sweeping", "advising"},
     {"loops", "board", "paradigms", "reproducing"},
     {"cli"},
 ]

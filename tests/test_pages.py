@@ -10,7 +10,7 @@ from pages import MACHINES, ROOT, Reader, blocks, page
 
 import fedgossip
 
-FOLLOWED = ("experiments", "graphs", "faults", "machines", "parallel", "sweeps")
+FOLLOWED = ("experiments", "graphs", "faults", "machines", "parallel", "sweeps", "advise")
 ELSEWHERE = {
     "coordinator": "tests/test_pilot.py",
     "journeys": "tests/test_journeys.py",
@@ -68,6 +68,10 @@ def test_what_the_page_on_sweeps_shows_runs(reader: Reader) -> None:
     reader.read(page("sweeps"))
     assert (reader.folder / "sweeps" / "graphs" / "sweep.html").exists()
     assert (reader.folder / "figures" / "heat.pdf").exists()
+
+
+def test_what_the_page_on_advice_shows_runs(reader: Reader) -> None:
+    reader.read(page("advise"))
 
 
 def test_every_page_with_commands_is_read_by_a_test() -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedgossip import seeds
+from fedgossip.cli.advise import advise
 from fedgossip.cli.text import console, echo, echo_json
 from fedgossip.topology import forecast_of, is_drawn, ready_names, rule_names
 from fedgossip.topology.mixing import SIGNED
@@ -50,6 +51,9 @@ def topology() -> None:
     GRAPH is a family (ring, torus:4x4, regular:3), a ready graph (karate, abilene), the path of a TOML file or a list
     of edges, or a schedule, whose graph is another one in every round (base:2, el-oracle:4).
     """
+
+
+topology.add_command(advise)
 
 
 @topology.command("list")

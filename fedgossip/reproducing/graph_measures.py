@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedgossip import seeds
+from fedgossip.advising.rates import measured_rate, neighbours_of, rate_at
 from fedgossip.topology import Mixing, Topology, build, forecast_of, resolve, resolve_schedule, spectrum
 from fedgossip.topology.sequences import product_norm
 
@@ -102,34 +102,14 @@ def second_of_push(arcs: Sequence[tuple[int, int]], n: int) -> float:
 
 
 def quadratic_rate(graph: str, n: int, eta: float, zeta: float) -> float:
-    """Return r of E||x||² ~ (1 - r)^t on isotropic random quadratics: r = 1 - (1-eta)² - (zeta-1) eta²/n_W(gamma),
-    gamma = (1-eta)²/(1-r), by its fixed point."""
-    schedule = resolve_schedule(graph, n)
-    rate = eta
-    for _ in range(200):
-        gamma = (1 - eta) ** 2 / (1 - rate)
-        found = 1 - (1 - eta) ** 2 - (zeta - 1) * eta**2 / _known(forecast_of(schedule, gamma).n_w)
-        if abs(found - rate) < 1e-12:
-            break
-        rate += 0.5 * (found - rate)
-    return rate
+    """Return r of E||x||² ~ (1 - r)^t on isotropic random quadratics, from the graph's effective neighbours."""
+    found = neighbours_of(resolve_schedule(graph, n))
+    return math.nan if found is None else rate_at(found, eta, zeta)
 
 
 def measured_quadratic_rate(graph: str, n: int, eta: float, dim: int, rounds: int, repeats: int) -> float:
     """Return r as measured: x <- W (x - eta h h'x) with h ~ N(0, I) afresh at each node, so zeta = dim + 2."""
-    schedule = resolve_schedule(graph, n)
-    random = seeds.stream(0, "quadratics", n)
-    x = random.standard_normal((repeats, n, dim))
-    lengths = []
-    for round in range(rounds):
-        h = random.standard_normal(x.shape)
-        x = x - eta * h * np.sum(h * x, axis=2, keepdims=True)
-        matrix = schedule.mixing(round).matrix()
-        x = np.einsum("ij,rjd->rid", matrix, x)
-        lengths.append(math.log(float(np.mean(x**2))))
-    start = rounds // 4
-    slope = (lengths[-1] - lengths[start]) / (rounds - 1 - start)
-    return 1.0 - math.exp(slope)
+    return measured_rate(resolve_schedule(graph, n), eta, dim, rounds, repeats)
 
 
 def _pushing(arcs: Sequence[tuple[int, int]], n: int) -> Mixing:

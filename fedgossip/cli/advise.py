@@ -1,0 +1,126 @@
+"""`fedgossip topology advise`: gossip, all-reduce, a server, or alone?  By formula, for given links and machines."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fedgossip.cli.text import columns, echo, print_json
+
+if TYPE_CHECKING:
+    from fedgossip.advising.candidates import AdviceAsked, AdvisedWay
+    from fedgossip.advising.verifying import VerifiedNumber
+
+BYTES = 4
+"""Of a parameter."""
+
+
+@click.command()
+@click.option("--n", type=click.IntRange(2, 100_000), required=True, help="Number of machines.")
+@click.option("--parameters", type=click.FloatRange(min=1), required=True, help="Of the model; float32 each.")
+@click.option(
+    "--links", default="lan", show_default=True,
+    help="cluster, lan, wan; SECONDS,BYTES_PER_SECOND; or a .csv: from,to,latency,rate.",
+)  # fmt: skip
+@click.option(
+    "--compute", default="0.05", show_default=True,
+    help="Seconds of a step: 0.05; exp:0.05; straggler:10:0.05, one machine of each round takes 10 times as long.",
+)  # fmt: skip
+@click.option("--noise", type=click.FloatRange(min=1.01, max=1e9), default=50.0, show_default=True,
+              help="How noisy a gradient is: alone, a step removes 1 / NOISE of the error.")  # fmt: skip
+@click.option("--target", type=click.FloatRange(1e-12, 0.99), default=1e-3, show_default=True,
+              help="Share of the distance to the optimum that may be left.")  # fmt: skip
+@click.option("--graphs", default="", help="Graphs of gossip, with blanks between.  [default: twelve]")
+@click.option("--fail", type=click.IntRange(min=0), default=0, show_default=True,
+              help="Leave out graphs that fall apart when so many are lost.")  # fmt: skip
+@click.option("--verify", is_flag=True, help="Measure a round in the simulator, and the rate on quadratics.")
+@click.option("--json", "as_json", is_flag=True, help="JSON instead of a table.")
+def advise(
+    n: int, parameters: float, links: str, compute: str, noise: float, target: float, graphs: str, fail: int,
+    verify: bool, as_json: bool,
+) -> int:  # fmt: skip
+    """Say which way to train together is sooner done, gossip or not, and what each one costs.
+
+    By the cost model of `fedgossip compare`, and the rate at which noisy quadratics shrink: an order of ways, and not
+    the seconds of your training.
+    """
+    from fedgossip.advising.candidates import GRAPHS, AdviceAsked, front, ways
+    from fedgossip.advising.network import links_of, times_of
+    from fedgossip.advising.verifying import verified
+    from fedgossip.topology import resolve_schedule
+
+    asked = AdviceAsked(n, parameters * BYTES, links_of(links, n), times_of(compute), noise, target)
+    wanted = tuple(graphs.split()) or GRAPHS
+    if graphs:
+        for graph in wanted:
+            resolve_schedule(graph, n)
+    found = [way for way in ways(asked, wanted) if way.survives is None or way.survives >= fail]
+    best, checks = front(found), verified(asked, found) if verify else []
+    if as_json:
+        print_json({"first": sentence(asked, found), "ways": [_plain(way, best) for way in found],
+                    "verified": [_checked(one) for one in checks]})  # fmt: skip
+    else:
+        echo(f"{sentence(asked, found)}\n")
+        echo(columns([HEADS, *(_row(way, best) for way in found)]))
+        echo(LEGEND)
+        for one in checks:
+            mark = "agrees" if one.holds else "DIFFERS"
+            echo(f"{mark:8} {one.what}: told {one.told:.4g}, measured {one.measured:.4g}")
+        if verify and not checks:
+            echo("Not verified: that is for links that are equal and times that are constant.")
+    return 0 if all(one.holds for one in checks) else 1
+
+
+HEADS = ["", "way", "seconds", "rounds", "a round", "busiest carries", "n_W", "may be lost"]
+LEGEND = """
+*: nothing else is sooner, lighter and safer at once.  busiest carries: bytes in its larger direction till the target.
+n_W: models that each one in effect averages.  may be lost: so many at the worst places leave the graph in one piece."""
+
+
+def sentence(asked: AdviceAsked, found: Sequence[AdvisedWay]) -> str:
+    """Return what wins, and what the best of the other kind takes."""
+    first = found[0]
+    gossip = next((way for way in found if way.kind == "gossip"), None)
+    together = next(way for way in found if way.kind not in ("gossip", "alone", "once"))
+    told = f"{_name(first)} is first: {_seconds(first.seconds)} to {asked.share:g} of the distance"
+    if gossip is None:
+        return f"{told}; no graph of gossip is left to compare."
+    if first.kind == "gossip":
+        return f"{told}; the best without it, {together.name}, takes {_seconds(together.seconds)}."
+    return f"{told}; the best gossip, on {gossip.name}, takes {_seconds(gossip.seconds)}."
+
+
+def _name(way: AdvisedWay) -> str:
+    said = {"gossip": f"Gossip on {way.name}", "alone": "Training alone"}
+    return said.get(way.kind, way.name[0].upper() + way.name[1:])
+
+
+def _seconds(value: float) -> str:
+    return "for ever" if math.isinf(value) else f"{value:.3g} s" if value < 1000 else f"{value:,.0f} s"
+
+
+def _row(way: AdvisedWay, best: set[str]) -> list[str]:
+    size = next((f"{way.payload / unit:.3g} {word}" for word, unit in SIZES if way.payload >= unit), "0")
+    lost = "-" if way.survives is None else str(way.survives)
+    return [
+        "*" if way.name in best else "", way.name, _seconds(way.seconds), f"{way.rounds:.1f}",
+        _seconds(way.round_seconds), size, f"{way.n_w:.1f}", lost,
+    ]  # fmt: skip
+
+
+SIZES = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0))
+
+
+def _plain(way: AdvisedWay, best: set[str]) -> dict[str, Any]:
+    return {
+        "way": way.name, "kind": way.kind, "seconds": way.seconds, "rounds": way.rounds,
+        "round_seconds": way.round_seconds, "bytes_of_busiest": way.payload, "n_w": way.n_w, "eta": way.eta,
+        "may_be_lost": way.survives, "front": way.name in best,
+    }  # fmt: skip
+
+
+def _checked(one: VerifiedNumber) -> dict[str, Any]:
+    return {"what": one.what, "told": one.told, "measured": one.measured, "agrees": one.holds}

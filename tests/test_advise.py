@@ -1,0 +1,204 @@
+"""Advice: the rates on quadratics, the three regimes, times held to the simulator, and what cannot be advised on."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from commands import Said, in_process
+
+from fedgossip.advising import verifying
+from fedgossip.advising.candidates import GRAPHS, AdviceAsked, front, ways
+from fedgossip.advising.network import PRESETS, AdvisedLinks, links_of, times_of
+from fedgossip.advising.rates import alone, best_rate, everybody, neighbours_of, rounds_of_one_merge
+from fedgossip.advising.verifying import verified
+from fedgossip.cli.advise import sentence
+from fedgossip.costs.formulas import neighbours
+from fedgossip.topology import forecast_of, resolve_schedule
+
+RESNET_50 = 25.6e6 * 4
+"""Bytes."""
+
+
+def asked(n: int = 32, size: float = RESNET_50, links: str = "lan", compute: str = "0.05") -> AdviceAsked:
+    return AdviceAsked(n, size, links_of(links, n), times_of(compute))
+
+
+def seconds(what: AdviceAsked) -> dict[str, float]:
+    return {way.name: way.seconds for way in ways(what)}
+
+
+@pytest.mark.parametrize(
+    ("graph", "eta", "rate"),
+    [("ring", 0.091382, 0.1256646), ("one-peer-exponential", 0.11121, 0.1658634), ("hypercube", 0.183888, 0.2436831)],
+)
+def test_the_best_step_of_a_graph_is_that_of_the_fixed_point(graph: str, eta: float, rate: float) -> None:
+    """n = 32, zeta = 50: the fixed point of Vogels et al. 2022, solved apart with numpy."""
+    known = neighbours_of(resolve_schedule(graph, 32))
+    assert known is not None
+    found = best_rate(known, 50)
+    assert found.rate == pytest.approx(rate, rel=1e-3) and found.eta == pytest.approx(eta, rel=0.02)
+
+
+def test_alone_a_step_removes_one_part_in_zeta_and_together_n_parts_in_zeta_and_n() -> None:
+    """r = 2 eta - zeta eta² at eta = 1/zeta; with the mean of n gradients eta = n / (n + zeta - 1), r the same."""
+    assert best_rate(alone, 50).rate == pytest.approx(1 / 50, rel=1e-6)
+    assert best_rate(everybody(32), 50).rate == pytest.approx(32 / (32 + 49), rel=1e-6)
+
+
+@pytest.mark.parametrize("graph", ["torus", "directed-exponential", "el-oracle:4", "one-peer-exponential", "base:1"])
+def test_effective_neighbours_are_those_of_the_forecast(graph: str) -> None:
+    schedule = resolve_schedule(graph, 25)
+    known = neighbours_of(schedule)
+    for gamma in (0.5, 0.9, 0.951):
+        told = forecast_of(schedule, gamma).n_w
+        assert known is not None and told is not None
+        assert known(gamma) == pytest.approx(told, rel=2e-3)
+
+
+def test_one_merge_at_the_end_is_what_a_mean_of_lone_trainings_is() -> None:
+    """E||mean||² of x <- x - eta h h'x, by drawing, after as many steps as are told for what is left."""
+    n, zeta, eta, share = 8, 12, 0.5 / 12, 0.3
+    random = np.random.default_rng(0)
+    x = np.ones((3000, 1, zeta - 2)).repeat(n, axis=1)
+    left = [1.0]
+    while left[-1] > share**2:
+        h = random.standard_normal(x.shape)
+        x = x - eta * h * np.sum(h * x, axis=2, keepdims=True)
+        left.append(float(np.mean(np.sum(x.mean(axis=1) ** 2, axis=1))) / (zeta - 2))
+    t = len(left) - 1
+    told = (1 - 1 / n) * (1 - eta) ** (2 * t) + ((1 - eta) ** 2 + (zeta - 1) * eta**2) ** t / n
+    assert told == pytest.approx(left[-1], rel=0.03)
+    assert rounds_of_one_merge(n, zeta, share) <= t + 1, "whose step is the best"
+
+
+def test_three_regimes_of_a_large_model() -> None:
+    """n = 32, 25.6 million parameters, 50 ms a step, 1e-3 of the distance: the formulas by hand."""
+    cluster, lan, wan = (seconds(asked(links=name)) for name in ("cluster", "lan", "wan"))
+    assert cluster["all-reduce, ring"] == pytest.approx(1.9, rel=0.01)
+    known = neighbours_of(resolve_schedule("directed-exponential", 32))
+    assert known is not None
+    alone_seconds = 0.05 + neighbours(5, RESNET_50, PRESETS["cluster"])
+    assert best_rate(known, 50).rounds(1e-3) * alone_seconds == pytest.approx(4.4, rel=0.01), "one round alone"
+    assert 4.4 < cluster["directed-exponential"] < 5.0 and min(cluster, key=lambda name: cluster[name])[:3] == "all"
+    assert lan["all-reduce, ring"] == pytest.approx(7.4, rel=0.01)
+    assert lan["one-peer-exponential"] == pytest.approx(10.1, rel=0.01)
+    assert wan["all-reduce, ring"] == pytest.approx(489, rel=0.01)
+    assert wan["one-peer-exponential"] == pytest.approx(630, rel=0.01)
+    assert min(wan, key=lambda name: wan[name]) == "alone"
+
+
+def test_gossip_is_first_where_latency_is_long_and_the_model_small() -> None:
+    what = asked(256, 0.2e6, "0.05,12.5e6")
+    found = ways(what)
+    assert found[0].kind == "gossip" and sentence(what, found).startswith("Gossip on ")
+
+
+def test_one_straggler_in_each_round_turns_all_reduce_into_gossip() -> None:
+    steady, straggling = ways(asked(size=1e4)), ways(asked(size=1e4, compute="straggler:10:0.05"))
+    assert steady[0].kind != "gossip" and straggling[0].kind == "gossip"
+
+
+@pytest.mark.parametrize("n", [16, 64])
+def test_what_gossip_is_compared_with_is_always_there(n: int) -> None:
+    names = [way.name for way in ways(asked(n), ["ring"])]
+    assert set(names) == {
+        "ring", "all-reduce, ring", "all-reduce, tree", "all-reduce, halving-doubling", "parameter server",
+        "one merge at the end", "alone",
+    }  # fmt: skip
+
+
+def test_the_front_has_what_nothing_beats() -> None:
+    found = ways(asked())
+    best = front(found)
+    for way in found:
+        better = [o for o in found if o.seconds <= way.seconds and o.payload <= way.payload
+                  and (o.survives or 0) >= (way.survives or 0) and o is not way]  # fmt: skip
+        assert (way.name in best) or better
+
+
+QUICK = ("ring", "regular:3", "star", "one-peer-exponential")
+
+
+@pytest.mark.parametrize("graph", [g if g in QUICK else pytest.param(g, marks=pytest.mark.long) for g in GRAPHS])
+def test_a_round_takes_in_the_simulator_what_was_told(graph: str) -> None:
+    """Messages of 200 kB: two per cent, headers and all."""
+    what = asked(16, 2e5, "0.005,1e7")
+    (gossip,) = (way for way in ways(what, [graph]) if way.kind == "gossip")
+    assert verifying.round_in_the_simulator(what, gossip) == pytest.approx(gossip.round_seconds, rel=0.02)
+
+
+def test_the_rate_that_is_told_is_the_rate_that_is_measured() -> None:
+    what = asked(8, 2e5)
+    ring, gossip, rate = verified(what, ways(what, ["hypercube"]))
+    assert ring.holds and gossip.holds
+    assert rate.what.startswith("rate of") and rate.holds and 0 < rate.told < 1
+
+
+def test_a_slow_link_slows_those_that_use_it(tmp_path: Path) -> None:
+    pairs = [f"{u},{v},0.001,{1e6 if (u, v) == (0, 1) else 1e9}" for u in range(8) for v in range(8) if u != v]
+    (tmp_path / "links.csv").write_text("\n".join(["from,to,latency,rate", *pairs]))
+    found = seconds(AdviceAsked(8, 1e6, links_of(str(tmp_path / "links.csv"), 8), times_of("0.05")))
+    even = seconds(AdviceAsked(8, 1e6, links_of("0.001,1e9", 8), times_of("0.05")))
+    assert found["ring"] > 10 * even["ring"] and found["alone"] == even["alone"]
+    assert AdvisedLinks(links_of("lan", 8).usual).over([(2, 3)]) == links_of("lan", 8).usual
+
+
+def test_the_longest_of_n_exponential_times_is_a_harmonic_number() -> None:
+    assert times_of("exp:2").longest(16) == pytest.approx(2 * 3.380729, rel=1e-6)
+    assert times_of("straggler:10:0.5").longest(16) == 5.0
+
+
+def advised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> Said:
+    return in_process(["topology", "advise", "--n", "16", "--parameters", "1e4", *words], tmp_path, monkeypatch, capsys)
+
+
+def test_the_command_says_first_what_wins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = advised(tmp_path, monkeypatch, capsys, "--graphs", "ring torus", "--fail", "2")
+    assert said.code == 0 and " is first: " in said.out.splitlines()[0]
+    assert "  torus " in said.out and "  ring " not in said.out
+    told = json.loads(advised(tmp_path, monkeypatch, capsys, "--json").out)
+    assert told["ways"][0]["seconds"] == min(way["seconds"] for way in told["ways"])
+    assert all(math.isfinite(way["seconds"]) for way in told["ways"])
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--links", "wann"], "links 'wann' cannot be read"),
+        (["--links", "0.1,-3"], "-3 bytes per second"),
+        (["--links", "nowhere.csv"], "nowhere.csv: no such file"),
+        (["--compute", "soon"], "compute 'soon' cannot be read"),
+        (["--compute", "straggler:0.1:1"], "cannot be read"),
+        (["--graphs", "rings"], "no graph is called 'rings'"),
+        (["--target", "2"], "--target"),
+        (["--n", "1"], "--n"),
+    ],
+)
+def test_what_cannot_be_advised_on_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], told: str
+) -> None:
+    said = advised(tmp_path, monkeypatch, capsys, *words)
+    assert said.code == 2 and told in said.err and len(said.errors) == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("from,to\n0,1\n", "line 2: cannot be read"),
+        ("from,to,latency,rate\n0,99,1,1\n", "line 2: a link of 0 and 99"),
+        ("from,to,latency,rate\n0,1,1,0\n", "line 2: 1 s and 0 bytes"),
+        ("from,to,latency,rate\n", "no links"),
+    ],
+)
+def test_a_file_of_links_is_read_line_by_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], content: str, told: str
+) -> None:
+    (tmp_path / "links.csv").write_text(content)
+    said = advised(tmp_path, monkeypatch, capsys, "--links", "links.csv")
+    assert said.code == 2 and told in said.err and len(said.errors) == 1
