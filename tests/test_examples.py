@@ -240,3 +240,19 @@ def test_four_loops_learn_the_plays_as_well_as_one_that_has_them_all(real_data: 
 def test_the_bare_loops_run_as_they_are(tmp_path: Path) -> None:
     assert numbers(printed("loops/regression_bare.py", tmp_path))[0] > 0.4
     assert numbers(printed("loops/characters_bare.py", tmp_path))[0] < 4.5
+
+
+def test_a_rule_holds_where_the_sum_falls_to_liars() -> None:
+    attackers = loaded("10_attackers.py")
+    assert attackers.accuracy("regular:6", "sign-flip", "linear", 5) < 0.5
+    assert attackers.accuracy("regular:6", "sign-flip", "geometric-median", 5) > 0.5
+
+
+@pytest.mark.long
+def test_the_table_of_attackers_has_a_line_per_rule(tmp_path: Path) -> None:
+    lines = printed("10_attackers.py", tmp_path).splitlines()
+    found = {line.split()[0]: [float(word.rstrip("%")) for word in line.split()[1:]] for line in lines[1:7]}
+    assert list(found) == list(loaded("10_attackers.py").RULES) and all(len(row) == 7 for row in found.values())
+    quiet, flipped = found["linear"][:2]
+    assert quiet > 70 and flipped < 50, "the sum learns, and falls to the first attack"
+    assert found["geometric-median"][1] > 60

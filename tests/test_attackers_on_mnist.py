@@ -1,0 +1,55 @@
+"""The order of rules on real digits, as in the table of He, Karimireddy and Jaggi (2022), MNIST; in the long form.
+
+Published, mean of the honest: two cliques without attackers, every peer with few classes: the sum 93.6, clipped 93.8,
+geometric median 88.6, trimmed mean 86.9.  Under alie of 10 deviations: clipped 94.2, both others 9.8.  Theirs is a
+model with momentum at the workers, and a tau that knows who is honest; what is held here is the order, by a softmax
+and an adaptive tau.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedgossip
+
+pytestmark = [pytest.mark.long, pytest.mark.data, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(autouse=True)
+def there(monkeypatch: pytest.MonkeyPatch, real_data: Path) -> None:
+    monkeypatch.setenv("FEDGOSSIP_DATA", str(real_data))
+
+
+def learned(rule: str, options: dict[str, Any], graph: str, rounds: int, adversary: dict[str, Any]) -> float:
+    """The mean score of the honest of sixteen peers, of whom each has two shards of the sorted labels."""
+    content = {
+        "rounds": rounds,
+        "data": {"source": "mnist", "partition": {"kind": "shard", "shards_per_peer": 2}},
+        "train": {"lr": 0.1, "local_steps": 1, "batch_size": 32, "device": "cpu"},
+        "topology": {"graph": graph, "n": 16},
+        "algorithm": {"combine": rule, "combine_options": options},
+        "adversary": adversary,
+        "eval": {"every": rounds},
+    }
+    return float(fedgossip.simulate(content, engine="stacked").summary["score"]["mean_peer"])
+
+
+def test_without_attackers_rules_cost_accuracy_in_the_published_order() -> None:
+    """Measured: 0.837, 0.781, 0.751, 0.663."""
+    rules = [("linear", {}), ("clipped", {"f": 1}), ("geometric-median", {}), ("trimmed-mean", {"f": 1})]
+    found = [learned(rule, options, "two-cliques", 300, {}) for rule, options in rules]
+    assert found == sorted(found, reverse=True) and found[1] - found[3] > 0.05
+
+
+def test_a_little_is_enough_against_the_sum_and_the_trimmed_mean_and_not_against_the_nearest() -> None:
+    """Measured: 0.003 and 0.003; clipped 0.21, geometric median 0.456, nna 0.834.
+
+    Where we are not as published: there the geometric median falls too, and clipped holds.
+    """
+    liars = {"peers": [11, 12, 13, 14, 15], "attack": "alie", "options": {"z": 10.0}}
+    rules = [("linear", {}), ("trimmed-mean", {"f": 3}), ("clipped", {"f": 5}), ("nna", {"f": 5})]
+    plain, trimmed, clipped, nearest = (learned(rule, options, "complete", 100, liars) for rule, options in rules)
+    assert max(plain, trimmed) < 0.15 < clipped < nearest and nearest > 0.75
