@@ -36,6 +36,22 @@ def norm_after_a_period(graph: str, n: int) -> float:
     return _known(product_norm(resolve_schedule(graph, n)))
 
 
+def norm_of_power(graph: str, n: int, rounds: int) -> float:
+    """Return ||W^t - J||, what so many rounds of one graph leave of the worst disagreement."""
+    power = np.linalg.matrix_power(resolve_schedule(graph, n).mixing(0).matrix(), rounds)
+    return float(np.linalg.norm(power - 1.0 / n, 2))
+
+
+def norm_of_round(graph: str, n: int) -> float:
+    """Return ||W - J|| of a graph that brings its weights."""
+    return _known(spectrum(resolve_schedule(graph, n).mixing(0)).slem)
+
+
+def square_left(graph: str, n: int | None = None) -> float:
+    """Return ||E[W'W] - J||, what a drawn round leaves of the worst expected sum of squares."""
+    return _known(forecast_of(resolve_schedule(graph, n)).rate) ** 2
+
+
 def rounds_to_the_mean(graph: str, n: int | None = None) -> float:
     """Return after how many rounds everybody has exactly the mean; infinite for never."""
     found = forecast_of(resolve_schedule(graph, n)).exact_after
