@@ -188,6 +188,13 @@ def says_which_device_it_means(request: pytest.FixtureRequest, monkeypatch: pyte
     monkeypatch.setattr(devices, "device_for", device_for)
 
 
+@pytest.fixture
+def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start scripts without torch's compiler; the process of the tests has it."""
+    places = [str(Path(__file__).with_name("no_compiler")), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, places)))
+
+
 @pytest.fixture(scope="session")
 def data_folder() -> Path:
     """Where mnist/ and shakespeare/ should be: named by FEDGOSSIP_DATA, or shared/data beside the checkout."""

@@ -172,7 +172,7 @@ def test_the_stationary_disagreement_over_real_sockets_is_the_formulas(
 ) -> None:
     """One graph, one gap, one total heterogeneity: 646 times apart by placement alone, through the real sockets."""
     experiment = {
-        "rounds": 250,
+        "rounds": 150,
         "task": {"kind": "quadratic", "placement": placement, "dtype": dtype, "eta": 0.1},
         "topology": {"graph": "ring", "n": 16},
     }

@@ -71,7 +71,7 @@ def test_a_template_runs_as_processes_with_the_same_digest(
 
 @pytest.mark.sockets
 def test_the_loop_of_a_template_runs_as_processes_with_the_same_digest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], no_compiler: None
 ) -> None:
     folder = begun("own-loop", tmp_path, monkeypatch, capsys)
     how = ["launch", "--no-report", "--json", "--experiment", "experiment.toml", "--set", "topology.n=2"]

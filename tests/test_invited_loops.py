@@ -40,7 +40,7 @@ print("weights", sys.argv[1], [round(value, 6) for value in model.weight.flatten
 
 
 @pytest.fixture
-def people(tmp_path: Path) -> Iterator[People]:
+def people(tmp_path: Path, no_compiler: None) -> Iterator[People]:
     made = People(tmp_path, HANGS_SECONDS)
     yield made
     made.stop()

@@ -55,25 +55,12 @@ peer.close()
 print("loop", peer.node, "of", peer.n, "after", peer.round)
 '''
 
-BESIDE = """
-import sys, types, torch
-
-def disable(function=None, *_, **__):
-    return function or disable
-
-if "pytest" not in sys.modules:
-    torch._dynamo = sys.modules["torch._dynamo"] = types.ModuleType("torch._dynamo")
-    torch._dynamo.disable, torch._dynamo.graph_break = disable, lambda *_: None
-COUNT = []
-"""
-"""What the script imports.  It leaves torch's compiler out, which each optimiser would import, and no test needs: that
-takes half of a process's processor time.  In the process of the tests the compiler stays, for other tests use it."""
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path: Path, no_compiler: None) -> Path:
     (tmp_path / "train.py").write_text(SCRIPT)
-    (tmp_path / "beside.py").write_text(BESIDE)
+    (tmp_path / "beside.py").write_text("COUNT = []\n")
     return tmp_path
 
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from commands import Said, finish, free_ports, in_process, start
+from commands import Said, finish, free_ports, in_process, start, typed
 
 from fedgossip.net.endpoints import block, signed
 from fedgossip.net.identity import Identity
@@ -46,7 +46,7 @@ print([round(value, 6) for value in model.weight.flatten().tolist()])
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path: Path, no_compiler: None) -> Path:
     (tmp_path / "fed.toml").write_text(EXPERIMENT)
     (tmp_path / "train.py").write_text(SCRIPT)
     (port,) = free_ports(1)
@@ -68,11 +68,11 @@ def client(folder: Path, node: int) -> subprocess.Popen[str]:
 def test_loops_are_clients_of_a_coordinator_on_another_machine_and_their_run_is_collected(folder: Path) -> None:
     words = ["coordinator", "fed.toml", "--endpoints", "endpoints.toml", "--key", f"{CLIENTS}.key", "--out", "out"]
     leading = start([*words, "--script", "train.py 0"], folder)
-    said: list[Said] = [finish(one, 150) for one in [client(folder, node) for node in range(CLIENTS)]]
-    led = finish(leading, 60)
+    said: list[Said] = [finish(one) for one in [client(folder, node) for node in range(CLIENTS)]]
+    led = finish(leading)
     assert [led.code, *(one.code for one in said)] == [0, 0, 0, 0], led.err + said[0].err
     assert len({one.out for one in said}) == 1 and said[0].out.startswith("[")  # the run's last model, at all
-    collected = finish(start(["collect", "fed.toml", "out", "--json", "--out", "whole"], folder), 60)
+    collected = typed(["collect", "fed.toml", "out", "--json", "--out", "whole"], folder)
     assert collected.code == 0, collected.err
     summary = json.loads(collected.out)
     assert summary["status"] == "finished" and summary["rounds"] == 3 and summary["secure"]

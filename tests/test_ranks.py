@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from commands import finish, start
+from commands import typed
 from torch import nn
 
 from fedgossip.errors import ConfigError
@@ -87,7 +87,7 @@ def test_the_ranks_of_a_loop_hold_the_same_weights_after_every_exchange(
 
     (tmp_path / "train.py").write_text(SCRIPT)
     words = ["launch", "-n", "2", "--ranks", "2", *kind, "--local-steps", "2", "--out", "out", "--no-report"]
-    said = finish(start([*words, "--set", "eval.every=1", "train.py", how], tmp_path), 150)
+    said = typed([*words, "--set", "eval.every=1", "train.py", how], tmp_path)
     assert said.code == 0, said.err + "".join(path.read_text()[-3000:] for path in tmp_path.rglob("log.txt"))
     for node in range(2):
         first, second = (json.loads((tmp_path / f"{node}-{rank}.json").read_text()) for rank in range(2))

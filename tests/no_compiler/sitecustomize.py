@@ -1,0 +1,14 @@
+"""Leaves torch's compiler out of the scripts that tests start: each optimiser of torch would import it, and no test
+needs it there.  That takes half of such a process's processor time.  The fixture `no_compiler` has it read."""
+
+import sys
+import types
+
+
+def disable(function=None, *_, **__):  # type: ignore[no-untyped-def]
+    return function or disable
+
+
+compiler = types.ModuleType("torch._dynamo")
+compiler.disable, compiler.graph_break = disable, lambda *_: None  # type: ignore[attr-defined]
+sys.modules["torch._dynamo"] = compiler
