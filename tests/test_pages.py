@@ -47,6 +47,11 @@ def test_what_the_page_on_graphs_shows_runs(reader: Reader) -> None:
     assert (reader.folder / "karate.svg").exists()
 
 
+def test_what_the_page_on_topologies_shows_runs(reader: Reader) -> None:
+    reader.read(page("topologies"))
+    assert "stl-fw" in (reader.folder / "learned.toml").read_text()
+
+
 def test_what_the_page_on_faults_shows_runs(reader: Reader) -> None:
     reader.read(page("faults"))
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedgossip import seeds
+from fedgossip.cli import labels
 from fedgossip.cli.advise import advise
 from fedgossip.cli.text import console, echo, echo_json
 from fedgossip.topology import forecast_of, is_drawn, ready_names, rule_names
@@ -211,6 +212,10 @@ def audit(
     out.print(table)
     for line in (*exposures.meanings(found), "", *exposures.verdict(found, schedule, refused)):
         out.print(line, highlight=False)
+
+
+topology.add_command(labels.heterogeneity)
+topology.add_command(labels.make)
 
 
 # --- what is said -----------------------------------------------------------------------------------------------

@@ -221,3 +221,18 @@ def _record_privacy(experiment: Experiment, entropy: Entropy | None) -> RecordPr
     from fedgossip.learning.private import RecordPrivacy
 
     return RecordPrivacy(p.clip, p.noise, entropy, p.test_noise)
+
+
+def label_counts(experiment: Experiment, n: int) -> list[list[int]]:
+    """Return how many examples of each class each of `n` peers has, [n][classes], and train nothing.
+
+    Raises ConfigError for a task without classes, and for files that each peer has of its own.
+    """
+    if not experiment.learns or experiment.data.partition.get("kind") == "own":
+        text = "the peers' label counts are not known here"
+        raise ConfigError(text, "Name an experiment whose [data] is divided by data.partition.")
+    found = _examples(experiment, range(n), n)
+    if found.train.kind not in (CLASSIFICATION, LANGUAGE):
+        raise ConfigError(f"{experiment.data.source} has no classes", "Take data that is classified.")
+    labels = found.train.labels
+    return [np.bincount(labels[found.shares[node]], minlength=found.train.classes).tolist() for node in range(n)]

@@ -6,6 +6,7 @@ A graph in a file can be named, cited and exchanged, and says itself what it sho
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,16 @@ def read(path: Path) -> GraphFile:
     if not described.source.strip():
         raise ConfigError(f"{path}: source is empty", "Say where the graph is from: a paper, a map, yourself.")
     return described
+
+
+def written(mixing: Mixing, name: str, title: str, source: str) -> str:
+    """Return the TOML text of a graph with its weights: what `load_mixing` reads back, to the last digit."""
+    keep = mixing.values != 0
+    arcs = zip(mixing.ids[keep].tolist(), mixing.receivers[keep].tolist(), mixing.values[keep].tolist(), strict=True)
+    lines = [f"    [{u}, {v}, {w!r}]," for u, v, w in arcs]
+    head = [f"{key} = {json.dumps(value)}" for key, value in (("name", name), ("title", title), ("source", source))]
+    rest = [f"n = {mixing.n}", f"rule = {json.dumps(mixing.rule)}", "arcs = [ # [sender, receiver, weight]"]
+    return "\n".join([*head, *rest, *lines, "]", "", "[expect]", f"edges = {mixing.topology.edge_count}", ""])
 
 
 def ready_names() -> tuple[str, ...]:

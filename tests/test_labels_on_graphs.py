@@ -1,0 +1,153 @@
+"""Graphs beside the labels on them: heterogeneity, placement, learned graphs, and the files that are made of them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedgossip import simulate
+from fedgossip.cli.topology import topology
+from fedgossip.errors import ConfigError
+from fedgossip.topology import Mixing, build, learned, resolve, resolve_schedule
+from fedgossip.topology import heterogeneity as h
+
+FILE = """
+rounds = 2
+data.partition = { kind = "dirichlet", alpha = 0.3 }
+train.device = "cpu"
+topology = { graph = "ring", n = 8 }
+"""
+
+
+def one_class_each(n: int, classes: int = 10) -> np.ndarray:
+    return np.eye(classes)[np.arange(n) % classes]
+
+
+def plain(W: np.ndarray, P: np.ndarray) -> float:
+    """1/n ||W P - 11'P/n||_F^2."""
+    return float(((W @ P - P.mean(axis=0)) ** 2).sum() / len(P))
+
+
+def said(*words: str) -> str:
+    result = CliRunner().invoke(topology, words, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+@pytest.mark.parametrize(("degree", "printed"), [(3, 0.21818182), (5, 0.14242424), (9, 0.08181818)])
+def test_a_random_regular_graph_leaves_the_published_share_by_chance(degree, printed):
+    """n = 100, one class each: ((||W||_F^2 - 1)/(n - 1)) 0.9; 2000 placements meet it, 5 standard errors."""
+    mixing, P = build(resolve(f"regular:{degree}", 100)), one_class_each(100)
+    assert h.expected(mixing, P) == pytest.approx(printed, abs=5.1e-9)
+    drawn = h.drawn(mixing, P, 2000, 1)
+    assert drawn.mean() == pytest.approx(printed, abs=5 * drawn.std() / 2000**0.5)
+    assert h.label_heterogeneity(mixing, P) == pytest.approx(plain(mixing.matrix(), P), abs=1e-14)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(4, 7), st.integers(0, 1000))
+def test_no_swap_betters_the_placement_that_is_found_and_few_placements_do(n, seed):
+    mixing, P = build(resolve("ring", n)), np.random.default_rng(seed).dirichlet(np.ones(3) * 0.3, n)
+    places, found = h.placed(mixing, P)
+    W = mixing.matrix()
+    assert sorted(places.tolist()) == list(range(n))
+    assert found == pytest.approx(plain(W, P[places]), abs=1e-13)
+    for i, j in itertools.combinations(range(n), 2):
+        swapped = places.copy()
+        swapped[[i, j]] = swapped[[j, i]]
+        assert plain(W, P[swapped]) >= found - 1e-10
+    everywhere = [plain(W, P[list(one)]) for one in itertools.permutations(range(n))]
+    assert found <= np.mean(everywhere) + 1e-12
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 5, 8, 9])
+def test_frank_wolfe_reaches_the_published_heterogeneity(steps):
+    """Le Bars et al. (2023), n = 100, one class each: H_l = 1/(l + 1) - 1/10, at most l neighbours."""
+    P = one_class_each(100)
+    mixing = learned.stl_fw(P, steps)
+    assert h.label_heterogeneity(mixing, P) == pytest.approx(1 / (steps + 1) - 1 / 10, abs=1e-12)
+    assert mixing.topology.in_degrees.max() <= steps
+    assert (mixing.stochastic, bool((mixing.values >= 0).all())) == ("both", True)
+
+
+def test_cliques_have_the_published_number_of_edges_and_all_classes():
+    """Bellet et al. (2022), n = 1000, one class each, cliques of 10: 9450 edges, 98.108 % fewer than complete."""
+    P = one_class_each(1000)
+    graph = learned.d_cliques(P, 10, "full", 1)
+    assert len(graph.edges) == 9450
+    assert 1 - len(graph.edges) / (1000 * 999 / 2) == pytest.approx(0.98108, abs=5e-6)
+    small = learned.d_cliques(one_class_each(100), 10, "ring", 1)
+    assert len(small.edges) == 450 + 10
+    inside = [clique for clique in _cliques(small) if len(clique) == 10]
+    assert len(inside) == 10
+    assert all(sorted(node % 10 for node in clique) == list(range(10)) for clique in inside)
+    assert small.is_connected
+
+
+def _cliques(graph: Any) -> list[list[int]]:
+    import networkx as nx
+
+    return list(nx.find_cliques(graph.to_networkx()))
+
+
+@pytest.mark.parametrize("spec", ["stl-fw:5", "d-cliques:4,ring", "d-cliques:4,full", "place:torus"])
+def test_what_is_made_is_a_file_that_runs_and_says_where_it_is_from(tmp_path, spec):
+    data, out = tmp_path / "e.toml", tmp_path / "made.toml"
+    data.write_text(FILE)
+    said("make", spec, "--data", str(data), "--out", str(out))
+    mixing = resolve_schedule(str(out))
+    assert (mixing.n, mixing.stochastic) == (8, "both")
+    assert f"topology make {spec}, by the labels of e.toml" in out.read_text()
+    assert simulate(data, overrides=[f"topology.graph={out}"]).summary["rounds"] == 2
+
+
+def test_a_file_keeps_every_digit(tmp_path):
+    out = tmp_path / "fdla.toml"
+    said("make", "star", "--n", "5", "--weights", "fdla", "--out", str(out))
+    again = resolve_schedule(str(out))
+    assert isinstance(again, Mixing)
+    assert np.array_equal(again.matrix(), build(resolve("star", 5), "fdla").matrix())
+    assert again.rule == "fdla"  # whose weights may be negative
+
+
+def test_heterogeneity_says_what_a_placement_brings(tmp_path):
+    data = tmp_path / "e.toml"
+    data.write_text(FILE)
+    rows = json.loads(said("heterogeneity", "ring", "complete", "--data", str(data), "--json"))
+    ring, complete = rows
+    assert ring["best"] <= ring["drawn_least"] + 1e-12 <= ring["expected"]
+    assert complete["as_placed"] == pytest.approx(0, abs=1e-15)
+    text = said("heterogeneity", "ring", "--data", str(data))
+    assert f"{ring['best']:.5g}" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("make", "stl-fw:3", "--out", "g.toml"), "labels of peers"),
+        (("make", "ring", "--n", "4", "--out", "g.txt"), "TOML"),
+        (("make", "ring", "--n", "4", "--out", "/nowhere/g.toml"), "/nowhere"),
+        (("make", "stl-fw:1", "--data", "FILE", "--out", "g.toml"), "falls apart"),
+        (("make", "stl-fw:0", "--data", "FILE", "--out", "g.toml"), "stl-fw:0"),
+        (("make", "d-cliques:7,ring", "--data", "FILE", "--out", "g.toml"), "d-cliques:7"),
+        (("make", "d-cliques:4,star", "--data", "FILE", "--out", "g.toml"), "ring or full"),
+        (("make", "place:base:1", "--data", "FILE", "--out", "g.toml"), "every round"),
+        (("heterogeneity", "karate", "--data", "FILE"), "34 nodes, not 8"),
+        (("heterogeneity", "ring", "--data", "AVERAGING"), "label counts"),
+    ],
+)
+def test_what_cannot_be_made_is_said(tmp_path: Path, words, message):
+    (tmp_path / "e.toml").write_text(FILE)
+    (tmp_path / "a.toml").write_text('rounds = 2\ntask.kind = "averaging"\ntopology = { graph = "ring", n = 4 }\n')
+    named = {"FILE": str(tmp_path / "e.toml"), "AVERAGING": str(tmp_path / "a.toml")}
+    with pytest.raises(ConfigError) as caught:
+        said(*(named.get(word, word) for word in words))
+    assert message in f"{caught.value} {caught.value.advice}"
