@@ -30,7 +30,8 @@ from fedgossip.net.host import Host, Ports
 from fedgossip.net.identity import Identity
 from fedgossip.net.mesh import Links
 from fedgossip.net.sockets import keep_message_memory
-from fedgossip.protocols.allreduce import AllReduce, AllReduceSettings
+from fedgossip.protocols.allreduce import AllReduce
+from fedgossip.protocols.view_member import AllReduceSettings
 from fedgossip.task import Job, Update
 from fedgossip.vectors import frozen
 from fedgossip.wire import CHUNK_BYTES

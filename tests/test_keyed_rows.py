@@ -219,7 +219,8 @@ def test_lost_late_and_doubled_messages_change_no_bit(filters: list[str]) -> Non
     for seed in range(3):
         faults = [{**one, "start": seed * 0.01} for one in LOSSES]
         patient = {"deadline": 300.0}  # nobody is left out, however often something of it is lost
-        run = simulate(clicks(faults=faults, simulation={"jitter": 0.02}, server={"filters": filters}, parallel=patient))
+        links, server = {"jitter": 0.02}, {"filters": filters}
+        run = simulate(clicks(faults=faults, simulation=links, server=server, parallel=patient))
         assert run.digest == quiet.digest, seed
         assert not events(run, "refused")
 

@@ -17,7 +17,8 @@ from fedgossip.plans.mapreduce import MapReducePlan
 from fedgossip.plans.parameter_server import ServerPlan
 from fedgossip.plans.plan import Arrays, JoiningTerms, Results, RunOutlook, Seat, nanoseconds
 from fedgossip.plans.shared_steps import SharedSteps
-from fedgossip.protocols.allreduce import AllReduce, AllReduceSettings
+from fedgossip.protocols.allreduce import AllReduce
+from fedgossip.protocols.view_member import AllReduceSettings
 from fedgossip.records import Row
 from fedgossip.roles import Role, Roles
 from fedgossip.simulation.collective import first_collective, reduced_by, run_collective

@@ -242,17 +242,19 @@ def _curves(page: ParadigmPage) -> Markup | None:
 
 def _told(rows: Sequence[Row]) -> Markup | None:
     """Formula beside measurement."""
-    heads = ["Paradigm", "Workers", "A round", "Told", "±", "Off by", "Textbook", "Busiest carries", "Told", "Off by"]
+    drawn = any(row["told"]["error"] for row in rows if row.get("told"))
+    heads = ["Paradigm", "Workers", "A round", "Told", *(["±"] if drawn else []), "Off by", "Textbook"]
+    heads += ["Busiest carries", "Told", "Off by"]
     lines = []
     for row in rows:
         told = row.get("told")
         if not told:
             continue
         carried, of_it = row["payload_of_busiest"], told["payload_of_busiest"]
-        error = duration(told["error"]) if told["error"] else ""
+        error = [duration(told["error"]) if told["error"] else ""] if drawn else []
         lines.append([
             text(row["paradigm"]), count(row["workers"]),
-            duration(row["round_seconds"]), duration(told["round_seconds"]), error,
+            duration(row["round_seconds"]), duration(told["round_seconds"]), *error,
             _off(row["round_seconds"], told["round_seconds"]), duration(told["formula"]),
             data_size(carried), data_size(of_it), _off(carried, of_it),
         ])  # fmt: skip

@@ -66,7 +66,7 @@ ALIVE_SECONDS = 1.0
 BOARDS = ("examples", "given", "found")
 
 
-class GroupWorker:
+class CollectiveWorker:
     """A process of the team, set up."""
 
     def __init__(self, setup: Setup, channel: Channel, boards: Mapping[str, SharedArrays]) -> None:
@@ -215,7 +215,7 @@ def main() -> None:
     try:
         setup = inbox.get()
         assert isinstance(setup, Setup)
-        member = GroupWorker(setup, channel, dict(zip(BOARDS, boards, strict=True)))
+        member = CollectiveWorker(setup, channel, dict(zip(BOARDS, boards, strict=True)))
         channel.send(Ready())
         while True:
             channel.send(member.answer(inbox.get()))
