@@ -190,6 +190,8 @@ def test_the_report_draws_attackers_apart_and_scores_the_honest(tmp_path: Any) -
     page = (tmp_path / "run" / "report.html").read_text()
     assert "5 peers" in page and "1 attacker" in page and "attacker 2" in page and "peer 3" in page
     assert "Those in squares lie" in page
+    assert "put together by another rule, or some of the peers lied" in " ".join(page.split())
+    assert "inside the band" not in page
     assert run.summary["score"]["worst_peer"] is not None
 
 

@@ -214,6 +214,7 @@ class GossipPlan(PlanDefaults):
             "modes": modes(self.spectrum),
             "links": links_of(self.forecast, self.topology),
             "band": band_of(self.schedule, rows) if plain and not described else None,
+            "summed": a.combine == "linear" and not e.adversary.peers,
         }
 
 

@@ -41,6 +41,8 @@ def band(run: RecordedRun) -> Band | None:
     if told := run.foretold:
         rounds = np.arange(1, told.rounds + 1)
         return Band(rounds, np.array(told.lower), np.array(told.upper), foretold=True)
+    if not run.summary.summed:
+        return None
     if recorded := run.summary.band:
         rounds = np.arange(1, len(recorded.upper) + 1)
         return Band(rounds, np.array(recorded.lower), np.array(recorded.upper))
@@ -82,6 +84,12 @@ def sentence(run: RecordedRun, forecast: Band | None) -> str:
         return (
             "These peers exchanged in pairs, or gave shares away, when it suited them.  What the graph promised is of"
             " synchronous rounds: it ranks graphs for both, but bounds only those."
+        )
+    if not run.summary.summed:
+        left = "" if measured is None else f"  Measured: a round of it left {near_one(measured)} of the disagreement."
+        return (
+            "What the graph promised is of weighted sums of honest models.  These models were put together by another"
+            f" rule, or some of the peers lied: what becomes of the disagreement was not forecast.{left}"
         )
     if facts.period != 1:
         parts.append(_of_changing(facts))

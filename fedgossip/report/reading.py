@@ -176,6 +176,8 @@ class Summary(msgspec.Struct, frozen=True):
     topology: Graph | None = None
     eigenvalues: list[float] | None = None
     modes: list[tuple[float, float]] | None = None
+    summed: bool = True
+    """Whether every peer went on with the weighted sum of honest models: what the graph promises is of that."""
     """Of a directed mixing: the eigenvalues, real and imaginary part, without the mean's."""
     links: str = ""
     """How many links there are, in words."""
