@@ -256,3 +256,11 @@ def test_the_table_of_attackers_has_a_line_per_rule(tmp_path: Path) -> None:
     quiet, flipped = found["linear"][:2]
     assert quiet > 70 and flipped < 50, "the sum learns, and falls to the first attack"
     assert found["geometric-median"][1] > 60
+
+
+def test_rows_of_a_table_cost_what_their_batches_touch(tmp_path: Path) -> None:
+    out = printed("rows_of_a_table.py", tmp_path)
+    errors = [float(error) for error in re.findall(r"squared error ([\d.]+)", out)]
+    assert errors[0] > 1 and errors[-1] < 0.1 and errors == sorted(errors, reverse=True)
+    sent = re.search(r"sends (\d+) kB a round; the whole table is 64 MB", out)
+    assert sent and int(sent[1]) * 1000 < 0.001 * 64e6

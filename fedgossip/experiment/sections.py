@@ -180,7 +180,7 @@ class ServerSection(msgspec.Struct, forbid_unknown_fields=True):
     """A push goes at the rate divided by 1 + the steps made since what it was computed from; not with staleness 0."""
     filters: list[str] = msgspec.field(default_factory=list)
     """Of a table's rows, what is not worth sending, one after the other: `key-cache`, `threshold:T`, `random-skip:P`,
-    `kkt`, `kkt:T`, `module:function` (docs/paradigms.md)."""
+    `kkt`, `kkt:T`, `module:function` (docs/parallel.md)."""
 
 
 class ParallelSection(msgspec.Struct, forbid_unknown_fields=True):

@@ -24,7 +24,7 @@ def check_table(experiment: ParallelExperiment, table: KeyedTable | None) -> Non
     if table is None:
         if s.filters:
             text = f"parallel.server.filters = {s.filters}, and the model is no table"
-            raise ConfigError(text, "Filters choose rows; leave them out, or see docs/paradigms.md for tables.")
+            raise ConfigError(text, "Filters choose rows; leave them out, or see docs/parallel.md for tables.")
         return
     if s.replication > 1:
         text = f"parallel.server.replication = {s.replication} of a table, whose rows have one copy"

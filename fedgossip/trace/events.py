@@ -123,7 +123,7 @@ def described(value: object, digests: dict[int, str] | None = None) -> str:
         return f"<{value.dtype.name} {value.size} {known[id(value)]}>"
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         found = ((f, getattr(value, f.name)) for f in dataclasses.fields(value))
-        fields = ((f.name, one) for f, one in found if "since" not in f.metadata or one != f.default)
+        fields = ((f.name, one) for f, one in found if "since" not in f.metadata or _is_said(one, f.default))
         return f"{type(value).__name__}({', '.join(f'{name}={described(one, known)}' for name, one in fields)})"
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{key}: {described(one, known)}" for key, one in value.items()) + "}"
@@ -132,6 +132,11 @@ def described(value: object, digests: dict[int, str] | None = None) -> str:
     if isinstance(value, set | frozenset):
         return "{" + ", ".join(sorted(described(one, known) for one in value)) + "}"
     return repr(value.item() if isinstance(value, np.generic) else value)
+
+
+def _is_said(value: object, usual: object) -> bool:
+    """Whether a field that earlier traces have not is other than usual; no array is."""
+    return isinstance(value, np.ndarray) or value != usual
 
 
 def raw(array: Array) -> memoryview:

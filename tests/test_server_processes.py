@@ -1,0 +1,129 @@
+"""Parameter servers as processes: killed, gone on with, replayed; and what they give is never half of two steps."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from over_sockets import run_over_sockets
+from test_keyed_rows import clicks
+from test_parameter_server import quadratic
+
+from fedgossip import simulate
+from fedgossip.algorithms.row_filters import KEY_CACHE
+from fedgossip.drivers.local import PeerProcesses, run_local_plan
+from fedgossip.drivers.replay import replay_trace
+from fedgossip.drivers.resume import resume
+from fedgossip.errors import FedgossipError
+from fedgossip.experiment import load_experiment
+from fedgossip.learning.analytic import Quadratic
+from fedgossip.machine import Machine
+from fedgossip.plans import compose
+from fedgossip.plans.parameter_server import ServerPlan
+from fedgossip.records import PeerRow, Row
+from fedgossip.task import Job, Update
+from fedgossip.trace.files import Opening, Trace, Traced
+from fedgossip.vectors import digest, frozen
+
+pytestmark = pytest.mark.sockets
+
+RUNS = {
+    "vector": quadratic(3, 2, rounds=6),
+    "vector, async": quadratic(3, 2, rounds=6, server={"staleness": "async"}),
+    "copies": quadratic(2, 3, rounds=4, server={"replication": 2}),
+    "table": clicks(3, 2, rounds=6, server={"filters": [KEY_CACHE]}),
+    "table, stale": clicks(3, 2, rounds=6, server={"staleness": 1, "filters": ["threshold:0.01"]}),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_all_that_a_server_and_a_worker_were_told_replays_with_equal_bits(name: str, tmp_path: Path) -> None:
+    """Also where no other run has these bits, for its order was the network's."""
+    experiment = load_experiment(RUNS[name])
+    plan = compose.plan(experiment)
+    task, _ = compose.task_of(experiment, plan.learners)
+    traces: dict[int, Trace] = {}
+    turn = threading.Lock()
+
+    def wrap(node: int, machine: Machine) -> Machine:
+        about = Opening(node, 0, task.schema, "0", experiment.to_dict(), task.initial(node))
+        with turn:
+            traces[node] = Trace(tmp_path / f"{node}.bin", about, never)
+        return Traced(machine, traces[node])
+
+    results, _ = run_over_sockets(plan, task, wrap)
+    for node, trace in traces.items():
+        trace.close()
+        replayed = replay_trace(trace.path)
+        assert replayed.equal and replayed.digest == digest([results[node]]), node
+
+
+def never(name: str, text: str) -> None:
+    raise AssertionError(f"{name}: {text}")
+
+
+@pytest.mark.parametrize("name", ["vector", "table"])
+def test_a_run_whose_server_was_killed_goes_on_with_resume_to_the_same_bits(name: str, tmp_path: Path) -> None:
+    kinds = {"vector": quadratic, "table": clicks}
+    experiment = kinds[name](3, 2, rounds=60, parallel={"deadline": 1.0, "least_deadline": 0.5})
+    plan = compose.plan(load_experiment({**experiment, "eval": {"every": 30}}))
+    with PeerProcesses(learning=False) as family:
+        killed: list[int] = []
+
+        def watch(row: Row) -> None:
+            if isinstance(row, PeerRow) and row.round >= 10 and not killed:
+                killed.append(family.pids[4])
+                os.kill(family.pids[4], signal.SIGKILL)
+
+        with pytest.raises(FedgossipError):
+            run_local_plan(plan, tmp_path / "run", family=family, report=False, watch=watch)
+    run = resume(tmp_path / "run")
+    assert run.summary["status"] == "finished"
+    assert run.digest == simulate({**experiment, "eval": {"every": 30}}).digest
+
+
+class Stamps(Quadratic):
+    """Every gradient is ones, so all elements of a shard are equal after every step: unequal ones are of two steps."""
+
+    def __init__(self, plan: ServerPlan, dim: int) -> None:
+        super().__init__(plan.learners, dim, dtype=np.float32)
+        self.ranges = [[*one.ranges] for one in plan.placement_of(dim).shards]
+        self.torn: list[str] = []
+        self.read = 0
+
+    def gradients(self, jobs: Sequence[Job]) -> Sequence[Update]:
+        for job in jobs:
+            for ranges in self.ranges:
+                parts = [job.vector[start:stop] for start, stop in ranges]
+                ends = {float(end) for part in parts for end in (part.min(), part.max(), part[0], part[-1])}
+                self.read += len(parts)
+                self.torn += [f"worker {job.node}, round {job.round}: {ends}"] if len(ends) > 1 else []
+        return [Update(frozen(np.ones(self.length, np.float32)), 1, {"loss": 0.0}) for _ in jobs]
+
+
+def check_stamps(rounds: int, **server: Any) -> None:
+    dim = 700_001  # several pieces a shard
+    plan = compose.plan(load_experiment(quadratic(3, 2, rounds, server=server, task={"dim": dim})))
+    assert isinstance(plan, ServerPlan)
+    task = Stamps(plan, dim)
+    vectors, _ = run_over_sockets(plan, task)
+    assert task.torn == [] and task.read > 3 * rounds
+    expected = -0.1 * rounds * (1 if server["staleness"] == 0 else 3)
+    np.testing.assert_allclose(vectors[0], expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("staleness", [0, "async"])
+def test_no_range_of_a_shard_is_of_two_steps(staleness: Any) -> None:
+    check_stamps(8, staleness=staleness)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_no_range_of_a_shard_is_of_two_steps_in_many_rounds() -> None:
+    check_stamps(400, staleness="async")
