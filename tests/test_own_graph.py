@@ -364,6 +364,7 @@ UNMET: dict[str, tuple[dict[str, Any], tuple[str, str | None], dict[str, Any], s
     "directed tree": ({"tree": True}, ("directed-exponential", None), {}, "is none"),
     "plain_sgd": ({"plain_sgd": True}, ("ring", None), {"train": {"momentum": 0.9, "device": "cpu"}}, "plain SGD"),
     "lossless": ({"lossless": True}, ("ring", None), {"faults": [{"kind": "drop", "probability": 0.1}]}, "a drop"),
+    "linear": ({"linear": True}, ("ring", None), {"algorithm": {"combine": "median"}}, "no meaning but in a sum"),
 }
 MET: dict[str, tuple[dict[str, Any], tuple[str, str | None], dict[str, Any]]] = {
     "constant": ({"constant": True}, ("ring", None), {}),

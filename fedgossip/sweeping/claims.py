@@ -22,7 +22,9 @@ from uuid import uuid4
 import msgspec
 
 from fedgossip import file_locks, owner_files
+from fedgossip.decoding import UnreadableError, from_json
 
+_DECODER = msgspec.json.Decoder(dict[str, str | int])
 BEAT, STALE = 5.0, 60.0
 """Seconds between two heartbeats, and after which a claim without one is stale."""
 
@@ -106,8 +108,8 @@ def _stale(path: Path) -> bool:
 def _said(path: Path) -> tuple[str, int] | None:
     """What the holder said of itself; None where it has let go."""
     try:
-        told = msgspec.json.decode(path.read_bytes(), type=dict[str, str | int])
-    except (OSError, msgspec.MsgspecError):
+        told = from_json(_DECODER, path.read_bytes())
+    except (OSError, UnreadableError):
         return None
     return str(told.get("host")), int(told.get("pid", 0))
 
