@@ -39,8 +39,14 @@ LOOPBACK = "127.0.0.1"
 
 
 def encrypted(seat: Seat, d: int, warm: int, rounds: int) -> Measured:
-    """fedgossip as it runs for everybody: SyncGossip, Host and Links, CURVE on."""
+    """fedgossip as it runs for everybody: SyncGossip, Host and Links, encrypted."""
     return _gossip(seat, d, warm, rounds, Identity.new())
+
+
+def sealed(seat: Seat, d: int, warm: int, rounds: int) -> Measured:
+    """The same with models by sealed streams beside CURVE."""
+    os.environ["FEDGOSSIP_LINKS"] = "sealed"
+    return encrypted(seat, d, warm, rounds)
 
 
 def plain(seat: Seat, d: int, warm: int, rounds: int) -> Measured:
@@ -193,6 +199,7 @@ CONTESTANTS: dict[str, Contestant] = {
     "gloo all_reduce": gloo,
     "fedgossip plain": plain,
     "fedgossip": encrypted,
+    "fedgossip sealed": sealed,
 }
 
 

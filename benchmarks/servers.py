@@ -6,6 +6,7 @@ sends d float32 to all others, each sends d float32 back at once, and the coordi
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from collections.abc import Callable, Sequence
@@ -273,8 +274,14 @@ def machines_plain(seat: Seat, d: int, warm: int, rounds: int) -> Measured:
 
 
 def machines(seat: Seat, d: int, warm: int, rounds: int) -> Measured:
-    """The same with CURVE: fedgossip as it runs for everybody."""
+    """The same encrypted: fedgossip as it runs for everybody."""
     return _machines(seat, d, warm, rounds, Identity.new())
+
+
+def machines_sealed(seat: Seat, d: int, warm: int, rounds: int) -> Measured:
+    """The same with models by sealed streams beside CURVE."""
+    os.environ["FEDGOSSIP_LINKS"] = "sealed"
+    return machines(seat, d, warm, rounds)
 
 
 def _machines(seat: Seat, d: int, warm: int, rounds: int, identity: Identity | None) -> Measured:
@@ -321,4 +328,5 @@ CONTESTANTS: dict[str, Contestant] = {
     "links": links,
     "fedgossip plain": machines_plain,
     "fedgossip": machines,
+    "fedgossip sealed": machines_sealed,
 }

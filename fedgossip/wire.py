@@ -149,6 +149,11 @@ class Assembler:
         return self._open is not None
 
     @property
+    def begins(self) -> bool:
+        """Whether such a message has just been announced, and takes no memory yet."""
+        return self._open is not None and not self._vectors
+
+    @property
     def to_come(self) -> int:
         """How many chunks of the message that is coming in are not there yet."""
         if self._open is None:

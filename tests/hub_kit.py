@@ -77,6 +77,10 @@ class Wheel:
     def reasons(self, node: int) -> list[str]:
         return [event.reason for event in self.heard[node] if isinstance(event, Rejected)]
 
+    def kinds(self, node: int) -> list[str]:
+        """What happened to the links of a node."""
+        return [type(event).__name__ for event in self.heard[node] if isinstance(event, LinkUp | LinkDown)]
+
     def forget(self) -> None:
         for events in self.heard.values():
             events.clear()

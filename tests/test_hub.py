@@ -27,6 +27,7 @@ from fedgossip.net.outbox import OUTBOX_MESSAGES, Cuts, Outbox
 from fedgossip.net.router_sender import MODELS, SPEAKING_CHUNKS
 from fedgossip.net.server import Hub
 from fedgossip.net.sockets import SILENCE_MS
+from fedgossip.net.streams import Streams
 from fedgossip.net.transport import Arrived, LinkDown, LinkEvent, LinkUp, Rejected
 from fedgossip.vectors import Vector
 from fedgossip.wire import CHUNK_BYTES, wire_bytes
@@ -502,7 +503,7 @@ def test_tries_become_rarer_the_longer_a_client_takes_nothing(monkeypatch: pytes
     clock = [0.0]
     router = Full(clock, opens=2.0)
     monkeypatch.setattr(router_sender, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    speaker = router_sender.Speaker(router)  # type: ignore[arg-type]
+    speaker = router_sender.Speaker(router, Streams(None, ()))  # type: ignore[arg-type]
     line = router_sender.ClientLine(0, Outbox(Cuts()), b"name")
     for _ in range(2):
         speaker.put(line, Leaving(0))

@@ -12,6 +12,7 @@ import zmq
 
 from fedgossip.errors import NetworkError
 from fedgossip.machine import NodeId
+from fedgossip.net import streams
 from fedgossip.net.connections import FILES, FLOOD, Connections, Seen
 from fedgossip.net.descriptors import raise_open_files, shut_down
 
@@ -78,7 +79,8 @@ class Callers:
 
 def check_open_files(clients: int) -> None:
     """Raise NetworkError where this process may not have as many connections as it may need."""
-    needed = 3 * clients + STRANGERS + FILES  # the client's own, one that waits, one that has just called
+    # the client's own with its stream, one that waits, one that has just called; strangers at both ports
+    needed = 4 * clients + STRANGERS + streams.STRANGERS + FILES
     if (most := raise_open_files()) < needed:
         text = f"{clients} clients need {needed} open files, and this process may have {most}"
         raise NetworkError(text, "Raise the limit: ulimit -Hn, or LimitNOFILE= of the service.")

@@ -1,4 +1,5 @@
-"""A client's end: one DEALER that calls the coordinator's Hub, and speaks and hears on that connection.  Binds nothing.
+"""A client's end: one DEALER that calls the coordinator's Hub, and speaks and hears on that connection, or by the
+sealed stream beside it once that is there.  Binds nothing.
 
 ZeroMQ calls again by itself where the connection breaks.  The link is up when the coordinator has answered our Hello.
 A large message waits for its turn, and all that is sent after it waits too; see `upload_slots`.
@@ -17,11 +18,14 @@ from fedgossip.messages import AnyMessage, Expected, Hello
 from fedgossip.net import calling, control_frames, sockets
 from fedgossip.net.connections import FLOOD, Connections, Seen, flooded
 from fedgossip.net.endpoints import Endpoint, Endpoints, check_address
-from fedgossip.net.frame_reader import check_last, frame_error, read, skip
+from fedgossip.net.frame_reader import check_last, frame_error, read, read_sealed, skip
 from fedgossip.net.identity import Identity, check_public
-from fedgossip.net.outbox import Cuts, Outbox, Pair
+from fedgossip.net.outbox import Cuts, Outbox, Pair, zmq_body
 from fedgossip.net.routing import Routing
+from fedgossip.net.sealed_way import SEAL, StreamCall
+from fedgossip.net.sealing import SealBrokenError, WornOutError, suites_wanted
 from fedgossip.net.sockets import DRAIN_FRAMES, MORE_NOW, NOW, Wakeable, Waker, ZmqSocket
+from fedgossip.net.streams import Streams, hang_up_beside, take_answer
 from fedgossip.net.traffic import Traffic
 from fedgossip.net.transport import Arrived, LinkDown, LinkEvent, LinkUp, Rejected, Woken
 from fedgossip.wire import Assembler
@@ -33,6 +37,8 @@ class Spoke(Wakeable):
     def __init__(self, node: NodeId, identity: Identity | None) -> None:
         """`identity` None leaves encryption out: for measuring what it costs, reachable from no command."""
         self.node, self.identity = node, identity
+        self.streams = Streams(identity, suites_wanted())
+        self._call = StreamCall(-1)
         self.address = "nobody is called yet"
         self._coordinator: NodeId | None = None
         self._hello = Hello("", "", "")
@@ -54,6 +60,7 @@ class Spoke(Wakeable):
         self.poller = zmq.Poller()
         self.poller.register(self._waker.fileno(), zmq.POLLIN)
         self.poller.register(self.connections.fileno(), zmq.POLLIN)
+        self.poller.register(self.streams.fileno(), zmq.POLLIN)
 
     @property
     def partners(self) -> tuple[NodeId, ...]:
@@ -93,6 +100,7 @@ class Spoke(Wakeable):
         self._hang_up()
         if self._up:
             self._broke(self._late)
+        self._call = StreamCall(node, callee=key)
         self._coordinator, self.address = node, f"calls {where}"
         self._dealer = dealer
         self.poller.register(dealer, zmq.POLLIN)
@@ -103,6 +111,7 @@ class Spoke(Wakeable):
             self._hang_up()
 
     def _hang_up(self) -> None:
+        self.streams.drop(self._call)
         if self._dealer:
             calling.hang_up(self.poller, self.connections, self._dealer)
 
@@ -121,17 +130,32 @@ class Spoke(Wakeable):
         self._flush()
 
     def _flush(self) -> None:
-        """Give the socket all that it takes; ask to be called again when it takes more."""
+        """Give the network all that it takes; ask to be called again when it takes more."""
         assert self._dealer
-        while self._connected and (pair := self._next()) is not None:
+        while self._connected and not self._changes_over() and (pair := self._next()) is not None:
             try:
                 self._dealer.send(pair[0], MORE_NOW)
-                self._dealer.send(pair[1], NOW, copy=False)
+                self._dealer.send(zmq_body(pair), NOW, copy=False)
             except zmq.Again:
                 self.poller.register(self._dealer, zmq.POLLIN | zmq.POLLOUT)
                 return
+            self._call.count_sent(pair)
             self._outbox.sent()
-        self.poller.register(self._dealer, zmq.POLLIN)
+        if self._connected:
+            self.poller.register(self._dealer, zmq.POLLIN)
+
+    def _changes_over(self) -> bool:
+        """Send by the sealed stream, where there is one that is up; return whether there is."""
+        call, outbox = self._call, self._outbox
+        if not call.up or not (call.speaks or (outbox.between and outbox)):
+            return False
+        try:
+            while call.speak() and (pair := self._next()) is not None and call.send(pair):
+                outbox.sent()
+            self.streams.watch(call)
+        except (OSError, WornOutError):
+            self._stream_ended(self._late)
+        return True
 
     def _next(self) -> Pair | None:
         """Return the frame that may be sent now; for a large message the one that asks for its turn."""
@@ -148,7 +172,7 @@ class Spoke(Wakeable):
     @property
     def idle(self) -> bool:
         """Whether everything that can be sent has been handed to ZeroMQ."""
-        return not (self._connected and self._outbox)
+        return not (self._connected and self._outbox) and not self._call.sending
 
     # --- hearing --------------------------------------------------------------------------------------------------
 
@@ -167,6 +191,9 @@ class Spoke(Wakeable):
         if self._dealer in ready:
             self._hear(events)
             self._flush()
+        if self.streams.fileno() in ready:
+            self._turn_streams(events)
+        self._offer_stream()
         return events
 
     def _hear(self, events: list[LinkEvent]) -> None:
@@ -191,18 +218,86 @@ class Spoke(Wakeable):
 
     def _heard(self, dealer: ZmqSocket, mark: zmq.Frame, events: list[LinkEvent]) -> AnyMessage | None:
         kind, transfer = control_frames.parse(mark.bytes)
+        if kind == SEAL:
+            text = dealer.recv() if mark.more else b""
+            check_last(dealer)
+            if refused := take_answer(self.streams, self._call, transfer, text, mark.get(zmq.SRCFD)):
+                events.append(refused)
+            return None
+        self.streams.count_heard(self._call)
         if kind not in control_frames.ANSWERS or not mark.more:
             message = read(dealer, mark, self._assembler)
             self._told_of_vectors()
             return message
         dealer.recv()
         check_last(dealer)
+        self._told(kind, transfer, events)
+        return None
+
+    def _told(self, kind: bytes, transfer: int, events: list[LinkEvent]) -> None:
+        """Take a control frame."""
         if kind == control_frames.TWIN:
             text = "another process with our key is connected to the coordinator, and was here before"
             events.append(Rejected(self._coordinator, "twin", text, "Stop one of the two."))
         elif kind == control_frames.GO and transfer == self._asked:
             self._turn = transfer
-        return None
+
+    # --- the sealed stream ------------------------------------------------------------------------------------------
+
+    def _offer_stream(self) -> None:
+        """Offer the coordinator a stream, where the link has none and that is due."""
+        if (now := self.streams.tick()) is None or not self._up or self._coordinator is None:
+            return
+        if not self.routing.relay_of(self._coordinator) and (word := self.streams.offers(self._call, now)):
+            self._outbox.say(word)
+            self._flush()
+
+    def _turn_streams(self, events: list[LinkEvent]) -> None:
+        for way, readable, writable in self.streams.turn():
+            if way is not self._call:
+                continue
+            if readable:
+                self._hear_stream(events)
+            if writable and self._call.up:
+                self._flush()
+
+    def _hear_stream(self, events: list[LinkEvent]) -> None:
+        call = self._call
+        for _ in range(DRAIN_FRAMES):
+            try:
+                if call.stream is None or not call.arrived():
+                    if call.stream is not None:
+                        self.streams.watch(call)
+                    return
+                kind, transfer = control_frames.parse(call.stream.mark)
+                if kind in control_frames.ANSWERS:
+                    call.stream.open()
+                    self._told(kind, transfer, events)
+                    self._flush()
+                    continue
+                message = read_sealed(call.stream, self._assembler)
+                self._told_of_vectors()
+            except (OSError, EOFError, SealBrokenError) as error:
+                if isinstance(error, SealBrokenError):
+                    events.append(Rejected(self._coordinator, error.reason, f"coordinator: {error}", error.advice))
+                self._stream_ended(events)
+                return
+            except Exception as error:
+                refused = frame_error(error, self._assembler)
+                self._told_of_vectors()
+                events.append(Rejected(self._coordinator, refused.reason, str(refused), refused.advice))
+                continue
+            if message is not None:
+                self._arrived(message, events)
+                return
+
+    def _stream_ended(self, events: list[LinkEvent]) -> None:
+        """What was under way by the stream is lost with it, so the coordinator is greeted again."""
+        lost = self._call.in_use
+        self.streams.failed(self._call)
+        if lost:
+            hang_up_beside(self._call)
+            self._broke(events)
 
     def _told_of_vectors(self) -> None:
         if self._coordinator is not None:
@@ -221,6 +316,8 @@ class Spoke(Wakeable):
         if event == FLOOD:
             events.append(flooded(self._coordinator, f"coordinator {self._coordinator}"))
         elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            if self._call.in_use:  # the end of the connection before was not told yet
+                self._broke(events)
             self._connected = True
             self.routing.linked(self._coordinator, up=True, events=[])  # nobody calls us, wherever we are
             self._assembler = Assembler(self._expected)
@@ -228,7 +325,8 @@ class Spoke(Wakeable):
             self._outbox.put(self._hello)
             self._flush()
         elif event == zmq.EVENT_DISCONNECTED:
-            self._broke(events)
+            if not self._call.hears:  # else there may be more to hear, up to its end
+                self._broke(events)
         elif refused := self._greeting.failed(self._coordinator, event):
             events.append(refused)
 
@@ -236,6 +334,8 @@ class Spoke(Wakeable):
         assert self._coordinator is not None
         self.routing.linked(self._coordinator, up=False, events=events)
         self._asked = self._turn = -1
+        self.streams.drop(self._call)
+        self._call.offer = None
         self._outbox.clear()
         self.traffic.heard(self._coordinator, more=False)
         if self._up:
@@ -251,6 +351,7 @@ class Spoke(Wakeable):
             self.poll(50)
         self.routing.close()
         self._hang_up()
+        self.streams.close()
         self.connections.close()
         self._waker.close()
         self.context.term()

@@ -1,10 +1,15 @@
-"""Read one message from a socket, a mark and a body and no other frame, and give it to its sender's assembler."""
+"""Read one message from a socket, a mark and a body and no other frame, and give it to its sender's assembler.
+
+Or one sealed record of a stream, which stands for the same.
+"""
 
 from __future__ import annotations
 
 import zmq
 
 from fedgossip.messages import AnyMessage
+from fedgossip.net.sealed_stream import SealedStream
+from fedgossip.net.sealing import SealBrokenError
 from fedgossip.net.sockets import ZmqSocket
 from fedgossip.wire import Assembler, FrameError
 
@@ -24,6 +29,27 @@ def read(socket: ZmqSocket, mark: zmq.Frame, assembler: Assembler) -> AnyMessage
     size = socket.recv_into(target)
     check_last(socket)
     return assembler.landed(size)
+
+
+def read_sealed(stream: SealedStream, assembler: Assembler) -> AnyMessage | None:
+    """Open the record that is whole, a chunk into its place; return the message that is whole with it.
+
+    Raises SealBrokenError, after which the stream is to be closed, and FrameError for a frame that is the sender's own
+    and cannot be accepted.  The mark is believed before the seal is looked at only so far as to find the place: where
+    the seal is broken, all that the message has is dropped.
+    """
+    try:
+        target = assembler.mark(stream.mark)
+        if target is not None and stream.size == len(target):
+            return assembler.landed(stream.open_into(target))
+    except SealBrokenError:
+        assembler.give_up()
+        raise
+    except FrameError:
+        stream.open()
+        raise
+    size, body = stream.size, bytes(stream.open())
+    return assembler.header(body) if target is None else assembler.landed(size)
 
 
 def frame_error(error: Exception, assembler: Assembler | None) -> FrameError:

@@ -1,4 +1,5 @@
-"""One peer's sockets: a ROUTER that hears all partners, a DEALER for sending to each, CURVE on all of them.
+"""One peer's sockets: a ROUTER that hears all partners, a DEALER for sending to each, CURVE on all of them; and beside
+each of these connections a sealed stream, which takes over from it once it is there.
 
 One thread owns everything here.  `send` never blocks: frames that the socket does not take wait in a bounded outbox.
 The sender of a message is the peer that the allow-list knows by the connection's key, never what a message says.
@@ -6,6 +7,7 @@ The sender of a message is the peer that the allow-list knows by the connection'
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,11 +22,14 @@ from fedgossip.net import sockets
 from fedgossip.net.auth import GUEST, GUESTS, AllowList
 from fedgossip.net.calling import Greeting, call, hang_up
 from fedgossip.net.connections import FLOOD, Connections, flooded
+from fedgossip.net.control_frames import parse
 from fedgossip.net.endpoints import Endpoint, Endpoints, check_address
-from fedgossip.net.frame_reader import check_last, frame_error, read, skip
+from fedgossip.net.frame_reader import check_last, frame_error, read, read_sealed, skip
 from fedgossip.net.identity import Identity, check_public
-from fedgossip.net.outbox import Cuts, Outbox
+from fedgossip.net.outbox import Cuts, Outbox, Pair, zmq_body
 from fedgossip.net.routing import Routing
+from fedgossip.net.sealed_way import SEAL, CalledStream, StreamCall
+from fedgossip.net.sealing import SealBrokenError, WornOutError, suites_wanted
 from fedgossip.net.sockets import (
     DRAIN_FRAMES,
     MORE_NOW,
@@ -35,6 +40,7 @@ from fedgossip.net.sockets import (
     keep_message_memory,
     make,
 )
+from fedgossip.net.streams import Streams, hang_up_beside, hear_answer, refusal
 from fedgossip.net.traffic import Traffic
 from fedgossip.net.transport import NOBODY, Arrived, LinkDown, LinkEvent, LinkUp, Rejected, Woken
 from fedgossip.wire import Assembler, FrameError
@@ -54,6 +60,7 @@ class _Link:
     node: NodeId
     dealer: ZmqSocket
     outbox: Outbox
+    call: StreamCall
     recent: list[AnyMessage] = field(default_factory=list)  # these are sent again when the link comes back
     up: bool = False
     broke: bool = False
@@ -77,6 +84,7 @@ class Links(Wakeable):
 
     def __init__(self, node: NodeId, bind: str, identity: Identity | None) -> None:
         """`identity` None leaves encryption out: for measuring what it costs, reachable from no command."""
+        suites = suites_wanted()
         self.node, self.identity = node, identity
         self._links: dict[NodeId, _Link] = {}
         self._assemblers: dict[NodeId, Assembler] = {}
@@ -98,6 +106,8 @@ class Links(Wakeable):
         self.routing = Routing(identity, self._waker.wake)
         self.connections = Connections()
         self.poller.register(self.connections.fileno(), zmq.POLLIN)
+        self.streams = Streams(identity, suites)
+        self._readers: dict[CalledStream, Assembler] = {}
         self.router = make(self.context, zmq.ROUTER)
         self.connections.follow(self.router)
         try:
@@ -105,7 +115,9 @@ class Links(Wakeable):
         except NetworkError:
             self.close()
             raise
+        self.streams.listen(self.address, bind)
         self.poller.register(self.router, zmq.POLLIN)
+        self.poller.register(self.streams.fileno(), zmq.POLLIN)
 
     @property
     def partners(self) -> tuple[NodeId, ...]:
@@ -161,6 +173,8 @@ class Links(Wakeable):
         link = self._links.pop(node, None)
         self.allow.forget(node)
         self.routing.forget(node)
+        for called in self.streams.called_by(node):
+            self._drop(called)
         self._assemblers.pop(node, None)
         self.traffic.heard(node, more=False)
         if link is not None:
@@ -169,9 +183,10 @@ class Links(Wakeable):
     def _call(self, node: NodeId, endpoint: Endpoint) -> _Link:
         where, key = endpoint.address, endpoint.key
         dealer = call(self.context, self.connections, self.node, self.identity, node, where, key)
-        return _Link(node, dealer, Outbox(self._cuts))
+        return _Link(node, dealer, Outbox(self._cuts), StreamCall(node, callee=key))
 
     def _close(self, link: _Link) -> None:
+        self.streams.drop(link.call)
         hang_up(self.poller, self.connections, link.dealer)
 
     # --- sending --------------------------------------------------------------------------------------------------
@@ -201,24 +216,40 @@ class Links(Wakeable):
         self.traffic.queued(link.node, message.payload_bytes)
 
     def _flush(self, link: _Link) -> None:
-        """Give the socket all that it takes; ask to be called again when it takes more."""
-        while link.up and (pair := link.outbox.next()) is not None:
-            mark, body = pair
+        """Give the network all that it takes; ask to be called again when it takes more."""
+        full = False
+        while link.up and not full and not self._changes_over(link) and (pair := link.outbox.next()) is not None:
             try:
-                link.dealer.send(mark, MORE_NOW)
-                link.dealer.send(body, NOW, copy=False)
+                link.dealer.send(pair[0], MORE_NOW)
+                link.dealer.send(zmq_body(pair), NOW, copy=False)
             except zmq.Again:
-                self.poller.register(link.dealer, zmq.POLLOUT)
-                return
-            link.outbox.sent()
-        if link.dealer in self.poller:
+                full = True
+            else:
+                link.call.count_sent(pair)
+                link.outbox.sent()
+        if mask := (zmq.POLLOUT if full else 0) | (zmq.POLLIN if link.call.offer else 0):
+            self.poller.register(link.dealer, mask)
+        elif link.dealer in self.poller:
             self.poller.unregister(link.dealer)
+
+    def _changes_over(self, link: _Link) -> bool:
+        """Send by the sealed stream, where the link has one that is up; return whether it has."""
+        call = link.call
+        if not call.up or not (call.speaks or (link.outbox.between and link.outbox)):
+            return False
+        try:
+            while call.speak() and (pair := link.outbox.next()) is not None and call.send(pair):
+                link.outbox.sent()
+            self.streams.watch(call)
+        except (OSError, WornOutError):
+            self._broke(link, self._late)
+        return True
 
     @property
     def idle(self) -> bool:
         """Whether everything that can be sent has been handed to ZeroMQ."""
         return all(
-            not link.outbox
+            not link.outbox and not link.call.sending
             if link.up
             else link.broke or not link.heard  # a caller gets our Hello, and may learn from it why we leave
             for link in self._links.values()
@@ -242,9 +273,14 @@ class Links(Wakeable):
             events.append(Rejected(None, "unknown_key", text, "Is its key in endpoints.toml?"))
         if ready.pop(self.router, None):
             self._hear(events)
+        if ready.pop(self.streams.fileno(), None):
+            self._turn_streams(events)
         for link in self._links.values():
-            if link.dealer in ready:
+            if mask := ready.get(link.dealer):
+                if mask & zmq.POLLIN:
+                    events += hear_answer(self.streams, link.call, link.dealer)
                 self._flush(link)
+        self._offer_streams()
         return events
 
     def _hear(self, events: list[LinkEvent]) -> None:
@@ -257,9 +293,13 @@ class Links(Wakeable):
             try:
                 mark = self.router.recv(copy=False)
                 if self.allow.guests and (key := self._guest(mark)):
-                    self._hear_guest(key, mark, events)
+                    self._hear_guest(key, connection, mark, events)
                     continue
                 sender = self._sender(mark, connection)
+                if mark.bytes[:1] == SEAL:
+                    self._answer(sender, connection, mark, events)
+                    continue
+                self.streams.heard(sender, connection)
                 message = self._body(sender, mark)
             except Exception as error:
                 refused = frame_error(error, None if sender is None else self._assemblers[sender])
@@ -272,18 +312,102 @@ class Links(Wakeable):
                 events.append(Arrived(sender, message, self._assemblers[sender].size))
                 return  # the message may complete a round, whose memory is then free for the next frame
 
+    # --- sealed streams ---------------------------------------------------------------------------------------------
+
+    def _offer_streams(self) -> None:
+        """Offer a stream on the links that are up and have none, where that is due."""
+        if (now := self.streams.tick()) is None:
+            return
+        for link in self._links.values():
+            self._offer_stream(link, now)
+
+    def _offer_stream(self, link: _Link, now: float) -> None:
+        if link.up and not self.routing.relay_of(link.node) and (word := self.streams.offers(link.call, now)):
+            link.outbox.say(word)
+            self._flush(link)
+
+    def _answer(self, sender: NodeId, connection: bytes, mark: zmq.Frame, events: list[LinkEvent]) -> None:
+        """Answer an offer on the connection that it came by."""
+        number, body = parse(mark.bytes)[1], self.router.recv() if mark.more else b""
+        check_last(self.router)
+        key = next((z85.encode(key).decode() for key, node in self.allow.allowed.items() if node == sender), "")
+        try:
+            word = self.streams.answer(sender, connection, key, number, body)
+        except FrameError as error:
+            word = refusal(number)
+            events.append(Rejected(sender, error.reason, f"peer {sender} offers {error}", error.advice))
+        self._reply(connection, word)
+
+    def _reply(self, connection: bytes, word: Pair) -> None:
+        """Send a control frame on a connection that a caller has made, where it takes it now."""
+        with contextlib.suppress(zmq.Again):
+            self.router.send_multipart([connection, word[0], zmq_body(word)], NOW)
+
+    def _turn_streams(self, events: list[LinkEvent]) -> None:
+        for way, readable, writable in self.streams.turn():
+            if isinstance(way, CalledStream):
+                if self._hear_stream(way, events):
+                    return  # as in _hear: memory first
+            elif (link := self._links.get(way.node)) is not None and link.call is way:
+                self._turn_call(link, events, readable=readable, writable=writable)
+
+    def _turn_call(self, link: _Link, events: list[LinkEvent], *, readable: bool, writable: bool) -> None:
+        """Nothing is heard on our own calls but their end."""
+        try:
+            if readable and link.call.arrived():
+                raise EOFError
+        except (OSError, EOFError, FrameError):
+            self._broke(link, events)
+        if writable and link.call.up:
+            self._flush(link)
+
+    def _hear_stream(self, way: CalledStream, events: list[LinkEvent]) -> bool:
+        """Hear what a partner sends by its stream; return whether a message is whole."""
+        assembler = self._readers.setdefault(way, Assembler(self._expected))
+        for _ in range(DRAIN_FRAMES):
+            try:
+                if way.stream is None or not way.arrived():
+                    if way.stream:
+                        self.streams.watch(way)
+                    break
+                message = read_sealed(way.stream, assembler)
+            except (OSError, EOFError, SealBrokenError) as error:
+                if isinstance(error, SealBrokenError):
+                    events.append(Rejected(way.node, error.reason, f"peer {way.node}: {error}", error.advice))
+                self._drop(way)
+                break
+            except Exception as error:
+                refused = frame_error(error, assembler)
+                events.append(Rejected(way.node, refused.reason, str(refused), refused.advice))
+                continue
+            self._heard_of(way.node, assembler)
+            if message is not None:
+                events.append(Arrived(way.node, message, assembler.size))
+                return True
+        return False
+
+    def _drop(self, way: CalledStream) -> None:
+        """Close a stream at our end; its caller greets again."""
+        self._readers.pop(way, None)
+        self.streams.drop(way)
+        self.traffic.heard(way.node, more=False)
+
     def _guest(self, mark: zmq.Frame) -> str:
         """Return the key of the guest that sends; "" for a member, which may have been a guest when it called."""
         user = str(mark.get("User-Id"))
         key = user.removeprefix(GUEST)
         return key if key != user and z85.decode(key) not in self.allow.allowed else ""
 
-    def _hear_guest(self, key: str, mark: zmq.Frame, events: list[LinkEvent]) -> None:
+    def _hear_guest(self, key: str, connection: bytes, mark: zmq.Frame, events: list[LinkEvent]) -> None:
         """Take a guest's message: it may say Hello and ask to join, in its own name, and not often."""
         guest = self._guest_of(key)
         guest.said += 1
         if guest.said > GUEST_WORDS:
             raise FrameError("guest", "one that is no member says too much")
+        if mark.bytes[:1] == SEAL:  # it may offer again when it is a member
+            skip(self.router)
+            self._reply(connection, refusal(parse(mark.bytes)[1]))
+            return
         if not mark.more or guest.assembler.mark(mark.bytes) is not None:
             raise FrameError("truncated", "a message of one frame")
         body = self.router.recv()
@@ -328,10 +452,18 @@ class Links(Wakeable):
     def _body(self, sender: NodeId, mark: zmq.Frame) -> AnyMessage | None:
         assembler = self._assemblers[sender]
         message = read(self.router, mark, assembler)
+        self._heard_of(sender, assembler)
+        return message
+
+    def _heard_of(self, sender: NodeId, assembler: Assembler) -> None:
+        """Note what has come of a partner's message.  One at a time is under way, on whichever of its connections."""
+        if assembler.begins:
+            for other in [self._assemblers[sender], *(self._readers.get(c) for c in self.streams.called_by(sender))]:
+                if other is not None and other is not assembler:
+                    other.give_up()
         self.traffic.heard(sender, more=assembler.under_way)
         if assembler.coming is not None:  # this is checked before memory is taken for its chunks
             self._has(self._links[sender], assembler.coming)
-        return message
 
     def _has(self, link: _Link, round: int) -> None:
         """Note that the partner is in `round`: it has our models of the rounds before, or will never use them."""
@@ -355,12 +487,24 @@ class Links(Wakeable):
             self._flush(link)
         elif event == zmq.EVENT_DISCONNECTED:
             if link.up:
-                link.up, link.broke, link.greeting.reached = False, True, True
-                self.traffic.heard(link.node, more=False)  # what has begun is not needed any more, or comes again
-                events.append(LinkDown(link.node))
-                self.routing.linked(link.node, up=False, events=events)
+                self._down(link, events)
         elif refused := link.greeting.failed(link.node, event):
             events.append(refused)
+
+    def _down(self, link: _Link, events: list[LinkEvent]) -> None:
+        self.streams.drop(link.call)
+        link.up, link.broke, link.greeting.reached = False, True, True
+        self.traffic.heard(link.node, more=False)  # what has begun is not needed any more, or comes again
+        events.append(LinkDown(link.node))
+        self.routing.linked(link.node, up=False, events=events)
+
+    def _broke(self, link: _Link, events: list[LinkEvent]) -> None:
+        """The stream of a link is at its end: what was under way there is lost, so the link is greeted again."""
+        lost = link.call.speaks
+        self.streams.failed(link.call)
+        if lost and link.up:
+            hang_up_beside(link.call)
+            self._down(link, events)
 
     def _restart(self, link: _Link) -> None:
         """Greet, and repeat the last messages: a broken connection has lost some, and repeats do no harm."""
@@ -368,6 +512,9 @@ class Links(Wakeable):
         link.outbox.put(self._hello)
         if self._join:
             link.outbox.put(self._join)
+        self.streams.drop(link.call)
+        link.call.offer = None
+        self._offer_stream(link, time.monotonic())
         for message in link.recent:
             self._queue(link, message)
 
@@ -381,6 +528,7 @@ class Links(Wakeable):
         self.routing.close()
         for link in self._links.values():
             self._close(link)
+        self.streams.close()
         self.connections.close()
         self.router.close(0)
         self.allow.socket.close(0)

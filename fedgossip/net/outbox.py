@@ -15,23 +15,57 @@ from fedgossip.net.traffic import Traffic
 from fedgossip.vectors import Vector
 from fedgossip.wire import Packed, chunks, packed
 
-Pair = tuple[bytes, bytes | zmq.Frame]
-"""The mark and the body of one message of ZeroMQ."""
+
+class VectorChunk:
+    """A chunk of vectors, in place; as a frame that ZeroMQ reads there too, once it is asked for.
+
+    Such a frame costs about as much as copying 100 KiB: it must be made, and ZeroMQ tells when it is done with it.
+    """
+
+    __slots__ = ("_frame", "view")
+
+    def __init__(self, view: memoryview) -> None:
+        self.view = view
+        self._frame: zmq.Frame | None = None
+
+    def __len__(self) -> int:
+        return len(self.view)
+
+    @property
+    def frame(self) -> zmq.Frame:
+        """The same for all partners."""
+        if self._frame is None:
+            self._frame = zmq.Frame(self.view)
+        return self._frame
+
+
+Pair = tuple[bytes, bytes | VectorChunk]
+"""The mark and the body of one message of ZeroMQ, or of one sealed record."""
+
+
+def zmq_body(pair: Pair) -> bytes | zmq.Frame:
+    """Return the body as ZeroMQ sends it."""
+    body = pair[1]
+    return body.frame if isinstance(body, VectorChunk) else body
+
+
+def plain_body(pair: Pair) -> bytes | memoryview:
+    """Return the body as it is sealed."""
+    body = pair[1]
+    return body.view if isinstance(body, VectorChunk) else body
+
 
 OUTBOX_MESSAGES = 8
 """Maximum number of messages that wait for one partner; a synchronous run needs two models and a goodbye."""
 
 
 class Cuts:
-    """What all partners share of a message: its header, made once, and its chunks as frames that ZeroMQ reads in place.
-
-    Such a frame costs about as much as copying 100 KiB: it must be made, and ZeroMQ tells when it is done with it.
-    """
+    """What all partners share of a message: its header, made once, and its chunks."""
 
     def __init__(self) -> None:
         self.traffic = Traffic()
         self._packed: Packed | None = None
-        self._last: tuple[tuple[Vector, ...], list[zmq.Frame]] = (), []
+        self._last: tuple[tuple[Vector, ...], list[VectorChunk]] = (), []
 
     def packed(self, message: AnyMessage) -> Packed:
         """Return the message with its header: the same for all partners to whom it is sent one after the other."""
@@ -39,12 +73,12 @@ class Cuts:
             self._packed = packed(message)
         return self._packed
 
-    def chunks(self, message: AnyMessage) -> list[zmq.Frame]:
+    def chunks(self, message: AnyMessage) -> list[VectorChunk]:
         """Return its chunks: the same for all messages with these vectors."""
         if not isinstance(message, Carrier):
             return []
         if self._last[0] is not message.vectors:
-            self._last = message.vectors, [zmq.Frame(chunk) for chunk in chunks(message)]
+            self._last = message.vectors, [VectorChunk(chunk) for chunk in chunks(message)]
         return self._last[1]
 
 
@@ -83,6 +117,11 @@ class Outbox:
         """Whether the next frame is a control frame."""
         return bool(self._words)
 
+    @property
+    def between(self) -> bool:
+        """Whether no message is under way."""
+        return self._current is None and self._waiting is None
+
     def next(self) -> Pair | None:
         """Return the frame that is to be sent now; the same one until it is `sent`."""
         if self._words:
@@ -116,8 +155,10 @@ class Outbox:
         """Note that the network has what `next` returned."""
         if self._words:
             self._words.popleft()
-        else:
-            self._waiting = None
+            return
+        self._waiting = next(self._current, None) if self._current else None
+        if self._waiting is None:
+            self._end()
 
     def forget(self, vector: Vector) -> int:
         """Drop the messages that begin with this vector, also one that is under way; return how many."""

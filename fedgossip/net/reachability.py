@@ -97,6 +97,11 @@ class Reachability:
             known = self._peers.pop(node, None)
             self._leaving += [known] if known else []
 
+    def relay_of(self, node: NodeId) -> str:
+        """Return the relay by which a peer is called now, "" for none."""
+        with self._lock:
+            return self._peers[node].now.relay if node in self._peers else ""
+
     def linked(self, node: NodeId, *, up: bool) -> None:
         """A link has come up, or broken."""
         with self._lock:

@@ -1,4 +1,4 @@
-"""Sending to many clients through one ROUTER: each gets a chunk in turn, and nobody is waited for.
+"""Sending to many clients, through one ROUTER and by sealed streams: each gets a chunk in turn, nobody is waited for.
 
 A chunk that a connection does not take now is tried again soon, and less often the longer the connection takes nothing.
 So a client that reads slowly waits alone, and a thousand of them do not keep the others waiting.  ZeroMQ does not tell
@@ -17,8 +17,11 @@ import zmq
 
 from fedgossip.machine import NodeId
 from fedgossip.messages import AnyMessage, Carrier
-from fedgossip.net.outbox import Outbox, Pair
+from fedgossip.net.outbox import Outbox, Pair, zmq_body
+from fedgossip.net.sealed_way import SEAL, SealedWay
+from fedgossip.net.sealing import WornOutError
 from fedgossip.net.sockets import DRAIN_FRAMES, MORE_NOW, NOW, ZmqSocket
+from fedgossip.net.streams import Streams
 from fedgossip.vectors import Vector
 
 SPEAKING_CHUNKS = 16
@@ -39,6 +42,10 @@ class ClientLine:
     node: NodeId
     outbox: Outbox
     name: bytes = b""
+    way: SealedWay | None = None
+    """The sealed stream beside that connection, once there is one."""
+    said: int = 0
+    """Messages that the connection has taken since the last answer to an offer."""
     took: float = 0.0
     """The time when it last took a chunk, or had nothing to take."""
     stuck: bool = False
@@ -47,19 +54,20 @@ class ClientLine:
 class Speaker:
     """Sends the frames of lines that others own; forgets a line that is cleared."""
 
-    def __init__(self, router: ZmqSocket) -> None:
-        self._router = router
+    def __init__(self, router: ZmqSocket, streams: Streams) -> None:
+        self._router, self._streams = router, streams
         router.router_mandatory = True
         router.sndhwm = SPEAKING_CHUNKS
         self._talking: dict[NodeId, ClientLine] = {}
         self._stuck: list[tuple[float, NodeId, ClientLine]] = []
         self._models: deque[weakref.ref[Vector]] = deque()
         self._gone: list[ClientLine] = []
+        self._full: dict[NodeId, ClientLine] = {}  # lines whose stream takes no more now
 
     @property
     def idle(self) -> bool:
-        """Whether ZeroMQ has taken everything."""
-        return not self._talking and not any(line.stuck for _, _, line in self._stuck)
+        """Whether the network has taken everything."""
+        return not self._talking and not self._full and not any(line.stuck for _, _, line in self._stuck)
 
     def put(self, line: ClientLine, message: AnyMessage) -> int:
         """Queue a message; return how many were dropped for it: the oldest of its line, or the oldest model of all."""
@@ -78,9 +86,10 @@ class Speaker:
         line.outbox.clear()
         line.stuck = False
         self._talking.pop(line.node, None)
+        self._full.pop(line.node, None)
 
     def _begin(self, line: ClientLine) -> None:
-        if not line.stuck and line.node not in self._talking:
+        if not line.stuck and line.node not in self._talking and line.node not in self._full:
             line.took = time.monotonic()
             self._talking[line.node] = line
 
@@ -92,7 +101,7 @@ class Speaker:
         dropped = 0
         while len(self._models) > MODELS:
             if (oldest := self._models.popleft()()) is not None:
-                lines = [*self._talking.values(), *(line for _, _, line in self._stuck)]
+                lines = [*self._talking.values(), *self._full.values(), *(line for _, _, line in self._stuck)]
                 dropped += sum(line.outbox.forget(oldest) for line in lines)
         return dropped
 
@@ -111,15 +120,18 @@ class Speaker:
     def _give_everyone_one(self, now: float) -> int:
         taken = 0
         for line in list(self._talking.values()):
-            pair = line.outbox.next()
+            begins, pair = line.outbox.between, line.outbox.next()
             if pair is None:
                 del self._talking[line.node]
-            elif self._given(line, pair):
+                self._empty(line)
+            elif self._given(line, pair, begins=begins):
                 line.took = now
                 taken += 1
         return taken
 
-    def _given(self, line: ClientLine, pair: Pair) -> bool:
+    def _given(self, line: ClientLine, pair: Pair, *, begins: bool) -> bool:
+        if line.way is not None and (line.way.speaks or begins):
+            return self._sealed(line, line.way, pair)
         try:
             self._router.send(line.name, MORE_NOW)
         except zmq.ZMQError as error:
@@ -132,9 +144,40 @@ class Speaker:
                 raise
             return False
         self._router.send(pair[0], MORE_NOW)  # ZeroMQ takes the whole message or none of it
-        self._router.send(pair[1], NOW, copy=False)
+        self._router.send(zmq_body(pair), NOW, copy=False)
+        line.said = 0 if pair[0][:1] == SEAL else line.said + 1
         line.outbox.sent()
         return True
+
+    def _sealed(self, line: ClientLine, way: SealedWay, pair: Pair) -> bool:
+        """Send a frame by the line's stream; wait until it takes more where it does not take this one."""
+        way.said = line.said
+        try:
+            taken = way.speak() and way.send(pair)
+        except (OSError, WornOutError):
+            self.clear(line)
+            self._gone.append(line)
+            return False
+        if taken:
+            line.outbox.sent()
+        else:
+            del self._talking[line.node]
+            self._full[line.node] = line
+            self._streams.watch(way)
+        return taken
+
+    def _empty(self, line: ClientLine) -> None:
+        """The line has nothing more; the last of it may wait for the network."""
+        if line.way is not None and line.way.sending:
+            self._full[line.node] = line
+            self._streams.watch(line.way)
+
+    def resume(self, line: ClientLine) -> None:
+        """The line's stream takes more.  Raises OSError where it is broken."""
+        assert line.way is not None and line.way.stream is not None
+        if line.way.stream.flush() and self._full.pop(line.node, None) is not None:
+            self._begin(line)
+        self._streams.watch(line.way)
 
     def _wait(self, line: ClientLine) -> None:
         now = time.monotonic()
@@ -163,4 +206,4 @@ class Speaker:
         except zmq.ZMQError:
             return
         self._router.send(word[0], MORE_NOW)
-        self._router.send(word[1], NOW)
+        self._router.send(zmq_body(word), NOW)

@@ -60,6 +60,10 @@ class Routing:
             events.append(Routed(node, route.relay))
         return replace(endpoint, address=route.address)
 
+    def relay_of(self, node: NodeId) -> str:
+        """Return the relay through which a partner is called now; "" where it is called directly."""
+        return self._reachability.relay_of(node) if self._reachability else ""
+
     def forget(self, node: NodeId) -> None:
         """Nobody calls `node` any more."""
         self._endpoints.pop(node, None)

@@ -1,4 +1,5 @@
-"""The coordinator's end of links that only its clients call: one ROUTER that receives and sends.  It calls nobody.
+"""The coordinator's end of links that only its clients call: one ROUTER that receives and sends, and beside each of its
+connections a sealed stream, which takes over once it is there.  It calls nobody.
 
 A client's first message on a connection is its Hello; the answer is ours, and from then on the client is sent its
 messages on that connection.  The sender of a message is the client that the allow-list knows by the connection's key.
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import zmq
 
@@ -25,11 +26,14 @@ from fedgossip.net.auth import AllowList
 from fedgossip.net.callers import Callers, check_open_files
 from fedgossip.net.connections import Connections, flooded
 from fedgossip.net.endpoints import Endpoint, Endpoints
-from fedgossip.net.frame_reader import check_last, frame_error, read, skip
+from fedgossip.net.frame_reader import check_last, frame_error, read, read_sealed, skip
 from fedgossip.net.identity import Identity, check_public
 from fedgossip.net.outbox import Cuts, Outbox
 from fedgossip.net.router_sender import ClientLine, Speaker
+from fedgossip.net.sealed_way import SEAL, CalledStream
+from fedgossip.net.sealing import SealBrokenError, suites_wanted
 from fedgossip.net.sockets import DRAIN_FRAMES, LINGER_MS, NOW, Wakeable, Waker, ZmqSocket
+from fedgossip.net.streams import Streams, refusal
 from fedgossip.net.traffic import Traffic
 from fedgossip.net.transport import Arrived, LinkDown, LinkEvent, LinkUp, Rejected, Woken
 from fedgossip.wire import Assembler, FrameError
@@ -57,6 +61,7 @@ class _Client:
     next: _ClientConnection | None = None
     """The connection of another process with the same key, which waits."""
     up: bool = False
+    key: str = ""
 
 
 class Hub(Wakeable):
@@ -66,6 +71,7 @@ class Hub(Wakeable):
         self, node: NodeId, bind: str, identity: Identity | None, turns_at_once: int = upload_slots.TURNS
     ) -> None:
         """`identity` None leaves encryption out: for measuring what it costs, reachable from no command."""
+        suites = suites_wanted()
         self.node, self.identity, self._at_once = node, identity, turns_at_once
         self._clients: dict[NodeId, _Client] = {}
         self._hello = Hello("", "", "")
@@ -80,7 +86,8 @@ class Hub(Wakeable):
         self.allow = AllowList(self.context)
         self.router = sockets.make(self.context, zmq.ROUTER)
         self.router.router_handover = identity is None  # clients name themselves then, on the next connection too
-        self._speaker = Speaker(self.router)
+        self.streams = Streams(identity, suites)
+        self._speaker = Speaker(self.router, self.streams)
         self.connections = Connections()
         self.connections.follow(self.router)
         self._callers = Callers(self.connections)
@@ -90,8 +97,10 @@ class Hub(Wakeable):
         except NetworkError:
             self.close()
             raise
+        self.streams.listen(self.address, bind)
         self.poller = zmq.Poller()
-        for source in (self.allow.socket, self.connections.fileno(), self._waker.fileno(), self.router):
+        sources = self.allow.socket, self.connections.fileno(), self._waker.fileno(), self.router, self.streams.fileno()
+        for source in sources:
             self.poller.register(source, zmq.POLLIN)
 
     @property
@@ -123,12 +132,15 @@ class Hub(Wakeable):
         # numbered from where another process would not: what is left of a broken connection is never taken for new
         first = self._hello.process % 2**31
         line = ClientLine(node, Outbox(self._cuts, first))
-        self._clients.setdefault(node, _Client(node, line, Assembler(self._expected)))
+        self._clients.setdefault(node, _Client(node, line, Assembler(self._expected), key=endpoint.key))
         self._callers.expected = self.connections.expected = len(self._clients)
 
     def part(self, node: NodeId) -> None:
         """Refuse the key of one client from now on; its connection ends."""
         self.allow.forget(node)
+        if client := self._clients.get(node):
+            self.streams.forget(node)
+            client.line.way = None
 
     # --- speaking -------------------------------------------------------------------------------------------------
 
@@ -176,7 +188,11 @@ class Hub(Wakeable):
             events.append(Rejected(None, "unknown_key", text, "Is its key in the list of clients?"))
         if self.router in ready:
             self._hear(events)
-        self._take_turns(events, heard_all=self.router not in ready)
+        heard_all = self.router not in ready
+        if self.streams.fileno() in ready and not self._turn_streams(events):
+            heard_all = False
+        self.streams.tick()
+        self._take_turns(events, heard_all=heard_all)
         return events
 
     def _hear(self, events: list[LinkEvent]) -> None:
@@ -215,6 +231,10 @@ class Hub(Wakeable):
         """Read one message of ZeroMQ; return the message that is whole with it, of a client that has greeted."""
         kind, transfer = control_frames.parse(mark.bytes)
         known = client.here is not None and name == client.here.name
+        if kind == SEAL:
+            self._answer(client, name, mark, transfer, events, known=known)
+            return None
+        self.streams.heard(client.node, name)
         if known and kind == control_frames.ASK and mark.more:
             self.router.recv()
             check_last(self.router)
@@ -232,6 +252,92 @@ class Hub(Wakeable):
             raise FrameError("ungreeted", f"client {client.node} speaks without a greeting")
         self._account(client, kind, transfer, message)
         return message
+
+    # --- sealed streams ---------------------------------------------------------------------------------------------
+
+    def _answer(
+        self, client: _Client, name: bytes, mark: zmq.Frame, number: int, events: list[LinkEvent], *, known: bool
+    ) -> None:
+        """Answer the offer of a client that has greeted on this connection."""
+        body = self.router.recv() if mark.more else b""
+        check_last(self.router)
+        word = refusal(number)
+        if known and client.key and not (client.line.way and client.line.way.in_use):
+            try:
+                word = self.streams.answer(client.node, name, client.key, number, body)
+            except FrameError as error:
+                text = f"client {client.node} offers {error}"
+                events.append(Rejected(client.node, error.reason, text, error.advice))
+        if known:
+            self._speaker.say(client.line, word)
+
+    def _turn_streams(self, events: list[LinkEvent]) -> bool:
+        """Hear and go on; return whether all that had come was heard."""
+        for way, readable, writable in self.streams.turn():
+            client = self._clients[way.node]
+            if not isinstance(way, CalledStream) or client.here is None or way.connection != client.here.name:
+                self.streams.drop(way)  # of a connection that is no more
+                continue
+            if client.line.way is not way:
+                self._drop_stream(client)
+                client.line.way = way
+            if writable:
+                self._go_on(client, events)
+            if readable and client.line.way is way and self._hear_stream(client, way, events):
+                return False
+        return True
+
+    def _go_on(self, client: _Client, events: list[LinkEvent]) -> None:
+        try:
+            self._speaker.resume(client.line)
+        except OSError:
+            self._lost(client, events)
+
+    def _hear_stream(self, client: _Client, way: CalledStream, events: list[LinkEvent]) -> bool:
+        """Hear what a client sends by its stream; return whether there may be more than was heard."""
+        for _ in range(DRAIN_FRAMES):
+            try:
+                if way.stream is None or not way.arrived():
+                    if way.stream is not None:
+                        self.streams.watch(way)
+                    return False
+                kind, transfer = control_frames.parse(way.stream.mark)
+                if kind == control_frames.ASK:
+                    way.stream.open()
+                    self.turns.ask(client.node, transfer)
+                    continue
+                message = read_sealed(way.stream, client.assembler)
+                self.traffic.heard(client.node, more=client.assembler.under_way)
+                self._account(client, kind, transfer, message)
+            except (OSError, EOFError, SealBrokenError) as error:
+                if isinstance(error, SealBrokenError):
+                    events.append(Rejected(client.node, error.reason, f"client {client.node}: {error}", error.advice))
+                self._stream_ended(client, events)
+                return False
+            except Exception as error:
+                refused = frame_error(error, client.assembler)
+                self.traffic.heard(client.node, more=client.assembler.under_way)
+                events.append(Rejected(client.node, refused.reason, str(refused), refused.advice))
+                continue
+            if message is not None:
+                events.append(Arrived(client.node, message, client.assembler.size))
+                return True
+        return True
+
+    def _stream_ended(self, client: _Client, events: list[LinkEvent]) -> None:
+        """What was under way by a stream is lost with it, so the client has to greet again."""
+        in_use = client.line.way is not None and client.line.way.in_use
+        self._drop_stream(client)
+        if in_use and client.up and client.here:
+            if client.here.descriptor >= 0:
+                self._callers.hang_up(client.here.descriptor)
+            self._lost(client, events)
+
+    def _drop_stream(self, client: _Client) -> None:
+        for way in self.streams.called_by(client.node):
+            if way is client.line.way:
+                self.streams.drop(way)
+        client.line.way = None
 
     def _is_here(self, client: _Client, mark: zmq.Frame) -> bool:
         """Return whether this came on the client's own connection, not on one that has taken its name."""
@@ -281,7 +387,8 @@ class Hub(Wakeable):
             self._speaker.tell(connection.name, control_frames.word(control_frames.TWIN))
             return
         if client.up and client.here:
-            self._callers.hang_up(client.here.descriptor)
+            if client.here.descriptor >= 0:
+                self._callers.hang_up(client.here.descriptor)
             self._down(client, events)
         self._welcome(client, connection, events)
 
@@ -297,7 +404,10 @@ class Hub(Wakeable):
             if client.next and client.next.descriptor == descriptor:
                 client.next = None
             elif client.up and client.here and client.here.descriptor == descriptor:
-                self._lost(client, events)
+                if client.line.way is not None and client.line.way.hears:  # there may be more to hear, up to its end
+                    client.here = replace(client.here, descriptor=-1)
+                else:
+                    self._lost(client, events)
         for seen in self._callers.flooded:
             who = "a caller that has said nothing" if seen.node is None else f"client {seen.node}"
             events.append(flooded(seen.node, who))
@@ -313,6 +423,7 @@ class Hub(Wakeable):
     def _down(self, client: _Client, events: list[LinkEvent]) -> None:
         client.up = False
         self._speaker.clear(client.line)
+        self._drop_stream(client)
         self.turns.forget(client.node)
         client.assembler.give_up()
         self.traffic.heard(client.node, more=False)
@@ -329,6 +440,7 @@ class Hub(Wakeable):
         until = time.monotonic() + drain_seconds
         while not (self.idle and not self._anybody_up) and time.monotonic() < until:
             self.poll(50)
+        self.streams.close()
         self.connections.close()
         self.router.close(LINGER_MS)
         self.allow.socket.close(0)

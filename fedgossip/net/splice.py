@@ -7,7 +7,7 @@ import contextlib
 import socket
 import time
 
-from fedgossip.net.sockets import PROBE_AGAIN_SECONDS, PROBE_SECONDS, SILENCE_MS
+from fedgossip.net.sealed_stream import notice_silence
 
 PIECE_BYTES = 64 * 1024
 """Maximum number of bytes in hand of one direction; as many again wait in each buffer."""
@@ -77,15 +77,5 @@ def patient(writer: asyncio.StreamWriter) -> None:
     held: socket.socket | None = writer.get_extra_info("socket")
     if held is None:
         return
-    options = {
-        "TCP_NODELAY": 1,
-        "TCP_KEEPIDLE": PROBE_SECONDS,
-        "TCP_KEEPINTVL": PROBE_AGAIN_SECONDS,
-        "TCP_KEEPCNT": (SILENCE_MS // 1000 - PROBE_SECONDS) // PROBE_AGAIN_SECONDS,
-        "TCP_USER_TIMEOUT": SILENCE_MS,
-    }
     with contextlib.suppress(OSError):
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, value in options.items():
-            if number := getattr(socket, name, None):
-                held.setsockopt(socket.IPPROTO_TCP, number, value)
+        notice_silence(held)

@@ -1,0 +1,145 @@
+"""A sealed stream beside a CURVE connection: from the offer on, at either end; which of the two is spoken on when.
+
+    caller                                        callee
+    S + number, offer       -- CURVE -->
+                            <-- CURVE --          S + number, answer; empty: no stream now
+    hail, ticket, P         -- TCP ------>        whoever does not know the key is hung up on
+                            <----- TCP --         P
+    B + count, all else     <---- TCP --->        B + count, all else
+
+Until the other end has proved itself by P everything goes by CURVE, so a stream that cannot be had costs nothing but
+processor time: nobody waits for it.  Each end changes over between two messages, and says with B how many messages of
+ZeroMQ it has sent on the CURVE connection since the S; the other end reads nothing behind the B before it has heard as
+many, so the order is that in which they were sent.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+
+from fedgossip.machine import NodeId
+from fedgossip.net.outbox import Pair, plain_body
+from fedgossip.net.sealed_stream import SealedStream
+from fedgossip.net.sealing import Agreed, SealBrokenError, StreamOffer
+
+SEAL, PROOF, BEGIN = b"S", b"P", b"B"
+
+_MARK = struct.Struct("<cII")
+_PROOF, _BEGIN = _MARK.pack(PROOF, 0, 0), _MARK.pack(BEGIN, 0, 0)
+_COUNT = struct.Struct("<Q")
+
+
+def seal_word(number: int, text: bytes) -> Pair:
+    """Return the control frame with an offer or an answer."""
+    return _MARK.pack(SEAL, number, 0), text
+
+
+@dataclass(slots=True, eq=False)
+class SealedWay:
+    """One end of a stream, and the count of what goes by the CURVE connection beside it."""
+
+    node: NodeId
+    heard: int = 0
+    """Messages of ZeroMQ heard on the CURVE connection since the S that came by it."""
+    said: int = 0
+    """Those sent on it since the S that was sent."""
+    stream: SealedStream | None = None
+    said_proof: bool = False
+    up: bool = False
+    """Whether the other end has proved that it has the key."""
+    speaks: bool = False
+    """Whether all that we send goes by the stream."""
+    hears: bool = False
+    """Whether all that the other end sends does."""
+    waits_for: int = 0
+
+    @property
+    def waits(self) -> bool:
+        """Whether something that was sent before has yet to come by the CURVE connection."""
+        return self.hears and self.heard < self.waits_for
+
+    @property
+    def sending(self) -> bool:
+        return self.stream is not None and self.stream.sending
+
+    @property
+    def in_use(self) -> bool:
+        """Whether what is under way is lost when the stream breaks."""
+        return self.speaks or self.hears
+
+    def count_sent(self, pair: Pair) -> None:
+        """Note what ZeroMQ has taken for the CURVE connection."""
+        self.said = 0 if pair[0][:1] == SEAL else self.said + 1
+
+    def prove(self) -> bool:
+        """Say that we have the key.  Raises OSError."""
+        assert self.stream is not None
+        return self.stream.send(_PROOF, b"")
+
+    def speak(self) -> bool:
+        """Change over to the stream, between two messages; return whether it takes a frame now.  Raises OSError."""
+        assert self.stream is not None
+        if self.speaks:
+            return self.stream.flush()
+        self.speaks = self.stream.send(_BEGIN, _COUNT.pack(self.said))
+        return self.speaks
+
+    def send(self, pair: Pair) -> bool:
+        """Seal a frame and send what the network takes of it; False: not now.  Raises OSError and WornOutError."""
+        assert self.stream is not None
+        return self.stream.send(pair[0], plain_body(pair))
+
+    def arrived(self) -> bool:
+        """Take in what has come; return whether a record is whole and may be opened now.
+
+        Raises EOFError, OSError and FrameError where the stream is at its end.
+        """
+        assert self.stream is not None
+        while not self.waits and self.stream.arrived():
+            if self.hears:
+                return True
+            self._begin()
+        return False
+
+    def _begin(self) -> None:
+        """Take a record that comes before all others: a proof, then what begins."""
+        assert self.stream is not None
+        mark, body = self.stream.mark, self.stream.open()
+        if not self.up and (mark, len(body)) == (_PROOF, 0):
+            self.up = True
+        elif self.up and (mark, len(body)) == (_BEGIN, _COUNT.size):
+            (self.waits_for,) = _COUNT.unpack(body)
+            self.hears = True
+        else:
+            raise SealBrokenError("a record before the one that begins")
+
+
+@dataclass(slots=True, eq=False)
+class StreamCall(SealedWay):
+    """The end of the one that calls.  `callee`: its long-term key."""
+
+    callee: str = ""
+    offer: StreamOffer | None = None
+    """What was offered and is not answered."""
+    number: int = 0
+    """The number of the last offer on this connection."""
+    until: float = 0.0
+    """The time at which an attempt has failed."""
+    due: float = 0.0
+    """The time of the next offer."""
+    pause: float = 0.0
+    told: bool = False
+    """Whether people know that there is no way to the stream."""
+    descriptor: int = -1
+    ends: object = None
+    """Of the CURVE connection: its descriptor, and its two addresses."""
+
+
+@dataclass(slots=True, eq=False)
+class CalledStream(SealedWay):
+    """The end of the one that is called.  `connection`: the ROUTER's name of the CURVE connection."""
+
+    connection: bytes = b""
+    agreed: Agreed | None = field(default=None, repr=False)
+    until: float = 0.0
