@@ -129,8 +129,6 @@ class StreamCall(SealedWay):
     due: float = 0.0
     """The time of the next offer."""
     pause: float = 0.0
-    told: bool = False
-    """Whether people know that there is no way to the stream."""
     descriptor: int = -1
     ends: object = None
     """Of the CURVE connection: its descriptor, and its two addresses."""
