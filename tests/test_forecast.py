@@ -15,9 +15,10 @@ from commands import Said, in_process
 
 import fedgossip
 from fedgossip.algorithms.dsgd import DSGD, Iterate
-from fedgossip.drivers.forecasting import forecast_run
+from fedgossip.drivers.forecasting import AUTO, AUTO_ROUNDS, forecast_run, foretold_of, plans_of
 from fedgossip.errors import ConfigError
 from fedgossip.forecasts import RunForecast, digest_of, inside, kept, read_forecast
+from fedgossip.plans import compose
 from fedgossip.records import NetworkRow
 from fedgossip.report.forecast import band
 from fedgossip.report.numbers import percent
@@ -174,6 +175,14 @@ def test_an_optimiser_that_goes_on_answering_is_followed(train: dict[str, Any]) 
     share = kept(found, fedgossip.simulate(experiment, engine="stacked").network())
     assert share is not None
     assert share >= 0.95
+
+
+def test_a_run_of_many_rounds_is_not_held_up_by_a_forecast_that_nobody_asked_for() -> None:
+    content = {"task": {"kind": "averaging"}, "topology": {"graph": "ring", "n": 4}}
+    for rounds, there in ((AUTO_ROUNDS, True), (10_000_000, False)):
+        (plan,) = plans_of({"rounds": rounds, **content})
+        task, _ = compose.task_of(plan.experiment, plan.learners)
+        assert (foretold_of(plan, task, AUTO, None) is not None) == there
 
 
 def test_a_forecast_leaves_the_bits_of_the_run_alone() -> None:

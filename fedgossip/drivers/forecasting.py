@@ -24,6 +24,7 @@ LEVELS = ("probe", "shadow")
 AUTO = "auto"
 """A probe where that is the whole answer, of problems that have one; else nothing."""
 AUTO_LIMIT, AUTO_ELEMENTS = 256, 1 << 22  # peers, and numbers in all their vectors together
+AUTO_ROUNDS, AUTO_SUMS = 2_000, 1 << 28  # a forecast goes through all rounds before the first: a second at most
 MEMORY_GB = 4.0
 """Most memory for the models of a shadow run."""
 
@@ -90,9 +91,11 @@ def _has_an_answer(plan: compose.Plan, task: LocalTask) -> bool:
     """Whether a probe of the run costs nothing worth speaking of, and tells all of it."""
     if not isinstance(plan, GossipPlan) or plan.how.stacked is None:
         return False
-    small = plan.n <= AUTO_LIMIT and plan.n * task.length <= AUTO_ELEMENTS
+    elements, rounds = plan.n * task.length, plan.experiment.rounds
+    small = plan.n <= AUTO_LIMIT and elements <= AUTO_ELEMENTS
+    short = rounds <= AUTO_ROUNDS and elements * rounds <= AUTO_SUMS
     whole = not plan.experiment.learns and not plan.experiment.loops and not plan.experiment.faults
-    return small and whole and is_linear(_course(plan))
+    return small and short and whole and is_linear(_course(plan))
 
 
 def gossiping(plan: compose.Plan) -> GossipPlan:
