@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from fedgossip.machine import Machine
@@ -22,10 +22,15 @@ from fedgossip.task import LocalTask
 from fedgossip.vectors import Vector
 
 Wrap = Callable[[int, Machine], Machine]
+Besides = Callable[[Sequence[Identity], Endpoints], None]
+"""What else goes on while a run does, with the keys and addresses of its participants."""
 
 
 def run_over_sockets(
-    plan: Plan, task: LocalTask, wrap: Wrap = lambda _node, machine: machine
+    plan: Plan,
+    task: LocalTask,
+    wrap: Wrap = lambda _node, machine: machine,
+    besides: Besides = lambda _identities, _endpoints: None,
 ) -> tuple[list[Vector], list[Row]]:
     """Return every peer's final vector, ascending, and all rows that the hosts wrote.
 
@@ -53,6 +58,7 @@ def run_over_sockets(
     threads = [threading.Thread(target=be, args=(node,)) for node in range(plan.n)]
     for thread in threads:
         thread.start()
+    besides(identities, endpoints)
     for thread in threads:
         thread.join()
     if failures:

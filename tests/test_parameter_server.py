@@ -16,10 +16,14 @@ from server_seeds import BASE, Counters
 
 from fedgossip import simulate
 from fedgossip.drivers.simulate import simulate_plan
-from fedgossip.errors import ConfigError, FedgossipError, ProtocolError
+from fedgossip.errors import ConfigError, FedgossipError, NetworkError, ProtocolError
 from fedgossip.experiment import load_experiment
-from fedgossip.machine import Finish, Fired, PeerGone, PeerJoined, Received, Report, SetTimer, Started
-from fedgossip.messages import ServerReady, ShardLost, ShardPull, ShardPush, TenureTaken
+from fedgossip.machine import Finish, Fired, PeerGone, PeerJoined, Received, Report, Send, SetTimer, Started
+from fedgossip.messages import Expected, ServerReady, ShardLost, ShardPull, ShardPush, Tenure, TenureTaken
+from fedgossip.net.endpoints import Endpoints
+from fedgossip.net.host import Host, Ports
+from fedgossip.net.identity import Identity
+from fedgossip.net.mesh import Links
 from fedgossip.plans import compose
 from fedgossip.plans.parameter_server import ServerPlan
 from fedgossip.protocols.pieces import PIECE_BYTES
@@ -50,31 +54,38 @@ def test_every_number_of_servers_and_points_has_the_bits_of_a_star(servers: int,
     assert simulate(run).digest == simulate(star(run)).digest
 
 
-@pytest.mark.parametrize("workers", [1, 2, 5])
-def test_simulator_and_stacked_arrays_have_one_digest_and_the_same_rows(workers: int) -> None:
-    runs = [simulate(quadratic(workers, 3), engine=engine) for engine in ("sim", "stacked")]
+@pytest.mark.parametrize(("workers", "copies"), [(1, 1), (2, 1), (5, 1), (2, 2), (4, 3)])
+def test_simulator_and_stacked_arrays_have_one_digest_and_the_same_rows(workers: int, copies: int) -> None:
+    """All copies are counted, at those that send them and at those that keep them."""
+    experiment = quadratic(workers, 3, server={"replication": copies})
+    runs = [simulate(experiment, engine=engine) for engine in ("sim", "stacked")]
     assert runs[0].digest == runs[1].digest
-    ours, theirs = (
-        [(row.round, row.peer, row.bytes_sent, row.bytes_received, row.payload_sent, row.loss) for row in rows]
-        for rows in ([row for row in run.rows if isinstance(row, PeerRow) and row.round] for run in runs)
-    )
-    assert sorted(ours) == sorted(theirs) and len(ours) == 8 * (workers + 3)
+    ours, theirs = (told(run) for run in runs)
+    assert ours == theirs and len(ours) == 8 * (workers + 3)
+    foretold = compose.plan(load_experiment(experiment)).outlook(Counters(40))
+    sent = [payload for round, peer, _, _, payload, _, _ in ours if round == 8]
+    assert sent == [share // 2 for share in foretold.facts["payload"]][: len(sent)], "of float64 there, of float32 here"
 
 
-def test_one_that_has_no_part_in_a_clock_has_no_row_in_any_engine() -> None:
-    """Of 16 servers with a point each, some have none of 16 elements; a manager never has."""
-    experiment = quadratic(2, 16, rounds=2, server={"virtual_nodes": 1, "replication": 2}, task={"dim": 16})
+def told(run: Any) -> list[Any]:
+    """(round, peer, bytes sent, received, payload sent, received, loss) of all rows, ascending."""
+    rows = [row for row in run.rows if isinstance(row, PeerRow) and row.round]
+    bytes_of = [(row.bytes_sent, row.bytes_received, row.payload_sent, row.payload_received) for row in rows]
+    return sorted((row.round, row.peer, *sizes, row.loss) for row, sizes in zip(rows, bytes_of, strict=True))
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+def test_one_that_has_no_part_in_a_clock_has_no_row_in_any_engine(copies: int) -> None:
+    """Of 16 servers with a point each, some have none of 16 elements, and some have copies alone; a manager never has
+    any."""
+    experiment = quadratic(2, 16, rounds=2, server={"virtual_nodes": 1, "replication": copies}, task={"dim": 16})
     plan = compose.plan(load_experiment(experiment))
     assert isinstance(plan, ServerPlan)
     placement = plan.placement_of(16)
-    busy = [server for server in plan.servers if placement.owned(server, plan.servers)]
+    busy = [server for server in plan.servers if placement.held(server, plan.servers)]
     assert len(busy) < 16
-    stacked = {row.peer for row in simulate(experiment, engine="stacked").rows if isinstance(row, PeerRow)}
-    assert stacked == {0, 1, *busy}
-    alone = quadratic(2, 16, rounds=2, server={"virtual_nodes": 1}, task={"dim": 16})
-    for engine in ("sim", "stacked"):
-        rows = [row.peer for row in simulate(alone, engine=engine).rows if isinstance(row, PeerRow) and row.round]
-        assert sorted(rows) == sorted([0, 1, *busy] * 2), engine
+    runs = [told(simulate(experiment, engine=engine)) for engine in ("sim", "stacked")]
+    assert runs[0] == runs[1] and sorted(row[1] for row in runs[0]) == sorted([0, 1, *busy] * 2)
 
 
 @pytest.mark.parametrize(("workers", "servers", "dim"), [(1, 1, 1), (3, 2, 5), (4, 3, 1000), (2, 2, 700_001)])
@@ -390,6 +401,60 @@ def _after_a_death(words: Iterable[Any]) -> Any:
     for word in words:
         manager.handle(Received(3, word), 0)
     return manager
+
+
+def test_one_that_is_no_manager_is_not_heard_as_one() -> None:
+    plan = compose.plan(load_experiment(quadratic(2, 3, server={"replication": 2})))
+    for node in (0, 2):  # a worker, and a server
+        machine: Any = plan.machine(node, np.zeros(40, np.float32), "s")
+        machine.handle(Started(), 0)
+        for other in (1, 3, 4):
+            with pytest.raises(ProtocolError, match=r"nothing of that kind to say|no server"):
+                machine.handle(Received(other, Tenure(5, (3, 4))), 0)
+        assert machine.epoch == 0
+        for servers in ((2, 3), (3, 4)):
+            answer = machine.handle(Received(5, Tenure(1, servers)), 0)[0]
+        assert answer == Send(5, TenureTaken(1)), "another first tenure is that of a second manager"
+        assert (machine if node == 0 else machine.tenure).alive == (2, 3)
+
+
+def test_a_second_manager_ends_with_a_line_when_servers_tell_it_of_the_first() -> None:
+    """Also one that was started again without its folder: it would say tenures that nobody hears."""
+    plan = compose.plan(load_experiment(quadratic(2, 3, server={"replication": 2})))
+    server, second = (plan.machine(node, np.zeros(40, np.float32), "s") for node in (2, 5))
+    for machine in (server, second):
+        machine.handle(Started(), 0)
+    assert server.handle(PeerJoined(5, 0), 0) == [], "of the first tenure all know"
+    server.handle(Received(5, Tenure(1, (2, 3))), 0)
+    (word,) = server.handle(PeerJoined(5, 0), 0)
+    assert isinstance(word, Send)
+    (end,) = second.handle(Received(2, word.message), 0)
+    assert isinstance(end, Finish) and end.failure and end.failure.kind == "network"
+    assert end.failure.text == "participant 2 goes by tenure 1 of another manager; manager 5 has said 0"
+
+
+@pytest.mark.sockets
+def test_a_second_process_with_the_managers_key_takes_over_nothing() -> None:
+    """Nobody calls it, for the run's addresses have the first; it ends when it has waited for workers, and says so."""
+    experiment = quadratic(2, 2, rounds=30, server={"replication": 2})
+    plan, hasty = (compose.plan(load_experiment(experiment | {"parallel": {**experiment["parallel"], **more}}))
+                   for more in ({}, {"start_timeout": 1.0}))  # fmt: skip
+    task, _ = compose.task_of(plan.experiment, plan.learners)
+    said: list[str] = []
+
+    def second(identities: Sequence[Identity], endpoints: Endpoints) -> None:
+        links, hello = Links(4, "tcp://127.0.0.1:*", identities[4]), compose.hello_of(plan, task.schema)
+        links.connect(plan.partners(4), endpoints, Expected(task.schema, task.dtype.name, task.length), hello)
+        machine = hasty.machine(4, task.initial(4), task.schema)
+        ports = Ports(lambda _: None, lambda *_: None, lambda *_: None, lambda: False)
+        with pytest.raises(NetworkError) as caught:
+            Host(4, machine, links, task, hello, ports).run()
+        said.append(str(caught.value))
+
+    vectors, rows = run_over_sockets(plan, task, besides=second)
+    assert digest(vectors[:2]) == simulate(experiment).digest
+    assert said == ["no worker has come to manager 4"]
+    assert not [row for row in rows if isinstance(row, EventRow) and row.name == "tenure"]
 
 
 def test_fewer_servers_than_copies_are_told_and_go_on() -> None:

@@ -172,14 +172,17 @@ class ServerPlan(SharedSteps):
         placement = self.placement_of(task.length)
         shares = [share * task.dtype.itemsize for share in placement.shares(self.servers)]
         mode = {0: "one step per clock", None: "a step per push"}.get(self.staleness, f"{self.staleness} clocks apart")
+        copies = f", {s.replication} copies of each" if s.replication > 1 else ""
+        told = workers + s.replication - 1  # workers, and those that keep copies
         lines = [
-            f"{workers} workers, {s.servers} servers with {', '.join(f'{share:,}' for share in shares)} bytes: {mode}",
+            f"{workers} workers, {s.servers} servers with {', '.join(f'{share:,}' for share in shares)} bytes{copies}:"
+            f" {mode}",
             f"{size:,} bytes sent and as many received by each worker a round,"
-            f" {workers * max(shares):,} each way by the busiest server",
+            f" {told * max(shares):,} sent by the busiest server",
         ]
         facts: dict[str, Any] = {"method": self.name, "workers": workers, "servers": s.servers, "shares": shares}
-        facts["payload"] = [*[size] * workers, *(workers * share for share in shares)]
-        return RunOutlook(2 * workers * size, facts, lines)
+        facts["payload"] = [*[size] * workers, *(told * share for share in shares)]
+        return RunOutlook((workers + told) * size, facts, lines)
 
     def terms(self, parameters: int, itemsize: int) -> JoiningTerms:
         sent = f"this worker's gradients, a part to each server: {parameters * itemsize:,} bytes a round; no data"

@@ -246,6 +246,8 @@ class ParameterServer:
     # --- workers that come and go ---------------------------------------------------------------------------------
 
     def _joined(self, node: NodeId, life: int, now_ns: int) -> list[Effect]:
+        if node == self.manager and self.epoch > 0:
+            return [Send(node, TenureTaken(self.epoch))]  # it knows that tenure, or is another manager
         if node not in self.links:
             return []
         worker = node in self.workers.workers
@@ -411,9 +413,9 @@ class ParameterServer:
         return self.manager is None or self.settings.staleness == 0
 
     def _tell(self) -> list[Effect]:
-        """Tell the clocks for which all workers present have been given all shards."""
+        """Tell the clocks for which all workers present have been given all shards, or copies have been made."""
         there = [(number, worker) for number in self.shards for worker in self.workers.present]
-        given = self.pulls.given(there)
+        given = self.pulls.given(there) if self.shards else self.tenure.copied(self.workers.present)
         if given <= self.told or not all(self.links[worker].idle for _, worker in there):
             return []
         self.told = given
@@ -449,7 +451,7 @@ class ParameterServer:
             return []
         lacked = self.tenure.copies.lacking
         effects = self.tenure.take(sender, message)
-        return [*effects, *self._ready()] if lacked else effects
+        return [*effects, *(self._ready() if lacked else []), *self._tell()]
 
     def _lost(self, number: int) -> list[Effect]:
         return self._finish(self.tenure.failure(number, self.told))

@@ -13,6 +13,8 @@ comes is joining: it gets copies, and is in the tenure after it has said that it
 copies counts as having them when it has said so.  A tenure is on disk before it is told, and is told until it is taken,
 and until servers have their copies; the next one begins when all servers of this one, but those that are
 lost, have taken it, so nobody that is to own a shard has missed a tenure.  While the manager is away nothing changes.
+Servers tell one that comes of their tenure: one that has not said it is a second manager, or has lost its folder, and
+ends.
 
 Source: the server manager of Li et al., Scaling distributed machine learning with the parameter server, OSDI 2014,
 section 4; here it is not replicated itself.
@@ -45,6 +47,8 @@ from fedgossip.machine import (
 from fedgossip.messages import Leaving, Message, ServerReady, ShardLost, Tenure, TenureTaken
 from fedgossip.placement.ring import Placement, Shard
 from fedgossip.vectors import Vector
+
+ONE = "A run has one manager, at the address that its endpoints have."
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +132,8 @@ class ServerManager:
     def _received(self, sender: NodeId, message: Message) -> list[Effect]:
         match message:
             case TenureTaken(epoch) if sender in self.all or sender in self.workers:
+                if epoch > self.tenure.epoch:
+                    return self._is_second(sender, epoch)
                 if epoch == self.tenure.epoch:
                     self.taken.add(sender)
                 return self._review()
@@ -165,12 +171,18 @@ class ServerManager:
             case ("begin",):
                 return self._begin()
             case ("start",) if not self.linked & set(self.workers):
-                who = "no worker has come"
-                return self._finish(Failure("network", who, "Look at the workers' logs, and at the addresses."))
+                who = f"no worker has come to manager {self.node}"
+                return self._finish(Failure("network", who, f"Look at the workers' logs, and at the addresses. {ONE}"))
             case ("again",):
                 self._asking = False
                 return self._tell()
         return []
+
+    def _is_second(self, sender: NodeId, epoch: int) -> list[Effect]:
+        """Somebody goes by a tenure that this life has not said, nor the one before."""
+        said = f"manager {self.node} has said {self.tenure.epoch}"
+        text = f"participant {sender} goes by tenure {epoch} of another manager; {said}"
+        return self._finish(Failure("network", text, f"{ONE} To take its place, start with --resume in its folder."))
 
     # --- who is there ---------------------------------------------------------------------------------------------
 

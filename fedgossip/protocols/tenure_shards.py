@@ -6,7 +6,7 @@ one only: a server that has missed one has what others may have gone on with.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from fedgossip.errors import ProtocolError
 from fedgossip.machine import Checkpoint, Effect, Failure, NodeId
@@ -62,6 +62,11 @@ class TenureShards:
         """Shards that are to be owned and of which nothing is here."""
         owned = self.placement.owned(self.node, self.alive)
         return [shard.number for shard in owned if shard.number not in self.shards]
+
+    def copied(self, present: Collection[NodeId]) -> int:
+        """Return the clocks that are in all copies; 0 where some are still to come, and where there are none."""
+        here = [] if self.copies.lacking else self.copies.here.values()
+        return min((one.version(present) for one in here), default=0)
 
     def apply(self, number: int, change: ShardChange, now_ns: int) -> list[Effect]:
         """Make a change of an owned shard, here and where copies are kept."""
