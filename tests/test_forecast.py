@@ -15,7 +15,7 @@ from commands import Said, in_process
 
 import fedgossip
 from fedgossip.algorithms.dsgd import DSGD, Iterate
-from fedgossip.drivers.forecasting import AUTO, AUTO_ROUNDS, forecast_run, foretold_of, plans_of
+from fedgossip.drivers.forecasting import AUTO_ROUNDS, forecast_run, foretold_of, plans_of
 from fedgossip.errors import ConfigError
 from fedgossip.forecasts import RunForecast, digest_of, inside, kept, read_forecast
 from fedgossip.plans import compose
@@ -24,8 +24,9 @@ from fedgossip.report.forecast import band
 from fedgossip.report.numbers import percent
 from fedgossip.report.page import write_comparison, write_report
 from fedgossip.report.reading import read_run
-from fedgossip.topology import resolve_schedule
+from fedgossip.topology import resolve, resolve_schedule
 from fedgossip.topology.forecasting import disagreement_edges, outlook
+from fedgossip.topology.pairwise import pairwise_rates
 from fedgossip.watching.follow import Follower
 from fedgossip.watching.places import find
 from fedgossip.watching.table import learned
@@ -182,7 +183,21 @@ def test_a_run_of_many_rounds_is_not_held_up_by_a_forecast_that_nobody_asked_for
     for rounds, there in ((AUTO_ROUNDS, True), (10_000_000, False)):
         (plan,) = plans_of({"rounds": rounds, **content})
         task, _ = compose.task_of(plan.experiment, plan.learners)
-        assert (foretold_of(plan, task, AUTO, None) is not None) == there
+        assert (foretold_of(plan, task, "auto", None) is not None) == there
+
+
+def test_the_file_says_how_its_run_is_forecast(tmp_path: Path) -> None:
+    """And peers that forecast otherwise, or not at all, are still of one run."""
+    plain, asked = quadratic(rounds=9), quadratic(rounds=9) | {"forecast": {"level": "shadow", "rounds": 4}}
+    run = fedgossip.simulate(asked, engine="stacked", out=tmp_path / "run")
+    read = read_forecast(tmp_path / "run")
+    assert read is not None
+    assert (read[0].level, read[0].rounds, run.summary["forecast_kept"]) == ("shadow", 4, 1.0)
+    assert (len(forecast_run(asked)[0].upper), len(forecast_run(plain)[0].upper)) == (4, 9)
+    hellos = [compose.hello_of(plans_of(one)[0], "schema") for one in (plain, asked)]
+    assert hellos[0] == hellos[1]
+    none = fedgossip.simulate(asked, engine="stacked", forecast="none")
+    assert (none.digest, "forecast_kept" in none.summary) == (run.digest, False)
 
 
 def test_a_forecast_leaves_the_bits_of_the_run_alone() -> None:
@@ -303,6 +318,43 @@ def test_a_forecast_of_several_graphs_by_the_command(tmp_path: Path, command: Ca
     assert json.loads((tmp_path / "forecasts.json").read_text()) == told
     shown = command("forecast", "q.toml", "--level", "graph", "ring", "base:1")
     assert (shown.code, "base:1" in shown.out) == (0, True)
+
+
+def test_exchanges_of_pairs_leave_what_their_second_moment_says() -> None:
+    """Path of 16: lambda_2(E W) = .99879530; a ring of m = 16: 1 - mu_2 / (2 m); sum p W (x) W, multiplied out."""
+    assert pairwise_rates(resolve("path", 16)).bound == pytest.approx(0.99879530, abs=5e-9)
+    assert pairwise_rates(resolve("ring", 16)).bound == pytest.approx(1 - (2 - 2 * np.cos(np.pi / 8)) / 32, abs=1e-12)
+    topology, centred = resolve("star", 7), np.eye(7) - 1 / 7
+    moment = np.zeros((49, 49))
+    for i in range(7):
+        for j in topology.neighbours(i):
+            W = np.eye(7)
+            W[np.ix_([i, j], [i, j])] = 0.5
+            moment += np.kron(W, W) / 7 / len(topology.neighbours(i))
+    both = np.kron(centred, centred)
+    rates = pairwise_rates(topology)
+    assert rates.rate == pytest.approx(np.linalg.eigvalsh(both @ moment @ both).max(), abs=1e-10)
+    assert rates.bound is not None
+    assert rates.bound**2 < rates.rate < rates.bound
+
+
+def test_an_asynchronous_run_is_told_what_its_pairs_promise(command: Callable[..., Said], tmp_path: Path) -> None:
+    """And exchanges of peers that take turns, one a round each, are no worse than drawn ones."""
+    said = command("forecast", "q.toml", "--level", "graph", "--set", "algorithm.mode=async", "path", "ring", "--json")
+    told = {one["graph"]: one["round"] for one in json.loads(said.out)}
+    assert told["ring"] == pytest.approx(pairwise_rates(resolve("ring", 8)).of_a_round())
+    dry = command("run", "q.toml", "--dry-run", "--set", "algorithm.mode=async")
+    assert f"leaves {told['ring']:.4f} of a disagreement" in dry.out
+    experiment = {
+        "rounds": 60,
+        "topology": {"graph": "path", "n": 8},
+        "algorithm": {"mode": "async"},
+        "task": {"kind": "averaging", "dim": 200, "dtype": "float64"},
+    }
+    run = fedgossip.simulate(experiment, out=tmp_path / "run", report=True)
+    distance = [row.consensus_distance for row in run.network()]
+    assert (distance[60] / distance[10]) ** (1 / 50) < told["path"] * 1.02
+    assert "exchanges between pairs" in (tmp_path / "run" / "report.html").read_text()
 
 
 REFUSED = {

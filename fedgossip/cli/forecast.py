@@ -23,28 +23,27 @@ if TYPE_CHECKING:
 @click.option(
     "--level",
     type=click.Choice(["graph", "probe", "shadow"]),
-    default="shadow",
-    show_default=True,
-    help="graph: nothing is trained.  probe: three jobs a peer.  shadow: one training at the peers' mean.",
+    help="graph: nothing is trained.  probe: three jobs a peer.  shadow: one training at the peers' mean.  "
+    "[default: forecast.level, else shadow]",
 )
 @click.option("--graphs", metavar="GRAPH...", multiple=True, help="Other graphs than the file's, of as many peers.")
 @click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Replace a key of the file.")
 @portable_option
 @click.option("--seed", type=int, help="Replace the file's seed.")
 @click.option(
-    "--memory", metavar="GB", type=click.FloatRange(min=0, min_open=True), default=4.0, show_default=True,
-    help="Most memory for the models of a shadow run.",
+    "--memory", metavar="GB", type=click.FloatRange(min=0, min_open=True),
+    help="Most memory for the models of a shadow run.  [default: forecast.memory]",
 )  # fmt: skip
 @click.option("--out", type=click.Path(path_type=Path), help="Write the forecasts into this file, as JSON.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON list on stdout; all else on stderr.")
 def forecast(
     experiment: Path,
     more: tuple[str, ...],
-    level: str,
+    level: str | None,
     graphs: tuple[str, ...],
     overrides: tuple[str, ...],
     seed: int | None,
-    memory: float,
+    memory: float | None,
     out: Path | None,
     as_json: bool,
 ) -> int:
@@ -53,14 +52,16 @@ def forecast(
     Two edges for each round, between which the consensus distance will lie, and for the three scores where they are
     evaluated.  `fedgossip run --forecast` writes the same into the run's folder, and holds it against the run.
     """
-    from fedgossip.drivers.forecasting import forecasts_of, plans_of
+    from fedgossip.drivers.forecasting import asked_level, forecasts_of, plans_of
     from fedgossip.plans import compose
 
-    plans = plans_of(experiment, [*graphs, *more], overrides, seed)
+    plans = plans_of(experiment, [*graphs, *more], overrides, seed, rounds=level != "graph")
+    level = level or asked_level(plans[0])
     with talk_to_stderr() if as_json else contextlib.nullcontext():
         if level == "graph":
-            found: list[Any] = [_promised(plan) for plan in plans]
-            text, table = found, _promises(found)
+            paired = all(plan.pairwise is not None for plan in plans)
+            found: list[Any] = [_promised_of_pairs(plan) if paired else _promised(plan) for plan in plans]
+            text, table = found, _promises_of_pairs(found) if paired else _promises(found)
         else:
             task, _ = compose.task_of(plans[0].experiment, plans[0].learners)
             told = forecasts_of(plans, task, level, memory_gb=memory)
@@ -110,6 +111,27 @@ def _promises(found: Sequence[dict[str, Any]]) -> list[list[str]]:
     return rows
 
 
+def _promised_of_pairs(plan: GossipPlan) -> dict[str, Any]:
+    """What the graph says of exchanges between pairs."""
+    from fedgossip.drivers.forecasting import called
+    from fedgossip.plans.gossip_words import pairwise_facts
+
+    rates, exchanges = plan.pairwise, plan.experiment.algorithm.exchanges
+    assert rates is not None
+    halve, percent = (rates.rounds_to(share, exchanges) for share in (0.5, 0.01))
+    needed = {"rounds_to_halve": halve, "rounds_to_1_percent": percent}
+    return {"level": "graph", "graph": called(plan), **pairwise_facts(rates, exchanges), **needed}
+
+
+def _promises_of_pairs(found: Sequence[dict[str, Any]]) -> list[list[str]]:
+    rows = [["graph", "an exchange leaves of the square", "a round leaves", "to halve", "to 1 %"]]
+    for one in found:
+        each = one["bound"] if one["rate"] is None else one["rate"]
+        needed = ["-" if one[key] is None else str(one[key]) for key in ("rounds_to_halve", "rounds_to_1_percent")]
+        rows.append([one["graph"], "-" if each is None else f"{each:.8f}", _number(one["round"]), *needed])
+    return rows
+
+
 # --- of the run -------------------------------------------------------------------------------------------------
 
 
@@ -156,6 +178,8 @@ def _both(typical: int | None, worst: int | None) -> str:
 
 def _legend(level: str, found: Sequence[Any]) -> str:
     if level == "graph":
+        if found and "round" in found[0]:
+            return "In the long run, by exchanges of uniformly drawn pairs alone: the root mean square over all draws."
         return "To halve, to 1 %, left at the end: of a disagreement by mixing alone, typical / worst direction."
     jobs = sum({one.jobs for one in found})
     how = "three jobs a peer" if level == "probe" else "one training at the peers' mean"

@@ -66,8 +66,8 @@ if TYPE_CHECKING:
     "--forecast",
     type=click.Choice(["auto", "none", "probe", "shadow"]),
     default="auto",
-    show_default=True,
-    help="Forecast the run before it begins.  auto: where the whole answer is known, as of quadratics.",
+    help="Forecast the run before it begins; replaces forecast.level.  auto: where the whole answer is known, as of "
+    "quadratics.  [default: forecast.level]",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout; all else on stderr.")
 def run(
@@ -109,7 +109,7 @@ def run(
         echo(line, err=True)
     from fedgossip.rundir.run_directory import new_path
 
-    drive = _Drive(on, report, int(trace_limit * 1e9) if trace else 0, None if forecast == "none" else forecast)
+    drive = _Drive(on, report, int(trace_limit * 1e9) if trace else 0, forecast)
     with talk_to_stderr() if as_json else contextlib.nullcontext():
         finished = drive(plan, stopped or out or new_path(plan, on, Path("runs")), resumed=stopped is not None)
         if centralised:

@@ -10,6 +10,7 @@ import numpy as np
 
 from fedgossip.errors import ConfigError, nearest
 from fedgossip.experiment import GIVEN, Experiment, load_experiment
+from fedgossip.experiment.sections import FORECAST_AUTO, FORECAST_LEVELS, FORECAST_NONE
 from fedgossip.forecasts import RunForecast, ScoreForecast
 from fedgossip.plans import compose
 from fedgossip.plans.gossip import GossipPlan
@@ -20,38 +21,37 @@ from fedgossip.simulation.shadow import Shadow, Shadowed, run_shadow
 from fedgossip.simulation.stacked import PLAIN
 from fedgossip.task import LocalTask
 
-LEVELS = ("probe", "shadow")
-AUTO = "auto"
-"""A probe where that is the whole answer, of problems that have one; else nothing."""
 AUTO_LIMIT, AUTO_ELEMENTS = 256, 1 << 22  # peers, and numbers in all their vectors together
 AUTO_ROUNDS, AUTO_SUMS = 2_000, 1 << 28  # a forecast goes through all rounds before the first: a second at most
-MEMORY_GB = 4.0
-"""Most memory for the models of a shadow run."""
+USUAL_LEVEL = "shadow"
+"""Of a forecast that is asked for, where the file names no level."""
 
 Told = Callable[[int], None]
 
 
 def forecast_run(
     experiment: Experiment | Mapping[str, Any] | Path | str,
-    level: str = "shadow",
+    level: str | None = None,
     *,
     graphs: Sequence[str] = (),
     overrides: Sequence[str] = (),
     seed: int | None = None,
-    memory_gb: float = MEMORY_GB,
+    memory_gb: float | None = None,
     watch: Told = lambda _: None,
 ) -> list[RunForecast]:
     """Return what is to be expected of a gossip run before it begins, on its own graph or on each of `graphs`.
 
     `level`: "probe" (three jobs a node, then arithmetic) or "shadow" (all rounds of one training at the peers' mean,
-    whatever the number of graphs).  `watch` is called after each round of a shadow.
+    whatever the number of graphs); None: what [forecast] says, else "shadow".  `memory_gb`: that of [forecast] where it
+    is None.  `watch` is called after each round of a shadow.
 
     Raises ConfigError where nothing is known: another kind of run than synchronous gossip, an algorithm that is not
     linear in what it is given, a graph that is not known, models that do not fit into `memory_gb`.
     """
-    if level not in LEVELS:
-        raise ConfigError(f"there is no forecast of level {level!r}", nearest(level, LEVELS))
     plans = plans_of(experiment, graphs, overrides, seed)
+    level = level or asked_level(plans[0])
+    if level not in FORECAST_LEVELS:
+        raise ConfigError(f"there is no forecast of level {level!r}", nearest(level, FORECAST_LEVELS))
     task, _ = compose.task_of(plans[0].experiment, plans[0].learners)
     return forecasts_of(plans, task, level, memory_gb=memory_gb, watch=watch)
 
@@ -61,50 +61,73 @@ def plans_of(
     graphs: Sequence[str] = (),
     overrides: Sequence[str] = (),
     seed: int | None = None,
+    *,
+    rounds: bool = True,
 ) -> list[GossipPlan]:
-    """Return the plan of an experiment, or one for each of `graphs` with as many peers.  Raises ConfigError."""
+    """Return the plan of an experiment, or one for each of `graphs` with as many peers.  Raises ConfigError.
+
+    `rounds`: refuse those whose rounds cannot be forecast; else all that are no gossip.
+    """
     if isinstance(experiment, Experiment):
         experiment = experiment.to_dict()
     first = compose.plan(load_experiment(experiment, overrides, seed=seed))
-    plans = [gossiping(first)]
+    plans = [gossiping(first, rounds=rounds)]
     if graphs:
         named = [f"topology.n={first.learners}"]
         made = [load_experiment(experiment, [*overrides, *named, f'topology.graph="{g}"'], seed=seed) for g in graphs]
-        plans = [gossiping(compose.plan(one)) for one in made]
+        plans = [gossiping(compose.plan(one), rounds=rounds) for one in made]
     return plans
 
 
 def foretold_of(plan: compose.Plan, task: LocalTask, level: str | None, stopped: Path | None) -> Foretold | None:
     """Return the forecast of a run that begins, or that of one that was `stopped` in a folder; None without.
 
-    `level`: "probe", "shadow", or AUTO.  Raises ConfigError as `forecast_run`.
+    `level`: "probe", "shadow", "none", or "auto": a probe where that is the whole answer, of problems that have one.
+    What [forecast] names goes before auto; None is what it names alone.  Raises ConfigError as `forecast_run`.
     """
     if stopped is not None:
         return Foretold.left_in(stopped)
-    if level is None or (level == AUTO and not _has_an_answer(plan, task)):
+    named = plan.experiment.forecast.level if isinstance(plan, GossipPlan) else FORECAST_AUTO
+    if level in (None, FORECAST_AUTO):
+        level = named if named != FORECAST_AUTO else level
+    if level in (None, FORECAST_NONE) or (level == FORECAST_AUTO and not _has_an_answer(plan, task)):
         return None
-    (found,) = forecasts_of([gossiping(plan)], task, "probe" if level == AUTO else level)
+    (found,) = forecasts_of([gossiping(plan)], task, "probe" if level == FORECAST_AUTO else level)
     return Foretold.of(found)
+
+
+def asked_level(plan: GossipPlan) -> str:
+    """Return how a run is forecast when somebody asks for it."""
+    named = plan.experiment.forecast.level
+    return named if named in FORECAST_LEVELS else USUAL_LEVEL
+
+
+def foreseen(plan: GossipPlan) -> int:
+    """Return how many rounds a forecast is of."""
+    asked, rounds = plan.experiment.forecast.rounds, plan.experiment.rounds
+    return min(asked, rounds) if asked else rounds
 
 
 def _has_an_answer(plan: compose.Plan, task: LocalTask) -> bool:
     """Whether a probe of the run costs nothing worth speaking of, and tells all of it."""
     if not isinstance(plan, GossipPlan) or plan.how.stacked is None:
         return False
-    elements, rounds = plan.n * task.length, plan.experiment.rounds
+    elements, rounds = plan.n * task.length, foreseen(plan)
     small = plan.n <= AUTO_LIMIT and elements <= AUTO_ELEMENTS
     short = rounds <= AUTO_ROUNDS and elements * rounds <= AUTO_SUMS
     whole = not plan.experiment.learns and not plan.experiment.loops and not plan.experiment.faults
     return small and short and whole and is_linear(_course(plan))
 
 
-def gossiping(plan: compose.Plan) -> GossipPlan:
-    """Return the plan, where rounds of gossip can be forecast.  Raises ConfigError for any other."""
+def gossiping(plan: compose.Plan, *, rounds: bool = True) -> GossipPlan:
+    """Return the plan, where gossip, or its `rounds`, can be forecast.  Raises ConfigError for any other."""
     if not isinstance(plan, GossipPlan):
         said = f"a run of {plan.roles.said} has no disagreement between peers to forecast"
         raise ConfigError(said, "A forecast is of gossip: an experiment with [topology].")
+    if not rounds:
+        return plan
     if plan.how.stacked is None:
-        advice = 'Forecast algorithm.mode = "sync"; `fedgossip topology show GRAPH` tells what the graph promises.'
+        advice = 'Take --level graph, of mixing alone; or forecast algorithm.mode = "sync".'
         raise ConfigError("asynchronous gossip has no rounds: its forecast is not known", advice)
     if plan.experiment.loops:
         advice = "Forecast the same model and data with task.kind = \"learning\"."
@@ -120,7 +143,7 @@ def forecasts_of(
     task: LocalTask,
     level: str,
     *,
-    memory_gb: float = MEMORY_GB,
+    memory_gb: float | None = None,
     watch: Told = lambda _: None,
 ) -> list[RunForecast]:
     """Return a forecast for each plan, all of the same experiment but for its graph.  What the task remembers is kept.
@@ -135,7 +158,7 @@ def forecasts_of(
             raise ConfigError(f"the forecast of {name} is not known: it is not linear", advice)
     if level == "probe":
         return _probed(plans, courses, task)
-    _check_memory(plans, task, memory_gb)
+    _check_memory(plans, task, memory_gb or plans[0].experiment.forecast.memory)
     return _shadowed(plans, courses, task, watch)
 
 
@@ -162,9 +185,9 @@ def _probed(plans: Sequence[GossipPlan], courses: Sequence[GossipCourse], task: 
     found = probe(task, plans[0].n)
     made = []
     for plan, course in zip(plans, courses, strict=True):
-        pulled = expected_distances(found, course, plan.experiment.rounds, found.response.share)
+        pulled = expected_distances(found, course, foreseen(plan), found.response.share)
         same = found.response.isotropic
-        free = pulled if same else expected_distances(found, course, plan.experiment.rounds, 0.0)
+        free = pulled if same else expected_distances(found, course, foreseen(plan), 0.0)
         responses = [(0, found.response.share)]
         made.append(_made("probe", plan, free, pulled, exact=found.exact, responses=responses, jobs=found.jobs))
     return made
@@ -179,8 +202,9 @@ def _shadowed(
     alone = [place for place, plan in enumerate(plans) if _moves_the_mean(plan)]
     for places in [*([shared] if shared else []), *([place] for place in alone)]:
         e, own = plans[places[0]].experiment, places[0] in alone
-        shadow = Shadow(task, [courses[place] for place in places], e.rounds, e.score, own_mean=own)
-        run_shadow(shadow, e.rounds, {*range(0, e.rounds, e.eval.every), e.rounds}, watch)
+        rounds = foreseen(plans[places[0]])
+        shadow = Shadow(task, [courses[place] for place in places], rounds, e.score, own_mean=own)
+        run_shadow(shadow, rounds, {*range(0, rounds, e.eval.every), rounds}, watch)
         responses = [(response.round, response.share) for response in shadow.responses]
         for place, found in zip(places, shadow.found, strict=True):
             free = found.pulled if shadow.exact else found.free

@@ -159,6 +159,23 @@ class AdversarySection(msgspec.Struct, forbid_unknown_fields=True):
     those of all honest peers."""
 
 
+FORECAST_AUTO, FORECAST_NONE = "auto", "none"
+FORECAST_LEVELS = "probe", "shadow"
+"""How a run is forecast."""
+
+
+class ForecastSection(msgspec.Struct, forbid_unknown_fields=True):
+    """[forecast]: what is to be known of a synchronous gossip run before it begins (docs/numerics.md, section 7)."""
+
+    level: Annotated[str, OneOf((FORECAST_AUTO, FORECAST_NONE, *FORECAST_LEVELS))] = FORECAST_AUTO
+    """shadow: one training at the peers' mean; probe: three jobs a peer; none.  auto: `fedgossip run` makes a probe
+    where that is the whole answer, as of quadratics, and nothing else does."""
+    rounds: Annotated[int, Within(0, MOST)] = 0
+    """Rounds that it is of, from the first on; 0: all.  A shadow of few costs as few trainings."""
+    memory: Annotated[float, Within(ABOVE_0)] = 4.0
+    """Gigabytes that the models of a shadow may take."""
+
+
 SERVED, MAPREDUCE, ASYNC = "parameter-server", "mapreduce", "async"
 """What parallel.method and parallel.server.staleness may be beside the collectives, and a number of rounds."""
 
@@ -400,6 +417,7 @@ class GossipExperiment(Experiment, forbid_unknown_fields=True, kw_only=True):
     topology: TopologySection
     algorithm: AlgorithmSection = msgspec.field(default_factory=AlgorithmSection)
     adversary: AdversarySection = msgspec.field(default_factory=AdversarySection)
+    forecast: ForecastSection = msgspec.field(default_factory=ForecastSection)
 
     @property
     def named_code(self) -> Sequence[str]:
@@ -414,6 +432,8 @@ class GossipExperiment(Experiment, forbid_unknown_fields=True, kw_only=True):
             del content["algorithm"]["combine_options"]
         if not self.adversary.peers:
             del content["adversary"]
+        if self.forecast == ForecastSection():
+            del content["forecast"]
         return content
 
 

@@ -70,7 +70,7 @@ def hello_of(plan: Plan, schema: str, data: str = "", likeness: Likeness = NOT_S
     off = () if content["train"]["portable"] else ("portable",)  # older run directories can be collected too
     for key in (*OF_THE_MACHINE, *off):
         content["train"].pop(key, None)
-    content = {key: value for key, value in content.items() if key not in ("simulation", "name", "track")}
+    content = {key: value for key, value in content.items() if key not in ("simulation", "name", "track", "forecast")}
     experiment = hash_of({"content": content, "data": data})
     return Hello(
         schema, experiment, __version__, code=likeness.code, frozen=likeness.frozen, probe=likeness.probe

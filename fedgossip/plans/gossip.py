@@ -28,6 +28,7 @@ from fedgossip.plans.gossip_words import (
     links_of,
     modes,
     outlook_of,
+    pairwise_facts,
     terms_of,
 )
 from fedgossip.plans.own_graphs import digest_of, is_own_graph, is_own_weights, named_schedule
@@ -51,6 +52,7 @@ from fedgossip.topology import (
     union,
     weighted_names,
 )
+from fedgossip.topology.pairwise import PairwiseRates, pairwise_rates
 from fedgossip.vectors import Vector
 
 GAMMA = 0.9
@@ -193,8 +195,16 @@ class GossipPlan(PlanDefaults):
     def lacking(self, rows: Sequence[Row], node: NodeId | None = None) -> Lacking:
         return of_gossip(rows, self.n, self.partners, node, directed=self.topology.directed)
 
+    @cached_property
+    def pairwise(self) -> PairwiseRates | None:
+        """What exchanges of uniformly drawn pairs leave of a disagreement; None where peers do not exchange so."""
+        a = self.experiment.algorithm
+        pairs = a.mode == "async" and a.partner == "uniform" and self.algorithm.needs.sums != "columns"
+        return pairwise_rates(self.topology) if pairs and not self.topology.directed else None
+
     def outlook(self, task: LocalTask) -> RunOutlook:
-        return outlook_of(self.schedule, self.topology, self.forecast, task, self.vectors)
+        pairs = (self.pairwise, self.experiment.algorithm.exchanges) if self.pairwise else None
+        return outlook_of(self.schedule, self.topology, self.forecast, task, self.vectors, pairs)
 
     def terms(self, parameters: int, itemsize: int) -> JoiningTerms:
         return terms_of(self.experiment, self.name, self.n, parameters * itemsize * self.vectors)
@@ -215,6 +225,7 @@ class GossipPlan(PlanDefaults):
             "links": links_of(self.forecast, self.topology),
             "band": band_of(self.schedule, rows) if plain and not described else None,
             "summed": a.combine == "linear" and not e.adversary.peers,
+            **({"pairwise": pairwise_facts(self.pairwise, a.exchanges)} if self.pairwise else {}),
         }
 
 

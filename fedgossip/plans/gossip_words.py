@@ -12,15 +12,28 @@ from fedgossip.records import NetworkRow, Row
 from fedgossip.task import LocalTask
 from fedgossip.topology import Forecast, Schedule, Spectrum, Topology
 from fedgossip.topology.forecasting import disagreement_edges, outlook
+from fedgossip.topology.pairwise import PairwiseRates
 from fedgossip.wire import wire_bytes
 
 
 def outlook_of(
-    schedule: Schedule, topology: Topology, forecast: Forecast, task: LocalTask, vectors: int
+    schedule: Schedule,
+    topology: Topology,
+    forecast: Forecast,
+    task: LocalTask,
+    vectors: int,
+    pairs: tuple[PairwiseRates, int] | None = None,
 ) -> RunOutlook:
-    """What a round will send, and how fast disagreement will die out; `vectors`: those of a message."""
+    """What a round will send, and how fast disagreement will die out; `vectors`: those of a message.
+
+    `pairs`: what exchanges of pairs leave of it, and how many a peer begins in a round, where there are no rounds.
+    """
     size = wire_bytes(Model(0, task.schema, (task.initial(0),) * vectors))
     lines = [f"{schedule.n} peers, {links_of(forecast, topology)}"]
+    if pairs:
+        facts = {"forecast": forecast.to_dict(), "pairwise": pairwise_facts(*pairs)}
+        exchanged = 2 * size * pairs[1] * schedule.n  # an offer and its answer
+        return RunOutlook(exchanged, facts, [*lines, *_promised_of_pairs(*pairs)])
     if schedule.period != 1 and forecast.exact_after:
         lines.append(f"the exact mean after {forecast.exact_after} rounds, for they change and complete each other")
     if promised := _promised(forecast):
@@ -52,6 +65,21 @@ def _promised(forecast: Forecast) -> str:
     typical = [forecast.typical_to_halve, forecast.typical_to_1_percent]
     often = f"; typically {_rounds(typical[0])} and {_rounds(typical[1])}" if all(typical) else ""
     return "; ".join([*rate, *n_w, f"{falls} in the worst direction{often}"])
+
+
+def _promised_of_pairs(rates: PairwiseRates, exchanges: int) -> list[str]:
+    left = rates.of_a_round(exchanges)
+    if left is None:
+        return []
+    counts = [_rounds(rates.rounds_to(share, exchanges)) for share in (0.5, 0.01)]
+    often = "an exchange" if exchanges == 1 else f"{exchanges} exchanges"
+    said = f"a round, in which each peer begins {often}, leaves {'' if rates.rate else 'at most '}{left:.4f}"
+    return [f"{said} of a disagreement in the long run; it falls to a half {counts[0]}, to 1 % {counts[1]}"]
+
+
+def pairwise_facts(rates: PairwiseRates, exchanges: int) -> dict[str, Any]:
+    """What pairwise exchanges promise, as plain data: of the square after one, and of the distance after a round."""
+    return {"bound": rates.bound, "rate": rates.rate, "round": rates.of_a_round(exchanges)}
 
 
 def band_of(schedule: Schedule, rows: Sequence[Row]) -> Mapping[str, Sequence[float]] | None:

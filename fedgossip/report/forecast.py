@@ -81,10 +81,15 @@ def sentence(run: RecordedRun, forecast: Band | None) -> str:
     facts, measured = run.summary.forecast, run.summary.measured_contraction
     parts = []
     if run.summary.mode != "sync":
-        return (
+        said = (
             "These peers exchanged in pairs, or gave shares away, when it suited them.  What the graph promised is of"
             " synchronous rounds: it ranks graphs for both, but bounds only those."
         )
+        pairs = run.summary.pairwise
+        if pairs is None or pairs.round is None:
+            return said
+        alone = "Forecast of exchanges between pairs that are drawn uniformly: without training, a round of them leaves"
+        return f"{said}  {alone} {near_one(pairs.round)} of the disagreement in the long run."
     if not run.summary.summed:
         left = "" if measured is None else f"  Measured: a round of it left {near_one(measured)} of the disagreement."
         return (

@@ -92,6 +92,12 @@ class RecordedForecast(msgspec.Struct, frozen=True):
     exact_after: int | None = None
 
 
+class RecordedPairs(msgspec.Struct, frozen=True):
+    """What was said of exchanges between pairs: the share of a distance that a round of them leaves."""
+
+    round: float | None = None
+
+
 class RecordedBand(msgspec.Struct, frozen=True):
     """Edges of the consensus distance after rounds 1, 2, ..., of a graph that no eigenvalues describe."""
 
@@ -182,6 +188,7 @@ class Summary(msgspec.Struct, frozen=True):
     links: str = ""
     """How many links there are, in words."""
     band: RecordedBand | None = None
+    pairwise: RecordedPairs | None = None
     forecast_file: RecordedFile | None = None
     forecast_kept: float | None = None
     forecast_scores_kept: dict[str, float] = {}
