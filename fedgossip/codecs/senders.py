@@ -1,0 +1,97 @@
+"""What one that sends remembers of what its codec left out, so that it is sent later.
+
+Memoryless           nothing: the codec's mean is right by itself
+Feedback             p = v + e;  C(p) is sent;  e' = p - C(p)
+                     (Karimireddy et al., ICML 2019; Stich et al., NeurIPS 2018)
+MomentumCorrection   u = m u + v;  a = a + u;  top-k of a is sent;  u and a are 0 where they were sent    (dgc)
+
+A memory is a tuple of vectors [d]: it belongs to who sends, goes with its checkpoints, and takes its next value when
+what was sent has been counted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from fedgossip.codecs.base import Codec, CodecTurn, Encoded, VectorLayout
+from fedgossip.codecs.sparse import DeepGradient
+from fedgossip.vectors import Vector, add, frozen, linear, subtract
+
+Memory = tuple[Vector, ...]
+
+
+class Sender(Protocol):
+    """How vectors of one layout are sent, one a round."""
+
+    @property
+    def codec(self) -> Codec: ...
+
+    def start(self, layout: VectorLayout) -> Memory:
+        """Return what is remembered before the first vector: zeros."""
+        ...
+
+    def send(self, memory: Memory, vector: Vector, layout: VectorLayout, turn: CodecTurn) -> tuple[Encoded, Memory]:
+        """Return what goes out for a vector [d], and what is remembered once that has been counted."""
+        ...
+
+
+@dataclass(frozen=True)
+class Memoryless:
+    codec: Codec
+
+    def start(self, layout: VectorLayout) -> Memory:  # noqa: ARG002
+        return ()
+
+    def send(self, memory: Memory, vector: Vector, layout: VectorLayout, turn: CodecTurn) -> tuple[Encoded, Memory]:
+        return self.codec.encode(vector, layout, turn), memory
+
+
+@dataclass(frozen=True)
+class Feedback:
+    codec: Codec
+
+    def start(self, layout: VectorLayout) -> Memory:
+        return (frozen(np.zeros(layout.length, layout.dtype)),)
+
+    def send(self, memory: Memory, vector: Vector, layout: VectorLayout, turn: CodecTurn) -> tuple[Encoded, Memory]:
+        wanted = add(vector, memory[0])
+        encoded = self.codec.encode(wanted, layout, turn)
+        return encoded, (subtract(wanted, self.codec.decode(encoded.payload, layout, turn)),)
+
+
+@dataclass(frozen=True)
+class MomentumCorrection:
+    """`momentum`, 0 <= m < 1, is applied here, before anything is left out: what takes the step has none of its own.
+
+    Factors of elements that are sent stop with them ("momentum factor masking").  Gradients are not clipped.
+    """
+
+    codec: DeepGradient
+    momentum: float
+
+    def start(self, layout: VectorLayout) -> Memory:
+        zeros = frozen(np.zeros(layout.length, layout.dtype))
+        return zeros, zeros
+
+    def send(self, memory: Memory, vector: Vector, layout: VectorLayout, turn: CodecTurn) -> tuple[Encoded, Memory]:
+        velocity = linear((self.momentum, memory[0]), (1, vector))
+        gathered = add(memory[1], velocity)
+        encoded = self.codec.encode(gathered, layout, turn)
+        places = self.codec.places(encoded.payload, layout, turn)
+        return encoded, (_without(velocity, places), _without(gathered, places))
+
+
+def _without(vector: Vector, places: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Vector:
+    left = vector.copy()
+    left[places] = 0
+    return frozen(left)
+
+
+def sender_of(codec: Codec, momentum: float = 0.0) -> Sender:
+    """Return how a codec's vectors are sent; `momentum` is dgc's alone."""
+    if isinstance(codec, DeepGradient):
+        return MomentumCorrection(codec, momentum)
+    return Feedback(codec) if codec.remembers else Memoryless(codec)
