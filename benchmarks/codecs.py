@@ -5,7 +5,8 @@
 CPU nanoseconds per element of encoding and decoding, and how many copies of the vector take that long, in the same
 run.  The break-even is the bandwidth, each way, at which the bytes saved take as long as encoding and decoding: an
 upload is encoded once and decoded once; a gradient of `--workers` is encoded once, its payload goes round a
-ring to all, and all are decoded; the dense gradient beside it is reduced by a ring.  "never": the codec sends no fewer bytes.
+ring to all, and all are decoded; the dense gradient beside it is reduced by a ring.  "never": the codec sends no
+fewer bytes.
 """
 
 from __future__ import annotations
