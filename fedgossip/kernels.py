@@ -112,6 +112,25 @@ def remarks() -> list[str]:
     return [f"{told}: an update may depend on what shares its call.  Import fedgossip first."]
 
 
+def built_for_cpu() -> bool:
+    """Whether the torch that is installed knows no GPU, as its own file of its version says; torch is not loaded.
+
+    False where that is not said, and where a build for the CPU has Apple's GPU.
+    """
+    from importlib.util import find_spec
+    from pathlib import Path
+
+    torch = find_spec("torch")
+    if sys.platform == "darwin" or torch is None or torch.origin is None:
+        return False
+    try:
+        lines = (Path(torch.origin).parent / "version.py").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return False
+    built = [line.rpartition("=")[2].strip() for line in lines if line.partition(":")[0] in ("cuda", "hip", "xpu")]
+    return bool(built) and set(built) == {"None"}
+
+
 @cache
 def processor() -> str:
     """Return the processor's name, as the system has it, with its family and model where that is said."""

@@ -12,7 +12,7 @@ from fedgossip.machine import Aggregated, LocalWork, RoundDone
 from fedgossip.records import NetworkRow, PeerRow, Row
 from fedgossip.scores import ACCURACY, Score
 from fedgossip.spans import Span, covered_ns
-from fedgossip.vectors import Vector, consensus_distance, mean
+from fedgossip.vectors import Vector, Vectors, consensus_distance, mean
 
 ROUNDS_OPEN = 8
 """A round is not held open for a peer that is further behind than this, or than n if that is more; and where rounds are
@@ -147,9 +147,6 @@ class Meter:
         self._carried = [span for span in self._carried if span[1] > now_ns]
         return either - trained, max(0, now_ns - since - either)
 
-
-Vectors = Sequence[Vector] | Vector
-"""n vectors [d], or [n, d]."""
 
 Evaluate = Callable[[Sequence[Vector]], Sequence[Mapping[str, float]]]
 
@@ -342,7 +339,7 @@ class Network:
             return
         row.consensus_before = consensus_distance(outgoing)
         if before is not None:
-            row.update_spread = consensus_distance([there - here for there, here in zip(outgoing, before, strict=True)])
+            row.update_spread = consensus_distance(outgoing, before)
         floor = ROUNDINGS * float(np.finfo(outgoing[0].dtype).eps) * _size(outgoing)
         self._disagreed |= row.consensus_before > floor
         if row.consensus_before > floor and row.consensus_distance > floor:

@@ -25,6 +25,12 @@ Array = TypeVar("Array")
 RowGroups = Sequence[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.float64]]]
 """(nodes [g], ids [g, k], weights [g, k]) for nodes with equal numbers k of terms; ids ascend in each row."""
 
+Vectors = Sequence[Vector] | npt.NDArray[np.floating]
+"""n vectors [d], or [n, d]."""
+
+WATCHED_BLOCK, COLUMNS = 1 << 17, 256
+"""Numbers that are compared at a time: 1 MiB of float64; and how many columns at least."""
+
 BLOCK = 32_768  # elements; 128 KiB of float32: the running sum and the product stay in the second-level cache
 
 # Blocks of memory below this size are malloc's business; from here on a fresh block costs a page fault per 4 KiB,
@@ -267,21 +273,31 @@ def digest(vectors: Iterable[Vector]) -> str:
     return total.hexdigest()
 
 
-def consensus_distance(vectors: Sequence[Vector] | npt.NDArray[np.floating]) -> float:
+def consensus_distance(vectors: Vectors, since: Vectors | None = None) -> float:
     """Return sqrt(mean_i ||x_i - mean||^2) in float64; `vectors` is [n, d] or n vectors [d].
 
-    In blocks of columns: the float64 copy of a large network would not fit where the float32 one did.
+    With `since`, of the differences x_i - since_i, each rounded once to the vectors' type.  In blocks of columns that
+    stay in the cache, and never narrower than memory is read well.
 
     Raises IndexError on no vectors.
     """
     n, d = len(vectors), len(vectors[0])
-    width = max(1, (1 << 22) // n)
-    total = 0.0
+    width = min(d, max(COLUMNS, WATCHED_BLOCK // n))
+    room, total = np.empty((n, width)), 0.0
     for start in range(0, d, width):
-        block = np.stack([v[start : start + width] for v in vectors]).astype(np.float64)
+        block = room[:, : min(width, d - start)]
+        there = _columns(vectors, start, width)
+        block[:] = there if since is None else there - _columns(since, start, width)
         block -= block.mean(axis=0)
         total += float(np.einsum("ij,ij->", block, block))
     return float(np.sqrt(total / n))
+
+
+def _columns(vectors: Vectors, start: int, width: int) -> npt.NDArray[np.floating]:
+    """Return these columns of all vectors, [n, width] or what is left of it."""
+    if isinstance(vectors, np.ndarray):
+        return vectors[:, start : start + width]
+    return np.stack([vector[start : start + width] for vector in vectors])
 
 
 def mean(vectors: Sequence[Vector]) -> Vector:

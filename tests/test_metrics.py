@@ -159,3 +159,28 @@ def test_equal_models_are_measured_once_for_all() -> None:
         assert asked == [times, times]
         asked.clear()
         assert [row.score for row in rows if isinstance(row, PeerRow)] == models
+
+
+# --- in which rounds disagreement is measured -----------------------------------------------------------------------
+
+
+def watched(dim: int, engine: str = "sim", **how: object) -> list[int]:
+    """The rounds of a run of 4 peers that say how far the models are apart."""
+    task = {"kind": "quadratic", "dim": dim}
+    content = {"rounds": 7, "task": task, "topology": {"graph": "ring", "n": 4}, "eval": {"every": 3, **how}}
+    rows = [row for row in simulate(content, engine=engine).rows if isinstance(row, NetworkRow)]
+    assert all((row.update_spread is None) == (row.consensus_before is None) for row in rows)
+    return [row.round for row in rows if row.consensus_distance is not None]
+
+
+@pytest.mark.parametrize("engine", ["sim", "stacked"])
+def test_disagreement_of_large_models_is_measured_in_evaluated_rounds_unless_asked_for(engine: str) -> None:
+    few, many = (1 << 16) // 4, (1 << 16) // 4 + 1
+    assert watched(few, engine) == [*range(8)] and watched(few, engine, watch=False) == [0, 3, 6, 7]
+    assert watched(many, engine) == [0, 3, 6, 7] and watched(many, engine, watch=True) == [*range(8)]
+
+
+def test_a_run_with_a_forecast_is_measured_in_every_round() -> None:
+    content = {"rounds": 5, "task": {"kind": "quadratic", "dim": 30_000}, "topology": {"graph": "ring", "n": 4}}
+    rows = [row for row in simulate(content, forecast="probe").rows if isinstance(row, NetworkRow)]
+    assert [row.round for row in rows if row.consensus_distance is not None] == [*range(6)]

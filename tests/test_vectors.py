@@ -385,3 +385,15 @@ def test_an_algorithm_takes_tensors_by_the_same_source_and_with_the_same_bits(al
         assert all(a.tobytes() == b.numpy().tobytes() for a, b in zip(out, sent, strict=True))
     assert isinstance(algorithm.model(tensors), torch.Tensor)
     assert algorithm.model(rows).tobytes() == algorithm.model(tensors).numpy().tobytes()
+
+
+@pytest.mark.parametrize(("n", "d"), [(3, 5), (7, 40_000), (600, 700)])
+def test_disagreement_is_that_of_the_definition_in_any_form_of_the_vectors(n: int, d: int) -> None:
+    random = np.random.default_rng(n)
+    x, y = (random.standard_normal((n, d), np.float32) + 10 for _ in range(2))
+    for these, since in ((x, None), (x, y)):
+        away = (these if since is None else these - since).astype(np.float64)
+        expected = np.sqrt(((away - away.mean(axis=0)) ** 2).sum() / n)
+        assert consensus_distance(these, since) == pytest.approx(expected, rel=1e-12)
+        apart = [list(one) if one is not None else None for one in (these, since)]
+        assert consensus_distance(*apart) == pytest.approx(expected, rel=1e-12)

@@ -5,6 +5,7 @@ Commands are imported when they are used: `fedgossip --help` loads click and not
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import sys
@@ -108,6 +109,7 @@ def main() -> NoReturn:
     except Exception as error:
         advice = "This is a fault of fedgossip: set FEDGOSSIP_TRACEBACK=1 to see where, and report it."
         code = _fail(f"unexpected {type(error).__name__}: {error}", advice, 1, error)
+    gc.freeze()  # the interpreter's last collection would take half a second where torch is loaded, and frees nothing
     sys.exit(code if isinstance(code, int) else 0)
 
 

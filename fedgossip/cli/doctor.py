@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -112,11 +113,15 @@ def _links_between(endpoints: Path, key: Path, bind: str | None, wait: float) ->
 
 
 def _kernels() -> tuple[bool, str]:
-    """Return what holds for torch, once it is loaded: MKL's own word goes before the environment's."""
-    from fedgossip.learning.portable import capability
+    """Return what holds for torch: MKL's own word where it is loaded, else what it will be asked for."""
+    if "torch" in sys.modules:
+        from fedgossip.learning.portable import capability
 
-    asked = {1: "as it likes", 2: "AUTO", 3: "COMPATIBLE"}.get(kernels.mkl_mode() or 0, "not known")
-    said = f"kernels {kernels.mode()}: MKL {asked}, ATen {capability()}"
+        asked = {1: "as it likes", 2: "AUTO", 3: "COMPATIBLE"}.get(kernels.mkl_mode() or 0, "not known")
+        said = f"kernels {kernels.mode()}: MKL {asked}, ATen {capability()}"
+    else:
+        wanted = [f"{name}={os.environ[name]}" for name in kernels.PORTABLE if name in os.environ]
+        said = f"kernels {kernels.mode()}: {', '.join(wanted)}"
     return not kernels.late(), "; ".join([said, *kernels.remarks()])
 
 
@@ -138,6 +143,8 @@ def _encryption() -> tuple[bool, str]:
 
 
 def _device() -> tuple[bool, str]:
+    if kernels.built_for_cpu():
+        return True, "trains on the CPU: this torch is built for no GPU"
     from fedgossip.learning.devices import describe, device_for
 
     return True, f"trains on {describe(device_for('auto'))}"

@@ -54,7 +54,7 @@ STOP_SECONDS = 10.0
 POLL_SECONDS = 0.05
 
 NUMERIC = ("fedgossip.drivers.peer", "safetensors.numpy", "fedgossip.learning.analytic")
-LEARNING = (*NUMERIC, "torch", "sklearn.datasets", "fedgossip.learning.task", "fedgossip.learning.data")
+LEARNING = (*NUMERIC, "torch", "fedgossip.learning.task", "fedgossip.learning.data")
 
 
 def check_processes() -> None:

@@ -237,6 +237,9 @@ class EvalSection(msgspec.Struct, forbid_unknown_fields=True):
     on: Annotated[str, OneOf(("test", VALIDATION))] = "test"
     """What models are measured on: the test set, or the examples of data.validation, with the test set left unread.
     The records call it the test set in both cases; the summary says which it was."""
+    watch: bool | None = None
+    """Whether a simulation measures the disagreement in every round, which takes longer than mixing; false: in the
+    evaluated ones alone.  Left out: where all models together have few numbers, or the run has a forecast."""
 
 
 Positive = Annotated[float, msgspec.Meta(gt=0, le=1e300)]

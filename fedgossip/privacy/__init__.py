@@ -6,6 +6,7 @@
     adaptive.py     the clip that follows a quantile of the updates' norms
 
 Functions take and return plain numbers, no model and no data; `secure.noise` draws the noise, `learning.private`
-protects records.  Numbers with sub-sampling come from opacus, which is imported when the first is asked for: it is the
-extra `fedgossip[privacy]`, and brings torch with it.  docs/privacy.md says what an epsilon here promises, and to whom.
+protects records.  Numbers with sub-sampling come from opacus, the extra `fedgossip[privacy]`: one module of it is
+loaded when the first is asked for, and all of it, with torch, for the accountant PRV.  docs/privacy.md says what an
+epsilon here promises, and to whom.
 """

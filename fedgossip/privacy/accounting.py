@@ -20,7 +20,9 @@ import math
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -175,7 +177,7 @@ def steps_within(
 
 @lru_cache(maxsize=1024)
 def _divergences(noise: float, rate: float) -> Floats:
-    """Return the Renyi divergence of one release at each of ORDERS; 30 ms, and seconds for opacus before the first.
+    """Return the Renyi divergence of one release at each of ORDERS; 30 ms.
 
     With rate 1 it is a / (2 z^2) at order a (Mironov 2017, proposition 7), and opacus is not needed.
     """
@@ -183,9 +185,8 @@ def _divergences(noise: float, rate: float) -> Floats:
         return np.full(len(ORDERS), np.inf)
     if rate == 1:
         return ORDERS / (2 * noise**2)
-    found = np.asarray(
-        _opacus().analysis.rdp.compute_rdp(q=rate, noise_multiplier=noise, steps=1, orders=ORDERS.tolist()), np.float64
-    )
+    computed = _renyi().compute_rdp(q=rate, noise_multiplier=noise, steps=1, orders=ORDERS.tolist())
+    found = np.asarray(computed, np.float64)
     found.flags.writeable = False
     return found
 
@@ -199,11 +200,37 @@ def _conversion(delta: float) -> Floats:
     return np.asarray(np.log(below / ORDERS) - (math.log(delta) + np.log(ORDERS)) / below)
 
 
+def _renyi() -> Any:
+    """Return opacus' module of Renyi divergences alone: it needs scipy, and the rest of opacus torch and seconds.
+
+    Raises ConfigError where opacus is not installed.
+    """
+    opacus = find_spec("opacus")
+    if opacus is None or opacus.origin is None:
+        raise _missing("opacus")
+    place = Path(opacus.origin).parent / "accountants" / "analysis" / "rdp.py"
+    return _module_at(place) if place.is_file() else _opacus().analysis.rdp  # of another release
+
+
+@cache
+def _module_at(place: Path) -> Any:
+    """Return the module of a file, without the package that it is part of."""
+    spec = spec_from_file_location(f"alone_{place.stem}", place)
+    assert spec and spec.loader, "its name ends with .py"
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def _opacus() -> Any:
     """Return opacus.accountants.  Raises ConfigError where opacus is not installed."""
     try:
         import opacus.accountants
         import opacus.accountants.analysis.rdp
     except ModuleNotFoundError as missing:
-        raise ConfigError(f"differential privacy needs {missing.name}", "pip install 'fedgossip[privacy]'") from None
+        raise _missing(str(missing.name)) from None
     return opacus.accountants
+
+
+def _missing(name: str) -> ConfigError:
+    return ConfigError(f"differential privacy needs {name}", "pip install 'fedgossip[privacy]'")

@@ -164,7 +164,7 @@ class PrivacyForecast:
 
 
 def forecast(plan: PrivacyPlan) -> PrivacyForecast:
-    """Return the forecast of a plan; this takes a few seconds, most of them the import of opacus."""
+    """Return the forecast of a plan; this may take a few seconds."""
     each = plan.round_spend.mechanism
     all_rounds = Mechanism(each.noise, each.rate, each.steps * plan.rounds)
     usual = Mechanism(each.noise, each.rate, each.steps * math.ceil(plan.rounds * plan.drawn / plan.clients))
