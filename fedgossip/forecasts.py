@@ -92,6 +92,49 @@ class RunForecast(msgspec.Struct, frozen=True):
         return [math.sqrt(low * high) for low, high in zip(self.lower, self.upper, strict=True)]
 
 
+REFIT = 10
+"""Rounds after which it is asked again where between the edges a run goes."""
+MARGIN, DRIFT = 0.05, 0.01
+"""So much of the way from edge to edge is left on both sides of where it went, and so much more each round ahead."""
+
+
+class NarrowedForecast:
+    """Where between the edges a run goes that is under way: an interval inside them, narrower with each refit.
+
+    Its place after a round is t in distance = lower^(1 - t) upper^t.  For the rounds that come it is taken to stay
+    where it was in the last REFIT rounds, from the least to the largest, a little more with each round ahead.  This is
+    of a run that is watched, and never the forecast of record: it is made of what it is held against.
+    """
+
+    def __init__(self, forecast: RunForecast) -> None:
+        self.forecast = forecast
+        self.fitted = 0
+        """The last round that it was fitted to."""
+        self._places: list[float] = []
+        self._between: Interval | None = None
+
+    def take(self, round: int, distance: float) -> None:
+        """Take the distance that was measured after a round."""
+        edges = self.forecast.edges(round)
+        if edges is None or not 0 < edges[0] < edges[1] or distance <= 0:
+            return
+        self._places.append(math.log(distance / edges[0]) / math.log(edges[1] / edges[0]))
+        if len(self._places) == REFIT:
+            self.fitted, self._between = round, (min(self._places), max(self._places))
+            self._places = []
+
+    def edges(self, round: int) -> Interval | None:
+        """Return the interval for a round after the last refit; None for others, and before the first."""
+        edges = self.forecast.edges(round)
+        if edges is None or self._between is None or round <= self.fitted or not 0 < edges[0] < edges[1]:
+            return None
+        margin = MARGIN + DRIFT * (round - self.fitted)
+        low, high = max(0.0, self._between[0] - margin), min(1.0, self._between[1] + margin)
+        if low > high:  # the run is outside of the forecast
+            low = high = min(max(self._between[0], 0.0), 1.0)
+        return edges[0] * (edges[1] / edges[0]) ** low, edges[0] * (edges[1] / edges[0]) ** high
+
+
 def inside(value: float, low: float, high: float, largest: float) -> bool:
     """Whether a distance keeps to a forecast, in a run whose largest is `largest`; rounding keeps to rounding."""
     if value <= ROUNDING * largest:

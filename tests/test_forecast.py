@@ -17,7 +17,7 @@ import fedgossip
 from fedgossip.algorithms.dsgd import DSGD, Iterate
 from fedgossip.drivers.forecasting import AUTO_ROUNDS, forecast_run, foretold_of, plans_of
 from fedgossip.errors import ConfigError
-from fedgossip.forecasts import RunForecast, digest_of, inside, kept, read_forecast
+from fedgossip.forecasts import NarrowedForecast, RunForecast, digest_of, inside, kept, read_forecast
 from fedgossip.plans import compose
 from fedgossip.records import NetworkRow
 from fedgossip.report.forecast import band
@@ -164,6 +164,29 @@ def test_what_is_learned_lies_between_the_edges_of_a_shadow(setting: str, graphs
     assert wide <= {"ring", "star", "path", "tree", "two-cliques", "regular:3"}
 
 
+CANCELLING = [
+    ("gradient-tracking", "one-peer-exponential", 0.1, 0.95),  # 85 % without the edge for what a response takes away
+    pytest.param("gradient-tracking", "torus:4x4", 0.1, 0.95, marks=pytest.mark.long),
+    pytest.param("d2", "ring", 0.1, 0.95, marks=pytest.mark.long),
+    pytest.param("d2", "torus:4x4", 0.1, 0.85, marks=pytest.mark.long),
+    pytest.param("d2", "star", 0.1, 0.75, marks=pytest.mark.long),
+    pytest.param("qg-dsgdm", "base:1", 0.02, 0.75, marks=pytest.mark.long),
+]
+
+
+@pytest.mark.parametrize(("algorithm", "graph", "lr", "least"), CANCELLING)
+def test_methods_that_cancel_what_lasts_keep_to_their_edges_so_often(
+    algorithm: str, graph: str, lr: float, least: float
+) -> None:
+    """See docs/numerics.md, section 7, for what is outside."""
+    experiment = digits(graph, "mlp:64-32-10", 0.3, 5, lr) | {"algorithm": {"name": algorithm}}
+    experiment["topology"] |= {"weights": "lazy"} if algorithm == "d2" else {}
+    (found,) = forecast_run(experiment, "shadow")
+    share = kept(found, fedgossip.simulate(experiment, engine="stacked").network())
+    assert share is not None
+    assert share >= least
+
+
 REMEMBERING = [{"momentum": 0.9, "lr": 0.02}, pytest.param({"optimizer": "adam", "lr": 0.002}, marks=pytest.mark.long)]
 
 
@@ -285,6 +308,51 @@ def test_who_watches_a_run_sees_its_forecast(tmp_path: Path) -> None:
     assert f"(forecast {run.network()[-1].consensus_distance:.3g}" in " ".join(learned(follower.state))
     (_, values), *_ = follower.state.curves["distance"].points()[1:]
     assert values[0] == pytest.approx(values[1]) == pytest.approx(values[2])
+
+
+def test_a_watched_run_narrows_its_forecast_and_keeps_to_that(tmp_path: Path) -> None:
+    """Each round against the interval that was given for it before: of the whole set below 99.6 % of rounds keep."""
+    out, experiment = tmp_path / "run", digits("torus:4x4", *SETTINGS["mlp"])
+    fedgossip.simulate(experiment, engine="stacked", out=out, forecast="shadow")
+    follower = Follower(find([out]))
+    follower.poll(5.0)
+    points = [values for _, values in follower.state.curves["distance"].points()]
+    inner = [values for values in points if len(values) == 5]
+    assert len(inner) == 49  # the edges of the first round are one, so the first fit is of rounds 2 to 11
+    assert all(low <= at_least * 1.0001 and at_most <= high * 1.0001 for _, low, high, at_least, at_most in inner)
+    assert np.mean([at_least * 0.95 <= d <= at_most * 1.05 for d, _, _, at_least, at_most in inner]) >= 0.95
+    assert np.mean([np.log(v[4] / v[3]) / np.log(v[2] / v[1]) for v in inner]) < 0.7
+
+
+def test_a_forecast_that_narrows_says_where_the_run_ends() -> None:
+    forecast = RunForecast("shadow", "ring", "dsgd", 4, [1.0] * 30, [100.0] * 30)
+    narrowed = NarrowedForecast(forecast)
+    for round in range(1, 11):
+        assert narrowed.edges(30) is None
+        narrowed.take(round, 10.0)  # half of the way, on a logarithmic axis
+    assert narrowed.edges(11) == pytest.approx((100**0.44, 100**0.56))
+    assert narrowed.edges(30) == pytest.approx((100**0.25, 100**0.75))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_all_runs_keep_to_their_narrowed_forecasts(setting: str) -> None:
+    held, widths = [], []
+    found = forecast_run(digits("ring", *SETTINGS[setting]), graphs=GRAPHS[:-1])
+    for graph, forecast in zip(GRAPHS[:-1], found, strict=True):
+        at_the_10th, by_10 = NarrowedForecast(forecast), NarrowedForecast(forecast)
+        for round, distance in enumerate(distances(digits(graph, *SETTINGS[setting])), start=1):
+            for one in (at_the_10th, by_10):
+                if edges := one.edges(round):
+                    held.append(edges[0] * 0.95 <= distance <= edges[1] * 1.05)
+            if edges:
+                whole = np.log(forecast.upper[round - 1] / forecast.lower[round - 1])
+                widths.append(np.log(edges[1] / edges[0]) / max(whole, 1e-9))
+            by_10.take(round, distance)
+            if round <= 10:
+                at_the_10th.take(round, distance)
+    assert np.mean(held) >= 0.98
+    assert np.mean(widths) < 0.6
 
 
 @pytest.mark.parametrize(("graph", "algorithm"), [("el-oracle:4", "dsgd"), ("ring", "push-sum"), ("base:1", "dsgd")])

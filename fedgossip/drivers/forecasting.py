@@ -207,9 +207,10 @@ def _shadowed(
         run_shadow(shadow, rounds, {*range(0, rounds, e.eval.every), rounds}, watch)
         responses = [(response.round, response.share) for response in shadow.responses]
         for place, found in zip(places, shadow.found, strict=True):
-            free = found.pulled if shadow.exact else found.free
             how: dict[str, Any] = {"exact": shadow.exact, "responses": responses, "jobs": shadow.jobs}
-            made[place] = _made("shadow", plans[place], free, found.pulled, scores=_scores(found), **how)
+            lowest = np.minimum(found.free, found.pulled).tolist()
+            edges = (found.pulled, found.pulled) if shadow.exact else (found.highest, lowest)
+            made[place] = _made("shadow", plans[place], *edges, scores=_scores(found), **how)
     return [made[place] for place in range(len(plans))]
 
 

@@ -7,7 +7,11 @@ The mean of a network follows the mean update, whatever the graph: so one traini
 out is that a peer away from the mean has another update there.  To first order that pulls it back, by a share a_t that
 differs by direction.  So there are two edges: without it, a = 0, above; and below with the share in the direction in
 which the updates themselves differ, where the loss bends most.  Where the share is the same in all directions (a
-quadratic) both edges are the run itself.  The share is measured as the training goes on, by one more job a node:
+quadratic) both edges are the run itself.  Of methods that cancel what lasts of the updates (D2, gradient tracking) the
+two may be equally long and point elsewhere: what the response takes away is then no less than missing.  So the upper
+edge is at least hypot(||X_a - mean||, ||X_0 - X_a||), as if what it takes away stood across what it leaves.
+
+The share is measured as the training goes on, by one more job a node:
 
     a  =  -<u(mean + C) - u(mean), C> / ||C||^2        C: the updates less their mean; the same batch in both
 
@@ -20,6 +24,7 @@ Memory: two states of the algorithm for every graph, [n, d] a slot; no round is 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -31,7 +36,7 @@ from fedgossip.scores import ACCURACY, Score
 from fedgossip.simulation.recursion import GossipCourse, Recursion
 from fedgossip.simulation.stacked import stacked_step, stacked_updates
 from fedgossip.task import Job, LocalTask, give_memory, memory_of
-from fedgossip.vectors import Vector, consensus_distance, frozen, mean
+from fedgossip.vectors import Vector, consensus_distance, frozen, mean, subtract
 
 PROBES = 10
 """The response is measured in rounds 0, 1, 2, 4, 8, ..., and at least so often in a run."""
@@ -46,7 +51,8 @@ Interval = tuple[float, float]
 
 @dataclass
 class Shadowed:
-    """What follows for one graph, after each round: the distance without and with a response; scores where evaluated.
+    """What follows for one graph, after each round: the distance without and with a response, and from each other
+    (`apart`); scores where evaluated.
 
     `averaged`, and for the mean and the worst peer the values at both edges, in the order of `evaluated`.
     """
@@ -54,10 +60,17 @@ class Shadowed:
     name: str
     free: list[float] = field(default_factory=list)
     pulled: list[float] = field(default_factory=list)
+    apart: list[float] = field(default_factory=list)
     evaluated: list[int] = field(default_factory=list)
     averaged: list[float] = field(default_factory=list)
     mean_peer: list[Interval] = field(default_factory=list)
     worst_peer: list[Interval] = field(default_factory=list)
+
+    @property
+    def highest(self) -> list[float]:
+        """The upper edge."""
+        edges = zip(self.free, self.pulled, self.apart, strict=True)
+        return [max(free, pulled, math.hypot(pulled, apart)) for free, pulled, apart in edges]
 
 
 @dataclass(frozen=True)
@@ -185,6 +198,7 @@ class Shadow:
         for found, (free, pulled) in zip(self.found, self._edges, strict=True):
             found.free.append(consensus_distance(free.model))
             found.pulled.append(consensus_distance(pulled.model))
+            found.apart.append(consensus_distance(subtract(free.model, pulled.model)))
 
     def _evaluate(self, round: int) -> None:
         (averaged,) = self._scores([self.mean])

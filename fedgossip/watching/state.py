@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 
 from fedgossip.event_kinds import event_kinds, kind_of
-from fedgossip.forecasts import RunForecast
+from fedgossip.forecasts import NarrowedForecast, RunForecast
 from fedgossip.records import EventRow, NetworkRow, PeerRow, Row
 from fedgossip.roles import PEERS, Roles
 from fedgossip.scores import ACCURACY, Score
@@ -61,6 +61,8 @@ class State:
         """The newest row with a consensus distance."""
         self.foretold: RunForecast | None = None
         """What was forecast before the run began."""
+        self.narrowed: NarrowedForecast | None = None
+        """The same, narrowed by what was measured so far."""
         self.curves = {name: Curve() for name in ("score", "loss", "distance")}
         self.events: deque[EventRow] = deque(maxlen=EVENTS_KEPT)
         """The newest; without those that miss the same neighbours as in the round before."""
@@ -160,8 +162,17 @@ class State:
             self.tested = row
         if row.consensus_distance is not None and not alone:
             self.distance = row
-            edges = self.foretold.edges(row.round) if self.foretold else None
-            self.curves["distance"].add(row.round, row.consensus_distance, *(edges or ()))
+            self._held_against_the_forecast(row.round, row.consensus_distance)
+
+    def _held_against_the_forecast(self, round: int, distance: float) -> None:
+        """Keep the distance beside what was forecast of it before the run, and by what was measured until then."""
+        if self.foretold and self.narrowed is None:
+            self.narrowed = NarrowedForecast(self.foretold)
+        edges = self.foretold.edges(round) if self.foretold else None
+        inner = self.narrowed.edges(round) if self.narrowed else None
+        self.curves["distance"].add(round, distance, *(edges or ()), *(inner or ()))
+        if self.narrowed:
+            self.narrowed.take(round, distance)
 
     def _event(self, row: EventRow) -> None:
         peer = self.peer(row.peer)

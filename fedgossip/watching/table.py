@@ -125,8 +125,19 @@ def disagreement(state: State, row: NetworkRow) -> str:
     edges = state.foretold.edges(row.round) if state.foretold else None
     if edges is None:
         return said
+    return f"{said} (forecast {_between(edges)}{_at_the_end(state, row.round)})"
+
+
+def _at_the_end(state: State, round: int) -> str:
+    """Where the last round that was forecast will be, by what was measured so far; "" where nothing narrows it."""
+    last = state.foretold.rounds if state.foretold else 0
+    inner = state.narrowed.edges(last) if state.narrowed and round < last else None
+    return "" if inner is None else f"; as it goes, {_between(inner)} in round {last}"
+
+
+def _between(edges: tuple[float, float]) -> str:
     low, high = (number(edge) for edge in edges)
-    return f"{said} (forecast {low if low == high else f'{low} to {high}'})"
+    return low if low == high else f"{low} to {high}"
 
 
 def shown(score: Score, value: float | None) -> str:

@@ -170,6 +170,8 @@ function showCharts(now) {
   chart("distance", "Consensus distance", "How far the peers’ models are from their mean.", kept([
     { name: "forecast before the run, at least", colour: green, dash: "2 4", points: column(distance, 2) },
     { name: "at most", colour: green, dash: "7 4", points: column(distance, 3) },
+    { name: "by what was measured ten rounds before, at least", colour: orange, dash: "2 4", points: column(distance, 4) },
+    { name: "at most", colour: orange, dash: "7 4", points: column(distance, 5) },
     { name: "after mixing", colour: blue, dash: "none", points: column(distance, 1) }]), { log: true });
 }
 
