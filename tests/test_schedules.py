@@ -12,6 +12,7 @@ from fedgossip.topology import (
     Mixing,
     Schedule,
     build,
+    for_rounds,
     forecast,
     forecast_of,
     product_norm,
@@ -74,6 +75,20 @@ def test_nobody_speaks_with_others_than_its_partners(spec, n, data):
         assert set(schedule.mixing(number).partners(node)) <= set(partners)
     if schedule.period:
         assert set(union(schedule).neighbours(node)) == set(partners)
+
+
+@pytest.mark.parametrize(
+    ("spec", "rounds"), [("el-oracle:2", 5), ("el-local:2", 3), ("every:3:ring:random-matching", 7)]
+)
+def test_in_a_run_partners_are_those_met_in_its_rounds_and_nobody_else(spec, rounds):
+    schedule = for_rounds(resolve_schedule(spec, 30, seed=3), rounds)
+    for node in range(30):
+        met = {other for number in range(rounds) for other in schedule.mixing(number).partners(node)}
+        assert schedule.partners(node) == tuple(sorted(met)) and len(met) < 29
+
+
+def test_in_a_long_run_of_drawn_rounds_everybody_is_a_partner():
+    assert for_rounds(resolve_schedule("el-oracle:4", 30, seed=3), 10**9).partners(7) == (*range(7), *range(8, 30))
 
 
 @pytest.mark.parametrize("spec", DETERMINISTIC)

@@ -45,6 +45,7 @@ from fedgossip.topology import (
     Schedule,
     Spectrum,
     Topology,
+    for_rounds,
     forecast_of,
     rule_names,
     schedule_names,
@@ -249,6 +250,8 @@ def gossip_plan(
         if not (parts := own_parts(experiment)):
             raise
         raise ConfigError(f"{' and '.join(parts)}: {error}", error.advice) from None
+    if mode_of(experiment.algorithm, made).in_step:  # else a peer's own rounds do not say whom it meets
+        schedule = for_rounds(schedule, experiment.rounds)
     forecast = forecast_of(schedule, GAMMA, found)
     return GossipPlan(experiment, schedule, union(schedule), found, forecast, given=algorithm)
 

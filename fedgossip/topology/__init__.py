@@ -14,7 +14,7 @@ from fedgossip.topology.files import load, load_weighted, ready, ready_names
 from fedgossip.topology.graph import Topology, require_connected
 from fedgossip.topology.mixing import Mixing
 from fedgossip.topology.names import family_names, is_drawn, resolve, resolve_schedule, schedule_names, weighted_names
-from fedgossip.topology.schedules import Cycle, Endless, Random, Schedule, union
+from fedgossip.topology.schedules import Cycle, Endless, Random, Schedule, for_rounds, union
 from fedgossip.topology.sequences import forecast_of, product_norm
 from fedgossip.topology.spectra import Spectrum, spectrum
 from fedgossip.topology.spectral import (
@@ -39,6 +39,7 @@ __all__ = [
     "disagreement_band",
     "effective_neighbours",
     "family_names",
+    "for_rounds",
     "forecast",
     "forecast_of",
     "is_drawn",

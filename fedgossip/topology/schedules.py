@@ -11,19 +11,20 @@ The mixing of round r is a function of (seed, r, n) alone, so that all peers agr
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from fedgossip import seeds
-from fedgossip.topology.graph import FloatArray, IntArray, Topology
+from fedgossip.topology.graph import Csr, FloatArray, IntArray, Topology
 from fedgossip.topology.mixing import Mixing
 
 if TYPE_CHECKING:
     from fedgossip.topology.mixing import Stochastic
 
+CROWDED = 3  # of 4-regular graphs e^-3 of all pairs have not met after 3 n / 4 rounds
 KEPT = 16  # rounds of a random schedule in memory: the peers of a simulation are a few rounds apart at most
 
 
@@ -96,6 +97,7 @@ class Random:
 
     contraction: what a round leaves, in expectation, of sum_i ||x_i - mean||^2 in every direction; None where no
     formula is known, and where directions differ.  moment: of those, M -> E[W' M W], dense [n, n], which says all.
+    rounds: how many a run has, where that is known (`for_rounds`).
     """
 
     name: str
@@ -106,6 +108,7 @@ class Random:
     contraction: float | None
     stochastic: Stochastic = "both"
     moment: Callable[[FloatArray], FloatArray] | None = None
+    rounds: int | None = None
 
     @property
     def period(self) -> int:
@@ -117,8 +120,14 @@ class Random:
         return self._drawn(round)
 
     def partners(self, node: int) -> tuple[int, ...]:
-        """Return everybody else."""
+        """Return all whom `node` meets in the run, ascending; everybody else where its rounds are unknown or many."""
+        if (met := self._met) is not None:
+            return tuple(met[1][met[0][node] : met[0][node + 1]].tolist())
         return (*range(node), *range(node + 1, self.n))
+
+    @cached_property
+    def _met(self) -> Csr | None:
+        return None if self.rounds is None else met_within(self, self.rounds)
 
     @cached_property
     def _drawn(self) -> Callable[[int], Mixing]:
@@ -127,7 +136,10 @@ class Random:
 
 @dataclass(frozen=True, eq=False)
 class Endless:
-    """Rounds that never repeat: make(round) gives the mixing of each, links(node) all whom it may ever meet."""
+    """Rounds that never repeat: make(round) gives the mixing of each, links(node) all whom it may ever meet.
+
+    rounds: how many a run has, where that is known (`for_rounds`).
+    """
 
     name: str
     n: int
@@ -135,6 +147,7 @@ class Endless:
     make: Callable[[int], Mixing]
     links: Callable[[int], Sequence[int]]
     stochastic: Stochastic = "both"
+    rounds: int | None = None
 
     @property
     def period(self) -> int:
@@ -147,11 +160,43 @@ class Endless:
 
     def partners(self, node: int) -> tuple[int, ...]:
         """Return all that `node` may ever send to or hear from, ascending."""
+        if (met := self._met) is not None:
+            return tuple(met[1][met[0][node] : met[0][node + 1]].tolist())
         return tuple(sorted(self.links(node)))
+
+    @cached_property
+    def _met(self) -> Csr | None:
+        return None if self.rounds is None else met_within(self, self.rounds)
 
     @cached_property
     def _made(self) -> Callable[[int], Mixing]:
         return lru_cache(maxsize=KEPT)(self.make)
+
+
+def for_rounds(schedule: Schedule, rounds: int) -> Schedule:
+    """Return the schedule of a run of so many rounds, in which nobody is a partner who is met in none of them.
+
+    Of rounds that repeat it is the same one; of those that never do, peers open no links that they will not use.
+    """
+    return replace(schedule, rounds=rounds) if isinstance(schedule, Random | Endless) else schedule
+
+
+def met_within(schedule: Schedule, rounds: int) -> Csr | None:
+    """Return (starts [n + 1], ids): whom each node sends to or hears from in the first `rounds`, ascending.
+
+    None where they are so many that almost everybody meets everybody: it takes rounds * degree of about CROWDED n.
+    """
+    n = schedule.n
+    if rounds * float(schedule.mixing(0).topology.degrees().mean()) > CROWDED * n:
+        return None
+    found = np.empty(0, np.int64)
+    for first in range(0, rounds, KEPT):
+        arcs = [_both_ways(schedule.mixing(round).topology) for round in range(first, min(rounds, first + KEPT))]
+        senders, receivers = np.concatenate(arcs).T
+        found = np.unique(np.concatenate([found, senders * n + receivers, receivers * n + senders]))
+    starts = np.zeros(n + 1, np.int64)
+    np.cumsum(np.bincount(found // n, minlength=n), out=starts[1:])
+    return starts, found % n
 
 
 def union(schedule: Schedule, rounds: int | None = None) -> Topology:
