@@ -164,6 +164,8 @@ def test_matcha_finds_the_published_probabilities(budget, printed):
     p = matcha.activation(laplacians, budget)
     step, left = matcha.best_step(laplacians, p)
     assert left == pytest.approx(printed, abs=3e-6)
+    ready = resolve_schedule(f"matcha:{budget}:matcha-8", seed=1)
+    assert np.linalg.eigvalsh(ready.moment(np.eye(8) - 1 / 8))[-1] == pytest.approx(printed, abs=3e-6)
     assert p.sum() <= 5 * budget + 1e-9
     if budget == 0.5:
         assert p == pytest.approx([0.983728, 0, 0.758138, 0.758134, 0], abs=3e-5)

@@ -287,3 +287,28 @@ def test_weights_beside_a_file_that_has_some_are_refused(tmp_path):
     path = written(tmp_path, CHORD)
     refused(lambda: resolve_schedule(str(path), weights="metropolis"), "brings its own")
     refused(lambda: resolve_schedule(str(path), 5), "4 nodes, not 5")
+
+
+# --- matchings ----------------------------------------------------------------------------------------------------
+
+
+def test_matcha_uses_the_matchings_of_the_file(tmp_path):
+    """All in one round where the budget is whole; the file's three in place of four that a colouring finds."""
+    path = written(tmp_path, PAW + "matchings = [[[0, 1], [2, 3]], [[0, 2]], [[1, 2]]]\n")
+    assert [one.tolist() for one in load(path).matchings] == [[[0, 1], [2, 3]], [[0, 2]], [[1, 2]]]
+    whole = resolve_schedule(f"matcha:1:{path}").mixing(0)
+    assert whole.topology == load(path)
+    drawn = {tuple(map(tuple, resolve_schedule(f"matcha:0.5:{path}").mixing(k).topology.edges)) for k in range(40)}
+    assert all(((0, 1) in edges) == ((2, 3) in edges) for edges in drawn) and len(drawn) > 2
+
+
+@pytest.mark.parametrize(
+    ("matchings", "words"),
+    [
+        ("[[[0, 1], [0, 2]], [[1, 2]], [[2, 3]]]", ("matching 0", "node 0", "share a node")),
+        ("[[[0, 1], [2, 3]], [[0, 2]]]", ("are not the edges", "every edge")),
+        ("[[[0, 1], [2, 3]], [[0, 2]], [[1, 2]], [[1, 3]]]", ("are not the edges", "every edge")),
+    ],
+)
+def test_matchings_that_are_none_are_refused(tmp_path, matchings, words):
+    refused(lambda: load(written(tmp_path, f"{PAW}matchings = {matchings}\n")), *words)

@@ -107,11 +107,11 @@ class StepTimes:
 
     def drawn(self, rounds: int, n: int) -> Times:
         """Return times, [rounds, n]."""
-        random = seeds.stream(0, "steps", n)
+        stream = seeds.stream(0, "steps", n)
         if self.exponential:
-            return random.exponential(self.seconds, (rounds, n))
+            return stream.exponential(self.seconds, (rounds, n))
         times: Times = np.full((rounds, n), self.seconds)
-        times[np.arange(rounds), random.integers(0, n, rounds)] *= self.slower
+        times[np.arange(rounds), stream.integers(0, n, rounds)] *= self.slower
         return times
 
     def longest(self, n: int) -> float:

@@ -109,10 +109,10 @@ def measured_rate(schedule: Schedule, eta: float, dim: int, rounds: int, repeats
 
     Its first quarter is left out: until then the models have not drifted apart as far as they will.
     """
-    n, random = schedule.n, seeds.stream(0, "quadratics", schedule.n)
-    x, lengths = random.standard_normal((repeats, n, dim)), []
+    n, stream = schedule.n, seeds.stream(0, "quadratics", schedule.n)
+    x, lengths = stream.standard_normal((repeats, n, dim)), []
     for round in range(rounds):
-        h = random.standard_normal(x.shape)
+        h = stream.standard_normal(x.shape)
         x = x - eta * h * np.sum(h * x, axis=2, keepdims=True)
         x = np.einsum("ij,rjd->rid", schedule.mixing(round).matrix(), x)
         lengths.append(math.log(float(np.mean(x**2))))

@@ -14,7 +14,6 @@ what it likes to whom.  Where we differ: the papers attack gradients at a server
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -22,7 +21,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from fedgossip import seeds
-from fedgossip.errors import ConfigError, nearest
+from fedgossip.algorithms.options import chosen
+from fedgossip.errors import ConfigError
 from fedgossip.registry import table
 from fedgossip.vectors import Vector, frozen, ordered_mix
 
@@ -159,13 +159,7 @@ ATTACKS: Mapping[str, Callable[..., Attack]] = table(
 
 def attack_of(name: str, options: Mapping[str, Any]) -> Attack:
     """Return an attack with its options.  Raises ConfigError for a name or an option that is none."""
-    if name not in ATTACKS:
-        raise ConfigError(f"adversary.attack = {name!r} is not known", nearest(name, ATTACKS))
-    known = inspect.signature(ATTACKS[name]).parameters
-    for option in options:
-        if option not in known:
-            raise ConfigError(f"adversary.attack = {name!r} has no option {option!r}", nearest(option, known))
-    return ATTACKS[name](**options)
+    return chosen("adversary.attack", name, ATTACKS, options)
 
 
 def lies(attack: Attack, seen: Overheard, targets: tuple[int, ...]) -> dict[int, Vector]:

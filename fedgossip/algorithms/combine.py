@@ -21,7 +21,6 @@ peer as for all.
 
 from __future__ import annotations
 
-import inspect
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +28,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from fedgossip.errors import ConfigError, nearest
+from fedgossip.algorithms.options import chosen
+from fedgossip.errors import ConfigError
 from fedgossip.registry import table
 from fedgossip.vectors import BLOCK, RowGroups, Vector, empty, frozen, ordered_mix
 
@@ -209,10 +209,4 @@ COMBINATIONS: Mapping[str, Callable[..., Combination]] = table(
 
 def combination(name: str, options: Mapping[str, Any]) -> Combination:
     """Return a rule with its options.  Raises ConfigError for a name or an option that is none."""
-    if name not in COMBINATIONS:
-        raise ConfigError(f"algorithm.combine = {name!r} is not known", nearest(name, COMBINATIONS))
-    known = inspect.signature(COMBINATIONS[name]).parameters
-    for option in options:
-        if option not in known:
-            raise ConfigError(f"algorithm.combine = {name!r} has no option {option!r}", nearest(option, known))
-    return COMBINATIONS[name](**options)
+    return chosen("algorithm.combine", name, COMBINATIONS, options)

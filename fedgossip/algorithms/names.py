@@ -21,6 +21,7 @@ from fedgossip.algorithms.decentlam import DecentLaM
 from fedgossip.algorithms.dsgd import DSGD
 from fedgossip.algorithms.gradient_tracking import GradientTracking
 from fedgossip.algorithms.momentum import MixedMomentum
+from fedgossip.algorithms.options import check_options
 from fedgossip.algorithms.push_diging import PushDIGing
 from fedgossip.algorithms.push_momentum import PushMomentum
 from fedgossip.algorithms.push_sum import PushSum
@@ -107,11 +108,8 @@ METHODS: Mapping[str, Method] = table(
 
 def make(name: str, method: Method, n: int, options: Mapping[str, Any]) -> Made:
     """Return the algorithm of `n` peers.  Raises ConfigError for an option that it does not have."""
-    known = set(inspect.signature(method.make).parameters)
-    for option in options:
-        if option not in known - {"n"}:
-            raise ConfigError(f"{name} has no option {option!r}", nearest(option, known - {"n"}))
-    return method.make(**options, **({"n": n} if "n" in known else {}))
+    check_options(name, method.make, options, ours="n")
+    return method.make(**options, **({"n": n} if "n" in inspect.signature(method.make).parameters else {}))
 
 
 def own(name: str, kind: Callable[..., Made]) -> Method:

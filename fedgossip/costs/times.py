@@ -59,10 +59,10 @@ class TrainingTimes:
 
     def drawn(self, rounds: int = DRAWS) -> Times:
         """Return times, [rounds, m]: each round with other speeds, the same ones whenever it is asked."""
-        random = seeds.stream(0, "costs", len(self.known))
+        stream = seeds.stream(0, "costs", len(self.known))
         shape = rounds, len(self.known)
-        speeds = random.lognormal(0.0, self.spread, shape) if self.spread else np.ones(shape)
-        drawn: Times = np.asarray(self.known) / speeds * (1.0 + self.jitter * random.random(shape))
+        speeds = stream.lognormal(0.0, self.spread, shape) if self.spread else np.ones(shape)
+        drawn: Times = np.asarray(self.known) / speeds * (1.0 + self.jitter * stream.random(shape))
         return drawn
 
     def longest(self) -> Estimate:

@@ -193,7 +193,7 @@ def _held(name: str, found: Any, n: int | None) -> Schedule:
     if isinstance(found, Cycle):
         return replace(found, make=lambda phase: _round(name, phase, found.make, size, promise))
     if isinstance(found, Random):
-        return replace(found, draw=lambda random: _round(name, None, lambda _: found.draw(random), size, promise))
+        return replace(found, draw=lambda stream: _round(name, None, lambda _: found.draw(stream), size, promise))
     title, rule = str(getattr(found, "name", name)), str(getattr(found, "rule", "own"))
 
     def make(round: int) -> Mixing:

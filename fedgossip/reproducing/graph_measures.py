@@ -10,6 +10,7 @@ import numpy as np
 
 from fedgossip.advising.rates import measured_rate, neighbours_of, rate_at
 from fedgossip.topology import Mixing, Topology, build, forecast_of, resolve, resolve_schedule, spectrum
+from fedgossip.topology.schedules import Random
 from fedgossip.topology.sequences import product_norm
 
 DRAWS = 400
@@ -49,7 +50,10 @@ def norm_of_round(graph: str, n: int) -> float:
 
 def square_left(graph: str, n: int | None = None) -> float:
     """Return ||E[W'W] - J||, what a drawn round leaves of the worst expected sum of squares."""
-    return _known(forecast_of(resolve_schedule(graph, n)).rate) ** 2
+    schedule = resolve_schedule(graph, n)
+    if isinstance(schedule, Random) and schedule.moment is not None:
+        return float(np.linalg.eigvalsh(schedule.moment(np.eye(schedule.n) - 1.0 / schedule.n))[-1])
+    return _known(forecast_of(schedule).rate) ** 2  # no direction is better than another
 
 
 def rounds_to_the_mean(graph: str, n: int | None = None) -> float:

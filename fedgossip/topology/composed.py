@@ -26,8 +26,8 @@ def shuffled(mixing: Mixing, seed: int) -> Random:
     receivers, senders, weights = mixing.receivers[others], mixing.ids[others], mixing.values[others]
     own = mixing.values[~others]
 
-    def draw(random: np.random.Generator) -> Mixing:
-        places = random.permutation(n).astype(np.int64)
+    def draw(stream: np.random.Generator) -> Mixing:
+        places = stream.permutation(n).astype(np.int64)
         round = Topology.from_edges(n, places[graph.edges], name, graph.directed)
         kept = np.empty(n)
         kept[places] = own

@@ -59,8 +59,8 @@ def dynamic(n: int, eta: float, seed: int) -> Random:
     ids = np.arange(n, dtype=np.int64)
     given = eta * (n - 1) / n
 
-    def draw(random: np.random.Generator) -> Mixing:
-        shift = int(random.integers(1, n))
+    def draw(stream: np.random.Generator) -> Mixing:
+        shift = int(stream.integers(1, n))
         receivers = (ids + shift) % n
         topology = Topology.from_edges(n, np.stack([ids, receivers], axis=1), name, True, circulant=(shift,))
         return assemble(topology, "equitopo", receivers, ids, np.full(n, given), np.full(n, 1.0 - given))
@@ -79,8 +79,8 @@ def dynamic_pairs(n: int, eta: float, seed: int) -> Random:
     name = _named("u-equi-dynamic", n, eta)
     given = eta * (n - 1) / n
 
-    def draw(random: np.random.Generator) -> Mixing:
-        shift, start = int(random.integers(1, n)), int(random.integers(0, n))
+    def draw(stream: np.random.Generator) -> Mixing:
+        shift, start = int(stream.integers(1, n)), int(stream.integers(0, n))
         pairs = pairs_along(n, shift, start)
         topology = Topology.from_edges(n, pairs, name)
         return from_edge_weights(topology, "equitopo", np.full(len(topology.edges), given))

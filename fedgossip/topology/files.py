@@ -16,7 +16,7 @@ import numpy as np
 
 from fedgossip.errors import ConfigError, nearest
 from fedgossip.topology import grammar
-from fedgossip.topology.graph import Topology, require_connected
+from fedgossip.topology.graph import IntArray, Topology, require_connected
 from fedgossip.topology.mixing import TOLERANCE, Mixing, Stochastic, assemble
 from fedgossip.topology.spectra import spectrum
 from fedgossip.topology.weights import build, rule_names
@@ -46,7 +46,8 @@ class GraphFile(msgspec.Struct, forbid_unknown_fields=True):
     """A graph's TOML file.  Either `family`, or `edges` or `arcs` with `nodes` (labels) or `n`.
 
     arcs: [u, v, w]: u sends to v, who gives its model the weight w; each node keeps what is left of one, or what an arc
-    to itself says.  rule: what these weights are called.
+    to itself says.  rule: what these weights are called.  matchings: the edges again, in sets that share no node, where
+    "matcha" shall use these.
     """
 
     name: str
@@ -61,6 +62,7 @@ class GraphFile(msgspec.Struct, forbid_unknown_fields=True):
     directed: bool = False
     weights: str | None = None
     positions: list[tuple[float, float]] | None = None
+    matchings: list[list[tuple[int | str, int | str]]] | None = None
     expect: Expect = msgspec.field(default_factory=Expect)
 
 
@@ -82,6 +84,8 @@ def load_toml(path: Path) -> Topology:
     """
     described = read(path)
     topology = replace(_from_description(described, path), weights=described.weights)
+    if described.matchings is not None:
+        topology = replace(topology, matchings=_matchings(described.matchings, topology, path))
     if described.weights is not None and described.weights not in rule_names():
         raise ConfigError(
             f"{path}: unknown weight rule {described.weights!r}", nearest(described.weights, rule_names())
@@ -297,6 +301,21 @@ def _from_arcs(described: GraphFile, path: Path) -> Mixing:
         return assemble(topology, described.rule or "given", others[:, 1], others[:, 0], weights[~loops], own, kept)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}", error.advice) from None
+
+
+def _matchings(
+    given: list[list[tuple[int | str, int | str]]], topology: Topology, path: Path
+) -> tuple[IntArray, ...]:
+    sets = [[sorted((_id(u, topology.labels, path), _id(v, topology.labels, path))) for u, v in one] for one in given]
+    for place, one in enumerate(sets):
+        ends = [node for edge in one for node in edge]
+        if len(set(ends)) < len(ends):
+            node = next(node for node in ends if ends.count(node) > 1)
+            text = f"{path}: matching {place} has two edges at node {topology.label(node)}"
+            raise ConfigError(text, "No two edges of a matching share a node.")
+    if topology.directed or sorted(edge for one in sets for edge in one) != topology.edges.tolist():
+        raise ConfigError(f"{path}: the matchings together are not the edges", "Give every edge in one of them.")
+    return tuple(np.array(one, np.int64).reshape(-1, 2) for one in sets)
 
 
 def _from_family(described: GraphFile, path: Path) -> Topology:

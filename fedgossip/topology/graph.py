@@ -47,6 +47,8 @@ class Topology:
     """The weight rule that the graph's file asks for."""
     laplacian: Callable[[], FloatArray] | None = field(default=None, repr=False)
     """Gives the eigenvalues of the Laplacian, ascending [n], where the construction has a formula."""
+    matchings: tuple[IntArray, ...] | None = field(default=None, repr=False)
+    """The edges in sets [m_j, 2] that share no node, where the graph's file cuts it so: for `matcha`."""
 
     @classmethod
     def from_edges(

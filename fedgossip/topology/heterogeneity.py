@@ -56,8 +56,8 @@ def expected(mixing: Mixing, shares: FloatArray) -> float:
 
 def drawn(mixing: Mixing, shares: FloatArray, count: int, seed: int) -> FloatArray:
     """Return H of `count` placements drawn at random, float64 [count]."""
-    random = seeds.stream(seed, "placements", mixing.n)
-    return np.array([label_heterogeneity(mixing, shares[random.permutation(mixing.n)]) for _ in range(count)])
+    stream = seeds.stream(seed, "placements", mixing.n)
+    return np.array([label_heterogeneity(mixing, shares[stream.permutation(mixing.n)]) for _ in range(count)])
 
 
 def placed(mixing: Mixing, shares: FloatArray) -> tuple[IntArray, float]:

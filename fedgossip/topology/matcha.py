@@ -1,10 +1,13 @@
 """MATCHA: a graph's edges in matchings, each used in a round with its own probability, so that a budget is kept.
 
-    1. the edges are coloured so that no two at one node have the same colour: matchings, at most degree + 1 of them
+    1. the edges are coloured so that no two at one node have the same colour: matchings, at most degree + 1 of them;
+       or those that the graph's file gives
     2. probabilities p with sum p <= budget * matchings that make l_2(sum_j p_j L_j) largest: critical links come often
     3. alpha that makes ||E[W'W] - J|| least, W = I - alpha sum_j b_j L_j, b_j independent with E b_j = p_j
 
-Step 2 is concave and is solved by a barrier method, without a solver library; its answer is within GAP of the best.
+The budget is a share of the matchings, as in the paper, and not of the links: which matchings there are decides how
+many links it buys.  Step 2 is concave and is solved by a barrier method, without a solver library; its answer is within
+GAP of the best.
 
 Sources: Wang, Sahu, Yang, Joshi and Kar, MATCHA: speeding up decentralized SGD via matching decomposition sampling,
 2019; Misra and Gries, A constructive proof of Vizing's theorem, Information Processing Letters 41 (1992).
@@ -39,13 +42,13 @@ def matcha(graph: Topology, budget: float, seed: int) -> Random:
     if graph.directed or graph.n > LARGEST:
         what = "is directed" if graph.directed else f"has {graph.n} nodes; at most {LARGEST} fit"
         raise ConfigError(f"{name}: the graph {what}", "Take a smaller undirected graph, such as regular:4.")
-    matchings = decomposed(graph)
+    matchings = decomposed(graph) if graph.matchings is None else graph.matchings
     laplacians = [laplacian(graph.n, matching) for matching in matchings]
     chances = activation(laplacians, budget)
     step, _ = best_step(laplacians, chances)
 
-    def draw(random: np.random.Generator) -> Mixing:
-        taken = random.random(len(matchings)) < chances
+    def draw(stream: np.random.Generator) -> Mixing:
+        taken = stream.random(len(matchings)) < chances
         edges = [matching for matching, here in zip(matchings, taken, strict=True) if here]
         round = Topology.from_edges(graph.n, np.concatenate([np.empty((0, 2), np.int64), *edges]), name)
         return from_edge_weights(round, "matcha", np.full(len(round.edges), step))

@@ -21,8 +21,8 @@ def random_matching(n: int, seed: int) -> Random:
     if n < 2:
         raise ConfigError(f"random-matching of {n} nodes", "Give at least 2 nodes.")
 
-    def draw(random: np.random.Generator) -> Mixing:
-        pairs = random.permutation(n)[: n - n % 2].reshape(-1, 2)
+    def draw(stream: np.random.Generator) -> Mixing:
+        pairs = stream.permutation(n)[: n - n % 2].reshape(-1, 2)
         return build(Topology.from_edges(n, pairs, "random-matching"))
 
     left = 0.5 if n % 2 else 0.5 * (1.0 - 1.0 / (n - 1))
@@ -50,8 +50,8 @@ def epidemic_oracle(n: int, s: int, seed: int) -> Random:
     steps = [*range(1, s // 2 + 1), *([n // 2] if s % 2 else [])]
     fixed = families.circulant(n, tuple(steps)).edges
 
-    def draw(random: np.random.Generator) -> Mixing:
-        return build(Topology.from_edges(n, random.permutation(n)[fixed], name))
+    def draw(stream: np.random.Generator) -> Mixing:
+        return build(Topology.from_edges(n, stream.permutation(n)[fixed], name))
 
     return Random(name, n, "metropolis", seed, draw, (1.0 / (s + 1)) * (1.0 - s / (n - 1)))
 
@@ -68,8 +68,8 @@ def epidemic_local(n: int, s: int, seed: int) -> Random:
     """
     name = _pushed("el-local", n, s)
 
-    def draw(random: np.random.Generator) -> Mixing:
-        topology = Topology.from_edges(n, _random_targets(random, n, s), name, directed=True)
+    def draw(stream: np.random.Generator) -> Mixing:
+        topology = Topology.from_edges(n, _random_targets(stream, n, s), name, directed=True)
         starts, senders = topology.incoming
         heard = np.diff(starts)
         receivers = np.repeat(np.arange(n, dtype=np.int64), heard)
@@ -89,18 +89,18 @@ def epidemic_push(n: int, s: int, seed: int) -> Random:
     """
     name = _pushed("el-local", n, s)
 
-    def draw(random: np.random.Generator) -> Mixing:
-        return push_weights(Topology.from_edges(n, _random_targets(random, n, s), name, directed=True))
+    def draw(stream: np.random.Generator) -> Mixing:
+        return push_weights(Topology.from_edges(n, _random_targets(stream, n, s), name, directed=True))
 
     return Random(name, n, "push", seed, draw, None, "columns")
 
 
-def _random_targets(random: np.random.Generator, n: int, s: int) -> IntArray:
+def _random_targets(stream: np.random.Generator, n: int, s: int) -> IntArray:
     """Return arcs [n s, 2]: every node to s others, each set equally likely (Floyd's sampling, all nodes at once)."""
     chosen = np.empty((n, s), np.int64)
     for place in range(s):
         last = n - 1 - s + place
-        picks = random.integers(0, last + 1, n)
+        picks = stream.integers(0, last + 1, n)
         taken = (chosen[:, :place] == picks[:, None]).any(axis=1)
         chosen[:, place] = np.where(taken, last, picks)
     ids = np.repeat(np.arange(n, dtype=np.int64), s)

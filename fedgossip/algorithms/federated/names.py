@@ -20,6 +20,7 @@ from fedgossip.algorithms.federated.fedprox import proximal
 from fedgossip.algorithms.federated.fedsgd import Gradient, GradientServer
 from fedgossip.algorithms.federated.means import Mean
 from fedgossip.algorithms.federated.scaffold import Controlled, Scaffold
+from fedgossip.algorithms.options import check_options
 from fedgossip.errors import ConfigError, nearest
 from fedgossip.registry import table
 
@@ -135,8 +136,6 @@ def make(name: str, *, clients: int, **options: Any) -> Made:
     """Return the algorithm `name` for `clients` clients.  Raises ConfigError where it, or an option, is not known."""
     if name not in ALGORITHMS:
         raise ConfigError(f"algorithm {name!r} is not known", nearest(name, ALGORITHMS))
-    known = set(inspect.signature(ALGORITHMS[name]).parameters)
-    for option in options:
-        if option not in known:
-            raise ConfigError(f"{name} has no option {option!r}", nearest(option, known - {"clients"}))
-    return ALGORITHMS[name](**options, **({"clients": clients} if "clients" in known else {}))
+    made = ALGORITHMS[name]
+    check_options(name, made, options, ours="clients")
+    return made(**options, **({"clients": clients} if "clients" in inspect.signature(made).parameters else {}))

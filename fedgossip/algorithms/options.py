@@ -1,0 +1,27 @@
+"""What stands in a table is chosen by its name, with options that are the parameters of what makes it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+from fedgossip.errors import ConfigError, nearest
+
+Chosen = TypeVar("Chosen")
+
+
+def chosen(key: str, name: str, table: Mapping[str, Callable[..., Chosen]], options: Mapping[str, Any]) -> Chosen:
+    """Return what `name`, the value of `key`, makes with its options.  Raises ConfigError for what is not known."""
+    if name not in table:
+        raise ConfigError(f"{key} = {name!r} is not known", nearest(name, table))
+    check_options(f"{key} = {name!r}", table[name], options)
+    return table[name](**options)
+
+
+def check_options(what: str, make: Callable[..., object], options: Iterable[str], ours: str = "") -> None:
+    """Raise ConfigError for an option that `make` does not take; `ours`: a parameter that nobody else may give."""
+    known = set(inspect.signature(make).parameters) - {ours}
+    for option in options:
+        if option not in known:
+            raise ConfigError(f"{what} has no option {option!r}", nearest(option, known))
