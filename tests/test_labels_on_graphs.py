@@ -15,7 +15,11 @@ from hypothesis import strategies as st
 
 from fedgossip import simulate
 from fedgossip.cli.topology import topology
+from fedgossip.drivers.members import check_open
 from fedgossip.errors import ConfigError
+from fedgossip.experiment import load_experiment
+from fedgossip.plans import compose
+from fedgossip.plans.tasks import example_counts
 from fedgossip.topology import Mixing, build, learned, resolve, resolve_schedule
 from fedgossip.topology import heterogeneity as h
 
@@ -151,3 +155,51 @@ def test_what_cannot_be_made_is_said(tmp_path: Path, words, message):
     with pytest.raises(ConfigError) as caught:
         said(*(named.get(word, word) for word in words))
     assert message in f"{caught.value} {caught.value.advice}"
+
+
+# --- weights by numbers of examples -------------------------------------------------------------------------------
+
+
+def by_sizes(**more: Any) -> dict[str, Any]:
+    topology_ = {"graph": "ring", "n": 8, "weights": "sizes", **more}
+    partition = {"kind": "dirichlet", "alpha": 0.3}
+    return {"rounds": 2, "data": {"partition": partition}, "train": {"device": "cpu"}, "topology": topology_}
+
+
+def test_weights_by_sizes_keep_the_mean_weighted_by_numbers_of_examples(tmp_path: Path) -> None:
+    """pi W = pi for pi the numbers of examples, which are unequal; in a file too."""
+    experiment = load_experiment(by_sizes())
+    sizes = np.array(example_counts(experiment, 8), np.float64)
+    W = compose.plan(experiment).schedule.matrix()
+    assert np.ptp(sizes) > 10 and np.abs(sizes @ W - sizes).max() < 1e-9 and np.abs(W.sum(axis=1) - 1).max() < 1e-12
+    place = tmp_path / "e.toml"
+    place.write_text(FILE)
+    said("make", "ring", "--weights", "sizes", "--data", str(place), "--out", str(tmp_path / "g.toml"))
+    again = resolve_schedule(str(tmp_path / "g.toml"))
+    assert again.stochastic == "rows" and np.abs(again.mixing(0).matrix() - W).max() < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (by_sizes() | {"task": {"kind": "averaging"}, "data": {}, "train": {}}, "not known to the others"),
+        (by_sizes(graph="base:1"), "not one graph"),
+        (by_sizes(graph="directed-exponential"), "is directed"),
+    ],
+)
+def test_weights_by_sizes_are_refused_where_there_are_none(content: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        compose.plan(load_experiment(content))
+
+
+def test_weights_by_sizes_are_told_from_others_before_a_link_is_opened() -> None:
+    marks = {str(compose.plan(load_experiment(content)).fingerprint) for content in
+             (by_sizes(), by_sizes() | {"seed": 2}, by_sizes(weights="metropolis"))}  # fmt: skip
+    assert len(marks) == 3
+
+
+def test_weights_by_sizes_need_the_same_peers_throughout() -> None:
+    with pytest.raises(ConfigError, match="nobody can join"):
+        check_open(compose.plan(load_experiment(by_sizes())))
+    with pytest.raises(ConfigError, match="without an experiment"):
+        build(resolve("ring", 8), "sizes")

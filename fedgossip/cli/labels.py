@@ -106,7 +106,7 @@ def make(spec: str, experiment: Path | None, n: int | None, weights: str | None,
 def _made(spec: str, experiment: Path | None, n: int | None, weights: str | None, seed: int) -> Mixing:
     word, _, argument = spec.partition(":")
     if word not in ("d-cliques", "stl-fw", "place"):
-        return _mixing(spec, n, weights, seed)
+        return _by_sizes(spec, experiment, n, seed) if weights == "sizes" else _mixing(spec, n, weights, seed)
     if experiment is None:
         raise ConfigError(f"{spec} is made for the labels of peers", "Give --data EXPERIMENT.toml.")
     from fedgossip.topology import build, learned
@@ -122,6 +122,19 @@ def _made(spec: str, experiment: Path | None, n: int | None, weights: str | None
     if word == "stl-fw":
         return learned.stl_fw(shares, int(size))
     return build(learned.d_cliques(shares, int(size), between or "ring", seed), weights or "metropolis")
+
+
+def _by_sizes(graph: str, experiment: Path | None, n: int | None, seed: int) -> Mixing:
+    if experiment is None:
+        raise ConfigError("weights by numbers of examples", "Give --data EXPERIMENT.toml, which says how many.")
+    from fedgossip import load_experiment
+    from fedgossip.plans.tasks import example_counts
+    from fedgossip.topology import resolve
+    from fedgossip.topology.stationary import weighted
+
+    loaded = load_experiment(experiment)
+    counts = example_counts(loaded, _peers(loaded, experiment, n))
+    return weighted(resolve(graph, len(counts), seed=seed), counts, "sizes")
 
 
 def _moved(mixing: Mixing, places: Any) -> Mixing:
@@ -151,7 +164,11 @@ def _shares(experiment: Path, n: int | None) -> FloatArray:
     from fedgossip.topology.heterogeneity import label_shares
 
     loaded = load_experiment(experiment)
-    size = n or getattr(getattr(loaded, "topology", None), "n", None)
+    return label_shares(label_counts(loaded, _peers(loaded, experiment, n)))
+
+
+def _peers(loaded: Any, experiment: Path, n: int | None) -> int:
+    size: int | None = n or getattr(getattr(loaded, "topology", None), "n", None)
     if size is None:
         raise ConfigError(f"{experiment}: how many peers is not said", "Give --n.")
-    return label_shares(label_counts(loaded, size))
+    return size

@@ -28,6 +28,7 @@ from fedgossip.protocols.roster import Roster
 from fedgossip.protocols.roster_schedule import Make, Places, RosterSchedule
 from fedgossip.rundir.run_directory import write_whole
 from fedgossip.topology import Schedule, resolve_schedule
+from fedgossip.topology.stationary import SIZES
 from fedgossip.vectors import Vector
 
 
@@ -58,6 +59,9 @@ def check_open(plan: Plan) -> GossipPlan:
     if plan.experiment.algorithm.private:
         advice = "Leave --members and --join out, or set algorithm.private = false."
         raise ConfigError("the masks of private gossip are those of fixed neighbours: nobody can join or leave", advice)
+    if plan.experiment.topology.weights == SIZES:
+        advice = "Leave --members and --join out, or topology.weights."
+        raise ConfigError("weights by sizes are those of fixed peers: nobody can join or leave", advice)
     if plan.experiment.adversary.peers:
         advice = "Leave --members and --join out, or [adversary]."
         raise ConfigError("the attackers of [adversary] have fixed ids: nobody can join or leave", advice)

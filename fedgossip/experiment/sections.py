@@ -91,8 +91,8 @@ class TopologySection(msgspec.Struct, forbid_unknown_fields=True):
     """Number of peers, where the graph leaves it open."""
     weights: str | None = None
     """`metropolis`, `max-degree`, `uniform`, `lazy`, `best-constant`, `fmmc`, `fdla`, `sinkhorn`, `inverse`, `pi:FILE`;
-    `push`, for push-sum on directed graphs; `module:function`, of the graph; none: what the graph's file says, or
-    metropolis (docs/topologies.md)."""
+    `sizes`, as `pi` by the peers' numbers of examples; `push`, for push-sum on directed graphs; `module:function`, of
+    the graph; none: what the graph's file says, or metropolis (docs/topologies.md)."""
     seed: int | None = None
     """The seed of a graph that is drawn at random, such as regular:3; none: the experiment's seed.  Give it to keep the
     graph while the seed changes.  `fedgossip topology show` and the function `resolve` draw with 1."""

@@ -33,6 +33,7 @@ from fedgossip.plans.gossip_words import (
 )
 from fedgossip.plans.own_graphs import digest_of, is_own_graph, is_own_weights, named_schedule
 from fedgossip.plans.plan import PARTIAL, Arrays, JoiningTerms, PlanDefaults, Results, RunOutlook, Seat
+from fedgossip.plans.tasks import example_counts
 from fedgossip.protocols.attacker import Attacker
 from fedgossip.records import Row
 from fedgossip.roles import Roles
@@ -47,6 +48,7 @@ from fedgossip.topology import (
     Topology,
     for_rounds,
     forecast_of,
+    resolve,
     rule_names,
     schedule_names,
     spectrum,
@@ -54,6 +56,7 @@ from fedgossip.topology import (
     weighted_names,
 )
 from fedgossip.topology.pairwise import PairwiseRates, pairwise_rates
+from fedgossip.topology.stationary import SIZES, weighted
 from fedgossip.vectors import Vector
 
 GAMMA = 0.9
@@ -268,6 +271,9 @@ def schedule_of(experiment: GossipExperiment, n: int | None, method: Method) -> 
     section, seed = experiment.topology, graph_seed(experiment)
     brought = weights_of(experiment, method)
     apart = section.allow_disconnected
+    if section.weights == SIZES:
+        graph = resolve(section.graph, n, seed=seed, allow_disconnected=apart)
+        return weighted(graph, example_counts(experiment, graph.n), SIZES)
     return named_schedule(
         section.graph, n, weights=section.weights, seed=seed, brought=brought, allow_disconnected=apart
     )

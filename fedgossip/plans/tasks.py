@@ -236,3 +236,15 @@ def label_counts(experiment: Experiment, n: int) -> list[list[int]]:
         raise ConfigError(f"{experiment.data.source} has no classes", "Take data that is classified.")
     labels = found.train.labels
     return [np.bincount(labels[found.shares[node]], minlength=found.train.classes).tolist() for node in range(n)]
+
+
+def example_counts(experiment: Experiment, n: int) -> list[int]:
+    """Return how many examples each of `n` peers has, [n], and train nothing.
+
+    Raises ConfigError for a task without examples, and for files that each peer has of its own.
+    """
+    if not experiment.learns or experiment.data.partition.get("kind") == "own":
+        text = "how many examples each peer has is not known to the others"
+        raise ConfigError(text, "Take data that is divided by data.partition, or weights = pi:FILE.")
+    shares = _examples(experiment, range(n), n).shares
+    return [len(shares[node]) for node in range(n)]

@@ -3,6 +3,7 @@
     sinkhorn   of a directed graph: D1 (A + I) D2 with rows and columns that sum to one, the plain mean
     inverse    1 / (1 + models heard), a plain average at every node: rows sum to one, those heard most count most
     pi         Metropolis and Hastings with a stationary distribution pi: rows sum to one, sum_i pi_i x_i is kept
+    sizes      the same, pi the numbers of examples of an experiment's peers
 
 Sources: Sinkhorn and Knopp, Concerning nonnegative matrices and doubly stochastic matrices, Pacific J. Math. 21 (1967);
 Hastings, Monte Carlo sampling methods using Markov chains and their applications, Biometrika 57 (1970).
@@ -13,10 +14,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from fedgossip.errors import ConfigError
 from fedgossip.topology.graph import FloatArray, Topology
 from fedgossip.topology.mixing import Mixing, assemble
+
+SIZES = "sizes"
+"""The rule `pi` with the numbers of examples that an experiment gives its peers: only it knows them."""
 
 MOST_STEPS, NEAR = 100_000, 1e-14
 MAX_FILE_BYTES = 64 << 20
@@ -64,7 +69,7 @@ def inverse(topology: Topology) -> Mixing:
     return assemble(topology, "inverse", receivers, senders, shares[receivers], shares, "rows")
 
 
-def weighted(topology: Topology, pi: FloatArray, rule: str = "pi") -> Mixing:
+def weighted(topology: Topology, pi: npt.ArrayLike, rule: str = "pi") -> Mixing:
     """Return the mixing that keeps sum_i pi_i x_i: i gives j min(pi_i / (1 + d_i), pi_j / (1 + d_j)) / pi_i.
 
     With equal pi these are Metropolis weights.  Raises ConfigError for a directed graph, for another number of values

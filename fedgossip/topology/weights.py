@@ -13,7 +13,7 @@ from fedgossip.topology import eigen
 from fedgossip.topology.graph import FloatArray, Topology
 from fedgossip.topology.mixing import Mixing, Stochastic, assemble, from_edge_weights, turned
 from fedgossip.topology.optimal import fastest
-from fedgossip.topology.stationary import inverse, read_pi, sinkhorn, weighted
+from fedgossip.topology.stationary import SIZES, inverse, read_pi, sinkhorn, weighted
 
 
 def build(topology: Topology, rule: str = "metropolis") -> Mixing:
@@ -28,7 +28,8 @@ def build(topology: Topology, rule: str = "metropolis") -> Mixing:
     - fmmc, fdla: the edge weights with the fastest worst case, none negative or any (`optimal`); to 200 nodes
     - sinkhorn: doubly stochastic on any strongly connected graph (`stationary`)
     - inverse: 1 / (1 + heard), a plain average on any graph: rows sum to 1 and columns need not
-    - pi:FILE: Metropolis weights that keep a weighted mean, one number per node in the file: rows sum to 1
+    - pi:FILE: Metropolis weights that keep a weighted mean, one number per node in the file: rows sum to 1;
+      "sizes", of an experiment alone, takes the numbers of its peers' examples
     - push: 1 / (1 + successors of the sender), on any graph: columns sum to 1 and rows need not (`push_weights`)
 
     Raises ConfigError for an unknown rule and for a rule that the graph does not allow.
@@ -38,6 +39,9 @@ def build(topology: Topology, rule: str = "metropolis") -> Mixing:
     word, _, argument = rule.partition(":")
     if word == "pi":
         return weighted(topology, read_pi(Path(argument).expanduser()), rule)
+    if rule == SIZES:
+        text = "sizes, weights by numbers of examples, on a graph without an experiment"
+        raise ConfigError(text, "Set topology.weights of an experiment, or topology make GRAPH --data EXPERIMENT.")
     if rule not in rule_names() or argument:
         raise ConfigError(f"unknown weight rule {rule!r}", nearest(rule, rule_names()))
     if topology.turned and (rule in _EQUAL_SHARES or (not topology.directed and rule in ("lazy", *_EQUAL_WEIGHTS))):
