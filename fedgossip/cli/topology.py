@@ -11,22 +11,19 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedgossip import seeds
-from fedgossip.cli import labels
+from fedgossip.cli import labels, promises
 from fedgossip.cli.advise import advise
 from fedgossip.cli.text import console, echo, echo_json
 from fedgossip.topology import forecast_of, is_drawn, ready_names, rule_names
 from fedgossip.topology.mixing import SIGNED
 
 if TYPE_CHECKING:
-    from fedgossip.topology import Forecast, Schedule
+    from fedgossip.topology import Schedule
 
 LONGEST_NAME = 20
 """Characters of a name that stands in one line of 80 beside the numbers."""
 
 COMPARED = ("edges", "degree", "gap", "n_W", "to halve", "to 1 %", "exact")
-ROUNDS_MEAN = "rounds, typically / in the worst case"
-GAP_MEANS = "worst case: share of a disagreement that one round removes"
-N_W_MEANS = "typical case: models that each one in effect averages"
 CHANGING_MEANS = (
     "Where every round has another graph: edges and degree of the busiest round, gap per round of a whole period, "
     "or in expectation where rounds are drawn afresh."
@@ -107,11 +104,11 @@ def show(graph: str, n: int | None, weights: str | None, gamma: float, seed: int
     if as_json:
         _print_json({"graph": graph, **({"seed": seed} if is_drawn(graph) else {}), **promise.to_dict()})
         return
-    out, table = console(), _table(title(schedule), "quantity", "value", "what it means")
-    for row in _rows(promise) if promise.period == 1 else _rows_of_rounds(promise):
+    out, table = console(), _table(promises.title(schedule), "quantity", "value", "what it means")
+    for row in promises.rows(promise):
         table.add_row(*row)
     out.print(table)
-    out.print(_ranking(gamma), highlight=False)
+    out.print(promises.ranking(gamma), highlight=False)
     for line in [*_signed(schedule), *_drawn(graph, seed), *_about(graph)]:
         out.print(line, style="dim", highlight=False)
 
@@ -131,30 +128,30 @@ def compare(
     from fedgossip.plans.own_graphs import named_schedule
 
     found = {name: named_schedule(name, n, weights=weights, seed=seed) for name in graph}
-    promises = {name: forecast_of(schedule, gamma) for name, schedule in found.items()}
+    promised = {name: forecast_of(schedule, gamma) for name, schedule in found.items()}
     if as_json:
-        _print_json([{"graph": name, **promise.to_dict()} for name, promise in promises.items()])
+        _print_json([{"graph": name, **promise.to_dict()} for name, promise in promised.items()])
         return
     if as_csv:
-        _print_csv([{"graph": name, **promise.to_dict()} for name, promise in promises.items()])
+        _print_csv([{"graph": name, **promise.to_dict()} for name, promise in promised.items()])
         return
-    sizes = {promise.n for promise in promises.values()}
+    sizes = {promise.n for promise in promised.values()}
     heads = ("graph", *(["nodes"] if len(sizes) > 1 else []), *COMPARED)
     table = _table("" if len(sizes) > 1 else f"{sizes.pop()} nodes", *heads)
-    long = max(map(len, promises)) > LONGEST_NAME
+    long = max(map(len, promised)) > LONGEST_NAME
     table.columns[0].no_wrap = not long  # a long name takes two lines before a number loses a digit
     for column in table.columns[1:]:
         column.justify, column.min_width = "right", len(str(column.header)) if long else None
-    for name, promise in promises.items():
-        table.add_row(name, *_compared(promise)[-len(heads) + 1 :])
+    for name, promise in promised.items():
+        table.add_row(name, *promises.compared(promise)[-len(heads) + 1 :])
     out = console()
     out.print(table)
-    out.print(f"gap: {GAP_MEANS}.\nn_W: {N_W_MEANS}.", highlight=False)
-    out.print(f"degree: most neighbours of a node.  to halve, to 1 %: {ROUNDS_MEAN}.", highlight=False)
+    out.print(f"gap: {promises.GAP_MEANS}.\nn_W: {promises.N_W_MEANS}.", highlight=False)
+    out.print(f"degree: most neighbours of a node.  to halve, to 1 %: {promises.ROUNDS_MEAN}.", highlight=False)
     out.print("exact: rounds until everybody has exactly the mean.", highlight=False)
-    if any(promise.period != 1 for promise in promises.values()):
+    if any(promise.period != 1 for promise in promised.values()):
         out.print(CHANGING_MEANS, highlight=False)
-    out.print(_ranking(gamma), highlight=False)
+    out.print(promises.ranking(gamma), highlight=False)
 
 
 @topology.command()
@@ -170,7 +167,7 @@ def draw(graph: str, n: int | None, weights: str | None, seed: int, out: Path | 
 
     schedule = named_schedule(graph, n, weights=weights, seed=seed)
     place = out or Path(f"{schedule.name.replace(':', '-')}.svg")
-    drawing.save(schedule, title(schedule), place)
+    drawing.save(schedule, promises.title(schedule), place)
     echo(f"Drawn to {place}", err=True)
 
 
@@ -206,7 +203,7 @@ def audit(
     if as_json:
         _print_json({"graph": graph, "refused": refused, **found.to_dict()})
         return
-    out, table = console(), _table(title(schedule), *exposures.HEADS)
+    out, table = console(), _table(promises.title(schedule), *exposures.HEADS)
     for row in exposures.rows(found):
         table.add_row(*row)
     out.print(table)
@@ -236,137 +233,6 @@ def _drawn(graph: str, seed: int) -> list[str]:
     return [f"Drawn with seed {seed} (--seed); a run draws with topology.seed, or with its own seed."]
 
 
-def title(schedule: Schedule) -> str:
-    """Return the head of a table or a drawing."""
-    graph = schedule.mixing(0).topology
-    if schedule.period == 1:
-        word = "arcs" if graph.directed else "edges"
-        return f"{graph.name}: {graph.n} nodes, {graph.edge_count} {word}, {schedule.rule} weights"
-    rounds = f"{schedule.period} rounds that repeat" if schedule.period else "every round drawn afresh"
-    return f"{schedule.name}: {schedule.n} nodes, {rounds}, {schedule.rule} weights"
-
-
-def _rows(promise: Forecast) -> list[tuple[str, str, str]]:
-    rows = [
-        ("most neighbours", str(promise.degree_max), "models that the busiest node sends per round"),
-        ("spectral gap", _number(promise.spectral_gap, promise), f"{GAP_MEANS} (0 none, 1 all)"),
-        ("effective neighbours n_W", _effective(promise), f"{N_W_MEANS} (1 alone, n all)"),
-        ("rounds to halve", _both(promise.typical_to_halve, promise.rounds_to_halve, promise), ROUNDS_MEAN),
-        ("rounds to 1 %", _both(promise.typical_to_1_percent, promise.rounds_to_1_percent, promise), "the same"),
-        ("one round leaves", _plain(promise.mean_contraction), "of a disagreement in a random direction"),
-        ("slem", _number(promise.slem, promise), "1 - gap; at most this is left after one round"),
-    ]
-    if promise.rate is not None and promise.slem is not None and abs(promise.rate - promise.slem) > 1e-9:
-        rows.append(("rate", _plain(promise.rate), "a round leaves this in the long run: the size of λ2"))
-    if promise.exact_after is not None:
-        rows.append(("exact", _exact(promise), "when everybody has exactly the mean of all models"))
-    if promise.lambda2 is not None and promise.lambda_n is not None:
-        rows.append(("λ2", _number(promise.lambda2, promise), "second largest eigenvalue of the weights"))
-        rows.append(("λn", _number(promise.lambda_n, promise), "smallest eigenvalue"))
-    if promise.algebraic_connectivity is not None:
-        rows.append(("algebraic connectivity", f"{promise.algebraic_connectivity:.7g}", "μ2 of the graph's Laplacian"))
-    return [*rows, ("computed by", promise.method, _error(promise))]
-
-
-def _rows_of_rounds(promise: Forecast) -> list[tuple[str, str, str]]:
-    """Return what a schedule promises, as far as it is known, without the gap of one step, which says little."""
-    repeats = f"after {promise.period} rounds" if promise.period else "never"
-    long_run = (promise.rate or None) if promise.period else None
-    rows = [
-        ("exact", _exact(promise), "when everybody has exactly the mean of all models"),
-        ("rounds to halve", _both(promise.typical_to_halve, promise.rounds_to_halve, promise), ROUNDS_MEAN),
-        ("rounds to 1 %", _both(promise.typical_to_1_percent, promise.rounds_to_1_percent, promise), "the same"),
-        ("unlucky draws", _late(promise), f"rounds, worst case: 9 in 10 of {promise.draws} draws need no more"),
-        ("a round leaves", _plain(long_run), "of the worst disagreement, in the long run"),
-        ("one round leaves", _plain(promise.mean_contraction), "of a disagreement in a random direction"),
-        ("effective neighbours n_W", _effective(promise), f"{N_W_MEANS} (1 alone, n all)"),
-        ("most neighbours", str(promise.degree_max), "models that the busiest node sends in a round"),
-        ("messages", f"{promise.messages:.3g}", "models that a node sends in a round, on average"),
-        ("repeats", repeats, "each round's graph follows from its number and the seed"),
-        ("computed by", promise.method, _METHODS.get(promise.method, "exact to rounding")),
-    ]
-    return [row for row in rows if row[1] != "-"]
-
-
-_METHODS = {
-    "expected": "averages over what is drawn; exact to rounding",
-    "construction": "what the algorithm of this name makes of it",
-    "unknown": "no formula is known",
-}
-
-
-def _exact(promise: Forecast) -> str:
-    return "never" if promise.exact_after is None else f"after {_counted(promise.exact_after)}"
-
-
-def _counted(rounds: int) -> str:
-    return "1 round" if rounds == 1 else f"{rounds} rounds"
-
-
-def _error(promise: Forecast) -> str:
-    if not promise.resolved:
-        return "did not converge: the gap is tiny or the graph too large"
-    return f"eigenvalues to within {promise.residual:.1e}" if promise.residual else "exact to rounding"
-
-
-def _compared(promise: Forecast) -> tuple[str, ...]:
-    """Return the cells behind the name; callers may leave out the first ones."""
-    return (
-        str(promise.n),
-        str(promise.edges),
-        str(promise.degree_max),
-        _gap(promise),
-        _effective(promise),
-        _both(promise.typical_to_halve, promise.rounds_to_halve, promise),
-        _both(promise.typical_to_1_percent, promise.rounds_to_1_percent, promise),
-        "-" if promise.exact_after is None else str(promise.exact_after),
-    )
-
-
-def _gap(promise: Forecast) -> str:
-    """Return the gap, of a schedule the mean over its rounds; none for an exact one, whose rounds differ too much."""
-    if promise.period != 1 and promise.rate:
-        return f"{1 - promise.rate:.4g}"
-    if promise.spectral_gap is None:
-        return "-" if promise.resolved else "unresolved"
-    return f"{promise.spectral_gap:.4g}"
-
-
-def _number(value: float | None, promise: Forecast) -> str:
-    if value is None:
-        return "-" if promise.resolved else "unresolved"
-    if value != promise.spectral_gap and 0 < 1 - abs(value) < 1e-6 and promise.spectral_gap:
-        return f"{'-' if value < 0 else ''}(1 - {promise.spectral_gap:.7g})"
-    return f"{value:.7g}" if abs(value) > 1e-14 else "0"
-
-
-def _plain(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4f}"
-
-
-def _effective(promise: Forecast) -> str:
-    if promise.n_w is None:
-        return "-" if promise.resolved else "unresolved"
-    return f"{promise.n_w:.2f}" + (f" ± {promise.n_w_error:.2f}" if promise.n_w_error else "")
-
-
-def _rounds(value: int | None, promise: Forecast) -> str:
-    if value is None and promise.rate is None:
-        return "-" if promise.resolved else "unresolved"
-    if value is None:
-        return "never" if promise.resolved else "unresolved"
-    return str(value)
-
-
-def _both(typical: int | None, worst: int | None, promise: Forecast) -> str:
-    said = _rounds(worst, promise)
-    return said if typical is None else f"{typical} / {said}"
-
-
-def _late(promise: Forecast) -> str:
-    return f"{promise.late_to_halve}, {promise.late_to_1_percent}" if promise.draws else "-"
-
-
 def _about(graph: str) -> list[str]:
     from fedgossip.topology import files
 
@@ -390,11 +256,6 @@ def _print_csv(rows: list[dict[str, Any]]) -> None:
 
 def _print_json(value: object) -> None:
     echo_json(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
-
-
-def _ranking(gamma: float) -> str:
-    memory = f"n_W remembers {1 / (1 - gamma):.0f} rounds (gamma {gamma:g})."
-    return f"{memory}  Where gap and n_W rank graphs differently, training usually follows n_W."
 
 
 def _table(title: str, *heads: str) -> Any:
