@@ -20,7 +20,7 @@ from fedgossip.errors import ConfigError
 from fedgossip.experiment import load_experiment
 from fedgossip.plans import compose
 from fedgossip.plans.tasks import example_counts
-from fedgossip.topology import Mixing, build, learned, resolve, resolve_schedule
+from fedgossip.topology import Mixing, build, learned, modes, resolve, resolve_schedule
 from fedgossip.topology import heterogeneity as h
 
 FILE = """
@@ -203,3 +203,85 @@ def test_weights_by_sizes_need_the_same_peers_throughout() -> None:
         check_open(compose.plan(load_experiment(by_sizes())))
     with pytest.raises(ConfigError, match="without an experiment"):
         build(resolve("ring", 8), "sizes")
+
+
+# --- by updates, and by modes -------------------------------------------------------------------------------------
+
+QUADRATIC = """
+rounds = 1
+task = { kind = "quadratic", placement = "PLACE", eta = 0.1, sigma = SIGMA, dim = 400, dtype = "float64" }
+topology = { graph = "ring", n = 16 }
+"""
+
+
+def by_updates(tmp_path: Path, placement: str, sigma: float) -> dict[str, float]:
+    file = tmp_path / "q.toml"
+    file.write_text(QUADRATIC.replace("PLACE", placement).replace("SIGMA", str(sigma)))
+    found = json.loads(said("heterogeneity", "ring", "--data", str(file), "--gradients", "--json"))[0]
+    return {key: value for key, value in found.items() if key != "graph"}
+
+
+@pytest.mark.parametrize(("placement", "mode"), [("smooth", 0.9492530217), ("alternating", 1 / 3)])
+def test_updates_in_one_mode_leave_the_square_of_its_eigenvalue(tmp_path, placement, mode):
+    """f_i = 1/2 ||x - b_i||^2, mean b^2 = 1 in each of 400 coordinates: u = 0.1 (b_i - x), and W u = l u."""
+    found = by_updates(tmp_path, placement, 0.0)
+    assert found["alone"] == pytest.approx(4.0, rel=1e-9) and found["noise"] == 0.0
+    assert found["as_placed"] == pytest.approx(4.0 * mode**2, rel=1e-8)
+    assert found["best"] <= found["drawn_least"] < found["expected"] < 0.9 * found["alone"]
+
+
+def test_noise_of_updates_is_told_apart_from_what_lasts(tmp_path):
+    """eta^2 sigma^2 a coordinate, 400 of them; a ring's round leaves (16/3 - 1)/15 of what is not the mean's."""
+    found = by_updates(tmp_path, "smooth", 1.0)
+    assert found["noise_alone"] == pytest.approx(0.01 * 400 * 15 / 16, rel=0.05)
+    assert found["noise"] == pytest.approx(found["noise_alone"] * (16 / 3 - 1) / 15, rel=1e-9)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.sampled_from(["ring", "torus", "star", "complete", "regular:3"]), st.integers(0, 1000))
+def test_energies_of_the_modes_add_up_to_the_heterogeneity(spec, seed):
+    """sum E_k = n H(I), sum l_k^2 E_k = n H(W)."""
+    mixing, P = build(resolve(spec, 12)), np.random.default_rng(seed).dirichlet(np.ones(4) * 0.3, 12)
+    values, energy = modes.energies(mixing, P)
+    assert energy.sum() == pytest.approx(12 * h.alone(P), rel=1e-9)
+    assert (values**2 * energy).sum() == pytest.approx(12 * h.label_heterogeneity(mixing, P), rel=1e-8, abs=1e-12)
+    assert np.abs(values - np.linalg.eigvalsh(mixing.matrix())[::-1][1:]).max() < 1e-12
+    there = [energy[np.abs(values - value) < 1e-9] for value in values]
+    assert all(np.ptp(equal) < 1e-12 for equal in there), "which vectors of one eigenvalue are taken says nothing"
+
+
+@pytest.mark.parametrize(
+    ("spec", "n", "most", "alike"),
+    [
+        ("one-peer-exponential", 12, 0.20912908, False),  # the period's product
+        ("base:1", 25, 0.0, True),
+        ("matcha:0.5:matcha-8", None, 0.643974968**0.5, False),  # E[W'W] - J
+        ("el-oracle:4", 16, (0.2 * (1 - 4 / 15)) ** 0.5, True),
+        ("debruijn:2", 16, 1.0, False),  # singular values: nothing is nearer after one round in some directions
+        ("hypercube", 16, 3 / 5, False),
+    ],
+)
+def test_what_is_left_of_the_modes_is_the_published_worst_and_the_typical(spec, n, most, alike):
+    schedule = resolve_schedule(spec, n)
+    left = modes.left_of_modes(schedule)
+    assert len(left) == schedule.n - 1 and np.abs(left).max() == pytest.approx(most, abs=1e-8)
+    assert (np.ptp(left) < 1e-9) == alike
+    if isinstance(schedule, Mixing):
+        squares = (float((schedule.matrix() ** 2).sum()) - 1) / (schedule.n - 1)
+        assert np.mean(left**2) == pytest.approx(squares, rel=1e-9)
+
+
+def test_the_modes_are_drawn_and_what_cannot_be_is_said(tmp_path: Path) -> None:
+    place, data = tmp_path / "modes.svg", tmp_path / "e.toml"
+    data.write_text(FILE)
+    said("show", "ring", "--n", "8", "--spectrum", str(place), "--data", str(data))
+    assert "eigenvalue" in place.read_text() and "labels differ" in place.read_text()
+    for words, why in (
+        (("show", "base:1", "--n", "8", "--spectrum", "m.svg", "--data", str(data)), "another graph in every round"),
+        (("show", "ring", "--n", "9", "--spectrum", "m.txt"), "cannot draw to m.txt"),
+        (("show", "ring", "--n", "9", "--data", str(data)), "in a drawing"),
+        (("show", "regular:4", "--n", "4000", "--spectrum", "m.svg"), "are not known"),
+        (("show", "directed-exponential", "--n", "8", "--spectrum", "m.svg", "--data", str(data)), "both ways"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            CliRunner().invoke(topology, words, catch_exceptions=False)

@@ -1,10 +1,13 @@
-"""Graphs as pictures for `fedgossip topology draw`: one graph, or the rounds of a schedule side by side."""
+"""Pictures of graphs: one graph, or the rounds of a schedule side by side; and the modes of one."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from fedgossip.errors import ConfigError
 
@@ -15,6 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from fedgossip.topology import Mixing, Schedule, Topology
+    from fedgossip.topology.graph import FloatArray
 
 DRAW_LIMIT = 2000  # maximum number of nodes: a drawing of more cannot be read
 MOST_ROUNDS = 24  # maximum number of pictures side by side
@@ -24,14 +28,48 @@ FORMATS = (".svg", ".png", ".pdf")
 
 def save(schedule: Schedule, title: str, place: Path) -> None:
     """Draw one graph, or the rounds of a schedule side by side, to `place`.  Raises ConfigError where it cannot."""
-    if place.suffix.lower() not in FORMATS:
-        raise ConfigError(f"cannot draw to {place}", f"End the name in {', '.join(FORMATS)}.")
+    check_format(place)
     if schedule.n > DRAW_LIMIT:
         raise ConfigError(f"{schedule.n} nodes are too many to draw", f"Draw at most {DRAW_LIMIT}, e.g. --n 64.")
     if schedule.period == 1:
         _save(_one(schedule.mixing(0), title), place)
     else:
         _save(_side_by_side(schedule, title), place)
+
+
+def check_format(place: Path) -> None:
+    """Raise ConfigError for a file that is no picture."""
+    if place.suffix.lower() not in FORMATS:
+        raise ConfigError(f"cannot draw to {place}", f"End the name in {', '.join(FORMATS)}.")
+
+
+def save_modes(values: FloatArray, energy: FloatArray | None, title: str, labels: Labels, place: Path) -> None:
+    """Draw what is left of each mode [n - 1], descending, as a staircase; `energy` [n - 1] as shares beneath it."""
+    from matplotlib.figure import Figure
+
+    rows = 1 if energy is None else 2
+    figure = Figure(figsize=(7.0, 3.2 * rows), layout="constrained")
+    axes = figure.subplots(rows, 1, sharex=True, squeeze=False)[:, 0]
+    ids = np.arange(2, len(values) + 2)
+    axes[0].stairs(values, np.append(ids, ids[-1] + 1) - 0.5, baseline=None, color="#33658a", linewidth=1.6)
+    axes[0].axhline(0.0, color="#7a8b99", linewidth=0.6)
+    axes[0].set_ylabel(labels.left)
+    axes[0].set_ylim(min(-0.05, 1.1 * float(values.min())), 1.05)
+    axes[0].set_title(title, fontsize=10)
+    if energy is not None:
+        shares = energy / (float(energy.sum()) or 1.0)
+        axes[1].stairs(shares, np.append(ids, ids[-1] + 1) - 0.5, fill=True, color="#d98f4e")
+        axes[1].set_ylabel(labels.energy)
+    axes[-1].set_xlabel("mode, 1 is the mean's")
+    _save(figure, place)
+
+
+@dataclass(frozen=True)
+class Labels:
+    """What stands beside the axes."""
+
+    left: str
+    energy: str
 
 
 def _one(mixing: Mixing, title: str) -> Figure:

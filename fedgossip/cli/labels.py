@@ -13,13 +13,20 @@ from fedgossip.cli.text import console, echo, echo_json
 from fedgossip.errors import ConfigError
 
 if TYPE_CHECKING:
-    from fedgossip.topology import Mixing
+    from collections.abc import Mapping, Sequence
+
+    from fedgossip.topology import Mixing, Schedule
     from fedgossip.topology.graph import FloatArray
 
 DRAWS = 100
 """Random placements that are drawn."""
 
 MEANING = "H: how far the labels that a peer's neighbourhood has are from those of all; 0 where they are alike."
+
+MEANING_OF_UPDATES = (
+    "tau²: how far the update of a peer's neighbourhood is from that of all, squared, from one model; "
+    "noise: what other batches add to it."
+)
 
 _data = click.option(
     "--data",
@@ -38,36 +45,61 @@ _seed = click.option("--seed", default=seeds.USUAL, show_default=True, help="For
 @click.option("--n", "n", type=click.IntRange(min=1), help="Number of peers.  [default: topology.n of the experiment]")
 @_weights
 @_seed
+@click.option("--gradients", is_flag=True, help="By the peers' updates at the first models' mean, not by labels.")
 @click.option("--json", "as_json", is_flag=True, help="JSON instead of a table.")
 def heterogeneity(
-    graph: tuple[str, ...], experiment: Path, n: int | None, weights: str | None, seed: int, as_json: bool
+    graph: tuple[str, ...],
+    experiment: Path,
+    n: int | None,
+    weights: str | None,
+    seed: int,
+    gradients: bool,
+    as_json: bool,
 ) -> None:
-    """Say how unlike the whole each neighbourhood of GRAPHs is, by the labels, and how much placement matters."""
-    from fedgossip.topology.heterogeneity import MOST_PLACED, alone, drawn, expected, label_heterogeneity, placed
+    """Say how unlike the whole each neighbourhood of GRAPHs is, and how much placement matters."""
+    from fedgossip.topology.heterogeneity import (
+        MOST_PLACED,
+        alone,
+        drawn,
+        expected,
+        label_heterogeneity,
+        left_of_noise,
+        placed,
+    )
 
-    shares = _shares(experiment, n)
+    shares, noise = _updates(experiment, n) if gradients else (_shares(experiment, n), None)
     rows = []
     for name in graph:
         mixing = _mixing(name, len(shares), weights, seed)
         least = float(drawn(mixing, shares, DRAWS, seed).min())
         best = placed(mixing, shares)[1] if mixing.n <= MOST_PLACED else None
         here = {"graph": name, "alone": alone(shares), "as_placed": label_heterogeneity(mixing, shares)}
-        rows.append({**here, "expected": expected(mixing, shares), "drawn_least": least, "best": best})
+        row = {**here, "expected": expected(mixing, shares), "drawn_least": least, "best": best}
+        rows.append(row if noise is None else {**row, "noise": noise * left_of_noise(mixing), "noise_alone": noise})
     if as_json:
         echo_json(json.dumps(rows, indent=2, ensure_ascii=False, allow_nan=False))
         return
+    _tell(rows, gradients=gradients)
+
+
+def _tell(rows: Sequence[Mapping[str, Any]], *, gradients: bool) -> None:
     from rich import box
     from rich.table import Table
 
+    heads = {"as placed": "as_placed", "by chance": "expected", f"least of {DRAWS}": "drawn_least"}
+    heads |= {"best found": "best", **({"noise": "noise"} if gradients else {})}
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for head in ("graph", "as placed", "by chance", f"least of {DRAWS}", "best found"):
+    for head in ("graph", *heads):
         table.add_column(head, justify="left" if head == "graph" else "right")
     for row in rows:
-        numbers = [row[key] for key in ("as_placed", "expected", "drawn_least", "best")]
+        numbers = [row[key] for key in heads.values()]
         table.add_row(str(row["graph"]), *("-" if value is None else f"{value:.5g}" for value in numbers))
-    out = console()
+    out, alone = console(), f"{rows[0]['alone']:.5g}"
     out.print(table)
-    out.print(f"{MEANING}\nWithout any exchange it is {rows[0]['alone']:.5g}.", highlight=False)
+    if gradients:
+        out.print(f"{MEANING_OF_UPDATES}\nWithout any exchange it is {alone}, noise {rows[0]['noise_alone']:.5g}.")
+        return
+    out.print(f"{MEANING}\nWithout any exchange it is {alone}.", highlight=False)
     out.print("A better placement as a file: fedgossip topology make place:GRAPH", highlight=False)
 
 
@@ -101,6 +133,26 @@ def make(spec: str, experiment: Path | None, n: int | None, weights: str | None,
         raise ConfigError(f"{out}: {error.strerror or error}", "Give a file that can be written.") from None
     slem = forecast_of(mixing).slem
     echo(f"{out}: {mixing.n} nodes, {mixing.topology.edge_count} links, slem {slem:.6g}", err=True)
+
+
+def draw_modes(schedule: Schedule, title: str, experiment: Path | None, place: Path) -> None:
+    """Draw what is left of each mode, and with an experiment how much of its peers' labels lies in which."""
+    from fedgossip.cli import drawing
+    from fedgossip.topology import Mixing
+    from fedgossip.topology.modes import energies, left_of_modes
+
+    drawing.check_format(place)
+    energy = None
+    if experiment is None:
+        values = left_of_modes(schedule)
+    elif isinstance(schedule, Mixing):
+        values, energy = energies(schedule, _shares(experiment, schedule.n))
+    else:
+        raise ConfigError(f"{schedule.name!r} is another graph in every round", "Leave --data out, or take one graph.")
+    signed = isinstance(schedule, Mixing) and schedule.symmetric
+    left = "eigenvalue" if signed else f"left after {'a period' if schedule.period > 1 else 'a round'}"
+    drawing.save_modes(values, energy, title, drawing.Labels(left, "share of what labels differ by"), place)
+    echo(f"Drawn to {place}", err=True)
 
 
 def _made(spec: str, experiment: Path | None, n: int | None, weights: str | None, seed: int) -> Mixing:
@@ -165,6 +217,18 @@ def _shares(experiment: Path, n: int | None) -> FloatArray:
 
     loaded = load_experiment(experiment)
     return label_shares(label_counts(loaded, _peers(loaded, experiment, n)))
+
+
+def _updates(experiment: Path, n: int | None) -> tuple[FloatArray, float]:
+    """Return rows [n, n] that differ as the peers' updates do, and the mean square of what is drawn afresh in them."""
+    from fedgossip import load_experiment
+    from fedgossip.plans import compose
+    from fedgossip.simulation.probe import probe
+
+    loaded = load_experiment(experiment)
+    size = _peers(loaded, experiment, n)
+    found = probe(compose.task_of(loaded, size)[0], size)
+    return found.lasting, found.noise * (size - 1) / size  # less the part that is the mean's
 
 
 def _peers(loaded: Any, experiment: Path, n: int | None) -> int:

@@ -14,6 +14,7 @@ from fedgossip import seeds
 from fedgossip.cli import labels, promises
 from fedgossip.cli.advise import advise
 from fedgossip.cli.text import console, echo, echo_json
+from fedgossip.errors import ConfigError
 from fedgossip.topology import forecast_of, is_drawn, ready_names, rule_names
 from fedgossip.topology.mixing import SIGNED
 
@@ -95,12 +96,38 @@ def list_graphs(as_json: bool) -> None:
 @_gamma
 @_seed
 @_json
-def show(graph: str, n: int | None, weights: str | None, gamma: float, seed: int, as_json: bool) -> None:
+@click.option(
+    "--spectrum",
+    "picture",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Draw what a round leaves of each mode, to FILE.svg, .png or .pdf.",
+)
+@click.option(
+    "--data",
+    "experiment",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="With --spectrum: experiment file; how much of what its peers' labels differ by lies in which mode.",
+)
+def show(
+    graph: str,
+    n: int | None,
+    weights: str | None,
+    gamma: float,
+    seed: int,
+    as_json: bool,
+    picture: Path | None,
+    experiment: Path | None,
+) -> None:
     """Show what GRAPH and its weights promise before anything is trained."""
     from fedgossip.plans.own_graphs import named_schedule
 
+    if experiment and not picture:
+        raise ConfigError("--data says where labels lie in a drawing", "Give --spectrum FILE.svg too.")
     schedule = named_schedule(graph, n, weights=weights, seed=seed)
     promise = forecast_of(schedule, gamma)
+    if picture:
+        labels.draw_modes(schedule, promises.title(schedule), experiment, picture)
     if as_json:
         _print_json({"graph": graph, **({"seed": seed} if is_drawn(graph) else {}), **promise.to_dict()})
         return

@@ -53,6 +53,16 @@ class Probe:
     jobs: int
 
     @property
+    def lasting(self) -> FloatArray:
+        """Rows [n, n] whose inner products are those of what lasts of the updates less their mean, <C_i, C'_j>.
+
+        Their negative eigenvalues, which noise alone makes, count as 0.
+        """
+        half = len(self.gram) // 2
+        values, directions = np.linalg.eigh(self.gram[half:, half:])
+        return np.asarray(directions * np.sqrt(np.maximum(values, 0.0)))
+
+    @property
     def exact(self) -> bool:
         """Whether one probe tells all of a quadratic: the same response in all directions, and nothing drawn."""
         return self.response.isotropic and self.noise == 0.0

@@ -7,6 +7,8 @@ With P [n, classes] the label shares of the nodes (rows sum to one),
 is how far the labels in a neighbourhood, weighed as models are, are from the labels of all: 0 where every neighbourhood
 is like the whole.  Over random placements of the same nodes its mean is (||W||_F^2 - 1)/(n - 1) times that of no graph.
 
+With rows that differ as the peers' updates do in place of P it is tau^2 = 1/n sum_i ||sum_j w_ij u_j - mean u||^2.
+
 Source: Le Bars, Bellet, Tommasi, Lavoie and Kermarrec, Refined convergence and topology learning for decentralized SGD
 with heterogeneous data, AISTATS 2023.
 """
@@ -50,8 +52,12 @@ def alone(shares: FloatArray) -> float:
 def expected(mixing: Mixing, shares: FloatArray) -> float:
     """Return the mean of H over all placements of the nodes' data on the graph."""
     _check(mixing, shares)
-    left = (float(mixing.values @ mixing.values) - 1.0) / max(1, mixing.n - 1)
-    return left * alone(shares)
+    return left_of_noise(mixing) * alone(shares)
+
+
+def left_of_noise(mixing: Mixing) -> float:
+    """Return (||W||_F^2 - 1) / (n - 1): what a round leaves of what is drawn at each node by itself, less its mean."""
+    return (float(mixing.values @ mixing.values) - 1.0) / max(1, mixing.n - 1)
 
 
 def drawn(mixing: Mixing, shares: FloatArray, count: int, seed: int) -> FloatArray:
