@@ -4,6 +4,7 @@ A worker's gradient is a power of BASE of its own, so the digits of the model's 
 
     python tests/server_seeds.py SEED            one seed, and all that happened
     python tests/server_seeds.py FIRST LAST      a range, and a line for each that went wrong
+    python tests/server_seeds.py rows SEED ...   the same of tables, where a push counts in the rows that it has
 """
 
 from __future__ import annotations
@@ -15,9 +16,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from fedgossip import load_experiment, seeds
+from fedgossip.algorithms.row_filters import KEY_CACHE
 from fedgossip.drivers.simulate import faults_of, network_settings
+from fedgossip.keyed_rows import KeyedTable, Keys, frozen_keys
 from fedgossip.metrics import Network
 from fedgossip.plans import compose
 from fedgossip.records import EventRow, Row
@@ -49,15 +53,48 @@ class Counters:
     def gradients(self, jobs: Sequence[Job]) -> Sequence[Update]:
         return [Update(frozen(np.full(self.length, -float(BASE**job.node))), 1, {"loss": 0.0}) for job in jobs]
 
+    def due(self, worker: int, rounds: int) -> npt.NDArray[np.int64]:
+        """How often a worker's pushes are to count in each element."""
+        return np.full(self.length, rounds)
+
+    def mean(self, rounds: int, workers: int) -> npt.NDArray[np.float64]:
+        """The sum of the means of all clocks: exact, for workers are a power of two."""
+        total = sum(self.due(worker, rounds) * float(BASE**worker) for worker in range(workers))
+        return np.asarray(total) / workers
+
     def evaluate(self, vectors: Sequence[Vector]) -> Sequence[Mapping[str, float]]:
         return [{"loss": 0.0} for _ in vectors]
 
 
-def scenario(seed: int) -> dict[str, Any]:
-    """The experiment of a seed."""
-    random = seeds.stream(seed, "served")
+class CountedRows(Counters):
+    """The same in the rows of a table that a worker's clock needs: some of all, drawn anew for each."""
+
+    def __init__(self, rows: int, seed: int) -> None:
+        super().__init__(rows)
+        self.table, self.watched, self.seed = KeyedTable(rows, kind="float64"), frozen_keys(np.arange(rows)), seed
+        self.schema = "counted rows"
+
+    def keys(self, node: int, round: int, batches: int) -> Keys:
+        draw = seeds.stream(self.seed, "rows", node, round)
+        return frozen_keys(np.flatnonzero(draw.random(self.length) < draw.choice([0.0, 0.1, 0.6])))
+
+    def gradients(self, jobs: Sequence[Job]) -> Sequence[Update]:
+        return [Update(frozen(np.full(job.vector.size, -float(BASE**job.node))), 1, {"loss": 0.0}) for job in jobs]
+
+    def due(self, worker: int, rounds: int) -> npt.NDArray[np.int64]:
+        total = np.zeros(self.length, np.int64)
+        for clock in range(rounds):
+            total[self.keys(worker, clock, 1)] += 1
+        return total
+
+
+def scenario(seed: int, *, rows: bool = False) -> dict[str, Any]:
+    """The experiment of a seed; of a table with more seldom one copy, for that is not what is new there."""
+    random = seeds.stream(seed, "served rows" if rows else "served")
     workers, servers = int(random.choice([2, 4])), int(random.integers(1, 5))
     copies = int(random.integers(1, min(servers, 3) + 1))
+    if rows and copies == 1:
+        copies = min(servers, 2)
     staleness = [0, 0, 1, 3, "async"][int(random.integers(5))]
     rounds = int(random.integers(5, 16))
     everybody = workers + servers + (copies > 1)
@@ -78,6 +115,7 @@ def scenario(seed: int) -> dict[str, Any]:
                 "replication": copies,
                 "virtual_nodes": int(random.integers(1, 9)),
                 "staleness": staleness,
+                "filters": [KEY_CACHE] if rows and seed % 2 else [],
             },
         },
         "simulation": {
@@ -118,14 +156,17 @@ def _fault(random: np.random.Generator, workers: int, servers: int, n: int, leng
 
 @dataclass
 class Outcome:
-    """What became of a seed: how often each worker's pushes count, at least and at most, over all elements."""
+    """What became of a seed."""
 
     seed: int
     content: dict[str, Any]
+    rows: bool = False
     error: str = ""
     ended: str = ""
     counted: dict[int, tuple[int, int]] = field(default_factory=dict)
-    mean: tuple[float, float] = (0.0, 0.0)
+    """More, and fewer, times than a push of each worker is to count: the least and the most of all elements."""
+    astray: float = 0.0
+    """How far the model is from the sum of all means, where clocks have one step."""
     unfinished: list[int] = field(default_factory=list)
     seconds: float = 0.0
     seen: Counter[str] = field(default_factory=Counter)
@@ -156,27 +197,26 @@ class Outcome:
             return "messages of honest participants were refused"
         if self.ended:
             return "" if self.may_fail else f"ended with: {self.ended}"
-        rounds, parallel = self.content["rounds"], self.content["parallel"]
+        parallel = self.content["parallel"]
         if not self.alike:
             return "workers end with different models"
         sure = [w for w in range(parallel["workers"]) if w not in self.crashed and not self.seen["silent_workers"]]
         if parallel["server"]["staleness"] == 0:
-            return self._of_clocks(rounds, parallel["workers"]) if len(sure) == parallel["workers"] else ""
-        wrong = {w: how for w, how in self.counted.items() if w in sure and how != (rounds, rounds)}
-        twice = {w: how for w, how in self.counted.items() if how[1] > rounds}
-        return f"of {rounds} pushes of each worker count {wrong or twice}" if wrong or twice else ""
-
-    def _of_clocks(self, rounds: int, workers: int) -> str:
-        expected = rounds * sum(BASE**worker for worker in range(workers)) / workers
-        return "" if self.mean == (expected, expected) else f"the clocks make {self.mean}, and not {expected}"
+            return f"off by {self.astray}" if self.astray and len(sure) == parallel["workers"] else ""
+        wrong = {w: how for w, how in self.counted.items() if w in sure and how != (0, 0)}
+        twice = {w: how for w, how in self.counted.items() if how[1] > 0}
+        return f"pushes of workers count so much more than once: {wrong or twice}" if wrong or twice else ""
 
 
-def run(seed: int, write: Any = lambda _: None) -> Outcome:
+def run(seed: int, write: Any = lambda _: None, *, rows: bool = False) -> Outcome:
     """Run a seed; no exception but our own errors is an outcome."""
-    content = scenario(seed)
-    outcome = Outcome(seed, content)
+    content = scenario(seed, rows=rows)
+    outcome = Outcome(seed, content, rows)
     plan = compose.plan(load_experiment(content))
-    task, workers = Counters(content["task"]["dim"]), plan.learners
+    task = CountedRows(content["task"]["dim"], seed) if rows else Counters(content["task"]["dim"])
+    if isinstance(task, CountedRows):
+        plan = plan.with_table(task.table)
+    workers = plan.learners
     initial = task.initial(0)
     network = SimulatedNetwork(network_settings(plan.experiment, plan.n), plan.n, seed)
     machines = [plan.machine(node, initial, task.schema) for node in range(plan.n)]
@@ -208,36 +248,39 @@ def run(seed: int, write: Any = lambda _: None) -> Outcome:
     outcome.ended = failed[0].text if failed else ""
     models = [results[worker] for worker in range(workers) if worker in results and worker not in outcome.crashed]
     if models and not failed:
+        rounds = plan.experiment.rounds
+        due = [task.due(worker, rounds) for worker in range(workers)]
         outcome.alike = all(np.array_equal(model, models[0]) for model in models)
-        outcome.mean = float(models[0].min()), float(models[0].max())
-        digits = [(models[0].astype(np.int64) // BASE**worker) % BASE for worker in range(workers)]
-        outcome.counted = {worker: (int(one.min()), int(one.max())) for worker, one in enumerate(digits)}
+        outcome.astray = float(np.abs(models[0] - task.mean(rounds, workers)).max())
+        off = [(models[0].astype(np.int64) // BASE**worker) % BASE - due[worker] for worker in range(workers)]
+        outcome.counted = {worker: (int(one.min()), int(one.max())) for worker, one in enumerate(off)}
     return outcome
 
 
 def main() -> None:
-    first, last = int(sys.argv[1]), int(sys.argv[-1])
+    rows = sys.argv[1] == "rows"
+    first, last = int(sys.argv[1 + rows]), int(sys.argv[-1])
     if first == last:
 
         def show(row: Row) -> None:
             if isinstance(row, EventRow):
                 print(f"  {row.peer}, round {row.round}: {row.name} {row.value if row.value is not None else ''}")
 
-        print(scenario(first))
-        outcome = run(first, show)
+        print(scenario(first, rows=rows))
+        outcome = run(first, show, rows=rows)
         print(outcome)
         print(outcome.verdict or "fine")
         return
     totals: Counter[str] = Counter()
     for seed in range(first, last):
-        outcome = run(seed)
+        outcome = run(seed, rows=rows)
         totals["seeds"] += 1
         totals["ended before their time"] += bool(outcome.ended)
         totals["tenures"] += outcome.seen["tenure"]
         totals["servers and others killed"] += outcome.seen["crashed"]
         if outcome.verdict:
             totals["wrong"] += 1
-            print(f"seed {seed}: {outcome.verdict}; python tests/server_seeds.py {seed}")
+            print(f"seed {seed}: {outcome.verdict}; python tests/server_seeds.py {'rows ' if rows else ''}{seed}")
     print(dict(totals))
 
 

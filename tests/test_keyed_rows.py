@@ -8,6 +8,7 @@ from typing import Any
 import machine_fuzz
 import numpy as np
 import pytest
+import server_seeds
 from fuzz_casts import SCENES, STRANGER, Cast, Scene, Sender
 from over_sockets import run_over_sockets
 
@@ -23,6 +24,7 @@ from fedgossip.experiment import load_experiment
 from fedgossip.keyed_rows import KeyedTable, Keys, Rows, digest_of, frozen_keys
 from fedgossip.machine import Received, RowsChosen, Send, Started
 from fedgossip.messages import (
+    EmptyCopy,
     KeysWanted,
     NoRows,
     Pulled,
@@ -30,12 +32,16 @@ from fedgossip.messages import (
     RowPull,
     RowPush,
     RowsPulled,
+    RowStep,
     ShardPush,
+    ShardStep,
     SomeKeys,
 )
 from fedgossip.plans import compose
 from fedgossip.plans.parameter_server import ServerPlan
+from fedgossip.protocols.copy_messages import change_messages
 from fedgossip.protocols.key_lists import LISTS_MAX, NewestLists
+from fedgossip.protocols.shard_clocks import ShardChange
 from fedgossip.records import EventRow, PeerRow
 from fedgossip.report.numbers import data_size
 from fedgossip.task import Job, Update
@@ -645,7 +651,6 @@ def test_a_task_that_needs_rows_that_are_not_there_is_named(keys: Any) -> None:
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"server": {"replication": 2}}, "whose rows have one copy"),
     ({"server": {"placement": "tensors"}}, "no whole tensors"),
     ({"parallel": {"descent": "lars"}, "server": {"placement": "tensors"}}, "no whole tensors"),
     ({"server": {"filters": ["treshold:1"]}}, "treshold"),
@@ -686,6 +691,94 @@ def test_watched_rows_that_are_none_are_refused() -> None:
         simulate(served(), task=task)
 
 
+# --- copies -----------------------------------------------------------------------------------------------------------
+
+COPIED = {"parallel": {"deadline": 5.0, "least_deadline": 0.3}, "server": {"replication": 2, "filters": [KEY_CACHE]}}
+
+
+@pytest.mark.parametrize("faults", [
+    [{"kind": "crash", "peers": [3], "start": 0.08}],
+    [{"kind": "crash", "peers": [4], "start": 0.31, "after": 0.05}],
+    [{"kind": "crash", "peers": [3], "start": 0.1, "after": 0.1}, {"kind": "crash", "peers": [4], "start": 1.0}],
+    [{"kind": "crash", "peers": [node], "start": 0.3, "after": 0.5} for node in (3, 4, 5, 6)],
+])  # fmt: skip
+@pytest.mark.parametrize("descent", ["adagrad", "adam"])
+def test_whichever_servers_die_the_rows_are_those_of_an_undisturbed_run(descent: str, faults: list[Any]) -> None:
+    """Also what the descent remembers of them.  At the end all servers and the manager begin anew."""
+    parallel = {**COPIED["parallel"], "descent": descent}
+    run = simulate(clicks(servers=3, rounds=10, faults=faults, **{**COPIED, "parallel": parallel}))
+    whole = simulate(clicks(servers=3, rounds=10, parallel={"descent": descent}))
+    assert (run.digest, run.summary["status"]) == (whole.digest, "finished") and events(run, "tenure")
+    assert not events(run, "refused")
+
+
+def test_copies_of_rows_cost_the_rows_of_each_step() -> None:
+    """Between servers, of payload: a key and a row of the mean for each copy; nothing where no row has changed."""
+    task = Wide(10**6, 16)
+    plan = compose.plan(load_experiment(served(servers=3, replication=3))).with_table(task.table)
+    alone = compose.plan(load_experiment(served(servers=3))).with_table(task.table)
+    sent, before = (sum(row.payload_sent for row in simulate_plan(one, task=task).rows
+                    if isinstance(row, PeerRow) and 4 <= row.peer < 7 and 1 < row.round < 5)
+                    for one in (plan, alone))  # fmt: skip
+    stepped = sum(len({int(key) for node in range(4) for key in task.keys(node, clock, 1)}) for clock in range(1, 4))
+    assert sent - before == 2 * stepped * (4 + 16 * 4)
+
+
+def test_copied_rows_count_every_push_once_whoever_dies() -> None:
+    outcomes = [server_seeds.run(seed, rows=True) for seed in range(12)]
+    assert not [(one.seed, one.verdict) for one in outcomes if one.verdict], "python tests/server_seeds.py rows SEED"
+    assert sum(one.seen["tenure"] for one in outcomes) > 5
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("block", range(5))
+def test_copied_rows_count_every_push_once_in_a_thousand_runs(block: int) -> None:
+    for seed in range(200 * block, 200 * (block + 1)):
+        outcome = server_seeds.run(seed, rows=True)
+        assert not outcome.verdict, f"{outcome.verdict}; python tests/server_seeds.py rows {seed}"
+
+
+def test_a_copy_of_rows_that_cannot_be_changes_nothing() -> None:
+    """Server 3 keeps what 4 owns: of keys that descend, that are not the shard's, of numbers that are none, of a
+    vector, of more arrays; then of the two pieces of a change in whatever order."""
+    plan = compose.plan(load_experiment(clicks(servers=2, server={"replication": 2}, task={"dim": 600_000})))
+    assert isinstance(plan, ServerPlan)
+    keeper: Any = plan.machine(3, frozen(np.zeros(3, np.float32)), "s")
+    keeper.handle(Started(), 0)
+    (shard,) = plan.placement_of(3).owned(4, plan.servers)
+    first = shard.ranges[0][0]
+    other = next(row for row in range(600_000) if not any(start <= row < stop for start, stop in shard.ranges))
+    head = 0, shard.number, 1, 0, 0.1, ()
+
+    def step(keys: list[int], values: list[float]) -> RowStep:
+        parts = raw(*keys), frozen(np.array(values, np.float32))
+        return RowStep(*head, len(keys), 0, len(keys), len(values), "s", parts)
+
+    wrong = [
+        (step([first + 1, first], [1.0, 2.0]), "another layout"),
+        (step(sorted([first, other]), [1.0, 2.0]), "has not all rows"),
+        (step([first], [float("inf")]), "not finite"),
+        (step([first], [1.0, 2.0]), "another layout"),
+        (ShardStep(*head, 0, 1, "s", (frozen(np.zeros(1, np.float32)),)), "of another kind"),
+        (EmptyCopy(0, shard.number, 1, 1, 1, (1, 1, 1), (4, 4)), "another descent"),
+    ]
+    for message, words in wrong:
+        with pytest.raises(ProtocolError, match=words):
+            keeper.handle(Received(4, message), 0)
+    table = keeper.tenure.copies.here[shard.number]
+    assert table.steps == 0 and not keeper.tenure.copies._arriving
+    many = frozen_keys(np.concatenate([np.arange(*one) for one in shard.ranges])[:140_000])
+    rows = Rows(many, frozen(np.ones(many.size, np.float32)))
+    messages = change_messages(0, shard.number, 1, ShardChange(0, 0.1, (), rows), "s")
+    assert len(messages) == 2
+    for message in reversed(messages):
+        assert table.steps == 0
+        keeper.handle(Received(4, message), 0)
+    assert table.steps == 1 and np.array_equal(table.state.keys, many)
+    np.testing.assert_array_equal(table.state.touched(), np.full(many.size, np.float32(-0.1)))
+
+
 SENDERS = {"worker": Sender(0, 0), "server": Sender(3, 3), "stranger": Sender(None, STRANGER)}
 
 
@@ -702,7 +795,8 @@ def cast(**server: Any) -> Cast:
 @pytest.mark.parametrize("who", SENDERS)
 def test_one_that_lies_may_spoil_a_run_and_makes_nobody_raise(who: str, monkeypatch: pytest.MonkeyPatch) -> None:
     machine_fuzz.quick(monkeypatch)
-    for name, server in {"rows": {}, "rows late": {"staleness": 1, "filters": [KEY_CACHE]}}.items():
+    kinds = {"rows": {}, "rows late": {"staleness": 1, "filters": [KEY_CACHE]}, "rows copied": {"replication": 2}}
+    for name, server in kinds.items():
         scene = Scene(lambda server=server: cast(**server), SENDERS)  # type: ignore[misc]
         monkeypatch.setitem(SCENES, name, scene)
         for seed in range(4):

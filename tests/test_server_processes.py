@@ -38,6 +38,7 @@ RUNS = {
     "vector, async": quadratic(3, 2, rounds=6, server={"staleness": "async"}),
     "copies": quadratic(2, 3, rounds=4, server={"replication": 2}),
     "table": clicks(3, 2, rounds=6, server={"filters": [KEY_CACHE]}),
+    "table, copies": clicks(2, 3, rounds=4, server={"replication": 2, "filters": [KEY_CACHE]}),
     "table, stale": clicks(3, 2, rounds=6, server={"staleness": 1, "filters": ["threshold:0.01"]}),
 }
 

@@ -94,6 +94,10 @@ from fedgossip.messages.servers import (
     PIECE_BYTES,
     SERVERS_MAX,
     SHARDS_MAX,
+    ChangeHead,
+    CopyHead,
+    EmptyCopy,
+    EmptyStep,
     Piece,
     PieceTaken,
     Pulled,
@@ -111,10 +115,12 @@ from fedgossip.messages.tables import (
     LIST_KEYS_MAX,
     KeysWanted,
     NoRows,
+    RowCopy,
     RowKeys,
     RowPull,
     RowPush,
     RowsPulled,
+    RowStep,
     SomeKeys,
 )
 
@@ -126,7 +132,11 @@ Invitations = InviteProof | Proposal | FileQuery | FilePart | Enrol | Gathering 
 Parallel = ReduceChunk | ChunkTaken | GroupReport | GroupView | WorkerRefused | WorkerReturn | StateQuery | StatePiece
 Served = ShardPush | ShardPull | PullHeld | Pulled | PieceTaken
 Keyed = RowKeys | SomeKeys | KeysWanted | RowPull | RowsPulled | RowPush | NoRows
-Replicated = ShardStep | ShardCopy | Tenure | TenureTaken | ServerReady | ShardLost
+ChangeMessage = ShardStep | RowStep | EmptyStep
+"""A change of a shard, or a piece of one."""
+CopyMessage = ShardCopy | RowCopy | EmptyCopy
+"""All that a shard is, or a piece of that."""
+Replicated = ChangeMessage | CopyMessage | Tenure | TenureTaken | ServerReady | ShardLost
 Message = Gossip | Federated | Membership | Transfer | Invitations | Parallel | Served | Keyed | Replicated
 AnyMessage = Message | Hello
 
@@ -160,14 +170,20 @@ __all__ = [
     "AnyMessage",
     "Beginning",
     "Carrier",
+    "ChangeHead",
+    "ChangeMessage",
     "ChunkRequest",
     "ChunkTaken",
     "Compare",
     "ConfirmDead",
     "Contribution",
+    "CopyHead",
+    "CopyMessage",
     "Count",
     "CountOrNone",
     "Decline",
+    "EmptyCopy",
+    "EmptyStep",
     "Enrol",
     "Entry",
     "Expected",
@@ -222,9 +238,11 @@ __all__ = [
     "Refusal",
     "Replicated",
     "Revocation",
+    "RowCopy",
     "RowKeys",
     "RowPull",
     "RowPush",
+    "RowStep",
     "RowsPulled",
     "RunKey",
     "RunKeys",

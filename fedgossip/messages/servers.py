@@ -30,6 +30,34 @@ PieceName = tuple[int, int, int, int]
 """(epoch, shard, clock, start)"""
 
 
+class OfClock:
+    """Something of a shard that goes until its receiver says that it is there: for a clock, from `start` on."""
+
+    __slots__ = ()
+    epoch: int
+    shard: int
+    clock: int
+    start: int
+
+    @property
+    def name(self) -> PieceName:
+        return self.epoch, self.shard, self.clock, self.start
+
+
+class OfChange:
+    """The same of the `number`-th change of a shard, or of what the shard is after it."""
+
+    __slots__ = ()
+    epoch: int
+    shard: int
+    number: int
+    start: int
+
+    @property
+    def name(self) -> PieceName:
+        return self.epoch, self.shard, self.number, self.start
+
+
 class Piece(Carrier):
     """Elements `start` to `start + length` of something that is of a shard."""
 
@@ -44,10 +72,9 @@ class Piece(Carrier):
         return ((expected.dtype, header.length),)
 
 
-@declared
 @dataclass(frozen=True, slots=True, eq=False)
-class ShardPush(Piece):
-    """A piece of the gradient of a worker's `clock` at the model that it was given last.
+class PushHead:
+    """A gradient of a worker's `clock` at the model that it was given last.
 
     That had the pushes of all workers below clock `version`, and `steps` steps behind it.  `weight`: the examples that
     the gradient is the mean of.
@@ -59,14 +86,33 @@ class ShardPush(Piece):
     version: Count
     steps: Count
     weight: PushWeight
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PulledHead:
+    """A shard for clock `clock` of the worker, which may be later than the one that it asked for.
+
+    All pushes below clock `version` are in it, after `steps` steps in all; `missed` is how many of these were made
+    between the worker's last pull and its last push.
+    """
+
+    epoch: Count
+    shard: ShardNumber
+    clock: Count
+    version: Count
+    steps: Count
+    missed: Count
+
+
+@declared
+@dataclass(frozen=True, slots=True, eq=False)
+class ShardPush(PushHead, OfClock, Piece):
+    """A piece of a gradient; see PushHead."""
+
     start: Count
     length: Count
     schema: str
     vectors: tuple[Vector, ...]
-
-    @property
-    def name(self) -> PieceName:
-        return self.epoch, self.shard, self.clock, self.start
 
 
 @declared
@@ -85,42 +131,24 @@ class ShardPull(Note):
 
 @declared
 @dataclass(frozen=True, slots=True, eq=False)
-class Pulled(Piece):
-    """A piece of a shard, for clock `clock` of the worker, which may be later than the one that it asked for.
+class Pulled(PulledHead, OfClock, Piece):
+    """A piece of a shard; see PulledHead."""
 
-    All pushes below clock `version` are in it, after `steps` steps in all; `missed` is how many of these were made
-    between the worker's last pull and its last push.
-    """
-
-    epoch: Count
-    shard: ShardNumber
-    clock: Count
-    version: Count
-    steps: Count
-    missed: Count
     start: Count
     length: Count
     schema: str
     vectors: tuple[Vector, ...]
 
-    @property
-    def name(self) -> PieceName:
-        return self.epoch, self.shard, self.clock, self.start
-
 
 @declared
 @dataclass(frozen=True, slots=True)
-class PieceTaken(Note):
+class PieceTaken(OfClock, Note):
     """The piece of these numbers is here; it need not be kept."""
 
     epoch: Count
     shard: ShardNumber
     clock: Count
     start: Count
-
-    @property
-    def name(self) -> PieceName:
-        return self.epoch, self.shard, self.clock, self.start
 
 
 @declared
@@ -141,13 +169,9 @@ ARRAYS_MAX = 8
 """Maximum number of arrays that a shard is: the model's, the one before, and what the descent remembers."""
 
 
-@declared
 @dataclass(frozen=True, slots=True, eq=False)
-class ShardStep(Piece):
-    """A piece of the gradient of a shard's `number`-th change: a step of `rate`, which closes `clock` of `workers`.
-
-    `workers` empty: of all.
-    """
+class ChangeHead:
+    """A shard's `number`-th change: a step of `rate`, which closes `clock` of `workers`; () for all."""
 
     epoch: Count
     shard: ShardNumber
@@ -155,20 +179,11 @@ class ShardStep(Piece):
     clock: Count
     rate: StepRate
     workers: Clocks
-    start: Count
-    length: Count
-    schema: str
-    vectors: tuple[Vector, ...]
-
-    @property
-    def name(self) -> PieceName:
-        return self.epoch, self.shard, self.number, self.start
 
 
-@declared
 @dataclass(frozen=True, slots=True, eq=False)
-class ShardCopy(Piece):
-    """A piece of all that a shard is after its `number`-th change: `arrays` arrays, one after the other.
+class CopyHead:
+    """What a shard is after its `number`-th change, beside arrays.
 
     `clocks` are those of the workers, ascending by id; `counts` the plain numbers of the descent by name.
     """
@@ -180,21 +195,55 @@ class ShardCopy(Piece):
     steps: Count
     clocks: Clocks
     counts: Annotated[tuple[Count, ...], msgspec.Meta(max_length=ARRAYS_MAX)]
+
+
+@declared
+@dataclass(frozen=True, slots=True, eq=False)
+class ShardStep(ChangeHead, OfChange, Piece):
+    """A piece of the gradient of a change."""
+
+    start: Count
+    length: Count
+    schema: str
+    vectors: tuple[Vector, ...]
+
+
+@declared
+@dataclass(frozen=True, slots=True)
+class EmptyStep(ChangeHead, Note):
+    """A change without a gradient: nobody has pushed for that clock, or no row."""
+
+    @property
+    def name(self) -> PieceName:
+        return self.epoch, self.shard, self.number, 0
+
+
+@declared
+@dataclass(frozen=True, slots=True, eq=False)
+class ShardCopy(CopyHead, OfChange, Piece):
+    """A piece of all that a shard is: `arrays` arrays, one after the other."""
+
     arrays: Annotated[int, msgspec.Meta(ge=1, le=ARRAYS_MAX)]
     start: Count
     length: Count
     schema: str
     vectors: tuple[Vector, ...]
 
-    @property
-    def name(self) -> PieceName:
-        return self.epoch, self.shard, self.number, self.start
-
     @classmethod
     def allowed(cls, header: Any, expected: Expected) -> tuple[Part, ...]:
         if not 0 < header.length <= header.arrays * expected.length - header.start:
             return ()
         return ((expected.dtype, header.length),)
+
+
+@declared
+@dataclass(frozen=True, slots=True)
+class EmptyCopy(CopyHead, Note):
+    """All that a shard of a table is of which no row was touched."""
+
+    @property
+    def name(self) -> PieceName:
+        return self.epoch, self.shard, self.number, 0
 
 
 @declared

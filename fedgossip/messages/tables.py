@@ -7,10 +7,23 @@ for it.  Rows travel in pieces of elements, one row after the other, and each pi
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from fedgossip.messages.base import Carrier, Count, Expected, Note, Part, Word, declared
-from fedgossip.messages.servers import PIECE_BYTES, PieceName, PushWeight, ShardNumber
+from fedgossip.messages.servers import (
+    ARRAYS_MAX,
+    PIECE_BYTES,
+    ChangeHead,
+    CopyHead,
+    OfChange,
+    OfClock,
+    PieceName,
+    PulledHead,
+    PushHead,
+    ShardNumber,
+)
 from fedgossip.vectors import Vector
 
 LIST_KEYS_MAX = 1 << 18
@@ -93,60 +106,84 @@ class RowPull(Note):
 
 @declared
 @dataclass(frozen=True, slots=True, eq=False)
-class RowsPulled(RowPiece):
-    """A piece of the rows of these keys; all else as in Pulled."""
+class RowsPulled(PulledHead, OfClock, RowPiece):
+    """A piece of the rows of these keys; see PulledHead."""
 
-    epoch: Count
-    shard: ShardNumber
-    clock: Count
-    version: Count
-    steps: Count
-    missed: Count
     digest: Word
     start: Count
     length: Count
     schema: str
     vectors: tuple[Vector, ...]
-
-    @property
-    def name(self) -> PieceName:
-        return self.epoch, self.shard, self.clock, self.start
 
 
 @declared
 @dataclass(frozen=True, slots=True, eq=False)
-class RowPush(RowPiece):
-    """A piece of the gradient of the rows of these keys; all else as in ShardPush."""
+class RowPush(PushHead, OfClock, RowPiece):
+    """A piece of the gradient of the rows of these keys; see PushHead."""
 
-    epoch: Count
-    shard: ShardNumber
-    clock: Count
-    version: Count
-    steps: Count
-    weight: PushWeight
     digest: Word
     start: Count
     length: Count
     schema: str
     vectors: tuple[Vector, ...]
 
-    @property
-    def name(self) -> PieceName:
-        return self.epoch, self.shard, self.clock, self.start
-
 
 @declared
 @dataclass(frozen=True, slots=True)
-class NoRows(Note):
-    """The gradient of a worker's `clock` has no rows of the shard: a push like any other, of `weight` examples."""
-
-    epoch: Count
-    shard: ShardNumber
-    clock: Count
-    version: Count
-    steps: Count
-    weight: PushWeight
+class NoRows(PushHead, Note):
+    """A gradient that has no rows of the shard: a push like any other."""
 
     @property
     def name(self) -> PieceName:
         return self.epoch, self.shard, self.clock, 0
+
+
+# --- copies of rows at other servers ----------------------------------------------------------------------------------
+
+RowCount = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class KeyedPiece(Carrier):
+    """Rows `start` to `start + rows` of `of`: their keys, and `length` elements, row by row of one array after another.
+
+    A piece is of PIECE_BYTES at most, or of one row.
+    """
+
+    __slots__ = ()
+    of: int
+    start: int
+    rows: int
+    length: int
+
+    @classmethod
+    def allowed(cls, header: Any, expected: Expected) -> tuple[Part, ...]:
+        most = ARRAYS_MAX * expected.length if header.rows == 1 else PIECE_BYTES // expected.itemsize
+        if header.start + header.rows > header.of or not header.rows <= header.length <= most:
+            return ()
+        return ("uint32", header.rows), (expected.dtype, header.length)
+
+
+@declared
+@dataclass(frozen=True, slots=True, eq=False)
+class RowStep(ChangeHead, OfChange, KeyedPiece):
+    """A piece of the gradient of a change: of these rows."""
+
+    of: RowCount
+    start: Count
+    rows: RowCount
+    length: Count
+    schema: str
+    vectors: tuple[Any, ...]
+
+
+@declared
+@dataclass(frozen=True, slots=True, eq=False)
+class RowCopy(CopyHead, OfChange, KeyedPiece):
+    """A piece of all touched rows of a shard: of the model's, of what the descent remembers, and of those beside it."""
+
+    of: RowCount
+    start: Count
+    rows: RowCount
+    length: Count
+    schema: str
+    vectors: tuple[Any, ...]

@@ -26,9 +26,6 @@ def check_table(experiment: ParallelExperiment, table: KeyedTable | None) -> Non
             text = f"parallel.server.filters = {s.filters}, and the model is no table"
             raise ConfigError(text, "Filters choose rows; leave them out, or see docs/parallel.md for tables.")
         return
-    if s.replication > 1:
-        text = f"parallel.server.replication = {s.replication} of a table, whose rows have one copy"
-        raise ConfigError(text, "Leave it out; a server that is started again goes on from its checkpoint.")
     if s.placement != "ranges" or step in ("lars", "lamb"):
         what = f"parallel.server.placement = {s.placement!r}" if s.placement != "ranges" else step
         raise ConfigError(f"{what} of a table, which has no whole tensors", "Leave it out.")
@@ -84,10 +81,11 @@ def outlook_of_rows(
     accumulate, workers = experiment.parallel.accumulate, experiment.parallel.workers
     counts = [task.keys(node, 0, accumulate).size for node in range(workers)]
     row = table.width * table.dtype.itemsize
-    dense = table.rows * row
+    dense, replication = table.rows * row, experiment.parallel.server.replication
+    copies = f"; {replication} copies of each" if replication > 1 else ""
     lines = [
         f"{workers} workers, {len(shares)} servers with {', '.join(f'{share:,}' for share in shares)} rows of {row}"
-        f" bytes, made when they are touched",
+        f" bytes, made when they are touched{copies}",
         f"{max(counts):,} rows of {table.rows:,} in a worker's first batch: {max(counts) * row:,} bytes each way,"
         f" and 4 bytes a key; a dense model would be {dense:,}",
     ]

@@ -72,7 +72,7 @@ class PulledShards:
         if clock > piece.clock or arriving.has(piece.start):
             return False
         self._arriving[piece.shard] = clock, arriving
-        arriving.take(piece.start, piece.vectors[0])
+        arriving.take(piece.start, piece.vectors)
         if (whole := arriving.whole) is None:
             return False
         del self._arriving[piece.shard]

@@ -67,7 +67,7 @@ class PushIntake:
         if arriving.has(push.start):
             return None
         self._arriving[place] = digest, arriving
-        arriving.take(push.start, push.vectors[0])
+        arriving.take(push.start, push.vectors)
         whole = arriving.whole
         if whole is None:
             return None

@@ -52,6 +52,10 @@ from fedgossip.machine import (
     Stopping,
 )
 from fedgossip.messages import (
+    ChangeHead,
+    ChangeMessage,
+    CopyHead,
+    CopyMessage,
     KeysWanted,
     Leaving,
     Message,
@@ -62,11 +66,9 @@ from fedgossip.messages import (
     RowPull,
     RowPush,
     ServerReady,
-    ShardCopy,
     ShardLost,
     ShardPull,
     ShardPush,
-    ShardStep,
     SomeKeys,
     Tenure,
     TenureTaken,
@@ -223,7 +225,7 @@ class ParameterServer:
                 return [*back, *self._go_on(now_ns), *self._end_if_over()]
             case Leaving() if sender in self.links or sender == self.manager:
                 return []  # what becomes of it the manager says
-            case ShardStep() | ShardCopy() if sender in self.links and not worker:
+            case ChangeHead() | CopyHead() if sender in self.links and not worker:
                 return self._copied(sender, message)
             case Tenure() if sender == self.manager:
                 return self._ruled(message, now_ns)
@@ -446,7 +448,7 @@ class ParameterServer:
         lacking = self.tenure.copies.lacking
         return [] if lacking or self.manager is None else [Send(self.manager, ServerReady(self.epoch))]
 
-    def _copied(self, sender: NodeId, message: ShardStep | ShardCopy) -> list[Effect]:
+    def _copied(self, sender: NodeId, message: ChangeMessage | CopyMessage) -> list[Effect]:
         if message.epoch != self.epoch:
             return []
         lacked = self.tenure.copies.lacking

@@ -63,7 +63,7 @@ class ShardReading:
 class ShardChange:
     """What has become of a shard: a step of `rate` along `gradient`, which closes `clock` of `workers`, () for all.
 
-    Without a gradient a clock was closed for which nobody had pushed.
+    Without a gradient a clock was closed for which nobody had pushed, or a push has no row of a table.
     """
 
     clock: int
@@ -250,8 +250,9 @@ class StepPerPush(ShardClocks):
         return None
 
     def apply(self, change: ShardChange) -> None:
-        assert change.gradient is not None, "every push has a step"
-        self.state, self.steps = self.descent.step(self.state, change.gradient, change.rate), self.steps + 1
+        if change.gradient is not None:
+            self.state = self.descent.step(self.state, change.gradient, change.rate)
+        self.steps += 1
         for worker in change.workers:
             self.clocks[worker] = change.clock + 1
 

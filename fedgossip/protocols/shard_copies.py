@@ -10,18 +10,18 @@ they have taken every piece of that: only then is a worker answered, so the next
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import cast
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from fedgossip.errors import ProtocolError
 from fedgossip.machine import Effect, NodeId, Send
-from fedgossip.messages import PieceTaken, ShardCopy, ShardStep
+from fedgossip.messages import Carrier, ChangeMessage, CopyMessage, PieceTaken, RowCopy, RowStep
 from fedgossip.placement.ring import Placement
 from fedgossip.protocols.chunk_links import WINDOW, ChunkLink
-from fedgossip.protocols.pieces import Assembly, pieces
+from fedgossip.protocols.copy_messages import Whole, arriving, become, change_messages, copy_messages, fits
+from fedgossip.protocols.pieces import Assembly, RowAssembly
 from fedgossip.protocols.shard_clocks import ShardChange, ShardClocks
-from fedgossip.protocols.shard_records import arrays_of, packed, unpack
-from fedgossip.vectors import Vector, all_finite
+from fedgossip.vectors import all_finite
 
 
 class ShardCopies:
@@ -31,6 +31,7 @@ class ShardCopies:
         self, node: NodeId, placement: Placement, schema: str, links: Mapping[NodeId, ChunkLink]
     ) -> None:
         self.node, self.placement, self.schema, self.links = node, placement, schema, links
+        self._index = placement.index()
         self.epoch = 0
         self.keepers: dict[int, tuple[NodeId, ...]] = {}
         """Who keeps a copy of each shard that this server owns."""
@@ -40,7 +41,7 @@ class ShardCopies:
         self._valid: set[int] = set()
         self.current: set[int] = set()
         """Those of them that are of this epoch's owner."""
-        self._arriving: dict[tuple[int, int], Assembly] = {}  # by shard and number of the change
+        self._arriving: dict[tuple[int, int], Assembly | RowAssembly] = {}  # by shard and number of the change
         self._early: dict[tuple[int, int], ShardChange] = {}
 
     # --- at the owner ---------------------------------------------------------------------------------------------
@@ -70,81 +71,88 @@ class ShardCopies:
         """Send all that a shard is to its keepers."""
         if not self.keepers.get(number):
             return []
-        effects: list[Effect] = []
-        counts, vector = packed(clocks)
-        for start, part in pieces(vector):
-            at = self.epoch, number, self.numbers[number], clocks.closed, clocks.steps, tuple(clocks.clocks.values())
-            message = ShardCopy(*at, counts, arrays_of(clocks), start, part.size, self.schema, (part,))
-            for keeper in self.keepers[number]:
-                effects += self.links[keeper].send(message, now_ns)
-        return effects
+        return self._sent(number, copy_messages(self.epoch, number, self.numbers[number], clocks, self.schema), now_ns)
 
-    def changed(self, number: int, clocks: ShardClocks, change: ShardChange, now_ns: int) -> list[Effect]:
+    def changed(self, number: int, change: ShardChange, now_ns: int) -> list[Effect]:
         """Count a change that was made, and send it to the keepers."""
         self.numbers[number] = at = self.numbers.get(number, 0) + 1
-        if change.gradient is None or not self.keepers.get(number):
-            return self.tell(number, clocks, now_ns)
-        effects: list[Effect] = []
-        for start, part in pieces(cast(Vector, change.gradient)):
-            facts = self.epoch, number, at, change.clock, change.rate, change.workers
-            message = ShardStep(*facts, start, part.size, self.schema, (part,))
-            for keeper in self.keepers[number]:
-                effects += self.links[keeper].send(message, now_ns)
-        return effects
+        if not self.keepers.get(number):
+            return []
+        return self._sent(number, change_messages(self.epoch, number, at, change, self.schema), now_ns)
+
+    def _sent(self, number: int, messages: Sequence[ChangeMessage | CopyMessage], now_ns: int) -> list[Effect]:
+        links = [self.links[keeper] for keeper in self.keepers[number]]
+        return [effect for message in messages for link in links for effect in link.send(message, now_ns)]
 
     # --- at a keeper ----------------------------------------------------------------------------------------------
 
-    def take(self, sender: NodeId, message: ShardStep | ShardCopy, owner: NodeId | None) -> list[Effect]:
+    def take(self, sender: NodeId, message: ChangeMessage | CopyMessage, owner: NodeId | None) -> list[Effect]:
         """Take a piece of a change, or of all that a shard is, of this epoch.  Raises ProtocolError."""
-        number = message.shard
-        taken = Send(sender, PieceTaken(*message.name))
+        number, taken = message.shard, Send(sender, PieceTaken(*message.name))
         if owner != sender or number not in self.here:
             text = f"server {self.node}: a copy of shard {number} of server {sender}, which has it not to give here"
             raise ProtocolError(text, peer=sender)
         if number in self.current and message.number <= self.numbers[number]:
             return [taken]
         place, clocks = (number, message.number), self.here[number]
-        many = arrays_of(clocks) if isinstance(message, ShardCopy) else 1
-        size = many * self.placement.shards[number].length
-        arriving = self._arriving.get(place) or Assembly(size, clocks.x.dtype)
-        self._check(sender, message, arriving, clocks)
-        if not arriving.has(message.start):
-            self._arriving[place] = arriving
-            arriving.take(message.start, message.vectors[0])
-        if (whole := arriving.whole) is None:
-            return [taken]
-        del self._arriving[place]
-        if isinstance(message, ShardCopy):
-            unpack(clocks, message, whole)
-            self.numbers[number] = message.number
-            self.current.add(number)
-            self._valid.add(number)
-            for early in [early for early in self._early if early[0] == number and early[1] <= message.number]:
-                del self._early[early]
+        held = self._arriving.get(place) or arriving(message, clocks, self.placement.shards[number].length)
+        self._check(sender, message, held, clocks)
+        whole: Whole = None
+        if held is not None and isinstance(message, Carrier):
+            self._arriving[place] = held
+            if not held.has(message.start):
+                held.take(message.start, message.vectors)
+            if (whole := held.whole) is None:
+                return [taken]
+        self._arriving.pop(place, None)
+        if isinstance(message, CopyMessage):
+            self._become(number, message, whole)
         else:
             self._early[place] = ShardChange(message.clock, message.rate, message.workers, whole)
         self._make(number)
         return [taken]
 
+    def _become(self, number: int, message: CopyMessage, whole: Whole) -> None:
+        become(self.here[number], message, whole)
+        self.numbers[number] = message.number
+        self.current.add(number)
+        self._valid.add(number)
+        for early in [early for early in self._early if early[0] == number and early[1] <= message.number]:
+            del self._early[early]
+
     def _check(
-        self, sender: NodeId, message: ShardStep | ShardCopy, arriving: Assembly, clocks: ShardClocks
+        self,
+        sender: NodeId,
+        message: ChangeMessage | CopyMessage,
+        held: Assembly | RowAssembly | None,
+        clocks: ShardClocks,
     ) -> None:
         what = f"server {self.node}: change {message.number} of shard {message.shard} of server {sender}"
-        at, workers = self.numbers[message.shard], clocks.clocks
-        if message.schema != self.schema or not arriving.expects(message.start, message.vectors):
-            raise ProtocolError(f"{what} of another layout", "Have all the same [model] section?", peer=sender)
-        if not all_finite(message.vectors[0]):
-            raise ProtocolError(f"{what} is not finite", peer=sender)
-        if isinstance(message, ShardCopy):
-            counts = len(packed(clocks)[0])
-            if len(message.clocks) != len(workers) or len(message.counts) != counts:
-                raise ProtocolError(f"{what} of other workers, or of another descent", peer=sender)
-        elif not set(message.workers) <= workers.keys() or message.clock >= clocks.rounds:
-            raise ProtocolError(f"{what} of workers that are not there", peer=sender)
-        elif message.shard in self.current and message.number > at + WINDOW * len(workers):
-            raise ProtocolError(f"{what}, and {at} are here", peer=sender)
-        if len(self._arriving) > WINDOW * (1 + len(workers)) * len(self.here):
+        at, workers, number = self.numbers[message.shard], clocks.clocks, message.shard
+        if not fits(message, clocks):
+            raise ProtocolError(f"{what} of other workers, of another descent, or of another kind", peer=sender)
+        if isinstance(message, Carrier):
+            self._check_piece(what, sender, message, held)
+        if isinstance(message, ChangeMessage):
+            if not set(message.workers) <= workers.keys() or message.clock >= clocks.rounds:
+                raise ProtocolError(f"{what} of workers that are not there", peer=sender)
+            if number in self.current and message.number > at + WINDOW * len(workers):
+                raise ProtocolError(f"{what}, and {at} are here", peer=sender)
+        kept = sum(place[0] == number for place in (*self._arriving, *self._early))
+        if kept > WINDOW * (1 + len(workers)):
             raise ProtocolError(f"{what}, and too many others are not whole", peer=sender)
+
+    def _check_piece(
+        self, what: str, sender: NodeId, message: Any, held: Assembly | RowAssembly | None
+    ) -> None:
+        if message.schema != self.schema or held is None or not held.expects(message.start, message.vectors):
+            raise ProtocolError(f"{what} of another layout", "Have all the same [model] section?", peer=sender)
+        if not all_finite(message.vectors[-1]):
+            raise ProtocolError(f"{what} is not finite", peer=sender)
+        if isinstance(message, RowStep | RowCopy):
+            keys = message.vectors[0]
+            if keys[-1] >= self.placement.length or (self._index.shards_of(keys) != message.shard).any():
+                raise ProtocolError(f"{what}, of which the shard has not all rows", peer=sender)
 
     def _make(self, number: int) -> None:
         """Make the changes whose turn it is."""

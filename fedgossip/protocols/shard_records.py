@@ -1,4 +1,4 @@
-"""What a server's checkpoint, or a copy of a shard, holds of it, and how a fresh one becomes the same.
+"""What a server's checkpoint holds of a shard, and how a fresh one becomes the same.
 
     "3.x", "3.velocity", ...    the arrays of shard 3: the model's, what the descent remembers, and those beside it
     "3"                         its plain numbers, and the clocks of its workers, ascending by id
@@ -23,9 +23,8 @@ import numpy as np
 from fedgossip.algorithms.base import restored, saved
 from fedgossip.algorithms.descent.rows import RowTable
 from fedgossip.machine import Checkpoint
-from fedgossip.messages import ShardCopy
 from fedgossip.protocols.shard_clocks import ShardClocks
-from fedgossip.vectors import Vector, frozen
+from fedgossip.vectors import Vector
 
 
 def saved_shards(version: int, shards: Mapping[int, ShardClocks], epoch: int, *, durable: bool) -> Checkpoint:
@@ -95,27 +94,3 @@ def _restored_before(table: RowTable, arrays: Mapping[str, Any], facts: Mapping[
     """Return the table a clock earlier, of which only the model's rows are read."""
     blocks = tuple(arrays.get(f"before.{at}", table.blocks["x"][at]) for at in range(facts["earlier"]))
     return table.older(facts["before"], {"x": blocks})
-
-
-def arrays_of(clocks: ShardClocks) -> int:
-    """Return how many arrays [n] a shard is."""
-    return len(saved(clocks.state)[0]) + len(clocks.extra)
-
-
-def packed(clocks: ShardClocks) -> tuple[tuple[int, ...], Vector]:
-    """Return a shard's plain numbers, by name, and its arrays one after the other."""
-    arrays, numbers = saved(clocks.state)
-    counts = tuple(int(numbers[name]) for name in sorted(numbers))
-    extra = cast("list[Vector]", clocks.extra)
-    return counts, frozen(np.concatenate([*(arrays[name] for name in sorted(arrays)), *extra]))
-
-
-def unpack(clocks: ShardClocks, copy: ShardCopy, vector: Vector) -> None:
-    """Make a shard what a copy of it says."""
-    arrays, numbers = saved(clocks.state)
-    parts = [frozen(np.array(part)) for part in np.split(vector, arrays_of(clocks))]
-    names = sorted(arrays)
-    state = restored(
-        clocks.state, dict(zip(names, parts, strict=False)), dict(zip(sorted(numbers), copy.counts, strict=True))
-    )
-    clocks.become(state, copy.closed, copy.steps, copy.clocks, parts[len(names) :])

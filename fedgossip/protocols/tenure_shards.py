@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from fedgossip.errors import ProtocolError
 from fedgossip.machine import Checkpoint, Effect, Failure, NodeId
-from fedgossip.messages import ShardCopy, ShardStep, Tenure
+from fedgossip.messages import ChangeMessage, CopyMessage, Tenure
 from fedgossip.placement.ring import Placement, Shard
 from fedgossip.protocols.chunk_links import ChunkLink
 from fedgossip.protocols.shard_clocks import ShardChange, ShardClocks
@@ -71,7 +71,7 @@ class TenureShards:
     def apply(self, number: int, change: ShardChange, now_ns: int) -> list[Effect]:
         """Make a change of an owned shard, here and where copies are kept."""
         self.shards[number].apply(change)
-        return self.copies.changed(number, self.shards[number], change, now_ns)
+        return self.copies.changed(number, change, now_ns)
 
     def begin(self, tenure: Tenure) -> None:
         """Go by a later tenure from now on."""
@@ -99,7 +99,7 @@ class TenureShards:
         """Send all that is owned to those that are to keep copies."""
         return [one for number, clocks in self.shards.items() for one in self.copies.tell(number, clocks, now_ns)]
 
-    def take(self, sender: NodeId, message: ShardStep | ShardCopy) -> list[Effect]:
+    def take(self, sender: NodeId, message: ChangeMessage | CopyMessage) -> list[Effect]:
         """Take a piece of a copy, or of a change of one, of this epoch.  Raises ProtocolError."""
         if message.shard >= len(self.placement.shards):
             text = f"server {self.node}: shard {message.shard} of server {sender} is none"

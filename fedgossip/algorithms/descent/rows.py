@@ -78,14 +78,22 @@ class RowTable:
 
     def _with_known(self, name: str, fresh: Vector, there: npt.NDArray[np.bool_], places: Places) -> Vector:
         """Return rows of which those that are `there` come from here, and the others are `fresh`."""
-        width = self.table.width
         out = empty(fresh.size, fresh.dtype)
         out[...] = fresh
-        known = np.empty((len(places), width), fresh.dtype)
+        out.reshape(-1, self.table.width)[there] = self._lying(name, places)
+        return frozen(out)
+
+    def touched(self, name: str = "x") -> Vector:
+        """Return the rows of all keys, of the model's or of what the descent remembers of them, [k * width]."""
+        return frozen(self._lying(name, self.places).reshape(-1))
+
+    def _lying(self, name: str, places: Places) -> npt.NDArray[np.floating]:
+        """Return the rows at these places, [k, width]."""
+        width = self.table.width
+        known = np.empty((len(places), width), self.dtype)
         for block, of, rows in self._by_block(places):
             known[of] = self.blocks[name][block].reshape(-1, width)[rows]
-        out.reshape(-1, width)[there] = known
-        return frozen(out)
+        return known
 
     def _by_block(self, places: Places) -> Iterator[tuple[int, Places, Places]]:
         """Yield (block, which of these places lie in it, their rows there)."""
