@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from fedgossip.drivers.simulate import simulate
     from fedgossip.errors import ConfigError, FedgossipError
     from fedgossip.experiment import Experiment, load_experiment
+    from fedgossip.learning.loaded_model import LoadedModel, load_model
     from fedgossip.loops.joined import JoinedLoop
     from fedgossip.loops.joining import join
     from fedgossip.loops.simulating import simulate_loop
@@ -45,6 +46,8 @@ HOMES = {
     "load_experiment": "fedgossip.experiment",
     "forecast_run": "fedgossip.drivers.forecasting",
     "run_local": "fedgossip.drivers.local",
+    "LoadedModel": "fedgossip.learning.loaded_model",
+    "load_model": "fedgossip.learning.loaded_model",
     "JoinedLoop": "fedgossip.loops.joined",
     "join": "fedgossip.loops.joining",
     "simulate_loop": "fedgossip.loops.simulating",
@@ -66,6 +69,7 @@ __all__ = [
     "Forecast",
     "Job",
     "JoinedLoop",
+    "LoadedModel",
     "LocalTask",
     "Mixing",
     "Run",
@@ -81,6 +85,7 @@ __all__ = [
     "forecast_run",
     "join",
     "load_experiment",
+    "load_model",
     "resolve",
     "run_local",
     "simulate",

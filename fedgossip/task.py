@@ -10,6 +10,7 @@ protocol each, and a driver asks for nothing by a name that no protocol has:
     SegmentedTask   where the tensors of a model begin in a vector
     ComparableTask  what the models of two participants must have in common beside their shape
     RowTask         a model that is a table, of which a batch needs a few rows
+    UsableTask      a model that can be used where nothing else of the run is
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from fedgossip.keyed_rows import KeyedTable, Keys
 from fedgossip.likeness import Likeness
 from fedgossip.machine import ChooseRows, NodeId, Produced, RowsChosen, Terms, Train
 from fedgossip.vectors import Vector
+from fedgossip.whole_model import WholeModel
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -185,6 +187,15 @@ class ComparableTask(LocalTask, Protocol):
 
 
 @runtime_checkable
+class UsableTask(LocalTask, Protocol):
+    """A task that knows what its models are for."""
+
+    def whole_model(self, vector: Vector, node: NodeId | None = None) -> WholeModel:
+        """The model that `vector` is, with what stays at `node`; without one, with what is known of all nodes."""
+        ...
+
+
+@runtime_checkable
 class RowTask(GradientTask, Protocol):
     """A task whose model is a table that only servers of its rows hold, and they only what was touched.
 
@@ -337,6 +348,13 @@ def tensors_of(task: LocalTask, vector: Vector) -> dict[str, npt.NDArray[np.floa
     Raises ConfigError as `segments_of` does.
     """
     return {one.name: vector[one.start : one.stop].reshape(one.shape) for one in segments_of(task)}
+
+
+def whole_model_of(task: LocalTask, vector: Vector, node: NodeId | None = None) -> WholeModel:
+    """Return the model that a vector is; of a task that does not know what it is for, its tensors alone."""
+    if isinstance(task, UsableTask):
+        return task.whole_model(vector, node)
+    return WholeModel(tensors_of(task, vector))
 
 
 def model_likeness(task: LocalTask) -> Likeness:

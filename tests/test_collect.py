@@ -64,8 +64,9 @@ def collected(run: Run, folders: list[Path], out: Path) -> Run:
 
 def dies(folder: Path, at_round: int) -> None:
     """Make the folder that of a peer that was killed."""
-    for name in ("ended.json", "vector.safetensors", "model.safetensors"):
+    for name in ("ended.json", "vector.safetensors"):
         (folder / name).unlink()
+    shutil.rmtree(folder / "model")
     lines = (folder / "metrics.jsonl").read_bytes().splitlines(keepends=True)
     (folder / "metrics.jsonl").write_bytes(b"".join(lines[:at_round]))
 

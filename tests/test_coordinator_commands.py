@@ -266,15 +266,15 @@ def test_no_model_is_offered_that_was_not_trained(
         said = capsys.readouterr().err
         assert f"ended by the coordinator after {rounds} rounds" in said and "finished" not in said
         assert "There is no model: nothing was trained." in said and "--resume" in said
-        assert not (tmp_path / str(rounds) / "out0" / "model.safetensors").exists()
+        assert not (tmp_path / str(rounds) / "out0" / "model" / "model.json").exists()
 
 
 def test_a_client_that_only_got_the_model_of_the_others_is_offered_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ending(tmp_path, monkeypatch, 0.5, 0)
-    assert "The model: out0/model.safetensors" in capsys.readouterr().err
-    assert (tmp_path / "out0" / "model.safetensors").exists()
+    assert "The model: out0/model" in capsys.readouterr().err
+    assert (tmp_path / "out0" / "model" / "model.json").exists()
 
 
 def test_a_simulation_whose_rounds_all_came_to_nothing_leaves_no_model(tmp_path: Path) -> None:
@@ -289,4 +289,4 @@ def test_a_simulation_whose_rounds_all_came_to_nothing_leaves_no_model(tmp_path:
         simulate(content, out=tmp_path / "run")
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["status"] == "failed" and summary["rounds"] == summary["rounds_abandoned"]
-    assert not (tmp_path / "run" / "model.safetensors").exists()
+    assert not (tmp_path / "run" / "model" / "model.json").exists()

@@ -164,7 +164,7 @@ def test_the_commands_of_the_services_run_as_nobody_in_a_read_only_file_system(
     if any("Permission denied" in text and "python" in text for text in said.values()):
         pytest.skip("nobody cannot reach this Python")
     assert {name: process.returncode for name, process in running.items()} == dict.fromkeys(services, 0), said
-    assert (folder / "coordinator" / "run" / "model.safetensors").stat().st_uid == NOBODY
+    assert (folder / "coordinator" / "run" / "model" / "model.json").stat().st_uid == NOBODY
 
 
 def test_the_service_of_the_unit_runs_what_a_service_of_compose_runs() -> None:

@@ -15,7 +15,7 @@ from rooms import FILES, LAZY, PACKAGE, imports, room
 
 FLOORS = [
     {"version", "errors", "kernels", "likeness", "scores", "signals", "seeds", "vectors"}
-    | {"decoding", "patience", "registry", "plain", "spans"},
+    | {"decoding", "patience", "registry", "plain", "spans", "whole_model"},
     {"messages", "limits", "owner_files", "keyed_rows"},
     {"machine", "file_locks"},
     {"task", "roles", "event_kinds"},

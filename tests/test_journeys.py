@@ -95,7 +95,7 @@ def test_the_hobbyist_s_three_machines_learn_together(newcomer: Newcomer, people
     three = ("host", "laptop", "board")
     assert [people.running[who].wait(HANGS) for who in three] == [0, 0, 0], people.said("laptop")
     assert people.run_of("host") == people.home("host") / watch[2]
-    assert all((people.run_of(who) / "model.safetensors").exists() for who in three)
+    assert all((people.run_of(who) / "model" / "model.json").exists() for who in three)
 
 
 def test_the_student_s_graph_and_algorithm_are_run_and_compared(newcomer: Newcomer, tmp_path: Path) -> None:

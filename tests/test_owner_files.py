@@ -50,7 +50,8 @@ def test_a_run_directory_is_its_owners_alone(on: str, tmp_path: Path) -> None:
     said = finish(start(["run", "e.toml", "--on", on, "--out", "runs/one", *more], tmp_path))
     assert said.code == 0, said
     names = check(tmp_path / "runs")
-    assert {"metrics.jsonl", "experiment.toml", "summary.json", "model.safetensors", "report.html"} <= names
+    assert {"metrics.jsonl", "experiment.toml", "summary.json", "report.html"} <= names
+    assert {"weights.safetensors", "model.json"} <= names
     if on == "local":
         assert {"trace.bin", "checkpoint.safetensors", "ended.json", "log.txt", "snapshots"} <= names
 

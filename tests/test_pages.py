@@ -19,6 +19,7 @@ ELSEWHERE = {
     "repro": "tests/test_repro.py",
     "tasks": "tests/test_objectives.py",
     "trackers": "tests/test_trackers.py",
+    "using": "tests/test_used_models.py",
 }
 """Pages whose blocks other tests run."""
 

@@ -129,7 +129,7 @@ def test_everything_that_the_pilot_s_guide_shows_runs(tmp_path: Path, monkeypatc
         assert told["status"] == "finished" and 0 < told["epsilon"] <= 4
     hub = tmp_path / "hub"
     folders = [hub, *tmp_path.glob("site?")]
-    models = {tuple(load_file(path / "model.safetensors")["layer1.bias"].tolist()) for path in folders}
+    models = {tuple(load_file(path / "model" / "weights.safetensors")["layer1.bias"].tolist()) for path in folders}
     assert len(folders) == CLIENTS + 1 and len(models) == 1
     assert (tmp_path / "site0.csv").exists()
 

@@ -18,6 +18,8 @@ from fedgossip.protocols.client_round import ranges
 from fedgossip.secure import frames
 from fedgossip.secure.aborts import SUMMED, RoundAbandoned
 from fedgossip.secure.checks import keys_are_signed
+from fedgossip.secure.encoding import Encoding
+from fedgossip.secure.exact_sums import ExactSums
 from fedgossip.secure.fixed_point import FixedPoint
 from fedgossip.secure.primitives import digest, small_order, verify
 from fedgossip.secure.session import NONE, Descriptor, check_sound, round_of, sid0_of
@@ -70,7 +72,7 @@ class Course:
             wrong(0, "nobody was invited")
         place, d = invite[0], invite[1].descriptor
         try:
-            check_sound(d, self.round.roster, FixedPoint(1, d.clip_l2, d.clip_inf, d.weight_max, d.q_bits))
+            check_sound(d, self.round.roster, _encoding_told(d))
         except (RoundAbandoned, ConfigError) as error:
             wrong(place, f"a session that no client accepts: {error}")
         if d.round != begun.session:
@@ -276,3 +278,10 @@ def _fates(said: Said) -> str:
 
 def _pairs(fates: Sequence[tuple[int, bool]]) -> str:
     return fates_of(*(ranges([v for v, lives in fates if lives is kind]) for kind in (True, False)))
+
+
+def _encoding_told(d: Descriptor) -> Encoding:
+    """Return what is known, by a session's description, of how its numbers were encoded."""
+    if d.width > 1:
+        return ExactSums((1,), d.ring_bits)
+    return FixedPoint(1, d.clip_l2, d.clip_inf, d.weight_max, d.q_bits)

@@ -40,6 +40,8 @@ COMMANDS = {
     "board": ("fedgossip.cli.board", "All runs of a folder on one page: a table, and their curves beside each other."),
     "runs": ("fedgossip.cli.runs", "List runs."),
     "collect": ("fedgossip.cli.runs", "Put the folders of a run's peers together into one run."),
+    "predict": ("fedgossip.cli.predict", "Score the rows of a table with a model that a run has left."),
+    "evaluate": ("fedgossip.cli.predict", "Measure a model that a run has left on labelled examples of one's own."),
     "replay": ("fedgossip.cli.replay", "Tell fresh machines what those of a run were told: the same bits?"),
     "compare": ("fedgossip.cli.compare", "Compare ways to train in parallel, from one file, on one page."),
     "sweep": ("fedgossip.cli.sweep", "Run a grid of keys and seeds of one experiment, and compare them on one page."),

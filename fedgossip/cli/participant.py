@@ -174,8 +174,8 @@ class Participant:
 
     def _to_know(self, folder: Path, ended: PeerEnded) -> None:
         """Print last what a person must know: what did not happen and why, how good the model is, and where it lies."""
+        from fedgossip.learning.model_files import MODEL
         from fedgossip.records import PeerRow, read_rows
-        from fedgossip.rundir.peer_files import MODEL
         from fedgossip.rundir.run_directory import refusals
 
         record = folder / "metrics.jsonl"

@@ -13,6 +13,7 @@ import click
 from fedgossip.cli.portable import portable_option
 from fedgossip.cli.text import columns, echo, print_json, talk_to_stderr
 from fedgossip.event_kinds import kind_of
+from fedgossip.learning.model_files import MODEL
 from fedgossip.learning.objectives import score_told
 from fedgossip.roles import roles_in
 
@@ -255,7 +256,7 @@ def _reached(summary: dict[str, Any]) -> list[tuple[str, str]]:
 def _model(finished: Run) -> list[tuple[str, str]]:
     if finished.directory is None:
         return []
-    path = finished.directory / "model.safetensors"
+    path = finished.directory / MODEL
     if not path.exists():
         return [("model", "none: nothing was trained")]
     roles = roles_in(finished.summary)

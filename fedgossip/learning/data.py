@@ -27,11 +27,7 @@ import numpy.typing as npt
 
 from fedgossip.errors import ConfigError, nearest
 from fedgossip.learning import custom
-from fedgossip.learning.dataset import (
-    Dataset,
-    Indices,
-    from_arrays,
-)
+from fedgossip.learning.dataset import OF_COLUMNS, Dataset, Indices, from_arrays
 from fedgossip.learning.objectives import AS_THE_DATA, CLASSIFICATION, LANGUAGE, REGRESSION, objective_of
 from fedgossip.seeds import stream
 
@@ -58,23 +54,40 @@ def scaled(train: Dataset, test: Dataset) -> tuple[Dataset, Dataset]:
     x = train.x.astype(np.float64)
     mean, deviation = x.mean(axis=0), x.std(axis=0)
     deviation[deviation == 0] = 1
-
     labels = _label_scale(train)
+    scale = replace(
+        train,
+        mean=tuple(mean.reshape(-1).tolist()),
+        deviation=tuple(deviation.reshape(-1).tolist()),
+        label_mean=tuple(labels[0].tolist()),
+        label_deviation=tuple(labels[1].tolist()),
+    )
+    return standardised(train, scale), standardised(test, scale)
 
-    def standard(part: Dataset) -> Dataset:
-        found = replace(part, x=((part.x - mean) / deviation).astype(np.float32), scale="none")
-        if labels is None:
-            return found
-        y = ((part.y - labels[0]) / labels[1]).astype(np.float32)
-        return replace(found, y=y, label_mean=tuple(labels[0]), label_deviation=tuple(labels[1]))
 
-    return standard(train), standard(test)
+def standardised(part: Dataset, like: Dataset) -> Dataset:
+    """Return examples as they were read by the means and deviations of `like`, of x and of labels that are numbers."""
+    if not like.mean:
+        return part
+    shape = part.shape
+    mean, deviation = np.array(like.mean).reshape(shape), np.array(like.deviation).reshape(shape)
+    found = replace(
+        part,
+        x=((part.x - mean) / deviation).astype(np.float32),
+        scale="none",
+        mean=like.mean,
+        deviation=like.deviation,
+    )
+    if not like.label_mean:
+        return found
+    y = ((part.y - np.array(like.label_mean)) / np.array(like.label_deviation)).astype(np.float32)
+    return replace(found, y=y, label_mean=like.label_mean, label_deviation=like.label_deviation)
 
 
-def _label_scale(train: Dataset) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]] | None:
-    """Return the mean and the deviation of each label column of a regression; None for other kinds."""
+def _label_scale(train: Dataset) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Return the mean and the deviation of each label column of a regression; none of other kinds."""
     if train.kind != REGRESSION:
-        return None
+        return np.empty(0), np.empty(0)
     y = train.y.astype(np.float64)
     deviation = y.std(axis=0)
     return y.mean(axis=0), np.where(deviation == 0, 1.0, deviation)
@@ -168,12 +181,13 @@ def load(
 
 
 def _alike(source: str, found: Dataset, like: Dataset) -> Dataset:
+    labels = like.label_names if like.kind in OF_COLUMNS else ()
     for what, has, expected in (
         ("columns", found.columns, like.columns),
         ("examples of shape", found.shape, like.shape),
         ("characters", found.vocabulary, like.vocabulary),
         ("scale", found.scale, like.scale),
-        ("label columns", found.label_names, like.label_names),
+        ("label columns", found.label_names if found.kind in OF_COLUMNS else (), labels),
         ("outputs", found.outputs if found.classes == 0 else 0, like.outputs if like.classes == 0 else 0),
     ):
         if has != expected:

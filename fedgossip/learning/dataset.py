@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedgossip.errors import ConfigError
+from fedgossip.learning.encodings import TableEncoding
 from fedgossip.learning.objectives import CLASSIFICATION, LANGUAGE, MULTI_LABEL, REGRESSION
 
 Indices = npt.NDArray[np.int64]
@@ -34,7 +35,10 @@ class Dataset:
     scale: "standard" where `split` has yet to standardise the columns, of x and of labels that are numbers; both are
     float64 until then.
     kind: of the task, as in `objectives`; empty: language where there is a vocabulary, else classification.
-    label_names: what the label columns are called, where the source says so.
+    label_names: what the label columns, or the column of classes, are called, where the source says so.
+    mean, deviation: of columns that were standardised, in the order of an example's numbers; x * deviation + mean is
+    what was read.
+    encoding: how the columns of a table became `columns`, where they are not all numbers.
     label_mean, label_deviation: of label columns that were standardised; y * deviation + mean is what was read.
 
     Raises ConfigError where lengths differ, a value is not finite or a label is out of range.
@@ -53,6 +57,9 @@ class Dataset:
     class_names: tuple[str, ...] = ()
     kind: str = ""
     label_names: tuple[str, ...] = ()
+    mean: tuple[float, ...] = field(default=(), repr=False)
+    deviation: tuple[float, ...] = field(default=(), repr=False)
+    encoding: TableEncoding | None = field(default=None, repr=False)
     label_mean: tuple[float, ...] = ()
     label_deviation: tuple[float, ...] = ()
 

@@ -35,18 +35,24 @@ def code_of(names: Iterable[str], base: Path | None = None) -> str:
     where that lies elsewhere; modules of Python and of installed packages are not the user's.  How lines end, and
     white space at their ends, does not count.  What code imports by a name that it makes up is not seen.
     """
-    found: dict[str, str] = {}
-    for name in names:
-        if is_function(name):
-            module = name.partition(":")[0]
-            found |= dict(_modules(module, _folders(module, base or Path.cwd())))
+    found = modules_of(names, base)
     if not found:
         return ""
     total = hashlib.sha256()
     for name in sorted(found):
-        text = found[name].encode()
+        text = _normalised(found[name]).encode()
         total.update(f"{name} {len(text)}\n".encode() + text)
     return total.hexdigest()[:32]
+
+
+def modules_of(names: Iterable[str], base: Path | None = None) -> dict[str, Path]:
+    """Return the file of each module that `code_of` takes a hash of, by the module's name."""
+    found: dict[str, Path] = {}
+    for name in names:
+        if is_function(name):
+            module = name.partition(":")[0]
+            found |= dict(_modules(module, _folders(module, base or Path.cwd())))
+    return found
 
 
 def _folders(module: str, base: Path) -> Sequence[Path]:
@@ -67,8 +73,8 @@ def _folders(module: str, base: Path) -> Sequence[Path]:
     return [base, folder]
 
 
-def _modules(module: str, folders: Sequence[Path]) -> Iterator[tuple[str, str]]:
-    """Yield the name and the text of each module that comes with `module`, itself included."""
+def _modules(module: str, folders: Sequence[Path]) -> Iterator[tuple[str, Path]]:
+    """Yield the name and the file of each module that comes with `module`, itself included."""
     seen: set[str] = set()
     waiting = list(_with_packages(module))
     while waiting:
@@ -77,10 +83,9 @@ def _modules(module: str, folders: Sequence[Path]) -> Iterator[tuple[str, str]]:
         seen.add(name)
         if path is None:
             continue
-        text = _normalised(path)
-        yield name, text
+        yield name, path
         package = name if path.stem == "__init__" else name.rpartition(".")[0]
-        waiting += _imported(text, package)
+        waiting += _imported(_normalised(path), package)
 
 
 def _file(name: str, folders: Sequence[Path]) -> Path | None:

@@ -91,9 +91,9 @@ def of_columns(table: Columns, options: Mapping[str, str], class_names: Sequence
     known = class_names or table.class_names(labels[0])
     if known and table.class_names(labels[0]):
         which = _named_classes(path, table.numbers(labels[0], ""), known)
-        return made(y=which, classes=len(known), class_names=tuple(known))
+        return made(y=which, classes=len(known), class_names=tuple(known), label_names=(header[labels[0]],))
     names, which = _classes(path, _labels(table.words(labels[0])), class_names)
-    return made(y=which, classes=len(names), class_names=names)
+    return made(y=which, classes=len(names), class_names=names, label_names=(header[labels[0]],))
 
 
 def _features(columns: list[Numbers]) -> Numbers:
@@ -181,6 +181,13 @@ class CsvColumns:
 
     def words(self, column: int) -> list[str]:
         return [row[column] for row in self._rows]
+
+    def cell(self, row: int, column: int) -> str:
+        return self._rows[row][column]
+
+    def line(self, row: int) -> int:
+        """Return in which line of the file a row stands, from 1."""
+        return self._lines[row]
 
     def class_names(self, column: int) -> Sequence[str]:  # noqa: ARG002
         return ()

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from fedgossip.errors import ConfigError, FedgossipError, TrainingError
-from fedgossip.learning import loading, models, probing, sharing
+from fedgossip.learning import exporting, loading, models, probing, sharing
 from fedgossip.learning.batches import Batches, BatchPlan, Indices
 from fedgossip.learning.dataset import OF_COLUMNS, Dataset
 from fedgossip.learning.ddp.engine import DistributedLoop, Source
@@ -36,6 +36,7 @@ from fedgossip.likeness import Likeness
 from fedgossip.machine import NodeId, Produced
 from fedgossip.task import Job, Segment, Update
 from fedgossip.vectors import Vector
+from fedgossip.whole_model import WholeModel
 
 __all__ = ["TorchTask", "TrainSettings"]
 
@@ -87,6 +88,8 @@ class TorchTask:
         self._rounds, self._shares = rounds, owned
         self._remade = partial(models.build, model_source, train.shape, train.outputs, seed, vocabulary, base=base)
         self._test, self._seed = test, seed
+        like = exporting.example_of(train)
+        self._recipe = exporting.Recipe(model_source, seed, like, objective, base)
         self._states: dict[NodeId, State] = {}
         self._lock = threading.Lock()  # a host evaluates beside its training thread; the buffers are one
         self.objective = objective
@@ -139,6 +142,11 @@ class TorchTask:
         module = self._remade()
         frozen = probing.frozen_of(module, self.layout)
         return Likeness(frozen=frozen, probe=probing.probe_of(module, self._test, self._seed))
+
+    def whole_model(self, vector: Vector, node: NodeId | None = None) -> WholeModel:
+        """See `UsableTask`."""
+        how = self._remade(), self.layout, self.settings, vector, self._states, node
+        return exporting.whole_model(self._recipe, *how)
 
     def train(self, jobs: Sequence[Job]) -> Sequence[Update]:
         """Return an update per job, see `LocalTask`.  Raises TrainingError where training diverges or raises."""

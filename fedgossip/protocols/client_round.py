@@ -26,7 +26,8 @@ from fedgossip.protocols.refusals import refused_by
 from fedgossip.secure import frames
 from fedgossip.secure.aborts import Reason, RoundAbandoned, Stage
 from fedgossip.secure.client import Advertised, Consented, Revealed, SecAggClient, Shared, VectorMasked
-from fedgossip.secure.fixed_point import FixedPoint, Quantised
+from fedgossip.secure.encoding import Encoding
+from fedgossip.secure.fixed_point import Quantised
 from fedgossip.secure.noise import discrete_gaussian
 from fedgossip.secure.noise_rule import Noise
 from fedgossip.secure.past import Past
@@ -321,7 +322,7 @@ class Chances:
     noise: Entropy
 
 
-def integers(fixed: FixedPoint, work: PreparedContribution, chances: Chances, noise: Noise) -> Quantised:
+def integers(fixed: Encoding, work: PreparedContribution, chances: Chances, noise: Noise) -> Quantised:
     """Return what a client puts into the sum: rounded, and hidden by its share of the noise where there is some."""
     metrics = work.metrics([name for name, _ in fixed.metrics])
     weight = 1 if fixed.weight_max == 1 else work.weight

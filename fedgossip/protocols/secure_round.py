@@ -17,7 +17,7 @@ in which too few have answered, is over for good.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -30,7 +30,8 @@ from fedgossip.messages import Invite, MaskedInput, Message, Refusal, Secured
 from fedgossip.protocols.aggregation_round import Abandoned, Answer
 from fedgossip.secure import frames, server
 from fedgossip.secure.aborts import SUMMED, RoundAbandoned, Stage
-from fedgossip.secure.fixed_point import CLIPPED, FixedPoint
+from fedgossip.secure.encoding import Encoding
+from fedgossip.secure.fixed_point import CLIPPED
 from fedgossip.secure.noise_rule import NO_NOISE, NoiseRule
 from fedgossip.secure.primitives import Sign
 from fedgossip.secure.session import NONE, ParticipantRoster, proposal, session_of
@@ -44,7 +45,7 @@ class SessionTerms:
     """What all sessions of a run have in common."""
 
     roster: ParticipantRoster
-    fixed: FixedPoint
+    fixed: Encoding
     sign: Sign = field(repr=False)
     task_id: str
     n_min: int
@@ -110,10 +111,10 @@ class SecureSumming:
         return self._last
 
     @property
-    def fixed(self) -> FixedPoint:
+    def fixed(self) -> Encoding:
         """How numbers become integers in the next session."""
         fixed = self.terms.fixed
-        return replace(fixed, clip_l2=min(self.clipping.clip, fixed.clip_inf)) if self.clipping else fixed
+        return fixed.clipped_at(min(self.clipping.clip, fixed.clip_inf)) if self.clipping else fixed
 
     def saved(self) -> Mapping[str, object]:
         return {"clip": self.clipping.clip} if self.clipping else {}

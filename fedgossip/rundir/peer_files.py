@@ -11,6 +11,7 @@ import numpy as np
 from fedgossip import owner_files
 from fedgossip.checkpoints import incarnation_of
 from fedgossip.errors import BudgetError, ConfigError, FedgossipError, NotWrittenError
+from fedgossip.learning.model_files import MODEL
 from fedgossip.machine import NodeId
 from fedgossip.plans.plan import EXHAUSTED, Plan
 from fedgossip.records import RowWriter
@@ -18,8 +19,6 @@ from fedgossip.rundir import incarnations
 from fedgossip.rundir.run_directory import save_model, write_whole
 from fedgossip.task import LocalTask
 from fedgossip.vectors import Vector
-
-MODEL = "model.safetensors"
 
 
 class PeerEnded(msgspec.Struct):
@@ -52,6 +51,8 @@ class PeerFiles:
         self.rounds, self.every, self.snapshots = plan.experiment.rounds, plan.experiment.eval.every, snapshots
         self.round = 0
         self._score = plan.experiment.score
+        self._last: float | None = None
+        self._whose = node if node < plan.learners else None  # others have nothing of their own in their model
         self._left_to_others = plan.one_model and snapshots
         """Whoever reads the snapshots measures the one model once."""
         self._led = plan.roles.leader is not None
@@ -83,7 +84,7 @@ class PeerFiles:
         score = None
         if self._evaluated(round):
             if not self._left_to_others:
-                score = self.task.evaluate([vector])[0].get(self._score.name)
+                score = self._last = self.task.evaluate([vector])[0].get(self._score.name)
             if self.snapshots:
                 self._snapshot(round, vector)
         self._before = vector if self.snapshots and self._evaluated(round + 1) else None
@@ -113,7 +114,8 @@ class PeerFiles:
 
         metadata = {"peer": str(self.node), "round": str(self.round)}
         if self._trained(vector):
-            save_model(self.folder / MODEL, self.task, vector, **metadata)
+            score = {"name": self._score.name, "value": self._last, "rounds": self.round}
+            save_model(self.folder / MODEL, self.task, vector, self._whose, score=score)
         write_whole(self.folder / "vector.safetensors", save({"vector": vector}, metadata=metadata))
 
 

@@ -5,7 +5,7 @@
     metrics.jsonl        a line per peer and round, per round, per event; written as they come
     summary.json         written last, in one piece
     forecast.json        what was forecast, written before the first row; where that was asked for
-    model.safetensors    the averaged model, named parameters
+    model/               the averaged model with all that it takes to use it, see learning.model_files
     report.html          one page, no external request
     peers/03/            what each real process wrote itself
     launched.json        the script of loops that were launched or simulated, and its arguments
@@ -28,12 +28,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from fedgossip import kernels, owner_files
 from fedgossip.checkpoints import NEWEST, PREVIOUS
 from fedgossip.errors import ConfigError, NotWrittenError
 from fedgossip.forecasts import FORECAST, encoded
+from fedgossip.learning import model_files
+from fedgossip.learning.model_files import MODEL
 from fedgossip.machine import NodeId
 from fedgossip.metrics import Network
 from fedgossip.plans import compose
@@ -47,7 +48,7 @@ from fedgossip.rundir.busiest import busiest
 from fedgossip.rundir.foretold import Foretold
 from fedgossip.rundir.tracking import Tracking
 from fedgossip.scores import Score
-from fedgossip.task import LocalTask, tensors_of
+from fedgossip.task import LocalTask, whole_model_of
 from fedgossip.vectors import Vector, consensus_distance, digest, mean
 
 INCOMPLETE = "INCOMPLETE"
@@ -129,7 +130,7 @@ class RunDirectory:
         """Write the model, the summary and the report; the run counts as whole when this returns."""
         self.writer.close()
         if model is not None and summary["rounds"] > summary.get("rounds_abandoned", 0):  # one that was trained
-            save_model(self.path / "model.safetensors", task, model)
+            save_model(self.path / MODEL, task, model, score=_scored(summary))
         write_whole(self.path / "summary.json", msgspec.json.format(msgspec.json.encode(summary), indent=1))
         if report:
             from fedgossip.report.page import write_report
@@ -201,12 +202,23 @@ def write_whole(path: Path, content: bytes) -> None:
         raise NotWrittenError(path, error) from None
 
 
-def save_model(path: Path, task: LocalTask, vector: Vector, **metadata: str) -> None:
-    """Save a vector as safetensors, a tensor for each segment of the task's."""
-    from safetensors.numpy import save
+def save_model(
+    folder: Path, task: LocalTask, vector: Vector, node: NodeId | None = None, *, score: Mapping[str, Any]
+) -> None:
+    """Write the folder of a model: of `node` with what stays there, or of all.  Raises NotWrittenError."""
+    model = whole_model_of(task, vector, node)
+    try:
+        model_files.write_model(
+            folder, model, write_whole, schema=task.schema, node=node, score=score, versions=compose.versions()
+        )
+    except OSError as error:
+        raise NotWrittenError(folder, error) from None
 
-    tensors = {name: np.ascontiguousarray(tensor) for name, tensor in tensors_of(task, vector).items()}
-    write_whole(path, save(tensors, metadata={"schema": task.schema, **metadata}))
+
+def _scored(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """What a model's folder says of the score of a run: of the averaged model, on which examples."""
+    score, on = summary["score"], summary["data"]["test"]
+    return {"name": score["name"], "value": score["averaged"], "on": on, "rounds": summary["rounds"]}
 
 
 class Keeper:

@@ -378,13 +378,13 @@ def _open(s: _Session, held: Sharing, message: frames.Delivery) -> None:
 
 def _add_masks(words: Words, s: _Session, held: Sharing) -> None:
     """Add the own mask, and one per neighbour that has shared: + towards higher ids, - towards lower."""
-    others = [v for v in held.shares if v != s.me]
+    others, width = [v for v in held.shares if v != s.me], s.descriptor.width
 
     def keys(of: list[int]) -> Iterator[bytes]:
         return (mask_key(s.sid, held.agreed[v].read(), s.me, v, words.size) for v in of)
 
-    add_streams(words, [self_key(s.sid, held.b.read(), s.me, words.size)])
-    add_streams(words, keys([v for v in others if s.me < v]))
-    subtract_streams(words, keys([v for v in others if s.me > v]))
+    add_streams(words, [self_key(s.sid, held.b.read(), s.me, words.size)], width)
+    add_streams(words, keys([v for v in others if s.me < v]), width)
+    subtract_streams(words, keys([v for v in others if s.me > v]), width)
     for agreed in held.agreed.values():
         agreed.erase()

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -89,6 +89,14 @@ class FixedPoint:
                 f"length {self.length}, weight_max {self.weight_max}, q_bits {self.q_bits}",
                 "Length and weight are at least 1, bits 2 to 31.",
             )
+
+    @property
+    def ring_bits(self) -> int:
+        return RING_BITS
+
+    def clipped_at(self, clip: float) -> FixedPoint:
+        """Return the same encoding with another clip."""
+        return replace(self, clip_l2=clip)
 
     @property
     def words(self) -> int:

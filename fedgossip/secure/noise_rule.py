@@ -8,7 +8,8 @@ from typing import Annotated
 
 import msgspec
 
-from fedgossip.secure.fixed_point import BIT, FixedPoint
+from fedgossip.secure.encoding import Encoding
+from fedgossip.secure.fixed_point import BIT
 from fedgossip.secure.noise import client_sigma, rounded_norm
 
 
@@ -42,7 +43,7 @@ class NoiseRule:
     honest: int
     bits: float = 0.0
 
-    def at(self, fixed: FixedPoint) -> Noise:
+    def at(self, fixed: Encoding) -> Noise:
         """Return what each client adds to a sum of these numbers."""
         norm = rounded_norm(fixed.clip_l2 * fixed.limit / fixed.clip_inf, fixed.length)
         bit_sigma = self.bits * BIT / math.sqrt(self.honest)

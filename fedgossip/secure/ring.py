@@ -1,8 +1,13 @@
-"""Integers modulo 2^32: sums wrap around and have no order, and a uniform mask hides a number completely."""
+"""Integers modulo 2^32: sums wrap around and have no order, and a uniform mask hides a number completely.
+
+A number may have several words, the lowest first: then it is one modulo 2^(32 width), and sums carry from word to word.
+Words that were summed each for itself would tell more than the sum of the numbers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import islice
 
 import numpy as np
@@ -21,7 +26,11 @@ STREAMS = 64
 
 CHUNK_BYTES = 256 * 1024
 
+Operation = Callable[..., object]
+"""Of two arrays of words, and `out`."""
+
 _ZEROS = bytes(4 * BLOCK)
+_LOW, _BITS = np.uint64(0xFFFFFFFF), np.uint64(32)
 
 
 def words(numbers: npt.NDArray[np.integer]) -> Words:
@@ -46,17 +55,46 @@ def chunks(ring: Words) -> Iterator[memoryview]:
         yield view[start : start + CHUNK_BYTES]
 
 
-def add_streams(total: Words, keys: Iterable[bytes]) -> None:
+def add(total: Words, words: Words, width: int = 1) -> None:
+    """Add numbers of `width` words each to `total`, in place."""
+    _operations(width)[0](total, words, out=total)
+
+
+def add_streams(total: Words, keys: Iterable[bytes], width: int = 1) -> None:
     """Add the keystream of each key to `total`, in place."""
-    _apply(total, keys, np.add)
+    _apply(total, keys, _operations(width)[0])
 
 
-def subtract_streams(total: Words, keys: Iterable[bytes]) -> None:
+def subtract_streams(total: Words, keys: Iterable[bytes], width: int = 1) -> None:
     """Subtract the keystream of each key from `total`, in place."""
-    _apply(total, keys, np.subtract)
+    _apply(total, keys, _operations(width)[1])
 
 
-def _apply(total: Words, keys: Iterable[bytes], operation: np.ufunc) -> None:
+def _operations(width: int) -> tuple[Operation, Operation]:
+    """Return addition and subtraction of numbers of `width` words, which divides BLOCK."""
+    assert BLOCK % width == 0, "a number lies in one block"
+    if width == 1:
+        return np.add, np.subtract
+    return partial(_carried, width=width), partial(_borrowed, width=width)
+
+
+def _carried(total: Words, words: Words, *, out: Words, width: int) -> None:
+    carry = np.zeros(total.size // width, np.uint64)
+    for k in range(width):
+        column = total[k::width].astype(np.uint64) + words[k::width] + carry
+        out[k::width] = column & _LOW
+        carry = column >> _BITS
+
+
+def _borrowed(total: Words, words: Words, *, out: Words, width: int) -> None:
+    borrow = np.zeros(total.size // width, np.uint64)
+    for k in range(width):
+        column = total[k::width].astype(np.uint64) - words[k::width] - borrow  # modulo 2^64
+        out[k::width] = column & _LOW
+        borrow = (column >> _BITS) & np.uint64(1)
+
+
+def _apply(total: Words, keys: Iterable[bytes], operation: Operation) -> None:
     buffer = np.empty(BLOCK, "<u4")
     pending = iter(keys)
     while streams := [keystream(key) for key in islice(pending, STREAMS)]:

@@ -27,9 +27,9 @@ from fedgossip.secure import frames
 from fedgossip.secure.aborts import Stage, too_few
 from fedgossip.secure.checks import keys_are_signed
 from fedgossip.secure.collecting import Collecting, Session
-from fedgossip.secure.fixed_point import FixedPoint
+from fedgossip.secure.encoding import Encoding
 from fedgossip.secure.primitives import Sign, digest, small_order, verify
-from fedgossip.secure.ring import CHUNK_BYTES, Words, chunks, little
+from fedgossip.secure.ring import CHUNK_BYTES, Words, add, chunks, little
 from fedgossip.secure.session import NONE, Descriptor, ParticipantRoster, check_sound, sid0_of
 from fedgossip.secure.unmasking import unmask
 
@@ -40,7 +40,7 @@ LANES = 4
 def invite(
     roster: ParticipantRoster,
     descriptor: Descriptor,
-    fixed: FixedPoint,
+    fixed: Encoding,
     sign: Sign,
     ahead: Mapping[int, frames.Keys] | None = None,
 ) -> Inviting:
@@ -214,7 +214,7 @@ class Summing(Collecting[None]):
         self.drop(intake)
 
     def _add(self, client: int, head: frames.MaskedHeader, words: Words) -> None:
-        np.add(self._total, words, out=self._total)
+        add(self._total, words, self.session.descriptor.width)
         self._answers[client] = None
         if head.ahead:
             self._ahead[client] = head.ahead

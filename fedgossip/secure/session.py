@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated
 
@@ -19,7 +19,7 @@ import msgspec
 from fedgossip.errors import ConfigError
 from fedgossip.secure import graph
 from fedgossip.secure.aborts import Reason, RoundAbandoned, Stage, too_few
-from fedgossip.secure.fixed_point import FixedPoint
+from fedgossip.secure.encoding import Encoding
 from fedgossip.secure.noise_rule import NO_NOISE, Noise, NoiseRule
 from fedgossip.secure.primitives import LABEL, Sign, digest, transcript, verify
 from fedgossip.secure.ring import RING_BITS
@@ -125,6 +125,7 @@ class Descriptor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     n_min: Id
     """Minimum number of clients in a sum."""
     ring_bits: Id = RING_BITS
+    """Bits of a number that is summed: of one word, or of several."""
     q_bits: Id
     clip_l2: float
     clip_inf: float
@@ -134,6 +135,11 @@ class Descriptor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     dp: Noise = NO_NOISE
     deadlines: Annotated[tuple[Annotated[int, msgspec.Meta(ge=0, lt=2**62)], ...], msgspec.Meta(max_length=6)] = ()
     """Nanoseconds of each stage, for drivers; they are in the hash so that all participants have the same."""
+
+    @property
+    def width(self) -> int:
+        """Number of words of a number."""
+        return self.ring_bits // RING_BITS
 
     def neighbours(self, sid0: bytes) -> dict[int, tuple[int, ...]]:
         """Return the graph of clients that share masks."""
@@ -154,7 +160,7 @@ def model_hash(model: bytes | memoryview) -> bytes:
 
 def proposal(
     roster: ParticipantRoster,
-    fixed: FixedPoint,
+    fixed: Encoding,
     cohort: Sequence[int],
     *,
     task_id: str,
@@ -187,6 +193,7 @@ def proposal(
         k=k,
         t=graph.policy_threshold(k + 1) if t is None else t,
         n_min=n_min,
+        ring_bits=fixed.ring_bits,
         q_bits=fixed.q_bits,
         clip_l2=fixed.clip_l2,
         clip_inf=fixed.clip_inf,
@@ -204,11 +211,12 @@ def _refuse(reason: Reason, what: str) -> RoundAbandoned:
     return RoundAbandoned(reason, what, stage=Stage.KEYS)
 
 
-def check_sound(d: Descriptor, roster: ParticipantRoster, fixed: FixedPoint) -> None:
+def check_sound(d: Descriptor, roster: ParticipantRoster, fixed: Encoding) -> None:
     """Raise RoundAbandoned for a descriptor that no client should accept."""
     n, m = len(d.cohort), d.k + 1
-    if d.proto != LABEL or d.ring_bits != RING_BITS:
-        raise _refuse(Reason.POLICY, f"protocol {d.proto!r} in {d.ring_bits} bits; this is {LABEL!r} in {RING_BITS}")
+    if d.proto != LABEL or d.ring_bits != fixed.ring_bits:
+        here = f"this is {LABEL!r} in {fixed.ring_bits}"
+        raise _refuse(Reason.POLICY, f"protocol {d.proto!r} in {d.ring_bits} bits; {here}")
     if d.roster_hash != roster.hash:
         raise _refuse(Reason.ROSTER, "another roster")
     if list(d.cohort) != sorted(set(d.cohort)) or not n or d.cohort[-1] >= len(roster.members):
@@ -239,7 +247,7 @@ class Policy:
     coordinator: bytes = field(repr=False)
     """The coordinator's Ed25519 key: a frame that it has not signed changes nothing here."""
     task_id: str
-    fixed: FixedPoint
+    fixed: Encoding
     n_min: int = 5
     """Minimum number of clients in a sum; 3 or more."""
     cohort_max: int = graph.COHORT_MAX
@@ -255,9 +263,9 @@ class Policy:
                 f"A sum of fewer than {N_MIN} tells about each; at most {graph.COHORT_MAX} take part.",
             )
 
-    def numbers(self, d: Descriptor) -> FixedPoint:
+    def numbers(self, d: Descriptor) -> Encoding:
         """Return the encoding of numbers in this session: the pinned one, with the session's clip."""
-        return replace(self.fixed, clip_l2=d.clip_l2)
+        return self.fixed.clipped_at(d.clip_l2)
 
     def check(self, d: Descriptor, roster: ParticipantRoster, me: int, model: bytes) -> None:
         """Raise RoundAbandoned for a descriptor that this client does not accept; `model` is the hash of its own."""

@@ -28,10 +28,13 @@ def unmask(
     alive = set(survivors)
     secrets = {v: _recovered(session, v, shares, v in alive, culprits) for v, shares in revealed.items()}
     lost = {v: secret for v, secret in secrets.items() if v not in alive}
-    subtract_streams(total, (self_key(session.sid, secrets[v], v, session.words) for v in survivors))
+    width = session.descriptor.width
+    subtract_streams(total, (self_key(session.sid, secrets[v], v, session.words) for v in survivors), width)
     # survivor u added it for v if u < v, and subtracted it if u > v
-    subtract_streams(total, _pairs(session, lost, lambda v: [u for u in session.neighbours[v] if u in alive and u < v]))
-    add_streams(total, _pairs(session, lost, lambda v: [u for u in session.neighbours[v] if u in alive and u > v]))
+    below = _pairs(session, lost, lambda v: [u for u in session.neighbours[v] if u in alive and u < v])
+    above = _pairs(session, lost, lambda v: [u for u in session.neighbours[v] if u in alive and u > v])
+    subtract_streams(total, below, width)
+    add_streams(total, above, width)
     return tuple(culprits)
 
 

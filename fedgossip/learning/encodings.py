@@ -1,0 +1,57 @@
+"""How the columns of a table become the numbers of an example: by name, in any order, the same at everybody.
+
+A column of numbers is one feature; one of categories has a feature for each agreed category, 1 where it is that one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import msgspec
+
+MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
+"""Cells that hold nothing, in small letters."""
+
+_WITH_UNIT = re.compile(r"(.*\S)\s*\[([^\[\]]*)\]")
+
+
+class EncodedColumn(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One column of a table."""
+
+    name: str
+    unit: str = ""
+    """As in "height [cm]" in the first line of a file; "" where none is said."""
+    categories: tuple[str, ...] = ()
+    """Of a column of words: those that there are."""
+    fill: tuple[float, ...] = ()
+    """The features of a cell that holds nothing; () where such a cell is refused."""
+
+    @property
+    def features(self) -> Sequence[str]:
+        return [f"{self.name}={one}" for one in self.categories] or [self.name]
+
+
+class TableEncoding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The columns that are read, in the order of their features."""
+
+    columns: tuple[EncodedColumn, ...]
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        return tuple(name for column in self.columns for name in column.features)
+
+
+def plain(columns: Sequence[str]) -> TableEncoding:
+    """Return the encoding of columns of numbers, all of whose cells hold one."""
+    return TableEncoding(tuple(EncodedColumn(name) for name in columns))
+
+
+def is_missing(cell: str) -> bool:
+    return cell.lower() in MISSING
+
+
+def parted(head: str) -> tuple[str, str]:
+    """Return the name and the unit of a column by its cell in the first line: "height [cm]"."""
+    found = _WITH_UNIT.fullmatch(head)
+    return (found[1], found[2].strip()) if found else (head, "")

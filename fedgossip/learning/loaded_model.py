@@ -1,0 +1,189 @@
+"""A model out of its folder: something to call, on examples as they are read."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from fedgossip.errors import ConfigError, FedgossipError, TrainingError
+from fedgossip.learning import data, models
+from fedgossip.learning.dataset import OF_COLUMNS, Dataset
+from fedgossip.learning.exporting import parts_of
+from fedgossip.learning.losses import Criterion, fitted
+from fedgossip.learning.model_files import CODE, ModelFacts, facts_of, found, tensors_of
+from fedgossip.learning.objectives import LANGUAGE, MULTI_LABEL, REGRESSION, Objective
+from fedgossip.learning.scoring import Scoring
+from fedgossip.learning.sources import code_of
+
+ROWS = 512
+"""Examples at a time."""
+
+
+class LoadedModel:
+    """A model as its run left it.  Call it with examples [m, ...] as they are read, not scaled.
+
+    It gives float64: of classes their probabilities [m, classes]; of a regression numbers [m, k] in the labels' units;
+    of several labels the probability of each [m, k]; of text the probabilities of the next character [m, context,
+    vocabulary].  `facts` is what model.json says, `module` the torch module, in eval mode.
+    """
+
+    def __init__(self, facts: ModelFacts, module: nn.Module, folder: Path) -> None:
+        self.facts, self.module, self._folder = facts, module.eval(), folder
+
+    def __call__(self, x: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        """Raises ConfigError for examples of another shape; TrainingError where the module raises."""
+        outputs = self._outputs(self._scaled(np.asarray(x))).double()
+        if self.facts.kind == REGRESSION:
+            return self.like.in_units(outputs.reshape(len(outputs), -1).numpy())
+        shares = outputs.sigmoid() if self.facts.kind == MULTI_LABEL else outputs.softmax(-1)
+        return shares.reshape(len(shares), -1).numpy() if self.facts.kind == MULTI_LABEL else shares.numpy()
+
+    @property
+    def like(self) -> Dataset:
+        """One example of nothing, with the columns, classes and scales of what the model learned from."""
+        f = self.facts
+        text, columns = f.kind == LANGUAGE or f.vocabulary is not None, f.kind in OF_COLUMNS
+        y = np.zeros((1, *f.shape) if f.kind == LANGUAGE else (1,), np.int64)
+        return Dataset(
+            "the model",
+            np.zeros((1, *f.shape), np.int64 if text else np.float32),
+            np.zeros((1, f.outputs), np.float32) if columns else y,
+            0 if columns else f.outputs,
+            vocabulary=f.vocabulary,
+            columns=f.columns,
+            class_names=f.classes if f.labels and not columns else (),
+            kind=f.kind,
+            label_names=f.labels,
+            encoding=f.encoding,
+            mean=f.scale.mean if f.scale else (),
+            deviation=f.scale.deviation if f.scale else (),
+            label_mean=f.label_scale.mean if f.label_scale else (),
+            label_deviation=f.label_scale.deviation if f.label_scale else (),
+        )
+
+    def evaluate(self, examples: Dataset) -> dict[str, float]:
+        """Return "loss" and the metrics of the run, on examples as they were read: not scaled.
+
+        Raises ConfigError where they are of another shape or kind.
+        """
+        if examples.kind != self.facts.kind:
+            text = f"{examples.name}: its labels are for {examples.kind}, and the model is for {self.facts.kind}"
+            raise ConfigError(text, "Name examples of what the model learned.")
+        scaled = data.standardised(examples, self.like)
+        objective = Objective(self.facts.kind, self.facts.loss, self.facts.metrics)
+        with _modules_of(self.facts):
+            criterion, scoring = Criterion(objective, self._base), Scoring(objective, scaled, self._base)
+        tallies, loss, counted = [], 0.0, 0
+        for start in range(0, len(scaled), ROWS):
+            outputs = self._outputs(self._checked(scaled.x[start : start + ROWS]))
+            labels = torch.from_numpy(np.array(scaled.y[start : start + ROWS]))
+            loss += float(criterion.mean(outputs, labels)) * labels.numel()
+            tallies += scoring.tallies(outputs.unsqueeze(0), labels)
+            counted += labels.numel()
+        return {"loss": loss / counted, **scoring.values(tallies)}
+
+    @property
+    def _base(self) -> Path:
+        return self._folder / CODE
+
+    def _scaled(self, x: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
+        if x.dtype.kind not in "fiub":
+            raise ConfigError(f"examples of type {x.dtype}", "They are numbers, as the model learned from.")
+        x = self._checked(x)
+        if self.facts.scale is None:
+            return x
+        mean, deviation = (np.array(one).reshape(self.facts.shape) for one in (self.like.mean, self.like.deviation))
+        return np.asarray((x - mean) / deviation, np.float32)
+
+    def _checked(self, x: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
+        if x.shape[1:] != self.facts.shape or x.ndim < 1:
+            text = f"examples of shape {tuple(x.shape[1:])}; the model learned from {self.facts.shape}"
+            raise ConfigError(text, "One example is one row: x[None] for a single one.")
+        return x
+
+    @torch.no_grad()
+    def _outputs(self, x: npt.NDArray[np.generic]) -> torch.Tensor:
+        """Return what the module gives for scaled examples, float32."""
+        kind = np.int64 if self.facts.vocabulary is not None else np.float32
+        parts = []
+        try:
+            for start in range(0, len(x), ROWS):
+                parts.append(self.module(torch.from_numpy(np.array(x[start : start + ROWS], kind))).float())
+        except FedgossipError:
+            raise
+        except Exception as error:
+            raise TrainingError(f"the model raised {error!r}", "Does it fit the examples?") from error
+        outputs = torch.cat(parts) if parts else torch.zeros((0, self.facts.outputs))
+        labels = torch.zeros((len(outputs), self.facts.outputs))
+        return fitted(outputs, labels) if self.facts.kind in OF_COLUMNS else outputs
+
+
+def load_model(path: Path | str, *, node: int | None = None, run_code: bool = False) -> LoadedModel:
+    """Return the model of a run: of its directory, or of the folder model/ in it.
+
+    `node`: whose own layers it has, where some stay at the nodes.  `run_code`: let the copy of the user's modules run
+    that some models are made with; it is a program of whoever made the model.  Raises ConfigError for what is no whole
+    model, or is none that can be made again.
+    """
+    folder = found(Path(path))
+    facts = facts_of(folder)
+    if not facts.source:
+        advice = "Load weights.safetensors into the module that you trained: safetensors.torch.load_file."
+        raise ConfigError(f"{folder}: tensors of a task that does not say how its model is made", advice)
+    _check_code(folder, facts, run_code)
+    tensors = tensors_of(folder, facts, node)
+    vocabulary = len(facts.vocabulary) if facts.vocabulary is not None else None
+    with _modules_of(facts):
+        module = models.build(facts.source, facts.shape, facts.outputs, facts.seed, vocabulary, base=folder / CODE)
+    parts = parts_of(module)
+    wanted = {name: tuple(tensor.shape) for name, tensor in parts.items()}
+    if wanted != {name: tuple(tensor.shape) for name, tensor in tensors.items()}:
+        advice = "Does what makes it depend on this machine, or on the release of a library?"
+        raise ConfigError(f"{folder}: {facts.source} makes another model than the one that was saved", advice)
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            parts[name].copy_(torch.from_numpy(tensor))
+    return LoadedModel(facts, module, folder)
+
+
+def _check_code(folder: Path, facts: ModelFacts, run_code: bool) -> None:
+    """Raise ConfigError for code that was changed, and for some that nobody has allowed to run."""
+    if not facts.code:
+        return
+    if code_of(_functions(facts), folder / CODE) != facts.code:
+        raise ConfigError(f"{folder / CODE}: not the code that model.json tells of", "Copy the folder again.")
+    if not run_code:
+        text = f"{folder}: the model is made by code that came with it: {', '.join(facts.modules[:5])}"
+        advice = "It can do whatever you can.  If you trust its makers: --run-code, or load_model(path, run_code=True)."
+        raise ConfigError(text, advice)
+
+
+def _functions(facts: ModelFacts) -> Sequence[str]:
+    objective = Objective(facts.kind, facts.loss, facts.metrics)
+    return (facts.source, *objective.functions)
+
+
+@contextmanager
+def _modules_of(facts: ModelFacts) -> Iterator[None]:
+    """Let the modules of the model's folder be imported, and no others of their names that are loaded already."""
+    if not facts.code:
+        yield
+        return
+    names = {file.removesuffix("/__init__.py").removesuffix(".py").replace("/", ".") for file in facts.modules}
+    names |= {name.partition(".")[0] for name in names}
+    hidden = {name: sys.modules.pop(name) for name in names if name in sys.modules}
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        for name in names:
+            sys.modules.pop(name, None)
+        sys.modules.update(hidden)

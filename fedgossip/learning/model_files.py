@@ -1,0 +1,185 @@
+"""The folder that a model is kept in, so that somebody can use it who has nothing else of the run.
+
+    model.json             what it is: source, layout, classes, columns, scaling, score, versions
+    weights.safetensors    every tensor, trained, frozen and what stays at a node
+    own/003.safetensors    tensors that stay at node 3, of a run that was simulated
+    code/                  a copy of the user's own modules that it is made with
+
+model.json is written last: a folder without it is no model.  No torch here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from fedgossip.decoding import UnreadableError, from_json
+from fedgossip.errors import ConfigError
+from fedgossip.learning.encodings import TableEncoding
+from fedgossip.owner_files import made
+from fedgossip.whole_model import Tensors, WholeModel, named
+
+MODEL, FACTS, WEIGHTS, CODE, OWN = "model", "model.json", "weights.safetensors", "code", "own"
+FORMAT = 1
+
+
+class ColumnScale(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What was taken from each number before it was learned from, and what it was divided by."""
+
+    mean: tuple[float, ...]
+    deviation: tuple[float, ...]
+
+
+class ModelFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """model.json."""
+
+    format: int = FORMAT
+    source: str = ""
+    """As `model.source` in the experiment; "" where the tensors are no model that can be made again."""
+    kind: str = ""
+    """Of the task, as in `objectives`."""
+    loss: str = ""
+    metrics: tuple[str, ...] = ()
+    seed: int = 0
+    shape: tuple[int, ...] = ()
+    """Of one example."""
+    outputs: int = 0
+    """Numbers that the model gives for an example."""
+    classes: tuple[str, ...] = ()
+    """What the classes are called, in the order of the outputs; their numbers where they have no names."""
+    columns: tuple[str, ...] = ()
+    """What the numbers of an example are called, where it comes from a table."""
+    encoding: TableEncoding | None = None
+    """How columns become numbers, where they are not all numbers already."""
+    labels: tuple[str, ...] = ()
+    """What the label columns are called."""
+    vocabulary: str | None = None
+    scale: ColumnScale | None = None
+    label_scale: ColumnScale | None = None
+    layout: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    """Name and shape of each tensor."""
+    schema: str = ""
+    """The hash of what was averaged: names, shapes, type."""
+    lacks: tuple[str, ...] = ()
+    """Tensors that are as before the training, for they stay at the nodes."""
+    node: int | None = None
+    """Whose own tensors are among the weights."""
+    own: tuple[int, ...] = ()
+    """The nodes whose own tensors lie in own/."""
+    code: str = ""
+    """The hash of the user's modules, as in the first words on a link."""
+    modules: tuple[str, ...] = ()
+    """Their files below code/."""
+    weights: str = ""
+    """sha256 of weights.safetensors."""
+    score: Mapping[str, Any] = {}
+    """What the run measured: the metric's name, its value, and of what."""
+    versions: Mapping[str, str] = {}
+
+
+def write_model(
+    folder: Path, model: WholeModel, write: Callable[[Path, bytes], None], **about: Any
+) -> None:
+    """Write a model's folder, with further facts; `write` writes a file in one piece.  Raises as `write` does."""
+    from safetensors.numpy import save
+
+    facts = {**model.facts, **about}
+    content = save(named(model.tensors), metadata={"schema": str(facts.get("schema", ""))})
+    made(folder)
+    (folder / FACTS).unlink(missing_ok=True)
+    write(folder / WEIGHTS, content)
+    for name, text in model.code.items():
+        made((folder / CODE / name).parent)
+        write(folder / CODE / name, text)
+    for node, tensors in model.own.items():
+        made(folder / OWN)
+        write(folder / OWN / f"{node:03d}.safetensors", save(named(tensors)))
+    facts |= {
+        "layout": [[name, list(tensor.shape)] for name, tensor in model.tensors.items()],
+        "lacks": model.lacks,
+        "own": sorted(model.own),
+        "modules": sorted(model.code),
+        "weights": hashlib.sha256(content).hexdigest(),
+    }
+    checked = msgspec.convert(msgspec.to_builtins(facts), ModelFacts)
+    write(folder / FACTS, msgspec.json.format(msgspec.json.encode(checked), indent=1))
+
+
+def found(path: Path) -> Path:
+    """Return the folder of a model: `path` itself, or the one in a run directory.  Raises ConfigError."""
+    for folder in (path, path / MODEL):
+        if (folder / FACTS).is_file():
+            return folder
+    if (path / WEIGHTS).is_file():
+        raise ConfigError(f"{path}: weights and no {FACTS}", "It was not written to its end, or not copied whole.")
+    raise ConfigError(f"{path}: no model there", f"Name a run directory, or its folder {MODEL}/.")
+
+
+def facts_of(folder: Path) -> ModelFacts:
+    """Read what a model is.  Raises ConfigError for a file that is not readable, or of another format."""
+    path = folder / FACTS
+    try:
+        facts = from_json(msgspec.json.Decoder(ModelFacts), path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}", f"A model is a folder with {FACTS} and {WEIGHTS}.") from None
+    except UnreadableError as error:
+        raise ConfigError(f"{path}: cannot be read: {error}", "Copy the folder again.") from None
+    if facts.format != FORMAT:
+        advice = "Use the release of fedgossip that wrote it."
+        raise ConfigError(f"{path}: format {facts.format}; this is fedgossip for format {FORMAT}", advice)
+    return facts
+
+
+def tensors_of(folder: Path, facts: ModelFacts, node: int | None = None) -> Tensors:
+    """Read the weights; with those that stay at `node`.
+
+    Raises ConfigError for a file that is not the one that was written, and where the node's own are not there.
+    """
+    path = folder / WEIGHTS
+    content = _bytes(path)
+    if hashlib.sha256(content).hexdigest() != facts.weights:
+        raise ConfigError(f"{path}: not the weights that {FACTS} tells of", "Copy the folder again.")
+    own = _own(folder, facts, node) if facts.lacks else {}
+    tensors = {**_unpacked(path, content), **own}
+    if [(name, tuple(tensors[name].shape)) for name, _ in facts.layout if name in tensors] != list(facts.layout):
+        raise ConfigError(f"{path}: other tensors than {FACTS} tells of", "Copy the folder again.")
+    return tensors
+
+
+def _own(folder: Path, facts: ModelFacts, node: int | None) -> Tensors:
+    if node is None:
+        text = f"{folder}: {', '.join(facts.lacks[:3])} stay at the peers, and are not in the average of their models"
+        known = f"Name one of {_ranges(facts.own)} with --node, load_model(path, node=...)" if facts.own else ""
+        raise ConfigError(text, f"{known or 'Use the model of one peer: peers/00/model, or that of a client'}.")
+    if node not in facts.own:
+        text = f"{folder}: nothing there of node {node}"
+        raise ConfigError(text, f"There are {_ranges(facts.own)}." if facts.own else "Use that peer's own folder.")
+    path = folder / OWN / f"{node:03d}.safetensors"
+    return _unpacked(path, _bytes(path))
+
+
+def _ranges(nodes: tuple[int, ...]) -> str:
+    return ", ".join(map(str, nodes[:20])) + (", ..." if len(nodes) > 20 else "")
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}", "Copy the folder again.") from None
+
+
+def _unpacked(path: Path, content: bytes) -> dict[str, npt.NDArray[Any]]:
+    from safetensors import SafetensorError
+    from safetensors.numpy import load
+
+    try:
+        return {name: np.array(tensor) for name, tensor in load(content).items()}
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise ConfigError(f"{path}: not tensors: {error}", "Copy the folder again.") from None

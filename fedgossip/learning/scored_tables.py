@@ -1,0 +1,117 @@
+"""A table with what a model says of each of its rows: `fedgossip predict`."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from fedgossip.errors import ConfigError
+from fedgossip.learning.data import load
+from fedgossip.learning.dataset import OF_COLUMNS, Dataset
+from fedgossip.learning.encoded_tables import found_columns, number_of, read_features
+from fedgossip.learning.encodings import EncodedColumn, TableEncoding, plain
+from fedgossip.learning.objectives import CLASSIFICATION, REGRESSION
+from fedgossip.learning.tables import CsvColumns
+
+if TYPE_CHECKING:
+    from fedgossip.learning.loaded_model import LoadedModel
+
+Predictor = Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]]
+
+PREDICTED = "predicted"
+
+
+def scored(model: LoadedModel, path: Path) -> tuple[str, Sequence[str]]:
+    """Return the rows of a CSV file with the model's answers behind them, and the columns that it does not know.
+
+    Of classes: `predicted` and the probability of each; of numbers and labels: `predicted LABEL` each.  Raises
+    ConfigError for a file without the columns that the model learned from, and for cells that are none of theirs.
+    """
+    table, f = CsvColumns(path), model.facts
+    features = read_features(table, _encoding_of(model), f.labels)
+    answers = model(features.reshape(len(features), *f.shape))
+    rows = [[table.cell(row, place) for place in range(len(table.header))] for row in range(len(features))]
+    if f.kind == CLASSIFICATION:
+        added = [PREDICTED, *(f"probability of {name}" for name in f.classes)]
+        said = [[f.classes[int(one.argmax())], *map(_said, one)] for one in answers]
+    else:
+        added = [f"{PREDICTED} {name}" for name in f.labels or map(str, range(f.outputs))]
+        said = [list(map(_said, one)) for one in answers]
+    if taken := [name for name in added if name in table.header]:
+        raise ConfigError(f"{path}: there is a column {taken[0]!r} already", "Give the file as it was before.")
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*table.header, *added])
+    writer.writerows([*row, *more] for row, more in zip(rows, said, strict=True))
+    return text.getvalue(), _unknown(table, model)
+
+
+def _said(value: float) -> str:
+    return f"{value:.9g}"
+
+
+def _encoding_of(model: LoadedModel) -> TableEncoding:
+    """Return how the model's table is read.  Raises ConfigError for a model that did not learn from a table."""
+    f = model.facts
+    if f.encoding is None and not f.columns:
+        text = f"a model of {f.kind}, of examples of shape {f.shape}, that learned from no table with named columns"
+        raise ConfigError(text, "Call it in Python: fedgossip.load_model(PATH)(x).")
+    return f.encoding or plain(f.columns)
+
+
+def _unknown(table: CsvColumns, model: LoadedModel) -> Sequence[str]:
+    known = set(found_columns(table, _encoding_of(model).columns).values())
+    return [name for place, name in enumerate(table.header) if place not in known and name not in model.facts.labels]
+
+
+def examples_of(model: LoadedModel, source: str, base: Path | None = None) -> Dataset:
+    """Return the examples that `source` names, as they were read: a CSV file by its path, or as `data.source` says it.
+
+    Of a CSV file columns are found by their names, in any order.  Raises ConfigError for other columns or labels.
+    """
+    like = model.like
+    path = (base or Path.cwd()) / source
+    if path.suffix != ".csv" or not path.is_file():
+        if like.columns and source.startswith("csv:"):
+            raise ConfigError(f"{source}: a source, where a file is meant", "Write the path of the CSV file alone.")
+        return load(source, base=base, like=like, kind=model.facts.kind)
+    table = CsvColumns(path)
+    x = read_features(table, _encoding_of(model), model.facts.labels)
+    labels = found_columns(table, [EncodedColumn(name) for name in model.facts.labels])
+    if not labels:
+        raise ConfigError(f"{path}: the model does not say what its labels are called", "Use a source with labels.")
+    places = [labels[name] for name in model.facts.labels]
+    if model.facts.kind in OF_COLUMNS:
+        y = np.array([[number_of(table, row, place) for place in places] for row in range(len(x))])
+        y = y if model.facts.kind == REGRESSION else y.astype(np.float32)
+    else:
+        y = np.array([_class_of(table, row, places[0], model.facts.classes) for row in range(len(x))], np.int64)
+    return Dataset(
+        path.stem,
+        x if like.mean else x.astype(np.float32),
+        y,
+        like.classes,
+        columns=like.columns,
+        class_names=like.class_names,
+        kind=like.kind,
+        label_names=like.label_names,
+    )
+
+
+def _class_of(table: CsvColumns, row: int, place: int, classes: Sequence[str]) -> int:
+    cell = table.cell(row, place)
+    names = [cell]
+    with contextlib.suppress(ValueError):
+        names.append(f"{float(cell):.17g}")  # as classes that are all numbers are called
+    for name in names:
+        if name in classes:
+            return classes.index(name)
+    text = f"{table.path}, line {table.line(row)}: unknown label {cell!r}"
+    raise ConfigError(text, f"The model knows {', '.join(classes[:20])}.")

@@ -1,0 +1,130 @@
+"""Whole numbers that are summed exactly, each in several words of the ring: for statistics, which no clip may change.
+
+A number of `ring_bits` bits is modulo 2^ring_bits as the ring is, so that a mask hides it completely and the sum is
+that of the numbers, with no rounding and nothing beside it.  A vector of such numbers is float64 with an element for
+each word, lowest first, which holds it exactly: so it travels as a model does.
+Behind the numbers comes a count of one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fedgossip.errors import ConfigError
+from fedgossip.secure.aborts import Reason, RoundAbandoned
+from fedgossip.secure.fixed_point import NOTHING, DecodedSum, Quantised
+from fedgossip.secure.primitives import Entropy, digest
+from fedgossip.secure.ring import BLOCK, RING_BITS, Words
+from fedgossip.vectors import Vector, frozen
+
+WIDE = 256
+"""Bits of a number: a sum of squares of doubles within 2^40, to 2^-128, of 2^31 records of each of 1000 clients."""
+
+
+@dataclass(frozen=True)
+class ExactSums:
+    """`bounds`: the largest magnitude of each number of one client.  Raises ConfigError."""
+
+    bounds: tuple[int, ...] = field(repr=False)
+    ring_bits: int = WIDE
+    layout: str = ""
+    """The hash of what the numbers are."""
+
+    clip_l2 = clip_inf = 0.0
+    q_bits = limit = 0
+    weight_max = 1
+    tells = NOTHING
+    metrics: tuple[tuple[str, float], ...] = field(default=(), init=False)
+
+    def __post_init__(self) -> None:
+        if not self.bounds or min(self.bounds) < 0 or self.ring_bits % RING_BITS or BLOCK % max(1, self.width):
+            text = f"{len(self.bounds)} numbers of {self.ring_bits} bits"
+            raise ConfigError(text, "At least one, of bounds from 0, in 32, 64, 128, 256 or 512 bits.")
+
+    @property
+    def width(self) -> int:
+        """Words of a number."""
+        return self.ring_bits // RING_BITS
+
+    @property
+    def length(self) -> int:
+        return len(self.bounds) * self.width
+
+    @property
+    def words(self) -> int:
+        return self.length + self.width
+
+    @property
+    def schema(self) -> bytes:
+        return digest("exact", self.layout, self.ring_bits, *map(str, self.bounds), "count")
+
+    def clipped_at(self, clip: float) -> ExactSums:  # noqa: ARG002
+        return self
+
+    def check_sum(self, n: int, sigma: float = 0.0) -> None:
+        if sigma or not n * max(1, *self.bounds) < 1 << (self.ring_bits - 1):
+            text = f"the sum of {n} exact numbers may not fit in {self.ring_bits} bits"
+            raise RoundAbandoned(Reason.OVERFLOW, text)
+
+    def encode(self, update: Vector, samples: int, metrics: Mapping[str, float], entropy: Entropy) -> Quantised:  # noqa: ARG002
+        """Return the words of the numbers, and of a count of one.
+
+        Raises RoundAbandoned: SCHEMA for what is no vector of words, OVERFLOW for a number beyond its bound.
+        """
+        if update.shape != (self.length,) or metrics:
+            text = f"a vector of {update.shape} and {len(metrics)} metrics; {self.length} words were agreed"
+            raise RoundAbandoned(Reason.SCHEMA, text)
+        values = words_in(update)
+        if values is None:
+            raise RoundAbandoned(Reason.SCHEMA, "numbers that are no words")
+        numbers = integers_of(values, self.ring_bits)
+        if any(abs(number) > bound for number, bound in zip(numbers, self.bounds, strict=True)):
+            raise RoundAbandoned(Reason.OVERFLOW, "a number beyond its bound")
+        whole = np.concatenate([values, words_of([1], self.ring_bits)])
+        return Quantised(whole, hashlib.blake2b(whole.tobytes(), digest_size=16).digest())
+
+    def decode(self, total: Words, clients: int, sigma: float = 0.0, bit_sigma: float = 0.0) -> DecodedSum:  # noqa: ARG002
+        """Return the sum itself as `mean`, a float64 for each word.
+
+        Raises RoundAbandoned: SCHEMA for another length, OVERFLOW where the count in it is not that of the clients,
+        BOUND where they would have had to go beyond what is agreed on.
+        """
+        if total.shape != (self.words,):
+            raise RoundAbandoned(Reason.SCHEMA, f"a sum of {total.size} words; {self.words} were agreed")
+        *numbers, count = integers_of(total, self.ring_bits)
+        if count != clients:
+            raise RoundAbandoned(Reason.OVERFLOW, f"a sum that says {count} clients, of which there are {clients}")
+        for place, (number, bound) in enumerate(zip(numbers, self.bounds, strict=True)):
+            if abs(number) > clients * bound:
+                text = f"number {place} is beyond its bound; some client has not kept to what was agreed"
+                raise RoundAbandoned(Reason.BOUND, text)
+        return DecodedSum(as_vector(total[: self.length]), float(clients), clients, 0, {})
+
+
+def words_of(numbers: Sequence[int], bits: int = WIDE) -> Words:
+    """Return signed integers in the ring of 2^bits, two's complement, the lowest word of each first."""
+    packed = b"".join((number % (1 << bits)).to_bytes(bits // 8, "little") for number in numbers)
+    return np.frombuffer(packed, "<u4").astype(np.uint32)
+
+
+def integers_of(words: Words, bits: int = WIDE) -> list[int]:
+    """Return the signed integers that `words_of` has taken apart."""
+    packed, size = np.ascontiguousarray(words, "<u4").tobytes(), bits // 8
+    return [int.from_bytes(packed[at : at + size], "little", signed=True) for at in range(0, len(packed), size)]
+
+
+def as_vector(words: Words) -> Vector:
+    """Return words as a vector: float64, each exactly."""
+    return frozen(words.astype(np.float64))
+
+
+def words_in(vector: Vector) -> Words | None:
+    """Return the words that a vector holds; None where it holds something else."""
+    with np.errstate(invalid="ignore"):
+        words = np.asarray(vector, np.float64).astype(np.int64)
+    fits = np.array_equal(words, vector) and bool(((words >= 0) & (words < 1 << RING_BITS)).all())
+    return words.astype(np.uint32) if fits else None
