@@ -52,7 +52,7 @@ def main() -> None:
     print("codec          ns, encode  decode   x copy     bytes   dense/  pays below MB/s: upload, ring of", m)
     for name in NAMES:
         codec = make_codec(name)
-        payload = codec.encode(vector, layout, turn).payload
+        payload = codec.encode(vector, layout, turn)
         encode = quickest(lambda codec=codec: codec.encode(vector, layout, turn), given.turns)
         decode = quickest(lambda codec=codec, one=payload: codec.decode(one, layout, turn), given.turns)
         size, dense = payload.size, vector.nbytes

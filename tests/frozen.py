@@ -47,6 +47,11 @@ def parallel(method: str, workers: int = 5, **more: Any) -> dict[str, Any]:
     return {"rounds": 6, "task": task, "parallel": section, "train": {"lr": 0.1, **more}}
 
 
+def coded(codec: str, **more: Any) -> dict[str, Any]:
+    run = parallel("ring", **more)
+    return {**run, "parallel": {**run["parallel"], "codec": codec}}
+
+
 def served(servers: int, descent: str = "", **server: Any) -> dict[str, Any]:
     run = parallel("parameter-server")
     del run["parallel"]["bucket"]
@@ -82,6 +87,10 @@ ROUNDS: Mapping[str, dict[str, Any]] = {
     "parameter-server ftrl": served(2, descent="ftrl"),
     "parameter-server lars": served(2, placement="tensors", descent="lars"),
     MAPREDUCE: parallel(MAPREDUCE),
+    "ring by top-k": coded("top-k:0.3"),
+    "ring by random-k": coded("random-k:0.5"),
+    "ring by dgc": coded("dgc:0.2:1", momentum=0.9),
+    "ring by signs": coded("sign"),
     "ring adamw": parallel("ring", optimizer="adamw", weight_decay=0.1),
     **{name: federated(algorithm=name, **OPEN) for name in ALGORITHMS},
     "cohorts of five": federated(cohort=5, **OPEN),

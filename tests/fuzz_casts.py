@@ -112,10 +112,11 @@ def gossip(graph: str, n: int, **algorithm: Any) -> Cast:
     return Cast(machines, partners, learned, rounds=6)
 
 
-def workers(method: str, n: int, **server: Any) -> Cast:
+def workers(method: str, n: int, codec: str = "", **server: Any) -> Cast:
     task = {"kind": "quadratic", "dim": 3, "sigma": 0.1, "placement": "random"}
     section = {"method": method, "workers": n, "deadline": 3.0, "least_deadline": 0.2, "start_timeout": 5.0}
     section |= {"server": server} if server else {}
+    section |= {"codec": codec} if codec else {}
     plan = compose.plan(load_experiment({"rounds": 6, "task": task, "train": {"lr": 0.1}, "parallel": section}))
     learned, _ = compose.task_of(plan.experiment, plan.learners)
     machines = {node: plan.machine(node, learned.initial(node), learned.schema) for node in range(plan.n)}
@@ -263,6 +264,7 @@ SCENES = {
     "async_push_sum": Scene(lambda: gossip("directed-exponential", 4, name="push-sum", mode="async"), PEERS),
     "private_gossip": Scene(lambda: gossip("complete", 5, private=True), PEERS),
     "allreduce": Scene(lambda: workers("ring", 4), OUTSIDE),
+    "allreduce_coded": Scene(lambda: workers("ring", 4, codec="top-k:0.5"), OUTSIDE),
     "allreduce_star": Scene(lambda: workers("star", 3), OUTSIDE),
     "servers": Scene(lambda: workers("parameter-server", 3, servers=2), OUTSIDE),
     "servers_stale": Scene(lambda: workers("parameter-server", 3, servers=2, staleness=1, damp=True), OUTSIDE),

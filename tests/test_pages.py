@@ -11,7 +11,7 @@ from pages import MACHINES, ROOT, Reader, blocks, page
 
 import fedgossip
 
-FOLLOWED = ("experiments", "graphs", "faults", "machines", "parallel", "sweeps", "topologies", "advise")
+FOLLOWED = ("experiments", "graphs", "faults", "machines", "parallel", "sweeps", "topologies", "advise", "codecs")
 ELSEWHERE = {
     "coordinator": "tests/test_pilot.py",
     "journeys": "tests/test_journeys.py",
@@ -52,6 +52,12 @@ def test_what_the_page_on_graphs_shows_runs(reader: Reader) -> None:
 def test_what_the_page_on_topologies_shows_runs(reader: Reader) -> None:
     reader.read(page("topologies"))
     assert "stl-fw" in (reader.folder / "learned.toml").read_text()
+
+
+def test_what_the_page_on_fewer_bytes_shows_runs(reader: Reader) -> None:
+    reader.read(page("codecs"))
+    runs = [run for run in summaries(reader) if run["codec"] == "top-k:0.01"]
+    assert len(runs) == 2 and len({run["digest"] for run in runs}) == 1
 
 
 def test_what_the_page_on_faults_shows_runs(reader: Reader) -> None:

@@ -8,8 +8,8 @@ value without memory; what was left out is kept by a sender (`senders`).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,8 @@ from fedgossip.errors import ProtocolError
 from fedgossip.task import Segment, one_segment
 from fedgossip.vectors import Vector, frozen, summable
 
-Payload = npt.NDArray[np.uint8]
+Payload = npt.NDArray[Any]
+"""Of uint8, [bytes]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,12 @@ class VectorLayout:
     @classmethod
     def of(cls, vector: Vector, segments: Sequence[Segment] = ()) -> VectorLayout:
         """The layout of a vector [d]; without segments it is one tensor."""
-        return cls(vector.size, vector.dtype, tuple(segments) or one_segment(vector.size))
+        return cls.of_length(vector.size, vector.dtype, segments)
+
+    @classmethod
+    def of_length(cls, length: int, dtype: np.dtype[np.floating], segments: Sequence[Segment] = ()) -> VectorLayout:
+        """The layout of vectors of so many elements."""
+        return cls(length, dtype, tuple(segments) or one_segment(length))
 
     @property
     def itemsize(self) -> int:
@@ -65,14 +71,6 @@ class CodecTurn:
         return seeds.stream(self.seed, "codec of all", self.round)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Encoded:
-    """`facts`: what of the encoding somebody should hear of; empty mostly."""
-
-    payload: Payload
-    facts: Mapping[str, Any] = field(default_factory=dict)
-
-
 @dataclass(frozen=True)
 class Codec(ABC):
     """One way to say a vector in fewer bytes.
@@ -97,11 +95,11 @@ class Codec(ABC):
         """Return c, 0 <= c <= 1: the decoded is off by (1 - c) ||v||² at most, in the mean; 0: no such bound."""
 
     @abstractmethod
-    def sizes(self, layout: VectorLayout, round: int) -> tuple[int, ...]:
-        """Return the lengths in bytes that a payload of this round can have, the usual one first."""
+    def size(self, layout: VectorLayout, round: int) -> int:
+        """Return the length in bytes of every payload of this round."""
 
     @abstractmethod
-    def encode(self, vector: Vector, layout: VectorLayout, turn: CodecTurn) -> Encoded:
+    def encode(self, vector: Vector, layout: VectorLayout, turn: CodecTurn) -> Payload:
         """Return the payload of a vector [d]; the same bits wherever and however often it is asked for."""
 
     def decode(self, payload: Payload, layout: VectorLayout, turn: CodecTurn) -> Vector:
@@ -110,9 +108,8 @@ class Codec(ABC):
         Raises ProtocolError for a payload that no vector of this layout has: its length, a count, a level, an index, a
         number that is not finite or too large to be added.
         """
-        if payload.dtype != np.uint8 or payload.ndim != 1 or payload.size not in self.sizes(layout, turn.round):
-            usual = self.sizes(layout, turn.round)[0]
-            raise self.refused(layout, f"has {payload.size} bytes, not {usual}")
+        if payload.dtype != np.uint8 or payload.ndim != 1 or payload.size != self.size(layout, turn.round):
+            raise self.refused(layout, f"has {payload.size} bytes, not {self.size(layout, turn.round)}")
         vector = self.decoded(payload, layout, turn)
         if not summable(vector):
             raise self.refused(layout, "holds numbers that are not finite, or too large")
@@ -135,25 +132,25 @@ class LinearCodec(Codec):
     """
 
     @abstractmethod
-    def size(self, length: int) -> int:
+    def elements(self, length: int) -> int:
         """Return the number of elements that are sent of a vector of `length`."""
 
     @abstractmethod
     def reduced(self, vector: Vector, turn: CodecTurn) -> Vector:
-        """Return the elements that are sent, [size], of the vector's type."""
+        """Return the elements that are sent, [elements], of the vector's type."""
 
     @abstractmethod
-    def restored(self, elements: Vector, length: int, turn: CodecTurn) -> Vector:
+    def restored(self, reduced: Vector, length: int, turn: CodecTurn) -> Vector:
         """Return the vector [length] that such elements stand for, or sums of them; frozen."""
 
-    def encode(self, vector: Vector, layout: VectorLayout, turn: CodecTurn) -> Encoded:  # noqa: ARG002
-        return Encoded(as_bytes(self.reduced(vector, turn)))
+    def encode(self, vector: Vector, layout: VectorLayout, turn: CodecTurn) -> Payload:  # noqa: ARG002
+        return as_bytes(self.reduced(vector, turn))
 
     def decoded(self, payload: Payload, layout: VectorLayout, turn: CodecTurn) -> Vector:
         return self.restored(of_bytes(payload, layout.dtype), layout.length, turn)
 
-    def sizes(self, layout: VectorLayout, round: int) -> tuple[int, ...]:  # noqa: ARG002
-        return (self.size(layout.length) * layout.itemsize,)
+    def size(self, layout: VectorLayout, round: int) -> int:  # noqa: ARG002
+        return self.elements(layout.length) * layout.itemsize
 
 
 def as_bytes(*arrays: npt.NDArray[Any]) -> Payload:

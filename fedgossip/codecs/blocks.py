@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedgossip.codecs.base import Codec, CodecTurn, Encoded, Payload, VectorLayout, as_bytes, of_bytes
+from fedgossip.codecs.base import Codec, CodecTurn, Payload, VectorLayout, as_bytes, of_bytes
 from fedgossip.vectors import Vector
 
 LEVELS = 127
@@ -32,10 +32,10 @@ class Int8(Codec):
         """Nearest: off by half a level of the largest at most, in each of `block` elements."""
         return 0.0 if self.stochastic else max(0.0, 1 - self.block / (2 * LEVELS) ** 2)
 
-    def sizes(self, layout: VectorLayout, round: int) -> tuple[int, ...]:  # noqa: ARG002
-        return (layout.length + layout.itemsize * -(-layout.length // self.block),)
+    def size(self, layout: VectorLayout, round: int) -> int:  # noqa: ARG002
+        return layout.length + layout.itemsize * -(-layout.length // self.block)
 
-    def encode(self, vector: Vector, layout: VectorLayout, turn: CodecTurn) -> Encoded:
+    def encode(self, vector: Vector, layout: VectorLayout, turn: CodecTurn) -> Payload:
         starts = np.arange(0, layout.length, self.block)
         scales = np.maximum.reduceat(np.abs(vector), starts)
         levels = vector / np.repeat(np.where(scales > 0, scales, 1), self.block)[: layout.length]
@@ -46,7 +46,7 @@ class Int8(Codec):
         else:
             np.rint(levels, out=levels)
         np.clip(levels, -LEVELS, LEVELS, out=levels)
-        return Encoded(as_bytes(scales, levels.astype(np.int8)))
+        return as_bytes(scales, levels.astype(np.int8))
 
     def decoded(self, payload: Payload, layout: VectorLayout, turn: CodecTurn) -> Vector:  # noqa: ARG002
         ends = payload.size - layout.length

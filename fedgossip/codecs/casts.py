@@ -2,7 +2,7 @@
 
 bf16 has the exponents of float32 and 8 bits of precision; fp16 has 11 bits between 6.1e-5 and 65504.  An element below
 the smallest normal number of its type is off by more than its share, and may be sent as 0: what was left out of it is
-in the sender's memory.  Where one element is too large for a half the whole payload is dense, and the record is told.
+in the sender's memory.  So it is with what is left of an element beyond 65504.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedgossip.codecs.base import Codec, CodecTurn, Encoded, Payload, VectorLayout, as_bytes, of_bytes
+from fedgossip.codecs.base import Codec, CodecTurn, Payload, VectorLayout, as_bytes, of_bytes
 from fedgossip.vectors import Vector
 
 LARGEST_HALF = float(np.finfo(np.float16).max)
@@ -27,11 +27,11 @@ class BFloat16(Codec):
     def contraction(self, layout: VectorLayout) -> float:  # noqa: ARG002
         return 1 - 2.0**-16  # half a unit in the eighth bit is 2^-9 of an element
 
-    def sizes(self, layout: VectorLayout, round: int) -> tuple[int, ...]:  # noqa: ARG002
-        return (2 * layout.length,)
+    def size(self, layout: VectorLayout, round: int) -> int:  # noqa: ARG002
+        return 2 * layout.length
 
-    def encode(self, vector: Vector, layout: VectorLayout, turn: CodecTurn) -> Encoded:  # noqa: ARG002
-        return Encoded(as_bytes((rounded_bits(vector.astype(np.float32)) >> np.uint32(16)).astype(np.uint16)))
+    def encode(self, vector: Vector, layout: VectorLayout, turn: CodecTurn) -> Payload:  # noqa: ARG002
+        return as_bytes((rounded_bits(vector.astype(np.float32)) >> np.uint32(16)).astype(np.uint16))
 
     def decoded(self, payload: Payload, layout: VectorLayout, turn: CodecTurn) -> Vector:  # noqa: ARG002
         bits = of_bytes(payload, np.uint16).astype(np.uint32) << np.uint32(16)
@@ -51,23 +51,18 @@ def rounded_bits(vector: Vector) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
 
 @dataclass(frozen=True)
 class Half(Codec):
-    """2 d bytes, or those of the vector where an element is too large for a half."""
+    """2 d bytes; an element that is too large for a half goes as the largest one."""
 
     name: str = "fp16"
 
     def contraction(self, layout: VectorLayout) -> float:  # noqa: ARG002
         return 1 - 2.0**-16
 
-    def sizes(self, layout: VectorLayout, round: int) -> tuple[int, ...]:  # noqa: ARG002
-        return 2 * layout.length, layout.itemsize * layout.length
+    def size(self, layout: VectorLayout, round: int) -> int:  # noqa: ARG002
+        return 2 * layout.length
 
-    def encode(self, vector: Vector, layout: VectorLayout, turn: CodecTurn) -> Encoded:  # noqa: ARG002
-        largest = max(float(vector.max()), -float(vector.min()))
-        if largest > LARGEST_HALF:
-            return Encoded(as_bytes(vector), {"dense": largest})
-        return Encoded(as_bytes(vector.astype(np.float16)))
+    def encode(self, vector: Vector, layout: VectorLayout, turn: CodecTurn) -> Payload:  # noqa: ARG002
+        return as_bytes(np.clip(vector, -LARGEST_HALF, LARGEST_HALF).astype(np.float16))
 
     def decoded(self, payload: Payload, layout: VectorLayout, turn: CodecTurn) -> Vector:  # noqa: ARG002
-        if payload.size == 2 * layout.length:
-            return of_bytes(payload, np.float16).astype(layout.dtype)
-        return of_bytes(payload, layout.dtype)
+        return of_bytes(payload, np.float16).astype(layout.dtype)

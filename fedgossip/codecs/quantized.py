@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedgossip.codecs.base import Codec, CodecTurn, Encoded, Payload, VectorLayout, as_bytes, of_bytes
+from fedgossip.codecs.base import Codec, CodecTurn, Payload, VectorLayout, as_bytes, of_bytes
 from fedgossip.codecs.bits import packed, packed_bytes, unpacked
 from fedgossip.vectors import Vector
 
@@ -39,11 +39,11 @@ class QSGD(Codec):
     def contraction(self, layout: VectorLayout) -> float:  # noqa: ARG002
         return 0.0
 
-    def sizes(self, layout: VectorLayout, round: int) -> tuple[int, ...]:  # noqa: ARG002
+    def size(self, layout: VectorLayout, round: int) -> int:  # noqa: ARG002
         norms = layout.itemsize * -(-layout.length // BUCKET)
-        return (norms + packed_bytes(layout.length, self.width),)
+        return norms + packed_bytes(layout.length, self.width)
 
-    def encode(self, vector: Vector, layout: VectorLayout, turn: CodecTurn) -> Encoded:
+    def encode(self, vector: Vector, layout: VectorLayout, turn: CodecTurn) -> Payload:
         d, kind = layout.length, layout.dtype
         squares = np.add.reduceat(np.square(vector, dtype=np.float64), np.arange(0, d, BUCKET))
         norms = np.sqrt(squares).astype(kind)
@@ -53,7 +53,7 @@ class QSGD(Codec):
         np.floor(level, out=level)
         np.clip(level, -self.levels, self.levels, out=level)  # a norm that was rounded down
         codes = (level + kind.type(self.levels)).astype(np.uint8)
-        return Encoded(as_bytes(norms, packed(codes, self.width)))
+        return as_bytes(norms, packed(codes, self.width))
 
     def decoded(self, payload: Payload, layout: VectorLayout, turn: CodecTurn) -> Vector:  # noqa: ARG002
         ends = layout.itemsize * -(-layout.length // BUCKET)
@@ -87,8 +87,8 @@ class TernGrad(Codec):
     def contraction(self, layout: VectorLayout) -> float:  # noqa: ARG002
         return 0.0
 
-    def sizes(self, layout: VectorLayout, round: int) -> tuple[int, ...]:  # noqa: ARG002
-        return (layout.itemsize * len(layout.stretches) + packed_bytes(layout.length, 2),)
+    def size(self, layout: VectorLayout, round: int) -> int:  # noqa: ARG002
+        return layout.itemsize * len(layout.stretches) + packed_bytes(layout.length, 2)
 
     def cut(self, tensor: Vector) -> Vector:
         """Return a tensor [k] with its elements cut; one whose elements are all alike is as it was."""
@@ -96,7 +96,7 @@ class TernGrad(Codec):
         most = tensor.dtype.type(self.clip * deviation)
         return np.clip(tensor, -most, most) if most > 0 else tensor
 
-    def encode(self, vector: Vector, layout: VectorLayout, turn: CodecTurn) -> Encoded:
+    def encode(self, vector: Vector, layout: VectorLayout, turn: CodecTurn) -> Payload:
         draws, codes = turn.own.random(layout.length, np.float32), np.empty(layout.length, np.uint8)
         scales = np.zeros(len(layout.stretches), layout.dtype)
         for number, part in enumerate(layout.stretches):
@@ -105,7 +105,7 @@ class TernGrad(Codec):
             scales[number] = sizes.max()
             there = draws[part] * scales[number] < sizes
             codes[part] = 1 + np.where(there, np.sign(tensor), 0).astype(np.int8)
-        return Encoded(as_bytes(scales, packed(codes, 2)))
+        return as_bytes(scales, packed(codes, 2))
 
     def decoded(self, payload: Payload, layout: VectorLayout, turn: CodecTurn) -> Vector:  # noqa: ARG002
         ends = layout.itemsize * len(layout.stretches)

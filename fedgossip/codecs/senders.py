@@ -16,7 +16,7 @@ from typing import Protocol
 
 import numpy as np
 
-from fedgossip.codecs.base import Codec, CodecTurn, Encoded, VectorLayout
+from fedgossip.codecs.base import Codec, CodecTurn, Payload, VectorLayout
 from fedgossip.codecs.sparse import DeepGradient
 from fedgossip.vectors import Vector, add, frozen, linear, subtract
 
@@ -33,7 +33,7 @@ class Sender(Protocol):
         """Return what is remembered before the first vector: zeros."""
         ...
 
-    def send(self, memory: Memory, vector: Vector, layout: VectorLayout, turn: CodecTurn) -> tuple[Encoded, Memory]:
+    def send(self, memory: Memory, vector: Vector, layout: VectorLayout, turn: CodecTurn) -> tuple[Payload, Memory]:
         """Return what goes out for a vector [d], and what is remembered once that has been counted."""
         ...
 
@@ -45,7 +45,7 @@ class Memoryless:
     def start(self, layout: VectorLayout) -> Memory:  # noqa: ARG002
         return ()
 
-    def send(self, memory: Memory, vector: Vector, layout: VectorLayout, turn: CodecTurn) -> tuple[Encoded, Memory]:
+    def send(self, memory: Memory, vector: Vector, layout: VectorLayout, turn: CodecTurn) -> tuple[Payload, Memory]:
         return self.codec.encode(vector, layout, turn), memory
 
 
@@ -56,10 +56,10 @@ class Feedback:
     def start(self, layout: VectorLayout) -> Memory:
         return (frozen(np.zeros(layout.length, layout.dtype)),)
 
-    def send(self, memory: Memory, vector: Vector, layout: VectorLayout, turn: CodecTurn) -> tuple[Encoded, Memory]:
+    def send(self, memory: Memory, vector: Vector, layout: VectorLayout, turn: CodecTurn) -> tuple[Payload, Memory]:
         wanted = add(vector, memory[0])
-        encoded = self.codec.encode(wanted, layout, turn)
-        return encoded, (subtract(wanted, self.codec.decode(encoded.payload, layout, turn)),)
+        payload = self.codec.encode(wanted, layout, turn)
+        return payload, (subtract(wanted, self.codec.decode(payload, layout, turn)),)
 
 
 @dataclass(frozen=True)
@@ -76,12 +76,12 @@ class MomentumCorrection:
         zeros = frozen(np.zeros(layout.length, layout.dtype))
         return zeros, zeros
 
-    def send(self, memory: Memory, vector: Vector, layout: VectorLayout, turn: CodecTurn) -> tuple[Encoded, Memory]:
+    def send(self, memory: Memory, vector: Vector, layout: VectorLayout, turn: CodecTurn) -> tuple[Payload, Memory]:
         velocity = linear((self.momentum, memory[0]), (1, vector))
         gathered = add(memory[1], velocity)
-        encoded = self.codec.encode(gathered, layout, turn)
-        places = self.codec.places(encoded.payload, layout, turn)
-        return encoded, (_without(velocity, places), _without(gathered, places))
+        payload = self.codec.encode(gathered, layout, turn)
+        places = self.codec.places(payload, layout, turn)
+        return payload, (_without(velocity, places), _without(gathered, places))
 
 
 def _without(vector: Vector, places: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Vector:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedgossip.codecs.base import Codec, CodecTurn, Encoded, Payload, VectorLayout, as_bytes, of_bytes
+from fedgossip.codecs.base import Codec, CodecTurn, Payload, VectorLayout, as_bytes, of_bytes
 from fedgossip.codecs.bits import packed_bytes
 from fedgossip.vectors import Vector
 
@@ -25,12 +25,12 @@ class Sign(Codec):
         """The least, of a tensor with one element that is not 0; ||v||_1² / (d ||v||²) of a tensor v of d elements."""
         return 1 / max(int(part.stop - part.start) for part in layout.stretches)
 
-    def sizes(self, layout: VectorLayout, round: int) -> tuple[int, ...]:  # noqa: ARG002
-        return (layout.itemsize * len(layout.stretches) + packed_bytes(layout.length, 1),)
+    def size(self, layout: VectorLayout, round: int) -> int:  # noqa: ARG002
+        return layout.itemsize * len(layout.stretches) + packed_bytes(layout.length, 1)
 
-    def encode(self, vector: Vector, layout: VectorLayout, turn: CodecTurn) -> Encoded:  # noqa: ARG002
+    def encode(self, vector: Vector, layout: VectorLayout, turn: CodecTurn) -> Payload:  # noqa: ARG002
         means = [np.abs(vector[part]).mean(dtype=np.float64) for part in layout.stretches]
-        return Encoded(as_bytes(np.array(means, layout.dtype), np.packbits(vector < 0)))
+        return as_bytes(np.array(means, layout.dtype), np.packbits(vector < 0))
 
     def decoded(self, payload: Payload, layout: VectorLayout, turn: CodecTurn) -> Vector:  # noqa: ARG002
         ends = layout.itemsize * len(layout.stretches)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fedgossip.codecs.base import Codec, CodecTurn, Encoded, LinearCodec, Payload, VectorLayout, as_bytes, of_bytes
+from fedgossip.codecs.base import Codec, CodecTurn, LinearCodec, Payload, VectorLayout, as_bytes, of_bytes
 from fedgossip.vectors import Vector, frozen
 
 WARM_UP = (0.25, 0.0625, 0.015625, 0.004)
@@ -54,13 +54,13 @@ class TopK(Codec):
     def contraction(self, layout: VectorLayout) -> float:
         return kept(self.share, layout.length) / layout.length
 
-    def sizes(self, layout: VectorLayout, round: int) -> tuple[int, ...]:
+    def size(self, layout: VectorLayout, round: int) -> int:
         k = self.k(layout.length, round)
-        return (min(4 * k, -(-layout.length // 8)) + layout.itemsize * k,)
+        return min(4 * k, -(-layout.length // 8)) + layout.itemsize * k
 
-    def encode(self, vector: Vector, layout: VectorLayout, turn: CodecTurn) -> Encoded:
+    def encode(self, vector: Vector, layout: VectorLayout, turn: CodecTurn) -> Payload:
         places = largest(vector, self.k(layout.length, turn.round))
-        return Encoded(as_bytes(vector[places], self._said(places, layout)))
+        return as_bytes(vector[places], self._said(places, layout))
 
     def places(self, payload: Payload, layout: VectorLayout, turn: CodecTurn) -> npt.NDArray[np.int64]:
         """Return where the elements of a payload stand, strictly ascending.  Raises ProtocolError as `decode`."""
@@ -126,12 +126,12 @@ class RandomK(LinearCodec):
     def contraction(self, layout: VectorLayout) -> float:
         return 0.0 if self.scaled else kept(self.share, layout.length) / layout.length
 
-    def size(self, length: int) -> int:
+    def elements(self, length: int) -> int:
         return kept(self.share, length)
 
     def chosen(self, length: int, turn: CodecTurn) -> npt.NDArray[np.int64]:
         """Return the places of this round, ascending; the same for every node."""
-        places = turn.common.choice(length, self.size(length), replace=False, shuffle=False)
+        places = turn.common.choice(length, self.elements(length), replace=False, shuffle=False)
         return np.sort(places)
 
     def reduced(self, vector: Vector, turn: CodecTurn) -> Vector:
@@ -140,7 +140,7 @@ class RandomK(LinearCodec):
             elements *= vector.dtype.type(vector.size / elements.size)
         return elements
 
-    def restored(self, elements: Vector, length: int, turn: CodecTurn) -> Vector:
-        vector = np.zeros(length, elements.dtype)
-        vector[self.chosen(length, turn)] = elements
+    def restored(self, reduced: Vector, length: int, turn: CodecTurn) -> Vector:
+        vector = np.zeros(length, reduced.dtype)
+        vector[self.chosen(length, turn)] = reduced
         return frozen(vector)

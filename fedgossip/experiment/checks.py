@@ -7,8 +7,11 @@ from collections.abc import Iterator
 
 import msgspec
 
-from fedgossip.algorithms.collectives.names import COLLECTIVES
+from fedgossip.algorithms.collectives.names import COLLECTIVES, GATHERS
 from fedgossip.algorithms.names import METHODS
+from fedgossip.codecs.base import LinearCodec
+from fedgossip.codecs.names import make_codec
+from fedgossip.codecs.sparse import DeepGradient
 from fedgossip.errors import ConfigError, nearest
 from fedgossip.experiment.sections import (
     ASYNC,
@@ -117,6 +120,7 @@ def check_parallel(e: ParallelExperiment, where: str) -> None:
     if e.parallel.overlap and e.parallel.method not in COLLECTIVES:
         text = f"{where}: parallel.overlap beside parallel.method = {e.parallel.method!r}"
         raise ConfigError(text, 'Leave it out, or take a collective: parallel.method = "ring".')
+    _check_codec(e, where)
     if e.task.kind == "averaging":
         raise ConfigError(f"{where}: averaging has no gradient", 'Take task.kind = "quadratic", or learn from data.')
     if e.train.personal or e.train.buffers == "local":
@@ -159,6 +163,29 @@ def _check_mapreduce(e: ParallelExperiment, where: str) -> None:
     if p.backups >= p.workers:
         text = f"{where}: parallel.backups = {p.backups} of {p.workers} workers: nobody is waited for"
         raise ConfigError(text, "Lower it.")
+
+
+def _check_codec(e: ParallelExperiment, where: str) -> None:
+    """Raise ConfigError for a codec that there is not, or that does not go with the rest."""
+    p = e.parallel
+    if not p.codec:
+        return
+    try:
+        codec = make_codec(p.codec)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: parallel.codec: {error}", error.advice) from None
+    if p.method not in COLLECTIVES:
+        text = f"{where}: parallel.codec beside parallel.method = {p.method!r}, whose server adds up whole gradients"
+        raise ConfigError(text, 'Leave it out, or take a collective: parallel.method = "ring".')
+    if not isinstance(codec, LinearCodec) and p.method not in GATHERS:
+        text = f"{where}: payloads of {p.codec} cannot be added, and {p.method} adds at every step"
+        raise ConfigError(text, f'Set parallel.method to {" or ".join(GATHERS)}; or parallel.codec = "random-k:0.01".')
+    if p.overlap:
+        text = f"{where}: parallel.overlap beside parallel.codec, which needs the whole gradient"
+        raise ConfigError(text, "Leave one of them out.")
+    if isinstance(codec, DeepGradient) and ((p.descent or e.train.optimizer) != "sgd" or e.train.nesterov):
+        text = f"{where}: {p.codec} applies the momentum of sgd itself, before it leaves anything out"
+        raise ConfigError(text, 'Take train.optimizer = "sgd" without nesterov, or top-k.')
 
 
 def check_federated(experiment: FederatedExperiment, where: str) -> None:

@@ -217,6 +217,10 @@ class ParallelSection(msgspec.Struct, forbid_unknown_fields=True):
     """mapreduce: so many workers of a round, the last to answer, are not waited for."""
     bucket: Annotated[int | None, Within(0, MOST)] = None
     """Bytes of a stretch of the gradient that is summed by itself; none: 1 MiB per worker; 0: all at once."""
+    codec: str = ""
+    """In fewer bytes, by a collective: `bf16`, `fp16`, `int8:BLOCK`, `top-k:SHARE`, `random-k:SHARE`, `dgc:SHARE`,
+    `qsgd:LEVELS`, `terngrad`, `sign`; what is left out is sent later.  random-k goes by every method, the others by
+    ring and all-to-all; empty: gradients as they are (docs/codecs.md)."""
     overlap: bool = False
     """Whether buckets leave while the rest of the gradient is computed, last layers first; the bits are the same."""
     deadline: Seconds = 30.0
@@ -403,7 +407,8 @@ class Experiment(msgspec.Struct, forbid_unknown_fields=True):
             del content["eval"]["on"]
         if server := content.get("parallel", {}).get("server"):
             server.pop("filters") if not server["filters"] else None
-            content["parallel"].pop("l1") if not content["parallel"]["l1"] else None
+            for key in ("l1", "codec"):
+                content["parallel"].pop(key) if not content["parallel"][key] else None
         if not self.track.to:
             del content["track"]
         if self.endless:

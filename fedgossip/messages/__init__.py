@@ -82,6 +82,7 @@ from fedgossip.messages.parallel import (
     TAIL,
     WORKERS_MAX,
     ChunkTaken,
+    CodedChunk,
     GroupReport,
     GroupView,
     ReduceChunk,
@@ -89,6 +90,7 @@ from fedgossip.messages.parallel import (
     StateQuery,
     WorkerRefused,
     WorkerReturn,
+    longest_payload,
 )
 from fedgossip.messages.servers import (
     PIECE_BYTES,
@@ -129,7 +131,8 @@ Membership = Ping | Pong | PingReq | IndirectAck | MembershipUpdate | Compare | 
 Transfer = ModelQuery | ModelInfo | ChunkRequest | ModelChunk
 Federated = Invite | Contribution | Final | Secured | MaskedInput | Refusal
 Invitations = InviteProof | Proposal | FileQuery | FilePart | Enrol | Gathering | Beginning | TurnedAway
-Parallel = ReduceChunk | ChunkTaken | GroupReport | GroupView | WorkerRefused | WorkerReturn | StateQuery | StatePiece
+Chunks = ReduceChunk | CodedChunk | ChunkTaken
+Parallel = Chunks | GroupReport | GroupView | WorkerRefused | WorkerReturn | StateQuery | StatePiece
 Served = ShardPush | ShardPull | PullHeld | Pulled | PieceTaken
 Keyed = RowKeys | SomeKeys | KeysWanted | RowPull | RowsPulled | RowPush | NoRows
 ChangeMessage = ShardStep | RowStep | EmptyStep
@@ -174,6 +177,7 @@ __all__ = [
     "ChangeMessage",
     "ChunkRequest",
     "ChunkTaken",
+    "CodedChunk",
     "Compare",
     "ConfirmDead",
     "Contribution",
@@ -267,4 +271,5 @@ __all__ = [
     "WorkerRefused",
     "WorkerReturn",
     "declared",
+    "longest_payload",
 ]

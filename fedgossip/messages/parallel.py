@@ -52,6 +52,41 @@ class ReduceChunk(Carrier):
 
 
 @declared
+@dataclass(frozen=True, slots=True, eq=False)
+class CodedChunk(Carrier):
+    """A gradient of `round` as a codec says it, of the worker whose part begins at `start`: `length` bytes.
+
+    The other fields are those of a `ReduceChunk`; `weight` is of the gradient that it stands for.
+    """
+
+    epoch: Count
+    round: Count
+    bucket: Count
+    step: Count
+    start: Count
+    length: Count
+    weight: Weight
+    schema: str
+    vectors: tuple[Vector, ...]
+
+    @property
+    def name(self) -> tuple[int, int, int, int]:
+        """By which its receiver says that it is there."""
+        return self.epoch, self.round, self.bucket, self.step
+
+    @classmethod
+    def allowed(cls, header: Any, expected: Expected) -> tuple[Part, ...]:
+        if not 0 < header.length <= longest_payload(expected.length, expected.itemsize):
+            return ()
+        return (("uint8", header.length),)
+
+
+def longest_payload(length: int, itemsize: int) -> int:
+    """Return the bytes that no codec's payload of `length` elements exceeds: a scale for each, and a byte."""
+    return (length + 1) * (itemsize + 1)
+
+
+@declared
 @dataclass(frozen=True, slots=True)
 class ChunkTaken(Note):
     """The chunk of these numbers is here; it need not be kept."""

@@ -7,17 +7,21 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from fedgossip.algorithms.collectives.names import COLLECTIVES, Collective
 from fedgossip.experiment import ParallelExperiment
 from fedgossip.experiment.sections import MAPREDUCE, SERVED
 from fedgossip.machine import Machine, NodeId
 from fedgossip.messages import TAIL
 from fedgossip.metrics import Network
+from fedgossip.plans.coding import coded_gradients, payload_sent, sums_for
 from fedgossip.plans.mapreduce import MapReducePlan
 from fedgossip.plans.parameter_server import ServerPlan
 from fedgossip.plans.plan import Arrays, JoiningTerms, Results, RunOutlook, Seat, nanoseconds
 from fedgossip.plans.shared_steps import SharedSteps
 from fedgossip.protocols.allreduce import AllReduce
+from fedgossip.protocols.round_sums import RoundSums
 from fedgossip.protocols.view_member import AllReduceSettings
 from fedgossip.records import Row
 from fedgossip.roles import Role, Roles
@@ -59,9 +63,10 @@ class ParallelPlan(SharedSteps):
             least_deadline_ns=min(nanoseconds(p.deadline), nanoseconds(p.least_deadline)),
             start_ns=nanoseconds(p.start_timeout),
         )
-        table, members = self.collective.table, range(self.n)
+        sums = sums_for(e, seat.initial.size, seat.initial.dtype, self.segments, settings.bucket)
         begun = seat.initial, seat.schema, settings, self.rate, seat.resumed, seat.incarnation
-        return AllReduce(seat.node, members, table, self.descent_of(self.segments), *begun)
+        coded = coded_gradients(e, seat.node, sums)
+        return AllReduce(seat.node, range(self.n), sums, self.descent_of(self.segments), *begun, coded)
 
     def bucket(self, length: int, itemsize: int) -> int:
         """Elements of a bucket of gradients [length]: of `parallel.bucket` bytes; 0 makes one of all."""
@@ -69,16 +74,22 @@ class ParallelPlan(SharedSteps):
         size = self.n * ADAPTED if given is None else given
         return max(1, size // itemsize) if size else length + TAIL
 
+    def sums_of(self, task: LocalTask) -> RoundSums:
+        """How gradients of a task add up."""
+        bucket = self.bucket(task.length, task.dtype.itemsize)
+        return sums_for(self.experiment, task.length, task.dtype, self.segments, bucket)
+
     def is_complete(self, node: NodeId, rounds: int, *, stopped: bool = False) -> bool:  # noqa: ARG002
         return rounds == self.experiment.rounds
 
     def arrays(self, task: LocalTask, record: Network, write: Callable[[Row], None]) -> Arrays:
         descent, p = self.descent_of(self.segments), self.experiment.parallel
+        sums = self.sums_of(task)
         stack = first_collective(task, self.n, descent)
+        stack.coded += [one for node in range(self.n) if (one := coded_gradients(self.experiment, node, sums))]
 
         def finish(between: Callable[[], None]) -> Results:
-            mean_of = reduced_by(self.collective.table(self.n), self.bucket(task.length, task.dtype.itemsize))
-            run = task, mean_of, descent, self.experiment.rounds, self.rate, p.accumulate, record, write
+            run = task, reduced_by(sums), descent, self.experiment.rounds, self.rate, p.accumulate, record, write
             return Results(run_collective(*run, stack, between=between))
 
         return stack, finish
@@ -91,17 +102,19 @@ class ParallelPlan(SharedSteps):
         size = (task.length + TAIL) * kind.itemsize
         s = self.experiment.simulation
         lines = [f"{m} workers, {p.method}: {self.collective.steps(m)} messages one after the other a round"]
-        sent = [self.collective.table(m).sent(rank, task.length + TAIL) * kind.itemsize for rank in range(m)]
-        lines.append(f"{max(sent):,} bytes of sums sent by the busiest worker a round, {size:,} in a gradient")
+        sent = payload_sent(self.sums_of(task), m, kind.itemsize, self.experiment.rounds)
+        what = f"gradients by {p.codec}" if p.codec else "sums"
+        lines.append(f"{max(sent):,} bytes of {what} sent by the busiest worker a round, {size:,} in a gradient")
         facts: dict[str, Any] = {"method": p.method, "workers": m, "payload": sent}
-        if s.bandwidth:
+        if s.bandwidth and not p.codec:
             facts["seconds_of_a_collective"] = seconds = self.collective.seconds(m, size, s.latency, s.bandwidth)
             lines.append(f"{seconds:.3g} s a collective at simulation.latency and simulation.bandwidth, both ways")
         return RunOutlook(sum(sent), facts, lines)
 
     def terms(self, parameters: int, itemsize: int) -> JoiningTerms:
-        table = self.collective.table(self.n)
-        most = max(table.sent(rank, parameters + TAIL) for rank in range(self.n)) * itemsize
+        kind = np.dtype(f"f{itemsize}")
+        sums = sums_for(self.experiment, parameters, kind, self.segments, self.bucket(parameters, itemsize))
+        most = max(payload_sent(sums, self.n, itemsize, self.experiment.rounds))
         sent = f"this worker's gradients, in sums, to other workers: up to {most:,} bytes a round; no data"
         seen = "as it is: other workers see gradients and sums of some, and trust what is sent to them"
         return JoiningTerms(f"{self.name}, {self.roles.said}, one model", sent, seen)

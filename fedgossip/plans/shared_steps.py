@@ -10,6 +10,7 @@ from fedgossip.algorithms.descent.base import Descent
 from fedgossip.algorithms.descent.names import make_descent
 from fedgossip.experiment import ParallelExperiment
 from fedgossip.machine import NodeId
+from fedgossip.plans.coding import corrects_momentum
 from fedgossip.plans.completeness import Lacking
 from fedgossip.plans.plan import PARTIAL, PlanDefaults
 from fedgossip.records import Row
@@ -41,7 +42,7 @@ class SharedSteps(PlanDefaults):
         return make_descent(
             self.experiment.parallel.descent or train.optimizer,
             segments,
-            momentum=train.momentum,
+            momentum=0.0 if corrects_momentum(self.experiment) else train.momentum,
             nesterov=train.nesterov,
             weight_decay=train.weight_decay,
             l1=self.experiment.parallel.l1,
@@ -73,4 +74,6 @@ class SharedSteps(PlanDefaults):
 
     def facts(self, rows: Sequence[Row]) -> dict[str, Any]:  # noqa: ARG002
         p = self.experiment.parallel
-        return {"algorithm": p.method, "mode": "parallel", "descent": p.descent or self.experiment.train.optimizer}
+        codec = {"codec": p.codec} if p.codec else {}
+        descent = p.descent or self.experiment.train.optimizer
+        return {"algorithm": p.method, "mode": "parallel", "descent": descent, **codec}

@@ -39,7 +39,6 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
-from fedgossip.algorithms.collectives.table import Table
 from fedgossip.algorithms.descent.base import Descent
 from fedgossip.errors import ProtocolError
 from fedgossip.machine import (
@@ -63,8 +62,8 @@ from fedgossip.machine import (
     Trained,
 )
 from fedgossip.messages import (
-    TAIL,
     ChunkTaken,
+    CodedChunk,
     GroupReport,
     GroupView,
     Leaving,
@@ -75,17 +74,20 @@ from fedgossip.messages import (
     WorkerRefused,
     WorkerReturn,
 )
-from fedgossip.protocols.chunk_exchange import ChunkExchange, Contribution, UnsummableError, contribution_of
+from fedgossip.protocols.chunk_exchange import ChunkExchange, UnsummableError, contribution_of
+from fedgossip.protocols.coded_gradients import CodedGradients
 from fedgossip.protocols.deadlines import Deadline
+from fedgossip.protocols.round_sums import Contribution, RoundSums
 from fedgossip.protocols.state_fetch import StateFetch
 from fedgossip.protocols.view_member import AllReduceSettings, ViewMember
 from fedgossip.protocols.worker_group import GroupWaits, WorkerGroup
 from fedgossip.protocols.worker_state import WorkerState
-from fedgossip.vectors import Vector, frozen
+from fedgossip.vectors import Vector
 
 
 class AllReduce(ViewMember):
-    """One worker.  `members` are all of them, itself among them; `rate` gives that of each round's step.
+    """One worker.  `members` are all of them, itself among them; `rate` gives that of each round's step; `coded`: how
+    its gradients go by the codec of `sums`.
 
     In a life after the first it finds the others before it takes part, with what the life before left in `resumed`.
     """
@@ -94,7 +96,7 @@ class AllReduce(ViewMember):
         self,
         node: NodeId,
         members: Sequence[NodeId],
-        collective: Callable[[int], Table],
+        sums: RoundSums,
         descent: Descent[Any],
         initial: Vector,
         schema: str,
@@ -102,14 +104,15 @@ class AllReduce(ViewMember):
         rate: Callable[[int], float],
         resumed: Checkpoint | None = None,
         incarnation: int = 0,
+        coded: CodedGradients | None = None,
     ) -> None:
         least_ns = min(settings.least_deadline_ns, settings.deadline_ns)
         group = WorkerGroup(node, members, GroupWaits(least_ns, settings.again_ns, settings.start_ns))
         fetch = StateFetch(node, descent.start(initial), schema, settings.again_ns, settings.deadline_ns)
-        at = WorkerState(descent, initial, rate, fetch)
+        at = WorkerState(descent, initial, rate, fetch, coded)
         if resumed:
             group.restore(at.resume(resumed))
-        exchange = ChunkExchange(group, collective, initial, schema, settings.bucket, settings.deadline_ns)
+        exchange = ChunkExchange(group, sums, schema, settings.deadline_ns)
         super().__init__(node, settings, group, at, exchange, fresh=resumed is None and not incarnation)
         self.contribution: Contribution | None = None  # of this round
         self.training = False
@@ -152,7 +155,7 @@ class AllReduce(ViewMember):
         if sender not in self.exchange.links:
             raise ProtocolError(f"worker {self.node}: a message of {sender}, which is no worker", peer=sender)
         match message:
-            case ReduceChunk():
+            case ReduceChunk() | CodedChunk():
                 return self._chunk(sender, message, now_ns)
             case ChunkTaken():
                 return [*self.exchange.taken(sender, message, now_ns), *self._end_if_settled()]
@@ -202,7 +205,7 @@ class AllReduce(ViewMember):
                 return self._finish()
         return []
 
-    def _chunk(self, sender: NodeId, chunk: ReduceChunk, now_ns: int) -> list[Effect]:
+    def _chunk(self, sender: NodeId, chunk: ReduceChunk | CodedChunk, now_ns: int) -> list[Effect]:
         try:
             effects = self.exchange.came(sender, chunk, now_ns)
         except UnsummableError as error:
@@ -240,11 +243,17 @@ class AllReduce(ViewMember):
         self.training = False
         if self.asked != self.round:
             return self._go_on(now_ns) if self.phase == "training" else []
-        brought = contribution_of(event.update, event.examples, event.metrics)
-        if not self.exchange.now.bears(brought[0], *brought[1]):
+        brought = self._brought(event)
+        if brought is None or not self.exchange.now.bears(brought[0], *brought[1]):
             return self._exploded()
         self.contribution = brought
         return self._reduce(now_ns) if self.phase == "training" else []
+
+    def _brought(self, event: Trained) -> Contribution | None:
+        """What this worker gives to the round; None where no codec can say its gradient."""
+        if self.at.coded is None:
+            return contribution_of(event.update, event.examples, event.metrics)
+        return self.at.coded.coded(event.update, event.examples, event.metrics, self.round)
 
     def _exploded(self) -> list[Effect]:
         """No sum can hold this gradient: go, so that the others need not wait for what they would refuse."""
@@ -271,7 +280,7 @@ class AllReduce(ViewMember):
         if self.phase != "reducing" or not self.exchange.now.done:
             return []
         self.deadline.saw(now_ns - self.began_ns)
-        mean = frozen(self.exchange.now.mean[:-TAIL])
+        mean = self.exchange.sums.gradient(self.exchange.now.mean, self.round)
         self.exchange.advance()
         return [*self.at.step(mean), self.at.checkpoint(self.group.saved()), *self._go_on(now_ns)]
 

@@ -6,39 +6,36 @@ can be no further.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fedgossip.algorithms.collectives.table import Table
 from fedgossip.errors import ProtocolError
 from fedgossip.machine import Effect, NodeId, Send
-from fedgossip.messages import TAIL, ChunkTaken, ReduceChunk
+from fedgossip.messages import ChunkTaken, CodedChunk, ReduceChunk
 from fedgossip.protocols.chunk_links import ChunkLink
-from fedgossip.protocols.reduction import Chunk, Reduction
+from fedgossip.protocols.reduction import Chunk
 from fedgossip.protocols.regroup import generation
+from fedgossip.protocols.round_sums import Contribution, RoundSum, RoundSums, weight_of, with_tail
 from fedgossip.protocols.worker_group import WorkerGroup
-from fedgossip.vectors import Vector, frozen
+from fedgossip.vectors import Vector
 
 
 class UnsummableError(ProtocolError):
     """A chunk that is expected, and has a number that is not finite, or too large to be added."""
 
 
-Contribution = tuple[float, tuple[Vector, Vector]]
-"""What a worker brings to the mean: its weight, and its gradient [d] with the TAIL behind it, its loss and a one."""
-
-
 def contribution_of(gradient: Vector | None, examples: int, metrics: Mapping[str, float]) -> Contribution:
-    """Return what a worker brings to the mean; the gradient is not copied."""
+    """Return what a worker brings to the mean as it is; the gradient is not copied."""
     assert gradient is not None, "a gradient was asked for"
-    tail = np.array([metrics.get("loss", 0.0), 1.0], gradient.dtype)
-    return weight_of(examples, metrics), (gradient, frozen(tail))
+    return with_tail(weight_of(examples, metrics), gradient, metrics.get("loss", 0.0))
 
 
-def weight_of(examples: int, metrics: Mapping[str, float]) -> float:
-    """Return the number of examples that a gradient is of, where the task tells them, and not of all it has."""
-    return float(max(1, metrics.get("rows", examples)))
+def chunk_message(epoch: int, round: int, one: Chunk, schema: str) -> ReduceChunk | CodedChunk:
+    """Return the message that brings a chunk: of bytes, what a codec says."""
+    kind = CodedChunk if one.vector.dtype == np.uint8 else ReduceChunk
+    place = epoch, round, one.bucket, one.step, one.start, one.vector.size
+    return kind(*place, one.weight, schema, (one.vector,))
 
 
 class ChunkExchange:
@@ -48,18 +45,16 @@ class ChunkExchange:
     def __init__(
         self,
         group: WorkerGroup,
-        collective: Callable[[int], Table],
-        like: Vector,
+        sums: RoundSums,
         schema: str,
-        bucket: int,
         longest_ns: int,
     ) -> None:
-        self.group, self.collective, self.schema, self.bucket = group, collective, schema, bucket
-        self.length, self.kind = like.size, like.dtype
+        self.group, self.sums, self.schema = group, sums, schema
+        self.round = 0
         again_ns = group.waits.again_ns
         self.links = {other: ChunkLink(other, longest_ns, again_ns) for other in group.others}
         self._summed = 0  # in reductions that are over
-        self.now = self.next = self._reduction()
+        self.now = self.next = self._sum(0)
         self.renew(0)
 
     @property
@@ -72,16 +67,15 @@ class ChunkExchange:
         for link in self.links.values():
             link.drop()
         self._summed = self.summed
-        self.round, self.now, self.next = round, self._reduction(), self._reduction()
+        self.round, self.now, self.next = round, self._sum(round), self._sum(round + 1)
 
     def advance(self) -> None:
         """The round is done."""
         self._summed += self.now.summed
-        self.round, self.now, self.next = self.round + 1, self.next, self._reduction()
+        self.round, self.now, self.next = self.round + 1, self.next, self._sum(self.round + 2)
 
-    def _reduction(self) -> Reduction:
-        table = self.collective(len(self.group.members))
-        return Reduction(self.group.rank, table, self.length + TAIL, self.kind, self.bucket)
+    def _sum(self, round: int) -> RoundSum:
+        return self.sums.of(self.group.rank, len(self.group.members), round)
 
     @property
     def awaited(self) -> Sequence[NodeId]:
@@ -91,19 +85,20 @@ class ChunkExchange:
     @property
     def starts(self) -> tuple[int, ...]:
         """Where in a gradient its stretches begin, from the last to the second."""
-        return tuple(start for start in self.now.starts if start < self.length)
+        return tuple(start for start in self.now.starts if start < self.sums.length)
 
     def begin(self, brought: Contribution, now_ns: int, start: int = 0) -> list[Effect]:
         """Give the round what this worker brings to it, or from `start` on what was not given before."""
-        weight, (gradient, tail) = brought
-        pieces = (gradient, tail) if start + gradient.size == self.length else (gradient,)
+        weight, pieces = brought
+        if start + pieces[0].size < self.sums.length:
+            pieces = pieces[:1]  # no tail yet
         return self._sent(self.now.give(start, weight, *pieces), self.round, now_ns)
 
     def taken(self, sender: NodeId, message: ChunkTaken, now_ns: int) -> list[Effect]:
         """A chunk has arrived; the next may go."""
         return self.links[sender].taken((message.epoch, message.round, message.bucket, message.step), now_ns)
 
-    def came(self, sender: NodeId, chunk: ReduceChunk, now_ns: int) -> list[Effect]:
+    def came(self, sender: NodeId, chunk: ReduceChunk | CodedChunk, now_ns: int) -> list[Effect]:
         """Take a chunk, if it is new.  Raises ProtocolError for one that the collective has not, or cannot be added."""
         epoch = self.group.epoch
         taken = Send(sender, ChunkTaken(chunk.epoch, chunk.round, chunk.bucket, chunk.step))
@@ -122,10 +117,10 @@ class ChunkExchange:
         out = at.take(rank, chunk.bucket, chunk.step, chunk.weight, chunk.vectors[0])
         return [taken, *self._sent(out, chunk.round, now_ns)]
 
-    def _is_new(self, at: Reduction, sender: NodeId, chunk: ReduceChunk) -> bool:
+    def _is_new(self, at: RoundSum, sender: NodeId, chunk: ReduceChunk | CodedChunk) -> bool:
         where = f"worker {self.group.node}, round {chunk.round}"
         shapes = [(vector.dtype, vector.shape) for vector in chunk.vectors]
-        if chunk.schema != self.schema or shapes != [(np.dtype(self.kind), (chunk.length,))]:
+        if chunk.schema != self.schema or shapes != [(at.kind, (chunk.length,))]:
             text = (
                 f"{where}: a vector of another layout from worker {sender} (schema {chunk.schema}, ours {self.schema})"
             )
@@ -145,7 +140,6 @@ class ChunkExchange:
     def _sent(self, chunks: Sequence[Chunk], round: int, now_ns: int) -> list[Effect]:
         effects: list[Effect] = []
         for one in chunks:
-            to, size = self.group.members[one.peer], one.vector.size
-            place = self.group.epoch, round, one.bucket, one.step, one.start, size
-            effects += self.links[to].send(ReduceChunk(*place, one.weight, self.schema, (one.vector,)), now_ns)
+            message = chunk_message(self.group.epoch, round, one, self.schema)
+            effects += self.links[self.group.members[one.peer]].send(message, now_ns)
         return effects

@@ -12,7 +12,17 @@ from __future__ import annotations
 from collections import deque
 
 from fedgossip.machine import Effect, NodeId, Send, SetTimer
-from fedgossip.messages import ChangeMessage, CopyMessage, NoRows, Pulled, ReduceChunk, RowPush, RowsPulled, ShardPush
+from fedgossip.messages import (
+    ChangeMessage,
+    CodedChunk,
+    CopyMessage,
+    NoRows,
+    Pulled,
+    ReduceChunk,
+    RowPush,
+    RowsPulled,
+    ShardPush,
+)
 from fedgossip.protocols.deadlines import Deadline
 
 WINDOW = 4
@@ -24,7 +34,7 @@ PATIENT = 3
 Name = tuple[int, int, int, int]
 """By which a receiver says that a chunk is there; no two on a link have the same."""
 
-Chunk = ReduceChunk | ShardPush | Pulled | RowPush | NoRows | RowsPulled | ChangeMessage | CopyMessage
+Chunk = ReduceChunk | CodedChunk | ShardPush | Pulled | RowPush | NoRows | RowsPulled | ChangeMessage | CopyMessage
 
 
 class ChunkLink:

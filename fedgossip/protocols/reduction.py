@@ -81,6 +81,11 @@ class Reduction:
         return frozen(self._held)
 
     @property
+    def kind(self) -> np.dtype[np.floating]:
+        """The type of what chunks hold."""
+        return self._held.dtype
+
+    @property
     def begun(self) -> bool:
         """Whether all of the rank's own vector has been given."""
         return not self._lacks
@@ -172,7 +177,7 @@ class _Bucket:
         self._part: Vector = np.empty(0)  # until it begins
         self._moves: Sequence[tuple[Move, slice]] = list(table.of(rank, size))
         self._at = 0
-        self._steps = _steps(self._moves)
+        self._steps = steps_of([move for move, _ in self._moves])
         self._passed_on: dict[tuple[int, int], Vector] = {}  # stretches of which what was taken last is all there is
         self._kept: dict[tuple[int, int], tuple[float, Vector]] = {}  # by sender and step, until its move
         self._weight, self._terms = 0.0, table.workers
@@ -281,11 +286,11 @@ class _Bucket:
         return False
 
 
-def _steps(moves: Sequence[tuple[Move, slice]]) -> list[int]:
+def steps_of(moves: Sequence[Move]) -> list[int]:
     """Return for each move how many with the same peer and direction are before it."""
     seen: dict[tuple[int, bool], int] = {}
     found = []
-    for move, _ in moves:
+    for move in moves:
         key = move.peer, move.way is Way.SEND
         found.append(seen.get(key, 0))
         seen[key] = found[-1] + 1

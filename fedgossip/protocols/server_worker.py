@@ -59,10 +59,10 @@ from fedgossip.messages import (
     TenureTaken,
 )
 from fedgossip.placement.ring import Placement
-from fedgossip.protocols.chunk_exchange import weight_of
 from fedgossip.protocols.chunk_links import ChunkLink
 from fedgossip.protocols.model_parts import ModelParts
 from fedgossip.protocols.pulled_shards import PulledShard, PulledShards
+from fedgossip.protocols.round_sums import weight_of
 from fedgossip.vectors import all_finite
 
 BYES_MAX = 5

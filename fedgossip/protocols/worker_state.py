@@ -9,6 +9,7 @@ from fedgossip.algorithms.base import restored, saved
 from fedgossip.algorithms.descent.base import Descent, DescentState
 from fedgossip.machine import Checkpoint, Effect, NodeId, Report, RoundDone
 from fedgossip.messages import StatePiece, StateQuery
+from fedgossip.protocols.coded_gradients import LEFT_OUT, CodedGradients
 from fedgossip.protocols.state_fetch import StateDonor, StateFetch
 from fedgossip.vectors import Vector, digest
 
@@ -17,10 +18,20 @@ GROUP = "group"
 
 
 class WorkerState:
-    """`rate` gives that of each round's step.  Invariant: a round is told to the record once, whatever comes of it."""
+    """`rate` gives that of each round's step; `coded`: how gradients go by a codec.
 
-    def __init__(self, descent: Descent[Any], initial: Vector, rate: Callable[[int], float], fetch: StateFetch) -> None:
-        self.descent, self.rate, self.fetch = descent, rate, fetch
+    Invariant: a round is told to the record once, whatever comes of it.
+    """
+
+    def __init__(
+        self,
+        descent: Descent[Any],
+        initial: Vector,
+        rate: Callable[[int], float],
+        fetch: StateFetch,
+        coded: CodedGradients | None = None,
+    ) -> None:
+        self.descent, self.rate, self.fetch, self.coded = descent, rate, fetch, coded
         self.donor = StateDonor(fetch.schema)
         self.round, self.state = 0, descent.start(initial)
         self.told = 0  # the last round that the record has
@@ -39,7 +50,10 @@ class WorkerState:
         facts = dict(checkpoint.facts)
         group = facts.pop(GROUP)
         self.round = self.told = checkpoint.round
-        self.state = restored(self.state, checkpoint.vectors, facts)
+        own = {name: one for name, one in checkpoint.vectors.items() if not name.startswith(LEFT_OUT)}
+        self.state = restored(self.state, own, facts)
+        if self.coded:
+            self.coded.resume(checkpoint.vectors)
         return group
 
     def step(self, mean: Vector) -> list[Effect]:
@@ -50,13 +64,16 @@ class WorkerState:
         """The state after so many rounds is here; one of a view that came to nothing may have been told before."""
         self.round, self.state = round, state
         self.donor.forget()
+        if self.coded:
+            self.coded.settled(round)
         new, self.told = round > self.told, max(self.told, round)
         return [RoundDone(round, self.model)] if new else []
 
     def checkpoint(self, group: Mapping[str, object], *, durable: bool = False) -> Checkpoint:
         """Return all that a next life needs; `group`: the view."""
         arrays, numbers = saved(self.state)
-        return Checkpoint(self.round, arrays, {**numbers, GROUP: group}, durable)
+        left_out = self.coded.saved if self.coded else {}
+        return Checkpoint(self.round, {**arrays, **left_out}, {**numbers, GROUP: group}, durable)
 
     def give(self, sender: NodeId, asked: StateQuery) -> list[Effect]:
         """Answer one that is behind."""

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
-from fedgossip.algorithms.collectives.table import Table
 from fedgossip.algorithms.descent.base import Descent, DescentState
-from fedgossip.messages import TAIL, ChunkTaken, ReduceChunk
+from fedgossip.errors import TrainingError
+from fedgossip.messages import ChunkTaken
 from fedgossip.metrics import Meter, Network
-from fedgossip.protocols.chunk_exchange import contribution_of
-from fedgossip.protocols.reduction import Chunk, Reduction
+from fedgossip.protocols.chunk_exchange import chunk_message, contribution_of
+from fedgossip.protocols.coded_gradients import CodedGradients
+from fedgossip.protocols.reduction import Chunk
+from fedgossip.protocols.round_sums import Contribution, RoundSums
 from fedgossip.records import Row
-from fedgossip.task import Job, LocalTask, done
-from fedgossip.vectors import Vector, frozen
+from fedgossip.task import Job, LocalTask, Update, done
+from fedgossip.vectors import Vector
 from fedgossip.wire import wire_bytes
 
-MeanOf = Callable[[Sequence[tuple[float, Vector]], int, str, Sequence[Meter]], Vector]
-"""(every worker's contribution, round, schema, meters) -> the mean [d + TAIL] of those.
+MeanOf = Callable[[Sequence[Contribution], int, str, Sequence[Meter]], Vector]
+"""(every worker's contribution, round, schema, meters) -> the mean gradient [d] of those.
 
 Tells each participant's meter what it would send and receive for it, where nothing is lost.
 """
@@ -38,6 +38,8 @@ class CollectiveStack:
     state: DescentState
     meters: list[Meter]
     workers: int
+    coded: list[CodedGradients] = field(default_factory=list)
+    """How each worker's gradients go by a codec; none: as they are."""
 
 
 def first_collective(task: LocalTask, workers: int, descent: Descent[Any], others: int = 0) -> CollectiveStack:
@@ -65,10 +67,10 @@ def run_collective(
         between()
         model = stack.state.x
         updates = done(task, [Job(node, number, model, gradient=True, accumulate=accumulate) for node in workers])
-        brought = [contribution_of(one.difference, one.examples, one.metrics) for one in updates]
-        terms = [(weight, frozen(np.concatenate(pieces))) for weight, pieces in brought]
-        mean = mean_of(terms, number, task.schema, stack.meters)
-        stack.state = descent.step(stack.state, frozen(mean[:-TAIL]), rate(number))
+        brought = [_brought(stack, node, updates[node], number) for node in workers]
+        stack.state = descent.step(stack.state, mean_of(brought, number, task.schema, stack.meters), rate(number))
+        for coded in stack.coded:
+            coded.settled(number + 1)
         for node in workers:
             meter = stack.meters[node]
             meter.train_ended(0, updates[node].metrics)
@@ -84,27 +86,36 @@ def run_collective(
     return [stack.state.x for _ in workers]
 
 
-def reduced_by(table: Table, bucket: int) -> MeanOf:
+def _brought(stack: CollectiveStack, node: int, update: Update, round: int) -> Contribution:
+    if not stack.coded:
+        return contribution_of(update.difference, update.examples, update.metrics)
+    brought = stack.coded[node].coded(update.difference, update.examples, update.metrics, round)
+    if brought is None:
+        text = f"worker {node}, round {round}: its gradient is not finite, or too large to be added up"
+        raise TrainingError(text, "Look at its data, or lower train.lr.")
+    return brought
+
+
+def reduced_by(sums: RoundSums) -> MeanOf:
     """Return the mean as the moves of a table make it."""
-    return lambda terms, round, schema, meters: _reduced(table, bucket, terms, round, schema, meters)
+    return lambda terms, round, schema, meters: _reduced(sums, terms, round, schema, meters)
 
 
 def _reduced(
-    table: Table, bucket: int, terms: Sequence[tuple[float, Vector]], round: int, schema: str, meters: Sequence[Meter]
+    sums: RoundSums, terms: Sequence[Contribution], round: int, schema: str, meters: Sequence[Meter]
 ) -> Vector:
-    kind = terms[0][1].dtype
-    ranks = [Reduction(rank, table, terms[rank][1].size, kind, bucket) for rank in range(table.workers)]
+    ranks = [sums.of(rank, len(terms), round) for rank in range(len(terms))]
     under_way: deque[tuple[int, Chunk]] = deque()
-    for rank, term in enumerate(terms):
-        under_way.extend((rank, chunk) for chunk in ranks[rank].begin(*term))
+    for rank, (weight, pieces) in enumerate(terms):
+        under_way.extend((rank, chunk) for chunk in ranks[rank].give(0, weight, *pieces))
     while under_way:
         sender, one = under_way.popleft()
         place = 0, round, one.bucket, one.step
-        there = wire_bytes(ReduceChunk(*place, one.start, one.vector.size, one.weight, schema, (one.vector,)))
+        there = wire_bytes(chunk_message(0, round, one, schema))
         back = wire_bytes(ChunkTaken(*place))
         for source, to, size, payload in ((sender, one.peer, there, one.vector.nbytes), (one.peer, sender, back, 0)):
             meters[source].sent(size, payload)
             meters[to].received(size, payload)
         more = ranks[one.peer].take(sender, one.bucket, one.step, one.weight, one.vector)
         under_way.extend((one.peer, chunk) for chunk in more)
-    return ranks[0].mean
+    return sums.gradient(ranks[0].mean, round)

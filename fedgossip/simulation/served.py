@@ -11,6 +11,7 @@ from fedgossip.messages import Message, PieceTaken, Pulled, ShardPull, ShardPush
 from fedgossip.metrics import Meter
 from fedgossip.placement.ring import Placement, Shard
 from fedgossip.protocols.pieces import pieces
+from fedgossip.protocols.round_sums import Contribution
 from fedgossip.simulation.collective import MeanOf
 from fedgossip.vectors import Vector, frozen
 from fedgossip.wire import wire_bytes
@@ -19,18 +20,19 @@ from fedgossip.wire import wire_bytes
 def served_by(placement: Placement) -> MeanOf:
     """Return the mean of a clock as the servers of these shards give it, who all live."""
 
-    def mean_of(terms: Sequence[tuple[float, Vector]], round: int, schema: str, meters: Sequence[Meter]) -> Vector:
-        total = ExactSum(terms[0][1].size)
-        for weight, vector in terms:
-            total.add(weight, vector)
+    def mean_of(terms: Sequence[Contribution], round: int, schema: str, meters: Sequence[Meter]) -> Vector:
+        kind = terms[0][1][0].dtype
+        total = ExactSum(terms[0][1][0].size)
+        for weight, (gradient, *_) in terms:
+            total.add(weight, frozen(gradient))
         for shard in placement.shards:
-            part = frozen(np.empty(shard.length, terms[0][1].dtype))
+            part = frozen(np.empty(shard.length, kind))
             owner, *keepers = (meters[server] for server in shard.preference[: placement.copies])
             for worker, (weight, _) in enumerate(terms):
                 _pushed_and_pulled(meters[worker], owner, shard, round, weight, part, schema)
             for keeper in keepers:
                 _copied(owner, keeper, shard, round, part, schema)
-        return total.mean(terms[0][1].dtype)
+        return total.mean(kind)
 
     return mean_of
 

@@ -1,4 +1,5 @@
-"""All-reduce without relays: through one rank, or everyone to everyone; sums without an order (`ExactSum`)."""
+"""All-reduce without relays: through one rank, or everyone to everyone; sums without an order (`ExactSum`).  And
+all-gather."""
 
 from __future__ import annotations
 
@@ -21,3 +22,14 @@ def all_to_all(workers: int) -> Table:
         return (*(Move(Way.SEND, to, 0, 1) for to in others), *(Move(Way.ADD, to, 0, 1) for to in sorted(others)))
 
     return Table(1, tuple(moves(rank) for rank in range(workers)), exact=True)
+
+
+def gather_all_to_all(workers: int) -> Table:
+    """All-gather: part r is rank r's, which sends it to all others: m - 1 parts sent by each, in 1 step."""
+
+    def moves(rank: int) -> tuple[Move, ...]:
+        others = [(rank + k) % workers for k in range(1, workers)]
+        sends = [Move(Way.SEND, to, rank, rank + 1) for to in others]
+        return (*sends, *(Move(Way.REPLACE, of, of, of + 1) for of in sorted(others)))
+
+    return Table(workers, tuple(moves(rank) for rank in range(workers)))

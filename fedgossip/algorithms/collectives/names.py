@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from fedgossip.algorithms.collectives.direct import all_to_all, star
+from fedgossip.algorithms.collectives.direct import all_to_all, gather_all_to_all, star
 from fedgossip.algorithms.collectives.doubling import halving_doubling, power_below, recursive_doubling
-from fedgossip.algorithms.collectives.rings import ring, ring_naive
+from fedgossip.algorithms.collectives.rings import ring, ring_gather, ring_naive
 from fedgossip.algorithms.collectives.table import Table
 from fedgossip.algorithms.collectives.trees import tree
 
@@ -104,3 +104,6 @@ COLLECTIVES: Mapping[str, Collective] = {
         added=lambda m: m - 1,
     ),
 }
+
+GATHERS: Mapping[str, Callable[[int], Table]] = {"ring": ring_gather, "all-to-all": gather_all_to_all}
+"""How payloads of a codec that cannot be added come to all, by the collective's name: part r of a table is rank r's."""

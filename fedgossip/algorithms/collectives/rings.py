@@ -1,4 +1,4 @@
-"""All-reduce on a ring: every rank sends to the next one alone.
+"""All-reduce on a ring, and all-gather: every rank sends to the next one alone.
 
 Source: Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms for clusters of workstations, J. Parallel and
 Distributed Computing 69 (2009).
@@ -43,3 +43,18 @@ def ring_naive(workers: int) -> Table:
         return tuple(found)
 
     return Table(1, tuple(moves(rank) for rank in range(m)) if m > 1 else ((),))
+
+
+def ring_gather(workers: int) -> Table:
+    """All-gather: part r is rank r's, and travels round; m - 1 parts sent by each, in m - 1 steps."""
+    m = workers
+
+    def moves(rank: int) -> tuple[Move, ...]:
+        found: list[Move] = []
+        for step in range(m - 1):
+            out, come = (rank - step) % m, (rank - step - 1) % m
+            found.append(Move(Way.SEND, (rank + 1) % m, out, out + 1))
+            found.append(Move(Way.REPLACE, (rank - 1) % m, come, come + 1))
+        return tuple(found)
+
+    return Table(m, tuple(moves(rank) for rank in range(m)))
