@@ -18,6 +18,8 @@ from fedgossip.errors import ConfigError
 from fedgossip.records import NetworkRow
 
 FORECAST = "forecast.json"
+REALISED = "forecast-realised.json"
+"""The same, computed after the run of the rounds as they were mixed."""
 SLACK = 0.05
 """The edges are of first order in the disagreement: so much beyond them still counts as inside."""
 SCORE_SLACK = 0.02
@@ -46,7 +48,8 @@ class ScoreForecast(msgspec.Struct, frozen=True):
 class RunForecast(msgspec.Struct, frozen=True):
     """The forecast of one run.
 
-    level: "probe" (three jobs a node at the first model) or "shadow" (a training at the mean).  lower, upper: of the
+    level: "probe" (three jobs a node at the first model), "shadow" (a training at the mean), or "realised" (a shadow of
+    the rounds as they were mixed).  lower, upper: of the
     consensus distance after round 1, 2, ...; equal where `exact`.  responses: (round, share by which an update answers
     to being away from the mean).  jobs: trainings that the forecast took.
     """
@@ -191,12 +194,12 @@ def digest_of(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def read_forecast(folder: Path) -> tuple[RunForecast, str] | None:
-    """Return the forecast in a run's folder and its sha256; None where there is none.
+def read_forecast(folder: Path, name: str = FORECAST) -> tuple[RunForecast, str] | None:
+    """Return the forecast in a run's folder, or what `name` is, and its sha256; None where there is none.
 
     Raises ConfigError, naming the file, for one that is none.
     """
-    path = folder / FORECAST
+    path = folder / name
     try:
         content = path.read_bytes()
         found = from_json(msgspec.json.Decoder(RunForecast), content)

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedgossip.errors import ConfigError, nearest
+from fedgossip.errors import ConfigError, TrainingError, nearest
 from fedgossip.experiment import GIVEN, Experiment, load_experiment
 from fedgossip.experiment.sections import FORECAST_AUTO, FORECAST_LEVELS, FORECAST_NONE
 from fedgossip.forecasts import RunForecast, ScoreForecast
 from fedgossip.plans import compose
 from fedgossip.plans.gossip import GossipPlan
+from fedgossip.records import NetworkRow, Row
 from fedgossip.rundir.foretold import Foretold
 from fedgossip.simulation.probe import expected_distances, probe
+from fedgossip.simulation.realised import realised_rounds
 from fedgossip.simulation.recursion import GossipCourse, is_linear
 from fedgossip.simulation.shadow import Shadow, Shadowed, run_shadow
 from fedgossip.simulation.stacked import PLAIN
@@ -23,6 +27,8 @@ from fedgossip.task import LocalTask
 
 AUTO_LIMIT, AUTO_ELEMENTS = 256, 1 << 22  # peers, and numbers in all their vectors together
 AUTO_ROUNDS, AUTO_SUMS = 2_000, 1 << 28  # a forecast goes through all rounds before the first: a second at most
+REALISED_LIMIT = 512
+"""Peers up to which the weights that counted are put together: dense, of each round."""
 USUAL_LEVEL = "shadow"
 """Of a forecast that is asked for, where the file names no level."""
 
@@ -86,14 +92,43 @@ def foretold_of(plan: compose.Plan, task: LocalTask, level: str | None, stopped:
     What [forecast] names goes before auto; None is what it names alone.  Raises ConfigError as `forecast_run`.
     """
     if stopped is not None:
-        return Foretold.left_in(stopped)
+        return _with_realised(Foretold.left_in(stopped), plan, task)
     named = plan.experiment.forecast.level if isinstance(plan, GossipPlan) else FORECAST_AUTO
     if level in (None, FORECAST_AUTO):
         level = named if named != FORECAST_AUTO else level
     if level in (None, FORECAST_NONE) or (level == FORECAST_AUTO and not _has_an_answer(plan, task)):
         return None
     (found,) = forecasts_of([gossiping(plan)], task, "probe" if level == FORECAST_AUTO else level)
-    return Foretold.of(found)
+    return _with_realised(Foretold.of(found), plan, task)
+
+
+def _with_realised(foretold: Foretold | None, plan: compose.Plan, task: LocalTask) -> Foretold | None:
+    """Return the forecast with the way to make it again of what was mixed, where the record of a run tells that."""
+    if foretold is None or not isinstance(plan, GossipPlan) or not plan.experiment.forecast.realised:
+        return foretold
+    tells = plan.how.stacked is not None and plan.how.in_step and not plan.experiment.algorithm.private
+    return replace(foretold, again=partial(realised_forecast, plan, task)) if tells else foretold
+
+
+def realised_forecast(plan: GossipPlan, task: LocalTask, rows: Sequence[Row]) -> RunForecast | None:
+    """Return what a shadow says of the rounds as they were mixed; None where that is as planned, or is not known."""
+    rounds = realised_rounds(plan.schedule, rows)
+    last = min(foreseen(plan), max((row.round for row in rows if isinstance(row, NetworkRow)), default=0))
+    if rounds is None or not last or plan.n > REALISED_LIMIT:
+        return None
+    shadow = Shadow(task, [replace(_course(plan), schedule=rounds)], last, plan.experiment.score, own_mean=True)
+    try:
+        run_shadow(shadow, last)
+    except TrainingError:
+        return None
+    (found,) = shadow.found
+    return _made("realised", plan, *_edges(shadow, found), exact=shadow.exact, jobs=shadow.jobs)
+
+
+def _edges(shadow: Shadow, found: Shadowed) -> tuple[Sequence[float], Sequence[float]]:
+    if shadow.exact:
+        return found.pulled, found.pulled
+    return found.highest, np.minimum(found.free, found.pulled).tolist()
 
 
 def asked_level(plan: GossipPlan) -> str:
@@ -208,9 +243,7 @@ def _shadowed(
         responses = [(response.round, response.share) for response in shadow.responses]
         for place, found in zip(places, shadow.found, strict=True):
             how: dict[str, Any] = {"exact": shadow.exact, "responses": responses, "jobs": shadow.jobs}
-            lowest = np.minimum(found.free, found.pulled).tolist()
-            edges = (found.pulled, found.pulled) if shadow.exact else (found.highest, lowest)
-            made[place] = _made("shadow", plans[place], *edges, scores=_scores(found), **how)
+            made[place] = _made("shadow", plans[place], *_edges(shadow, found), scores=_scores(found), **how)
     return [made[place] for place in range(len(plans))]
 
 

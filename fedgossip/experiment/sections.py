@@ -174,6 +174,9 @@ class ForecastSection(msgspec.Struct, forbid_unknown_fields=True):
     """Rounds that it is of, from the first on; 0: all.  A shadow of few costs as few trainings."""
     memory: Annotated[float, Within(ABOVE_0)] = 4.0
     """Gigabytes that the models of a shadow may take."""
+    realised: bool = True
+    """Whether a run in which messages or peers were lost is forecast again at its end, of the rounds as they were
+    mixed: a second curve of the report, for as many trainings as a shadow."""
 
 
 SERVED, MAPREDUCE, ASYNC = "parameter-server", "mapreduce", "async"

@@ -227,6 +227,8 @@ class SyncGossip(Lifecycle[State]):
         if len(missing) < len(sources.all):
             self.clock.over(self.began_ns)
         row, outgoing = self._agreed(), self.learner.outgoing
+        if held := sorted(self.open.row.keys() - row.keys() - set(missing)):
+            effects.append(Report("held", held, round))
         inputs = {j: outgoing if j == self.node else self.mailbox.model(j, round).vectors for j in row}
         self.summed += (len(row) - 1) * sum(vector.size for vector in outgoing)
         self.learner.mixed(tuple(self._combined(row, inputs, k) for k in range(len(outgoing))))
@@ -288,7 +290,8 @@ class SyncGossip(Lifecycle[State]):
             slots = zip(self.learner.algorithm.slots, differences, strict=True)
             differences = tuple(one if slot == MODEL else subtract(one, one) for slot, one in slots)
         self.learner.corrected(differences)
-        return [Report("repaired", {"peer": node, "round": repaired.round}, self.round)]
+        mixed = bool(self.learner.outgoing)  # what is open now is mixed as it went out
+        return [Report("repaired", {"peer": node, "round": repaired.round, "mixed": mixed}, self.round)]
 
     # --- the end --------------------------------------------------------------------------------------------------
 

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from fedgossip.forecasts import RunForecast
+
 HEIGHT = 3.1
 CONSENSUS_HEIGHT = 4.1  # as high as the table beside it
 SCORES = (
@@ -140,6 +142,8 @@ def consensus(run: RecordedRun, name: str, forecast: Band | None) -> str | None:
         axes = figure.subplots()
         if forecast is not None:
             _forecast(axes, forecast, floor=max(smallest * 0.02, largest * ROUNDING * 1e-2))
+        if run.realised is not None:
+            _realised(axes, run.realised, floor=max(smallest * 0.02, largest * ROUNDING * 1e-2))
         if before and before != after:
             curve(axes, *_columns(before), label="before mixing", colour=PURPLE, dash=DASHES[2])
         curve(axes, *_columns(after), label="after mixing" if before else "measured", colour=BLUE, dash="-")
@@ -172,6 +176,14 @@ def _forecast(axes: Axes, forecast: Band, floor: float) -> None:
     across = np.concatenate([lower[seen], upper[seen][::-1]])
     label = "forecast" if forecast.foretold else "forecast band"
     axes.fill(along, across, label=label, color=drawing.SKY, alpha=0.3, linewidth=3 if _is_line(forecast) else 0)
+
+
+def _realised(axes: Axes, told: RunForecast, floor: float) -> None:
+    """Draw the edges of what would have been forecast, had it been known what would be lost."""
+    rounds = np.arange(1, told.rounds + 1)
+    for number, edge in enumerate([told.upper] if told.exact else [told.upper, told.lower]):
+        label = None if number else "forecast of what was mixed"
+        axes.plot(rounds, np.clip(edge, floor, None), label=label, color=drawing.ORANGE, linestyle=":", linewidth=1.6)
 
 
 def _is_line(forecast: Band) -> bool:

@@ -146,6 +146,11 @@ def _foretold(run: RecordedRun) -> str:
     if summary.forecast_kept is not None:
         slack = f"give or take {number(BAND_SLACK * 100)}\u202f%"
         said += f" The measurement kept to it, {slack}, in {percent(summary.forecast_kept)} of the rounds."
+    if run.realised and summary.forecast_realised_kept is not None:
+        said += (
+            " Messages or peers were lost: of the rounds as they were mixed the same gives the dotted edges, to which"
+            f" it kept in {percent(summary.forecast_realised_kept)}."
+        )
     return said
 
 

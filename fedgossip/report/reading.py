@@ -15,7 +15,7 @@ import msgspec
 
 from fedgossip.decoding import UnreadableError, json_value
 from fedgossip.errors import ConfigError
-from fedgossip.forecasts import RunForecast, read_forecast
+from fedgossip.forecasts import REALISED, RunForecast, read_forecast
 from fedgossip.learning.objectives import score_told
 from fedgossip.records import renamed
 from fedgossip.report.numbers import number, percent
@@ -191,6 +191,7 @@ class Summary(msgspec.Struct, frozen=True):
     pairwise: RecordedPairs | None = None
     forecast_file: RecordedFile | None = None
     forecast_kept: float | None = None
+    forecast_realised_kept: float | None = None
     forecast_scores_kept: dict[str, float] = {}
     data: DataSpread | None = None
     events: dict[str, int] = {}
@@ -258,6 +259,8 @@ class RecordedRun:
     """The script of loops that were launched, and its arguments."""
     foretold: RunForecast | None = None
     """What was forecast before the run; None also where the file is not the one that the run began with."""
+    realised: RunForecast | None = None
+    """The same of the rounds as they were mixed, where messages or peers were lost."""
 
     @property
     def name(self) -> str:
@@ -313,7 +316,8 @@ def read_run(folder: Path) -> RecordedRun:
     experiment = folder / "experiment.toml"
     text = experiment.read_text("utf-8", errors="replace") if experiment.is_file() else None
     rounds, script = [network[r] for r in sorted(network)], _script_of(folder)
-    return RecordedRun(summary, rounds, totals, events, text, participation, script, _foretold(folder, summary))
+    told = _foretold(folder, summary), _realised(folder, summary)
+    return RecordedRun(summary, rounds, totals, events, text, participation, script, *told)
 
 
 def _foretold(folder: Path, summary: Summary) -> RunForecast | None:
@@ -321,6 +325,11 @@ def _foretold(folder: Path, summary: Summary) -> RunForecast | None:
     if found is None or summary.forecast_file is None or found[1] != summary.forecast_file.sha256:
         return None
     return found[0]
+
+
+def _realised(folder: Path, summary: Summary) -> RunForecast | None:
+    found = read_forecast(folder, REALISED) if summary.forecast_realised_kept is not None else None
+    return None if found is None else found[0]
 
 
 def _script_of(folder: Path) -> tuple[str, ...]:

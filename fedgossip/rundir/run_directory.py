@@ -5,6 +5,7 @@
     metrics.jsonl        a line per peer and round, per round, per event; written as they come
     summary.json         written last, in one piece
     forecast.json        what was forecast, written before the first row; where that was asked for
+    forecast-realised.json   the same of the rounds as they were mixed, where messages or peers were lost
     model/               the averaged model with all that it takes to use it, see learning.model_files
     report.html          one page, no external request
     peers/03/            what each real process wrote itself
@@ -32,7 +33,7 @@ import msgspec
 from fedgossip import kernels, owner_files
 from fedgossip.checkpoints import NEWEST, PREVIOUS
 from fedgossip.errors import ConfigError, NotWrittenError
-from fedgossip.forecasts import FORECAST, encoded
+from fedgossip.forecasts import FORECAST, REALISED, encoded
 from fedgossip.learning import model_files
 from fedgossip.learning.model_files import MODEL
 from fedgossip.machine import NodeId
@@ -268,6 +269,15 @@ class Keeper:
             self._tracking.end(status, last)
             self._tell_failures(self._tracking)
 
+    def held_against_the_forecast(self, rows: Sequence[NetworkRow], score: Score, *, whole: bool) -> dict[str, Any]:
+        """Return what the summary says of the forecast; where messages were lost, write that of what was mixed."""
+        if self.foretold is None:
+            return {}
+        realised = self.foretold.realised(self.rows) if whole else None
+        if realised and self._directory:
+            write_whole(self._directory.path / REALISED, encoded(realised))
+        return self.foretold.facts(rows, score, realised)
+
     def _tell_failures(self, tracking: Tracking) -> None:
         for event in tracking.failures():
             self(event)
@@ -351,7 +361,7 @@ def summarize(
         "processor": kernels.processor(),
         "kernels": kernels.used(),
         **plan.facts(keeper.rows),
-        **(keeper.foretold.facts(networks, experiment.score) if keeper.foretold else {}),
+        **keeper.held_against_the_forecast(networks, experiment.score, whole=ended.status in (*WHOLE, PARTIAL)),
     }
 
 

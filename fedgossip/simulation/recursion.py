@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from fedgossip.algorithms.base import GossipAlgorithm, Step
 from fedgossip.seeds import stream
+from fedgossip.simulation.realised import RealisedLosses, RealisedRounds
 from fedgossip.simulation.stacked import StackedExchange, combined
 from fedgossip.topology import Schedule
 from fedgossip.vectors import Vector, frozen
@@ -44,6 +45,8 @@ class Recursion:
 
     def __init__(self, course: GossipCourse, start: Vector, *, alone: bool = False) -> None:
         self._course, self._alone = course, alone
+        realised = isinstance(course.schedule, RealisedRounds) and not alone
+        self._late = RealisedLosses(course.schedule) if realised else None  # type: ignore[arg-type]
         self._state = course.algorithm.start(start)
 
     @property
@@ -53,13 +56,23 @@ class Recursion:
 
     def advance(self, updates: Vector | None, step: Step) -> None:
         """Do the round `step.round` with `updates`, like the vectors; None: no change."""
-        course = self._course
-        state, outgoing = course.algorithm.trained(self._state, updates, step)
+        course, before = self._course, self._state
+        if self._late:
+            before = self._late.made_up(course.algorithm, before, step.round, mixed=False)
+        state, outgoing = course.algorithm.trained(before, updates, step)
         if self._alone:
             self._state = course.algorithm.mixed(state, outgoing)
-        else:
-            groups = course.schedule.mixing(step.round).rows_by_degree()
-            self._state = combined(course.algorithm, state, outgoing, groups, course.exchange)
+            return
+        groups = course.schedule.mixing(step.round).rows_by_degree()
+        self._state = combined(course.algorithm, state, outgoing, groups, course.exchange)
+        if self._late:
+            self._late.note(step.round, outgoing)
+            after = self._late.made_up(course.algorithm, self._state, step.round, mixed=True)
+            self._state = self._late.without_the_absent(before, after, step.round)
+
+    def there(self, round: int) -> Vector:
+        """The vectors of those who took part in `round`, all but in a run that was."""
+        return self.model if self._late is None else frozen(self.model[self._late.rounds.present(round)])
 
 
 def is_linear(course: GossipCourse) -> bool:

@@ -87,7 +87,8 @@ class Response:
 
 
 class Shadow:
-    """A shadow run of `courses`, all of one algorithm; `advance` does a round.
+    """A shadow run of `courses`, all of one algorithm; `advance` does a round.  The course of rounds as they were mixed
+    (`realised`) stands alone, with `own_mean`.
 
     `score`: the metric of the task that scores are.  `own_mean`: the mean is that of the one course, whose graph moves
     it; else that of a single peer that hears nobody.
@@ -112,7 +113,7 @@ class Shadow:
         self._displaced: tuple[Vector, list[Mapping[str, Any]]] | None = None
         self._centre = self._edges[0][1]
         self._alone = None if own_mean else Recursion(courses[0], frozen(mean(list(start))[None]), alone=True)
-        self._due = 0
+        self._due = self._round = 0
 
     @property
     def exact(self) -> bool:
@@ -122,10 +123,11 @@ class Shadow:
     @property
     def mean(self) -> Vector:
         """The mean of all peers, [d]."""
-        return mean(list((self._alone or self._centre).model))
+        return mean(list(self._alone.model if self._alone else self._centre.there(self._round)))
 
     def advance(self, round: int, *, evaluate: bool) -> None:
         """Do `round`, counted from 0, and measure; with scores where it is to `evaluate`."""
+        self._round = round
         at = self.mean
         memory = self.memory()
         updates, step = self._trained(round, [at] * self._n)
@@ -195,10 +197,11 @@ class Shadow:
             give_memory(self._task, node, one)
 
     def _measure(self) -> None:
-        for found, (free, pulled) in zip(self.found, self._edges, strict=True):
-            found.free.append(consensus_distance(free.model))
-            found.pulled.append(consensus_distance(pulled.model))
-            found.apart.append(consensus_distance(subtract(free.model, pulled.model)))
+        for found, edges in zip(self.found, self._edges, strict=True):
+            free, pulled = (edge.there(self._round) for edge in edges)
+            found.free.append(consensus_distance(free))
+            found.pulled.append(consensus_distance(pulled))
+            found.apart.append(consensus_distance(subtract(free, pulled)))
 
     def _evaluate(self, round: int) -> None:
         (averaged,) = self._scores([self.mean])
