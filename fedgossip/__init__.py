@@ -55,6 +55,8 @@ HOMES = {
     "simulate": "fedgossip.drivers.simulate",
     "sweep": "fedgossip.sweeping.sweep",
     "SweepTable": "fedgossip.sweeping.table",
+    "TrainedTable": "fedgossip.rundir.trained_table",
+    **dict.fromkeys(("load_table", "save_table"), "fedgossip.rundir.table_files"),
     **dict.fromkeys(("Job", "LocalTask", "Segment", "StatefulTask", "Update"), "fedgossip.task"),
     **dict.fromkeys(
         ("Forecast", "Mixing", "Spectrum", "Topology", "build", "forecast", "resolve", "spectrum"), "fedgossip.topology"
@@ -78,6 +80,7 @@ __all__ = [
     "StatefulTask",
     "SweepTable",
     "Topology",
+    "TrainedTable",
     "Update",
     "__version__",
     "build",
@@ -86,8 +89,10 @@ __all__ = [
     "join",
     "load_experiment",
     "load_model",
+    "load_table",
     "resolve",
     "run_local",
+    "save_table",
     "simulate",
     "simulate_loop",
     "spectrum",

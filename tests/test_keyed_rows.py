@@ -153,8 +153,9 @@ def test_a_mean_of_rows_is_that_of_vectors_with_zeros_and_has_no_order() -> None
 # --- runs -------------------------------------------------------------------------------------------------------------
 
 
-def twin(experiment: dict[str, Any]) -> Vector:
-    """The watched rows after a synchronous run, in plain loops on the whole model: one mean and one step per clock."""
+def twin(experiment: dict[str, Any]) -> tuple[Vector, Keys]:
+    """All rows after a synchronous run, in plain loops on the whole model: one mean and one step per clock; and which
+    are watched."""
     e = load_experiment(experiment)
     task: Any = compose.task_of(e, e.parallel.workers)[0]  # type: ignore[attr-defined]
     plan = compose.plan(e)
@@ -172,16 +173,18 @@ def twin(experiment: dict[str, Any]) -> Vector:
             whole[keys] = update.difference
             total.add(update.metrics["rows"], frozen(whole))
         state = descent.step(state, total.mean(np.dtype(np.float32)), plan.rate(clock))
-    return frozen(state.x[task.watched])
+    return state.x, task.watched
 
 
 @pytest.mark.parametrize("descent", ["sgd", "adagrad", "ftrl"])
 @pytest.mark.parametrize("servers", [1, 3])
 def test_every_number_of_servers_has_the_bits_of_plain_loops_on_the_whole_model(servers: int, descent: str) -> None:
     experiment = clicks(servers=servers, parallel={"descent": descent, "l1": 0.05 if descent == "ftrl" else 0.0})
-    run, expected = simulate(experiment), twin(experiment)
+    run, (whole, watched) = simulate(experiment), twin(experiment)
+    expected = whole[watched]
     assert all(np.array_equal(vector, expected) for vector in run.vectors[:3] if vector is not None)
     assert expected.any()
+    assert run.table is not None and np.array_equal(run.table.rows(np.arange(whole.size))[:, 0], whole)
 
 
 def test_the_key_cache_changes_no_bit_and_saves_bytes() -> None:

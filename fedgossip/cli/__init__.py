@@ -42,6 +42,7 @@ COMMANDS = {
     "collect": ("fedgossip.cli.runs", "Put the folders of a run's peers together into one run."),
     "predict": ("fedgossip.cli.predict", "Score the rows of a table with a model that a run has left."),
     "evaluate": ("fedgossip.cli.predict", "Measure a model that a run has left on labelled examples of one's own."),
+    "table": ("fedgossip.cli.table", "Show or write the trained rows of a run whose model is a table."),
     "replay": ("fedgossip.cli.replay", "Tell fresh machines what those of a run were told: the same bits?"),
     "compare": ("fedgossip.cli.compare", "Compare ways to train in parallel, from one file, on one page."),
     "sweep": ("fedgossip.cli.sweep", "Run a grid of keys and seeds of one experiment, and compare them on one page."),

@@ -29,7 +29,9 @@ from fedgossip.records import Row
 from fedgossip.rundir import incarnations, run_directory
 from fedgossip.rundir.foretold import Foretold
 from fedgossip.rundir.run_directory import Keeper, Run, RunDirectory, RunOutcome
+from fedgossip.rundir.table_files import TABLE, save_table, table_of_checkpoints
 from fedgossip.rundir.tracking import Tracking
+from fedgossip.rundir.trained_table import TrainedTable
 from fedgossip.simulation.network import DeviceClass, NetworkSettings, SimulatedNetwork
 from fedgossip.simulation.simulator import Simulator
 from fedgossip.task import Job, LocalTask, segments_of, table_of
@@ -145,12 +147,28 @@ def simulate_plan(
     keeper.ended(status)
     ended = RunOutcome(results.vectors, results.counts, status, time.monotonic() - began, results.payload)
     summary = run_directory.summarize(plan, engine, task, shares, record, keeper, ended)
+    table = table_of_checkpoints(plan, results.kept)
     if directory:
-        directory.finish(summary, task, run_directory.averaged(plan.outcome(results.vectors)), report=report)
-        summary["run_dir"] = str(directory.path)
+        _finish(directory, summary, task, plan.outcome(results.vectors), table, report=report)
     if status == "failed":
         raise _failure(plan, results)
-    return Run(summary, keeper.rows, list(results.vectors), directory.path if directory else None)
+    return Run(summary, keeper.rows, list(results.vectors), directory.path if directory else None, table)
+
+
+def _finish(
+    directory: RunDirectory,
+    summary: dict[str, Any],
+    task: LocalTask,
+    outcome: Sequence[Vector | None],
+    table: TrainedTable | None,
+    *,
+    report: bool,
+) -> None:
+    """Write what came out, and tell where."""
+    if table:
+        save_table(table, directory.path / TABLE)
+    directory.finish(summary, task, run_directory.averaged(outcome), report=report)
+    summary["run_dir"] = str(directory.path)
 
 
 def _known_in_all_rounds(plan: Plan, task: LocalTask, foretold: Foretold | None) -> bool:
@@ -227,7 +245,7 @@ def _simulator(
     def finish(between: Callable[[], None]) -> Results:
         vectors = simulator.run(between=between)
         there = [vectors.get(node) for node in range(plan.n)]
-        return Results(there, simulator.counts, simulator.failures, simulator.payload)
+        return Results(there, simulator.counts, simulator.failures, simulator.payload, simulator.checkpoints)
 
     return simulator, finish, {"script": script, "rebirth": rebirth}
 

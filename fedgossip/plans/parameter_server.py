@@ -7,15 +7,17 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Self
 
+import numpy as np
+
 from fedgossip.algorithms.descent.rows import RowDescent
 from fedgossip.errors import ConfigError
 from fedgossip.experiment.sections import ASYNC
-from fedgossip.keyed_rows import KeyedTable
-from fedgossip.machine import Machine, NodeId
+from fedgossip.keyed_rows import KeyedTable, Rows
+from fedgossip.machine import Checkpoint, Machine, NodeId
 from fedgossip.metrics import Network
 from fedgossip.placement.ring import Placement, Shard, placed
 from fedgossip.plans.plan import Arrays, JoiningTerms, Results, RunOutlook, Seat, nanoseconds
-from fedgossip.plans.row_tables import check_table, filters_of, named_table, outlook_of_rows
+from fedgossip.plans.row_tables import all_touched, check_table, filters_of, named_table, outlook_of_rows
 from fedgossip.plans.shared_steps import SharedSteps
 from fedgossip.protocols.model_parts import ModelParts, WholeParts
 from fedgossip.protocols.row_parts import RowParts
@@ -28,7 +30,7 @@ from fedgossip.roles import Role, Roles
 from fedgossip.simulation.collective import first_collective, run_collective
 from fedgossip.simulation.served import served_by
 from fedgossip.task import LocalTask, Segment
-from fedgossip.vectors import Vector
+from fedgossip.vectors import Vector, frozen
 
 
 @dataclass(frozen=True)
@@ -139,6 +141,14 @@ class ServerPlan(SharedSteps):
         if bound == 0:
             return StepPerClock(descent, x, workers, self.experiment.rounds)
         return StepPerPush(descent, x, workers, self.experiment.rounds, bound, self.experiment.parallel.server.damp)
+
+    def touched_rows(self, kept: Mapping[NodeId, Checkpoint]) -> tuple[KeyedTable, Rows] | None:
+        if self.table is None:
+            return None
+        shards, nothing = self.placement_of(self.table.rows).shards, frozen(np.empty(0, self.table.dtype))
+        lives = [(kept[node], {one.number: self.shard(one, nothing) for one in shards})
+                 for node in self.servers if node in kept]  # fmt: skip
+        return self.table, all_touched(lives, self.table)
 
     def is_complete(self, node: NodeId, rounds: int, *, stopped: bool = False) -> bool:
         return rounds == self.experiment.rounds if node < self.learners else not stopped

@@ -14,7 +14,7 @@ from typing import Any, Protocol, Self
 from fedgossip import kernels
 from fedgossip.errors import ConfigError
 from fedgossip.experiment import Experiment
-from fedgossip.keyed_rows import KeyedTable
+from fedgossip.keyed_rows import KeyedTable, Rows
 from fedgossip.machine import Checkpoint, Failure, Machine, NodeId
 from fedgossip.metrics import Evaluate, Network
 from fedgossip.plans.completeness import Lacking
@@ -35,6 +35,8 @@ class Results:
     counts: Mapping[str, int] = field(default_factory=dict)
     failures: Mapping[NodeId, Failure] = field(default_factory=dict)
     payload: Mapping[tuple[NodeId, NodeId], int] = field(default_factory=dict)
+    kept: Mapping[NodeId, Checkpoint] = field(default_factory=dict)
+    """The last checkpoint of each that has written one."""
 
 
 Arrays = tuple[object, Callable[[Callable[[], None]], Results]]
@@ -231,6 +233,11 @@ class Plan(Protocol):
         """The same plan, where the model is this table.  Raises ConfigError where such a run has none, or needs one."""
         ...
 
+    def touched_rows(self, kept: Mapping[NodeId, Checkpoint]) -> tuple[KeyedTable, Rows] | None:
+        """Return a model that is a table: its rows at first, and those that were touched, by the last checkpoints of
+        those that take part; None for a vector.  Raises ValueError, KeyError for checkpoints of another run."""
+        ...
+
     def for_restart(self) -> Plan:
         """Return the plan of a participant that comes back while others are at work: it waits less at the start."""
         ...
@@ -362,6 +369,9 @@ class PlanDefaults:
             text = f"{self.name}, and a model that is a table of {table.rows} x {table.width}"
             raise ConfigError(text, 'Set parallel.method = "parameter-server": servers alone hold rows.')
         return self
+
+    def touched_rows(self, kept: Mapping[NodeId, Checkpoint]) -> tuple[KeyedTable, Rows] | None:  # noqa: ARG002
+        return None
 
     def for_restart(self) -> Self:
         return self

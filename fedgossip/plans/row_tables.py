@@ -4,18 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
+
+from fedgossip.algorithms.descent.rows import RowTable
 from fedgossip.algorithms.row_filters import FILTERS, KEY_CACHE, Memory, Pushing, RowFilter, make_filter
 from fedgossip.errors import ConfigError, TrainingError, nearest
 from fedgossip.experiment import ParallelExperiment
 from fedgossip.experiment.sections import SERVED
-from fedgossip.keyed_rows import KeyedTable, Rows
+from fedgossip.keyed_rows import KeyedTable, Rows, frozen_keys, no_rows
 from fedgossip.learning.custom import call, function, is_function
 from fedgossip.learning.objectives import SPARSE
 from fedgossip.learning.word_tables import word_table
+from fedgossip.machine import Checkpoint
 from fedgossip.plans.plan import RunOutlook
+from fedgossip.protocols.shard_clocks import ShardClocks
+from fedgossip.protocols.shard_records import restore
 from fedgossip.task import LocalTask, RowTask
+from fedgossip.vectors import frozen
 
 
 def check_table(experiment: ParallelExperiment, table: KeyedTable | None) -> None:
@@ -91,3 +98,24 @@ def outlook_of_rows(
     ]
     facts: dict[str, Any] = {"method": SERVED, "workers": workers, "servers": len(shares), "rows": counts}
     return RunOutlook(sum(2 * count * row + 4 * count for count in counts), facts, lines)
+
+
+def all_touched(lives: Sequence[tuple[Checkpoint, dict[int, ShardClocks]]], table: KeyedTable) -> Rows:
+    """Return all rows that were touched, by the checkpoints of servers, each with fresh shards to be restored.
+
+    Of a shard that several have, the one with the most clocks and steps counts, for a copy may be behind.  Raises
+    ValueError, KeyError.
+    """
+    newest: dict[int, tuple[tuple[int, int, int], RowTable]] = {}
+    for kept, shards in lives:
+        missing = restore(shards, kept)
+        for number, clocks in shards.items():
+            age = clocks.closed, clocks.steps, int(kept.facts["epoch"])  # type: ignore[call-overload]
+            if number not in missing and (number not in newest or age > newest[number][0]):
+                newest[number] = age, cast(RowTable, clocks.state)
+    parts = [Rows(one.keys, one.touched()) for _, one in newest.values() if one.keys.size]
+    if not parts:
+        return no_rows(table.dtype)
+    keys, matrix = np.concatenate([one.keys for one in parts]), np.concatenate([one.matrix for one in parts])
+    order = np.argsort(keys)
+    return Rows(frozen_keys(keys[order]), frozen(matrix[order].reshape(-1)))

@@ -468,4 +468,6 @@ class ParameterServer:
         told: list[Effect] = [LocalWork(self.version)] if self.version > self.told else []
         if self.settings.staleness != 0:
             told.append(Report("read_lag", self.intake.seen, self.version))
+        if self.width is not None and self.tenure.everything:  # nobody else has its rows
+            told.append(saved_shards(self.version, self.tenure.everything, self.epoch, durable=True))
         return [*told, Finish(self.model, failure)]

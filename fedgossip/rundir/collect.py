@@ -24,6 +24,7 @@ from fedgossip.rundir import run_directory
 from fedgossip.rundir.incarnations import Prepared
 from fedgossip.rundir.peer_files import PeerEnded
 from fedgossip.rundir.run_directory import Keeper, Run, RunDirectory, RunOutcome
+from fedgossip.rundir.table_files import TABLE, save_table, table_in
 from fedgossip.rundir.tracking import Tracking
 from fedgossip.task import LocalTask
 from fedgossip.vectors import Vector, frozen
@@ -170,6 +171,8 @@ def conclude(
     how = RunOutcome(vectors, collector.counts(here), status, watched.wall_seconds, payload)
     summary = run_directory.summarize(plan, driver, task, shares, collector.record, collector.keeper, how)
     summary |= _computed_on(last_words[: plan.learners])
+    if table := table_in(plan, collector.folders):
+        save_table(table, directory.path / TABLE)
     directory.finish(summary, task, run_directory.averaged(plan.outcome(vectors)), report=report)
     if status == "failed":
         last = f"Their last words: {collector.folders[0].parent}/*/log.txt"
@@ -177,7 +180,7 @@ def conclude(
         error.advice = f"{error.advice}  What was measured until then is in {directory.path}.".strip()
         raise error
     summary["run_dir"] = str(directory.path)
-    return Run(summary, collector.keeper.rows, vectors, directory.path)
+    return Run(summary, collector.keeper.rows, vectors, directory.path, table)
 
 
 def _computed_on(learners: Sequence[PeerEnded | None]) -> dict[str, str]:

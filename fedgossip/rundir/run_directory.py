@@ -7,6 +7,7 @@
     forecast.json        what was forecast, written before the first row; where that was asked for
     forecast-realised.json   the same of the rounds as they were mixed, where messages or peers were lost
     model/               the averaged model with all that it takes to use it, see learning.model_files
+    table.safetensors    of a model that is a table, the rows that were touched
     report.html          one page, no external request
     peers/03/            what each real process wrote itself
     launched.json        the script of loops that were launched or simulated, and its arguments
@@ -48,6 +49,7 @@ from fedgossip.roles import ROLES
 from fedgossip.rundir.busiest import busiest
 from fedgossip.rundir.foretold import Foretold
 from fedgossip.rundir.tracking import Tracking
+from fedgossip.rundir.trained_table import TrainedTable
 from fedgossip.scores import Score
 from fedgossip.task import LocalTask, whole_model_of
 from fedgossip.vectors import Vector, consensus_distance, digest, mean
@@ -70,6 +72,8 @@ class Run:
     rows: list[Row]
     vectors: list[Vector | None]
     directory: Path | None
+    table: TrainedTable | None = None
+    """The model, where it is a table, which servers hold: their touched rows together."""
 
     @property
     def digest(self) -> str | None:
