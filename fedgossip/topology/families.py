@@ -149,10 +149,22 @@ def barbell(clique: int, between: int) -> Topology:
         raise ConfigError(f"barbell:{clique},{between}", "Give cliques of at least 2 and 0 or more nodes between.")
     n = 2 * clique + between
     _limit_edges("barbell", n, clique * clique)
-    left = np.stack(np.triu_indices(clique, 1), axis=1).astype(np.int64)
-    middle = np.arange(clique - 1, clique + between, dtype=np.int64)
-    bridge = np.stack([middle, middle + 1], axis=1)
-    return Topology.from_edges(n, np.concatenate([left, bridge, left + clique + between]), "barbell")
+    return Topology(n, partial(_barbell, clique, between), "barbell")
+
+
+def _barbell(clique: int, between: int) -> IntArray:
+    counts = np.arange(clique - 1, 0, -1)  # of each node's neighbours with higher ids
+    lower = np.repeat(np.arange(clique - 1), counts)
+    higher = np.arange(len(lower)) - np.repeat(np.cumsum(counts) - counts - np.arange(1, clique), counts)
+    middle = np.arange(clique - 1, clique + between)
+    further = clique + between
+    edges = np.empty((2 * len(lower) + len(middle), 2), np.int64)
+    for column, (near, bridge) in enumerate([(lower, middle), (higher, middle + 1)]):
+        edges[: len(lower), column] = near
+        edges[len(lower) : -len(lower), column] = bridge
+        np.add(near, further, out=edges[len(edges) - len(lower) :, column])
+    edges.flags.writeable = False
+    return edges
 
 
 def petersen() -> Topology:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedgossip.errors import ConfigError
-from fedgossip.topology.graph import FloatArray, IntArray, Topology
+from fedgossip.topology.graph import FloatArray, IntArray, Topology, in_rows
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -231,10 +231,12 @@ class Mixing:
 
 def from_edge_weights(topology: Topology, rule: str, weights: FloatArray) -> Mixing:
     """Return the symmetric mixing with weights[k] on topology.edges[k]; each node keeps what is left of one."""
-    u, v = topology.edges.T
-    receivers, senders, both = np.concatenate([u, v]), np.concatenate([v, u]), np.concatenate([weights, weights])
-    own = 1.0 - _sums(receivers, both, topology.n)
-    return assemble(topology, rule, receivers, senders, both, own)
+    n, (u, v) = topology.n, topology.edges.T
+    nodes = np.arange(n, dtype=np.int64)
+    own = 1.0 - _sums(np.concatenate([u, v]), np.concatenate([weights, weights]), n)
+    # what is heard from lower ids first, then from oneself: as the edges are sorted, every row is in its order
+    values = np.concatenate([weights, own, weights])
+    return Mixing(topology, rule, in_rows(n, np.concatenate([v, nodes, u]), np.concatenate([u, nodes, v]), values))
 
 
 def assemble(
@@ -252,11 +254,7 @@ def assemble(
     """
     nodes = np.arange(topology.n, dtype=np.int64)
     rows, columns = np.concatenate([receivers, nodes]), np.concatenate([senders, nodes])
-    order = np.argsort(rows * topology.n + columns)
-    starts = np.zeros(topology.n + 1, np.int64)
-    np.cumsum(np.bincount(rows, minlength=topology.n), out=starts[1:])
-    entries = (starts, columns[order], np.concatenate([weights, own])[order])
-    return Mixing(topology, rule, entries, stochastic)
+    return Mixing(topology, rule, in_rows(topology.n, rows, columns, np.concatenate([weights, own])), stochastic)
 
 
 def turned(

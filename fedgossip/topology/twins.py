@@ -18,6 +18,7 @@ import numpy as np
 from fedgossip import seeds
 from fedgossip.topology.graph import FloatArray, IntArray
 
+MOST_WEIGHTS = 12  # different ones: each costs a pass over all nodes, more than so many one over all edges
 NEAR = 1e-12  # rows whose sums against random vectors are this near are equal: another row's differ by 1e-9 or so
 
 
@@ -59,16 +60,36 @@ def _classes(W: Any) -> IntArray:
     n, own = W.shape[0], W.diagonal()
     probes = seeds.stream(0, "twins", n).random((n, 2))
     heard = W @ probes - own[:, None] * probes
-    rows = np.repeat(np.arange(n), np.diff(W.indptr))
-    there = (W.indices > rows) & (np.abs(own[rows] - own[W.indices]) < NEAR)
-    u, v, weight = rows[there], W.indices[there], W.data[there]
-    # joined twins: u without v hears what v without u hears
-    apart = (heard[u] - weight[:, None] * probes[v]) - (heard[v] - weight[:, None] * probes[u])
-    alike = np.abs(apart).max(axis=1) < NEAR if len(u) else np.zeros(0, bool)
-    pairs = [np.stack([u[alike], v[alike]], axis=1), _equal_rows(np.column_stack([heard, own]))]
+    weights = _few(W.data)
+    if weights is None:
+        pairs = [_joined(W, own, probes, heard)]
+    else:  # joined twins: u without v hears what v without u hears, so that a row and w times oneself are equal
+        pairs = [_equal_rows(np.column_stack([heard + weight * probes, own])) for weight in weights]
+    pairs.append(_equal_rows(np.column_stack([heard, own])))
     one, other = np.concatenate(pairs).T
     graph = csr_array((np.ones(one.size, np.int8), (one, other)), shape=(n, n))
     return np.asarray(connected_components(graph, directed=False)[1], np.int64)
+
+
+def _few(values: FloatArray) -> list[float] | None:
+    """Return the values that there are; None for more than MOST_WEIGHTS."""
+    found: list[float] = []
+    while values.size:
+        if len(found) == MOST_WEIGHTS:
+            return None
+        found.append(float(values[0]))
+        values = values[np.abs(values - found[-1]) > NEAR]
+    return found
+
+
+def _joined(W: Any, own: FloatArray, probes: FloatArray, heard: FloatArray) -> IntArray:
+    """Return the pairs [k, 2] of joined twins, whatever the weights."""
+    rows = np.repeat(np.arange(W.shape[0]), np.diff(W.indptr))
+    there = (W.indices > rows) & (np.abs(own[rows] - own[W.indices]) < NEAR)
+    u, v, weight = rows[there], W.indices[there], W.data[there][:, None]
+    apart = (heard[u] + weight * probes[u]) - (heard[v] + weight * probes[v])
+    alike = np.abs(apart).max(axis=1) < NEAR if len(u) else np.zeros(0, bool)
+    return np.stack([u[alike], v[alike]], axis=1)
 
 
 def _equal_rows(table: FloatArray) -> IntArray:
