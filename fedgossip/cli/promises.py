@@ -70,6 +70,7 @@ def _of_rounds(promise: Forecast) -> list[tuple[str, str, str]]:
 
 
 _METHODS = {
+    "estimated": "by random vectors and Lanczos; ± is a standard error",
     "expected": "averages over what is drawn; exact to rounding",
     "construction": "what the algorithm of this name makes of it",
     "unknown": "no formula is known",

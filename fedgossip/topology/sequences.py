@@ -14,15 +14,14 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from fedgossip import seeds
-from fedgossip.topology import eigen, products
+from fedgossip.topology import eigen, estimates, products
 from fedgossip.topology.graph import FloatArray
 from fedgossip.topology.mixing import Mixing
 from fedgossip.topology.schedules import Cycle, Endless, Random, Schedule
 from fedgossip.topology.spectra import Spectrum
 from fedgossip.topology.spectral import Forecast, check_gamma, forecast, rounds_to
 
-WORST_LIMIT = 512  # nodes; beyond it the worst direction after each round, an SVD, is not looked for
-MEMORY_LIMIT = 1024  # nodes; beyond it n_w and the floor, dense products, are not computed
+WORST_LIMIT = 512  # nodes; beyond it dense products are not made, and n_w, floor and rounds are estimated
 LEAST = 0.01  # how far the worst direction is followed,
 PERIODS = 100  # and for how many periods at most
 DRAWS, DRAWS_WORK, DRAWN_LIMIT = 64, 4_000_000, 256
@@ -76,6 +75,8 @@ def _forecast_cycle(schedule: Schedule, gamma: float) -> Forecast:
         numbers = dict.fromkeys(("exact_after", "rounds_to_halve", "rounds_to_1_percent"), exact)
         return _report(schedule, gamma, "construction", rate=0.0, **numbers)
     exact, norm = _exact_after(schedule), product_norm(schedule)
+    if _sizes(schedule) is None and schedule.n > WORST_LIMIT and schedule.stochastic == "both":
+        return _forecast_large(schedule, gamma, exact)
     worst, typical = _left(schedule, products.worst), _left(schedule, products.typical)
     deviation, lasting = _deviation(schedule, gamma), _deviation(schedule, 1.0)
     return _report(
@@ -89,6 +90,30 @@ def _forecast_cycle(schedule: Schedule, gamma: float) -> Forecast:
         floor=None if lasting is None else math.sqrt(lasting / (schedule.n - 1)),
         rounds_to_halve=exact if worst is None else _first(worst, 0.5),
         rounds_to_1_percent=exact if worst is None else _first(worst, LEAST),
+        typical_to_halve=None if typical is None else _first(typical, 0.5),
+        typical_to_1_percent=None if typical is None else _first(typical, LEAST),
+    )
+
+
+def _forecast_large(schedule: Schedule, gamma: float, exact: int | None) -> Forecast:
+    """What random vectors and Lanczos say of a cycle that is neither circulant nor small."""
+    remembered, lasting = estimates.deviation(schedule, gamma), estimates.deviation(schedule, 1.0)
+    typical, norm = estimates.typical_left(schedule, LEAST), None if exact else estimates.period_left(schedule)
+    numbers: dict[str, float | int | None] = {}
+    if remembered is not None:
+        n_w = schedule.n / (1.0 + (1.0 - gamma) * remembered.value)
+        numbers = {"n_w": n_w, "n_w_error": n_w * n_w / schedule.n * (1.0 - gamma) * remembered.error}
+    return _report(
+        schedule,
+        gamma,
+        "estimated",
+        **numbers,
+        rate=0.0 if exact else None if norm is None else norm ** (1.0 / schedule.period),
+        exact_after=exact,
+        mean_contraction=math.sqrt(_mean_left(schedule)),
+        floor=None if lasting is None else math.sqrt(lasting.value / (schedule.n - 1)),
+        rounds_to_halve=estimates.worst_reached(schedule, 0.5),
+        rounds_to_1_percent=estimates.worst_reached(schedule, LEAST),
         typical_to_halve=None if typical is None else _first(typical, 0.5),
         typical_to_1_percent=None if typical is None else _first(typical, LEAST),
     )
@@ -165,7 +190,7 @@ def _deviation(schedule: Schedule, gamma: float) -> float | None:
     sizes = _sizes(schedule)
     if sizes is not None:
         return _deviation_circulant(sizes, gamma)
-    if schedule.n > MEMORY_LIMIT or not _exact_after(schedule):
+    if schedule.n > WORST_LIMIT or not _exact_after(schedule):
         return None
     centred = np.eye(schedule.n) - 1.0 / schedule.n
     G, total = np.zeros_like(centred), 0.0
@@ -289,12 +314,11 @@ def _report(schedule: Schedule, gamma: float, method: str, **numbers: float | in
         edges=max(mixing.topology.edge_count for mixing in mixings),
         degree_max=max(int(degrees.max()) for degrees in sent),
         weights=schedule.rule,
-        n_w_error=0.0,
         gamma=gamma,
         method=method,
         residual=0.0,
         resolved=True,
         messages=float(np.mean(sent)),
         period=schedule.period,
-        **{**unknown, **numbers},  # type: ignore[arg-type]
+        **{**unknown, "n_w_error": 0.0, **numbers},  # type: ignore[arg-type]
     )
