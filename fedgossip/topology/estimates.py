@@ -28,14 +28,14 @@ TAIL = 1e-6  # a remembered rest that is this share of the sum is left out
 
 
 @dataclass(frozen=True)
-class Estimate:
+class TraceEstimate:
     """A value and its standard error."""
 
     value: float
     error: float
 
 
-def deviation(schedule: Schedule, gamma: float) -> Estimate | None:
+def deviation(schedule: Schedule, gamma: float) -> TraceEstimate | None:
     """Return sum_{k>=1} gamma^(k-1) ||W_{r+k-1} ... W_r - J||_F^2, the mean over rounds r of a period.
 
     Of doubly stochastic rounds.  None for more than PHASES of them, and where it would take more than WORK.
@@ -60,7 +60,7 @@ def deviation(schedule: Schedule, gamma: float) -> Estimate | None:
                 return None
         total += seen
     each = total / schedule.period
-    return Estimate(float(each.mean()), float(each.std(ddof=1)) / math.sqrt(each.size))
+    return TraceEstimate(float(each.mean()), float(each.std(ddof=1)) / math.sqrt(each.size))
 
 
 def typical_left(schedule: Schedule, least: float) -> list[float] | None:
