@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from machine_fuzz import look
 
+import fedgossip
 from fedgossip import seeds
 from fedgossip.algorithms.dsgd import DSGD
 from fedgossip.algorithms.push_sum import PushSum
@@ -189,6 +190,35 @@ def test_an_asynchronous_peer_waits_only_where_no_arc_is_free() -> None:
     m.handle(Trained(1, None), 0) if m.phase == "training" else None
     assert m.phase == "pausing"
     assert [type(e) for e in m.handle(Received(1, Accepted(0)), 0)] == [Train]
+
+
+@pytest.mark.parametrize(("spread", "drops"), [(0.5, 0.0), (1.0, 0.2)])
+def test_peers_of_uneven_speeds_train_without_diverging(spread: float, drops: float) -> None:
+    """Who gives all away before others send comes to a weight of 0, where 1 / weight of an update was 4e19, or inf."""
+    experiment = {
+        "rounds": 150,
+        "topology": {"graph": "directed-exponential", "n": 8},
+        "algorithm": {"name": "push-sum", "mode": "async"},
+        "task": {"kind": "quadratic", "dtype": "float64", "eta": 0.1, "placement": "random"},
+        "simulation": {"speed_spread": spread},
+        "faults": [{"kind": "drop", "probability": drops}],
+        "eval": {"every": 150},
+    }
+    run = fedgossip.simulate(experiment)
+    assert run.summary["status"] == "finished"
+    assert max(abs(float(model[0])) for model in run.vectors) < 5.0  # targets are within 2
+
+
+def test_a_peer_gives_no_more_than_leaves_it_half_of_what_it_keeps_of_one() -> None:
+    m, weights = training(AsyncPushSum, graph=resolve("complete", 5), rounds=99), []
+    for round in range(12):
+        for sent in sends(m.handle(Trained(round, None), 0)):
+            m.handle(Received(sent.to, Accepted(sent.message.number)), 0)
+        weights.append(sums(m)[1])
+    assert weights[:2] == [pytest.approx(0.2), pytest.approx(0.1)]  # keeps a fifth of 1, then half of a fifth
+    assert min(weights) >= 0.1 - 1e-12
+    m.handle(Received(2, parcel(0, 1.0, weight=0.9)), 0)
+    assert sends(m.handle(Trained(12, None), 0))
 
 
 def test_one_target_gets_half() -> None:
