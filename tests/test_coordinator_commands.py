@@ -96,7 +96,7 @@ def site(tmp_path: Path) -> Any:
 
 
 @pytest.mark.parametrize(
-    "phase", ["keys", pytest.param("shares", marks=LONG), "masked", pytest.param("consist", marks=LONG), "unmask"]
+    "phase", [*(pytest.param(phase, marks=LONG) for phase in ("keys", "shares", "consist", "unmask")), "masked"]
 )
 def test_a_coordinator_killed_in_any_phase_goes_on_and_no_reported_round_is_lost(site: Site, phase: str) -> None:
     """Round 2 is the third; the keys for it have come with round 1, so the first phase is killed in round 0."""
@@ -147,6 +147,7 @@ def in_the_middle(site: Site) -> None:
     wait_until(lambda: path.exists() and path.read_text().count("clients") > 5, SECONDS, "some rounds")
 
 
+@pytest.mark.long
 def test_a_client_that_is_stopped_by_hand_is_waited_for_and_goes_on(long_site: Site) -> None:
     site = long_site
     clients, coordinator = [site.client(node) for node in range(CLIENTS)], site.coordinator()

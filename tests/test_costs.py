@@ -13,8 +13,9 @@ from fedgossip.algorithms.collectives.names import COLLECTIVES
 from fedgossip.costs.base import Cost, EqualLinks
 from fedgossip.costs.crossover import crossover
 from fedgossip.costs.formulas import all_reduce, neighbours, through_servers
-from fedgossip.costs.methods import ROUNDS, RUNS, collective, gossip, pairs, served
+from fedgossip.costs.methods import ROUNDS, RUNS, collective, gossip, gossip_steps, pairs, served
 from fedgossip.costs.scaling import strong_scaling
+from fedgossip.costs.timeline import seconds_of_rounds
 from fedgossip.costs.times import TrainingTimes, mean_of
 from fedgossip.messages import TAIL
 from fedgossip.records import NetworkRow
@@ -278,3 +279,23 @@ def test_the_shares_of_a_round_say_where_the_speedup_went() -> None:
         assert one.speedup == pytest.approx(m * one.efficiency)
     with pytest.raises(ValueError, match="beside one worker"):
         strong_scaling({2: costs[2]})
+
+
+@pytest.mark.parametrize("graph", ["ring", "star", "one-peer-exponential", "random-matching"])
+@pytest.mark.parametrize("known", [(0.05,) * 5, (0.05, 0.05, 0.5, 0.05, 0.01)])
+def test_rounds_that_repeat_are_followed_until_they_do_and_cost_what_all_of_them_do(
+    graph: str, known: tuple[float, ...]
+) -> None:
+    schedule = resolve_schedule(graph, len(known), seed=1)
+    times, links = np.tile(known, (40, 1)), EqualLinks(0.01, 1e6, 1e6)
+    asked: list[int] = []
+
+    def steps(round: int, node: int) -> Any:
+        asked.append(round)
+        return gossip_steps(schedule, 8000)(round, node)
+
+    every = seconds_of_rounds(steps, 5, links, times)
+    assert max(asked) == 39
+    asked.clear()
+    assert seconds_of_rounds(steps, 5, links, times, schedule.period) == pytest.approx(every, rel=1e-6)
+    assert (max(asked) < 39) == (graph != "random-matching")

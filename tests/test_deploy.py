@@ -136,6 +136,7 @@ def confined(words: list[str], folder: Path) -> list[str]:
 
 @pytest.mark.root
 @pytest.mark.sockets
+@pytest.mark.long
 def test_the_commands_of_the_services_run_as_nobody_in_a_read_only_file_system(
     site: tuple[Path, int, dict[str, str]], tmp_path: Path
 ) -> None:

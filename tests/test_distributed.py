@@ -368,6 +368,7 @@ def test_arrays_on_a_board_are_those_laid_there_for_everybody_who_maps_it() -> N
         os.close(one.descriptor)
 
 
+@pytest.mark.long
 def test_a_full_disk_is_an_error_and_not_a_signal(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -81,6 +81,7 @@ def test_the_predicted_contraction_is_measured(tmp_path: Path) -> None:
     assert "646 times apart" in out
 
 
+@pytest.mark.long
 def test_n_w_and_not_the_gap_ranks_the_ring_above_the_star(tmp_path: Path) -> None:
     out = printed("03_gossip_learning.py", tmp_path)
     found = {line.split()[0]: numbers(line) for line in out.splitlines()[1:] if line and line[0].islower()}
@@ -122,6 +123,7 @@ def test_processes_over_zeromq_end_with_the_simulated_bits(tmp_path: Path) -> No
     assert digests[0] == digests[1]
 
 
+@pytest.mark.long
 def test_peers_that_know_one_piece_of_the_spirals_each_learn_the_whole_on_a_ring(tmp_path: Path) -> None:
     out = printed("06_your_own_model_and_data.py", tmp_path)
     worst = [float(found) for found in re.findall(r"round 60 .* worst ([\d.]+)", out)]
@@ -149,6 +151,7 @@ def test_every_example_is_tested() -> None:
     assert all(path.name in tested for path in EXAMPLES.glob("0*"))
 
 
+@pytest.mark.long
 def test_the_mean_stays_whatever_is_lost_and_pairs_do_not_wait_for_the_slow_one(tmp_path: Path) -> None:
     text = printed("08_bad_networks.py", tmp_path)
     drifts = [float(word) for word in re.findall(r"\d+e-\d+", text)]
@@ -166,6 +169,7 @@ def test_hospitals_learn_by_sums_and_bear_two_that_vanish(tmp_path: Path) -> Non
     assert sites[0] == 8 and sites[-1] == 6 and len(sites) == 15
 
 
+@pytest.mark.long
 def test_ten_graphs_keep_to_their_forecast(tmp_path: Path) -> None:
     out = printed("10_forecast_then_run.py", tmp_path)
     kept = [float(share) for share in re.findall(r"([\d.]+) %", out)]
@@ -192,7 +196,9 @@ LOOPS = {  # what each needs, and how many lines it may have more; of trainers o
 
 
 @pytest.mark.filterwarnings("ignore")  # of libraries that are not ours
-@pytest.mark.parametrize("name", LOOPS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name == "regression" else pytest.mark.long) for name in LOOPS]
+)
 def test_a_loop_of_ones_own_takes_part_by_five_lines_more_and_a_trainer_by_one(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

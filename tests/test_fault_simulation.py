@@ -11,7 +11,7 @@ import json
 import fault_seeds
 import pytest
 
-BLOCK, BLOCKS, LONG_BLOCKS = 100, 5, 200
+BLOCK, BLOCKS, LONG_BLOCKS = 100, 2, 200
 
 
 def check(block: int) -> None:

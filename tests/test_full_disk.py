@@ -165,6 +165,7 @@ SLOW = {
 
 
 @pytest.mark.sockets
+@pytest.mark.long
 def test_real_peers_go_on_over_a_full_disk(disk: Disk) -> None:
     out = disk.path / "run"
     rows = [out / "peers" / f"{node:02d}" / "metrics.jsonl" for node in range(3)]

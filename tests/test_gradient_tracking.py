@@ -58,6 +58,7 @@ def smooth(n: int = N) -> np.ndarray:
 
 
 @pytest.mark.sockets
+@pytest.mark.long
 def test_two_hundred_rounds_are_those_of_the_linear_map_in_every_driver() -> None:
     W, z = build(resolve("ring", N)).matrix(), np.zeros(2 * N)
     A, B = one_round(W, ETA)

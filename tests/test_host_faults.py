@@ -299,6 +299,7 @@ def test_a_peer_to_whom_nobody_comes_says_so(tmp_path: Path) -> None:
     assert said.code == 7 and "none of the neighbours [1, 2] came" in said.errors[0], said
 
 
+@pytest.mark.long
 def test_ctrl_c_ends_one_peer_and_the_others_go_on(tmp_path: Path) -> None:
     machines = Machines(tmp_path, rounds=1500)
     peers = [machines.start(node) for node in range(3)]

@@ -137,6 +137,7 @@ def test_code_does_not_travel_and_another_than_the_organisers_is_refused(people:
     assert "the files here are the organiser's" in people.said("d")
 
 
+@pytest.mark.long
 def test_each_brings_its_own_data_and_the_common_test_set_comes_with_the_invite(people: People) -> None:
     table = "x1,x2,y\n" + "".join(f"{k % 7},{k % 5},{'ab'[k % 7 > 2]}\n" for k in range(60))
     own = '[data]\ntest = "csv:common.csv?label=y"\n'

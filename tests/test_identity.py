@@ -161,7 +161,7 @@ def test_combine_then_adapt_would_be_seen() -> None:
 @pytest.mark.parametrize(
     ("placement", "dtype", "tolerance"),
     [
-        ("smooth", "float32", 1e-4),
+        pytest.param("smooth", "float32", 1e-4, marks=pytest.mark.long),
         ("alternating", "float64", 1e-8),
         pytest.param("smooth", "float64", 1e-8, marks=pytest.mark.long),
         pytest.param("alternating", "float32", 1e-4, marks=pytest.mark.long),
@@ -183,4 +183,3 @@ def test_the_stationary_disagreement_over_real_sockets_is_the_formulas(
     ended = np.stack(vectors).astype(np.float64)
     error = float(((ended - ended.mean(axis=0)) ** 2).sum(axis=1).mean())
     assert error == pytest.approx(stationary_error(PLACEMENTS[placement](np.arange(16)), 0.1), rel=tolerance)
-

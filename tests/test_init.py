@@ -57,7 +57,7 @@ def test_a_template_runs_from_its_own_folder(
 
 
 @pytest.mark.sockets
-@pytest.mark.parametrize("template", ["digits", "hospitals"])
+@pytest.mark.parametrize("template", ["digits", pytest.param("hospitals", marks=pytest.mark.long)])
 def test_a_template_runs_as_processes_with_the_same_digest(
     template: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -70,6 +70,7 @@ def test_a_template_runs_as_processes_with_the_same_digest(
 
 
 @pytest.mark.sockets
+@pytest.mark.long
 def test_the_loop_of_a_template_runs_as_processes_with_the_same_digest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], no_compiler: None
 ) -> None:

@@ -110,6 +110,7 @@ def test_private_gossip_is_by_invite_too_for_its_neighbours_are_all_there_when_i
 QUADRATIC = 'rounds = 100000\ntask = { kind = "quadratic", dim = 3 }\ncoordinator.clients = 3\n'
 
 
+@pytest.mark.long
 def test_a_client_and_a_coordinator_by_invite_go_on_after_a_kill(people: People) -> None:
     """The same command again: the keys, the place and the policy are those of the life before."""
     (people.home("host") / "experiment.toml").write_text(QUADRATIC)

@@ -123,7 +123,9 @@ class Site:
             process.wait()
 
 
-@pytest.mark.parametrize("first_dies", [False, True], ids=["both there", "the first one killed"])
+@pytest.mark.parametrize(
+    "first_dies", [pytest.param(False, marks=pytest.mark.long), True], ids=["both there", "the first one killed"]
+)
 def test_a_third_joins_two_from_another_machine(two_machines: None, tmp_path: Path, first_dies: bool) -> None:
     site = Site(tmp_path)
     try:

@@ -83,6 +83,7 @@ def people(tmp_path: Path) -> Iterator[People]:
     made.stop()
 
 
+@pytest.mark.long
 def test_the_hobbyist_s_three_machines_learn_together(newcomer: Newcomer, people: People) -> None:
     newcomer.travel("The hobbyist with three machines")  # leaves us in the folder of the experiment
     (left_out,) = (block for block in blocks_of(JOURNEYS["The hobbyist with three machines"]) if block.left_out)
@@ -98,12 +99,14 @@ def test_the_hobbyist_s_three_machines_learn_together(newcomer: Newcomer, people
     assert all((people.run_of(who) / "model" / "model.json").exists() for who in three)
 
 
+@pytest.mark.long
 def test_the_student_s_graph_and_algorithm_are_run_and_compared(newcomer: Newcomer, tmp_path: Path) -> None:
     newcomer.travel("The student with a graph and an algorithm of her own")
     runs = summaries(tmp_path)
     assert len({run["digest"] for run in runs}) == 2 and len(runs) >= 3, "hers differs, and processes do not"
 
 
+@pytest.mark.long
 def test_the_privacy_officer_sees_what_left_each_site(newcomer: Newcomer, tmp_path: Path) -> None:
     newcomer.travel("The privacy officer")
     assert (tmp_path / "hospitals" / "site0.csv").read_text().count("masked") >= 3

@@ -94,7 +94,7 @@ def local_run(folder: Path, *, portable: bool) -> tuple[str, set[tuple[str, ...]
 
 @pytest.mark.sockets
 @x86
-@pytest.mark.parametrize("portable", [False, True])
+@pytest.mark.parametrize("portable", [pytest.param(False, marks=pytest.mark.long), True])
 def test_every_peer_of_a_local_run_computes_with_its_kernels_and_no_warning_is_seen(portable, tmp_path) -> None:
     printed, peers = local_run(tmp_path, portable=portable)
     assert printed == ""

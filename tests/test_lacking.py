@@ -149,9 +149,7 @@ def test_what_was_lacking_at_an_end_after_which_the_run_went_on_is_told_no_more(
 # --- federated runs --------------------------------------------------------------------------------------------------
 
 
-def federated(
-    *faults: dict[str, Any], engine: str = "sim", seed: int = 1, rounds: int = 4, **coordinator: Any
-) -> Run:
+def federated(*faults: dict[str, Any], engine: str = "sim", seed: int = 1, rounds: int = 4, **coordinator: Any) -> Run:
     soon = {"deadline": 2.0, "least_deadline": 0.5, "start_timeout": 3.0, "silence": 30.0}
     given = {"clients": 6, "secure": {"on": False}, **soon, **coordinator}
     both = {"rounds": rounds, "task": {"kind": "averaging", "dim": 2}, "faults": list(faults), "coordinator": given}
@@ -251,6 +249,7 @@ def test_each_cause_of_a_refusal_is_told_once_with_its_count() -> None:
 
 
 @pytest.mark.sockets
+@pytest.mark.long
 def test_one_key_pasted_wrong_leaves_a_partial_run_and_the_printed_line_collects_it(tmp_path: Path) -> None:
     """Peer 1's own file has another key for peer 2: these two never exchange, and both exchange with peer 0."""
     (tmp_path / "e.toml").write_text(

@@ -14,7 +14,7 @@ from commands import Said, alive, finish, in_process, start, wait_until
 
 pytestmark = pytest.mark.sockets
 
-SCRIPT = '''
+SCRIPT = """
 import os, sys, time
 import torch
 from torch import nn
@@ -53,8 +53,7 @@ for step in range(peer.round * int(os.environ.get("ONE_STEP", "0")), STEPS):
         raise ZeroDivisionError("by my own doing")
 peer.close()
 print("loop", peer.node, "of", peer.n, "after", peer.round)
-'''
-
+"""
 
 
 @pytest.fixture
@@ -69,7 +68,11 @@ def summary(folder: Path, out: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("kind", [["--graph", "ring"], ["--coordinator", "--rounds", "4"]], ids=["ring", "secure"])
+@pytest.mark.parametrize(
+    "kind",
+    [["--graph", "ring"], pytest.param(["--coordinator", "--rounds", "4"], marks=pytest.mark.long)],
+    ids=["ring", "secure"],
+)
 def test_launched_and_simulated_loops_end_with_the_same_digest(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kind: list[str]
 ) -> None:
@@ -178,7 +181,10 @@ def rounds_in(folder: Path, node: int) -> list[int]:
 
 @pytest.mark.parametrize(
     ("n", "kind", "how"),
-    [(2, ["--graph", "path"], signal.SIGINT), (3, ["--coordinator", "--rounds", "30"], signal.SIGKILL)],
+    [
+        (2, ["--graph", "path"], signal.SIGINT),
+        pytest.param(3, ["--coordinator", "--rounds", "30"], signal.SIGKILL, marks=pytest.mark.long),
+    ],
     ids=["path-interrupted", "coordinator-killed"],
 )
 def test_a_launched_run_that_was_stopped_goes_on_by_one_command(

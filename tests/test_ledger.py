@@ -225,6 +225,7 @@ def test_the_budget_of_records_goes_on_in_the_same_folder_also_in_the_clear(tmp_
 
 
 @pytest.mark.sockets
+@pytest.mark.long
 def test_the_budget_of_clients_goes_on_in_another_folder_at_the_coordinator_and_at_clients(tmp_path: Path) -> None:
     """Real processes: the budget is for seven rounds of clients, a run for five."""
     limit = epsilon([Mechanism(2.0, 1.0, 7)], 1e-5) + 0.01

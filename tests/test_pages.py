@@ -1,4 +1,7 @@
-"""Every command, file and snippet that a page of docs/ shows really works, in the order in which it is read."""
+"""Every command, file and snippet that a page of docs/ shows really works, in the order in which it is read.
+
+Most pages in the long form; tests/test_shown_commands.py reads every command of all, always.
+"""
 
 from __future__ import annotations
 
@@ -36,6 +39,7 @@ def summaries(reader: Reader) -> list[dict[str, object]]:
     return [json.loads(path.read_text()) for path in reader.folder.rglob("summary.json")]
 
 
+@pytest.mark.long
 def test_what_the_page_on_experiments_shows_runs(reader: Reader) -> None:
     reader.read(page("experiments"))
     runs = [run for run in summaries(reader) if run["name"] == "first" and run["rounds"] == 20]
@@ -44,11 +48,13 @@ def test_what_the_page_on_experiments_shows_runs(reader: Reader) -> None:
     assert (reader.folder / "both.html").exists()
 
 
+@pytest.mark.long
 def test_what_the_page_on_graphs_shows_runs(reader: Reader) -> None:
     reader.read(page("graphs"))
     assert (reader.folder / "karate.svg").exists()
 
 
+@pytest.mark.long
 def test_what_the_page_on_topologies_shows_runs(reader: Reader) -> None:
     reader.read(page("topologies"))
     assert "stl-fw" in (reader.folder / "learned.toml").read_text()
@@ -64,12 +70,14 @@ def test_what_the_page_on_faults_shows_runs(reader: Reader) -> None:
     reader.read(page("faults"))
 
 
+@pytest.mark.long
 def test_what_the_page_on_machines_shows_runs(reader: Reader) -> None:
     reader.read(page("machines"))
     (lan,) = (run for run in summaries(reader) if run["graph"] == "ring" and run["n"] == MACHINES)
     assert lan["digest"] == fedgossip.simulate(reader.folder / "lan.toml").digest
 
 
+@pytest.mark.long
 def test_what_the_page_on_workers_shows_runs(reader: Reader) -> None:
     reader.read(page("parallel"))
     for method in ("ring", "parameter-server"):
@@ -77,6 +85,7 @@ def test_what_the_page_on_workers_shows_runs(reader: Reader) -> None:
         assert max(digests.values()) >= 3, "simulated, on arrays and as processes"  # the other one is of a table
 
 
+@pytest.mark.long
 def test_what_the_page_on_sweeps_shows_runs(reader: Reader) -> None:
     reader.read(page("sweeps"))
     assert (reader.folder / "sweeps" / "graphs" / "sweep.html").exists()

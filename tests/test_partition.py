@@ -125,7 +125,7 @@ LONG = pytest.mark.long
 @pytest.mark.parametrize(
     ("mode", "how", "seconds"),
     [
-        ("sync", "silent", SILENCE_MS / 1000 + 4.0),
+        pytest.param("sync", "silent", SILENCE_MS / 1000 + 4.0, marks=LONG),
         pytest.param("sync", "unplugged", SILENCE_MS / 1000 + 4.0, marks=LONG),
         pytest.param("sync", "silent", 3.0, marks=LONG),
         pytest.param("sync", "silent", 60.0, marks=LONG),

@@ -119,6 +119,7 @@ def sites(folder: Path) -> None:
 
 
 @pytest.mark.timeout(600)  # it bounds a hang of many commands
+@pytest.mark.long  # 50 CPU s; tests/test_shown_commands.py reads its commands
 def test_everything_that_the_pilot_s_guide_shows_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     pilot = Pilot(tmp_path)

@@ -248,6 +248,7 @@ def test_the_clip_is_remembered_over_a_crash(quick: None) -> None:
     assert all(later < earlier for earlier, later in pairwise(found)), "it goes on where it was"
 
 
+@pytest.mark.long
 def test_a_clip_that_follows_costs_no_more_than_one_that_does_not(quick: None) -> None:
     """z of both sums together is z: the updates take a little more noise for that."""
     run = follow(following(clip=1.0))

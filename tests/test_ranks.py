@@ -76,7 +76,11 @@ dist.destroy_process_group()
     [
         ("ddp", ["--graph", "ring"]),
         pytest.param("fsdp", ["--graph", "ring", "--mode", "async"], marks=pytest.mark.long),
-        ("fsdp", ["--coordinator", "--algorithm", "scaffold", "--rounds", "3", "--set", "coordinator.secure.on=false"]),
+        pytest.param(
+            "fsdp",
+            ["--coordinator", "--algorithm", "scaffold", "--rounds", "3", "--set", "coordinator.secure.on=false"],
+            marks=pytest.mark.long,
+        ),
     ],
     ids=["ddp", "fsdp-async", "fsdp-scaffold"],
 )

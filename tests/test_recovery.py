@@ -236,6 +236,7 @@ def test_a_life_that_has_a_checkpoint_asks_nobody() -> None:
 
 
 @pytest.mark.sockets
+@pytest.mark.long
 def test_a_real_peer_that_was_killed_before_its_first_checkpoint_begins_with_a_neighbours_model(tmp_path: Path) -> None:
     more = "[algorithm]\ndeadline = 5.0\n"
     experiment(tmp_path, n=3, rounds=100_000, graph="complete", more=more)

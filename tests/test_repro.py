@@ -16,7 +16,13 @@ from fedgossip.reproducing.published import MEASURES, CheckedValue, PublishedChe
 AS_TOLD_ON_THE_PAGE = "fedgossip repro "
 
 
-@pytest.mark.parametrize("name", known())
+COSTLY = {"bias-free", "two-tap", "vogels-neighbours", "placement"}
+"""Those that take seconds each."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] if name in COSTLY else []) for name in known()]
+)
 def test_what_was_published_comes_out(name: str) -> None:
     found = list(checked(result_of(name), fast=True))
     assert found and [f"{one.check.what}: {one.value}, not {one.expected}" for one in found if not one.holds] == []

@@ -280,7 +280,7 @@ def words_after(said: Said) -> list[str]:
 
 
 @pytest.mark.sockets
-@pytest.mark.parametrize("on", ["sim", "stacked", "local"])
+@pytest.mark.parametrize("on", ["sim", pytest.param("stacked", marks=pytest.mark.long), "local"])
 def test_ctrl_c_prints_the_line_that_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], on: str
 ) -> None:
@@ -313,6 +313,7 @@ SLOW = {
 
 
 @pytest.mark.sockets
+@pytest.mark.long
 def test_real_peers_remember_what_their_optimizer_did(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -396,6 +397,7 @@ def test_replay_tells_which_lives_were_recorded(
 
 
 @pytest.mark.sockets
+@pytest.mark.long
 def test_peers_that_a_fault_script_starts_again_are_replayed_life_by_life(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -208,6 +208,7 @@ def test_a_lost_block_is_printed_again(folder: Path, capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.sockets
+@pytest.mark.long
 def test_real_peers_send_one_away_while_they_run(tmp_path: Path) -> None:
     def run(*words: str) -> str:
         said = finish(start(["keys", *words], tmp_path))

@@ -196,7 +196,7 @@ def test_a_client_that_was_killed_comes_back_with_fresh_keys(quick: None) -> Non
 
 # --- faults by seed ---------------------------------------------------------------------------------------------------
 
-BLOCK, BLOCKS, LONG_BLOCKS = 25, 4, 80
+BLOCK, BLOCKS, LONG_BLOCKS = 25, 2, 80
 
 
 def check(block: int) -> None:

@@ -93,6 +93,7 @@ def check_pattern(pattern: tuple[int, ...]) -> None:
 PATTERNS = list(product(range(NEVER + 1), repeat=5))
 
 
+@pytest.mark.long
 def test_every_fifth_pattern_of_five_clients_ends_right(quick: None) -> None:
     """Five and the six stages have no common divisor: each stage of each client is met."""
     for pattern in PATTERNS[::5]:

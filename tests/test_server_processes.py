@@ -69,7 +69,7 @@ def never(name: str, text: str) -> None:
     raise AssertionError(f"{name}: {text}")
 
 
-@pytest.mark.parametrize("name", ["vector", "table"])
+@pytest.mark.parametrize("name", ["vector", pytest.param("table", marks=pytest.mark.long)])
 def test_a_run_whose_server_was_killed_goes_on_with_resume_to_the_same_bits(name: str, tmp_path: Path) -> None:
     kinds = {"vector": quadratic, "table": clicks}
     experiment = kinds[name](3, 2, rounds=60, parallel={"deadline": 1.0, "least_deadline": 0.5})

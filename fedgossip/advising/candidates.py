@@ -159,7 +159,7 @@ def gossip_seconds(asked: AdviceAsked, schedule: Schedule, links: EqualLinks, de
     if not asked.times.constant:
         rounds = max(ROUNDS, min(400, int(FOLLOWED / asked.n / max(1.0, float(np.mean(degrees))))))
     times = asked.times.drawn(1 + period * -(-rounds // period), asked.n)
-    return seconds_of_rounds(gossip_steps(schedule, asked.size), asked.n, links, times)
+    return seconds_of_rounds(gossip_steps(schedule, asked.size), asked.n, links, times, schedule.period)
 
 
 def _waited(asked: AdviceAsked, schedule: Schedule) -> float:

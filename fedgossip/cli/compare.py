@@ -55,7 +55,7 @@ def compare(
     from fedgossip.paradigms.names import paradigm_of
     from fedgossip.paradigms.page import write_page
     from fedgossip.paradigms.tuning import chosen_rates, rows_of, tuned
-    from fedgossip.paradigms.verdict import comparison, sentence, summary_of
+    from fedgossip.paradigms.verdict import comparison, summary_of
 
     where, content = content_of(experiment, overrides)
     section = compare_section(content, where)
@@ -77,13 +77,13 @@ def compare(
             echo(_told(cells[-1], again=done.again), err=True)
     found = comparison(cells, section.equal, section.target, on, rows_of(found_rates))
     told = summary_of(found)
-    page = write_page(out, found)
+    page = write_page(out, found, told)
     if as_json:
         print_json(told)
     else:
         echo(columns(_table(told["table"])))
         echo(LEGEND)
-        echo(f"\n{sentence(found)}\nEverything is in {out}; open {page}")
+        echo(f"\n{told['sentence']}\nEverything is in {out}; open {page}")
     return 0 if all(not one.error for one in cells) else 9
 
 

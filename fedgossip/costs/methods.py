@@ -32,12 +32,15 @@ ROUNDS = 40
 RUNS = 12
 """Number of times that they are, where times are drawn."""
 
+
 @dataclass(frozen=True)
 class RoundSteps:
     """The steps of a method: of `participants`, of which the first as many train as there are times."""
 
     steps: StepsOfRounds
     participants: int
+    period: int = 1
+    """Number of rounds after which the steps are the same again; 0: never."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +133,7 @@ def gossip(size: int, links: EqualLinks, times: TrainingTimes, schedule: Schedul
 
     A peer waits for its neighbours alone: one that is slow holds them up first, and theirs a round later.
     """
-    return cost_of(RoundSteps(gossip_steps(schedule, size), schedule.n), links, times)
+    return cost_of(RoundSteps(gossip_steps(schedule, size), schedule.n, schedule.period), links, times)
 
 
 def gossip_steps(schedule: Schedule, size: float) -> StepsOfRounds:
@@ -161,18 +164,22 @@ def pairs(size: int, links: EqualLinks, times: TrainingTimes, exchanges: int = 1
 def cost_of(method: RoundSteps, links: EqualLinks, times: TrainingTimes) -> Cost:
     """Return the cost of a round, the mean over those that are followed."""
     m = len(times.known)
-    even = seconds_of_rounds(method.steps, method.participants, links, np.full((ROUNDS, m), times.mean))
+    even = _followed(method, links, np.full((ROUNDS, m), times.mean))
     if times.constant:
-        known = np.tile(times.known, (ROUNDS, 1))
-        seconds = Estimate(seconds_of_rounds(method.steps, method.participants, links, known))
+        alike = set(times.known) == {times.mean}
+        seconds = Estimate(even if alike else _followed(method, links, np.tile(times.known, (ROUNDS, 1))))
     else:
         seconds = _drawn(method, links, times)
     return Cost(times.mean, even - times.mean, seconds.value - even, *_carried(method), seconds.error)
 
 
+def _followed(method: RoundSteps, links: EqualLinks, times: Times) -> float:
+    return seconds_of_rounds(method.steps, method.participants, links, times, method.period)
+
+
 def _drawn(method: RoundSteps, links: EqualLinks, times: TrainingTimes) -> Estimate:
     """Follow rounds whose times are drawn, several times."""
-    found = [seconds_of_rounds(method.steps, method.participants, links, one) for one in runs_of(times)]
+    found = [_followed(method, links, one) for one in runs_of(times)]
     return Estimate(float(np.mean(found)), 1.96 * float(np.std(found, ddof=1)) / math.sqrt(len(found)))
 
 
@@ -188,12 +195,12 @@ def runs_of(times: TrainingTimes, runs: int = RUNS, rounds: int = ROUNDS) -> Tim
 def _carried(method: RoundSteps) -> tuple[float, float]:
     """Bytes in the larger direction of the participant that carries most, and messages of all: means over rounds."""
     out, come = np.zeros(method.participants), np.zeros(method.participants)
-    messages = 0
-    for round in range(ROUNDS):
+    messages, rounds = 0, min(method.period or ROUNDS, ROUNDS)
+    for round in range(rounds):
         for node in range(method.participants):
             for step in method.steps(round, node):
                 if step.act is Act.SEND:
                     out[node] += step.size
                     come[step.peer] += step.size
                     messages += 1
-    return float(np.maximum(out, come).max()) / ROUNDS, messages / ROUNDS
+    return float(np.maximum(out, come).max()) / rounds, messages / rounds

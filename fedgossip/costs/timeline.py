@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import pairwise
 
 from fedgossip.costs.base import EqualLinks
 from fedgossip.costs.times import Times
@@ -55,21 +56,35 @@ StepsOfRounds = Callable[[int, int], Sequence[TimedStep]]
 Lane = tuple[int, int]
 """(participant, lane)"""
 
+ALIKE = 3
+"""Number of periods, each as long as the one before for every participant, after which all that follow are."""
 
-def seconds_of_rounds(steps: StepsOfRounds, participants: int, links: EqualLinks, times: Times) -> float:
+CYCLES = 8
+"""Number of periods of the steps after which who waits for whom may come round: participants take turns to be late."""
+
+ROUNDED = 8
+"""Nanoseconds by which such periods differ: messages are whole nanoseconds on their way."""
+
+
+def seconds_of_rounds(
+    steps: StepsOfRounds, participants: int, links: EqualLinks, times: Times, period: int = 0
+) -> float:
     """Return the mean seconds of a round, from the times of training [rounds, who trains].
 
     The first round is left out where there are several: what it waits for from the round before is not there yet.
+    `period`: number of rounds after which the steps are the same again; 0: never.  Where the times stay too, rounds are
+    followed until they have repeated each other `ALIKE` times, and go on so.
     Raises ValueError where participants wait for each other for ever.
     """
     rounds = len(times)
-    ends = _Followed(steps, participants, links, times).ends()
+    ends = _Followed(steps, participants, links, times, period if (times == times[0]).all() else 0).ends()
     return ((ends[-1] - ends[0]) / (rounds - 1) if rounds > 1 else ends[0]) / NS
 
 
 class _Followed:
-    def __init__(self, steps: StepsOfRounds, participants: int, links: EqualLinks, times: Times) -> None:
+    def __init__(self, steps: StepsOfRounds, participants: int, links: EqualLinks, times: Times, period: int) -> None:
         self._steps, self._times = steps, times
+        self._multiples = [period * many for many in range(1, CYCLES + 1)] if period else []
         settings = NetworkSettings(links.latency, bandwidth=_finite(links.up), downlink=_finite(links.down))
         self._network = SimulatedNetwork(settings, participants, 0)
         self._summing, self._adding = links.summing, [0] * participants  # until when
@@ -78,7 +93,10 @@ class _Followed:
         self._first, self._opened = [0] * participants, [0] * participants
         """Lanes of the round before these are done, or have begun."""
         self._over: set[Lane] = set()  # done, behind one that is not
-        self._ends = [0] * len(times)
+        self._ended: list[list[int]] = []
+        """When each participant was done with each round, ascending."""
+        self._repeats = 0
+        """Number of rounds after which all is as it was; 0: not found yet."""
         self._lanes: list[list[deque[TimedStep]]] = [[] for _ in range(participants)]
         self._sent: dict[tuple[int, Lane], deque[int]] = {}
         self._awaits: dict[Lane, int] = {}
@@ -88,12 +106,16 @@ class _Followed:
 
     def ends(self) -> list[int]:
         """When all are done with each round, in nanoseconds."""
-        while self._due:
+        while self._due and not self._repeats:
             now, *lane = heapq.heappop(self._due)
             self._go_on((lane[0], lane[1]), now)
-        if any(round < len(self._times) for round in self._round):
+        if not self._repeats and any(round < len(self._times) for round in self._round):
             raise ValueError(f"participants wait for each other: {self._awaits}")
-        return self._ends
+        done = min(self._round)  # some may be ahead
+        ends = [max(ended) for ended in self._ended[:done]]
+        for round in range(done, len(self._times)):
+            ends.append(2 * ends[round - self._repeats] - ends[round - 2 * self._repeats])
+        return ends
 
     def _begin(self, node: int, now: int) -> None:
         """Begin the round that it is at, in all lanes; those that have nothing to do in it are not there."""
@@ -149,10 +171,22 @@ class _Followed:
 
     def _done(self, node: int, now: int) -> None:
         at = self._round[node]
-        self._ends[at] = max(self._ends[at], now)
+        if at == len(self._ended):
+            self._ended.append([-1] * len(self._round))
+        self._ended[at][node] = now
         self._round[node] = at + 1
         if at + 1 < len(self._times):
             self._begin(node, now)
+        if self._multiples and -1 not in self._ended[at]:
+            self._repeats = next((many for many in self._multiples if self._alike(at, many)), 0)
+
+    def _alike(self, last: int, period: int) -> bool:
+        """Whether the last periods took everybody equally long, up to this round that all are done with."""
+        if last < ALIKE * period:
+            return False
+        ended = [self._ended[last - back * period] for back in range(ALIKE + 1)]
+        took = {now - before for late, soon in pairwise(ended) for now, before in zip(late, soon, strict=True)}
+        return max(took) - min(took) <= ROUNDED
 
     def _send(self, lane: Lane, step: TimedStep, now: int) -> None:
         to = step.peer, lane[1]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from fedgossip.costs.crossover import crossover
-from fedgossip.paradigms.verdict import Comparison, Line, sentence, summary_of, table
+from fedgossip.paradigms.verdict import Comparison, Line
 from fedgossip.report.paradigms import CrossoverMap, ParadigmPage, written
 from fedgossip.report.reading import read_run
 from fedgossip.rundir.run_directory import write_whole
@@ -16,18 +18,18 @@ from fedgossip.rundir.run_directory import write_whole
 PAGE, PLAIN = "comparison.html", "compared.json"
 
 
-def write_page(folder: Path, found: Comparison) -> Path:
-    """Write comparison.html and compared.json into the folder; return the path of the page."""
-    content = msgspec.json.format(msgspec.json.encode(summary_of(found)), indent=1)
+def write_page(folder: Path, found: Comparison, told: Mapping[str, Any]) -> Path:
+    """Write comparison.html and what is told, compared.json, into the folder; return the path of the page."""
+    content = msgspec.json.format(msgspec.json.encode(told), indent=1)
     write_whole(folder / PLAIN, content)
     lines = found.of(found.workers[-1]) if found.workers else []
     shown = [(line.name, Path(line.cells[0].path)) for line in lines]
     page = ParadigmPage(
         title="Ways to train in parallel",
-        lead=sentence(found),
+        lead=told["sentence"],
         equal=found.equal,
         target=found.target,
-        rows=table(found),
+        rows=told["table"],
         runs=[(name, read_run(place), place / "report.html") for name, place in shown],
         staleness={line.name: dict(line.cells[0].staleness) for line in lines if line.cells[0].staleness},
         crossing=_crossing(lines),

@@ -164,15 +164,12 @@ def other_winner(found: Comparison, name: str) -> str:
     if setting is None or len(rounds) < 2:
         return ""
     here = setting.links
-    changes = []
-    for words, links, factor in _alternatives(here):
+    for words, links, _ in sorted(_alternatives(here), key=lambda other: (other[2], other[0])):
         times = {one: count * _round_under(found, one, links) for one, count in rounds.items()}
         first = min(times, key=lambda one: times[one])
         if first != name:
-            changes.append((factor, f"{words} {first} would be first"))
-    if not changes:
-        return "No other bandwidth or latency would change that."
-    return f"By the cost model, {min(changes)[1]}."
+            return f"By the cost model, {words} {first} would be first."
+    return "No other bandwidth or latency would change that."
 
 
 def _rounds_to_target(found: Comparison) -> dict[str, float]:
@@ -192,7 +189,7 @@ def _round_under(found: Comparison, name: str, links: EqualLinks) -> float:
 
 
 def _alternatives(here: EqualLinks) -> list[tuple[str, EqualLinks, float]]:
-    """Other links: in words, and by which factor they differ; the nearest of each direction first."""
+    """Other links: in words, and by which factor they differ."""
     found = []
     for up in (True, False):
         rate = here.rate if math.isfinite(here.rate) else FASTEST
