@@ -47,9 +47,9 @@ class Gradients(Averaging):
         return [Update(self.initial(job.node), 1, {"loss": 0.0, "steps": 1}) for job in jobs]
 
 
-def ours(seat: Seat, d: int, warm: int, rounds: int, *, method: str, sealed: bool) -> Measured:
-    """fedgossip: AllReduce, Host and Links."""
-    identity = Identity.new() if sealed else None
+def ours(seat: Seat, d: int, warm: int, rounds: int, *, method: str, bulk: str) -> Measured:
+    """fedgossip: AllReduce, Host and Links.  `bulk`: sealed, curve or plain."""
+    identity = identity_for(bulk)
     links = Links(seat.node, f"tcp://{LOOPBACK}:*", identity)
     words = seat.meet((links.address, identity.public if identity else ""))
     endpoints = {node: Endpoint(*word) for node, word in enumerate(words)}
@@ -75,6 +75,14 @@ def ours(seat: Seat, d: int, warm: int, rounds: int, *, method: str, sealed: boo
     seat.meet("ready")
     Host(seat.node, machine, links, task, hello, ports).run()
     return results[0]
+
+
+def identity_for(bulk: str) -> Identity | None:
+    """Return keys, None for "plain"; and let vectors go by "sealed" streams, the default, or by "curve"."""
+    if bulk == "plain":
+        return None
+    os.environ["FEDGOSSIP_LINKS"] = bulk
+    return Identity.new()
 
 
 def gloo(seat: Seat, d: int, warm: int, rounds: int) -> Measured:
@@ -177,8 +185,9 @@ def _rounds(exchange: Callable[[], object], seat: Seat, d: int, warm: int, round
 def contestants(methods: list[str]) -> dict[str, Contestant]:
     found: dict[str, Contestant] = {"TCP floor": tcp, "CURVE floor": curve, "gloo": gloo}
     for method in methods:
-        found[f"{method} plain"] = partial(ours, method=method, sealed=False)
-        found[method] = partial(ours, method=method, sealed=True)
+        found[f"{method} plain"] = partial(ours, method=method, bulk="plain")
+        found[method] = partial(ours, method=method, bulk="sealed")
+        found[f"{method} CURVE"] = partial(ours, method=method, bulk="curve")
     return found
 
 

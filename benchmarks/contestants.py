@@ -43,9 +43,9 @@ def encrypted(seat: Seat, d: int, warm: int, rounds: int) -> Measured:
     return _gossip(seat, d, warm, rounds, Identity.new())
 
 
-def sealed(seat: Seat, d: int, warm: int, rounds: int) -> Measured:
-    """The same with models by sealed streams beside CURVE."""
-    os.environ["FEDGOSSIP_LINKS"] = "sealed"
+def by_curve(seat: Seat, d: int, warm: int, rounds: int) -> Measured:
+    """The same with models by CURVE, without streams beside it."""
+    os.environ["FEDGOSSIP_LINKS"] = "curve"
     return encrypted(seat, d, warm, rounds)
 
 
@@ -199,7 +199,7 @@ CONTESTANTS: dict[str, Contestant] = {
     "gloo all_reduce": gloo,
     "fedgossip plain": plain,
     "fedgossip": encrypted,
-    "fedgossip sealed": sealed,
+    "fedgossip CURVE": by_curve,
 }
 
 

@@ -19,14 +19,13 @@ from typing import Any
 
 import numpy as np
 import zmq
-from allreduce import LOOPBACK, WARM, Gradients
+from allreduce import LOOPBACK, WARM, Gradients, identity_for
 from crew import Measured, Seat, Watch, crew, machine, median, round_ms
 
 from fedgossip.experiment import load_experiment
 from fedgossip.messages import Expected, Hello
 from fedgossip.net.endpoints import Endpoint
 from fedgossip.net.host import Host, Ports
-from fedgossip.net.identity import Identity
 from fedgossip.net.mesh import Links
 from fedgossip.net.sockets import keep_message_memory
 from fedgossip.plans import compose
@@ -37,13 +36,13 @@ Play = Callable[[Seat, int, int, int], Measured]
 """(seat, workers, elements, rounds): workers have the first seats, servers the others."""
 
 
-def ours(seat: Seat, workers: int, d: int, rounds: int, *, sealed: bool, staleness: object) -> Measured:
-    """fedgossip: PushPullWorker and ParameterServer, Host and Links."""
+def ours(seat: Seat, workers: int, d: int, rounds: int, *, bulk: str, staleness: object) -> Measured:
+    """fedgossip: PushPullWorker and ParameterServer, Host and Links.  `bulk`: sealed, curve or plain."""
     server = {"servers": seat.n - workers, "staleness": staleness}
     section = {"workers": workers, "method": "parameter-server", "server": server}
     task_section = {"kind": "quadratic", "dim": d}
     plan = compose.plan(load_experiment({"rounds": WARM + rounds, "task": task_section, "parallel": section}))
-    identity = Identity.new() if sealed else None
+    identity = identity_for(bulk)
     links = Links(seat.node, f"tcp://{LOOPBACK}:*", identity)
     words = seat.meet((links.address, identity.public if identity else ""))
     endpoints = {node: Endpoint(*word) for node, word in enumerate(words)}
@@ -158,9 +157,10 @@ def _rounds(exchange: Callable[[], object], seat: Seat, workers: int, d: int, ro
 CONTESTANTS: dict[str, Play] = {
     "CURVE floor": curve,
     "gloo gather + scatter": gloo,
-    "servers": partial(ours, sealed=True, staleness=0),
-    "servers, async": partial(ours, sealed=True, staleness="async"),
-    "servers, plain": partial(ours, sealed=False, staleness=0),
+    "servers": partial(ours, bulk="sealed", staleness=0),
+    "servers, CURVE": partial(ours, bulk="curve", staleness=0),
+    "servers, async": partial(ours, bulk="sealed", staleness="async"),
+    "servers, plain": partial(ours, bulk="plain", staleness=0),
 }
 
 

@@ -278,9 +278,9 @@ def machines(seat: Seat, d: int, warm: int, rounds: int) -> Measured:
     return _machines(seat, d, warm, rounds, Identity.new())
 
 
-def machines_sealed(seat: Seat, d: int, warm: int, rounds: int) -> Measured:
-    """The same with models by sealed streams beside CURVE."""
-    os.environ["FEDGOSSIP_LINKS"] = "sealed"
+def machines_by_curve(seat: Seat, d: int, warm: int, rounds: int) -> Measured:
+    """The same with models by CURVE, without streams beside it."""
+    os.environ["FEDGOSSIP_LINKS"] = "curve"
     return machines(seat, d, warm, rounds)
 
 
@@ -328,5 +328,5 @@ CONTESTANTS: dict[str, Contestant] = {
     "links": links,
     "fedgossip plain": machines_plain,
     "fedgossip": machines,
-    "fedgossip sealed": machines_sealed,
+    "fedgossip CURVE": machines_by_curve,
 }

@@ -21,7 +21,7 @@ from fedgossip.net.identity import Identity
 from fedgossip.net.mesh import Links
 from fedgossip.net.sealed_stream import HEAD_BYTES
 from fedgossip.net.sealing import TAG_BYTES
-from fedgossip.net.streams import STRANGER_BYTES
+from fedgossip.net.stream_port import STRANGER_BYTES
 from fedgossip.net.transport import Arrived, LinkDown, LinkEvent, LinkUp, Rejected
 from fedgossip.vectors import frozen
 from fedgossip.wire import CHUNK_BYTES

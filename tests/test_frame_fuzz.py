@@ -137,7 +137,7 @@ def test_links_hear_whatever_is_written_and_by_whom(links: Links) -> None:
         parts = [part for pair in s.bent()[:1] for part in pair][: 1 + int(s.draw.integers(2))] or [b""]
         fed.feed(users[int(s.draw.integers(len(users)))], b"connection", *parts, *[b"more"] * (number % 50 == 0))
         links._hear(found)
-        assert len(links._guests) <= GUESTS
+        assert len(links.guests.known) <= GUESTS
     for pair in s.written(Ping(7, 0, "")):
         fed.feed("1", b"connection", *pair)
     while len(found) < 100_000 and not (isinstance(found[-1], Arrived) and found[-1].message == Ping(7, 0, "")):

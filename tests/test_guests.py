@@ -18,7 +18,8 @@ from fedgossip.messages import DECLARED, AnyMessage, Carrier, Entry, Join
 from fedgossip.net.auth import GUESTS
 from fedgossip.net.endpoints import Endpoint, block, load_members
 from fedgossip.net.identity import Identity, verify
-from fedgossip.net.mesh import GUEST_WORDS, Links
+from fedgossip.net.guests import GUEST_WORDS
+from fedgossip.net.mesh import Links
 from fedgossip.net.transport import NOBODY
 from fedgossip.protocols.news import admission_of
 from fedgossip.wire import frames
@@ -149,7 +150,7 @@ def test_a_guest_that_talked_too_much_is_heard_again_after_a_while(
         for _ in range(GUEST_WORDS + 1):
             caller.send(*greeting(HELLO))
         heard_until(links, lambda heard: len(reasons(heard)) == 1)
-        monkeypatch.setattr("fedgossip.net.mesh.GUEST_SECONDS", 0.0)
+        monkeypatch.setattr("fedgossip.net.guests.GUEST_SECONDS", 0.0)
         caller.send(*said(asking(stranger, f"ipc://{tmp_path}/7")))
         assert arrived(heard_until(links, arrived))[0].sender == NOBODY
 
@@ -161,7 +162,7 @@ def test_strangers_do_not_shut_the_door(links: Links, tmp_path: Path, monkeypatc
         for number in range(GUESTS):
             caller = stack.enter_context(calling(links, asked if number == 0 else Identity.new()))
             caller.send(*greeting(HELLO))
-            heard_until(links, lambda _, number=number: len(links._guests) == number + 1)  # type: ignore[misc]
+            heard_until(links, lambda _, number=number: len(links.guests.known) == number + 1)  # type: ignore[misc]
             if number == 0:
                 caller.send(*said(asking(asked, f"ipc://{tmp_path}/6")))
                 heard_until(links, arrived)
@@ -169,7 +170,7 @@ def test_strangers_do_not_shut_the_door(links: Links, tmp_path: Path, monkeypatc
         caller.send(*greeting(HELLO))
         caller.send(*said(asking(late, f"ipc://{tmp_path}/7")))
         assert arrived(heard_until(links, arrived))[0].sender == NOBODY
-        assert len(links._guests) == GUESTS and {asked.public, late.public} <= links._guests.keys()
+        assert len(links.guests.known) == GUESTS and {asked.public, late.public} <= links.guests.known.keys()
 
 
 def test_a_guest_for_whom_there_is_no_room_tries_again(

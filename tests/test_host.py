@@ -210,7 +210,7 @@ def test_a_model_that_the_partner_has_used_is_let_go(links: Links, say: Any) -> 
     for number in range(3):
         links.send(1, say(number))
     link = links._links[1]
-    links._has(link, 2)
+    link.has(2)
     assert [m.round for m in link.recent] == [2]  # type: ignore
 
 

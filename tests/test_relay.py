@@ -8,7 +8,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from fedgossip.drivers import hosting
 from fedgossip.errors import ConfigError, NetworkError, PeerError
 from fedgossip.messages import Model
 from fedgossip.net import relay as relays
-from fedgossip.net import splice
+from fedgossip.net import relay_client, splice, streams
 from fedgossip.net.endpoints import Endpoint, block
 from fedgossip.net.identity import Identity, raw
 from fedgossip.net.invite_admission import Guest, Seats
@@ -33,6 +33,7 @@ from fedgossip.net.relay_client import RelayClient
 from fedgossip.net.relay_protocol import ANSWER, CALL, GREETING_BYTES, LISTEN, NO_TARGET, greeting, request, understood
 from fedgossip.net.roster_file import Allowed, Roll
 from fedgossip.net.routing import Ways
+from fedgossip.net.stream_port import PORT_ABOVE
 from fedgossip.net.transport import Arrived, LinkEvent, LinkUp, Routed
 from fedgossip.vectors import frozen
 
@@ -243,9 +244,10 @@ def test_one_key_has_so_many_connections_and_no_more() -> None:
 class Pair:
     """Peers 0 and 1; 1 cannot be called but through the relay."""
 
-    def __init__(self, relay: Running, stack: ExitStack) -> None:
+    def __init__(self, relay: Running, stack: ExitStack, port: object = "*") -> None:
+        """`port`: at which 1 listens; "*" is any, beside which the streams have any port too."""
         keys = [Identity.new(), Identity.new()]
-        self.links = [Links(node, "tcp://127.0.0.1:*", key) for node, key in enumerate(keys)]
+        self.links = [Links(node, f"tcp://127.0.0.1:{(0, port)[node] or '*'}", key) for node, key in enumerate(keys)]
         self.agents = [RelayClient(key) for key in keys]
         for links, agent in zip(self.links, self.agents, strict=True):
             stack.callback(agent.close)
@@ -274,6 +276,10 @@ class Pair:
     def up(self, node: int) -> int:
         return sum(isinstance(event, LinkUp) for event in self.events[node])
 
+    def say(self, round: int = 0, value: float = 0.0) -> None:
+        """0 says a model to 1."""
+        self.links[0].send(1, Model(round, "layout", (frozen(np.full(EXPECTED.length, value, np.float32)),)))
+
     def models(self, node: int) -> list[Model]:
         return [e.message for e in self.events[node] if isinstance(e, Arrived) and isinstance(e.message, Model)]
 
@@ -297,20 +303,55 @@ def tapped(monkeypatch: pytest.MonkeyPatch) -> bytearray:
     return seen
 
 
-def test_models_go_through_a_relay_that_sees_no_float_of_them(relay: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+def port_with_streams() -> int:
+    """A port that is free, and so is the one that its streams have."""
+    while True:
+        with socket.create_server(("127.0.0.1", 0)) as above:
+            port: int = above.getsockname()[1] - PORT_ABOVE
+            with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+                return port
+
+
+@pytest.mark.parametrize(("links", "calls"), [("sealed", 2), ("curve", 1)])
+def test_models_go_through_a_relay_that_sees_no_float_of_them(
+    links: str, calls: int, relay: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a sealed stream of their own call, and by CURVE; seen at the relay and at both ends of it."""
+    monkeypatch.setenv("FEDGOSSIP_LINKS", links)
     seen = tapped(monkeypatch)
-    value = np.full(EXPECTED.length, 1.2345678, np.float32)
     with ExitStack() as stack:
-        pair = Pair(relay, stack)
+        pair = Pair(relay, stack, port_with_streams())
         pair.connect()
         pair.until(lambda: pair.up(0) and pair.up(1), "both links are up")
-        pair.links[0].send(1, Model(0, "layout", (frozen(value),)))
+        call = pair.links[0]._links[1].call
+        pair.until(lambda: call.up or calls == 1, "a stream")
+        pair.say(value=1.2345678)
         pair.until(lambda: pair.models(1), "the model is there")
-        assert np.array_equal(pair.models(1)[0].vectors[0], value)
+        (vector,) = pair.models(1)[0].vectors
+        assert set(vector.tolist()) == {float(np.float32(1.2345678))} and call.speaks == (calls == 2)
         assert [event for event in pair.events[0] if isinstance(event, Routed)] == [Routed(1, relay.address)]
-    assert len(seen) > value.nbytes
-    assert struct.pack("<f", value[0]) * 2 not in bytes(seen) and b"layout" not in bytes(seen)
-    assert relay.relay.counts["put through"] == 1
+    assert len(seen) > vector.nbytes
+    assert struct.pack("<f", vector[0]) * 2 not in bytes(seen) and b"layout" not in bytes(seen)
+    assert relay.relay.counts["put through"] == calls
+
+
+@pytest.mark.parametrize("why", ["another port", "too many calls"])
+def test_where_a_stream_cannot_be_had_through_a_relay_models_go_by_curve(
+    why: str, relay: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "ATTEMPT_SECONDS", 0.5)
+    if why == "too many calls":
+        monkeypatch.setattr(relay_client, "CALLS_MAX", 2)
+    with ExitStack() as stack:
+        taken = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        pair = Pair(relay, stack, taken.getsockname()[1] - PORT_ABOVE if why == "another port" else port_with_streams())
+        pair.connect()
+        pair.until(lambda: pair.up(0) and pair.up(1), "both links are up")
+        call = pair.links[0]._links[1].call
+        pair.until(lambda: call.pause, "an attempt that failed")
+        pair.say()
+        pair.until(lambda: pair.models(1), "the model is there")
+        assert not call.up and pair.up(0) == 1
 
 
 def test_a_relay_that_vanishes_in_mid_run_and_comes_back_is_used_again(relay: Running) -> None:
@@ -320,7 +361,7 @@ def test_a_relay_that_vanishes_in_mid_run_and_comes_back_is_used_again(relay: Ru
         pair.until(lambda: pair.up(0) and pair.up(1), "both links are up")
         before, port = pair.up(0), relay.port
         relay.stop()
-        pair.links[0].send(1, Model(0, "layout", (frozen(np.zeros(EXPECTED.length, np.float32)),)))
+        pair.say()
         again = run_relay(port=port)
         stack.callback(again.stop)
         pair.until(lambda: pair.up(0) > before, "the link is up again")

@@ -10,11 +10,12 @@ from hub_kit import Wheel, contribution, invite, values, wheel
 from sealed_kit import Change, Two, Wire, model, two
 
 from fedgossip.messages import Contribution, Invite
-from fedgossip.net import sealing, streams
+from fedgossip.net import sealing, stream_port, streams
 from fedgossip.net.sealed_stream import HEAD_BYTES
 from fedgossip.net.sealing import TAG_BYTES, TICKET_BYTES, Suite
 from fedgossip.net.sockets import DRAIN_FRAMES
-from fedgossip.net.streams import HAIL, STRANGER_BYTES, STRANGERS, STREAMS_OF_ONE
+from fedgossip.net.stream_port import HAIL, STRANGER_BYTES, STRANGERS
+from fedgossip.net.streams import STREAMS_OF_ONE
 from fedgossip.wire import CHUNK_BYTES
 
 pytestmark = pytest.mark.sockets
@@ -183,7 +184,7 @@ def test_what_was_recorded_of_a_connection_is_of_no_use_on_the_next(wire: Wire, 
     tapped.until(lambda: 1 in tapped.rounds(1), "the model")
     before = [list(tapped.rounds(node)) for node in (0, 1)]
     for node in (0, 1):
-        with socket.create_connection(("127.0.0.1", tapped.peers[node].streams.port)) as again:
+        with socket.create_connection(("127.0.0.1", tapped.peers[node].streams.port.number)) as again:
             again.sendall(bytes(wire.seen[0]))
             tapped.until(lambda again=again: _hung_up(again), "a refusal")  # type: ignore[misc]
     assert [tapped.rounds(node) for node in (0, 1)] == before
@@ -237,12 +238,12 @@ def test_strangers_at_the_port_are_hung_up_on_and_break_nobody_s_stream(pair: Tw
     here = pair.peers[1].streams
     unproved = HAIL + bytes(TICKET_BYTES + HEAD_BYTES + TAG_BYTES)
     for said in (b"GET / HTTP/1.0\r\n\r\n", b"\xff" + bytes(63), unproved, HAIL * 99):
-        with socket.create_connection(("127.0.0.1", here.port)) as stranger:
+        with socket.create_connection(("127.0.0.1", here.port.number)) as stranger:
             stranger.sendall(said)
             pair.until(lambda s=stranger: _hung_up(s), "a refusal")  # type: ignore[misc]
     pair.send(0, 1)
     pair.until(lambda: 1 in pair.rounds(1), "a model")
-    assert pair.speaking() and pair.ups(0) == [True] and pair.reasons(1) == [] and here.refused == 4
+    assert pair.speaking() and pair.ups(0) == [True] and pair.reasons(1) == [] and here.port.refused == 4
 
 
 def test_a_ticket_that_was_seen_is_of_no_use_and_stays_good_for_its_owner(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,7 +263,7 @@ def test_a_ticket_that_was_seen_is_of_no_use_and_stays_good_for_its_owner(monkey
         pair.seal()
         pair.until(lambda: _hung_up(early[0]), "the thief is refused")
         early[0].close()
-        assert sum(peer.streams.refused for peer in pair.peers) == 1 and pair.ups(0) == [True]
+        assert sum(peer.streams.port.refused for peer in pair.peers) == 1 and pair.ups(0) == [True]
 
 
 def test_strangers_that_say_nothing_are_bounded_and_read_no_further_than_a_proof(pair: Two) -> None:
@@ -271,14 +272,14 @@ def test_strangers_that_say_nothing_are_bounded_and_read_no_further_than_a_proof
     callers: list[socket.socket] = []
     try:
         for _ in range(8):
-            callers += [socket.create_connection(("127.0.0.1", here.port)) for _ in range(STRANGERS // 4)]
+            callers += [socket.create_connection(("127.0.0.1", here.port.number)) for _ in range(STRANGERS // 4)]
             pair.turn(0.02)
-        pair.until(lambda: here.refused >= STRANGERS, "the oldest are hung up on")
-        assert len(here._strangers) <= STRANGERS
+        pair.until(lambda: here.port.refused >= STRANGERS, "the oldest are hung up on")
+        assert len(here.port.strangers) <= STRANGERS
         last = callers[-1]
         last.sendall(HAIL + bytes(STRANGER_BYTES - len(HAIL) - 1))
         pair.turn()
-        assert max(len(one.said) for one in here._strangers.values()) == STRANGER_BYTES - 1
+        assert max(len(one.said) for one in here.port.strangers.values()) == STRANGER_BYTES - 1
         pair.send(0, 1)
         pair.until(lambda: 1 in pair.rounds(1), "a model")
     finally:
@@ -289,10 +290,10 @@ def test_strangers_that_say_nothing_are_bounded_and_read_no_further_than_a_proof
 
 def test_strangers_are_hung_up_on_after_a_while(monkeypatch: pytest.MonkeyPatch, pair: Two) -> None:
     pair.seal()
-    monkeypatch.setattr(streams, "ATTEMPT_SECONDS", 0.05)
-    with socket.create_connection(("127.0.0.1", pair.peers[1].streams.port)) as stranger:
+    monkeypatch.setattr(stream_port, "STRANGER_SECONDS", 0.05)
+    with socket.create_connection(("127.0.0.1", pair.peers[1].streams.port.number)) as stranger:
         pair.send(0, 1)  # the time is looked at while others are heard
-        pair.until(lambda: len(pair.peers[1].streams._strangers) == 1, "it is there")
+        pair.until(lambda: len(pair.peers[1].streams.port.strangers) == 1, "it is there")
         pair.turn()
         pair.send(0, 2)
         pair.until(lambda: _hung_up(stranger), "its end")

@@ -15,6 +15,7 @@ from zmq.utils import z85
 
 from fedgossip.errors import ConfigError
 from fedgossip.net import sealing
+from fedgossip.net.descriptors import LINUX
 from fedgossip.net.identity import Identity
 from fedgossip.net.sealed_stream import HEAD_BYTES, KEPT_BUFFERS, RECORD_BYTES_MAX, Buffers, SealedStream
 from fedgossip.net.sealing import (
@@ -323,6 +324,27 @@ def test_a_key_that_is_worn_out_seals_and_opens_nothing(wire: Wire, monkeypatch:
     assert wire.heard(*records) == [b"0", b"1", b"2"]
     with pytest.raises(SealBrokenError):
         wire.heard(records[0])
+
+
+@pytest.mark.sockets
+@pytest.mark.skipif(not LINUX, reason="other systems do not say what has arrived")
+def test_a_stream_says_whether_all_that_was_sent_has_arrived() -> None:
+    """Whoever hangs up before it has may take it back."""
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        here = socket.create_connection(door.getsockname())
+        there, _ = door.accept()
+    here.setblocking(False)
+    stream = SealedStream(here, Sealer(AES, bytes(32)), Opener(AES, bytes(32)), Buffers())
+    try:
+        sent = 0
+        while stream.send(MARK, bytes(RECORD_BYTES_MAX - HEAD_BYTES - TAG_BYTES)) and not stream.sending:
+            sent += RECORD_BYTES_MAX
+        assert stream.sending and stream.arriving  # the other end's system has no room for more
+        while stream.arriving or not stream.flush():
+            assert there.recv(1 << 20)
+    finally:
+        stream.close()
+        there.close()
 
 
 def test_a_stream_between_two_records_has_no_buffer_and_used_ones_are_kept() -> None:

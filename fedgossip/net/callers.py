@@ -12,7 +12,7 @@ import zmq
 
 from fedgossip.errors import NetworkError
 from fedgossip.machine import NodeId
-from fedgossip.net import streams
+from fedgossip.net import stream_port
 from fedgossip.net.connections import FILES, FLOOD, Connections, Seen
 from fedgossip.net.descriptors import raise_open_files, shut_down
 
@@ -80,7 +80,7 @@ class Callers:
 def check_open_files(clients: int) -> None:
     """Raise NetworkError where this process may not have as many connections as it may need."""
     # the client's own with its stream, one that waits, one that has just called; strangers at both ports
-    needed = 4 * clients + STRANGERS + streams.STRANGERS + FILES
+    needed = 4 * clients + STRANGERS + stream_port.STRANGERS + FILES
     if (most := raise_open_files()) < needed:
         text = f"{clients} clients need {needed} open files, and this process may have {most}"
         raise NetworkError(text, "Raise the limit: ulimit -Hn, or LimitNOFILE= of the service.")

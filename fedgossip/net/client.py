@@ -24,7 +24,7 @@ from fedgossip.net.outbox import Cuts, Outbox, Pair, zmq_body
 from fedgossip.net.routing import Routing
 from fedgossip.net.sealed_way import SEAL, StreamCall
 from fedgossip.net.sealing import SealBrokenError, WornOutError, suites_wanted
-from fedgossip.net.sockets import DRAIN_FRAMES, MORE_NOW, NOW, Wakeable, Waker, ZmqSocket
+from fedgossip.net.sockets import DRAIN_FRAMES, LINGER_MS, MORE_NOW, NOW, Wakeable, Waker, ZmqSocket
 from fedgossip.net.streams import Streams, hang_up_beside, take_answer
 from fedgossip.net.traffic import Traffic
 from fedgossip.net.transport import Arrived, LinkDown, LinkEvent, LinkUp, Rejected, Woken
@@ -248,7 +248,8 @@ class Spoke(Wakeable):
         """Offer the coordinator a stream, where the link has none and that is due."""
         if (now := self.streams.tick()) is None or not self._up or self._coordinator is None:
             return
-        if not self.routing.relay_of(self._coordinator) and (word := self.streams.offers(self._call, now)):
+        if word := self.streams.offers(self._call, now):
+            self._call.relayed = bool(self.routing.relay_of(self._coordinator))
             self._outbox.say(word)
             self._flush()
 
@@ -351,7 +352,7 @@ class Spoke(Wakeable):
             self.poll(50)
         self.routing.close()
         self._hang_up()
-        self.streams.close()
+        self.streams.close(LINGER_MS / 1000 if drain_seconds else 0.0)
         self.connections.close()
         self._waker.close()
         self.context.term()

@@ -16,6 +16,9 @@ _WORD = struct.Struct("<cII")
 
 ASK, GO, TWIN, NOTHING = b"A", b"G", b"T", b"N"
 
+CHUNK = b"C"
+"""The kind of frames that carry a chunk; see wire."""
+
 ANSWERS = (GO, TWIN, NOTHING)
 """Kinds of frames that a client may receive."""
 

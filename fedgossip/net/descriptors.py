@@ -45,6 +45,20 @@ def brought(descriptor: int) -> tuple[int, int] | None:
     return received - unread.value, unread.value
 
 
+def unacknowledged(descriptor: int) -> int:
+    """Return how many bytes sent on a TCP connection the other end's system has not yet; 0 where ours does not say.
+
+    Whoever closes before that may take them back: what still comes is answered by a reset then.
+    """
+    if not LINUX:
+        return 0
+    import termios
+
+    waiting = ctypes.c_int()
+    failed = _libc.ioctl(descriptor, ctypes.c_ulong(termios.TIOCOUTQ), ctypes.byref(waiting))
+    return 0 if failed else waiting.value
+
+
 def shut_down(descriptor: int, is_it: Callable[[int], bool]) -> None:
     """Hang up; the connection breaks at the other end, and what has come of it can still be read.
 

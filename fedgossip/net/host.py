@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import heapq
-import queue
-import threading
 import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 
-from fedgossip.errors import FedgossipError, PeerError, TrainingError
+from fedgossip.errors import FedgossipError, PeerError
 from fedgossip.machine import (
     Aggregated,
     Checkpoint,
@@ -49,6 +47,7 @@ from fedgossip.metrics import Meter
 from fedgossip.net.endpoints import Endpoint
 from fedgossip.net.greeting import refused
 from fedgossip.net.refusals import Refusals
+from fedgossip.net.training_thread import Evaluate, TrainingThread, WorkerPorts
 from fedgossip.net.transport import (
     NOBODY,
     Arrived,
@@ -62,7 +61,7 @@ from fedgossip.net.transport import (
 )
 from fedgossip.plain import line
 from fedgossip.records import EventRow, PeerRow, Row, event_row
-from fedgossip.task import HeldTask, Job, LocalTask, chosen, told_in_stretches
+from fedgossip.task import HeldTask, LocalTask
 from fedgossip.vectors import Vector
 
 GRACE_NS = 1_000_000_000
@@ -102,19 +101,6 @@ class Ports:
     """Put a frame into the transcript of its session."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Evaluate:
-    """A job for the worker: `row` is written when it is done, before the next training."""
-
-    vector: Vector
-    row: PeerRow
-
-
-WorkerJob = Train | ChooseRows | Evaluate | Checkpoint
-WorkerAnswer = Produced | Trained | RowsChosen | Stopping | PeerRow
-"""What the thread that trains is asked, and what it says."""
-
-
 class Host:
     """One peer.  `links` are bound and connected; `run` returns the final vector."""
 
@@ -143,9 +129,9 @@ class Host:
         self._fatal: FedgossipError | None = None
         self._round = 0
         self._counted = 0, 0  # of what was sent, with everything and with vectors alone, in rounds that are over
-        self._began_ns: int | None = None  # the first training, or a coordinator's first round
-        self._jobs: queue.SimpleQueue[WorkerJob | None] = queue.SimpleQueue()
-        self._answers: queue.SimpleQueue[WorkerAnswer | FedgossipError] = queue.SimpleQueue()
+        self._invited_ns: int | None = None  # the beginning of a coordinator's first round
+        worker = WorkerPorts(self.clock, lambda: self._round, ports.mixed, ports.checkpoint, links.wake)
+        self._training = TrainingThread(node, task, self._meter, worker)
 
     def clock(self) -> int:
         """Nanoseconds since this host was made."""
@@ -153,18 +139,17 @@ class Host:
 
     def run(self) -> Vector:
         """Run the machine to its end.  Raises what made it impossible to go on, after saying goodbye."""
-        worker = threading.Thread(target=self._work, name=f"training-{self.node}", daemon=True)
-        worker.start()
+        self._training.start()
         try:
             self.tell(Started())
             while self.result is None:
                 self._step()
         finally:
-            self._jobs.put(None)
+            self._training.end()
             if isinstance(self.task, HeldTask):
                 self.task.dismiss()
             self.links.close(FLUSH_SECONDS if self.result is not None and not self.ports.stop() else 1.0)
-        worker.join(timeout=EVALUATE_SECONDS if not self.ports.stop() else 1.0)
+        self._training.join(EVALUATE_SECONDS if not self.ports.stop() else 1.0)
         self._take_answers()
         self._refusals.close()
         if self.links.dropped:  # messages that a live link was too slow to take
@@ -310,12 +295,12 @@ class Host:
     def _perform(self, effect: Effect, now_ns: int, mixing_ns: int) -> None:
         match effect:
             case Send(to, message):
-                if isinstance(message, Invite) and self._began_ns is None:
-                    self._began_ns = now_ns
+                if isinstance(message, Invite) and self._invited_ns is None:
+                    self._invited_ns = now_ns
                     self._meter.began(now_ns)
                 self.links.send(to, message)
             case Train() | ChooseRows() | Checkpoint(durable=False):
-                self._jobs.put(effect)
+                self._training.put(effect)
             case SetTimer(key, after_ns):
                 self._set_timer(key, after_ns)
             case Meet(node, address, key):
@@ -348,7 +333,7 @@ class Host:
             case Aggregated():
                 self._meter.aggregated(effect)
             case RoundDone(_, model):
-                self._jobs.put(Evaluate(model, self._row(effect, now_ns, mixing_ns)))
+                self._training.put(Evaluate(model, self._row(effect, now_ns, mixing_ns)))
             case LocalWork():
                 self.ports.write(self._row(effect, now_ns, mixing_ns))
 
@@ -357,7 +342,8 @@ class Host:
         self._round = effect.round
         self._account()
         row = self._meter.done(effect, now_ns, mixing_ns)
-        row.seconds -= (self._began_ns or 0) / 1e9  # people start peers minutes apart
+        began_ns = self._invited_ns or self._training.began_ns or 0
+        row.seconds -= began_ns / 1e9  # people start peers minutes apart
         return row
 
     def _account(self) -> None:
@@ -398,63 +384,9 @@ class Host:
     def _write_refusal(self, value: dict[str, object]) -> None:
         self.ports.write(EventRow(self._round, self.node, "refused", value))
 
-    # --- the worker: trains and evaluates, one job after the other ------------------------------------------------
-
-    def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            try:
-                answer = self._done(job)
-            except FedgossipError as error:
-                self._answers.put(error)
-            except BaseException as error:  # the user's own function, SystemExit too: name it, do not hang
-                text = f"node {self.node}, round {self._round}: training raised {type(error).__name__}: {error}"
-                failure = TrainingError(text, "Run it with --on sim to see it alone.")
-                failure.__cause__ = error
-                self._answers.put(failure)
-            else:
-                if answer is not None:
-                    self._answers.put(answer)
-                del answer
-            del job  # the next may be long in coming, and this is a model
-            self.links.wake()
-
-    def _done(self, job: WorkerJob) -> WorkerAnswer | None:
-        match job:
-            case Train():
-                return self._train(job)
-            case ChooseRows():
-                return chosen(self.task, self.node, job)
-            case Evaluate():
-                return self._evaluate(job)
-            case Checkpoint():  # here: what the task remembers belongs to it until the next training
-                self.ports.checkpoint(job)
-                return None
-
-    def _train(self, asked: Train) -> Trained | Stopping:
-        began = self.clock()
-        self._began_ns = began if self._began_ns is None else self._began_ns
-        update = told_in_stretches(self.task, Job.of(self.node, asked), self._tell_soon)
-        if update.over:
-            return Stopping(over=True)
-        self._meter.train_began(began)
-        self._meter.train_ended(self.clock(), update.metrics)
-        self._meter.logged(update.logged)
-        return Trained(asked.job, update.difference, update.examples, update.metrics)
-
-    def _tell_soon(self, stretch: Produced) -> None:
-        """Part of a gradient, from whichever thread computes it."""
-        self._answers.put(stretch)
-        self.links.wake()
-
-    def _evaluate(self, asked: Evaluate) -> PeerRow:
-        began = self.clock()
-        asked.row.score = self.ports.mixed(asked.row.round, asked.vector)
-        self._meter.occupied(began, self.clock())
-        return asked.row
-
     def _take_answers(self) -> None:
-        while not self._answers.empty():
-            match self._answers.get():
+        for said in self._training.answers():
+            match said:
                 case Produced() | Trained() | RowsChosen() | Stopping() as answer:
                     self.tell(answer)
                 case PeerRow() as row:

@@ -10,73 +10,33 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import zmq
 from zmq.utils import z85
 
 from fedgossip.errors import NetworkError
 from fedgossip.machine import NodeId
-from fedgossip.messages import AnyMessage, Expected, Hello, Join, Leaving, Masked, Model
+from fedgossip.messages import AnyMessage, Expected, Hello, Join
 from fedgossip.net import sockets
-from fedgossip.net.auth import GUEST, GUESTS, AllowList
-from fedgossip.net.calling import Greeting, call, hang_up
+from fedgossip.net.auth import AllowList
+from fedgossip.net.calling import call, hang_up
 from fedgossip.net.connections import FLOOD, Connections, flooded
 from fedgossip.net.control_frames import parse
 from fedgossip.net.endpoints import Endpoint, Endpoints, check_address
 from fedgossip.net.frame_reader import check_last, frame_error, read, read_sealed, skip
+from fedgossip.net.guests import Guests
 from fedgossip.net.identity import Identity, check_public
+from fedgossip.net.incoming import Incoming
 from fedgossip.net.outbox import Cuts, Outbox, Pair, zmq_body
+from fedgossip.net.partner_link import PartnerLink
 from fedgossip.net.routing import Routing
-from fedgossip.net.sealed_way import SEAL, CalledStream, StreamCall
-from fedgossip.net.sealing import SealBrokenError, WornOutError, suites_wanted
-from fedgossip.net.sockets import (
-    DRAIN_FRAMES,
-    MORE_NOW,
-    NOW,
-    Wakeable,
-    Waker,
-    ZmqSocket,
-    keep_message_memory,
-    make,
-)
+from fedgossip.net.sealed_way import SEAL, CalledStream
+from fedgossip.net.sealing import SealBrokenError, suites_wanted
+from fedgossip.net.sockets import DRAIN_FRAMES, LINGER_MS, NOW, Wakeable, Waker, ZmqSocket, keep_message_memory, make
 from fedgossip.net.streams import Streams, hang_up_beside, hear_answer, refusal
 from fedgossip.net.traffic import Traffic
 from fedgossip.net.transport import NOBODY, Arrived, LinkDown, LinkEvent, LinkUp, Rejected, Woken
 from fedgossip.wire import Assembler, FrameError
-
-GUEST_WORDS, GUEST_BYTES = 32, 2048
-"""Maximum number of messages of a caller that is no member, and bytes of each: a Hello and an entry fit, on every new
-connection."""
-
-GUEST_SECONDS = 60.0
-"""Seconds after which a guest is forgotten and may send as much again."""
-
-
-@dataclass(slots=True)
-class _Link:
-    """The sending side of the link to one partner."""
-
-    node: NodeId
-    dealer: ZmqSocket
-    outbox: Outbox
-    call: StreamCall
-    recent: list[AnyMessage] = field(default_factory=list)  # these are sent again when the link comes back
-    up: bool = False
-    broke: bool = False
-    heard: bool = False
-    greeting: Greeting = field(default_factory=Greeting)
-
-
-@dataclass(slots=True)
-class _Guest:
-    """A caller whose key nobody knows."""
-
-    assembler: Assembler
-    since: float
-    hello: Hello | None = None
-    asked: bool = False
-    said: int = 0
 
 
 class Links(Wakeable):
@@ -86,12 +46,9 @@ class Links(Wakeable):
         """`identity` None leaves encryption out: for measuring what it costs, reachable from no command."""
         suites = suites_wanted()
         self.node, self.identity = node, identity
-        self._links: dict[NodeId, _Link] = {}
-        self._assemblers: dict[NodeId, Assembler] = {}
+        self._links: dict[NodeId, PartnerLink] = {}
         self._hello = Hello("", "", "")
         self._join: Join | None = None
-        self._expected = Expected("", "", 0)
-        self._guests: dict[str, _Guest] = {}
         self._late: list[LinkEvent] = []
         self._cuts = Cuts()
         self.bytes_sent = self.dropped = 0
@@ -107,8 +64,9 @@ class Links(Wakeable):
         self.connections = Connections()
         self.poller.register(self.connections.fileno(), zmq.POLLIN)
         self.streams = Streams(identity, suites)
-        self._readers: dict[CalledStream, Assembler] = {}
+        self.incoming = Incoming(self.allow if identity else None)
         self.router = make(self.context, zmq.ROUTER)
+        self.guests = Guests(self.allow, self._reply)
         self.connections.follow(self.router)
         try:
             self.address = sockets.bind(self.router, bind, identity)
@@ -131,7 +89,7 @@ class Links(Wakeable):
 
     def connect(self, partners: Sequence[NodeId], endpoints: Endpoints, expected: Expected, hello: Hello) -> None:
         """Allow the partners' keys, and call each of them; `hello` is the first word on every connection."""
-        self._hello, self._expected = hello, expected
+        self._hello, self.incoming.expected = hello, expected
         for node in partners:
             self.meet(node, endpoints[node])
 
@@ -158,15 +116,14 @@ class Links(Wakeable):
             self._close(known)
             if known.up:
                 self._late.append(LinkDown(node))
-            link.recent, link.outbox.transfer = known.recent, known.outbox.transfer
+            link.takes_over(known)
         if self.identity:
             self.allow.allow({endpoint.key: node})
         self._links[node] = link
-        self._assemblers.setdefault(node, Assembler(self._expected))
+        self.incoming.add(node)
         self.connections.expected = len(self._links)
-        guest = self._guests.pop(endpoint.key, None)
-        if guest and guest.hello:  # the node has said Hello before it was known
-            self._late.append(Arrived(node, guest.hello))
+        if hello := self.guests.admitted(endpoint.key):  # the node has said Hello before it was known
+            self._late.append(Arrived(node, hello))
 
     def part(self, node: NodeId) -> None:
         """Hang up on `node`, and forget its key: it is a stranger from now on."""
@@ -175,17 +132,17 @@ class Links(Wakeable):
         self.routing.forget(node)
         for called in self.streams.called_by(node):
             self._drop(called)
-        self._assemblers.pop(node, None)
+        self.incoming.forget(node)
         self.traffic.heard(node, more=False)
         if link is not None:
             self._close(link)
 
-    def _call(self, node: NodeId, endpoint: Endpoint) -> _Link:
+    def _call(self, node: NodeId, endpoint: Endpoint) -> PartnerLink:
         where, key = endpoint.address, endpoint.key
         dealer = call(self.context, self.connections, self.node, self.identity, node, where, key)
-        return _Link(node, dealer, Outbox(self._cuts), StreamCall(node, callee=key))
+        return PartnerLink(node, dealer, Outbox(self._cuts), key, self.poller, self.streams)
 
-    def _close(self, link: _Link) -> None:
+    def _close(self, link: PartnerLink) -> None:
         self.streams.drop(link.call)
         hang_up(self.poller, self.connections, link.dealer)
 
@@ -200,60 +157,25 @@ class Links(Wakeable):
         link = self._links.get(to)
         if link is None:  # the node is a member without a link
             return
-        models = [said for said in link.recent if isinstance(said, Model | Masked)]
-        if isinstance(message, Model | Masked) and message.round > (models[-1].round if models else -1):
-            link.recent = [*models[-1:], message]  # a partner may lack the last one, never the one before
-        elif isinstance(message, Leaving):
-            link.recent = [*models, message]
+        link.remember(message)
         if not link.up:
             return
         self._queue(link, message)
         self._flush(link)
 
-    def _queue(self, link: _Link, message: AnyMessage) -> None:
+    def _queue(self, link: PartnerLink, message: AnyMessage) -> None:
         self.dropped += not link.outbox.put(message)
         self.bytes_sent += self._cuts.packed(message).size
         self.traffic.queued(link.node, message.payload_bytes)
 
-    def _flush(self, link: _Link) -> None:
-        """Give the network all that it takes; ask to be called again when it takes more."""
-        full = False
-        while link.up and not full and not self._changes_over(link) and (pair := link.outbox.next()) is not None:
-            try:
-                link.dealer.send(pair[0], MORE_NOW)
-                link.dealer.send(zmq_body(pair), NOW, copy=False)
-            except zmq.Again:
-                full = True
-            else:
-                link.call.count_sent(pair)
-                link.outbox.sent()
-        if mask := (zmq.POLLOUT if full else 0) | (zmq.POLLIN if link.call.offer else 0):
-            self.poller.register(link.dealer, mask)
-        elif link.dealer in self.poller:
-            self.poller.unregister(link.dealer)
-
-    def _changes_over(self, link: _Link) -> bool:
-        """Send by the sealed stream, where the link has one that is up; return whether it has."""
-        call = link.call
-        if not call.up or not (call.speaks or (link.outbox.between and link.outbox)):
-            return False
-        try:
-            while call.speak() and (pair := link.outbox.next()) is not None and call.send(pair):
-                link.outbox.sent()
-            self.streams.watch(call)
-        except (OSError, WornOutError):
+    def _flush(self, link: PartnerLink) -> None:
+        if not link.flush():
             self._broke(link, self._late)
-        return True
 
     @property
     def idle(self) -> bool:
-        """Whether everything that can be sent has been handed to ZeroMQ."""
-        return all(
-            not link.outbox and not link.call.sending
-            if link.up
-            else link.broke or not link.heard  # a caller gets our Hello, and may learn from it why we leave
-            for link in self._links.values()
-        )
+        """Whether everything that can be sent has been handed to the network."""
+        return all(link.idle for link in self._links.values())
 
     # --- hearing --------------------------------------------------------------------------------------------------
 
@@ -292,8 +214,9 @@ class Links(Wakeable):
             sender: NodeId | None = None
             try:
                 mark = self.router.recv(copy=False)
-                if self.allow.guests and (key := self._guest(mark)):
-                    self._hear_guest(key, connection, mark, events)
+                if key := self.guests.key_of(mark):
+                    if join := self.guests.hear(key, self.router, connection, mark):
+                        events.append(Arrived(NOBODY, join))
                     continue
                 sender = self._sender(mark, connection)
                 if mark.bytes[:1] == SEAL:
@@ -302,14 +225,14 @@ class Links(Wakeable):
                 self.streams.heard(sender, connection)
                 message = self._body(sender, mark)
             except Exception as error:
-                refused = frame_error(error, None if sender is None else self._assemblers[sender])
+                refused = frame_error(error, None if sender is None else self.incoming.by_curve(sender))
                 skip(self.router)
                 if sender is not None:
-                    self.traffic.heard(sender, more=self._assemblers[sender].under_way)
+                    self.traffic.heard(sender, more=self.incoming.by_curve(sender).under_way)
                 events.append(Rejected(sender, refused.reason, str(refused), refused.advice))
                 continue
             if message is not None:
-                events.append(Arrived(sender, message, self._assemblers[sender].size))
+                events.append(Arrived(sender, message, self.incoming.by_curve(sender).size))
                 return  # the message may complete a round, whose memory is then free for the next frame
 
     # --- sealed streams ---------------------------------------------------------------------------------------------
@@ -321,9 +244,8 @@ class Links(Wakeable):
         for link in self._links.values():
             self._offer_stream(link, now)
 
-    def _offer_stream(self, link: _Link, now: float) -> None:
-        if link.up and not self.routing.relay_of(link.node) and (word := self.streams.offers(link.call, now)):
-            link.outbox.say(word)
+    def _offer_stream(self, link: PartnerLink, now: float) -> None:
+        if link.offer_stream(now, relayed=bool(self.routing.relay_of(link.node))):
             self._flush(link)
 
     def _answer(self, sender: NodeId, connection: bytes, mark: zmq.Frame, events: list[LinkEvent]) -> None:
@@ -351,7 +273,7 @@ class Links(Wakeable):
             elif (link := self._links.get(way.node)) is not None and link.call is way:
                 self._turn_call(link, events, readable=readable, writable=writable)
 
-    def _turn_call(self, link: _Link, events: list[LinkEvent], *, readable: bool, writable: bool) -> None:
+    def _turn_call(self, link: PartnerLink, events: list[LinkEvent], *, readable: bool, writable: bool) -> None:
         """Nothing is heard on our own calls but their end."""
         try:
             if readable and link.call.arrived():
@@ -363,7 +285,7 @@ class Links(Wakeable):
 
     def _hear_stream(self, way: CalledStream, events: list[LinkEvent]) -> bool:
         """Hear what a partner sends by its stream; return whether a message is whole."""
-        assembler = self._readers.setdefault(way, Assembler(self._expected))
+        assembler = self.incoming.by_stream(way)
         for _ in range(DRAIN_FRAMES):
             try:
                 if way.stream is None or not way.arrived():
@@ -388,86 +310,28 @@ class Links(Wakeable):
 
     def _drop(self, way: CalledStream) -> None:
         """Close a stream at our end; its caller greets again."""
-        self._readers.pop(way, None)
+        self.incoming.drop(way)
         self.streams.drop(way)
         self.traffic.heard(way.node, more=False)
 
-    def _guest(self, mark: zmq.Frame) -> str:
-        """Return the key of the guest that sends; "" for a member, which may have been a guest when it called."""
-        user = str(mark.get("User-Id"))
-        key = user.removeprefix(GUEST)
-        return key if key != user and z85.decode(key) not in self.allow.allowed else ""
-
-    def _hear_guest(self, key: str, connection: bytes, mark: zmq.Frame, events: list[LinkEvent]) -> None:
-        """Take a guest's message: it may say Hello and ask to join, in its own name, and not often."""
-        guest = self._guest_of(key)
-        guest.said += 1
-        if guest.said > GUEST_WORDS:
-            raise FrameError("guest", "one that is no member says too much")
-        if mark.bytes[:1] == SEAL:  # it may offer again when it is a member
-            skip(self.router)
-            self._reply(connection, refusal(parse(mark.bytes)[1]))
-            return
-        if not mark.more or guest.assembler.mark(mark.bytes) is not None:
-            raise FrameError("truncated", "a message of one frame")
-        body = self.router.recv()
-        check_last(self.router)
-        if len(body) > GUEST_BYTES:
-            raise FrameError("oversized", f"{len(body)} bytes from one that is no member")
-        message = guest.assembler.header(body)
-        if isinstance(message, Hello):
-            guest.hello = message
-        elif isinstance(message, Join) and message.entry.key == key:
-            guest.asked = True
-            events.append(Arrived(NOBODY, message))
-        else:
-            raise FrameError("guest", "one that is no member may only ask to join, in its own name")
-
-    def _guest_of(self, key: str) -> _Guest:
-        """Return the guest that sends.  A new one takes the place of the oldest, first of those that asked nothing."""
-        now = time.monotonic()
-        self._guests = {k: guest for k, guest in self._guests.items() if now - guest.since < GUEST_SECONDS}
-        if key not in self._guests:
-            while len(self._guests) >= GUESTS:
-                del self._guests[min(self._guests, key=lambda k: (self._guests[k].asked, self._guests[k].since))]
-            self._guests[key] = _Guest(Assembler(None), now)
-        return self._guests[key]
-
-    def _user(self, mark: zmq.Frame) -> int:
-        user = str(mark.get("User-Id"))
-        key = user.removeprefix(GUEST)
-        return int(user) if key == user else self.allow.allowed[z85.decode(key)]
-
     def _sender(self, mark: zmq.Frame, connection: bytes) -> NodeId:
-        try:
-            sender = self._user(mark) if self.identity else int(connection)
-        except (zmq.ZMQError, ValueError, TypeError, KeyError):
-            raise FrameError("anonymous", "a frame of nobody") from None
-        if sender not in self._assemblers:
-            raise FrameError("stranger", f"a frame from node {sender}, which is no partner")
+        sender = self.incoming.sender(mark, connection)
         self._links[sender].heard = True
         self.connections.heard(mark.get(zmq.SRCFD), sender)
         return sender
 
     def _body(self, sender: NodeId, mark: zmq.Frame) -> AnyMessage | None:
-        assembler = self._assemblers[sender]
+        assembler = self.incoming.by_curve(sender)
         message = read(self.router, mark, assembler)
         self._heard_of(sender, assembler)
         return message
 
     def _heard_of(self, sender: NodeId, assembler: Assembler) -> None:
-        """Note what has come of a partner's message.  One at a time is under way, on whichever of its connections."""
-        if assembler.begins:
-            for other in [self._assemblers[sender], *(self._readers.get(c) for c in self.streams.called_by(sender))]:
-                if other is not None and other is not assembler:
-                    other.give_up()
+        """Note what has come of a partner's message."""
+        self.incoming.begun(sender, assembler)
         self.traffic.heard(sender, more=assembler.under_way)
         if assembler.coming is not None:  # this is checked before memory is taken for its chunks
-            self._has(self._links[sender], assembler.coming)
-
-    def _has(self, link: _Link, round: int) -> None:
-        """Note that the partner is in `round`: it has our models of the rounds before, or will never use them."""
-        link.recent = [said for said in link.recent if not (isinstance(said, Model | Masked) and said.round < round)]
+            self._links[sender].has(assembler.coming)
 
     def _look(self, events: list[LinkEvent]) -> None:
         links = {link.dealer: link for link in self._links.values()}
@@ -478,7 +342,7 @@ class Links(Wakeable):
             elif seen.socket in links:
                 self._watch(links[seen.socket], seen.event, events)
 
-    def _watch(self, link: _Link, event: int, events: list[LinkEvent]) -> None:
+    def _watch(self, link: PartnerLink, event: int, events: list[LinkEvent]) -> None:
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             link.up = True
             self._restart(link)
@@ -491,14 +355,14 @@ class Links(Wakeable):
         elif refused := link.greeting.failed(link.node, event):
             events.append(refused)
 
-    def _down(self, link: _Link, events: list[LinkEvent]) -> None:
+    def _down(self, link: PartnerLink, events: list[LinkEvent]) -> None:
         self.streams.drop(link.call)
         link.up, link.broke, link.greeting.reached = False, True, True
         self.traffic.heard(link.node, more=False)  # what has begun is not needed any more, or comes again
         events.append(LinkDown(link.node))
         self.routing.linked(link.node, up=False, events=events)
 
-    def _broke(self, link: _Link, events: list[LinkEvent]) -> None:
+    def _broke(self, link: PartnerLink, events: list[LinkEvent]) -> None:
         """The stream of a link is at its end: what was under way there is lost, so the link is greeted again."""
         lost = link.call.speaks
         self.streams.failed(link.call)
@@ -506,7 +370,7 @@ class Links(Wakeable):
             hang_up_beside(link.call)
             self._down(link, events)
 
-    def _restart(self, link: _Link) -> None:
+    def _restart(self, link: PartnerLink) -> None:
         """Greet, and repeat the last messages: a broken connection has lost some, and repeats do no harm."""
         link.outbox.clear()
         link.outbox.put(self._hello)
@@ -528,7 +392,7 @@ class Links(Wakeable):
         self.routing.close()
         for link in self._links.values():
             self._close(link)
-        self.streams.close()
+        self.streams.close(LINGER_MS / 1000 if drain_seconds else 0.0)
         self.connections.close()
         self.router.close(0)
         self.allow.socket.close(0)

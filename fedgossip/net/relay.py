@@ -50,9 +50,9 @@ class Limits:
     without a byte."""
 
     connections: int = 512
-    calls: int = 64
+    calls: int = 128
     rate: float = 50e6
-    idle_seconds: float = 600.0
+    idle_seconds: float = 3600.0
 
 
 @dataclass

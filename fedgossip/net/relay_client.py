@@ -1,7 +1,8 @@
 """A peer's side of a relay: a thread that is told of calls and answers them, and makes calls.
 
 ZeroMQ knows nothing of it.  Who calls through a relay connects to a port of its own machine; who is called hears a
-connection from its own machine; in between bytes are passed on.
+connection from its own machine; in between bytes are passed on.  A sealed stream is a call of its own, that its first
+bytes tell from a link: whom it is for has its streams' port PORT_ABOVE that of its links.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from fedgossip.net.relay_protocol import (
     request,
 )
 from fedgossip.net.splice import Stream, hang_up, patient, settled, spliced
+from fedgossip.net.stream_port import HAIL, PORT_ABOVE
 
 CONNECT_SECONDS = 5.0
 """Time for a connection to a relay, and for its answer."""
@@ -39,8 +41,9 @@ AGAIN_SECONDS, AGAIN_SECONDS_MAX = 0.5, 15.0
 IDLE_SECONDS = 3600.0
 SILENCE_SECONDS = 45.0
 """Time without a sign of life after which a relay is called anew."""
-CALLS_MAX = 64
-"""Maximum number of calls, in and out, at the same time."""
+CALLS_MAX = 128
+"""Maximum number of calls, in and out, at the same time.  Streams have half of them: links do without them, where there
+is no room."""
 
 
 class RelayClient:
@@ -57,7 +60,9 @@ class RelayClient:
         self._thread.start()
 
     def listen(self, relay: str, port: int) -> None:
-        """Keep a connection to this relay, and give its calls to a port of this machine."""
+        """Keep a connection to this relay, and give its calls to a port of this machine; those of sealed streams to the
+        port that these have beside it.
+        """
         self._wait(self._begin(self._listen(relay, port)))
 
     def listens_at(self, relay: str) -> bool:
@@ -135,13 +140,25 @@ class RelayClient:
         try:
             there = await self._asked(relay, ANSWER, token, CONNECT_SECONDS)
             try:
-                here = await asyncio.open_connection("127.0.0.1", port)
-            except OSError:
+                first = await self._first(there)
+                here = await asyncio.open_connection("127.0.0.1", port + PORT_ABOVE if first == HAIL else port)
+            except BaseException:
                 hang_up(there[1])
                 raise
+            here[1].write(first)
             await spliced(there, here, IDLE_SECONDS)
         finally:
             self._calls -= 1
+
+    async def _first(self, caller: Stream) -> bytes:
+        """Return the first bytes of a call.  Raises PeerError for a stream where only links have room.
+
+        ZeroMQ, too, says who it is before it hears anything.
+        """
+        first = await asyncio.wait_for(caller[0].readexactly(len(HAIL)), CONNECT_SECONDS)
+        if first == HAIL and self._calls > CALLS_MAX // 2:
+            raise PeerError("too many calls through relays for a stream beside each")
+        return first
 
     async def _open(self, relay: str, key: str) -> str:
         async def called(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -160,7 +177,9 @@ class RelayClient:
     async def _call(self, relay: str, key: str, here: Stream) -> None:
         self._calls += 1
         try:
+            first = await self._first(here)
             there = await self._asked(relay, CALL, z85.decode(key), PUT_THROUGH_SECONDS)
+            there[1].write(first)
             await spliced(here, there, IDLE_SECONDS)
         finally:
             self._calls -= 1

@@ -18,6 +18,7 @@ import struct
 from collections import deque
 from typing import Any
 
+from fedgossip.net.descriptors import unacknowledged
 from fedgossip.net.sealing import TAG_BYTES, Opener, Sealer
 from fedgossip.net.sockets import PROBE_AGAIN_SECONDS, PROBE_SECONDS, SILENCE_MS
 from fedgossip.wire import FRAME_BYTES_MAX, MARK_BYTES, FrameError
@@ -162,6 +163,11 @@ class SealedStream:
         self._buffers.give(self._in)
         self._in, self.size, self._has_head, self._has_body = None, -1, 0, 0
         return size
+
+    @property
+    def arriving(self) -> bool:
+        """Whether something that was sent has not arrived at the other end's system."""
+        return unacknowledged(self.fileno()) > 0
 
     def close(self) -> None:
         """Hang up; what the network has taken is still sent."""

@@ -122,6 +122,8 @@ class StreamCall(SealedWay):
     callee: str = ""
     offer: StreamOffer | None = None
     """What was offered and is not answered."""
+    relayed: bool = False
+    """Whether the callee is reached through a relay: then its streams are called where its CURVE connection is."""
     number: int = 0
     """The number of the last offer on this connection."""
     until: float = 0.0

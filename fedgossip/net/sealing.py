@@ -79,8 +79,8 @@ def suites_here() -> frozenset[Suite]:
 
 
 def suites_wanted() -> frozenset[Suite]:
-    """The suites of this process, as FEDGOSSIP_LINKS says; none for CURVE alone, the default.  Raises ConfigError."""
-    asked = os.environ.get("FEDGOSSIP_LINKS", "curve")
+    """The suites of this process, as FEDGOSSIP_LINKS says; none for `curve` alone.  Raises ConfigError."""
+    asked = os.environ.get("FEDGOSSIP_LINKS", "sealed")
     meant = {"sealed": suites_here(), "curve": frozenset[Suite]()} | {
         suite.words.lower(): frozenset({suite}) for suite in Suite
     }
@@ -150,7 +150,7 @@ def answered(
     if suite is None:
         ours = " and ".join(one.words for one in sorted(suites)) or "nothing"
         text = f"records sealed by {' or '.join(one.words for one in sorted(theirs)) or 'nothing'}; this end has {ours}"
-        raise FrameError("suite", text, "Set FEDGOSSIP_LINKS=sealed at both.")
+        raise FrameError("suite", text, "Leave FEDGOSSIP_LINKS out at both.")
     secret, ticket = X25519PrivateKey.generate(), secrets.token_bytes(TICKET_BYTES)
     answer = _ANSWER.pack(VERSION, suite, secret.public_key().public_bytes_raw(), ticket, port)
     return answer, _agreed(secret, share, suite, ticket, offer, answer, caller, callee)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import zmq
 
@@ -27,6 +27,7 @@ from fedgossip.net.callers import Callers, check_open_files
 from fedgossip.net.connections import Connections, flooded
 from fedgossip.net.endpoints import Endpoint, Endpoints
 from fedgossip.net.frame_reader import check_last, frame_error, read, read_sealed, skip
+from fedgossip.net.hub_client import ClientConnection, HubClient
 from fedgossip.net.identity import Identity, check_public
 from fedgossip.net.outbox import Cuts, Outbox
 from fedgossip.net.router_sender import ClientLine, Speaker
@@ -43,27 +44,6 @@ PROBE_SECONDS = 2.0
 whether the network brings them."""
 
 
-@dataclass(frozen=True, slots=True)
-class _ClientConnection:
-    """The connection of a client: the ROUTER's name of it, its descriptor, and its Hello."""
-
-    name: bytes
-    descriptor: int
-    hello: Hello
-
-
-@dataclass(slots=True)
-class _Client:
-    node: NodeId
-    line: ClientLine
-    assembler: Assembler
-    here: _ClientConnection | None = None
-    next: _ClientConnection | None = None
-    """The connection of another process with the same key, which waits."""
-    up: bool = False
-    key: str = ""
-
-
 class Hub(Wakeable):
     """The coordinator's end.  Bind first (`address` then has the real port), `connect` when clients' keys are known."""
 
@@ -73,7 +53,7 @@ class Hub(Wakeable):
         """`identity` None leaves encryption out: for measuring what it costs, reachable from no command."""
         suites = suites_wanted()
         self.node, self.identity, self._at_once = node, identity, turns_at_once
-        self._clients: dict[NodeId, _Client] = {}
+        self._clients: dict[NodeId, HubClient] = {}
         self._hello = Hello("", "", "")
         self._expected = Expected("", "", 0)
         self.turns = upload_slots.Turns(turns_at_once)
@@ -132,7 +112,7 @@ class Hub(Wakeable):
         # numbered from where another process would not: what is left of a broken connection is never taken for new
         first = self._hello.process % 2**31
         line = ClientLine(node, Outbox(self._cuts, first))
-        self._clients.setdefault(node, _Client(node, line, Assembler(self._expected), key=endpoint.key))
+        self._clients.setdefault(node, HubClient(node, line, Assembler(self._expected), key=endpoint.key))
         self._callers.expected = self.connections.expected = len(self._clients)
 
     def part(self, node: NodeId) -> None:
@@ -227,10 +207,10 @@ class Hub(Wakeable):
         self.connections.heard(mark.get(zmq.SRCFD), sender)
         return sender
 
-    def _heard(self, client: _Client, name: bytes, mark: zmq.Frame, events: list[LinkEvent]) -> AnyMessage | None:
+    def _heard(self, client: HubClient, name: bytes, mark: zmq.Frame, events: list[LinkEvent]) -> AnyMessage | None:
         """Read one message of ZeroMQ; return the message that is whole with it, of a client that has greeted."""
         kind, transfer = control_frames.parse(mark.bytes)
-        known = client.here is not None and name == client.here.name
+        known = client.is_on(name)
         if kind == SEAL:
             self._answer(client, name, mark, transfer, events, known=known)
             return None
@@ -240,23 +220,23 @@ class Hub(Wakeable):
             check_last(self.router)
             self.turns.ask(client.node, transfer)
             return None
-        if known and kind == b"C" and not client.up:  # this is left of the message that broke with the connection
+        if known and kind == control_frames.CHUNK and not client.up:  # the rest of one that broke with the connection
             skip(self.router)
             return None
         message = read(self.router, mark, client.assembler if known else Assembler(None))
         self.traffic.heard(client.node, more=client.assembler.under_way)
-        if isinstance(message, Hello) and not (known and self._is_here(client, mark)):
-            self._greeted(client, _ClientConnection(name, mark.get(zmq.SRCFD), message), events)
+        if isinstance(message, Hello) and not (known and client.is_here(mark.get(zmq.SRCFD))):
+            self._greeted(client, ClientConnection(name, mark.get(zmq.SRCFD), message), events)
             return None
         if not known:
             raise FrameError("ungreeted", f"client {client.node} speaks without a greeting")
-        self._account(client, kind, transfer, message)
+        client.account(self.turns, kind, transfer, message, time.monotonic())
         return message
 
     # --- sealed streams ---------------------------------------------------------------------------------------------
 
     def _answer(
-        self, client: _Client, name: bytes, mark: zmq.Frame, number: int, events: list[LinkEvent], *, known: bool
+        self, client: HubClient, name: bytes, mark: zmq.Frame, number: int, events: list[LinkEvent], *, known: bool
     ) -> None:
         """Answer the offer of a client that has greeted on this connection."""
         body = self.router.recv() if mark.more else b""
@@ -275,7 +255,7 @@ class Hub(Wakeable):
         """Hear and go on; return whether all that had come was heard."""
         for way, readable, writable in self.streams.turn():
             client = self._clients[way.node]
-            if not isinstance(way, CalledStream) or client.here is None or way.connection != client.here.name:
+            if not isinstance(way, CalledStream) or not client.is_on(way.connection):
                 self.streams.drop(way)  # of a connection that is no more
                 continue
             if client.line.way is not way:
@@ -287,13 +267,13 @@ class Hub(Wakeable):
                 return False
         return True
 
-    def _go_on(self, client: _Client, events: list[LinkEvent]) -> None:
+    def _go_on(self, client: HubClient, events: list[LinkEvent]) -> None:
         try:
             self._speaker.resume(client.line)
         except OSError:
             self._lost(client, events)
 
-    def _hear_stream(self, client: _Client, way: CalledStream, events: list[LinkEvent]) -> bool:
+    def _hear_stream(self, client: HubClient, way: CalledStream, events: list[LinkEvent]) -> bool:
         """Hear what a client sends by its stream; return whether there may be more than was heard."""
         for _ in range(DRAIN_FRAMES):
             try:
@@ -308,7 +288,7 @@ class Hub(Wakeable):
                     continue
                 message = read_sealed(way.stream, client.assembler)
                 self.traffic.heard(client.node, more=client.assembler.under_way)
-                self._account(client, kind, transfer, message)
+                client.account(self.turns, kind, transfer, message, time.monotonic())
             except (OSError, EOFError, SealBrokenError) as error:
                 if isinstance(error, SealBrokenError):
                     events.append(Rejected(client.node, error.reason, f"client {client.node}: {error}", error.advice))
@@ -324,7 +304,7 @@ class Hub(Wakeable):
                 return True
         return True
 
-    def _stream_ended(self, client: _Client, events: list[LinkEvent]) -> None:
+    def _stream_ended(self, client: HubClient, events: list[LinkEvent]) -> None:
         """What was under way by a stream is lost with it, so the client has to greet again."""
         in_use = client.line.way is not None and client.line.way.in_use
         self._drop_stream(client)
@@ -333,25 +313,11 @@ class Hub(Wakeable):
                 self._callers.hang_up(client.here.descriptor)
             self._lost(client, events)
 
-    def _drop_stream(self, client: _Client) -> None:
+    def _drop_stream(self, client: HubClient) -> None:
         for way in self.streams.called_by(client.node):
             if way is client.line.way:
                 self.streams.drop(way)
         client.line.way = None
-
-    def _is_here(self, client: _Client, mark: zmq.Frame) -> bool:
-        """Return whether this came on the client's own connection, not on one that has taken its name."""
-        return client.up and client.here is not None and mark.get(zmq.SRCFD) == client.here.descriptor
-
-    def _account(self, client: _Client, kind: bytes, transfer: int, message: AnyMessage | None) -> None:
-        """Count turns.  Raises FrameError for a vector whose turn it is not, before memory is taken for it."""
-        if message is not None:
-            self.turns.forget(client.node)
-        elif kind == b"C":
-            self.turns.moved(client.node, time.monotonic())
-        elif client.assembler.to_come > 1 and not self.turns.has(client.node, transfer):
-            client.assembler.give_up()
-            raise FrameError("unasked", "a large message whose turn it is not")
 
     def _take_turns(self, events: list[LinkEvent], *, heard_all: bool) -> None:
         now = time.monotonic()
@@ -374,12 +340,12 @@ class Hub(Wakeable):
 
     # --- who is here ----------------------------------------------------------------------------------------------
 
-    def _greeted(self, client: _Client, connection: _ClientConnection, events: list[LinkEvent]) -> None:
+    def _greeted(self, client: HubClient, connection: ClientConnection, events: list[LinkEvent]) -> None:
         """Take the Hello of a caller with this client's key, on a connection that is not yet the client's."""
         self._look(events)  # another connection may have had the descriptor before
         if not self._callers.introduce(connection.descriptor, client.node):
             return
-        if client.up and client.here and not _goes_on(connection.hello, client.here.hello):
+        if client.up and client.here and not client.here.is_followed_by(connection.hello):
             if client.next and client.next.descriptor != connection.descriptor:
                 self._callers.hang_up(client.next.descriptor)
             client.next = connection
@@ -392,7 +358,7 @@ class Hub(Wakeable):
             self._down(client, events)
         self._welcome(client, connection, events)
 
-    def _welcome(self, client: _Client, connection: _ClientConnection, events: list[LinkEvent]) -> None:
+    def _welcome(self, client: HubClient, connection: ClientConnection, events: list[LinkEvent]) -> None:
         client.here, client.up = connection, True
         client.line.name = connection.name
         self._speaker.put(client.line, self._hello)
@@ -413,14 +379,14 @@ class Hub(Wakeable):
             events.append(flooded(seen.node, who))
         self._callers.flooded.clear()
 
-    def _lost(self, client: _Client, events: list[LinkEvent]) -> None:
+    def _lost(self, client: HubClient, events: list[LinkEvent]) -> None:
         """Note that the connection broke, after its whole messages were heard.  Another process may wait for this."""
         self._down(client, events)
         if client.next:
             connection, client.next = client.next, None
             self._welcome(client, connection, events)
 
-    def _down(self, client: _Client, events: list[LinkEvent]) -> None:
+    def _down(self, client: HubClient, events: list[LinkEvent]) -> None:
         client.up = False
         self._speaker.clear(client.line)
         self._drop_stream(client)
@@ -440,14 +406,9 @@ class Hub(Wakeable):
         until = time.monotonic() + drain_seconds
         while not (self.idle and not self._anybody_up) and time.monotonic() < until:
             self.poll(50)
-        self.streams.close()
+        self.streams.close(LINGER_MS / 1000 if drain_seconds else 0.0)
         self.connections.close()
         self.router.close(LINGER_MS)
         self.allow.socket.close(0)
         self._waker.close()
         self.context.term()
-
-
-def _goes_on(hello: Hello, before: Hello) -> bool:
-    """Return whether the caller of `hello` is the one of `before`, or a later life that takes its place."""
-    return hello.process == before.process or hello.incarnation > before.incarnation

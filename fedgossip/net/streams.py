@@ -1,20 +1,18 @@
-"""All sealed streams of one participant: the port at which they are called, calls that are being made, those in use.
+"""All sealed streams of one participant: tickets for those who call, calls that are being made, streams in use.
 
-Anybody can call the port.  One that says nothing has no memory here but STRANGER_BYTES; one that does not name a ticket
-which was given inside CURVE, and seal its first record with the key of that ticket, is hung up on, and the ticket stays
-good.  So strangers can keep partners on their CURVE connections at the most, and break nothing.
+One that calls the port (`stream_port`) and does not name a ticket which was given inside CURVE, and seal its first
+record with the key of that ticket, is hung up on, and the ticket stays good.  So strangers can keep partners on their
+CURVE connections at the most, and break nothing.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import selectors
 import socket
 import time
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import zmq
@@ -26,21 +24,13 @@ from fedgossip.net.descriptors import shut_down
 from fedgossip.net.frame_reader import skip
 from fedgossip.net.identity import Identity
 from fedgossip.net.outbox import Pair
-from fedgossip.net.sealed_stream import HEAD_BYTES, Buffers, SealedStream
+from fedgossip.net.sealed_stream import Buffers, SealedStream
 from fedgossip.net.sealed_way import SEAL, CalledStream, SealedWay, StreamCall, seal_word
-from fedgossip.net.sealing import TAG_BYTES, TICKET_BYTES, StreamOffer, Suite, answered
+from fedgossip.net.sealing import StreamOffer, Suite, answered
 from fedgossip.net.sockets import NOW, Waker, ZmqSocket
+from fedgossip.net.stream_port import HAIL, Stranger, StreamPort
 from fedgossip.net.transport import LinkEvent, Rejected
 from fedgossip.wire import FrameError
-
-HAIL = b"fgs1"
-"""The first bytes of every stream; those of ZeroMQ begin with 0xFF."""
-
-STRANGER_BYTES = len(HAIL) + TICKET_BYTES + HEAD_BYTES + TAG_BYTES
-"""All that is read of a caller before it has shown that it has a key."""
-
-STRANGERS = 64
-"""Maximum number of callers that have not shown it yet; beyond, the oldest is hung up on."""
 
 ATTEMPT_SECONDS = 10.0
 """Time from an offer to the stream, and that a ticket is good for."""
@@ -52,23 +42,16 @@ STREAMS_OF_ONE = 2
 """Maximum number of tickets and streams of one caller: that in use, and the one that takes its place.  Beyond, the
 oldest goes."""
 
-PORT_ABOVE = 10_000
-"""A port that people chose has its streams' port so far above it, where that is free; a firewall can let both in."""
-
 TICK_SECONDS = 0.25
 """Time between two looks at whether an offer is due."""
 
 WORDS_AT_ONCE = 8
 """Maximum number of frames taken from a connection on which an answer is waited for."""
 
+LOOK_SECONDS = 0.002
+"""Time between two looks at whether all has arrived, at the end."""
+
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
-
-
-@dataclass(slots=True, eq=False)
-class _Stranger:
-    connection: socket.socket
-    until: float
-    said: bytearray = field(default_factory=bytearray)
 
 
 class Streams:
@@ -80,7 +63,6 @@ class Streams:
     def __init__(self, identity: Identity | None, suites: Collection[Suite]) -> None:
         self.identity = identity
         self.suites = frozenset(suites) if identity is not None else frozenset()
-        self.port = 0
         self.buffers = Buffers()
         self._selector = selectors.DefaultSelector()
         self._nothing = None if hasattr(self._selector, "fileno") else Waker()
@@ -89,12 +71,8 @@ class Streams:
         self._watched: dict[SealedWay, int] = {}
         self._calls: dict[SealedWay, None] = {}  # attempts that are not up
         self._called: dict[NodeId, list[CalledStream]] = {}
-        self._strangers: dict[socket.socket, _Stranger] = {}
-        self._listener: socket.socket | None = None
-        self._accepts_at: float | None = None
+        self.port = StreamPort(self._selector)
         self._ticked = 0.0
-        self.refused = 0
-        """Callers that were hung up on as they had no key."""
 
     def __bool__(self) -> bool:
         return bool(self.suites)
@@ -131,8 +109,8 @@ class Streams:
         try:
             ends = _ends(descriptor)
             call.descriptor, call.ends = descriptor, ends
-            family, _, (host, _, *rest) = ends
-            connection = sealed_stream.call(family, (host, port, *rest))
+            family, _, (host, same, *rest) = ends
+            connection = sealed_stream.call(family, (host, same if call.relayed else port, *rest))
         except OSError:
             self.failed(call)
             return
@@ -167,25 +145,16 @@ class Streams:
         if not self.suites or not router.startswith("tcp://"):
             self.suites = frozenset()
             return
-        host, _, number = router.removeprefix("tcp://").rpartition(":")
-        chosen = wanted.rpartition(":")[2] == number
-        above = int(number) + PORT_ABOVE
-        for port in ([above] if chosen and above < 65536 else []) + [0]:
-            with contextlib.suppress(OSError):
-                self._listener = _listener(host.strip("[]"), port)
-                break
-        if self._listener is not None:
-            self.port = int(self._listener.getsockname()[1])
-            self._selector.register(self._listener, READ, None)
+        self.port.listen(router, wanted)
 
     def answer(self, node: NodeId, connection: bytes, key: str, number: int, offer: bytes) -> Pair:
         """Return the answer to an offer that came on a CURVE connection; `key` is the caller's long-term key.
 
         Raises FrameError for an offer that is refused; the answer to that is `refusal`.
         """
-        if self._listener is None or self.identity is None or not key:
+        if not self.port.number or self.identity is None or not key:
             return refusal(number)
-        text, agreed = answered(offer, self.suites, self.port, key, self.identity.public)
+        text, agreed = answered(offer, self.suites, self.port.number, key, self.identity.public)
         if agreed is not None:
             of = self._called.setdefault(node, [])
             while len(of) >= STREAMS_OF_ONE or (of and of[0].stream is None and of[0].until < time.monotonic()):
@@ -256,10 +225,10 @@ class Streams:
         """Yield (stream, readable, writable) of those that are up; do what the others need."""
         for key, mask in self._selector.select(0):
             if key.data is None:
-                self._accept()
-            elif isinstance(key.data, _Stranger):
-                if key.data.connection in self._strangers:  # else it was turned away in this turn
-                    yield from self._hear_stranger(key.data)
+                self.port.accept()
+            elif isinstance(key.data, Stranger):
+                if self.port.hear(key.data):
+                    yield from self._admit(key.data)
             elif key.data.stream is None:  # dropped in this turn
                 continue
             elif key.data in self._calls:
@@ -273,7 +242,9 @@ class Streams:
         if not self.suites or now - self._ticked < TICK_SECONDS:
             return None
         self._ticked = now
-        self._look_at_times(now)
+        for call in [one for one in self._calls if isinstance(one, StreamCall) and one.until < now]:
+            self.failed(call)
+        self.port.look_at_times(now)
         return now
 
     def _go_on(self, call: SealedWay) -> Iterator[tuple[SealedWay, bool, bool]]:
@@ -291,81 +262,22 @@ class Streams:
         else:
             self._proves(call)
 
-    def _look_at_times(self, now: float) -> None:
-        for call in [one for one in self._calls if isinstance(one, StreamCall) and one.until < now]:
-            self.failed(call)
-        for stranger in [one for one in self._strangers.values() if one.until < now]:
-            self._turn_away(stranger)
-        if self._accepts_at is not None and now >= self._accepts_at and self._listener is not None:
-            self._accepts_at = None
-            self._selector.register(self._listener, READ, None)
-
-    def _accept(self) -> None:
-        assert self._listener is not None
-        for _ in range(STRANGERS):
-            try:
-                connection, _where = self._listener.accept()
-            except BlockingIOError:
-                return
-            except OSError as error:
-                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):  # let others have one
-                    self._selector.unregister(self._listener)
-                    self._accepts_at = time.monotonic() + PAUSE_SECONDS
-                    return
-                continue  # it has gone already
-            self._take_in(connection)
-
-    def _take_in(self, connection: socket.socket) -> None:
-        try:
-            sealed_stream.prepare(connection)
-        except OSError:
-            connection.close()
-            return
-        while len(self._strangers) >= STRANGERS:
-            self._turn_away(next(iter(self._strangers.values())))
-        stranger = self._strangers[connection] = _Stranger(connection, time.monotonic() + ATTEMPT_SECONDS)
-        self._selector.register(connection, READ, stranger)
-
-    def _turn_away(self, stranger: _Stranger) -> None:
-        self.refused += 1
-        self._leave(stranger)
-        stranger.connection.close()
-
-    def _leave(self, stranger: _Stranger) -> None:
-        del self._strangers[stranger.connection]
-        self._selector.unregister(stranger.connection)
-
-    def _hear_stranger(self, stranger: _Stranger) -> Iterator[tuple[SealedWay, bool, bool]]:
-        try:
-            said = stranger.connection.recv(STRANGER_BYTES - len(stranger.said))
-        except BlockingIOError:
-            return
-        except OSError:
-            said = b""
-        stranger.said += said
-        hail = bytes(stranger.said[: len(HAIL)])
-        if not said or not HAIL.startswith(hail):
-            self._turn_away(stranger)
-        elif len(stranger.said) == STRANGER_BYTES:
-            yield from self._admit(stranger)
-
-    def _admit(self, stranger: _Stranger) -> Iterator[tuple[SealedWay, bool, bool]]:
+    def _admit(self, stranger: Stranger) -> Iterator[tuple[SealedWay, bool, bool]]:
         """Take a caller's proof; it has a stream from then on."""
-        ticket = bytes(stranger.said[len(HAIL) : len(HAIL) + TICKET_BYTES])
+        ticket = stranger.ticket
         one = next((c for of in self._called.values() for c in of if c.agreed and c.agreed.ticket == ticket), None)
-        now = time.monotonic()
-        if one is None or one.agreed is None or one.stream is not None or one.until < now:
-            self._turn_away(stranger)
+        if one is None or one.agreed is None or one.stream is not None or one.until < time.monotonic():
+            self.port.turn_away(stranger)
             return
         sealer, opener = one.agreed.of_callee()
-        head, proof = stranger.said[-HEAD_BYTES - TAG_BYTES : -TAG_BYTES], stranger.said[-TAG_BYTES:]
+        head, proof = stranger.record
         try:
             opener.open_into(memoryview(proof), head, bytearray())
         except FrameError:  # the ticket stays good
-            self._turn_away(stranger)
+            self.port.turn_away(stranger)
             return
-        self._leave(stranger)
-        one.stream, one.agreed, one.up = SealedStream(stranger.connection, sealer, opener, self.buffers), None, True
+        one.stream = SealedStream(self.port.let_in(stranger), sealer, opener, self.buffers)
+        one.agreed, one.up = None, True
         try:
             one.prove()
             self.watch(one)
@@ -374,14 +286,14 @@ class Streams:
             return
         yield one, True, True
 
-    def close(self) -> None:
-        """Close all; what the network has taken is still sent."""
+    def close(self, linger_seconds: float = 0.0) -> None:
+        """Close all; wait for so long at most until what was sent has arrived."""
+        until = time.monotonic() + linger_seconds
+        while time.monotonic() < until and any(way.stream and way.stream.arriving for way in self._watched):
+            time.sleep(LOOK_SECONDS)
         for way in [*self._watched, *self._calls, *(one for of in self._called.values() for one in of)]:
             self.drop(way)
-        for stranger in list(self._strangers.values()):
-            self._turn_away(stranger)
-        if self._listener is not None:
-            self._listener.close()
+        self.port.close()
         self._selector.close()
         if self._nothing:
             self._nothing.close()
@@ -390,24 +302,6 @@ class Streams:
 def refusal(number: int) -> Pair:
     """Return the answer that there will be no stream."""
     return seal_word(number, b"")
-
-
-def _listener(host: str, port: int) -> socket.socket:
-    """Return a socket that listens at a numeric address, and takes IPv4 at "::" too.  Raises OSError."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setblocking(False)
-        if os.name == "posix":  # elsewhere it would let two listen at one port
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        listener.bind((host, port))
-        listener.listen(STRANGERS)
-    except OSError:
-        listener.close()
-        raise
-    return listener
 
 
 def _ends(descriptor: int) -> tuple[int, tuple[Any, ...], tuple[Any, ...]]:

@@ -1,0 +1,57 @@
+"""One client as its coordinator's links know it: the connection that it has greeted on, and one that waits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedgossip.machine import NodeId
+from fedgossip.messages import AnyMessage, Hello
+from fedgossip.net.control_frames import CHUNK
+from fedgossip.net.router_sender import ClientLine
+from fedgossip.net.upload_slots import Turns
+from fedgossip.wire import Assembler, FrameError
+
+
+@dataclass(frozen=True, slots=True)
+class ClientConnection:
+    """The connection of a client: the ROUTER's name of it, its descriptor, and its Hello."""
+
+    name: bytes
+    descriptor: int
+    hello: Hello
+
+    def is_followed_by(self, hello: Hello) -> bool:
+        """Return whether this is the Hello of the same process, or of a later life that takes its place."""
+        return hello.process == self.hello.process or hello.incarnation > self.hello.incarnation
+
+
+@dataclass(slots=True)
+class HubClient:
+    """`line`: what waits for it; `assembler`: what comes of it; `up`: it is spoken to."""
+
+    node: NodeId
+    line: ClientLine
+    assembler: Assembler
+    here: ClientConnection | None = None
+    next: ClientConnection | None = None
+    """The connection of another process with the same key, which waits."""
+    up: bool = False
+    key: str = ""
+
+    def is_on(self, name: bytes) -> bool:
+        """Return whether the client has greeted on the connection of this name."""
+        return self.here is not None and name == self.here.name
+
+    def is_here(self, descriptor: int) -> bool:
+        """Return whether this is the client's own connection, not one that has taken its name."""
+        return self.up and self.here is not None and descriptor == self.here.descriptor
+
+    def account(self, turns: Turns, kind: bytes, transfer: int, message: AnyMessage | None, now: float) -> None:
+        """Count turns.  Raises FrameError for a vector whose turn it is not, before memory is taken for it."""
+        if message is not None:
+            turns.forget(self.node)
+        elif kind == CHUNK:
+            turns.moved(self.node, now)
+        elif self.assembler.to_come > 1 and not turns.has(self.node, transfer):
+            self.assembler.give_up()
+            raise FrameError("unasked", "a large message whose turn it is not")

@@ -1,0 +1,126 @@
+"""The thread of a host that trains and evaluates, one job after the other, while its links go on."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from fedgossip.errors import FedgossipError, TrainingError
+from fedgossip.machine import Checkpoint, ChooseRows, NodeId, Produced, RowsChosen, Stopping, Train, Trained
+from fedgossip.metrics import Meter
+from fedgossip.records import PeerRow
+from fedgossip.task import Job, LocalTask, chosen, told_in_stretches
+from fedgossip.vectors import Vector
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Evaluate:
+    """A job: `row` is written when it is done, before the next training."""
+
+    vector: Vector
+    row: PeerRow
+
+
+WorkerJob = Train | ChooseRows | Evaluate | Checkpoint
+WorkerAnswer = Produced | Trained | RowsChosen | Stopping | PeerRow
+"""What the thread is asked, and what it says."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPorts:
+    """What the thread needs of its host."""
+
+    clock: Callable[[], int]
+    round: Callable[[], int]
+    """The round that was closed last, for what is said of a failure."""
+    mixed: Callable[[int, Vector], float | None]
+    checkpoint: Callable[[Checkpoint], None]
+    wake: Callable[[], None]
+    """Called when there is an answer, from whichever thread gives it."""
+
+
+class TrainingThread:
+    """Of one host, which `put`s jobs and takes their `answers`; the `meter` is told how long they took."""
+
+    def __init__(self, node: NodeId, task: LocalTask, meter: Meter, ports: WorkerPorts) -> None:
+        self._node, self._task, self._meter, self._ports = node, task, meter, ports
+        self.began_ns: int | None = None
+        """The beginning of the first training."""
+        self._jobs: queue.SimpleQueue[WorkerJob | None] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[WorkerAnswer | FedgossipError] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name=f"training-{node}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def put(self, job: WorkerJob) -> None:
+        """Queue a job; it is done when those before it are."""
+        self._jobs.put(job)
+
+    def answers(self) -> Iterator[WorkerAnswer | FedgossipError]:
+        """Yield what was said since the last time."""
+        while not self._answers.empty():
+            yield self._answers.get()
+
+    def end(self) -> None:
+        """Begin no job after those that are queued."""
+        self._jobs.put(None)
+
+    def join(self, seconds: float) -> None:
+        """Wait for the last job, for so long at most."""
+        self._thread.join(seconds)
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                answer = self._done(job)
+            except FedgossipError as error:
+                self._answers.put(error)
+            except BaseException as error:  # the user's own function, SystemExit too: name it, do not hang
+                where = f"node {self._node}, round {self._ports.round()}"
+                text = f"{where}: training raised {type(error).__name__}: {error}"
+                failure = TrainingError(text, "Run it with --on sim to see it alone.")
+                failure.__cause__ = error
+                self._answers.put(failure)
+            else:
+                if answer is not None:
+                    self._answers.put(answer)
+                del answer
+            del job  # the next may be long in coming, and this is a model
+            self._ports.wake()
+
+    def _done(self, job: WorkerJob) -> WorkerAnswer | None:
+        match job:
+            case Train():
+                return self._train(job)
+            case ChooseRows():
+                return chosen(self._task, self._node, job)
+            case Evaluate():
+                return self._evaluate(job)
+            case Checkpoint():  # here: what the task remembers belongs to it until the next training
+                self._ports.checkpoint(job)
+                return None
+
+    def _train(self, asked: Train) -> Trained | Stopping:
+        began = self._ports.clock()
+        self.began_ns = began if self.began_ns is None else self.began_ns
+        update = told_in_stretches(self._task, Job.of(self._node, asked), self._tell_soon)
+        if update.over:
+            return Stopping(over=True)
+        self._meter.train_began(began)
+        self._meter.train_ended(self._ports.clock(), update.metrics)
+        self._meter.logged(update.logged)
+        return Trained(asked.job, update.difference, update.examples, update.metrics)
+
+    def _tell_soon(self, stretch: Produced) -> None:
+        """Part of a gradient, from whichever thread computes it."""
+        self._answers.put(stretch)
+        self._ports.wake()
+
+    def _evaluate(self, asked: Evaluate) -> PeerRow:
+        began = self._ports.clock()
+        asked.row.score = self._ports.mixed(asked.row.round, asked.vector)
+        self._meter.occupied(began, self._ports.clock())
+        return asked.row
