@@ -10,12 +10,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedgossip.errors import ConfigError, TrainingError
+from fedgossip.errors import ConfigError, PeerError, TrainingError
 from fedgossip.learning.analytic import Averaging
-from fedgossip.machine import Effect, Event, Fired, PeerGone, PeerJoined, Received, SetTimer, Started, Stopping, Train
+from fedgossip.machine import (
+    Effect,
+    Event,
+    Finish,
+    Fired,
+    PeerGone,
+    PeerJoined,
+    Received,
+    SetTimer,
+    Started,
+    Stopping,
+    Train,
+)
 from fedgossip.messages import Expected, Hello, Leaving, Masked, Model
 from fedgossip.net.endpoints import Endpoint
-from fedgossip.net.host import REPLACED_MAX, Host, Ports
+from fedgossip.net.host import HURRY_SECONDS, REPLACED_MAX, TURN_AWAY_SECONDS, Host, Ports
 from fedgossip.net.identity import Identity
 from fedgossip.net.mesh import Links
 from fedgossip.net.refusals import CAUSES_WRITTEN, Refusals
@@ -212,6 +224,28 @@ def test_a_model_that_the_partner_has_used_is_let_go(links: Links, say: Any) -> 
     link = links._links[1]
     link.has(2)
     assert [m.round for m in link.recent] == [2]  # type: ignore
+
+
+class Ends(Told):
+    """A machine that ends when it is told to."""
+
+    def handle(self, event: Event, now_ns: int) -> Sequence[Effect]:
+        return [Finish(frozen(np.zeros(4, np.float32)))] if isinstance(event, Stopping) else []
+
+
+@pytest.mark.parametrize(("stopped", "seconds"), [(False, TURN_AWAY_SECONDS), (True, HURRY_SECONDS)])
+def test_one_whom_we_refuse_is_told_before_we_leave(
+    links: Links, monkeypatch: pytest.MonkeyPatch, stopped: bool, seconds: float
+) -> None:
+    """It may be slow to let us call it: without our Hello it would wait for us until its run times out."""
+    drained = list[float]()
+    monkeypatch.setattr(links, "close", drained.append)
+    links._late.append(Arrived(1, replace(HELLO, schema="another")))
+    host = Host(0, Ends(), links, Averaging(2, 4), HELLO, replace(ports(), stop=lambda: stopped))
+    with pytest.raises(PeerError, match="nobody to learn with"):
+        host.run()
+    assert drained == [seconds]
+    monkeypatch.undo()
 
 
 class Exits(Averaging):

@@ -67,7 +67,13 @@ from fedgossip.vectors import Vector
 GRACE_NS = 1_000_000_000
 """How long a broken link may take to come back before its peer is told as gone."""
 
-FLUSH_SECONDS = 5.0
+FLUSH_SECONDS, HURRY_SECONDS = 5.0, 1.0
+"""Maximum time at the end until what is said has left; the other where a person or the launcher stops us."""
+
+TURN_AWAY_SECONDS = 15.0
+"""The same where we leave as nobody else runs this experiment: those whom we refuse hear our Hello, or they would wait
+for us.  One that has called us lets us call it within a moment, or while it still imports torch."""
+
 EVALUATE_SECONDS = 60.0
 """For the last evaluation, when all else is done."""
 
@@ -127,6 +133,7 @@ class Host:
         self._up: set[NodeId] = set()
         self._processor = hello.processor
         self._fatal: FedgossipError | None = None
+        self._turned_away = False  # whether nobody else runs this experiment
         self._round = 0
         self._counted = 0, 0  # of what was sent, with everything and with vectors alone, in rounds that are over
         self._invited_ns: int | None = None  # the beginning of a coordinator's first round
@@ -145,10 +152,11 @@ class Host:
             while self.result is None:
                 self._step()
         finally:
+            stopped = self.ports.stop()  # before a loop beside us hears that it is over, and leaves too
             self._training.end()
             if isinstance(self.task, HeldTask):
                 self.task.dismiss()
-            self.links.close(FLUSH_SECONDS if self.result is not None and not self.ports.stop() else 1.0)
+            self.links.close(self._drain_seconds(stopped=stopped))
         self._training.join(EVALUATE_SECONDS if not self.ports.stop() else 1.0)
         self._take_answers()
         self._refusals.close()
@@ -157,6 +165,11 @@ class Host:
         if self._fatal:
             raise self._fatal
         return self.result
+
+    def _drain_seconds(self, *, stopped: bool) -> float:
+        if stopped or self.result is None:
+            return HURRY_SECONDS
+        return TURN_AWAY_SECONDS if self._turned_away else FLUSH_SECONDS
 
     def tell(self, event: Event) -> None:
         """Give the machine one event and perform what it asks."""
@@ -278,6 +291,7 @@ class Host:
         if self._refused and not self._met and self._gone >= set(self.links.partners):
             first = self._refused[min(self._refused)]
             why = line(first.text, TEXT_LETTERS)
+            self._turned_away = True
             self._fatal = PeerError(f"nobody to learn with: {why}", first.advice, peer=first.sender)
             self.tell(Stopping())
         else:

@@ -45,7 +45,7 @@ class TrainingThread:
     """Of one host, which `put`s jobs and takes their `answers`; the `meter` is told how long they took."""
 
     def __init__(self, node: NodeId, task: LocalTask, meter: Meter, ports: WorkerPorts) -> None:
-        self._node, self._task, self._meter, self._ports = node, task, meter, ports
+        self.node, self._task, self._meter, self._ports = node, task, meter, ports
         self.began_ns: int | None = None
         """The beginning of the first training."""
         self._jobs: queue.SimpleQueue[WorkerJob | None] = queue.SimpleQueue()
@@ -79,7 +79,7 @@ class TrainingThread:
             except FedgossipError as error:
                 self._answers.put(error)
             except BaseException as error:  # the user's own function, SystemExit too: name it, do not hang
-                where = f"node {self._node}, round {self._ports.round()}"
+                where = f"node {self.node}, round {self._ports.round()}"
                 text = f"{where}: training raised {type(error).__name__}: {error}"
                 failure = TrainingError(text, "Run it with --on sim to see it alone.")
                 failure.__cause__ = error
@@ -96,7 +96,7 @@ class TrainingThread:
             case Train():
                 return self._train(job)
             case ChooseRows():
-                return chosen(self._task, self._node, job)
+                return chosen(self._task, self.node, job)
             case Evaluate():
                 return self._evaluate(job)
             case Checkpoint():  # here: what the task remembers belongs to it until the next training
@@ -106,7 +106,7 @@ class TrainingThread:
     def _train(self, asked: Train) -> Trained | Stopping:
         began = self._ports.clock()
         self.began_ns = began if self.began_ns is None else self.began_ns
-        update = told_in_stretches(self._task, Job.of(self._node, asked), self._tell_soon)
+        update = told_in_stretches(self._task, Job.of(self.node, asked), self._tell_soon)
         if update.over:
             return Stopping(over=True)
         self._meter.train_began(began)

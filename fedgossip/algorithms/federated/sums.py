@@ -32,8 +32,9 @@ from fedgossip.vectors import Vector, empty, frozen
 COARSE, GRID = 2.0**-16, 2.0**-45
 WHOLE, CARRY = 2.0**5, 2.0**17
 """The largest element of a block that the fine word takes whole, and what those may sum up to before it is carried."""
-TOGETHER = 4
-"""So many terms are kept and added in one go: the words are at least twice as much memory to go through as a term."""
+TOGETHER = 2
+"""So many terms are kept and added in one go: the words are at least twice as much memory to go through as a term.  Four
+cost 7 % less processor time, and two models of memory."""
 BLOCK = 32768  # elements; the words, the term and its part stay in the second-level cache
 REACH = 2.0**35
 """The weighted sum of the terms' largest elements stays below this."""
@@ -77,8 +78,11 @@ class _Term:
 class ExactSum:
     """sum_k weight_k * vector_k of vectors [d], 8 bytes an element; 16 where terms are large or many."""
 
+    _fresh = False  # an image of the release before has no word of it
+
     def __init__(self, length: int) -> None:
-        self._fine = np.zeros(length, np.int64)
+        self._fine: Words = empty(length, np.float64).view(np.int64)  # warm memory where there is some
+        self._fresh = True  # nothing is in it yet
         self._coarse: Words | None = None
         self._weights: list[float] = []
         self._reach = 0.0
@@ -123,17 +127,21 @@ class ExactSum:
             self._carry()
         self._counted += len(self._waiting)
         self._reach_of_fine += WHOLE * len(self._waiting)
+        fresh, self._fresh = self._fresh, False
         term, part = np.empty((2, min(BLOCK, self._fine.size)))
         for number, start in enumerate(range(0, self._fine.size, BLOCK)):
             fine = self._fine[start : start + BLOCK]
             t, bits = term[: fine.size], term.view(np.int64)[: fine.size]
-            for one in self._waiting:
+            for place, one in enumerate(self._waiting):
                 t[...] = one.vector[start : start + BLOCK]
                 t *= one.weight
                 if not one.whole[number]:
                     self._move(t, part[: fine.size], start)
                 t += _TO_GRID
-                fine += bits
+                if fresh and place == 0:
+                    fine[...] = bits
+                else:
+                    fine += bits
         self._waiting.clear()
 
     def _move(self, term: npt.NDArray[np.float64], part: npt.NDArray[np.float64], start: int) -> None:
