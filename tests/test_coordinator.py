@@ -449,7 +449,9 @@ def test_every_client_ends_with_the_last_model() -> None:
 
 
 @pytest.mark.sockets
-def test_over_real_sockets_the_bits_are_the_simulators() -> None:
+@pytest.mark.parametrize("links", ["sealed", "curve"])
+def test_over_real_sockets_the_bits_are_the_simulators(links: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDGOSSIP_LINKS", links)
     federation = Federation(make("fedavg", clients=4), digits("mlp:64-32-10"), 4, Uniform(1, (0, 1, 2, 3), 3))
     results = over_sockets(federation)
     assert {digest([vector]) for vector in results.values()} == {federation.digest(task=digits("mlp:64-32-10"))}

@@ -17,8 +17,8 @@ from fedgossip.headers import VOCABULARY, Header
 from fedgossip.messages import DECLARED, AnyMessage, Carrier, Entry, Join
 from fedgossip.net.auth import GUESTS
 from fedgossip.net.endpoints import Endpoint, block, load_members
-from fedgossip.net.identity import Identity, verify
 from fedgossip.net.guests import GUEST_WORDS
+from fedgossip.net.identity import Identity, verify
 from fedgossip.net.mesh import Links
 from fedgossip.net.transport import NOBODY
 from fedgossip.protocols.news import admission_of

@@ -52,7 +52,7 @@ GRAPHS = [("star", 12), ("barbell:5,2", None), ("regular:3", 12)]
 
 @pytest.mark.sockets
 @pytest.mark.parametrize(("graph", "n"), GRAPHS)
-def test_one_digest_everywhere(graph: str, n: int | None) -> None:
+def test_one_digest_everywhere(graph: str, n: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     experiment = learning(graph, n)
     expected = twin(experiment)
     assert simulate(experiment, engine="stacked").digest == expected
@@ -60,9 +60,11 @@ def test_one_digest_everywhere(graph: str, n: int | None) -> None:
         wild = {"jitter": 0.3, "training_jitter": 2.0, "speed_spread": 1.0, "latency": 0.01 * schedule}
         assert simulate({**experiment, "simulation": wild}).digest == expected
     plan = compose.plan(load_experiment(experiment))
-    task, _ = compose.task_of(plan.experiment, plan.n)
-    vectors, _ = run_over_sockets(plan, task)
-    assert digest(vectors) == expected
+    for links in ("sealed", "curve"):
+        monkeypatch.setenv("FEDGOSSIP_LINKS", links)
+        task, _ = compose.task_of(plan.experiment, plan.n)
+        vectors, _ = run_over_sockets(plan, task)
+        assert digest(vectors) == expected
 
 
 @pytest.mark.parametrize("model", ["softmax", "cnn:small", "cnn:small-bn"])

@@ -33,8 +33,8 @@ COARSE, GRID = 2.0**-16, 2.0**-45
 WHOLE, CARRY = 2.0**5, 2.0**17
 """The largest element of a block that the fine word takes whole, and what those may sum up to before it is carried."""
 TOGETHER = 2
-"""So many terms are kept and added in one go: the words are at least twice as much memory to go through as a term.  Four
-cost 7 % less processor time, and two models of memory."""
+"""So many terms are kept and added in one go: the words are at least twice as much memory to go through as a term.
+Four take 7 % less processor time, and two models more of memory."""
 BLOCK = 32768  # elements; the words, the term and its part stay in the second-level cache
 REACH = 2.0**35
 """The weighted sum of the terms' largest elements stays below this."""
