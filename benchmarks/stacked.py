@@ -18,11 +18,12 @@ import torch
 from crew import machine, median
 from torch import nn
 
+from fedgossip.algorithms.dsgd import DSGD
 from fedgossip.learning import data, models
 from fedgossip.learning.task import TorchTask, TrainSettings
-from fedgossip.task import Job
+from fedgossip.metrics import Network
+from fedgossip.simulation.stacked import run_stacked
 from fedgossip.topology import build, resolve
-from fedgossip.vectors import frozen, ordered_mix_rows
 
 MODELS = {"softmax 64-10": "softmax", "MLP 64-128-10": "mlp:64-128-10"}
 BATCH, EXAMPLES, LR = 32, 64, 0.1
@@ -34,24 +35,15 @@ def examples(n: int) -> tuple[np.ndarray, np.ndarray]:
     return rng.standard_normal((n * EXAMPLES, 64), np.float32), rng.integers(0, 10, n * EXAMPLES)
 
 
-def fedgossip_round(source: str, n: int) -> Callable[[int], None]:
-    """Return a function that trains and mixes round r of all n nodes, as the stacked engine does."""
+def rounds_of(source: str, n: int, rounds: int, between: Callable[[], None]) -> None:
+    """Train and mix so many rounds of n nodes on stacked arrays, with their records; the last alone is evaluated."""
     dataset = data.from_arrays("random", *examples(n))
     shares = np.arange(n * EXAMPLES).reshape(n, EXAMPLES)
     settings = TrainSettings(lr=LR, batch_size=BATCH, local_steps=1, device="cpu")
-    task = TorchTask(dataset, dataset.subset(shares[0]), list(shares), source, settings, seed=0, rounds=1000)
-    groups = build(resolve("regular:4", n, seed=0), "metropolis").rows_by_degree()
-    now = frozen(np.stack([task.initial(node) for node in range(n)]))
-
-    def one(number: int) -> None:
-        nonlocal now
-        updates = task.train([Job(node, number, now[node]) for node in range(n)])
-        outgoing = now + np.stack([update.difference for update in updates if update.difference is not None])
-        mixed = np.empty_like(outgoing)
-        ordered_mix_rows(groups, outgoing, mixed)
-        now = frozen(mixed)
-
-    return one
+    task = TorchTask(dataset, dataset.subset(shares[0]), list(shares), source, settings, seed=0, rounds=rounds)
+    graph = build(resolve("regular:4", n, seed=0), "metropolis")
+    record = Network(n, rounds, rounds, task.evaluate, watch_all=False)
+    run_stacked(task, graph, DSGD(), rounds, record, lambda _: None, between=between)
 
 
 def loop_round(source: str, n: int) -> Callable[[int], None]:
@@ -73,15 +65,19 @@ def loop_round(source: str, n: int) -> Callable[[int], None]:
 
 def measure(source: str, n: int, rounds: int) -> tuple[float, float]:
     """Return (fedgossip, loop) in us per node-step: medians of rounds taken in turns."""
-    contestants = [fedgossip_round(source, n), loop_round(source, n)]
-    taken: list[list[float]] = [[], []]
-    for number in range(rounds + 1):
-        for times, one in zip(taken, contestants, strict=True):
-            began = time.process_time()  # one thread: other processes of the machine do not count
-            one(number)
-            times.append((time.process_time() - began) / n * 1e6)
-    ours, loop = (median(times[1:]) for times in taken)
-    return ours, loop
+    loop, ours, theirs = loop_round(source, n), list[float](), list[float]()
+    ended = 0.0
+
+    def between() -> None:
+        nonlocal ended
+        now = time.process_time()  # one thread: other processes of the machine do not count
+        ours.append(now - ended)
+        loop(len(theirs))
+        ended = time.process_time()
+        theirs.append(ended - now)
+
+    rounds_of(source, n, rounds + 3, between)  # the first warms up, and the last is evaluated
+    return median(ours[2:]) / n * 1e6, median(theirs[1:]) / n * 1e6
 
 
 def main() -> None:

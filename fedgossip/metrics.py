@@ -191,6 +191,7 @@ class Network:
         """Whose rounds and vectors these are; others only add rows, and bytes, of their own."""
         self.reached = [0] * n
         """The newest round that each peer has behind it."""
+        self._counted = frozenset(self.counted)
         self._evaluate, self._watch_all = evaluate, watch_all
         self._patience = max(ROUNDS_OPEN, n)
         self._open: dict[int, _OpenRound] = {}
@@ -229,17 +230,17 @@ class Network:
 
     def outgoing(self, peer: int, round: int, vector: Vector) -> None:
         """`vector` is what `peer` mixes in the round that ends as `round`."""
-        if peer in self.counted and (opened := self._opened(round)) and opened.kept:
+        if peer in self._counted and (opened := self._opened(round)) and opened.kept:
             opened.outgoing[peer] = vector
 
     def before(self, peer: int, round: int, vector: Vector) -> None:
         """`vector` is what `peer` trained from in the round that ends as `round`."""
-        if peer in self.counted and (opened := self._opened(round)) and opened.kept:
+        if peer in self._counted and (opened := self._opened(round)) and opened.kept:
             opened.before[peer] = vector
 
     def mixed(self, row: PeerRow, vector: Vector | None) -> list[Row]:
         """Take a peer's row and, where it is known, its vector after the round; return the rows to be written now."""
-        if row.peer not in self.counted:
+        if row.peer not in self._counted:
             return self.aside(row)
         peer, opened = row.peer, self._opened(row.round)
         self.reached[peer] = row.round
@@ -256,20 +257,27 @@ class Network:
         return self._close_passed()
 
     def together(
-        self, round: int, meters: Sequence[Meter], sent: int, before: Vector, outgoing: Vector, after: Vector
+        self,
+        round: int,
+        losses: Sequence[float | None],
+        of_peers: Callable[[], Sequence[PeerRow]],
+        sent: int,
+        before: Vector,
+        outgoing: Vector,
+        after: Vector,
     ) -> list[Row]:
         """Close a round that all peers end at once, from their vectors [n, d]; return the rows to be written now.
 
-        `sent`: bytes that all have sent in it.  In a round that is not evaluated a large network has no rows
-        of peers: the bytes of such rounds are in their next row, the losses in no row but the network's.
+        `losses` of all peers; `of_peers` makes their rows, where they are told; `sent`: bytes that all have sent.
+        In a round that is not evaluated a large network has no rows of peers: the bytes of such rounds are in their
+        next row, the losses in no row but the network's.
         """
         self._open.pop(round, None)
         self._closed = self._newest = round
         self.reached = [round] * self.n
-        losses = [meters[peer].loss for peer in self.counted]
         told = self.n <= PEERS_IN_EVERY_ROUND or self.evaluated(round)
-        rows = {meter.peer: meter.mixed(round, 0, 0, None) for meter in meters} if told else {}
-        total = self._total(round, len(self.counted), sent, losses)
+        rows = {row.peer: row for row in of_peers()} if told else {}
+        total = self._total(round, len(self.counted), sent, [losses[peer] for peer in self.counted])
         counted = list(self.counted)
         if self.evaluated(round):
             self._fill(total, {peer: after[peer] for peer in counted}, {peer: rows[peer] for peer in counted})

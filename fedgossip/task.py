@@ -11,6 +11,7 @@ protocol each, and a driver asks for nothing by a name that no protocol has:
     ComparableTask  what the models of two participants must have in common beside their shape
     RowTask         a model that is a table, of which a batch needs a few rows
     UsableTask      a model that can be used where nothing else of the run is
+    StackedTask     all nodes at once, from rows of one array into those of another
 """
 
 from __future__ import annotations
@@ -215,6 +216,35 @@ class RowTask(GradientTask, Protocol):
 
     def keys(self, node: NodeId, round: int, batches: int) -> Keys:
         """The rows that the batches of a gradient job need, ascending: a function of (seed, node, round, batches)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StackTraining:
+    """What the training of all nodes was: the `losses` [n] in float64; the learning rate and the optimiser's steps,
+    which all nodes had."""
+
+    losses: npt.NDArray[np.float64]
+    rate: float
+    steps: int
+
+
+@runtime_checkable
+class StackedTask(LocalTask, Protocol):
+    """A task that trains many simulated nodes without an object for each of them."""
+
+    def trains_stacks(self, n: int) -> bool:
+        """Whether it can, with its settings, for nodes 0 to n - 1; they remember nothing then."""
+        ...
+
+    def train_stack(
+        self, round: int, models: Vector, into: Vector, each: Callable[[slice], None]
+    ) -> StackTraining:
+        """Write into into[i] what `train` would give as the difference of node i in `round` from models[i], to the bit.
+
+        Both are [n, d], two arrays.  `each` is called with the rows that are there, while they are in the cache.
+        Raises TrainingError as `train`.
+        """
         ...
 
 

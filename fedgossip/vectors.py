@@ -31,6 +31,9 @@ Vectors = Sequence[Vector] | npt.NDArray[np.floating]
 WATCHED_BLOCK, COLUMNS = 1 << 17, 256
 """Numbers that are compared at a time: 1 MiB of float64; and how many columns at least."""
 
+LONG_ROW = 4096
+"""From so many columns on, rows are mixed one by one."""
+
 BLOCK = 32_768  # elements; 128 KiB of float32: the running sum and the product stay in the second-level cache
 
 # Blocks of memory below this size are malloc's business; from here on a fresh block costs a page fault per 4 KiB,
@@ -245,10 +248,14 @@ def ordered_mix_rows(
 ) -> None:
     """Write `ordered_mix` of every row at once: out[i] = sum_k weights[i, k] * stacked[ids[i, k]], the same bits.
 
-    `stacked` and `out` are [n, d], two arrays.  Works in blocks of columns, so that a block of all rows is read from
-    memory once and then gathered from the cache.
+    `stacked` and `out` are [n, d], two arrays.  Long rows are summed one after the other.  Short ones in blocks of
+    columns, so that a block of all rows is read from memory once and then gathered from the cache: a call for each
+    would take longer than the sum.
     """
     n, d = stacked.shape
+    if d >= LONG_ROW:
+        _mix_row_by_row(groups, stacked, out)
+        return
     kind = stacked.dtype
     width = max(64, min(d, (1 << 18) // n))
     scaled = [(nodes, ids.T, weights.T.astype(kind)[:, :, None]) for nodes, ids, weights in groups]
@@ -262,6 +269,18 @@ def ordered_mix_rows(
                 term *= weights[slot]
                 total += term
             out[nodes, start : start + width] = total
+
+
+def _mix_row_by_row(
+    groups: RowGroups, stacked: npt.NDArray[np.floating], out: npt.NDArray[np.floating]
+) -> None:
+    d, product = stacked.shape[1], np.empty(min(BLOCK, stacked.shape[1]), stacked.dtype)
+    for nodes, ids, weights in groups:
+        for node, sources, scales in zip(nodes.tolist(), ids.tolist(), weights.astype(stacked.dtype), strict=True):
+            for start in range(0, d, BLOCK):
+                total = out[node, start : start + BLOCK]
+                terms = [(w, stacked[j, start : start + BLOCK]) for w, j in zip(scales, sources, strict=True)]
+                _mix_block(terms, total, total, product[: total.size])
 
 
 def digest(vectors: Iterable[Vector]) -> str:

@@ -409,7 +409,7 @@ def test_privacy_out_of_range_is_refused(wrong):
 def test_without_opacus_the_advice_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "opacus.grad_sample", None)
     with pytest.raises(ConfigError, match="opacus") as error:
-        task_of("softmax", FLAT)
+        task_of("cnn:small", IMAGES)
     assert error.value.advice == "pip install 'fedgossip[privacy]'"
     assert train(task_of("softmax", FLAT, privacy=None)).metrics["loss"] > 0
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
@@ -126,6 +126,15 @@ class GossipAlgorithm(Protocol[State]):
 
     def rejoined(self, state: State, model: Vector) -> State:
         """The state of a peer that goes on from `model` among others than before: what tracks them begins anew."""
+        ...
+
+
+@runtime_checkable
+class SendsModels(Protocol[State]):
+    """An algorithm whose `trained` sends the model plus the update and keeps nothing else of the update."""
+
+    def moved(self, state: State, models: Vector) -> tuple[State, Vectors]:
+        """What `trained` gives, where that sum, `models`, is there already."""
         ...
 
 

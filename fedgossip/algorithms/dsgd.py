@@ -34,6 +34,9 @@ class DSGD:
     def trained(self, state: Iterate, update: Vector | None, step: Step) -> tuple[Iterate, Vectors]:  # noqa: ARG002
         return state, (state.x if update is None else add(state.x, update),)
 
+    def moved(self, state: Iterate, models: Vector) -> tuple[Iterate, Vectors]:
+        return state, (models,)
+
     def mixed(self, state: Iterate, mixed: Vectors) -> Iterate:  # noqa: ARG002
         return Iterate(*mixed)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +41,7 @@ class Batches:
         self._steps, self._epochs = settings.local_steps, settings.local_epochs
         self._full = np.full(self._steps or 0, self._size)
         self._latest: dict[int, tuple[int, Indices]] = {}  # node -> (stretch, its places): the next round wants it too
+        self._latest_of_all: dict[int, npt.NDArray[np.int32]] = {}  # stretch -> [n, places], where all have as many
 
     def plan(self, node: int, round: int, steps: int | None = None) -> BatchPlan:
         """Return what `node` does in `round`; with `steps` so many full batches, whatever the settings say."""
@@ -53,6 +55,33 @@ class Batches:
         drawn = self._line(node, round * self._epochs * m, self._epochs * m).reshape(self._epochs, m)
         return self._passes(drawn)
 
+    def of_all(self, round: int, n: int) -> Indices | None:
+        """Return the steps of nodes 0 to n - 1 in `round`, [steps, n, width], each full; None with local_epochs."""
+        if self._steps is None:
+            return None
+        places = self._steps * self._size
+        sizes = {len(self._shares[node]) for node in range(n)}
+        if len(sizes) == 1:
+            drawn = self._lines(n, sizes.pop(), round * places, places)
+        else:
+            drawn = np.stack([self._line(node, round * places, places) for node in range(n)])
+        by_steps = drawn.reshape(n * self._steps, self._size)
+        return self._padded(by_steps).reshape(n, self._steps, self._width).transpose(1, 0, 2).astype(np.int64)
+
+    def _lines(self, n: int, m: int, start: int, places: int) -> npt.NDArray[Any]:
+        """Return `_line` of all of n nodes with m examples each, [n, places]."""
+        length = m * max(1, DRAWN_PLACES // m)
+        first, last = start // length, (start + places - 1) // length
+        for number in range(first, last + 1):
+            if number not in self._latest_of_all:
+                self._latest_of_all[number] = table = np.empty((n, length), np.int32)
+                for node in range(n):
+                    table[node] = self._drawn(node, number, length)
+        self._latest_of_all = {number: self._latest_of_all[number] for number in range(first, last + 1)}
+        tables, begin = list(self._latest_of_all.values()), start - first * length
+        table = tables[0] if first == last else np.concatenate(tables, axis=1)
+        return table[:, begin : begin + places]
+
     def _passes(self, drawn: Indices) -> BatchPlan:
         epochs, m = drawn.shape
         steps = -(-m // self._size)
@@ -62,10 +91,10 @@ class Batches:
         counts[:, -1] = m - (steps - 1) * self._size
         return BatchPlan(self._padded(indices.reshape(-1, self._size)), counts.reshape(-1))
 
-    def _padded(self, drawn: Indices) -> Indices:
+    def _padded(self, drawn: npt.NDArray[Any]) -> npt.NDArray[Any]:
         if self._width == self._size:
             return drawn
-        wide = np.zeros((len(drawn), self._width), np.int64)
+        wide = np.zeros((len(drawn), self._width), drawn.dtype)
         wide[:, : self._size] = drawn
         return wide
 
@@ -87,9 +116,13 @@ class Batches:
         latest = self._latest.get(node)
         if latest is not None and latest[0] == number:
             return latest[1]
+        stretch = self._drawn(node, number, length)
+        self._latest[node] = (number, stretch)
+        return stretch
+
+    def _drawn(self, node: int, number: int, length: int) -> Indices:
         share, random = self._shares[node], stream(self._seed, "batches", node, number)
         passes = length // len(share)
         drawn = random.permutation(share) if passes == 1 else random.permuted(np.tile(share, (passes, 1)), axis=1)
         stretch: Indices = drawn.reshape(-1)
-        self._latest[node] = (number, stretch)
         return stretch

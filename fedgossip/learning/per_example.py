@@ -1,4 +1,5 @@
-"""The gradient of each example alone, of a whole batch at once: opacus's hooks on every layer, or one after another.
+"""The gradient of each example alone, of a whole batch at once: factors of linear layers (`factored`), opacus's hooks
+on every layer, or one after another.
 
 What a model does with one example must not depend on the others of its batch, or the gradient of an example is not its
 own: BatchNorm is refused by name, and any other mixing by looking at two examples together and alone.  That opacus
@@ -17,6 +18,7 @@ import torch
 from torch import nn
 
 from fedgossip.errors import ConfigError
+from fedgossip.learning.factored import Factored, linear_layers
 from fedgossip.learning.losses import Criterion
 from fedgossip.learning.objectives import Objective
 
@@ -45,6 +47,8 @@ def per_example(module: nn.Module, criterion: Criterion | None = None) -> PerExa
                 "them can be hidden",
                 "Use torch.nn.GroupNorm, which normalises each example alone, or privacy for whole clients.",
             )
+    if layers := linear_layers(module):
+        return Factored(module, layers, criterion)
     if any(isinstance(part, ONE_BY_ONE) for part in module.modules()):
         return Alone(module, criterion)
     return Hooked(module, criterion)

@@ -11,8 +11,9 @@ B, which would tell.  Buffers (running statistics) keep what they were: they wou
 not private and is not reported.
 
 Gradients and noise are whole numbers (`secure.noise`) of units of clip / UNITS: each g_i is rounded towards zero and
-the sum is exact, so no rounding makes one longer than `clip`, and the last bits of the result say nothing.  Floating
-point sums and noise have been broken by these: Mironov, CCS 2012; Casacuberta et al., CCS 2022.
+the sum is exact, so no rounding makes one longer than `clip`, and the last bits of the result say nothing.  Of linear
+layers the sum is one product, and is rounded as a whole: `cut_sums` says what that takes off the clip.  Floating point
+sums and noise have been broken by last bits: Mironov, CCS 2012; Casacuberta et al., CCS 2022.
 
 The account of one job: `steps` releases of noise multiplier `noise` at rate q; see `privacy.accounting`.  It takes m,
 and what follows from it, as known.  A job that is trained again, from a checkpoint say, is another release.
@@ -22,6 +23,7 @@ Source: Abadi et al., Deep learning with differential privacy, CCS 2016, algorit
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -32,6 +34,7 @@ from torch import nn
 from fedgossip import seeds
 from fedgossip.errors import ConfigError
 from fedgossip.learning.batches import BatchPlan, Indices
+from fedgossip.learning.factored import Factored, Factors
 from fedgossip.learning.losses import Criterion
 from fedgossip.learning.optimizers import square_root
 from fedgossip.learning.per_example import check_apart, per_example, restore, trained
@@ -50,6 +53,12 @@ BLOCK = 4096
 
 MARGIN = 2.0**-12
 """Gradients are cut so much shorter than the clip, for a length may be 2^-13 too short and a product 2^-24 too long."""
+
+FACTORED_MOST = 1 << 16
+"""Examples whose gradients are added up as products of factors; of more, one by one."""
+
+FACTORED_ROWS = 1 << 12
+"""Of them in one pass."""
 
 CLIP_LEAST, CLIP_MOST = 1e-6, 1e6
 NOISE_LEAST, NOISE_MOST = 1e-3, 256.0
@@ -186,6 +195,8 @@ class PrivateGradients:
 
     def _clipped_sums(self, x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
         """Return per parameter the sum of the cut gradients, whole numbers of units in float64."""
+        if isinstance(self._way, Factored) and 0 < len(x) <= FACTORED_MOST:
+            return self._factored_sums(self._way, x, y)
         sums = [torch.zeros_like(parameter, dtype=torch.float64) for parameter in self._trained]
         kept = [buffer.clone() for buffer in self._module.buffers()]
         rows = max(1, CHUNK_ELEMENTS // self._elements)
@@ -194,6 +205,36 @@ class PrivateGradients:
             add_clipped(sums, self._way.gradients(x[part], y[part]), self._privacy.clip)
             restore(self._module, kept)
         return sums
+
+
+    def _factored_sums(self, way: Factored, x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+        """As `_clipped_sums`, of one example or more; no gradient is made, and the sums are rounded, not gradients."""
+        total: list[torch.Tensor] = []
+        for start in range(0, len(x), FACTORED_ROWS):
+            part = slice(start, start + FACTORED_ROWS)
+            found = cut_sums(way.factors(x[part], y[part]), self._privacy.clip, self._elements)
+            total = [one.add_(more) for one, more in zip(total, found, strict=True)] if total else found
+        return [one.round_() for one in total]
+
+
+@torch.no_grad()
+def cut_sums(layers: Sequence[Factors], clip: float, elements: int) -> list[torch.Tensor]:
+    """Return per parameter the sum of gradients that are cut to less than `clip`, in units of it, not rounded.
+
+    When such sums of FACTORED_MOST examples are added up and rounded, one example more, or less, moves the sum by what
+    is left of its gradient, by 2^-53 FACTORED_MOST^2 clips where float64 rounds, and each of the elements by at most
+    one unit more: gradients are cut shorter by that much.
+    """
+    norms = square_root(torch.stack([one.squares() for one in layers]).sum(0))
+    bad = ~norms.isfinite()  # no example may do more than the clip, whatever it holds: such a one counts as zero
+    if bool(bad.any()):
+        layers = [
+            Factors(one.errors.masked_fill(bad[:, None], 0), one.inputs.masked_fill(bad[:, None], 0), one.bias)
+            for one in layers
+        ]
+        norms = norms.masked_fill(bad, 0)
+    factor = (UNITS * (1 - MARGIN) - math.sqrt(elements) - 1) / norms.clamp(min=clip)
+    return [total for one in layers for total in one.summed(factor)]
 
 
 @torch.no_grad()

@@ -17,8 +17,8 @@ a hidden layer of one unit is not for this file.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,6 +33,7 @@ from fedgossip.learning.objectives import Objective
 from fedgossip.learning.scoring import Scoring, Tally
 from fedgossip.learning.settings import TrainSettings
 from fedgossip.learning.shapes import Shape
+from fedgossip.learning.stacked_steps import StepLayout, Steps, mean_losses, summed_losses, taken_in
 from fedgossip.learning.stretches import GradientStretches
 from fedgossip.learning.tops import top_of
 from fedgossip.learning.workspace import Workspace, node_bytes, padded
@@ -59,21 +60,6 @@ class Outcome(NamedTuple):
     """Steps that were not taken, because a 16-bit gradient overflowed."""
 
 
-@dataclass(slots=True, eq=False)
-class Steps:
-    """What a block does, step by step, nodes with most steps first; the tuples have one tensor per step."""
-
-    rows: tuple[torch.Tensor, ...]  # [k * width]: the examples
-    targets: tuple[torch.Tensor, ...]  # what the top wants of the examples' labels
-    scale: tuple[torch.Tensor, ...]  # [k, 1, width]
-    weight: npt.NDArray[np.float32]  # [steps, k, width]: 1 / examples of the step, 0 for unused places
-    rate: torch.Tensor  # [steps, k, 1, 1]
-    root: torch.Tensor
-    kept: torch.Tensor
-    active: list[int]  # how many nodes still have a step
-    pull: torch.Tensor | None  # [k, 1, 1]: that of the terms; None where the jobs have none
-
-
 class LayerStack:
     """The engine of softmax and mlp models, and of those that put convolutions before them."""
 
@@ -98,6 +84,8 @@ class LayerStack:
         self._workspaces: dict[tuple[int, int], Workspace] = {}
         most = self._block(self.width, 1) * self.width  # no block has more nodes than one of weights alone
         self._top = top_of(objective.loss, train, shape.sizes[-1], most, device)
+        self._layout = StepLayout(settings, self.width, self._top, device)
+        self._tensor = self._layout.tensor
 
     # --- training ---------------------------------------------------------------------------------------------
 
@@ -120,10 +108,38 @@ class LayerStack:
                 part = order[start : start + block]
                 taken = [int(states[j].get("steps", 0)) for j in part]
                 pulls = [pulled[j] for j in part if j in pulled]
-                steps = self._steps([plans[j] for j in part], [lrs[j] for j in part], taken, pulls)
+                steps = self._layout.of_plans([plans[j] for j in part], [lrs[j] for j in part], taken, pulls)
                 found = self._train_block(steps, [vectors[j] for j in part], [states[j] for j in part], pulls)
                 outcomes.update(zip(part, found, strict=True))
         return [outcomes[j] for j in range(len(vectors))]
+
+    @torch.no_grad()
+    def train_stack(
+        self, models: Vector, into: Vector, indices: Indices, lr: float, each: Callable[[slice], None]
+    ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
+        """Write the differences of plain SGD from `models` [n, d] over examples [steps, n, width] into `into`.
+
+        Return the losses [n], and which differences are finite; of one node the bits are those of `train`.  `each`: as
+        in `StackedTask`.
+        """
+        n, block = len(models), self._block(self.width, 1)
+        finite = np.empty(n, np.bool_)
+        picked = torch.zeros((len(indices), n, self.width))
+        given, trained = _read_only(models), torch.from_numpy(into)
+        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is said so
+            for start in range(0, n, block):
+                rows = slice(start, min(n, start + block))
+                steps = self._layout.of_full_batches(indices[:, rows], lr)
+                workspace = self._workspace(rows.stop - start, self.width, 1)
+                workspace.load(0, given[rows])
+                for step in range(len(indices)):
+                    self._pass(workspace, steps, step, picked[step, rows].view(-1), workspace.stacks[0], adds=True)
+                workspace.store(0, trained[rows])
+                difference = np.subtract(into[rows], models[rows], out=into[rows])
+                finite[rows] = np.isfinite(difference.sum(axis=1))  # as below
+                each(rows)
+            weight = np.broadcast_to(steps.weight[:, :1], indices.shape)
+            return mean_losses(picked.numpy(), weight), finite
 
     @torch.no_grad()
     def gradients(
@@ -146,11 +162,8 @@ class LayerStack:
         self, plans: Sequence[BatchPlan], vectors: Sequence[Vector], stretches: GradientStretches | None
     ) -> Iterator[Outcome]:
         k = len(vectors)
-        indices, counts = self._drawn(plans)
-        examples = counts.sum(axis=0).astype(np.float32)
-        weight = self._used(counts) * (np.float32(1) / examples)[:, None]
-        idle = optimizers.rates(self.settings, [0.0] * k, [0] * k, len(counts))
-        steps = self._laid(indices, counts, weight, weight, idle, ())
+        steps = self._layout.of_gradient(plans)
+        weight = steps.weight
         workspace = self._workspace(k, self.width, GRADIENT_COPIES)
         workspace.load(0, self._tensor(np.stack(vectors)))
         for tensor in workspace.stacks[1]:
@@ -162,7 +175,7 @@ class LayerStack:
             """The gradient of a linear layer is final, and of all behind it."""
             assert stretches is not None
             place = workspace.store_layer(1, layer, found)
-            loss = float(_summed_losses(picked.cpu().numpy(), weight)[0])
+            loss = float(summed_losses(picked.cpu().numpy(), weight)[0])
             stretches.final_from(place, lambda where: frozen(found[0, where].cpu().numpy().copy()), loss)
 
         for step, active in enumerate(steps.active):
@@ -172,7 +185,7 @@ class LayerStack:
         workspace.store(1, found)
         gradients = found.cpu().numpy()
         with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is said so
-            losses = _summed_losses(picked.cpu().numpy(), weight).tolist()
+            losses = summed_losses(picked.cpu().numpy(), weight).tolist()
             finite = np.isfinite(gradients.sum(axis=1)).tolist()
         return map(Outcome, frozen(gradients), losses, finite)
 
@@ -181,58 +194,6 @@ class LayerStack:
         if self.settings.plain and not pulled:
             return 1
         return 2 + len(self.settings.slots) + 2 * pulled
-
-    def _steps(
-        self, plans: Sequence[BatchPlan], lrs: Sequence[float], taken: Sequence[int], pulls: Sequence[Terms]
-    ) -> Steps:
-        indices, counts = self._drawn(plans)
-        weight = self._used(counts) * (np.float32(1) / np.maximum(counts, 1).astype(np.float32))[:, :, None]
-        rates = optimizers.rates(self.settings, lrs, taken, len(counts))
-        scale = weight * -rates.rate[:, :, None] if self.settings.plain and not pulls else weight
-        return self._laid(indices, counts, weight, scale, rates, pulls)
-
-    def _drawn(self, plans: Sequence[BatchPlan]) -> tuple[Indices, Indices]:
-        """Return the examples [steps, k, width] and how many of them count [steps, k]; most steps come first."""
-        k, most = len(plans), len(plans[0].counts)
-        if len(plans[-1].counts) == most:
-            indices = np.stack([plan.indices for plan in plans], axis=1)
-            return indices, np.stack([plan.counts for plan in plans], axis=1)
-        indices, counts = np.zeros((most, k, self.width), np.int64), np.zeros((most, k), np.int64)
-        for j, plan in enumerate(plans):
-            indices[: len(plan.counts), j] = plan.indices
-            counts[: len(plan.counts), j] = plan.counts
-        return indices, counts
-
-    def _used(self, counts: Indices) -> npt.NDArray[np.bool_]:
-        """Return which places of [steps, k, width] hold an example that counts."""
-        found: npt.NDArray[np.bool_] = np.arange(self.width) < counts[:, :, None]
-        return found
-
-    def _laid(
-        self,
-        indices: Indices,
-        counts: Indices,
-        weight: npt.NDArray[np.float32],
-        scale: npt.NDArray[np.float32],
-        rates: optimizers.Rates,
-        pulls: Sequence[Terms],
-    ) -> Steps:
-        most, k = counts.shape
-        return Steps(
-            self._tensor(indices.reshape(most, -1)).unbind(),
-            self._tensor(self._top.targets(indices)).unbind(),
-            self._tensor(scale[:, :, None]).unbind(),
-            weight,
-            self._factor(rates.rate, most, k),
-            self._factor(rates.root, most, k),
-            self._factor(rates.kept, most, k),
-            (counts > 0).sum(axis=1).tolist(),
-            self._tensor(np.array([[[one.pull]] for one in pulls], np.float32)) if pulls else None,
-        )
-
-    def _factor(self, given: npt.NDArray[np.float32], most: int, k: int) -> torch.Tensor:
-        """Return a number of each step and node as a tensor that broadcasts over weights."""
-        return self._tensor(np.broadcast_to(given[:, :, None, None], (most, k, 1, 1)))
 
     def _train_block(
         self, steps: Steps, vectors: Sequence[Vector], states: Sequence[State], pulls: Sequence[Terms]
@@ -258,7 +219,7 @@ class LayerStack:
         difference = empty(given.size, np.float32).reshape(given.shape)
         with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is said so
             np.subtract(trained.cpu().numpy(), given, out=difference)
-            losses = _mean_losses(picked.cpu().numpy(), steps.weight).tolist()
+            losses = mean_losses(picked.cpu().numpy(), steps.weight).tolist()
             # a row's sum is finite where all its elements are, short of a model that has exploded anyway
             finite = np.isfinite(difference.sum(axis=1)).tolist()
         return map(Outcome, frozen(difference), losses, finite)
@@ -339,7 +300,7 @@ class LayerStack:
             ws.store(number, flat)
             for state, row in zip(states, flat.cpu().numpy(), strict=True):
                 state[name] = row.copy()
-        for state, count in zip(states, _taken(steps.weight), strict=True):
+        for state, count in zip(states, taken_in(steps.weight), strict=True):
             state["steps"] = np.asarray(int(state.get("steps", 0)) + int(count))
 
     # --- evaluation -------------------------------------------------------------------------------------------
@@ -409,9 +370,6 @@ class LayerStack:
             found = self._workspaces[rows, copies] = Workspace(self.shape, room, rows, copies, self.device)
         return found.narrow(k)
 
-    def _tensor(self, array: npt.NDArray[Any]) -> torch.Tensor:
-        return torch.from_numpy(np.require(array, requirements=["C", "W"])).to(self.device)
-
 
 def _forward(ws: Workspace, first: torch.Tensor) -> None:
     """Fill z and logits from the signals `first` [k, rows, padded inputs]."""
@@ -433,6 +391,13 @@ def _backward(ws: Workspace, layer: int) -> None:
     below.mul_(ws.z[layer - 1].gt_(0))
 
 
+def _read_only(array: npt.NDArray[Any]) -> torch.Tensor:
+    """Return the tensor of an array that nobody may write to, which is not copied: it is only read."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return torch.from_numpy(array)
+
+
 def _rows(dataset: Dataset, shape: Shape) -> torch.Tensor:
     """Return the examples as the first layer reads them, one a row."""
     if shape.convolutions:
@@ -442,22 +407,3 @@ def _rows(dataset: Dataset, shape: Shape) -> torch.Tensor:
     rows[:, :inputs] = dataset.x.reshape(len(dataset), -1)
     rows[:, inputs] = 1
     return torch.from_numpy(rows)
-
-
-def _taken(weight: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
-    """Return how many steps each node takes."""
-    return np.asarray(np.count_nonzero(weight[:, :, 0], axis=0))
-
-
-def _mean_losses(picked: npt.NDArray[np.float32], weight: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
-    """Return per node the mean over its steps of the mean loss of a step, summed in float64, node by node."""
-    return np.asarray(_summed_losses(picked, weight) / _taken(weight))
-
-
-def _summed_losses(picked: npt.NDArray[np.float32], weight: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
-    """Return per node the sum of -log p(label) of its examples, each times its weight.
-
-    Step after step, so that the steps which only other nodes have add nothing but zeros.
-    """
-    terms = picked.reshape(weight.shape).astype(np.float64) * weight
-    return np.asarray(-np.add.accumulate(terms.sum(axis=2))[-1])

@@ -34,7 +34,7 @@ from fedgossip.learning.stretches import GradientStretches
 from fedgossip.learning.tops import BY_HAND
 from fedgossip.likeness import Likeness
 from fedgossip.machine import NodeId, Produced
-from fedgossip.task import Job, Segment, Update
+from fedgossip.task import Job, Segment, StackTraining, Update
 from fedgossip.vectors import Vector
 from fedgossip.whole_model import WholeModel
 
@@ -165,6 +165,27 @@ class TorchTask:
             Update(outcome.difference, len(self._shares[job.node]), {**self._metrics(outcome, plan, lr), **found})
             for job, outcome, plan, lr, found in zip(jobs, outcomes, plans, lrs, tested, strict=True)
         ]
+
+    def trains_stacks(self, n: int) -> bool:
+        """Whether `train_stack` is there for these nodes: layers on the CPU, plain SGD, a number of local steps."""
+        plain = self.settings.plain and self.settings.local_steps is not None and self._privacy is None
+        stacked = isinstance(self._engine, LayerStack) and self._engine.device.type == "cpu"
+        return plain and stacked and all(node in self._shares for node in range(n))
+
+    def train_stack(
+        self, round: int, models: Vector, into: Vector, each: Callable[[slice], None]
+    ) -> StackTraining:
+        """See `StackedTask`."""
+        assert isinstance(self._engine, LayerStack) and isinstance(self._batches, Batches), "ask trains_stacks first"
+        lr = self.settings.rate(round, self._rounds)
+        with self._lock:
+            indices = self._batches.of_all(round, len(models))
+            assert indices is not None
+            losses, finite = self._engine.train_stack(models, into, indices, lr, each)
+        if not (finite & np.isfinite(losses)).all():
+            node = int(np.argmin(finite & np.isfinite(losses)))
+            raise _not_finite(Job(node, round, models[node]), self.objective.loss, float(losses[node]), lr)
+        return StackTraining(losses, lr, len(indices))
 
     def gradients(self, jobs: Sequence[Job]) -> Sequence[Update]:
         """See `GradientTask`.  Where single records are private each batch's gradient has its noise, as in training.

@@ -7,22 +7,24 @@ For researchers of topologies: a round is one call of the task, one of the algor
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, cast
 
 import numpy as np
+import numpy.typing as npt
 
-from fedgossip.algorithms.base import GossipAlgorithm, State, Step, Vectors
+from fedgossip.algorithms.base import GossipAlgorithm, SendsModels, State, Step, Vectors
 from fedgossip.algorithms.combine import Combination, combine_rows
 from fedgossip.errors import TrainingError
 from fedgossip.machine import NodeId
 from fedgossip.messages import CHECK_WORDS, Accepted, Masked, Message, Model, Parcel
-from fedgossip.metrics import Meter, Network
-from fedgossip.records import Row
+from fedgossip.metrics import Network
+from fedgossip.records import PeerRow, Row
 from fedgossip.secure.neighbourhood import Grid
-from fedgossip.task import Job, LocalTask, Update
-from fedgossip.vectors import RowGroups, Vector, frozen, ordered_mix_rows
+from fedgossip.task import Job, LocalTask, StackedTask, Update
+from fedgossip.vectors import RowGroups, Vector, empty, frozen, ordered_mix_rows
 from fedgossip.wire import wire_bytes
 
 if TYPE_CHECKING:
@@ -31,29 +33,60 @@ if TYPE_CHECKING:
 
 
 @dataclass
+class StackMeters:
+    """What all peers have sent and received since their last rows, int64 [n] each; no time passes here."""
+
+    bytes_sent: Sizes
+    bytes_received: Sizes
+    payload_sent: Sizes
+    payload_received: Sizes
+
+    @classmethod
+    def of(cls, n: int) -> StackMeters:
+        """Nothing, of n peers."""
+        return cls(*(np.zeros(n, np.int64) for _ in range(4)))
+
+    def carried(self, traffic: RoundBytes) -> None:
+        """Take a round's messages."""
+        self.bytes_sent, self.payload_sent = self.bytes_sent + traffic.sent[0], self.payload_sent + traffic.sent[1]
+        self.bytes_received = self.bytes_received + traffic.received[0]
+        self.payload_received = self.payload_received + traffic.received[1]
+
+    def rows(self, round: int, losses: Sequence[float | None]) -> list[PeerRow]:
+        """Return each peer's row of the round that ends as `round`, and begin anew."""
+        carried = self.bytes_sent, self.bytes_received, self.payload_sent, self.payload_received
+        self.__init__(*(np.zeros_like(one) for one in carried))  # type: ignore[misc]
+        counted = zip(losses, *(one.tolist() for one in carried), strict=True)
+        timeless = partial(PeerRow, seconds_training=0.0, seconds_waiting=0.0, seconds_mixing=0.0, seconds=0.0)
+        return [
+            timeless(round, peer, loss, None, sent, received, payload_sent=out, payload_received=came)
+            for peer, (loss, sent, received, out, came) in enumerate(counted)
+        ]
+
+
+@dataclass
 class Stack(Generic[State]):
     """The state of a run between two rounds."""
 
     round: int
     state: State
-    meters: list[Meter]
+    meters: StackMeters
 
 
 def first_stack(task: LocalTask, n: int, algorithm: GossipAlgorithm[State]) -> Stack[State]:
     """Return where a run begins."""
     initial = frozen(np.stack([task.initial(node) for node in range(n)]))
-    return Stack(0, algorithm.start(initial), [Meter(node) for node in range(n)])
+    return Stack(0, algorithm.start(initial), StackMeters.of(n))
 
 
-Sizes = tuple[int, int]
-"""Bytes of messages, and those of vectors among them."""
+Sizes = npt.NDArray[np.int64]
 
 
 class RoundBytes(NamedTuple):
-    """What each peer sends, and receives, in a round."""
+    """What each peer sends, and receives, in a round: (bytes of messages, those of vectors among them), int64 [n]."""
 
-    sent: list[Sizes]
-    received: list[Sizes]
+    sent: tuple[Sizes, Sizes]
+    received: tuple[Sizes, Sizes]
 
 
 class StackedExchange(Protocol):
@@ -72,7 +105,7 @@ class ModelExchange:
     """Models in clear."""
 
     def mix(self, groups: RowGroups, vectors: Vector) -> Vector:
-        out = np.empty_like(vectors)
+        out = empty(vectors.size, vectors.dtype).reshape(vectors.shape)
         ordered_mix_rows(groups, vectors, out)
         return frozen(out)
 
@@ -101,7 +134,8 @@ class MassExchange(ModelExchange):
         given, taken = edges.used_before(round)
         parcels = _priced_both((given, taken), lambda number: Parcel(number, round, schema, shares, float(weight[0])))
         answers = _priced_both((taken, given), Accepted)
-        return RoundBytes(*(_added(*both) for both in zip(parcels, answers, strict=True)))
+        sides = zip(parcels, answers, strict=True)
+        return RoundBytes(*((one[0] + other[0], one[1] + other[1]) for one, other in sides))
 
 
 @dataclass(frozen=True)
@@ -147,31 +181,76 @@ def run_stacked(
     """
     n = schedule.n
     stack = stack or first_stack(task, n, algorithm)
-    meters, state, edges = stack.meters, stack.state, Edges(schedule)
-    for number in range(stack.round, rounds):
-        between()
+    edges, train = Edges(schedule), _training(task, algorithm, n)
+
+    def advanced(number: int) -> list[Row]:
+        """Do a round; return its rows.  What it needed of memory is free when it is done."""
         mixing = schedule.mixing(number)
-        before = algorithm.model(state)
-        updates = task.train([Job(node, number, before[node]) for node in range(n)])
-        step = stacked_step(number, updates, before.dtype)
-        state, outgoing = algorithm.trained(state, stacked_updates(updates), step)
+        before = algorithm.model(stack.state)
+        state, outgoing, losses = train(stack.state, number)
         seen = algorithm.seen(state, outgoing)
-        groups = mixing.rows_by_degree()
         first = tuple(vectors[0] for vectors in outgoing)
         traffic = exchange.carried(edges, number, task.schema, first)
-        mixed = mix_all(outgoing, groups, exchange)
+        mixed = mix_all(outgoing, mixing.rows_by_degree(), exchange)
         if attackers:
             mixed = (attackers.mixed(mixing, number, *outgoing, *mixed),)
-        state = algorithm.mixed(state, mixed)
-        for meter, update, sent, received in zip(meters, updates, *traffic, strict=True):
-            meter.train_ended(0, update.metrics)
-            meter.sent(*sent)
-            meter.received(*received)
-        sent_bytes = sum(size for size, _ in traffic.sent)
-        for row in record.together(number + 1, meters, sent_bytes, before, seen, algorithm.model(state)):
+        stack.round, stack.state = number + 1, algorithm.mixed(state, mixed)
+        stack.meters.carried(traffic)
+        sent, vectors = int(traffic.sent[0].sum()), (before, seen, algorithm.model(stack.state))
+        return record.together(number + 1, losses, lambda: stack.meters.rows(number + 1, losses), sent, *vectors)
+
+    for number in range(stack.round, rounds):
+        between()
+        for row in advanced(number):
             write(row)
-        stack.round, stack.state = number + 1, state
-    return list(algorithm.model(state))
+    return list(algorithm.model(stack.state))
+
+
+Losses = Sequence[float | None]
+_Trained = tuple[State, Vectors, Losses]
+"""The state until the round is mixed, what goes out, and what each node's training lost."""
+
+
+def _training(
+    task: LocalTask, algorithm: GossipAlgorithm[State], n: int
+) -> Callable[[State, int], _Trained[State]]:
+    """Return what trains all nodes in a round: the task at once, where it can, else job by job."""
+    if isinstance(task, StackedTask) and task.trains_stacks(n):
+        return partial(_moved if _sends_models(algorithm) else _stack_trained, task, algorithm)
+    return partial(_jobs_trained, task, algorithm)
+
+
+def _sends_models(algorithm: object) -> bool:
+    """Whether it has `moved` of its own: a class that changes another's `trained` has none."""
+    owner = next((kind for kind in type(algorithm).__mro__ if "trained" in vars(kind)), object)
+    return isinstance(algorithm, SendsModels) and "moved" in vars(owner)
+
+
+def _jobs_trained(task: LocalTask, algorithm: GossipAlgorithm[State], state: State, number: int) -> _Trained[State]:
+    before = algorithm.model(state)
+    updates = task.train([Job(node, number, vector) for node, vector in enumerate(before)])
+    step = stacked_step(number, updates, before.dtype)
+    return *algorithm.trained(state, stacked_updates(updates), step), [one.metrics.get("loss") for one in updates]
+
+
+def _stack_trained(task: StackedTask, algorithm: GossipAlgorithm[State], state: State, number: int) -> _Trained[State]:
+    before = algorithm.model(state)
+    updates = empty(before.size, before.dtype).reshape(before.shape)
+    done = task.train_stack(number, before, updates, lambda _: None)
+    rate, steps = (np.full((len(before), 1), value, before.dtype) for value in (done.rate, done.steps))
+    return *algorithm.trained(state, frozen(updates), Step(number, rate, steps)), done.losses.tolist()
+
+
+def _moved(task: StackedTask, algorithm: GossipAlgorithm[State], state: State, number: int) -> _Trained[State]:
+    """As `_stack_trained`; updates are added to the models while they are in the cache."""
+    before = algorithm.model(state)
+    models = empty(before.size, before.dtype).reshape(before.shape)
+
+    def added(rows: slice) -> None:
+        np.add(before[rows], models[rows], out=models[rows])
+
+    done = task.train_stack(number, before, models, added)
+    return *cast(SendsModels[State], algorithm).moved(state, frozen(models)), done.losses.tolist()
 
 
 def combined(
@@ -186,8 +265,13 @@ def mix_all(outgoing: Vectors, groups: RowGroups, exchange: StackedExchange) -> 
     return tuple(exchange.mix(groups, vectors) for vectors in outgoing)
 
 
-Counts = list[dict[int, int]]
-"""For each node, how many of its messages have which number."""
+class Numbered(NamedTuple):
+    """Messages of a round, of `n` nodes: `times[g]` of node `owners[g]` have `numbers[g]`; int64."""
+
+    n: int
+    owners: Sizes
+    numbers: Sizes
+    times: Sizes
 
 
 class Edges:
@@ -201,34 +285,36 @@ class Edges:
         mixing = schedule.mixing(0)
         self._targets = [mixing.targets(node) for node in self._nodes]
         self._sources = [mixing.row(node).keys() - {node} for node in self._nodes]
+        # of a graph that never changes
         sides = zip(self._sources, self._targets, strict=True)
-        self._both = [len(sources.intersection(to)) for sources, to in sides]  # of a graph that never changes
+        self._both = np.array([len(sources.intersection(to)) for sources, to in sides], np.int64)
+        self._given, self._taken = (np.array([len(of) for of in side]) for side in (self._targets, self._sources))
 
-    def mixed_before(self, round: int) -> tuple[Counts, Counts]:
+    def mixed_before(self, round: int) -> tuple[Numbered, Numbered]:
         """Return for each target, and for each source, the last round in which both ends mixed each other's model.
 
         -1: none.
         """
-        self._follow(round)
-        return self._last_mixed(round, self._targets), self._last_mixed(round, self._sources)
-
-    def _last_mixed(self, round: int, others: Sequence[Collection[NodeId]]) -> Counts:
         if self._schedule.period == 1:
-            both = self._both if round else [0] * len(self._both)
-            return [_in_two(round - 1, two, len(of)) for two, of in zip(both, others, strict=True)]
-        return [_numbers(self._mixed.get((i, j), -1) for j in others[i]) for i in self._nodes]
+            both = self._both if round else np.zeros_like(self._both)
+            return _in_two(round - 1, both, self._given), _in_two(round - 1, both, self._taken)
+        self._follow(round)
+        given = [self._mixed.get((i, j), -1) for i in self._nodes for j in self._targets[i]]
+        taken = [self._mixed.get((i, j), -1) for i in self._nodes for j in self._sources[i]]
+        return _one_each(self._targets, given), _one_each(self._sources, taken)
 
-    def used_before(self, round: int) -> tuple[Counts, Counts]:
+    def used_before(self, round: int) -> tuple[Numbered, Numbered]:
         """Return for each target, and for each source, in how many earlier rounds the arc was used."""
-        self._follow(round)
         if self._schedule.period == 1:
-            return [{round: len(to)} for to in self._targets], [{round: len(of)} for of in self._sources]
-        given = [_numbers(self._used[i, to] for to in self._targets[i]) for i in self._nodes]
-        return given, [_numbers(self._used[of, i] for of in self._sources[i]) for i in self._nodes]
+            return _in_two(round, self._given, self._given), _in_two(round, self._taken, self._taken)
+        self._follow(round)
+        given = [self._used[i, j] for i in self._nodes for j in self._targets[i]]
+        taken = [self._used[j, i] for i in self._nodes for j in self._sources[i]]
+        return _one_each(self._targets, given), _one_each(self._sources, taken)
 
     def _follow(self, round: int) -> None:
         """Note the rounds up to this one, from the first on after a pause.  A constant graph needs no notes."""
-        while self._followed < round and self._schedule.period != 1:
+        while self._followed < round:
             for i in self._nodes:
                 for to in self._targets[i]:
                     self._used[i, to] += 1
@@ -240,35 +326,32 @@ class Edges:
             self._sources = [mixing.row(node).keys() - {node} for node in self._nodes]
 
 
-def _numbers(of: Iterable[int]) -> dict[int, int]:
-    return dict(Counter(of))
+def _one_each(of: Sequence[Collection[NodeId]], numbers: Sequence[int]) -> Numbered:
+    """Each message has a number, node by node."""
+    owners = np.repeat(np.arange(len(of)), [len(one) for one in of])
+    return Numbered(len(of), owners, np.array(numbers, np.int64), np.ones(len(numbers), np.int64))
 
 
-def _in_two(last: int, two: int, all: int) -> dict[int, int]:
-    """Of `all` messages `two` have the number `last`, the others -1."""
-    return {last: two, -1: all - two} if two else {-1: all}
+def _in_two(last: int, two: Sizes, all: Sizes) -> Numbered:
+    """Of all[i] messages of node i two[i] have the number `last`, the others -1."""
+    n = len(all)
+    return Numbered(n, np.tile(np.arange(n), 2), np.repeat([last, -1], n), np.concatenate([two, all - two]))
 
 
-def _priced_both(counts: tuple[Counts, Counts], message: Callable[[int], Message]) -> RoundBytes:
-    """Return the sizes of what each node sends and receives, from how many of both have which number."""
-    return RoundBytes(*(_priced(one, message) for one in counts))
+def _priced_both(numbered: tuple[Numbered, Numbered], message: Callable[[int], Message]) -> RoundBytes:
+    """Return the sizes of what each node sends and receives, from which of both have which number."""
+    return RoundBytes(*(_priced(one, message) for one in numbered))
 
 
-def _added(*sizes: list[Sizes]) -> list[Sizes]:
-    return [(sum(size for size, _ in of), sum(payload for _, payload in of)) for of in zip(*sizes, strict=True)]
-
-
-def _priced(counts: Counts, message: Callable[[int], Message]) -> list[Sizes]:
-    """Return the sizes of each node's messages together, from how many have which number."""
-    said = {number: message(number) for number in {number for of in counts for number in of}}
-    sizes = {number: (wire_bytes(one), one.payload_bytes) for number, one in said.items()}
-    return [
-        (
-            sum(sizes[number][0] * times for number, times in of.items()),
-            sum(sizes[number][1] * times for number, times in of.items()),
-        )
-        for of in counts
-    ]
+def _priced(of: Numbered, message: Callable[[int], Message]) -> tuple[Sizes, Sizes]:
+    """Return the sizes of each node's messages together."""
+    there = of.times > 0
+    numbers, places = np.unique(of.numbers[there], return_inverse=True)
+    said = [message(number) for number in numbers.tolist()]
+    sizes = np.array([(wire_bytes(one), one.payload_bytes) for one in said], np.int64).reshape(-1, 2)
+    together = np.zeros((of.n, 2), np.int64)
+    np.add.at(together, of.owners[there], sizes[places] * of.times[there, None])
+    return together[:, 0], together[:, 1]
 
 
 def stacked_step(round: int, updates: Sequence[Update], kind: np.dtype[np.floating]) -> Step:

@@ -194,7 +194,11 @@ class Mixing:
         return csr_array((self.values, self.ids, self.starts), shape=(self.n, self.n))
 
     def rows_by_degree(self) -> list[Group]:
-        """Return the rows in groups of equal length, shortest first: what a stacked engine sums column by column."""
+        """Return the rows in groups of equal length, shortest first: what a stacked engine sums."""
+        return self._by_degree
+
+    @cached_property
+    def _by_degree(self) -> list[Group]:
         lengths = np.diff(self.starts)
         groups = []
         for length in np.unique(lengths).tolist():
