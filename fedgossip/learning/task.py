@@ -175,7 +175,7 @@ class TorchTask:
     def train_stack(
         self, round: int, models: Vector, into: Vector, each: Callable[[slice], None]
     ) -> StackTraining:
-        """See `StackedTask`."""
+        """See `StackedTask`.  Raises TrainingError where training diverges."""
         assert isinstance(self._engine, LayerStack) and isinstance(self._batches, Batches), "ask trains_stacks first"
         lr = self.settings.rate(round, self._rounds)
         with self._lock:
