@@ -15,7 +15,7 @@ from fedgossip.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from fedgossip.topology import Mixing, Schedule
+    from fedgossip.topology import Schedule
     from fedgossip.topology.graph import FloatArray
 
 DRAWS = 100
@@ -57,6 +57,7 @@ def heterogeneity(
     as_json: bool,
 ) -> None:
     """Say how unlike the whole each neighbourhood of GRAPHs is, and how much placement matters."""
+    from fedgossip.plans.made_graphs import one_graph
     from fedgossip.topology.heterogeneity import (
         MOST_PLACED,
         alone,
@@ -70,7 +71,7 @@ def heterogeneity(
     shares, noise = _updates(experiment, n) if gradients else (_shares(experiment, n), None)
     rows = []
     for name in graph:
-        mixing = _mixing(name, len(shares), weights, seed)
+        mixing = one_graph(name, len(shares), weights, seed)
         least = float(drawn(mixing, shares, DRAWS, seed).min())
         best = placed(mixing, shares)[1] if mixing.n <= MOST_PLACED else None
         here = {"graph": name, "alone": alone(shares), "as_placed": label_heterogeneity(mixing, shares)}
@@ -118,12 +119,14 @@ def make(spec: str, experiment: Path | None, n: int | None, weights: str | None,
 
     Peers need not know each other's labels in the run: the file says all.
     """
+    from fedgossip import load_experiment
+    from fedgossip.plans.made_graphs import made_for
     from fedgossip.topology import forecast_of
     from fedgossip.topology.files import written
 
     if out.suffix != ".toml":
         raise ConfigError(f"{out}: a graph with weights is a TOML file", "Give --out FILE.toml.")
-    mixing = _made(spec, experiment, n, weights, seed)
+    mixing = made_for(spec, load_experiment(experiment) if experiment else None, n, weights, seed)
     if not mixing.topology.is_connected:
         raise ConfigError(f"{spec} of these labels falls apart", "Take more steps, larger cliques or another --seed.")
     source = f"fedgossip topology make {spec}" + (f", by the labels of {experiment.name}" if experiment else "")
@@ -155,84 +158,22 @@ def draw_modes(schedule: Schedule, title: str, experiment: Path | None, place: P
     echo(f"Drawn to {place}", err=True)
 
 
-def _made(spec: str, experiment: Path | None, n: int | None, weights: str | None, seed: int) -> Mixing:
-    word, _, argument = spec.partition(":")
-    if word not in ("d-cliques", "stl-fw", "place"):
-        return _by_sizes(spec, experiment, n, seed) if weights == "sizes" else _mixing(spec, n, weights, seed)
-    if experiment is None:
-        raise ConfigError(f"{spec} is made for the labels of peers", "Give --data EXPERIMENT.toml.")
-    from fedgossip.topology import build, learned
-    from fedgossip.topology.heterogeneity import placed
-
-    shares = _shares(experiment, n)
-    if word == "place":
-        mixing = _mixing(argument, len(shares), weights, seed)
-        return _moved(mixing, placed(mixing, shares)[0])
-    size, _, between = argument.partition(",")
-    if not size.isdecimal():
-        raise ConfigError(f"{spec} cannot be read", "Write d-cliques:10,ring or stl-fw:5.")
-    if word == "stl-fw":
-        return learned.stl_fw(shares, int(size))
-    return build(learned.d_cliques(shares, int(size), between or "ring", seed), weights or "metropolis")
-
-
-def _by_sizes(graph: str, experiment: Path | None, n: int | None, seed: int) -> Mixing:
-    if experiment is None:
-        raise ConfigError("weights by numbers of examples", "Give --data EXPERIMENT.toml, which says how many.")
-    from fedgossip import load_experiment
-    from fedgossip.plans.tasks import example_counts
-    from fedgossip.topology import resolve
-    from fedgossip.topology.stationary import weighted
-
-    loaded = load_experiment(experiment)
-    counts = example_counts(loaded, _peers(loaded, experiment, n))
-    return weighted(resolve(graph, len(counts), seed=seed), counts, "sizes")
-
-
-def _moved(mixing: Mixing, places: Any) -> Mixing:
-    """Return the mixing in which the node places[i] stands where i stood."""
-    import numpy as np
-
-    from fedgossip.topology import Mixing
-
-    W = np.empty((mixing.n, mixing.n))
-    W[np.ix_(places, places)] = mixing.matrix()
-    return Mixing.from_matrix(W, rule=mixing.rule, stochastic=mixing.stochastic)
-
-
-def _mixing(graph: str, n: int | None, weights: str | None, seed: int) -> Mixing:
-    from fedgossip.plans.own_graphs import named_schedule
-    from fedgossip.topology import Mixing
-
-    found = named_schedule(graph, n, weights=weights, seed=seed)
-    if not isinstance(found, Mixing):
-        raise ConfigError(f"{graph!r} is another graph in every round", "Take one graph, such as ring or regular:4.")
-    return found
-
-
 def _shares(experiment: Path, n: int | None) -> FloatArray:
     from fedgossip import load_experiment
-    from fedgossip.plans.tasks import label_counts
-    from fedgossip.topology.heterogeneity import label_shares
+    from fedgossip.plans.made_graphs import peers_of, shares_of
 
     loaded = load_experiment(experiment)
-    return label_shares(label_counts(loaded, _peers(loaded, experiment, n)))
+    return shares_of(loaded, peers_of(loaded, n))
 
 
 def _updates(experiment: Path, n: int | None) -> tuple[FloatArray, float]:
     """Return rows [n, n] that differ as the peers' updates do, and the mean square of what is drawn afresh in them."""
     from fedgossip import load_experiment
     from fedgossip.plans import compose
+    from fedgossip.plans.made_graphs import peers_of
     from fedgossip.simulation.probe import probe
 
     loaded = load_experiment(experiment)
-    size = _peers(loaded, experiment, n)
+    size = peers_of(loaded, n)
     found = probe(compose.task_of(loaded, size)[0], size)
     return found.lasting, found.noise * (size - 1) / size  # less the part that is the mean's
-
-
-def _peers(loaded: Any, experiment: Path, n: int | None) -> int:
-    size: int | None = n or getattr(getattr(loaded, "topology", None), "n", None)
-    if size is None:
-        raise ConfigError(f"{experiment}: how many peers is not said", "Give --n.")
-    return size
