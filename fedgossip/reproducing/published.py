@@ -5,7 +5,7 @@
     claim = "the sentence that the checks stand for"
     [[check]]
     what = "the 8-node graph, Metropolis weights"
-    measure = "slem"                        # a function of `graph_measures`, `time_measures` or `run_measures`
+    measure = "slem"                        # a function of one of the modules of measures here
     of = { graph = "boyd-8" }               # its arguments
     expect = 0.81255454
     within = 5e-9                           # or share = 0.02, of the expected; or least, most in place of expect
@@ -25,13 +25,13 @@ import msgspec
 
 from fedgossip.decoding import from_toml
 from fedgossip.errors import ConfigError, nearest
-from fedgossip.reproducing import graph_measures, run_measures, time_measures
+from fedgossip.reproducing import graph_measures, learned_measures, run_measures, time_measures
 
 FOLDER = Path(__file__).parent / "results"
 
 MEASURES: Mapping[str, Callable[..., float]] = {
     name: function
-    for module in (graph_measures, time_measures, run_measures)
+    for module in (graph_measures, learned_measures, time_measures, run_measures)
     for name, function in vars(module).items()
     if inspect.isfunction(function) and function.__module__ == module.__name__ and not name.startswith("_")
 }

@@ -96,6 +96,9 @@ LEARNING: Content = {
 """Of claims about training: the digits, divided very unequally."""
 
 
+SOME_EXAMPLES = "data.partition={kind='dirichlet', alpha=0.1, min_size=1}"
+"""As unequal, for more peers."""
+
 MILDER = "data.partition={kind='dirichlet', alpha=0.3}"
 """For more peers, of whom each is to have some examples."""
 
@@ -113,6 +116,22 @@ def paired_gain(
     found = paired_difference(*scores)
     assert found is not None and found.student is not None
     return found.student[0 if end == "low" else 1]
+
+
+def gain_over_rounds(ours: str, theirs: str, n: int = 25, rounds: int = 90, seeds: int = 5, end: str = "low") -> float:
+    """Return an end of Student's 95 % interval of what one graph scores more than another: the mean peer's score, its
+    mean over the second half of the rounds, so that no graph gains by where in its period it ends."""
+    paired = range(1, seeds + 1)
+    scores = [{seed: _mean_of_rounds(graph, n, rounds, seed) for seed in paired} for graph in (ours, theirs)]
+    found = paired_difference(*scores)
+    assert found is not None and found.student is not None
+    return found.student[0 if end == "low" else 1]
+
+
+def _mean_of_rounds(graph: str, n: int, rounds: int, seed: int) -> float:
+    overrides = [f"rounds={rounds}", "eval.every=1", f"topology.graph={graph}", f"topology.n={n}", SOME_EXAMPLES]
+    rows = simulate(LEARNING, engine="stacked", seed=seed, overrides=overrides).network()
+    return float(np.mean([row.score_mean_peer for row in rows[-(rounds // 2) :]]))
 
 
 def _score(overrides: Sequence[str], seed: int) -> Mapping[str, Any]:
