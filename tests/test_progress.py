@@ -58,6 +58,14 @@ def test_a_run_of_all_peers_is_told_by_rows_of_the_network(capsys: pytest.Captur
     assert said == ["it: round 1 of 20  loss 0.5"]
 
 
+@pytest.mark.usefixtures("no_pause")
+def test_rounds_that_no_test_measures_are_told_by_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    """Loops of a user's own are tested by nobody: their rounds were told without a word."""
+    rows = [NetworkRow(1, 4, 0.1, 10, loss=0.25, consensus_distance=1.5), NetworkRow(2, 4, 0.2, 20)]
+    told = lines(rows, capsys)
+    assert told == ["it: round 1 of 20  training loss 0.25, disagreement 1.5", "it: round 2 of 20"]
+
+
 def test_a_missing_peer_is_told_once_by_each_neighbour(capsys: pytest.CaptureFixture[str]) -> None:
     said = lines([row for round in range(5, 15) for row in (missed(round, 1, 2), missed(round, 3, 2))], capsys)
     assert [line.split(":")[0] for line in said] == ["round 5, peer 1", "round 5, peer 3"]

@@ -63,6 +63,32 @@ def test_on_the_complete_graph_it_is_the_papers_algorithm(nesterov: bool) -> Non
     assert np.abs(np.stack(run.vectors) - anchor).max() < 1e-13
 
 
+@pytest.mark.parametrize("base", ["dsgd", "dsgdm"])
+def test_with_an_exact_average_every_so_often_it_is_the_papers_on_any_graph(base: str) -> None:
+    """Base rounds on a ring, the last of each five with the exact mean; then u, and one x for all: in plain loops."""
+    every, alpha, beta, n = 5, 0.8, 0.6, 6
+    options = {"base": base, "every": every, "alpha": alpha, "beta": beta}
+    content = experiment(rounds=4 * every, graph=f"every:{every}:complete:ring", n=n, **options)
+    content["topology"]["weights"] = "metropolis"
+    run = simulate(content, engine="stacked")
+    from fedgossip import load_experiment
+    from fedgossip.plans import compose
+    from fedgossip.topology import build, resolve
+
+    b = compose.task_of(compose.plan(load_experiment(content)).experiment, n)[0].b  # type: ignore[attr-defined]
+    W, J = build(resolve("ring", n), "metropolis").matrix(), np.full((n, n), 1 / n)
+    x, anchor, slow, M = (np.zeros((n, 3)) for _ in range(4))
+    for _ in range(4):
+        for step in range(every):
+            v = ETA * (b - x) + (0.9 * M if base == "dsgdm" else 0)
+            mixing = J if step == every - 1 else W
+            x, M = mixing @ (x + v), mixing @ v
+        slow = beta * slow + (x - anchor)
+        x = anchor = anchor + alpha * slow
+        assert np.ptp(x, axis=0).max() < 1e-12  # all go on from one model
+    assert np.abs(np.stack(run.vectors) - x).max() < 1e-12
+
+
 @pytest.mark.parametrize("base", ["dsgd", pytest.param("gradient-tracking", marks=pytest.mark.long)])
 def test_the_stationary_models_are_those_of_the_base(base: str) -> None:
     """Where nothing moves v is 0: slow momentum does not multiply the disagreement."""

@@ -9,9 +9,10 @@
 alpha = 1 and beta = 0 are the base, to the bit: x is summed as x' + (alpha - 1) D + alpha beta v.  What the base keeps
 beside x (momentum, corrections) stays.  v is a displacement, -rate times the paper's, see `momentum`.
 
-Where we differ: the paper averages all models exactly before each of these steps.  Here each peer takes them on its
-own model, as the paper's variant without that average; where the graph of those rounds is complete they are the
-paper's.  On the complete graph, with nesterov, it is the outer step of DiLoCo (Douillard et al., 2023, not checked).
+The paper averages all models exactly before each of these steps.  That average is a round of the complete graph, so it
+stands where graphs do: `topology.graph = "every:E:complete:ring"` has it in every E-th round, in which the slow step
+is.  With any other graph each peer takes the step on its own model, as the paper's variant without the average.  On the
+complete graph, with nesterov, it is the outer step of DiLoCo (Douillard et al., 2023, not checked).
 """
 
 from __future__ import annotations

@@ -137,7 +137,7 @@ function fill(line, run, shownKeys) {
   line.className = chosen ? "chosen" : "";
   line.firstChild.firstChild.checked = chosen;
   const [watch, small] = line.children[1].children;
-  tell(watch, run.name && run.name !== run.folder ? `${run.name} – ${run.folder}` : run.folder);
+  tell(watch, run.name && !run.folder.startsWith(run.name) ? `${run.name} – ${run.folder}` : run.folder);
   watch.title = `watch ${run.folder}`;
   small.hidden = !run.report;
   shownKeys.slice(1).forEach((key, place) => {

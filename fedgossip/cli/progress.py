@@ -77,7 +77,8 @@ class Progress:
                 self._say(f"{self.title}: {self.roles.said}, {how_long}")
         match row:
             case NetworkRow():
-                self._last = row if row.test_loss is not None else self._last
+                if row.test_loss is not None or self._last.test_loss is None:  # what no test tells, each round does
+                    self._last = row
                 self._moved(row.round, describe(self._last, self.roles, row.round, self.score))
             case PeerRow() if row.peer == self.own:
                 self._scored = self._scored if row.score is None else (row.score, row.round)
@@ -90,7 +91,7 @@ class Progress:
             self._bar.update(self._task, completed=round, news=news)
         elif round and time.monotonic() - self._said > PLAIN_SECONDS:
             of = f" of {self.rounds}" if self.rounds else ""
-            self._say(f"{self.title}: round {round}{of}  {news}")
+            self._say(f"{self.title}: round {round}{of}  {news}".rstrip())
 
     def _known(self, row: EventRow) -> bool:
         """Whether the event repeats that of the round before: a peer that is gone is missed in each round."""
@@ -141,6 +142,8 @@ def describe(row: NetworkRow, roles: Roles = PEERS, now: int | None = None, scor
         words.append(f"{score.word} {_three(row.score_averaged)}{worst}")
     elif row.test_loss is not None:
         words.append(f"loss {row.test_loss:.3g}")
+    elif row.loss is not None:
+        words.append(f"training loss {row.loss:.3g}")
     if row.consensus_distance is not None and not alone:
         words.append(f"disagreement {row.consensus_distance:.3g}")
     return ", ".join(words) + (f" (round {row.round})" if words and now not in (None, row.round) else "")
