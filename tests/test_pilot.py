@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from commands import COMMAND, finish, free_ports
+from commands import COMMAND, finish, free_ports, in_process
 from pages import Block, blocks, page, typed
 from safetensors.numpy import load_file
 from sklearn.datasets import load_breast_cancer
@@ -107,9 +107,9 @@ class Pilot:
 
 
 def sites(folder: Path) -> None:
-    """Write each site's records, and a common test file, as `own.toml` names them; columns on a common scale."""
+    """Write each site's records, and a common test file, as `own.toml` names them: as they were measured."""
     data = load_breast_cancer()
-    x = (data.data - data.data.mean(0)) / data.data.std(0)
+    x = data.data
     table = np.column_stack([x, data.target])
     header = ",".join([*(name.replace(" ", "_") for name in data.feature_names), "outcome"])
     names = ["test", *(f"site-{site}" for site in range(CLIENTS))]
@@ -122,6 +122,7 @@ def sites(folder: Path) -> None:
 @pytest.mark.long  # 50 CPU s; tests/test_shown_commands.py reads its commands
 def test_everything_that_the_pilot_s_guide_shows_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    sites(tmp_path)
     pilot = Pilot(tmp_path)
     for block in blocks(COORDINATOR):
         pilot.follow(block)
@@ -135,10 +136,13 @@ def test_everything_that_the_pilot_s_guide_shows_runs(tmp_path: Path, monkeypatc
     assert (tmp_path / "site0.csv").exists()
 
 
-def test_sites_with_files_of_their_own_learn_what_all_of_them_know(tmp_path: Path) -> None:
+def test_sites_with_files_of_their_own_learn_what_all_of_them_know(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (text,) = (block.text for block in blocks(COORDINATOR) if block.note == "file: own.toml")
     (tmp_path / "own.toml").write_text(text)
     sites(tmp_path)
+    assert in_process(["data", "agree", "own.toml"], tmp_path, monkeypatch, capsys).code == 0
     assert fedgossip.simulate(tmp_path / "own.toml", overrides=["train.device=cpu"]).accuracy["averaged"] > 0.93
 
 

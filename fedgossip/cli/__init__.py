@@ -40,6 +40,7 @@ COMMANDS = {
     "board": ("fedgossip.cli.board", "All runs of a folder on one page: a table, and their curves beside each other."),
     "runs": ("fedgossip.cli.runs", "List runs."),
     "collect": ("fedgossip.cli.runs", "Put the folders of a run's peers together into one run."),
+    "data": ("fedgossip.cli.data", "Agree on columns and statistics with other sites, as secure sums."),
     "predict": ("fedgossip.cli.predict", "Score the rows of a table with a model that a run has left."),
     "evaluate": ("fedgossip.cli.predict", "Measure a model that a run has left on labelled examples of one's own."),
     "table": ("fedgossip.cli.table", "Show or write the trained rows of a run whose model is a table."),

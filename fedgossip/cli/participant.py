@@ -79,6 +79,8 @@ class Participant:
     seed: int | None = None
     whole: Callable[[Path], None] | None = None
     """What the one that leads does with its folder at the end; None: it says what puts the run together."""
+    concluded: Callable[[Path, PeerEnded], None] | None = None
+    """What is made of the folder at the end, where that is no model; None: what is to be known of one is printed."""
 
     def take_part(self, waiting: str) -> int:
         """Run to the end; return the exit code.  Raises FedgossipError."""
@@ -126,7 +128,9 @@ class Participant:
         early = ended.counts.get("ended_early")
         word = f"ended by the {self._leader}" if early else ended.status
         echo(f"{word} after {_rounds(ended.rounds)}; everything is in {folder}", err=True)
-        if ended.status == "interrupted":
+        if self.concluded:
+            self.concluded(folder, ended)
+        elif ended.status == "interrupted":
             echo(f"To go on: {self.again or _line(folder)}", err=True)
         else:
             self._what_next(folder)

@@ -26,6 +26,7 @@ from fedgossip.learning.custom import is_function
 from fedgossip.learning.data import KINDS
 from fedgossip.learning.per_peer import PLACE
 from fedgossip.learning.sources import code_of
+from fedgossip.learning.table_schema import FEDERATED
 from fedgossip.machine import NodeId
 from fedgossip.messages import GRAPH_LETTERS, PROPOSAL_LETTERS, Proposal
 from fedgossip.plans import compose
@@ -72,6 +73,9 @@ def shared(experiment: Experiment, data: str, leader: NodeId | None = None) -> S
     if data and leader is not None:
         advice = f"Leave --data out; where each brings its own, write data.source = 'csv:{PLACE}.csv?label=COLUMN'."
         raise ConfigError("the one that leads learns from no data of its own", advice)
+    if experiment.data.scale == FEDERATED:
+        text = f'data.scale = "{FEDERATED}" of a run by invite: the statistics that were agreed on do not travel'
+        raise ConfigError(text, "Start coordinator and clients with keys that people compare: docs/coordinator.md.")
     content, graph = experiment.to_dict(), ""
     own = data or PLACE in experiment.data.source
     data = data or (experiment.data.source.replace(PLACE, "0") if own and leader is None else "")

@@ -2,12 +2,12 @@
 refuse what cannot be run."""
 
 from fedgossip.experiment.coordinator_sections import CoordinatorSection, PrivacySection, SecureSection
+from fedgossip.experiment.data_section import DataSection
 from fedgossip.experiment.reading import checked, load_experiment
 from fedgossip.experiment.sections import (
     GIVEN,
     MAPREDUCE,
     AlgorithmSection,
-    DataSection,
     EvalSection,
     Experiment,
     FederatedExperiment,

@@ -13,6 +13,7 @@ from fedgossip.codecs.base import LinearCodec
 from fedgossip.codecs.names import make_codec
 from fedgossip.codecs.sparse import DeepGradient
 from fedgossip.errors import ConfigError, nearest
+from fedgossip.experiment.data_section import OF_STATISTICS, DataSection
 from fedgossip.experiment.sections import (
     ASYNC,
     GIVEN,
@@ -20,7 +21,6 @@ from fedgossip.experiment.sections import (
     SERVED,
     TRACKERS,
     VALIDATION,
-    DataSection,
     Experiment,
     FederatedExperiment,
     GossipExperiment,
@@ -30,6 +30,7 @@ from fedgossip.experiment.sections import (
 from fedgossip.learning.custom import is_function
 from fedgossip.learning.objectives import KINDS, objective_of
 from fedgossip.learning.per_peer import PLACE
+from fedgossip.learning.table_schema import FEDERATED, options_of
 from fedgossip.limits import MOST, Limit, Within, limits_of
 from fedgossip.messages import WORKERS_MAX
 
@@ -47,6 +48,7 @@ def check(experiment: Experiment, where: str) -> None:
             raise ConfigError(f"{where}: track.to = {to!r} is not known", nearest(to, TRACKERS))
     _check_test(experiment.data.test, where)
     _check_own(experiment.data, where)
+    _check_agreed(experiment, where)
     _check_validation(experiment, where)
     if not 0 <= experiment.data.local_test < 1:
         raise ConfigError(f"{where}: data.local_test = {experiment.data.local_test} is no share", "Set it below 1.")
@@ -229,3 +231,20 @@ def _check_own(data: DataSection, where: str) -> None:
     if own and not (isinstance(data.test, str) and ":" in data.test and PLACE not in data.test):
         advice = 'Set it to a file that all peers have: "csv:PATH?label=COLUMN", "npz:PATH".'
         raise ConfigError(f"{where}: data.test = {data.test!r} is not common to peers with files of their own", advice)
+
+
+def _check_agreed(e: Experiment, where: str) -> None:
+    """Raise ConfigError for what only statistics of all sites can do, without them, and for data that have none."""
+    data = e.data
+    if data.scale != FEDERATED:
+        if given := [key for key in OF_STATISTICS if key not in data.without_statistics]:
+            raise ConfigError(f"{where}: data.{given[0]} without statistics", f'Set data.scale = "{FEDERATED}".')
+        return
+    if data.partition.get("kind") != "own":
+        advice = f'Name a file of each site, data.source = "csv:site-{PLACE}.csv?label=COLUMN"; else ?scale=standard.'
+        raise ConfigError(f'{where}: data.scale = "{FEDERATED}" is for sites with files of their own', advice)
+    for source in (data.source, str(data.test)):
+        try:
+            options_of(source)
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}", error.advice) from None

@@ -20,10 +20,12 @@ from fedgossip.decoding import from_toml
 from fedgossip.errors import ConfigError, nearest
 from fedgossip.experiment.checks import check
 from fedgossip.experiment.compared import COMPARE, CompareSection
+from fedgossip.experiment.data_section import DataSection
 from fedgossip.experiment.kinds import RUN_KINDS, kind_in
 from fedgossip.experiment.sections import ENDLESS, ENDLESS_WORD, Experiment
 from fedgossip.faults import KINDS
 from fedgossip.learning.data import OF_FILES
+from fedgossip.learning.table_schema import FEDERATED
 
 
 def load_experiment(
@@ -83,6 +85,8 @@ def checked(content: dict[str, Any], where: str) -> Experiment:
     check(experiment, where)
     return experiment
 
+
+AGREED_FILE = DataSection().agreed
 
 _OF_A_KIND = {
     "dirichlet": "alpha = 0.3",
@@ -197,6 +201,8 @@ def anchor_paths(content: dict[str, Any], base: Path) -> None:
     topology, data = content.get("topology"), content.get("data")
     if isinstance(topology, dict) and isinstance(graph := topology.get("graph"), str) and _is_path(graph, base):
         topology["graph"] = str((base / graph).resolve())
+    if isinstance(data, dict) and data.get("scale") == FEDERATED:
+        data["agreed"] = str((base / Path(str(data.get("agreed", AGREED_FILE))).expanduser()).resolve())
     for key in ("source", "test"):
         if not (isinstance(data, dict) and isinstance(source := data.get(key), str)):
             continue

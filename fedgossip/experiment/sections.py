@@ -19,8 +19,18 @@ from fedgossip.algorithms.combine import COMBINATIONS
 from fedgossip.algorithms.descent.names import DESCENTS
 from fedgossip.algorithms.names import METHODS
 from fedgossip.experiment.coordinator_sections import CoordinatorSection, PrivacySection
+from fedgossip.experiment.data_section import DataSection
 from fedgossip.faults import Fault
-from fedgossip.learning.objectives import AS_THE_DATA, KINDS, LOOP, SPARSE, Objective, objective_of, score_of_loops
+from fedgossip.learning.objectives import (
+    AS_THE_DATA,
+    KINDS,
+    LOOP,
+    SPARSE,
+    STATISTICS,
+    Objective,
+    objective_of,
+    score_of_loops,
+)
 from fedgossip.learning.settings import TrainSettings
 from fedgossip.limits import ABOVE_0, LONGEST_SECONDS, MOST, OneOf, Within
 from fedgossip.messages import SERVERS_MAX, SHARDS_MAX, WORKERS_MAX
@@ -40,37 +50,10 @@ ENDLESS_WORD = "endless"
 VALIDATION = "validation"
 """What eval.on says to measure on data.validation, and not on the test set."""
 
-SHARE = 0.9
-"""The largest share of examples that can be kept apart."""
-
 Seconds = Annotated[float, Within(ABOVE_0, LONGEST_SECONDS)]
 SecondsOr0 = Annotated[float, Within(0, LONGEST_SECONDS)]
 SecondsOr0Given = Annotated[float | None, Within(0, LONGEST_SECONDS)]
 Rate = Annotated[float | None, Within(ABOVE_0)]
-
-
-class DataSection(msgspec.Struct, forbid_unknown_fields=True):
-    """[data]: which examples there are, and who has which."""
-
-    source: str = "digits"
-    """`digits`, `breast-cancer`, `diabetes` (bundled; the last is a regression); `mnist`, `fashion-mnist` (in the
-    folder `FEDGOSSIP_DATA`, or `mnist:PATH`); `csv:PATH?label=COLUMN`, `npz:PATH`, `text:PATH`,
-    `parquet:PATH?label=COLUMN`, `images:FOLDER`, `cifar10:PATH`, `femnist:PATH`, `huggingface:FOLDER?label=COLUMN`
-    (docs/data.md); `module:function`; with {peer} in it, each peer reads a file of its own:
-    csv:site-{peer}.csv?label=COLUMN."""
-    partition: dict[str, Any] = msgspec.field(default_factory=lambda: {"kind": "iid"})
-    """Who has which: of kind `iid`, `dirichlet` (`alpha`, `min_size`), `shard` (`shards_per_peer`), `pathological`
-    (`classes_per_peer`), `size-skewed` (`exponent` or `sigma`), `natural` (whole groups), `own` (for a source with
-    {peer})."""
-    test: float | str = 0.2
-    """The common test set: a share of the examples, between 0 and 1; or "own", the one that the source brings (MNIST's
-    t10k files); or another source, as a source with {peer} needs."""
-    local_test: float = 0.0
-    """The share of its examples that every client keeps to test on; the model that it is sent is tested there.  The
-    coordinator is told the mean of all, but where single records are hidden (coordinator.privacy)."""
-    validation: Annotated[float, Within(0, SHARE)] = 0.0
-    """The share of the training examples that nobody trains on, drawn by the seed before they are divided: what
-    eval.on = "validation" measures on, so that hyperparameters are chosen without a look at the test set."""
 
 
 class ModelSection(msgspec.Struct, forbid_unknown_fields=True):
@@ -309,9 +292,10 @@ class SimulationSection(msgspec.Struct, forbid_unknown_fields=True):
 class TaskSection(msgspec.Struct, forbid_unknown_fields=True):
     """[task]: what is learned, and what it is judged by; or a problem with a known answer (pure numpy)."""
 
-    kind: Annotated[str, OneOf((AS_THE_DATA, *KINDS, "averaging", "quadratic", SPARSE, LOOP))] = AS_THE_DATA
+    kind: Annotated[str, OneOf((AS_THE_DATA, *KINDS, "averaging", "quadratic", SPARSE, LOOP, STATISTICS))] = AS_THE_DATA
     """learning: what the source holds; averaging, quadratic: problems with a known answer, without torch;
-    sparse-logistic: drawn clicks, for parameter servers; loop: a training loop of your own (docs/own-loop.md)."""
+    sparse-logistic: drawn clicks, for parameter servers; loop: a training loop of your own (docs/own-loop.md);
+    statistics: what `fedgossip data agree` makes of an experiment."""
     loss: str = ""
     """`cross-entropy`, `mse`, `mae`, `huber`, `bce`; `module:function`, of (outputs, labels), the mean over a batch;
     empty: the kind's own, cross-entropy, mse or bce (docs/tasks.md)."""
@@ -359,7 +343,7 @@ class Experiment(msgspec.Struct, forbid_unknown_fields=True):
     @property
     def learns(self) -> bool:
         """Whether something is learned from data; else it is a problem with a known answer."""
-        return self.task.kind not in ("averaging", "quadratic", SPARSE, LOOP)
+        return self.task.kind not in ("averaging", "quadratic", SPARSE, LOOP, STATISTICS)
 
     @property
     def loops(self) -> bool:
@@ -406,6 +390,8 @@ class Experiment(msgspec.Struct, forbid_unknown_fields=True):
                 del content["task"][key]
         if not self.data.validation:
             del content["data"]["validation"]
+        for key in self.data.without_statistics:
+            del content["data"][key]
         if self.eval.on != VALIDATION:
             del content["eval"]["on"]
         if server := content.get("parallel", {}).get("server"):

@@ -30,6 +30,9 @@ LOOP = "loop"
 SPARSE = "sparse-logistic"
 """The kind of a problem whose model is a table of many rows, of which a batch needs a few."""
 
+STATISTICS = "statistics"
+"""The kind of a run in which sites agree on what their tables have in common, and nothing is learned."""
+
 AS_THE_DATA = "learning"
 """The kind of an experiment that does not say it: that of its source."""
 

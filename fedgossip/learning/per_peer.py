@@ -31,9 +31,16 @@ def load_own(
     where a file of `peers` is not there, or has other columns or labels than `test`.
     """
     if test.scale != "none":
-        advice = "Scale the files beforehand, by numbers that all peers know, and leave scale=standard out."
+        advice = 'Leave scale=standard out; of CSV files set data.scale = "federated", and run fedgossip data agree.'
         raise ConfigError("scale=standard needs the statistics of all peers' examples together", advice)
     parts = [load(source.replace(PLACE, str(peer)), base=base, like=test) for peer in peers]
+    return together(source, test, peers, parts)
+
+
+def together(
+    source: str, test: Dataset, peers: Sequence[int], parts: Sequence[Dataset]
+) -> tuple[Dataset, dict[int, Indices]]:
+    """Return the examples of peers as one set, and which of them are whose; of none the test set, and no share."""
     if not parts:
         return test, {}
     ends = np.cumsum([len(part) for part in parts])

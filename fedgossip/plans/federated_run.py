@@ -16,6 +16,7 @@ from fedgossip.algorithms.federated.base import Federated
 from fedgossip.algorithms.sampling import BySize, Poisson, Sampling, Uniform
 from fedgossip.errors import ConfigError
 from fedgossip.experiment import CoordinatorSection, FederatedExperiment, SecureSection
+from fedgossip.learning.objectives import STATISTICS
 from fedgossip.machine import NodeId
 from fedgossip.plans.plan import PlanDefaults, hash_of, nanoseconds, without_folders
 from fedgossip.plans.secure_encoding import Numbers
@@ -23,6 +24,7 @@ from fedgossip.protocols.client import ClientSettings
 from fedgossip.protocols.telling import Telling, telling
 from fedgossip.roles import Roles, federated_roles
 from fedgossip.secure import graph
+from fedgossip.secure.exact_sums import ExactSums
 from fedgossip.secure.session import Policy
 from fedgossip.task import Segment
 
@@ -46,6 +48,10 @@ class FederatedRun(PlanDefaults):
     trained_on: Mapping[NodeId, int] = field(default_factory=dict)
     """Number of examples that a client trains on, for clients that are held here."""
     segments: tuple[Segment, ...] = ()
+    exact: ExactSums | None = None
+    """The encoding of statistics, where they are what is summed; else models are."""
+    abstaining: frozenset[NodeId] = frozenset()
+    """Clients that are held here and answer each invitation with a refusal: their tables do not fit."""
 
     @property
     def secure(self) -> bool:
@@ -70,7 +76,11 @@ class FederatedRun(PlanDefaults):
 
     @property
     def name(self) -> str:
-        return self.section.algorithm
+        return self.section.algorithm if self.exact is None else STATISTICS
+
+    @property
+    def gives_model(self) -> bool:
+        return self.exact is None
 
     @property
     def vectors(self) -> int:
@@ -152,6 +162,7 @@ class FederatedRun(PlanDefaults):
             by_examples=self._by_examples,
             telling=self.telling,
             score=self.experiment.score,
+            exact=self.exact,
         )
 
     @property

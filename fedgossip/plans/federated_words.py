@@ -12,11 +12,14 @@ from fedgossip.plans.privacy_outlook import outlook
 from fedgossip.privacy.guarantee import guarantee
 from fedgossip.privacy.wording import rounds
 from fedgossip.records import EventRow, PeerRow, Row
+from fedgossip.secure.exact_sums import ExactSums
 from fedgossip.task import LocalTask
 
 
 def banner_of(run: FederatedRun) -> Sequence[str]:
     """What a person should read before the run begins: who sees what, and what of privacy is spent."""
+    if run.exact is not None:
+        return [_how_line(run), _seen_line(run), _exact_line(run.exact), *kernels.remarks()]
     told = _budget_line(run) or ([_no_budget_line(run)] if run.secure else [])
     return [_how_line(run), _seen_line(run), *told, *kernels.remarks()]
 
@@ -24,7 +27,7 @@ def banner_of(run: FederatedRun) -> Sequence[str]:
 def _how_line(run: FederatedRun) -> str:
     s = run.section
     how = f"steps of {run.goal} answers" if run.buffered else f"{run.cohort} in a round"
-    return f"{s.algorithm}, {s.clients} clients, {how}"
+    return f"{run.name}, {s.clients} clients, {how}"
 
 
 def _seen_line(run: FederatedRun) -> str:
@@ -33,6 +36,11 @@ def _seen_line(run: FederatedRun) -> str:
     seen = f"the coordinator sees sums alone, each over at least {run.least} of {run.invited} clients"
     masks = f"; taking the masks off a sum needs {run.threshold} of them" if run.threshold else ""
     return f"secure aggregation: {seen}{masks}"
+
+
+def _exact_line(exact: ExactSums) -> str:
+    numbers = f"{len(exact.bounds)} whole numbers of {exact.ring_bits} bits"
+    return f"statistics: two sums of {numbers}, exact and without noise; agreed on twice they tell of who differed"
 
 
 def terms_of(run: FederatedRun, parameters: int, itemsize: int) -> JoiningTerms:

@@ -22,12 +22,14 @@ from fedgossip.plans.plan import EXHAUSTED, PARTIAL, Arrays, JoiningTerms, Resul
 from fedgossip.plans.privacy_budget import BudgetPurse, cost_of_training, purse_of
 from fedgossip.plans.tasks import DataShares
 from fedgossip.protocols import client_round
+from fedgossip.protocols.abstaining import Abstaining
 from fedgossip.protocols.buffered import Buffered, BufferedSettings
 from fedgossip.protocols.client import Answering, Client, Plainly, Securely
 from fedgossip.protocols.client_round import Chances
 from fedgossip.protocols.coordinator import Coordinator, CoordinatorSettings
 from fedgossip.protocols.secure_round import SecureSumming, SessionTerms
 from fedgossip.records import Row
+from fedgossip.secure.aborts import Reason
 from fedgossip.secure.client import SecAggClient
 from fedgossip.secure.primitives import signer
 from fedgossip.secure.session import ParticipantRoster, RosterMember
@@ -170,6 +172,7 @@ class FederationPlan(FederatedRun):
 
     def _client(self, seat: Seat, who: Credentials | None) -> Client:
         answering = self._securely(seat, who) if who and self.secure else Plainly()
+        answering = Abstaining(Reason.SCHEMA.value) if seat.node in self.abstaining else answering
         rule, purse = self.federated.clients, self._purse(seat.node, who)
         about = seat.node, self.coordinator, rule, seat.initial, seat.schema, self.client_settings
         return Client(*about, seat.resumed, answering, purse, self.telling)

@@ -59,6 +59,8 @@ def without_folders(content: dict[str, Any]) -> dict[str, Any]:
         kind, colon, path = str(data[key]).partition(":")
         if colon and "/" in path:
             data[key] = f"{kind}:{path.rsplit('/', 1)[1]}"
+    if "agreed" in data:
+        data["agreed"] = str(data["agreed"]).rsplit("/", 1)[-1]
     return {**content, "data": data}
 
 
@@ -166,6 +168,11 @@ class Plan(Protocol):
     @property
     def patience(self) -> tuple[float, float]:
         """Maximum seconds that a participant waits for others: before it begins, and later."""
+        ...
+
+    @property
+    def gives_model(self) -> bool:
+        """Whether what comes out is a model, to be kept as one."""
         ...
 
     @property
@@ -304,6 +311,10 @@ class PlanDefaults:
     @property
     def one_model(self) -> bool:
         return False
+
+    @property
+    def gives_model(self) -> bool:
+        return True
 
     @property
     def masks(self) -> bool:

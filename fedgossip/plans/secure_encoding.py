@@ -10,6 +10,8 @@ from fedgossip.learning.settings import TrainSettings
 from fedgossip.privacy.adaptive import Clip, bits_noise, share_shorter, split
 from fedgossip.protocols.telling import Telling
 from fedgossip.scores import ACCURACY, Score
+from fedgossip.secure.encoding import Encoding
+from fedgossip.secure.exact_sums import ExactSums
 from fedgossip.secure.fixed_point import CLIPPED, NOTHING, SHORTER, FixedPoint
 from fedgossip.secure.noise import client_sigma, rounded_norm
 from fedgossip.secure.noise_rule import NoiseRule
@@ -44,14 +46,18 @@ class Numbers:
     """The facts that clients tell beside the update."""
     score: Score = ACCURACY
     """What they measure, where they do."""
+    exact: ExactSums | None = None
+    """The encoding of statistics, which are no update of a model."""
 
     @property
     def hidden(self) -> bool:
         """Whether the sum hides each client by noise."""
         return self.section.privacy.unit == "client"
 
-    def fixed_point(self, length: int, layout: str) -> FixedPoint:
-        """Return the fixed-point encoding of contributions of a model of `length` elements."""
+    def fixed_point(self, length: int, layout: str) -> Encoding:
+        """Return the encoding of contributions of a model of `length` elements."""
+        if self.exact is not None:
+            return self.exact
         s, elements = self.section.secure, length * self.vectors
         p = self.section.privacy
         bound = p.clip * (CLIP_ROOM if p.adaptive else 1) if self.hidden else s.bound

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,8 +16,10 @@ from fedgossip.experiment import Experiment, GossipExperiment
 from fedgossip.experiment.sections import VALIDATION
 from fedgossip.learning.analytic import Averaging, Quadratic
 from fedgossip.learning.dataset import Dataset, Indices
-from fedgossip.learning.objectives import CLASSIFICATION, LANGUAGE, SPARSE
+from fedgossip.learning.objectives import CLASSIFICATION, LANGUAGE, SPARSE, STATISTICS
+from fedgossip.learning.per_peer import PLACE
 from fedgossip.learning.sparse_logistic import SparseLogistic
+from fedgossip.learning.table_schema import FEDERATED, TableSchema, options_of, schema_of
 from fedgossip.learning.word_tables import word_table
 from fedgossip.machine import NodeId
 from fedgossip.secure.primitives import Entropy
@@ -69,6 +73,8 @@ def task_of(
     if settings.kind == SPARSE:
         sizes = settings.dim, settings.examples, settings.nonzeros, experiment.train.batch_size
         return SparseLogistic(n, *sizes, seed=experiment.seed), DataShares("none")
+    if settings.kind == STATISTICS:
+        raise ConfigError("task.kind = statistics: nothing is learned", "Use it as  fedgossip data agree EXPERIMENT.")
     if settings.kind == "loop":
         advice = "Start the script: fedgossip launch --experiment FILE train.py; it takes part by fedgossip.join."
         raise ConfigError("task.kind = loop: a training loop of your own, which no other command can run", advice)
@@ -112,6 +118,8 @@ def _examples(experiment: Experiment, held: Sequence[NodeId], n: int) -> _Exampl
     from fedgossip.learning import data, per_peer
 
     e, source, tested_on, kind = experiment, experiment.data.source, experiment.data.test, experiment.objective.kind
+    if e.data.scale == FEDERATED:
+        return _agreed_examples(e, held)
     if e.data.partition.get("kind") == "own":  # of a file with {peer} in its name, or of one that each has named itself
         test = data.load(str(tested_on), seed=e.seed, kind=kind)
         train, shares = per_peer.load_own(source, test, held)
@@ -134,6 +142,32 @@ def _examples(experiment: Experiment, held: Sequence[NodeId], n: int) -> _Exampl
     for share in divided:
         total.update(len(share).to_bytes(8, "little") + share.data)
     return _Examples(train, test, dict(enumerate(divided)), total.hexdigest())
+
+
+def _agreed_examples(e: Experiment, held: Sequence[NodeId]) -> _Examples:
+    """Read the files of those that are held, and the common one, as all sites have agreed on them."""
+    from fedgossip.learning import agreed, federated_tables, per_peer
+
+    path, kind = Path(e.data.agreed), e.objective.kind
+    table = agreed.read(path)
+    federated_tables.check_same(table, schema_of_experiment(e), path)
+    read = partial(federated_tables.read_examples, agreed=table, kind=kind)
+    test = read(options_of(str(e.data.test))[0])
+    parts = [read(site_file(e, node)) for node in held]
+    total = hashlib.sha256(f"{test.digest()} {table.digest}".encode())
+    train, shares = per_peer.together(e.data.source, test, held, parts)
+    return _Examples(federated_tables.scaled(train), federated_tables.scaled(test), shares, total.hexdigest())
+
+
+def schema_of_experiment(e: Experiment) -> TableSchema:
+    """Return the columns that all sites must have, by the common test file and [data.columns].  Raises ConfigError."""
+    d = e.data
+    return schema_of(str(d.test), d.columns, e.objective.kind, missing=d.missing, categories=d.categories)
+
+
+def site_file(e: Experiment, node: NodeId) -> Path:
+    """Return the file of a site's own."""
+    return options_of(e.data.source.replace(PLACE, str(node)))[0]
 
 
 def _divided(experiment: Experiment, train: Dataset, n: int) -> Sequence[Indices]:

@@ -55,7 +55,7 @@ class PeerFiles:
         self._whose = node if node < plan.learners else None  # others have nothing of their own in their model
         self._left_to_others = plan.one_model and snapshots
         """Whoever reads the snapshots measures the one model once."""
-        self._led = plan.roles.leader is not None
+        self._led, self._gives_model = plan.roles.leader is not None, plan.gives_model
         incarnations.mend_rows(folder / "metrics.jsonl")  # left by an earlier life
         self.snapshots_lost = 0
         self._before: Vector | None = None
@@ -113,7 +113,7 @@ class PeerFiles:
         from safetensors.numpy import save
 
         metadata = {"peer": str(self.node), "round": str(self.round)}
-        if self._trained(vector):
+        if self._gives_model and self._trained(vector):
             score = {"name": self._score.name, "value": self._last, "rounds": self.round}
             save_model(self.folder / MODEL, self.task, vector, self._whose, score=score)
         write_whole(self.folder / "vector.safetensors", save({"vector": vector}, metadata=metadata))

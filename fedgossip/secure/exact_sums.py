@@ -66,6 +66,7 @@ class ExactSums:
         return self
 
     def check_sum(self, n: int, sigma: float = 0.0) -> None:
+        """Raise RoundAbandoned (OVERFLOW) where the sum of `n` clients could wrap around; there is no noise in it."""
         if sigma or not n * max(1, *self.bounds) < 1 << (self.ring_bits - 1):
             text = f"the sum of {n} exact numbers may not fit in {self.ring_bits} bits"
             raise RoundAbandoned(Reason.OVERFLOW, text)

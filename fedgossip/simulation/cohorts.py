@@ -23,8 +23,9 @@ from fedgossip.protocols.secure_round import apart
 from fedgossip.protocols.telling import EVERYTHING, Telling
 from fedgossip.records import PeerRow, Row
 from fedgossip.scores import ACCURACY, Score
-from fedgossip.secure.fixed_point import FixedPoint
+from fedgossip.secure.encoding import Encoding
 from fedgossip.secure.noise_rule import NO_NOISE
+from fedgossip.secure.ring import RING_BITS, add
 from fedgossip.task import Job, LocalTask, Update, done
 from fedgossip.vectors import Vector, frozen
 from fedgossip.wire import wire_bytes
@@ -39,7 +40,7 @@ class Rounds:
     clients: int
     rounds: int
     least: int
-    fixed: FixedPoint | None
+    fixed: Encoding | None
     chances: Sequence[Callable[[int], Chances]]
     score: Score = ACCURACY
     telling: Telling = EVERYTHING
@@ -197,7 +198,8 @@ class _Ring:
 
     def add(self, node: NodeId, work: PreparedContribution) -> None:
         chances = self.rounds.chances[node](self.number)
-        self.total += integers(self.fixed, work, chances, NO_NOISE).values
+        values = integers(self.fixed, work, chances, NO_NOISE).values
+        add(self.total, values, self.fixed.ring_bits // RING_BITS)
         self.clients += 1
 
     def close(self) -> tuple[Aggregate, dict[str, object]]:

@@ -1,0 +1,62 @@
+"""[data] of an experiment file: examples, whose they are, and how tables of several sites come to one scale."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import msgspec
+
+from fedgossip.learning.table_schema import AGREED, FEDERATED, MEAN, REFUSE
+from fedgossip.limits import MOST, OneOf, Within
+
+SHARE = 0.9
+"""The largest share of examples that can be kept apart."""
+
+OF_STATISTICS = ("scale", "agreed", "missing", "categories", "columns", "suppress")
+"""Keys of statistics that sites agree on."""
+
+
+class DataSection(msgspec.Struct, forbid_unknown_fields=True):
+    """[data]: which examples there are, and who has which."""
+
+    source: str = "digits"
+    """`digits`, `breast-cancer`, `diabetes` (bundled; the last is a regression); `mnist`, `fashion-mnist` (in the
+    folder `FEDGOSSIP_DATA`, or `mnist:PATH`); `csv:PATH?label=COLUMN`, `npz:PATH`, `text:PATH`,
+    `parquet:PATH?label=COLUMN`, `images:FOLDER`, `cifar10:PATH`, `femnist:PATH`, `huggingface:FOLDER?label=COLUMN`
+    (docs/data.md); `module:function`; with {peer} in it, each peer reads a file of its own:
+    csv:site-{peer}.csv?label=COLUMN."""
+    partition: dict[str, Any] = msgspec.field(default_factory=lambda: {"kind": "iid"})
+    """Who has which: of kind `iid`, `dirichlet` (`alpha`, `min_size`), `shard` (`shards_per_peer`), `pathological`
+    (`classes_per_peer`), `size-skewed` (`exponent` or `sigma`), `natural` (whole groups), `own` (for a source with
+    {peer})."""
+    test: float | str = 0.2
+    """The common test set: a share of the examples, between 0 and 1; or "own", the one that the source brings (MNIST's
+    t10k files); or another source, as a source with {peer} needs."""
+    local_test: float = 0.0
+    """The share of its examples that every client keeps to test on; the model that it is sent is tested there.  The
+    coordinator is told the mean of all, but where single records are hidden (coordinator.privacy)."""
+    scale: Annotated[str, OneOf(("source", FEDERATED))] = "source"
+    """source: as the source says.  federated, of CSV files with {peer}: columns are found by their names and have mean
+    0 and deviation 1 over all sites, by the statistics of `fedgossip data agree`."""
+    agreed: str = "agreed.json"
+    """The file of these statistics, beside the experiment's."""
+    missing: Annotated[str, OneOf((REFUSE, MEAN))] = REFUSE
+    """With scale = "federated", an empty cell of a feature: refuse, or mean, that of its column over all sites."""
+    categories: Annotated[str, OneOf((REFUSE, AGREED))] = REFUSE
+    """With scale = "federated", columns of words: refuse, or agreed, a feature for each category of the common test
+    file or of data.columns."""
+    columns: dict[str, Any] = msgspec.field(default_factory=dict)
+    """With scale = "federated", what is declared of a column: "heart rate" = { unit = "1/min", low = 0, high = 300 },
+    sex = { categories = ["f", "m"] }.  A site's file says the unit in its first line: heart rate [1/min]."""
+    suppress: Annotated[int, Within(1, MOST)] = 5
+    """With scale = "federated": counts of fewer records are not told, and a site with fewer takes no part."""
+    validation: Annotated[float, Within(0, SHARE)] = 0.0
+    """The share of the training examples that nobody trains on, drawn by the seed before they are divided: what
+    eval.on = "validation" measures on, so that hyperparameters are chosen without a look at the test set."""
+
+    @property
+    def without_statistics(self) -> Sequence[str]:
+        """The keys of statistics, where there are none: runs from before them have the same hash."""
+        usual = DataSection()
+        return [key for key in OF_STATISTICS if self.scale != FEDERATED and getattr(self, key) == getattr(usual, key)]

@@ -1,0 +1,158 @@
+"""The numbers by which sites agree on statistics: whole, so that their sum is exact, and the sum is all that is seen.
+
+    first round     records, and of each column: those there, those missing, sum and sum of squares; of each category
+                    at how many sites it is
+    second round    histograms, on edges that follow from the first; how many records each category has
+
+A number x counts as the whole number nearest to x 2^shift, of at most 2^104, so a column of any scale has 53 bits and
+more; sums of squares are whole too, and n S2 - S1^2 loses nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from fedgossip.errors import ConfigError
+from fedgossip.learning.table_schema import SchemaColumn, SiteColumns, TableSchema
+from fedgossip.secure.exact_sums import ExactSums, as_vector, integers_of, words_in, words_of
+from fedgossip.vectors import Vector
+
+BINS = 32
+"""Of a histogram; without declared bounds one more on each side."""
+SPREAD = 4
+"""Deviations on each side of the mean that a histogram covers where no bounds are declared."""
+UNBOUNDED = 40
+"""Bits of the largest number of a column without declared bounds."""
+PRECISION = 104
+"""Bits of the largest whole number that stands for a number."""
+RECORDS = 1 << 31
+"""Maximum number of records of a site."""
+SITES = 3
+"""Minimum number of sites with a category whose records are counted: a sum over fewer tells about each."""
+
+Name = tuple[str, ...]
+Numbers = Mapping[Name, int]
+
+
+def shift_of(column: SchemaColumn) -> int:
+    """Return the power of two that a number of this column is multiplied by."""
+    largest = max(abs(column.low or 0.0), abs(column.high or 0.0))
+    return PRECISION - (math.frexp(largest)[1] if column.bounded and largest else UNBOUNDED)
+
+
+@dataclass(frozen=True)
+class SumLayout:
+    """Which number of a vector is what, for a schema."""
+
+    schema: TableSchema
+
+    @cached_property
+    def bounds(self) -> Mapping[Name, int]:
+        """Return the largest magnitude of each number of a site, in the order of the vector."""
+        found: dict[Name, int] = {("sites",): 1, ("records",): RECORDS}
+        for one in self.schema.columns:
+            found[one.name, "missing"] = RECORDS
+            if one.categories:
+                found |= {(one.name, "at", category): 1 for category in one.categories}
+                found |= {(one.name, "of", category): RECORDS for category in one.categories}
+            else:
+                found |= {(one.name, "sum"): RECORDS << PRECISION, (one.name, "squares"): RECORDS << 2 * PRECISION}
+                found |= {(one.name, "bin", str(k)): RECORDS for k in range(BINS + 2)}
+        return found
+
+    @property
+    def exact(self) -> ExactSums:
+        return ExactSums(tuple(self.bounds.values()), layout=self.schema.digest)
+
+    def vector(self, numbers: Numbers) -> Vector:
+        """Return a vector of the numbers; those that are not named are 0."""
+        return as_vector(words_of([numbers.get(name, 0) for name in self.bounds]))
+
+    def numbers(self, vector: Vector) -> Numbers:
+        """Return the numbers of a vector by their names.  Raises ConfigError for a vector that holds none."""
+        words = words_in(vector)
+        if words is None or words.size != self.exact.length:
+            raise ConfigError("what came holds no sums of columns", "Were all started with the same experiment file?")
+        return dict(zip(self.bounds, integers_of(words), strict=True))
+
+
+@dataclass(frozen=True)
+class ColumnMoments:
+    """Of the numbers in a column, of all sites together."""
+
+    count: int
+    mean: float
+    deviation: float
+
+    @property
+    def edges(self) -> npt.NDArray[np.float64]:
+        half = SPREAD * self.deviation or 1.0
+        return np.linspace(self.mean - half, self.mean + half, BINS + 1)
+
+
+def moments_of(column: SchemaColumn, numbers: Numbers) -> ColumnMoments:
+    """Return count, mean and deviation, each the float64 nearest to that of the exact sums."""
+    count = numbers["records",] - numbers[column.name, "missing"]
+    if not count:
+        return ColumnMoments(0, 0.0, 0.0)
+    total, squares, shift = numbers[column.name, "sum"], numbers[column.name, "squares"], shift_of(column)
+    mean = Fraction(total, count) / Fraction(2) ** shift
+    variance = Fraction(count * squares - total * total, count * count) / Fraction(4) ** shift
+    return ColumnMoments(count, float(mean), math.sqrt(variance))
+
+
+def edges_of(column: SchemaColumn, moments: ColumnMoments) -> npt.NDArray[np.float64]:
+    """Return the BINS + 1 edges of a column's histogram, the same at all."""
+    if column.bounded:
+        return np.linspace(column.low or 0.0, column.high or 0.0, BINS + 1)
+    return moments.edges
+
+
+def first_sums(site: SiteColumns) -> dict[Name, int]:
+    """Return a site's numbers of the first round.  Raises ConfigError for one that is too large."""
+    found: dict[Name, int] = {("sites",): 1, ("records",): site.records}
+    for one in site.schema.columns:
+        cells = site.cells[one.name]
+        found[one.name, "missing"] = sum(cell is None for cell in cells)
+        if one.categories:
+            found |= {(one.name, "at", category): int(category in cells) for category in one.categories}
+            continue
+        whole = _whole(one, site.numbers(one.name))
+        found |= {(one.name, "sum"): sum(whole), (one.name, "squares"): sum(value * value for value in whole)}
+    return found
+
+
+def _whole(column: SchemaColumn, values: npt.NDArray[np.float64]) -> Sequence[int]:
+    shifted = [int(value) for value in np.rint(np.ldexp(values, shift_of(column))).tolist()]
+    if max(map(abs, shifted), default=0) > 1 << PRECISION:
+        text = f"column {column.name!r} has numbers beyond 2^{UNBOUNDED}"
+        raise ConfigError(text, f'Declare its bounds: [data.columns] "{column.name}" = {{ low = ..., high = ... }}.')
+    return shifted
+
+
+def second_sums(site: SiteColumns, pooled: Numbers) -> dict[Name, int]:
+    """Return a site's numbers of the second round, by the sums of the first."""
+    found: dict[Name, int] = {}
+    for one in site.schema.columns:
+        if one.categories:
+            cells = site.cells[one.name]
+            counted = [category for category in one.categories if pooled[one.name, "at", category] >= SITES]
+            found |= {(one.name, "of", category): cells.count(category) for category in counted}
+            continue
+        edges = edges_of(one, moments_of(one, pooled))
+        for place, count in enumerate(histogram(site.numbers(one.name), edges)):
+            found[one.name, "bin", str(place)] = count
+    return found
+
+
+def histogram(values: npt.NDArray[np.float64], edges: npt.NDArray[np.float64]) -> Sequence[int]:
+    """Return how many lie below the edges, in each bin [a, b), the last with its end, and above."""
+    inner, _ = np.histogram(values, edges)
+    return [int((values < edges[0]).sum()), *map(int, inner), int((values > edges[-1]).sum())]
