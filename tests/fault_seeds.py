@@ -176,7 +176,8 @@ def mass(machine: Any) -> np.ndarray[Any, Any]:
     """What a machine holds of the sum of all: its vector, and what it will add to it."""
     if isinstance(machine, PushPeer):
         return np.asarray(machine.learner.state.x)
-    return sum((repair[0] for repair in machine.learner.corrections), machine.learner.model)
+    share = getattr(machine.learner.algorithm, "gamma", 1.0)  # of what is mixed, that moves the model
+    return sum((share * repair[0] for repair in machine.learner.corrections), machine.learner.model)
 
 
 def main() -> None:

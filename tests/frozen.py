@@ -80,6 +80,8 @@ ROUNDS: Mapping[str, dict[str, Any]] = {
     "push-sum mixed momentum": gossip("directed-exponential", 6, name="push-sum", options={"momentum": "mixed"}),
     "qg-dsgdm": gossip("one-peer-exponential", 8, name="qg-dsgdm"),
     "decentlam": gossip("ring", 6, name="decentlam"),
+    "choco by top-k": gossip("ring", 6, name="choco", options={"codec": "top-k:0.3", "gamma": 0.2}),
+    "choco by signs": gossip("ring", 6, name="choco", options={"codec": "sign", "gamma": 0.3}),
     "two-tap": gossip("ring", 6, name="two-tap", options={"slem": 2 / 3}),
     "private": gossip("regular:4", 8, private=True),
     **{name: parallel(name) for name in COLLECTIVES},
@@ -111,6 +113,10 @@ EVENTS: Mapping[str, dict[str, Any]] = {
     "fedbuff": {**federated(algorithm="fedbuff", **OPEN), "simulation": UNEVEN},
     "client budget": federated(privacy={"unit": "client", "max_epsilon": 1000.0}),
     "dsgd with losses and a crash": {**gossip("ring", 6, deadline=1.0, least_deadline=0.5), "faults": LOSSY},
+    "choco with losses and a crash": {
+        **gossip("ring", 6, name="choco", options={"codec": "sign", "gamma": 0.3}, deadline=1.0, least_deadline=0.5),
+        "faults": LOSSY,
+    },
     "push-sum with losses and a crash": {
         **gossip("ring", 6, name="push-sum", deadline=1.0, least_deadline=0.5),
         "faults": LOSSY,

@@ -163,7 +163,8 @@ def recursion(kind: str, schedule: str, rounds: int = ROUNDS) -> np.ndarray:
 
 
 def test_every_method_is_here_and_takes_the_schedules_that_it_should() -> None:
-    assert {content["name"] for content in KINDS.values()} == set(METHODS)
+    taken = {content["name"] for content in KINDS.values()}
+    assert taken == set(METHODS) - {"choco"}  # what a codec says is not linear
     assert {kind: sum(bool(plan_of(kind, schedule)) for schedule in SCHEDULES) for kind in KINDS} == TAKEN
 
 

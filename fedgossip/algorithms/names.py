@@ -15,6 +15,7 @@ from typing import Any
 
 from fedgossip.algorithms.base import GossipAlgorithm, Needs
 from fedgossip.algorithms.checked import Checked
+from fedgossip.algorithms.choco import Choco
 from fedgossip.algorithms.combine_then_adapt import CombineThenAdapt
 from fedgossip.algorithms.d2 import D2
 from fedgossip.algorithms.decentlam import DecentLaM
@@ -103,6 +104,7 @@ METHODS: Mapping[str, Method] = table(
     ("decentlam", Method(DecentLaM)),
     ("two-tap", Method(TwoTap)),
     ("slowmo", Method(slowmo)),
+    ("choco", Method(Choco)),
 )
 
 

@@ -200,7 +200,8 @@ def forecasts_of(
 def _course(plan: GossipPlan) -> GossipCourse:
     e = plan.experiment
     assert plan.how.stacked is not None
-    exchange = PLAIN if e.algorithm.private else plan.how.stacked(e)  # the same models, to the masks' grid
+    private = e.algorithm.private  # the same models, to the masks' grid
+    exchange = PLAIN if private else plan.how.stacked(e, plan.algorithm)
     return GossipCourse(plan.schedule.name, plan.schedule, plan.algorithm, exchange)
 
 

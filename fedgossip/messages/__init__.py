@@ -30,6 +30,7 @@ from fedgossip.messages.gossip import (
     Account,
     Ack,
     Answer,
+    CodedModel,
     Decline,
     Leaving,
     Masked,
@@ -90,7 +91,6 @@ from fedgossip.messages.parallel import (
     StateQuery,
     WorkerRefused,
     WorkerReturn,
-    longest_payload,
 )
 from fedgossip.messages.servers import (
     PIECE_BYTES,
@@ -126,7 +126,8 @@ from fedgossip.messages.tables import (
     SomeKeys,
 )
 
-Gossip = Model | Masked | RunKeys | Leaving | Account | Offer | Answer | Decline | Query | Ack | Parcel | Accepted
+Pairwise = Offer | Answer | Decline | Query | Ack | Parcel | Accepted
+Gossip = Model | CodedModel | Masked | RunKeys | Leaving | Account | Pairwise
 Membership = Ping | Pong | PingReq | IndirectAck | MembershipUpdate | Compare | Join
 Transfer = ModelQuery | ModelInfo | ChunkRequest | ModelChunk
 Federated = Invite | Contribution | Final | Secured | MaskedInput | Refusal
@@ -178,6 +179,7 @@ __all__ = [
     "ChunkRequest",
     "ChunkTaken",
     "CodedChunk",
+    "CodedModel",
     "Compare",
     "ConfirmDead",
     "Contribution",
@@ -271,5 +273,4 @@ __all__ = [
     "WorkerRefused",
     "WorkerReturn",
     "declared",
-    "longest_payload",
 ]

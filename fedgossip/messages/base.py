@@ -68,6 +68,11 @@ class Expected:
         return self.count * self.length * np.dtype(self.dtype).itemsize
 
 
+def longest_payload(length: int, itemsize: int) -> int:
+    """Return the bytes that no codec's payload of `length` elements exceeds: a scale for each, and a byte."""
+    return (length + 1) * (itemsize + 1)
+
+
 class Carrier:
     """A message with vectors."""
 

@@ -7,7 +7,18 @@ from typing import Annotated, Any
 
 import msgspec
 
-from fedgossip.messages.base import Carrier, Count, CountOrNone, Expected, Note, Part, Text, Word, declared
+from fedgossip.messages.base import (
+    Carrier,
+    Count,
+    CountOrNone,
+    Expected,
+    Note,
+    Part,
+    Text,
+    Word,
+    declared,
+    longest_payload,
+)
 from fedgossip.vectors import Vector
 
 
@@ -27,6 +38,30 @@ class Model(Carrier):
     used: CountOrNone = -1
     missing: CountOrNone = -1
     view: Word = ""
+
+
+@declared
+@dataclass(frozen=True, slots=True, eq=False)
+class CodedModel(Carrier):
+    """What has changed in what a peer mixes, from version `base` to `round`, as a codec says it: `length` bytes.
+
+    The other fields are those of a `Model`.  A version is the round in which it was made; -1: zeros, which all know.
+    """
+
+    round: Count
+    base: CountOrNone
+    length: Count
+    schema: str
+    vectors: tuple[Vector, ...]
+    used: CountOrNone = -1
+    missing: CountOrNone = -1
+    view: Word = ""
+
+    @classmethod
+    def allowed(cls, header: Any, expected: Expected) -> tuple[Part, ...]:
+        if not 0 < header.length <= longest_payload(expected.length, expected.itemsize):
+            return ()
+        return (("uint8", header.length),)
 
 
 @declared

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from fedgossip.messages.base import Carrier, Count, Expected, Note, Numbers, Part, Word, declared
+from fedgossip.messages.base import Carrier, Count, Expected, Note, Numbers, Part, Word, declared, longest_payload
 from fedgossip.messages.members import MODEL_CHUNK
 from fedgossip.vectors import Vector
 
@@ -79,11 +79,6 @@ class CodedChunk(Carrier):
         if not 0 < header.length <= longest_payload(expected.length, expected.itemsize):
             return ()
         return (("uint8", header.length),)
-
-
-def longest_payload(length: int, itemsize: int) -> int:
-    """Return the bytes that no codec's payload of `length` elements exceeds: a scale for each, and a byte."""
-    return (length + 1) * (itemsize + 1)
 
 
 @declared

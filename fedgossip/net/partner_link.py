@@ -1,8 +1,8 @@
 """The sending side of the link to one partner: a DEALER, what waits for it, and the sealed stream beside it.
 
-    up       the handshake succeeded: greet, and say the last models again
-    sends    by CURVE, and by the stream from the first message on that begins after that is up
-    broken   the connection, or the stream once something went by it: forget what waits; ZeroMQ calls again
+up       the handshake succeeded: greet, and say the last models again
+sends    by CURVE, and by the stream from the first message on that begins after that is up
+broken   the connection, or the stream once something went by it: forget what waits; ZeroMQ calls again
 """
 
 from __future__ import annotations
@@ -10,13 +10,16 @@ from __future__ import annotations
 import zmq
 
 from fedgossip.machine import NodeId
-from fedgossip.messages import AnyMessage, Leaving, Masked, Model
+from fedgossip.messages import AnyMessage, CodedModel, Leaving, Masked, Model
 from fedgossip.net.calling import Greeting
 from fedgossip.net.outbox import Outbox, zmq_body
 from fedgossip.net.sealed_way import StreamCall
 from fedgossip.net.sealing import WornOutError
 from fedgossip.net.sockets import MORE_NOW, NOW, ZmqSocket
 from fedgossip.net.streams import Streams
+
+OfARound = Model | CodedModel | Masked
+"""What a peer mixes in a round of synchronous gossip."""
 
 
 class PartnerLink:
@@ -42,15 +45,15 @@ class PartnerLink:
 
     def remember(self, message: AnyMessage) -> None:
         """Keep what the partner may lack when the link comes back: the last model or two, and a goodbye."""
-        models = [said for said in self.recent if isinstance(said, Model | Masked)]
-        if isinstance(message, Model | Masked) and message.round > (models[-1].round if models else -1):
+        models = [said for said in self.recent if isinstance(said, OfARound)]
+        if isinstance(message, OfARound) and message.round > (models[-1].round if models else -1):
             self.recent = [*models[-1:], message]  # a partner may lack the last one, never the one before
         elif isinstance(message, Leaving):
             self.recent = [*models, message]
 
     def has(self, round: int) -> None:
         """Note that the partner is in `round`: it has our models of the rounds before, or will never use them."""
-        self.recent = [said for said in self.recent if not (isinstance(said, Model | Masked) and said.round < round)]
+        self.recent = [said for said in self.recent if not (isinstance(said, OfARound) and said.round < round)]
 
     # --- sending --------------------------------------------------------------------------------------------------
 

@@ -178,7 +178,7 @@ class GossipPlan(PlanDefaults):
         e, algorithm = self.experiment, self.algorithm
         if self.how.stacked is None:
             raise ConfigError("the stacked engine goes by rounds: no asynchronous gossip", "Run it with --on sim.")
-        exchange, stack = self.how.stacked(e), first_stack(task, self.n, algorithm)
+        exchange, stack = self.how.stacked(e, algorithm), first_stack(task, self.n, algorithm)
 
         def finish(between: Callable[[], None]) -> Results:
             run = task, self.schedule, algorithm, e.rounds, record, write, exchange

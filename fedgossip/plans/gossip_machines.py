@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedgossip.algorithms.base import GossipAlgorithm
+from fedgossip.algorithms.choco import Choco
 from fedgossip.algorithms.combine import Combination, combination
 from fedgossip.errors import ConfigError
 from fedgossip.experiment import AlgorithmSection, GossipExperiment
@@ -25,15 +26,16 @@ from fedgossip.protocols.peer_sampling import rule_of
 from fedgossip.protocols.private_gossip import PrivateGossip
 from fedgossip.protocols.push_peer import PushSettings
 from fedgossip.protocols.push_sum import SyncPushSum
+from fedgossip.protocols.replicas import ReplicaGossip
 from fedgossip.protocols.run_limits import AGAIN_NS, AGAIN_TIMES
 from fedgossip.protocols.sync_gossip import SyncGossip, SyncSettings
 from fedgossip.secure.neighbourhood import Grid
 from fedgossip.simulation.attackers import StackedAttackers
-from fedgossip.simulation.stacked import PLAIN, SHARES, Private, RuledExchange, StackedExchange
+from fedgossip.simulation.stacked import PLAIN, SHARES, ChangeExchange, Private, RuledExchange, StackedExchange
 from fedgossip.topology import Schedule, Topology
 from fedgossip.vectors import Vector
 
-GossipPeer = SyncGossip[Any] | AsyncGossip[Any] | SyncPushSum[Any] | AsyncPushSum[Any] | PrivateGossip
+GossipPeer = SyncGossip[Any] | ReplicaGossip | AsyncGossip[Any] | SyncPushSum[Any] | AsyncPushSum[Any] | PrivateGossip
 Algorithm = GossipAlgorithm[Any]
 
 
@@ -54,7 +56,7 @@ class GossipMode:
     make: Callable[[GossipRun, Seat], GossipPeer]
     resume_point: Callable[[Algorithm, int, Vector], Checkpoint]
     """From where a machine goes on that has a model after so many rounds, which others have learned."""
-    stacked: Callable[[GossipExperiment], StackedExchange] | None
+    stacked: Callable[[GossipExperiment, Algorithm], StackedExchange] | None
     """What the rounds of stacked arrays send; None where there are no such rounds."""
     in_step: bool
     """Whether all do the same number of rounds; else one whose neighbours have all done theirs has done its part."""
@@ -63,6 +65,12 @@ class GossipMode:
 def _sync(run: GossipRun, seat: Seat) -> SyncGossip[Any]:
     what = run.schedule, run.algorithm, seat.initial, seat.schema
     return SyncGossip(seat.node, *what, _sync_settings(run.experiment), seat.resumed, rule_of_models(run.experiment))
+
+
+def _changes(run: GossipRun, seat: Seat) -> ReplicaGossip:
+    assert isinstance(run.algorithm, Choco)
+    fresh = seat.resumed is None and not seat.incarnation
+    return ReplicaGossip(_sync(run, seat), run.algorithm, seat.initial, seat.schema, fresh=fresh)
 
 
 def rule_of_models(experiment: GossipExperiment) -> Combination:
@@ -128,21 +136,28 @@ def stacked_attackers(experiment: GossipExperiment) -> StackedAttackers | None:
     return StackedAttackers(peers, *made) if peers else None
 
 
-def _models(experiment: GossipExperiment) -> StackedExchange:
+def _models(experiment: GossipExperiment, _: Algorithm) -> StackedExchange:
     rule = rule_of_models(experiment)
     return PLAIN if rule.linear else RuledExchange(rule)
 
 
-MODELS, SHARES_OF_MASS, SUMS = "models", "shares", "sums"
-"""What neighbours tell each other: what they have; parts of it, which they give away; or, in private, sums alone."""
+def _of_changes(_: GossipExperiment, algorithm: Algorithm) -> StackedExchange:
+    assert isinstance(algorithm, Choco)
+    return ChangeExchange(algorithm.codec)
+
+
+MODELS, CHANGES, SHARES_OF_MASS, SUMS = "models", "changes", "shares", "sums"
+"""What neighbours tell each other: what they have; what has changed of it, by a codec; parts of it, which they give
+away; or, in private, sums alone."""
 
 MODES: Mapping[tuple[str, str], GossipMode] = {
     (MODELS, "sync"): GossipMode(_sync, sync_gossip.resume_point, _models, in_step=True),
+    (CHANGES, "sync"): GossipMode(_changes, sync_gossip.resume_point, _of_changes, in_step=True),
     (MODELS, "async"): GossipMode(_async, async_gossip.resume_point, None, in_step=False),
-    (SHARES_OF_MASS, "sync"): GossipMode(_sync_push, push_peer.resume_point, lambda _: SHARES, in_step=False),
+    (SHARES_OF_MASS, "sync"): GossipMode(_sync_push, push_peer.resume_point, lambda *_: SHARES, in_step=False),
     (SHARES_OF_MASS, "async"): GossipMode(_async_push, push_peer.resume_point, None, in_step=False),
     (SUMS, "sync"): GossipMode(
-        _private, sync_gossip.resume_point, lambda e: Private(Grid(e.algorithm.bound)), in_step=True
+        _private, sync_gossip.resume_point, lambda e, _: Private(Grid(e.algorithm.bound)), in_step=True
     ),
 }
 """By what is told, and `algorithm.mode`."""
@@ -152,6 +167,8 @@ def told(algorithm: Algorithm, *, private: bool) -> str:
     """What the peers of an algorithm tell: shares where the columns of its weights, and they alone, sum to one."""
     if private:
         return SUMS
+    if isinstance(algorithm, Choco):
+        return CHANGES
     return SHARES_OF_MASS if algorithm.needs.sums == "columns" else MODELS
 
 

@@ -17,9 +17,10 @@ import numpy.typing as npt
 
 from fedgossip.algorithms.base import GossipAlgorithm, SendsModels, State, Step, Vectors
 from fedgossip.algorithms.combine import Combination, combine_rows
+from fedgossip.codecs.base import Codec, VectorLayout
 from fedgossip.errors import TrainingError
 from fedgossip.machine import NodeId
-from fedgossip.messages import CHECK_WORDS, Accepted, Masked, Message, Model, Parcel
+from fedgossip.messages import CHECK_WORDS, Accepted, CodedModel, Masked, Message, Model, Parcel
 from fedgossip.metrics import Network
 from fedgossip.records import PeerRow, Row
 from fedgossip.secure.neighbourhood import Grid
@@ -123,6 +124,18 @@ class RuledExchange(ModelExchange):
         out = np.empty_like(vectors)
         combine_rows(self.rule, groups, vectors, out)
         return frozen(out)
+
+
+@dataclass(frozen=True)
+class ChangeExchange(ModelExchange):
+    """What has changed in models, as a codec says it; all that is mixed is known to all."""
+
+    codec: Codec
+
+    def carried(self, edges: Edges, round: int, schema: str, vectors: tuple[Vector, ...]) -> RoundBytes:
+        payload = cast(Vector, np.empty(self.codec.size(VectorLayout.of(vectors[0]), round), np.uint8))
+        said = round, round - 1, payload.size, schema, (payload,)
+        return _priced_both(edges.mixed_before(round), lambda used: CodedModel(*said, used))
 
 
 class MassExchange(ModelExchange):
