@@ -9,11 +9,12 @@
     geometric-median   the point of least summed distance, by smoothed Weiszfeld steps
         Pillutla, Kakade and Harchaoui, Robust aggregation for federated learning, IEEE TSP 70 (2022)
     nna                the mean of the own and of the others but the f farthest from it
-        Farhadkhani et al., Robust collaborative learning with linear gradient overhead, ICML 2023 (not checked)
+        Farhadkhani et al., Robust collaborative learning with linear gradient overhead, ICML 2023
 
 One vector at a time, one's own among them.  Only linear and clipped use the weights; none but linear keeps the mean of
-all peers.  Where we differ from the paper of `clipped`: its tau is of the honest neighbours' distances, which nobody
-knows; `tau = "adaptive"` is the largest distance that is left without the f largest.
+all peers.  Where we differ from the paper of `clipped`: its theory takes tau from the honest neighbours' distances,
+which nobody knows, and its program a number (0.1); `tau = 0.1` is that, `tau = "adaptive"` the largest distance that is
+left without the f largest.
 
 Distances are summed in float64, in blocks of a fixed length, so a rule gives the same bits on every machine and for one
 peer as for all.

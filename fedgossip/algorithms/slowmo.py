@@ -12,7 +12,7 @@ beside x (momentum, corrections) stays.  v is a displacement, -rate times the pa
 The paper averages all models exactly before each of these steps.  That average is a round of the complete graph, so it
 stands where graphs do: `topology.graph = "every:E:complete:ring"` has it in every E-th round, in which the slow step
 is.  With any other graph each peer takes the step on its own model, as the paper's variant without the average.  On the
-complete graph, with nesterov, it is the outer step of DiLoCo (Douillard et al., 2023, not checked).
+complete graph, with nesterov, it is the outer step of DiLoCo (Douillard et al., 2023).
 """
 
 from __future__ import annotations

@@ -25,13 +25,13 @@ import msgspec
 
 from fedgossip.decoding import from_toml
 from fedgossip.errors import ConfigError, nearest
-from fedgossip.reproducing import graph_measures, learned_measures, run_measures, time_measures
+from fedgossip.reproducing import attack_measures, graph_measures, learned_measures, run_measures, time_measures
 
 FOLDER = Path(__file__).parent / "results"
 
 MEASURES: Mapping[str, Callable[..., float]] = {
     name: function
-    for module in (graph_measures, learned_measures, time_measures, run_measures)
+    for module in (attack_measures, graph_measures, learned_measures, time_measures, run_measures)
     for name, function in vars(module).items()
     if inspect.isfunction(function) and function.__module__ == module.__name__ and not name.startswith("_")
 }

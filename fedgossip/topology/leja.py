@@ -4,7 +4,7 @@ The product over all mu_k takes out every mode but the mean.  In ascending order
 digits; Leja's order, each mu_k as far as possible from those before, keeps them small.  Own weights may be negative.
 
 Sources: Kibangou, Graph Laplacian based matrix design for finite-time distributed average consensus, ACC 2012 (the
-factors); Reichel, Newton interpolation at Leja points, BIT 30 (1990) (the order).
+factors; title and venue not checked); Reichel, Newton interpolation at Leja points, BIT 30 (1990) (the order).
 """
 
 from __future__ import annotations
