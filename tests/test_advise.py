@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from commands import Said, in_process
 
+from fedgossip import load_experiment, simulate
 from fedgossip.advising import verifying
 from fedgossip.advising.candidates import GRAPHS, AdviceAsked, front, ways
 from fedgossip.advising.network import PRESETS, AdvisedLinks, links_of, times_of
@@ -94,7 +95,7 @@ def test_three_regimes_of_a_large_model() -> None:
 def test_gossip_is_first_where_latency_is_long_and_the_model_small() -> None:
     what = asked(256, 0.2e6, "0.05,12.5e6")
     found = ways(what)
-    assert found[0].kind == "gossip" and sentence(what, found).startswith("Gossip on ")
+    assert found[0].kind == "gossip" and sentence("0.001 of the distance", found).startswith("Gossip on ")
 
 
 def test_one_straggler_in_each_round_turns_all_reduce_into_gossip() -> None:
@@ -167,9 +168,47 @@ def test_the_command_says_first_what_wins(
     assert all(math.isfinite(way["seconds"]) for way in told["ways"])
 
 
+DIGITS = """
+rounds = 24
+[topology]
+graph = "ring"
+n = 8
+[data]
+partition = { kind = "dirichlet", alpha = 1.0 }
+[train]
+local_steps = 5
+batch_size = 16
+device = "cpu"
+[eval]
+every = 2
+"""
+
+
+def test_advice_on_data_counts_the_rounds_that_it_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Held against the runs: the round in which the mean peer is there, to an evaluation; two vectors cost twice."""
+    (tmp_path / "e.toml").write_text(DIGITS)
+    words = ["--target", "accuracy:0.85", "--graphs", "torus:2x4 base:1", "--algorithms", "dsgd gradient-tracking"]
+    typed = ["topology", "advise", "--data", "e.toml", *words, "--links", "wan", "--json"]
+    told = {way["way"]: way for way in json.loads(in_process(typed, tmp_path, monkeypatch, capsys).out)["ways"]}
+    for algorithm in ("dsgd", "gradient-tracking"):
+        changed = ["topology.graph=base:1", f"algorithm.name={algorithm}"]
+        run = simulate(load_experiment(tmp_path / "e.toml", changed), engine="stacked")
+        there = [row.round for row in run.network() if (row.score_mean_peer or 0) >= 0.85]
+        assert abs(told[f"base:1, {algorithm}"]["rounds"] - min(there)) <= 2
+    one, two = (told[f"base:1, {name}"] for name in ("dsgd", "gradient-tracking"))
+    assert two["bytes_of_busiest"] / two["rounds"] == pytest.approx(2 * one["bytes_of_busiest"] / one["rounds"])
+    lone = told["alone"]["rounds"]  # none: never, in these rounds
+    assert lone is None or lone > told["base:1, dsgd"]["rounds"]
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
+        (["--data", "e.toml", "--target", "accuracy:0.9"], "do not go with --data"),
+        (["--target", "accuracy:0.9"], "a score goes with --data"),
+        (["--algorithms", "d2"], "--algorithms goes with --data"),
         (["--links", "wann"], "links 'wann' cannot be read"),
         (["--links", "0.1,-3"], "-3 bytes per second"),
         (["--links", "nowhere.csv"], "nowhere.csv: no such file"),

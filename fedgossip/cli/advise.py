@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -19,8 +20,11 @@ BYTES = 4
 
 
 @click.command()
-@click.option("--n", type=click.IntRange(2, 100_000), required=True, help="Number of machines.")
-@click.option("--parameters", type=click.FloatRange(min=1), required=True, help="Of the model; float32 each.")
+@click.option("--n", type=click.IntRange(2, 100_000), help="Number of machines.  [--data says it]")
+@click.option("--parameters", type=click.FloatRange(min=1), help="Of the model; float32 each.  [--data says it]")
+@click.option("--data", type=click.Path(path_type=Path), metavar="EXPERIMENT",
+              help="Rounds as forecast of this data and model, in place of those of noisy quadratics.")  # fmt: skip
+@click.option("--algorithms", default="", help="With --data: of gossip, with blanks between.  [default: dsgd]")
 @click.option(
     "--links", default="lan", show_default=True,
     help="cluster, lan, wan; SECONDS,BYTES_PER_SECOND; or a .csv: from,to,latency,rate.",
@@ -31,16 +35,16 @@ BYTES = 4
 )  # fmt: skip
 @click.option("--noise", type=click.FloatRange(min=1.01, max=1e9), default=50.0, show_default=True,
               help="How noisy a gradient is: alone, a step removes 1 / NOISE of the error.")  # fmt: skip
-@click.option("--target", type=click.FloatRange(1e-12, 0.99), default=1e-3, show_default=True,
-              help="Share of the distance to the optimum that may be left.")  # fmt: skip
+@click.option("--target", default="0.001", show_default=True,
+              help="Share of the distance to the optimum that may be left; with --data a score: accuracy:0.9.")
 @click.option("--graphs", default="", help="Graphs of gossip, with blanks between.  [default: twelve]")
 @click.option("--fail", type=click.IntRange(min=0), default=0, show_default=True,
               help="Leave out graphs that fall apart when so many are lost.")  # fmt: skip
 @click.option("--verify", is_flag=True, help="Measure a round in the simulator, and the rate on quadratics.")
 @click.option("--json", "as_json", is_flag=True, help="JSON instead of a table.")
 def advise(
-    n: int, parameters: float, links: str, compute: str, noise: float, target: float, graphs: str, fail: int,
-    verify: bool, as_json: bool,
+    n: int | None, parameters: float | None, data: Path | None, algorithms: str, links: str, compute: str, noise: float,
+    target: str, graphs: str, fail: int, verify: bool, as_json: bool,
 ) -> int:  # fmt: skip
     """Say which way to train together is sooner done, gossip or not, and what each one costs.
 
@@ -52,18 +56,27 @@ def advise(
     from fedgossip.advising.verifying import verified
     from fedgossip.topology import resolve_schedule
 
-    asked = AdviceAsked(n, parameters * BYTES, links_of(links, n), times_of(compute), noise, target)
     wanted = tuple(graphs.split()) or GRAPHS
+    if data:
+        asked, found = _learned(data, target, (n, parameters, verify), links, compute, wanted, algorithms.split())
+        goal = target
+    else:
+        if n is None or parameters is None or algorithms:
+            missing = "--algorithms goes with --data" if algorithms else "give --n and --parameters, or --data"
+            raise click.UsageError(missing)
+        asked = AdviceAsked(n, parameters * BYTES, links_of(links, n), times_of(compute), noise, _share(target))
+        goal = f"{asked.share:g} of the distance"
     if graphs:
         for graph in wanted:
-            resolve_schedule(graph, n)
-    found = [way for way in ways(asked, wanted) if way.survives is None or way.survives >= fail]
+            resolve_schedule(graph, asked.n)
+    found = found if data else ways(asked, wanted)
+    found = [way for way in found if way.survives is None or way.survives >= fail]
     best, checks = front(found), verified(asked, found) if verify else []
     if as_json:
-        print_json({"first": sentence(asked, found), "ways": [_plain(way, best) for way in found],
+        print_json({"first": sentence(goal, found), "ways": [_plain(way, best) for way in found],
                     "verified": [_checked(one) for one in checks]})  # fmt: skip
     else:
-        echo(f"{sentence(asked, found)}\n")
+        echo(f"{sentence(goal, found)}\n")
         echo(columns([HEADS, *(_row(way, best) for way in found)]))
         echo(LEGEND)
         for one in checks:
@@ -80,12 +93,42 @@ LEGEND = """
 n_W: models that each one in effect averages.  may be lost: so many at the worst places leave the graph in one piece."""
 
 
-def sentence(asked: AdviceAsked, found: Sequence[AdvisedWay]) -> str:
-    """Return what wins, and what the best of the other kind takes."""
+def _share(target: str) -> float:
+    """Return the share of the distance that a text names.  Raises click.BadParameter."""
+    try:
+        share = float(target)
+    except ValueError:
+        share = math.nan
+    if not 1e-12 <= share <= 0.99:
+        said = f"{target!r} is no share from 1e-12 to 0.99; a score goes with --data"
+        raise click.BadParameter(said, param_hint="--target")
+    return share
+
+
+def _learned(
+    data: Path, target: str, given: tuple[int | None, float | None, bool], links: str, compute: str,
+    graphs: Sequence[str], algorithms: Sequence[str],
+) -> tuple[AdviceAsked, list[AdvisedWay]]:  # fmt: skip
+    from fedgossip.advising.candidates import AdviceAsked
+    from fedgossip.advising.learned import learned_task, learned_ways
+    from fedgossip.advising.network import links_of, times_of
+
+    if any(given):
+        raise click.UsageError("--n, --parameters and --verify do not go with --data, which says who trains what")
+    task = learned_task(data, target)
+    n = task.plan.n
+    asked = AdviceAsked(n, task.size, links_of(links, n), times_of(compute))
+    return asked, learned_ways(asked, task, graphs, algorithms or ("dsgd",))
+
+
+def sentence(goal: str, found: Sequence[AdvisedWay]) -> str:
+    """Return what wins, and what the best of the other kind takes to the `goal`."""
     first = found[0]
     gossip = next((way for way in found if way.kind == "gossip"), None)
     together = next(way for way in found if way.kind not in ("gossip", "alone", "once"))
-    told = f"{_name(first)} is first: {_seconds(first.seconds)} to {asked.share:g} of the distance"
+    if math.isinf(first.seconds):
+        return f"Nothing comes to {goal} in these rounds."
+    told = f"{_name(first)} is first: {_seconds(first.seconds)} to {goal}"
     if gossip is None:
         return f"{told}; no graph of gossip is left to compare."
     if first.kind == "gossip":
@@ -104,9 +147,10 @@ def _seconds(value: float) -> str:
 
 def _row(way: AdvisedWay, best: set[str]) -> list[str]:
     size = next((f"{way.payload / unit:.3g} {word}" for word, unit in SIZES if way.payload >= unit), "0")
+    size, rounds = "-" if math.isinf(way.payload) else size, "-" if math.isinf(way.rounds) else f"{way.rounds:.1f}"
     lost = "-" if way.survives is None else str(way.survives)
     return [
-        "*" if way.name in best else "", way.name, _seconds(way.seconds), f"{way.rounds:.1f}",
+        "*" if way.name in best else "", way.name, _seconds(way.seconds), rounds,
         _seconds(way.round_seconds), size, f"{way.n_w:.1f}", lost,
     ]  # fmt: skip
 
