@@ -270,3 +270,9 @@ def test_rows_of_a_table_cost_what_their_batches_touch(tmp_path: Path) -> None:
     assert errors[0] > 1 and errors[-1] < 0.1 and errors == sorted(errors, reverse=True)
     sent = re.search(r"sends (\d+) kB a round; the whole table is 64 MB", out)
     assert sent and int(sent[1]) * 1000 < 0.001 * 64e6
+
+
+def test_a_tenth_of_what_has_changed_is_enough_and_a_tenth_of_models_is_not(tmp_path: Path) -> None:
+    changed, parts = [numbers(line) for line in printed("fewer_bytes.py", tmp_path).splitlines()]
+    assert changed[0] < 1e-6 and parts[0] > 1
+    assert changed[1] < 0.15 * changed[2]

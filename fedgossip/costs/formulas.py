@@ -19,6 +19,16 @@ def all_reduce(name: str, workers: int, size: float, links: EqualLinks) -> float
     return passes + collective.added(workers) * size * links.summing
 
 
+def all_gather(name: str, workers: int, payload: float, size: float, links: EqualLinks) -> float:
+    """Return the seconds of an all-gather of a payload of each, and of adding what they stand for, `size` bytes each.
+
+    A ring passes them on, m - 1 times; among all each is sent to all others.
+    """
+    sent = (workers - 1) * payload / links.rate
+    waits = workers - 1 if name == "ring" else int(workers > 1)
+    return waits * links.latency + sent + (workers - 1) * size * links.summing
+
+
 def through_servers(workers: int, size: float, links: EqualLinks, servers: int = 1) -> float:
     """Return the seconds beside the training: the model to all, one message back, one sum: (W / S + 1) d/b + 2 a.
 

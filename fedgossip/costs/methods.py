@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedgossip.algorithms.collectives.names import COLLECTIVES
+from fedgossip.algorithms.collectives.names import COLLECTIVES, GATHERS
 from fedgossip.algorithms.collectives.table import Way
 from fedgossip.costs.base import Cost, EqualLinks
 from fedgossip.costs.timeline import TRAIN, Act, StepsOfRounds, TimedStep, seconds_of_rounds
@@ -83,6 +83,20 @@ def collective(
                 steps[rank].append(TimedStep(act, move.peer, stretch, number))
                 if move.way is Way.ADD:
                     steps[rank].append(TimedStep(Act.ADD, size=stretch, lane=number))
+    return cost_of(RoundSteps(lambda _, node: steps[node], m), links, times)
+
+
+def gathered(name: str, payload: int, size: int, links: EqualLinks, times: TrainingTimes) -> Cost:
+    """Return the cost of a round in which payloads of so many bytes go to all, who add up vectors of `size` bytes."""
+    m = len(times.known)
+    table = GATHERS[name](m)
+    steps: list[list[TimedStep]] = [[TRAIN] for _ in range(m)]
+    for rank in range(m):
+        for move, part in table.of(rank, m * payload):
+            act = Act.SEND if move.way is Way.SEND else Act.TAKE
+            steps[rank].append(TimedStep(act, move.peer, part.stop - part.start))
+            if act is Act.TAKE:
+                steps[rank].append(TimedStep(Act.ADD, size=size))
     return cost_of(RoundSteps(lambda _, node: steps[node], m), links, times)
 
 

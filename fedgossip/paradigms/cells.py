@@ -15,7 +15,8 @@ from typing import Any
 from fedgossip.errors import ConfigError
 from fedgossip.experiment import Experiment
 from fedgossip.paradigms.experiments import experiment_for
-from fedgossip.paradigms.names import Paradigm, paradigm_of
+from fedgossip.paradigms.names import paradigm_of
+from fedgossip.paradigms.setting import Paradigm
 from fedgossip.records import Row
 from fedgossip.sweeping.cells import INTERRUPTED, check_same, outcome_in, run_cell
 

@@ -19,7 +19,7 @@ from fedgossip.experiment.compared import COMPARE, CompareSection
 from fedgossip.experiment.kinds import RUN_KINDS
 from fedgossip.experiment.reading import checked
 from fedgossip.limits import limits_of
-from fedgossip.paradigms.names import Paradigm
+from fedgossip.paradigms.setting import Paradigm
 
 OF_KINDS = {*RUN_KINDS, "algorithm"}
 """Sections that one kind of run has and others have not."""

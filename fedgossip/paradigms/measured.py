@@ -15,7 +15,7 @@ from fedgossip.drivers.simulate import examples_of, network_settings
 from fedgossip.experiment import Experiment, GossipExperiment, ParallelExperiment
 from fedgossip.messages import TAIL
 from fedgossip.paradigms.cells import Cell, DoneCell
-from fedgossip.paradigms.names import Setting
+from fedgossip.paradigms.setting import Setting
 from fedgossip.plans import compose
 from fedgossip.plans.compose import Plan
 from fedgossip.plans.parallel import ParallelPlan
@@ -168,7 +168,8 @@ def setting_of(experiment: Experiment, workers: int, size: int, element: int = 4
     times = TrainingTimes(known, 0.0, simulation.training_jitter)
     schedule = getattr(plan, "schedule", None) if isinstance(experiment, GossipExperiment) else None
     servers = sum(role.count for role in plan.roles.all if role.name == "server" and not role.learns)
-    return Setting(size, links, times, schedule, max(1, servers), _buckets(experiment, plan, size // element, element))
+    buckets = _buckets(experiment, plan, size // element, element)
+    return Setting(size, links, times, schedule, max(1, servers), buckets, element)
 
 
 def _buckets(experiment: Experiment, plan: Plan, length: int, itemsize: int) -> Buckets:

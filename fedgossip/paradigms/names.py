@@ -2,55 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import replace
 
 from fedgossip.algorithms.collectives.names import COLLECTIVES
-from fedgossip.costs.base import Cost, EqualLinks
 from fedgossip.costs.formulas import all_reduce, neighbours, through_servers
-from fedgossip.costs.methods import WHOLE, Buckets, collective, gossip, pairs, served, served_ahead, served_alone
-from fedgossip.costs.times import TrainingTimes
+from fedgossip.costs.methods import collective, gossip, pairs, served, served_ahead, served_alone
 from fedgossip.errors import ConfigError, nearest
 from fedgossip.messages import TAIL
+from fedgossip.paradigms.coded import coded_paradigm, dense_of
+from fedgossip.paradigms.setting import Paradigm, Setting
 from fedgossip.topology.schedules import Schedule
-
-
-@dataclass(frozen=True)
-class Setting:
-    """Under what a round is told: `size` bytes of a model; the graph where there is one."""
-
-    size: int
-    links: EqualLinks
-    times: TrainingTimes
-    schedule: Schedule | None = None
-    servers: int = 1
-    buckets: Buckets = WHOLE
-
-    @property
-    def workers(self) -> int:
-        return len(self.times.known)
-
-
-@dataclass(frozen=True)
-class Paradigm:
-    """One way to train in parallel."""
-
-    section: str
-    """Of the file, which is its own kind of run."""
-    sets: Mapping[str, Mapping[str, Any]]
-    """What it writes into sections of the file, by section."""
-    cost: Callable[[Setting], Cost]
-    formula: Callable[[Setting], float]
-    """The textbook's seconds of a round beside its training."""
-    words: str
-    """What it is, for people."""
-    every_step: bool = False
-    """Whether a round is one batch of each worker, and not a local training."""
-    extra: int = 0
-    """Elements that travel behind a model."""
-    ignores: tuple[str, ...] = ()
-    """Keys of its section that are for others that share it."""
 
 
 def _collective(name: str) -> Paradigm:
@@ -62,7 +24,7 @@ def _collective(name: str) -> Paradigm:
         f"all-reduce, {name}",
         every_step=True,
         extra=TAIL,
-        ignores=("server", "backups"),
+        ignores=("server", "backups", "codec"),
     )
 
 
@@ -77,7 +39,7 @@ def _server(staleness: int | str, words: str) -> Paradigm:
         lambda at: through_servers(at.workers if synchronous else 1, at.size, at.links, at.servers),
         words,
         every_step=True,
-        ignores=("bucket", "backups", "overlap"),
+        ignores=("bucket", "backups", "overlap", "codec"),
     )
 
 
@@ -113,7 +75,7 @@ PARADIGMS: Mapping[str, Paradigm] = {
         lambda at: through_servers(at.workers, at.size, at.links),
         "a server that sums every step",
         every_step=True,
-        ignores=("bucket", "server", "overlap"),
+        ignores=("bucket", "server", "overlap", "codec"),
     ),
     "parameter-server": _server(0, "servers that wait for all"),
     "parameter-server:async": _server("async", "servers that wait for nobody"),
@@ -132,9 +94,12 @@ PARADIGMS: Mapping[str, Paradigm] = {
 def paradigm_of(name: str) -> Paradigm:
     """Return the paradigm of a name.  Raises ConfigError.
 
-    "parameter-server:3" is one of staleness 3, "gossip@complete" is gossip on that graph.
+    "parameter-server:3" is one of staleness 3, "gossip@complete" is gossip on that graph,
+    "ring+top-k:0.01" is a ring whose gradients go by that codec.
     """
     found = PARADIGMS.get(name)
+    if (method := dense_of(name)) is not None:
+        return coded_paradigm(PARADIGMS[method], method, name.partition("+")[2])
     gossips, at, graph = name.partition("@")
     if at and graph and gossips in ("gossip", "gossip:async"):
         own = PARADIGMS[gossips]

@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from fedgossip.costs.base import EqualLinks
+from fedgossip.paradigms.coded import codec_seconds, dense_of
 from fedgossip.paradigms.measured import MeasuredCell, Point
 from fedgossip.paradigms.names import paradigm_of
 
@@ -151,7 +152,30 @@ def sentence(found: Comparison) -> str:
     if len(times) > 2:
         said += f", and last {times[-1][0]}, after {times[-1][1]:.3g} s"
     change = other_winner(found, line.name)
-    return f"{said}.  {change}" if change else f"{said}."
+    return "  ".join(one for one in (f"{said}.", change, *compressing(found)) if one)
+
+
+def compressing(found: Comparison) -> list[str]:
+    """Say of each codec that is compared whether it pays here, beside the same collective without one.
+
+    The virtual network knows bytes alone: the time of the codec itself is measured on this machine, and added.
+    """
+    times, rounds = _times(found), _rounds_to_target(found)
+    said = []
+    for line in found.of(found.workers[-1]):
+        dense = dense_of(line.name)
+        setting = line.cells[0].setting
+        if dense not in times or setting is None:
+            continue
+        beside = f"{dense} is at the loss after {times[dense]:.3g} s"
+        if line.name not in times:
+            said.append(f"Do not compress here: {beside}, {line.name} never.")
+            continue
+        working = codec_seconds(line.name, setting.size // setting.element, line.workers) * rounds[line.name]
+        verdict = "Compressing pays here" if times[line.name] + working < times[dense] else "Do not compress here"
+        coded = f"{line.name} after {times[line.name]:.3g} s and {working:.2g} s of its codec"
+        said.append(f"{verdict}: {beside}, {coded}.")
+    return said
 
 
 def other_winner(found: Comparison, name: str) -> str:

@@ -1,0 +1,77 @@
+"""Codecs among the paradigms: a round costs what is told, and the page can say "do not compress here"."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_costs import DIM, LINKS, PATIENT, SIZE, C, near, per_round, times
+
+from fedgossip.costs.formulas import all_gather
+from fedgossip.costs.methods import gathered
+from fedgossip.errors import ConfigError
+from fedgossip.paradigms.names import paradigm_of
+from tests.commands import in_process
+
+FILE = """
+rounds = 40
+task = { kind = "quadratic", dim = 2000, placement = "random" }
+train = { lr = 0.1, local_steps = 1 }
+eval = { every = 2 }
+parallel = { workers = 4, bucket = 0 }
+simulation = { latency = 0.0, bandwidth = 1e5, downlink = 1e5, per_example = 0.001 }
+"""
+
+
+@pytest.mark.parametrize("m", [1, 3, 8])
+def test_a_round_of_a_ring_by_a_codec_takes_what_its_steps_say(m: int) -> None:
+    section = {"workers": m, "method": "ring", "codec": "bf16", "bucket": 0, **PATIENT}
+    assert near(per_round(parallel=section), gathered("ring", 2 * DIM, SIZE, LINKS, times(m)))
+
+
+@pytest.mark.parametrize("method", ["ring", "all-to-all"])
+@pytest.mark.parametrize("m", [1, 3, 8])
+def test_steps_and_the_closed_form_of_a_gather_agree(method: str, m: int) -> None:
+    told = gathered(method, 2 * DIM, SIZE, LINKS, times(m))
+    assert told.seconds == pytest.approx(C + all_gather(method, m, 2 * DIM, SIZE, LINKS))
+
+
+@pytest.fixture
+def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    def run(*words: str) -> Any:
+        (tmp_path / "all.toml").write_text(FILE)
+        command = ["compare", "all.toml", "--no-report", "--json", "--paradigms", "ring,ring+top-k:0.1", *words]
+        said = in_process(command, tmp_path, monkeypatch, capsys)
+        assert said.code == 0, said.err
+        return json.loads(said.out)
+
+    return run
+
+
+def test_on_slow_links_compressing_pays_and_on_quick_ones_the_page_says_not_to(table: Any) -> None:
+    slow = table("--set", "compare.target=1003", "--out", "slow")
+    assert "Compressing pays here: ring is at the loss after" in slow["sentence"]
+    dense, coded = slow["table"]
+    assert coded["round_seconds"] < dense["round_seconds"] / 2
+    assert coded["told"]["round_seconds"] == pytest.approx(coded["round_seconds"], rel=0.2)  # headers of short chunks
+    quick = [f"simulation.{key}=1e11" for key in ("bandwidth", "downlink")]
+    words = [word for one in quick for word in ("--set", one)]
+    assert (
+        "Do not compress here: ring is" in table(*words, "--set", "compare.target=1003", "--out", "quick")["sentence"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("tree+sign", "tree adds at every step"), ("ring+zip", "no codec 'zip'"), ("gossip+sign", "no paradigm")],
+)
+def test_what_cannot_be_compared_is_refused_with_advice(name: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as refused:
+        paradigm_of(name)
+    assert refused.value.advice
+
+
+def test_a_linear_codec_goes_by_every_collective() -> None:
+    assert paradigm_of("tree+random-k:0.1").sets["parallel"] == {"method": "tree", "codec": "random-k:0.1"}
