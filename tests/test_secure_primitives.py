@@ -255,3 +255,23 @@ def test_the_threshold_leaves_no_room_for_two_lists_of_survivors() -> None:
         t, corrupt = graph.policy_threshold(m), m // 3
         assert 2 * t > (m - corrupt) + 2 * corrupt
         assert t > corrupt
+
+
+def test_a_process_that_is_everybody_computes_agreements_and_checks_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = (primitives.Agreement(bytes([number] * 32)) for number in (1, 2))
+    publics = [primitives.public_of(bytes([number] * 32)) for number in (1, 2)]
+    identity, sign = primitives.signer(bytes(32))
+    alone = one.with_(publics[1])
+    checked: list[bytes] = []
+    verified = primitives._verified
+    monkeypatch.setattr(primitives, "_verified", lambda *what: checked.append(what[2]) or verified(*what))
+    with primitives.remembering():
+        for _ in range(3):
+            assert one.with_(publics[1]) == other.with_(publics[0]) == alone
+            assert primitives.verify(identity, sign(b"yes"), b"yes")
+            assert not primitives.verify(identity, sign(b"yes"), b"no")
+            with pytest.raises(ValueError, match="shared key"):
+                one.with_(bytes(32))
+    assert checked == [b"yes", b"no"]
+    assert primitives._found is None, "what two agreed on is not kept any longer"
+    assert primitives.verify(identity, sign(b"yes"), b"yes") and checked[2:] == [b"yes"]

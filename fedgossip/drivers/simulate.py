@@ -32,6 +32,7 @@ from fedgossip.rundir.run_directory import Keeper, Run, RunDirectory, RunOutcome
 from fedgossip.rundir.table_files import TABLE, save_table, table_of_checkpoints
 from fedgossip.rundir.tracking import Tracking
 from fedgossip.rundir.trained_table import TrainedTable
+from fedgossip.secure.primitives import remembering
 from fedgossip.simulation.network import DeviceClass, NetworkSettings, SimulatedNetwork
 from fedgossip.simulation.simulator import Simulator
 from fedgossip.task import Job, LocalTask, segments_of, table_of
@@ -134,7 +135,7 @@ def simulate_plan(
             keeper.remember(directory.rows())
         for row in [*refused, *([] if left else record.started(initial))]:
             keeper(row)
-        with pauses:
+        with pauses, remembering():
             results = finish(pauses)
         status = _verdict(plan, results, record, keeper)
     except KeyboardInterrupt:

@@ -10,8 +10,9 @@ Sources: RFC 7748 (X25519), 5869 (HKDF), 8439 (ChaCha20-Poly1305), 8032 (Ed25519
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
-from typing import NoReturn
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn, TypeVar
 
 from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -28,6 +29,8 @@ Entropy = Callable[[int], bytes]
 
 Sign = Callable[[bytes], bytes]
 """A function that signs with the participant's Ed25519 identity, whose secret stays where it is."""
+
+Result = TypeVar("Result")
 
 _PREFIX = len(LABEL).to_bytes(4, "big") + LABEL.encode()
 _NONCE = bytes(12)  # each key seals one message
@@ -105,14 +108,19 @@ def small_order(public: bytes) -> bool:
 class Agreement:
     """One X25519 secret, ready for many agreements."""
 
-    __slots__ = ("_key",)
+    __slots__ = ("_key", "_public")
 
     def __init__(self, secret: bytes) -> None:
         self._key = X25519PrivateKey.from_private_bytes(secret)
+        self._public = b""
 
     def with_(self, public: bytes) -> bytes:
         """Return the shared 32 bytes.  Raises ValueError where they are zero: `public` is of small order."""
-        return self._key.exchange(X25519PublicKey.from_public_bytes(public))
+        if _found is None:
+            return self._key.exchange(X25519PublicKey.from_public_bytes(public))
+        self._public = self._public or self._key.public_key().public_bytes_raw()
+        both = (self._public, public) if self._public < public else (public, self._public)
+        return _once(both, lambda: self._key.exchange(X25519PublicKey.from_public_bytes(public)))
 
     def __repr__(self) -> str:
         return "<agreement>"
@@ -150,8 +158,50 @@ def signer(seed: bytes) -> tuple[bytes, Sign]:
 
 def verify(identity: bytes, signature: bytes, data: bytes) -> bool:
     """Return whether the holder of this Ed25519 key signed `data`; False for any nonsense."""
+    if _found is None:
+        return _verified(identity, signature, data)
+    named = identity, signature, hashlib.sha256(data).digest()
+    return _once(named, lambda: _verified(identity, signature, data))
+
+
+def _verified(identity: bytes, signature: bytes, data: bytes) -> bool:
     try:
         Ed25519PublicKey.from_public_bytes(identity).verify(signature, data)
     except (InvalidSignature, ValueError):
         return False
     return True
+
+
+# --- one process that is everybody ------------------------------------------------------------------------------------
+
+REMEMBERED_MOST = 1 << 16
+"""Results that are kept; then all are forgotten."""
+
+_found: dict[tuple[bytes, ...], Any] | None = None
+"""What was computed here; None where nothing is kept."""
+
+
+@contextmanager
+def remembering() -> Iterator[None]:
+    """Compute each agreement of two keys, and each check of a signature, once in here.
+
+    For simulations, in which one process is all participants and would do it for both ends, and for everybody who is
+    shown a signature.  Never where they are real: what two agree on would stay in memory.
+    """
+    global _found  # noqa: PLW0603 of the whole process, as the simulation is
+    before = _found
+    _found = {} if before is None else before
+    try:
+        yield
+    finally:
+        _found = before
+
+
+def _once(named: tuple[bytes, ...], compute: Callable[[], Result]) -> Result:
+    assert _found is not None
+    if named not in _found:
+        if len(_found) >= REMEMBERED_MOST:
+            _found.clear()
+        _found[named] = compute()
+    result: Result = _found[named]
+    return result

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Annotated
 
 import msgspec
@@ -141,11 +141,9 @@ class Descriptor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         """Number of words of a number."""
         return self.ring_bits // RING_BITS
 
-    def neighbours(self, sid0: bytes) -> dict[int, tuple[int, ...]]:
-        """Return the graph of clients that share masks."""
-        if self.graph == "complete":
-            return graph.complete(self.cohort)
-        return graph.harary(self.cohort, self.k, sid0)
+    def neighbours(self, sid0: bytes) -> Mapping[int, tuple[int, ...]]:
+        """Return the graph of clients that share masks; nobody changes it, for a process makes it once."""
+        return _neighbours(self.graph, self.cohort, self.k, sid0)
 
 
 def sid0_of(descriptor: Descriptor) -> bytes:
@@ -287,3 +285,8 @@ class Policy:
             raise _refuse(Reason.SCHEMA, "another layout of the masked vector than pinned here")
         if d.model_hash != model:
             raise _refuse(Reason.MODEL_HASH, "another global model than the one here")
+
+
+@lru_cache(maxsize=4)
+def _neighbours(kind: str, cohort: tuple[int, ...], k: int, sid0: bytes) -> Mapping[int, tuple[int, ...]]:
+    return graph.complete(cohort) if kind == "complete" else graph.harary(cohort, k, sid0)
