@@ -25,9 +25,10 @@ from fedgossip import ConfigError, load_experiment, load_model, simulate
 from fedgossip.drivers.proposals import shared
 from fedgossip.drivers.simulate import simulate_plan
 from fedgossip.learning.agreed import AgreedTable, encoded, suppressed
-from fedgossip.learning.column_sums import BINS, SumLayout, first_sums, moments_of, shift_of
+from fedgossip.learning.column_sums import BINS, SumLayout, first_sums, moments_of, second_sums, shift_of
+from fedgossip.learning.noisy_sums import GRAIN, hidden, length_of
 from fedgossip.learning.table_schema import SchemaColumn, SiteColumns, TableSchema
-from fedgossip.plans.statistics import agreed_from, statistics_plan, statistics_task
+from fedgossip.plans.statistics import agreed_from, from_seed, statistics_plan, statistics_task
 from fedgossip.records import EventRow, Row
 from fedgossip.secure.aborts import Reason, RoundAbandoned
 from fedgossip.secure.exact_sums import ExactSums, as_vector, words_of
@@ -365,7 +366,8 @@ def test_a_site_alone_looks_at_its_own_table(
         (["data.columns.weight={ unit = 'kg' }"], "no column 'weight'"),
         (["data.columns.dose={ units = 'mg' }"], "'dose': Object contains unknown field `units`"),
         (["coordinator.secure.on=false"], "statistics are secure sums"),
-        (["coordinator.privacy.unit=record"], "a budget of privacy is set, and statistics are exact"),
+        (["coordinator.privacy.unit=record"], "column 'marker' has no bounds, so no noise can hide a record"),
+        (["coordinator.privacy.unit=client"], "whole tables are hidden, and statistics tell of them"),
     ],
 )
 def test_what_cannot_be_agreed_on_is_refused_before_anything_is_sent(
@@ -390,15 +392,100 @@ def test_training_wants_the_statistics_of_its_own_columns(tmp_path: Path) -> Non
     assert fedgossip.load_experiment(tmp_path / "federated.toml").data.agreed == str(tmp_path / "agreed.json")
 
 
+# --- under a budget ---------------------------------------------------------------------------------------------------
+
+BUDGET = """
+marker = { low = 999999, high = 1000001 }
+dose = { low = 0, high = 60 }
+
+[coordinator.privacy]
+unit = "record"
+noise = 2.0
+max_epsilon = 8.0
+"""
+
+
+def budgeted(folder: Path) -> list[list[dict[str, object]]]:
+    tables = mixed(folder)
+    text = (folder / "federated.toml").read_text().replace('"rare"] }\n', f'"rare"] }}\n{BUDGET}')
+    (folder / "federated.toml").write_text(text)
+    return tables
+
+
+@pytest.mark.parametrize("round", [0, 1])
+def test_a_record_adds_no_more_than_the_noise_counts_on(tmp_path: Path, round: int) -> None:
+    """Each number in units of its noise: at the bounds a record comes as far as is counted on, and no further."""
+    budgeted(tmp_path)
+    _, schema = statistics_plan(load_experiment(tmp_path / "federated.toml"))
+    layout, site = SumLayout(schema, 2.0), SiteColumns(tmp_path / "site-0.csv", schema)
+    pooled = first_sums(site)
+    most = 0.0
+    for cells in ((220.0, 1000001.0, 60.0, None), (100.0, None, None, "B"), (160.0, 1e6, 3.0, "A")):
+        more = object.__new__(SiteColumns)
+        added = dict(zip(("height", "marker", "dose", "ward", "outcome"), (*cells, "ill"), strict=True))
+        more.schema, more.records = schema, site.records + 1
+        more.cells = {name: [*site.cells[name], cell] for name, cell in added.items()}
+        sums = first_sums if round == 0 else lambda one: second_sums(one, pooled, noisy=True)
+        before, after = ({k: v for k, v in sums(one).items() if k[1:2] != ("at",)} for one in (site, more))
+        length = math.sqrt(sum(((after[name] - before[name]) / layout.unit(name)) ** 2 for name in before))
+        assert length <= length_of(schema, round) * (1 + 1e-12)
+        most = max(most, length)
+    assert most > 0.99 * length_of(schema, round)
+
+
+def test_the_noise_has_the_deviation_that_is_paid_for() -> None:
+    units = {("a",): 1, ("b",): 1 << 100}
+    deviation = 3.0 * GRAIN
+    numbers = {("a",): 50, ("b",): 7 << 99}
+    drawn = [hidden(numbers, units.__getitem__, deviation, kit.entropy_of(n)) for n in range(2000)]
+    for name, mean in ((("a",), 50), (("b",), 3.5)):
+        values = np.array([one[name] / units[name] for one in drawn])
+        assert np.std(values) == pytest.approx(3.0, rel=0.07) and np.mean(values) == pytest.approx(mean, abs=0.75)
+    grains = {one["b",] % ((1 << 100) // GRAIN) for one in drawn}
+    assert grains == {0}, "nothing finer than the noise is left of the numbers"
+
+
+def test_statistics_are_paid_for_out_of_the_budget_of_each_record(tmp_path: Path) -> None:
+    """Two releases with the noise of the budget; its own accountant says what they cost."""
+    from fedgossip.privacy.accounting import account_of
+    from fedgossip.privacy.budget import Spend
+
+    tables = budgeted(tmp_path)
+    experiment = load_experiment(tmp_path / "federated.toml")
+    plan, schema = statistics_plan(experiment)
+    plan, task, _ = statistics_task(plan, schema, range(SITES), from_seed(plan))
+    run = simulate_plan(plan, task=task)
+    table = agreed_from(task, run.vectors[plan.coordinator], schema, 5)
+    spent = [Spend("record", 2.0, 1e-5, 1.0, 1.0, 1, round).mechanism for round in range(2)]
+    assert run.summary["epsilon"] == pytest.approx(account_of(spent).epsilon(1e-5))
+    rows = [row for one in tables for row in one]
+    heights = [float(str(row["height [cm]"])) for row in rows]
+    told = column(table, "height")
+    assert table.noise == 2.0 and table.records != 300 and abs(table.records - 300) < 100
+    assert told.mean != np.mean(heights) and abs(told.mean - np.mean(heights)) < 80
+    assert all(one.deviation > 0 for one in table.columns if one.deviation is not None)
+    assert encoded(agreed_from(task, run.vectors[plan.coordinator], schema, 5)) == encoded(table)
+
+
+def test_a_budget_that_is_too_small_ends_before_anything_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    budgeted(tmp_path)
+    words = ["data", "agree", "federated.toml", "--set", "coordinator.privacy.max_epsilon=1.0"]
+    said = in_process(words, tmp_path, monkeypatch, capsys)
+    assert said.code == 6 and not (tmp_path / "agreed.json").exists(), said.err
+
+
 # --- on machines of their own -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.long
 @pytest.mark.sockets
 @pytest.mark.timeout(300)  # it bounds a hang of several processes
-def test_over_encrypted_links_all_write_one_file_and_nothing_shows_a_site(tmp_path: Path) -> None:
+@pytest.mark.parametrize("budget", [False, True])
+def test_over_encrypted_links_all_write_one_file_and_nothing_shows_a_site(tmp_path: Path, budget: bool) -> None:
     """Site 2 has a word that was not agreed on; the others go on.  What left is verified without a secret."""
-    tables = mixed(tmp_path)
+    tables = (budgeted if budget else mixed)(tmp_path)
     write(tmp_path / "site-2.csv", first(ward="unheard-of")(tables[2]))
     (port,) = free_ports(1)
     machines = [tmp_path / f"machine{node}" for node in range(SITES + 1)]
@@ -420,7 +507,11 @@ def test_over_encrypted_links_all_write_one_file_and_nothing_shows_a_site(tmp_pa
     files = {(machines[node] / "agreed.json").read_bytes() for node in (0, 1, 3, 4, 5)}
     assert len(files) == 1 and not (machines[2] / "agreed.json").exists()
     told = msgspec.json.decode(files.pop(), type=AgreedTable)
-    assert told.sites == 4 and column(told, "height").count == 300 - len(tables[2])
+    assert told.sites == 4 and told.noise == (2.0 if budget else 0.0)
+    assert budget or column(told, "height").count == 300 - len(tables[2])
+    paid = [machine / "peer.key.spent" for machine in machines]
+    lines = [len(paid[node].read_text().splitlines()) for node in (0, 2)] if budget else [0, 0]
+    assert lines == ([2, 0] if budget else [0, 0]) and (budget or not paid[0].exists())
     words = ["audit", "verify", "machine5/log", "machine0/log", "--endpoints", "machine0/endpoints.toml"]
     verified = finish(start(words, tmp_path))
     assert verified.code == 0, verified

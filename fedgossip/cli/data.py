@@ -103,7 +103,7 @@ def agree(
     """
     from fedgossip.errors import ConfigError
     from fedgossip.experiment import load_experiment
-    from fedgossip.plans.statistics import statistics_plan, statistics_task
+    from fedgossip.plans.statistics import from_seed, statistics_plan, statistics_task
 
     plan, schema = statistics_plan(load_experiment(experiment, overrides))
     if Path(plan.experiment.data.agreed).exists():
@@ -112,7 +112,7 @@ def agree(
     if endpoints is None and node is not None:
         raise ConfigError("--id without --endpoints", "Name the file with everybody's keys; or leave --id out.")
     if endpoints is None:
-        plan, task, refused = statistics_task(plan, schema, range(plan.learners))
+        plan, task, refused = statistics_task(plan, schema, range(plan.learners), from_seed(plan))
         return _at_one_desk(plan, task, schema, refused)
     if node is not None:
         _check_site(plan, node)
@@ -125,10 +125,15 @@ def _at_one_desk(
     plan: FederationPlan, task: StatisticsTask, schema: TableSchema, refused: Mapping[int, ConfigError]
 ) -> int:
     from fedgossip.drivers.simulate import simulate_plan
+    from fedgossip.errors import BudgetError
+    from fedgossip.plans.plan import EXHAUSTED
 
     for line in plan.banner:
         echo(line, err=True)
     run = simulate_plan(plan, task=task)
+    if run.summary["status"] == EXHAUSTED:
+        text = f"the budget, epsilon at most {plan.section.privacy.max_epsilon:g}, does not allow two rounds of sums"
+        raise BudgetError(text, "Raise coordinator.privacy.noise, or max_epsilon if the sites allow it.")
     _write(plan, task, schema, run.vectors[plan.coordinator])
     for site, error in refused.items():
         echo(f"site {site} took no part: {error}  {error.advice}", err=True)
@@ -159,7 +164,7 @@ def _with_others(
     from fedgossip.rundir.collect import final_vector
 
     def concluded(folder: Path, ended: PeerEnded) -> None:
-        if ended.status != "interrupted" and node not in refused:
+        if ended.status in ("finished", "partial") and node not in refused:
             _write(plan, task, schema, final_vector(folder))
 
     leads = node == plan.coordinator
@@ -199,6 +204,8 @@ def _write(plan: FederationPlan, task: StatisticsTask, schema: TableSchema, vect
 
 def _show(table: AgreedTable, sites: int) -> None:
     echo(f"{table.sites} of {sites} sites, {table.records} records; counts below {table.suppress} are not told")
+    if table.noise:
+        echo(f"with noise of {table.noise:g} times what one record can add, on each site's sums", err=True)
     head = ["column", "unit", "there", "missing", "mean", "deviation", "5 %", "median", "95 %"]
     echo(columns([head, *map(_agreed_line, table.columns)]))
     for name in table.constant:

@@ -20,6 +20,8 @@ from fedgossip.learning.encodings import EncodedColumn, TableEncoding
 from fedgossip.learning.table_schema import MEAN, SchemaColumn, TableSchema
 
 FORMAT = 1
+COUNTS = (("missing",), ("bin",), ("of",))
+"""What of a column's numbers is counts."""
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
@@ -58,6 +60,8 @@ class AgreedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     sites: int
     records: int
     columns: tuple[AgreedColumn, ...]
+    noise: float = 0.0
+    """On each site's sums, in units of what one record can add to them; 0: they are exact."""
 
     @property
     def digest(self) -> str:
@@ -97,18 +101,21 @@ class AgreedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return [one.name for one in self.columns if not one.label and one.deviation == 0.0]
 
 
-def agreed_of(schema: TableSchema, numbers: Numbers, suppress: int) -> AgreedTable:
-    """Return what the sums over the sites say."""
-    columns = tuple(_column(one, numbers, suppress) for one in schema.columns)
-    sites, records = numbers["sites",], numbers["records",]
-    return AgreedTable(schema=schema, suppress=suppress, sites=sites, records=records, columns=columns)
+def agreed_of(schema: TableSchema, numbers: Numbers, suppress: int, noise: float = 0.0) -> AgreedTable:
+    """Return what the sums over the sites say; with `noise` counts below 0 are 0, and no category is left out."""
+    sites, records = numbers["sites",], max(0, numbers["records",])
+    if noise:
+        numbers = {name: max(0, value) if name[1:2] in COUNTS else value for name, value in numbers.items()}
+        numbers = {name: SITES if name[1:2] == ("at",) else value for name, value in numbers.items()}
+    columns = tuple(_column(one, numbers, suppress, noisy=bool(noise)) for one in schema.columns)
+    return AgreedTable(schema=schema, suppress=suppress, sites=sites, records=records, columns=columns, noise=noise)
 
 
-def _column(column: SchemaColumn, numbers: Numbers, suppress: int) -> AgreedColumn:
+def _column(column: SchemaColumn, numbers: Numbers, suppress: int, *, noisy: bool) -> AgreedColumn:
     missing = numbers[column.name, "missing"]
     count = numbers["records",] - missing
     if not column.categories:
-        return _of_numbers(column, numbers, suppress)
+        return _of_numbers(column, numbers, suppress, noisy=noisy)
     counts = [numbers[column.name, "of", category] for category in column.categories]
     total = sum(counts)
     few = tuple(one for one in column.categories if 0 < numbers[column.name, "at", one] < SITES)
@@ -126,14 +133,14 @@ def _column(column: SchemaColumn, numbers: Numbers, suppress: int) -> AgreedColu
     )
 
 
-def _of_numbers(column: SchemaColumn, numbers: Numbers, suppress: int) -> AgreedColumn:
-    moments = moments_of(column, numbers)
+def _of_numbers(column: SchemaColumn, numbers: Numbers, suppress: int, *, noisy: bool) -> AgreedColumn:
+    moments = moments_of(column, numbers, noisy=noisy)
     edges = edges_of(column, moments)
     counts = [numbers[column.name, "bin", str(place)] for place in range(len(edges) + 1)]
     ends = np.array([edges[0], *edges, edges[-1]])
     told = suppressed(counts, suppress)
     below = np.cumsum(counts)
-    known = np.cumsum(spread(told, moments.count))
+    known = np.cumsum(spread(told, sum(counts)))
     enough = [place for place in range(len(counts)) if below[place] >= suppress]
     above = [place for place in range(len(counts)) if sum(counts[place:]) >= suppress]
     return AgreedColumn(

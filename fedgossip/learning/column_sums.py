@@ -20,8 +20,10 @@ import numpy as np
 import numpy.typing as npt
 
 from fedgossip.errors import ConfigError
+from fedgossip.learning.noisy_sums import MOST, deviation_of, hidden, unit_of
 from fedgossip.learning.table_schema import SchemaColumn, SiteColumns, TableSchema
 from fedgossip.secure.exact_sums import ExactSums, as_vector, integers_of, words_in, words_of
+from fedgossip.secure.primitives import Entropy
 from fedgossip.vectors import Vector
 
 BINS = 32
@@ -52,10 +54,19 @@ class SumLayout:
     """Which number of a vector is what, for a schema."""
 
     schema: TableSchema
+    noise: float = 0.0
+    """In units of what one record can add; 0: the sums are exact."""
 
     @cached_property
     def bounds(self) -> Mapping[Name, int]:
         """Return the largest magnitude of each number of a site, in the order of the vector."""
+        if not self.noise:
+            return self._exactly
+        room = math.ceil(MOST * self.noise * (len(self._exactly) + 1))
+        return {name: bound + room * self.unit(name) for name, bound in self._exactly.items()}
+
+    @cached_property
+    def _exactly(self) -> Mapping[Name, int]:
         found: dict[Name, int] = {("sites",): 1, ("records",): RECORDS}
         for one in self.schema.columns:
             found[one.name, "missing"] = RECORDS
@@ -70,6 +81,20 @@ class SumLayout:
     @property
     def exact(self) -> ExactSums:
         return ExactSums(tuple(self.bounds.values()), layout=self.schema.digest)
+
+    def hidden(self, numbers: Numbers, round: int, entropy: Entropy) -> Numbers:
+        """Return a site's numbers of a round as they may leave it: with noise, where there is to be some."""
+        if not self.noise:
+            return numbers
+        about_records = {name: value for name, value in numbers.items() if name != ("sites",) and name[1:2] != ("at",)}
+        deviation = deviation_of(self.schema, round, len(about_records), self.noise)
+        noisy = hidden(about_records, self.unit, deviation, entropy)
+        return noisy | ({("sites",): 1} if ("sites",) in numbers else {})
+
+    def unit(self, name: Name) -> int:
+        """Return the most that one record adds to a number."""
+        column = next((one for one in self.schema.columns if one.name == name[0] and len(name) > 1), None)
+        return 1 if column is None else unit_of(column, name[1], shift_of(column))
 
     def vector(self, numbers: Numbers) -> Vector:
         """Return a vector of the numbers; those that are not named are 0."""
@@ -97,14 +122,23 @@ class ColumnMoments:
         return np.linspace(self.mean - half, self.mean + half, BINS + 1)
 
 
-def moments_of(column: SchemaColumn, numbers: Numbers) -> ColumnMoments:
-    """Return count, mean and deviation, each the float64 nearest to that of the exact sums."""
+def moments_of(column: SchemaColumn, numbers: Numbers, *, noisy: bool = False) -> ColumnMoments:
+    """Return count, mean and deviation, each the float64 nearest to that of the sums.
+
+    Of `noisy` sums what no numbers within the bounds can have is brought there: a deviation that cannot be becomes that
+    of numbers spread evenly.
+    """
     count = numbers["records",] - numbers[column.name, "missing"]
-    if not count:
+    if count < 1:
         return ColumnMoments(0, 0.0, 0.0)
     total, squares, shift = numbers[column.name, "sum"], numbers[column.name, "squares"], shift_of(column)
     mean = Fraction(total, count) / Fraction(2) ** shift
     variance = Fraction(count * squares - total * total, count * count) / Fraction(4) ** shift
+    if noisy and column.low is not None and column.high is not None:
+        most = (column.high - column.low) / 2
+        within = min(max(float(mean), column.low), column.high)
+        spread = math.sqrt(variance) if 0 < variance <= most * most else most / math.sqrt(3)
+        return ColumnMoments(count, within, spread)
     return ColumnMoments(count, float(mean), math.sqrt(variance))
 
 
@@ -137,16 +171,17 @@ def _whole(column: SchemaColumn, values: npt.NDArray[np.float64]) -> Sequence[in
     return shifted
 
 
-def second_sums(site: SiteColumns, pooled: Numbers) -> dict[Name, int]:
-    """Return a site's numbers of the second round, by the sums of the first."""
+def second_sums(site: SiteColumns, pooled: Numbers, *, noisy: bool = False) -> dict[Name, int]:
+    """Return a site's numbers of the second round, by the sums of the first; `noisy`: each record is hidden in them."""
     found: dict[Name, int] = {}
     for one in site.schema.columns:
         if one.categories:
             cells = site.cells[one.name]
-            counted = [category for category in one.categories if pooled[one.name, "at", category] >= SITES]
+            enough = {category for category in one.categories if pooled[one.name, "at", category] >= SITES}
+            counted = [category for category in one.categories if noisy or category in enough]
             found |= {(one.name, "of", category): cells.count(category) for category in counted}
             continue
-        edges = edges_of(one, moments_of(one, pooled))
+        edges = edges_of(one, moments_of(one, pooled, noisy=noisy))
         for place, count in enumerate(histogram(site.numbers(one.name), edges)):
             found[one.name, "bin", str(place)] = count
     return found

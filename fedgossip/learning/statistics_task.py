@@ -6,18 +6,28 @@ the first has brought.  No torch here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from fedgossip.errors import ConfigError, TrainingError
-from fedgossip.learning.column_sums import SumLayout, first_sums, second_sums
+from fedgossip.learning.column_sums import Numbers, SumLayout, first_sums, second_sums
 from fedgossip.learning.table_schema import SiteColumns, TableSchema
 from fedgossip.machine import NodeId
+from fedgossip.secure.primitives import Entropy
 from fedgossip.task import Job, Update
 from fedgossip.vectors import Vector, empty, frozen
 
 ROUNDS = 2
+
+Draw = Callable[[NodeId, int], Entropy]
+"""Random bytes for the noise of a site in a round."""
+
+
+def from_system(_node: NodeId, _round: int) -> Entropy:
+    """Draw what nobody can know: of a simulation, which is no secret, the seed serves."""
+    return os.urandom
 
 
 class StatisticsTask:
@@ -25,8 +35,12 @@ class StatisticsTask:
 
     dtype = np.dtype(np.float64)
 
-    def __init__(self, schema: TableSchema, sites: Mapping[NodeId, SiteColumns]) -> None:
-        self.layout, self._sites = SumLayout(schema), sites
+    def __init__(
+        self, schema: TableSchema, sites: Mapping[NodeId, SiteColumns], noise: float = 0.0, draw: Draw = from_system
+    ) -> None:
+        self.layout, self._sites, self._draw = SumLayout(schema, noise), sites, draw
+        self._said: dict[tuple[NodeId, int], Vector] = {}
+        """What has noise is drawn once, however often it is asked for."""
         self.length = self.layout.exact.length
         self.schema = schema.digest[:16]
         for node, site in sites.items():
@@ -45,14 +59,21 @@ class StatisticsTask:
         return [Update(self._sums(job), 1) for job in jobs]
 
     def _sums(self, job: Job) -> Vector:
+        named = job.node, job.round
+        if named not in self._said:
+            numbers = self.layout.hidden(self._numbers(job), job.round, self._draw(*named))
+            self._said[named] = self.layout.vector(numbers)
+        return self._said[named]
+
+    def _numbers(self, job: Job) -> Numbers:
         site = self._sites[job.node]
         if job.round == 0:
-            return self.layout.vector(first_sums(site))
+            return first_sums(site)
         pooled = self.layout.numbers(job.vector)
         if not pooled["sites",]:
             text = f"site {job.node}: the sums of the first round have not come together"
             raise TrainingError(text, "Agree again when all sites are there: fedgossip data agree.")
-        return self.layout.vector(second_sums(site, pooled))
+        return second_sums(site, pooled, noisy=self.layout.noise > 0)
 
     def evaluate(self, vectors: Sequence[Vector]) -> Sequence[Mapping[str, float]]:
         return [{} for _ in vectors]

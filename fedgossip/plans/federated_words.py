@@ -19,7 +19,7 @@ from fedgossip.task import LocalTask
 def banner_of(run: FederatedRun) -> Sequence[str]:
     """What a person should read before the run begins: who sees what, and what of privacy is spent."""
     if run.exact is not None:
-        return [_how_line(run), _seen_line(run), _exact_line(run.exact), *kernels.remarks()]
+        return [_how_line(run), _seen_line(run), _exact_line(run, run.exact), *_budget_line(run), *kernels.remarks()]
     told = _budget_line(run) or ([_no_budget_line(run)] if run.secure else [])
     return [_how_line(run), _seen_line(run), *told, *kernels.remarks()]
 
@@ -38,9 +38,11 @@ def _seen_line(run: FederatedRun) -> str:
     return f"secure aggregation: {seen}{masks}"
 
 
-def _exact_line(exact: ExactSums) -> str:
-    numbers = f"{len(exact.bounds)} whole numbers of {exact.ring_bits} bits"
-    return f"statistics: two sums of {numbers}, exact and without noise; agreed on twice they tell of who differed"
+def _exact_line(run: FederatedRun, exact: ExactSums) -> str:
+    numbers = f"statistics: two sums of {len(exact.bounds)} whole numbers of {exact.ring_bits} bits"
+    if run.experiment.budget:
+        return f"{numbers}, with noise on each site's"
+    return f"{numbers}, exact and without noise; agreed on twice they tell of who differed"
 
 
 def terms_of(run: FederatedRun, parameters: int, itemsize: int) -> JoiningTerms:

@@ -103,6 +103,8 @@ class FederationPlan(FederatedRun):
             return None
         if self.unit == "client":
             return purse_of(p, 1.0, 1, log, before)
+        if self.exact is not None:  # each round is one release, of all records
+            return purse_of(p, 1.0, 1, log, before)
         if node not in self.trained_on:
             advice = "A run with a budget of privacy can be neither recorded nor replayed."
             raise ConfigError(f"nobody knows how many examples client {node} has, nor what it has spent", advice)

@@ -11,6 +11,7 @@ from fedgossip.algorithms.federated.means import Mean
 from fedgossip.algorithms.sampling import participating
 from fedgossip.errors import ConfigError, nearest
 from fedgossip.experiment import CoordinatorSection, Experiment, FederatedExperiment
+from fedgossip.learning.objectives import STATISTICS
 from fedgossip.learning.settings import TrainSettings
 from fedgossip.plans.federated_run import FEDBUFF, FederatedRun
 from fedgossip.plans.federation import FederationPlan
@@ -97,7 +98,7 @@ def _check_privacy(plan: FederatedRun) -> None:
         name = plan.experiment.score.name
         text = f"coordinator.privacy.test_noise is for a count of right answers, and the score is {name}"
         raise ConfigError(text, 'Put "accuracy" first in task.metrics, or leave test_noise out: nothing is told then.')
-    if plan.unit == "record" and not plan.experiment.learns:
+    if plan.unit == "record" and not plan.experiment.learns and plan.experiment.task.kind != STATISTICS:
         raise ConfigError("coordinator.privacy.unit = record hides examples, and this task has none", "Set task.kind.")
     if plan.unit == "client" and not plan.secure:
         advice = "Leave coordinator.secure.on as it is: noise is added inside the sum, each client a part of it."

@@ -9,25 +9,27 @@ import msgspec
 
 from fedgossip.errors import ConfigError, TooFewPeersError
 from fedgossip.experiment import Experiment, FederatedExperiment
-from fedgossip.experiment.coordinator_sections import PrivacySection
 from fedgossip.experiment.sections import EvalSection, TaskSection, TrackSection
 from fedgossip.learning.agreed import AgreedTable, agreed_of
-from fedgossip.learning.column_sums import SITES
+from fedgossip.learning.column_sums import SITES, SumLayout
+from fedgossip.learning.noisy_sums import check_bounded
 from fedgossip.learning.objectives import STATISTICS
 from fedgossip.learning.settings import TrainSettings
-from fedgossip.learning.statistics_task import ROUNDS, StatisticsTask
+from fedgossip.learning.statistics_task import ROUNDS, Draw, StatisticsTask, from_system
 from fedgossip.learning.table_schema import FEDERATED, SiteColumns, TableSchema
 from fedgossip.machine import NodeId
 from fedgossip.plans import compose
 from fedgossip.plans.federation import FederationPlan
 from fedgossip.plans.tasks import schema_of_experiment, site_file
+from fedgossip.seeds import stream
 from fedgossip.vectors import Vector
 
 
 def statistics_plan(experiment: Experiment) -> tuple[FederationPlan, TableSchema]:
     """Return the plan of the run that makes the statistics of an experiment, and the schema that they are of.
 
-    Raises ConfigError where there is no secure sum, where nothing is to be agreed on, and beside a budget.
+    Raises ConfigError where there is no secure sum, where nothing is to be agreed on, and beside a budget that
+    hides clients, or without bounds.
     """
     if not isinstance(experiment, FederatedExperiment):
         advice = "Give at least:  [coordinator]  clients = 5"
@@ -37,10 +39,12 @@ def statistics_plan(experiment: Experiment) -> tuple[FederationPlan, TableSchema
     c = experiment.coordinator
     if not c.secure.on:
         raise ConfigError("coordinator.secure.on = false: statistics are secure sums", "Leave it out.")
-    if experiment.budget is not None:
-        text = "a budget of privacy is set, and statistics are exact: they have no noise, and are not accounted"
+    if c.privacy.unit == "client":
+        text = "coordinator.privacy.unit = client: whole tables are hidden, and statistics tell of them"
         raise ConfigError(text, "If the sites allow that:  --set coordinator.privacy.unit=none")
     schema = schema_of_experiment(experiment)
+    if experiment.budget is not None:
+        check_bounded(schema)
     alone = msgspec.structs.replace(
         experiment,
         rounds=ROUNDS,
@@ -51,16 +55,22 @@ def statistics_plan(experiment: Experiment) -> tuple[FederationPlan, TableSchema
         data=msgspec.structs.replace(experiment.data, local_test=0.0),
         coordinator=msgspec.structs.replace(
             c, algorithm="fedavg", options={}, participation=1.0, cohort=None, over_selection=1.0, sampling="uniform",
-            min_clients=max(SITES, c.min_clients or min(5, c.clients)), privacy=PrivacySection(),
+            min_clients=max(SITES, c.min_clients or min(5, c.clients)),
+            privacy=msgspec.structs.replace(c.privacy, test_noise=0.0),
         ),
     )  # fmt: skip
     plan = compose.plan(alone)
     assert isinstance(plan, FederationPlan), "it has a [coordinator]"
-    return replace(plan, exact=StatisticsTask(schema, {}).layout.exact), schema
+    return replace(plan, exact=SumLayout(schema, noise_of(plan)).exact), schema
+
+
+def noise_of(plan: FederationPlan) -> float:
+    """Return the noise on each site's sums, in units of what one record can add; 0 without a budget."""
+    return 0.0 if plan.experiment.budget is None else plan.experiment.budget.noise
 
 
 def statistics_task(
-    plan: FederationPlan, schema: TableSchema, held: Sequence[NodeId]
+    plan: FederationPlan, schema: TableSchema, held: Sequence[NodeId], draw: Draw = from_system
 ) -> tuple[FederationPlan, StatisticsTask, Mapping[NodeId, ConfigError]]:
     """Return the plan with those that abstain, the task of the sites that are `held`, and why some do not fit."""
     sites, refused = {}, {}
@@ -71,7 +81,12 @@ def statistics_task(
             sites[node] = site
         except ConfigError as error:
             refused[node] = error
-    return replace(plan, abstaining=frozenset(refused)), StatisticsTask(schema, sites), refused
+    return replace(plan, abstaining=frozenset(refused)), StatisticsTask(schema, sites, noise_of(plan), draw), refused
+
+
+def from_seed(plan: FederationPlan) -> Draw:
+    """Draw from the seed, for simulations, which keep no secrets."""
+    return lambda node, round: stream(plan.experiment.seed, "statistics noise", node, round).bytes
 
 
 def agreed_from(task: StatisticsTask, vector: Vector | None, schema: TableSchema, suppress: int) -> AgreedTable:
@@ -81,4 +96,4 @@ def agreed_from(task: StatisticsTask, vector: Vector | None, schema: TableSchema
     if not numbers.get(("sites",)) or not counted:
         text = "too few sites came together for both rounds of sums"
         raise TooFewPeersError(text, "Agree again when they are there: coordinator.min_clients are needed.")
-    return agreed_of(schema, numbers, suppress)
+    return agreed_of(schema, numbers, suppress, task.layout.noise)
