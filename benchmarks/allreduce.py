@@ -31,6 +31,7 @@ from fedgossip.net.identity import Identity
 from fedgossip.net.mesh import Links
 from fedgossip.net.sockets import keep_message_memory
 from fedgossip.protocols.allreduce import AllReduce
+from fedgossip.protocols.round_sums import DenseSums
 from fedgossip.protocols.view_member import AllReduceSettings
 from fedgossip.task import Job, Update
 from fedgossip.vectors import frozen
@@ -61,7 +62,8 @@ def ours(seat: Seat, d: int, warm: int, rounds: int, *, method: str, bulk: str) 
     links.connect(others, endpoints, Expected(task.schema, "float32", d), hello)
     settings = AllReduceSettings(rounds=warm + rounds, bucket=seat.n * (1 << 18))
     table, start = COLLECTIVES[method].table, frozen(np.zeros(d, np.float32))
-    machine = AllReduce(seat.node, range(seat.n), table, SGD(), start, task.schema, settings, lambda _round: 0.1)
+    sums = DenseSums(table, d, start.dtype, settings.bucket)
+    machine = AllReduce(seat.node, range(seat.n), sums, SGD(), start, task.schema, settings, lambda _round: 0.1)
     watch = Watch(warm)
     sent = table(seat.n).sent(seat.node, d + TAIL) * 4
     results: list[Measured] = []

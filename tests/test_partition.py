@@ -78,8 +78,9 @@ class Peers:
         if not path.exists():
             return []
         with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - newest_bytes) if newest_bytes else 0)
-            lines = file.read().splitlines(keepends=True)
+            from_ = max(0, path.stat().st_size - newest_bytes) if newest_bytes else 0
+            file.seek(from_)
+            lines = file.read().splitlines(keepends=True)[bool(from_) :]  # the first may begin in the middle
         whole = [json.loads(line) for line in lines if line.startswith(b"{") and line.endswith(b"\n")]
         return [row for row in whole if row["kind"] == kind]
 
