@@ -37,7 +37,18 @@ if TYPE_CHECKING:
     from fedgossip.sweeping.sweep import sweep
     from fedgossip.sweeping.table import SweepTable
     from fedgossip.task import Job, LocalTask, Segment, StatefulTask, Update
-    from fedgossip.topology import Forecast, Mixing, Spectrum, Topology, build, forecast, resolve, spectrum
+    from fedgossip.topology import (
+        Forecast,
+        Mixing,
+        Spectrum,
+        Topology,
+        build,
+        forecast,
+        forecast_of,
+        resolve,
+        resolve_schedule,
+        spectrum,
+    )
 
 HOMES = {
     "ConfigError": "fedgossip.errors",
@@ -58,9 +69,8 @@ HOMES = {
     "TrainedTable": "fedgossip.rundir.trained_table",
     **dict.fromkeys(("load_table", "save_table"), "fedgossip.rundir.table_files"),
     **dict.fromkeys(("Job", "LocalTask", "Segment", "StatefulTask", "Update"), "fedgossip.task"),
-    **dict.fromkeys(
-        ("Forecast", "Mixing", "Spectrum", "Topology", "build", "forecast", "resolve", "spectrum"), "fedgossip.topology"
-    ),
+    **dict.fromkeys(("Forecast", "Mixing", "Spectrum", "Topology", "build"), "fedgossip.topology"),
+    **dict.fromkeys(("forecast", "forecast_of", "resolve", "resolve_schedule", "spectrum"), "fedgossip.topology"),
 }
 """Where each name is, by the name."""
 
@@ -85,12 +95,14 @@ __all__ = [
     "__version__",
     "build",
     "forecast",
+    "forecast_of",
     "forecast_run",
     "join",
     "load_experiment",
     "load_model",
     "load_table",
     "resolve",
+    "resolve_schedule",
     "run_local",
     "save_table",
     "simulate",
