@@ -102,6 +102,12 @@ def slope(sizes: list[int], costs: list[float]) -> float:
     return linear_regression([math.log(n) for n in sizes], [math.log(max(cost, 1e-9)) for cost in costs]).slope
 
 
+def show(name: str, found: dict[int, tuple[float, float]]) -> None:
+    told = "  ".join(f"{n}: {us:.1f} ({size:.0f})" for n, (us, size) in found.items())
+    exponent = slope(list(found), [us for us, _ in found.values()]) if len(found) > 1 else math.nan
+    print(f"{name:12} {told}  slope {exponent:+.2f}", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=",".join(KINDS))
@@ -110,6 +116,8 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     results: dict[str, Any] = {}
+    if not options.json:
+        print(f"{machine()}\nus (and bytes of the record) of a node and round")
     with tempfile.TemporaryDirectory() as place:
         numbers = count()
         for name in options.only.split(","):
@@ -118,14 +126,11 @@ def main() -> None:
             for n in sizes[:1] + sizes:  # the first warms up
                 found = of_node(content(n), engine, n, Path(place), numbers)
                 results.setdefault(name, {})[n] = found
+            if not options.json:
+                show(name, results[name])
     if options.json:
         print(json.dumps(results))
         return
-    print(f"{machine()}\nus (and bytes of the record) of a node and round")
-    for name, found in results.items():
-        told = "  ".join(f"{n}: {us:.1f} ({size:.0f})" for n, (us, size) in found.items())
-        exponent = slope(list(found), [us for us, _ in found.values()]) if len(found) > 1 else math.nan
-        print(f"{name:12} {told}  slope {exponent:+.2f}")
     if options.large:
         print(f"8 x 1M, ms a round not evaluated: {large(None):.1f}, with eval.watch = true {large(True):.1f}")
 
