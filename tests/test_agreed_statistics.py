@@ -256,7 +256,8 @@ def test_raw_columns_of_five_sites_are_learned_from_by_two_commands(
     assert accuracy(tmp_path / "raw.toml", 2) < 0.8
     loaded = load_model(tmp_path / "run")
     told = in_process(["evaluate", "run", "test.csv", "--json"], tmp_path, monkeypatch, capsys)
-    assert json.loads(told.out)["accuracy"] == pytest.approx(scores[0]) and loaded.facts.scale is not None
+    assert json.loads(told.out)["accuracy"] == pytest.approx(scores[0])
+    assert loaded.facts.scale is not None and loaded.facts.score["on"] == "csv:test.csv?label=outcome: 95"
 
 
 def test_gaps_words_and_units_reach_the_model_as_agreed(tmp_path: Path) -> None:

@@ -222,7 +222,9 @@ def save_model(
 
 def _scored(summary: Mapping[str, Any]) -> dict[str, Any]:
     """What a model's folder says of the score of a run: of the averaged model, on which examples."""
-    score, on = summary["score"], summary["data"]["test"]
+    score, (kind, colon, rest) = summary["score"], summary["data"]["test"].partition(":")
+    path, mark, query = rest.partition("?")
+    on = f"{kind}{colon}{Path(path).name}{mark}{query}" if mark else summary["data"]["test"]  # folders are nobody's
     return {"name": score["name"], "value": score["averaged"], "on": on, "rounds": summary["rounds"]}
 
 
