@@ -188,7 +188,7 @@ class AllReduce(ViewMember):
             case ("start",) if self.phase == "joining":
                 return self._begin_without(now_ns)
             case ("again", node, timer) if node in self.exchange.links and isinstance(timer, int):
-                return self.exchange.links[node].again(timer)
+                return self.exchange.links[node].again(timer, now_ns)
             case ("deadline", epoch, round) if (epoch, round, "reducing") == (self.group.epoch, self.round, self.phase):
                 return [Report("overdue", self.exchange.awaited, self.round), *self._stop_round(now_ns)]
             case ("regroup", epoch) if epoch == self.group.epoch and self.phase == "regrouping":

@@ -51,8 +51,7 @@ class ChunkExchange:
     ) -> None:
         self.group, self.sums, self.schema = group, sums, schema
         self.round = 0
-        again_ns = group.waits.again_ns
-        self.links = {other: ChunkLink(other, longest_ns, again_ns) for other in group.others}
+        self.links = {other: ChunkLink(other, longest_ns) for other in group.others}
         self._summed = 0  # in reductions that are over
         self.now = self.next = self._sum(0)
         self.renew(0)

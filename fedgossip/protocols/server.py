@@ -135,7 +135,7 @@ class ParameterServer:
         copied = manager is not None
         others = [server for server in servers if copied and server != node]
         partners = [*workers, *others]
-        self.links = {other: ChunkLink(other, settings.deadline_ns, settings.again_ns) for other in partners}
+        self.links = {other: ChunkLink(other, settings.deadline_ns) for other in partners}
         self.lives: dict[NodeId, int] = dict.fromkeys(self.links, 0)
         self.lists = KeyLists(node, placement, schema)
         bounds = settings.rounds, settings.staleness
@@ -237,7 +237,7 @@ class ParameterServer:
     def _fired(self, key: Any, now_ns: int) -> list[Effect]:
         match key:
             case ("again", other, timer) if other in self.links:
-                return self.links[other].again(timer)
+                return self.links[other].again(timer, now_ns)
             case ("late",):
                 self._waits = False
                 return self._leave_out(now_ns)
@@ -260,10 +260,12 @@ class ParameterServer:
             if worker:
                 self._forget(node)
                 self.workers.left.discard(node)
+            else:  # what was on its way to it is lost, a copy for this life perhaps: none is safe before it has it
+                return self.tenure.tell(now_ns, [node])
         if worker:
             self.workers.linked.add(node)
             self._hear(node, now_ns)
-        return self.links[node].resent()
+        return self.links[node].resent(now_ns)
 
     def _noticed(self, node: NodeId, now_ns: int) -> None:
         if node in self.workers.workers:

@@ -21,7 +21,7 @@ What it has of the model is its `ModelParts`: of a table it asks first which row
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,11 +108,13 @@ class PushPullWorker:
         self.wanted = self.clock  # the clock that shards are pulled for
         self.first = self.clock  # the clock from which on this worker pushes
         self.pulled = PulledShards(node, placement, schema, settings.rounds)  # for `wanted`, or later
-        self.links = {server: ChunkLink(server, settings.deadline_ns, settings.again_ns) for server in servers}
+        self.links = {server: ChunkLink(server, settings.deadline_ns) for server in servers}
         self.lives: dict[NodeId, int] = dict.fromkeys(servers, 0)
         self.linked: set[NodeId] = set()
         self.gone: set[NodeId] = set()  # servers that have said goodbye
         self._asks = self._byes = self._began_ns = 0
+        self._held: set[int] = set()  # shards whose server has said that it knows of the pull
+        self._hurried, self._asked_ns = 0, 0  # repeats of a pull, and when all were asked for
         self._heard_ns: dict[NodeId, int] = {}
         self._went_back = False
 
@@ -153,11 +155,13 @@ class PushPullWorker:
                 effects = self._given(sender, message, now_ns)
                 self._heard_ns[sender] = now_ns
                 return effects
-            case PullHeld():
+            case PullHeld(epoch, number, clock):
                 self._heard_ns[sender] = now_ns
+                if (epoch, clock) == (self.epoch, self.wanted) and self.pulled.owned_by(sender, number, self.alive):
+                    self._held.add(number)
                 return []
             case KeysWanted(epoch, number, digest):
-                return self._told_again(sender, number, digest) if epoch == self.epoch else []
+                return self._told_again(sender, number, digest, now_ns) if epoch == self.epoch else []
             case PieceTaken():
                 self._heard_ns[sender] = now_ns
                 return self.links[sender].taken(message.name, now_ns)
@@ -177,7 +181,7 @@ class PushPullWorker:
     def _fired(self, key: Any, now_ns: int) -> list[Effect]:
         match key:
             case ("again", server, timer) if server in self.links:
-                return self.links[server].again(timer)
+                return self.links[server].again(timer, now_ns)
             case ("ask", number) if number == self._asks and self.phase == "pulling":
                 return self._ask_again(now_ns)
             case ("lost", server) if server not in self.linked and self.phase in ("training", "pulling"):
@@ -214,7 +218,7 @@ class PushPullWorker:
             self.links[server].drop()
             self.parts.told_anew([shard.number for shard in self.placement.owned(server, self.alive)])
             return [*self._push(now_ns, [server]), *self._pulls([server]), *self._begin_if_gathered(now_ns)]
-        return [*self.links[server].resent(), *self._begin_if_gathered(now_ns)]
+        return [*self.links[server].resent(now_ns), *self._begin_if_gathered(now_ns)]
 
     def _lost(self, server: NodeId) -> list[Effect]:
         self.linked.discard(server)
@@ -308,10 +312,10 @@ class PushPullWorker:
         self.phase, self.wanted, self.first, self._began_ns = "pulling", clock, first, now_ns
         self.pulled.clear()
         self._went_back = False
-        return [*self.parts.choose(clock), *self._pulls(), *self._ask_later()]
+        return [*self.parts.choose(clock), *self._pulls(), *self._ask_anew(now_ns)]
 
-    def _pulls(self, servers: Sequence[NodeId] | None = None) -> list[Send]:
-        """Ask for the shards that are not here; of these servers, or of all."""
+    def _pulls(self, servers: Sequence[NodeId] | None = None, but: Collection[int] = ()) -> list[Send]:
+        """Ask for the shards that are not here; of these servers, or of all, but for some shards."""
         if self.phase != "pulling" or not self.parts.ready:
             return []
         missing = [shard for shard in self.placement.shards if shard.number not in self.pulled.here]
@@ -319,30 +323,46 @@ class PushPullWorker:
         return [
             Send(owner, message)
             for owner, number in asked
-            if servers is None or owner in servers
+            if (servers is None or owner in servers) and number not in but
             for message in self.parts.pull(self.epoch, number, self.wanted, self.first)
         ]
 
-    def _told_again(self, server: NodeId, number: int, digest: str) -> list[Effect]:
+    def _told_again(self, server: NodeId, number: int, digest: str, now_ns: int) -> list[Effect]:
         """A server lacks the keys of something that it was sent: tell them, and say that again."""
         told = self.parts.wanted(self.epoch, number, digest) if self.pulled.owned_by(server, number, self.alive) else []
         if not told:
             return []
-        return [*(Send(server, one) for one in told), *self.links[server].resent(), *self._pulls([server])]
+        return [*(Send(server, one) for one in told), *self.links[server].resent(now_ns), *self._pulls([server])]
 
     def _ask_again(self, now_ns: int) -> list[Effect]:
         """Ask again for what is missing; end where a server has not said a word for too long."""
-        asked = self._pulls()
+        if now_ns - self._asked_ns >= self.settings.again_ns:
+            asked, later = self._pulls(), self._ask_anew(now_ns)
+        else:
+            self._hurried += 1
+            asked, later = self._pulls(but=self._held), self._ask_later(now_ns)
         silent = [one.to for one in asked if now_ns - self._since_ns(one.to) > self._patience_ns]
         ended = self._without(silent[0], "does not answer") if silent else []
-        return ended or [*asked, *self._ask_later()]
+        return ended or [*asked, *later]
 
     def _since_ns(self, server: NodeId) -> int:
         return max(self._heard_ns.get(server, 0), self._began_ns)
 
-    def _ask_later(self) -> list[Effect]:
+    def _ask_anew(self, now_ns: int) -> list[Effect]:
+        """All shards have been asked for."""
+        self._held, self._hurried, self._asked_ns = set(), 0, now_ns
+        return self._ask_later(now_ns)
+
+    def _ask_later(self, now_ns: int) -> list[Effect]:
+        """Wait for answers: of servers that may not have heard of the pull as long as their links' answers take."""
         self._asks += 1
-        return [SetTimer(("ask", self._asks), self.settings.again_ns)]
+        wait_ns = max(self._asked_ns + self.settings.again_ns - now_ns, 0)
+        missing = [one for one in self.placement.shards if one.number not in {*self.pulled.here, *self._held}]
+        owners = {one.holders(self.alive, 1)[0] for one in missing}
+        if owners:
+            usual_ns = max(self.links[owner].round_trips.timeout_ns for owner in owners)
+            wait_ns = min(wait_ns, usual_ns << self._hurried)
+        return [SetTimer(("ask", self._asks), wait_ns)]
 
     def _given(self, sender: NodeId, piece: Pulled | RowsPulled, now_ns: int) -> list[Effect]:
         if piece.epoch != self.epoch:
@@ -369,7 +389,7 @@ class PushPullWorker:
         self._went_back = True
         self.wanted = self.first = clock
         self.pulled.here = {number: one for number, one in here.items() if one.clock == clock}
-        return [*self._pulls(), *self._ask_later()]
+        return [*self._pulls(), *self._ask_anew(now_ns)]
 
     def _next(self, clock: int) -> list[Effect]:
         """All shards are here for this clock: the model is whole."""

@@ -67,21 +67,28 @@ class ShardCopies:
         """Whether all keepers have all of a shard as it is now."""
         return not any(self.links[keeper].carries(number) for keeper in self.keepers.get(number, ()))
 
-    def tell(self, number: int, clocks: ShardClocks, now_ns: int) -> list[Effect]:
-        """Send all that a shard is to its keepers."""
-        if not self.keepers.get(number):
+    def tell(
+        self, number: int, clocks: ShardClocks, now_ns: int, only: Collection[NodeId] | None = None
+    ) -> list[Effect]:
+        """Send all that a shard is to its keepers, or to some of them."""
+        to = [keeper for keeper in self.keepers.get(number, ()) if only is None or keeper in only]
+        if not to:
             return []
-        return self._sent(number, copy_messages(self.epoch, number, self.numbers[number], clocks, self.schema), now_ns)
+        messages = copy_messages(self.epoch, number, self.numbers[number], clocks, self.schema)
+        return self._sent(to, messages, now_ns)
 
     def changed(self, number: int, change: ShardChange, now_ns: int) -> list[Effect]:
         """Count a change that was made, and send it to the keepers."""
         self.numbers[number] = at = self.numbers.get(number, 0) + 1
         if not self.keepers.get(number):
             return []
-        return self._sent(number, change_messages(self.epoch, number, at, change, self.schema), now_ns)
+        messages = change_messages(self.epoch, number, at, change, self.schema)
+        return self._sent(self.keepers[number], messages, now_ns)
 
-    def _sent(self, number: int, messages: Sequence[ChangeMessage | CopyMessage], now_ns: int) -> list[Effect]:
-        links = [self.links[keeper] for keeper in self.keepers[number]]
+    def _sent(
+        self, to: Sequence[NodeId], messages: Sequence[ChangeMessage | CopyMessage], now_ns: int
+    ) -> list[Effect]:
+        links = [self.links[keeper] for keeper in to]
         return [effect for message in messages for link in links for effect in link.send(message, now_ns)]
 
     # --- at a keeper ----------------------------------------------------------------------------------------------

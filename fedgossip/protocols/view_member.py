@@ -79,7 +79,7 @@ class ViewMember(ABC):
         if node not in self.exchange.links:
             return []
         greeting = self.group.joined(node, incarnation)
-        return [*self.exchange.links[node].resent(), *greeting, *self._begin_if_gathered(now_ns)]
+        return [*self.exchange.links[node].resent(now_ns), *greeting, *self._begin_if_gathered(now_ns)]
 
     def _left(self, sender: NodeId, rounds: int, now_ns: int) -> list[Effect]:
         """One says goodbye: with all rounds behind it, or before."""
