@@ -172,7 +172,7 @@ def recursion(kind: str, schedule: str, rounds: int = ROUNDS) -> np.ndarray:
 def test_every_method_is_here_and_takes_the_schedules_that_it_should() -> None:
     taken = {content["name"] for content in KINDS.values()}
     assert taken == set(METHODS) - {"choco"}  # what a codec says is not linear
-    assert PAIRS == [(kind, schedule) for kind in KINDS for schedule in SCHEDULES if plan_of(kind, schedule)]
+    assert [(kind, schedule) for kind in KINDS for schedule in SCHEDULES if plan_of(kind, schedule)] == PAIRS
 
 
 FIRST = [next(pair for pair in PAIRS if pair[0] == kind) for kind in KINDS]
