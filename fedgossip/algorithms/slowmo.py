@@ -10,7 +10,7 @@ alpha = 1 and beta = 0 are the base, to the bit: x is summed as x' + (alpha - 1)
 beside x (momentum, corrections) stays.  v is a displacement, -rate times the paper's, see `momentum`.
 
 The paper averages all models exactly before each of these steps.  That average is a round of the complete graph, so it
-stands where graphs do: `topology.graph = "every:E:complete:ring"` has it in every E-th round, in which the slow step
+stands where graphs do: `topology.graph = "every:12:complete:ring"` has it in every 12th round, in which the slow step
 is.  With any other graph each peer takes the step on its own model, as the paper's variant without the average.  On the
 complete graph, with nesterov, it is the outer step of DiLoCo (Douillard et al., 2023).
 """
