@@ -38,7 +38,7 @@ NAMES = [
     "sign",
 ]
 TURN = CodecTurn(1, 2, 40)
-SOME = settings(max_examples=40, deadline=None)
+SOME = settings(max_examples=25, deadline=None)
 
 # numbers whose squares and shares are normal numbers; denormals have a test of their own
 numbers = some.floats(-1e4, 1e4, width=32).map(lambda x: x if abs(x) > 1e-3 else 0.0)
@@ -50,6 +50,9 @@ def tensors(length: int) -> tuple[Segment, ...]:
     half = length // 2
     cut = [Segment("a", 0, (half,)), Segment("none", half, (0, 3)), Segment("b", half, (length - half,))]
     return tuple(cut)
+
+
+LEVELS = ["qsgd:1", "qsgd:127"]
 
 
 def round_trip(name: str, vector: Vector, turn: CodecTurn = TURN) -> Vector:
@@ -75,7 +78,9 @@ def test_a_contraction_is_off_by_no_more_than_it_says_for_every_vector(name: str
     assert off <= (1 - codec.contraction(layout)) * whole * (1 + 1e-6)
 
 
-@pytest.mark.parametrize("name", ["int8:64:stochastic", "qsgd:1", "qsgd:7", "qsgd:127"])
+@pytest.mark.parametrize(
+    "name", ["int8:64:stochastic", "qsgd:7", *(pytest.param(one, marks=pytest.mark.long) for one in LEVELS)]
+)
 def test_the_mean_of_4000_draws_is_the_vector(name: str) -> None:
     vector = normal(64) * np.float32(3)
     draws = np.stack([round_trip(name, vector, CodecTurn(1, 0, round)) for round in range(4000)]).astype(np.float64)

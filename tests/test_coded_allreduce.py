@@ -32,6 +32,9 @@ from fedgossip.vectors import digest, frozen
 NAMES = ["bf16", "fp16", "int8:16", "top-k:0.1", "random-k:0.25", "dgc:0.1:2", "qsgd:7", "terngrad", "sign"]
 
 
+MORE = ["top-k:0.1", "int8:16", "dgc:0.1:1"]
+
+
 def coded(codec: str, method: str = "ring", workers: int = 4, rounds: int = 8, **more: Any) -> dict[str, Any]:
     parallel = {"codec": codec, **more.pop("parallel", {})}
     return quadratic(workers, method, rounds, parallel=parallel, **more)
@@ -80,7 +83,7 @@ def test_random_k_goes_by_every_collective_in_a_share_of_its_bytes(method: str) 
     assert sent[1] * 42 == sent[0] * 12
 
 
-@pytest.mark.parametrize("codec", ["top-k:0.1", "sign", "int8:16", "dgc:0.1:1"])
+@pytest.mark.parametrize("codec", ["sign", *(pytest.param(one, marks=pytest.mark.long) for one in MORE)])
 def test_what_is_left_out_comes_later_and_without_that_the_descent_ends_elsewhere(
     codec: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,6 +199,7 @@ def test_one_whose_payload_cannot_be_decoded_is_out_at_once(codec: str, monkeypa
     assert told and told[0].value["from"] == 2
 
 
+@pytest.mark.long
 def test_a_worker_that_lies_may_end_a_run_and_makes_nobody_raise(monkeypatch: pytest.MonkeyPatch) -> None:
     machine_fuzz.quick(monkeypatch)
     monkeypatch.setitem(SCENES, "coded", Scene(lambda: workers("ring", 4, codec="top-k:0.5"), PEERS))
