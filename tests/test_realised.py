@@ -91,7 +91,7 @@ def learned() -> dict[str, Any]:
 
 @pytest.mark.long
 def test_a_learning_run_that_loses_a_third_of_its_messages_is_explained(tmp_path: Path) -> None:
-    """Of the forecast no round was kept, of that of the rounds as they were mixed 87 %."""
+    """Of the rounds whose distance is known the forecast kept none, that of the rounds as they were mixed 87 %."""
     run = fedgossip.simulate(learned(), out=tmp_path / "run")
     assert run.summary["forecast_kept"] < 0.2
     assert run.summary["forecast_realised_kept"] > 0.8

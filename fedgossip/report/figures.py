@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -143,7 +143,7 @@ def consensus(run: RecordedRun, name: str, forecast: Band | None) -> str | None:
         if forecast is not None:
             _forecast(axes, forecast, floor=max(smallest * 0.02, largest * ROUNDING * 1e-2))
         if run.realised is not None:
-            _realised(axes, run.realised, floor=max(smallest * 0.02, largest * ROUNDING * 1e-2))
+            _realised(axes, run.realised, {round for round, _ in after})
         if before and before != after:
             curve(axes, *_columns(before), label="before mixing", colour=PURPLE, dash=DASHES[2])
         curve(axes, *_columns(after), label="after mixing" if before else "measured", colour=BLUE, dash="-")
@@ -178,12 +178,15 @@ def _forecast(axes: Axes, forecast: Band, floor: float) -> None:
     axes.fill(along, across, label=label, color=drawing.SKY, alpha=0.3, linewidth=3 if _is_line(forecast) else 0)
 
 
-def _realised(axes: Axes, told: RunForecast, floor: float) -> None:
-    """Draw the edges of what would have been forecast, had it been known what would be lost."""
-    rounds = np.arange(1, told.rounds + 1)
+def _realised(axes: Axes, told: RunForecast, measured: Container[float]) -> None:
+    """Draw the edges of what would have been forecast, had it been known what would be lost, in `measured` rounds.
+
+    In others too few took part for a distance.
+    """
     for number, edge in enumerate([told.upper] if told.exact else [told.upper, told.lower]):
-        label = None if number else "forecast of what was mixed"
-        axes.plot(rounds, np.clip(edge, floor, None), label=label, color=drawing.ORANGE, linestyle=":", linewidth=1.6)
+        known = [(round, value) for round, value in enumerate(edge, start=1) if round in measured and value > 0]
+        label = None if number else "of what was mixed"
+        axes.plot(*_columns(known), label=label, color=drawing.ORANGE, linestyle=":", linewidth=1.6)
 
 
 def _is_line(forecast: Band) -> bool:
