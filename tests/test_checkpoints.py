@@ -283,3 +283,16 @@ def test_where_files_lie_may_differ_and_what_they_are_called_may_not() -> None:
 
     assert differences(of("csv:/a/site.csv?label=y"), of("csv:/b/c/site.csv?label=y")) == []
     assert len(differences(of("csv:/a/site.csv?label=y"), of("csv:/a/other.csv?label=y"))) == 1
+
+
+def test_more_arrays_than_a_header_holds_are_refused_and_the_last_checkpoint_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedgossip.checkpoints import tensor_file
+
+    tensor_file.put(tmp_path, {"round": 1}, {"a": np.zeros(2)})
+    monkeypatch.setattr(tensor_file, "HEADER_BYTES_MAX", 2000)
+    with pytest.raises(OSError, match="40 arrays are too many for one checkpoint"):
+        tensor_file.put(tmp_path, {"round": 2}, {f"x.{at}": np.zeros(2) for at in range(40)})
+    assert tensor_file.take(tmp_path / tensor_file.NEWEST)[0]["round"] == 1
+    assert not list(tmp_path.glob("*.part"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
@@ -24,7 +25,8 @@ FORMAT = 2
 
 NEWEST, PREVIOUS = "checkpoint.safetensors", "checkpoint.previous.safetensors"
 
-HEADER_BYTES_MAX = 16 << 20
+HEADER_BYTES_MAX = 128 << 20
+"""Maximum bytes of the header, about 100 for each array: a server of a table has one for each 8 kB of its rows."""
 
 Array = npt.NDArray[Any]
 
@@ -88,6 +90,8 @@ def _pieces(about: Mapping[str, Any], arrays: Mapping[str, Array]) -> Iterator[b
         start += array.nbytes
     head = json.dumps(header).encode()
     head += b" " * (-len(head) % 8)
+    if len(head) > HEADER_BYTES_MAX:  # before it takes the place of one that can be read
+        raise OSError(errno.EFBIG, f"{len(arrays):,} arrays are too many for one checkpoint: take more servers")
     yield struct.pack("<Q", len(head)) + head
     for array in arrays.values():
         yield _bytes(array)
