@@ -166,14 +166,15 @@ def test_what_is_learned_lies_between_the_edges_of_a_shadow(setting: str, graphs
 
 CANCELLING = [
     ("gradient-tracking", "one-peer-exponential", 0.1, 0.95),  # 85 % without the edge for what a response takes away
-    pytest.param("gradient-tracking", "torus:4x4", 0.1, 0.95, marks=pytest.mark.long),
-    pytest.param("d2", "ring", 0.1, 0.95, marks=pytest.mark.long),
-    pytest.param("d2", "torus:4x4", 0.1, 0.85, marks=pytest.mark.long),
-    pytest.param("d2", "star", 0.1, 0.75, marks=pytest.mark.long),
-    pytest.param("qg-dsgdm", "base:1", 0.02, 0.75, marks=pytest.mark.long),
+    ("gradient-tracking", "torus:4x4", 0.1, 0.95),
+    ("d2", "ring", 0.1, 0.95),
+    ("d2", "torus:4x4", 0.1, 0.85),
+    ("d2", "star", 0.1, 0.75),
+    ("qg-dsgdm", "base:1", 0.02, 0.75),
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("algorithm", "graph", "lr", "least"), CANCELLING)
 def test_methods_that_cancel_what_lasts_keep_to_their_edges_so_often(
     algorithm: str, graph: str, lr: float, least: float
@@ -310,6 +311,7 @@ def test_who_watches_a_run_sees_its_forecast(tmp_path: Path) -> None:
     assert values[0] == pytest.approx(values[1]) == pytest.approx(values[2])
 
 
+@pytest.mark.long
 def test_a_watched_run_narrows_its_forecast_and_keeps_to_that(tmp_path: Path) -> None:
     """Each round against the interval that was given for it before: of the whole set below 99.6 % of rounds keep."""
     out, experiment = tmp_path / "run", digits("torus:4x4", *SETTINGS["mlp"])
