@@ -14,7 +14,12 @@ from fedgossip.cli.wording import event_text
 from fedgossip.event_kinds import event_kinds, kind_of
 from fedgossip.records import EventRow
 
-SOURCES = {path: ast.parse(path.read_text()) for path in Path(fedgossip.__file__).parent.rglob("*.py")}
+
+def sources() -> Iterator[tuple[Path, ast.Module]]:
+    """Every file of the package, parsed: not kept, for the collector would look through it in every test."""
+    for path in Path(fedgossip.__file__).parent.rglob("*.py"):
+        yield path, ast.parse(path.read_text())
+
 
 SAYERS = {"Report": 0, "_report": 0, "note": 0, "_note": 0, "_give_up": 0, "Turn": 1, "EventRow": 2}
 """What is called to tell an event, and which argument is its name."""
@@ -26,7 +31,7 @@ COUNTING = ("host", "simulator")
 def names_told() -> set[str]:
     """Every name of an event that stands in the source, also by way of a variable."""
     found: set[str] = set()
-    for path, tree in SOURCES.items():
+    for path, tree in sources():
         for function in ast.walk(tree):
             if isinstance(function, ast.FunctionDef):
                 found |= set(_names_in(function))
@@ -96,7 +101,7 @@ def test_an_event_of_another_version_is_told_by_its_name() -> None:
 def test_no_second_table_of_events_stands_anywhere() -> None:
     """A list or mapping of names of events and nothing else is one; the board of the demo has states of its own."""
     found = {}
-    for path, tree in SOURCES.items():
+    for path, tree in sources():
         for node in ast.walk(tree):
             parts = [key for key in node.keys if key] if isinstance(node, ast.Dict) else getattr(node, "elts", [])
             names = _texts(parts)

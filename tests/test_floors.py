@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Collection, Iterator
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -139,11 +138,6 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     assert above == {}
 
 
-@cache
-def parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
-
-
 KNOWN_AS = {"numpy": "np", "numpy.typing": "npt", "networkx": "nx"}
 """The only renames of an import: what everybody calls them."""
 
@@ -152,7 +146,7 @@ def test_no_two_classes_share_a_name() -> None:
     """One word has one meaning: who reads a class's name in a message or a trace knows where it stands."""
     homes: dict[str, list[str]] = {}
     for path in FILES:
-        for node in ast.walk(parsed(path)):
+        for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ClassDef):
                 homes.setdefault(node.name, []).append(f"{path.relative_to(PACKAGE)}:{node.lineno}")
     assert {name: places for name, places in homes.items() if len(places) > 1} == {}
@@ -163,7 +157,7 @@ def test_no_import_is_renamed() -> None:
     renamed = [
         f"{path.relative_to(PACKAGE)}:{node.lineno}: {alias.name} as {alias.asname}"
         for path in FILES
-        for node in ast.walk(parsed(path))
+        for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Import | ast.ImportFrom)
         for alias in node.names
         if alias.asname not in (None, KNOWN_AS.get(alias.name))
@@ -173,7 +167,7 @@ def test_no_import_is_renamed() -> None:
 
 def _imported(path: Path, there: Collection[str]) -> Iterator[str]:
     """The modules that the file imports: a submodule itself, not the package that it lies in."""
-    for node in ast.walk(parsed(path)):
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module:
             for alias in node.names:
                 inner = f"{node.module}.{alias.name}"

@@ -41,6 +41,9 @@ from fedgossip.task import Job, LocalTask, segments_of, table_of
 from fedgossip.topology import Mixing, Schedule
 from fedgossip.vectors import Vector
 
+UNCOLLECTED_FROM = 256
+"""Number of nodes from which on the garbage collector passes over what a simulation begins with."""
+
 WATCHED_ELEMENTS = 1 << 16
 """Up to so many numbers in all vectors together the disagreement is measured in every round: in half a millisecond."""
 
@@ -137,7 +140,7 @@ def simulate_plan(
             keeper.remember(directory.rows())
         for row in [*refused, *([] if left else record.started(initial))]:
             keeper(row)
-        with pauses, remembering(), _uncollected():
+        with pauses, remembering(), _uncollected(plan.n):
             results = finish(pauses)
         status = _verdict(plan, results, record, keeper)
     except KeyboardInterrupt:
@@ -175,12 +178,13 @@ def _finish(
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
+def _uncollected(nodes: int) -> Iterator[None]:
     """Let the garbage collector pass over what is there already: libraries, machines, the task.
 
-    It would look through all of it again and again, for a fifth of the time of a simulation of 512 nodes.
+    It would look through all of it again and again, for a fifth of the time of a simulation of 512 nodes.  What was
+    passed over is looked through once afterwards, which takes longer than what a simulation of few nodes saves.
     """
-    if gc.get_freeze_count():  # somebody else's
+    if nodes < UNCOLLECTED_FROM or gc.get_freeze_count():  # or somebody else's
         yield
         return
     gc.freeze()
