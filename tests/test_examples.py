@@ -116,6 +116,7 @@ def test_the_plain_loops_equal_both_engines(graph: str, task: dict[str, object])
     assert fedgossip.simulate(experiment, engine="stacked").digest == expected
 
 
+@pytest.mark.long
 def test_processes_over_zeromq_end_with_the_simulated_bits(tmp_path: Path) -> None:
     out = printed("05_peers_over_zeromq.py", tmp_path)
     digests = re.findall(r"sha256 ([0-9a-f]{64})", out)
@@ -219,6 +220,7 @@ def test_every_loop_is_counted() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # of libraries that are not ours
+@pytest.mark.long
 def test_of_the_adapted_example_the_adapters_travel_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

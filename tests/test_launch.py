@@ -182,7 +182,7 @@ def rounds_in(folder: Path, node: int) -> list[int]:
 @pytest.mark.parametrize(
     ("n", "kind", "how"),
     [
-        (2, ["--graph", "path"], signal.SIGINT),
+        pytest.param(2, ["--graph", "path"], signal.SIGINT, marks=pytest.mark.long),
         pytest.param(3, ["--coordinator", "--rounds", "30"], signal.SIGKILL, marks=pytest.mark.long),
     ],
     ids=["path-interrupted", "coordinator-killed"],

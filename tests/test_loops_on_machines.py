@@ -65,6 +65,7 @@ def client(folder: Path, node: int) -> subprocess.Popen[str]:
     return subprocess.Popen(words, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+@pytest.mark.long
 def test_loops_are_clients_of_a_coordinator_on_another_machine_and_their_run_is_collected(folder: Path) -> None:
     words = ["coordinator", "fed.toml", "--endpoints", "endpoints.toml", "--key", f"{CLIENTS}.key", "--out", "out"]
     leading = start([*words, "--script", "train.py 0"], folder)

@@ -294,6 +294,7 @@ def test_a_coordinator_behind_a_router_is_reached_by_its_clients_through_a_relay
     check_wire(tmp_path, [averaging_task().initial(2).tobytes()])  # that of the coordinator, which nobody changes
 
 
+@pytest.mark.long
 def test_after_a_kill_in_mid_run_the_same_command_goes_on_at_a_joiner_and_at_the_host(
     stack: ExitStack, tmp_path: Path
 ) -> None:

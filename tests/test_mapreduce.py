@@ -45,6 +45,7 @@ def test_batches_that_are_accumulated_count_their_examples() -> None:
 
 
 @pytest.mark.sockets
+@pytest.mark.long
 def test_processes_of_all_three_exact_methods_have_one_model(tmp_path: Path) -> None:
     experiments = quadratic(3, "star", 6), quadratic(3, "all-to-all", 6), mapreduce(quadratic(3, "star", 6))
     ends = set()

@@ -60,6 +60,7 @@ def test_what_the_page_on_topologies_shows_runs(reader: Reader) -> None:
     assert "stl-fw" in (reader.folder / "learned.toml").read_text()
 
 
+@pytest.mark.long
 def test_what_the_page_on_fewer_bytes_shows_runs(reader: Reader) -> None:
     reader.read(page("codecs"))
     runs = [run for run in summaries(reader) if run.get("codec") == "top-k:0.01" and run["rounds"] == 20]
@@ -92,6 +93,7 @@ def test_what_the_page_on_sweeps_shows_runs(reader: Reader) -> None:
     assert (reader.folder / "figures" / "heat.pdf").exists()
 
 
+@pytest.mark.long
 def test_what_the_page_on_advice_shows_runs(reader: Reader) -> None:
     reader.read(page("advise"))
 

@@ -92,7 +92,7 @@ def kills(seconds: float) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("mode", "seconds"),
     [
-        ("sync", 12.0),
+        pytest.param("sync", 12.0, marks=LONG),
         pytest.param("sync", 120.0, marks=[LONG, pytest.mark.timeout(600)]),
         pytest.param("async", 120.0, marks=[LONG, pytest.mark.timeout(600)]),
         pytest.param("sync", 600.0, marks=[LONG, pytest.mark.timeout(1800)]),

@@ -10,7 +10,9 @@ stop a whole collective.  So it is sent again:
 An answer to a chunk that was sent twice does not tell to which time it is one: nothing is measured by it, and it shows
 no gap before the second, unless it comes as long after that as answers do.  The timeout stays doubled until a chunk is
 answered that was sent once, or is halved by one that so seems to be of the second time: so on a link that is slower
-than the first timeout it grows until nothing is repeated.
+than the first timeout it grows until nothing is repeated.  And where the second answer comes too, the chunk went again
+for nothing, and the first time counts (as by the duplicate acknowledgements of Blanton and Allman, RFC 3708, 2004):
+answers that wait in every round behind what a hub sends to others are so known to take long.
 """
 
 from __future__ import annotations
@@ -61,6 +63,8 @@ class ChunkLink:
         self._under_way: dict[Name, _UnderWay] = {}
         self._waiting: deque[Chunk] = deque()
         self._sent = self._timer = 0
+        self._answered: dict[Name, int] = {}
+        """Chunks that were sent twice and answered once, and how long after the first time: the last WINDOW of them."""
 
     @property
     def idle(self) -> bool:
@@ -86,12 +90,18 @@ class ChunkLink:
         """A chunk is there: send what is seen to be lost, and the next; one that is not under way changes nothing."""
         there = self._under_way.pop(name, None)
         if there is None:
+            if name in self._answered:
+                self.round_trips.saw(self._answered.pop(name))
             return []
         took_ns = now_ns - there.last_ns
         once = there.first == there.last
         if once:
             self.round_trips.saw(took_ns)
         to_last = once or self.round_trips.may_be(took_ns)
+        if not once:
+            self._answered[name] = now_ns - there.first_ns
+            if len(self._answered) > WINDOW:
+                del self._answered[next(iter(self._answered))]
         if to_last and not once:
             self.round_trips.came()
         at = there.last if to_last else there.first
@@ -114,6 +124,7 @@ class ChunkLink:
         """Forget all: the round is given up."""
         self._under_way.clear()
         self._waiting.clear()
+        self._answered.clear()
 
     def _again(self, one: _UnderWay, now_ns: int) -> Send:
         self._sent += 1
