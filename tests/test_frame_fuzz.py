@@ -187,6 +187,7 @@ def test_peers_beside_one_that_writes_what_cannot_be_read_end_with_the_right_bit
         "rounds": 8,
         "task": {"kind": "quadratic", "dim": LENGTH, "placement": "random"},
         "topology": {"graph": "complete", "n": 4},
+        "algorithm": {"deadline": 60.0, "least_deadline": 60.0},  # a link that is cut is called again: it may take long
     }
     plan = compose.plan(load_experiment(content))
     task, _ = compose.task_of(plan.experiment, plan.n)
