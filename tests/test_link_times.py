@@ -71,7 +71,7 @@ def survey(desk: Path, nodes: Sequence[int], *more: str) -> list[tuple[int, str,
 @pytest.mark.sockets
 def test_machines_measure_their_links_to_each_other(desk: Path) -> None:
     for node, (code, out, err) in enumerate(survey(desk, range(3))):
-        assert code == 0, err
+        assert code == 0, out + err
         rows = [line.split() for line in out.splitlines()[1:3]]
         assert [row[0] for row in rows] == [str(other) for other in range(3) if other != node]
         assert all("MB/s" in row for row in rows) and "simulation = { latency = " in out

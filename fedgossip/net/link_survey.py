@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -50,6 +51,7 @@ class LinkSurvey:
         self.others = sorted(other for other in endpoints if other != node)
         self.up: set[NodeId] = set()
         self._told: set[int] = set()
+        self._owed: dict[NodeId, deque[ChunkTaken]] = {}
         self._answered = -1
         self._turn = 0
         self._heard = time.monotonic()
@@ -113,11 +115,13 @@ class LinkSurvey:
             match event:
                 case LinkUp(node):
                     self.up.add(node)
+                    for word in self._owed.pop(node, ()):
+                        self.links.send(node, word)
                 case LinkDown(node):
                     self.up.discard(node)
                 case Arrived(sender, ReduceChunk(round=number)):
                     self._heard = time.monotonic()
-                    self.links.send(sender, ChunkTaken(0, number, ANSWER, 0))
+                    self._tell(sender, ChunkTaken(0, number, ANSWER, 0))
                 case Arrived(_, ChunkTaken(round=number, bucket=bucket)):
                     self._heard = time.monotonic()
                     if bucket == ANSWER:
@@ -126,4 +130,11 @@ class LinkSurvey:
                         self._told.add(bucket)
 
     def _say(self, to: NodeId, word: int) -> None:
-        self.links.send(to, ChunkTaken(0, 0, word, 0))
+        self._tell(to, ChunkTaken(0, 0, word, 0))
+
+    def _tell(self, to: NodeId, word: ChunkTaken) -> None:
+        """Say a word, when the link is up: who has called us may be heard before it can be answered."""
+        if to in self.up:
+            self.links.send(to, word)
+        else:
+            self._owed.setdefault(to, deque(maxlen=TURNS)).append(word)
