@@ -6,7 +6,7 @@ It leaves a folder of its own:
     endpoint.toml        where it listens, and its public key
     metrics.jsonl        a line per round, and per event
     snapshots/000005.*   its vectors around an evaluated round (only when a collector asked for them)
-    model.safetensors    its final model;  vector.safetensors: the same as one flat vector, for digests
+    model/               its final model, as it can be used;  vector.safetensors: as one flat vector, for digests
     ended.json           written last: how it ended
     checkpoint.*         what a next life goes on from, see checkpoints
     trace.bin            what its machine was told (only when asked for), see trace
