@@ -11,7 +11,7 @@ from fedgossip import simulate
 from fedgossip.algorithms.base import Step, Vectors
 from fedgossip.algorithms.dsgd import DSGD, Iterate
 from fedgossip.errors import TrainingError
-from fedgossip.learning import data
+from fedgossip.learning import data, stacked_engine
 from fedgossip.learning.task import TorchTask, TrainSettings
 from fedgossip.simulation import stacked
 from fedgossip.task import Job, StackedTask
@@ -51,6 +51,21 @@ def test_rows_have_the_bits_of_jobs(sizes: list[int], model: str, how: dict[str,
         assert digest(found) == digest([one.difference for one in updates if one.difference is not None])
         assert losses == [one.metrics["loss"] for one in updates]
         assert [rows.start for rows in told] == [0, *(rows.stop for rows in told[:-1])] and told[-1].stop == 7
+
+
+@pytest.mark.parametrize("model", ["softmax", "mlp:20-9-3", "cnn:small"])
+def test_blocks_of_few_nodes_have_the_bits_of_one_block(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights beyond a cache are trained a block after the other: rows of one array each."""
+    features = (1, 6, 6) if model.startswith("cnn") else (20,)
+    models = frozen(
+        np.random.default_rng(5).standard_normal((7, task_of([40] * 7, model, features).length), np.float32)
+    )
+    found = []
+    for most in (7, 3):
+        monkeypatch.setattr(stacked_engine, "LARGEST_BLOCK", most)
+        into, losses, told = differences(task_of([40] * 7, model, features), 1, models)
+        found.append((digest(into), losses, len(told)))
+    assert found[0][:2] == found[1][:2] and [blocks for _, _, blocks in found] == [1, 3]
 
 
 @pytest.mark.parametrize(

@@ -202,7 +202,8 @@ class Workspace:
             tensor = next(tensors)
             straight = tensor.transpose(1, 2) if self.only_turned(layer) else tensor
             bias = begin + inputs * outputs
-            inside = flat.as_strided((nodes, outputs, inputs), (stride, inputs, 1), begin)
+            # as_strided counts from the beginning of all that `flat` may be some rows of
+            inside = flat.as_strided((nodes, outputs, inputs), (stride, inputs, 1), flat.storage_offset() + begin)
             yield straight[:, :outputs, :inputs], inside
             yield straight[:, :outputs, inputs], flat[:, bias : bias + outputs]
             begin = bias + outputs
