@@ -110,7 +110,7 @@ EXIT_CODES: Mapping[int, ExitCode] = {
     1: ExitCode(
         "fault",
         "A fault of fedgossip itself; or what was compared is not the same: a replay that differs, a log that is not "
-        "sound.",
+        "sound; or a model tells which records it was trained on.",
         "With a fault of fedgossip set FEDGOSSIP_TRACEBACK=1 to see where, and report it.",
     ),
     2: ExitCode("configuration", "A file, a key or an argument cannot be used.", _READ),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from fedgossip.cli.membership import membership
 from fedgossip.cli.portable import portable_option
 from fedgossip.cli.text import echo, echo_json
 
@@ -18,7 +19,10 @@ if TYPE_CHECKING:
 
 @click.group()
 def privacy() -> None:
-    """What a federated run promises about privacy: plan a budget, pin a policy, see what was spent."""
+    """What a federated run promises about privacy: plan a budget, pin a policy, see what was spent, test a model."""
+
+
+privacy.add_command(membership)
 
 
 @privacy.command()

@@ -1,0 +1,158 @@
+"""Membership tests: can somebody who holds a model tell the records that it was trained on from others like them?
+
+A test guesses that a record was trained on where the model does well on it.  Of n records trained on it finds a share,
+of m others it takes a share for such: where the first is surely the larger one, the model tells of its records.
+Nothing is trained for it, no shadow models.
+
+    right answers     guess by whether the answer is right: the gap between records trained on and others
+    mean loss         the loss is below the mean loss of records trained on
+    1 % false alarms  the loss is so low that at most 1 % of others have such a one
+
+Sources: Yeom et al., Privacy risk in machine learning: analyzing the connection to overfitting, CSF 2018 (the first
+two).  Carlini et al., Membership inference attacks from first principles, S&P 2022 (the third: what is found where
+false alarms are few).  Clopper and Pearson, Biometrika 26 (1934): exact intervals of a share.
+
+A threshold is chosen on one half of the records and judged on the other, so that the intervals hold.  A test that finds
+nothing proves nothing: stronger attacks there are, and a budget of privacy bounds all of them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from fedgossip.errors import ConfigError
+from fedgossip.seeds import USUAL, stream
+
+Losses = npt.NDArray[np.float64]
+Right = npt.NDArray[np.bool_]
+
+LEAST = 20
+"""Minimum number of records on each side: below it an interval says next to nothing."""
+CONFIDENCE = 0.99
+"""Of each interval."""
+FALSE_ALARMS = 0.01
+"""The share of others that the third test may take for records trained on."""
+
+
+@dataclass(frozen=True)
+class MeasuredShare:
+    """`hits` of `of`, and between which shares the true one surely lies."""
+
+    hits: int
+    of: int
+    low: float
+    high: float
+
+    @property
+    def value(self) -> float:
+        return self.hits / self.of
+
+
+def measured(hits: int, of: int) -> MeasuredShare:
+    """Return the share with its exact interval, by Clopper and Pearson; CONFIDENCE says how sure."""
+    from scipy.special import betaincinv
+
+    tail = (1 - CONFIDENCE) / 2
+    low = float(betaincinv(hits, of - hits + 1, tail)) if hits else 0.0
+    high = float(betaincinv(hits + 1, of - hits, 1 - tail)) if hits < of else 1.0
+    return MeasuredShare(hits, of, low, high)
+
+
+@dataclass(frozen=True)
+class Guess:
+    """One way to guess, and how often it is right."""
+
+    name: str
+    found: MeasuredShare
+    """Of the records trained on, those that it says were."""
+    alarms: MeasuredShare
+    """Of the others, those that it says were."""
+
+    @property
+    def tells(self) -> bool:
+        """Whether it surely finds more of those trained on than of the others."""
+        return self.found.low > self.alarms.high
+
+    @property
+    def epsilon(self) -> float:
+        """Return the least epsilon, at delta 0, that a training can have had; 0 where the guess tells nothing.
+
+        As sure as both intervals are together.
+        """
+        if not self.tells:
+            return 0.0
+        missed = (1 - self.alarms.high) / max(1 - self.found.low, 1e-300)
+        return math.log(max(self.found.low / max(self.alarms.high, 1e-300), missed))
+
+
+@dataclass(frozen=True)
+class MembershipTest:
+    """What the tests say of a model."""
+
+    trained: int
+    """Number of records that it was trained on."""
+    others: int
+    trained_loss: float
+    other_loss: float
+    auroc: float
+    """The chance that a record trained on has a lower loss than another: 0.5 where nothing can be told."""
+    guesses: tuple[Guess, ...]
+
+    @property
+    def flagged(self) -> bool:
+        return any(guess.tells for guess in self.guesses)
+
+    @property
+    def epsilon(self) -> float:
+        return max(guess.epsilon for guess in self.guesses)
+
+
+def membership_test(
+    trained: Losses, others: Losses, right: tuple[Right, Right] | None = None, seed: int = USUAL
+) -> MembershipTest:
+    """Return the tests of a model with these losses on records that it was trained on, and on others like them.
+
+    `right`: whether its answer is right, of both; None where answers are numbers.  `seed` divides the halves.
+    Raises ConfigError for fewer than LEAST records on a side.
+    """
+    for count, what in ((len(trained), "that the model was trained on"), (len(others), "that it was not trained on")):
+        if count < LEAST:
+            advice = f"At least {LEAST} of each; with fewer nothing can be told."
+            raise ConfigError(f"{count} records {what}", advice)
+    guesses = [_by_answers(*right)] if right is not None else []
+    halves = [_halves(losses, seed, side) for side, losses in enumerate((trained, others))]
+    (known, judged), (known_others, judged_others) = halves
+    for name, threshold in (
+        ("mean loss", float(known.mean())),
+        ("1 % false alarms", _at_most(known_others, FALSE_ALARMS)),
+    ):
+        shares = (measured(int((side < threshold).sum()), len(side)) for side in (judged, judged_others))
+        guesses.append(Guess(name, *shares))
+    area = _area(trained, others)
+    return MembershipTest(len(trained), len(others), float(trained.mean()), float(others.mean()), area, tuple(guesses))
+
+
+def _by_answers(trained: Right, others: Right) -> Guess:
+    return Guess("right answers", *(measured(int(side.sum()), len(side)) for side in (trained, others)))
+
+
+def _halves(losses: Losses, seed: int, side: int) -> tuple[Losses, Losses]:
+    order = stream(seed, "membership test", side).permutation(len(losses))
+    return losses[order[: len(order) // 2]], losses[order[len(order) // 2 :]]
+
+
+def _at_most(others: Losses, share: float) -> float:
+    """Return the threshold below which at most this share of losses lies."""
+    return float(np.sort(others)[math.floor(share * len(others))])
+
+
+def _area(trained: Losses, others: Losses) -> float:
+    """Return the share of pairs in which the record trained on has the lower loss; equal ones count half."""
+    ordered = np.sort(others)
+    above = len(others) - np.searchsorted(ordered, trained, side="right")
+    equal = np.searchsorted(ordered, trained, side="right") - np.searchsorted(ordered, trained, side="left")
+    return float((above + equal / 2).sum() / (len(trained) * len(others)))
