@@ -76,6 +76,8 @@ ROUNDS: Mapping[str, dict[str, Any]] = {
     "dsgdm": gossip("ring", 6, name="dsgdm"),
     "dsgdm nesterov": gossip("ring", 6, name="dsgdm", options={"nesterov": True}),
     "slowmo": gossip("ring", 6, name="slowmo", options={"base": "gradient-tracking", "every": 4, "alpha": 0.9}),
+    "diloco": gossip("ring", 6, name="diloco"),
+    "diloco on pairs": gossip("random-matching", 6, name="diloco", options={"lr": 0.5, "beta": 0.8}),
     "push-diging": gossip("directed-exponential", 6, name="push-diging"),
     "push-sum mixed momentum": gossip("directed-exponential", 6, name="push-sum", options={"momentum": "mixed"}),
     "qg-dsgdm": gossip("one-peer-exponential", 8, name="qg-dsgdm"),

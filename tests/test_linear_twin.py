@@ -37,6 +37,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "two-tap": {"name": "two-tap", "options": {"om": 1.2}},
     "slowmo": {"name": "slowmo", "options": {"base": "gradient-tracking", "every": 7, "alpha": 0.9, "beta": 0.5}},
     "slowmo nesterov": {"name": "slowmo", "options": {"base": "dsgdm", "every": 5, "beta": 0.4, "nesterov": True}},
+    "diloco": {"name": "diloco", "options": {"lr": 0.5, "beta": 0.5}},
     "push-sum": {"name": "push-sum"},
     "push-sum momentum": {"name": "push-sum", "options": {"momentum": "mixed"}},
     "push-diging": {"name": "push-diging"},

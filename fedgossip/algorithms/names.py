@@ -19,6 +19,7 @@ from fedgossip.algorithms.choco import Choco
 from fedgossip.algorithms.combine_then_adapt import CombineThenAdapt
 from fedgossip.algorithms.d2 import D2
 from fedgossip.algorithms.decentlam import DecentLaM
+from fedgossip.algorithms.diloco import DiLoCo
 from fedgossip.algorithms.dsgd import DSGD
 from fedgossip.algorithms.gradient_tracking import GradientTracking
 from fedgossip.algorithms.momentum import MixedMomentum
@@ -105,6 +106,7 @@ METHODS: Mapping[str, Method] = table(
     ("two-tap", Method(TwoTap)),
     ("slowmo", Method(slowmo)),
     ("choco", Method(Choco)),
+    ("diloco", Method(DiLoCo)),
 )
 
 

@@ -94,12 +94,13 @@ class AlgorithmSection(msgspec.Struct, forbid_unknown_fields=True):
     """`dsgd`; `push-sum` (directed graphs too); `window-doubling` (with the graph of that name); `gradient-tracking`
     (agrees on the optimum however unlike the data are, for two vectors a message); `d2` (so too, for one vector, with
     weights = "lazy" and no losses); `dsgdm`, `qg-dsgdm`, `decentlam` (momentum); `slowmo` (slow momentum
-    round another); `two-tap`; `push-diging` (gradient tracking on directed graphs); `choco` (only what has changed, in
-    fewer bytes); module:Class, your own ([algorithms.md](algorithms.md))."""
+    round another); `diloco` (an outer step after long local work); `two-tap`; `push-diging` (gradient tracking on
+    directed graphs); `choco` (only what has changed, in fewer bytes); module:Class,
+    your own ([algorithms.md](algorithms.md))."""
     options: dict[str, Any] = msgspec.field(default_factory=dict)
     """The algorithm's own, as { order = "cta" } of dsgd, { beta = 0.9 } of dsgdm, { slem = 0.9 } of two-tap,
     { momentum = "mixed" } of push-sum, { codec = "top-k:0.1", gamma = 0.2 } of choco,
-    { base = "qg-dsgdm", every = 12, beta = 0.7 } of slowmo."""
+    { base = "qg-dsgdm", every = 12, beta = 0.7 } of slowmo, { lr = 0.7, beta = 0.9 } of diloco."""
     mode: Annotated[str, OneOf(MODES)] = "sync"
     """sync: rounds that wait for the neighbours.  async: pairwise exchanges beside training; nobody waits."""
     partner: Annotated[str, OneOf(RULES)] = "uniform"

@@ -2,7 +2,8 @@
 
     v <- beta v + mean update          x <- x + eta v
 
-The server's momentum evens out rounds whose cohorts want different things.  beta = 0 is FedAvg.
+The server's momentum evens out rounds whose cohorts want different things.  beta = 0 is FedAvg.  With Nesterov's form
+(`outer`) it is DiLoCo's outer step.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedgossip.algorithms.federated.base import Aggregate, Vectors
-from fedgossip.vectors import Vector, frozen, linear
+from fedgossip.algorithms.outer import OuterStep
+from fedgossip.vectors import Vector, frozen
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,10 +27,9 @@ class Moving:
 
 @dataclass(frozen=True)
 class Momentum:
-    """The server: v <- beta v + mean update, x <- x + lr v."""
+    """The server: the outer step along the mean update."""
 
-    lr: float = 1.0
-    beta: float = 0.9
+    outer: OuterStep
 
     def start(self, x: Vector) -> Moving:
         return Moving(x, frozen(np.zeros_like(x)))
@@ -37,5 +38,4 @@ class Momentum:
         return (state.x,)
 
     def step(self, state: Moving, aggregate: Aggregate) -> Moving:
-        v = linear((self.beta, state.v), (1, aggregate.vectors[0]))
-        return Moving(linear((1, state.x), (self.lr, v)), v)
+        return Moving(*self.outer.taken(state.x, state.v, aggregate.vectors[0]))

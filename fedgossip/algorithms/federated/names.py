@@ -21,6 +21,7 @@ from fedgossip.algorithms.federated.fedsgd import Gradient, GradientServer
 from fedgossip.algorithms.federated.means import Mean
 from fedgossip.algorithms.federated.scaffold import Controlled, Scaffold
 from fedgossip.algorithms.options import check_options
+from fedgossip.algorithms.outer import OuterStep
 from fedgossip.errors import ConfigError, nearest
 from fedgossip.registry import table
 
@@ -52,9 +53,9 @@ def fednova(*, lr: float = 1.0, momentum: float = 0.0) -> Made:
     return Federated(Normalised(momentum), Mean(), Nova(lr, momentum))
 
 
-def fedavgm(*, lr: float = 1.0, beta: float = 0.9) -> Made:
-    """FedAvgM: the server's momentum `beta`."""
-    return Federated(Training(), Mean(), Momentum(lr, beta))
+def fedavgm(*, lr: float = 1.0, beta: float = 0.9, nesterov: bool = False) -> Made:
+    """FedAvgM: the server's momentum `beta`; with `nesterov` the outer step of DiLoCo."""
+    return Federated(Training(), Mean(), Momentum(OuterStep(lr, beta, nesterov, "coordinator.options")))
 
 
 def fedadagrad(*, lr: float = 0.01, beta1: float = 0.0, tau: float = 1e-3) -> Made:

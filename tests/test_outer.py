@@ -1,0 +1,149 @@
+"""Outer steps on any graph: DiLoCo against FedAvgM's server, torch's Nesterov, and what theory says of disagreement."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedgossip import simulate
+from fedgossip.algorithms.base import Step, restored, saved
+from fedgossip.algorithms.diloco import DiLoCo
+from fedgossip.algorithms.federated.base import Aggregate
+from fedgossip.algorithms.federated.names import make
+from fedgossip.algorithms.outer import OuterStep
+from fedgossip.errors import ConfigError
+from fedgossip.task import Job, Update
+from fedgossip.vectors import Vector, digest, frozen, ordered_mix, subtract
+
+OPTIONS = {"lr": 0.5, "beta": 0.5}
+
+
+def quadratic(rounds: int, graph: str, n: int, **options: Any) -> dict[str, Any]:
+    return {
+        "rounds": rounds,
+        "task": {"kind": "quadratic", "dim": 3, "placement": "random", "dtype": "float64", "eta": 0.1},
+        "topology": {"graph": graph, "n": n},
+        "algorithm": {"name": "diloco", "options": options, "deadline": 1e5},
+        "eval": {"every": rounds},
+    }
+
+
+class Dyadic:
+    """u = (b - x) / 2 with whole b: every sum of a short run is exact, so nothing depends on the order of sums."""
+
+    length, dtype, schema = 4, np.dtype("float64"), "dyadic"
+    b = np.arange(16.0).reshape(4, 4) ** 2
+
+    def initial(self, node: int) -> Vector:
+        return frozen(np.zeros(4))
+
+    def train(self, jobs: Sequence[Job]) -> Sequence[Update]:
+        return [Update(frozen((self.b[job.node] - job.vector) / 2), 1, {}) for job in jobs]
+
+    def evaluate(self, vectors: Sequence[Vector]) -> Sequence[Mapping[str, float]]:
+        return [{"loss": float(np.abs(self.b.mean(axis=0) - vector).max())} for vector in vectors]
+
+
+@pytest.mark.parametrize("engine", ["sim", "stacked"])
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_on_the_complete_graph_it_is_fedavgm_with_its_coordinator_to_the_bit(nesterov: bool, engine: str) -> None:
+    options = {**OPTIONS, "nesterov": nesterov}
+    server = {"clients": 4, "algorithm": "fedavgm", "options": options, "secure": {"on": False}}
+    led = simulate({"rounds": 5, "coordinator": server}, task=Dyadic(), engine=engine)
+    alone = simulate(quadratic(5, "complete", 4, **options), task=Dyadic(), engine=engine)
+    assert {vector.tobytes() for vector in alone.vectors} == {led.vectors[-1].tobytes()}
+    assert np.abs(led.vectors[-1]).min() > 1  # it has moved
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_its_step_is_that_of_fedavgms_server_given_the_same_mean_to_the_bit(nesterov: bool) -> None:
+    """Whatever the numbers: what a round has come to goes to the server, and its model to all peers."""
+    options = {"lr": 0.7, "beta": 0.9, "nesterov": nesterov}
+    content = quadratic(30, "complete", 5, **options)
+    content["task"]["dtype"] = "float32"
+    run = simulate(content, engine="sim")
+    from fedgossip import load_experiment
+    from fedgossip.plans import compose
+
+    task, _ = compose.task_of(compose.plan(load_experiment(content)).experiment, 5)
+    server = make("fedavgm", clients=5, **options).server
+    state = server.start(task.initial(0))
+    for number in range(30):
+        updates = task.train([Job(node, number, state.x) for node in range(5)])
+        models = [frozen(state.x + update.difference) for update in updates]
+        mixed = ordered_mix([(0.2, model) for model in models])
+        state = server.step(state, Aggregate((subtract(mixed, state.x),), 5, 1.0, number))
+    assert run.digest == digest([state.x] * 5)
+
+
+def test_nesterovs_form_is_torchs() -> None:
+    draw = np.random.default_rng(3)
+    start = draw.standard_normal(6)
+    weights = torch.nn.Parameter(torch.tensor(start))
+    sgd = torch.optim.SGD([weights], lr=0.7, momentum=0.9, nesterov=True)
+    x, v = frozen(start.copy()), frozen(np.zeros(6))
+    for _ in range(20):
+        moved = draw.standard_normal(6)
+        weights.grad = torch.tensor(-moved)
+        sgd.step()
+        x, v = OuterStep().taken(x, v, frozen(moved))
+    assert np.abs(x - weights.detach().numpy()).max() < 1e-12
+
+
+def test_a_step_of_one_without_momentum_is_dsgd() -> None:
+    plain = {**quadratic(40, "ring", 6), "algorithm": {"name": "dsgd"}}
+    run = simulate(quadratic(40, "ring", 6, lr=1.0, beta=0.0), engine="stacked")
+    assert np.abs(np.stack(run.vectors) - np.stack(simulate(plain, engine="stacked").vectors)).max() < 1e-12
+
+
+def test_the_disagreement_that_lasts_is_that_of_dsgd() -> None:
+    """Momentum multiplies the changes of single peers by 1 / (1 - beta); of what is mixed, no disagreement."""
+    run = simulate(quadratic(600, "ring", 6), engine="stacked")
+    plain = {**quadratic(600, "ring", 6), "algorithm": {"name": "dsgd"}}
+    models = np.stack(run.vectors)
+    assert np.abs(models - np.stack(simulate(plain, engine="stacked").vectors)).max() < 1e-9
+    assert np.ptp(models, axis=0).max() > 0.1
+
+
+@pytest.mark.parametrize(("nesterov", "stable"), [(True, True), (False, False)])
+def test_on_random_pairs_nesterovs_form_is_the_stable_one(nesterov: bool, stable: bool) -> None:
+    run = simulate(quadratic(700, "random-matching", 16, nesterov=nesterov), engine="stacked")
+    assert (np.abs(np.stack(run.vectors)).max() < 10) == stable
+
+
+def test_what_comes_late_counts_as_if_it_had_been_mixed() -> None:
+    draw = np.random.default_rng(5)
+    for nesterov in (False, True):
+        algorithm = DiLoCo(nesterov=nesterov)
+        state = algorithm.start(frozen(draw.standard_normal((4, 3))))
+        for number in range(4):
+            begun, sent = algorithm.trained(state, frozen(draw.standard_normal((4, 3))), Step(number))
+            late = frozen(draw.standard_normal((4, 3)))
+            in_time = algorithm.mixed(begun, (frozen(sent[0] + late),))
+            state = algorithm.corrected(algorithm.mixed(begun, sent), (late,))
+            assert np.abs(state.x - in_time.x).max() < 1e-12 and np.abs(state.v - in_time.v).max() < 1e-12
+
+
+def test_a_checkpoint_holds_the_momentum_and_another_roster_keeps_it() -> None:
+    algorithm = DiLoCo()
+    begun, sent = algorithm.trained(algorithm.start(frozen(np.ones(3))), frozen(np.arange(3.0)), Step(0))
+    state = algorithm.mixed(begun, sent)
+    arrays, numbers = saved(state)
+    again = restored(algorithm.start(frozen(np.ones(3))), arrays, numbers)
+    assert again.x is state.x and again.v is state.v and state.v.any()
+    assert algorithm.rejoined(state, frozen(np.zeros(3))).v is state.v
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [({"lr": 0}, "lr is 0; expected a number above 0"), ({"beta": 1}, "beta is 1"), ({"nesterov": 1}, "nesterov is 1")],
+)
+def test_other_options_are_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        simulate(quadratic(2, "ring", 4, **options))
+    with pytest.raises(ConfigError, match=f"coordinator.options: {said}"):
+        make("fedavgm", clients=2, **options)
