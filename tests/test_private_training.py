@@ -83,7 +83,8 @@ def twin(model: str, data: Dataset, how: TrainSettings, *, node=0, round=0, clip
         if terms is not None:
             gradient += terms.pull * (flat - given) + torch.from_numpy(terms.correction.copy())
         moved = flat.clone().unsqueeze(0)
-        now = {name: torch.tensor(one[min(step, len(one) - 1), 0]) for name, one in factors._asdict().items()}
+        used = {name: getattr(factors, name) for name in ("rate", "root", "kept")}
+        now = {name: torch.tensor(one[min(step, len(one) - 1), 0]) for name, one in used.items()}
         optimizers.step(how, moved, gradient.unsqueeze(0), slots, **now)
         nn.utils.vector_to_parameters(moved[0], weights)
     return (torch.cat([p.detach().reshape(-1) for p in weights]) - given).numpy()

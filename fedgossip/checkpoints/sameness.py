@@ -51,8 +51,9 @@ def differences(stored: Mapping[str, Any], given: Mapping[str, Any], *, simulate
         if before == after or any(key == one or key.startswith(f"{one}.") for one in free):
             continue
         if key == "rounds" and isinstance(before, int) and isinstance(after, int) and after > before:
-            if now.get("train.schedule", "constant") == "cosine":
-                found.append(f"rounds: was {before}, is {after}, and train.schedule = cosine follows them")
+            schedule = str(now.get("train.schedule", "constant"))
+            if schedule.endswith("cosine"):
+                found.append(f"rounds: was {before}, is {after}, and train.schedule = {schedule} follows them")
             continue
         found.append(f"{key}: was {_said(before)}, is {_said(after)}")
     return found

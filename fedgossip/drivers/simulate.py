@@ -298,7 +298,7 @@ def examples_of(experiment: Experiment, sizes: Sequence[int] | None = None) -> C
         if job.gradient and job.accumulate is not None:
             return job.accumulate * train.batch_size
         if train.local_steps is not None:
-            return train.local_steps * train.batch_size
+            return train.local_steps * train.examples_per_step
         return (train.local_epochs or 1) * (sizes[job.node] if sizes else train.batch_size)
 
     return examples

@@ -117,6 +117,9 @@ def check_parallel(e: ParallelExperiment, where: str) -> None:
     if workers > WORKERS_MAX:
         advice = "Use [topology] for peers that know their neighbours alone, or [coordinator]."
         raise ConfigError(f"{where}: {workers} workers, and {WORKERS_MAX} can all know each other", advice)
+    if e.train.accumulate > 1:
+        text = f"{where}: train.accumulate is of local training, and workers of [parallel] share every step"
+        raise ConfigError(text, f"Write parallel.accumulate = {e.train.accumulate}.")
     _check_server(e, where)
     _check_mapreduce(e, where)
     if e.parallel.overlap and e.parallel.method not in COLLECTIVES:

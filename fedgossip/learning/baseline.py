@@ -30,7 +30,7 @@ def train_centralised(
     """
     per_round = min(steps, settings.local_steps or 1)
     rounds = max(1, steps // per_round)
-    pooled = replace(settings, batch_size=batch_size, local_steps=per_round, local_epochs=None)
+    pooled = replace(settings, batch_size=batch_size, accumulate=1, local_steps=per_round, local_epochs=None)
     share = np.arange(len(train))
     task = TorchTask(train, test, [share], model_source, pooled, seed=seed, rounds=rounds, objective=objective)
     vector, train_loss = task.initial(0), float("nan")

@@ -37,7 +37,7 @@ class Batches:
         self, shares: Sequence[Indices] | Mapping[int, Indices], settings: TrainSettings, seed: int, width: int
     ) -> None:
         self._shares, self._seed = shares, seed
-        self._size, self._width = settings.batch_size, width
+        self._size, self._width = settings.examples_per_step, width
         self._steps, self._epochs = settings.local_steps, settings.local_epochs
         self._full = np.full(self._steps or 0, self._size)
         self._latest: dict[int, tuple[int, Indices]] = {}  # node -> (stretch, its places): the next round wants it too

@@ -106,7 +106,7 @@ class ModuleLoop:
         spread: Spread | None = None,
         private: PrivateGradients | None = None,
     ) -> None:
-        self.width = settings.batch_size
+        self.width = settings.examples_per_step
         self._private, self._criterion, self._scoring = private, criterion, scoring
         self._module, self._layout, self._settings, self._seed, self._device = module, layout, settings, seed, device
         self._sharing = sharing or GpuSharing()
@@ -115,8 +115,10 @@ class ModuleLoop:
         if settings.channels_last:
             channels.innermost(module)
         self._norms = [part for part in module.modules() if isinstance(part, TeamNorm)]
-        self._p = Layout.personal_of(module, settings.stays).length
+        own = Layout.personal_of(module, settings.stays)
+        self._p = own.length
         self.trained = self._p + layout.parameters
+        self._segments = weights.trained_segments(own, layout)
         self._remembers = remembered(module, layout, settings)
         self._local = weights.local_buffers(module, layout)
         self._fresh = {name: b.detach().clone() for name, b in self._local.items()}
@@ -220,14 +222,15 @@ class ModuleLoop:
                     self._private.fill(x, y)
                     yield torch.zeros(())
             return
-        steps = [self._team.pieces_of(rows, self._sharing.pieces) for rows in batches]
-        with self._train.batches([rows for pieces in steps for rows, _ in pieces]) as examples:
-            for rows, pieces in zip(batches, steps, strict=True):
+        pieces = max(self._settings.accumulate, self._sharing.pieces)
+        steps = [self._team.pieces_of(rows, pieces) for rows in batches]
+        with self._train.batches([rows for parts in steps for rows, _ in parts]) as examples:
+            for rows, weighed in zip(batches, steps, strict=True):
                 self._held.forget_gradients()
                 self._say_copies(len(rows))
                 factor = self._team.size * (scale.value if scale else 1)  # the processes' gradients are averaged
-                watch = watched if len(pieces) == 1 and self._team.size == 1 else lambda _: nullcontext()
-                parts = [self._backward(*next(examples), weight, factor, watch) for _, weight in pieces]
+                watch = watched if len(weighed) == 1 and self._team.size == 1 else lambda _: nullcontext()
+                parts = [self._backward(*next(examples), weight, factor, watch) for _, weight in weighed]
                 yield parts[0] if len(parts) == 1 else torch.stack(parts).sum()
 
     def _say_copies(self, rows: int) -> None:
@@ -273,14 +276,23 @@ class ModuleLoop:
     ) -> None:
         if self._settings.clip_norm is not None:
             self._held.clip(self._settings.clip_norm)
-        rate, root, kept = torch.tensor(factors, device=self._device)
-        for part, (value, gradient) in enumerate(zip(self._held.values, self._held.gradients, strict=True)):
-            if pulls:
-                begin, pull = pulls[part]
-                pull.add_to(gradient[:, begin:], value[:, begin:])
-            remembered = [slot[part] for slot in slots]
-            optimizers.step(self._settings, value, gradient, remembered, rate=rate, root=root, kept=kept)
+        rate, root, kept, mean = torch.tensor(factors, device=self._device)
+        values, gradients = self._held.values, self._held.gradients
+        for (begin, pull), value, gradient in zip(pulls, values, gradients, strict=False):
+            pull.add_to(gradient[:, begin:], value[:, begin:])
+        if self._settings.by_layers:
+            how = self._settings, values, gradients, slots, self._layers
+            optimizers.step_by_layers(*how, rate=rate, root=root, mean=mean)
+        else:
+            for part, (value, gradient) in enumerate(zip(values, gradients, strict=True)):
+                remembered = [slot[part] for slot in slots]
+                optimizers.step(self._settings, value, gradient, remembered, rate=rate, root=root, kept=kept)
         self._held.refresh()
+
+    def _layers(self, tensors: Sequence[torch.Tensor]) -> list[tuple[Sequence[torch.Tensor], bool]]:
+        """Return each trained tensor as a view of the one that holds all of them, see `optimizers.Layers`."""
+        (line,) = tensors
+        return [([line[:, one.start : one.stop]], len(one.shape) > 1) for one in self._segments]
 
     @contextmanager
     def _seeded(self, name: tuple[int, int]) -> Iterator[None]:

@@ -7,7 +7,7 @@ in others, and then a node's bits would depend on its neighbours in memory.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,9 +15,18 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fedgossip.algorithms.descent.base import norm
+from fedgossip.algorithms.descent.lamb import LAMB
+from fedgossip.algorithms.descent.lars import LARS
 from fedgossip.learning.settings import TrainSettings
 
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8  # Kingma and Ba, Adam, ICLR 2015
+LAMB_EPSILON = LAMB.epsilon
+
+Tensors = Sequence[torch.Tensor]
+Layers = Callable[[Tensors], Sequence[tuple[Tensors, bool]]]
+"""Of tensors like the weights, [k, ...] each: the views that make up one tensor of the model, and whether that is a
+layer with a trust ratio of its own, in the order of the model."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,6 +48,8 @@ class Rates(NamedTuple):
     root: npt.NDArray[np.float32]
     kept: npt.NDArray[np.float32]
     """The share of a weight that decoupled decay leaves of it."""
+    mean: npt.NDArray[np.float32]
+    """lamb: the share of the gradients' mean that its first moment has so far; of adam it is in `rate`."""
 
 
 def rates(settings: TrainSettings, lrs: Sequence[float], taken: Sequence[int], steps: int) -> Rates:
@@ -48,12 +59,15 @@ def rates(settings: TrainSettings, lrs: Sequence[float], taken: Sequence[int], s
     """
     ones = np.ones((1, 1), np.float32)
     if "first" not in settings.slots:
-        return Rates(np.broadcast_to(np.array(lrs, np.float32), (steps, len(lrs))), ones, ones)
+        return Rates(np.broadcast_to(np.array(lrs, np.float32), (steps, len(lrs))), ones, ones, ones)
     times = [[before + step for before in taken] for step in range(1, steps + 1)]
-    rate = [[lr / (1 - BETA1**t) for lr, t in zip(lrs, row, strict=True)] for row in times]
+    mean = [[1 - BETA1**t for t in row] for row in times]
+    rate = [[lr / share for lr, share in zip(lrs, row, strict=True)] for row in mean]
+    if settings.by_layers:
+        rate = [list(lrs)] * steps
     root = [[math.sqrt(1 - BETA2**t) for t in row] for row in times]
     kept = np.array([[1 - lr * settings.weight_decay for lr in lrs]], np.float32) if settings.decoupled else ones
-    return Rates(np.array(rate, np.float32), np.array(root, np.float32), kept)
+    return Rates(np.array(rate, np.float32), np.array(root, np.float32), kept, np.array(mean, np.float32))
 
 
 def step(
@@ -82,6 +96,83 @@ def step(
         velocity.mul_(settings.momentum).add_(gradient)
         gradient = gradient.add_(velocity * settings.momentum) if settings.nesterov else velocity
     weights.sub_(gradient * rate)
+
+
+def step_by_layers(
+    settings: TrainSettings,
+    weights: Tensors,
+    gradients: Tensors,
+    slots: Sequence[Tensors],
+    layers: Layers,
+    *,
+    rate: torch.Tensor,
+    root: torch.Tensor,
+    mean: torch.Tensor,
+) -> None:
+    """The same of lars and lamb, for all tensors at once: see algorithms/descent, whose steps these are to rounding."""
+    if settings.optimizer == "lars":
+        (velocity,) = slots
+        _scale_layers(settings, _trust_of_lars, layers(weights), layers(gradients), rate)
+        for held, gradient, moving in zip(weights, gradients, velocity, strict=True):
+            held.sub_(moving.mul_(settings.momentum).add_(gradient))
+        return
+    for gradient, first, second in zip(gradients, *slots, strict=True):
+        first.mul_(BETA1).add_(gradient * (1 - BETA1))
+        second.mul_(BETA2).add_((gradient * gradient).mul_(1 - BETA2))
+        gradient.copy_(first).div_(mean).div_((square_root(second) / root).add_(LAMB_EPSILON))
+    _scale_layers(settings, _trust_of_lamb, layers(weights), layers(gradients), rate)
+    for held, along in zip(weights, gradients, strict=True):
+        held.sub_(along)
+
+
+Trust = Callable[[TrainSettings, Tensors, Tensors], list[float]]
+"""(settings, weights and direction of a layer): weights decay through the direction; return the nodes' ratios."""
+
+
+def _scale_layers(
+    settings: TrainSettings,
+    trust: Trust,
+    weights: Sequence[tuple[Tensors, bool]],
+    directions: Sequence[tuple[Tensors, bool]],
+    rate: torch.Tensor,
+) -> None:
+    """Multiply each tensor's direction by the rate, and a layer's by its ratio too."""
+    for (held, layer), (along, _) in zip(weights, directions, strict=True):
+        factor = rate
+        if layer:
+            ratios = torch.tensor(trust(settings, held, along), device=rate.device)
+            factor = rate * ratios.view(-1, *[1] * (held[0].dim() - 1))
+        for one in along:
+            one.mul_(factor)
+
+
+def _trust_of_lars(settings: TrainSettings, weights: Tensors, gradient: Tensors) -> list[float]:
+    before = _lengths(gradient)
+    _decay(settings, weights, gradient)
+    return [
+        LARS.trust * x / (g + settings.weight_decay * x) if x and g else 1.0
+        for x, g in zip(_lengths(weights), before, strict=True)
+    ]
+
+
+def _trust_of_lamb(settings: TrainSettings, weights: Tensors, direction: Tensors) -> list[float]:
+    _decay(settings, weights, direction)
+    pairs = zip(_lengths(weights), _lengths(direction), strict=True)
+    return [x / along if x and along else 1.0 for x, along in pairs]
+
+
+def _decay(settings: TrainSettings, weights: Tensors, direction: Tensors) -> None:
+    if settings.weight_decay:
+        for held, along in zip(weights, direction, strict=True):
+            along.add_(held * settings.weight_decay)
+
+
+def _lengths(tensors: Tensors) -> list[float]:
+    """Return each node's Euclidean norm over all these tensors, summed in float64, node by node as in `clip`."""
+    if tensors[0].device.type == "cpu":
+        return [math.hypot(*(norm(one[node].numpy()) for one in tensors)) for node in range(len(tensors[0]))]
+    squares = [one.double().square().sum(dim=tuple(range(1, one.dim()))) for one in tensors]
+    return torch.stack(squares).sum(dim=0).sqrt().tolist()
 
 
 def square_root(tensor: torch.Tensor) -> torch.Tensor:

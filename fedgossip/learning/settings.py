@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from fedgossip.errors import ConfigError, nearest
+from fedgossip.learning.rate_schedule import schedule_of
 from fedgossip.limits import ABOVE_0, MOST, OneOf, Within, limits_of
 
 # what each optimiser remembers of a node between steps, one number per trained element
@@ -16,8 +17,12 @@ SLOTS: Mapping[str, tuple[str, ...]] = {
     "sgd": ("velocity",),
     "adam": ("first", "second"),
     "adamw": ("first", "second"),
+    "lars": ("velocity",),
+    "lamb": ("first", "second"),
 }
-SCHEDULES = ("constant", "cosine", "step")
+BY_LAYERS = ("lars", "lamb")
+"""Whose steps are as long as each layer's weights say."""
+SCALINGS = ("none", "linear", "sqrt")
 DEVICES = ("auto", "cpu", "cuda", "mps")
 BUFFERS = ("average", "local")
 PRECISIONS = ("float32", "bfloat16", "float16")
@@ -34,22 +39,33 @@ class TrainSettings:
     """[train]: local training of one round; exactly one of local_steps and local_epochs (neither given: 5 steps)."""
 
     optimizer: Annotated[str, OneOf(SLOTS)] = "sgd"
-    """What takes a step, adam and adamw with their usual 0.9, 0.999 and 1e-8.  What it remembers stays at the peer."""
+    """What takes a step, adam and adamw with their usual 0.9, 0.999 and 1e-8.  What it remembers stays at the peer.
+    For large batches lars (trust 0.001, so lr is large: 1 to 30) and lamb: steps in proportion to each layer's weights,
+    biases and scales of norms by lr alone."""
     lr: Annotated[float, Within(ABOVE_0)] = 0.1
     """Learning rate.  Larger learns faster until the loss explodes."""
     momentum: float = 0.0
-    """sgd: 0 <= momentum < 1, the share of the last step that is kept."""
+    """sgd and lars: 0 <= momentum < 1, the share of the last step that is kept."""
     weight_decay: Annotated[float, Within(0)] = 0.0
     """Added to the gradient as weight_decay * weights.  adamw: decoupled, every step first takes the share
     lr * weight_decay off the weights, which the moments do not see (Loshchilov and Hutter, ICLR 2019)."""
     nesterov: bool = False
     """sgd with momentum: look ahead."""
     schedule: str = "constant"
-    """"constant", "cosine" (to 0 at the last round) or "step:ROUNDS,FACTOR" (lr *= FACTOR every ROUNDS rounds)."""
+    """"constant", "cosine" (to 0 at the last round) or "step:ROUNDS,FACTOR" (lr *= FACTOR every ROUNDS rounds); before
+    it "warmup:ROUNDS,", in which the rate rises in equal steps: "warmup:5,cosine"."""
+    scaling: Annotated[str, OneOf(SCALINGS)] = "none"
+    """How lr follows the examples of one step, batch_size * accumulate, with [parallel] those of all workers: linear
+    (times examples / base_batch), sqrt (the root of that), or none."""
+    base_batch: Annotated[int, Within(1, MOST)] = 256
+    """The examples of a step for which lr is right as it stands; of scaling."""
     batch_size: Annotated[int, Within(1, MOST)] = 16
     """Examples per step."""
+    accumulate: Annotated[int, Within(1, MOST)] = 1
+    """So many batches make one step, on their mean gradient: a large batch in the memory of a small one, the same to
+    rounding.  Models of linear layers and small convolutions take the large batch in one piece."""
     local_steps: Annotated[int | None, Within(1)] = None
-    """Steps per round, each of exactly batch_size examples."""
+    """Steps per round, each of exactly batch_size examples (times accumulate)."""
     local_epochs: Annotated[int | None, Within(1)] = None
     """In place of local_steps: passes over the node's examples per round; the last batch of a pass may be smaller."""
     device: str = "auto"
@@ -90,7 +106,7 @@ class TrainSettings:
             raise ConfigError("local_steps and local_epochs are both given", "Give one of them.")
         if not re.fullmatch(r"cuda:\d{1,3}", self.device):
             _word("device", self.device, DEVICES)
-        for name in ("batch_size", "threads", "local_steps", "local_epochs", "processes"):
+        for name in ("batch_size", "accumulate", "base_batch", "threads", "local_steps", "local_epochs", "processes"):
             _whole(name, getattr(self, name))
         for name, limit in limits_of(type(self)):
             value = getattr(self, name)
@@ -100,14 +116,16 @@ class TrainSettings:
                 raise ConfigError(f"{name} = {value!r} {limit.refusal}", limit.advice(value))
         if not 0 <= self.momentum < 1:
             raise ConfigError(f"momentum = {self.momentum!r} {Within.refusal}", "Set it at least 0, below 1.")
-        if self.decoupled and self.lr * self.weight_decay > 1:
+        if self.decoupled and self.rate_of(self.examples_per_step) * self.weight_decay > 1:
             advice = "A step takes lr * weight_decay off each weight; 0.01 is usual."
             raise ConfigError(f"weight_decay = {self.weight_decay:g} with lr = {self.lr:g}", advice)
         if self.nesterov and not self.momentum:
             raise ConfigError("nesterov without momentum", "Give momentum, 0.9 say.")
-        if self.optimizer != "sgd" and self.momentum:
-            raise ConfigError(f"momentum with {self.optimizer}", "momentum belongs to sgd; leave it out.")
-        _step_schedule(self.schedule)
+        if self.optimizer not in ("sgd", "lars") and self.momentum:
+            raise ConfigError(f"momentum with {self.optimizer}", "momentum belongs to sgd and lars; leave it out.")
+        if self.optimizer != "sgd" and self.nesterov:
+            raise ConfigError(f"nesterov with {self.optimizer}", "nesterov belongs to sgd; leave it out.")
+        schedule_of(self.schedule)
         self._check_processes()
         self._check_portable()
 
@@ -123,6 +141,9 @@ class TrainSettings:
         if ":" in self.device or self.device == "mps":
             advice = 'Use device = "cuda", a GPU for each process, or "cpu".'
             raise ConfigError(f"device = {self.device!r} is one GPU, for {self.processes} processes", advice)
+        if self.by_layers and self.parallel == "fsdp":
+            text = f'{self.optimizer} with parallel = "fsdp": no process holds a whole layer to measure'
+            raise ConfigError(text, 'Use parallel = "ddp", or another optimizer.')
         if self.compile and self.parallel == "fsdp":
             raise ConfigError('compile with parallel = "fsdp"', 'Leave compile out, or use parallel = "ddp".')
 
@@ -144,6 +165,16 @@ class TrainSettings:
         return () if self.optimizer == "sgd" and not self.momentum else SLOTS[self.optimizer]
 
     @property
+    def by_layers(self) -> bool:
+        """Whether a step is as long as each layer's weights say."""
+        return self.optimizer in BY_LAYERS
+
+    @property
+    def examples_per_step(self) -> int:
+        """Of one peer."""
+        return self.batch_size * self.accumulate
+
+    @property
     def decoupled(self) -> bool:
         """Whether weights decay beside the gradient, and not through it."""
         return self.optimizer == "adamw" and self.weight_decay > 0
@@ -163,30 +194,17 @@ class TrainSettings:
         """Whether a step is weights -= lr * gradient and nothing else."""
         return not (self.slots or self.weight_decay or self.clip_norm)
 
-    def rate(self, round: int, rounds: int) -> float:
-        """Return the learning rate of `round` (from 0) of `rounds`."""
-        if self.schedule == "constant":
+    def rate_of(self, examples: int) -> float:
+        """Return the highest learning rate of a run whose steps are of so many examples."""
+        if self.scaling == "none":
             return self.lr
-        if self.schedule == "cosine":
-            return self.lr * 0.5 * (1 + math.cos(math.pi * min(round, rounds) / max(1, rounds)))
-        every, factor = _step_schedule(self.schedule)
-        return float(self.lr * factor ** (round // every))
+        larger = examples / self.base_batch
+        return self.lr * (larger if self.scaling == "linear" else math.sqrt(larger))
 
-
-def _step_schedule(schedule: str) -> tuple[int, float]:
-    kind, _, rest = schedule.partition(":")
-    _word("schedule", kind, SCHEDULES)
-    if kind != "step" and not rest:
-        return 1, 1.0
-    try:
-        every, factor = rest.split(",")
-        if kind == "step" and int(every) >= 1 and 0 < float(factor) < math.inf:
-            return int(every), float(factor)
-    except ValueError:
-        pass
-    raise ConfigError(
-        f"schedule = {schedule!r}", "Write constant, cosine or step:ROUNDS,FACTOR, for instance step:30,0.1."
-    )
+    def rate(self, round: int, rounds: int, examples: int | None = None) -> float:
+        """Return the learning rate of `round` (from 0) of `rounds`; `examples`: of a step, none: those of one peer."""
+        peak = self.rate_of(self.examples_per_step if examples is None else examples)
+        return schedule_of(self.schedule).rate(peak, round, rounds)
 
 
 def _word(name: str, value: str, known: Collection[str]) -> None:

@@ -108,19 +108,19 @@ def settle(settings: TrainSettings, module: nn.Module, schema: str) -> tuple[tor
     device = devices.device_for("cpu" if settings.portable else settings.device)
     devices.check(settings, device, module)
     if device.type != "cuda":
-        return device, GpuSharing((), settings.batch_size)
+        return device, GpuSharing((), settings.examples_per_step)
     kind = hashlib.sha256(repr((schema, settings)).encode()).hexdigest()[:16]
     if settings.processes > 1:
         # sorted: others may number the same GPUs in another way, and two must not wait for each other
         folders = sorted(ours(folder_of(torch.device("cuda", rank))) for rank in range(settings.processes))
         slots, places = [Slots(folder, kind) for folder in folders], [take_emptiest([folder])[1] for folder in folders]
-        return device, GpuSharing(slots, settings.batch_size, places)
+        return device, GpuSharing(slots, settings.examples_per_step, places)
     numbers = range(torch.cuda.device_count()) if device.index is None else [device.index]
     candidates = [torch.device("cuda", number) for number in numbers]
     chosen, place = take_emptiest([ours(folder_of(one)) for one in candidates])
     device = candidates[chosen]
     slots = [Slots(folder_of(device), kind, CudaMemory(device))]
-    return device, GpuSharing(slots, settings.batch_size, [place])
+    return device, GpuSharing(slots, settings.examples_per_step, [place])
 
 
 def folder_of(device: torch.device) -> Path:

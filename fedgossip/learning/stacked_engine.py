@@ -74,7 +74,7 @@ class LayerStack:
         scoring: Scoring,
     ) -> None:
         self.shape, self.settings, self.device = shape, settings, device
-        self.width = max(2, settings.batch_size)
+        self.width = max(2, settings.examples_per_step)
         self._x = _rows(train, shape).to(device)
         self._length = shape.length
         self._scoring = scoring
@@ -281,8 +281,16 @@ class LayerStack:
             if pull is not None:
                 anchor, correction = ws.stacks[-2][layer], ws.stacks[-1][layer]
                 optimizers.Pull(pull, anchor, correction).add_to(gradient, ws.stacks[0][layer])
-            slots = [stack[layer] for stack in ws.stacks[2 : 2 + len(self.settings.slots)]]
-            optimizers.step(self.settings, ws.stacks[0][layer], gradient, slots, **factors)
+        remembered = ws.stacks[2 : 2 + len(self.settings.slots)]
+        if self.settings.by_layers:
+            rate, root, mean = (factors[name] for name in ("rate", "root", "mean"))
+            how = self.settings, ws.stacks[0], gradients, remembered, ws.layers
+            optimizers.step_by_layers(*how, rate=rate, root=root, mean=mean)
+            return
+        rate, root, kept = (factors[name] for name in ("rate", "root", "kept"))
+        for layer, gradient in enumerate(gradients):
+            slots = [stack[layer] for stack in remembered]
+            optimizers.step(self.settings, ws.stacks[0][layer], gradient, slots, rate=rate, root=root, kept=kept)
 
     def _load_slots(self, ws: Workspace, states: Sequence[State]) -> None:
         for number, name in enumerate(self.settings.slots, 2):

@@ -30,6 +30,7 @@ class Steps:
     rate: torch.Tensor  # [steps, k, 1, 1]
     root: torch.Tensor
     kept: torch.Tensor
+    mean: torch.Tensor
     active: list[int]  # how many nodes still have a step
     pull: torch.Tensor | None  # [k, 1, 1]: that of the terms; None where the jobs have none
 
@@ -61,7 +62,7 @@ class StepLayout:
     def of_full_batches(self, indices: Indices, lr: float) -> Steps:
         """Return the steps of plain SGD over examples [steps, k, width], each as long as the settings say."""
         steps, k, _ = indices.shape
-        counts = np.full((1, 1), self.settings.batch_size)
+        counts = np.full((1, 1), self.settings.examples_per_step)
         weight = self._used(counts) * (np.float32(1) / counts.astype(np.float32))[:, :, None]
         scale = self.tensor(weight * -np.float32(lr))
         none = torch.empty(0, device=self.device)  # of plain SGD the step is in the scale
@@ -70,7 +71,7 @@ class StepLayout:
             self.tensor(self.top.targets(indices)).unbind(),
             (scale,) * steps,
             np.broadcast_to(weight, indices.shape),
-            *(none, none, none),
+            *(none, none, none, none),
             [k] * steps,
             None,
         )
@@ -110,6 +111,7 @@ class StepLayout:
             self._factor(rates.rate, most, k),
             self._factor(rates.root, most, k),
             self._factor(rates.kept, most, k),
+            self._factor(rates.mean, most, k),
             (counts > 0).sum(axis=1).tolist(),
             self.tensor(np.array([[[one.pull]] for one in pulls], np.float32)) if pulls else None,
         )

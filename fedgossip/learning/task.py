@@ -386,7 +386,7 @@ def _check_kind(objective: Objective, train: Dataset, test: Dataset) -> None:
 
 def _check_private(settings: TrainSettings) -> None:
     """Raise ConfigError for settings under which examples' gradients are not taken one by one."""
-    for name, usual in (("processes", 1), ("precision", "float32"), ("compile", False)):
+    for name, usual in (("processes", 1), ("precision", "float32"), ("compile", False), ("accumulate", 1)):
         if getattr(settings, name) != usual:
             raise ConfigError(
                 f"{name} = {getattr(settings, name)!r} where single records are private", f"Leave {name} out."

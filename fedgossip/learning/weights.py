@@ -7,6 +7,7 @@ holds `values`, tensors [1, k], which are the `places` of that line.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch import nn
 
 from fedgossip.learning import optimizers
 from fedgossip.learning.flat import Layout
+from fedgossip.task import Segment
 from fedgossip.vectors import Vector
 
 Line = npt.NDArray[np.float32]
@@ -137,6 +139,12 @@ def compacted(module: nn.Module) -> list[tuple[torch.Tensor, torch.Tensor]]:
             part.flatten_parameters()
             found += [(parameter.data, view) for parameter, view in views]
     return found
+
+
+def trained_segments(own: Layout, layout: Layout) -> list[Segment]:
+    """Return where the tensors of a module lie in its line."""
+    travels = [replace(one, start=own.length + one.start) for one in layout.segments if one.stop <= layout.parameters]
+    return [*own.segments, *travels]
 
 
 def scattered(line: Line | None, places: Sequence[slice], device: torch.device) -> list[torch.Tensor]:

@@ -44,7 +44,7 @@ class WordsTask:
         self._words, self._labels = _words_of(train, sizes), torch.as_tensor(train.y, dtype=torch.int64)
         self._test_words, self._test_labels = _words_of(test, sizes), torch.as_tensor(test.y, dtype=torch.int64)
         self._shares = shares
-        self._batches = Batches(shares, settings, seed, settings.batch_size)
+        self._batches = Batches(shares, settings, seed, settings.examples_per_step)
         self.watched = united(frozen_keys(np.unique(self._test_words)), sizes.head)
         self.length = self.watched.size * sizes.width
         about = f"words/{sizes}/{hashlib.sha256(self.watched.tobytes()).hexdigest()}"

@@ -15,7 +15,7 @@ multiple of 16: every node's matrices begin on a cache line.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 
 import torch
@@ -190,6 +190,21 @@ class Workspace:
         for inside, outside in places[len(places) - 2 * (self.last + 1 - layer) :][:2]:
             outside.copy_(inside)
         return starts[layer]
+
+    def layers(self, stack: Sequence[torch.Tensor]) -> list[tuple[Tensors, bool]]:
+        """Return the tensors of the model in the vector's order, as views of a stack without what fills its rows, and
+        whether each has more than one axis."""
+        found: list[tuple[Tensors, bool]] = []
+        tensors = iter(stack)
+        for heights in weight_rows(self.shape.convolutions):
+            found.append(([next(tensors)[:, :height] for height in heights[:-1]], True))
+            found.append(([next(tensors)[:, :1]], False))
+        for layer, (inputs, outputs) in enumerate(pairwise(self.shape.sizes)):
+            tensor = next(tensors)
+            straight = tensor.transpose(1, 2) if self.only_turned(layer) else tensor
+            found.append(([straight[:, :outputs, :inputs]], True))
+            found.append(([straight[:, :outputs, inputs : inputs + 1]], False))
+        return found
 
     def _places(self, stack: int, flat: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         begin, nodes, stride, tensors = 0, len(flat), flat.stride(0), iter(self.stacks[stack])

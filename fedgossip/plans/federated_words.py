@@ -68,7 +68,7 @@ def _whole(run: FederatedRun) -> bool:
     """Whether every round goes over all examples of a client, as far as this is known here."""
     t, sizes = run.experiment.train, run.trained_on.values() or run.sizes or ()
     steps = t.local_steps or 0
-    return t.local_epochs is not None or any(steps * t.batch_size >= size for size in sizes)
+    return t.local_epochs is not None or any(steps * t.examples_per_step >= size for size in sizes)
 
 
 def _budget_line(run: FederatedRun) -> Sequence[str]:

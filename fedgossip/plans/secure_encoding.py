@@ -76,7 +76,7 @@ class Numbers:
     def _metrics(self) -> tuple[tuple[str, float], ...]:
         """Return the facts that a sum tells beside the update, the weight and the clip, with bounds."""
         s, t = self.section.secure, self.train
-        most = t.local_steps or math.ceil(s.weight_max / t.batch_size) * (t.local_epochs or 1)
+        most = t.local_steps or math.ceil(s.weight_max / t.examples_per_step) * (t.local_epochs or 1)
         share = NOISY_MOST if "tests" in self.telling.covered else 1.0
         score = share if self.score.share else s.score_max
         bounds = {"steps": float(most), "loss": s.score_max, "measured": score, "tested": float(s.weight_max)}

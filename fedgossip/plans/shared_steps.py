@@ -50,7 +50,8 @@ class SharedSteps(PlanDefaults):
 
     def rate(self, round: int) -> float:
         """The step size of a round."""
-        return self.experiment.train.rate(round, self.experiment.rounds)
+        e = self.experiment
+        return e.train.rate(round, e.rounds, e.parallel.workers * e.parallel.accumulate * e.train.batch_size)
 
     @property
     def fingerprint(self) -> Mapping[str, object]:

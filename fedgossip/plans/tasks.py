@@ -94,7 +94,7 @@ def centralised(experiment: Experiment, n: int) -> dict[str, float]:
 
     found = _examples(e, range(n), n)
     train, test = found.train, found.test
-    size, objective = e.train.batch_size * n, replace(e.objective, kind=train.kind)
+    size, objective = e.train.examples_per_step * n, replace(e.objective, kind=train.kind)
     per_round = e.train.local_steps or max(1, round((e.train.local_epochs or 1) * len(train) / size))
     return train_centralised(train, test, e.model.source, e.train, e.seed, e.rounds * per_round, size, objective)
 

@@ -104,7 +104,7 @@ class DistributedLoop:
         sharing: GpuSharing,
     ) -> None:
         self._scoring = scoring
-        self.width = settings.batch_size
+        self.width = settings.examples_per_step
         self.trained = Layout.personal_of(module, settings.stays).length + layout.parameters
         self._layout, self._sharing = layout, sharing
         self._remembers = module_engine.remembered(module, layout, settings)
