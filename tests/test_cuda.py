@@ -44,6 +44,7 @@ def numbers() -> Dataset:
 
 DATA: dict[str, Callable[[], Dataset]] = {
     "chars:12": texts,
+    "gpt:1-16-2": texts,
     "cnn:small": images,
     "cnn:small-bn": images,
     "mlp:64-17-4": images,

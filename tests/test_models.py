@@ -19,6 +19,7 @@ SOURCES = [
     ("cnn:small-bn", (1, 8, 8), None, (3, 10)),
     ("cnn:4-6-12-8", (3, 13, 10), None, (3, 10)),
     ("chars:16", (12,), 10, (3, 12, 10)),
+    ("gpt:2-16-2", (12,), 10, (3, 12, 10)),
 ]
 
 
@@ -56,6 +57,7 @@ def test_first_weights_are_a_function_of_the_seed(source, shape, vocabulary, out
         ("cnn:16-0-64", "cnn:16-32-64"),
         ("cnn:16-32-", "cnn:16-32-64"),
         ("chars:64", "Use softmax"),
+        ("gpt:2-64-4", "Use softmax"),
     ],
 )
 def test_a_model_that_does_not_fit_is_refused_with_the_one_that_does(source, advice):

@@ -47,7 +47,7 @@ def made_up(shape=(12,), classes=4, examples=90, vocabulary=None):
 FLAT, IMAGES, TEXT = made_up(), made_up((1, 8, 8), 3), made_up((6,), vocabulary=5)
 SHARES = [np.arange(0, 60), np.arange(60, 90)]
 HOW = TrainSettings(device="cpu", batch_size=12, local_steps=4)
-MODELS = [("softmax", FLAT), ("mlp:12-7-4", FLAT), ("cnn:small", IMAGES), ("chars:5", TEXT)]
+MODELS = [("softmax", FLAT), ("mlp:12-7-4", FLAT), ("cnn:small", IMAGES), ("chars:5", TEXT), ("gpt:1-8-2", TEXT)]
 
 
 def task_of(model: str, data: Dataset, how: TrainSettings = HOW, privacy: RecordPrivacy | None = CLIPS) -> TorchTask:

@@ -95,6 +95,7 @@ def held_out(content: dict[str, Any]) -> Any:
         ("breast-cancer", "softmax"),
         ("diabetes", "mlp:10-4-1"),
         ("text", "chars:8"),
+        ("text", "gpt:1-8-2"),
     ],
 )
 def test_a_model_of_every_kind_gives_out_of_its_folder_what_its_run_measured(

@@ -45,7 +45,7 @@ TEST_BYTES_MAX = 16 << 20
 _FILES = ("csv", "npz", "text", "parquet")
 _FOLDERS = ("mnist", "fashion-mnist")
 """Sources that are looked for where each machine has them; where the organiser's lie is nobody else's concern."""
-_MODELS = ("cnn", "softmax", "mlp", "chars")
+_MODELS = ("cnn", "softmax", "mlp", "chars", "gpt")
 _NAME = re.compile(r"[\w][\w.-]{0,99}")
 
 Learning = tuple[LocalTask, DataShares]

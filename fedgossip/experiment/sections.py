@@ -61,7 +61,8 @@ class ModelSection(msgspec.Struct, forbid_unknown_fields=True):
 
     source: str = "softmax"
     """`softmax`, `mlp:64-32-10` (inputs, hidden, outputs), `cnn:small`, `cnn:small-bn`, `cnn:16-32-64` (channels,
-    channels, hidden), `chars:WIDTH`, `module:function`; `words:ROWS-WIDTH-CLASSES`, at parameter servers."""
+    channels, hidden), `chars:WIDTH`, `gpt:LAYERS-WIDTH-HEADS` (characters), `module:function`;
+    `words:ROWS-WIDTH-CLASSES`, at parameter servers."""
 
 
 class TopologySection(msgspec.Struct, forbid_unknown_fields=True):

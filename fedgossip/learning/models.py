@@ -5,6 +5,7 @@ mlp:64-32-10       linear layers with ReLU between them; the first and last size
 cnn:small          two convolutions with pooling and one linear layer; cnn:small-bn with BatchNorm
 cnn:16-32-64       the same two convolutions, of 16 and 32 channels, then linear layers with ReLU between them: 64, ...
 chars:64           next-character model: embedding, GRU of 64, linear
+gpt:2-64-4         next-character transformer: 2 layers, width 64, 4 heads
 module:function    yours: takes (shape, classes), gives a torch.nn.Module
 """
 
@@ -21,9 +22,9 @@ from torch import nn
 
 from fedgossip import seeds
 from fedgossip.errors import ConfigError, nearest
-from fedgossip.learning import custom
+from fedgossip.learning import custom, gpt
 
-KINDS = ("softmax", "mlp", "cnn:small", "cnn:small-bn", "chars")
+KINDS = ("softmax", "mlp", "cnn:small", "cnn:small-bn", "chars", "gpt")
 
 
 def build(
@@ -48,9 +49,11 @@ def _build(source: str, shape: tuple[int, ...], classes: int, vocabulary: int | 
     kind, _, rest = source.partition(":")
     if kind == "chars":
         return Characters(_text_size(source, vocabulary), _hidden(source, rest))
+    if kind == "gpt":
+        return gpt.Transformer(_text_size(source, vocabulary), *_transformer(source, rest))
     known = kind == "mlp" or source in KINDS
     if (known or kind == "cnn") and vocabulary is not None:
-        raise ConfigError(f"{source!r} cannot read text", "Use chars:64, a model of characters.")
+        raise ConfigError(f"{source!r} cannot read text", "Use chars:64 or gpt:2-64-4, models of characters.")
     if source == "softmax":
         return dense(math.prod(shape), classes)
     if kind == "mlp":
@@ -163,3 +166,15 @@ def _hidden(source: str, rest: str) -> int:
     if not rest.isdecimal() or int(rest) < 1:
         raise ConfigError(f"{source!r}: the hidden size is a whole number", "Write chars:64.")
     return int(rest)
+
+
+def _transformer(source: str, rest: str) -> tuple[int, int, int]:
+    words = rest.split("-")
+    if len(words) != 3 or not all(word.isdecimal() and int(word) > 0 for word in words):
+        text = f"{source!r}: a transformer has layers, a width and heads, whole numbers joined by -"
+        raise ConfigError(text, "Write gpt:2-64-4.")
+    layers, width, heads = map(int, words)
+    if width % (2 * heads):
+        advice = f"Write gpt:{layers}-{max(1, round(width / (2 * heads))) * 2 * heads}-{heads}."
+        raise ConfigError(f"{source!r}: the width is {width}, no multiple of twice the {heads} heads", advice)
+    return layers, width, heads

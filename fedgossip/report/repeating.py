@@ -85,7 +85,7 @@ def _where(e: Mapping[str, Any]) -> str:
 
 def _is_kind(name: str) -> bool:
     """Whether it is a file, or a model with its sizes, and no function."""
-    return name.partition(":")[0] in ("csv", "npz", "text", "mnist", "fashion-mnist", "mlp", "cnn", "chars")
+    return name.partition(":")[0] in ("csv", "npz", "text", "mnist", "fashion-mnist", "mlp", "cnn", "chars", "gpt")
 
 
 def _reasons(run: RecordedRun, e: Mapping[str, Any]) -> Iterator[str]:

@@ -1,0 +1,86 @@
+"""A small transformer that predicts the next character: the body of today's language models.
+
+    h  =  embedding(characters)
+    in every layer:   h  <-  h + attention(norm(h))           causal, its queries and keys turned by their place
+                      h  <-  h + linear(gelu(linear(norm(h))))    four times as wide inside
+    logits  =  linear(norm(h))
+
+Norms before each part (Xiong and others, On layer normalization in the transformer architecture, ICML 2020); rotary
+positions (Su and others, RoFormer, 2021), so that no weight belongs to a place and a text may be longer than those
+that were trained on; linear layers without biases.  First weights are as in GPT-2 (Radford and others, 2019): normal,
+of deviation .02, and those that add to h over the root of their number.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+BASE = 10_000.0  # the slowest pair of numbers turns by 1 / BASE a place
+DEVIATION = 0.02
+
+
+class Transformer(nn.Module):
+    """int64 [b, context] characters -> logits [b, context, vocabulary] of the character after each of them.
+
+    `width` is a multiple of 2 `heads`.
+    """
+
+    def __init__(self, vocabulary: int, layers: int, width: int, heads: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.norm = nn.LayerNorm(width)
+        self.layer = nn.Linear(width, vocabulary, bias=False)
+        for name, weight in self.named_parameters():
+            if weight.dim() > 1:
+                added = name.endswith(("out.weight", "narrow.weight"))
+                nn.init.normal_(weight, std=DEVIATION / math.sqrt(2 * layers) if added else DEVIATION)
+
+    def forward(self, characters: torch.Tensor) -> torch.Tensor:
+        h = self.embedding(characters)
+        for block in self.blocks:
+            h = block(h)
+        logits: torch.Tensor = self.layer(self.norm(h))
+        return logits
+
+
+class Block(nn.Module):
+    """[b, context, width] -> the same shape."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.before, self.between = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.asked = nn.Linear(width, 3 * width, bias=False)
+        self.out = nn.Linear(width, width, bias=False)
+        self.wide, self.narrow = nn.Linear(width, 4 * width, bias=False), nn.Linear(4 * width, width, bias=False)
+
+    def forward(self, h: torch.Tensor) -> torch.Tensor:
+        h = h + self.out(self.attention(self.before(h)))
+        added: torch.Tensor = self.narrow(functional.gelu(self.wide(self.between(h))))
+        return h + added
+
+    def attention(self, h: torch.Tensor) -> torch.Tensor:
+        rows, context, width = h.shape
+        parts = self.asked(h).view(rows, context, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        queries, keys, values = parts.unbind(0)
+        seen = functional.scaled_dot_product_attention(turned(queries), turned(keys), values, is_causal=True)
+        return seen.transpose(1, 2).reshape(rows, context, width)
+
+
+def turned(vectors: torch.Tensor) -> torch.Tensor:
+    """Turn the pairs (i, i + d/2) of vectors [..., context, d], d even, by angles in proportion to their place.
+
+    A product of two of them then depends on how far apart their places are, and not on where.
+    """
+    context, half = vectors.shape[-2], vectors.shape[-1] // 2
+    places = torch.arange(context, device=vectors.device, dtype=torch.float32)
+    speeds = BASE ** (-torch.arange(half, device=vectors.device, dtype=torch.float32) / half)
+    angles = torch.outer(places, speeds)
+    cos, sin = angles.cos().to(vectors.dtype), angles.sin().to(vectors.dtype)
+    first, second = vectors[..., :half], vectors[..., half:]
+    return torch.cat((first * cos - second * sin, first * sin + second * cos), dim=-1)
