@@ -172,9 +172,28 @@ def test_columns_are_scaled_by_the_training_examples_alone(tmp_path):
     assert np.allclose(test.x, [[(k - mean) / deviation, 0] for k in held_out], atol=1e-6)
 
 
+def test_a_column_of_words_is_a_feature_for_each_of_them(tmp_path):
+    source = table(tmp_path, "age,ward,smokes,y\n30,north,yes,0\n40,south,no,1\n50,east,yes,0\n")
+    data = load(f"{source}?label=y&categories=smokes,ward")
+    assert data.columns == ("age", "ward=east", "ward=north", "ward=south", "smokes=no", "smokes=yes")
+    assert data.x.tolist() == [[30, 0, 1, 0, 0, 1], [40, 0, 0, 1, 1, 0], [50, 1, 0, 0, 0, 1]]
+    assert data.encoding.features == data.columns
+
+
+def test_files_with_other_words_are_not_the_same_features(tmp_path):
+    known = load(table(tmp_path, "ward,y\nnorth,0\nsouth,1\n") + "?label=y&categories=ward")
+    other = table(tmp_path, "ward,y\nnorth,0\neast,1\n") + "?label=y&categories=ward"
+    assert 'data.scale = "federated"' in refused(other, like=known)
+
+
 @pytest.mark.parametrize(
     ("text", "query", "message"),
     [
+        ("a,b,y\n1,oops,0\n3,ah,1\n", "?label=y", "'oops' is not a number that float32 can hold A column of words"),
+        ("a,b,y\n1,oops,0\n3,,1\n", "?label=y&categories=b", "column 'b' holds nothing in row 2 of 2"),
+        ("a,b,y\n1,oops,0\n3,ah,1\n", "?label=y&categories=y", "'y' is among the categories, and no feature"),
+        ("a,b,y\n1,oops,0\n3,ah,1\n", "?label=y&categories=c", "no column 'c'"),
+        ("b,y\n" + "".join(f"w{k},{k % 2}\n" for k in range(1001)), "?label=y&categories=b", "1001 different words"),
         ("a,b,y\n1,2,0\n3,oops,1\n", "?label=y", "line 3, column 'b': 'oops' is not a number"),
         ("a,b,y\n1,2,0\n3,1e39,1\n", "?label=y", "line 3, column 'b': '1e39' is not a number that float32 can hold"),
         ("a,b,y\n1,2,0\n3,nan,1\n", "?label=y", "line 3, column 'b': 'nan' is not a number"),

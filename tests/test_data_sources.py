@@ -322,7 +322,8 @@ def test_parquet_files_that_cannot_be_taken_are_refused(tmp_path: Path, monkeypa
     source = parquet(path, a=[1.0, None, 3.0], b=["x", "y", "z"], y=[0, 1, 1])
     assert "which column is the label" in refused(source)
     assert "column 'a': 1 cells are empty" in refused(f"{source}?label=y")
-    assert "column 'b' holds string" in refused(f"{source}?label=y&drop=a")
+    assert "column 'b' holds string, which are not numbers A column of words" in refused(f"{source}?label=y&drop=a")
+    assert load(f"{source}?label=y&drop=a&categories=b").columns == ("b=x", "b=y", "b=z")
     assert "no column 'yy'" in refused(f"{source}?label=yy")
     whole = path.read_bytes()
     for damaged in (whole[:-20], b"PAR1" + b"\xff" * 200 + b"PAR1", b"", whole[:30] + b"\0" * 40 + whole[70:]):

@@ -147,6 +147,21 @@ def test_rows_of_a_table_are_scored_by_column_names_in_any_order(
     assert json.loads(told.out) == pytest.approx({"examples": 60, **by_hand})
 
 
+def test_a_model_reads_words_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = "".join(f"{20 + k % 7},{('yes', 'no')[k % 2]},{('ill', 'well')[k % 2]}\n" for k in range(60))
+    (tmp_path / "all.csv").write_text("age,smokes,kind\n" + rows)
+    source = f"csv:{tmp_path / 'all.csv'}?label=kind&categories=smokes&scale=standard"
+    trained(tmp_path, experiment(source, rounds=5))
+    (tmp_path / "new.csv").write_text("smokes,age\nno,23\nyes,23\n")
+    assert in_process(["predict", "run", "new.csv"], tmp_path, monkeypatch, capsys).code == 0
+    assert [row["predicted"] for row in rows_of(tmp_path / "scored.csv")] == ["well", "ill"]
+    (tmp_path / "new.csv").write_text("smokes,age\nsometimes,23\n")
+    said = in_process(["predict", "run", "new.csv", "--out", "more.csv"], tmp_path, monkeypatch, capsys)
+    assert said.code == 2 and "'sometimes' is none of the 2 categories" in said.err, said.err
+
+
 def test_numbers_are_predicted_in_the_units_of_the_labels(tmp_path: Path) -> None:
     path = table(tmp_path / "all.csv", "regression", 200)
     content = experiment(f"csv:{path}?label=cost&scale=standard", task={"kind": "regression"}, rounds=30)

@@ -131,6 +131,7 @@ class ArrowColumns:
     def numbers(self, column: int, advice: str) -> npt.NDArray[Any]:
         """Return the numbers of a column, [m, ...].  Raises ConfigError for cells that are none."""
         name, cells = self.header[column], self._table.column(column).combine_chunks()
+        own = not advice  # of a column of features
         where, advice = f"{self.path}, column {name!r}", advice or f"Fill it, or leave it out with drop={name}."
         if cells.null_count:
             raise ConfigError(f"{where}: {cells.null_count} cells are empty", advice)
@@ -138,7 +139,8 @@ class ArrowColumns:
             return self._pictures(name, cells)
         cells, shape = _flattened(cells, where)
         if not (_is_number(cells.type) and not cells.null_count):
-            raise ConfigError(f"{where} holds {cells.type}, which are not numbers", advice)
+            words = f"A column of words is named as one, categories={name}, or left out, drop={name}."
+            raise ConfigError(f"{where} holds {cells.type}, which are not numbers", words if own else advice)
         found = np.asarray(cells.to_numpy(zero_copy_only=False), np.float64).reshape(shape)
         if not (np.abs(found) <= tables.LARGEST).all():
             row = int(np.argwhere(~(np.abs(found) <= tables.LARGEST))[0][0])

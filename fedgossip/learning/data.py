@@ -4,7 +4,8 @@ load("digits")                                   8x8 digits that come with sciki
 load("breast-cancer")                            569 patients, 30 measurements, standardised by `split`
 load("mnist")  load("fashion-mnist")             IDX files in the folder that FEDGOSSIP_DATA names
 load("mnist:PATH")                               IDX files in PATH
-load("csv:PATH?label=COLUMN&group=COLUMN")       a table of numbers; drop=A,B leaves columns out; scale=standard
+load("csv:PATH?label=COLUMN&group=COLUMN")       a table of numbers; drop=A,B leaves columns out; scale=standard;
+                                                 categories=C,D are columns of words
 load("npz:PATH")                                 arrays x, y and, if there, groups
 load("text:PATH?context=32&min_chars=1000")      plays: every speaker is a client
 load("parquet:PATH?label=COLUMN")                as csv; needs fedgossip[parquet]
@@ -192,6 +193,8 @@ def _alike(source: str, found: Dataset, like: Dataset) -> Dataset:
     ):
         if has != expected:
             advice = "Training and test sets, of all peers, have the same features in the same order."
+            if found.encoding and what == "columns":
+                advice = 'Sites whose files hold other words agree on them: data.scale = "federated" (docs/data.md).'
             raise ConfigError(f"{source}: {what} {has}; {like.name} has {expected}", advice)
     return replace(found, classes=like.classes)
 
@@ -213,11 +216,11 @@ def _load(source: str, base: Path | None, class_names: tuple[str, ...], task: st
 
 
 _OPTIONS: Mapping[str, tuple[str, ...]] = {
-    "csv": ("label", "group", "drop", "scale"),
+    "csv": ("label", "group", "drop", "categories", "scale"),
     "text": ("context", "min_chars"),
-    "parquet": ("label", "group", "drop", "scale"),
+    "parquet": ("label", "group", "drop", "categories", "scale"),
     "images": ("size", "mode"),
-    "huggingface": ("label", "group", "drop", "scale", "size", "mode"),
+    "huggingface": ("label", "group", "drop", "categories", "scale", "size", "mode"),
 }
 
 

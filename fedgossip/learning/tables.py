@@ -14,11 +14,14 @@ import numpy.typing as npt
 
 from fedgossip.errors import ConfigError, nearest
 from fedgossip.learning.dataset import OF_COLUMNS, Dataset, Indices, check_classes, from_arrays, group_ids
+from fedgossip.learning.encodings import EncodedColumn, TableEncoding, is_missing
 from fedgossip.learning.objectives import CLASSIFICATION, MULTI_LABEL, REGRESSION
 
 Numbers = npt.NDArray[Any]
 
 SCALES = ("none", "standard")
+MOST_CATEGORIES = 1000
+"""So many different words may a column of categories hold."""
 LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -51,13 +54,14 @@ class Columns(Protocol):
 def read_csv(
     path: Path, options: Mapping[str, str], class_names: Sequence[str] = (), task: str = CLASSIFICATION
 ) -> Dataset:
-    """Return a table whose first line names the columns; all but the label, the group and `drop` are numbers."""
+    """Return a table whose first line names the columns; all but the label, the group and `drop` are features."""
     return of_columns(CsvColumns(path), options, class_names, task)
 
 
 def of_columns(table: Columns, options: Mapping[str, str], class_names: Sequence[str], task: str) -> Dataset:
     """Return the examples of a table; all columns but the label, the group and `drop` are features.
 
+    Features are numbers; a column of `categories` has one for each different word in it, 1 where it is that one.
     Labels may be words or numbers: the classes are their sorted values, or `class_names`.  Of a regression they are
     numbers, of a multi-label task 0 and 1, of several columns: label=A,B.  With `scale=standard` x is float64, and
     `split` gives every column mean 0 and deviation 1 over the training examples.  Raises ConfigError for options and
@@ -76,14 +80,27 @@ def of_columns(table: Columns, options: Mapping[str, str], class_names: Sequence
     features = [c for c in range(len(header)) if c not in dropped | {*labels, group}]
     if not features:
         raise ConfigError(f"{path}: no column is left to learn from", "Drop fewer columns.")
-    x = _features([table.numbers(c, "") for c in features])
+    worded = {_column(path, header, name.strip()) for name in options.get("categories", "").split(",") if name}
+    if strangers := sorted(worded - set(features)):
+        text = f"{path}: {header[strangers[0]]!r} is among the categories, and no feature"
+        raise ConfigError(text, "The label, the group and what is dropped are none; leave it out of one of them.")
+    encoded = [EncodedColumn(header[c], categories=_categories(table, c) if c in worded else ()) for c in features]
+    parts = zip(features, encoded, strict=True)
+    x = _features([_one_hot(table, c, one) if one.categories else table.numbers(c, "") for c, one in parts])
     ids, groups = (None, ()) if group is None else group_ids(np.array(table.words(group)))
     scale = options.get("scale", "none")
     if scale not in SCALES:
         raise ConfigError(f"{path}: unknown scale {scale!r}", nearest(scale, SCALES))
     values = x if scale == "standard" else x.astype(np.float32)
-    columns = tuple(header[c] for c in features)
-    made = partial(Dataset, path.stem, values, groups=ids, group_names=groups, scale=scale, columns=columns)
+    encoding = TableEncoding(tuple(encoded))
+    made = partial(
+        *(Dataset, path.stem, values),
+        groups=ids,
+        group_names=groups,
+        scale=scale,
+        columns=encoding.features,
+        encoding=encoding if worded else None,
+    )
     if task in OF_COLUMNS:
         y = np.stack([_one_each(path, header[c], table.numbers(c, LABEL_ADVICE[task])) for c in labels], axis=1)
         kept = y if scale == "standard" and task == REGRESSION else y.astype(np.float32)
@@ -94,6 +111,25 @@ def of_columns(table: Columns, options: Mapping[str, str], class_names: Sequence
         return made(y=which, classes=len(known), class_names=tuple(known), label_names=(header[labels[0]],))
     names, which = _classes(path, _labels(table.words(labels[0])), class_names)
     return made(y=which, classes=len(names), class_names=names, label_names=(header[labels[0]],))
+
+
+def _categories(table: Columns, column: int) -> tuple[str, ...]:
+    """Return the different words of a column, sorted.  Raises ConfigError for a cell without one, and for too many."""
+    words = table.words(column)
+    name = table.header[column]
+    if empty := [row for row, word in enumerate(words) if is_missing(word)]:
+        text = f"{table.path}: column {name!r} holds nothing in row {empty[0] + 1} of {len(words)}"
+        raise ConfigError(text, f"Fill it with a word, or leave the column out: drop={name}.")
+    found = tuple(sorted(set(words)))
+    if len(found) > MOST_CATEGORIES:
+        text = f"{table.path}: column {name!r} holds {len(found)} different words; at most {MOST_CATEGORIES}"
+        raise ConfigError(text, f"It would be as many features; leave it out: drop={name}.")
+    return found
+
+
+def _one_hot(table: Columns, column: int, encoded: EncodedColumn) -> Numbers:
+    """Return [m, categories]: 1 where a cell is that category."""
+    return (np.array(table.words(column))[:, None] == np.array(encoded.categories)).astype(np.float64)
 
 
 def _features(columns: list[Numbers]) -> Numbers:
@@ -174,7 +210,7 @@ class CsvColumns:
                 raise ConfigError(
                     f"{self.path}, line {self._lines[k]}, column {name!r}: {row[column]!r} is not a number that "
                     "float32 can hold",
-                    advice or f"Fill it, or leave the column out with drop={name}.",
+                    advice or _instead(name, [row[column] for row in self._rows]),
                 )
             found[k] = float(row[column])
         return found
@@ -191,6 +227,13 @@ class CsvColumns:
 
     def class_names(self, column: int) -> Sequence[str]:  # noqa: ARG002
         return ()
+
+
+def _instead(name: str, cells: Sequence[str]) -> str:
+    """Return what to do about a column of features with a cell that is no number."""
+    if any(map(_is_number, cells)):
+        return f"Fill it, or leave the column out with drop={name}."
+    return f"A column of words is named as one, categories={name}, or left out, drop={name}."
 
 
 def _rows(path: Path) -> tuple[list[str], list[list[str]], list[int]]:
