@@ -1,4 +1,4 @@
-"""docs/reference.md, from the declarations: every key, kind of fault, exit code, event and command.
+"""docs/reference.md, from the declarations: every key, kind of fault, exit code, event, term and command.
 
     python tests/reference.py --write        write it again
 """
@@ -10,14 +10,14 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from fedgossip.cli.vocabulary import CODE, COMMAND, EVENT, FAULT, KEY, SECTION, Term, entries
+from fedgossip.cli.vocabulary import CODE, COMMAND, EVENT, FAULT, KEY, SECTION, TERM, Term, entries
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference.md"
 RENEW = "python tests/reference.py --write"
 
 HEAD = f"""# Reference
 
-Every key of an experiment file, every kind of fault, exit code, event and command.  `fedgossip explain WORD` prints the
+Every key of an experiment file, every kind of fault, exit code, event, term and command.  `fedgossip explain WORD` prints the
 same on the terminal.  This page is made of the declarations in the code: `{RENEW}`.
 
 ## Keys of an experiment file
@@ -67,6 +67,9 @@ def _others() -> Iterator[str]:
     yield "What the record, the report and `fedgossip watch` tell beside the numbers, the gravest first.\n"
     events = [(f"`{e.name}`", e.facts["severity"], e.meaning, e.facts["advice"]) for e in found if e.kind == EVENT]
     yield from _table(("event", "severity", "meaning", "what to do"), events)
+    yield "## Terms\n"
+    yield "Words of tables, pages and forecasts; the formulas are in [numerics.md](numerics.md).\n"
+    yield from _table(("term", "meaning"), [(e.name, _linked(e.meaning)) for e in found if e.kind == TERM])
     yield "## Commands\n"
     for entry in found:
         if entry.kind == COMMAND:

@@ -11,7 +11,8 @@ import reference
 from commands import in_process
 
 from fedgossip.cli import COMMANDS, main
-from fedgossip.cli.vocabulary import CODE, COMMAND, EVENT, KEY, Term, entries
+from fedgossip.cli.topology import COMPARED
+from fedgossip.cli.vocabulary import CODE, COMMAND, EVENT, KEY, Term, entries, terms
 from fedgossip.errors import EXIT_CODES, FedgossipError
 from fedgossip.event_kinds import event_kinds
 from fedgossip.experiment import load_experiment
@@ -99,6 +100,19 @@ def test_explain_prints_what_a_word_means(
     said = in_process(["explain", *words], tmp_path, monkeypatch, capsys)
     assert said.code == 0
     assert [one for one in shown if one not in said.out] == []
+
+
+def test_terms_of_tables_are_explained(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Every head of a table of graphs can be looked up, and so can both meanings of a word with two."""
+    assert set(COMPARED) - {"edges", "degree"} <= set(terms())
+    said = in_process(["explain", "n_w", "mean", "peer"], tmp_path, monkeypatch, capsys)
+    assert said.code != 0, said.out  # three words, of which two are one term: in quotes
+    both = in_process(["explain", "staleness"], tmp_path, monkeypatch, capsys).out
+    assert "parallel.server.staleness  (key)" in both and "staleness  (term)" in both, both
+    assert "Vogels" in in_process(["explain", "n_w"], tmp_path, monkeypatch, capsys).out
+    assert "common test set" in in_process(["explain", "mean", "peer"], tmp_path, monkeypatch, capsys).out
 
 
 def test_explain_tells_programs_the_same(

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import click
 
 from fedgossip.cli.text import echo, print_json
-from fedgossip.cli.vocabulary import KEY, SECTION, Term, entries
+from fedgossip.cli.vocabulary import KEY, SECTION, TERM, Term, entries
 from fedgossip.errors import ConfigError, nearest
 
 ALL = "all"
@@ -20,10 +20,10 @@ WIDTH = 100  # columns
 @click.argument("words", metavar="WORD...", nargs=-1, required=True)
 @click.option("--json", "as_json", is_flag=True, help="JSON instead of text.")
 def explain(words: tuple[str, ...], as_json: bool) -> None:
-    """Say what each WORD means: a key or a section of an experiment file, a kind of fault, an exit code, an event, or
-    a command.  The last part of a key will do: lr.  All that there is: fedgossip explain all."""
+    """Say what each WORD means: a key or a section of an experiment file, a kind of fault, an exit code, an event, a
+    command, or a term of tables and pages: gap, "mean peer".  The last part of a key will do: lr.  All that there is: fedgossip explain all."""
     known = list(entries())
-    if any(one.name == " ".join(words) for one in known):  # a command of a group
+    if any(one.name == " ".join(words) for one in known):  # a command of a group, or a term
         words = (" ".join(words),)
     found = list(dict.fromkeys(id(one) for word in words for one in meant(" ".join(word.split()), known)))
     told = [one for one in known if id(one) in found]
@@ -38,10 +38,11 @@ def meant(word: str, known: Sequence[Term]) -> list[Term]:
     if word == ALL:
         return list(known)
     name = word.strip("[]").removeprefix("--set ").partition("=")[0].strip()
-    found = [one for one in known if one.name == name and one.name]
+    found = [one for one in known if one.name == name and one.name and one.kind != TERM]
     for section in [one for one in found if one.kind == SECTION]:
         found += [one for one in known if one.kind in (KEY, SECTION) and one.name.startswith(f"{section.name}.")]
     found = found or [one for one in known if one.kind == KEY and one.name.endswith(f".{name}")]
+    found += [one for one in known if one.kind == TERM and one.name.lower() == name.lower()]
     if not found:
         parts = {part for one in known for part in (one.name, one.name.rpartition(".")[2]) if part}
         raise ConfigError(f"there is nothing that is called {word!r}", _nearest(name, parts))

@@ -1,17 +1,22 @@
-"""Every word that a user may have to look up, as it is declared: keys, faults, exit codes, events, commands."""
+"""Every word that a user may have to look up, as it is declared: keys, faults, exit codes, events, commands, terms."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import click
+import msgspec
 
+from fedgossip.decoding import from_toml
 from fedgossip.errors import EXIT_CODES
 from fedgossip.event_kinds import event_kinds
 from fedgossip.experiment.meanings import Key, fault_kinds, sections
 
 SECTION, KEY, FAULT, CODE, EVENT, COMMAND = "section", "key", "kind of fault", "exit code", "event", "command"
+TERM = "term"
+"""A word of tables, pages and forecasts; terms.toml says what each means."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +40,14 @@ def entries() -> Iterator[Term]:
         yield Term(CODE, str(code), f"{ending.name}: {ending.meaning}", facts)
     for name, event in event_kinds().items():
         yield Term(EVENT, name, event.meaning, {"advice": event.advice, "severity": event.severity})
+    yield from (Term(TERM, name, meaning) for name, meaning in terms().items())
     yield from commands()
+
+
+def terms() -> Mapping[str, str]:
+    """Return the words of tables, pages and forecasts, with what each means."""
+    text = Path(__file__).with_name("terms.toml").read_text(encoding="utf-8")
+    return msgspec.convert(from_toml(text), dict[str, str])
 
 
 def of_key(key: Key) -> Term:
