@@ -17,8 +17,8 @@ RENEW = "python tests/reference.py --write"
 
 HEAD = f"""# Reference
 
-Every key of an experiment file, every kind of fault, exit code, event, term and command.  `fedgossip explain WORD` prints the
-same on the terminal.  This page is made of the declarations in the code: `{RENEW}`.
+Every key of an experiment file, every kind of fault, exit code, event, term and command.  `fedgossip explain WORD`
+prints the same on the terminal.  This page is made of the declarations in the code: `{RENEW}`.
 
 ## Keys of an experiment file
 
