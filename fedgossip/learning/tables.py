@@ -94,7 +94,9 @@ def of_columns(table: Columns, options: Mapping[str, str], class_names: Sequence
     values = x if scale == "standard" else x.astype(np.float32)
     encoding = TableEncoding(tuple(encoded))
     made = partial(
-        *(Dataset, path.stem, values),
+        Dataset,
+        path.stem,
+        values,
         groups=ids,
         group_names=groups,
         scale=scale,
@@ -129,7 +131,8 @@ def _categories(table: Columns, column: int) -> tuple[str, ...]:
 
 def _one_hot(table: Columns, column: int, encoded: EncodedColumn) -> Numbers:
     """Return [m, categories]: 1 where a cell is that category."""
-    return (np.array(table.words(column))[:, None] == np.array(encoded.categories)).astype(np.float64)
+    same: npt.NDArray[np.bool_] = np.array(table.words(column))[:, None] == np.array(encoded.categories)
+    return same.astype(np.float64)
 
 
 def _features(columns: list[Numbers]) -> Numbers:
