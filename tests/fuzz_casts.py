@@ -275,6 +275,7 @@ SCENES = {
     "coordinator_secure": Scene(federation, CLIENTS, watched),
     "coordinator_buffered": Scene(lambda: federation(algorithm="fedbuff", **PLAIN), CLIENTS, watched),
     "coordinator_budget": Scene(lambda: federation(**HIDDEN), CLIENTS, watched),
+    "coordinator_coded": Scene(lambda: federation(codec="top-k:0.5", **PLAIN), CLIENTS, watched),
     "client": Scene(lambda: federation(**PLAIN), COORDINATORS, watched),
     "client_secure": Scene(federation, COORDINATORS, watched),
     "client_budget": Scene(lambda: federation(budget=2.0, **PLAIN), COORDINATORS, watched),

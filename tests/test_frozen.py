@@ -75,7 +75,7 @@ def without_bytes(row: dict[str, Any]) -> dict[str, Any]:
     "name",
     [
         *("dsgd", "push-sum", "window-doubling", "gradient-tracking", "private"),
-        *("fedavg", "scaffold", "parameter-server"),
+        *("fedavg", "scaffold", "parameter-server", "fedavg by top-k"),
         *("dsgd cta", "d2", "dsgdm", "qg-dsgdm", "decentlam", "two-tap"),
         *("dsgdm nesterov", "slowmo", "diloco", "push-diging", "push-sum mixed momentum"),
     ],

@@ -75,6 +75,10 @@ class CoordinatorSection(msgspec.Struct, forbid_unknown_fields=True):
     robust, without a secure sum: `median`, `trimmed-mean`, `krum`, `multi-krum`, `geometric-median`, `clipped-mean`."""
     options: dict[str, Any] = msgspec.field(default_factory=dict)
     """The algorithm's own, such as { mu = 0.1 } or { lr = 0.01 }."""
+    codec: str = ""
+    """How updates go up in fewer bytes: `bf16`, `fp16`, `int8:BLOCK`, `top-k:SHARE`, `random-k:SHARE`, `qsgd:LEVELS`,
+    `terngrad`, `sign`; what is left out, a client sends later.  With a secure sum random-k alone; empty: updates as
+    they are (docs/codecs.md)."""
     deadline: Seconds = 300.0
     """The longest wait in one phase of a round, in seconds; above the slowest client's training."""
     least_deadline: Annotated[float, Within(0, LONGEST_SECONDS)] = 5.0

@@ -22,7 +22,7 @@ from fedgossip.messages.base import (
     Word,
     declared,
 )
-from fedgossip.messages.federated import Contribution, Final, Invite, MaskedInput, Refusal, Secured
+from fedgossip.messages.federated import CodedContribution, Contribution, Final, Invite, MaskedInput, Refusal, Secured
 from fedgossip.messages.gossip import (
     CHECK_WORDS,
     KEYS_MAX,
@@ -130,7 +130,7 @@ Pairwise = Offer | Answer | Decline | Query | Ack | Parcel | Accepted
 Gossip = Model | CodedModel | Masked | RunKeys | Leaving | Account | Pairwise
 Membership = Ping | Pong | PingReq | IndirectAck | MembershipUpdate | Compare | Join
 Transfer = ModelQuery | ModelInfo | ChunkRequest | ModelChunk
-Federated = Invite | Contribution | Final | Secured | MaskedInput | Refusal
+Federated = Invite | Contribution | CodedContribution | Final | Secured | MaskedInput | Refusal
 Invitations = InviteProof | Proposal | FileQuery | FilePart | Enrol | Gathering | Beginning | TurnedAway
 Chunks = ReduceChunk | CodedChunk | ChunkTaken
 Parallel = Chunks | GroupReport | GroupView | WorkerRefused | WorkerReturn | StateQuery | StatePiece
@@ -179,6 +179,7 @@ __all__ = [
     "ChunkRequest",
     "ChunkTaken",
     "CodedChunk",
+    "CodedContribution",
     "CodedModel",
     "Compare",
     "ConfirmDead",

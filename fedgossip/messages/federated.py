@@ -7,7 +7,17 @@ from typing import Annotated, Any
 
 import msgspec
 
-from fedgossip.messages.base import Carrier, Count, CountOrNone, Expected, Frame, Note, Part, declared
+from fedgossip.messages.base import (
+    Carrier,
+    Count,
+    CountOrNone,
+    Expected,
+    Frame,
+    Note,
+    Part,
+    declared,
+    longest_payload,
+)
 from fedgossip.vectors import Vector
 
 
@@ -45,6 +55,33 @@ class Contribution(Carrier):
     loss: float | None
     measured: float = 0.0
     tested: Count = 0
+
+
+@declared
+@dataclass(frozen=True, slots=True, eq=False)
+class CodedContribution(Carrier):
+    """A `Contribution` whose vector is said by a codec, in `length` bytes; the other fields are as there."""
+
+    round: Count
+    length: Count
+    schema: str
+    vectors: tuple[Vector, ...]
+    examples: Count
+    steps: Count
+    loss: float | None
+    measured: float = 0.0
+    tested: Count = 0
+
+    @classmethod
+    def allowed(cls, header: Any, expected: Expected) -> tuple[Part, ...]:
+        if not 0 < header.length <= longest_payload(expected.length, expected.itemsize):
+            return ()
+        return (("uint8", header.length),)
+
+    def whole(self, update: Vector) -> Contribution:
+        """Return the contribution that it stands for, whose vector is `update`."""
+        told = self.examples, self.steps, self.loss, self.measured, self.tested
+        return Contribution(self.round, self.schema, (update,), *told)
 
 
 @declared

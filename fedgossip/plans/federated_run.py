@@ -12,8 +12,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from fedgossip.algorithms.federated.base import Federated
+import numpy as np
+
+from fedgossip.algorithms.federated.base import ClientRule, Federated
+from fedgossip.algorithms.federated.coded import CodedClient, UploadCodec
 from fedgossip.algorithms.sampling import BySize, Poisson, Sampling, Uniform
+from fedgossip.codecs.base import Codec, VectorLayout
+from fedgossip.codecs.names import make_codec
 from fedgossip.errors import ConfigError
 from fedgossip.experiment import CoordinatorSection, FederatedExperiment, SecureSection
 from fedgossip.learning.objectives import STATISTICS
@@ -90,6 +95,29 @@ class FederatedRun(PlanDefaults):
     def gradients(self) -> bool:
         return self.federated.clients.gradient
 
+    @cached_property
+    def codec(self) -> Codec | None:
+        """What updates go up by; None: as they are."""
+        return make_codec(self.section.codec) if self.section.codec else None
+
+    def coding(self, length: int, kind: np.dtype[np.floating]) -> UploadCodec | None:
+        """How updates [length] go up by the codec; None: as they are."""
+        layout = VectorLayout.of_length(length, kind, self.segments)
+        return UploadCodec(self.codec, layout, self.experiment.seed) if self.codec else None
+
+    def client_rule(self, coding: UploadCodec | None) -> ClientRule:
+        """What a client does with what it receives."""
+        rule = self.federated.clients
+        return CodedClient(rule, coding, added=self.secure) if coding else rule
+
+    def sent_up(self, length: int, kind: np.dtype[np.floating]) -> int:
+        """Return the bytes of vectors in a client's answer to the first round; those of a masked vector."""
+        if words := self.masked(length):
+            return 4 * words
+        if coding := self.coding(length, kind):
+            return coding.codec.size(coding.layout, 0)
+        return length * kind.itemsize * self.vectors
+
     @property
     def fingerprint(self) -> Mapping[str, object]:
         content = self.experiment.to_dict()
@@ -99,6 +127,8 @@ class FederatedRun(PlanDefaults):
             content["coordinator"]["privacy"].pop("test_noise", None)
         if self.section.secure.score_max == SecureSection().score_max:
             content["coordinator"]["secure"].pop("score_max", None)
+        if not self.section.codec:
+            content["coordinator"].pop("codec", None)
         content.pop("track", None)  # each may track for itself
         return content
 

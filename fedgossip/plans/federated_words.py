@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from fedgossip import kernels
 from fedgossip.plans.federated_run import FederatedRun
 from fedgossip.plans.plan import NO_BUDGET, JoiningTerms, RunOutlook
@@ -13,7 +15,7 @@ from fedgossip.privacy.guarantee import guarantee
 from fedgossip.privacy.wording import rounds
 from fedgossip.records import EventRow, PeerRow, Row
 from fedgossip.secure.exact_sums import ExactSums
-from fedgossip.task import LocalTask
+from fedgossip.task import LocalTask, segments_of
 
 
 def banner_of(run: FederatedRun) -> Sequence[str]:
@@ -27,7 +29,8 @@ def banner_of(run: FederatedRun) -> Sequence[str]:
 def _how_line(run: FederatedRun) -> str:
     s = run.section
     how = f"steps of {run.goal} answers" if run.buffered else f"{run.cohort} in a round"
-    return f"{run.name}, {s.clients} clients, {how}"
+    coded = f", updates by {s.codec}" if s.codec else ""
+    return f"{run.name}, {s.clients} clients, {how}{coded}"
 
 
 def _seen_line(run: FederatedRun) -> str:
@@ -47,8 +50,7 @@ def _exact_line(run: FederatedRun, exact: ExactSums) -> str:
 
 def terms_of(run: FederatedRun, parameters: int, itemsize: int) -> JoiningTerms:
     """What a client agrees to, with a model of so many numbers of so many bytes each."""
-    words = run.masked(parameters)
-    up = 4 * words if words else parameters * itemsize * run.vectors
+    up = run.sent_up(parameters, np.dtype(f"f{itemsize}"))
     told = [*run.telling.words(run.telling.exact), *run.telling.words(run.telling.covered)]
     beside = f", with {'; '.join(told)}" if told else ""
     sent = f"what this client has learned to the coordinator, about {up:,} bytes a round{beside}; no data"
@@ -82,9 +84,8 @@ def _budget_line(run: FederatedRun) -> Sequence[str]:
 def outlook_of(run: FederatedRun, task: LocalTask) -> RunOutlook:
     """What a round will send, by formula, and what the budget will be worth."""
     vector = task.length * task.dtype.itemsize * run.vectors
-    words = run.masked(task.length)
-    up = 4 * words if words else vector
-    beside = ", beside the keys and shares of the secure sum" if words else ""
+    up = run.with_segments(segments_of(task)).sent_up(task.length, task.dtype)
+    beside = ", beside the keys and shares of the secure sum" if run.secure else ""
     budget = [f"of the budget of privacy: {rounds(outlook(run))}"] if run.experiment.budget else []
     return RunOutlook(
         run.cohort * (up + vector),
@@ -103,6 +104,7 @@ def facts_of(run: FederatedRun, rows: Sequence[Row]) -> dict[str, Any]:
         "clients": s.clients,
         "cohort": run.cohort,
         "secure": run.secure,
+        **({"codec": s.codec} if s.codec else {}),
         "rounds_abandoned": sum(isinstance(row, EventRow) and row.name == "abandoned" for row in rows),
         **_spent(run, rows),
     }

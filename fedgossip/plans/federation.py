@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from fedgossip.algorithms.federated.coded import UploadCodec
 from fedgossip.errors import ConfigError
 from fedgossip.machine import Machine, NodeId
 from fedgossip.metrics import Network
@@ -137,11 +138,12 @@ class FederationPlan(FederatedRun):
             return_ns=nanoseconds(min(s.return_timeout, s.start_timeout)),
             score=self.experiment.score,
         )
-        summing = self._summing(seat, who) if who and self.secure else None
+        coding = self.coding(seat.initial.size, seat.initial.dtype)
+        summing = self._summing(seat, who, coding) if who and self.secure else None
         run = seat.node, range(self.learners), self.federated, self.sampling, seat.initial, seat.schema, settings
-        return Coordinator(*run, seat.resumed, summing, self._purse(seat.node, who))
+        return Coordinator(*run, seat.resumed, summing, self._purse(seat.node, who), coding)
 
-    def _summing(self, seat: Seat, who: Credentials) -> SecureSumming:
+    def _summing(self, seat: Seat, who: Credentials, coding: UploadCodec | None) -> SecureSumming:
         terms = SessionTerms(
             roster=who.roster.first(self.learners),
             fixed=self.numbers.fixed_point(seat.initial.size, seat.schema),
@@ -154,7 +156,7 @@ class FederationPlan(FederatedRun):
         )
         clip: Any = seat.resumed.facts.get("clip") if seat.resumed else None
         about = self.federated.clients, seat.initial.dtype, self.learners, seat.incarnation
-        return SecureSumming(terms, *about, self.numbers.clipping(clip))
+        return SecureSumming(terms, *about, self.numbers.clipping(clip), coding)
 
     def _buffered(self, seat: Seat) -> Buffered[Any]:
         s, goal = self.section, self.goal
@@ -175,7 +177,8 @@ class FederationPlan(FederatedRun):
     def _client(self, seat: Seat, who: Credentials | None) -> Client:
         answering = self._securely(seat, who) if who and self.secure else Plainly()
         answering = Abstaining(Reason.SCHEMA.value) if seat.node in self.abstaining else answering
-        rule, purse = self.federated.clients, self._purse(seat.node, who)
+        rule = self.client_rule(self.coding(seat.initial.size, seat.initial.dtype))
+        purse = self._purse(seat.node, who)
         about = seat.node, self.coordinator, rule, seat.initial, seat.schema, self.client_settings
         return Client(*about, seat.resumed, answering, purse, self.telling)
 
@@ -198,9 +201,9 @@ class FederationPlan(FederatedRun):
             raise ConfigError("the stacked engine keeps no budget of privacy", "Run it with --on sim.")
         fixed = self.numbers.fixed_point(task.length, task.schema) if self.secure else None
         chances = [self._chances(node) for node in range(self.learners)]
-        who = self.federated, self.sampling, self.learners
-        e = self.experiment
-        rounds = Rounds(*who, e.rounds, self.least, fixed, chances, e.score, self.telling)
+        e, coding = self.experiment, self.coding(task.length, task.dtype)
+        who = replace(self.federated, clients=self.client_rule(coding)), self.sampling, self.learners
+        rounds = Rounds(*who, e.rounds, self.least, fixed, chances, e.score, self.telling, coding=coding)
         state = rounds.start(task)
 
         def finish(between: Callable[[], None]) -> Results:

@@ -9,6 +9,9 @@ from fedgossip.algorithms.federated import names
 from fedgossip.algorithms.federated.base import Federated
 from fedgossip.algorithms.federated.means import Mean
 from fedgossip.algorithms.sampling import participating
+from fedgossip.codecs.base import LinearCodec
+from fedgossip.codecs.names import make_codec
+from fedgossip.codecs.sparse import DeepGradient
 from fedgossip.errors import ConfigError, nearest
 from fedgossip.experiment import CoordinatorSection, Experiment, FederatedExperiment
 from fedgossip.learning.objectives import STATISTICS
@@ -26,6 +29,7 @@ def federation_plan(experiment: FederatedExperiment) -> FederationPlan:
     federated = _algorithm(s)
     _check_hiding(s, federated)
     _check_gradients(experiment, federated)
+    _check_codec(s, federated, experiment.task.kind)
     if s.secure.on:
         _check_secure(s, federated)
     cohort = s.cohort or participating(s.clients, s.participation)
@@ -65,6 +69,37 @@ def _check_gradients(experiment: Experiment, federated: Federated[Any]) -> None:
         named = ", ".join(f"train.{name}" for name in names if getattr(t, name) != getattr(usual, name))
         advice = f"Leave {named} out, or take fedavg with train.local_steps = 1."
         raise ConfigError(f"clients of fedsgd send gradients and take no steps, and {named} is of steps", advice)
+
+
+def _check_codec(s: CoordinatorSection, federated: Federated[Any], kind: str) -> None:
+    """Raise ConfigError for a codec that there is not, or by which these updates cannot go up."""
+    if not s.codec:
+        return
+    try:
+        codec = make_codec(s.codec)
+    except ConfigError as error:
+        raise ConfigError(f"coordinator.codec: {error}", error.advice) from None
+    where, out = f"coordinator.codec = {s.codec!r}", "Leave coordinator.codec out."
+    if kind == STATISTICS:
+        raise ConfigError(f"{where}, and statistics are sums of whole numbers", out)
+    if s.algorithm == FEDBUFF:
+        text = f"{where} beside fedbuff, whose clients are not told which of their answers counted"
+        raise ConfigError(text, "Take fedavg: what a codec leaves out belongs to what counted.")
+    if not isinstance(federated.aggregation, Mean):
+        text = f"{where} beside {s.algorithm}, which compares whole updates; what a codec leaves of them is no such"
+        raise ConfigError(text, f"{out[:-1]}, or take fedavg.")
+    if federated.clients.vectors > 1:
+        text = f"{where} beside {s.algorithm}, which sends {federated.clients.vectors} vectors that belong together"
+        raise ConfigError(text, f"{out[:-1]}, or take fedavg.")
+    if isinstance(codec, DeepGradient):
+        text = f"{where} applies the momentum of single steps, and an update is of many"
+        raise ConfigError(text, f'Set coordinator.codec = "top-k:{codec.share:g}".')
+    if s.secure.on and not isinstance(codec, LinearCodec):
+        text = f"{where} beside a secure sum, which can only add elements that all clients draw alike"
+        raise ConfigError(text, 'Set coordinator.codec = "random-k:0.1", or coordinator.secure.on = false.')
+    if s.privacy.unit == "client":
+        text = f"{where} beside coordinator.privacy.unit = 'client', whose clip and noise are of whole updates"
+        raise ConfigError(text, out)
 
 
 def _check_secure(s: CoordinatorSection, federated: Federated[Any]) -> None:

@@ -26,7 +26,7 @@ from fedgossip.protocols.view_member import AllReduceSettings
 from fedgossip.records import Row
 from fedgossip.roles import Role, Roles
 from fedgossip.simulation.collective import first_collective, reduced_by, run_collective
-from fedgossip.task import LocalTask
+from fedgossip.task import LocalTask, segments_of
 from fedgossip.vectors import Vector
 
 ADAPTED = 1 << 20
@@ -77,7 +77,7 @@ class ParallelPlan(SharedSteps):
     def sums_of(self, task: LocalTask) -> RoundSums:
         """How gradients of a task add up."""
         bucket = self.bucket(task.length, task.dtype.itemsize)
-        return sums_for(self.experiment, task.length, task.dtype, self.segments, bucket)
+        return sums_for(self.experiment, task.length, task.dtype, self.segments or segments_of(task), bucket)
 
     def is_complete(self, node: NodeId, rounds: int, *, stopped: bool = False) -> bool:  # noqa: ARG002
         return rounds == self.experiment.rounds

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from fedgossip.codecs.base import LinearCodec
+from fedgossip.codecs.names import make_codec
 from fedgossip.experiment import CoordinatorSection
 from fedgossip.learning.settings import TrainSettings
 from fedgossip.privacy.adaptive import Clip, bits_noise, share_shorter, split
@@ -59,6 +61,8 @@ class Numbers:
         if self.exact is not None:
             return self.exact
         s, elements = self.section.secure, length * self.vectors
+        if self.section.codec:  # the elements that are sent, which follow from the round
+            elements, layout = self._codec.elements(length), f"{layout} {self.section.codec}"
         p = self.section.privacy
         bound = p.clip * (CLIP_ROOM if p.adaptive else 1) if self.hidden else s.bound
         return FixedPoint(
@@ -71,6 +75,12 @@ class Numbers:
             layout=layout,
             tells=self._told_of_the_clip,
         )
+
+    @property
+    def _codec(self) -> LinearCodec:
+        codec = make_codec(self.section.codec)
+        assert isinstance(codec, LinearCodec), "checked when the plan was made"
+        return codec
 
     @property
     def _metrics(self) -> tuple[tuple[str, float], ...]:

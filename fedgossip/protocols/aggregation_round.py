@@ -16,10 +16,11 @@ from typing import Protocol
 import numpy as np
 
 from fedgossip.algorithms.federated.base import Aggregate, ClientRule, ServerRule, State, saved
+from fedgossip.algorithms.federated.coded import UploadCodec
 from fedgossip.algorithms.sampling import Draw
 from fedgossip.errors import ProtocolError
 from fedgossip.machine import Effect, NodeId, Report, Send
-from fedgossip.messages import Contribution, Invite, MaskedInput, Refusal, Secured
+from fedgossip.messages import CodedContribution, Contribution, Invite, MaskedInput, Refusal, Secured
 from fedgossip.protocols.gathering import Gathered
 from fedgossip.vectors import all_finite
 
@@ -37,7 +38,10 @@ class Abandoned:
     text: str = ""
 
 
-Answer = Contribution | Secured | MaskedInput | Refusal
+Given = Contribution | CodedContribution
+"""What a client gives in the clear."""
+
+Answer = Given | Secured | MaskedInput | Refusal
 """Messages of a client that belong to a round."""
 
 
@@ -93,7 +97,8 @@ class PlainRound:
     """Invite, and add up what comes, as it comes: the first `draw.wanted` contributions count.
 
     It ends when these are here, when nobody is left to wait for, or at the deadline; with fewer than `quorum` it is
-    abandoned.  `counted_before` is the last round in which each client was counted.
+    abandoned.  `counted_before` is the last round in which each client was counted.  `coding`: how updates go up, where
+    that is not as they are.
     """
 
     phase = "update"
@@ -106,9 +111,10 @@ class PlainRound:
         rule: ClientRule,
         gathering: Gathered,
         counted_before: Mapping[NodeId, int],
+        coding: UploadCodec | None = None,
     ) -> None:
         self.round, self.draw, self.quorum, self.rule = round, draw, quorum, rule
-        self.gathering, self.counted_before = gathering, counted_before
+        self.gathering, self.counted_before, self.coding = gathering, counted_before, coding
         self.waiting = set(draw.invited)
         self.cut = False
         self.counted: set[NodeId] = set()
@@ -129,23 +135,38 @@ class PlainRound:
         return replace(self.gathering.like, counted=counted)
 
     def belongs(self, message: Answer) -> bool:
-        return isinstance(message, Contribution | Refusal) and message.round == self.round
+        return isinstance(message, Given | Refusal) and message.round == self.round
 
     def heard(self, sender: NodeId, message: Answer) -> list[Effect]:
         if isinstance(message, Refusal):
             return [Report("abstained", {"peer": sender, "reason": message.reason}, self.round), *self.lost(sender)]
-        assert isinstance(message, Contribution)
+        assert isinstance(message, Given)
         if sender in self.counted:
             return [Report("repeated", {"peer": sender, "round": self.round}, self.round)]
         if sender not in self.draw.invited:
             raise ProtocolError(f"round {self.round}: client {sender} answers, which is not invited", peer=sender)
-        weight = self.rule.weight(message.examples)
-        self.gathering.check(sender, message, weight)
-        self.gathering.add(sender, message, weight)
+        given, weight = self._whole(sender, message), self.rule.weight(message.examples)
+        self.gathering.check(sender, given, weight)
+        self.gathering.add(sender, given, weight)
         self.counted.add(sender)
         self.waiting.discard(sender)
         self._end_if_complete()
         return []
+
+    def _whole(self, sender: NodeId, message: Given) -> Contribution:
+        """Return what a client gives with its update as a vector.  Raises ProtocolError for one by no codec of ours."""
+        if isinstance(message, CodedContribution) != (self.coding is not None):
+            kind = type(message).__name__.lower()
+            text = f"round {self.round}: client {sender} answers with a {kind}"
+            raise ProtocolError(text, "Give it the same experiment file, with the same coordinator.codec.", peer=sender)
+        if isinstance(message, Contribution):
+            return message
+        assert self.coding
+        try:
+            return message.whole(self.coding.update_of(message.vectors[0], sender, message.round))
+        except ProtocolError as error:
+            text = f"round {self.round}: the contribution of client {sender}: {error}"
+            raise ProtocolError(text, error.advice, peer=sender) from None
 
     def lost(self, node: NodeId) -> list[Effect]:
         self.waiting.discard(node)

@@ -288,7 +288,7 @@ class Client:
         steps = int(metrics.get("steps", 1))
         if self.settings.accumulate is not None:
             examples = int(metrics.get("rows", examples))
-        work = Work(moved, examples, steps, float(metrics.get("rate", 1.0)))
+        work = Work(moved, examples, steps, float(metrics.get("rate", 1.0)), self.node, round)
         up, self.pending = self.rule.upload(self.asked.vectors, self.memory, work)
         self.pending_round = round
         examples = max(1, examples)

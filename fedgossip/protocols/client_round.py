@@ -21,7 +21,7 @@ import numpy as np
 from fedgossip.algorithms.federated.base import Vectors
 from fedgossip.errors import ProtocolError
 from fedgossip.machine import Effect, Log, NodeId, Report, Send
-from fedgossip.messages import Contribution, Invite, MaskedInput, Message, Refusal, Secured
+from fedgossip.messages import CodedContribution, Contribution, Invite, MaskedInput, Message, Refusal, Secured
 from fedgossip.protocols.refusals import refused_by
 from fedgossip.secure import frames
 from fedgossip.secure.aborts import Reason, RoundAbandoned, Stage
@@ -51,11 +51,12 @@ class PreparedContribution:
     """The score of the model that came, on `tested` examples kept for that."""
     tested: int = 0
 
-    def answer_to(self, invite: Invite) -> Contribution:
+    def answer_to(self, invite: Invite) -> Contribution | CodedContribution:
         """What a client says of it in the clear."""
-        return Contribution(
-            invite.round, invite.schema, self.up, self.examples, self.steps, self.loss, self.measured, self.tested
-        )
+        told = self.up, self.examples, self.steps, self.loss, self.measured, self.tested
+        if self.up[0].dtype == np.uint8:
+            return CodedContribution(invite.round, self.up[0].size, invite.schema, *told)
+        return Contribution(invite.round, invite.schema, *told)
 
     def metrics(self, names: Sequence[str]) -> dict[str, float]:
         return {name: float(getattr(self, name) or 0.0) for name in names}
@@ -86,11 +87,11 @@ class ClientPart(Protocol):
 
 
 class PlainPart:
-    """Answers with a `Contribution`."""
+    """Answers with a `Contribution`, or one by a codec."""
 
     def __init__(self, coordinator: NodeId, invite: Invite) -> None:
         self.coordinator, self.invite = coordinator, invite
-        self.answer: Contribution | None = None
+        self.answer: Contribution | CodedContribution | None = None
         self.over = False
 
     def begin(self) -> list[Effect]:

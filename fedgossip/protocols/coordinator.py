@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol
 
 from fedgossip.algorithms.federated.base import Aggregate, Federated, ServerRule, State, numbers_of, restored, saved
+from fedgossip.algorithms.federated.coded import UploadCodec
 from fedgossip.algorithms.sampling import Draw, Sampling
 from fedgossip.errors import BudgetError, ProtocolError
 from fedgossip.machine import (
@@ -44,8 +45,8 @@ from fedgossip.machine import (
     Started,
     Stopping,
 )
-from fedgossip.messages import Contribution, Final, Invite, Leaving, MaskedInput, Refusal, Secured
-from fedgossip.protocols.aggregation_round import NOT_FINITE, Abandoned, Answer, Exchange, PlainRound, stepped
+from fedgossip.messages import Final, Invite, Leaving, Refusal
+from fedgossip.protocols.aggregation_round import NOT_FINITE, Abandoned, Answer, Exchange, Given, PlainRound, stepped
 from fedgossip.protocols.deadlines import Deadline
 from fedgossip.protocols.failures import too_few, used_up
 from fedgossip.protocols.gathering import Gathered
@@ -114,7 +115,7 @@ class Summation(Protocol):
 class Coordinator(Generic[State]):
     """`clients` are all that may take part; `resumed`: go on after its round, in a new life.
 
-    `summing`: by a secure sum; without it contributions come in the clear.
+    `summing`: by a secure sum; without it contributions come in the clear, by `coding` where that is given.
     """
 
     def __init__(
@@ -129,9 +130,10 @@ class Coordinator(Generic[State]):
         resumed: Checkpoint | None = None,
         summing: Summation | None = None,
         purse: Purse | None = None,
+        coding: UploadCodec | None = None,
     ) -> None:
         self.node, self.federated, self.sampling, self.settings = node, federated, sampling, settings
-        self.summing, self.purse = summing, purse
+        self.summing, self.purse, self.coding = summing, purse, coding
         self.schema, self.kind, self.length = schema, initial.dtype, initial.size
         self.state = _state(federated.server, resumed) if resumed else federated.server.start(initial)
         self.round = resumed.round if resumed else 0
@@ -161,7 +163,7 @@ class Coordinator(Generic[State]):
         if self.phase == "finished":
             return []
         match event:
-            case Received(sender, (Contribution() | Secured() | MaskedInput() | Refusal()) as answer):
+            case Received(sender, answer) if isinstance(answer, Answer):
                 return self._answered(sender, answer, now_ns)
             case Received(sender, Leaving(done=done)):
                 return self._left(sender, now_ns, done=done)
@@ -322,7 +324,7 @@ class Coordinator(Generic[State]):
         rule = self.federated.clients
         accumulator = self.federated.aggregation.accumulator(rule.vectors, self.length, self.kind)
         gathering = Gathered(accumulator, invite, self.settings.score)
-        return PlainRound(self.round, draw, self.need, rule, gathering, self.counted)
+        return PlainRound(self.round, draw, self.need, rule, gathering, self.counted, self.coding)
 
     def _answered(self, sender: NodeId, answer: Answer, now_ns: int) -> list[Effect]:
         self.company.check(sender, "an answer")
@@ -331,11 +333,11 @@ class Coordinator(Generic[State]):
             phase = self.exchange.phase
             self.exhausted |= exhausted
             effects = self.exchange.heard(sender, answer)
-            if isinstance(answer, Contribution):
+            if isinstance(answer, Given):
                 self.summed += sum(vector.size for vector in answer.vectors)
             return self._going(effects, phase, now_ns)
-        round = answer.round if isinstance(answer, Contribution | Refusal) else round_of(answer.session)
-        if round > self.round or (round == self.round and isinstance(answer, Contribution)):
+        round = answer.round if isinstance(answer, Given | Refusal) else round_of(answer.session)
+        if round > self.round or (round == self.round and isinstance(answer, Given)):
             text = f"coordinator, round {self.round}: client {sender} answers for round {round}"
             raise ProtocolError(text, "Was it invited by another run?", peer=sender)
         self.exhausted |= exhausted

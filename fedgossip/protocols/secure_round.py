@@ -23,6 +23,7 @@ from typing import Protocol
 import numpy as np
 
 from fedgossip.algorithms.federated.base import Aggregate, ClientRule, Vectors
+from fedgossip.algorithms.federated.coded import UploadCodec
 from fedgossip.algorithms.sampling import Draw, Sampling
 from fedgossip.errors import ProtocolError
 from fedgossip.machine import Effect, Log, NodeId, Report, Send, Witness
@@ -79,9 +80,11 @@ class SecureSumming:
         clients: int,
         life: int,
         clipping: Clipping | None = None,
+        coding: UploadCodec | None = None,
     ) -> None:
+        """`coding`: of the elements that are summed, where not all are."""
         self.terms, self.rule, self.kind, self.clients, self.life = terms, rule, kind, clients, life
-        self.clipping = clipping
+        self.clipping, self.coding = clipping, coding
         self.least = max(terms.n_min, terms.threshold or 0)
         self._last: SecureRound | None = None
 
@@ -264,8 +267,8 @@ class SecureRound:
     def _summed(self, summed: server.Summed) -> list[Effect]:
         noise = self._noise
         found = self._fixed.decode(summed.total, len(summed.survivors), noise.sigma, noise.bit_sigma)
-        rule = self.summing.rule
-        vectors = apart(frozen(found.mean.astype(self.summing.kind)), rule.vectors)
+        mean, coding = frozen(found.mean.astype(self.summing.kind)), self.summing.coding
+        vectors = (coding.whole(mean, self.round),) if coding else apart(mean, self.summing.rule.vectors)
         self._step, self._stage = None, Stage.RESULT
         self.counted, self.sid, self.ahead = summed.survivors, summed.sid, dict(summed.ahead)
         self.result = Aggregate(vectors, found.clients, found.metrics.get("steps", 1.0))

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from fedgossip.algorithms.federated.base import Aggregate, Federated, Vectors, Work
+from fedgossip.algorithms.federated.coded import UploadCodec
 from fedgossip.algorithms.federated.sums import mean_of
 from fedgossip.algorithms.sampling import Sampling
 from fedgossip.machine import Aggregated, LocalWork, NodeId
@@ -46,6 +47,8 @@ class Rounds:
     telling: Telling = EVERYTHING
     accumulate: int | None = None
     """As in `ClientSettings`."""
+    coding: UploadCodec | None = None
+    """How updates go up, where that is not as they are."""
 
     def start(self, task: LocalTask) -> Standing:
         """Return the state with which a run begins."""
@@ -113,9 +116,9 @@ def _round(
     terms = [rule.terms(received, memory.get(node, ())) for node in cohort]
     asked = zip(cohort, terms, strict=True)
     jobs = [Job(node, number, received[0], term, tested, rule.gradient, rounds.accumulate) for node, term in asked]
-    sums = _Ring(rounds, number, received[0]) if rounds.fixed else _Exact(rounds, received[0])
+    sums = _Ring(rounds, number, received[0]) if rounds.fixed else _Exact(rounds, number, received[0])
     for node, update in zip(cohort, done(task, jobs), strict=True):
-        work = _work(update, received[0], rounds)
+        work = _work(update, received[0], rounds, node, number)
         up, kept = rule.upload(received, memory.get(node, ()), work)
         if kept:
             memory[node] = kept
@@ -154,25 +157,27 @@ def _exchanged(standing: Standing, node: NodeId, down: tuple[int, int], up: tupl
     coordinator.received(*up)
 
 
-def _work(update: Update, model: Vector, rounds: Rounds) -> Work:
+def _work(update: Update, model: Vector, rounds: Rounds, node: NodeId, number: int) -> Work:
     moved = frozen(np.zeros_like(model)) if update.difference is None else update.difference
     m = update.metrics
     examples = update.examples if rounds.accumulate is None else int(m.get("rows", update.examples))
-    return Work(moved, max(1, examples), int(m.get("steps", 1)), float(m.get("rate", 1.0)))
+    return Work(moved, max(1, examples), int(m.get("steps", 1)), float(m.get("rate", 1.0)), node, number)
 
 
 class _Exact:
     """Contributions in the clear."""
 
-    def __init__(self, rounds: Rounds, model: Vector) -> None:
+    def __init__(self, rounds: Rounds, number: int, model: Vector) -> None:
         rule, self.score = rounds.federated.clients, rounds.score
+        self.coding, self.number = rounds.coding, number
         self.total = rounds.federated.aggregation.accumulator(rule.vectors, model.size, model.dtype)
         self.clients = 0
         self.losses: list[tuple[float, float]] = []
         self.scores: list[tuple[float, float]] = []
 
     def add(self, node: NodeId, work: PreparedContribution) -> None:
-        self.total.add(node, float(work.weight), work.up, work.steps)
+        up = (self.coding.update_of(work.up[0], node, self.number),) if self.coding else work.up
+        self.total.add(node, float(work.weight), up, work.steps)
         self.clients += 1
         if work.loss is not None:
             self.losses.append((work.examples, work.loss))
@@ -204,7 +209,8 @@ class _Ring:
 
     def close(self) -> tuple[Aggregate, dict[str, object]]:
         found = self.fixed.decode(self.total, self.clients)
-        vectors = apart(frozen(found.mean.astype(self.model.dtype)), self.rounds.federated.clients.vectors)
+        mean, coding = frozen(found.mean.astype(self.model.dtype)), self.rounds.coding
+        vectors = (coding.whole(mean, self.number),) if coding else apart(mean, self.rounds.federated.clients.vectors)
         facts: dict[str, object] = {"clients": found.clients, "loss": found.metrics.get("loss")}
         if found.metrics.get("tested"):
             facts["score"] = found.metrics["measured"]

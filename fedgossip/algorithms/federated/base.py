@@ -37,6 +37,9 @@ class Work:
     examples: int = 1
     steps: int = 1
     rate: float = 1.0
+    node: NodeId = 0
+    """The client, and the round that it was invited to."""
+    round: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
