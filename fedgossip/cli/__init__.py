@@ -34,6 +34,7 @@ COMMANDS = {
     "server": ("fedgossip.cli.worker", "Be one server of a parallel run over several machines."),
     "manager": ("fedgossip.cli.worker", "Be the manager of a parameter server with copies, over several machines."),
     "privacy": ("fedgossip.cli.privacy", "What a federated run promises: plan a budget, pin a policy."),
+    "plan": ("fedgossip.cli.plan", "Read, compare and sign the plan of a federated run; take an approval back."),
     "keys": ("fedgossip.cli.keys", "Make and show the keys by which peers know each other."),
     "topology": ("fedgossip.cli.topology", "Look at graphs: list, show, compare, draw."),
     "watch": ("fedgossip.cli.watch", "Watch a run while it goes on: on the terminal, or as a page."),

@@ -102,11 +102,26 @@ def _before(plan: FederationPlan, node: int | None, key: Path) -> list[Mechanism
 @click.option(
     "--out", type=click.Path(path_type=Path), default=Path("policy.toml"), show_default=True, help="File to make."
 )
-def policy(experiment: Path, endpoints: Path, overrides: tuple[str, ...], out: Path) -> None:
+@click.option(
+    "--approval-days",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    help="Ask for `fedgossip plan approve`, which holds so many days at most.",
+)
+@click.option("--approval-rounds", type=click.IntRange(min=0), default=0, help="And for so many rounds at most.")
+def policy(
+    experiment: Path,
+    endpoints: Path,
+    overrides: tuple[str, ...],
+    out: Path,
+    approval_days: float,
+    approval_rounds: int,
+) -> None:
     """Write down what a client of EXPERIMENT insists on from now on, and print it: read it before you agree."""
     from fedgossip.errors import ConfigError
     from fedgossip.net.endpoints import load_endpoints
     from fedgossip.plans import compose, policy
+    from fedgossip.plans.approvals import HowLong
 
     otherwise, advice = f"{experiment} is no run with a secure sum", "A policy is for [coordinator.secure]."
     plan = _federated(experiment, overrides, otherwise, advice)
@@ -114,7 +129,7 @@ def policy(experiment: Path, endpoints: Path, overrides: tuple[str, ...], out: P
         raise ConfigError(otherwise, advice)
     known = load_endpoints(endpoints, plan.n, plan.roles.listens)
     task, _ = compose.task_of(plan.experiment, plan.learners, [])
-    made = policy.policy_of(plan, known, task)
+    made = policy.policy_of(plan, known, task, HowLong(approval_days, approval_rounds))
     policy.write(out, made)
     echo(policy.text(made), nl=False)
     echo(f"It is in {out}, readable by you alone.", err=True)

@@ -34,7 +34,7 @@ from fedgossip.plans.plan import record_of
 from fedgossip.records import EventRow, Row
 from fedgossip.rundir import incarnations
 from fedgossip.rundir.collect import Collector, Watched, conclude, first_failure, last_word
-from fedgossip.rundir.run_directory import Keeper, Run, RunDirectory, write_whole
+from fedgossip.rundir.run_directory import Keeper, Run, RunDirectory, state_plan, write_whole
 from fedgossip.rundir.tracking import Tracking
 
 START_SECONDS = 120.0
@@ -197,6 +197,7 @@ def run_local_plan(
         tracking = Tracking(plan.experiment, out) if plan.experiment.track.to else None
         foretold = foretold_of(plan, task, forecast, out if resume else None)
         directory = RunDirectory.again(out, plan, left.rows) if left else RunDirectory(out, plan, foretold)
+        state_plan(out, plan, task)
         keeper = Keeper(directory, watch, tracking, foretold)
         record = record_of(plan, task.evaluate, watch_all=False)
         collector = Collector(folders, record, keeper)

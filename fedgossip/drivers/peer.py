@@ -54,7 +54,7 @@ from fedgossip.records import EventRow, PeerRow, Row, read_rows
 from fedgossip.rundir import incarnations
 from fedgossip.rundir.incarnations import Life
 from fedgossip.rundir.peer_files import PeerEnded, PeerFiles, failed, try_to_tell, write_ended
-from fedgossip.rundir.run_directory import describe, write_whole
+from fedgossip.rundir.run_directory import describe, state_plan, write_whole
 from fedgossip.secure.session import Policy
 from fedgossip.task import LocalTask, give_memory, memory_of, segments_of, table_of
 from fedgossip.trace.files import Opening, Trace, Traced
@@ -151,6 +151,8 @@ def run_peer(
             where = signed(identity, links.address if plan.roles.listens(node) else "")
             write_whole(folder / "endpoint.toml", block(node, where).encode())
             plan, task, shares = _with_task(plan, node, learning)
+            if not child:
+                state_plan(folder, plan, task)
             task = faults.on_task(task) if faults else task
             begin = incarnations.next_after if resume else incarnations.first
             life = begin(plan, node, folder, task.schema, shares.digest, incarnation)

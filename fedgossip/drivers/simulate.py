@@ -126,7 +126,7 @@ def simulate_plan(
     left, refused = sim_checkpoint.left_in(folder, about) if folder and resume else (None, [])
     tracking = Tracking(plan.experiment, folder) if folder and plan.experiment.track.to else None
     foretold = foretold_of(plan, task, forecast, folder if resume else None)
-    directory = _directory(folder, plan, engine, left, foretold, resume=resume) if folder else None
+    directory = _directory(folder, plan, task, engine, left, foretold, resume=resume) if folder else None
     keeper = Keeper(directory, watch, tracking, foretold)
     record = record_of(plan, task.evaluate, watch_all=_known_in_all_rounds(plan, task, foretold))
     results = Results([None] * plan.n)
@@ -221,11 +221,19 @@ def _verdict(plan: Plan, results: Results, record: Network, keeper: Keeper) -> s
 
 
 def _directory(
-    folder: Path, plan: Plan, engine: str, left: Left | None, foretold: Foretold | None, *, resume: bool
+    folder: Path,
+    plan: Plan,
+    task: LocalTask,
+    engine: str,
+    left: Left | None,
+    foretold: Foretold | None,
+    *,
+    resume: bool,
 ) -> RunDirectory:
     if resume:
         return RunDirectory.again(folder, plan, left.rows if left else 0)
     directory = RunDirectory(folder, plan, foretold)
+    run_directory.state_plan(folder, plan, task)
     run_directory.write_whole(folder / sim_checkpoint.ENGINE, msgspec.json.encode(sim_checkpoint.Engine(engine)))
     return directory
 

@@ -18,6 +18,7 @@ from fedgossip.decoding import from_toml
 from fedgossip.errors import ConfigError, NotWrittenError, nearest
 from fedgossip.likeness import CODE, FROZEN, PROBE, Likeness
 from fedgossip.net.endpoints import Endpoints, roster_of
+from fedgossip.plans.approvals import HowLong
 from fedgossip.plans.compose import likeness_of
 from fedgossip.plans.federation import FederationPlan
 from fedgossip.secure.session import Policy
@@ -65,11 +66,18 @@ class PolicyFile(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """The budget, epsilon."""
     test_noise: float = 0.0
     """Standard deviation of the noise on the results of examples kept for tests; 0: they are not told."""
+    approval_days: float = 0.0
+    """Maximum number of days that the site's approval of a plan holds; 0: none is asked for where none was given."""
+    approval_rounds: int = 0
+    """Maximum number of rounds, over all runs, under one approval; 0: as many as the approval says."""
 
 
-def policy_of(plan: FederationPlan, endpoints: Endpoints, task: LocalTask) -> PolicyFile:
+def policy_of(
+    plan: FederationPlan, endpoints: Endpoints, task: LocalTask, approvals: HowLong | None = None
+) -> PolicyFile:
     """Return the policy of a client that agrees with the experiment and the code as they are here."""
     fixed, s = plan.numbers.fixed_point(task.length, task.schema), plan.section
+    held = approvals or HowLong()
     alike = likeness_of(plan, task)
     roster = roster_of(endpoints).first(plan.learners)
     return PolicyFile(
@@ -91,6 +99,8 @@ def policy_of(plan: FederationPlan, endpoints: Endpoints, task: LocalTask) -> Po
         delta=s.privacy.delta,
         max_epsilon=s.privacy.max_epsilon,
         test_noise=s.privacy.test_noise,
+        approval_days=held.days,
+        approval_rounds=held.rounds,
     )
 
 
@@ -105,6 +115,8 @@ def agreed(path: Path, plan: FederationPlan, endpoints: Endpoints, task: LocalTa
         offered,
         min_clients=max(offered.min_clients, pinned.min_clients),
         max_clients=min(offered.max_clients, pinned.max_clients),
+        approval_days=pinned.approval_days,
+        approval_rounds=pinned.approval_rounds,
     )
     differing = [
         f"{name}: pinned {_short(getattr(pinned, name))}, here {_short(getattr(offered, name))}"
@@ -136,6 +148,12 @@ def demands(path: Path, plan: FederationPlan, endpoints: Endpoints, task: LocalT
         advice = f"Ask why, or remove {path} if you agree that the coordinator sees every update of yours."
         raise ConfigError(f"{path} is there, and the experiment has switched the secure sum off", advice)
     return None
+
+
+def how_long(path: Path) -> HowLong | None:
+    """Return how long approvals hold; None where a policy asks for none, or there is none.  Raises ConfigError."""
+    found = read(path) if path.exists() else None
+    return HowLong(found.approval_days, found.approval_rounds) if found and found.approval_days else None
 
 
 def _likeness(policy: PolicyFile) -> Likeness:
@@ -203,6 +221,8 @@ _MEANING = {
     "noise": "standard deviation of the noise, in units of clip",
     "delta": "the chance that the promise does not hold",
     "max_epsilon": "the budget: the round that would cross it is refused",
+    "approval_days": "an approval of a plan holds so many days at most; with 0 none is asked for where none was given",
+    "approval_rounds": "and for so many rounds at most, over all runs; with 0 for as many as it says",
     "test_noise": "noise on the count of right answers, where records are hidden; with 0 no such count leaves here",
 }
 

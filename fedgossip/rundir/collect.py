@@ -16,7 +16,7 @@ from fedgossip.likeness import Likeness
 from fedgossip.machine import NodeId
 from fedgossip.messages import Hello
 from fedgossip.metrics import Network
-from fedgossip.plans import compose
+from fedgossip.plans import approvals, compose
 from fedgossip.plans.compose import DataShares, Plan
 from fedgossip.plans.plan import EXHAUSTED, PARTIAL, record_of
 from fedgossip.records import EventRow, NetworkRow, PeerRow, Row, read_rows, row_of
@@ -243,6 +243,7 @@ def collect_peers(
     _check_began(folders)
     tracking = Tracking(plan.experiment, out) if plan.experiment.track.to else None
     directory = RunDirectory(out, plan)
+    approvals.gathered(folders, out)
     keeper = Keeper(directory, None, tracking)
     record = record_of(plan, task.evaluate, watch_all=False)
     for row in record.started([task.initial(node) for node in range(plan.n)]):

@@ -2,6 +2,7 @@
 
     experiment.toml      the resolved experiment
     roles.json           who takes part, as what
+    plan.json            of a federated run, what its sites are asked to approve; approval.jsonl: a site's answer
     metrics.jsonl        a line per peer and round, per round, per event; written as they come
     summary.json         written last, in one piece
     forecast.json        what was forecast, written before the first row; where that was asked for
@@ -39,9 +40,10 @@ from fedgossip.learning import model_files
 from fedgossip.learning.model_files import MODEL
 from fedgossip.machine import NodeId
 from fedgossip.metrics import Network
-from fedgossip.plans import compose
+from fedgossip.plans import compose, plan_statement
 from fedgossip.plans.completeness import Lacking
 from fedgossip.plans.compose import DataShares, Plan
+from fedgossip.plans.federation import FederationPlan
 from fedgossip.plans.plan import EXHAUSTED, PARTIAL
 from fedgossip.records import EventRow, NetworkRow, Row, RowWriter, read_rows
 from fedgossip.report.reading import LAUNCHED
@@ -193,6 +195,12 @@ def describe(folder: Path, plan: Plan) -> None:
 
     write_whole(folder / ROLES, msgspec.json.encode({"name": plan.name, "roles": plan.roles.plain}))
     write_whole(folder / "experiment.toml", tomli_w.dumps(plan.experiment.to_dict()).encode())
+
+
+def state_plan(folder: Path, plan: Plan, task: LocalTask) -> None:
+    """Write what the sites of a federated run were asked to approve.  Raises NotWrittenError."""
+    if isinstance(plan, FederationPlan) and plan.gives_model:
+        plan_statement.write(folder / plan_statement.PLAN, plan_statement.statement_of(plan, task))
 
 
 def write_whole(path: Path, content: bytes) -> None:

@@ -1,0 +1,190 @@
+"""The plan of a federated run as one file with one hash, which sites read, compare, sign, and find again in a release.
+
+    plan.json    written by `fedgossip plan show --out`, and into every folder of a federated run
+
+It holds all that must be alike at all sites: the experiment with every default, the files that all have by their bytes,
+the user's own modules by their bytes, the layout of the model, what leaves a site in words, and the version.  The hash
+is of the bytes of the file.  What each site chooses for its own machine (its folders, device and waits) is not in it;
+nor are projections of tensors that do not train, which unlike processors round: a site's policy pins those.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fedgossip import owner_files
+from fedgossip.decoding import UnreadableError, from_json
+from fedgossip.errors import ConfigError, NotWrittenError
+from fedgossip.experiment import Experiment
+from fedgossip.learning import agreed
+from fedgossip.learning.per_peer import PLACE
+from fedgossip.learning.settings import OF_THE_MACHINE
+from fedgossip.learning.sources import modules_of
+from fedgossip.learning.table_schema import FEDERATED, SchemaColumn
+from fedgossip.plans.federation import FederationPlan
+from fedgossip.plans.plan import without_folders
+from fedgossip.task import LocalTask
+from fedgossip.version import __version__
+
+PLAN = "plan.json"
+"""The name of the file in the folder of a run."""
+FORMAT = 1
+HASH_SHOWN = 16
+"""Digits of a hash that are printed where people compare; 64 bits."""
+
+
+class StatedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a model must have in common at all sites."""
+
+    parameters: int
+    type: str
+    layout: str
+
+
+class StatedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The columns and statistics that the sites have agreed on; their file is among the files too."""
+
+    columns: tuple[str, ...]
+    labels: tuple[str, ...]
+    sites: int
+    records: int
+
+
+class StatedTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a site agrees to, in the words that every run begins with."""
+
+    how: str
+    sent: str
+    seen: str
+    budget: str
+
+
+class PlanStatement(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The file."""
+
+    format: int = FORMAT
+    version: str
+    """Of fedgossip."""
+    experiment: dict[str, Any]
+    """Every key that all sites must have alike, with its value."""
+    model: StatedModel
+    table: StatedTable | None = None
+    """None where the sites have not agreed on columns."""
+    files: dict[str, str]
+    """sha256 of each file that all sites have, by its name."""
+    code: dict[str, str]
+    """sha256 of each of the user's own modules, by its name."""
+    terms: StatedTerms
+
+    @property
+    def name(self) -> str:
+        return str(self.experiment.get("name") or self.experiment["coordinator"]["algorithm"])
+
+    @property
+    def rounds(self) -> int:
+        return int(self.experiment["rounds"])
+
+    @property
+    def hash(self) -> str:
+        """64 hex digits: sha256 of the file."""
+        return hashlib.sha256(encoded(self)).hexdigest()
+
+
+def statement_of(plan: FederationPlan, task: LocalTask) -> PlanStatement:
+    """Return what the sites of a run are asked to approve.  Raises ConfigError for a file that cannot be read."""
+    e, terms = plan.experiment, plan.terms(task.length, task.dtype.itemsize)
+    content = without_folders(dict(plan.fingerprint))
+    for key in ("simulation", "faults"):
+        content.pop(key, None)
+    for key in OF_THE_MACHINE:
+        content["train"].pop(key, None)
+    return PlanStatement(
+        version=__version__,
+        experiment=content,
+        model=StatedModel(task.length, task.dtype.name, task.schema),
+        table=_table(e),
+        files={path.name: _sha256(path) for path in _common_files(e)},
+        code={name: _sha256(path) for name, path in sorted(modules_of(e.named_code).items())},
+        terms=StatedTerms(terms.how, terms.sent, terms.seen, terms.budget),
+    )
+
+
+def _table(e: Experiment) -> StatedTable | None:
+    if e.data.scale != FEDERATED:
+        return None
+    found = agreed.read(Path(e.data.agreed))
+    columns, labels = _named(found.schema.features), _named(found.schema.labels)
+    return StatedTable(columns, labels, found.sites, found.records)
+
+
+def _named(columns: Sequence[SchemaColumn]) -> tuple[str, ...]:
+    return tuple(f"{one.name} [{one.unit}]" if one.unit else one.name for one in columns)
+
+
+def _common_files(e: Experiment) -> Iterator[Path]:
+    """Yield the files that all sites have: common examples, and what was agreed on; no site's own."""
+    if not e.learns:
+        return
+    if e.data.scale == FEDERATED:
+        yield Path(e.data.agreed)
+    for source in {e.data.source, str(e.data.test)}:
+        path = Path(source.partition(":")[2].partition("?")[0]).expanduser()
+        if PLACE not in source and source.partition(":")[2] and path.is_file():
+            yield path
+
+
+def _sha256(path: Path) -> str:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}", "All sites have this file; ask for it.") from None
+
+
+def encoded(statement: PlanStatement) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(statement, order="deterministic"), indent=1) + b"\n"
+
+
+def write(path: Path, statement: PlanStatement) -> None:
+    """Write the file, whole or not at all.  Raises NotWrittenError."""
+    part = path.with_name(f"{path.name}.part")
+    try:
+        owner_files.written(part, encoded(statement))
+        part.replace(path)
+    except OSError as error:
+        raise NotWrittenError(path, error) from None
+
+
+def read(path: Path) -> PlanStatement:
+    """Read the file.  Raises ConfigError where there is none, or it is not as it was written."""
+    advice = "Make it again: fedgossip plan show EXPERIMENT --out FILE"
+    try:
+        content = path.read_bytes()
+        statement = from_json(msgspec.json.Decoder(PlanStatement), content)
+    except OSError as error:
+        raise ConfigError(f"{path}: no plan there ({error.strerror})", advice) from None
+    except UnreadableError as error:
+        raise ConfigError(f"{path}: no plan: {error}", advice) from None
+    if statement.format != FORMAT:
+        raise ConfigError(f"{path}: a plan of format {statement.format}; this release knows {FORMAT}", advice)
+    if encoded(statement) != content:
+        raise ConfigError(f"{path}: changed since it was written", advice)
+    return statement
+
+
+def differences(before: PlanStatement, now: PlanStatement) -> list[tuple[str, Any, Any]]:
+    """Return (key, value before, value now) of all that differs, by dotted names; None where there was or is none."""
+    was, has = _flat(msgspec.to_builtins(before)), _flat(msgspec.to_builtins(now))
+    return [(key, was.get(key), has.get(key)) for key in sorted(was | has) if was.get(key) != has.get(key)]
+
+
+def _flat(value: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, one in value.items():
+        inner = isinstance(one, Mapping) and one
+        found |= _flat(one, f"{path}{key}.") if inner else {f"{path}{key}": one}
+    return found

@@ -1,0 +1,113 @@
+"""A plan in plain words, for those who answer for the data; and what of it is new, key by key.
+
+The words say what stands in the statement and nothing else, so whoever reads them has read what the hash is of.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedgossip.experiment.meanings import keys
+from fedgossip.plans.plan_statement import HASH_SHOWN, PlanStatement, differences
+from fedgossip.privacy.guarantee import meaning
+
+COLUMNS_SHOWN = 12
+"""Maximum number of columns that are named."""
+PROBLEMS = ("averaging", "quadratic")
+"""Tasks with a known answer, which learn from nobody's data."""
+
+
+def lines(statement: PlanStatement) -> list[tuple[str, str]]:
+    """Return (question, answer) in the order in which to read them."""
+    e, terms = statement.experiment, statement.terms
+    c = e["coordinator"]
+    return [
+        ("plan", f"{statement.name}, {statement.hash[:HASH_SHOWN]}"),
+        ("learns", _learns(statement)),
+        ("from", _from(statement)),
+        ("who", f"{c['clients']} sites and a coordinator.  {_sentence(terms.how)}"),
+        ("rounds", f"{e['rounds']}.  {_training(e['train'])}"),
+        ("leaves a site", _sentence(terms.sent)),
+        ("who sees it", _sentence(terms.seen)),
+        ("budget", _budget(c["privacy"], terms.budget)),
+        ("own code", _named(statement.code) or "None: nothing runs but fedgossip and what it is installed with."),
+        ("common files", _named(statement.files) or "None."),
+        ("version", f"fedgossip {statement.version}"),
+    ]
+
+
+def _learns(statement: PlanStatement) -> str:
+    e, m = statement.experiment, statement.model
+    if e["task"]["kind"] in PROBLEMS:
+        return f"Nothing from data: {e['task']['kind']}, {m.parameters:,} numbers."
+    of = f" of {', '.join(statement.table.labels)}" if statement.table else ""
+    return f"A model {e['model']['source']}{of}, {m.parameters:,} numbers ({m.type}, layout {m.layout[:8]})."
+
+
+def _from(statement: PlanStatement) -> str:
+    data, table = statement.experiment["data"], statement.table
+    own = "each site's own file, which stays there" if "{peer}" in data["source"] else "data that all have"
+    text = f"{data['source']}: {own}."
+    if table is None:
+        return text
+    named = ", ".join(table.columns[:COLUMNS_SHOWN])
+    more = f" and {len(table.columns) - COLUMNS_SHOWN} more" if len(table.columns) > COLUMNS_SHOWN else ""
+    agreed = f"agreed on by {table.sites} sites with {table.records} records"
+    return f"{text}  {len(table.columns)} columns, {agreed}: {named}{more}."
+
+
+def _training(train: Mapping[str, Any]) -> str:
+    passes = train.get("local_epochs")
+    how = f"{passes:g} passes over its records" if passes else f"{train.get('local_steps') or 5} steps"
+    how = how.replace("1 passes", "1 pass") if passes == 1 else how
+    step = f"{train['optimizer']} at rate {train['lr']:g}, batches of {train['batch_size']}"
+    return f"In each a site trains {how}: {step}."
+
+
+def _budget(privacy: Mapping[str, Any], said: str) -> str:
+    if privacy["unit"] == "none":
+        return _sentence(said)
+    told = f"Epsilon at most {privacy['max_epsilon']:g} at delta {privacy['delta']:g} for each {privacy['unit']}"
+    how = f"noise {privacy['noise']:g}, clip {privacy['clip']:g}"
+    return f"{told}, by {how}.  {meaning(privacy['max_epsilon'], privacy['unit'])}"
+
+
+def _named(hashes: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} ({one[:HASH_SHOWN]})" for name, one in hashes.items())
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}."
+
+
+def changes(before: PlanStatement, now: PlanStatement) -> list[tuple[str, str, str, str]]:
+    """Return (key, value before, value now, what the key means) of all that differs."""
+    return [(_key(name), _shown(was), _shown(has), _meaning(_key(name))) for name, was, has in differences(before, now)]
+
+
+def _key(name: str) -> str:
+    return name.removeprefix("experiment.")
+
+
+def _shown(value: Any) -> str:
+    text = "none" if value is None else str(value)
+    return textwrap.shorten(text, 60, placeholder=" ...")
+
+
+_MEANT = {
+    "version": "The release of fedgossip.",
+    "model": "The model's size and layout.",
+    "files": "A file that all sites have, by its bytes.",
+    "code": "A module of the user's own, by its bytes.",
+    "table": "What the sites have agreed on.",
+    "terms": "What a site agrees to, in words.",
+}
+
+
+def _meaning(key: str) -> str:
+    known: Sequence[Any] = keys().get(key, ())
+    if known:
+        return str(known[0].meaning).partition(". ")[0].rstrip(".") + "."
+    return _MEANT.get(key.partition(".")[0], "")
