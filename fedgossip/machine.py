@@ -246,12 +246,13 @@ class RoundDone:
     """`round` rounds are behind, and `model` [d] is what came of the last one: its row can be written.
 
     `staleness`: how often the model had changed while this round was trained from an older one; None in rounds that
-    all go through together.
+    all go through together.  `waiting_bytes`: of vectors of these rounds that are sent later, when there is room.
     """
 
     round: int
     model: Vector
     staleness: int | None = None
+    waiting_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ class Meter:
     """
 
     _logged: dict[str, float] | None = None  # an image of the release before has no word of it
+    _owed = 0  # bytes of vectors that stood in the row before, and were to be sent; as `_logged`
 
     def __init__(self, peer: int) -> None:
         self.peer = peer
@@ -104,6 +105,9 @@ class Meter:
             return self.mixed(effect.round, now_ns, mixing_ns, effect.score)
         row = self.mixed(effect.round, now_ns, mixing_ns, None)
         row.staleness = effect.staleness
+        more, self._owed = effect.waiting_bytes - self._owed, effect.waiting_bytes
+        row.payload_sent = max(0, row.payload_sent + more)
+        row.bytes_sent = max(row.payload_sent, row.bytes_sent + more)
         return row
 
     def mixed(self, round: int, now_ns: int, mixing_ns: int, score: float | None) -> PeerRow:

@@ -82,6 +82,8 @@ from fedgossip.messages.parallel import (
     STATE_VECTORS_MAX,
     TAIL,
     WORKERS_MAX,
+    ChunksAsked,
+    ChunksHere,
     ChunkTaken,
     CodedChunk,
     GroupReport,
@@ -132,7 +134,7 @@ Membership = Ping | Pong | PingReq | IndirectAck | MembershipUpdate | Compare | 
 Transfer = ModelQuery | ModelInfo | ChunkRequest | ModelChunk
 Federated = Invite | Contribution | CodedContribution | Final | Secured | MaskedInput | Refusal
 Invitations = InviteProof | Proposal | FileQuery | FilePart | Enrol | Gathering | Beginning | TurnedAway
-Chunks = ReduceChunk | CodedChunk | ChunkTaken
+Chunks = ReduceChunk | CodedChunk | ChunkTaken | ChunksAsked | ChunksHere
 Parallel = Chunks | GroupReport | GroupView | WorkerRefused | WorkerReturn | StateQuery | StatePiece
 Served = ShardPush | ShardPull | PullHeld | Pulled | PieceTaken
 Keyed = RowKeys | SomeKeys | KeysWanted | RowPull | RowsPulled | RowPush | NoRows
@@ -178,6 +180,8 @@ __all__ = [
     "ChangeMessage",
     "ChunkRequest",
     "ChunkTaken",
+    "ChunksAsked",
+    "ChunksHere",
     "CodedChunk",
     "CodedContribution",
     "CodedModel",

@@ -16,17 +16,35 @@ TAIL = 2
 WORKERS_MAX = 64
 """Maximum number of workers that all know each other."""
 
+CHUNKS_ASKED_MAX = 8
+"""Maximum number of chunks that are asked about at once; a link has half as many under way."""
+
+ChunkName = tuple[Count, Count, Count, Count]
+"""By which a receiver says that a chunk is there; no two that are under way on a link have the same."""
+ChunkNames = Annotated[tuple[ChunkName, ...], msgspec.Meta(max_length=CHUNKS_ASKED_MAX)]
 Workers = Annotated[tuple[Count, ...], msgspec.Meta(max_length=WORKERS_MAX)]
 Weight = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 
 
-@declared
-@dataclass(frozen=True, slots=True, eq=False)
-class ReduceChunk(Carrier):
-    """Elements `start` to `start + length` of what is summed in `round`.
+class OfStep:
+    """Something of the step-th chunk of a bucket that its sender has for its receiver."""
 
-    It is the step-th chunk of this bucket that its sender has for its receiver.  `weight`: of a term that
-    the receiver is to add exactly; 0 for what is summed already.
+    __slots__ = ()
+    epoch: int
+    round: int
+    bucket: int
+    step: int
+
+    @property
+    def name(self) -> tuple[int, int, int, int]:
+        return self.epoch, self.round, self.bucket, self.step
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChunkHead(OfStep, Carrier):
+    """Which chunk of `round` it is, and its place: elements `start` to `start + length`.
+
+    `weight`: of a term that the receiver is to add exactly; 0 for what is summed already.
     """
 
     epoch: Count
@@ -39,10 +57,11 @@ class ReduceChunk(Carrier):
     schema: str
     vectors: tuple[Vector, ...]
 
-    @property
-    def name(self) -> tuple[int, int, int, int]:
-        """By which its receiver says that it is there."""
-        return self.epoch, self.round, self.bucket, self.step
+
+@declared
+@dataclass(frozen=True, slots=True, eq=False)
+class ReduceChunk(ChunkHead):
+    """Elements of what is summed in a round; see ChunkHead."""
 
     @classmethod
     def allowed(cls, header: Any, expected: Expected) -> tuple[Part, ...]:
@@ -53,26 +72,11 @@ class ReduceChunk(Carrier):
 
 @declared
 @dataclass(frozen=True, slots=True, eq=False)
-class CodedChunk(Carrier):
-    """A gradient of `round` as a codec says it, of the worker whose part begins at `start`: `length` bytes.
+class CodedChunk(ChunkHead):
+    """A gradient of a round as a codec says it, of the worker whose part begins at `start`: `length` bytes.
 
-    The other fields are those of a `ReduceChunk`; `weight` is of the gradient that it stands for.
+    `weight` is of the gradient that it stands for; see ChunkHead.
     """
-
-    epoch: Count
-    round: Count
-    bucket: Count
-    step: Count
-    start: Count
-    length: Count
-    weight: Weight
-    schema: str
-    vectors: tuple[Vector, ...]
-
-    @property
-    def name(self) -> tuple[int, int, int, int]:
-        """By which its receiver says that it is there."""
-        return self.epoch, self.round, self.bucket, self.step
 
     @classmethod
     def allowed(cls, header: Any, expected: Expected) -> tuple[Part, ...]:
@@ -83,13 +87,31 @@ class CodedChunk(Carrier):
 
 @declared
 @dataclass(frozen=True, slots=True)
-class ChunkTaken(Note):
+class ChunkTaken(OfStep, Note):
     """The chunk of these numbers is here; it need not be kept."""
 
     epoch: Count
     round: Count
     bucket: Count
     step: Count
+
+
+@declared
+@dataclass(frozen=True, slots=True)
+class ChunksAsked(Note):
+    """Are the chunks of these names here, which the sender has sent?  Answered by `ChunksHere` of this number."""
+
+    number: Count
+    names: ChunkNames
+
+
+@declared
+@dataclass(frozen=True, slots=True)
+class ChunksHere(Note):
+    """Those of a question's chunks that are here; on a link that keeps the order the others are lost."""
+
+    number: Count
+    names: ChunkNames
 
 
 @declared

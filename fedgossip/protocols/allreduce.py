@@ -19,7 +19,7 @@
     returning   GroupView                                      catching
     returning   Leaving return                                 finished
     leaving     GroupReport                                    regrouping
-    leaving     Leaving ChunkTaken PeerGone drain              finished
+    leaving     Leaving ChunkTaken ChunksHere PeerGone drain   finished
 
 and from everywhere Stopping to finished.
 
@@ -62,6 +62,8 @@ from fedgossip.machine import (
     Trained,
 )
 from fedgossip.messages import (
+    ChunksAsked,
+    ChunksHere,
     ChunkTaken,
     CodedChunk,
     GroupReport,
@@ -157,8 +159,8 @@ class AllReduce(ViewMember):
         match message:
             case ReduceChunk() | CodedChunk():
                 return self._chunk(sender, message, now_ns)
-            case ChunkTaken():
-                return [*self.exchange.taken(sender, message, now_ns), *self._end_if_settled()]
+            case ChunkTaken() | ChunksAsked() | ChunksHere():
+                return [*self.exchange.links[sender].heard(message, now_ns), *self._end_if_settled()]
             case (GroupReport() | GroupView() | WorkerRefused() | WorkerReturn()) if sender in self.group.refused:
                 return []
             case GroupReport():
@@ -282,7 +284,8 @@ class AllReduce(ViewMember):
         self.deadline.saw(now_ns - self.began_ns)
         mean = self.exchange.sums.gradient(self.exchange.now.mean, self.round)
         self.exchange.advance()
-        return [*self.at.step(mean), self.at.checkpoint(self.group.saved()), *self._go_on(now_ns)]
+        done = self.at.step(mean, self.exchange.waiting_bytes)
+        return [*done, self.at.checkpoint(self.group.saved()), *self._go_on(now_ns)]
 
     def _again(self, now_ns: int) -> list[Effect]:
         """Do the round that is under way: with the gradient that is here, if it is."""

@@ -93,17 +93,17 @@ class ChunkExchange:
             pieces = pieces[:1]  # no tail yet
         return self._sent(self.now.give(start, weight, *pieces), self.round, now_ns)
 
-    def taken(self, sender: NodeId, message: ChunkTaken, now_ns: int) -> list[Effect]:
-        """A chunk has arrived; the next may go."""
-        return self.links[sender].taken((message.epoch, message.round, message.bucket, message.step), now_ns)
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes of vectors that no link had room for yet."""
+        return sum(link.waiting_bytes for link in self.links.values())
 
     def came(self, sender: NodeId, chunk: ReduceChunk | CodedChunk, now_ns: int) -> list[Effect]:
         """Take a chunk, if it is new.  Raises ProtocolError for one that the collective has not, or cannot be added."""
         epoch = self.group.epoch
-        taken = Send(sender, ChunkTaken(chunk.epoch, chunk.round, chunk.bucket, chunk.step))
         before = generation(chunk.epoch) < generation(epoch)
         if before or (chunk.epoch == epoch and chunk.round < self.round):
-            return [taken]  # said again
+            return [self._took(sender, chunk)]  # said again
         if chunk.epoch != epoch or sender not in self.group.members:
             return []  # of a view that has not come yet; it is sent again
         if chunk.round > self.round + 1:
@@ -111,10 +111,13 @@ class ChunkExchange:
             raise ProtocolError(f"worker {self.group.node}, round {self.round}: {text}", peer=sender)
         at = self.now if chunk.round == self.round else self.next
         if not self._is_new(at, sender, chunk):
-            return [taken]
+            return [self._took(sender, chunk)]
         rank = self.group.members.index(sender)
         out = at.take(rank, chunk.bucket, chunk.step, chunk.weight, chunk.vectors[0])
-        return [taken, *self._sent(out, chunk.round, now_ns)]
+        return [self._took(sender, chunk), *self._sent(out, chunk.round, now_ns)]
+
+    def _took(self, sender: NodeId, chunk: ReduceChunk | CodedChunk) -> Send:
+        return self.links[sender].took(ChunkTaken(*chunk.name))
 
     def _is_new(self, at: RoundSum, sender: NodeId, chunk: ReduceChunk | CodedChunk) -> bool:
         where = f"worker {self.group.node}, round {chunk.round}"

@@ -34,6 +34,10 @@ class NewestLists:
             self._lists.move_to_end(digest)
         return self._lists.get(digest)
 
+    def peek(self, digest: str) -> Keys | None:
+        """Return a list, as old as it was."""
+        return self._lists.get(digest)
+
     def put(self, digest: str, keys: Keys) -> None:
         """Keep a list, and drop the oldest where there are too many."""
         if self.get(digest) is None:
@@ -87,9 +91,17 @@ class KeyLists:
         self._of[told.shard, sender].put(told.digest, keys)
 
     def of(self, sender: NodeId, shard: int, digest: str) -> Keys | None:
-        """Return a list that a worker speaks of; None where it is not, or no longer, here."""
+        """Return a list that a worker speaks of; None where it is not, or no longer, here.
+
+        What it says may still be refused: only what was `used` is kept for longer.
+        """
         lists = self._of.get((shard, sender))
-        return None if lists is None else lists.get(digest)
+        return None if lists is None else lists.peek(digest)
+
+    def used(self, sender: NodeId, shard: int, digest: str) -> None:
+        """Take a list as the newest of its worker."""
+        if lists := self._of.get((shard, sender)):
+            lists.get(digest)
 
     def forget(self, sender: NodeId) -> None:
         """Drop what a worker has told: it knows nothing of that any more."""

@@ -2,13 +2,13 @@
 
     timeout = smoothed + max(4 * deviation, smoothed)          smoothed, deviation: moving means, of 1/8 and 1/4
 
-at least LEAST_NS and at most a limit; FIRST_NS before the first answer, and doubled with each that does not come, until
-one comes that is known to be of a thing said once (the caller measures no others).
+at least LEAST_NS and at most a limit; FIRST_NS before the first answer, and doubled with each after the first that does
+not come, until one comes.  The caller measures those alone that are known to be of a thing said once.
 
 Source: Paxson, Allman, Chu and Sargent, Computing TCP's retransmission timer, RFC 6298 (2011), with the rule of Karn
 and Partridge, Improving round-trip time estimates in reliable transport protocols, SIGCOMM 1987.  Ours differs in the
 least timeout: that of Linux in place of a second, and twice the smoothed time, for answers here wait for a machine that
-may be adding.
+may be adding; and the first timeout doubles nothing, for what is said after it is a question of a few bytes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class RoundTrips:
         self.longest_ns = longest_ns
         self.quickest_ns = 0
         """The shortest that was seen; 0 before the first."""
-        self._smoothed_ns = self._deviation_ns = self._doublings = 0
+        self._smoothed_ns = self._deviation_ns = self._timeouts = 0
 
     def saw(self, took_ns: int) -> None:
         """An answer came after so long to what was said once."""
@@ -40,24 +40,16 @@ class RoundTrips:
             self._deviation_ns += (abs(self._smoothed_ns - took_ns) - self._deviation_ns) // 4
             self._smoothed_ns += (took_ns - self._smoothed_ns) // 8
             self.quickest_ns = min(self.quickest_ns, took_ns)
-        self._doublings = 0
+        self._timeouts = 0
 
     def timed_out(self) -> None:
         """No answer came in time."""
-        self._doublings = min(self._doublings + 1, DOUBLINGS_MAX)
-
-    def may_be(self, took_ns: int) -> bool:
-        """Whether answers take so long: no less than the quickest, and no longer than they are waited for."""
-        return 0 < self.quickest_ns <= took_ns <= self._usual_ns
-
-    def came(self) -> None:
-        """An answer came that seems to be one to what was said again: the link is as it was."""
-        self._doublings = max(self._doublings - 1, 0)
+        self._timeouts = min(self._timeouts + 1, DOUBLINGS_MAX)
 
     @property
     def timeout_ns(self) -> int:
         """How long the next answer is waited for."""
-        return min(self._usual_ns << self._doublings, self.longest_ns)
+        return min(self._usual_ns << max(self._timeouts - 1, 0), self.longest_ns)
 
     @property
     def _usual_ns(self) -> int:

@@ -54,6 +54,8 @@ from fedgossip.machine import (
 from fedgossip.messages import (
     ChangeHead,
     ChangeMessage,
+    ChunksAsked,
+    ChunksHere,
     CopyHead,
     CopyMessage,
     KeysWanted,
@@ -207,11 +209,8 @@ class ParameterServer:
     def _received(self, sender: NodeId, message: Message, now_ns: int) -> list[Effect]:
         worker = sender in self.workers.workers
         match message:
-            case PieceTaken() if sender in self.links:
-                if worker and self.links[sender].has(message.name):
-                    self._hear(sender, now_ns)
-                taken = self.links[sender].taken(message.name, now_ns)
-                return [*taken, *(self._tell() if worker else self._go_on(now_ns))]
+            case (PieceTaken() | ChunksAsked() | ChunksHere()) if sender in self.links:
+                return self._of_pieces(sender, message, now_ns)
             case ShardPush() if worker and self.width is None:
                 return self._pushed(sender, message, now_ns)
             case ShardPull() if worker and self.width is None:
@@ -233,6 +232,16 @@ class ParameterServer:
                 return self._lost(message.shard) if message.epoch == self.epoch else []
         text = f"a {type(message).__name__} of {sender}, which has nothing of that kind to say"
         raise ProtocolError(f"server {self.node}: {text}", peer=sender)
+
+    def _of_pieces(self, sender: NodeId, word: PieceTaken | ChunksAsked | ChunksHere, now_ns: int) -> list[Effect]:
+        worker, link = sender in self.workers.workers, self.links[sender]
+        if isinstance(word, ChunksAsked):
+            return link.heard(word, now_ns)
+        names = [word.name] if isinstance(word, PieceTaken) else word.names
+        if worker and any(link.has(name) for name in names):
+            self._hear(sender, now_ns)
+        effects = link.heard(word, now_ns)
+        return [*effects, *(self._tell() if worker else self._go_on(now_ns))]
 
     def _fired(self, key: Any, now_ns: int) -> list[Effect]:
         match key:
@@ -348,20 +357,24 @@ class ParameterServer:
         if keys is None and not over:
             return [Send(sender, KeysWanted(self.epoch, message.shard, message.digest))]
         if isinstance(message, RowPull):
-            return self._pulled(sender, message, keys, now_ns)
-        return self._pushed(sender, message, now_ns)
+            effects = self._pulled(sender, message, keys, now_ns)
+        else:
+            effects = self._pushed(sender, message, now_ns)
+        self.lists.used(sender, message.shard, message.digest)
+        return effects
 
     def _pushed(self, sender: NodeId, push: ShardPush | RowPush | NoRows, now_ns: int) -> list[Effect]:
         if push.epoch != self.epoch:
             return []
-        clocks, taken = self._shard(sender, push.shard), Send(sender, PieceTaken(*push.name))
+        clocks, name = self._shard(sender, push.shard), PieceTaken(*push.name)
         if push.clock < clocks.clocks[sender]:
-            return [taken]  # said again, or of a clock that the others have closed
+            return [self.links[sender].took(name)]  # said again, or of a clock that the others have closed
         begun = self.intake.begun(sender, push.shard)
         whole = self.intake.take(sender, push, clocks, self.width)
         if not begun:
             self.workers.pushed(sender, now_ns)
         self._hear(sender, now_ns)
+        taken = self.links[sender].took(name)
         if whole is None:
             return [taken]
         self.summed += whole.values.size if isinstance(whole, Rows) else whole.size

@@ -47,6 +47,8 @@ from fedgossip.machine import (
     Trained,
 )
 from fedgossip.messages import (
+    ChunksAsked,
+    ChunksHere,
     KeysWanted,
     Leaving,
     Message,
@@ -162,9 +164,9 @@ class PushPullWorker:
                 return []
             case KeysWanted(epoch, number, digest):
                 return self._told_again(sender, number, digest, now_ns) if epoch == self.epoch else []
-            case PieceTaken():
+            case PieceTaken() | ChunksAsked() | ChunksHere():
                 self._heard_ns[sender] = now_ns
-                return self.links[sender].taken(message.name, now_ns)
+                return self.links[sender].heard(message, now_ns)
             case Leaving():
                 self.gone.add(sender)
                 if self.phase == "leaving":
@@ -369,7 +371,7 @@ class PushPullWorker:
             return []
         wanted = self.wanted if self.phase == "pulling" and self.parts.ready else None
         whole = self.pulled.take(sender, piece, self.alive, wanted, self.parts)
-        return [Send(sender, PieceTaken(*piece.name)), *(self._settle(now_ns) if whole else [])]
+        return [self.links[sender].took(PieceTaken(*piece.name)), *(self._settle(now_ns) if whole else [])]
 
     def _settle(self, now_ns: int) -> list[Effect]:
         """Go on where all shards are here and of one clock; pull again those that are not of it."""
@@ -382,6 +384,8 @@ class PushPullWorker:
             return self._next(low)
         back = self.first == self.wanted and high - low == 1 and not self._went_back
         clock, self.weight = low if back else high, None
+        for link in self.links.values():  # what is of another clock is given up, and may come under the same name again
+            link.forget_here()
         if not self.parts.fits(clock):
             again = self._pull(clock, clock, now_ns)
             self._went_back = True

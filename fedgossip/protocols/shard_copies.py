@@ -95,12 +95,12 @@ class ShardCopies:
 
     def take(self, sender: NodeId, message: ChangeMessage | CopyMessage, owner: NodeId | None) -> list[Effect]:
         """Take a piece of a change, or of all that a shard is, of this epoch.  Raises ProtocolError."""
-        number, taken = message.shard, Send(sender, PieceTaken(*message.name))
+        number = message.shard
         if owner != sender or number not in self.here:
             text = f"server {self.node}: a copy of shard {number} of server {sender}, which has it not to give here"
             raise ProtocolError(text, peer=sender)
         if number in self.current and message.number <= self.numbers[number]:
-            return [taken]
+            return [self._took(sender, message)]
         place, clocks = (number, message.number), self.here[number]
         held = self._arriving.get(place) or arriving(message, clocks, self.placement.shards[number].length)
         self._check(sender, message, held, clocks)
@@ -110,14 +110,17 @@ class ShardCopies:
             if not held.has(message.start):
                 held.take(message.start, message.vectors)
             if (whole := held.whole) is None:
-                return [taken]
+                return [self._took(sender, message)]
         self._arriving.pop(place, None)
         if isinstance(message, CopyMessage):
             self._become(number, message, whole)
         else:
             self._early[place] = ShardChange(message.clock, message.rate, message.workers, whole)
         self._make(number)
-        return [taken]
+        return [self._took(sender, message)]
+
+    def _took(self, sender: NodeId, message: ChangeMessage | CopyMessage) -> Send:
+        return self.links[sender].took(PieceTaken(*message.name))
 
     def _become(self, number: int, message: CopyMessage, whole: Whole) -> None:
         become(self.here[number], message, whole)

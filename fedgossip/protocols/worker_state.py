@@ -56,18 +56,18 @@ class WorkerState:
             self.coded.resume(checkpoint.vectors)
         return group
 
-    def step(self, mean: Vector) -> list[Effect]:
-        """Take the step of this round along the mean gradient [d]."""
-        return self._stands(self.round + 1, self.descent.step(self.state, mean, self.rate(self.round)))
+    def step(self, mean: Vector, waiting_bytes: int) -> list[Effect]:
+        """Take the step of this round along the mean gradient [d], for which so many bytes have still to leave."""
+        return self._stands(self.round + 1, self.descent.step(self.state, mean, self.rate(self.round)), waiting_bytes)
 
-    def _stands(self, round: int, state: Any) -> list[Effect]:
+    def _stands(self, round: int, state: Any, waiting_bytes: int = 0) -> list[Effect]:
         """The state after so many rounds is here; one of a view that came to nothing may have been told before."""
         self.round, self.state = round, state
         self.donor.forget()
         if self.coded:
             self.coded.settled(round)
         new, self.told = round > self.told, max(self.told, round)
-        return [RoundDone(round, self.model)] if new else []
+        return [RoundDone(round, self.model, waiting_bytes=waiting_bytes)] if new else []
 
     def checkpoint(self, group: Mapping[str, object], *, durable: bool = False) -> Checkpoint:
         """Return all that a next life needs; `group`: the view."""
