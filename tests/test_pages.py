@@ -18,6 +18,7 @@ FOLLOWED = ("experiments", "graphs", "faults", "machines", "parallel", "sweeps",
 ELSEWHERE = {
     "coordinator": "tests/test_pilot.py",
     "journeys": "tests/test_journeys.py",
+    "judging": "tests/test_evaluation.py",
     "paradigms": "tests/test_compare.py",
     "repro": "tests/test_repro.py",
     "tasks": "tests/test_objectives.py",

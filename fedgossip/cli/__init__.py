@@ -43,7 +43,7 @@ COMMANDS = {
     "collect": ("fedgossip.cli.runs", "Put the folders of a run's peers together into one run."),
     "data": ("fedgossip.cli.data", "Agree on columns and statistics with other sites, as secure sums."),
     "predict": ("fedgossip.cli.predict", "Score the rows of a table with a model that a run has left."),
-    "evaluate": ("fedgossip.cli.predict", "Measure a model that a run has left on labelled examples of one's own."),
+    "evaluate": ("fedgossip.cli.evaluate", "Measure a model on labelled examples: one's own, or those of all sites."),
     "table": ("fedgossip.cli.table", "Show or write the trained rows of a run whose model is a table."),
     "replay": ("fedgossip.cli.replay", "Tell fresh machines what those of a run were told: the same bits?"),
     "compare": ("fedgossip.cli.compare", "Compare ways to train in parallel, from one file, on one page."),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from fedgossip.learning.table_schema import SchemaColumn, SiteColumns, TableSchema
     from fedgossip.plans.federation import FederationPlan
     from fedgossip.rundir.peer_files import PeerEnded
+    from fedgossip.task import LocalTask
 
 EXPERIMENT = click.argument("experiment", type=click.Path(path_type=Path))
 SET = click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Replace a key of the file.")
@@ -39,7 +41,7 @@ def describe(experiment: Path, node: int, overrides: tuple[str, ...]) -> None:
     from fedgossip.plans.tasks import site_file
 
     plan, schema = statistics_plan(load_experiment(experiment, [*overrides, "coordinator.privacy.unit=none"]))
-    _check_site(plan, node)
+    check_site(plan, node)
     path = site_file(plan.experiment, node)
     site = SiteColumns(path, schema, plan.experiment.data.suppress)
     echo(f"{path}: {site.records} records; it fits the columns of {plan.experiment.data.test}")
@@ -60,15 +62,16 @@ def _described(site: SiteColumns, column: SchemaColumn) -> list[str]:
     return [*row, *(f"{value:.6g}" for value in measured)]
 
 
-def _check_site(plan: FederationPlan, node: int) -> None:
+def check_site(plan: FederationPlan, node: int) -> None:
+    """Raise ConfigError for a site that there is not."""
     from fedgossip.errors import ConfigError
 
     if node >= plan.learners:
         raise ConfigError(f"there is no site {node}", f"Sites are the clients 0 to {plan.learners - 1}.")
 
 
-def _over_machines(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options of one that agrees with others on their own machines."""
+def over_machines(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of one that makes sums with others on their own machines."""
     for option in (
         click.option("--out", type=click.Path(path_type=Path), help="Folder to make for the log.  [default: runs/...]"),
         click.option("--bind", help="Where the coordinator listens, e.g. tcp://*:5700."),
@@ -76,7 +79,7 @@ def _over_machines(command: Callable[..., Any]) -> Callable[..., Any]:
                      help="One's own key pair, from `fedgossip keys new`."),
         click.option("--endpoints", type=click.Path(path_type=Path),
                      help="With others on their own machines: everybody's id, address and public key."),
-        click.option("--id", "node", type=click.IntRange(min=0),
+        click.option("--id", "site", type=click.IntRange(min=0),
                      help="Which site this is; without it, and with --endpoints, the coordinator."),
     ):  # fmt: skip
         command = option(command)
@@ -85,11 +88,11 @@ def _over_machines(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @data.command()
 @EXPERIMENT
-@_over_machines
+@over_machines
 @SET
 def agree(
     experiment: Path,
-    node: int | None,
+    site: int | None,
     endpoints: Path | None,
     key: Path,
     bind: str | None,
@@ -109,16 +112,17 @@ def agree(
     if Path(plan.experiment.data.agreed).exists():
         advice = "Remove it to agree again; two agreements of almost the same sites tell of those that differ."
         raise ConfigError(f"{plan.experiment.data.agreed}: agreed on already", advice)
-    if endpoints is None and node is not None:
+    if endpoints is None and site is not None:
         raise ConfigError("--id without --endpoints", "Name the file with everybody's keys; or leave --id out.")
     if endpoints is None:
         plan, task, refused = statistics_task(plan, schema, range(plan.learners), from_seed(plan))
         return _at_one_desk(plan, task, schema, refused)
-    if node is not None:
-        _check_site(plan, node)
-    plan, task, refused = statistics_task(plan, schema, [] if node is None else [node])
+    if site is not None:
+        check_site(plan, site)
+    plan, task, refused = statistics_task(plan, schema, [] if site is None else [site])
     known = OtherMachines(experiment, endpoints, key, bind, out, overrides)
-    return _with_others(plan, task, schema, refused, plan.coordinator if node is None else node, known)
+    who = plan.coordinator if site is None else site
+    return with_others(plan, task, schema.digest, refused, who, known, partial(_write, plan, task, schema))
 
 
 def _at_one_desk(
@@ -144,20 +148,31 @@ class OtherMachines:
     """What the command line says of where one is among the others."""
 
     def __init__(
-        self, experiment: Path, endpoints: Path, key: Path, bind: str | None, out: Path | None, given: Sequence[str]
+        self,
+        experiment: Path,
+        endpoints: Path | None,
+        key: Path,
+        bind: str | None,
+        out: Path | None,
+        given: Sequence[str],
     ) -> None:
         self.experiment, self.endpoints, self.key, self.bind, self.out = experiment, endpoints, key, bind, out
         self.overrides = tuple(given)
 
 
-def _with_others(
+def with_others(
     plan: FederationPlan,
-    task: StatisticsTask,
-    schema: TableSchema,
+    task: LocalTask,
+    digest: str,
     refused: Mapping[int, ConfigError],
     node: int,
     known: OtherMachines,
+    write: Callable[[Any], None],
 ) -> int:
+    """Take part in a run of sums with others on their own machines; `digest`: of what all must have alike.
+
+    `write` is called with the sums.  Raises ConfigError where this site does not fit.
+    """
     from fedgossip.cli.participant import Participant
     from fedgossip.net.endpoints import load_endpoints
     from fedgossip.plans.tasks import DataShares
@@ -165,10 +180,11 @@ def _with_others(
 
     def concluded(folder: Path, ended: PeerEnded) -> None:
         if ended.status in ("finished", "partial") and node not in refused:
-            _write(plan, task, schema, final_vector(folder))
+            write(final_vector(folder))
 
+    assert known.endpoints is not None, "others are found by them"
     leads = node == plan.coordinator
-    shares = DataShares(plan.experiment.data.source, digest=schema.digest)
+    shares = DataShares(plan.experiment.data.source, digest=digest)
     everybody = load_endpoints(known.endpoints, plan.n, plan.roles.listens)
     code = Participant(
         known.experiment,

@@ -13,8 +13,13 @@ from fedgossip.limits import MOST, OneOf, Within
 SHARE = 0.9
 """The largest share of examples that can be kept apart."""
 
+RANK, NAMED = "rank", "named"
+
 OF_STATISTICS = ("scale", "agreed", "missing", "categories", "columns", "suppress")
 """Keys of statistics that sites agree on."""
+
+OF_JUDGING = ("groups", "site_scores")
+"""Keys of what sites tell of a model together."""
 
 
 class DataSection(msgspec.Struct, forbid_unknown_fields=True):
@@ -51,6 +56,12 @@ class DataSection(msgspec.Struct, forbid_unknown_fields=True):
     sex = { categories = ["f", "m"] }.  A site's file says the unit in its first line: heart rate [1/min]."""
     suppress: Annotated[int, Within(1, MOST)] = 5
     """With scale = "federated": counts of fewer records are not told, and a site with fewer takes no part."""
+    groups: str = ""
+    """A column of the sites' own CSV files, such as sex, by whose values `fedgossip evaluate` tells how well the model
+    answers for each group of records; a feature or not.  Empty: no groups."""
+    site_scores: Annotated[str, OneOf((RANK, NAMED))] = RANK
+    """What `fedgossip evaluate` tells of single sites.  rank: their scores to a hundredth, the worst first, and not
+    whose they are; named: the score and the number of records of each site."""
     validation: Annotated[float, Within(0, SHARE)] = 0.0
     """The share of the training examples that nobody trains on, drawn by the seed before they are divided: what
     eval.on = "validation" measures on, so that hyperparameters are chosen without a look at the test set."""
@@ -58,5 +69,13 @@ class DataSection(msgspec.Struct, forbid_unknown_fields=True):
     @property
     def without_statistics(self) -> Sequence[str]:
         """The keys of statistics, where there are none: runs from before them have the same hash."""
+        return [key for key in self._usual(OF_STATISTICS) if self.scale != FEDERATED]
+
+    @property
+    def without_judging(self) -> Sequence[str]:
+        """The keys of evaluations that nobody has set: what is trained does not depend on them."""
+        return self._usual(OF_JUDGING)
+
+    def _usual(self, keys: Sequence[str]) -> Sequence[str]:
         usual = DataSection()
-        return [key for key in OF_STATISTICS if self.scale != FEDERATED and getattr(self, key) == getattr(usual, key)]
+        return [key for key in keys if getattr(self, key) == getattr(usual, key)]

@@ -26,7 +26,7 @@ from fedgossip.learning.objectives import (
     KINDS,
     LOOP,
     SPARSE,
-    STATISTICS,
+    SUMS,
     Objective,
     objective_of,
     score_of_loops,
@@ -295,10 +295,10 @@ class SimulationSection(msgspec.Struct, forbid_unknown_fields=True):
 class TaskSection(msgspec.Struct, forbid_unknown_fields=True):
     """[task]: what is learned, and what it is judged by; or a problem with a known answer (pure numpy)."""
 
-    kind: Annotated[str, OneOf((AS_THE_DATA, *KINDS, "averaging", "quadratic", SPARSE, LOOP, STATISTICS))] = AS_THE_DATA
+    kind: Annotated[str, OneOf((AS_THE_DATA, *KINDS, "averaging", "quadratic", SPARSE, LOOP, *SUMS))] = AS_THE_DATA
     """learning: what the source holds; averaging, quadratic: problems with a known answer, without torch;
     sparse-logistic: drawn clicks, for parameter servers; loop: a training loop of your own (docs/own-loop.md);
-    statistics: what `fedgossip data agree` makes of an experiment."""
+    statistics, evaluation: what `fedgossip data agree` and `fedgossip evaluate` make of an experiment."""
     loss: str = ""
     """`cross-entropy`, `mse`, `mae`, `huber`, `bce`; `module:function`, of (outputs, labels), the mean over a batch;
     empty: the kind's own, cross-entropy, mse or bce (docs/tasks.md)."""
@@ -346,7 +346,7 @@ class Experiment(msgspec.Struct, forbid_unknown_fields=True):
     @property
     def learns(self) -> bool:
         """Whether something is learned from data; else it is a problem with a known answer."""
-        return self.task.kind not in ("averaging", "quadratic", SPARSE, LOOP, STATISTICS)
+        return self.task.kind not in ("averaging", "quadratic", SPARSE, LOOP, *SUMS)
 
     @property
     def loops(self) -> bool:
@@ -393,7 +393,7 @@ class Experiment(msgspec.Struct, forbid_unknown_fields=True):
                 del content["task"][key]
         if not self.data.validation:
             del content["data"]["validation"]
-        for key in self.data.without_statistics:
+        for key in (*self.data.without_statistics, *self.data.without_judging):
             del content["data"][key]
         if self.eval.on != VALIDATION:
             del content["eval"]["on"]

@@ -40,7 +40,21 @@ class LoadedModel:
 
     def __call__(self, x: npt.ArrayLike) -> npt.NDArray[np.float64]:
         """Raises ConfigError for examples of another shape; TrainingError where the module raises."""
-        outputs = self._outputs(self._scaled(np.asarray(x))).double()
+        return self._answers(self._scaled(np.asarray(x)))
+
+    def of_scaled(self, examples: Dataset) -> npt.NDArray[np.float64]:
+        """Return what a call gives, of examples that are scaled already.
+
+        Raises ConfigError for another scale or kind.
+        """
+        ours = self.like
+        if (examples.kind, examples.mean, examples.deviation) != (ours.kind, ours.mean, ours.deviation):
+            text = f"{examples.name}: examples of {examples.kind}, on another scale than the model learned from"
+            raise ConfigError(text, "Name the experiment that the model was trained by, with the same agreed.json.")
+        return self._answers(self._checked(examples.x))
+
+    def _answers(self, x: npt.NDArray[np.generic]) -> npt.NDArray[np.float64]:
+        outputs = self._outputs(x).double()
         if self.facts.kind == REGRESSION:
             return self.like.in_units(outputs.reshape(len(outputs), -1).numpy())
         shares = outputs.sigmoid() if self.facts.kind == MULTI_LABEL else outputs.softmax(-1)

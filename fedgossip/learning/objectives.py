@@ -33,6 +33,12 @@ SPARSE = "sparse-logistic"
 STATISTICS = "statistics"
 """The kind of a run in which sites agree on what their tables have in common, and nothing is learned."""
 
+EVALUATION = "evaluation"
+"""The kind of a run in which sites judge a model together, and nothing is learned."""
+
+SUMS = (STATISTICS, EVALUATION)
+"""Kinds whose vectors are sums of whole numbers."""
+
 AS_THE_DATA = "learning"
 """The kind of an experiment that does not say it: that of its source."""
 

@@ -96,7 +96,7 @@ def schema_of(
     Raises ConfigError for columns of words without `categories` = "agreed", and for declarations that cannot be.
     """
     path, options = options_of(test)
-    table, known = CsvColumns(_there(path)), _declared(declared)
+    table, known = CsvColumns(_there(path)), declared_columns(declared)
     labels = [name.strip() for name in options["label"].split(",")]
     dropped = {name for name in options.get("drop", "").split(",") if name}
     heads = {parted(head)[0]: parted(head)[1] for head in table.header}
@@ -119,7 +119,8 @@ def _there(path: Path) -> Path:
     return path
 
 
-def _declared(columns: Mapping[str, Any]) -> Mapping[str, DeclaredColumn]:
+def declared_columns(columns: Mapping[str, Any]) -> Mapping[str, DeclaredColumn]:
+    """Return what [data.columns] says of each column.  Raises ConfigError for what cannot be."""
     found = {}
     for name, keys in columns.items():
         try:

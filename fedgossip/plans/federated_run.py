@@ -21,7 +21,6 @@ from fedgossip.codecs.base import Codec, VectorLayout
 from fedgossip.codecs.names import make_codec
 from fedgossip.errors import ConfigError
 from fedgossip.experiment import CoordinatorSection, FederatedExperiment, SecureSection
-from fedgossip.learning.objectives import STATISTICS
 from fedgossip.machine import NodeId
 from fedgossip.plans.plan import PlanDefaults, hash_of, nanoseconds, without_folders
 from fedgossip.plans.secure_encoding import Numbers
@@ -81,7 +80,7 @@ class FederatedRun(PlanDefaults):
 
     @property
     def name(self) -> str:
-        return self.section.algorithm if self.exact is None else STATISTICS
+        return self.section.algorithm if self.exact is None else self.experiment.task.kind
 
     @property
     def gives_model(self) -> bool:

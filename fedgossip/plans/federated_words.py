@@ -42,7 +42,7 @@ def _seen_line(run: FederatedRun) -> str:
 
 
 def _exact_line(run: FederatedRun, exact: ExactSums) -> str:
-    numbers = f"statistics: two sums of {len(exact.bounds)} whole numbers of {exact.ring_bits} bits"
+    numbers = f"{run.name}: two sums of {len(exact.bounds)} whole numbers of {exact.ring_bits} bits"
     if run.experiment.budget:
         return f"{numbers}, with noise on each site's"
     return f"{numbers}, exact and without noise; agreed on twice they tell of who differed"

@@ -16,7 +16,7 @@ from fedgossip.experiment import Experiment, GossipExperiment
 from fedgossip.experiment.sections import VALIDATION
 from fedgossip.learning.analytic import Averaging, Quadratic
 from fedgossip.learning.dataset import Dataset, Indices
-from fedgossip.learning.objectives import CLASSIFICATION, LANGUAGE, SPARSE, STATISTICS
+from fedgossip.learning.objectives import CLASSIFICATION, EVALUATION, LANGUAGE, SPARSE, STATISTICS
 from fedgossip.learning.per_peer import PLACE
 from fedgossip.learning.sparse_logistic import SparseLogistic
 from fedgossip.learning.table_schema import FEDERATED, TableSchema, options_of, schema_of
@@ -27,6 +27,9 @@ from fedgossip.task import LocalTask
 
 if TYPE_CHECKING:
     from fedgossip.learning.private import RecordPrivacy
+
+MADE_BY = {STATISTICS: "fedgossip data agree EXPERIMENT", EVALUATION: "fedgossip evaluate MODEL EXPERIMENT"}
+"""The commands that make a run of sums of an experiment."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +76,8 @@ def task_of(
     if settings.kind == SPARSE:
         sizes = settings.dim, settings.examples, settings.nonzeros, experiment.train.batch_size
         return SparseLogistic(n, *sizes, seed=experiment.seed), DataShares("none")
-    if settings.kind == STATISTICS:
-        raise ConfigError("task.kind = statistics: nothing is learned", "Use it as  fedgossip data agree EXPERIMENT.")
+    if settings.kind in MADE_BY:
+        raise ConfigError(f"task.kind = {settings.kind}: nothing is learned", f"Use it as  {MADE_BY[settings.kind]}.")
     if settings.kind == "loop":
         advice = "Start the script: fedgossip launch --experiment FILE train.py; it takes part by fedgossip.join."
         raise ConfigError("task.kind = loop: a training loop of your own, which no other command can run", advice)
@@ -92,7 +95,7 @@ def centralised(experiment: Experiment, n: int) -> dict[str, float]:
         raise ConfigError(f"task {e.task.kind!r} has no centralised counterpart", "Leave --centralised out.")
     from fedgossip.learning.baseline import train_centralised
 
-    found = _examples(e, range(n), n)
+    found = examples_of(e, range(n), n)
     train, test = found.train, found.test
     size, objective = e.train.examples_per_step * n, replace(e.objective, kind=train.kind)
     per_round = e.train.local_steps or max(1, round((e.train.local_epochs or 1) * len(train) / size))
@@ -100,7 +103,7 @@ def centralised(experiment: Experiment, n: int) -> dict[str, float]:
 
 
 @dataclass(frozen=True)
-class _Examples:
+class SharedExamples:
     """What is learned from and tested on; shares[node] are places in `train`; `digest` as in DataShares."""
 
     train: Dataset
@@ -109,7 +112,7 @@ class _Examples:
     digest: str
 
 
-def _examples(experiment: Experiment, held: Sequence[NodeId], n: int) -> _Examples:
+def examples_of(experiment: Experiment, held: Sequence[NodeId], n: int) -> SharedExamples:
     """Read the examples; only where every peer has a file of its own do they depend on who is `held` here.
 
     The digest is taken of examples as they were read: scaling them may round differently on unlike machines, which may
@@ -123,7 +126,7 @@ def _examples(experiment: Experiment, held: Sequence[NodeId], n: int) -> _Exampl
     if e.data.partition.get("kind") == "own":  # of a file with {peer} in its name, or of one that each has named itself
         test = data.load(str(tested_on), seed=e.seed, kind=kind)
         train, shares = per_peer.load_own(source, test, held)
-        return _Examples(train, test, shares, test.digest())
+        return SharedExamples(train, test, shares, test.digest())
     if isinstance(tested_on, str) and tested_on != data.OWN:
         test = data.load(tested_on, seed=e.seed, kind=kind)
         train = data.load(source, seed=e.seed, like=test)
@@ -141,10 +144,10 @@ def _examples(experiment: Experiment, held: Sequence[NodeId], n: int) -> _Exampl
     total = hashlib.sha256(read.encode())
     for share in divided:
         total.update(len(share).to_bytes(8, "little") + share.data)
-    return _Examples(train, test, dict(enumerate(divided)), total.hexdigest())
+    return SharedExamples(train, test, dict(enumerate(divided)), total.hexdigest())
 
 
-def _agreed_examples(e: Experiment, held: Sequence[NodeId]) -> _Examples:
+def _agreed_examples(e: Experiment, held: Sequence[NodeId]) -> SharedExamples:
     """Read the files of those that are held, and the common one, as all sites have agreed on them."""
     from fedgossip.learning import agreed, federated_tables, per_peer
 
@@ -156,7 +159,7 @@ def _agreed_examples(e: Experiment, held: Sequence[NodeId]) -> _Examples:
     parts = [read(site_file(e, node)) for node in held]
     total = hashlib.sha256(f"{test.digest()} {table.digest}".encode())
     train, shares = per_peer.together(e.data.source, test, held, parts)
-    return _Examples(federated_tables.scaled(train), federated_tables.scaled(test), shares, total.hexdigest())
+    return SharedExamples(federated_tables.scaled(train), federated_tables.scaled(test), shares, total.hexdigest())
 
 
 def schema_of_experiment(e: Experiment) -> TableSchema:
@@ -196,7 +199,7 @@ def _learning(
     experiment: Experiment, held: Sequence[NodeId], n: int, entropy: Entropy | None
 ) -> tuple[LocalTask, DataShares]:
     e = experiment
-    found = _examples(e, held, n)
+    found = examples_of(e, held, n)
     train, shares = found.train, found.shares
     tested = _test_set(e, len(found.test))
     described = DataShares(e.data.source, train.classes or None, test=tested, digest=found.digest)
@@ -265,7 +268,7 @@ def label_counts(experiment: Experiment, n: int) -> list[list[int]]:
     if not experiment.learns or experiment.data.partition.get("kind") == "own":
         text = "the peers' label counts are not known here"
         raise ConfigError(text, "Name an experiment whose [data] is divided by data.partition.")
-    found = _examples(experiment, range(n), n)
+    found = examples_of(experiment, range(n), n)
     if found.train.kind not in (CLASSIFICATION, LANGUAGE):
         raise ConfigError(f"{experiment.data.source} has no classes", "Take data that is classified.")
     labels = found.train.labels
@@ -280,5 +283,5 @@ def example_counts(experiment: Experiment, n: int) -> list[int]:
     if not experiment.learns or experiment.data.partition.get("kind") == "own":
         text = "how many examples each peer has is not known to the others"
         raise ConfigError(text, "Take data that is divided by data.partition, or weights = pi:FILE.")
-    shares = _examples(experiment, range(n), n).shares
+    shares = examples_of(experiment, range(n), n).shares
     return [len(shares[node]) for node in range(n)]

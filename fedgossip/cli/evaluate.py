@@ -1,0 +1,226 @@
+"""`fedgossip evaluate`: how well a model answers, on a file, or at all sites of a federation together."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fedgossip.cli.data import SET, OtherMachines, check_site, over_machines, with_others
+from fedgossip.cli.predict import MODEL, model_options
+from fedgossip.cli.text import columns, echo
+
+if TYPE_CHECKING:
+    from fedgossip.errors import ConfigError
+    from fedgossip.learning.evaluated import Evaluation
+    from fedgossip.learning.evaluation_task import EvaluationTask
+    from fedgossip.learning.loaded_model import LoadedModel
+    from fedgossip.learning.model_files import ModelFacts
+    from fedgossip.plans.federation import FederationPlan
+
+
+@click.command()
+@MODEL
+@click.argument("source", metavar="FILE")
+@click.option("--json", "as_json", is_flag=True, help="JSON instead of a table.")
+@model_options
+@over_machines
+@SET
+def evaluate(
+    model: Path,
+    source: str,
+    as_json: bool,
+    node: int | None,
+    run_code: bool,
+    endpoints: Path | None,
+    key: Path,
+    bind: str | None,
+    out: Path | None,
+    site: int | None,
+    overrides: tuple[str, ...],
+) -> int:
+    """Measure MODEL on the labelled examples of FILE: a CSV table, or what data.source can name.
+
+    FILE.toml, an experiment with a coordinator: all its sites judge MODEL on their own records, by secure sums.  Then
+    evaluation.json is written into MODEL's folder.  Without --endpoints all sites' files are on this machine; with it
+    this is one of them, or the coordinator.
+    """
+    from fedgossip.errors import ConfigError
+    from fedgossip.learning.loaded_model import load_model
+
+    together = source.endswith(".toml")
+    given = {"--endpoints": endpoints, "--id": site, "--bind": bind, "--out": out, "--set": overrides or None}
+    if not together and (wrong := next((name for name, value in given.items() if value is not None), "")):
+        advice = "Name the experiment, FILE.toml, whose sites judge the model."
+        raise ConfigError(f"{wrong} is for sites that judge a model together, and {source} is no experiment", advice)
+    loaded = load_model(model, node=node, run_code=run_code)
+    if together:
+        known = OtherMachines(Path(source), endpoints, key, bind, out, overrides)
+        return _together(model, loaded, known, site, as_json=as_json)
+    _on_a_file(loaded, source, as_json=as_json)
+    return 0
+
+
+def _on_a_file(loaded: LoadedModel, source: str, *, as_json: bool) -> None:
+    from fedgossip.learning.scored_tables import examples_of
+
+    examples = examples_of(loaded, source)
+    measured = loaded.evaluate(examples)
+    if as_json:
+        echo(json.dumps({"examples": len(examples), **measured}))
+        return
+    rows = [["examples", str(len(examples))], *([name, f"{value:.6g}"] for name, value in measured.items())]
+    echo(columns([*rows, *_in_the_run(loaded.facts)]))
+
+
+def _in_the_run(facts: ModelFacts) -> list[list[str]]:
+    score = facts.score
+    if score.get("value") is None:
+        return []
+    on = f", on {score['on']}" if score.get("on") else ""
+    return [["in its run", f"{score['value']:.6g} {score['name']}{on}"]]
+
+
+# --- all sites together -----------------------------------------------------------------------------------------------
+
+
+def _together(model: Path, loaded: LoadedModel, known: OtherMachines, site: int | None, *, as_json: bool) -> int:
+    from fedgossip.errors import ConfigError
+    from fedgossip.experiment import load_experiment
+    from fedgossip.learning.evaluated import EVALUATION
+    from fedgossip.learning.model_files import found
+    from fedgossip.plans.evaluation import evaluation_plan, evaluation_task
+
+    experiment = load_experiment(known.experiment, known.overrides)
+    plan, layout = evaluation_plan(experiment, loaded)
+    path = found(model) / EVALUATION
+    if path.exists():
+        advice = "Remove it to judge again; two evaluations by almost the same sites tell of those that differ."
+        raise ConfigError(f"{path}: judged already", advice)
+    if known.endpoints is None and site is not None:
+        raise ConfigError("--id without --endpoints", "Name the file with everybody's keys; or leave --id out.")
+    if site is not None:
+        check_site(plan, site)
+    desk = known.endpoints is None
+    held = range(plan.learners) if desk else [] if site is None else [site]
+    plan, task, refused = evaluation_task(plan, layout, experiment, loaded, held)
+
+    def write(vector: Any) -> None:
+        _write(path, plan, task, vector, experiment.data.suppress, as_json=as_json)
+
+    if not desk:
+        return with_others(plan, task, layout.digest, refused, plan.coordinator if site is None else site, known, write)
+    write(_at_one_desk(plan, task))
+    _say_refused(refused)
+    return 4 if refused else 0
+
+
+def _at_one_desk(plan: FederationPlan, task: EvaluationTask) -> Any:
+    from fedgossip.drivers.simulate import simulate_plan
+
+    for line in plan.banner:
+        echo(line, err=True)
+    return simulate_plan(plan, task=task).vectors[plan.coordinator]
+
+
+def _say_refused(refused: Mapping[int, ConfigError]) -> None:
+    for site, error in refused.items():
+        echo(f"site {site} took no part: {error}  {error.advice}", err=True)
+
+
+def _write(
+    path: Path, plan: FederationPlan, task: EvaluationTask, vector: Any, suppress: int, *, as_json: bool
+) -> None:
+    from fedgossip.learning.evaluated import encoded
+    from fedgossip.plans.evaluation import evaluated_from
+    from fedgossip.rundir.run_directory import write_whole
+
+    found = evaluated_from(task, vector, suppress, plan.least)
+    text = encoded(found)
+    write_whole(path, text)
+    echo(text.decode() if as_json else "\n".join(_lines(found, plan.learners)))
+    echo(f"Wrote {path}", err=True)
+
+
+def _lines(found: Evaluation, sites: int) -> list[str]:
+    """Return an evaluation for a person."""
+    kept = "that no site has trained on" if found.layout.kept else "that the sites may have trained on"
+    lines = [f"{found.sites} of {sites} sites, {found.records} records {kept}; sums over at least {found.least} sites"]
+    lines.append(columns([[found.layout.score, _number(found.score)], ["loss", _number(found.loss)], *_numbers(found)]))
+    if found.outcomes:
+        lines += ["", columns([OUTCOME_HEAD, *(_outcome(one.name, one) for one in found.outcomes)])]
+    if len(found.layout.classes) <= 10 and found.confusion:
+        head = ["true \\ answered", *found.layout.classes]
+        rows = zip(found.layout.classes, found.confusion, strict=True)
+        lines += ["", columns([head, *([name, *map(str, row)] for name, row in rows)])]
+    for one in found.outcomes[:1]:
+        lines += ["", f"where the model says of {one.name}:", columns([PARTS_HEAD, *_parts(one.parts)])]
+    if found.groups:
+        lines += ["", *_groups(found)]
+    lines += ["", _places(found), *(_named(found))]
+    return [*lines, *_membership(found)]
+
+
+OUTCOME_HEAD = ["outcome", "records with it", "AUROC", "Brier score", "said, on average", "were", "calibration error"]
+PARTS_HEAD = ["between", "records", "said, on average", "were"]
+
+
+def _numbers(found: Evaluation) -> list[list[str]]:
+    return [[f"RMSE, MAE of {one.name}", f"{one.rmse:.6g}, {one.mae:.6g}"] for one in found.numbers]
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
+
+
+def _outcome(name: str, one: Any) -> list[str]:
+    area = "-" if one.auroc is None else f"{one.auroc:.4f}"
+    within = f" ± {one.auroc_within:.4f}" if one.auroc_within else ""
+    positives = "-" if one.positives is None else str(one.positives)
+    figures = (_number(value) for value in (one.brier, one.said, one.were, one.calibration_error))
+    return [name, positives, area + within, *figures]
+
+
+def _parts(parts: Any) -> list[list[str]]:
+    return [
+        [f"{100 * one.low:.0f} and {100 * one.high:.0f} %", "-" if one.records is None else str(one.records),
+         _number(one.said), _number(one.were)]
+        for one in parts
+    ]  # fmt: skip
+
+
+def _groups(found: Evaluation) -> list[str]:
+    head = [found.layout.group_column, "records", found.layout.score, "loss"]
+    single = len(found.layout.outcomes) == 1
+    head += ["AUROC", "Brier score", "said, on average", "were"] if single else []
+    rows = []
+    for group in found.groups:
+        row = [group.name, "-" if group.records is None else str(group.records)]
+        row += [_number(group.score), _number(group.loss)]
+        if single:
+            row += _outcome("", group.outcomes[0])[2:6] if group.outcomes else ["-"] * 4
+        rows.append(row)
+    return [columns([head, *rows]), f"groups of fewer than {found.suppress} records, or at fewer than 3 sites: -"]
+
+
+def _places(found: Evaluation) -> str:
+    told = ", ".join(f"{100 * low:.0f} to {100 * high:.0f} %" for low, high in found.places)
+    return f"{found.layout.score} of each site, the worst first: {told}"
+
+
+def _named(found: Evaluation) -> list[str]:
+    return [f"site {one.site}: {_number(one.score)} on {one.records} records" for one in found.named]
+
+
+def _membership(found: Evaluation) -> list[str]:
+    told = found.membership
+    if told is None:
+        return []
+    score = "" if told.score is None else f"{found.layout.score} {_number(told.score)}, "
+    on = f"on the {told.records} records that it was trained on: {score}loss {_number(told.loss)}"
+    said = f"FLAGGED by {told.flagged}" if told.flagged else "flagged by none"
+    tested = f"membership tests at {told.tested} sites: {said}"
+    return [on, tested if told.tested else "no site has enough records for a membership test"]

@@ -1,0 +1,168 @@
+"""Sites judge one model together: a federated run of two rounds whose sums are exact.
+
+Each site asks the model about its own records: those that it keeps from its training (data.local_test), else all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from fedgossip.errors import ConfigError, TooFewPeersError
+from fedgossip.experiment import Experiment, FederatedExperiment
+from fedgossip.experiment.data_section import NAMED
+from fedgossip.experiment.sections import EvalSection, TaskSection, TrackSection
+from fedgossip.learning.evaluated import Evaluation, evaluation_of
+from fedgossip.learning.evaluation_sums import SITES, EvaluationLayout, SiteAnswers
+from fedgossip.learning.evaluation_task import ROUNDS, EvaluationTask
+from fedgossip.learning.objectives import EVALUATION
+from fedgossip.learning.per_peer import PLACE
+from fedgossip.learning.record_groups import group_rows, groups_of, path_of
+from fedgossip.learning.record_losses import losses_of, right_of
+from fedgossip.learning.settings import TrainSettings
+from fedgossip.machine import NodeId
+from fedgossip.plans import compose
+from fedgossip.plans.federation import FederationPlan
+from fedgossip.plans.tasks import SharedExamples, examples_of
+from fedgossip.privacy.membership import LEAST, MembershipTest, membership_test
+from fedgossip.vectors import Vector
+
+if TYPE_CHECKING:
+    from fedgossip.learning.dataset import Dataset
+    from fedgossip.learning.loaded_model import LoadedModel
+
+
+def evaluation_plan(experiment: Experiment, model: LoadedModel) -> tuple[FederationPlan, EvaluationLayout]:
+    """Return the plan of the run in which the sites of an experiment judge a model, and what its numbers are.
+
+    Raises ConfigError where there is no secure sum, beside a budget, and for groups that are not known.
+    """
+    if not isinstance(experiment, FederatedExperiment):
+        text = "no [coordinator]: sites judge a model by sums over clients"
+        raise ConfigError(text, "Judge it on a file: fedgossip evaluate MODEL FILE.csv.")
+    c, d = experiment.coordinator, experiment.data
+    if not c.secure.on:
+        raise ConfigError("coordinator.secure.on = false: an evaluation is of secure sums", "Leave it out.")
+    if c.privacy.unit != "none":
+        text = f"coordinator.privacy.unit = {c.privacy.unit}: what sites tell of a model is exact, beside a budget"
+        raise ConfigError(text, "If the sites allow that:  --set coordinator.privacy.unit=none")
+    layout = EvaluationLayout(
+        model=model.facts.weights,
+        kind=model.facts.kind,
+        classes=model.facts.classes if model.facts.kind == "classification" else (),
+        labels=model.facts.labels or tuple(map(str, range(model.facts.outputs))),
+        group_column=d.groups,
+        groups=_groups(experiment),
+        kept=d.local_test > 0,
+        named=c.clients if d.site_scores == NAMED else 0,
+    )
+    alone = msgspec.structs.replace(
+        experiment,
+        rounds=ROUNDS,
+        task=TaskSection(kind=EVALUATION),
+        train=TrainSettings(device="cpu"),
+        eval=EvalSection(every=ROUNDS),
+        track=TrackSection(),
+        data=msgspec.structs.replace(d, local_test=0.0),
+        coordinator=msgspec.structs.replace(
+            c, algorithm="fedavg", options={}, participation=1.0, cohort=None, over_selection=1.0, sampling="uniform",
+            min_clients=max(SITES, c.min_clients or min(5, c.clients)),
+        ),
+    )  # fmt: skip
+    plan = compose.plan(alone)
+    assert isinstance(plan, FederationPlan), "it has a [coordinator]"
+    return replace(plan, exact=layout.exact), layout
+
+
+def _groups(experiment: FederatedExperiment) -> tuple[str, ...]:
+    d = experiment.data
+    if not d.groups:
+        return ()
+    if PLACE not in d.source:
+        text = f"data.groups = {d.groups!r}: groups are a column of the sites' own CSV files"
+        raise ConfigError(text, f"Name a file of each site, data.source = csv:site-{PLACE}.csv?label=COLUMN.")
+    return groups_of(path_of(str(d.test)), d.groups, d.columns)
+
+
+def evaluation_task(
+    plan: FederationPlan, layout: EvaluationLayout, experiment: Experiment, model: LoadedModel, held: Sequence[NodeId]
+) -> tuple[FederationPlan, EvaluationTask, Mapping[NodeId, ConfigError]]:
+    """Return the plan with those that abstain, the task of the sites that are `held`, and why some do not fit."""
+    sites, refused = {}, {}
+    own = PLACE in experiment.data.source
+    everybody = None if own else examples_of(experiment, range(plan.learners), plan.learners)
+    for node in held:
+        try:
+            examples = everybody or examples_of(experiment, [node], plan.learners)
+            sites[node] = _answers(layout, experiment, model, node, examples)
+        except ConfigError as error:
+            refused[node] = error
+    task = EvaluationTask(layout, sites, experiment.data.suppress)
+    return replace(plan, abstaining=frozenset(refused)), task, refused
+
+
+def _answers(
+    layout: EvaluationLayout, experiment: Experiment, model: LoadedModel, node: NodeId, examples: SharedExamples
+) -> SiteAnswers:
+    """Ask the model about a site's records.  Raises ConfigError for fewer than data.suppress."""
+    judged, trained = parted(experiment, node, examples)
+    least = experiment.data.suppress
+    if len(judged) < least:
+        text = f"fewer than {least} records to judge the model on"
+        raise ConfigError(text, "A site with so few would be seen in the sums; it takes no part.")
+    answers, y = asked(model, examples.train.subset(judged))
+    groups = None
+    if layout.groups:
+        path = path_of(experiment.data.source.replace(PLACE, str(node)))
+        groups = group_rows(path, layout.group_column, layout.groups)[judged]
+    if not len(trained):
+        return SiteAnswers(answers, y, groups)
+    known, known_y = asked(model, examples.train.subset(trained))
+    told = losses_of(layout.kind, known, known_y), right_of(layout.kind, known, known_y)
+    flagged = None
+    if min(len(judged), len(trained)) >= LEAST:
+        flagged = compared(layout.kind, (known, known_y), (answers, y)).flagged
+    return SiteAnswers(answers, y, groups, told, flagged)
+
+
+Asked = tuple[np.ndarray, np.ndarray]
+
+
+def compared(kind: str, trained: Asked, others: Asked) -> MembershipTest:
+    """Return the membership test of (answers, labels) of records trained on and of others.  Raises ConfigError."""
+    losses = [losses_of(kind, *side) for side in (trained, others)]
+    right = [right_of(kind, *side) for side in (trained, others)]
+    both = (right[0], right[1]) if right[0] is not None and right[1] is not None else None
+    return membership_test(losses[0], losses[1], both)
+
+
+def asked(model: LoadedModel, examples: Dataset) -> Asked:
+    """Return a model's answers to scaled examples, and their labels in the units of what was read."""
+    y = examples.in_units(examples.y) if examples.label_mean else examples.y
+    return model.of_scaled(examples), y
+
+
+def parted(experiment: Experiment, node: NodeId, examples: SharedExamples) -> tuple[np.ndarray, np.ndarray]:
+    """Return which of the examples a site judges a model on, and which it has trained on: none where all are judged."""
+    share, mine = experiment.data.local_test, examples.shares[node]
+    if not share:
+        return mine, mine[:0]
+    from fedgossip.learning.holdout import kept_apart
+
+    trained, kept = kept_apart({node: mine}, share, experiment.seed)
+    return kept[node], trained[node]
+
+
+def evaluated_from(
+    task: EvaluationTask, vector: Vector | None, suppress: int, least: int
+) -> Evaluation:
+    """Return what the sums say.  Raises TooFewPeersError where a round has not come together."""
+    numbers = task.layout.numbers(vector) if vector is not None else {}
+    if not numbers.get(("sites",)) or not numbers["records",]:
+        text = "too few sites came together for both rounds of sums"
+        raise TooFewPeersError(text, "Evaluate again when they are there: coordinator.min_clients are needed.")
+    return evaluation_of(task.layout, numbers, suppress, least)

@@ -1,0 +1,348 @@
+"""Sites judge a model together by secure sums: `fedgossip evaluate MODEL EXPERIMENT.toml`."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from commands import Said, finish, free_ports, in_process, start, typed
+from hypothesis import given
+from hypothesis import strategies as some
+from pages import blocks, page
+from sklearn.metrics import brier_score_loss, confusion_matrix, log_loss, roc_auc_score
+
+import fedgossip
+from fedgossip import ConfigError, load_experiment, load_model
+from fedgossip.drivers.simulate import simulate_plan
+from fedgossip.learning.evaluated import Evaluation, area_of, evaluation_of, read
+from fedgossip.learning.evaluation_sums import BINS, EDGES, EvaluationLayout, SiteAnswers, judged_sums, presence
+from fedgossip.learning.record_groups import NOT_SAID
+from fedgossip.plans.evaluation import asked, evaluated_from, evaluation_plan, evaluation_task, parted
+from fedgossip.plans.tasks import examples_of
+
+SITES, SUPPRESS = 5, 5
+TOML = """
+name = "judged"
+rounds = 6
+
+[data]
+source = "csv:site-{peer}.csv?label=outcome&drop=sex"
+test = "csv:test.csv?label=outcome&drop=sex"
+partition = { kind = "own" }
+scale = "federated"
+local_test = 0.4
+groups = "sex"
+
+[data.columns]
+sex = { categories = ["f", "m", "x", "rare"] }
+
+[train]
+device = "cpu"
+lr = 0.5
+
+[coordinator]
+clients = 5
+min_clients = 3
+"""
+
+
+def patients(path: Path, seed: int, rows: int, rare: int = 0, sexes: str = "ffmmm") -> None:
+    """Write records; women are answered for less well, and few records are of the others."""
+    rng = np.random.default_rng(seed)
+    sex = rng.choice(list(sexes), rows).tolist()
+    sex[:rare] = ["rare"] * rare
+    sex[-1] = ""
+    x = rng.normal(size=(rows, 3))
+    spread = np.where(np.array(sex) == "f", 2.5, 0.7)
+    ill = x.sum(axis=1) + spread * rng.normal(size=rows) > 0
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["a", "b", "c", "sex", "outcome"])
+        writer.writerows([*values.tolist(), one, int(y)] for values, one, y in zip(x, sex, ill, strict=True))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Five sites' files, what they agree on, and the model of a run."""
+    folder = tmp_path_factory.mktemp("judged")
+    (folder / "own.toml").write_text(TOML)
+    for site in range(SITES):
+        patients(folder / f"site-{site}.csv", site, 60 + 20 * site, rare=20 if site == 2 else 0)
+    patients(folder / "test.csv", 99, 60, sexes="fm")
+    assert typed(["data", "agree", "own.toml"], folder).code == 0
+    assert typed(["run", "own.toml", "--out", "run", "--no-report", "--on", "stacked"], folder).code == 0
+    return folder
+
+
+def judged(folder: Path, *overrides: str, engine: str = "sim") -> tuple[Evaluation, dict[str, np.ndarray]]:
+    """Return what the sums say, and what all records in one place are: answers, labels, groups, sites."""
+    experiment, model = load_experiment(folder / "own.toml", overrides), load_model(folder / "run")
+    plan, layout = evaluation_plan(experiment, model)
+    plan, task, refused = evaluation_task(plan, layout, experiment, model, range(SITES))
+    assert not refused
+    run = simulate_plan(plan, task=task, engine=engine)
+    found = evaluated_from(task, run.vectors[plan.coordinator], SUPPRESS, plan.least)
+    parts: dict[str, list[Any]] = {"answers": [], "y": [], "sex": [], "site": []}
+    for site in range(SITES):
+        examples = examples_of(experiment, [site], SITES)
+        kept, _ = parted(experiment, site, examples)
+        answers, y = asked(model, examples.train.subset(kept))
+        with (folder / f"site-{site}.csv").open() as file:
+            sex = [row["sex"] or NOT_SAID for row in csv.DictReader(file)]
+        for name, part in (("answers", answers), ("y", y), ("sex", np.array(sex)[kept]), ("site", [site] * len(y))):
+            parts[name].append(part)
+    return found, {name: np.concatenate(values) for name, values in parts.items()}
+
+
+def test_what_sites_find_together_is_what_all_records_in_one_place_say(trained: Path) -> None:
+    """To 1e-9; the AUROC to what it says of itself."""
+    found, pooled = judged(trained)
+    y, said = pooled["y"], pooled["answers"][:, 1]
+    answered = pooled["answers"].argmax(axis=1)
+    assert (found.sites, found.records) == (SITES, len(y))
+    assert found.score == pytest.approx((answered == y).mean(), abs=1e-15)
+    assert found.loss == pytest.approx(log_loss(y, pooled["answers"]), abs=1e-9)
+    assert np.array_equal(found.confusion, confusion_matrix(y, answered))
+    (ill,) = found.outcomes
+    assert ill.positives == y.sum() and ill.were == pytest.approx(y.mean(), abs=1e-15)
+    assert ill.brier == pytest.approx(brier_score_loss(y, said), abs=1e-9)
+    assert ill.said == pytest.approx(said.mean(), abs=1e-9)
+    assert ill.auroc is not None and ill.auroc_within is not None and ill.auroc_within < 0.01
+    assert abs(ill.auroc - roc_auc_score(y, said)) <= ill.auroc_within + 1e-12
+    error = 0.0
+    for part in ill.parts:
+        inside = (said >= part.low) & (said < part.high)
+        error += abs(said[inside].sum() - y[inside].sum())
+        assert part.records in (None, inside.sum())
+        if part.records:
+            assert part.said == pytest.approx(said[inside].mean(), abs=1e-9)
+            assert part.were == pytest.approx(y[inside].mean(), abs=1e-9)
+    assert sum(bool(part.records) for part in ill.parts) > 5
+    assert ill.calibration_error == pytest.approx(error / len(y), abs=1e-9)
+
+
+def test_groups_are_judged_where_they_are_large_and_at_enough_sites(trained: Path) -> None:
+    """Of 20 rare records, all at one site, 8 are judged: not told, nor a group to subtract them by."""
+    found, pooled = judged(trained)
+    told = {group.name: group for group in found.groups}
+    assert set(told) == {"f", "m", "x", "rare", NOT_SAID}
+    assert told["x"].records == 0 and told["rare"].records is None and (pooled["sex"] == "rare").sum() >= SUPPRESS
+    assert told[NOT_SAID].records is None and (pooled["sex"] == NOT_SAID).sum() < SUPPRESS
+    for name in "fm":
+        rows = pooled["sex"] == name
+        y, said = pooled["y"][rows], pooled["answers"][rows, 1]
+        assert told[name].records == rows.sum()
+        assert told[name].score == pytest.approx(((said > 0.5) == y).mean(), abs=1e-12)
+        assert told[name].loss == pytest.approx(log_loss(y, pooled["answers"][rows]), abs=1e-9)
+        (ill,) = told[name].outcomes
+        assert ill.brier == pytest.approx(brier_score_loss(y, said), abs=1e-9)
+        assert abs(ill.auroc - roc_auc_score(y, said)) <= ill.auroc_within + 1e-12
+    assert told["f"].score < told["m"].score - 0.05, "women are answered for less well"
+    assert sum(group.records is None for group in found.groups) >= 2
+
+
+def test_sites_are_ranked_and_named_only_where_all_have_allowed_it(trained: Path) -> None:
+    found, pooled = judged(trained)
+    right = pooled["answers"].argmax(axis=1) == pooled["y"]
+    scores = [right[pooled["site"] == site].mean() for site in range(SITES)]
+    ordered = sorted(scores)
+    assert not found.named and len(found.places) == SITES
+    assert all(low <= one <= high for (low, high), one in zip(found.places, ordered, strict=True))
+    named, _ = judged(trained, "data.site_scores=named")
+    assert [one.site for one in named.named] == list(range(SITES))
+    assert [one.score for one in named.named] == pytest.approx(scores, abs=1e-12)
+    assert [one.records for one in named.named] == [int((pooled["site"] == site).sum()) for site in range(SITES)]
+
+
+def test_all_drivers_find_the_same(trained: Path) -> None:
+    assert judged(trained)[0] == judged(trained, engine="stacked")[0]
+
+
+def test_without_kept_records_all_are_judged_and_nothing_is_said_of_membership(trained: Path) -> None:
+    found, pooled = judged(trained, "data.local_test=0")
+    assert found.records == len(pooled["y"]) == sum(60 + 20 * site for site in range(SITES))
+    assert found.membership is None and not found.layout.kept
+    kept, _ = judged(trained)
+    assert kept.membership is not None and kept.membership.tested == SITES and kept.membership.flagged == 0
+    assert kept.membership.records == found.records - kept.records
+
+
+@given(
+    some.lists(some.tuples(some.floats(0, 1), some.booleans()), min_size=2, max_size=40),
+)
+def test_an_auroc_of_histograms_lies_as_near_as_it_says(drawn: list[tuple[float, bool]]) -> None:
+    said, y = np.array([one for one, _ in drawn]), np.array([two for _, two in drawn])
+    counts = [np.bincount(np.searchsorted(EDGES, said[y == of], side="right"), minlength=BINS) for of in (True, False)]
+    area, within = area_of(counts[0].tolist(), counts[1].tolist())
+    if y.all() or not y.any():
+        assert area is None
+        return
+    assert area is not None and within is not None
+    assert abs(area - roc_auc_score(y, said)) <= within + 1e-12
+
+
+def pooled_by_sums(layout: EvaluationLayout, sites: list[SiteAnswers]) -> Evaluation:
+    """Return the evaluation by sums that are added here, without masks."""
+    def added(parts: list[Mapping[Any, int]]) -> dict[Any, int]:
+        return {name: sum(part.get(name, 0) for part in parts) for name in layout.bounds}
+
+    first = added([presence(layout, site) for site in sites])
+    second = added([judged_sums(layout, site, first, node, 1) for node, site in enumerate(sites)])
+    return evaluation_of(layout, {name: first[name] + second[name] for name in layout.bounds}, 1, 3)
+
+
+def test_many_classes_labels_and_numbers_are_judged_too() -> None:
+    rng = np.random.default_rng(7)
+    y, raw = rng.integers(4, size=90), rng.normal(size=(90, 4))
+    answers = np.exp(raw + 2 * np.eye(4)[y])
+    answers /= answers.sum(axis=1, keepdims=True)
+    places = np.array_split(np.arange(90), 3)
+    layout = EvaluationLayout(model="", kind="classification", classes=("a", "b", "c", "d"))
+    found = pooled_by_sums(layout, [SiteAnswers(answers[at], y[at]) for at in places])
+    assert [one.name for one in found.outcomes] == ["a", "b", "c", "d"]
+    for k, one in enumerate(found.outcomes):
+        assert abs(one.auroc - roc_auc_score(y == k, answers[:, k])) <= one.auroc_within + 1e-12  # type: ignore[operator]
+    labels = (rng.random((90, 2)) < 0.5).astype(np.float32)
+    layout = EvaluationLayout(model="", kind="multi-label", labels=("p", "q"))
+    found = pooled_by_sums(layout, [SiteAnswers(answers[at][:, :2], labels[at]) for at in places])
+    assert found.score == pytest.approx(((answers[:, :2] > 0.5) == labels).all(axis=1).mean())
+    assert found.outcomes[1].brier == pytest.approx(brier_score_loss(labels[:, 1], answers[:, 1]), abs=1e-9)
+    truth = rng.normal(100, 20, (90, 1))
+    said = truth + rng.normal(0, 5, (90, 1))
+    layout = EvaluationLayout(model="", kind="regression", labels=("cost",))
+    found = pooled_by_sums(layout, [SiteAnswers(said[at], truth[at]) for at in places])
+    assert found.score == pytest.approx(1 - ((said - truth) ** 2).sum() / ((truth - truth.mean()) ** 2).sum(), abs=1e-9)
+    assert found.numbers[0].rmse == pytest.approx(np.sqrt(((said - truth) ** 2).mean()), rel=1e-9)
+    assert found.numbers[0].mae == pytest.approx(np.abs(said - truth).mean(), rel=1e-9)
+
+
+# --- as a person types it ---------------------------------------------------------------------------------------------
+
+
+def type_in(folder: Path, command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Said:
+    return in_process(command.split(), folder, monkeypatch, capsys)
+
+
+def copied(trained: Path, to: Path) -> Path:
+    shutil.copytree(trained, to, dirs_exist_ok=True)
+    return to
+
+
+def test_the_command_tells_it_and_keeps_it_with_the_model(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Site 4 has a word that nobody knows: it is told, the others judge without it."""
+    folder = copied(trained, tmp_path)
+    text = (folder / "site-4.csv").read_text().splitlines()
+    row = text[1].split(",")
+    (folder / "site-4.csv").write_text("\n".join([text[0], ",".join([*row[:3], "unheard-of", row[4]]), *text[2:]]))
+    said = type_in(folder, "evaluate run own.toml", monkeypatch, capsys)
+    assert said.code == 4, said.err
+    assert "4 of 5 sites," in said.out and "accuracy of each site, the worst first: " in said.out
+    assert "membership tests at 4 sites: flagged by none" in said.out
+    assert "site 4 took no part: " in said.err and "'unheard-of' is no group that all know" in said.err
+    found = read(folder / "run" / "model" / "evaluation.json")
+    assert found.sites == 4 and found.score is not None and f"accuracy  {found.score:.4g}" in said.out
+    again = type_in(folder, "evaluate run own.toml", monkeypatch, capsys)
+    assert again.code == 2 and "judged already" in again.err
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("--set coordinator.secure.on=false", "an evaluation is of secure sums"),
+        ("--set coordinator.privacy.unit=record", "what sites tell of a model is exact, beside a budget"),
+        ("--set data.groups=age", "no column 'age'"),
+        ("--set data.groups=a", "column 'a' has 60 different values; groups are 2 to 12"),
+        ("--id 1", "--id without --endpoints"),
+        ("--set data.local_test=0.01", "too few sites came together"),
+    ],
+)
+def test_what_cannot_be_judged_is_refused_in_a_line(
+    given: str, said: str, trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = type_in(trained, f"evaluate run own.toml {given}", monkeypatch, capsys)
+    assert told.code in (2, 7) and said in told.err and not (trained / "run" / "model" / "evaluation.json").exists()
+
+
+def test_options_of_sites_are_refused_beside_a_file(
+    trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = type_in(trained, "evaluate run test.csv --id 3", monkeypatch, capsys)
+    assert told.code == 2 and "--id is for sites that judge a model together" in told.err
+
+
+def test_a_model_of_another_scale_is_not_judged(trained: Path, tmp_path: Path) -> None:
+    """Each site says so: it was trained with other statistics than the sites have agreed on."""
+    folder = copied(trained, tmp_path)
+    path = folder / "run" / "model" / "model.json"
+    facts = json.loads(path.read_text())
+    facts["scale"]["mean"][0] += 1
+    path.write_text(json.dumps(facts))
+    experiment, model = load_experiment(folder / "own.toml"), load_model(folder / "run")
+    plan, layout = evaluation_plan(experiment, model)
+    _, _, refused = evaluation_task(plan, layout, experiment, model, range(SITES))
+    assert set(refused) == set(range(SITES)) and "on another scale" in str(refused[0])
+
+
+def test_an_experiment_without_a_coordinator_or_of_text_is_not_judged_by_sums() -> None:
+    with pytest.raises(ConfigError, match=r"no \[coordinator\]"):
+        evaluation_plan(fedgossip.load_experiment({"topology": {"graph": "ring", "n": 3}}), None)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="has no records"):
+        EvaluationLayout(model="", kind="language")
+    with pytest.raises(ConfigError, match="101 classes; at most 100"):
+        EvaluationLayout(model="", kind="classification", classes=tuple(map(str, range(101))))
+
+
+@pytest.mark.long  # 6 processes; the same plan as of statistics, whose links are in tests/test_agreed_statistics.py
+@pytest.mark.sockets
+@pytest.mark.timeout(300)
+def test_over_encrypted_links_all_write_one_evaluation_and_another_model_is_kept_out(
+    trained: Path, tmp_path: Path
+) -> None:
+    (port,) = free_ports(1)
+    machines, keys = [tmp_path / f"machine{node}" for node in range(SITES + 1)], []
+    for node, machine in enumerate(machines):
+        machine.mkdir()
+        for name in ("own.toml", "test.csv", "agreed.json", *([f"site-{node}.csv"] if node < SITES else [])):
+            shutil.copy(trained / name, machine)
+        shutil.copytree(trained / "run" / "model", machine / "model")
+        where = ["--client"] if node < SITES else ["--address", f"tcp://127.0.0.1:{port}"]
+        keys.append(typed(["keys", "new", "--id", str(node), *where], machine).out)
+    facts = json.loads((machines[1] / "model" / "model.json").read_text())
+    content = bytearray((machines[1] / "model" / "weights.safetensors").read_bytes())
+    content[-1] ^= 1
+    (machines[1] / "model" / "weights.safetensors").write_bytes(content)
+    facts["weights"] = hashlib.sha256(content).hexdigest()
+    (machines[1] / "model" / "model.json").write_text(json.dumps(facts))
+    command = ["evaluate", "model", "own.toml", "--endpoints", "endpoints.toml", "--out", "log"]
+    command += ["--set", "coordinator.start_timeout=20"]
+    running = []
+    for node, machine in enumerate(machines):
+        (machine / "endpoints.toml").write_text("\n".join(keys))
+        running.append(start([*command, *(["--id", str(node)] if node < SITES else [])], machine))
+    said = [finish(one) for one in running]
+    files = {(machines[node] / "model" / "evaluation.json").read_bytes() for node in (0, 2, 3, 4, 5)}
+    assert len(files) == 1 and not (machines[1] / "model" / "evaluation.json").exists(), said
+    assert said[1].code != 0
+    words = ["audit", "verify", "machine5/log", "machine0/log", "--endpoints", "machine0/endpoints.toml"]
+    verified = typed(words, tmp_path)
+    assert verified.code == 0, verified
+
+
+def test_what_the_page_shows_runs(tmp_path: Path) -> None:
+    for site in range(SITES):
+        patients(tmp_path / f"site-{site}.csv", site, 80, sexes="fm")
+    patients(tmp_path / "test.csv", 99, 60, sexes="fm")
+    file, commands = blocks(page("judging"))[:2]
+    (tmp_path / file.note.removeprefix("file: ")).write_text(file.text)
+    said = [typed(line.split()[1:], tmp_path) for line in commands.text.splitlines()]
+    assert [one.code for one in said] == [0] * 3, said
+    assert "5 of 5 sites, 120 records that no site has trained on" in said[-1].out and "sex " in said[-1].out
