@@ -147,3 +147,52 @@ def test_other_options_are_refused(options: dict[str, Any], said: str) -> None:
         simulate(quadratic(2, "ring", 4, **options))
     with pytest.raises(ConfigError, match=f"coordinator.options: {said}"):
         make("fedavgm", clients=2, **options)
+
+
+def workers(rounds: int, method: str = "ring", *, outer: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
+    parallel = {"workers": 4, "method": method, "bucket": 24, "outer": {"lr": 0.7, **(outer or {})}, **more}
+    return {"rounds": rounds, "task": {"kind": "quadratic", "dim": 7, "placement": "random"}, "parallel": parallel}
+
+
+@pytest.mark.parametrize("method", ["ring", "halving-doubling"])
+@pytest.mark.parametrize("engine", ["sim", "stacked"])
+def test_by_all_reduce_it_is_fedavgm_with_its_coordinator_to_the_bit(engine: str, method: str) -> None:
+    options = {**OPTIONS, "nesterov": True}
+    server = {"clients": 4, "algorithm": "fedavgm", "options": options, "secure": {"on": False}}
+    led = simulate({"rounds": 5, "coordinator": server}, task=Dyadic(), engine=engine)
+    alone = simulate(workers(5, method, outer=options), task=Dyadic(), engine=engine)
+    assert {vector.tobytes() for vector in alone.vectors} == {led.vectors[-1].tobytes()}
+
+
+def test_an_outer_step_of_one_is_the_mean_of_the_workers_by_their_examples() -> None:
+    """As FedAvg's: a worker counts as many times as it has examples."""
+    content = {
+        "rounds": 3,
+        "data": {"source": "digits"},
+        "train": {"device": "cpu", "lr": 0.1, "local_steps": 3},
+    }
+    by_workers = {**content, "parallel": {"workers": 4, "outer": {"lr": 1, "beta": 0}}}
+    by_server = {**content, "coordinator": {"clients": 4, "secure": {"on": False}}}
+    one, other = (simulate(e, engine="sim").vectors[-1] for e in (by_workers, by_server))
+    assert np.abs(one - other).max() < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("more", "said", "advice"),
+    [
+        ({"method": "mapreduce", "bucket": None}, "parallel.outer beside parallel.method = 'mapreduce'", "fedavgm"),
+        ({"method": "parameter-server", "bucket": None}, "beside parallel.method = 'parameter-server'", "collective"),
+        ({"descent": "adam"}, "parallel.descent = 'adam' beside parallel.outer", "train.optimizer"),
+        ({"accumulate": 2}, "parallel.accumulate is of gradients", "train.local_steps"),
+        ({"overlap": True}, "parallel.overlap beside parallel.outer", "one of them"),
+        ({"codec": "dgc:0.1"}, "dgc:0.1 applies the momentum", "top-k"),
+        ({"outer": {"lr": 0.7, "beta": 1.0}}, "parallel.outer: beta is 1.0", "Take 0.9"),
+        ({"outer": {"lr": -0.7}}, "parallel.outer.lr = -0.7", "at least 0"),
+    ],
+)
+def test_what_an_outer_step_does_not_go_with_is_refused(more: dict[str, Any], said: str, advice: str) -> None:
+    content = workers(2)
+    content["parallel"] = {key: one for key, one in {**content["parallel"], **more}.items() if one is not None}
+    with pytest.raises(ConfigError, match=said) as error:
+        simulate(content)
+    assert advice in error.value.advice

@@ -14,7 +14,8 @@ from pages import MACHINES, ROOT, Reader, blocks, page
 
 import fedgossip
 
-FOLLOWED = ("experiments", "graphs", "faults", "machines", "parallel", "sweeps", "topologies", "advise", "codecs")
+FOLLOWED = ("experiments", "graphs", "faults", "machines", "parallel")
+FOLLOWED += ("sweeps", "topologies", "advise", "codecs", "outer")
 ELSEWHERE = {
     "coordinator": "tests/test_pilot.py",
     "journeys": "tests/test_journeys.py",
@@ -66,6 +67,13 @@ def test_what_the_page_on_fewer_bytes_shows_runs(reader: Reader) -> None:
     reader.read(page("codecs"))
     runs = [run for run in summaries(reader) if run.get("codec") == "top-k:0.01" and run["rounds"] == 20]
     assert len(runs) == 2 and len({run["digest"] for run in runs}) == 1
+
+
+@pytest.mark.long
+def test_what_the_page_on_outer_steps_shows_runs(reader: Reader) -> None:
+    reader.read(page("outer"))
+    runs = [run for run in summaries(reader) if run["algorithm"] == "ring" and "codec" not in run]
+    assert {run["driver"] for run in runs} == {"sim", "local", "stacked"} and len({run["digest"] for run in runs}) == 1
 
 
 def test_what_the_page_on_faults_shows_runs(reader: Reader) -> None:

@@ -9,6 +9,7 @@ import msgspec
 
 from fedgossip.algorithms.collectives.names import COLLECTIVES, GATHERS
 from fedgossip.algorithms.names import METHODS
+from fedgossip.algorithms.outer import OuterStep
 from fedgossip.codecs.base import LinearCodec
 from fedgossip.codecs.names import make_codec
 from fedgossip.codecs.sparse import DeepGradient
@@ -117,7 +118,7 @@ def check_parallel(e: ParallelExperiment, where: str) -> None:
     if workers > WORKERS_MAX:
         advice = "Use [topology] for peers that know their neighbours alone, or [coordinator]."
         raise ConfigError(f"{where}: {workers} workers, and {WORKERS_MAX} can all know each other", advice)
-    if e.train.accumulate > 1:
+    if e.train.accumulate > 1 and not e.parallel.local:
         text = f"{where}: train.accumulate is of local training, and workers of [parallel] share every step"
         raise ConfigError(text, f"Write parallel.accumulate = {e.train.accumulate}.")
     _check_server(e, where)
@@ -126,6 +127,7 @@ def check_parallel(e: ParallelExperiment, where: str) -> None:
         text = f"{where}: parallel.overlap beside parallel.method = {e.parallel.method!r}"
         raise ConfigError(text, 'Leave it out, or take a collective: parallel.method = "ring".')
     _check_codec(e, where)
+    _check_outer(e, where)
     if e.task.kind == "averaging":
         raise ConfigError(f"{where}: averaging has no gradient", 'Take task.kind = "quadratic", or learn from data.')
     if e.train.personal or e.train.buffers == "local":
@@ -191,6 +193,30 @@ def _check_codec(e: ParallelExperiment, where: str) -> None:
     if isinstance(codec, DeepGradient) and ((p.descent or e.train.optimizer) != "sgd" or e.train.nesterov):
         text = f"{where}: {p.codec} applies the momentum of sgd itself, before it leaves anything out"
         raise ConfigError(text, 'Take train.optimizer = "sgd" without nesterov, or top-k.')
+
+
+def _check_outer(e: ParallelExperiment, where: str) -> None:
+    """Raise ConfigError for what an outer step after local training has no use for."""
+    p = e.parallel
+    if not p.local:
+        return
+    OuterStep(p.outer.lr, p.outer.beta, p.outer.nesterov, f"{where}: parallel.outer")
+    if p.method not in COLLECTIVES:
+        led = 'Take [coordinator] with algorithm = "fedavgm" and nesterov = true in its options; or a collective.'
+        advice = led if p.method == MAPREDUCE else 'Leave it out, or take a collective: parallel.method = "ring".'
+        raise ConfigError(f"{where}: parallel.outer beside parallel.method = {p.method!r}", advice)
+    if p.descent:
+        text = f"{where}: parallel.descent = {p.descent!r} beside parallel.outer, which takes the step"
+        raise ConfigError(text, "Leave one of them out; train.optimizer takes the local steps.")
+    if p.accumulate > 1:
+        text = f"{where}: parallel.accumulate is of gradients that are shared, and parallel.outer shares none"
+        raise ConfigError(text, "Leave it out; train.local_steps are the steps of a round.")
+    if p.overlap:
+        text = f"{where}: parallel.overlap beside parallel.outer: an update is there when the last step is"
+        raise ConfigError(text, "Leave one of them out.")
+    if p.codec and isinstance(make_codec(p.codec), DeepGradient):
+        text = f"{where}: {p.codec} applies the momentum of gradients, and parallel.outer has one of its own"
+        raise ConfigError(text, "Take top-k.")
 
 
 def check_federated(experiment: FederatedExperiment, where: str) -> None:

@@ -61,7 +61,7 @@ class ModelSection(msgspec.Struct, forbid_unknown_fields=True):
 
     source: str = "softmax"
     """`softmax`, `mlp:64-32-10` (inputs, hidden, outputs), `cnn:small`, `cnn:small-bn`, `cnn:16-32-64` (channels,
-    channels, hidden), `chars:WIDTH`, `gpt:LAYERS-WIDTH-HEADS` (characters), `module:function`;
+    channels, hidden), `chars:WIDTH`, `gpt:2-64-4` (characters; layers, width, heads), `module:function`;
     `words:ROWS-WIDTH-CLASSES`, at parameter servers."""
 
 
@@ -189,6 +189,19 @@ class ServerSection(msgspec.Struct, forbid_unknown_fields=True):
     `kkt`, `kkt:T`, `module:function` (docs/parallel.md)."""
 
 
+class OuterSection(msgspec.Struct, forbid_unknown_fields=True):
+    """[parallel.outer]: workers train alone by [train] in every round, and take an outer step along the mean of what
+    that came to: DiLoCo (docs/outer.md)."""
+
+    lr: Annotated[float, Within(0)] = 0.0
+    """How far along: 0.7 is usual, 1 with beta = 0 is the mean of their models.  0: there is no outer step, and workers
+    share every step."""
+    beta: float = 0.9
+    """The share of the last step that is kept, from 0 to below 1."""
+    nesterov: bool = True
+    """Look ahead."""
+
+
 class ParallelSection(msgspec.Struct, forbid_unknown_fields=True):
     """[parallel]: workers that take one step on the mean of all their gradients in every round (docs/parallel.md)."""
 
@@ -218,6 +231,13 @@ class ParallelSection(msgspec.Struct, forbid_unknown_fields=True):
     """The shortest, in seconds: between the two the deadline follows the rounds that were seen."""
     start_timeout: Seconds = 300.0
     """Seconds to wait for all workers before the first round, and for enough of them, or for one, to be back later."""
+    outer: OuterSection = msgspec.field(default_factory=OuterSection)
+    """Local training, and an outer step along its mean, in place of a step on the mean gradient; by a collective."""
+
+    @property
+    def local(self) -> bool:
+        """Whether workers train alone between two outer steps."""
+        return self.outer.lr > 0
     server: ServerSection = msgspec.field(default_factory=ServerSection)
     """Servers that have the model, where workers do not reduce it among themselves."""
 
@@ -399,6 +419,8 @@ class Experiment(msgspec.Struct, forbid_unknown_fields=True):
             del content["eval"]["on"]
         if server := content.get("parallel", {}).get("server"):
             server.pop("filters") if not server["filters"] else None
+            if content["parallel"]["outer"] == msgspec.to_builtins(OuterSection()):
+                del content["parallel"]["outer"]
             for key in ("l1", "codec"):
                 content["parallel"].pop(key) if not content["parallel"][key] else None
         if not self.track.to:

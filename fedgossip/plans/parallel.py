@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from fedgossip.protocols.view_member import AllReduceSettings
 from fedgossip.records import Row
 from fedgossip.roles import Role, Roles
 from fedgossip.simulation.collective import first_collective, reduced_by, run_collective
-from fedgossip.task import LocalTask, segments_of
+from fedgossip.task import Job, LocalTask, segments_of
 from fedgossip.vectors import Vector
 
 ADAPTED = 1 << 20
@@ -59,6 +59,7 @@ class ParallelPlan(SharedSteps):
             bucket=self.bucket(seat.initial.size, seat.initial.itemsize),
             accumulate=p.accumulate,
             overlap=p.overlap,
+            local=not self.gradients,
             deadline_ns=nanoseconds(p.deadline),
             least_deadline_ns=min(nanoseconds(p.deadline), nanoseconds(p.least_deadline)),
             start_ns=nanoseconds(p.start_timeout),
@@ -89,7 +90,8 @@ class ParallelPlan(SharedSteps):
         stack.coded += [one for node in range(self.n) if (one := coded_gradients(self.experiment, node, sums))]
 
         def finish(between: Callable[[], None]) -> Results:
-            run = task, reduced_by(sums), descent, self.experiment.rounds, self.rate, p.accumulate, record, write
+            asked = partial(Job, gradient=self.gradients, accumulate=p.accumulate if self.gradients else None)
+            run = task, reduced_by(sums), descent, self.experiment.rounds, self.rate, asked, record, write
             return Results(run_collective(*run, stack, between=between))
 
         return stack, finish
@@ -103,8 +105,9 @@ class ParallelPlan(SharedSteps):
         s = self.experiment.simulation
         lines = [f"{m} workers, {p.method}: {self.collective.steps(m)} messages one after the other a round"]
         sent = payload_sent(self.sums_of(task), m, kind.itemsize, self.experiment.rounds)
-        what = f"gradients by {p.codec}" if p.codec else "sums"
-        lines.append(f"{max(sent):,} bytes of {what} sent by the busiest worker a round, {size:,} in a gradient")
+        each, one = ("gradient", "a gradient") if self.gradients else ("update", "an update")
+        what = f"{each}s by {p.codec}" if p.codec else "sums"
+        lines.append(f"{max(sent):,} bytes of {what} sent by the busiest worker a round, {size:,} in {one}")
         facts: dict[str, Any] = {"method": p.method, "workers": m, "payload": sent}
         if s.bandwidth and not p.codec:
             facts["seconds_of_a_collective"] = seconds = self.collective.seconds(m, size, s.latency, s.bandwidth)
@@ -115,8 +118,9 @@ class ParallelPlan(SharedSteps):
         kind = np.dtype(f"f{itemsize}")
         sums = sums_for(self.experiment, parameters, kind, self.segments, self.bucket(parameters, itemsize))
         most = max(payload_sent(sums, self.n, itemsize, self.experiment.rounds))
-        sent = f"this worker's gradients, in sums, to other workers: up to {most:,} bytes a round; no data"
-        seen = "as it is: other workers see gradients and sums of some, and trust what is sent to them"
+        what = "gradients" if self.gradients else "updates"
+        sent = f"this worker's {what}, in sums, to other workers: up to {most:,} bytes a round; no data"
+        seen = f"as it is: other workers see {what} and sums of some, and trust what is sent to them"
         return JoiningTerms(f"{self.name}, {self.roles.said}, one model", sent, seen)
 
 

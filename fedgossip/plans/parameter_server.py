@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Self
 
 import numpy as np
@@ -29,7 +29,7 @@ from fedgossip.records import Row
 from fedgossip.roles import Role, Roles
 from fedgossip.simulation.collective import first_collective, run_collective
 from fedgossip.simulation.served import served_by
-from fedgossip.task import LocalTask, Segment
+from fedgossip.task import Job, LocalTask, Segment
 from fedgossip.vectors import Vector, frozen
 
 
@@ -165,7 +165,8 @@ class ServerPlan(SharedSteps):
 
         def finish(between: Callable[[], None]) -> Results:
             mean_of = served_by(self.placement_of(task.length))
-            run = task, mean_of, descent, self.experiment.rounds, self.rate, p.accumulate, record, write
+            asked = partial(Job, gradient=True, accumulate=p.accumulate)
+            run = task, mean_of, descent, self.experiment.rounds, self.rate, asked, record, write
             models = run_collective(*run, stack, between=between)
             return Results([*models, *(task.initial(node) for node in range(self.learners, self.n))])
 

@@ -8,6 +8,8 @@ from typing import Any
 
 from fedgossip.algorithms.descent.base import Descent
 from fedgossip.algorithms.descent.names import make_descent
+from fedgossip.algorithms.descent.outer import OuterDescent
+from fedgossip.algorithms.outer import OuterStep
 from fedgossip.experiment import ParallelExperiment
 from fedgossip.machine import NodeId
 from fedgossip.plans.coding import corrects_momentum
@@ -26,7 +28,7 @@ class SharedSteps(PlanDefaults):
 
     @property
     def gradients(self) -> bool:
-        return True
+        return not self.experiment.parallel.local
 
     @property
     def one_model(self) -> bool:
@@ -37,15 +39,17 @@ class SharedSteps(PlanDefaults):
         return self.experiment.parallel.method
 
     def descent_of(self, segments: Sequence[Segment]) -> Descent[Any]:
-        """What takes the step on a vector of these tensors: `parallel.descent`, or the optimiser of [train]."""
-        train = self.experiment.train
+        """What takes the step on a vector of these tensors: `parallel.outer`, `parallel.descent`, or [train]'s."""
+        train, p = self.experiment.train, self.experiment.parallel
+        if p.local:
+            return OuterDescent(OuterStep(p.outer.lr, p.outer.beta, p.outer.nesterov, "parallel.outer"))
         return make_descent(
-            self.experiment.parallel.descent or train.optimizer,
+            p.descent or train.optimizer,
             segments,
             momentum=0.0 if corrects_momentum(self.experiment) else train.momentum,
             nesterov=train.nesterov,
             weight_decay=train.weight_decay,
-            l1=self.experiment.parallel.l1,
+            l1=p.l1,
         )
 
     def rate(self, round: int) -> float:
@@ -76,5 +80,5 @@ class SharedSteps(PlanDefaults):
     def facts(self, rows: Sequence[Row]) -> dict[str, Any]:  # noqa: ARG002
         p = self.experiment.parallel
         codec = {"codec": p.codec} if p.codec else {}
-        descent = p.descent or self.experiment.train.optimizer
+        descent = "outer" if p.local else p.descent or self.experiment.train.optimizer
         return {"algorithm": p.method, "mode": "parallel", "descent": descent, **codec}

@@ -23,9 +23,9 @@
 
 and from everywhere Stopping to finished.
 
-A round: every worker asks for its gradient at the common model; when it has it the moves of the table begin
-(`chunk_exchange`), or with `overlap` those of each bucket when its stretch of the gradient is there; the mean by
-examples takes the step, the same bits everywhere.
+A round: every worker asks for its gradient at the common model, or is asked to train from it (`local`); when it has it
+the moves of the table begin (`chunk_exchange`), or with `overlap` those of each bucket when its stretch of the gradient
+is there; the mean by examples takes the step, the same bits everywhere.
 
 Where a worker is gone, or a round is not done by its deadline, all agree on who goes on (`regroup`).  The round that
 was under way is done by one of them, and then all the others fetch its state (`state_fetch`), or by nobody, and then it
@@ -229,6 +229,8 @@ class AllReduce(ViewMember):
             self.asked = -1
             return []  # of a model that is not the others'; ask when it has come
         self.training, self.asked = True, self.round
+        if self.settings.local:
+            return [Train(self.round, self.at.model)]
         stretches = self.exchange.starts if self.settings.overlap and len(self.group.members) > 1 else ()
         batches = self.settings.accumulate
         return [Train(self.round, self.at.model, gradient=True, accumulate=batches, stretches=stretches)]
@@ -259,7 +261,8 @@ class AllReduce(ViewMember):
 
     def _exploded(self) -> list[Effect]:
         """No sum can hold this gradient: go, so that the others need not wait for what they would refuse."""
-        text = f"worker {self.node}, round {self.round}: its gradient is not finite, or too large to be added up"
+        what = "update" if self.settings.local else "gradient"
+        text = f"worker {self.node}, round {self.round}: its {what} is not finite, or too large to be added up"
         failure = Failure("training", text, "Look at its data, or lower train.lr.")
         return [*self._goodbye(), *self._finish(failure)]
 

@@ -28,6 +28,8 @@ class AllReduceSettings:
     """Elements of a bucket."""
     accumulate: int | None = 1
     """Batches of a gradient."""
+    local: bool = False
+    """Whether workers train by themselves in a round, and what is summed is what that came to."""
     overlap: bool = False
     """Whether buckets leave while the rest of the gradient is computed."""
     deadline_ns: int = 30_000_000_000

@@ -54,19 +54,22 @@ def run_collective(
     descent: Descent[Any],
     rounds: int,
     rate: Callable[[int], float],
-    accumulate: int | None,
+    asked: Callable[[int, int, Vector], Job],
     record: Network,
     write: Callable[[Row], None],
     stack: CollectiveStack,
     *,
     between: Callable[[], None] = lambda: None,
 ) -> list[Vector]:
-    """Run all rounds that are left; return every worker's model.  `between` is called between two rounds."""
+    """Run all rounds that are left; return every worker's model.  `between` is called between two rounds.
+
+    `asked` (node, round, model) is what a worker is to compute.
+    """
     workers = range(stack.workers)
     for number in range(stack.round, rounds):
         between()
         model = stack.state.x
-        updates = done(task, [Job(node, number, model, gradient=True, accumulate=accumulate) for node in workers])
+        updates = done(task, [asked(node, number, model) for node in workers])
         brought = [_brought(stack, node, updates[node], number) for node in workers]
         stack.state = descent.step(stack.state, mean_of(brought, number, task.schema, stack.meters), rate(number))
         for coded in stack.coded:
