@@ -193,9 +193,16 @@ def summable(vector: Vector) -> bool:
 
     What comes from others is held against this; nothing that was learned comes near it (1.8e19 in float32).
     """
-    most = np.sqrt(np.finfo(vector.dtype).max)
+    with np.errstate(over="ignore", invalid="ignore"):
+        if np.isfinite(np.dot(vector, vector)):  # one look at each element; no square is more than their sum
+            return True
+    return largest(vector) <= float(np.sqrt(np.finfo(vector.dtype).max))  # of a nan this is nan
+
+
+def largest(vector: Vector) -> float:
+    """Return the largest |element| of a vector [d], nan where one is not a number; in blocks that stay in the cache."""
     blocks = (vector[at : at + BLOCK] for at in range(0, vector.size, BLOCK))
-    return all(bool(block.max() <= most and block.min() >= -most) for block in blocks)  # of a nan both are nan
+    return float(np.max([(block.max(), -block.min()) for block in blocks]))
 
 
 def scaled_difference(scale: float, left: Vector, right: Vector) -> Vector:

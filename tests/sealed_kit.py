@@ -96,16 +96,18 @@ class Two:
 
 
 @contextmanager
-def two(monkeypatch: pytest.MonkeyPatch, first: str = "sealed", second: str = "sealed") -> Iterator[Two]:
+def two(
+    monkeypatch: pytest.MonkeyPatch, first: str = "sealed", second: str = "sealed", *, keyed: bool = True
+) -> Iterator[Two]:
     """Two peers that call each other, with the value of FEDGOSSIP_LINKS of each."""
-    keys = [Identity.new(), Identity.new()]
+    keys = [Identity.new() if keyed else None for _ in range(2)]
     with contextlib.ExitStack() as stack:
         peers = []
         for node, value in enumerate((first, second)):
             monkeypatch.setenv("FEDGOSSIP_LINKS", value)
             peers.append(Links(node, "tcp://127.0.0.1:*", keys[node]))
             stack.callback(peers[node].close)
-        where = {node: Endpoint(peers[node].address, keys[node].public) for node in (0, 1)}
+        where = {node: Endpoint(peers[node].address, key.public if key else "") for node, key in enumerate(keys)}
         for node in (0, 1):
             peers[node].connect((1 - node,), where, EXPECTED, HELLO)
         yield Two(peers)

@@ -44,6 +44,7 @@ def test_what_can_be_summed_has_a_finite_square(kind: Any) -> None:
         spoiled[-1] = value
         assert summable(frozen(spoiled)) is fits
     assert not summable(frozen(np.array([np.inf], kind))) and summable(frozen(np.zeros(0, kind)))
+    assert summable(frozen(np.full(70_000, most, kind)))  # the sum of whose squares is not finite
 
 
 # --- a coordinator ----------------------------------------------------------------------------------------------------

@@ -56,6 +56,15 @@ def test_models_go_by_streams_once_they_are_there_and_all_in_order(pair: Two) ->
         assert pair.rounds(node) == list(range(12)) and pair.reasons(node) == []
 
 
+def test_without_keys_models_go_by_streams_that_nobody_seals(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As measurements have it, of what encryption costs."""
+    with two(monkeypatch, keyed=False) as pair:
+        pair.seal()
+        pair.send(0, 1)
+        pair.until(lambda: pair.rounds(1) == [0, 1], "a model")
+        assert pair.call(0).stream._sealer._cipher.__class__ is sealing._Copying
+
+
 def test_what_was_sent_by_curve_before_is_heard_before(pair: Two) -> None:
     """The callee reads nothing of a stream while messages that were sent before are still on the CURVE connection."""
     pair.until(lambda: all(pair.call(node).up for node in (0, 1)), "streams")

@@ -17,7 +17,7 @@ from fedgossip.errors import ConfigError
 from fedgossip.net import sealing
 from fedgossip.net.descriptors import LINUX
 from fedgossip.net.identity import Identity
-from fedgossip.net.sealed_stream import HEAD_BYTES, KEPT_BUFFERS, RECORD_BYTES_MAX, Buffers, SealedStream
+from fedgossip.net.sealed_stream import HEAD_BYTES, KEPT_BUFFERS, RECORD_BYTES_MAX, SMALL_BYTES, Buffers, SealedStream
 from fedgossip.net.sealing import (
     TAG_BYTES,
     Opener,
@@ -159,6 +159,19 @@ def test_an_answer_with_a_suite_that_was_not_offered_is_refused() -> None:
         offer.keys(answer[:1] + bytes([CHACHA]) + answer[2:], CALLER.public, CALLEE.public)
 
 
+def test_who_has_keys_agrees_on_nothing_with_who_has_none() -> None:
+    """Without a suite records are copied; neither an offer nor an answer can bring one that has keys to that."""
+    with pytest.raises(FrameError, match="nothing; this end has") as refused:
+        answered(StreamOffer(()).text, BOTH, 5700, CALLER.public, CALLEE.public)
+    assert refused.value.reason == "suite"
+    open_answer, open_end = answered(StreamOffer(()).text, (), 5700, "", "")
+    assert open_end is not None and open_end.suite is None
+    with pytest.raises(FrameError, match="suite 0, which was not offered"):
+        StreamOffer(BOTH).keys(open_answer, CALLER.public, CALLEE.public)
+    with pytest.raises(FrameError, match="this end has nothing"):
+        answered(StreamOffer(BOTH).text, (), 5700, "", "")
+
+
 def test_a_share_that_makes_the_key_known_to_all_is_refused() -> None:
     """RFC 7748, 6.1: the result is all zero for a point of small order."""
     for share in (bytes(32), b"\x01" + bytes(31)):
@@ -207,7 +220,7 @@ class Wire:
         """What the caller sends for each of them."""
         sent = []
         for body in bodies:
-            assert self.caller.send(MARK, body)
+            assert self.caller.send(MARK, body) and self.caller.flush()
             sent.append(self.tapped.recv(RECORD_BYTES_MAX))
         return sent
 
@@ -258,6 +271,30 @@ def test_records_that_come_in_pieces_are_heard(wire: Wire) -> None:
     for byte in record[:-1]:
         assert wire.heard(bytes([byte])) == []
     assert wire.heard(record[-1:]) == [b"in pieces"]
+
+
+def test_small_records_go_in_one_piece_with_the_large_one_behind_them(wire: Wire) -> None:
+    large = bytes(SMALL_BYTES + 1)
+    assert wire.caller.send(MARK, b"small") and wire.caller.send(MARK, b"too") and wire.caller.sending
+    assert wire.caller.send(MARK, large) and not wire.caller.sending
+    sent = wire.tapped.recv(2 * RECORD_BYTES_MAX)
+    assert len(sent) == 3 * (HEAD_BYTES + TAG_BYTES) + len(b"smalltoo") + len(large)
+    assert wire.heard(sent) == [b"small", b"too", large]
+
+
+@pytest.mark.parametrize("cut", [1, HEAD_BYTES - 1, HEAD_BYTES, HEAD_BYTES + 1])
+def test_the_head_of_a_record_may_come_with_the_one_before_it(wire: Wire, cut: int) -> None:
+    first, second, third = wire.records(b"first", b"second", b"third")
+    assert wire.heard(first + second[:cut]) == [b"first"]
+    assert wire.heard(second[cut:] + third) == [b"second", b"third"]
+
+
+def test_a_length_that_no_record_has_costs_none_of_the_records_before_it(wire: Wire) -> None:
+    (record,) = wire.records(b"as it was")
+    wire.inlet.sendall(record + struct.pack("<9sI", MARK, 2**32 - 1))
+    assert wire.callee.arrived() and bytes(wire.callee.open()) == b"as it was"
+    with pytest.raises(FrameError, match="4294967295 bytes"):
+        wire.callee.arrived()
 
 
 @pytest.mark.parametrize(
@@ -355,7 +392,7 @@ def test_a_stream_between_two_records_has_no_buffer_and_used_ones_are_kept() -> 
         assert len(made.caller._buffers._free) == 1  # which both have used in turns
         assert made.caller._out is None and made.callee._in is None
         for _ in range(KEPT_BUFFERS + 5):
-            made.buffers.give(bytearray(RECORD_BYTES_MAX))
+            made.buffers.give(memoryview(bytearray(RECORD_BYTES_MAX)))
         assert len(made.buffers._free) == KEPT_BUFFERS
     finally:
         closed(made)

@@ -152,6 +152,7 @@ class Spoke(Wakeable):
         try:
             while call.speak() and (pair := self._next()) is not None and call.send(pair):
                 outbox.sent()
+            call.flush()
             self.streams.watch(call)
         except (OSError, WornOutError):
             self._stream_ended(self._late)

@@ -302,7 +302,8 @@ class Links(Wakeable):
                 refused = frame_error(error, assembler)
                 events.append(Rejected(way.node, refused.reason, str(refused), refused.advice))
                 continue
-            self._heard_of(way.node, assembler)
+            if message is not None or assembler.begins:  # of the chunks between nobody need hear
+                self._heard_of(way.node, assembler)
             if message is not None:
                 events.append(Arrived(way.node, message, assembler.size))
                 return True

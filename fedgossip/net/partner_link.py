@@ -107,6 +107,7 @@ class PartnerLink:
         try:
             while self.call.speak() and (pair := self.outbox.next()) is not None and self.call.send(pair):
                 self.outbox.sent()
+            self.call.flush()
             self._streams.watch(self.call)
         except (OSError, WornOutError):
             return False

@@ -167,8 +167,16 @@ class Speaker:
         return taken
 
     def _empty(self, line: ClientLine) -> None:
-        """The line has nothing more; the last of it may wait for the network."""
-        if line.way is not None and line.way.sending:
+        """The line has nothing more; the last of it goes now, or may wait for the network."""
+        if line.way is None or not line.way.sending:
+            return
+        try:
+            taken = line.way.flush()
+        except OSError:
+            self.clear(line)
+            self._gone.append(line)
+            return
+        if not taken:
             self._full[line.node] = line
             self._streams.watch(line.way)
 

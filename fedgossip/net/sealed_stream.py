@@ -4,8 +4,8 @@
     body + tag (16)              a header, a chunk of vectors, or an empty word; see wire
 
 A record is sealed into a buffer just before it is sent, and opened from one into the place where it belongs, so nothing
-waits here but a part of one record in each direction.  The buffers are pooled: a stream has one while it is in the
-middle of a record, and none between two.
+waits here but a part of one record in each direction, and small ones before it, which go with it in one call of the
+system.  The buffers are pooled: a stream has one while it is in the middle of a record, and none between two.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ _HEAD = struct.Struct(f"<{MARK_BYTES}sI")
 HEAD_BYTES = _HEAD.size
 RECORD_BYTES_MAX = HEAD_BYTES + FRAME_BYTES_MAX + TAG_BYTES
 
+SMALL_BYTES = 4096
+"""Maximum body of a record that waits for the next one, and how much more than one record a buffer holds."""
+
 KEPT_BUFFERS = 16
 """Maximum number of buffers that are kept for later; more are made where more streams are in the middle of a record."""
 
@@ -39,12 +42,12 @@ class Buffers:
     """Memory for records on their way, used again: fresh memory costs a page fault for every 4 KiB."""
 
     def __init__(self) -> None:
-        self._free: deque[bytearray] = deque(maxlen=KEPT_BUFFERS)
+        self._free: deque[memoryview] = deque(maxlen=KEPT_BUFFERS)
 
-    def take(self) -> bytearray:
-        return self._free.pop() if self._free else bytearray(RECORD_BYTES_MAX)
+    def take(self) -> memoryview:
+        return self._free.pop() if self._free else memoryview(bytearray(RECORD_BYTES_MAX + SMALL_BYTES))
 
-    def give(self, buffer: bytearray) -> None:
+    def give(self, buffer: memoryview) -> None:
         self._free.append(buffer)
 
 
@@ -56,11 +59,14 @@ class SealedStream:
     ) -> None:
         """`first` is sent in clear, before all records."""
         self._connection, self._sealer, self._opener, self._buffers = connection, sealer, opener, buffers
-        self._out: bytearray | None = None
-        self._unsent = memoryview(first)
-        self._head = bytearray(HEAD_BYTES)
-        self._in: bytearray | None = None
+        self._out: memoryview | None = None
+        self._filled = self._sent = 0  # of it
+        if first:
+            self._place(len(first))[:] = first
+        self._head, self._next_head = bytearray(HEAD_BYTES), bytearray(HEAD_BYTES)
+        self._in: memoryview | None = None
         self._has_head = self._has_body = 0  # bytes of the record that is coming in
+        self._ahead = 0  # and of the head of the one behind it
         self.mark, self.size = b"", -1
         """The mark of the record that is coming in, and the bytes of its body; -1 while they are not there."""
 
@@ -71,40 +77,48 @@ class SealedStream:
 
     @property
     def sending(self) -> bool:
-        """Whether a part of a record waits for the network."""
-        return len(self._unsent) > 0
+        """Whether something waits for the network, or for `flush`."""
+        return self._out is not None
 
     def send(self, mark: bytes, body: bytes | memoryview) -> bool:
-        """Seal a record and send what the network takes of it; False: not now, for one before it waits.
+        """Seal a record, and send what the network takes of it; a small one waits for the next, or for `flush`.
 
-        Raises OSError where the connection is broken, and WornOutError where the key is.
+        Returns False where one before it waits: not now.  Raises OSError where the connection is broken, and
+        WornOutError where the key is.
         """
-        if not self.flush():
+        size = HEAD_BYTES + len(body) + TAG_BYTES
+        if self._out is not None and self._filled + size > len(self._out) and not self.flush():
             return False
-        record = self._buffers.take()
-        self._out = record
-        whole = memoryview(record)[: HEAD_BYTES + len(body) + TAG_BYTES]
+        whole = self._place(size)
         head = _HEAD.pack(mark, len(body))
         whole[:HEAD_BYTES] = head
         self._sealer.seal_into(body, head, whole[HEAD_BYTES:])
-        self._unsent = whole
-        self.flush()
+        if len(body) > SMALL_BYTES:
+            self.flush()
         return True
+
+    def _place(self, size: int) -> memoryview:
+        """Return room for so many bytes behind those that wait."""
+        if self._out is None:
+            self._out, self._filled, self._sent = self._buffers.take(), 0, 0
+        begins, self._filled = self._filled, self._filled + size
+        return self._out[begins : self._filled]
 
     def flush(self) -> bool:
         """Send what waits, as far as the network takes it; return whether nothing waits.  Raises OSError."""
+        if self._out is None:
+            return True
         try:
-            while self._unsent:
-                self._unsent = self._unsent[self._connection.send(self._unsent) :]
+            while self._sent < self._filled:
+                self._sent += self._connection.send(self._out[self._sent : self._filled])
         except BlockingIOError:
             return False
         except OSError as error:
             if error.errno == errno.ENOTCONN:  # some systems say so while the call is not taken yet
                 return False
             raise
-        if self._out is not None:
-            self._buffers.give(self._out)
-            self._out = None
+        self._buffers.give(self._out)
+        self._out = None
         return True
 
     # --- receiving ------------------------------------------------------------------------------------------------
@@ -115,16 +129,17 @@ class SealedStream:
         Raises EOFError at the end of the stream, OSError where the connection is broken, and FrameError for a length
         that no record has.
         """
-        while not (self.size >= 0 and self._has_body == self.size + TAG_BYTES):
-            try:
-                taken = self._take_in()
-            except BlockingIOError:
-                return False
-            if taken == 0:
-                raise EOFError
+        self._begin_if_known()  # its head may have come with the record before it
+        try:
+            while self.size < 0 or self._has_body < self.size + TAG_BYTES:
+                if not self._take_in():
+                    raise EOFError
+        except BlockingIOError:
+            return False
         return True
 
     def _take_in(self) -> int:
+        """Read on; return how many bytes were there."""
         if self.size < 0:
             taken = self._connection.recv_into(memoryview(self._head)[self._has_head :])
             self._has_head += taken
@@ -132,13 +147,14 @@ class SealedStream:
             return taken
         assert self._in is not None
         missing = self.size + TAG_BYTES - self._has_body
-        rest = memoryview(self._in)[self._has_body : self._has_body + missing]
-        taken = self._connection.recv_into(rest)
-        self._has_body += taken
+        rest = self._in[self._has_body : self._has_body + missing]
+        taken = self._connection.recvmsg_into([rest, self._next_head])[0]
+        self._has_body += min(taken, missing)
+        self._ahead = max(0, taken - missing)
         return taken
 
     def _begin_if_known(self) -> None:
-        if self._has_head < HEAD_BYTES:
+        if self.size >= 0 or self._has_head < HEAD_BYTES:
             return
         self.mark, size = _HEAD.unpack(self._head)
         if size > FRAME_BYTES_MAX:
@@ -158,10 +174,10 @@ class SealedStream:
         """
         assert self._in is not None
         size = self.size
-        sealed = memoryview(self._in)[: size + TAG_BYTES]
-        self._opener.open_into(sealed, self._head, target)
+        self._opener.open_into(self._in[: size + TAG_BYTES], self._head, target)
         self._buffers.give(self._in)
-        self._in, self.size, self._has_head, self._has_body = None, -1, 0, 0
+        self._head, self._next_head = self._next_head, self._head
+        self._in, self.size, self._has_head, self._has_body, self._ahead = None, -1, self._ahead, 0, 0
         return size
 
     @property
@@ -172,7 +188,6 @@ class SealedStream:
     def close(self) -> None:
         """Hang up; what the network has taken is still sent."""
         self._out = self._in = None
-        self._unsent = memoryview(b"")
         with contextlib.suppress(OSError):  # closed with words unread, it would take back what it has sent
             self._connection.shutdown(socket.SHUT_WR)
             for _ in range(LAST_READS):

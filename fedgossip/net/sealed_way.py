@@ -75,20 +75,29 @@ class SealedWay:
     def prove(self) -> bool:
         """Say that we have the key.  Raises OSError."""
         assert self.stream is not None
-        return self.stream.send(_PROOF, b"")
+        proved = self.stream.send(_PROOF, b"")
+        self.stream.flush()
+        return proved
 
     def speak(self) -> bool:
-        """Change over to the stream, between two messages; return whether it takes a frame now.  Raises OSError."""
-        assert self.stream is not None
-        if self.speaks:
-            return self.stream.flush()
-        self.speaks = self.stream.send(_BEGIN, _COUNT.pack(self.said))
+        """Change over to the stream, between two messages; return whether it has.  Raises OSError."""
+        if not self.speaks:
+            assert self.stream is not None
+            self.speaks = self.stream.send(_BEGIN, _COUNT.pack(self.said))
         return self.speaks
 
     def send(self, pair: Pair) -> bool:
-        """Seal a frame and send what the network takes of it; False: not now.  Raises OSError and WornOutError."""
+        """Seal a frame and send what the network takes of it; False: not now.  Raises OSError and WornOutError.
+
+        What is small waits for what comes next, or for `flush`.
+        """
         assert self.stream is not None
         return self.stream.send(pair[0], plain_body(pair))
+
+    def flush(self) -> bool:
+        """Send what waits; return whether nothing waits.  Raises OSError."""
+        assert self.stream is not None
+        return self.stream.flush()
 
     def arrived(self) -> bool:
         """Take in what has come; return whether a record is whole and may be opened now.

@@ -9,6 +9,9 @@ The transcript is the label with the version, both long-term keys, the offer and
 them; the fresh shares make every connection's keys its own, and what was sent on it stays closed to who learns the
 long-term keys later.  The ticket names the connection; it is no secret and proves nothing.
 
+Ends without long-term keys, which only measurements make, agree on a port and a ticket by the same words; their records
+are copied, not sealed.  An end that has keys takes no such offer.
+
 Nonces count from 0 and are not sent: a record that is repeated, left out, cut, moved or of another connection does not
 open, and neither does any that comes after it.
 
@@ -45,6 +48,9 @@ KEY_BYTES, TAG_BYTES, TICKET_BYTES = 32, 16, 16
 
 RECORDS_MAX = 2**32
 """Maximum number of records under one key; the link is greeted again then, which gives it new keys."""
+
+UNSEALED = 0
+"""In the place of a suite, in the answer of one that has no keys."""
 
 _OFFER = struct.Struct("<BB32s")
 _ANSWER = struct.Struct("<BB32s16sH")
@@ -98,7 +104,8 @@ def chosen(ours: Collection[Suite], theirs: Collection[Suite]) -> Suite | None:
 class Agreed:
     """What both ends know of a stream when offer and answer were exchanged."""
 
-    suite: Suite
+    suite: Suite | None
+    """None: nothing is sealed."""
     ticket: bytes
     to_callee: bytes = field(repr=False)
     to_caller: bytes = field(repr=False)
@@ -116,6 +123,7 @@ class StreamOffer:
     """A caller's offer.  `text` goes to the callee inside CURVE; `keys` takes its answer."""
 
     def __init__(self, suites: Collection[Suite]) -> None:
+        """No `suites`: of one that has no keys."""
         self._suites = frozenset(suites)
         self._secret = X25519PrivateKey.generate()
         self.text = _OFFER.pack(VERSION, _mask(self._suites), self._secret.public_key().public_bytes_raw())
@@ -128,9 +136,10 @@ class StreamOffer:
         if len(answer) != _ANSWER.size:
             raise FrameError("sealing", f"an answer of {len(answer)} bytes to an offer of sealed records")
         version, suite, share, ticket, port = _ANSWER.unpack(answer)
-        if version != VERSION or suite not in self._suites:
+        if version != VERSION or suite not in (self._suites or {UNSEALED}):
             raise FrameError("sealing", f"an answer of version {version} with suite {suite}, which was not offered")
-        return _agreed(self._secret, share, Suite(suite), ticket, self.text, answer, caller, callee), port
+        meant = Suite(suite) if self._suites else None
+        return _agreed(self._secret, share, meant, ticket, self.text, answer, caller, callee), port
 
 
 def answered(
@@ -138,7 +147,8 @@ def answered(
 ) -> tuple[bytes, Agreed | None]:
     """Return the callee's answer, and the keys; an empty answer where nothing is agreed on.
 
-    Raises FrameError for an offer that cannot be one, or that has no suite of ours.
+    No `suites`: of one that has no keys.  Raises FrameError for an offer that cannot be one, or that has no suite of
+    ours.
     """
     if len(offer) != _OFFER.size:
         raise FrameError("sealing", f"an offer of sealed records of {len(offer)} bytes")
@@ -147,12 +157,12 @@ def answered(
         return b"", None
     theirs = {suite for suite in Suite if mask & 1 << suite}
     suite = chosen(suites, theirs)
-    if suite is None:
+    if suite is None and (suites or theirs):
         ours = " and ".join(one.words for one in sorted(suites)) or "nothing"
         text = f"records sealed by {' or '.join(one.words for one in sorted(theirs)) or 'nothing'}; this end has {ours}"
         raise FrameError("suite", text, "Leave FEDGOSSIP_LINKS out at both.")
     secret, ticket = X25519PrivateKey.generate(), secrets.token_bytes(TICKET_BYTES)
-    answer = _ANSWER.pack(VERSION, suite, secret.public_key().public_bytes_raw(), ticket, port)
+    answer = _ANSWER.pack(VERSION, suite or UNSEALED, secret.public_key().public_bytes_raw(), ticket, port)
     return answer, _agreed(secret, share, suite, ticket, offer, answer, caller, callee)
 
 
@@ -163,7 +173,7 @@ def _mask(suites: Collection[Suite]) -> int:
 def _agreed(
     secret: X25519PrivateKey,
     share: bytes,
-    suite: Suite,
+    suite: Suite | None,
     ticket: bytes,
     offer: bytes,
     answer: bytes,
@@ -184,11 +194,25 @@ class WornOutError(Exception):
     """A key has sealed RECORDS_MAX records."""
 
 
+class _Copying:
+    """In the place of a cipher where nothing is sealed."""
+
+    def encrypt_into(self, _nonce: bytes, body: bytes | memoryview, _head: object, into: memoryview) -> None:
+        into[: len(body)] = body
+
+    def decrypt_into(self, _nonce: bytes, sealed: memoryview, _head: object, into: memoryview | bytearray) -> None:
+        into[:] = sealed[:-TAG_BYTES]
+
+
 class _Numbered:
     """One direction's cipher, and the number of its next record."""
 
-    def __init__(self, suite: Suite, key: bytes) -> None:
-        self._cipher = (AESGCM if suite == Suite.AES_256_GCM else ChaCha20Poly1305)(key)
+    def __init__(self, suite: Suite | None, key: bytes) -> None:
+        self._cipher: AESGCM | ChaCha20Poly1305 | _Copying
+        if suite is None:
+            self._cipher = _Copying()
+        else:
+            self._cipher = (AESGCM if suite == Suite.AES_256_GCM else ChaCha20Poly1305)(key)
         self.records = 0
 
     def _nonce(self) -> bytes:

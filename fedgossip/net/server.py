@@ -242,7 +242,7 @@ class Hub(Wakeable):
         body = self.router.recv() if mark.more else b""
         check_last(self.router)
         word = refusal(number)
-        if known and client.key and not (client.line.way and client.line.way.in_use):
+        if known and not (client.line.way and client.line.way.in_use):
             try:
                 word = self.streams.answer(client.node, name, client.key, number, body)
             except FrameError as error:

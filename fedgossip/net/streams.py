@@ -57,17 +57,21 @@ READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 class Streams:
     """`identity` is that of the participant, `suites` what it seals with; an empty set makes and takes no streams.
 
+    Without an identity, which only measurements have, the streams are not sealed.
+
     The thread of the sockets owns this and makes all calls.
     """
 
     def __init__(self, identity: Identity | None, suites: Collection[Suite]) -> None:
         self.identity = identity
-        self.suites = frozenset(suites) if identity is not None else frozenset()
+        self.suites = frozenset(suites) if identity is not None else frozenset[Suite]()
+        self._public = identity.public if identity is not None else ""
+        self.usable = bool(suites)
         self.buffers = Buffers()
         self._selector = selectors.DefaultSelector()
         self._nothing = None if hasattr(self._selector, "fileno") else Waker()
         if self._nothing:  # a system on which ZeroMQ's poll cannot wait for a selector
-            self.suites = frozenset()
+            self.usable = False
         self._watched: dict[SealedWay, int] = {}
         self._calls: dict[SealedWay, None] = {}  # attempts that are not up
         self._called: dict[NodeId, list[CalledStream]] = {}
@@ -75,7 +79,7 @@ class Streams:
         self._ticked = 0.0
 
     def __bool__(self) -> bool:
-        return bool(self.suites)
+        return self.usable
 
     def fileno(self) -> int:
         """The descriptor that is readable when there is something for `turn`."""
@@ -85,7 +89,7 @@ class Streams:
 
     def offers(self, call: StreamCall, now: float) -> Pair | None:
         """Return the offer that is to be sent now on the CURVE connection, if one is due."""
-        if not self.suites or call.stream is not None or now < call.due:
+        if not self.usable or call.stream is not None or now < call.due:
             return None
         if call.offer is not None and now < call.until:
             return None
@@ -104,8 +108,7 @@ class Streams:
         if not text:
             self.failed(call)
             return
-        assert self.identity is not None
-        agreed, port = offer.keys(text, self.identity.public, call.callee)
+        agreed, port = offer.keys(text, self._public, call.callee if self.identity else "")
         try:
             ends = _ends(descriptor)
             call.descriptor, call.ends = descriptor, ends
@@ -142,8 +145,8 @@ class Streams:
 
         Where there is none to be had, or for an address that is not TCP's, nobody can call, and CURVE serves alone.
         """
-        if not self.suites or not router.startswith("tcp://"):
-            self.suites = frozenset()
+        if not self.usable or not router.startswith("tcp://"):
+            self.usable = False
             return
         self.port.listen(router, wanted)
 
@@ -152,9 +155,9 @@ class Streams:
 
         Raises FrameError for an offer that is refused; the answer to that is `refusal`.
         """
-        if not self.port.number or self.identity is None or not key:
+        if not self.port.number or (self.identity is not None and not key):
             return refusal(number)
-        text, agreed = answered(offer, self.suites, self.port.number, key, self.identity.public)
+        text, agreed = answered(offer, self.suites, self.port.number, key if self.identity else "", self._public)
         if agreed is not None:
             of = self._called.setdefault(node, [])
             while len(of) >= STREAMS_OF_ONE or (of and of[0].stream is None and of[0].until < time.monotonic()):
@@ -239,7 +242,7 @@ class Streams:
     def tick(self) -> float | None:
         """Hang up on whose time is over; return the time where offers may be due, None where that is not yet."""
         now = time.monotonic()
-        if not self.suites or now - self._ticked < TICK_SECONDS:
+        if not self.usable or now - self._ticked < TICK_SECONDS:
             return None
         self._ticked = now
         for call in [one for one in self._calls if isinstance(one, StreamCall) and one.until < now]:

@@ -19,7 +19,7 @@ import numpy as np
 
 from fedgossip.algorithms.collectives.table import Move, Table, Way
 from fedgossip.algorithms.federated.sums import REACH, ExactSum
-from fedgossip.vectors import Vector, empty, frozen, summable
+from fedgossip.vectors import Vector, empty, frozen, largest, summable
 
 OPEN = 4
 """Number of buckets under way at a time."""
@@ -97,9 +97,8 @@ class Reduction:
 
     def bears(self, weight: float, *pieces: Vector) -> bool:
         """Whether the rank's own vector can be added to others of its size: else all others would refuse it."""
-        largest = max(max(float(piece.max()), -float(piece.min())) for piece in pieces)
         most = REACH / 2 if self._table.exact else float(np.sqrt(np.finfo(self._held.dtype).max))
-        return weight * largest * self._table.workers < most  # not so of a nan
+        return all(weight * largest(piece) * self._table.workers < most for piece in pieces)  # not so of a nan
 
     def begin(self, weight: float, *pieces: Vector) -> list[Chunk]:
         """Give the rank's own vector, in pieces; return what goes out now.  Chunks may have come before."""
@@ -218,8 +217,7 @@ class _Bucket:
             return False
         if not self._raw:
             return True
-        largest = max(float(vector.max()), -float(vector.min()))
-        return weight * largest * self._terms < REACH / 2  # as large as all terms together
+        return weight * largest(vector) * self._terms < REACH / 2  # as large as all terms together
 
     def keep(self, sender: int, step: int, weight: float, vector: Vector) -> None:
         self._kept[sender, step] = weight, vector
