@@ -9,6 +9,7 @@ same examples and mixes nothing.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import time
 from collections.abc import Callable
@@ -76,6 +77,7 @@ def measure(source: str, n: int, rounds: int) -> tuple[float, float]:
         ended = time.process_time()
         theirs.append(ended - now)
 
+    gc.freeze()  # as runs of so many nodes do: the collector passes over libraries, in both turns
     rounds_of(source, n, rounds + 3, between)  # the first warms up, and the last is evaluated
     return median(ours[2:]) / n * 1e6, median(theirs[1:]) / n * 1e6
 

@@ -34,6 +34,9 @@ WATCHED_BLOCK, COLUMNS = 1 << 17, 256
 LONG_ROW = 4096
 """From so many columns on, rows are mixed one by one."""
 
+SCALED_BLOCK, LEAST_SCALED = 1 << 25, 2048
+"""Numbers of rows that are scaled at a time, 128 MiB of float32; and how many columns at least, for calls cost too."""
+
 BLOCK = 32_768  # elements; 128 KiB of float32: the running sum and the product stay in the second-level cache
 
 # Blocks of memory below this size are malloc's business; from here on a fresh block costs a page fault per 4 KiB,
@@ -260,10 +263,14 @@ def ordered_mix_rows(
     would take longer than the sum.
     """
     n, d = stacked.shape
-    if d >= LONG_ROW:
-        _mix_row_by_row(groups, stacked, out)
-        return
     kind = stacked.dtype
+    if d >= LONG_ROW:
+        scales = _one_scale_each(groups, n, kind)
+        if scales is not None and SCALED_BLOCK // n >= LEAST_SCALED:
+            _mix_scaled_rows(groups, stacked, scales, out)
+        else:
+            _mix_row_by_row(groups, stacked, out)
+        return
     width = max(64, min(d, (1 << 18) // n))
     scaled = [(nodes, ids.T, weights.T.astype(kind)[:, :, None]) for nodes, ids, weights in groups]
     for start in range(0, d, width):
@@ -276,6 +283,42 @@ def ordered_mix_rows(
                 term *= weights[slot]
                 total += term
             out[nodes, start : start + width] = total
+
+
+def _one_scale_each(groups: RowGroups, n: int, kind: np.dtype[np.floating]) -> npt.NDArray[np.floating] | None:
+    """Return by what each row is scaled, [n], where all that hear it weigh it alike; else None.
+
+    They do on regular graphs.
+    """
+    scales = np.zeros(n, kind)
+    for _, ids, weights in groups:
+        scales[ids] = weights
+    alike = all(np.array_equal(scales[ids], weights.astype(kind)) for _, ids, weights in groups)
+    return scales if alike else None
+
+
+def _mix_scaled_rows(
+    groups: RowGroups,
+    stacked: npt.NDArray[np.floating],
+    scales: npt.NDArray[np.floating],
+    out: npt.NDArray[np.floating],
+) -> None:
+    """As `_mix_row_by_row`; a row is scaled once, not once for each that hears it: the products are the same."""
+    n, d = stacked.shape
+    width = min(d, SCALED_BLOCK // n)
+    room = empty(n * width, stacked.dtype).reshape(n, width)
+    for start in range(0, d, width):
+        part = slice(start, min(start + width, d))
+        scaled = list(np.multiply(stacked[:, part], scales[:, None], out=room[:, : part.stop - start]))
+        for nodes, ids, _ in groups:
+            for node, (first, *rest) in zip(nodes.tolist(), ids.tolist(), strict=True):
+                total = out[node, part]
+                if not rest:
+                    total[:] = scaled[first]
+                    continue
+                np.add(scaled[first], scaled[rest[0]], total)
+                for source in rest[1:]:
+                    np.add(total, scaled[source], total)
 
 
 def _mix_row_by_row(

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedgossip import simulate
+from fedgossip import simulate, vectors
 from fedgossip.algorithms.base import Step, Vectors
 from fedgossip.algorithms.dsgd import DSGD, Iterate
 from fedgossip.errors import TrainingError
@@ -114,6 +114,27 @@ def test_an_algorithm_that_changes_what_is_sent_is_given_the_updates() -> None:
     ends = [simulate(LEARNING, engine=engine, algorithm=Halved()).digest for engine in ("stacked", "sim")]
     assert ends[0] == ends[1] != simulate(LEARNING, engine="stacked").digest
     assert stacked._sends_models(DSGD()) and not stacked._sends_models(Halved())
+
+
+@pytest.mark.parametrize("block", [1 << 25, 6 * 2100])
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+def test_rows_that_all_weigh_alike_are_scaled_once_with_the_bits_of_each(
+    block: int, kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    random = np.random.default_rng(block)
+    monkeypatch.setattr(vectors, "SCALED_BLOCK", block)
+    x, scales = random.standard_normal((6, 5000)).astype(kind), random.random(6)
+    both = [
+        (np.array([0, 2, 3]), np.array([[0, 1, 2], [1, 2, 4], [0, 3, 5]])),
+        (np.array([1, 4, 5]), np.array([[1], [4], [5]])),
+    ]
+    groups = [(nodes, ids, scales[ids]) for nodes, ids in both]
+    assert vectors._one_scale_each(groups, 6, np.dtype(kind)) is not None
+    out = np.empty_like(x)
+    ordered_mix_rows(groups, x, out)
+    for nodes, ids, weights in groups:
+        for node, sources, factors in zip(nodes, ids, weights, strict=True):
+            assert np.array_equal(out[node], ordered_mix([(w, x[j]) for w, j in zip(factors, sources, strict=True)]))
 
 
 @pytest.mark.parametrize("d", [7, 4095, 4096, 70_000])
