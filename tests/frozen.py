@@ -47,9 +47,12 @@ def parallel(method: str, workers: int = 5, **more: Any) -> dict[str, Any]:
     return {"rounds": 6, "task": task, "parallel": section, "train": {"lr": 0.1, **more}}
 
 
-def coded(codec: str, **more: Any) -> dict[str, Any]:
-    run = parallel("ring", **more)
+def by(run: dict[str, Any], codec: str) -> dict[str, Any]:
     return {**run, "parallel": {**run["parallel"], "codec": codec}}
+
+
+def coded(codec: str, **more: Any) -> dict[str, Any]:
+    return by(parallel("ring", **more), codec)
 
 
 def outer(method: str, **more: Any) -> dict[str, Any]:
@@ -95,7 +98,10 @@ ROUNDS: Mapping[str, dict[str, Any]] = {
     "parameter-server": served(3),
     "parameter-server ftrl": served(2, descent="ftrl"),
     "parameter-server lars": served(2, placement="tensors", descent="lars"),
+    "parameter-server by top-k": by(served(3), "top-k:0.3"),
+    "parameter-server by signs and int8": by(served(2, replication=2, pull_codec="int8:4"), "sign"),
     MAPREDUCE: parallel(MAPREDUCE),
+    "mapreduce by dgc": by(parallel(MAPREDUCE, momentum=0.9), "dgc:0.2:1"),
     "ring by top-k": coded("top-k:0.3"),
     "ring by random-k": coded("random-k:0.5"),
     "ring by dgc": coded("dgc:0.2:1", momentum=0.9),
@@ -122,6 +128,9 @@ EVENTS: Mapping[str, dict[str, Any]] = {
     "async push-sum": gossip("directed-exponential", 6, name="push-sum", mode="async"),
     "parameter-server async": {**served(2, staleness="async", damp=True), "simulation": UNEVEN},
     "parameter-server stale": {**served(2, staleness=2), "simulation": UNEVEN},
+    "parameter-server async by bf16 and dgc": {
+        **by(served(2, staleness="async", pull_codec="bf16"), "dgc:0.2:1"), "simulation": UNEVEN
+    },
     "fedbuff": {**federated(algorithm="fedbuff", **OPEN), "simulation": UNEVEN},
     "client budget": federated(privacy={"unit": "client", "max_epsilon": 1000.0}),
     "dsgd with losses and a crash": {**gossip("ring", 6, deadline=1.0, least_deadline=0.5), "faults": LOSSY},

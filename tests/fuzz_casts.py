@@ -270,6 +270,7 @@ SCENES = {
     "servers": Scene(lambda: workers("parameter-server", 3, servers=2), OUTSIDE),
     "servers_stale": Scene(lambda: workers("parameter-server", 3, servers=2, staleness=1, damp=True), OUTSIDE),
     "servers_copied": Scene(lambda: workers("parameter-server", 2, servers=3, replication=2), OUTSIDE),
+    "servers_coded": Scene(lambda: workers("parameter-server", 3, "sign", servers=2, pull_codec="bf16"), OUTSIDE),
     "member": Scene(members, MEMBERS),
     "coordinator": Scene(lambda: federation(**PLAIN), CLIENTS, watched),
     "coordinator_secure": Scene(federation, CLIENTS, watched),

@@ -208,9 +208,10 @@ class Outcome:
         return f"pushes of workers count so much more than once: {wrong or twice}" if wrong or twice else ""
 
 
-def run(seed: int, write: Any = lambda _: None, *, rows: bool = False) -> Outcome:
-    """Run a seed; no exception but our own errors is an outcome."""
+def run(seed: int, write: Any = lambda _: None, *, rows: bool = False, codec: str = "") -> Outcome:
+    """Run a seed; no exception but our own errors is an outcome.  `codec`: of pushes, one that is exact for these."""
     content = scenario(seed, rows=rows)
+    content["parallel"]["codec"] = codec
     outcome = Outcome(seed, content, rows)
     plan = compose.plan(load_experiment(content))
     task = CountedRows(content["task"]["dim"], seed) if rows else Counters(content["task"]["dim"])

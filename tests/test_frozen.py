@@ -76,6 +76,7 @@ def without_bytes(row: dict[str, Any]) -> dict[str, Any]:
     [
         *("dsgd", "push-sum", "window-doubling", "gradient-tracking", "private"),
         *("fedavg", "scaffold", "parameter-server", "fedavg by top-k"),
+        *("parameter-server by signs and int8", "mapreduce by dgc"),
         *("dsgd cta", "d2", "dsgdm", "qg-dsgdm", "decentlam", "two-tap"),
         *("dsgdm nesterov", "slowmo", "diloco", "ring outer by top-k", "push-diging", "push-sum mixed momentum"),
     ],

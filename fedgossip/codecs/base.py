@@ -59,16 +59,22 @@ class CodecTurn:
     seed: int
     node: int
     round: int
+    part: int = 0
+    """Which of several vectors of the same node and round, from 1 on; 0: there is one."""
 
     @property
     def own(self) -> np.random.Generator:
         """Random numbers of this node alone."""
-        return seeds.stream(self.seed, "codec", self.node, self.round)
+        return seeds.stream(self.seed, "codec", self.node, self.round, *self._part)
 
     @property
     def common(self) -> np.random.Generator:
         """Random numbers that all draw alike in this round."""
-        return seeds.stream(self.seed, "codec of all", self.round)
+        return seeds.stream(self.seed, "codec of all", self.round, *self._part)
+
+    @property
+    def _part(self) -> tuple[int, ...]:
+        return (self.part,) if self.part else ()
 
 
 @dataclass(frozen=True)

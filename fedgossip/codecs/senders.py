@@ -3,7 +3,7 @@
 Memoryless           nothing: the codec's mean is right by itself
 Feedback             p = v + e;  C(p) is sent;  e' = p - C(p)
                      (Karimireddy et al., ICML 2019; Stich et al., NeurIPS 2018)
-MomentumCorrection   u = m u + v;  a = a + u;  top-k of a is sent;  u and a are 0 where they were sent    (dgc)
+MomentumCorrection   u = m u + clip(v);  a = a + u;  top-k of a is sent;  u and a are 0 where they were sent    (dgc)
 
 A memory is a tuple of vectors [d]: it belongs to who sends, goes with its checkpoints, and takes its next value when
 what was sent has been counted.
@@ -11,6 +11,7 @@ what was sent has been counted.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -66,18 +67,21 @@ class Feedback:
 class MomentumCorrection:
     """`momentum`, 0 <= m < 1, is applied here, before anything is left out: what takes the step has none of its own.
 
-    Factors of elements that are sent stop with them ("momentum factor masking").  Gradients are not clipped.
+    Factors of elements that are sent stop with them ("momentum factor masking").  `longest`: a gradient that is longer
+    is scaled down to that before it is gathered; 1/sqrt(m) of what the mean of m workers is held to ("local gradient
+    clipping").
     """
 
     codec: DeepGradient
     momentum: float
+    longest: float = math.inf
 
     def start(self, layout: VectorLayout) -> Memory:
         zeros = frozen(np.zeros(layout.length, layout.dtype))
         return zeros, zeros
 
     def send(self, memory: Memory, vector: Vector, layout: VectorLayout, turn: CodecTurn) -> tuple[Payload, Memory]:
-        velocity = linear((self.momentum, memory[0]), (1, vector))
+        velocity = linear((self.momentum, memory[0]), (_share(vector, self.longest), vector))
         gathered = add(memory[1], velocity)
         payload = self.codec.encode(gathered, layout, turn)
         places = self.codec.places(payload, layout, turn)
@@ -90,8 +94,16 @@ def _without(vector: Vector, places: np.ndarray[tuple[int], np.dtype[np.int64]])
     return frozen(left)
 
 
-def sender_of(codec: Codec, momentum: float = 0.0) -> Sender:
-    """Return how a codec's vectors are sent; `momentum` is dgc's alone."""
+def _share(vector: Vector, longest: float) -> float:
+    """Return what a vector is multiplied by so that it is no longer than `longest`."""
+    if longest == math.inf:
+        return 1
+    length = math.sqrt(float(np.square(vector, dtype=np.float64).sum()))
+    return longest / length if length > longest else 1
+
+
+def sender_of(codec: Codec, momentum: float = 0.0, longest: float = math.inf) -> Sender:
+    """Return how a codec's vectors are sent; `momentum` and `longest` are dgc's alone."""
     if isinstance(codec, DeepGradient):
-        return MomentumCorrection(codec, momentum)
+        return MomentumCorrection(codec, momentum, longest)
     return Feedback(codec) if codec.remembers else Memoryless(codec)

@@ -11,6 +11,8 @@ from fedgossip.algorithms.collectives.names import COLLECTIVES, GATHERS
 from fedgossip.algorithms.names import METHODS
 from fedgossip.algorithms.outer import OuterStep
 from fedgossip.codecs.base import LinearCodec
+from fedgossip.codecs.blocks import Int8
+from fedgossip.codecs.casts import BFloat16, Half
 from fedgossip.codecs.names import make_codec
 from fedgossip.codecs.sparse import DeepGradient
 from fedgossip.errors import ConfigError, nearest
@@ -175,16 +177,14 @@ def _check_mapreduce(e: ParallelExperiment, where: str) -> None:
 def _check_codec(e: ParallelExperiment, where: str) -> None:
     """Raise ConfigError for a codec that there is not, or that does not go with the rest."""
     p = e.parallel
+    _check_pull_codec(p.server.pull_codec, where)
     if not p.codec:
         return
     try:
         codec = make_codec(p.codec)
     except ConfigError as error:
         raise ConfigError(f"{where}: parallel.codec: {error}", error.advice) from None
-    if p.method not in COLLECTIVES:
-        text = f"{where}: parallel.codec beside parallel.method = {p.method!r}, whose server adds up whole gradients"
-        raise ConfigError(text, 'Leave it out, or take a collective: parallel.method = "ring".')
-    if not isinstance(codec, LinearCodec) and p.method not in GATHERS:
+    if p.method in COLLECTIVES and not isinstance(codec, LinearCodec) and p.method not in GATHERS:
         text = f"{where}: payloads of {p.codec} cannot be added, and {p.method} adds at every step"
         raise ConfigError(text, f'Set parallel.method to {" or ".join(GATHERS)}; or parallel.codec = "random-k:0.01".')
     if p.overlap:
@@ -217,6 +217,17 @@ def _check_outer(e: ParallelExperiment, where: str) -> None:
     if p.codec and isinstance(make_codec(p.codec), DeepGradient):
         text = f"{where}: {p.codec} applies the momentum of gradients, and parallel.outer has one of its own"
         raise ConfigError(text, "Take top-k.")
+
+
+def _check_pull_codec(name: str, where: str) -> None:
+    """Raise ConfigError for a codec by which a model cannot be given back."""
+    try:
+        codec = make_codec(name) if name else None
+    except ConfigError as error:
+        raise ConfigError(f"{where}: parallel.server.pull_codec: {error}", error.advice) from None
+    if codec is not None and not (isinstance(codec, BFloat16 | Half | Int8) and not codec.unbiased):
+        text = f"{where}: parallel.server.pull_codec = {name!r} leaves too much of a model out, or says it by chance"
+        raise ConfigError(text, 'Take "bf16" or "int8:256"; gradients go up by parallel.codec.')
 
 
 def check_federated(experiment: FederatedExperiment, where: str) -> None:

@@ -188,6 +188,10 @@ class ServerSection(msgspec.Struct, forbid_unknown_fields=True):
     """Of a table's rows, what is not worth sending, one after the other: `key-cache`, `threshold:T`, `random-skip:P`,
     `kkt`, `kkt:T`, `module:function` (docs/parallel.md)."""
 
+    pull_codec: str = ""
+    """How servers give the model back in fewer bytes: `bf16`, `fp16`, `int8:BLOCK`; after the last round it comes
+    whole; empty: as it is.  How gradients go up: parallel.codec."""
+
 
 class OuterSection(msgspec.Struct, forbid_unknown_fields=True):
     """[parallel.outer]: workers train alone by [train] in every round, and take an outer step along the mean of what
@@ -220,9 +224,9 @@ class ParallelSection(msgspec.Struct, forbid_unknown_fields=True):
     bucket: Annotated[int | None, Within(0, MOST)] = None
     """Bytes of a stretch of the gradient that is summed by itself; none: 1 MiB per worker; 0: all at once."""
     codec: str = ""
-    """In fewer bytes, by a collective: `bf16`, `fp16`, `int8:BLOCK`, `top-k:SHARE`, `random-k:SHARE`, `dgc:SHARE`,
-    `qsgd:LEVELS`, `terngrad`, `sign`; what is left out is sent later.  random-k goes by every method, the others by
-    ring and all-to-all; empty: gradients as they are (docs/codecs.md)."""
+    """Gradients in fewer bytes: `bf16`, `fp16`, `int8:BLOCK`, `top-k:SHARE`, `random-k:SHARE`, `dgc:SHARE`,
+    `qsgd:LEVELS`, `terngrad`, `sign`; what is left out is sent later.  Of collectives random-k goes by every one, the
+    others by ring and all-to-all; servers take all; empty: gradients as they are (docs/codecs.md)."""
     overlap: bool = False
     """Whether buckets leave while the rest of the gradient is computed, last layers first; the bits are the same."""
     deadline: Seconds = 30.0
@@ -418,7 +422,8 @@ class Experiment(msgspec.Struct, forbid_unknown_fields=True):
         if self.eval.on != VALIDATION:
             del content["eval"]["on"]
         if server := content.get("parallel", {}).get("server"):
-            server.pop("filters") if not server["filters"] else None
+            for key in ("filters", "pull_codec"):
+                server.pop(key) if not server[key] else None
             if content["parallel"]["outer"] == msgspec.to_builtins(OuterSection()):
                 del content["parallel"]["outer"]
             for key in ("l1", "codec"):

@@ -99,6 +99,8 @@ from fedgossip.messages.servers import (
     SERVERS_MAX,
     SHARDS_MAX,
     ChangeHead,
+    CodedPulled,
+    CodedPush,
     CopyHead,
     EmptyCopy,
     EmptyStep,
@@ -136,7 +138,7 @@ Federated = Invite | Contribution | CodedContribution | Final | Secured | Masked
 Invitations = InviteProof | Proposal | FileQuery | FilePart | Enrol | Gathering | Beginning | TurnedAway
 Chunks = ReduceChunk | CodedChunk | ChunkTaken | ChunksAsked | ChunksHere
 Parallel = Chunks | GroupReport | GroupView | WorkerRefused | WorkerReturn | StateQuery | StatePiece
-Served = ShardPush | ShardPull | PullHeld | Pulled | PieceTaken
+Served = ShardPush | CodedPush | ShardPull | PullHeld | Pulled | CodedPulled | PieceTaken
 Keyed = RowKeys | SomeKeys | KeysWanted | RowPull | RowsPulled | RowPush | NoRows
 ChangeMessage = ShardStep | RowStep | EmptyStep
 """A change of a shard, or a piece of one."""
@@ -185,6 +187,8 @@ __all__ = [
     "CodedChunk",
     "CodedContribution",
     "CodedModel",
+    "CodedPulled",
+    "CodedPush",
     "Compare",
     "ConfirmDead",
     "Contribution",

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from fedgossip.messages.base import Carrier, Count, Expected, Note, Part, declared
+from fedgossip.messages.base import Carrier, Count, Expected, Note, Part, declared, longest_payload
 from fedgossip.messages.parallel import WORKERS_MAX
 from fedgossip.vectors import Vector
 
@@ -72,6 +72,20 @@ class Piece(Carrier):
         return ((expected.dtype, header.length),)
 
 
+class CodedPiece(Carrier):
+    """Bytes `start` to `start + length` of a shard, or of a gradient of it, as a codec says it."""
+
+    __slots__ = ()
+    start: int
+    length: int
+
+    @classmethod
+    def allowed(cls, header: Any, expected: Expected) -> tuple[Part, ...]:
+        if not 0 < header.length <= longest_payload(expected.length, expected.itemsize) - header.start:
+            return ()
+        return (("uint8", header.length),)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class PushHead:
     """A gradient of a worker's `clock` at the model that it was given last.
@@ -116,6 +130,17 @@ class ShardPush(PushHead, OfClock, Piece):
 
 
 @declared
+@dataclass(frozen=True, slots=True, eq=False)
+class CodedPush(PushHead, OfClock, CodedPiece):
+    """A piece of a gradient as a codec says it; see PushHead."""
+
+    start: Count
+    length: Count
+    schema: str
+    vectors: tuple[Vector, ...]
+
+
+@declared
 @dataclass(frozen=True, slots=True)
 class ShardPull(Note):
     """The sender wants the shard for its `clock`; it pushes, or has pushed, from clock `first` on.
@@ -133,6 +158,17 @@ class ShardPull(Note):
 @dataclass(frozen=True, slots=True, eq=False)
 class Pulled(PulledHead, OfClock, Piece):
     """A piece of a shard; see PulledHead."""
+
+    start: Count
+    length: Count
+    schema: str
+    vectors: tuple[Vector, ...]
+
+
+@declared
+@dataclass(frozen=True, slots=True, eq=False)
+class CodedPulled(PulledHead, OfClock, CodedPiece):
+    """A piece of a shard as a codec says it; see PulledHead."""
 
     start: Count
     length: Count

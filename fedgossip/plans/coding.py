@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from fedgossip.algorithms.collectives.names import COLLECTIVES, GATHERS
 from fedgossip.codecs.base import Codec, LinearCodec, VectorLayout
 from fedgossip.codecs.names import make_codec
-from fedgossip.codecs.senders import sender_of
+from fedgossip.codecs.senders import Sender, sender_of
 from fedgossip.codecs.sparse import DeepGradient
 from fedgossip.experiment import ParallelExperiment
 from fedgossip.machine import NodeId
@@ -39,7 +40,14 @@ def coded_gradients(experiment: ParallelExperiment, node: NodeId, sums: RoundSum
     """Return how a worker's gradients go by the codec of the sums; None where they go as they are."""
     if not isinstance(sums, CodedSums):
         return None
-    return CodedGradients(node, sender_of(sums.codec, experiment.train.momentum), sums)
+    return CodedGradients(node, gradient_sender(experiment, sums.codec), sums)
+
+
+def gradient_sender(experiment: ParallelExperiment, codec: Codec) -> Sender:
+    """Return how a worker sends gradients by a codec; dgc clips each to 1/sqrt(m) of what the mean is held to."""
+    train = experiment.train
+    longest = math.inf if train.clip_norm is None else train.clip_norm / math.sqrt(experiment.parallel.workers)
+    return sender_of(codec, train.momentum, longest)
 
 
 def corrects_momentum(experiment: ParallelExperiment) -> bool:

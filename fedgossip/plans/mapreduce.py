@@ -12,17 +12,22 @@ Source of backup workers: Chen, Monga, Bengio and Jozefowicz, Revisiting distrib
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from fedgossip.algorithms.federated.base import Federated
+import numpy as np
+
+from fedgossip.algorithms.federated.base import ClientRule, Federated
+from fedgossip.algorithms.federated.coded import CodedClient, UploadCodec
 from fedgossip.algorithms.federated.descending import DescentServer
 from fedgossip.algorithms.federated.fedsgd import Gradient
 from fedgossip.algorithms.federated.means import Mean
 from fedgossip.algorithms.sampling import Uniform
+from fedgossip.codecs.base import VectorLayout
 from fedgossip.machine import Machine, NodeId
 from fedgossip.metrics import Network
+from fedgossip.plans.coding import codec_of, gradient_sender
 from fedgossip.plans.completeness import Lacking, of_federation
 from fedgossip.plans.plan import PARTIAL, Arrays, JoiningTerms, Results, RunOutlook, Seat, nanoseconds
 from fedgossip.plans.shared_steps import SharedSteps
@@ -75,11 +80,23 @@ class MapReducePlan(SharedSteps):
         about = seat.initial, seat.schema
         if seat.node != self.server:
             settings = ClientSettings(e.rounds, start, session_ns=2 * deadline, accumulate=p.accumulate)
-            return Client(seat.node, self.server, self.federated.clients, *about, settings, seat.resumed)
+            rule = self.client_rule(self.coding(seat.initial.size, seat.initial.dtype))
+            return Client(seat.node, self.server, rule, *about, settings, seat.resumed)
         least = min(deadline, nanoseconds(p.least_deadline))
         limits = CoordinatorSettings(e.rounds, LEAST, deadline, least, start, return_ns=start, score=e.score)
         run = seat.node, range(self.learners), self.federated, self.sampling
-        return Coordinator(*run, *about, limits, seat.resumed)
+        coding = self.coding(seat.initial.size, seat.initial.dtype)
+        return Coordinator(*run, *about, limits, seat.resumed, coding=coding)
+
+    def coding(self, length: int, kind: np.dtype[np.floating]) -> UploadCodec | None:
+        """How gradients [length] go to the server; None: as they are."""
+        codec, layout = codec_of(self.experiment), VectorLayout.of_length(length, kind, self.segments)
+        return UploadCodec(codec, layout, self.experiment.seed) if codec else None
+
+    def client_rule(self, coding: UploadCodec | None) -> ClientRule:
+        """What a worker does with what it receives."""
+        rule = Gradient()
+        return CodedClient(rule, coding, gradient_sender(self.experiment, coding.codec)) if coding else rule
 
     # --- the run --------------------------------------------------------------------------------------------------
 
@@ -89,8 +106,10 @@ class MapReducePlan(SharedSteps):
 
     def arrays(self, task: LocalTask, record: Network, write: Callable[[Row], None]) -> Arrays:
         e = self.experiment
-        about = self.federated, self.sampling, self.learners, e.rounds, LEAST
-        rounds = Rounds(*about, None, (), e.score, accumulate=e.parallel.accumulate)
+        coding = self.coding(task.length, task.dtype)
+        federated = replace(self.federated, clients=self.client_rule(coding))
+        about = federated, self.sampling, self.learners, e.rounds, LEAST
+        rounds = Rounds(*about, None, (), e.score, accumulate=e.parallel.accumulate, coding=coding)
         state = rounds.start(task)
 
         def finish(between: Callable[[], None]) -> Results:
@@ -114,12 +133,13 @@ class MapReducePlan(SharedSteps):
 
     def outlook(self, task: LocalTask) -> RunOutlook:
         m, size = self.learners, task.length * task.dtype.itemsize
-        backups = self.experiment.parallel.backups
-        lines = [f"{m} workers and a server: {size:,} bytes up and {size:,} down per worker and round"]
+        backups, coding = self.experiment.parallel.backups, self.coding(task.length, task.dtype)
+        up = coding.codec.size(coding.layout, self.experiment.rounds) if coding else size
+        lines = [f"{m} workers and a server: {up:,} bytes up and {size:,} down per worker and round"]
         if backups:
             lines.append(f"the first {m - backups} gradients of a round count, {backups} are not waited for")
-        facts = {"method": self.name, "workers": m, "payload": [*[size] * m, m * size]}
-        return RunOutlook(2 * m * size, facts, lines)
+        facts = {"method": self.name, "workers": m, "payload": [*[up] * m, m * size]}
+        return RunOutlook(m * (up + size), facts, lines)
 
     def terms(self, parameters: int, itemsize: int) -> JoiningTerms:
         sent = f"this worker's gradient to the server, {parameters * itemsize:,} bytes a round; no data"

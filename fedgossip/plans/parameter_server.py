@@ -10,24 +10,28 @@ from typing import Any, Self
 import numpy as np
 
 from fedgossip.algorithms.descent.rows import RowDescent
+from fedgossip.codecs.names import make_codec
 from fedgossip.errors import ConfigError
 from fedgossip.experiment.sections import ASYNC
 from fedgossip.keyed_rows import KeyedTable, Rows
 from fedgossip.machine import Checkpoint, Machine, NodeId
 from fedgossip.metrics import Network
 from fedgossip.placement.ring import Placement, Shard, placed
+from fedgossip.plans.coding import codec_of, gradient_sender
 from fedgossip.plans.plan import Arrays, JoiningTerms, Results, RunOutlook, Seat, nanoseconds
 from fedgossip.plans.row_tables import all_touched, check_table, filters_of, named_table, outlook_of_rows
 from fedgossip.plans.shared_steps import SharedSteps
+from fedgossip.protocols.coded_parts import CodedParts
 from fedgossip.protocols.model_parts import ModelParts, WholeParts
 from fedgossip.protocols.row_parts import RowParts
 from fedgossip.protocols.server import ParameterServer, ServerSettings
 from fedgossip.protocols.server_manager import ManagerSettings, ServerManager
 from fedgossip.protocols.server_worker import PushPullWorker, WorkerSettings
 from fedgossip.protocols.shard_clocks import ShardClocks, StepPerClock, StepPerPush
+from fedgossip.protocols.shard_coding import CodedPushes, ShardCoding
 from fedgossip.records import Row
 from fedgossip.roles import Role, Roles
-from fedgossip.simulation.collective import first_collective, run_collective
+from fedgossip.simulation.collective import as_it_is, first_collective, run_collective
 from fedgossip.simulation.served import served_by
 from fedgossip.task import Job, LocalTask, Segment
 from fedgossip.vectors import Vector, frozen
@@ -103,29 +107,50 @@ class ServerPlan(SharedSteps):
     def seated(self, seat: Seat) -> Machine:
         e, p, placement = self.experiment, self.experiment.parallel, self.placement_of(seat.initial.size)
         deadline, start = nanoseconds(p.deadline), nanoseconds(p.start_timeout)
-        begun = seat.initial, seat.schema
+        begun, coding = (seat.initial, seat.schema), self.coding(placement, seat.initial.dtype)
         if seat.node < self.learners:
             worker = WorkerSettings(e.rounds, p.accumulate, deadline, start)
-            parts = self._parts(seat, placement)
+            parts = self._parts(seat, placement, coding)
             return PushPullWorker(
-                seat.node, self.servers, self.manager, placement, parts, seat.schema, worker, seat.resumed
+                seat.node, self.servers, self.manager, placement, parts, seat.schema, worker, seat.resumed, coding
             )
         least = min(deadline, nanoseconds(p.least_deadline))
         everybody, life = (range(self.learners), self.servers), (seat.resumed, seat.incarnation)
         if seat.node == self.manager:
             manager = ManagerSettings(e.rounds, least, deadline, start)
             return ServerManager(seat.node, *everybody, placement, seat.initial, manager, *life)
-        settings = ServerSettings(e.rounds, self.staleness, deadline, least, start)
+        limits = ServerSettings(e.rounds, self.staleness, deadline, least, start), self.rate
         width = self.table.width if self.table else None
         return ParameterServer(
-            seat.node, *everybody, self.manager, placement, self.shard, *begun, settings, self.rate, *life, width
+            seat.node, *everybody, self.manager, placement, self.shard, *begun, *limits, *life, width, coding
         )
 
-    def _parts(self, seat: Seat, placement: Placement) -> ModelParts:
+    def coding(self, placement: Placement, kind: np.dtype[np.floating]) -> ShardCoding | None:
+        """How shards go up and down; None: as they are."""
+        e, pull = self.experiment, self.experiment.parallel.server.pull_codec
+        if not (e.parallel.codec or pull):
+            return None
+        whole = e.parallel.server.placement == "tensors"
+        tensors = tuple(_segments_in(one, self.segments) for one in placement.shards) if whole else ()
+        pulling = make_codec(pull) if pull else None
+        return ShardCoding(placement, kind, e.seed, e.rounds, codec_of(e), pulling, tensors)
+
+    def _pushes(self, node: NodeId, coding: ShardCoding | None) -> CodedPushes | None:
+        """How a worker's gradients go by a codec; None: as they are."""
+        if coding is None or coding.pushing is None:
+            return None
+        return CodedPushes(node, gradient_sender(self.experiment, coding.pushing), coding)
+
+    def _parts(self, seat: Seat, placement: Placement, coding: ShardCoding | None) -> ModelParts:
         """What a worker has of the model at first, or in its life before."""
         e, model = self.experiment, seat.resumed.vectors["x"] if seat.resumed else seat.initial
         if self.table is None:
-            return WholeParts(placement, seat.schema, model)
+            whole = WholeParts(placement, seat.schema, model)
+            if (pushes := self._pushes(seat.node, coding)) is None:
+                return whole
+            if seat.resumed:
+                pushes.resume(seat.resumed.vectors)
+            return CodedParts(whole, pushes)
         about = e.rounds, e.eval.every, e.parallel.accumulate, filters_of(e)
         return RowParts(seat.node, e.seed, placement, self.table, seat.schema, model, *about)
 
@@ -162,12 +187,15 @@ class ServerPlan(SharedSteps):
             raise ConfigError(text, "Run it with --on sim.")
         descent, p = self.descent_of(self.segments), self.experiment.parallel
         stack = first_collective(task, self.learners, descent, self.n - self.learners)
+        placement = self.placement_of(task.length)
+        coding = self.coding(placement, task.dtype)
+        stack.coded += [one for node in range(self.learners) if (one := self._pushes(node, coding))]
 
         def finish(between: Callable[[], None]) -> Results:
-            mean_of = served_by(self.placement_of(task.length))
+            mean_of, seen = served_by(placement, coding), coding.seen if coding else as_it_is
             asked = partial(Job, gradient=True, accumulate=p.accumulate)
             run = task, mean_of, descent, self.experiment.rounds, self.rate, asked, record, write
-            models = run_collective(*run, stack, between=between)
+            models = run_collective(*run, stack, between=between, seen=seen)
             return Results([*models, *(task.initial(node) for node in range(self.learners, self.n))])
 
         return stack, finish
@@ -179,21 +207,33 @@ class ServerPlan(SharedSteps):
         if self.table is not None:
             shares = self.placement_of(self.table.rows).shares(self.servers)
             return outlook_of_rows(self.experiment, self.table, task, shares)
-        s, workers, size = self.experiment.parallel.server, self.learners, task.length * task.dtype.itemsize
+        s, workers = self.experiment.parallel.server, self.learners
         placement = self.placement_of(task.length)
         shares = [share * task.dtype.itemsize for share in placement.shares(self.servers)]
         mode = {0: "one step per clock", None: "a step per push"}.get(self.staleness, f"{self.staleness} clocks apart")
         copies = f", {s.replication} copies of each" if s.replication > 1 else ""
-        told = workers + s.replication - 1  # workers, and those that keep copies
+        up, down = self._each_way(placement, task.dtype)
+        sent = [workers * one + (s.replication - 1) * share for one, share in zip(down, shares, strict=True)]
+        received = "as many" if sum(down) == up else f"{sum(down):,}"
         lines = [
             f"{workers} workers, {s.servers} servers with {', '.join(f'{share:,}' for share in shares)} bytes{copies}:"
             f" {mode}",
-            f"{size:,} bytes sent and as many received by each worker a round,"
-            f" {told * max(shares):,} sent by the busiest server",
+            f"{up:,} bytes sent and {received} received by each worker a round,"
+            f" {max(sent):,} sent by the busiest server",
         ]
         facts: dict[str, Any] = {"method": self.name, "workers": workers, "servers": s.servers, "shares": shares}
-        facts["payload"] = [*[size] * workers, *(told * share for share in shares)]
-        return RunOutlook((workers + told) * size, facts, lines)
+        facts["payload"] = [*[up] * workers, *sent]
+        return RunOutlook(workers * up + sum(sent), facts, lines)
+
+    def _each_way(self, placement: Placement, kind: np.dtype[np.floating]) -> tuple[int, list[int]]:
+        """Return the bytes that a worker pushes in a round, and those that each server gives it back."""
+        coding = self.coding(placement, kind)
+        up, down = 0, dict.fromkeys(self.servers, 0)
+        for one in placement.shards:
+            whole, number = one.length * kind.itemsize, one.number
+            up += coding.push_size(number, self.experiment.rounds) if coding and coding.pushing else whole
+            down[one.preference[0]] += coding.pull_size(number) if coding and coding.pulling else whole
+        return up, list(down.values())
 
     def terms(self, parameters: int, itemsize: int) -> JoiningTerms:
         sent = f"this worker's gradients, a part to each server: {parameters * itemsize:,} bytes a round; no data"

@@ -36,6 +36,9 @@ def check_table(experiment: ParallelExperiment, table: KeyedTable | None) -> Non
     if s.placement != "ranges" or step in ("lars", "lamb"):
         what = f"parallel.server.placement = {s.placement!r}" if s.placement != "ranges" else step
         raise ConfigError(f"{what} of a table, which has no whole tensors", "Leave it out.")
+    if codec := experiment.parallel.codec or s.pull_codec:
+        text = f"codec {codec!r} of a table, whose rows go one by one"
+        raise ConfigError(text, "Leave it out: parallel.server.filters choose what of a table is worth sending.")
     filters_of(experiment)
 
 

@@ -28,6 +28,8 @@ from fedgossip.messages import (
     ChunksHere,
     ChunkTaken,
     CodedChunk,
+    CodedPulled,
+    CodedPush,
     CopyMessage,
     NoRows,
     PieceTaken,
@@ -48,7 +50,8 @@ QUESTIONS_MAX = 8
 Name = tuple[int, int, int, int]
 """By which a receiver says that a chunk is there; no two on a link have the same."""
 
-Chunk = ReduceChunk | CodedChunk | ShardPush | Pulled | RowPush | NoRows | RowsPulled | ChangeMessage | CopyMessage
+PushChunk = ShardPush | CodedPush | RowPush | NoRows
+Chunk = ReduceChunk | CodedChunk | PushChunk | Pulled | CodedPulled | RowsPulled | ChangeMessage | CopyMessage
 
 
 @dataclass(slots=True)

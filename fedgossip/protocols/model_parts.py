@@ -61,8 +61,8 @@ class ModelParts(Protocol):
         """Return what asks for them."""
         ...
 
-    def take(self, pulled: Mapping[int, Vector]) -> None:
-        """Take what has come of all shards."""
+    def take(self, pulled: Mapping[int, Vector], clock: int) -> None:
+        """Take what has come of all shards for a clock: those before it are behind."""
         ...
 
     def training(self, clock: int, accumulate: int | None) -> Train:
@@ -75,6 +75,11 @@ class ModelParts(Protocol):
 
     def push(self, facts: PushFacts) -> tuple[list[Message], list[Chunk]]:
         """Return the push of a shard: what goes before it, and what goes until it has arrived."""
+        ...
+
+    @property
+    def saved(self) -> Mapping[str, Vector]:
+        """What a checkpoint holds of it beside the model."""
         ...
 
     def told_anew(self, shards: Iterable[int]) -> None:
@@ -117,7 +122,7 @@ class WholeParts:
     def pull(self, epoch: int, shard: int, clock: int, first: int) -> list[Message]:
         return [ShardPull(epoch, shard, clock, first)]
 
-    def take(self, pulled: Mapping[int, Vector]) -> None:
+    def take(self, pulled: Mapping[int, Vector], clock: int) -> None:  # noqa: ARG002
         model = empty(self.model.size, self.model.dtype)
         for shard in self.placement.shards:
             shard.put_into(model, pulled[shard.number])
@@ -135,6 +140,10 @@ class WholeParts:
         part = self.placement.shards[facts[1]].taken_from(self._gradient)
         found = [ShardPush(*facts, start, one.size, self.schema, (one,)) for start, one in pieces(part)]
         return [], list[Chunk](found)
+
+    @property
+    def saved(self) -> Mapping[str, Vector]:
+        return {}
 
     def told_anew(self, shards: Iterable[int]) -> None:
         pass

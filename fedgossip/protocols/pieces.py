@@ -13,7 +13,7 @@ from fedgossip.messages import PIECE_BYTES
 from fedgossip.vectors import Vector, empty, frozen
 
 
-def piece_length(kind: np.dtype[np.floating]) -> int:
+def piece_length(kind: np.dtype[Any]) -> int:
     """Elements of every piece but the last."""
     return PIECE_BYTES // kind.itemsize
 
@@ -46,7 +46,7 @@ def keyed_pieces(rows: Rows) -> Iterator[tuple[KeyedPlace, tuple[Keys, Vector]]]
 class Assembly:
     """A vector [length] as its pieces come.  Invariant: `_missing` are the starts of those that have not come."""
 
-    def __init__(self, length: int, kind: np.dtype[np.floating]) -> None:
+    def __init__(self, length: int, kind: np.dtype[Any]) -> None:
         self.length, self.kind = length, kind
         self._missing: set[int] = set(range(0, length, piece_length(kind)))
         self._vector: Vector | None = None
@@ -71,6 +71,12 @@ class Assembly:
         if self._vector is None:
             self._vector = empty(self.length, self.kind)
         self._vector[start : start + vector.size] = vector
+
+    def give_back(self, start: int) -> None:
+        """Undo the last `take`: its piece was none."""
+        self._missing.add(start)
+        if len(self._missing) == -(-self.length // piece_length(self.kind)):
+            self._vector = None
 
     @property
     def whole(self) -> Vector | None:

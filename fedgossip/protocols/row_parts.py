@@ -133,7 +133,7 @@ class RowParts:
         """Whether keys cost less as some of the list that was pulled."""
         return -(-whole.size // 8) < keys.nbytes and bool(np.isin(keys, whole, assume_unique=True).all())
 
-    def take(self, pulled: Mapping[int, Vector]) -> None:
+    def take(self, pulled: Mapping[int, Vector], clock: int) -> None:  # noqa: ARG002
         width, of = self.table.width, self._index.shards_of(self._all)
         whole = np.empty((self._all.size, width), self.model.dtype)
         for shard in self.placement.shards:
@@ -177,6 +177,10 @@ class RowParts:
             RowPush(*facts, digest, start, one.size, self.schema, (one,)) for start, one in pieces(part.values)
         ]
         return self._told_first(epoch, shard, digest), list[Chunk](found)
+
+    @property
+    def saved(self) -> Mapping[str, Vector]:
+        return {}
 
     # --- what servers know of it ----------------------------------------------------------------------------------
 

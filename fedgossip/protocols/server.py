@@ -56,6 +56,7 @@ from fedgossip.messages import (
     ChangeMessage,
     ChunksAsked,
     ChunksHere,
+    CodedPush,
     CopyHead,
     CopyMessage,
     KeysWanted,
@@ -77,10 +78,11 @@ from fedgossip.messages import (
 )
 from fedgossip.placement.ring import Placement
 from fedgossip.protocols.attendance import Attendance
-from fedgossip.protocols.chunk_links import ChunkLink
+from fedgossip.protocols.chunk_links import ChunkLink, PushChunk
 from fedgossip.protocols.key_lists import KeyLists
 from fedgossip.protocols.push_intake import PushIntake
 from fedgossip.protocols.shard_clocks import ShardChange, ShardClocks
+from fedgossip.protocols.shard_coding import ShardCoding
 from fedgossip.protocols.shard_records import saved_shards
 from fedgossip.protocols.tenure_shards import MakeShard, TenureShards
 from fedgossip.protocols.waiting_pulls import HeldPull, WaitingPulls
@@ -108,7 +110,7 @@ class ParameterServer:
     """One server of `workers`; `placement` says which shards it has, and `manager` tells who else is there.
 
     In a life after the first, where there is a manager, it has nothing until that says so.  `width`: of a row, where
-    the shards are rows of a table; None: elements of a vector.
+    the shards are rows of a table; None: elements of a vector.  `coding`: how shards go up and down, if by codecs.
     """
 
     def __init__(
@@ -126,6 +128,7 @@ class ParameterServer:
         resumed: Checkpoint | None = None,
         life: int = 0,
         width: int | None = None,
+        coding: ShardCoding | None = None,
     ) -> None:
         self.summed = 0  # elements
         self.node, self.manager, self.placement, self.width = node, manager, placement, width
@@ -141,11 +144,11 @@ class ParameterServer:
         self.lives: dict[NodeId, int] = dict.fromkeys(self.links, 0)
         self.lists = KeyLists(node, placement, schema)
         bounds = settings.rounds, settings.staleness
-        self.intake = PushIntake(node, placement, self.lists, initial.dtype, schema, *bounds)
+        self.intake = PushIntake(node, placement, self.lists, initial.dtype, schema, *bounds, coding)
         self.tenure = TenureShards(
             node, servers, placement, make, initial, schema, self.links, resumed, waits=copied and life > 0
         )
-        self.pulls = WaitingPulls(schema)
+        self.pulls = WaitingPulls(schema, coding)
         self._changed = False  # since the last checkpoint
         self._waits = False  # for a timer that says who is silent
         self._met, self._sign_ns = False, 0  # whether a worker has been here, and the last sign of one
@@ -211,7 +214,7 @@ class ParameterServer:
         match message:
             case (PieceTaken() | ChunksAsked() | ChunksHere()) if sender in self.links:
                 return self._of_pieces(sender, message, now_ns)
-            case ShardPush() if worker and self.width is None:
+            case (ShardPush() | CodedPush()) if worker and self.width is None:
                 return self._pushed(sender, message, now_ns)
             case ShardPull() if worker and self.width is None:
                 return self._pulled(sender, message, None, now_ns)
@@ -363,7 +366,7 @@ class ParameterServer:
         self.lists.used(sender, message.shard, message.digest)
         return effects
 
-    def _pushed(self, sender: NodeId, push: ShardPush | RowPush | NoRows, now_ns: int) -> list[Effect]:
+    def _pushed(self, sender: NodeId, push: PushChunk, now_ns: int) -> list[Effect]:
         if push.epoch != self.epoch:
             return []
         clocks, name = self._shard(sender, push.shard), PieceTaken(*push.name)

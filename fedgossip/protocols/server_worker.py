@@ -49,6 +49,7 @@ from fedgossip.machine import (
 from fedgossip.messages import (
     ChunksAsked,
     ChunksHere,
+    CodedPulled,
     KeysWanted,
     Leaving,
     Message,
@@ -63,8 +64,9 @@ from fedgossip.messages import (
 from fedgossip.placement.ring import Placement
 from fedgossip.protocols.chunk_links import ChunkLink
 from fedgossip.protocols.model_parts import ModelParts
-from fedgossip.protocols.pulled_shards import PulledShard, PulledShards
+from fedgossip.protocols.pulled_shards import PulledPiece, PulledShard, PulledShards
 from fedgossip.protocols.round_sums import weight_of
+from fedgossip.protocols.shard_coding import ShardCoding
 from fedgossip.vectors import all_finite
 
 BYES_MAX = 5
@@ -97,8 +99,9 @@ class PushPullWorker:
         schema: str,
         settings: WorkerSettings,
         resumed: Checkpoint | None = None,
+        coding: ShardCoding | None = None,
     ) -> None:
-        """`parts` begins with the model of `resumed`, where there is one."""
+        """`parts` begins with the model of `resumed`, where there is one; `coding`: how shards come, if by a codec."""
         self.node, self.manager, self.placement = node, manager, placement
         self.parts, self.settings = parts, settings
         self.phase, self.epoch = "new", 0
@@ -109,7 +112,7 @@ class PushPullWorker:
         self.given: dict[int, PulledShard] = {}  # at this clock: what the gradient is computed from
         self.wanted = self.clock  # the clock that shards are pulled for
         self.first = self.clock  # the clock from which on this worker pushes
-        self.pulled = PulledShards(node, placement, schema, settings.rounds)  # for `wanted`, or later
+        self.pulled = PulledShards(node, placement, schema, settings.rounds, coding)  # for `wanted`, or later
         self.links = {server: ChunkLink(server, settings.deadline_ns) for server in servers}
         self.lives: dict[NodeId, int] = dict.fromkeys(servers, 0)
         self.linked: set[NodeId] = set()
@@ -153,7 +156,7 @@ class PushPullWorker:
         if sender not in self.links:
             raise ProtocolError(f"worker {self.node}: a message of {sender}, which is no server", peer=sender)
         match message:
-            case Pulled() | RowsPulled():
+            case Pulled() | CodedPulled() | RowsPulled():
                 effects = self._given(sender, message, now_ns)
                 self._heard_ns[sender] = now_ns
                 return effects
@@ -366,7 +369,7 @@ class PushPullWorker:
             wait_ns = min(wait_ns, usual_ns << self._hurried)
         return [SetTimer(("ask", self._asks), wait_ns)]
 
-    def _given(self, sender: NodeId, piece: Pulled | RowsPulled, now_ns: int) -> list[Effect]:
+    def _given(self, sender: NodeId, piece: PulledPiece, now_ns: int) -> list[Effect]:
         if piece.epoch != self.epoch:
             return []
         wanted = self.wanted if self.phase == "pulling" and self.parts.ready else None
@@ -399,12 +402,12 @@ class PushPullWorker:
         """All shards are here for this clock: the model is whole."""
         self.given, self.weight = self.pulled.here, None
         self.pulled.clear()
-        self.parts.take({number: one.vector for number, one in self.given.items()})
+        self.parts.take({number: one.vector for number, one in self.given.items()}, clock)
         moved, self.clock = clock > self.clock, clock
         done: list[Effect] = []
         if moved:
             model = self.parts.model
-            done = [RoundDone(clock, model, self._staleness), Checkpoint(clock, {"x": model})]
+            done = [RoundDone(clock, model, self._staleness), Checkpoint(clock, {"x": model, **self.parts.saved})]
         return [*done, *self._go_on()]
 
     @property

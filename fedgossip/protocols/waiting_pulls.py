@@ -8,12 +8,15 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from fedgossip.codecs.base import Payload
 from fedgossip.keyed_rows import Keys
 from fedgossip.machine import Effect, NodeId
-from fedgossip.messages import Pulled, RowPull, RowsPulled, ShardPull
+from fedgossip.messages import CodedPulled, Pulled, RowPull, RowsPulled, ShardPull
 from fedgossip.protocols.chunk_links import ChunkLink
 from fedgossip.protocols.pieces import pieces
 from fedgossip.protocols.shard_clocks import ShardClocks
+from fedgossip.protocols.shard_coding import ShardCoding
+from fedgossip.vectors import Vector
 
 Place = tuple[int, NodeId]
 """(shard, worker)"""
@@ -35,8 +38,9 @@ class HeldPull:
 class WaitingPulls:
     """`late`: shards for workers that the others went on without; they may be given a later clock."""
 
-    def __init__(self, schema: str) -> None:
-        self.schema = schema
+    def __init__(self, schema: str, coding: ShardCoding | None = None) -> None:
+        self.schema, self.coding = schema, coding
+        self._said: dict[int, tuple[Vector, Payload]] = {}  # by shard: what it was when it was said last, and how
         self.held: dict[Place, HeldPull] = {}
         self.late: set[Place] = set()
         self._answered: dict[Place, int] = {}  # for which clock
@@ -70,10 +74,19 @@ class WaitingPulls:
         self._answered[place] = reading.clock
         facts = epoch, number, reading.clock, reading.version, clocks.steps, clocks.missed[worker]
         effects: list[Effect] = []
-        for start, part in pieces(reading.vector_of(asked.keys)):
+        given, coded = reading.vector_of(asked.keys), self.coding is not None and self.coding.gives_coded(reading.clock)
+        for start, part in pieces(self._payload(number, given) if coded else given):
             where = start, part.size, self.schema, (part,)
             if isinstance(asked.pull, RowPull):
                 effects += link.send(RowsPulled(*facts, asked.pull.digest, *where), now_ns)
             else:
-                effects += link.send(Pulled(*facts, *where), now_ns)
+                effects += link.send((CodedPulled if coded else Pulled)(*facts, *where), now_ns)
         return effects
+
+    def _payload(self, number: int, given: Vector) -> Payload:
+        """Return a shard as the codec says it; once for all who get the same."""
+        assert self.coding
+        before = self._said.get(number)
+        if before is None or before[0] is not given:
+            before = self._said[number] = given, self.coding.said(given, number)
+        return before[1]

@@ -15,6 +15,7 @@ from fedgossip.protocols.chunk_exchange import chunk_message, contribution_of
 from fedgossip.protocols.coded_gradients import CodedGradients
 from fedgossip.protocols.reduction import Chunk
 from fedgossip.protocols.round_sums import Contribution, RoundSums
+from fedgossip.protocols.shard_coding import CodedPushes
 from fedgossip.records import Row
 from fedgossip.task import Job, LocalTask, Update, done
 from fedgossip.vectors import Vector
@@ -25,6 +26,11 @@ MeanOf = Callable[[Sequence[Contribution], int, str, Sequence[Meter]], Vector]
 
 Tells each participant's meter what it would send and receive for it, where nothing is lost.
 """
+
+
+def as_it_is(model: Vector, rounds: int) -> Vector:  # noqa: ARG001
+    """Workers have a model as it is."""
+    return model
 
 
 @dataclass
@@ -38,7 +44,7 @@ class CollectiveStack:
     state: DescentState
     meters: list[Meter]
     workers: int
-    coded: list[CodedGradients] = field(default_factory=list)
+    coded: list[CodedGradients | CodedPushes] = field(default_factory=list)
     """How each worker's gradients go by a codec; none: as they are."""
 
 
@@ -60,25 +66,28 @@ def run_collective(
     stack: CollectiveStack,
     *,
     between: Callable[[], None] = lambda: None,
+    seen: Callable[[Vector, int], Vector] = as_it_is,
 ) -> list[Vector]:
     """Run all rounds that are left; return every worker's model.  `between` is called between two rounds.
 
     `asked` (node, round, model) is what a worker is to compute.
+    `seen`: what workers have of a model after so many rounds.
     """
     workers = range(stack.workers)
     for number in range(stack.round, rounds):
         between()
-        model = stack.state.x
+        model = seen(stack.state.x, number)
         updates = done(task, [asked(node, number, model) for node in workers])
         brought = [_brought(stack, node, updates[node], number) for node in workers]
         stack.state = descent.step(stack.state, mean_of(brought, number, task.schema, stack.meters), rate(number))
         for coded in stack.coded:
             coded.settled(number + 1)
+        after = seen(stack.state.x, number + 1)
         for node in workers:
             meter = stack.meters[node]
             meter.train_ended(0, updates[node].metrics)
             record.outgoing(node, number + 1, model)
-            for row in record.mixed(meter.mixed(number + 1, 0, 0, None), stack.state.x):
+            for row in record.mixed(meter.mixed(number + 1, 0, 0, None), after):
                 write(row)
         for meter in stack.meters[stack.workers :]:
             if not meter.bytes_sent and not meter.bytes_received:

@@ -7,29 +7,35 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedgossip.algorithms.federated.sums import ExactSum
-from fedgossip.messages import Message, PieceTaken, Pulled, ShardPull, ShardPush, ShardStep
+from fedgossip.messages import CodedPulled, CodedPush, Message, PieceTaken, Pulled, ShardPull, ShardPush, ShardStep
 from fedgossip.metrics import Meter
 from fedgossip.placement.ring import Placement, Shard
 from fedgossip.protocols.pieces import pieces
 from fedgossip.protocols.round_sums import Contribution
+from fedgossip.protocols.shard_coding import ShardCoding
 from fedgossip.simulation.collective import MeanOf
 from fedgossip.vectors import Vector, frozen
 from fedgossip.wire import wire_bytes
 
 
-def served_by(placement: Placement) -> MeanOf:
+def served_by(placement: Placement, coding: ShardCoding | None = None) -> MeanOf:
     """Return the mean of a clock as the servers of these shards give it, who all live."""
+    coding = coding or ShardCoding(placement, np.dtype(np.float32), 0, 0)
+    pushing = coding.pushing is not None
 
     def mean_of(terms: Sequence[Contribution], round: int, schema: str, meters: Sequence[Meter]) -> Vector:
-        kind = terms[0][1][0].dtype
-        total = ExactSum(terms[0][1][0].size)
-        for weight, (gradient, *_) in terms:
-            total.add(weight, frozen(gradient))
+        kind = coding.kind if pushing else terms[0][1][0].dtype
+        total = ExactSum(placement.length)
+        for worker, (weight, said) in enumerate(terms):
+            total.add(weight, _whole(coding, said, worker, round) if pushing else frozen(said[0]))
         for shard in placement.shards:
             part = frozen(np.empty(shard.length, kind))
+            coded = coding.gives_coded(round + 1)
+            back = frozen(np.empty(coding.pull_size(shard.number), np.uint8)) if coded else part
             owner, *keepers = (meters[server] for server in shard.preference[: placement.copies])
-            for worker, (weight, _) in enumerate(terms):
-                _pushed_and_pulled(meters[worker], owner, shard, round, weight, part, schema)
+            for worker, (weight, said) in enumerate(terms):
+                out = said[shard.number] if pushing else part
+                _pushed_and_pulled(meters[worker], owner, shard, round, weight, (out, back), schema)
             for keeper in keepers:
                 _copied(owner, keeper, shard, round, part, schema)
         return total.mean(kind)
@@ -37,18 +43,29 @@ def served_by(placement: Placement) -> MeanOf:
     return mean_of
 
 
+def _whole(coding: ShardCoding, payloads: Sequence[Vector], worker: int, round: int) -> Vector:
+    """Return the gradient [d] that a worker's payloads stand for."""
+    whole = np.empty(coding.placement.length, coding.kind)
+    for shard in coding.placement.shards:
+        shard.put_into(whole, coding.pushed(payloads[shard.number], shard.number, worker, round))
+    return frozen(whole)
+
+
 def _pushed_and_pulled(
-    worker: Meter, server: Meter, shard: Shard, clock: int, weight: float, part: Vector, schema: str
+    worker: Meter, server: Meter, shard: Shard, clock: int, weight: float, given: tuple[Vector, Vector], schema: str
 ) -> None:
-    """Tell both what a worker's push and pull of a shard are, undisturbed."""
-    number = shard.number
+    """Tell both what a worker's push and pull of a shard are, undisturbed; `given`: what goes up, and comes down."""
+    number, (up, down) = shard.number, given
+    push = CodedPush if up.dtype == np.uint8 else ShardPush
+    pulled = CodedPulled if down.dtype == np.uint8 else Pulled
     out: list[Message] = [ShardPull(0, number, clock + 1, clock)]
     back: list[Message] = []
-    for start, one in pieces(part):
-        out.append(ShardPush(0, number, clock, clock, clock, weight, start, one.size, schema, (one,)))
-        out.append(PieceTaken(0, number, clock + 1, start))
-        back.append(Pulled(0, number, clock + 1, clock + 1, clock + 1, 0, start, one.size, schema, (one,)))
+    for start, one in pieces(up):
+        out.append(push(0, number, clock, clock, clock, weight, start, one.size, schema, (one,)))
         back.append(PieceTaken(0, number, clock, start))
+    for start, one in pieces(down):
+        out.append(PieceTaken(0, number, clock + 1, start))
+        back.append(pulled(0, number, clock + 1, clock + 1, clock + 1, 0, start, one.size, schema, (one,)))
     _count(worker, server, out, back)
 
 

@@ -44,6 +44,8 @@ class CodedClient:
 
     rule: ClientRule
     coding: UploadCodec
+    sender: Sender | None = None
+    """How updates are sent; none: as the codec wants it, without a momentum."""
     added: bool = False
     """Whether the elements of a linear codec go up as numbers, to be added by a secure sum; else bytes do."""
 
@@ -70,7 +72,7 @@ class CodedClient:
 
     @cached_property
     def _sender(self) -> Sender:
-        return sender_of(self.coding.codec)
+        return self.sender or sender_of(self.coding.codec)
 
     @cached_property
     def _start(self) -> Vectors:
