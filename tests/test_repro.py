@@ -10,8 +10,16 @@ import pytest
 from commands import in_process
 from pages import ROOT, Reader, page
 
-from fedgossip.reproducing import published
-from fedgossip.reproducing.published import MEASURES, CheckedValue, PublishedCheck, checked, known, result_of
+from fedgossip.reproducing import published, sweep_measures
+from fedgossip.reproducing.published import (
+    MEASURES,
+    CheckedValue,
+    PublishedCheck,
+    checked,
+    chosen,
+    known,
+    result_of,
+)
 
 AS_TOLD_ON_THE_PAGE = "fedgossip repro "
 
@@ -20,8 +28,12 @@ COSTLY = {"bias-free", "two-tap", "vogels-neighbours", "placement"}
 """Those that take seconds each."""
 
 
+QUICK = [name for name in known() if chosen(result_of(name), fast=True)]
+"""Those of which something is computed with --fast."""
+
+
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.long] if name in COSTLY else []) for name in known()]
+    "name", [pytest.param(name, marks=[pytest.mark.long] if name in COSTLY else []) for name in QUICK]
 )
 def test_what_was_published_comes_out(name: str) -> None:
     found = list(checked(result_of(name), fast=True))
@@ -32,6 +44,46 @@ def test_what_was_published_comes_out(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in known() if any(one.slow for one in result_of(name).check)])
 def test_what_was_published_comes_out_also_where_it_takes_long(name: str) -> None:
     assert [one.check.what for one in checked(result_of(name)) if not one.holds] == []
+
+
+@pytest.mark.long
+@pytest.mark.data
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", [name for name in known() if any(one.full for one in result_of(name).check)])
+def test_what_was_published_comes_out_of_examples_that_are_not_bundled(
+    name: str, real_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDGOSSIP_DATA", str(real_data))
+    told = [f"{one.check.what}: {one.value}" for one in checked(result_of(name), full=True) if not one.holds]
+    assert told == []
+
+
+def test_a_gain_is_an_end_of_the_interval_of_a_sweep_and_what_takes_minutes_waits_for_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "tiny.toml").write_text(
+        'seeds = 3\n[base]\nrounds = 40\nmodel = { source = "softmax" }\ntrain = { device = "cpu", lr = 0.5 }\n'
+        'data = { partition = { kind = "dirichlet", alpha = 0.1 } }\ntopology = { graph = "none", n = 4 }\n'
+        '[grid]\n"topology.graph" = ["none", "complete"]\n'
+    )
+    (tmp_path / "told.toml").write_text(
+        'title = "t"\nsource = "s"\nclaim = "c"\n[[check]]\nwhat = "tied"\nmeasure = "gain_in_sweep"\n'
+        'of = { file = "tiny", ours = "topology.graph=complete", theirs = "topology.graph=none" }\n'
+        "least = 0.0\nfull = true\n"
+    )
+    monkeypatch.setattr(sweep_measures, "FOLDER", tmp_path)
+    pair = "tiny", "topology.graph=complete", "topology.graph=none"
+    low, mean, high = (sweep_measures.gain_in_sweep(*pair, end=end) for end in ("low", "mean", "high"))
+    assert 0.1 < low < mean < high
+    monkeypatch.setattr(published, "FOLDER", tmp_path)
+    (tmp_path / "tiny.toml").unlink()  # it is run once a process
+    for words, code, said in (
+        (["told"], 0, "not computed: it takes minutes"),
+        (["told", "--full"], 0, f"agrees   tied: {low:.9g}"),
+        (["told", "--full", "--fast"], 2, "give one of them"),
+    ):
+        done = in_process(["repro", *words], tmp_path, monkeypatch, capsys)
+        assert done.code == code and said in done.out + done.err
 
 
 def test_there_are_enough_of_them_and_each_is_sourced() -> None:

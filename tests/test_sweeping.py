@@ -20,10 +20,12 @@ from commands import start as start_command
 
 import fedgossip
 from fedgossip.errors import ConfigError
+from fedgossip.records import NetworkRow, read_rows
 from fedgossip.sweeping import claims
 from fedgossip.sweeping.cells import CellOutcome
 from fedgossip.sweeping.folder import SweepFolder
 from fedgossip.sweeping.grid import SweepCell, read_sweep
+from fedgossip.sweeping.page import write_page
 from fedgossip.sweeping.paired import paired_difference, rank_correlation
 from fedgossip.sweeping.table import table_of
 from fedgossip.sweeping.tuning import TRIAL_SEEDS, TunedKey, Tuning, tuning_of
@@ -91,6 +93,7 @@ def test_a_cell_is_named_by_what_its_result_follows_from(tmp_path: Path) -> None
         ({"grids": {}}, "unknown key 'grids'"),
         ({"engine": "fast"}, "engine = 'fast' is not known"),
         ({"equal": "seconds"}, "arrays have no time"),
+        ({"over": 0}, "over = 0"),
         ({"seeds": 0}, "seeds = 0"),
         ({"seeds": [1, 1]}, "seeds = [1, 1]"),
         ({"grid": {"topology.graph": []}}, "grid.topology.graph has no values"),
@@ -184,6 +187,21 @@ def test_at_equal_bytes_each_is_told_at_the_last_round_that_all_can_pay(tmp_path
     assert rounds[cheapest] == 12 and all(n < 12 for name, n in rounds.items() if name != cheapest)
     limit = next(row["bytes_sent"] for row in table.rows if row["combination"] == cheapest)
     assert all(row["bytes_sent"] <= limit for row in table.rows)
+
+
+@pytest.mark.parametrize("equal", ["rounds", "bytes"])
+def test_a_score_can_be_the_mean_over_the_last_evaluated_rounds(tmp_path: Path, equal: str) -> None:
+    """So that no graph gains by where in its period it ends."""
+    base = {**DIGITS, "rounds": 6, "eval": {"every": 1}, "model": {"source": "softmax"}}
+    grid = {"topology.graph": ["ring", "base:1"]}
+    table = fedgossip.sweep(sweep_of(base=base, grid=grid, equal=equal, over=3, seeds=1), tmp_path / "s")
+    assert len(table.rows) == 2
+    for row in table.rows:
+        rows = read_rows(tmp_path / "s" / row["cell"] / "metrics.jsonl")
+        mine = [one for one in rows if isinstance(one, NetworkRow) and one.round <= row["rounds"]]
+        assert row["mean_peer"] == pytest.approx(fmean(one.score_mean_peer for one in mine[-3:]))
+        assert row["mean_peer"] != mine[-1].score_mean_peer
+    assert "mean over the last 3 evaluated rounds" in write_page(table).read_text()
 
 
 # --- tuning -----------------------------------------------------------------------------------------------------

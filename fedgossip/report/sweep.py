@@ -55,7 +55,9 @@ def _head(page: SweepPage) -> Markup:
     counted = f"{plural(len(page.combinations), 'combination')} with {plural(seeds, 'seed')} each"
     lead = f"{counted}: {plural(len(page.rows), 'cell')}, of which {len(page.rows) - len(without)} have a score."
     said = f"All cells of a seed have the same data, first model and batches, and are compared at equal {page.equal}."
-    if page.equal == "rounds":
+    if page.over > 1:
+        said += f"  A score is the mean over the last {page.over} evaluated rounds."
+    elif page.equal == "rounds":
         said += "  Each is told at its last round."
     return join([
         paragraph("fedgossip sweep", "over"), Markup(f"<h1>{text(page.title)}</h1>"), paragraph(lead, "lead"),

@@ -61,6 +61,8 @@ class SweepPage:
     points: Sequence[SweepPoints]
     level: float
     command: str
+    over: int = 1
+    """Number of evaluated rounds of which a score is the mean."""
 
     @property
     def combinations(self) -> dict[str, list[Mapping[str, Any]]]:

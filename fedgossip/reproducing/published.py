@@ -25,13 +25,20 @@ import msgspec
 
 from fedgossip.decoding import from_toml
 from fedgossip.errors import ConfigError, nearest
-from fedgossip.reproducing import attack_measures, graph_measures, learned_measures, run_measures, time_measures
+from fedgossip.reproducing import (
+    attack_measures,
+    graph_measures,
+    learned_measures,
+    run_measures,
+    sweep_measures,
+    time_measures,
+)
 
 FOLDER = Path(__file__).parent / "results"
 
 MEASURES: Mapping[str, Callable[..., float]] = {
     name: function
-    for module in (attack_measures, graph_measures, learned_measures, time_measures, run_measures)
+    for module in (attack_measures, graph_measures, learned_measures, time_measures, run_measures, sweep_measures)
     for name, function in vars(module).items()
     if inspect.isfunction(function) and function.__module__ == module.__name__ and not name.startswith("_")
 }
@@ -51,6 +58,8 @@ class PublishedCheck(msgspec.Struct, forbid_unknown_fields=True):
     most: float = math.inf
     slow: bool = False
     """Left out with --fast."""
+    full: bool = False
+    """Computed with --full alone: it takes minutes, and needs examples that fedgossip does not bring."""
 
 
 class PublishedResult(msgspec.Struct, forbid_unknown_fields=True):
@@ -103,11 +112,14 @@ def result_of(name: str) -> PublishedResult:
     return msgspec.convert(from_toml((FOLDER / f"{name}.toml").read_text("utf-8")), PublishedResult)
 
 
-def checked(result: PublishedResult, *, fast: bool = False) -> Iterator[CheckedValue]:
+def chosen(result: PublishedResult, *, fast: bool = False, full: bool = False) -> list[PublishedCheck]:
+    """Return the numbers that are to be computed: without the slow ones, or with those that take minutes."""
+    return [one for one in result.check if not (fast and one.slow) and (full or not one.full)]
+
+
+def checked(result: PublishedResult, *, fast: bool = False, full: bool = False) -> Iterator[CheckedValue]:
     """Compute each number of a result again, and yield it as it is known."""
-    for one in result.check:
-        if fast and one.slow:
-            continue
+    for one in chosen(result, fast=fast, full=full):
         began = time.process_time()
         value = float(MEASURES[one.measure](**one.of))
         yield CheckedValue(one, value, time.process_time() - began)

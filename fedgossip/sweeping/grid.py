@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -29,6 +29,7 @@ from fedgossip.decoding import from_toml
 from fedgossip.errors import ConfigError, nearest
 from fedgossip.experiment import Experiment, checked
 from fedgossip.experiment.reading import anchor_paths, content_of
+from fedgossip.limits import Within, limits_of
 from fedgossip.sweeping.cells import ENGINES, cell_hash
 
 MOST_CELLS = 100_000
@@ -52,6 +53,9 @@ class SweepFile(msgspec.Struct, forbid_unknown_fields=True):
     """stacked, sim or local."""
     equal: str = "rounds"
     """What all cells of a seed have had where they are compared: rounds, bytes, or seconds (not stacked)."""
+    over: Annotated[int, Within(1, 1_000_000)] = 1
+    """Number of evaluated rounds, the last ones, of which a score is the mean: as many as a graph's period has, or one
+    gains by where in its period it ends."""
     reference: dict[str, Any] = msgspec.field(default_factory=dict)
     """To which combination the others' differences are told: some keys of the grid; without it, the first."""
     grid: dict[str, list[Any]] = msgspec.field(default_factory=dict)
@@ -201,6 +205,9 @@ def _check(grid: SweepGrid) -> None:
             raise ConfigError(f"{where}: {key} = {value!r} is not known", nearest(value, known))
     if file.equal == "seconds" and file.engine == "stacked":
         raise ConfigError(f'{where}: equal = "seconds", and arrays have no time', 'Set engine = "sim".')
+    for key, limit in limits_of(SweepFile):
+        if not limit.allows(value := getattr(file, key)):
+            raise ConfigError(f"{where}: {key} = {value!r} {limit.refusal}", "See docs/sweeps.md.")
     seeds = grid.seeds
     if not seeds or min(seeds) < 0 or len(set(seeds)) != len(seeds):
         raise ConfigError(f"{where}: seeds = {file.seeds!r}", "Give how many, 1 or more, or a list of different ones.")

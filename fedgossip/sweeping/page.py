@@ -37,7 +37,7 @@ def page_of(table: SweepTable) -> SweepPage:
     return SweepPage(
         table.name, table.keys, table.tuned, table.rows, table.reference, table.equal,
         _metric(table), differences, points, LEVEL,
-        f"fedgossip sweep {table.folder}/sweep.toml --out {table.folder}",
+        f"fedgossip sweep {table.folder}/sweep.toml --out {table.folder}", table.over,
     )  # fmt: skip
 
 

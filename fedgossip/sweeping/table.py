@@ -8,6 +8,7 @@ import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import msgspec
@@ -40,6 +41,8 @@ class SweepTable:
     score: str
     """What the score is called."""
     better: str
+    over: int = 1
+    """Number of evaluated rounds, the last ones, of which a score is the mean."""
 
     @property
     def done(self) -> int:
@@ -139,7 +142,8 @@ def table_of(sweep: SweepFolder) -> SweepTable:
     keys, tuned = list(grid.file.grid), list(sweep.tuning.keys)
     score, better = (known["score"], known["better"]) if known else ("", "higher")
     return SweepTable(
-        sweep.path, grid.name, keys, tuned, every, named(reference), grid.file.equal, score, better
+        sweep.path, grid.name, keys, tuned, every, named(reference), grid.file.equal, score, better,
+        grid.file.over,
     )
 
 
@@ -169,7 +173,8 @@ def _row(sweep: SweepFolder, cell: SweepCell, outcome: CellOutcome | None, limit
         "error": outcome.error if outcome else "",
         "cell": place,
     }
-    return row if limit is None or not summary else {**row, **_cut(sweep, cell, limit)}
+    plain = (limit is None and sweep.grid.file.over == 1) or not summary
+    return row if plain else {**row, **_cut(sweep, cell, limit)}
 
 
 def _gap(forecast: Mapping[str, Any]) -> float | None:
@@ -195,14 +200,19 @@ def _equal(sweep: SweepFolder, cells: Sequence[tuple[SweepCell, CellOutcome | No
     return found
 
 
-def _cut(sweep: SweepFolder, cell: SweepCell, limit: float) -> dict[str, Any]:
-    """The last evaluated round of a cell before it has had more than the others."""
+def _cut(sweep: SweepFolder, cell: SweepCell, limit: float | None) -> dict[str, Any]:
+    """The last evaluated round of a cell before it has had more than the others, with the mean score of so many."""
     which = "bytes_sent" if sweep.grid.file.equal == "bytes" else "seconds"
     rows = [row for row in read_rows(sweep.place(cell) / "metrics.jsonl") if isinstance(row, NetworkRow)]
-    there = [row for row in rows if row.test_loss is not None and getattr(row, which) <= limit]
+    there = [row for row in rows if row.test_loss is not None and (limit is None or getattr(row, which) <= limit)]
     if not there:
         return dict.fromkeys((*SCORES, "test_loss"))
-    last = there[-1]
-    scores = {score: getattr(last, f"score_{score}") for score in SCORES}
+    last, taken = there[-1], there[-sweep.grid.file.over :]
+    scores = {score: _mean_of([getattr(row, f"score_{score}") for row in taken]) for score in SCORES}
     said = {"rounds": last.round, "bytes_sent": last.bytes_sent, "seconds": last.seconds}
-    return {**scores, "test_loss": last.test_loss, **said}
+    return {**scores, "test_loss": _mean_of([row.test_loss for row in taken]), **said}
+
+
+def _mean_of(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if len(known) == len(values) else None
