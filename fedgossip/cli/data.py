@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -75,6 +76,8 @@ def over_machines(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
         click.option("--out", type=click.Path(path_type=Path), help="Folder to make for the log.  [default: runs/...]"),
         click.option("--bind", help="Where the coordinator listens, e.g. tcp://*:5700."),
+        click.option("--ledger", type=click.Path(path_type=Path),
+                     help="Where the site notes what its records have spent.  [default: beside the key]"),
         click.option("--key", type=click.Path(path_type=Path), default=Path("peer.key"), show_default=True,
                      help="One's own key pair, from `fedgossip keys new`."),
         click.option("--endpoints", type=click.Path(path_type=Path),
@@ -95,6 +98,7 @@ def agree(
     site: int | None,
     endpoints: Path | None,
     key: Path,
+    ledger: Path | None,
     bind: str | None,
     out: Path | None,
     overrides: tuple[str, ...],
@@ -116,23 +120,32 @@ def agree(
         raise ConfigError("--id without --endpoints", "Name the file with everybody's keys; or leave --id out.")
     if endpoints is None:
         plan, task, refused = statistics_task(plan, schema, range(plan.learners), from_seed(plan))
-        return _at_one_desk(plan, task, schema, refused)
+        return _at_one_desk(plan, task, schema, refused, ledger)
     if site is not None:
         check_site(plan, site)
     plan, task, refused = statistics_task(plan, schema, [] if site is None else [site])
-    known = OtherMachines(experiment, endpoints, key, bind, out, overrides)
+    known = OtherMachines(experiment, endpoints, key, ledger, bind, out, overrides)
     who = plan.coordinator if site is None else site
     return with_others(plan, task, schema.digest, refused, who, known, partial(_write, plan, task, schema))
 
 
 def _at_one_desk(
-    plan: FederationPlan, task: StatisticsTask, schema: TableSchema, refused: Mapping[int, ConfigError]
+    plan: FederationPlan,
+    task: StatisticsTask,
+    schema: TableSchema,
+    refused: Mapping[int, ConfigError],
+    ledger: Path | None,
 ) -> int:
     from fedgossip.drivers.simulate import simulate_plan
     from fedgossip.errors import BudgetError
+    from fedgossip.plans.ledger import SUFFIX
     from fedgossip.plans.plan import EXHAUSTED
+    from fedgossip.plans.statistics import spend_at_one_desk
 
     for line in plan.banner:
+        echo(line, err=True)
+    agreed = Path(plan.experiment.data.agreed)
+    for line in spend_at_one_desk(plan, ledger or agreed.with_name(f"{agreed.name}.{SUFFIX}")):
         echo(line, err=True)
     run = simulate_plan(plan, task=task)
     if run.summary["status"] == EXHAUSTED:
@@ -144,20 +157,17 @@ def _at_one_desk(
     return 4 if refused else 0
 
 
+@dataclass(frozen=True)
 class OtherMachines:
     """What the command line says of where one is among the others."""
 
-    def __init__(
-        self,
-        experiment: Path,
-        endpoints: Path | None,
-        key: Path,
-        bind: str | None,
-        out: Path | None,
-        given: Sequence[str],
-    ) -> None:
-        self.experiment, self.endpoints, self.key, self.bind, self.out = experiment, endpoints, key, bind, out
-        self.overrides = tuple(given)
+    experiment: Path
+    endpoints: Path | None
+    key: Path
+    ledger: Path | None
+    bind: str | None
+    out: Path | None
+    overrides: tuple[str, ...]
 
 
 def with_others(
@@ -197,6 +207,7 @@ def with_others(
         known.out,
         resume=False,
         bind=known.bind,
+        spent=known.ledger,
         learning=(task, shares),
         overrides=known.overrides,
         concluded=concluded,

@@ -37,6 +37,7 @@ def evaluate(
     run_code: bool,
     endpoints: Path | None,
     key: Path,
+    ledger: Path | None,
     bind: str | None,
     out: Path | None,
     site: int | None,
@@ -52,13 +53,14 @@ def evaluate(
     from fedgossip.learning.loaded_model import load_model
 
     together = source.endswith(".toml")
-    given = {"--endpoints": endpoints, "--id": site, "--bind": bind, "--out": out, "--set": overrides or None}
+    own = {"--endpoints": endpoints, "--id": site, "--ledger": ledger, "--bind": bind, "--out": out}
+    given = {**own, "--set": overrides or None}
     if not together and (wrong := next((name for name, value in given.items() if value is not None), "")):
         advice = "Name the experiment, FILE.toml, whose sites judge the model."
         raise ConfigError(f"{wrong} is for sites that judge a model together, and {source} is no experiment", advice)
     loaded = load_model(model, node=node, run_code=run_code)
     if together:
-        known = OtherMachines(Path(source), endpoints, key, bind, out, overrides)
+        known = OtherMachines(Path(source), endpoints, key, ledger, bind, out, overrides)
         return _together(model, loaded, known, site, as_json=as_json)
     _on_a_file(loaded, source, as_json=as_json)
     return 0

@@ -88,12 +88,18 @@ def _first_model(plan: FederationPlan, script: str) -> Described | None:
     show_default=True,
     help="What this client insists on, from `fedgossip privacy policy`.",
 )
+@click.option(
+    "--ledger",
+    type=click.Path(path_type=Path),
+    help="Where this site notes what its records have spent.  [default: beside the key]",
+)
 def client(
     experiment: Path,
     node: int,
     endpoints: Path,
     key: Path,
     policy: Path,
+    ledger: Path | None,
     overrides: tuple[str, ...],
     seed: int | None,
     out: Path | None,
@@ -127,6 +133,7 @@ def client(
         policy=terms,
         learning=learning,
         prepare=begin,
+        spent=ledger,
         overrides=overrides,
         seed=seed,
     ).take_part(f"calling the coordinator at {where}, which begins when enough clients are there")

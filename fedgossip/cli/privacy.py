@@ -13,7 +13,7 @@ from fedgossip.cli.text import echo, echo_json
 
 if TYPE_CHECKING:
     from fedgossip.plans.federation import FederationPlan
-    from fedgossip.plans.ledger import SpentBudget
+    from fedgossip.plans.ledger import RecordsSpent, SpentBudget
     from fedgossip.privacy.accounting import Mechanism
 
 
@@ -164,3 +164,79 @@ def spent(key: Path, delta: float, as_json: bool) -> None:
 def _account(account: SpentBudget, delta: float) -> str:
     runs = "1 run" if account.runs == 1 else f"{account.runs} runs"
     return f"epsilon {account.epsilon:.4g} at delta {delta:g}, by {account.releases} releases in {runs}"
+
+
+@privacy.command()
+@click.option(
+    "--key",
+    type=click.Path(path_type=Path),
+    default=Path("peer.key"),
+    show_default=True,
+    help="The key that has taken part: the ledger is beside it.",
+)
+@click.option("--ledger", "path", type=click.Path(path_type=Path), help="The ledger, where it is not beside the key.")
+@click.option("--delta", type=float, default=1e-5, show_default=True, help="Of the epsilon that is shown, and limited.")
+@click.option(
+    "--max-epsilon-total",
+    "limit",
+    type=click.FloatRange(min=0, min_open=True),
+    help="From now on refuse whatever would bring a data set above it, over all runs.",
+)
+@click.option(
+    "--allow-exact",
+    "exact",
+    type=click.IntRange(min=0),
+    help="Beside that limit allow so many releases without noise, such as statistics.",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def ledger(
+    key: Path, path: Path | None, delta: float, limit: float | None, exact: int | None, as_json: bool
+) -> None:
+    """Say what all runs together have spent of each of this site's data sets, known by their records; or limit it."""
+    from fedgossip.plans.ledger import SUFFIX, data_sets
+
+    place = path or key.with_name(f"{key.name}.{SUFFIX}")
+    if limit is not None or exact is not None:
+        _limit(place, limit, delta, exact)
+    found, held = data_sets(place, delta)
+    if as_json:
+        import msgspec
+
+        echo_json(msgspec.json.encode({"limit": held, "data_sets": found}).decode())
+        return
+    allowed = f" of {held.max_epsilon_total:g}" if held and held.delta == delta else ""
+    for one in found:
+        echo(f"{one.data[-1]}{f', records {one.records[:16]}' if one.records else ''}")
+        if len(one.data) > 1:
+            echo(f"    also known as {', '.join(one.data[:-1])}")
+        echo(f"    epsilon {one.epsilon:.4g}{allowed} for each record at delta {delta:g}, {_in_runs(one)}")
+        for what, times in one.exact.items():
+            echo(f"    and {what} {_times(times)} without noise, which no epsilon covers")
+    if held:
+        noiseless = f"; {_times(held.exact)} without noise" if held.exact else "; nothing without noise"
+        echo(f"This site allows epsilon {held.max_epsilon_total:g} at delta {held.delta:g} in all{noiseless}.")
+    if not found:
+        echo(f"Nothing was spent yet: there is no release in {place}.", err=True)
+
+
+def _limit(path: Path, limit: float | None, delta: float, exact: int | None) -> None:
+    import contextlib
+
+    from fedgossip.errors import ConfigError
+    from fedgossip.plans.ledger import SpentLedger, TotalLimit
+
+    with contextlib.closing(SpentLedger(path, "none", "")) as book:
+        most = limit if limit is not None else book.limit.max_epsilon_total if book.limit else None
+        if most is None:
+            raise ConfigError("--allow-exact without a limit", "Give --max-epsilon-total too.")
+        allowed = exact if exact is not None else book.limit.exact if book.limit else 0
+        book.set_limit(TotalLimit(most, delta, allowed))
+
+
+def _in_runs(one: RecordsSpent) -> str:
+    runs = "1 run" if one.runs == 1 else f"{one.runs} runs"
+    return f"by {one.releases} releases with noise; {runs}"
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"

@@ -10,6 +10,9 @@ from pathlib import Path
 
 from fedgossip.drivers.members import Informed, member_of
 from fedgossip.errors import ConfigError
+from fedgossip.learning.objectives import SUMS
+from fedgossip.learning.per_peer import PLACE
+from fedgossip.learning.record_digests import source_digest
 from fedgossip.machine import Checkpoint, Machine, NodeId
 from fedgossip.messages import Hello
 from fedgossip.net.client import Spoke
@@ -20,7 +23,7 @@ from fedgossip.net.routing import DIRECT, Ways
 from fedgossip.net.server import Hub
 from fedgossip.net.transport import Transport
 from fedgossip.plans.credentials import real
-from fedgossip.plans.ledger import SUFFIX, SpentLedger, data_of
+from fedgossip.plans.ledger import SUFFIX, TRAINING, SpentLedger, data_of
 from fedgossip.plans.plan import Plan
 from fedgossip.plans.privacy_budget import account_before
 from fedgossip.plans.recovering import peer_of
@@ -110,27 +113,41 @@ def _member(plan: Plan, node: NodeId, given: Given, members: Members) -> MakeMac
 
 def _logged(plan: Plan, node: NodeId, given: Given, stack: contextlib.ExitStack) -> Made:
     role, run, spends = plan.roles.of(node).name, given.hello.experiment, plan.spends(node)
-    recorder = stack.enter_context(
-        Recorder(given.folder, node, role, given.identity, run, synced=plan.masks or spends)
-    )
-    before = recorder.account(_ledger(plan, node, given, stack)) if spends else ()
+    recorder = stack.enter_context(Recorder(given.folder, node, role, given.identity, run, synced=plan.masks or spends))
+    ledger = _ledger(plan, node, given, stack)
+    before = recorder.account(ledger) if ledger and spends else ()
+    exact = ledger.exact_before(recorder.first) if ledger else 0
+    if ledger and not spends:
+        ledger.note_exact(TRAINING if plan.experiment.learns else plan.experiment.task.kind, recorder.first)
     own = None
     if plan.masks or spends:
-        own = real(given.identity, given.endpoints, given.policy, recorder.past, before)
+        total = ledger.total() if ledger and node < plan.learners else None
+        own = real(given.identity, given.endpoints, given.policy, recorder.past, before, total)
     if own and plan.masks and node == plan.roles.leader:
         recorder.transcribe(own.roster.first(plan.learners))
 
     def make(initial: Vector, checkpoint: Checkpoint | None, incarnation: int) -> Machine:
         return plan.machine(node, initial, given.hello.schema, checkpoint, incarnation=incarnation, own=own)
 
-    return Made(make, recorder, _spent_before(plan, node, before))
+    return Made(make, recorder, [*_spent_before(plan, node, before), *_exact_before(node, exact)])
 
 
-def _ledger(plan: Plan, node: NodeId, given: Given, stack: contextlib.ExitStack) -> SpentLedger:
-    assert plan.experiment.budget, "one that spends has a budget"
-    path, unit = given.spent or given.folder / SUFFIX, plan.experiment.budget.unit
-    data = data_of(given.data or plan.experiment.data.source, node)
-    return stack.enter_context(contextlib.closing(SpentLedger(path, unit, data)))
+def _ledger(plan: Plan, node: NodeId, given: Given, stack: contextlib.ExitStack) -> SpentLedger | None:
+    """Return the ledger of the records that this participant tells of; None where it tells of none, or has no key to
+    keep one beside."""
+    e, budget = plan.experiment, plan.experiment.budget
+    tells = node < plan.learners and not plan.abstains(node) and (e.learns or e.task.kind in SUMS)
+    if not (plan.spends(node) or (tells and given.spent)):
+        return None
+    source = given.data or e.data.source
+    records = source_digest(source.replace(PLACE, str(node))) if tells and _own(source, given) else ""
+    path, unit = given.spent or given.folder / SUFFIX, budget.unit if budget else "none"
+    return stack.enter_context(contextlib.closing(SpentLedger(path, unit, data_of(source, node), records)))
+
+
+def _own(source: str, given: Given) -> bool:
+    """Whether a source is of a file that this participant alone has."""
+    return PLACE in source or bool(given.data)
 
 
 def _spent_before(plan: Plan, node: NodeId, before: Sequence[Mapping[str, object]]) -> list[EventRow]:
@@ -139,6 +156,10 @@ def _spent_before(plan: Plan, node: NodeId, before: Sequence[Mapping[str, object
         return []
     about = {"epsilon": account_before(before).epsilon(p.delta), "limit": p.max_epsilon, "releases": len(before)}
     return [EventRow(0, node, "spent_before", about)]
+
+
+def _exact_before(node: NodeId, times: int) -> list[EventRow]:
+    return [EventRow(0, node, "exact_before", {"times": times})] if times else []
 
 
 def check_recordable(plan: Plan, trace_bytes: int) -> None:

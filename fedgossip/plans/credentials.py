@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from fedgossip.net.endpoints import Endpoints, roster_of
 from fedgossip.net.identity import Identity
+from fedgossip.privacy.budget import TotalBudget
 from fedgossip.secure.pairs import Pairs
 from fedgossip.secure.primitives import Entropy, Sign
 from fedgossip.secure.session import ParticipantRoster, Policy
@@ -30,6 +31,8 @@ class Credentials:
     """The lines that earlier lives have written into the log."""
     spent: Sequence[Mapping[str, object]] = ()
     """The privacy that this key has spent on the same data, beside what is in the log."""
+    total: TotalBudget | None = None
+    """What its site allows over all runs for each record; None: nothing is said of that."""
     noise: Callable[[int], Entropy] = field(default=lambda _round: os.urandom, repr=False)
     """The random bytes of a round's noise."""
 
@@ -44,6 +47,7 @@ def real(
     policy: Policy | None = None,
     log: Sequence[Logged] = (),
     spent: Sequence[Mapping[str, object]] = (),
+    total: TotalBudget | None = None,
 ) -> Credentials:
     """Return the credentials of a participant of a real run.  Raises ConfigError for entries that are not signed."""
-    return Credentials(identity.sign_bytes, os.urandom, roster_of(endpoints), policy, log, spent)
+    return Credentials(identity.sign_bytes, os.urandom, roster_of(endpoints), policy, log, spent, total)

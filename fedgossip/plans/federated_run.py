@@ -227,3 +227,5 @@ class FederatedRun(PlanDefaults):
         """Return whether a participant keeps an account of privacy: a client of its records, everybody of clients."""
         return self.unit == "client" or (self.unit == "record" and node != self.coordinator)
 
+    def abstains(self, node: NodeId) -> bool:
+        return node in self.abstaining

@@ -100,17 +100,18 @@ class FederationPlan(FederatedRun):
     def _purse(self, node: NodeId, own: Credentials | None) -> BudgetPurse | None:
         """The coordinator counts what its sums tell of clients; each client, what has left it."""
         p, log, before = self.section.privacy, own.log if own else (), own.spent if own else ()
+        total = own.total if own else None
         if not self.spends(node):
             return None
         if self.unit == "client":
-            return purse_of(p, 1.0, 1, log, before)
+            return purse_of(p, 1.0, 1, log, before, total=total)
         if self.exact is not None:  # each round is one release, of all records
-            return purse_of(p, 1.0, 1, log, before)
+            return purse_of(p, 1.0, 1, log, before, total=total)
         if node not in self.trained_on:
             advice = "A run with a budget of privacy can be neither recorded nor replayed."
             raise ConfigError(f"nobody knows how many examples client {node} has, nor what it has spent", advice)
         cost = cost_of_training(self.experiment, self.trained_on[node])
-        return purse_of(p, *cost, log, before, self.client_settings.tests)
+        return purse_of(p, *cost, log, before, self.client_settings.tests, total)
 
     def with_shares(self, shares: DataShares) -> FederationPlan:
         sizes = tuple(shares.sizes) if shares.sizes else None

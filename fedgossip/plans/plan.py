@@ -257,6 +257,10 @@ class Plan(Protocol):
         """Whether a participant keeps an account of privacy."""
         ...
 
+    def abstains(self, node: NodeId) -> bool:
+        """Whether a participant only says that it takes no part."""
+        ...
+
     def arrays(self, task: LocalTask, record: Network, write: Callable[[Row], None]) -> Arrays:
         """Return the run on stacked arrays, without machines.  Raises ConfigError where there is none."""
         ...
@@ -364,6 +368,9 @@ class PlanDefaults:
         return 0
 
     def spends(self, node: NodeId) -> bool:  # noqa: ARG002
+        return False
+
+    def abstains(self, node: NodeId) -> bool:  # noqa: ARG002
         return False
 
     def simulated(self, node: NodeId, incarnation: int = 0, log: Sequence[Logged] = ()) -> Own | None:  # noqa: ARG002

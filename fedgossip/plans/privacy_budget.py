@@ -10,26 +10,28 @@ from fedgossip.plans.credentials import Logged
 if TYPE_CHECKING:
     from fedgossip.experiment import Experiment, PrivacySection
     from fedgossip.privacy.accounting import RenyiAccount
-    from fedgossip.privacy.budget import Budget, Spend
+    from fedgossip.privacy.budget import Budget, Spend, TotalBudget
 
 SPENT = "spent"
 
 
 class BudgetPurse:
-    """Pays for rounds out of one budget."""
+    """Pays for rounds out of one budget, and out of what the site allows over all runs."""
 
-    def __init__(self, budget: Budget, cost: Callable[[int], Sequence[Spend]]) -> None:
-        self._budget, self._cost = budget, cost
+    def __init__(
+        self, budget: Budget, cost: Callable[[int], Sequence[Spend]], total: TotalBudget | None = None
+    ) -> None:
+        self._budget, self._cost, self._total = budget, cost, total
 
     @property
     def epsilon(self) -> float:
         return self._budget.epsilon
 
     def pay(self, round: int) -> Sequence[Mapping[str, int | float | str]]:
-        budget, spends = self._budget, self._cost(round)
+        budget, total, spends = self._budget, self._total, self._cost(round)
         for spend in spends:
-            budget = budget.spend(spend)
-        self._budget = budget
+            budget, total = budget.spend(spend), total and total.spend(spend)
+        self._budget, self._total = budget, total
         return [spend.to_mapping() for spend in spends]
 
 
@@ -40,11 +42,13 @@ def purse_of(
     log: Iterable[Logged],
     before: Iterable[Mapping[str, object]] = (),
     tests: Callable[[int], bool] = lambda _round: False,
+    total: TotalBudget | None = None,
 ) -> BudgetPurse:
     """Return the budget of one participant whose rounds cost `steps` releases at `rate`, less the spends in `log`.
 
-    `before`: what other runs have spent of the same.  `tests`: in which rounds it tells how many of the examples that
-    it keeps are right, where that has noise.  Raises ConfigError for a log of another budget.
+    `before`: what other runs have spent of the same. `tests`: in which rounds it tells how many of the examples
+    that it keeps are right, where that has noise. `total`: what the site allows over all runs. Raises ConfigError
+    for a log of another budget.
     """
     from fedgossip.privacy.budget import Budget, Spend, resumed
 
@@ -58,7 +62,7 @@ def purse_of(
 
     clip = None if p.adaptive or p.test_noise else p.clip
     budget = Budget(p.max_epsilon, p.delta, p.unit, clip, before=account_before(before))
-    return BudgetPurse(resumed(budget, [facts for kind, facts in log if kind == SPENT]), cost)
+    return BudgetPurse(resumed(budget, [facts for kind, facts in log if kind == SPENT]), cost, total)
 
 
 def account_before(spends: Iterable[Mapping[str, object]]) -> RenyiAccount:

@@ -149,6 +149,41 @@ class Budget:
                 )
 
 
+def of_records(spend: Spend) -> Mechanism:
+    """Return what a release means for one record.
+
+    Noise for whole clients hides a client that is there or not; a record that is there or not makes of one client
+    another, twice as far away.  So it counts with half its noise.
+    """
+    one = spend.mechanism
+    return replace(one, noise=one.noise / 2) if spend.unit == "client" else one
+
+
+@dataclass(frozen=True)
+class TotalBudget:
+    """What a site allows for each of its records in all, over all runs, whatever their units, noise and deltas."""
+
+    max_epsilon: float
+    delta: float
+    account: RenyiAccount = field(default_factory=RenyiAccount, compare=False)
+    """Of all releases so far."""
+
+    @property
+    def epsilon(self) -> float:
+        return self.account.epsilon(self.delta)
+
+    def spend(self, spend: Spend) -> TotalBudget:
+        """Return it after a release.  Raises BudgetError where that does not fit; this one is as it was."""
+        account = self.account.plus(of_records(spend))
+        if (would := account.epsilon(self.delta)) > self.max_epsilon:
+            raise BudgetError(
+                f"the next release would bring epsilon of these records, over all runs, from {self.epsilon:.4g} to "
+                f"{would:.4g} at delta {self.delta:g}; this site allows {self.max_epsilon:g} in all",
+                "See what was spent: fedgossip privacy ledger.  The model so far is the result.",
+            )
+        return replace(self, account=account)
+
+
 def resumed(budget: Budget, recorded: Iterable[Mapping[str, object]]) -> Budget:
     """Return the budget with all that was recorded before, whether it fits or not: it has happened.
 

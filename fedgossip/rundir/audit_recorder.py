@@ -42,6 +42,11 @@ class Recorder:
         return ledger.take_up(self._log.first, [facts for kind, facts in self._log.past if kind == SPENT])
 
     @property
+    def first(self) -> str:
+        """The hash of the log's first entry, which no other log has."""
+        return self._log.first
+
+    @property
     def past(self) -> Sequence[Logged]:
         """The lines that earlier lives have written."""
         return self._log.past
