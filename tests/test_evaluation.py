@@ -15,6 +15,7 @@ import pytest
 from commands import Said, finish, free_ports, in_process, start, typed
 from hypothesis import given
 from hypothesis import strategies as some
+from judging import SITES, patients, trained_in
 from pages import blocks, page
 from sklearn.metrics import brier_score_loss, confusion_matrix, log_loss, roc_auc_score
 
@@ -27,58 +28,13 @@ from fedgossip.learning.record_groups import NOT_SAID
 from fedgossip.plans.evaluation import asked, evaluated_from, evaluation_plan, evaluation_task, parted
 from fedgossip.plans.tasks import examples_of
 
-SITES, SUPPRESS = 5, 5
-TOML = """
-name = "judged"
-rounds = 6
-
-[data]
-source = "csv:site-{peer}.csv?label=outcome&drop=sex"
-test = "csv:test.csv?label=outcome&drop=sex"
-partition = { kind = "own" }
-scale = "federated"
-local_test = 0.4
-groups = "sex"
-
-[data.columns]
-sex = { categories = ["f", "m", "x", "rare"] }
-
-[train]
-device = "cpu"
-lr = 0.5
-
-[coordinator]
-clients = 5
-min_clients = 3
-"""
-
-
-def patients(path: Path, seed: int, rows: int, rare: int = 0, sexes: str = "ffmmm") -> None:
-    """Write records; women are answered for less well, and few records are of the others."""
-    rng = np.random.default_rng(seed)
-    sex = rng.choice(list(sexes), rows).tolist()
-    sex[:rare] = ["rare"] * rare
-    sex[-1] = ""
-    x = rng.normal(size=(rows, 3))
-    spread = np.where(np.array(sex) == "f", 2.5, 0.7)
-    ill = x.sum(axis=1) + spread * rng.normal(size=rows) > 0
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["a", "b", "c", "sex", "outcome"])
-        writer.writerows([*values.tolist(), one, int(y)] for values, one, y in zip(x, sex, ill, strict=True))
+SUPPRESS = 5
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Five sites' files, what they agree on, and the model of a run."""
-    folder = tmp_path_factory.mktemp("judged")
-    (folder / "own.toml").write_text(TOML)
-    for site in range(SITES):
-        patients(folder / f"site-{site}.csv", site, 60 + 20 * site, rare=20 if site == 2 else 0)
-    patients(folder / "test.csv", 99, 60, sexes="fm")
-    assert typed(["data", "agree", "own.toml"], folder).code == 0
-    assert typed(["run", "own.toml", "--out", "run", "--no-report", "--on", "stacked"], folder).code == 0
-    return folder
+    return trained_in(tmp_path_factory.mktemp("judged"))
 
 
 def judged(folder: Path, *overrides: str, engine: str = "sim") -> tuple[Evaluation, dict[str, np.ndarray]]:
@@ -341,8 +297,13 @@ def test_what_the_page_shows_runs(tmp_path: Path) -> None:
     for site in range(SITES):
         patients(tmp_path / f"site-{site}.csv", site, 80, sexes="fm")
     patients(tmp_path / "test.csv", 99, 60, sexes="fm")
-    file, commands = blocks(page("judging"))[:2]
-    (tmp_path / file.note.removeprefix("file: ")).write_text(file.text)
-    said = [typed(line.split()[1:], tmp_path) for line in commands.text.splitlines()]
-    assert [one.code for one in said] == [0] * 3, said
-    assert "5 of 5 sites, 120 records that no site has trained on" in said[-1].out and "sex " in said[-1].out
+    said = []
+    for block in blocks(page("judging")):
+        if block.note.startswith("file: "):
+            (tmp_path / block.note.removeprefix("file: ")).write_text(block.text)
+        elif block.kind == "sh":
+            said += [typed(line.split()[1:], tmp_path) for line in block.text.splitlines()]
+    assert [one.code for one in said] == [0] * 7, said
+    told = said[2].out
+    assert "5 of 5 sites, 120 records that no site has trained on" in told and "sex " in told
+    assert "judged-release.zip: sound, as it was signed on" in said[5].out and "--out without-2" in said[6].out

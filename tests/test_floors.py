@@ -28,7 +28,7 @@ FLOORS = [
     {"plans"},
     {"rundir"},
     {"drivers", "watching"},
-    {"sweeping", "advising"},
+    {"sweeping", "advising", "releasing"},
     {"loops", "board", "paradigms", "reproducing"},
     {"cli"},
 ]

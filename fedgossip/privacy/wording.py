@@ -14,9 +14,9 @@ def lines(forecast: PrivacyForecast) -> list[tuple[str, str]]:
     """Return (what, text) in the order in which to read them; every text is whole sentences."""
     plan = forecast.plan
     found = [
-        ("hidden", _hidden(plan)),
-        ("from", _adversary(plan)),
-        ("not hidden", _not_hidden(plan)),
+        ("hidden", hidden(plan)),
+        ("from", adversary(plan)),
+        ("not hidden", not_hidden(plan)),
         *_beside(plan),
         ("epsilon", _epsilon(forecast)),
         *_tests(plan),
@@ -42,13 +42,15 @@ def verdict(forecast: PrivacyForecast) -> str:
     return f"In a round's mean update the noise is {_times(forecast.ratio)} the largest update: {meaning}."
 
 
-def _hidden(plan: PrivacyPlan) -> str:
+def hidden(plan: PrivacyPlan) -> str:
+    """Return what the budget hides."""
     if plan.unit == "record":
         return "Each example of each client: whether it was there.  Not what all examples of a client have in common."
     return "Each client, with all its examples: whether it had them, or nothing at all."
 
 
-def _adversary(plan: PrivacyPlan) -> str:
+def adversary(plan: PrivacyPlan) -> str:
+    """Return from whom it is hidden."""
     if plan.unit == "record":
         return (
             "The coordinator, the other clients, and whoever gets the model: each client adds all the noise itself, "
@@ -63,7 +65,8 @@ def _adversary(plan: PrivacyPlan) -> str:
     )
 
 
-def _not_hidden(plan: PrivacyPlan) -> str:
+def not_hidden(plan: PrivacyPlan) -> str:
+    """Return what it does not hide."""
     told = plan.telling.words(plan.telling.exact)
     of = "summed over the clients of each round" if plan.secure else "of each client and round"
     counts = f"  As it is, {of}: {'; '.join(told)}." if told else ""

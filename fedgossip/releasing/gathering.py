@@ -1,0 +1,214 @@
+"""What goes into a release: everything is read from what a run, an evaluation and the sites have left."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedgossip.audit import entries, records
+from fedgossip.errors import ConfigError
+from fedgossip.learning import agreed, evaluated, model_files
+from fedgossip.learning.model_files import MODEL, ModelFacts
+from fedgossip.plans import plan_statement
+from fedgossip.plans.approvals import APPROVAL, read_signed
+from fedgossip.plans.plan_statement import PLAN
+from fedgossip.releasing.checking import ENDPOINTS, LOGS, logs_of
+from fedgossip.releasing.privacy_words import privacy_of
+from fedgossip.report import model_card, released
+from fedgossip.report.participation import Took
+from fedgossip.report.reading import read_run
+from fedgossip.report.released import FACTS, PAGE, USE, Release, ReleasedApproval, ReleasedModel
+from fedgossip.version import __version__
+
+if TYPE_CHECKING:
+    from fedgossip.learning.agreed import AgreedTable
+    from fedgossip.learning.evaluated import Evaluation
+    from fedgossip.plans.plan_statement import PlanStatement
+
+USE_LETTERS = 20_000
+"""Maximum length of what is said of the use."""
+AGREED = "agreed.json"
+
+Contents = dict[str, bytes | Path]
+
+
+@dataclass(frozen=True)
+class ReleaseSources:
+    """Where things lie: the run's directory, the folders of those whose logs go along, everybody's keys."""
+
+    run: Path
+    use: Path
+    logs: Sequence[Path] = ()
+    endpoints: Path | None = None
+
+    @property
+    def keys(self) -> Path | None:
+        """The file with everybody's keys: as given, or as a run of this machine has left it."""
+        own = self.run / ENDPOINTS
+        return self.endpoints or (own if own.is_file() else None)
+
+    @property
+    def folders(self) -> Sequence[Path]:
+        return self.logs or [self.run]
+
+
+def gathered(sources: ReleaseSources, signer: str, now: datetime | None = None) -> tuple[Release, Contents]:
+    """Return what a release says, and its files, in the order in which they are written.
+
+    Raises ConfigError for a run without a model, of another kind, or with files that do not belong together.
+    """
+    run = read_run(sources.run)
+    took = run.participation
+    if took is None:
+        raise ConfigError(f"{sources.run}: no federated run", "A release is of a run with a [coordinator].")
+    if run.summary.status not in ("finished", "partial"):
+        raise ConfigError(f"{sources.run}: this run is {run.summary.status}", "Release one that came to its end.")
+    facts = model_files.facts_of(model_files.found(sources.run))
+    plan = plan_statement.read(sources.run / PLAN)
+    statistics = _agreed(sources, plan)
+    evaluation, evaluation_file = _evaluation(sources, facts)
+    contents: Contents = {USE: _use(sources.use).encode()}
+    contents |= _model(sources.run / MODEL)
+    if evaluation_file:
+        contents[f"{MODEL}/{evaluated.EVALUATION}"] = evaluation_file
+    contents[PLAN] = (sources.run / PLAN).read_bytes()
+    if statistics:
+        contents[AGREED] = agreed.encoded(statistics)
+    approvals = _approvals(sources, plan.hash, contents)
+    contents |= _logs(sources)
+    table = took.table() if took.followed else np.zeros((0, 0))
+    release = Release(
+        version=__version__,
+        name=run.name,
+        made=(now or datetime.now(UTC)).isoformat(timespec="seconds").replace("+00:00", "Z"),
+        signer=signer,
+        use=_use(sources.use),
+        model=_told(facts),
+        privacy=privacy_of(sources.run, run.summary),
+        plan=plan.hash,
+        approvals=approvals,
+        rounds=run.summary.rounds,
+        least=plan.experiment["coordinator"].get("min_clients") or run.summary.n,
+        counted=tuple(tuple((np.flatnonzero(row == Took.COUNTED) + 1).tolist()) for row in table),
+        logs=logs_of(contents),
+        agreed=statistics.digest if statistics else "",
+        judged=evaluation is not None,
+        files={},
+    )
+    contents[PAGE] = model_card.page(release, statistics, evaluation).encode()
+    files = {name: _sha256(content) for name, content in contents.items()}
+    release = released_with(release, files)
+    return release, {FACTS: released.encoded(release), **contents}
+
+
+def released_with(release: Release, files: Mapping[str, str]) -> Release:
+    """Return the release with the hashes of its files."""
+    import msgspec
+
+    return msgspec.structs.replace(release, files=dict(files))
+
+
+def _sha256(content: bytes | Path) -> str:
+    return hashlib.sha256(content if isinstance(content, bytes) else content.read_bytes()).hexdigest()
+
+
+def _use(path: Path) -> str:
+    advice = "Write in a few sentences what the model is for, for whom, and what it must not be used for."
+    try:
+        text = path.read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}", advice) from None
+    if not 20 <= len(text) <= USE_LETTERS:
+        raise ConfigError(f"{path}: {len(text)} letters; the use takes 20 to {USE_LETTERS}", advice)
+    return text
+
+
+def _told(facts: ModelFacts) -> ReleasedModel:
+    return ReleasedModel(
+        source=facts.source or "tensors without a recipe",
+        kind=facts.kind,
+        numbers=sum(int(np.prod(shape)) for _, shape in facts.layout),
+        weights=facts.weights,
+        classes=facts.classes,
+        columns=facts.columns,
+        labels=facts.labels,
+        score=dict(facts.score),
+        versions=dict(facts.versions),
+    )
+
+
+def _model(folder: Path) -> Contents:
+    """The files of the model, checked against what model.json says."""
+    facts = model_files.facts_of(folder)
+    found: Contents = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path.name != evaluated.EVALUATION and not path.name.endswith(".pyc"):
+            found[f"{MODEL}/{path.relative_to(folder).as_posix()}"] = path
+    if _sha256(found[f"{MODEL}/{model_files.WEIGHTS}"]) != facts.weights:
+        raise ConfigError(f"{folder}: not the weights that {model_files.FACTS} tells of", "Copy the folder again.")
+    return found
+
+
+def _agreed(sources: ReleaseSources, plan: PlanStatement) -> AgreedTable | None:
+    """The statistics of the run: the file that its experiment names, if it is still the one of the plan."""
+    if AGREED not in {Path(name).name for name in plan.files} and plan.table is None:
+        return None
+    from fedgossip.experiment import load_experiment
+
+    path = Path(load_experiment(sources.run / "experiment.toml").data.agreed)
+    advice = f"Put {path.name} beside the experiment as it was in the run."
+    table = agreed.read(path)
+    if plan.files.get(path.name) != hashlib.sha256(path.read_bytes()).hexdigest():
+        raise ConfigError(f"{path}: not what the sites had agreed on when they trained", advice)
+    return table
+
+
+def _evaluation(sources: ReleaseSources, facts: ModelFacts) -> tuple[Evaluation | None, Path | None]:
+    """The evaluation in the run's model, or in that of one whose logs go along.
+
+    Raises ConfigError for that of another model.
+    """
+    for folder in (sources.run, *sources.folders):
+        path = folder / MODEL / evaluated.EVALUATION
+        if path.is_file():
+            found = evaluated.read(path)
+            if found.layout.model != facts.weights:
+                text = f"{path}: of another model, weights {found.layout.model[:16]} and not {facts.weights[:16]}"
+                raise ConfigError(text, "Evaluate the model that is released.")
+            return found, path
+    return None, None
+
+
+def _approvals(sources: ReleaseSources, plan: str, contents: Contents) -> tuple[ReleasedApproval, ...]:
+    path = sources.run / APPROVAL
+    if not path.is_file():
+        return ()
+    found = read_signed(path)
+    for one in found:
+        if one.plan != plan:
+            raise ConfigError(f"{path}: site {one.participant} approved another plan", "Put the run together again.")
+    contents[APPROVAL] = path
+    return tuple(ReleasedApproval(one.participant, one.by, one.time, one.until, one.key) for one in found)
+
+
+def _logs(sources: ReleaseSources) -> Contents:
+    """Return the logs and transcripts below the folders, each in a folder of its own, and everybody's keys."""
+    logs = sorted({path for folder in sources.folders for path in folder.rglob(entries.NAME)})
+    rounds = sorted({path for folder in sources.folders for path in folder.rglob(f"*{records.SUFFIX}")})
+    if not logs and not rounds:
+        return {}
+    if sources.keys is None:
+        raise ConfigError("logs can be verified by everybody's keys alone", "Name them: --endpoints endpoints.toml")
+    found: Contents = {ENDPOINTS: sources.keys}
+    owners = sorted({path.parent for path in logs} | {path.parent.parent for path in rounds})
+    for number, owner in enumerate(owners):
+        found |= {f"{LOGS}/{number:03d}/{entries.NAME}": path for path in logs if path.parent == owner}
+        mine = [path for path in rounds if path.parent.parent == owner]
+        found |= {f"{LOGS}/{number:03d}/{path.parent.name}/{path.name}": path for path in mine}
+    return found

@@ -1,0 +1,76 @@
+"""The privacy statement of a release: what is hidden, from whom, how well, and what is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedgossip.errors import ConfigError
+from fedgossip.experiment import load_experiment
+from fedgossip.plans import compose
+from fedgossip.plans.federation import FederationPlan
+from fedgossip.privacy.forecast import PrivacyPlan
+from fedgossip.privacy.guarantee import meaning
+from fedgossip.privacy.wording import adversary, hidden, not_hidden
+from fedgossip.report.released import ReleasedPrivacy
+
+if TYPE_CHECKING:
+    from fedgossip.report.reading import Summary
+
+NOBODY = "Nobody promises anything of single records: the model, and the sums of all rounds, may tell of them."
+
+
+def privacy_of(run: Path, summary: Summary) -> ReleasedPrivacy:
+    """Return what a run promises.  Raises ConfigError for a run directory that names no federated run."""
+    plan = compose.plan(load_experiment(run / "experiment.toml"))
+    if not isinstance(plan, FederationPlan):
+        raise ConfigError(f"{run}: no federated run", "A release is of a run with a [coordinator].")
+    seen = _seen(plan)
+    budget, spent = plan.experiment.budget, summary.privacy
+    if budget is None or spent is None:
+        none = (
+            ("promise", f"None by a budget.  {NOBODY}"),
+            ("the coordinator", seen),
+            ("not hidden", _of_all(plan)),
+        )
+        return ReleasedPrivacy(unit="none", words=none)
+    about = PrivacyPlan(
+        unit=budget.unit,
+        clients=plan.learners,
+        rounds=plan.experiment.rounds,
+        noise=budget.noise,
+        clip=budget.clip,
+        delta=budget.delta,
+        parameters=1,
+        cohort=plan.cohort,
+        max_epsilon=budget.max_epsilon,
+        honest=plan.least if budget.unit == "client" else None,
+        batch_size=plan.experiment.train.batch_size,
+        examples=(plan.experiment.train.batch_size,) * plan.learners,
+        telling=plan.telling,
+        secure=plan.secure,
+        tested=plan.experiment.data.local_test > 0,
+    )
+    worth = budget.max_epsilon if spent.epsilon is None else spent.epsilon
+    bound = "at most" if spent.epsilon is None else "spent, by the site that has spent most:"
+    words = (
+        ("unit", hidden(about)),
+        ("from", adversary(about)),
+        ("epsilon", f"{bound} {worth:.4g} at delta {budget.delta:g}"),
+        ("verdict", meaning(worth, budget.unit)),
+        ("the coordinator", seen),
+        ("not hidden", f"{not_hidden(about)}  {_of_all(plan)}"),
+    )
+    return ReleasedPrivacy(unit=budget.unit, epsilon=worth, delta=budget.delta, words=words)
+
+
+def _seen(plan: FederationPlan) -> str:
+    if not plan.secure:
+        return "It saw the update of every single site: there was no secure sum."
+    return f"It saw sums alone, each over at least {plan.least} of {plan.invited} sites."
+
+
+def _of_all(plan: FederationPlan) -> str:
+    """What no budget and no sum hides."""
+    agreed = "  Statistics that the sites have agreed on." if plan.experiment.data.scale == "federated" else ""
+    return f"What is true of all records together, which is what was learned; which sites took part.{agreed}"

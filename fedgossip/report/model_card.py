@@ -1,0 +1,338 @@
+"""The page of a release: what a board reads before it signs.  One file, which loads nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from fedgossip.learning.agreed import AgreedTable
+from fedgossip.learning.evaluated import Evaluation, OutcomeFigures
+from fedgossip.report import drawing
+from fedgossip.report.drawing import BLUE, DASHES, QUIET, draw, legend_above
+from fedgossip.report.markup import (
+    Markup,
+    cards,
+    document,
+    facts_table,
+    figure,
+    folded,
+    grid,
+    join,
+    paragraph,
+    section,
+    table,
+    text,
+)
+from fedgossip.report.numbers import NOTHING, count, number, plural
+from fedgossip.report.released import Release, ranges
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+HEIGHT = 3.1
+HASH = 16
+COLUMNS = 40
+"""Maximum number of columns that are listed."""
+
+
+def page(release: Release, statistics: AgreedTable | None, evaluation: Evaluation | None) -> str:
+    """Return the page.  The same release gives the same bytes."""
+    body = [
+        _use(release),
+        _quality(evaluation),
+        _sites(evaluation),
+        _data(release, statistics),
+        _privacy(release, evaluation),
+        _lineage(release),
+        _withdrawal(),
+        _logs(release),
+    ]
+    return document(f"{release.name} – release", _head(release, evaluation), join(body))
+
+
+def _head(release: Release, evaluation: Evaluation | None) -> Markup:
+    sound = all(one.sound for one in release.logs)
+    signed = len(release.approvals)
+    facts = [
+        Markup(f"<li>{text(release.model.source)}</li>"),
+        Markup(f"<li>{text(plural(release.sites, 'site'))}</li>") if release.sites else None,
+        Markup(f'<li class="{"good" if signed else "warn"}">{text(_approved(release))}</li>'),
+        Markup(f'<li class="{"good" if sound else "warn"}">{text(_logged(release, sound=sound))}</li>'),
+        Markup(f"<li>made {text(release.made)}</li>"),
+    ]
+    return join(
+        [
+            paragraph("Model card of a fedgossip release", "over"),
+            Markup(f"<h1>{text(release.name)}</h1>"),
+            Markup(f'<ul class="facts">{"".join(one for one in facts if one)}</ul>'),
+            cards(_key_figures(release, evaluation)),
+        ]
+    )
+
+
+def _approved(release: Release) -> str:
+    if not release.approvals:
+        return "no site has signed its plan"
+    return f"plan signed by {len(release.approvals)} of {release.sites or len(release.approvals)} sites"
+
+
+def _logged(release: Release, *, sound: bool) -> str:
+    if not release.logs:
+        return "no logs"
+    return f"{plural(len(release.logs), 'log')} verified" if sound else "LOGS NOT SOUND"
+
+
+def _key_figures(release: Release, evaluation: Evaluation | None) -> Iterable[tuple[str, str, str]]:
+    score = release.model.score
+    if score.get("value") is not None:
+        yield f"Test {score['name']}", number(score["value"]), f"on {score.get('on') or 'the common test set'}"
+    if evaluation and evaluation.score is not None:
+        kept = "that no site has trained on" if evaluation.layout.kept else "that the sites may have trained on"
+        on = f"on {count(evaluation.records)} records of {evaluation.sites} sites, {kept}"
+        yield f"{evaluation.layout.score[:1].upper()}{evaluation.layout.score[1:]}", number(evaluation.score), on
+    if evaluation and evaluation.places:
+        said = f"{evaluation.layout.score}; which one is not told"
+        yield "Worst site", _between(*evaluation.places[0]), said
+    privacy = release.privacy
+    if privacy.epsilon is None:
+        yield "Privacy ε", "none", "no budget: nothing is promised of single records"
+    else:
+        yield "Privacy ε", number(privacy.epsilon), f"per {privacy.unit}, δ\u202f=\u202f{number(privacy.delta)}"
+    yield "Rounds", count(release.rounds), f"{plural(release.model.numbers, 'number')} in the model"
+
+
+def _use(release: Release) -> Markup | None:
+    return section(
+        "What it is for",
+        *(paragraph(part) for part in release.use.split("\n\n")),
+        facts_table(
+            "The model",
+            [
+                ("Kind", release.model.kind, ""),
+                ("Made by", release.model.source, ""),
+                ("Answers", _answers(release), ""),
+                ("Weights", release.model.weights[:HASH], "sha256"),
+                ("fedgossip", release.version, "the release that made this"),
+            ],
+        ),
+    )
+
+
+def _answers(release: Release) -> str:
+    labels, classes = ", ".join(release.model.labels), ", ".join(release.model.classes)
+    return ": ".join(one for one in (labels, classes) if one) or NOTHING
+
+
+# --- how well it answers ----------------------------------------------------------------------------------------------
+
+
+def _quality(evaluation: Evaluation | None) -> Markup | None:
+    if evaluation is None:
+        return section(
+            "How well it answers",
+            paragraph(
+                "Not judged at the sites: nothing is known of how well it answers at each of them, or for groups of "
+                "people.  fedgossip evaluate lets the sites judge it, by secure sums.",
+                "notice",
+            ),
+        )
+    first = evaluation.outcomes[0] if evaluation.outcomes else None
+    drawn = _calibration(first) if first else None
+    said = "Of records that the model gives such a probability, the share that has the outcome; on the line both agree"
+    return section(
+        "How well it answers",
+        paragraph("By sums over the sites' own records: exact, but for the AUROC, whose bound stands beside it."),
+        _outcomes(evaluation.outcomes),
+        grid(
+            figure("calibration", drawn, f"Calibration of {first.name}", f"{said}.") if first else None,
+            _confusion(evaluation),
+        ),
+        _labels(evaluation),
+        _groups(evaluation),
+    )
+
+
+OUTCOME_HEADS = ("AUROC", "Brier score", "said, on average", "were", "calibration error")
+
+
+def _outcomes(found: Iterable[OutcomeFigures]) -> Markup | None:
+    rows = [[one.name, count(one.positives), *_figures(one)] for one in found]
+    return table(["Outcome", "Records with it", *OUTCOME_HEADS], rows, len(OUTCOME_HEADS) + 1) if rows else None
+
+
+def _figures(one: OutcomeFigures) -> list[str]:
+    within = f" ± {one.auroc_within:.4f}" if one.auroc_within else ""
+    area = NOTHING if one.auroc is None else f"{one.auroc:.4f}{within}"
+    return [area, *(_or_nothing(value) for value in (one.brier, one.said, one.were, one.calibration_error))]
+
+
+def _or_nothing(value: float | None) -> str:
+    return NOTHING if value is None else number(value)
+
+
+def _calibration(outcome: OutcomeFigures) -> str | None:
+    points = [(one.said, one.were) for one in outcome.parts if one.said is not None and one.were is not None]
+    if not points:
+        return None
+
+    def paint(canvas: Figure) -> None:
+        axes = canvas.subplots()
+        axes.plot([0, 1], [0, 1], color=QUIET, linestyle=DASHES[1], linewidth=1.2, label="said what was")
+        x, y = zip(*points, strict=True)
+        axes.plot(x, y, color=BLUE, marker="o", markersize=5, linestyle="none", label="the model")
+        axes.set_xlabel("said, on average")
+        axes.set_ylabel("were")
+        axes.set_xlim(-0.03, 1.03)
+        axes.set_ylim(-0.03, 1.03)
+        axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
+        drawing.percent_axis(axes)
+        legend_above(axes)
+
+    return draw("calibration", HEIGHT, paint)
+
+
+def _confusion(evaluation: Evaluation) -> Markup | None:
+    classes = evaluation.layout.classes
+    if not evaluation.confusion or len(classes) > 12:
+        return None
+    rows = [[name, *map(count, row)] for name, row in zip(classes, evaluation.confusion, strict=True)]
+    return join([Markup("<div>"), table(["True, answered", *classes], rows, len(classes)), Markup("</div>")])
+
+
+def _labels(evaluation: Evaluation) -> Markup | None:
+    rows = [[one.name, number(one.rmse), number(one.mae)] for one in evaluation.numbers]
+    return table(["Label", "RMSE", "MAE"], rows, 2) if rows else None
+
+
+def _groups(evaluation: Evaluation) -> Markup | None:
+    if not evaluation.groups:
+        return paragraph("No groups of people were told apart (data.groups).", "notice")
+    single = len(evaluation.layout.outcomes) == 1
+    heads = [evaluation.layout.group_column, "Records", evaluation.layout.score, "loss"]
+    heads += list(OUTCOME_HEADS[:4]) if single else []
+    rows = []
+    for group in evaluation.groups:
+        row = [group.name, count(group.records) if group.records is not None else NOTHING]
+        row += [_or_nothing(group.score), _or_nothing(group.loss)]
+        if single:
+            row += _figures(group.outcomes[0])[:4] if group.outcomes else [NOTHING] * 4
+        rows.append(row)
+    few = f"Groups of fewer than {evaluation.suppress} records, or at fewer than three sites, are not told."
+    return join([Markup("<h3>Groups</h3>"), table(heads, rows, len(heads) - 1), paragraph(few, "lead")])
+
+
+def _sites(evaluation: Evaluation | None) -> Markup | None:
+    if evaluation is None or not evaluation.places:
+        return None
+    rows = [
+        [str(place + 1), _between(low, high)] for place, (low, high) in enumerate(evaluation.places)
+    ]
+    named = [[f"site {one.site}", count(one.records), number(one.score)] for one in evaluation.named]
+    return section(
+        "At the sites",
+        paragraph(f"The {evaluation.layout.score} of each site on its own records, the worst first."),
+        grid(
+            table(["Place, the worst first", evaluation.layout.score], rows, 1),
+            table(["Site", "Records", evaluation.layout.score], named, 2) if named else None,
+        ),
+        _membership(evaluation),
+    )
+
+
+def _between(low: float, high: float) -> str:
+    return f"{100 * low:.0f} to {100 * high:.0f}\u202f%"
+
+
+def _membership(evaluation: Evaluation) -> Markup | None:
+    told = evaluation.membership
+    if told is None:
+        return paragraph("No site has kept records apart: whether the model tells its records is not known.", "notice")
+    if told.flagged:
+        words = f"FLAGGED by {told.flagged} of {told.tested} sites: the model tells which records it was trained on."
+        return paragraph(words, "notice")
+    if not told.tested:
+        return paragraph("No site had enough records for a membership test.", "notice")
+    return paragraph(
+        f"{plural(told.tested, 'site')} tested whether the model tells which records it was trained on; none could "
+        "tell. That proves nothing of stronger tests."
+    )
+
+
+# --- where it comes from ----------------------------------------------------------------------------------------------
+
+
+def _data(release: Release, statistics: AgreedTable | None) -> Markup | None:
+    if statistics is None:
+        columns = ", ".join(release.model.columns[:COLUMNS]) or "no columns with names"
+        return section("What it learned from", paragraph(f"{columns}. The sites have agreed on no statistics."))
+    rows = []
+    for one in statistics.columns[:COLUMNS]:
+        kind = ", ".join(one.categories) if one.categories else one.unit
+        rows.append([one.name + (" (label)" if one.label else ""), kind, count(one.count), count(one.missing),
+                     _or_nothing(one.mean), _or_nothing(one.deviation)])  # fmt: skip
+    noisy = f", with noise of {number(statistics.noise)}" if statistics.noise else ""
+    said = f"{count(statistics.records)} records of {plural(statistics.sites, 'site')}, by sums alone{noisy}."
+    heads = ["Column", "Unit or categories", "There", "Missing", "Mean", "Deviation"]
+    return section("What it learned from", paragraph(said), folded("The columns", table(heads, rows, 4)))
+
+
+def _privacy(release: Release, evaluation: Evaluation | None) -> Markup | None:
+    rows = [(what.capitalize(), words) for what, words in release.privacy.words]
+    if evaluation is not None and release.privacy.unit != "none":
+        rows.append(("Figures", "What the sites have told to judge the model is exact, and outside of the budget."))
+    lines = "\n".join(
+        f'<tr><th scope="row">{text(what)}</th><td>{text(words)}</td></tr>' for what, words in rows
+    )
+    return section("Privacy", Markup(f'<div class="card wide"><table><tbody>\n{lines}\n</tbody></table></div>'))
+
+
+def _lineage(release: Release) -> Markup | None:
+    approvals = [
+        [f"site {one.site}", one.by or NOTHING, one.time[:10], one.until[:10], one.key[:HASH]]
+        for one in release.approvals
+    ]
+    took = [
+        [f"site {site}", f"{len(rounds)} of {release.rounds}", ranges(rounds)]
+        for site, rounds in enumerate(release.counted)
+    ]
+    return section(
+        "Lineage",
+        facts_table(
+            "The plan",
+            [
+                ("Plan", release.plan[:HASH], "sha256 of plan.json, which is in the release"),
+                ("Statistics", release.agreed[:HASH] or NOTHING, "sha256 of agreed.json"),
+                ("Signed by", release.signer[:HASH], "the key of who made this release"),
+            ],
+        ),
+        table(["Approved by", "Person", "On", "Until", "Key"], approvals, 0)
+        if approvals
+        else paragraph("No site has signed the plan of this run.", "notice"),
+        table(["Who took part", "Rounds", "Which"], took, 1)
+        if took
+        else paragraph("The record does not follow single sites."),
+    )
+
+
+def _withdrawal() -> Markup | None:
+    return section(
+        "If a site withdraws",
+        paragraph(
+            "What a site has contributed cannot be taken out of a model: nothing here unlearns. The weights contain "
+            "the updates of every round that it was counted in, the agreed statistics and the figures above its "
+            "records, if it took part in them. A model without it is trained again, from statistics agreed on again: "
+            "fedgossip release withdraw FILE --site K says what contains its data, and prints the commands."
+        ),
+    )
+
+
+def _logs(release: Release) -> Markup | None:
+    if not release.logs:
+        return section("Logs", paragraph("There are none: a simulation, or nobody's logs were given.", "notice"))
+    rows = [[one.what, "sound" if one.sound else "NOT sound", one.told, one.file] for one in release.logs]
+    sound = sum(one.sound for one in release.logs)
+    return section(
+        "Logs",
+        paragraph(f"{sound} of {len(release.logs)} sound: every signature was checked, by everybody's keys."),
+        folded("All of them", table(["What", "Verdict", "It says", "File"], rows, 0)),
+    )
