@@ -15,6 +15,7 @@ and from everywhere Stopping to finished.
 It goes by clocks: at the model of clock c it asks for its gradient, pushes that to all shards, and pulls each for clock
 c + 1.  What is not answered is asked for again, and so is what was pushed; servers take it once.  A server may answer
 for a later clock, where the others went on without this worker: then it goes on from there with all shards.
+A server that holds a pull for longer than an honest one can is as good as gone.
 
 What it has of the model is its `ModelParts`: of a table it asks first which rows a clock needs.
 """
@@ -348,7 +349,14 @@ class PushPullWorker:
             asked, later = self._pulls(but=self._held), self._ask_later(now_ns)
         silent = [one.to for one in asked if now_ns - self._since_ns(one.to) > self._patience_ns]
         ended = self._without(silent[0], "does not answer") if silent else []
+        if not ended and asked and now_ns - self._began_ns > self._longest_ns:
+            ended = self._without(asked[0].to, f"has held a pull for {self._longest_ns // 1_000_000_000} seconds")
         return ended or [*asked, *later]
+
+    @property
+    def _longest_ns(self) -> int:
+        """How long an honest server holds a pull at most: others are left out before, or the run ends."""
+        return self.settings.start_ns + self.settings.deadline_ns
 
     def _since_ns(self, server: NodeId) -> int:
         return max(self._heard_ns.get(server, 0), self._began_ns)
