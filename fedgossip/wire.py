@@ -16,14 +16,14 @@ import struct
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from fedgossip.decoding import UnreadableError
 from fedgossip.errors import PeerError
 from fedgossip.headers import VOCABULARY, Carries
-from fedgossip.messages import AnyMessage, Carrier, CodedModel, Expected, Masked, Model
+from fedgossip.messages import Account, AnyMessage, Carrier, CodedModel, Expected, Masked, Model
 from fedgossip.vectors import Vector, empty
 
 CHUNK_BYTES = 256 * 1024
@@ -152,6 +152,17 @@ class Assembler:
     def begins(self) -> bool:
         """Whether such a message has just been announced, and takes no memory yet."""
         return self._open is not None and not self._vectors
+
+    @property
+    def account(self) -> Account | None:
+        """What a model says of its edge, where it has just been announced and is large: before memory is taken for it.
+
+        Its receiver may keep what it needs no more by that, which is as large.
+        """
+        if not self.begins or self._kind is not Model or self.to_come < 2:
+            return None
+        header: Any = self._open
+        return Account(header.round, header.used, header.missing)
 
     @property
     def to_come(self) -> int:

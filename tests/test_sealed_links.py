@@ -7,15 +7,17 @@ from collections.abc import Iterator
 
 import pytest
 from hub_kit import Wheel, contribution, invite, values, wheel
-from sealed_kit import Change, Two, Wire, model, two
+from sealed_kit import DIM, Change, Two, Wire, model, two
 
-from fedgossip.messages import Contribution, Invite
+from fedgossip import wire as wire_format
+from fedgossip.messages import Account, Contribution, Invite, Model
 from fedgossip.net import sealing, stream_port, streams
 from fedgossip.net.sealed_stream import HEAD_BYTES
 from fedgossip.net.sealing import TAG_BYTES, TICKET_BYTES, Suite
 from fedgossip.net.sockets import DRAIN_FRAMES
 from fedgossip.net.stream_port import HAIL, STRANGER_BYTES, STRANGERS
 from fedgossip.net.streams import STREAMS_OF_ONE
+from fedgossip.net.transport import ModelBegun
 from fedgossip.wire import CHUNK_BYTES
 
 pytestmark = pytest.mark.sockets
@@ -63,6 +65,24 @@ def test_without_keys_models_go_by_streams_that_nobody_seals(monkeypatch: pytest
         pair.send(0, 1)
         pair.until(lambda: pair.rounds(1) == [0, 1], "a model")
         assert pair.call(0).stream._sealer._cipher.__class__ is sealing._Copying
+
+
+@pytest.mark.parametrize("links", ["sealed", "curve"])
+def test_what_a_model_says_of_its_edge_is_told_before_its_vectors_take_memory(
+    monkeypatch: pytest.MonkeyPatch, links: str
+) -> None:
+    """Or a receiver would keep its own last model beside the one that says that it is not needed."""
+    took: list[int] = []
+    made = wire_format.empty
+    monkeypatch.setattr(wire_format, "empty", lambda length, kind: took.append(length) or made(length, kind))
+    with two(monkeypatch, links, links) as pair:
+        pair.until(lambda: all(pair.ups(node) for node in (0, 1)), "links")
+        said = Model(5, "layout", model(5).vectors, used=4, missing=2)
+        pair.peers[0].send(1, said)
+        pair.until(lambda: ModelBegun(0, Account(5, used=4, missing=2)) in pair.heard[1], "the account")
+        assert took == [] and pair.rounds(1) == []
+        pair.until(lambda: pair.rounds(1) == [5], "the model")
+        assert took == [DIM]
 
 
 def test_what_was_sent_by_curve_before_is_heard_before(pair: Two) -> None:

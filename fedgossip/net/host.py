@@ -54,6 +54,7 @@ from fedgossip.net.transport import (
     LinkDown,
     LinkEvent,
     LinkUp,
+    ModelBegun,
     Rejected,
     Relocated,
     Routed,
@@ -214,6 +215,8 @@ class Host:
             case Arrived(sender, message, size) if not isinstance(message, Hello):
                 self._meter.received(size, message.payload_bytes)
                 self.tell(Received(sender, message))
+            case ModelBegun(sender, account) if sender in self._greeted:
+                self.tell(Received(sender, account))
             case LinkUp(node, afresh):
                 self._up.add(node)
                 self._timers.pop(("grace", node), None)

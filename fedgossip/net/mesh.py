@@ -35,7 +35,7 @@ from fedgossip.net.sealing import SealBrokenError, suites_wanted
 from fedgossip.net.sockets import DRAIN_FRAMES, LINGER_MS, NOW, Wakeable, Waker, ZmqSocket, keep_message_memory, make
 from fedgossip.net.streams import Streams, hang_up_beside, hear_answer, refusal
 from fedgossip.net.traffic import Traffic
-from fedgossip.net.transport import NOBODY, Arrived, LinkDown, LinkEvent, LinkUp, Rejected, Woken
+from fedgossip.net.transport import NOBODY, Arrived, LinkDown, LinkEvent, LinkUp, ModelBegun, Rejected, Woken
 from fedgossip.wire import Assembler, FrameError
 
 
@@ -231,9 +231,8 @@ class Links(Wakeable):
                     self.traffic.heard(sender, more=self.incoming.by_curve(sender).under_way)
                 events.append(Rejected(sender, refused.reason, str(refused), refused.advice))
                 continue
-            if message is not None:
-                events.append(Arrived(sender, message, self.incoming.by_curve(sender).size))
-                return  # the message may complete a round, whose memory is then free for the next frame
+            if self._arrived(sender, message, self.incoming.by_curve(sender), events):
+                return
 
     # --- sealed streams ---------------------------------------------------------------------------------------------
 
@@ -269,7 +268,7 @@ class Links(Wakeable):
         for way, readable, writable in self.streams.turn():
             if isinstance(way, CalledStream):
                 if self._hear_stream(way, events):
-                    return  # as in _hear: memory first
+                    return
             elif (link := self._links.get(way.node)) is not None and link.call is way:
                 self._turn_call(link, events, readable=readable, writable=writable)
 
@@ -304,10 +303,25 @@ class Links(Wakeable):
                 continue
             if message is not None or assembler.begins:  # of the chunks between nobody need hear
                 self._heard_of(way.node, assembler)
-            if message is not None:
-                events.append(Arrived(way.node, message, assembler.size))
-                return True
+                if self._arrived(way.node, message, assembler, events):
+                    return True
         return False
+
+    @staticmethod
+    def _arrived(
+        sender: NodeId, message: AnyMessage | None, assembler: Assembler, events: list[LinkEvent]
+    ) -> bool:
+        """Tell of a whole message, or of what the beginning of one says; return whether there is something to tell.
+
+        Nothing more is read before it is told: it may complete a round, or settle one, whose memory is free then.
+        """
+        if message is not None:
+            events.append(Arrived(sender, message, assembler.size))
+        elif account := assembler.account:
+            events.append(ModelBegun(sender, account))
+        else:
+            return False
+        return True
 
     def _drop(self, way: CalledStream) -> None:
         """Close a stream at our end; its caller greets again."""

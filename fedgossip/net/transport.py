@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from fedgossip.machine import NodeId
-from fedgossip.messages import AnyMessage, Expected, Hello
+from fedgossip.messages import Account, AnyMessage, Expected, Hello
 from fedgossip.net.endpoints import Endpoint, Endpoints
 from fedgossip.net.traffic import Traffic
 
@@ -26,6 +26,14 @@ class Arrived:
     sender: NodeId
     message: AnyMessage
     size: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelBegun:
+    """A large model has begun to come, and takes memory from now on; `account` is what it says beside its vectors."""
+
+    sender: NodeId
+    account: Account
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +79,7 @@ class Relocated:
     address: str
 
 
-LinkEvent = Arrived | LinkUp | LinkDown | Rejected | Woken | Routed | Relocated
+LinkEvent = Arrived | ModelBegun | LinkUp | LinkDown | Rejected | Woken | Routed | Relocated
 
 
 class Transport(Protocol):
