@@ -20,9 +20,10 @@ from fedgossip.experiment import load_experiment
 from fedgossip.net.endpoints import block, signed
 from fedgossip.net.identity import Identity
 from fedgossip.plans import compose, plan_statement
-from fedgossip.plans.approvals import APPROVAL, ApprovalRequest, HowLong, SiteApprovals, read_signed, request_of
+from fedgossip.plans.approvals import APPROVAL, ApprovalRequest, HowLong, read_signed, request_of
 from fedgossip.plans.federation import FederationPlan
 from fedgossip.plans.plan_statement import PLAN, PlanStatement, statement_of
+from fedgossip.plans.site_approvals import SiteApprovals
 
 DAY_NS = 86_400 * 10**9
 EXPERIMENT = """
@@ -153,7 +154,7 @@ def test_a_plan_of_which_any_field_is_another_is_refused(desk: Desk) -> None:
         inner[path[-1]] = other
         statement = msgspec.convert(changed, PlanStatement)
         with pytest.raises(ConfigError, match="was never approved"):
-            approvals._covering(replace(request, statement=statement), HowLong(), "")
+            approvals.covering(replace(request, statement=statement), HowLong(), "")
 
 
 def test_every_byte_of_an_experiment_file_is_the_same_run_or_refused(desk: Desk) -> None:

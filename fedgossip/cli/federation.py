@@ -93,6 +93,7 @@ def _first_model(plan: FederationPlan, script: str) -> Described | None:
     type=click.Path(path_type=Path),
     help="Where this site notes what its records have spent.  [default: beside the key]",
 )
+@click.option("--dry-run", is_flag=True, help="Check all that this site can check alone, and send nothing.")
 def client(
     experiment: Path,
     node: int,
@@ -100,6 +101,7 @@ def client(
     key: Path,
     policy: Path,
     ledger: Path | None,
+    dry_run: bool,
     overrides: tuple[str, ...],
     seed: int | None,
     out: Path | None,
@@ -115,6 +117,8 @@ def client(
     plan = _plan(experiment, overrides, seed)
     if node >= plan.learners:
         raise ConfigError(f"there is no client {node}", f"Clients are 0 to {plan.learners - 1}.")
+    if dry_run:
+        return _checked(plan, node, key, endpoints, policy, ledger, None if resume else out)
     known = load_endpoints(endpoints, plan.n, plan.roles.listens)
     learning = compose.task_of(plan.experiment, plan.learners, [node], os.urandom)
     terms = demands(policy, plan, known, learning[0] if plan.secure else None)
@@ -139,6 +143,25 @@ def client(
     ).take_part(f"calling the coordinator at {where}, which begins when enough clients are there")
 
 
+def _checked(
+    plan: FederationPlan, node: int, key: Path, endpoints: Path, policy: Path, ledger: Path | None, out: Path | None
+) -> int:
+    """Print what a site can know alone; return the exit code of the first thing that would end its run."""
+    import time
+
+    from fedgossip.plans.site_checks import LATER, NOT_LOOKED_AT, ClientSite, SiteChecks
+
+    code = 0
+    for one in SiteChecks(ClientSite(plan, node, key, endpoints, policy, ledger, out, time.time_ns)).all():
+        word = "REFUSED" if one.error else "-" if one.said == LATER else "ok"
+        echo(f"{word:7}  {one.what:12}  {one.said}")
+        if one.error:
+            echo(f"{'':23}{one.error.advice}")
+            code = code or one.error.exit_code
+    echo(f"Not looked at: {NOT_LOOKED_AT}.  Nothing was sent.", err=True)
+    return code
+
+
 def _approved(
     plan: FederationPlan,
     node: int,
@@ -156,8 +179,9 @@ def _approved(
     import time
 
     from fedgossip.net.identity import Identity
-    from fedgossip.plans.approvals import HowLong, SiteApprovals, request_of, run_of
+    from fedgossip.plans.approvals import HowLong, request_of
     from fedgossip.plans.plan_statement import statement_of
+    from fedgossip.plans.site_approvals import SiteApprovals, run_of
 
     approvals = SiteApprovals(key, Identity.load(key), time.time_ns)
     if not approvals.exists and limits is None:

@@ -13,9 +13,10 @@ from fedgossip.cli.portable import portable_option
 from fedgossip.cli.text import columns, echo, echo_json, print_json
 
 if TYPE_CHECKING:
-    from fedgossip.plans.approvals import Approval, SiteApprovals
+    from fedgossip.plans.approvals import Approval
     from fedgossip.plans.federation import FederationPlan
     from fedgossip.plans.plan_statement import PlanStatement
+    from fedgossip.plans.site_approvals import SiteApprovals
 
 HASH_LEAST = 8
 """Minimum number of digits by which a plan is named."""
@@ -240,7 +241,7 @@ def _approvals(key: Path) -> SiteApprovals:
     import time
 
     from fedgossip.net.identity import Identity
-    from fedgossip.plans.approvals import SiteApprovals
+    from fedgossip.plans.site_approvals import SiteApprovals
 
     return SiteApprovals(key, Identity.load(key), time.time_ns)
 

@@ -209,6 +209,19 @@ def spent_on(path: Path, unit: str, data: str, records: str = "") -> list[Mechan
     return [Mechanism(noise, rate, count) for (noise, rate), count in steps.items()]
 
 
+def standing(path: Path, data: str, records: str = "") -> tuple[TotalBudget | None, int]:
+    """Return what a site still allows of some records, None without a limit; and how many more releases without noise.
+
+    Reads alone; a process that spends holds the ledger itself.  Raises ConfigError where it cannot be read.
+    """
+    lines = _lines(path)[0] if path.exists() else []
+    if (limit := limit_of(lines)) is None:
+        return None, 0
+    mine = same_records(lines, data, records)
+    left = limit.exact - sum(bool(one.exact) for one in mine)
+    return TotalBudget(limit.max_epsilon_total, limit.delta, account_of_records(mine)), left
+
+
 @dataclass(frozen=True)
 class SpentBudget:
     """The budget that was spent of one unit of some data."""
