@@ -68,9 +68,29 @@ def test_two_of_four_killed_at_once_end_the_run_with_code_7(tmp_path: Path) -> N
 
 
 def test_a_worker_that_is_killed_and_started_again_takes_part_again(tmp_path: Path) -> None:
-    faults = [{"kind": "crash", "peers": [2], "start": 1.0, "after": 0.2}]
-    experiment = quadratic(4, rounds=250, faults=faults, eval={"every": 250})
+    """One of two is no more than half: however long that takes, the other waits for it."""
+    faults = [{"kind": "crash", "peers": [1], "start": 0.02, "after": 0.2}]
+    experiment = quadratic(2, rounds=300, faults=faults, eval={"every": 300})
     run = run_local_plan(compose.plan(load_experiment(experiment)), tmp_path / "run", report=False)
-    assert run.summary["status"] == "finished"
+    named = [row.name for row in run.rows if isinstance(row, EventRow)]
+    assert run.summary["status"] == "finished" and {"crashed", "restarted", "regrouped"} <= set(named)
     assert len({digest([vector]) for vector in run.vectors}) == 1
-    assert any(isinstance(row, EventRow) and row.name in ("workers_back", "fetched") for row in run.rows)
+    assert [row.round for row in run.rows if isinstance(row, PeerRow) and row.peer == 0] == list(range(1, 301))
+
+
+class LateProcesses(PeerProcesses):
+    """Whoever is started again comes when all others have ended."""
+
+    def start(self, spec: dict[str, Any]) -> None:
+        while spec["resume"] and len(self.exited) < 3:
+            self.poll(0.05)
+        super().start(spec)
+
+
+def test_a_worker_that_is_started_again_when_the_others_have_ended_is_not_waited_for(tmp_path: Path) -> None:
+    faults = [{"kind": "crash", "peers": [2], "start": 0.02, "after": 0.1}]
+    plan = compose.plan(load_experiment(quadratic(3, rounds=300, faults=faults, eval={"every": 300})))
+    with LateProcesses(learning=False) as family:
+        run = run_local_plan(plan, tmp_path / "run", family=family, report=False)
+    assert run.summary["status"] == "partial"
+    assert [(row.peer, row.name) for row in run.rows if isinstance(row, EventRow)][-1] == (2, "run_was_over")

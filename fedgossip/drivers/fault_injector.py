@@ -38,6 +38,8 @@ class Striker:
         self._killed: dict[NodeId, int | None] = {}  # when it comes back; None: never
         self._asleep: dict[NodeId, int] = {}  # until when
         self._dying: set[NodeId] = set()  # killed, and not heard of yet
+        self.restarted: set[NodeId] = set()
+        """Peers that were started again."""
 
     @property
     def away(self) -> Collection[NodeId]:
@@ -86,5 +88,6 @@ class Striker:
 
     def _restart(self, node: NodeId) -> None:
         del self._killed[node]
+        self.restarted.add(node)
         self.processes.start({**self.specs[node], "resume": True})  # it counts its lives itself, in its folder
         self.note("restarted", node, None)

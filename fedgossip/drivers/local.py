@@ -44,6 +44,10 @@ PATIENCE_SECONDS = 5.0
 """When a peer has ended, the others may be silent for two trainings, two deadlines and so much longer;
 when the coordinator has ended, a training and so much longer."""
 
+COME_TOO_LATE_SECONDS = 1.0
+"""Where workers of one model have ended, one that was started again after that is not waited for when it is silent for
+so long: it waits for them."""
+
 CHECKPOINT_SECONDS = 0.5
 """Between two checkpoints of a peer that the script will kill and start again."""
 
@@ -247,6 +251,10 @@ def _gather(plan: Plan, processes: PeerProcesses, collector: Collector, striker:
         if not processes.exited:
             continue  # while all of them work nobody can say what is too long
         left = [node for node in range(plan.n) if node not in processes.exited]
+        if silent > COME_TOO_LATE_SECONDS and _come_too_late(plan, left, striker, collector):
+            for node in left:
+                collector.keeper(EventRow(collector.rounds[node], node, "run_was_over"))
+            return
         waiting = 2 * (deadline + collector.slowest_training)
         if plan.n > len(counted) and not counted & {*left, *striker.away}:
             waiting = collector.slowest_training  # whose run it is has ended: nobody is there to be waited for
@@ -256,6 +264,12 @@ def _gather(plan: Plan, processes: PeerProcesses, collector: Collector, striker:
             for node in left:
                 collector.keeper(EventRow(collector.rounds[node], node, "hung"))
             return
+
+
+def _come_too_late(plan: Plan, left: Sequence[int], striker: Striker, collector: Collector) -> bool:
+    """Whether those who are left were started again when the others had ended: nobody takes them in any more."""
+    behind = all(collector.rounds[node] < plan.experiment.rounds for node in left)
+    return plan.one_model and behind and striker.restarted >= set(left)
 
 
 def _specs(

@@ -42,7 +42,7 @@ from fedgossip.machine import (
     Witness,
     told,
 )
-from fedgossip.messages import Hello, Invite, Join
+from fedgossip.messages import Hello, Invite, Join, Leaving
 from fedgossip.metrics import Meter
 from fedgossip.net.endpoints import Endpoint
 from fedgossip.net.greeting import refused
@@ -187,7 +187,15 @@ class Host:
     # --- the loop -------------------------------------------------------------------------------------------------
 
     def _step(self) -> None:
-        for event in self.links.poll(self._sleep_ms()):
+        events = self.links.poll(self._sleep_ms())
+        stops = self.ports.stop()
+        goodbyes = [event for event in events if stops and _is_goodbye(event)]
+        for event in events:
+            if not (stops and _is_goodbye(event)):
+                self._heard(event)
+        if self.result is None and stops:  # where all are stopped, nobody does a round without those that go first
+            self.tell(Stopping(again=True))
+        for event in goodbyes:
             self._heard(event)
         self._take_answers()
         while self._due and self._due[0][0] <= self.clock():
@@ -195,8 +203,6 @@ class Host:
             if self._timers.get(key) == sequence:
                 del self._timers[key]
                 self._fire(key)
-        if self.result is None and self.ports.stop():
-            self.tell(Stopping(again=True))
 
     def _sleep_ms(self) -> int:
         if not self._due:
@@ -411,3 +417,7 @@ class Host:
                 case FedgossipError() as error:
                     self._fatal = self._fatal or error
                     self.tell(Stopping())
+
+
+def _is_goodbye(event: LinkEvent) -> bool:
+    return isinstance(event, Arrived) and isinstance(event.message, Leaving)

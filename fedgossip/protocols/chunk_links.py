@@ -148,7 +148,7 @@ class ChunkLink:
             return []
         order, asked_ns = self._questions[answer.number]
         self._questions = {number: at for number, at in self._questions.items() if number > answer.number}
-        self.round_trips.saw(now_ns - asked_ns)
+        self.round_trips.answered(now_ns - asked_ns)
         for name in answer.names:
             self._under_way.pop(name, None)
         return self._go_on([one for one in self._under_way.values() if one.order < order], now_ns)

@@ -2,13 +2,14 @@
 
     timeout = smoothed + max(4 * deviation, smoothed)          smoothed, deviation: moving means, of 1/8 and 1/4
 
-at least LEAST_NS and at most a limit; FIRST_NS before the first answer, and doubled with each after the first that does
-not come, until one comes.  The caller measures those alone that are known to be of a thing said once.
+at least LEAST_NS and at most a limit; FIRST_NS before the first answer, and doubled with the second and the third that
+does not come, until one comes.  The caller measures those alone that are known to be of a thing said once.
 
 Source: Paxson, Allman, Chu and Sargent, Computing TCP's retransmission timer, RFC 6298 (2011), with the rule of Karn
 and Partridge, Improving round-trip time estimates in reliable transport protocols, SIGCOMM 1987.  Ours differs in the
 least timeout: that of Linux in place of a second, and twice the smoothed time, for answers here wait for a machine that
-may be adding; and the first timeout doubles nothing, for what is said after it is a question of a few bytes.
+may be adding; and it doubles twice, from the second on, for what is said after it is a question of a few bytes, which
+fills no link.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ FIRST_NS = 1_000_000_000
 LEAST_NS = 200_000_000
 """Minimum timeout, as Linux has it: messages are lost seldom, and a busy machine answers late."""
 
-DOUBLINGS_MAX = 20
+DOUBLINGS_MAX = 2
+"""Maximum number of times that a timeout doubles."""
 
 
 class RoundTrips:
@@ -42,9 +44,15 @@ class RoundTrips:
             self.quickest_ns = min(self.quickest_ns, took_ns)
         self._timeouts = 0
 
+    def answered(self, took_ns: int) -> None:
+        """A question was answered after so long, which is sooner than a long thing: it tells that the link is there."""
+        if not self.quickest_ns:
+            self.saw(took_ns)
+        self._timeouts = 0
+
     def timed_out(self) -> None:
         """No answer came in time."""
-        self._timeouts = min(self._timeouts + 1, DOUBLINGS_MAX)
+        self._timeouts = min(self._timeouts + 1, 1 + DOUBLINGS_MAX)
 
     @property
     def timeout_ns(self) -> int:
