@@ -16,6 +16,7 @@ from fedgossip.algorithms.descent.lars import LARS
 from fedgossip.algorithms.descent.sgd import SGD
 from fedgossip.learning import optimizers
 from fedgossip.learning.settings import TrainSettings
+from fedgossip.protocols.shard_clocks import StepPerPush
 from fedgossip.task import Segment
 from fedgossip.vectors import Vector, frozen
 
@@ -133,3 +134,25 @@ def test_an_elementwise_method_may_be_stepped_stretch_by_stretch(method: Any) ->
             state = method.step(state, gradient[part], RATE)
         ends.append(state.x)
     assert np.concatenate(ends).tobytes() == descended(method).tobytes()
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_a_gradient_that_is_given_up_lends_its_memory_and_changes_no_bit(momentum: float) -> None:
+    x, gradient = (frozen(np.random.default_rng(k).standard_normal(100_003, np.float32)) for k in range(2))
+    method = SGD(momentum)
+    kept = method.step(method.start(x), gradient, 0.1)
+    ours = np.array(gradient)
+    stepped = method.step(method.start(x), ours, 0.1)
+    assert stepped.x.tobytes() == kept.x.tobytes() and not stepped.x.flags.writeable
+    assert np.shares_memory(stepped.x, ours) is not bool(momentum)
+    assert not np.shares_memory(kept.x, gradient)
+
+
+def test_what_a_server_tells_its_copies_is_not_stepped_in() -> None:
+    """A push that came over a link is writeable, and goes on to the copies after the step."""
+    pushed = np.arange(1.0, 5.0, dtype=np.float32)
+    shard = StepPerPush(SGD(), frozen(np.zeros(4, np.float32)), [7], 3, None, damped=False)
+    change = shard.push(7, 1.0, 0, pushed, lambda _clock: 0.5)
+    shard.apply(change)
+    assert shard.x.tolist() == [-0.5, -1.0, -1.5, -2.0]
+    assert isinstance(change.gradient, np.ndarray) and change.gradient.tolist() == [1.0, 2.0, 3.0, 4.0]

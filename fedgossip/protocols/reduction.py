@@ -69,7 +69,7 @@ class Reduction:
 
     @property
     def mean(self) -> Vector:
-        """The mean, frozen, where all is done; the same bits at every rank."""
+        """The mean, where all is done; the same bits at every rank.  Not frozen: its owner may step in its memory."""
         assert self.done
         if self._summed:
             weights = self._held[-1]
@@ -78,7 +78,7 @@ class Reduction:
             else:  # each rank's own is positive: some rank has lied, and there is no mean to step along
                 self._held[:] = 0
             self._summed = False
-        return frozen(self._held)
+        return self._held
 
     @property
     def kind(self) -> np.dtype[np.floating]:
@@ -258,7 +258,6 @@ class _Bucket:
         if not self._adds:
             self._part[:], self._weight = self._exact.mean(self._part.dtype), 0.0
             self._exact = None
-
 
     def _add(self, part: slice, came: Vector) -> None:
         """Add into the memory of what came, where that is ours; the vector itself need not hold what is replaced."""

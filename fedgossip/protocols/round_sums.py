@@ -47,7 +47,7 @@ class RoundSums(Protocol):
         ...
 
     def gradient(self, found: Vector, round: int) -> Vector:
-        """Return the mean gradient [d], frozen, of what the sum of a round came to."""
+        """Return the mean gradient [d], of what the sum of a round came to, whose memory it may be."""
         ...
 
 
@@ -74,7 +74,7 @@ class DenseSums:
         return Reduction(rank, self.collective(workers), self.length + TAIL, self.kind, self.bucket)
 
     def gradient(self, found: Vector, round: int) -> Vector:  # noqa: ARG002
-        return frozen(found[:-TAIL])
+        return found[:-TAIL]
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from fedgossip.algorithms.descent.rows import RowSum, RowTable
 from fedgossip.algorithms.federated.sums import REACH, ExactSum
 from fedgossip.keyed_rows import Keys, Rows
 from fedgossip.machine import NodeId
-from fedgossip.vectors import Vector, summable
+from fedgossip.vectors import Vector, frozen, largest, summable
 
 Rate = Callable[[int], float]
 """The step size of a clock."""
@@ -70,6 +70,12 @@ class ShardChange:
     rate: float
     workers: tuple[NodeId, ...]
     gradient: Gradient | None
+    """Frozen: it is told to copies after its step, which else could lie in its memory."""
+
+    def __post_init__(self) -> None:
+        numbers = self.gradient.values if isinstance(self.gradient, Rows) else self.gradient
+        if numbers is not None:
+            frozen(numbers)
 
 
 class ShardClocks(ABC):
@@ -169,8 +175,7 @@ class StepPerClock(ShardClocks):
     def fits(self, weight: float, vector: Vector) -> bool:
         if not summable(vector):
             return False
-        largest = max(float(vector.max()), -float(vector.min()))
-        return weight * largest * len(self.clocks) < REACH / 2  # as large as all terms together
+        return weight * largest(vector) * len(self.clocks) < REACH / 2  # as large as all terms together
 
     def push(self, worker: NodeId, weight: float, steps: int, gradient: Gradient, rate: Rate) -> None:  # noqa: ARG002
         if self._sum is None:

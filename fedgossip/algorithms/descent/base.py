@@ -40,7 +40,10 @@ class Descent(Protocol[State]):
         ...
 
     def step(self, state: State, gradient: Vector, rate: float) -> State:
-        """Return the state after a step of `rate` along `gradient`, [d] of the model's type."""
+        """Return the state after a step of `rate` along `gradient`, [d] of the model's type.
+
+        One that is not frozen is given up: the state may lie in its memory.
+        """
         ...
 
 
@@ -50,8 +53,11 @@ def zeros(x: Vector) -> Vector:
 
 
 def along_by(x: Vector, direction: Vector, rate: float) -> Vector:
-    """Return x - rate * direction as a new frozen vector [d]: two roundings, and no memory but the result's."""
-    out, factor = empty(x.size, x.dtype), x.dtype.type(rate)
+    """Return x - rate * direction as a frozen vector [d]: two roundings, and no memory but the result's.
+
+    It lies in the memory of `direction` where that is not frozen: it is ours then, and is not needed again.
+    """
+    out, factor = direction if direction.flags.writeable else empty(x.size, x.dtype), x.dtype.type(rate)
     for start in range(0, x.size, BLOCK):  # a block stays in the cache between the two
         part = slice(start, start + BLOCK)
         np.multiply(direction[part], factor, out=out[part])
