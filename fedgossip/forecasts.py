@@ -48,10 +48,10 @@ class ScoreForecast(msgspec.Struct, frozen=True):
 class RunForecast(msgspec.Struct, frozen=True):
     """The forecast of one run.
 
-    level: "probe" (three jobs a node at the first model), "shadow" (a training at the mean), or "realised" (a shadow of
-    the rounds as they were mixed).  lower, upper: of the
-    consensus distance after round 1, 2, ...; equal where `exact`.  responses: (round, share by which an update answers
-    to being away from the mean).  jobs: trainings that the forecast took.
+    level: "probe" (three jobs a node at the first model), "shadow" (a training at the mean), "followed" (that, and the
+    peers followed to where the graph takes them), or "realised" (a shadow of the rounds as they were mixed).  lower,
+    upper: of the consensus distance after round 1, 2, ...; equal where `exact`.  responses: (round, share by which an
+    update answers to being away from the mean).  jobs: trainings that the forecast took.
     """
 
     level: str

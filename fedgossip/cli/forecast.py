@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 @click.argument("more", metavar="[GRAPH]...", nargs=-1)
 @click.option(
     "--level",
-    type=click.Choice(["graph", "probe", "shadow"]),
+    type=click.Choice(["graph", "probe", "shadow", "followed"]),
     help="graph: nothing is trained.  probe: three jobs a peer.  shadow: one training at the peers' mean.  "
+    "followed: a third of a training more for each graph, with edges much nearer to each other.  "
     "[default: forecast.level, else shadow]",
 )
 @click.option("--graphs", metavar="GRAPH...", multiple=True, help="Other graphs than the file's, of as many peers.")
@@ -183,10 +184,13 @@ def _legend(level: str, found: Sequence[Any]) -> str:
         return "To halve, to 1 %, left at the end: of a disagreement by mixing alone, typical / worst direction."
     jobs = sum({one.jobs for one in found})
     how = "three jobs a peer" if level == "probe" else "one training at the peers' mean"
+    followed = [one for one in found if one.level == "followed"]
+    how += ", and in one round of three of each graph's peers" if followed else ""
     last = found[0].rounds
     lines = [f"After round {last}, by {how}: {jobs:,} local trainings in all."]
     if level == "probe" and not all(one.exact for one in found):
         lines.append("A probe takes the first round's updates for all rounds': --level shadow follows them.")
     if any(one.wide for one in found):
-        lines.append("Weakly tied: the edges are more than 2.5 times apart, so no point is given.")
+        nearer = "" if followed else "  --level followed brings them nearer."
+        lines.append(f"Weakly tied: the edges are more than 2.5 times apart, so no point is given.{nearer}")
     return "\n".join(lines)

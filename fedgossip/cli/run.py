@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--forecast",
-    type=click.Choice(["auto", "none", "probe", "shadow"]),
+    type=click.Choice(["auto", "none", "probe", "shadow", "followed"]),
     default="auto",
     help="Forecast the run before it begins; replaces forecast.level.  auto: where the whole answer is known, as of "
     "quadratics.  [default: forecast.level]",

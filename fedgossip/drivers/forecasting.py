@@ -12,12 +12,13 @@ import numpy as np
 
 from fedgossip.errors import ConfigError, TrainingError, nearest
 from fedgossip.experiment import GIVEN, Experiment, load_experiment
-from fedgossip.experiment.sections import FORECAST_AUTO, FORECAST_LEVELS, FORECAST_NONE
+from fedgossip.experiment.sections import FORECAST_AUTO, FORECAST_FOLLOWED, FORECAST_LEVELS, FORECAST_NONE
 from fedgossip.forecasts import RunForecast, ScoreForecast
 from fedgossip.plans import compose
 from fedgossip.plans.gossip import GossipPlan
 from fedgossip.records import NetworkRow, Row
 from fedgossip.rundir.foretold import Foretold
+from fedgossip.simulation.followed import KEPT
 from fedgossip.simulation.probe import expected_distances, probe
 from fedgossip.simulation.realised import realised_rounds
 from fedgossip.simulation.recursion import GossipCourse, is_linear
@@ -47,9 +48,10 @@ def forecast_run(
 ) -> list[RunForecast]:
     """Return what is to be expected of a gossip run before it begins, on its own graph or on each of `graphs`.
 
-    `level`: "probe" (three jobs a node, then arithmetic) or "shadow" (all rounds of one training at the peers' mean,
-    whatever the number of graphs); None: what [forecast] says, else "shadow".  `memory_gb`: that of [forecast] where it
-    is None.  `watch` is called after each round of a shadow.
+    `level`: "probe" (three jobs a node, then arithmetic), "shadow" (all rounds of one training at the peers' mean,
+    whatever the number of graphs) or "followed" (that, and a third of a training for each graph); None: what
+    [forecast] says, else "shadow".  `memory_gb`: that of [forecast] where it is None.  `watch` is called after each
+    round of a shadow.
 
     Raises ConfigError where nothing is known: another kind of run than synchronous gossip, an algorithm that is not
     linear in what it is given, a graph that is not known, models that do not fit into `memory_gb`.
@@ -88,8 +90,9 @@ def plans_of(
 def foretold_of(plan: compose.Plan, task: LocalTask, level: str | None, stopped: Path | None) -> Foretold | None:
     """Return the forecast of a run that begins, or that of one that was `stopped` in a folder; None without.
 
-    `level`: "probe", "shadow", "none", or "auto": a probe where that is the whole answer, of problems that have one.
-    What [forecast] names goes before auto; None is what it names alone.  Raises ConfigError as `forecast_run`.
+    `level`: "probe", "shadow", "followed", "none", or "auto": a probe where that is the whole answer, of problems that
+    have one.  What [forecast] names goes before auto; None is what it names alone.  Raises ConfigError as
+    `forecast_run`.
     """
     if stopped is not None:
         return _with_realised(Foretold.left_in(stopped), plan, task)
@@ -128,7 +131,7 @@ def realised_forecast(plan: GossipPlan, task: LocalTask, rows: Sequence[Row]) ->
 def _edges(shadow: Shadow, found: Shadowed) -> tuple[Sequence[float], Sequence[float]]:
     if shadow.exact:
         return found.pulled, found.pulled
-    return found.highest, np.minimum(found.free, found.pulled).tolist()
+    return found.highest, found.lowest
 
 
 def asked_level(plan: GossipPlan) -> str:
@@ -193,8 +196,8 @@ def forecasts_of(
             raise ConfigError(f"the forecast of {name} is not known: it is not linear", advice)
     if level == "probe":
         return _probed(plans, courses, task)
-    _check_memory(plans, task, memory_gb or plans[0].experiment.forecast.memory)
-    return _shadowed(plans, courses, task, watch)
+    _check_memory(plans, task, memory_gb or plans[0].experiment.forecast.memory, level)
+    return _shadowed(plans, courses, task, level, watch)
 
 
 def _course(plan: GossipPlan) -> GossipCourse:
@@ -205,9 +208,12 @@ def _course(plan: GossipPlan) -> GossipCourse:
     return GossipCourse(plan.schedule.name, plan.schedule, plan.algorithm, exchange)
 
 
-def _check_memory(plans: Sequence[GossipPlan], task: LocalTask, memory_gb: float) -> None:
+def _check_memory(plans: Sequence[GossipPlan], task: LocalTask, memory_gb: float, level: str) -> None:
     plan = plans[0]
-    each = 2 * (1 + len(plan.algorithm.slots)) * plan.n * task.length * task.dtype.itemsize
+    arrays = 2 * (1 + len(plan.algorithm.slots))
+    if level == FORECAST_FOLLOWED:
+        arrays += arrays + 4 * KEPT  # as many recursions again, and what was measured: of two vectors each
+    each = arrays * plan.n * task.length * task.dtype.itemsize
     if len(plans) * each <= memory_gb * 1e9:
         return
     fits, whole = int(memory_gb * 1e9 // each), len(plans) * each / 1e9
@@ -230,7 +236,7 @@ def _probed(plans: Sequence[GossipPlan], courses: Sequence[GossipCourse], task: 
 
 
 def _shadowed(
-    plans: Sequence[GossipPlan], courses: Sequence[GossipCourse], task: LocalTask, watch: Told
+    plans: Sequence[GossipPlan], courses: Sequence[GossipCourse], task: LocalTask, level: str, watch: Told
 ) -> list[RunForecast]:
     """One training for all graphs that keep the mean where it is, and one for each that does not."""
     made: dict[int, RunForecast] = {}
@@ -239,12 +245,14 @@ def _shadowed(
     for places in [*([shared] if shared else []), *([place] for place in alone)]:
         e, own = plans[places[0]].experiment, places[0] in alone
         rounds = foreseen(plans[places[0]])
-        shadow = Shadow(task, [courses[place] for place in places], rounds, e.score, own_mean=own)
+        those, follow = [courses[place] for place in places], level == FORECAST_FOLLOWED
+        shadow = Shadow(task, those, rounds, e.score, own_mean=own, follow=follow)
         run_shadow(shadow, rounds, {*range(0, rounds, e.eval.every), rounds}, watch)
         responses = [(response.round, response.share) for response in shadow.responses]
         for place, found in zip(places, shadow.found, strict=True):
             how: dict[str, Any] = {"exact": shadow.exact, "responses": responses, "jobs": shadow.jobs}
-            made[place] = _made("shadow", plans[place], *_edges(shadow, found), scores=_scores(found), **how)
+            level = FORECAST_FOLLOWED if found.followed else "shadow"
+            made[place] = _made(level, plans[place], *_edges(shadow, found), scores=_scores(found), **how)
     return [made[place] for place in range(len(plans))]
 
 

@@ -70,9 +70,9 @@ def simulate(
     `experiment`: a path, a mapping of the file's shape, or an Experiment.  `engine`: "sim" (machines, virtual network)
     or "stacked" (arrays only; the same bits, no time).  `overrides`: "section.key=value" texts.  `task`: anything with
     the methods of `fedgossip.task.LocalTask`, in place of the experiment's own.  `out`: a new folder for the run
-    directory; None writes nothing.  `watch` is called with every row of the record as it comes.  `forecast`: "probe" or
-    "shadow" forecasts the run before it begins (see `forecast_run`); the summary says how far it was kept.  None: what
-    [forecast] names.
+    directory; None writes nothing.  `watch` is called with every row of the record as it comes.  `forecast`: "probe",
+    "shadow" or "followed" forecasts the run before it begins (see `forecast_run`); the summary says how far it was
+    kept.  None: what [forecast] names.
 
     `schedule`, or `mixing` (a Mixing, or an array [n, n] whose row i is what i gives the models that it hears):
     the graph of each round, in place of [topology]'s.  `algorithm`: an object with the methods of

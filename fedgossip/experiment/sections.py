@@ -146,7 +146,8 @@ class AdversarySection(msgspec.Struct, forbid_unknown_fields=True):
 
 
 FORECAST_AUTO, FORECAST_NONE = "auto", "none"
-FORECAST_LEVELS = "probe", "shadow"
+FORECAST_FOLLOWED = "followed"
+FORECAST_LEVELS = "probe", "shadow", FORECAST_FOLLOWED
 """How a run is forecast."""
 
 
@@ -154,7 +155,8 @@ class ForecastSection(msgspec.Struct, forbid_unknown_fields=True):
     """[forecast]: what is to be known of a synchronous gossip run before it begins (docs/numerics.md, section 7)."""
 
     level: Annotated[str, OneOf((FORECAST_AUTO, FORECAST_NONE, *FORECAST_LEVELS))] = FORECAST_AUTO
-    """shadow: one training at the peers' mean; probe: three jobs a peer; none.  auto: `fedgossip run` makes a probe
+    """shadow: one training at the peers' mean; followed: that, and a third of a training more for each graph, with
+    edges much nearer to each other; probe: three jobs a peer; none.  auto: `fedgossip run` makes a probe
     where that is the whole answer, as of quadratics, and nothing else does."""
     rounds: Annotated[int, Within(0, MOST)] = 0
     """Rounds that it is of, from the first on; 0: all.  A shadow of few costs as few trainings."""

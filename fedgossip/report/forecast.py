@@ -135,11 +135,18 @@ def _of_changing(facts: RecordedForecast) -> str:
     return f"Forecast: {', and '.join(said)}." if said else ""
 
 
+HOW = {
+    "shadow": "a training at the peers\u2019 mean",
+    "followed": "a training at the peers\u2019 mean, and theirs in one round of three",
+}
+"""What a level of a forecast trained; a probe three jobs a peer."""
+
+
 def _foretold(run: RecordedRun) -> str:
     """What was forecast before the run, and how far it was kept."""
     told, summary = run.foretold, run.summary
     assert told is not None
-    how = "a training at the peers\u2019 mean" if told.level == "shadow" else "three jobs a peer"
+    how = HOW.get(told.level, "three jobs a peer")
     edges = "exactly" if told.exact else f"between edges {number(told.width)} times apart"
     wide = "; this graph ties its peers weakly, so that is wide" if told.wide else ""
     said = f"Before the run the distance was forecast {edges}, by {how}{wide}."

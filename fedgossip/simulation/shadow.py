@@ -19,6 +19,9 @@ An optimiser that remembers (local momentum, Adam) goes on answering in later ro
 round gives again, rho, is measured by yet another job a node, at the mean with the memory of the one that was away; the
 pull is then r <- rho r - a (X_g - mean).
 
+A shadow may also follow the peers of each graph to where it takes them (`followed`): its edges are then those, for a
+third of a training more a graph.
+
 Memory: two states of the algorithm for every graph, [n, d] a slot; no round is kept.
 """
 
@@ -33,6 +36,7 @@ import numpy as np
 
 from fedgossip.algorithms.base import Step
 from fedgossip.scores import ACCURACY, Score
+from fedgossip.simulation.followed import FollowedPeers
 from fedgossip.simulation.recursion import GossipCourse, Recursion
 from fedgossip.simulation.stacked import stacked_step, stacked_updates
 from fedgossip.task import Job, LocalTask, give_memory, memory_of
@@ -52,7 +56,7 @@ Interval = tuple[float, float]
 @dataclass
 class Shadowed:
     """What follows for one graph, after each round: the distance without and with a response, and from each other
-    (`apart`); scores where evaluated.
+    (`apart`); the edges of peers that are `followed`; scores where evaluated.
 
     `averaged`, and for the mean and the worst peer the values at both edges, in the order of `evaluated`.
     """
@@ -61,6 +65,7 @@ class Shadowed:
     free: list[float] = field(default_factory=list)
     pulled: list[float] = field(default_factory=list)
     apart: list[float] = field(default_factory=list)
+    followed: list[Interval] = field(default_factory=list)
     evaluated: list[int] = field(default_factory=list)
     averaged: list[float] = field(default_factory=list)
     mean_peer: list[Interval] = field(default_factory=list)
@@ -69,8 +74,17 @@ class Shadowed:
     @property
     def highest(self) -> list[float]:
         """The upper edge."""
+        if self.followed:
+            return [high for _, high in self.followed]
         edges = zip(self.free, self.pulled, self.apart, strict=True)
         return [max(free, pulled, math.hypot(pulled, apart)) for free, pulled, apart in edges]
+
+    @property
+    def lowest(self) -> list[float]:
+        """The lower edge."""
+        if self.followed:
+            return [low for low, _ in self.followed]
+        return [min(edges) for edges in zip(self.free, self.pulled, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -91,7 +105,8 @@ class Shadow:
     (`realised`) stands alone, with `own_mean`.
 
     `score`: the metric of the task that scores are.  `own_mean`: the mean is that of the one course, whose graph moves
-    it; else that of a single peer that hears nobody.
+    it; else that of a single peer that hears nobody.  `follow`: whether peers are followed to where graphs take them,
+    of a task that remembers nothing.
     """
 
     def __init__(
@@ -102,6 +117,7 @@ class Shadow:
         score: Score = ACCURACY,
         *,
         own_mean: bool = False,
+        follow: bool = False,
     ) -> None:
         self.found = [Shadowed(course.name) for course in courses]
         self.responses: list[Response] = []
@@ -109,6 +125,7 @@ class Shadow:
         self._task, self._score, self._rounds, self._n = task, score, rounds, courses[0].schedule.n
         start = frozen(np.stack([task.initial(node) for node in range(self._n)]))
         self._edges = [(Recursion(course, start), Recursion(course, start)) for course in courses]
+        self._followed = [FollowedPeers(course, start) for course in courses] if follow else []
         self._pulls: list[Vector | None] = [None] * len(courses)
         self._displaced: tuple[Vector, list[Mapping[str, Any]]] | None = None
         self._centre = self._edges[0][1]
@@ -137,6 +154,10 @@ class Shadow:
             self._due += max(1, min(round, self._rounds // PROBES))
             if updates is not None:
                 self._probe(round, at, updates, memory)
+        if any(self.memory()):
+            self._followed = []  # see `followed`
+        for followed in self._followed:
+            self._follow(followed, round, at, updates, step, memory)
         for place, (free, pulled) in enumerate(self._edges):
             free.advance(updates, step)
             pulled.advance(self._pulled(place, updates, pulled.model, at), step)
@@ -187,6 +208,20 @@ class Shadow:
             self._pulls[place] = pull
         return frozen(updates + pull)
 
+    def _follow(
+        self, followed: FollowedPeers, round: int, at: Vector, updates: Vector | None, step: Step,
+        before: Sequence[Mapping[str, Any]],
+    ) -> None:  # fmt: skip
+        """Do a round of the peers of one graph, and ask them where they are if it is due."""
+        if updates is not None and followed.due(round):
+            after = self.memory()
+            self.remember(before)
+            there, _ = self._trained(round, list(followed.fine.model))
+            self.remember(after)
+            assert there is not None, "a task changes every vector or none"
+            followed.take(subtract(followed.fine.model, at), subtract(there, updates))
+        followed.advance(updates, at, step)
+
     def memory(self) -> list[Mapping[str, Any]]:
         """What the task remembers of each node."""
         return [memory_of(self._task, node) for node in range(self._n)]
@@ -202,18 +237,28 @@ class Shadow:
             found.free.append(consensus_distance(free))
             found.pulled.append(consensus_distance(pulled))
             found.apart.append(consensus_distance(subtract(free, pulled)))
+        for found, followed in zip(self.found, self._followed, strict=False):
+            found.followed.append(followed.edges())
 
     def _evaluate(self, round: int) -> None:
-        (averaged,) = self._scores([self.mean])
-        if averaged is None:
+        if self._scores([self.mean]) == [None]:
             return
-        for found, edges in zip(self.found, self._edges, strict=True):
-            each = [self._scores(list(edge.model)) for edge in (edges[1:] if self.exact else edges)]
+        for place, found in enumerate(self.found):
+            centre, models = self._expected(place)
+            each = [self._scores(list(model)) for model in models]
             known = [[value for value in values if value is not None] for values in each]
             found.evaluated.append(round)
-            found.averaged.append(averaged)
+            found.averaged.extend(value for value in self._scores([centre]) if value is not None)
             found.mean_peer.append(_ends([float(np.mean(values)) for values in known]))
             found.worst_peer.append(_ends([self._score.worst(values) for values in known]))
+
+    def _expected(self, place: int) -> tuple[Vector, list[Vector]]:
+        """Return the mean of a graph's peers, and where they may be."""
+        if self._followed and not self.exact:
+            models = self._followed[place].models
+            return mean(list(models[0])), models
+        edges = self._edges[place]
+        return self.mean, [edge.model for edge in (edges[1:] if self.exact else edges)]
 
     def _scores(self, vectors: Sequence[Vector]) -> list[float | None]:
         return [metrics.get(self._score.name) for metrics in self._task.evaluate(vectors)]

@@ -1,0 +1,132 @@
+"""Peers followed to where a graph takes them: what their updates answer is measured there, in one round of three.
+
+    r_i  =  u_i(x_i) - u_i(mean)          measured in rounds 1, 2, 4, 7, 10, ...; x_i: where peer i is on this graph
+    between these   r_i  ~  sum_k c_k r_i,k - a (e_i - sum_k c_k e_i,k)        e_i = x_i - mean
+
+with c the least squares of e_i by the last four e_i,k that were measured: secants of the peer's own loss.  What they do
+not reach of e_i is answered by the share a of the last measurement, as in a shadow run.
+
+An optimiser that remembers answers with what it remembers of other places: peers of such a task are not followed.
+
+Two recursions, of which one takes every measurement and the other every second.  What they differ by tells how far the
+first may be off, as two step lengths do of a differential equation:
+
+    fine^2 / (fine + apart)  <=  distance  <=  fine + apart
+
+Source of the two step lengths: Hairer, Norsett and Wanner, Solving ordinary differential equations I, Springer 1993,
+section II.4.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from fedgossip.algorithms.base import Step
+from fedgossip.simulation.recursion import GossipCourse, Recursion
+from fedgossip.vectors import Vector, consensus_distance, frozen, linear, subtract
+
+FIRST, EVERY = 2, 3
+"""The first rounds in which answers are measured, and one of how many after these."""
+KEPT = 4
+"""Number of measurements of which an answer is put together."""
+RIDGE = 1e-3
+"""Share of the measured lengths that is added to them: two measurements in nearly one direction tell nothing of their
+difference."""
+
+
+@dataclass(frozen=True, eq=False)
+class MeasuredAnswer:
+    """How updates [n, d] differ from those at the mean, where peers are `away` [n, d] from it."""
+
+    away: Vector
+    answer: Vector
+
+    @property
+    def share(self) -> float:
+        """How much of being away the answer takes back."""
+        square = float(np.einsum("id,id->", self.away, self.away, dtype=np.float64))
+        return -float(np.einsum("id,id->", self.away, self.answer, dtype=np.float64)) / square if square else 0.0
+
+
+class SecantRecursion:
+    """Rounds of gossip on a course, whose updates are those at the mean and what measurements say of being away."""
+
+    def __init__(self, course: GossipCourse, start: Vector) -> None:
+        self._run = Recursion(course, start)
+        self._measured: list[MeasuredAnswer] = []
+        self._gram = np.zeros((len(start), 0, 0))
+        self._share = 0.0
+
+    @property
+    def model(self) -> Vector:
+        """The vectors [n, d]."""
+        return self._run.model
+
+    def take(self, one: MeasuredAnswer) -> None:
+        """Take a measurement, for the rounds from this one on."""
+        self._measured, self._share = [*self._measured, one][-KEPT:], one.share
+        gram = [[_products(a.away, b.away) for b in self._measured] for a in self._measured]
+        self._gram = np.moveaxis(np.array(gram), 2, 0)
+        lengths = np.trace(self._gram, axis1=1, axis2=2) / len(gram)
+        self._gram += (RIDGE * lengths + np.finfo(float).tiny)[:, None, None] * np.eye(len(gram))
+
+    def advance(self, updates: Vector | None, at: Vector, step: Step) -> None:
+        """Do a round with `updates` at the mean `at` [d]."""
+        if updates is not None and self._measured:
+            updates = frozen(updates + self._answer(subtract(self.model, at)))
+        self._run.advance(updates, step)
+
+    def _answer(self, away: Vector) -> Vector:
+        told = np.stack([_products(one.away, away) for one in self._measured], axis=1)
+        shares = np.linalg.solve(self._gram, told[:, :, None])[:, :, 0].astype(away.dtype)
+        share = away.dtype.type(self._share)
+        answer = -share * away
+        for one, part in zip(self._measured, shares.T, strict=True):
+            answer += part[:, None] * (one.answer + share * one.away)
+        return frozen(answer)
+
+
+class FollowedPeers:
+    """The two recursions of one graph; `due` says in which rounds its peers are asked for an update where they are."""
+
+    def __init__(self, course: GossipCourse, start: Vector) -> None:
+        self.fine, self._coarse = SecantRecursion(course, start), SecantRecursion(course, start)
+        self._taken = 0
+
+    @staticmethod
+    def due(round: int) -> bool:
+        """Whether answers are measured in a round, counted from 0."""
+        return 1 <= round <= FIRST or round % EVERY == 1
+
+    @property
+    def models(self) -> list[Vector]:
+        """Where peers may be: what both come to, the finer first, and as far on its other side."""
+        fine, coarse = self.fine.model, self._coarse.model
+        return [fine, coarse, linear((2, fine), (-1, coarse))]
+
+    def take(self, away: Vector, answer: Vector) -> None:
+        """Take what was measured in a round that is due."""
+        one = MeasuredAnswer(away, answer)
+        self.fine.take(one)
+        if self._taken % 2 == 0:
+            self._coarse.take(one)
+        self._taken += 1
+
+    def advance(self, updates: Vector | None, at: Vector, step: Step) -> None:
+        """Do a round."""
+        self.fine.advance(updates, at, step)
+        self._coarse.advance(updates, at, step)
+
+    def edges(self) -> tuple[float, float]:
+        """Return between what the distance is to lie."""
+        fine = consensus_distance(self.fine.model)
+        apart = consensus_distance(subtract(self.fine.model, self._coarse.model))
+        return (fine * fine / (fine + apart) if fine else 0.0), fine + apart
+
+
+def _products(one: Vector, other: Vector) -> npt.NDArray[np.float64]:
+    """Return the inner product of each row, float64 [n]."""
+    return np.asarray(np.einsum("id,id->i", one, other, dtype=np.float64))
