@@ -228,6 +228,21 @@ def test_what_cannot_be_judged_is_refused_in_a_line(
     assert told.code in (2, 7) and said in told.err and not (trained / "run" / "model" / "evaluation.json").exists()
 
 
+def test_a_site_alone_tests_the_model_on_what_it_has_trained_on_and_kept(
+    trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same records as in the evaluation; other words are told in a line what is wanted."""
+    said = type_in(trained, "privacy membership run own.toml --id 4", monkeypatch, capsys)
+    assert said.code == 0 and said.out.startswith("84 records that the model was trained on, 56 others"), said
+    for words, what in (
+        ("own.toml", "Give --id K, and no --holdout"),
+        ("own.toml --id 5", "there is no site 5"),
+        ("site-0.csv", "Name others with --holdout"),
+    ):
+        told = type_in(trained, f"privacy membership run {words}", monkeypatch, capsys)
+        assert told.code == 2 and what in told.err
+
+
 def test_options_of_sites_are_refused_beside_a_file(
     trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,7 +12,8 @@ from fedgossip.cli.text import columns, echo, print_json
 
 if TYPE_CHECKING:
     from fedgossip.learning.loaded_model import LoadedModel
-    from fedgossip.privacy.membership import Losses, MeasuredShare, MembershipTest, Right
+    from fedgossip.plans.evaluation import Asked
+    from fedgossip.privacy.membership import MeasuredShare, MembershipTest
 
 FLAGGED = 1
 """The exit code where a model tells of its records."""
@@ -21,24 +22,37 @@ FLAGGED = 1
 @click.command()
 @click.argument("model", type=click.Path(path_type=Path))
 @click.argument("file", metavar="FILE")
-@click.option("--holdout", metavar="FILE", required=True,
+@click.option("--holdout", metavar="FILE",
               help="Records like those of FILE that the model was not trained on: a CSV file, or a source.")
+@click.option("--id", "site", type=click.IntRange(min=0), help="Which site this is, where FILE is an experiment.")
 @click.option("--node", type=click.IntRange(min=0), help="Whose own layers it has, where some stay at the nodes.")
 @click.option("--run-code", is_flag=True, help="Let the modules run that came with the model.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-def membership(model: Path, file: str, holdout: str, node: int | None, run_code: bool, as_json: bool) -> int:
+def membership(
+    model: Path, file: str, holdout: str | None, site: int | None, node: int | None, run_code: bool, as_json: bool
+) -> int:
     """Test at a site, alone, whether MODEL tells which records it was trained on.  Nothing leaves this machine.
 
-    FILE holds records that MODEL was trained on.  Ends with code 1 where they can be told from others.
+    FILE holds records that MODEL was trained on, --holdout others.  Or FILE.toml is the experiment, --id the site: then
+    those are the records that the site has trained on, and those that it has kept from the training
+    (data.local_test).  Ends with code 1 where they can be told from each other.
     """
+    from fedgossip.errors import ConfigError
     from fedgossip.learning.loaded_model import load_model
-    from fedgossip.privacy.membership import membership_test
+    from fedgossip.learning.scored_tables import examples_of
+    from fedgossip.plans.evaluation import compared
 
     loaded = load_model(model, node=node, run_code=run_code)
-    trained, right = _losses(loaded, file)
-    others, right_of_others = _losses(loaded, holdout)
-    both = None if right is None or right_of_others is None else (right, right_of_others)
-    found = membership_test(trained, others, both)
+    if file.endswith(".toml"):
+        if site is None or holdout is not None:
+            raise ConfigError(f"{file}: an experiment, of which a site has records", "Give --id K, and no --holdout.")
+        sides = _of_site(loaded, Path(file), site)
+    elif holdout is None or site is not None:
+        raise ConfigError(f"{file}: records that the model was trained on", "Name others with --holdout, and no --id.")
+    else:
+        examples = [examples_of(loaded, source) for source in (file, holdout)]
+        sides = [(loaded(one.x), one.y) for one in examples]
+    found = compared(loaded.facts.kind, *sides)
     if as_json:
         print_json({**dataclasses.asdict(found), "flagged": found.flagged, "epsilon": found.epsilon})
     else:
@@ -46,13 +60,24 @@ def membership(model: Path, file: str, holdout: str, node: int | None, run_code:
     return FLAGGED if found.flagged else 0
 
 
-def _losses(model: LoadedModel, source: str) -> tuple[Losses, Right | None]:
-    from fedgossip.learning.record_losses import losses_of, right_of
-    from fedgossip.learning.scored_tables import examples_of
+def _of_site(model: LoadedModel, path: Path, site: int) -> list[Asked]:
+    """Ask a model about the records that a site has trained on, and about those that it has kept."""
+    from fedgossip.errors import ConfigError
+    from fedgossip.experiment import load_experiment
+    from fedgossip.plans import compose
+    from fedgossip.plans.evaluation import asked, parted
+    from fedgossip.plans.tasks import examples_of
 
-    examples, kind = examples_of(model, source), model.facts.kind
-    answers = model(examples.x)
-    return losses_of(kind, answers, examples.y), right_of(kind, answers, examples.y)
+    experiment = load_experiment(path)
+    sites = compose.plan(experiment).learners
+    if site >= sites:
+        raise ConfigError(f"there is no site {site}", f"Sites are the clients 0 to {sites - 1}.")
+    own = "{peer}" in experiment.data.source
+    examples = examples_of(experiment, [site] if own else range(sites), sites)
+    kept, trained = parted(experiment, site, examples)
+    if not len(trained):
+        raise ConfigError(f"{path}: no site keeps records from its training", "Set data.local_test, or name --holdout.")
+    return [asked(model, examples.train.subset(part)) for part in (trained, kept)]
 
 
 def lines(found: MembershipTest) -> list[str]:

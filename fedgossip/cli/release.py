@@ -155,17 +155,20 @@ def _again(made: Release, site: int) -> list[str]:
     """The commands of a training without a site: the others begin when it has not come."""
     left = made.sites - 1
     fewer = f" --set coordinator.min_clients={left}" if left < made.least else ""
-    more = f" --set coordinator.start_timeout=60{fewer}"
-    keys = f"EXPERIMENT.toml --endpoints endpoints.toml{more}"
+    common = f"EXPERIMENT.toml --endpoints endpoints.toml{fewer}"
+    begun = f"{common} --set coordinator.start_timeout=60"
     others = ", ".join(str(one) for one in range(made.sites) if one != site)
-    agree = ["  rm agreed.json", f"  fedgossip data agree {keys}"] if made.agreed else []
-    with_id = [line + " --id K" if "fedgossip" in line else line for line in agree]
+    agree = f"  fedgossip data agree {begun}"
+    approve = ["  fedgossip plan approve " + common + " --id K"] if made.approvals else []
     return [
         "at the coordinator:",
-        *agree,
-        f"  fedgossip coordinator {keys} --out without-{site}",
+        *(["  rm agreed.json", agree] if made.agreed else []),
+        f"  fedgossip coordinator {begun} --out without-{site}",
         f"at the sites K = {others}:",
-        *with_id,
-        f"  fedgossip client {keys} --id K --out without-{site}",
+        *(["  rm agreed.json", f"{agree} --id K"] if made.agreed else []),
+        "  rm policy.toml",
+        f"  fedgossip privacy policy {common}",
+        *approve,
+        f"  fedgossip client {begun} --id K --out without-{site}",
         f"site {site} stays away: the others begin without it, and the run ends as partial, with code 9",
     ]

@@ -188,7 +188,7 @@ def _group(layout: EvaluationLayout, numbers: Numbers, group: str, suppress: int
         name=group,
         records=records,
         score=score_of(layout, numbers, where),
-        loss=_mean(numbers[*where, "loss"], records),
+        loss=_mean(numbers[*where, "loss"], records) if records else None,
         outcomes=tuple(_outcome(numbers, where, one, suppress) for one in layout.outcomes if records),
     )
 

@@ -40,7 +40,9 @@ def page(release: Release, statistics: AgreedTable | None, evaluation: Evaluatio
     body = [
         _use(release),
         _quality(evaluation),
+        _groups(evaluation),
         _sites(evaluation),
+        _membership(evaluation),
         _data(release, statistics),
         _privacy(release, evaluation),
         _lineage(release),
@@ -85,7 +87,7 @@ def _logged(release: Release, *, sound: bool) -> str:
 def _key_figures(release: Release, evaluation: Evaluation | None) -> Iterable[tuple[str, str, str]]:
     score = release.model.score
     if score.get("value") is not None:
-        yield f"Test {score['name']}", number(score["value"]), f"on {score.get('on') or 'the common test set'}"
+        yield f"Test {score['name']}", number(score["value"]), "on the common test set"
     if evaluation and evaluation.score is not None:
         kept = "that no site has trained on" if evaluation.layout.kept else "that the sites may have trained on"
         on = f"on {count(evaluation.records)} records of {evaluation.sites} sites, {kept}"
@@ -148,7 +150,6 @@ def _quality(evaluation: Evaluation | None) -> Markup | None:
             _confusion(evaluation),
         ),
         _labels(evaluation),
-        _groups(evaluation),
     )
 
 
@@ -204,9 +205,11 @@ def _labels(evaluation: Evaluation) -> Markup | None:
     return table(["Label", "RMSE", "MAE"], rows, 2) if rows else None
 
 
-def _groups(evaluation: Evaluation) -> Markup | None:
+def _groups(evaluation: Evaluation | None) -> Markup | None:
+    if evaluation is None:
+        return None
     if not evaluation.groups:
-        return paragraph("No groups of people were told apart (data.groups).", "notice")
+        return section("For groups of records", paragraph("No groups were told apart (data.groups).", "notice"))
     single = len(evaluation.layout.outcomes) == 1
     heads = [evaluation.layout.group_column, "Records", evaluation.layout.score, "loss"]
     heads += list(OUTCOME_HEADS[:4]) if single else []
@@ -217,8 +220,8 @@ def _groups(evaluation: Evaluation) -> Markup | None:
         if single:
             row += _figures(group.outcomes[0])[:4] if group.outcomes else [NOTHING] * 4
         rows.append(row)
-    few = f"Groups of fewer than {evaluation.suppress} records, or at fewer than three sites, are not told."
-    return join([Markup("<h3>Groups</h3>"), table(heads, rows, len(heads) - 1), paragraph(few, "lead")])
+    few = f"Groups of fewer than {evaluation.suppress} records, or at fewer than three sites, are not told: {NOTHING}."
+    return section("For groups of records", paragraph(few), table(heads, rows, len(heads) - 1))
 
 
 def _sites(evaluation: Evaluation | None) -> Markup | None:
@@ -235,7 +238,6 @@ def _sites(evaluation: Evaluation | None) -> Markup | None:
             table(["Place, the worst first", evaluation.layout.score], rows, 1),
             table(["Site", "Records", evaluation.layout.score], named, 2) if named else None,
         ),
-        _membership(evaluation),
     )
 
 
@@ -243,18 +245,24 @@ def _between(low: float, high: float) -> str:
     return f"{100 * low:.0f} to {100 * high:.0f}\u202f%"
 
 
-def _membership(evaluation: Evaluation) -> Markup | None:
+def _membership(evaluation: Evaluation | None) -> Markup | None:
+    if evaluation is None:
+        return None
+    return section("Does it tell which records it was trained on?", _tested(evaluation))
+
+
+def _tested(evaluation: Evaluation) -> Markup:
     told = evaluation.membership
     if told is None:
-        return paragraph("No site has kept records apart: whether the model tells its records is not known.", "notice")
+        return paragraph("Not tested: no site has kept records apart from its training.", "notice")
     if told.flagged:
         words = f"FLAGGED by {told.flagged} of {told.tested} sites: the model tells which records it was trained on."
         return paragraph(words, "notice")
     if not told.tested:
-        return paragraph("No site had enough records for a membership test.", "notice")
+        return paragraph("Not tested: no site has enough records, 20 trained on and 20 others.", "notice")
     return paragraph(
-        f"{plural(told.tested, 'site')} tested whether the model tells which records it was trained on; none could "
-        "tell. That proves nothing of stronger tests."
+        f"{plural(told.tested, 'site')} tested it on their own records; none could tell. That proves nothing of "
+        "stronger tests."
     )
 
 
