@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from fedgossip.codecs.base import Codec
 from fedgossip.codecs.blocks import Int8
 from fedgossip.codecs.casts import BFloat16, Half
+from fedgossip.codecs.low_rank import LOW_RANK
 from fedgossip.codecs.quantized import QSGD, TernGrad
 from fedgossip.codecs.signs import Sign
 from fedgossip.codecs.sparse import DeepGradient, RandomK, TopK
@@ -91,6 +92,9 @@ CODECS: Mapping[str, Callable[[str, list[str]], Codec]] = {
 def make_codec(name: str) -> Codec:
     """Return the codec of a name such as `top-k:0.01`.  Raises ConfigError for one that there is not."""
     kind, *given = name.split(":")
+    if kind == LOW_RANK:
+        advice = 'Take "top-k:0.01" or "random-k:0.01" here; or parallel.method = "ring", say.'
+        raise ConfigError(f"{name} takes two sums one after the other, which only parallel.codec has", advice)
     if kind not in CODECS:
         raise ConfigError(f"there is no codec {name!r}", nearest(kind, CODECS))
     return CODECS[kind](name, given)

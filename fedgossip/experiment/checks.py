@@ -13,6 +13,7 @@ from fedgossip.algorithms.outer import OuterStep
 from fedgossip.codecs.base import LinearCodec
 from fedgossip.codecs.blocks import Int8
 from fedgossip.codecs.casts import BFloat16, Half
+from fedgossip.codecs.low_rank import low_rank_of
 from fedgossip.codecs.names import make_codec
 from fedgossip.codecs.sparse import DeepGradient
 from fedgossip.errors import ConfigError, nearest
@@ -181,10 +182,11 @@ def _check_codec(e: ParallelExperiment, where: str) -> None:
     if not p.codec:
         return
     try:
-        codec = make_codec(p.codec)
+        of_low_rank = low_rank_of(p.codec) is not None and p.method in COLLECTIVES
+        codec = None if of_low_rank else make_codec(p.codec)
     except ConfigError as error:
         raise ConfigError(f"{where}: parallel.codec: {error}", error.advice) from None
-    if p.method in COLLECTIVES and not isinstance(codec, LinearCodec) and p.method not in GATHERS:
+    if codec is not None and p.method in COLLECTIVES and not isinstance(codec, LinearCodec) and p.method not in GATHERS:
         text = f"{where}: payloads of {p.codec} cannot be added, and {p.method} adds at every step"
         raise ConfigError(text, f'Set parallel.method to {" or ".join(GATHERS)}; or parallel.codec = "random-k:0.01".')
     if p.overlap:
@@ -214,7 +216,7 @@ def _check_outer(e: ParallelExperiment, where: str) -> None:
     if p.overlap:
         text = f"{where}: parallel.overlap beside parallel.outer: an update is there when the last step is"
         raise ConfigError(text, "Leave one of them out.")
-    if p.codec and isinstance(make_codec(p.codec), DeepGradient):
+    if p.codec.partition(":")[0] == "dgc":
         text = f"{where}: {p.codec} applies the momentum of gradients, and parallel.outer has one of its own"
         raise ConfigError(text, "Take top-k.")
 

@@ -227,8 +227,9 @@ class ParallelSection(msgspec.Struct, forbid_unknown_fields=True):
     """Bytes of a stretch of the gradient that is summed by itself; none: 1 MiB per worker; 0: all at once."""
     codec: str = ""
     """Gradients in fewer bytes: `bf16`, `fp16`, `int8:BLOCK`, `top-k:SHARE`, `random-k:SHARE`, `dgc:SHARE`,
-    `qsgd:LEVELS`, `terngrad`, `sign`; what is left out is sent later.  Of collectives random-k goes by every one, the
-    others by ring and all-to-all; servers take all; empty: gradients as they are (docs/codecs.md)."""
+    `qsgd:LEVELS`, `terngrad`, `sign`, `powersgd:RANK`; what is left out is sent later.  Of collectives random-k and
+    powersgd go by every one, the others by ring and all-to-all; servers take all but powersgd; empty: gradients as they
+    are (docs/codecs.md)."""
     overlap: bool = False
     """Whether buckets leave while the rest of the gradient is computed, last layers first; the bits are the same."""
     deadline: Seconds = 30.0

@@ -9,6 +9,7 @@ import numpy as np
 
 from fedgossip.algorithms.collectives.names import COLLECTIVES, GATHERS
 from fedgossip.codecs.base import Codec, LinearCodec, VectorLayout
+from fedgossip.codecs.low_rank import LowRank, low_rank_of
 from fedgossip.codecs.names import make_codec
 from fedgossip.codecs.senders import Sender, sender_of
 from fedgossip.codecs.sparse import DeepGradient
@@ -16,28 +17,44 @@ from fedgossip.experiment import ParallelExperiment
 from fedgossip.machine import NodeId
 from fedgossip.messages import TAIL
 from fedgossip.protocols.coded_gradients import CodedGradients
+from fedgossip.protocols.low_rank_sums import LowRankGradients, LowRankSums
 from fedgossip.protocols.round_sums import CodedSums, DenseSums, RoundSums, sums_of
 from fedgossip.task import Segment
 
 
 def codec_of(experiment: ParallelExperiment) -> Codec | None:
-    """Return what gradients go by; None: as they are."""
-    return make_codec(experiment.parallel.codec) if experiment.parallel.codec else None
+    """Return what gradients go by; None: as they are, or of low rank."""
+    name = experiment.parallel.codec
+    return make_codec(name) if name and low_rank_of(name) is None else None
+
+
+def low_rank(experiment: ParallelExperiment, layout: VectorLayout) -> LowRank | None:
+    """Return what goes of matrices in place of gradients; None: they go otherwise, or no tensor is worth it."""
+    rank = low_rank_of(experiment.parallel.codec)
+    low = LowRank(rank, layout, experiment.seed) if rank else None
+    return low if low and low.matrices else None
 
 
 def sums_for(
     experiment: ParallelExperiment, length: int, kind: np.dtype[np.floating], segments: Sequence[Segment], bucket: int
 ) -> RoundSums:
     """Return how the rounds of a collective add up gradients [length]; `bucket`: elements of a bucket."""
-    codec, method = codec_of(experiment), experiment.parallel.method
+    method = experiment.parallel.method
+    if low := low_rank(experiment, VectorLayout.of_length(length, kind, segments)):
+        return LowRankSums(COLLECTIVES[method].table, low, bucket)
+    codec = codec_of(experiment)
     if codec is None:
         return DenseSums(COLLECTIVES[method].table, length, kind, bucket)
     table = COLLECTIVES[method].table if isinstance(codec, LinearCodec) else GATHERS[method]
     return sums_of(table, codec, VectorLayout.of_length(length, kind, segments), experiment.seed, bucket)
 
 
-def coded_gradients(experiment: ParallelExperiment, node: NodeId, sums: RoundSums) -> CodedGradients | None:
+def coded_gradients(
+    experiment: ParallelExperiment, node: NodeId, sums: RoundSums
+) -> CodedGradients | LowRankGradients | None:
     """Return how a worker's gradients go by the codec of the sums; None where they go as they are."""
+    if isinstance(sums, LowRankSums):
+        return LowRankGradients(node, sums)
     if not isinstance(sums, CodedSums):
         return None
     return CodedGradients(node, gradient_sender(experiment, sums.codec), sums)
@@ -55,9 +72,19 @@ def corrects_momentum(experiment: ParallelExperiment) -> bool:
     return isinstance(codec_of(experiment), DeepGradient)
 
 
+def low_rank_words(experiment: ParallelExperiment, sums: RoundSums, segments: Sequence[Segment]) -> list[str]:
+    """Say how many tensors go by factors, where gradients are of low rank."""
+    if low_rank_of(experiment.parallel.codec) is None:
+        return []
+    count = len(sums.low.matrices) if isinstance(sums, LowRankSums) else 0
+    return [f"{experiment.parallel.codec}: {count} of {len(segments)} tensors by factors, the others whole"]
+
+
 def payload_sent(sums: RoundSums, workers: int, itemsize: int, round: int) -> list[int]:
     """Return the bytes of vectors that each worker sends in a round."""
     if isinstance(sums, CodedSums) and not isinstance(sums.codec, LinearCodec):
         size = sums.codec.size(sums.layout, round)
         return [sums.collective(workers).sent(rank, workers * size) for rank in range(workers)]
-    return [sums.collective(workers).sent(rank, sums.length + TAIL) * itemsize for rank in range(workers)]
+    lengths = [sums.length + TAIL, *([sums.low.second_length + 1] if isinstance(sums, LowRankSums) else [])]
+    table = sums.collective(workers)
+    return [sum(table.sent(rank, length) for length in lengths) * itemsize for rank in range(workers)]

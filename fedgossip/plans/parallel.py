@@ -15,7 +15,7 @@ from fedgossip.experiment.sections import MAPREDUCE, SERVED
 from fedgossip.machine import Machine, NodeId
 from fedgossip.messages import TAIL
 from fedgossip.metrics import Network
-from fedgossip.plans.coding import coded_gradients, payload_sent, sums_for
+from fedgossip.plans.coding import coded_gradients, low_rank_words, payload_sent, sums_for
 from fedgossip.plans.mapreduce import MapReducePlan
 from fedgossip.plans.parameter_server import ServerPlan
 from fedgossip.plans.plan import Arrays, JoiningTerms, Results, RunOutlook, Seat, nanoseconds
@@ -91,7 +91,7 @@ class ParallelPlan(SharedSteps):
 
         def finish(between: Callable[[], None]) -> Results:
             asked = partial(Job, gradient=self.gradients, accumulate=p.accumulate if self.gradients else None)
-            run = task, reduced_by(sums), descent, self.experiment.rounds, self.rate, asked, record, write
+            run = task, reduced_by(sums, stack.coded), descent, self.experiment.rounds, self.rate, asked, record, write
             return Results(run_collective(*run, stack, between=between))
 
         return stack, finish
@@ -108,6 +108,7 @@ class ParallelPlan(SharedSteps):
         each, one = ("gradient", "a gradient") if self.gradients else ("update", "an update")
         what = f"{each}s by {p.codec}" if p.codec else "sums"
         lines.append(f"{max(sent):,} bytes of {what} sent by the busiest worker a round, {size:,} in {one}")
+        lines += low_rank_words(self.experiment, self.sums_of(task), segments_of(task))
         facts: dict[str, Any] = {"method": p.method, "workers": m, "payload": sent}
         if s.bandwidth and not p.codec:
             facts["seconds_of_a_collective"] = seconds = self.collective.seconds(m, size, s.latency, s.bandwidth)

@@ -79,6 +79,7 @@ from fedgossip.messages import (
 from fedgossip.protocols.chunk_exchange import ChunkExchange, UnsummableError, contribution_of
 from fedgossip.protocols.coded_gradients import CodedGradients
 from fedgossip.protocols.deadlines import Deadline
+from fedgossip.protocols.low_rank_sums import LowRankGradients
 from fedgossip.protocols.round_sums import Contribution, RoundSums
 from fedgossip.protocols.state_fetch import StateFetch
 from fedgossip.protocols.view_member import AllReduceSettings, ViewMember
@@ -106,7 +107,7 @@ class AllReduce(ViewMember):
         rate: Callable[[int], float],
         resumed: Checkpoint | None = None,
         incarnation: int = 0,
-        coded: CodedGradients | None = None,
+        coded: CodedGradients | LowRankGradients | None = None,
     ) -> None:
         least_ns = min(settings.least_deadline_ns, settings.deadline_ns)
         group = WorkerGroup(node, members, GroupWaits(least_ns, settings.again_ns, settings.start_ns))
@@ -285,7 +286,10 @@ class AllReduce(ViewMember):
         if self.phase != "reducing" or not self.exchange.now.done:
             return []
         self.deadline.saw(now_ns - self.began_ns)
-        mean = self.exchange.sums.gradient(self.exchange.now.mean, self.round)
+        found = self.exchange.now.mean
+        mean = self.exchange.sums.gradient(found, self.round)
+        if self.at.coded:
+            self.at.coded.came(found)
         self.exchange.advance()
         done = self.at.step(mean, self.exchange.waiting_bytes)
         return [*done, self.at.checkpoint(self.group.saved()), *self._go_on(now_ns)]

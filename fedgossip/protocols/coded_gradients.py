@@ -43,6 +43,9 @@ class CodedGradients:
     def _turn(self, round: int) -> CodecTurn:
         return CodecTurn(self._sums.seed, self._node, round)
 
+    def came(self, found: Vector) -> None:
+        """The round came to this: what was left out is known without."""
+
     def settled(self, rounds: int) -> None:
         """So many rounds are behind the worker: the last of them was its own, or it was not there."""
         if self._round == rounds - 1:
@@ -56,8 +59,13 @@ class CodedGradients:
 
     def resume(self, vectors: Mapping[str, Vector]) -> None:
         """Go on from what a checkpoint holds.  Raises ResumeError for what another codec left."""
-        held = [vectors[name] for name in sorted(vectors) if name.startswith(LEFT_OUT)]
-        if [(one.size, one.dtype) for one in held] != [(one.size, one.dtype) for one in self.memory]:
-            text = f"worker {self._node}: the checkpoint holds {len(held)} vectors of what a codec left out"
-            raise ResumeError(f"{text}, not {len(self.memory)}", "Go on with parallel.codec as it was.")
-        self.memory = self._next = tuple(held)
+        self.memory = self._next = memory_in(vectors, self.memory, self._node)
+
+
+def memory_in(vectors: Mapping[str, Vector], like: Memory, node: NodeId) -> Memory:
+    """Return what a checkpoint holds of what was left out.  Raises ResumeError for what another codec left."""
+    held = [vectors[name] for name in sorted(vectors) if name.startswith(LEFT_OUT)]
+    if [(one.size, one.dtype) for one in held] != [(one.size, one.dtype) for one in like]:
+        text = f"worker {node}: the checkpoint holds {len(held)} vectors of what a codec left out"
+        raise ResumeError(f"{text}, not {len(like)}", "Go on with parallel.codec as it was.")
+    return tuple(held)

@@ -19,6 +19,7 @@ import numpy as np
 from fedgossip.algorithms.collectives.table import Table
 from fedgossip.codecs.base import Codec, CodecTurn, LinearCodec, Payload, VectorLayout, of_bytes
 from fedgossip.messages import TAIL
+from fedgossip.protocols.low_rank_reduction import LowRankReduction
 from fedgossip.protocols.payload_gather import PayloadGather
 from fedgossip.protocols.reduction import Reduction
 from fedgossip.vectors import Vector, frozen
@@ -26,7 +27,7 @@ from fedgossip.vectors import Vector, frozen
 Contribution = tuple[float, tuple[Vector, ...]]
 """What a worker brings to the mean: its weight, and the pieces of a vector, one after the other."""
 
-RoundSum = Reduction | PayloadGather
+RoundSum = Reduction | PayloadGather | LowRankReduction
 
 
 class RoundSums(Protocol):

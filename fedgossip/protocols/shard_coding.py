@@ -18,10 +18,10 @@ import numpy as np
 
 from fedgossip.codecs.base import Codec, CodecTurn, Payload, VectorLayout
 from fedgossip.codecs.senders import Memory, Sender
-from fedgossip.errors import ProtocolError, ResumeError
+from fedgossip.errors import ProtocolError
 from fedgossip.machine import NodeId
 from fedgossip.placement.ring import Placement
-from fedgossip.protocols.coded_gradients import LEFT_OUT
+from fedgossip.protocols.coded_gradients import LEFT_OUT, memory_in
 from fedgossip.protocols.round_sums import Contribution, weight_of
 from fedgossip.task import Segment
 from fedgossip.vectors import Vector, frozen, summable
@@ -122,6 +122,9 @@ class CodedPushes:
         self._round, self._next = round, tuple(map(frozen, left))
         return tuple(found)
 
+    def came(self, found: Vector) -> None:
+        """The clock came to this: what was left out is known without."""
+
     def settled(self, rounds: int) -> None:
         """So many clocks are behind the worker."""
         if 0 <= self._round < rounds:
@@ -135,11 +138,7 @@ class CodedPushes:
 
     def resume(self, vectors: Mapping[str, Vector]) -> None:
         """Go on from what a checkpoint holds.  Raises ResumeError for what another codec left."""
-        held = [vectors[name] for name in sorted(vectors) if name.startswith(LEFT_OUT)]
-        if [(one.size, one.dtype) for one in held] != [(one.size, one.dtype) for one in self.memory]:
-            text = f"worker {self._node}: the checkpoint holds {len(held)} vectors of what a codec left out"
-            raise ResumeError(f"{text}, not {len(self.memory)}", "Go on with parallel.codec as it was.")
-        self.memory = self._next = tuple(held)
+        self.memory = self._next = memory_in(vectors, self.memory, self._node)
 
 
 def told_apart(*, coded: bool, expected: bool, what: str, sender: NodeId) -> None:

@@ -10,6 +10,7 @@ from fedgossip.algorithms.descent.base import Descent, DescentState
 from fedgossip.machine import Checkpoint, Effect, NodeId, Report, RoundDone
 from fedgossip.messages import StatePiece, StateQuery
 from fedgossip.protocols.coded_gradients import LEFT_OUT, CodedGradients
+from fedgossip.protocols.low_rank_sums import LowRankGradients
 from fedgossip.protocols.state_fetch import StateDonor, StateFetch
 from fedgossip.vectors import Vector, digest
 
@@ -29,7 +30,7 @@ class WorkerState:
         initial: Vector,
         rate: Callable[[int], float],
         fetch: StateFetch,
-        coded: CodedGradients | None = None,
+        coded: CodedGradients | LowRankGradients | None = None,
     ) -> None:
         self.descent, self.rate, self.fetch, self.coded = descent, rate, fetch, coded
         self.donor = StateDonor(fetch.schema)

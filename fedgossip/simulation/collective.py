@@ -13,6 +13,7 @@ from fedgossip.messages import ChunkTaken
 from fedgossip.metrics import Meter, Network
 from fedgossip.protocols.chunk_exchange import chunk_message, contribution_of
 from fedgossip.protocols.coded_gradients import CodedGradients
+from fedgossip.protocols.low_rank_sums import LowRankGradients
 from fedgossip.protocols.reduction import Chunk
 from fedgossip.protocols.round_sums import Contribution, RoundSums
 from fedgossip.protocols.shard_coding import CodedPushes
@@ -44,7 +45,7 @@ class CollectiveStack:
     state: DescentState
     meters: list[Meter]
     workers: int
-    coded: list[CodedGradients | CodedPushes] = field(default_factory=list)
+    coded: list[CodedGradients | LowRankGradients | CodedPushes] = field(default_factory=list)
     """How each worker's gradients go by a codec; none: as they are."""
 
 
@@ -108,9 +109,21 @@ def _brought(stack: CollectiveStack, node: int, update: Update, round: int) -> C
     return brought
 
 
-def reduced_by(sums: RoundSums) -> MeanOf:
-    """Return the mean as the moves of a table make it."""
-    return lambda terms, round, schema, meters: _reduced(sums, terms, round, schema, meters)
+Coded = CodedGradients | LowRankGradients | CodedPushes
+"""How a worker's gradients go by a codec."""
+
+
+def reduced_by(sums: RoundSums, coded: Sequence[Coded] = ()) -> MeanOf:
+    """Return the mean as the moves of a table make it; `coded` are told what it came to."""
+
+
+    def mean_of(terms: Sequence[Contribution], round: int, schema: str, meters: Sequence[Meter]) -> Vector:
+        found = _reduced(sums, terms, round, schema, meters)
+        for worker in coded:
+            worker.came(found)
+        return sums.gradient(found, round)
+
+    return mean_of
 
 
 def _reduced(
@@ -130,4 +143,4 @@ def _reduced(
             meters[to].received(size, payload)
         more = ranks[one.peer].take(sender, one.bucket, one.step, one.weight, one.vector)
         under_way.extend((one.peer, chunk) for chunk in more)
-    return sums.gradient(ranks[0].mean, round)
+    return ranks[0].mean

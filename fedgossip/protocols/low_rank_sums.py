@@ -1,0 +1,91 @@
+"""Gradients of low rank (`codecs.low_rank`): how the rounds of a run add up, what a worker brings, and leaves out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedgossip.algorithms.collectives.table import Table
+from fedgossip.codecs.low_rank import LowRank
+from fedgossip.codecs.senders import Memory
+from fedgossip.machine import NodeId
+from fedgossip.messages import TAIL
+from fedgossip.protocols.coded_gradients import LEFT_OUT, memory_in
+from fedgossip.protocols.low_rank_reduction import LowRankReduction
+from fedgossip.protocols.round_sums import Contribution, weight_of
+from fedgossip.vectors import Vector, add, frozen, subtract, summable
+
+
+@dataclass(frozen=True)
+class LowRankSums:
+    """Values, the same at all workers.  `bucket`: elements of a bucket."""
+
+    collective: Callable[[int], Table]
+    low: LowRank
+    bucket: int
+
+    @property
+    def length(self) -> int:
+        return self.low.first_length
+
+    def of(self, rank: int, workers: int, round: int) -> LowRankReduction:  # noqa: ARG002
+        return LowRankReduction(rank, self.collective(workers), self.low, self.bucket)
+
+    def gradient(self, found: Vector, round: int) -> Vector:  # noqa: ARG002
+        """The mean gradient [d] of what a round came to: all P, what went as it is with its tail, and all Q."""
+        return self.low.restored(*self._apart(found))
+
+    def right(self, found: Vector) -> Vector:
+        """Return the Q that the next round begins with."""
+        return self.low.upright(self._apart(found)[2])
+
+    def _apart(self, found: Vector) -> tuple[Vector, Vector, Vector]:
+        left, first = self.low.left_length, self.low.first_length
+        return found[:left], found[left:first], found[first + TAIL :]
+
+
+class LowRankGradients:
+    """Invariant: `memory` is what a next life begins with: what was left out [d], and the last Q, of all rounds behind.
+
+    What is left out is what the workers' mean, as it came out, does not say of the worker's own.
+    """
+
+    def __init__(self, node: NodeId, sums: LowRankSums) -> None:
+        self._node, self._sums, low = node, sums, sums.low
+        self.memory: Memory = (frozen(np.zeros(low.layout.length, low.layout.dtype)), low.start())
+        self._next: Memory = self.memory
+        self._round = -1
+        self._whole = self.memory[0]
+
+    def coded(
+        self, gradient: Vector | None, examples: int, metrics: Mapping[str, float], round: int
+    ) -> Contribution | None:
+        """Return what goes out for the gradient of a round; None of one that no sum can hold."""
+        assert gradient is not None, "a gradient was asked for"
+        whole = add(gradient, self.memory[0])
+        if not summable(whole):
+            return None
+        self._round, self._next, self._whole = round, self.memory, whole
+        tail = frozen(np.array([metrics.get("loss", 0.0), 1.0], whole.dtype))
+        return weight_of(examples, metrics), (self._sums.low.first(whole, self.memory[1]), tail, whole)
+
+    def came(self, found: Vector) -> None:
+        """The sums of the round, in which this worker's own is, came to this."""
+        self._next = (subtract(self._whole, self._sums.gradient(found, self._round)), self._sums.right(found))
+
+    def settled(self, rounds: int) -> None:
+        """So many rounds are behind the worker: the last of them was its own, or it was not there."""
+        if self._round == rounds - 1:
+            self.memory = self._next
+        self._round, self._next = -1, self.memory
+
+    @property
+    def saved(self) -> Mapping[str, Vector]:
+        """What a checkpoint holds."""
+        return {f"{LEFT_OUT}{number}": vector for number, vector in enumerate(self.memory)}
+
+    def resume(self, vectors: Mapping[str, Vector]) -> None:
+        """Go on from what a checkpoint holds.  Raises ResumeError for what another codec left."""
+        self.memory = self._next = memory_in(vectors, self.memory, self._node)
