@@ -51,6 +51,8 @@ class Trained:
     update: Vector | None
     examples: int = 0
     metrics: Mapping[str, float] = field(default_factory=dict)
+    extra: tuple[Vector, ...] = field(default=(), metadata=SINCE)
+    """What came of the terms' `extra`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -141,6 +143,8 @@ class Terms:
     """[d], added to each step's gradient: SCAFFOLD's c - c_i."""
     at_rest: bool = False
     """Whether momentum begins at rest, as FedNova's formula has it; an optimizer that goes on by itself is told to."""
+    extra: tuple[Vector, ...] = field(default=(), metadata=SINCE)
+    """What a task of the rule's own kind trains with beside the vector, of any lengths: CoCoA's dual variables."""
 
     @property
     def active(self) -> bool:

@@ -72,6 +72,8 @@ class Update:
     metrics: Mapping[str, float] = field(default_factory=dict)
     logged: Mapping[str, float] = field(default_factory=dict)
     """Numbers of the user's own, for the record."""
+    extra: tuple[Vector, ...] = ()
+    """What came of the terms' `extra`; it stays with the client's rule."""
     over: bool = False
     """No answer: what is trained here has come to its own end, and no job is answered any more."""
 

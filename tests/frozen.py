@@ -41,6 +41,13 @@ def federated(**coordinator: Any) -> dict[str, Any]:
     return {"rounds": 4, "task": task, "coordinator": {"clients": 8, **coordinator}}
 
 
+def convex(rounds: int = 5, **coordinator: Any) -> dict[str, Any]:
+    """Least squares: no logarithm and no exponential, so the same bits on every processor."""
+    task = {"kind": "convex", "loss": "squares", "lam": 0.1}
+    section = {"clients": 4, "algorithm": "cocoa", **coordinator, **OPEN}
+    return {"rounds": rounds, "data": {"source": "diabetes"}, "task": task, "coordinator": section}
+
+
 def parallel(method: str, workers: int = 5, **more: Any) -> dict[str, Any]:
     task = {"kind": "quadratic", "dim": 7, "sigma": 0.1, "placement": "random"}
     section = {"workers": workers, "method": method, **({} if method == MAPREDUCE else {"bucket": 24})}
@@ -109,7 +116,9 @@ ROUNDS: Mapping[str, dict[str, Any]] = {
     "ring outer": outer("ring"),
     "ring outer by top-k": outer("ring", codec="top-k:0.3"),
     "ring adamw": parallel("ring", optimizer="adamw", weight_decay=0.1),
-    **{name: federated(algorithm=name, **OPEN) for name in ALGORITHMS},
+    **{name: federated(algorithm=name, **OPEN) for name in ALGORITHMS if name != "cocoa"},
+    "cocoa": convex(),
+    "cocoa to a gap": convex(rounds=40, options={"aggregation": "average", "local": 3.0, "gap": 0.05}),
     "cohorts of five": federated(cohort=5, **OPEN),
     "poisson": federated(participation=0.6, sampling="poisson", **OPEN),
     "fedavg by top-k": federated(codec="top-k:0.3", cohort=5, **OPEN),

@@ -58,6 +58,7 @@ from fedgossip.rundir.run_directory import describe, state_plan, write_whole
 from fedgossip.secure.session import Policy
 from fedgossip.task import LocalTask, give_memory, memory_of, segments_of, table_of
 from fedgossip.trace.files import Opening, Trace, Traced
+from fedgossip.vectors import Vector
 
 WAIT_FOR_ENDPOINTS_SECONDS = 150.0
 """For a collector to hear from all peers; longer than it waits itself, so that it is the one to say who is missing."""
@@ -246,7 +247,7 @@ class _PeerLife:
             error = failure
         if error and not isinstance(error, BudgetError):  # of which the machine's own report says all
             self._write(EventRow(files.round, self.node, "failed", {"text": str(error), "advice": error.advice}))
-        ended = self._ended(error, written, stopped=stop())
+        ended = self._ended(error, written, vector, stopped=stop())
         ended.counts = {**host.counts, **self.counts, **files.lost()}
         ended.payload = dict(links.traffic.sent)
         if error:
@@ -305,9 +306,12 @@ class _PeerLife:
     def _not_traced(self, name: str, text: str) -> None:
         self._event(EventRow(self.files.round, self.node, name, {"text": text}))
 
-    def _ended(self, error: FedgossipError | None, written: int | None, *, stopped: bool) -> PeerEnded:
+    def _ended(
+        self, error: FedgossipError | None, written: int | None, vector: Vector | None, *, stopped: bool
+    ) -> PeerEnded:
         rounds = self.files.round
         whole = self.plan.is_complete(self.node, rounds, stopped=stopped)
+        whole = whole or (vector is not None and self.plan.is_over(self.node, vector))
         ended = self._whole(rounds) if whole else PeerEnded("interrupted", rounds, {}, exit_code=130)
         if error:
             ended = failed(error, rounds)

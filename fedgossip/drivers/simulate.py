@@ -214,7 +214,7 @@ def _verdict(plan: Plan, results: Results, record: Network, keeper: Keeper) -> s
             return EXHAUSTED if failure.kind == "budget" else "failed"
         if vector is None:
             return None
-        return "finished" if plan.is_complete(node, reached) else "interrupted"
+        return "finished" if plan.is_complete(node, reached) or plan.is_over(node, vector) else "interrupted"
 
     said = [word(node, *how) for node, how in enumerate(zip(results.vectors, record.reached, strict=True))]
     return run_directory.status_of(plan, said, keeper.rows)

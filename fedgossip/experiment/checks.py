@@ -32,7 +32,7 @@ from fedgossip.experiment.sections import (
     ServerSection,
 )
 from fedgossip.learning.custom import is_function
-from fedgossip.learning.objectives import KINDS, objective_of
+from fedgossip.learning.objectives import CONVEX, KINDS, objective_of
 from fedgossip.learning.per_peer import PLACE
 from fedgossip.learning.table_schema import FEDERATED, options_of
 from fedgossip.limits import MOST, Limit, Within, limits_of
@@ -47,6 +47,7 @@ def check(experiment: Experiment, where: str) -> None:
             raise ConfigError(f"{where}: {key} = {value!r} {limit.refusal}", limit.advice(value))
     _check_seed("seed", experiment.seed, where)
     _check_objective(experiment, where)
+    _check_convex(experiment, where)
     for text in experiment.track.to:
         if (to := text.partition(":")[0]) not in TRACKERS:
             raise ConfigError(f"{where}: track.to = {to!r} is not known", nearest(to, TRACKERS))
@@ -113,6 +114,19 @@ def _check_objective(experiment: Experiment, where: str) -> None:
         objective_of(task.kind, task.loss, task.metrics, experiment.data.source) if experiment.learns else None
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}", error.advice) from None
+
+
+def _check_convex(e: Experiment, where: str) -> None:
+    """Raise ConfigError for what a linear model would not obey."""
+    if e.task.kind != CONVEX:
+        return
+    if e.model != type(e.model)():
+        raise ConfigError(f"{where}: [model] beside task.kind = convex, whose model is linear", "Leave it out.")
+    if e.data.local_test:
+        raise ConfigError(f"{where}: data.local_test beside task.kind = convex", "Leave it out: data.test measures it.")
+    if not e.train.plain and not isinstance(e, ParallelExperiment):
+        text = f"{where}: task.kind = convex takes plain steps"
+        raise ConfigError(text, "Leave train.optimizer, momentum, weight_decay and clip_norm out.")
 
 
 def check_parallel(e: ParallelExperiment, where: str) -> None:

@@ -71,7 +71,8 @@ class CoordinatorSection(msgspec.Struct, forbid_unknown_fields=True):
     min_clients: Count = None
     """A round of fewer is abandoned; none: 5, or the cohort where that is smaller; 1 without a secure sum."""
     algorithm: str = "fedavg"
-    """`fedavg`, `fedsgd`, `fedprox`, `scaffold`, `fednova`, `fedavgm`, `fedadam`, `fedyogi`, `fedadagrad`, `fedbuff`;
+    """`fedavg`, `fedsgd`, `fedprox`, `scaffold`, `fednova`, `fedavgm`, `fedadam`, `fedyogi`, `fedadagrad`, `fedbuff`,
+    `cocoa` (of task.kind = "convex": docs/convex.md);
     robust, without a secure sum: `median`, `trimmed-mean`, `krum`, `multi-krum`, `geometric-median`, `clipped-mean`."""
     options: dict[str, Any] = msgspec.field(default_factory=dict)
     """The algorithm's own, such as { mu = 0.1 } or { lr = 0.01 }."""

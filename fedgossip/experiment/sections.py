@@ -23,6 +23,7 @@ from fedgossip.experiment.data_section import DataSection
 from fedgossip.faults import Fault
 from fedgossip.learning.objectives import (
     AS_THE_DATA,
+    CONVEX,
     KINDS,
     LOOP,
     SPARSE,
@@ -319,19 +320,27 @@ class SimulationSection(msgspec.Struct, forbid_unknown_fields=True):
     """Nodes whose links or processors are not as the rest: { nodes = "0-3, 7", bandwidth = 1e6, slower = 4.0 }."""
 
 
+TASKS = (AS_THE_DATA, *KINDS, CONVEX, "averaging", "quadratic", SPARSE, LOOP, *SUMS)
+
+
 class TaskSection(msgspec.Struct, forbid_unknown_fields=True):
     """[task]: what is learned, and what it is judged by; or a problem with a known answer (pure numpy)."""
 
-    kind: Annotated[str, OneOf((AS_THE_DATA, *KINDS, "averaging", "quadratic", SPARSE, LOOP, *SUMS))] = AS_THE_DATA
-    """learning: what the source holds; averaging, quadratic: problems with a known answer, without torch;
+    kind: Annotated[str, OneOf(TASKS)] = AS_THE_DATA
+    """learning: what the source holds; convex: a linear model of it that can be certified, without torch
+    (docs/convex.md); averaging, quadratic: problems with a known answer, without torch;
     sparse-logistic: drawn clicks, for parameter servers; loop: a training loop of your own (docs/own-loop.md);
     statistics, evaluation: what `fedgossip data agree` and `fedgossip evaluate` make of an experiment."""
     loss: str = ""
     """`cross-entropy`, `mse`, `mae`, `huber`, `bce`; `module:function`, of (outputs, labels), the mean over a batch;
-    empty: the kind's own, cross-entropy, mse or bce (docs/tasks.md)."""
+    empty: the kind's own, cross-entropy, mse or bce (docs/tasks.md).  Convex: `hinge`, `logistic`, `squares`."""
+    lam: Annotated[float, Within(ABOVE_0)] = 1e-3
+    """Convex: weight of lam/2 |w|^2 beside the mean loss; smaller fits closer, and takes more rounds."""
+    positive: str = ""
+    """Convex, hinge and logistic: the class that is told from all others, where the source has more than two."""
     metrics: list[str] = msgspec.field(default_factory=list)
-    """`accuracy`, `f1`, `auroc`, `rmse`, `mae`, `r2`, `loss`; `module:function?better=lower`, of arrays (outputs,
-    labels); the first is the score of reports.  Empty: the kind's own (docs/tasks.md)."""
+    """`accuracy`, `f1`, `auroc`, `rmse`, `mae`, `r2`, `loss`, `gap`; `module:function?better=lower`, of arrays
+    (outputs, labels); the first is the score of reports.  Empty: the kind's own (docs/tasks.md)."""
     dim: Annotated[int, Within(1, MOST)] = 1
     """Averaging, quadratic: numbers in a vector.  Sparse-logistic: features, each a row of the model."""
     dtype: Annotated[str, OneOf(("float32", "float64"))] = "float32"
@@ -346,6 +355,13 @@ class TaskSection(msgspec.Struct, forbid_unknown_fields=True):
     """Sparse-logistic: examples of each worker."""
     nonzeros: Annotated[int, Within(1, 10**4)] = 20
     """Sparse-logistic: features of an example."""
+
+
+SINCE: dict[str, dict[str, Any]] = {
+    "task": {"loss": "", "metrics": [], "examples": 1000, "nonzeros": 20, "lam": 1e-3, "positive": ""},
+    "train": {"accumulate": 1, "scaling": "none", "base_batch": 256},
+}
+"""Keys that are left out where they are as usual, for they came later than others."""
 
 
 class Experiment(msgspec.Struct, forbid_unknown_fields=True):
@@ -415,9 +431,10 @@ class Experiment(msgspec.Struct, forbid_unknown_fields=True):
         """Return the resolved experiment as plain data, without keys that are None (TOML has no null)."""
         content = msgspec.to_builtins(self)
         content["train"] = dataclasses.asdict(self.train)  # msgspec leaves out the fields that it did not set itself
-        for key, usual in (("loss", ""), ("metrics", []), ("examples", 1000), ("nonzeros", 20)):
-            if content["task"][key] == usual:  # runs from before them have the same hash
-                del content["task"][key]
+        for section, since in SINCE.items():  # runs from before them have the same hash
+            for key, usual in since.items():
+                if content[section][key] == usual:
+                    del content[section][key]
         if not self.data.validation:
             del content["data"]["validation"]
         for key in (*self.data.without_statistics, *self.data.without_judging):

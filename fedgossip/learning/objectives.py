@@ -5,6 +5,7 @@
     regression      one number per example and column       mse mae huber              rmse mae r2
     multi-label     yes or no per example and column        bce                        f1 accuracy auroc
     language        the next character at every place       cross-entropy              accuracy
+    convex          two classes, or one number              hinge logistic squares     accuracy, rmse; gap
 
 Every kind has the metric "loss" too, and takes "module:function" as a loss or a metric.  No torch here: a report and
 the check of an experiment file ask what the score of a run is.
@@ -39,6 +40,9 @@ EVALUATION = "evaluation"
 SUMS = (STATISTICS, EVALUATION)
 """Kinds whose vectors are sums of whole numbers."""
 
+CONVEX = "convex"
+"""The kind of linear models with a convex loss, which can be certified: see `convex`."""
+
 AS_THE_DATA = "learning"
 """The kind of an experiment that does not say it: that of its source."""
 
@@ -51,25 +55,30 @@ LOSSES: Mapping[str, tuple[str, ...]] = {
     "mae": (REGRESSION,),
     "huber": (REGRESSION,),
     "bce": (MULTI_LABEL,),
+    "hinge": (CONVEX,),
+    "logistic": (CONVEX,),
+    "squares": (CONVEX,),
 }
 
 F1 = Score("f1", unit="of precision and recall, 1 at best", share=True, title="F1")
 AUROC = Score("auroc", unit="area under the ROC curve, 1 at best", share=True, title="AUROC")
 
 METRICS: Mapping[str, tuple[Score, tuple[str, ...]]] = {
-    "accuracy": (ACCURACY, (CLASSIFICATION, MULTI_LABEL, LANGUAGE)),
+    "accuracy": (ACCURACY, (CLASSIFICATION, MULTI_LABEL, LANGUAGE, CONVEX)),
     "f1": (F1, (CLASSIFICATION, MULTI_LABEL)),
     "auroc": (AUROC, (CLASSIFICATION, MULTI_LABEL)),
-    "rmse": (Score("rmse", LOWER, "root mean squared error, in the label's unit", title="RMSE"), (REGRESSION,)),
+    "rmse": (Score("rmse", LOWER, "root mean squared error, in the label's unit", title="RMSE"), (REGRESSION, CONVEX)),
     "mae": (Score("mae", LOWER, "mean absolute error, in the label's unit", title="MAE"), (REGRESSION,)),
     "r2": (Score("r2", unit="share of the variance explained, 1 at best", title="R²"), (REGRESSION,)),
-    "loss": (Score("loss", LOWER, "what training makes smaller"), KINDS),
+    "loss": (Score("loss", LOWER, "what training makes smaller"), (*KINDS, CONVEX)),
+    "gap": (Score("gap", LOWER, "duality gap: at most so far above the best", title="duality gap"), (CONVEX,)),
 }
 
 USUAL: Mapping[str, tuple[str, tuple[str, ...]]] = {
     CLASSIFICATION: ("cross-entropy", ("accuracy",)),
     REGRESSION: ("mse", ("rmse", "mae", "r2")),
     MULTI_LABEL: ("bce", ("f1", "accuracy")),
+    CONVEX: ("hinge", ("gap",)),
     LANGUAGE: ("cross-entropy", ("accuracy",)),
 }
 """The loss and the metrics of a kind where none are named."""
@@ -86,6 +95,13 @@ class Objective:
     @property
     def score(self) -> Score:
         return score_of(self.metrics[0])
+
+    @property
+    def data_kind(self) -> str:
+        """The kind of labels that it is learned from."""
+        if self.kind != CONVEX:
+            return self.kind
+        return REGRESSION if self.loss == "squares" else CLASSIFICATION
 
     @property
     def functions(self) -> tuple[str, ...]:

@@ -112,7 +112,7 @@ class TrainingThread:
         self._meter.train_began(began)
         self._meter.train_ended(self._ports.clock(), update.metrics)
         self._meter.logged(update.logged)
-        return Trained(asked.job, update.difference, update.examples, update.metrics)
+        return Trained(asked.job, update.difference, update.examples, update.metrics, update.extra)
 
     def _tell_soon(self, stretch: Produced) -> None:
         """Part of a gradient, from whichever thread computes it."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from fedgossip.algorithms.federated.base import is_over
 from fedgossip.algorithms.federated.coded import UploadCodec
 from fedgossip.errors import ConfigError
 from fedgossip.machine import Machine, NodeId
@@ -194,6 +195,9 @@ class FederationPlan(FederatedRun):
     def is_complete(self, node: NodeId, rounds: int, *, stopped: bool = False) -> bool:
         """A client has done its part when the coordinator has sent it home."""
         return rounds == self.experiment.rounds if node == self.coordinator else not stopped
+
+    def is_over(self, node: NodeId, model: Vector) -> bool:
+        return node == self.coordinator and is_over(self.federated.server, model)
 
     def arrays(self, task: LocalTask, record: Network, write: Callable[[Row], None]) -> Arrays:
         if self.buffered:

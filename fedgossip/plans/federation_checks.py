@@ -7,6 +7,7 @@ from typing import Any
 
 from fedgossip.algorithms.federated import names
 from fedgossip.algorithms.federated.base import Federated
+from fedgossip.algorithms.federated.cocoa import DualAscent
 from fedgossip.algorithms.federated.means import Mean
 from fedgossip.algorithms.sampling import participating
 from fedgossip.codecs.base import LinearCodec
@@ -14,7 +15,7 @@ from fedgossip.codecs.names import make_codec
 from fedgossip.codecs.sparse import DeepGradient
 from fedgossip.errors import ConfigError, nearest
 from fedgossip.experiment import CoordinatorSection, Experiment, FederatedExperiment
-from fedgossip.learning.objectives import STATISTICS
+from fedgossip.learning.objectives import CONVEX, STATISTICS
 from fedgossip.learning.settings import TrainSettings
 from fedgossip.plans.federated_run import FEDBUFF, FederatedRun
 from fedgossip.plans.federation import FederationPlan
@@ -30,6 +31,7 @@ def federation_plan(experiment: FederatedExperiment) -> FederationPlan:
     _check_hiding(s, federated)
     _check_gradients(experiment, federated)
     _check_codec(s, federated, experiment.task.kind)
+    _check_dual(experiment, federated)
     if s.secure.on:
         _check_secure(s, federated)
     cohort = s.cohort or participating(s.clients, s.participation)
@@ -102,6 +104,24 @@ def _check_codec(s: CoordinatorSection, federated: Federated[Any], kind: str) ->
         raise ConfigError(text, out)
 
 
+def _check_dual(experiment: FederatedExperiment, federated: Federated[Any]) -> None:
+    """Raise ConfigError for CoCoA of something else than a convex task, and where its sums would be cut."""
+    s = experiment.coordinator
+    if not isinstance(federated.clients, DualAscent):
+        return
+    if experiment.task.kind != CONVEX:
+        text = f"cocoa goes by dual variables, and task.kind = {experiment.task.kind!r} has none"
+        raise ConfigError(text, f'Set task.kind = "{CONVEX}", with its loss: hinge, logistic or squares.')
+    if s.codec:
+        text = f"coordinator.codec = {s.codec!r} beside cocoa, whose certificate is of whole sums"
+        raise ConfigError(text, "Leave coordinator.codec out.")
+    if s.privacy.unit != "none":
+        raise ConfigError("cocoa keeps no budget of privacy", "Leave coordinator.privacy.unit out, or take fedsgd.")
+    if s.secure.on:
+        text = "cocoa sums examples and objectives beside its model, and a secure sum cuts numbers to its bound"
+        raise ConfigError(text, "Set coordinator.secure.on = false: the coordinator then sees every client's update.")
+
+
 def _check_secure(s: CoordinatorSection, federated: Federated[Any]) -> None:
     """Raise ConfigError where a sum that hides its terms cannot serve."""
     off = "Set coordinator.secure.on = false: the coordinator then sees every client's update."
@@ -133,8 +153,10 @@ def _check_privacy(plan: FederatedRun) -> None:
         name = plan.experiment.score.name
         text = f"coordinator.privacy.test_noise is for a count of right answers, and the score is {name}"
         raise ConfigError(text, 'Put "accuracy" first in task.metrics, or leave test_noise out: nothing is told then.')
-    if plan.unit == "record" and not plan.experiment.learns and plan.experiment.task.kind != STATISTICS:
-        raise ConfigError("coordinator.privacy.unit = record hides examples, and this task has none", "Set task.kind.")
+    trains = plan.experiment.learns and plan.experiment.task.kind != CONVEX
+    if plan.unit == "record" and not trains and plan.experiment.task.kind != STATISTICS:
+        text = "coordinator.privacy.unit = record hides examples, and this task hides none"
+        raise ConfigError(text, 'Set task.kind = "learning".')
     if plan.unit == "client" and not plan.secure:
         advice = "Leave coordinator.secure.on as it is: noise is added inside the sum, each client a part of it."
         raise ConfigError("coordinator.privacy.unit = client hides clients in a secure sum, which is off", advice)

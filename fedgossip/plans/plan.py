@@ -253,6 +253,10 @@ class Plan(Protocol):
         """Return whether a participant that ended after so many rounds has done its part."""
         ...
 
+    def is_over(self, node: NodeId, model: Vector) -> bool:
+        """Return whether a participant has done its part with this model, whatever rounds are left."""
+        ...
+
     def spends(self, node: NodeId) -> bool:
         """Whether a participant keeps an account of privacy."""
         ...
@@ -366,6 +370,9 @@ class PlanDefaults:
 
     def masked(self, length: int) -> int:  # noqa: ARG002
         return 0
+
+    def is_over(self, node: NodeId, model: Vector) -> bool:  # noqa: ARG002
+        return False
 
     def spends(self, node: NodeId) -> bool:  # noqa: ARG002
         return False

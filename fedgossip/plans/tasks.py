@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from fedgossip.experiment import Experiment, GossipExperiment
 from fedgossip.experiment.sections import VALIDATION
 from fedgossip.learning.analytic import Averaging, Quadratic
 from fedgossip.learning.dataset import Dataset, Indices
-from fedgossip.learning.objectives import CLASSIFICATION, EVALUATION, LANGUAGE, SPARSE, STATISTICS
+from fedgossip.learning.objectives import CLASSIFICATION, CONVEX, EVALUATION, LANGUAGE, SPARSE, STATISTICS
 from fedgossip.learning.per_peer import PLACE
 from fedgossip.learning.sparse_logistic import SparseLogistic
 from fedgossip.learning.table_schema import FEDERATED, TableSchema, options_of, schema_of
@@ -91,7 +91,7 @@ def centralised(experiment: Experiment, n: int) -> dict[str, float]:
     experiment does not learn from data.
     """
     e = experiment
-    if not e.learns:
+    if not e.learns or e.task.kind == CONVEX:
         raise ConfigError(f"task {e.task.kind!r} has no centralised counterpart", "Leave --centralised out.")
     from fedgossip.learning.baseline import train_centralised
 
@@ -120,7 +120,8 @@ def examples_of(experiment: Experiment, held: Sequence[NodeId], n: int) -> Share
     """
     from fedgossip.learning import data, per_peer
 
-    e, source, tested_on, kind = experiment, experiment.data.source, experiment.data.test, experiment.objective.kind
+    e, source, tested_on = experiment, experiment.data.source, experiment.data.test
+    kind = e.objective.data_kind
     if e.data.scale == FEDERATED:
         return _agreed_examples(e, held)
     if e.data.partition.get("kind") == "own":  # of a file with {peer} in its name, or of one that each has named itself
@@ -151,7 +152,7 @@ def _agreed_examples(e: Experiment, held: Sequence[NodeId]) -> SharedExamples:
     """Read the files of those that are held, and the common one, as all sites have agreed on them."""
     from fedgossip.learning import agreed, federated_tables, per_peer
 
-    path, kind = Path(e.data.agreed), e.objective.kind
+    path, kind = Path(e.data.agreed), e.objective.data_kind
     table = agreed.read(path)
     federated_tables.check_same(table, schema_of_experiment(e), path)
     read = partial(federated_tables.read_examples, agreed=table, kind=kind)
@@ -165,7 +166,7 @@ def _agreed_examples(e: Experiment, held: Sequence[NodeId]) -> SharedExamples:
 def schema_of_experiment(e: Experiment) -> TableSchema:
     """Return the columns that all sites must have, by the common test file and [data.columns].  Raises ConfigError."""
     d = e.data
-    return schema_of(str(d.test), d.columns, e.objective.kind, missing=d.missing, categories=d.categories)
+    return schema_of(str(d.test), d.columns, e.objective.data_kind, missing=d.missing, categories=d.categories)
 
 
 def site_file(e: Experiment, node: NodeId) -> Path:
@@ -211,6 +212,12 @@ def _learning(
         described = replace(described, counts=counts)
 
     train = _flipped(e, train, shares)
+    if e.task.kind == CONVEX:
+        from fedgossip.learning.convex import ConvexTask
+
+        what = e.objective.loss, e.task.lam, e.train
+        about: Any = {"positive": e.task.positive, "seed": e.seed, "rounds": e.rounds, "whole": len(shares) == n}
+        return ConvexTask(train, found.test, shares, *what, **about), described
     if sizes := word_table(e.model.source):
         from fedgossip.learning.words import WordsTask
 

@@ -154,9 +154,9 @@ class Client:
         match event:
             case Received(sender, message):
                 return [*self._received(sender, message), *self._listen()]
-            case Trained(_, update, examples, metrics):
+            case Trained(_, update, examples, metrics, extra):
                 assert self.phase == "training", "a training that nobody asked for"
-                return [*self._trained(update, examples, metrics), *self._listen()]
+                return [*self._trained(update, examples, metrics, extra), *self._listen()]
             case PeerJoined(node, incarnation) if node == self.coordinator:
                 return [*self._joined(incarnation), *self._listen()]
             case PeerGone(node) if node == self.coordinator:
@@ -276,7 +276,9 @@ class Client:
         said = [Send(self.coordinator, message) for message in (refusal, Leaving(invite.round, done=True))]
         return [*self._let_go(), budget_reached(error, invite.round), *said, Finish(self.model, used_up(error))]
 
-    def _trained(self, update: Vector | None, examples: int, metrics: Mapping[str, float]) -> list[Effect]:
+    def _trained(
+        self, update: Vector | None, examples: int, metrics: Mapping[str, float], extra: Vectors = ()
+    ) -> list[Effect]:
         assert self.asked and self.part
         self.phase = "waiting"
         if self.outdated:
@@ -288,7 +290,7 @@ class Client:
         steps = int(metrics.get("steps", 1))
         if self.settings.accumulate is not None:
             examples = int(metrics.get("rows", examples))
-        work = Work(moved, examples, steps, float(metrics.get("rate", 1.0)), self.node, round)
+        work = Work(moved, examples, steps, float(metrics.get("rate", 1.0)), self.node, round, extra)
         up, self.pending = self.rule.upload(self.asked.vectors, self.memory, work)
         self.pending_round = round
         examples = max(1, examples)

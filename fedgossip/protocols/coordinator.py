@@ -22,7 +22,16 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol
 
-from fedgossip.algorithms.federated.base import Aggregate, Federated, ServerRule, State, numbers_of, restored, saved
+from fedgossip.algorithms.federated.base import (
+    Aggregate,
+    Federated,
+    ServerRule,
+    State,
+    is_over,
+    numbers_of,
+    restored,
+    saved,
+)
 from fedgossip.algorithms.federated.coded import UploadCodec
 from fedgossip.algorithms.sampling import Draw, Sampling
 from fedgossip.errors import BudgetError, ProtocolError
@@ -291,7 +300,7 @@ class Coordinator(Generic[State]):
         """Begin the next round that has a cohort, or end."""
         effects: list[Effect] = []
         self.began_ns, self.patience_ns = max(now_ns, 1), self.settings.start_ns
-        while self.round < self.settings.rounds:
+        while self.round < self.settings.rounds and not is_over(self.federated.server, self.model):
             here = self.company.here()
             if len(here) < self.need:
                 return [*effects, *self._gather(), *self._begin_if_gathered(now_ns)]
@@ -310,6 +319,8 @@ class Coordinator(Generic[State]):
                 self.phase, self.exchange = "inviting", self._exchange_of(draw, here)
                 return effects + self._going(self.exchange.begin(), "", now_ns)
             effects += self._over(Abandoned(len(draw.invited), self.need))
+        if self.round < self.settings.rounds:
+            return [*effects, Report("good_enough", self.round, self.round), *self._conclude()]
         return [*effects, *(self._end_with_budgets() if self.short else self._conclude())]
 
     def _cohort(self, here: Sequence[NodeId]) -> Draw:

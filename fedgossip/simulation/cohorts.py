@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fedgossip.algorithms.federated.base import Aggregate, Federated, Vectors, Work
+from fedgossip.algorithms.federated.base import Aggregate, Federated, Vectors, Work, is_over
 from fedgossip.algorithms.federated.coded import UploadCodec
 from fedgossip.algorithms.federated.sums import mean_of
 from fedgossip.algorithms.sampling import Sampling
@@ -87,6 +87,8 @@ def run_rounds(
     """
     server, coordinator = rounds.federated.server, standing.meters[-1]
     for number in range(standing.round, rounds.rounds):
+        if is_over(server, server.broadcast(standing.state)[0]):
+            break
         between()
         received = server.broadcast(standing.state)
         cohort = rounds.sampling.draw(number, range(rounds.clients)).invited
@@ -161,7 +163,7 @@ def _work(update: Update, model: Vector, rounds: Rounds, node: NodeId, number: i
     moved = frozen(np.zeros_like(model)) if update.difference is None else update.difference
     m = update.metrics
     examples = update.examples if rounds.accumulate is None else int(m.get("rows", update.examples))
-    return Work(moved, max(1, examples), int(m.get("steps", 1)), float(m.get("rate", 1.0)), node, number)
+    return Work(moved, max(1, examples), int(m.get("steps", 1)), float(m.get("rate", 1.0)), node, number, update.extra)
 
 
 class _Exact:

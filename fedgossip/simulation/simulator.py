@@ -353,7 +353,7 @@ class Simulator:
         if update.over:
             return Stopping(over=True)
         self._meters[node].logged(update.logged)
-        return Trained(asked.job, update.difference, update.examples, update.metrics)
+        return Trained(asked.job, update.difference, update.examples, update.metrics, update.extra)
 
     def _updated(self, node: NodeId) -> Update:
         """Return what came of a node's job; compute every outstanding one with it."""

@@ -38,9 +38,11 @@ def taken_apart(event: Event) -> tuple[dict[str, Any], list[Array]]:
         case Received(sender, message):
             arrays: list[Array] = []
             return {"sender": sender, "message": _plain(message, arrays)}, arrays
-        case Trained(job, update, examples, metrics):
+        case Trained(job, update, examples, metrics, extra):
             fields = {"job": job, "examples": examples, "metrics": dict(metrics)}
-            return fields, [] if update is None else [update]
+            if extra:
+                fields["extra"] = len(extra)
+            return fields, [*([] if update is None else [update]), *extra]
         case Produced(job, start, vector, examples, metrics):
             return {"job": job, "start": start, "examples": examples, "metrics": dict(metrics)}, [vector]
         case RowsChosen(job, keys, watched):
@@ -62,7 +64,9 @@ def put_together(name: str, fields: dict[str, Any], arrays: list[Array]) -> Even
         case "Received":
             return Received(fields["sender"], _whole(fields["message"], arrays))
         case "Trained":
-            return Trained(fields["job"], arrays[0] if arrays else None, fields["examples"], fields["metrics"])
+            first = len(arrays) - fields.get("extra", 0)
+            update = arrays[0] if first else None
+            return Trained(fields["job"], update, fields["examples"], fields["metrics"], tuple(arrays[first:]))
         case "Produced":
             return Produced(vector=arrays[0], **fields)
         case "RowsChosen":

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
@@ -40,6 +40,8 @@ class Work:
     node: NodeId = 0
     """The client, and the round that it was invited to."""
     round: int = 0
+    extra: Vectors = ()
+    """What came of the terms' `extra`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,6 +95,20 @@ class ServerRule(Protocol[State]):
     def step(self, state: State, aggregate: Aggregate) -> State:
         """The state after a round whose contributions became `aggregate`; nothing is changed in place."""
         ...
+
+
+@runtime_checkable
+class EndingRule(Protocol):
+    """A server that knows when its model is good enough."""
+
+    def over(self, x: Vector) -> bool:
+        """Whether the run ends with this model [d]; a function of it alone."""
+        ...
+
+
+def is_over(server: object, x: Vector) -> bool:
+    """Return whether a run ends with the model `x` before its last round."""
+    return isinstance(server, EndingRule) and server.over(x)
 
 
 class Accumulator(Protocol):

@@ -13,6 +13,7 @@ from typing import Any
 
 from fedgossip.algorithms.federated import fedopt, robust
 from fedgossip.algorithms.federated.base import Aggregation, Federated
+from fedgossip.algorithms.federated.cocoa import dual_rules
 from fedgossip.algorithms.federated.fedavg import ServerSgd, Training
 from fedgossip.algorithms.federated.fedavgm import Momentum
 from fedgossip.algorithms.federated.fednova import Normalised, Nova
@@ -73,6 +74,13 @@ def fedadam(*, lr: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, tau: f
     return Federated(Training(), Mean(), fedopt.Adaptive(fedopt.adam, lr, beta1, beta2, tau))
 
 
+def cocoa(*, clients: int, aggregation: str = "add", local: float = 1.0, gap: float = 0.0) -> Made:
+    """CoCoA of `clients` clients in all: what they change is added, or averaged; `local` passes over their examples in
+    a round; the run ends at the duality gap `gap`."""
+    client, server = dual_rules(clients, aggregation, local, gap)
+    return Federated(client, Mean(), server)
+
+
 def _robust(aggregation: Aggregation, lr: float) -> Made:
     return Federated(Training(weighting="clients"), aggregation, ServerSgd(lr))
 
@@ -121,6 +129,7 @@ ALGORITHMS: dict[str, Callable[..., Made]] = table(
             fedadagrad,
             fedyogi,
             fedadam,
+            cocoa,
             median,
             trimmed_mean,
             krum,

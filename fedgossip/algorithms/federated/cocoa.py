@@ -1,0 +1,121 @@
+"""CoCoA and CoCoA+: dual coordinate ascent at each client, and a certificate of how far the model is from the best.
+
+    P(w) = 1/n sum_i loss(x_i w; y_i) + lam/2 |w|^2            D(a) = -1/n sum_i loss*(-a_i) - lam/2 |w(a)|^2
+    w(a) = 1/(lam n) sum_i a_i x_i                             P(w) - P(best) <= P(w(a)) - D(a), the duality gap
+
+    client k    da_k: coordinate steps on its own a_k, seen through w and sigma' times its own change of w
+                a_k <- a_k + gamma da_k;   sends  gamma / lam  sum_i da_i x_i,  and its part of P(w) and of D(a)
+    server      w <- w + 1/n sum of what came
+                "add": gamma = 1, sigma' = K clients;   "average": gamma = 1 / K, sigma' = 1
+
+Sources: Jaggi, Smith, Takac, Terhorst, Krishnan, Hofmann and Jordan, Communication-efficient distributed dual
+coordinate ascent, NIPS 2014 (average); Ma, Smith, Jaggi, Jordan, Richtarik and Takac, Adding vs. averaging in
+distributed primal-dual optimization, ICML 2015 (add); Smith, Forte, Ma, Takac, Jordan and Jaggi, CoCoA, JMLR 18 (2018).
+
+Where we differ: nobody knows n before the first round, so each client's first answer only counts its examples, and a
+client that comes later is counted then.  The vectors hold the model and, behind it, four numbers that are summed with
+it: examples, clients, P and D.  P and D are of the model that went down, so of the round before; where a client is
+missing they are 0, and say nothing.  The dual variables stay at their client, and change when the answer was counted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedgossip.algorithms.federated.base import Aggregate, Vectors, Work
+from fedgossip.errors import ConfigError, nearest
+from fedgossip.machine import Terms
+from fedgossip.vectors import Vector, frozen
+
+AGGREGATIONS = ("add", "average")
+CERTIFICATE = 4
+"""Numbers behind the model."""
+EXAMPLES, CLIENTS, PRIMAL, DUAL = -4, -3, -2, -1
+"""Their places."""
+
+
+def gap_of(x: Vector) -> float | None:
+    """Return the duality gap that a vector brings along; None where it brings none."""
+    return float(x[PRIMAL] - x[DUAL]) if x[PRIMAL] else None
+
+
+@dataclass(frozen=True)
+class DualAscent:
+    """The client; its memory is (a_k,), or nothing before it was counted."""
+
+    sigma: float
+    gamma: float
+    local: float
+
+    vectors = 1
+    gradient = False
+
+    def weight(self, _examples: int) -> float:
+        return 1.0
+
+    def terms(self, _received: Vectors, memory: Vectors) -> Terms:
+        """`extra`: sigma' and the passes over its examples; then a_k, without which it only counts them."""
+        return Terms(extra=(frozen(np.array([self.sigma, self.local])), *memory))
+
+    def upload(self, _received: Vectors, memory: Vectors, work: Work) -> tuple[Vectors, Vectors]:
+        (change,) = work.extra
+        if not memory:
+            return (work.update,), (change,)
+        up = work.update.copy()
+        up[:-CERTIFICATE] *= self.gamma
+        return (frozen(up),), (frozen(memory[0] + self.gamma * change),)
+
+
+@dataclass(frozen=True, eq=False)
+class DualSum:
+    """The model with its certificate x, and v = 1/lam sum_i a_i x_i, both [d]."""
+
+    x: Vector
+    v: Vector
+
+
+@dataclass(frozen=True)
+class CoCoA:
+    """The server.  `gap`: the run ends at a model that is certified to it; 0: after its rounds."""
+
+    gap: float = 0.0
+
+    def start(self, x: Vector) -> DualSum:
+        return DualSum(x, frozen(np.zeros_like(x)))
+
+    def broadcast(self, state: DualSum) -> Vectors:
+        return (state.x,)
+
+    def step(self, state: DualSum, aggregate: Aggregate) -> DualSum:
+        came, before = aggregate.vectors[0] * aggregate.clients, state.x
+        examples, clients = (max(1.0, float(before[at] + np.round(came[at]))) for at in (EXAMPLES, CLIENTS))
+        v, x = state.v.copy(), np.zeros_like(before)
+        v[:-CERTIFICATE] += came[:-CERTIFICATE]
+        x[:-CERTIFICATE] = v[:-CERTIFICATE] / examples
+        x[EXAMPLES], x[CLIENTS] = examples, clients
+        if aggregate.clients == clients and (clients == before[CLIENTS] or not before[CLIENTS]):
+            x[PRIMAL], x[DUAL] = came[PRIMAL] / examples, came[DUAL] / examples
+        if self.over(x):  # the certificate is of the model that went down
+            x[:-CERTIFICATE] = before[:-CERTIFICATE]
+        return DualSum(frozen(x), frozen(v))
+
+    def over(self, x: Vector) -> bool:
+        """See `EndingRule`."""
+        gap = gap_of(x)
+        return self.gap > 0 and gap is not None and gap <= self.gap
+
+
+def dual_rules(clients: int, aggregation: str, local: float, gap: float) -> tuple[DualAscent, CoCoA]:
+    """Return the two ends for `clients` clients.  Raises ConfigError for values that cannot be."""
+    if aggregation not in AGGREGATIONS:
+        raise ConfigError(f"cocoa: aggregation = {aggregation!r} is not known", nearest(str(aggregation), AGGREGATIONS))
+    if not 0 < local <= 1000:
+        advice = "It is the number of passes over a client's examples in a round: 1.0 is usual, at most 1000."
+        raise ConfigError(f"cocoa: local = {local!r}", advice)
+    if not gap >= 0:
+        advice = "Give the duality gap to end at, 1e-4 say; or leave it out."
+        raise ConfigError(f"cocoa: gap = {gap!r} is below 0", advice)
+    adds = aggregation == "add"
+    return DualAscent(float(clients) if adds else 1.0, 1.0 if adds else 1 / clients, local), CoCoA(gap)
