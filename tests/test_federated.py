@@ -62,7 +62,7 @@ class Run:
         for node, update in zip(cohort, updates, strict=True):
             assert update.difference is not None
             steps, rate = int(update.metrics.get("steps", 1)), update.metrics.get("rate", 1.0)
-            work = Work(update.difference, update.examples, steps, rate, update.extra)
+            work = Work(update.difference, update.examples, steps, rate, extra=update.extra)
             up, self.memory[node] = rule.upload(received, self.memory.get(node, ()), work)
             weight = rule.weight(update.examples)
             assert total.fits(weight, up)
