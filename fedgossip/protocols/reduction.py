@@ -53,9 +53,10 @@ class Reduction:
         self._summed = table.workers > 1 and not table.exact
         """Whether weighted terms are added, and divided at the end."""
         self._length, self._held = length, empty(0, kind)  # until it begins
+        starts = range(0, length, bucket)
+        courses = {size: _Course.of(rank, table, size) for size in {min(bucket, length), length - starts[-1]}}
         self._buckets = [
-            _Bucket(rank, table, number, start, min(bucket, length - start))
-            for number, start in enumerate(range(0, length, bucket))
+            _Bucket(table, courses[min(bucket, length - start)], number, start) for number, start in enumerate(starts)
         ]
         self._order = self._buckets[::-1]
         self._lacks = length  # all elements from here on have been given
@@ -168,15 +169,34 @@ class Reduction:
                 return out
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Course:
+    """A rank's moves in a bucket of `size` elements, the step of each, and what it takes of each sender, in order."""
+
+    size: int
+    moves: Sequence[tuple[Move, slice]]
+    steps: Sequence[int]
+    takes: Mapping[int, Sequence[slice]]
+
+    @classmethod
+    def of(cls, rank: int, table: Table, size: int) -> _Course:
+        moves = list(table.of(rank, size))
+        takes: dict[int, list[slice]] = {}
+        for move, part in moves:
+            if move.way is not Way.SEND:
+                takes.setdefault(move.peer, []).append(part)
+        return cls(size, moves, steps_of([move for move, _ in moves]), takes)
+
+
 class _Bucket:
     """One run of the table on a stretch of the vector; `part` is written in place."""
 
-    def __init__(self, rank: int, table: Table, number: int, start: int, size: int) -> None:
-        self._number, self.start, self._size = number, start, size
+    def __init__(self, table: Table, course: _Course, number: int, start: int) -> None:
+        self._number, self.start, self._size = number, start, course.size
         self._part: Vector = np.empty(0)  # until it begins
-        self._moves: Sequence[tuple[Move, slice]] = list(table.of(rank, size))
+        self._moves, self._steps, self._takes = course.moves, course.steps, course.takes
         self._at = 0
-        self._steps = steps_of([move for move, _ in self._moves])
+        self._made: dict[int, int] = {}  # by sender, what was taken of it
         self._passed_on: dict[tuple[int, int], Vector] = {}  # stretches of which what was taken last is all there is
         self._kept: dict[tuple[int, int], tuple[float, Vector]] = {}  # by sender and step, until its move
         self._weight, self._terms = 0.0, table.workers
@@ -203,14 +223,13 @@ class _Bucket:
         return self._moves[self._at][0].peer if self._part.size and not self.done else None
 
     def expects(self, sender: int, step: int) -> tuple[int, int] | None:
-        takes = [part for move, part in self._moves if move.way is not Way.SEND and move.peer == sender]
+        takes = self._takes.get(sender, ())
         if not 0 <= step < len(takes):
             return None
         return self.start + takes[step].start, self.start + takes[step].stop
 
     def has(self, sender: int, step: int) -> bool:
-        made = sum(move.way is not Way.SEND and move.peer == sender for move, _ in self._moves[: self._at])
-        return step < made or (sender, step) in self._kept
+        return step < self._made.get(sender, 0) or (sender, step) in self._kept
 
     def fits(self, weight: float, vector: Vector) -> bool:
         if not summable(vector):
@@ -245,6 +264,7 @@ class _Bucket:
         return Chunk(move.peer, self._number, step, self.start + part.start, self._weight, frozen(vector))
 
     def _take(self, move: Move, part: slice, weight: float, came: Vector) -> None:
+        self._made[move.peer] = self._made.get(move.peer, 0) + 1
         if move.way is Way.REPLACE:
             self._part[part], self._weight = came, 0.0
             self._pass_on(part, came)
