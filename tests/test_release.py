@@ -22,7 +22,8 @@ from fedgossip.audit.log import AuditLog
 from fedgossip.net.endpoints import load_blocks, roster_of
 from fedgossip.net.identity import Identity
 from fedgossip.plans import plan_statement
-from fedgossip.plans.approvals import APPROVAL, ApprovalRequest, SiteApprovals, versions
+from fedgossip.plans.approvals import APPROVAL, ApprovalRequest, versions
+from fedgossip.plans.site_approvals import SiteApprovals
 from fedgossip.releasing.checking import check
 from fedgossip.releasing.signed_zip import END, ReleaseError, open_signed, write_signed
 from fedgossip.report.released import Release, ranges
