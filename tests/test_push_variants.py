@@ -98,6 +98,27 @@ def test_seeded_failures_lose_no_mass(first: int, last: int) -> None:
     assert tried > (last - first) / 4
 
 
+@pytest.mark.parametrize("algorithm", ["push-sum", "push-diging"])
+@pytest.mark.parametrize("graph", ["el-oracle:2", "el-local:2", "equi-dynamic"])
+def test_links_are_opened_to_those_alone_who_are_met(algorithm: str, graph: str) -> None:
+    """In three rounds a peer of 24 meets a few; without rounds it may meet all."""
+    experiment = {
+        "rounds": 3,
+        "task": {"kind": "averaging", "dtype": "float64"},
+        "topology": {"graph": graph, "n": 24},
+        "algorithm": {"name": algorithm},
+    }
+    plan = compose.plan(load_experiment(experiment))
+    met = [{i for r in range(3) for i in plan.schedule.mixing(r).partners(node)} for node in range(24)]
+    assert [set(plan.partners(node)) for node in range(24)] == met
+    assert sum(map(len, met)) < 24 * 23 / 2
+    ends = {engine: simulate(experiment, engine=engine).digest for engine in ("sim", "stacked")}
+    assert ends["sim"] == ends["stacked"]
+    if algorithm == "push-sum":
+        without = compose.plan(load_experiment(experiment, ["algorithm.mode=async"]))
+        assert {len(without.partners(node)) for node in range(24)} == {23}
+
+
 @pytest.mark.parametrize("algorithm", [PushDIGing(), PushMomentum(0.5)], ids=["push-diging", "mixed momentum"])
 def test_what_comes_late_counts_as_if_it_had_been_mixed(algorithm: Any) -> None:
     draw = np.random.default_rng(5)

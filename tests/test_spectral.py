@@ -538,14 +538,14 @@ def kautz():
     return Mixing.from_matrix(W)
 
 
-def chord(n):
-    """A directed ring with an arc across, weighted by senders."""
-    arcs = [(i, (i + 1) % n) for i in range(n)] + [(0, n // 2)]
+def chord(n, begins=(0,)):
+    """A directed ring with arcs across, weighted by senders."""
+    arcs = [(i, (i + 1) % n) for i in range(n)] + [(i, (i + n // 2) % n) for i in begins]
     return build(Topology.from_edges(n, arcs, "chord", directed=True), "push")
 
 
 DIRECTED = [
-    (de_bruijn(16), 4, 4), (kautz(), None, 8), (chord(8), 7, 29),
+    (de_bruijn(16), 4, 4), (kautz(), None, 8), (chord(8), 7, 29), (chord(10, (0, 2)), 7, 26), (chord(10), 9, 39),
     (build(f.path(16), "push"), 53, 331),
 ]  # fmt: skip
 

@@ -253,7 +253,7 @@ def gossip_plan(
         if not (parts := own_parts(experiment)):
             raise
         raise ConfigError(f"{' and '.join(parts)}: {error}", error.advice) from None
-    if mode_of(experiment.algorithm, made).in_step:  # else a peer's own rounds do not say whom it meets
+    if experiment.algorithm.mode == "sync":  # a peer without rounds meets whom it will, for as long as others go on
         schedule = for_rounds(schedule, experiment.rounds)
     forecast = forecast_of(schedule, GAMMA, found)
     return GossipPlan(experiment, schedule, union(schedule), found, forecast, given=algorithm)
