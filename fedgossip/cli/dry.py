@@ -41,7 +41,8 @@ def show_plan(plan: Plan, *, as_json: bool) -> None:
     for line in [*plan.banner, *outlook.lines]:
         echo(f"# {line}")
     total = f"{outlook.bytes_per_round:,} bytes a round, {facts['bytes_total']:,} in all"
-    echo(f"# {task.length:,} parameters in {task.dtype.name}: {total}")
+    numbers = "1 parameter" if task.length == 1 else f"{task.length:,} parameters"
+    echo(f"# {numbers} in {task.dtype.name}: {total}")
     if shares.sizes:
         counted = f"{min(shares.sizes)} to {max(shares.sizes)} each"
         echo(f"# {sum(shares.sizes):,} training examples, {counted}")
