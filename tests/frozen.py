@@ -62,9 +62,9 @@ def coded(codec: str, **more: Any) -> dict[str, Any]:
     return by(parallel("ring", **more), codec)
 
 
-def outer(method: str, **more: Any) -> dict[str, Any]:
+def outer(method: str, *, late: bool = False, **more: Any) -> dict[str, Any]:
     run = parallel(method)
-    return {**run, "parallel": {**run["parallel"], "outer": {"lr": 0.7}, **more}}
+    return {**run, "parallel": {**run["parallel"], "outer": {"lr": 0.7, "delay": int(late)}, **more}}
 
 
 def served(servers: int, descent: str = "", **server: Any) -> dict[str, Any]:
@@ -114,6 +114,7 @@ ROUNDS: Mapping[str, dict[str, Any]] = {
     "ring by dgc": coded("dgc:0.2:1", momentum=0.9),
     "ring by signs": coded("sign"),
     "ring outer": outer("ring"),
+    "ring outer delayed": outer("ring", late=True),
     "ring outer by top-k": outer("ring", codec="top-k:0.3"),
     "ring adamw": parallel("ring", optimizer="adamw", weight_decay=0.1),
     **{name: federated(algorithm=name, **OPEN) for name in ALGORITHMS if name != "cocoa"},
@@ -154,6 +155,7 @@ EVENTS: Mapping[str, dict[str, Any]] = {
     "async with losses and a crash": {**gossip("ring", 6, mode="async", deadline=1.0), "faults": LOSSY},
     "ring of workers with losses and a crash": {**parallel("ring"), "faults": LOSSY},
     "outer by top-k with losses and a crash": {**outer("ring", codec="top-k:0.3"), "faults": LOSSY},
+    "outer delayed with losses and a crash": {**outer("ring", late=True, codec="top-k:0.3"), "faults": LOSSY},
     "secure with a crash": {**federated(min_clients=5, deadline=3.0, least_deadline=0.5), "faults": LOSSY[1:]},
 }
 """Runs that only the simulator has with the same bits: they follow virtual time."""

@@ -16,6 +16,7 @@ from fedgossip.algorithms.federated.base import Aggregate
 from fedgossip.algorithms.federated.names import make
 from fedgossip.algorithms.outer import OuterStep
 from fedgossip.errors import ConfigError
+from fedgossip.records import NetworkRow
 from fedgossip.task import Job, Update
 from fedgossip.vectors import Vector, digest, frozen, ordered_mix, subtract
 
@@ -196,3 +197,51 @@ def test_what_an_outer_step_does_not_go_with_is_refused(more: dict[str, Any], sa
     with pytest.raises(ConfigError, match=said) as error:
         simulate(content)
     assert advice in error.value.advice
+
+
+@pytest.mark.parametrize("codec", ["", "top-k:0.3"])
+def test_a_mean_that_comes_late_has_the_same_bits_in_simulator_and_arrays(codec: str) -> None:
+    late = workers(12, outer={"delay": 1}, codec=codec)
+    runs = [simulate(late, engine=engine) for engine in ("sim", "stacked")]
+    assert runs[0].digest == runs[1].digest
+    if codec:  # else what is learned is linear in where it began, and its mean the same but for rounding
+        assert runs[0].digest != simulate(workers(12, codec=codec), engine="stacked").digest
+    slow = simulate({**late, "simulation": {"latency": 3.0, "training_jitter": 1.0}})  # sums take longer than training
+    assert slow.digest == runs[0].digest
+
+
+def test_where_all_learn_the_same_a_late_mean_changes_nothing() -> None:
+    content = workers(8)
+    content["task"]["dim"] = 3
+    task = Dyadic()
+    task.b = np.tile(Dyadic.b[1], (4, 1))
+    late = {**content, "parallel": {**content["parallel"], "outer": {"lr": 0.5, "beta": 0.5, "delay": 1}}}
+    soon = {**content, "parallel": {**content["parallel"], "outer": {"lr": 0.5, "beta": 0.5}}}
+    assert simulate(late, task=task).digest == simulate(soon, task=task).digest
+
+
+def test_a_late_mean_takes_no_time_where_training_takes_longer() -> None:
+    """Rounds of 1 s, and sums of 6 messages of 0.1 s each: 1.6 s a round, and 1 s with `delay`, but for the last."""
+    how = {"simulation": {"latency": 0.1, "training": 1.0}}
+    soon, late = (simulate({**workers(20, outer={"delay": delay}), **how}).summary["seconds"] for delay in (0, 1))
+    assert soon == pytest.approx(20 * 1.6, rel=0.02) and late == pytest.approx(20 + 0.6, rel=0.02)
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+def test_what_a_codec_left_out_survives_lost_packets_to_the_bit(delay: int) -> None:
+    """A chunk that is lost goes again with the same bytes, and what was left out of it counts once."""
+    content = workers(15, outer={"delay": delay}, codec="top-k:0.3", deadline=1e5, least_deadline=1e5)
+    lossy = {**content, "faults": [{"kind": "drop", "probability": 0.15}]}
+    run = simulate(lossy)
+    assert run.digest == simulate(content, engine="stacked").digest
+    assert run.summary["bytes_sent"] > simulate(content).summary["bytes_sent"]  # something was sent again
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+def test_a_worker_that_is_killed_again_and_again_stalls_nobody(delay: int) -> None:
+    """Every 4 s one of four is killed, and started again a second later; a round takes a second."""
+    content = workers(30, outer={"delay": delay}, codec="top-k:0.3", start_timeout=20.0)
+    crash = {"kind": "crash", "every": 4.0, "after": 1.0, "stop": 25.0}
+    run = simulate({**content, "simulation": {"training": 1.0, "detection": 0.2}, "faults": [crash]})
+    assert run.summary["status"] == "finished" and run.summary["seconds"] < 1.5 * 30
+    assert max(row.round for row in run.rows if isinstance(row, NetworkRow)) == 30

@@ -207,6 +207,9 @@ class OuterSection(msgspec.Struct, forbid_unknown_fields=True):
     """The share of the last step that is kept, from 0 to below 1."""
     nesterov: bool = True
     """Look ahead."""
+    delay: Annotated[int, Within(0, 1)] = 0
+    """1: the mean of a round travels while the next one is trained, and counts at its end; nobody waits for links that
+    take less time than the training."""
 
 
 class ParallelSection(msgspec.Struct, forbid_unknown_fields=True):

@@ -60,6 +60,7 @@ class ParallelPlan(SharedSteps):
             accumulate=p.accumulate,
             overlap=p.overlap,
             local=not self.gradients,
+            delay=p.local and p.outer.delay > 0,
             deadline_ns=nanoseconds(p.deadline),
             least_deadline_ns=min(nanoseconds(p.deadline), nanoseconds(p.least_deadline)),
             start_ns=nanoseconds(p.start_timeout),
@@ -92,7 +93,8 @@ class ParallelPlan(SharedSteps):
         def finish(between: Callable[[], None]) -> Results:
             asked = partial(Job, gradient=self.gradients, accumulate=p.accumulate if self.gradients else None)
             run = task, reduced_by(sums, stack.coded), descent, self.experiment.rounds, self.rate, asked, record, write
-            return Results(run_collective(*run, stack, between=between))
+            delay = p.local and p.outer.delay > 0
+            return Results(run_collective(*run, stack, delay=delay, between=between))
 
         return stack, finish
 

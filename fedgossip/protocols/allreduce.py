@@ -25,7 +25,9 @@ and from everywhere Stopping to finished.
 
 A round: every worker asks for its gradient at the common model, or is asked to train from it (`local`); when it has it
 the moves of the table begin (`chunk_exchange`), or with `overlap` those of each bucket when its stretch of the gradient
-is there; the mean by examples takes the step, the same bits everywhere.
+is there; the mean by examples takes the step, the same bits everywhere.  With `delay` a worker trains for the next
+round while this one is summed, so that links and processors work at the same time: from what the outer step would give
+if all had the update that it has (as eager updates, Kale, Douillard and Donchev, 2025; not held against the paper).
 
 Where a worker is gone, or a round is not done by its deadline, all agree on who goes on (`regroup`).  The round that
 was under way is done by one of them, and then all the others fetch its state (`state_fetch`), or by nobody, and then it
@@ -118,8 +120,10 @@ class AllReduce(ViewMember):
         exchange = ChunkExchange(group, sums, schema, settings.deadline_ns)
         super().__init__(node, settings, group, at, exchange, fresh=resumed is None and not incarnation)
         self.contribution: Contribution | None = None  # of this round
+        self.update: Vector | None = None  # of the last round that this worker has brought something to
         self.training = False
         """Whether a gradient was asked for that has not come."""
+        self.early: Trained | None = None  # with `delay`: of the round after this one
         self.deadline = Deadline(settings.deadline_ns, least_ns)
         self.began_ns = 0
 
@@ -226,9 +230,12 @@ class AllReduce(ViewMember):
         if self.group.takes_in:
             return self._stop_round(now_ns)
         self.phase, self.began_ns, self.group.at_work = "training", now_ns, True
+        early, self.early = self.early, None
+        if early is not None and early.job == self.asked == self.round:
+            return self._bring(early, now_ns)
         if self.training:
-            self.asked = -1
-            return []  # of a model that is not the others'; ask when it has come
+            self.asked = self.round if self.asked == self.round else -1
+            return []  # it is of this round, or of a model that is not the others': ask when it has come
         self.training, self.asked = True, self.round
         if self.settings.local:
             return [Train(self.round, self.at.model)]
@@ -246,8 +253,16 @@ class AllReduce(ViewMember):
 
     def _trained(self, event: Trained, now_ns: int) -> list[Effect]:
         self.training = False
+        if self.asked == self.round + 1:
+            self.early = event
+            return []
         if self.asked != self.round:
             return self._go_on(now_ns) if self.phase == "training" else []
+        return self._bring(event, now_ns)
+
+    def _bring(self, event: Trained, now_ns: int) -> list[Effect]:
+        """Give this round what was trained for it."""
+        self.update = event.update
         brought = self._brought(event)
         if brought is None or not self.exchange.now.bears(brought[0], *brought[1]):
             return self._exploded()
@@ -273,7 +288,18 @@ class AllReduce(ViewMember):
         effects: list[Effect] = [Outgoing(self.round + 1, self.at.model)]
         if len(self.group.members) > 1:
             effects.append(SetTimer(("deadline", self.group.epoch, self.round), self._deadline_ns))
-        return [*effects, *self.exchange.begin(self.contribution, now_ns), *self._close_if_done(now_ns)]
+        effects += self.exchange.begin(self.contribution, now_ns)
+        return [*effects, *self._train_ahead(), *self._close_if_done(now_ns)]
+
+    def _train_ahead(self) -> list[Effect]:
+        """With `delay`: train for the next round while this one is summed, from where its step would lead if all had
+        made of the model what this worker has."""
+        ahead = self.round + 1
+        if not self.settings.delay or ahead >= self.settings.rounds or self.training or self.asked == ahead:
+            return []
+        assert self.update is not None, "an update was asked for"
+        self.training, self.asked = True, ahead
+        return [Train(ahead, self.at.expected(self.update))]
 
     @property
     def _deadline_ns(self) -> int:
@@ -299,7 +325,7 @@ class AllReduce(ViewMember):
         if self.round < self.settings.rounds and self.contribution is not None:
             self.began_ns = now_ns
             return self._reduce(now_ns)
-        if self.round < self.settings.rounds and self.asked == self.round:
+        if self.round < self.settings.rounds and self.asked == self.round and self.early is None:
             self.phase = "training"
             return []
         return self._go_on(now_ns)

@@ -30,6 +30,8 @@ class AllReduceSettings:
     """Batches of a gradient."""
     local: bool = False
     """Whether workers train by themselves in a round, and what is summed is what that came to."""
+    delay: bool = False
+    """With `local`: whether the next round is trained while this one is summed."""
     overlap: bool = False
     """Whether buckets leave while the rest of the gradient is computed."""
     deadline_ns: int = 30_000_000_000

@@ -57,6 +57,11 @@ class WorkerState:
             self.coded.resume(checkpoint.vectors)
         return group
 
+    def expected(self, update: Vector) -> Vector:
+        """Return the model after this round, if the mean were this worker's own update [d]."""
+        state: DescentState = self.descent.step(self.state, update, self.rate(self.round))
+        return state.x
+
     def step(self, mean: Vector, waiting_bytes: int) -> list[Effect]:
         """Take the step of this round along the mean gradient [d], for which so many bytes have still to leave."""
         return self._stands(self.round + 1, self.descent.step(self.state, mean, self.rate(self.round)), waiting_bytes)

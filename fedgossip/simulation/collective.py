@@ -47,6 +47,8 @@ class CollectiveStack:
     workers: int
     coded: list[CodedGradients | LowRankGradients | CodedPushes] = field(default_factory=list)
     """How each worker's gradients go by a codec; none: as they are."""
+    ahead: list[Vector] = field(default_factory=list)
+    """What each worker trains from in this round, where that is not the model."""
 
 
 def first_collective(task: LocalTask, workers: int, descent: Descent[Any], others: int = 0) -> CollectiveStack:
@@ -66,20 +68,25 @@ def run_collective(
     write: Callable[[Row], None],
     stack: CollectiveStack,
     *,
+    delay: bool = False,
     between: Callable[[], None] = lambda: None,
     seen: Callable[[Vector, int], Vector] = as_it_is,
 ) -> list[Vector]:
     """Run all rounds that are left; return every worker's model.  `between` is called between two rounds.
 
-    `asked` (node, round, model) is what a worker is to compute.
-    `seen`: what workers have of a model after so many rounds.
+    `asked` (node, round, model) is what a worker is to compute.  `delay`: it trains on before the mean of a round is
+    there, see `protocols.allreduce`.  `seen`: what workers have of a model after so many rounds.
     """
     workers = range(stack.workers)
     for number in range(stack.round, rounds):
         between()
         model = seen(stack.state.x, number)
-        updates = done(task, [asked(node, number, model) for node in workers])
+        starts = stack.ahead or [model for _ in workers]
+        updates = done(task, [asked(node, number, starts[node]) for node in workers])
         brought = [_brought(stack, node, updates[node], number) for node in workers]
+        before = stack.state
+        if delay:
+            stack.ahead = [descent.step(before, _changed(one), rate(number)).x for one in updates]
         stack.state = descent.step(stack.state, mean_of(brought, number, task.schema, stack.meters), rate(number))
         for coded in stack.coded:
             coded.settled(number + 1)
@@ -97,6 +104,11 @@ def run_collective(
                 write(row)
         stack.round = number + 1
     return [stack.state.x for _ in workers]
+
+
+def _changed(update: Update) -> Vector:
+    assert update.difference is not None, "an update was asked for"
+    return update.difference
 
 
 def _brought(stack: CollectiveStack, node: int, update: Update, round: int) -> Contribution:
