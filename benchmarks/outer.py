@@ -1,0 +1,78 @@
+"""Four workers that learn plays over slow links: every step shared, or long local work and an outer step.
+
+A transformer of characters, gpt:2-64-4, AdamW with a cosine schedule, the same examples for all: what is lost in the
+loss on a twentieth of the plays, at equal numbers of characters, and how many times fewer bytes are sent; then what
+share of the time processors work over simulated links of 50 Mbit/s and 30 ms, where a step takes 10 ms.
+
+    python benchmarks/outer.py TEXT [STEPS]         about 7 minutes of processor time for 2000 steps
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import fedgossip
+from fedgossip.records import NetworkRow
+
+WORKERS, BATCH, STEP_SECONDS = 4, 16, 0.01
+LINKS = {"latency": 0.03, "bandwidth": 50e6 / 8, "downlink": 50e6 / 8}
+ELEMENTS = 107_136  # of the transformer
+MILD = {"lr": 1.0, "beta": 0.5}
+
+WAYS: dict[str, tuple[int, dict[str, Any]]] = {
+    "every step": (1, {}),
+    "H = 50, 0.7 and 0.9": (50, {"outer": {"lr": 0.7, "beta": 0.9}}),
+    "H = 50": (50, {"outer": MILD}),
+    "H = 50, top-k:0.02": (50, {"outer": {"lr": 1.0, "beta": 0.0}, "codec": "top-k:0.02"}),
+}
+"""(local steps, more of [parallel])"""
+
+
+def experiment(text: str, steps: int, local: int, more: dict[str, Any]) -> dict[str, Any]:
+    """Return a run of as many rounds as `steps` steps of each worker are."""
+    rounds = steps // local
+    train = {"optimizer": "adamw", "lr": 4e-3, "schedule": "cosine", "batch_size": BATCH, "local_steps": local}
+    return {
+        "rounds": rounds,
+        "data": {"source": f"text:{text}", "test": 0.05},
+        "model": {"source": "gpt:2-64-4"},
+        "train": {"device": "cpu", **train},
+        "parallel": {"workers": WORKERS, "method": "ring", **more},
+        "eval": {"every": rounds},
+    }
+
+
+def learned(text: str, steps: int, local: int, more: dict[str, Any]) -> tuple[float, float]:
+    """Return the last loss, in nats per character, and the bytes that a step of all workers costs."""
+    content = experiment(text, steps, local, more)
+    run = fedgossip.simulate(content, engine="stacked")
+    losses = [row.test_loss for row in run.rows if isinstance(row, NetworkRow) and row.test_loss is not None]
+    return losses[-1], run.summary["bytes_sent"] / (content["rounds"] * local)
+
+
+def share_computing(local: int, more: dict[str, Any]) -> float:
+    """Return the share of simulated time in which processors train, over ten rounds of a vector of that length."""
+    content = {
+        "rounds": 10,
+        "task": {"kind": "quadratic", "dim": ELEMENTS, "placement": "random"},
+        "parallel": {"workers": WORKERS, "method": "ring", **more},
+        "simulation": {**LINKS, "training": local * STEP_SECONDS},
+    }
+    return float(10 * local * STEP_SECONDS / fedgossip.simulate(content, engine="sim").summary["seconds"])
+
+
+def late(more: dict[str, Any]) -> dict[str, Any]:
+    return {**more, "outer": {**more["outer"], "delay": 1}} if "outer" in more else more
+
+
+if __name__ == "__main__":
+    text, steps = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 2000
+    least = None
+    print(f"{steps} steps: nats per character, to every step's; times fewer bytes; share computing, with delay = 1")
+    for name, (local, more) in WAYS.items():
+        loss, sent = learned(text, steps, local, more)
+        least = least or (loss, sent)
+        shares = [share_computing(local, one) for one in (more, late(more))]
+        times = f"{loss:.4f} {loss / least[0]:.3f}  {least[1] / sent:6.1f}"
+        print(f"{name:22} {times}  {shares[0]:.2f} {shares[1]:.2f}", flush=True)
