@@ -6,19 +6,23 @@ CPU nanoseconds per element of encoding and decoding, and how many copies of the
 run.  The break-even is the bandwidth, each way, at which the bytes saved take as long as encoding and decoding: an
 upload is encoded once and decoded once; a gradient of `--workers` is encoded once, its payload goes round a
 ring to all, and all are decoded; the dense gradient beside it is reduced by a ring.  "never": the codec sends no
-fewer bytes.
+fewer bytes.  powersgd is of one square matrix of so many elements.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import time
 from collections.abc import Callable
 
 import numpy as np
 
 from fedgossip.codecs.base import CodecTurn, LinearCodec, VectorLayout
+from fedgossip.codecs.low_rank import LowRank
 from fedgossip.codecs.names import make_codec
+from fedgossip.task import Segment
+from fedgossip.vectors import Vector
 
 NAMES = ("bf16", "fp16", "int8:256", "top-k:0.01", "random-k:0.01", "dgc:0.001", "qsgd:7", "terngrad", "sign")
 
@@ -63,6 +67,27 @@ def main() -> None:
             f"{name:14} {encode / d * 1e9:10.2f} {decode / d * 1e9:7.2f} {(encode + decode) / copy:8.1f} {size:9,} "
             f"{dense / size:8.1f}  {even(dense, size, encode + decode):>10} {even(ring * dense, sent, seconds):>10}"
         )
+    for rank in (1, 2, 4):
+        of_low_rank(rank, vector, copy, given.turns, m)
+
+
+def of_low_rank(rank: int, vector: Vector, copy: float, turns: int, m: int) -> None:
+    """Print the same of factors of a square matrix, which a ring reduces as it does whole gradients."""
+    side = math.isqrt(vector.size)
+    square = vector[: side * side]
+    low = LowRank(rank, VectorLayout.of(square, [Segment("", 0, (side, side))]), 1)
+    start = low.start()
+    first = low.first(square, start)
+    left = low.left(first)
+    second = low.second(square, left)
+    encode = quickest(lambda: (low.first(square, start), low.left(first), low.second(square, left)), turns)
+    decode = quickest(lambda: low.restored(left, first[:0], second), turns)
+    size, ring = 4 * (low.first_length + low.second_length), 2 * (m - 1) / m
+    print(
+        f"{f'powersgd:{rank}':14} {encode / square.size * 1e9:10.2f} {decode / square.size * 1e9:7.2f}"
+        f" {(encode + decode) / copy:8.1f} {size:9,} {square.nbytes / size:8.1f}"
+        f"  {'':>10} {even(ring * square.nbytes, ring * size, encode + decode):>10}"
+    )
 
 
 if __name__ == "__main__":

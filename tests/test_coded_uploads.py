@@ -116,6 +116,14 @@ def test_a_stopped_run_goes_on_bit_for_bit_with_what_its_clients_left_out(engine
     assert simulate_plan(plan, out=tmp_path / "run", resume=True, engine=engine).digest == whole
 
 
+def test_whenever_the_coordinator_dies_the_bits_are_those_of_an_undisturbed_run() -> None:
+    experiment = {**federated(codec="top-k:0.3", cohort=5, **OPEN), "rounds": 8}
+    whole = simulate(experiment)
+    for at in np.linspace(0.01, 0.9 * whole.summary["seconds"], 5):
+        faults = [{"kind": "crash", "peers": [8], "start": float(at), "after": 0.02}]
+        assert simulate({**experiment, "faults": faults}).digest == whole.digest, at
+
+
 def test_a_run_does_not_go_on_with_another_codec(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

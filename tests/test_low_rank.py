@@ -18,6 +18,7 @@ from fedgossip.codecs.low_rank import LowRank, low_rank_of
 from fedgossip.drivers.simulate import simulate_plan
 from fedgossip.errors import ConfigError
 from fedgossip.experiment import load_experiment
+from fedgossip.paradigms.names import paradigm_of
 from fedgossip.plans import compose
 from fedgossip.protocols.low_rank_sums import LowRankGradients, LowRankSums
 from fedgossip.records import PeerRow
@@ -214,6 +215,12 @@ def test_what_it_does_not_go_with_is_refused_with_advice(section: dict[str, Any]
     with pytest.raises(ConfigError, match=words) as refused:
         compose.plan(load_experiment(section))
     assert refused.value.advice
+
+
+def test_compare_says_that_it_cannot_price_it() -> None:
+    with pytest.raises(ConfigError, match=r"ring\+powersgd:2: its bytes follow from the shapes") as refused:
+        paradigm_of("ring+powersgd:2")
+    assert "--set parallel.codec=powersgd:2" in refused.value.advice
 
 
 def test_a_name_of_another_codec_has_no_rank() -> None:

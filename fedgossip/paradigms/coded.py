@@ -11,6 +11,7 @@ import numpy as np
 
 from fedgossip.algorithms.collectives.names import COLLECTIVES, GATHERS
 from fedgossip.codecs.base import Codec, CodecTurn, LinearCodec, VectorLayout
+from fedgossip.codecs.low_rank import low_rank_of
 from fedgossip.codecs.names import make_codec
 from fedgossip.costs.base import Cost
 from fedgossip.costs.formulas import all_gather, all_reduce
@@ -25,6 +26,10 @@ WARM = 1 << 20
 
 def coded_paradigm(dense: Paradigm, method: str, codec_name: str) -> Paradigm:
     """Return the paradigm of a collective whose gradients go by a codec.  Raises ConfigError for none such."""
+    if low_rank_of(codec_name) is not None:
+        text = f"{method}+{codec_name}: its bytes follow from the shapes of the model's tensors, which no cost knows"
+        advice = f"Run the file with --set parallel.codec={codec_name}; with --dry-run it says its bytes."
+        raise ConfigError(text, advice)
     codec = make_codec(codec_name)
     if not isinstance(codec, LinearCodec) and method not in GATHERS:
         text = f"{method}+{codec_name}: payloads of {codec_name} cannot be added, and {method} adds at every step"
