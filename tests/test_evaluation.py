@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import hashlib
 import json
 import shutil
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from commands import Said, finish, free_ports, in_process, start, typed
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as some
 from judging import SITES, patients, trained_in
 from pages import blocks, page
@@ -37,6 +38,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return trained_in(tmp_path_factory.mktemp("judged"))
 
 
+@functools.cache  # asked by most tests, and the same each time
 def judged(folder: Path, *overrides: str, engine: str = "sim") -> tuple[Evaluation, dict[str, np.ndarray]]:
     """Return what the sums say, and what all records in one place are: answers, labels, groups, sites."""
     experiment, model = load_experiment(folder / "own.toml", overrides), load_model(folder / "run")
@@ -130,9 +132,8 @@ def test_without_kept_records_all_are_judged_and_nothing_is_said_of_membership(t
     assert kept.membership.records == found.records - kept.records
 
 
-@given(
-    some.lists(some.tuples(some.floats(0, 1), some.booleans()), min_size=2, max_size=40),
-)
+@settings(max_examples=40)
+@given(some.lists(some.tuples(some.floats(0, 1), some.booleans()), min_size=2, max_size=40))
 def test_an_auroc_of_histograms_lies_as_near_as_it_says(drawn: list[tuple[float, bool]]) -> None:
     said, y = np.array([one for one, _ in drawn]), np.array([two for _, two in drawn])
     counts = [np.bincount(np.searchsorted(EDGES, said[y == of], side="right"), minlength=BINS) for of in (True, False)]

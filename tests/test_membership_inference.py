@@ -37,7 +37,7 @@ def trained(folder: Path, **coordinator: Any) -> Path:
     noise(folder / "members.csv", 1)
     noise(folder / "others.csv", 2)
     experiment = {
-        "rounds": 12,
+        "rounds": 6,
         "data": {"source": f"csv:{folder}/members.csv?label=outcome", "test": f"csv:{folder}/others.csv?label=outcome"},
         "model": {"source": "mlp:30-64-2"},
         "train": {"local_epochs": 10, "lr": 0.3, "batch_size": 16, "device": "cpu"},

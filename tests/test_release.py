@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -156,7 +157,7 @@ def test_names_that_lead_elsewhere_are_refused_whoever_signs_them(tmp_path: Path
         write_signed(plain, {"x": b"0"}, identity)
         from fedgossip.releasing import signed_zip
 
-        original, signed_zip._NAME = signed_zip._NAME, __import__("re").compile(".*")
+        original, signed_zip._NAME = signed_zip._NAME, re.compile(".*")
         try:
             write_signed(plain, {name: b"0"}, identity)
         finally:
@@ -467,10 +468,10 @@ def test_the_commands_for_a_training_without_a_site_train_without_it(
         running = [start(mine(others, node), machines[node]) for node in sites]
         return [finish(one) for one in [*running, start(leads, machines[SITES])]]
 
-    assert {one.code for one in together(agree, agree_too)} == {0}
+    assert {one.code for one in together(agree, agree_too)} <= {0, 9}
     for node in sites:
         assert typed(policy, machines[node]).code == 0
-        plan = json.loads(typed(["plan", "show", "own.toml", "--json"], machines[node]).out)["hash"]
+        (plan,) = re.findall(r"^hash +([0-9a-f]{64})$", typed(["plan", "show", "own.toml"], machines[node]).out, re.M)
         assert typed([*mine(approve, node), "--plan", plan], machines[node]).code == 0
     said = together(lead, take_part)
     assert {one.code for one in said} <= {0, 9}, said

@@ -170,5 +170,5 @@ def _again(made: Release, site: int) -> list[str]:
         f"  fedgossip privacy policy {common}",
         *approve,
         f"  fedgossip client {begun} --id K --out without-{site}",
-        f"site {site} stays away: the others begin without it, and the run ends as partial, with code 9",
+        f"site {site} stays away: the others begin without it, and each run ends as partial, with code 9",
     ]
