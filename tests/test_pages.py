@@ -18,6 +18,7 @@ FOLLOWED = ("experiments", "graphs", "faults", "machines", "parallel")
 FOLLOWED += ("sweeps", "topologies", "advise", "codecs", "outer")
 ELSEWHERE = {
     "coordinator": "tests/test_pilot.py",
+    "for-boards": "tests/test_pilot.py",
     "journeys": "tests/test_journeys.py",
     "judging": "tests/test_evaluation.py",
     "paradigms": "tests/test_compare.py",

@@ -3,32 +3,46 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import io
 import json
+import re
+import shlex
 import shutil
+import signal
 import subprocess
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import commands
 import numpy as np
 import pytest
-from commands import COMMAND, finish, free_ports, in_process
+from commands import COMMAND, Said, finish, free_ports, in_process, wait_until
 from pages import Block, blocks, page, typed
 from safetensors.numpy import load_file
 from sklearn.datasets import load_breast_cancer
 
 import fedgossip
-from fedgossip.plans import compose
+from fedgossip.audit.verify import verify_log
+from fedgossip.learning.record_digests import source_digest
+from fedgossip.net.endpoints import load_blocks
+from fedgossip.plans import compose, plan_statement
+from fedgossip.plans.approvals import APPROVAL, read_signed
+from fedgossip.plans.ledger import data_of, spent_on
 from fedgossip.plans.privacy_outlook import outlook
 from fedgossip.privacy.guarantee import guarantee, meaning
 from fedgossip.privacy.wording import lines
-from fedgossip.records import PeerRow
+from fedgossip.records import PeerRow, read_rows
 
 pytestmark = pytest.mark.sockets
 
 CLIENTS = 5
 SECONDS = 400
-COORDINATOR = page("coordinator")
+COORDINATOR, BOARDS = page("coordinator"), page("for-boards")
+SERVING = ("fedgossip client ", "fedgossip coordinator ", "fedgossip data agree ")
+"""Commands of which all machines type theirs, and which end together."""
 
 
 class Pilot:
@@ -37,6 +51,9 @@ class Pilot:
     Notes before a block: `each client`, `the coordinator`, and `both`, which is typed where all folders have been
     brought together.  A coordinator that serves is left running until the clients have ended.
     """
+
+    common: Sequence[str] = ("pilot.toml",)
+    """The files that all machines have."""
 
     def __init__(self, desk: Path) -> None:
         self.desk = desk
@@ -58,12 +75,12 @@ class Pilot:
             case "each client":
                 clients = range(CLIENTS)
                 texts = [line.replace("--id 0", f"--id {node}").replace("site0", f"site{node}") for node in clients]
-                if line.startswith("fedgossip client"):
+                if line.startswith(SERVING) and not line.endswith("--dry-run"):
                     self._serve([self._started(texts[node], node) for node in clients])
                 else:
                     for node in clients:
                         self._typed(texts[node], node)
-            case "the coordinator" if line.startswith("fedgossip coordinator"):
+            case "the coordinator" if line.startswith(SERVING):
                 self.hub = self._started(line, CLIENTS)
             case "the coordinator":
                 self._typed(line, CLIENTS)
@@ -84,7 +101,8 @@ class Pilot:
         folder = self.machines[machine]
         if not folder.exists():
             folder.mkdir()
-            shutil.copy(self.desk / "pilot.toml", folder)
+            for name in (*self.common, *(one.name for one in self.desk.glob(f"site-{machine}.csv"))):
+                shutil.copy(self.desk / name, folder)
         if len(self.keys) == CLIENTS + 1:
             (folder / "endpoints.toml").write_text("\n".join(self.keys))
         return folder
@@ -92,7 +110,7 @@ class Pilot:
     def _started(self, line: str, machine: int) -> subprocess.Popen[str]:
         folder = self._folder(machine)
         pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        return subprocess.Popen([*COMMAND, *line.split()[1:]], cwd=folder, text=True, **pipes)
+        return subprocess.Popen([*COMMAND, *shlex.split(line)[1:]], cwd=folder, text=True, **pipes)
 
     def _serve(self, clients: list[subprocess.Popen[str]]) -> None:
         assert self.hub, "clients without a coordinator"
@@ -181,3 +199,150 @@ def test_the_guide_says_of_the_pilot_s_epsilon_what_plan_head_summary_and_report
     assert run.summary["epsilon"] == pytest.approx(found.epsilon)
     report = (tmp_path / "run" / "report.html").read_text()
     assert verdict in report and meaning(run.summary["epsilon"], "record") in report
+
+
+# --- a board reads, signs, and its site takes part --------------------------------------------------------------------
+
+
+def patients(folder: Path) -> None:
+    """Write invented records of five sites, and common ones; the page shows what is printed of these."""
+    draw = np.random.default_rng(5)
+    for name in ("common", *(f"site-{site}" for site in range(CLIENTS))):
+        age, pressure = draw.integers(30, 95, 600), draw.normal(135, 18, 600).clip(60, 240).round()
+        marker = draw.gamma(3, 2.5, 600).clip(0, 50).round(1)
+        likely = 1 / (1 + np.exp(-((age - 62) / 9 + (pressure - 135) / 20 + (marker - 7.5) / 3)))
+        back = (draw.random(600) < likely).astype(int)
+        with (folder / f"{name}.csv").open("w", newline="") as file:
+            table = csv.writer(file)
+            table.writerow(["age [years]", "pressure [mmHg]", "marker [ng/ml]", "readmitted"])
+            table.writerows(zip(age, pressure, marker, back, strict=True))
+
+
+ROUNDS = 40
+
+
+def board_file(folder: Path, rounds: int = 10) -> None:
+    (text,) = (block.text for block in blocks(BOARDS) if block.note == "file: board.toml")
+    (folder / "board.toml").write_text(text.replace("rounds = 10", f"rounds = {rounds}"))
+
+
+def unnamed(text: str) -> str:
+    """Return what is printed without hashes, which name the version and the platform's digits too."""
+    return re.sub(r"\b[0-9a-f]{8,64}\b", "#", text).strip()
+
+
+def test_the_page_for_boards_shows_what_the_tool_prints(tmp_path: Path) -> None:
+    """The plan, line by line, and every number that the words about it name."""
+    patients(tmp_path)
+    board_file(tmp_path)
+    assert commands.typed(["data", "agree", "board.toml"], tmp_path).code == 0
+    shown = commands.typed(["plan", "show", "board.toml"], tmp_path)
+    (printed,) = (block.text for block in blocks(BOARDS) if block.note == "plan")
+    assert unnamed(shown.out) == unnamed(printed)
+    told = " ".join(BOARDS.read_text().split())
+    plan = compose.plan(fedgossip.load_experiment(tmp_path / "board.toml"))
+    p = plan.experiment.budget
+    assert p and f"odds that are better by at most {meaning(p.max_epsilon, 'record').split()[-2]} times" in told
+    assert f"and {p.max_epsilon:g} is the epsilon behind" in told and f"The delta, {p.delta:g}, is" in told
+    spent = "agreed.json.spent"
+    ledger = plan_spent(tmp_path / spent, plan)
+    assert f"{ledger.epsilon:.3g} for the training, and {ledger.total:.3g} together with the agreed averages" in told
+    assert f"fewer than {plan.least} sites" in told and f"as long as {plan.least} are there" in told  # type: ignore[attr-defined]
+    lines = [(tmp_path / f"site-{site}.csv").read_text().splitlines() for site in range(CLIENTS)]
+    records = sum(map(len, lines)) - CLIENTS
+    counted = json.loads((tmp_path / "agreed.json").read_text())["records"]
+    assert f"{counted} stands there, and there are {records}" in told
+    assert f"when its {plan.experiment.rounds} rounds are used up" in told and "ends after 90 days" in told
+    assert "--days 90" in told and "--max-epsilon-total 5" in told and "above 5 in all" in told
+
+
+def plan_spent(ledger: Path, plan: Any) -> Any:
+    """Return what site 0's rounds cost, alone and with what its ledger holds."""
+    own = plan.experiment.data.source.replace("{peer}", "0")
+    return outlook(plan, 0, spent_on(ledger, "record", data_of(plan.experiment.data.source, 0), source_digest(own)))
+
+
+class Board(Pilot):
+    """Five sites that sign what they have read; of the training one crashes and comes back, and one leaves."""
+
+    common = ("board.toml", "common.csv")
+
+    def _follow(self, who: str, line: str) -> None:
+        if "--plan ebb79018" in line:
+            line = line.replace("ebb79018", self.hash)
+        super()._follow(who, line)
+
+    @property
+    def hash(self) -> str:
+        """The hash that each site has read, which is the same at all."""
+        found = {self.says(node, "plan", "show", "board.toml").out.splitlines()[-1] for node in range(CLIENTS + 1)}
+        (line,) = found
+        return line.removeprefix("hash ")
+
+    def _with_agreed(self) -> Path:
+        """Return the desk, with what the sites have agreed on."""
+        shutil.copy(self.machines[0] / "agreed.json", self.desk)
+        return self.desk
+
+    def says(self, machine: int, *words: str) -> Said:
+        return commands.typed(words, self._folder(machine))
+
+    def _serve(self, clients: list[subprocess.Popen[str]]) -> None:
+        if "data" in clients[0].args:  # type: ignore[operator]
+            super()._serve(clients)
+            return
+        assert self.hub
+        rows = self.machines[CLIENTS] / "hub" / "metrics.jsonl"
+        counted = partial(_rounds_in, rows)
+        wait_until(lambda: counted() > 3, SECONDS, "some rounds")
+        clients[1].kill()
+        clients[2].send_signal(signal.SIGINT)
+        finish(clients[1], SECONDS)
+        left = finish(clients[2], SECONDS)
+        assert left.code == 130 and "To go on:" in left.err, left.err
+        again = "fedgossip client board.toml --id 1 --endpoints endpoints.toml --out site1 --resume"
+        ended = [finish(one, SECONDS) for one in (clients[0], self._started(again, 1), *clients[3:], self.hub)]
+        assert [one.code for one in ended] == [0, 0, 0, 0, 9], "\n".join(one.err for one in ended)
+
+
+def _rounds_in(rows: Path) -> int:
+    return sum(isinstance(row, PeerRow) for row in read_rows(rows)) if rows.exists() else 0
+
+
+@pytest.mark.timeout(600)  # it bounds a hang of many commands
+@pytest.mark.long  # 100 CPU s; the test above looks at what the page shows
+def test_five_sites_describe_agree_sign_and_train_while_one_crashes_and_one_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page's own commands, of a run of forty rounds, so that there is time to crash."""
+    monkeypatch.chdir(tmp_path)
+    patients(tmp_path)
+    pilot = Board(tmp_path)
+    board_file(tmp_path, rounds=ROUNDS)
+    pilot._follow("each client", "fedgossip keys new --id 0 --client")
+    pilot._follow("the coordinator", f"fedgossip keys new --id 5 --address tcp://127.0.0.1:{pilot.port}")
+    for block in blocks(BOARDS):
+        if block.kind == "sh":
+            pilot.follow(block)
+    hash = pilot.hash
+    for node in range(CLIENTS):
+        used = pilot.says(node, "plan", "approved").out
+        assert hash[:16] in used and f"{ROUNDS} of {ROUNDS}" in used and "A. Weber, for the board" in used
+        log = pilot.machines[node] / "peer.key.approvals"
+        assert verify_log(log, bytes.fromhex(load_blocks(tmp_path / "machine0" / "endpoints.toml")[node].verify)).sound
+    client = ["client", "board.toml", "--endpoints", "endpoints.toml"]
+    over = pilot.says(0, *client, "--id", "0", "--out", "again")
+    assert over.code == 2 and f"of which {ROUNDS} are used" in over.err
+    agreed = pilot.machines[3] / "agreed.json"
+    agreed.write_bytes(agreed.read_bytes().replace(b'"sites": 5', b'"sites": 4'))
+    changed = pilot.says(3, *client, "--id", "3", "--out", "again")
+    assert changed.code == 2 and "was never approved" in changed.err and "files.agreed.json" in changed.err
+    assert "Refused once" in pilot.says(3, "plan", "approved").err
+    spent = pilot.says(4, "privacy", "ledger").out
+    assert "2 runs" in spent and f"by {2 + ROUNDS} releases" in spent and "This site allows epsilon 5" in spent
+    pilot._brought_together()
+    folders = ["hub", *(f"site{node}" for node in range(CLIENTS))]
+    assert commands.typed(["collect", "board.toml", *folders, "--out", "whole"], pilot._with_agreed()).code in (0, 9)
+    found = read_signed(tmp_path / "whole" / APPROVAL)
+    assert [one.participant for one in found] == list(range(CLIENTS)) and {one.plan for one in found} == {hash}
+    assert plan_statement.read(tmp_path / "whole" / plan_statement.PLAN).hash == hash

@@ -27,9 +27,9 @@ def lines(statement: PlanStatement) -> list[tuple[str, str]]:
         ("plan", f"{statement.name}, {statement.hash[:HASH_SHOWN]}"),
         ("learns", _learns(statement)),
         ("from", _from(statement)),
-        ("who", f"{c['clients']} sites and a coordinator.  {_sentence(terms.how)}"),
+        ("who", f"{c['clients']} sites and a coordinator ({terms.how})."),
         ("rounds", f"{e['rounds']}.  {_training(e['train'])}"),
-        ("leaves a site", _sentence(terms.sent)),
+        ("leaves a site", f"It sends {terms.sent}."),
         ("who sees it", _sentence(terms.seen)),
         ("budget", _budget(c["privacy"], terms.budget)),
         ("own code", _named(statement.code) or "None: nothing runs but fedgossip and what it is installed with."),
@@ -42,14 +42,14 @@ def _learns(statement: PlanStatement) -> str:
     e, m = statement.experiment, statement.model
     if e["task"]["kind"] in PROBLEMS:
         return f"Nothing from data: {e['task']['kind']}, {m.parameters:,} numbers."
-    of = f" of {', '.join(statement.table.labels)}" if statement.table else ""
-    return f"A model {e['model']['source']}{of}, {m.parameters:,} numbers ({m.type}, layout {m.layout[:8]})."
+    told = f"To tell {', '.join(statement.table.labels)}, by a" if statement.table else "A"
+    return f"{told} model {e['model']['source']} of {m.parameters:,} numbers ({m.type}, layout {m.layout[:8]})."
 
 
 def _from(statement: PlanStatement) -> str:
     data, table = statement.experiment["data"], statement.table
-    own = "each site's own file, which stays there" if "{peer}" in data["source"] else "data that all have"
-    text = f"{data['source']}: {own}."
+    own = "Each site's own file, which stays there" if "{peer}" in data["source"] else "Data that are divided"
+    text = f"{own} ({data['source']})."
     if table is None:
         return text
     named = ", ".join(table.columns[:COLUMNS_SHOWN])
@@ -62,7 +62,7 @@ def _training(train: Mapping[str, Any]) -> str:
     passes = train.get("local_epochs")
     how = f"{passes:g} passes over its records" if passes else f"{train.get('local_steps') or 5} steps"
     how = how.replace("1 passes", "1 pass") if passes == 1 else how
-    step = f"{train['optimizer']} at rate {train['lr']:g}, batches of {train['batch_size']}"
+    step = f"{train['optimizer']} at rate {train['lr']:g}, in batches of {train['batch_size']}"
     return f"In each a site trains {how}: {step}."
 
 
