@@ -204,7 +204,8 @@ def approved(key: Path, as_json: bool) -> None:
         head = ["plan", "name", "client", "approved", "until", "rounds", "by", ""]
         echo(columns([head, *([str(cell) for cell in one.values()] for one in found)]))
     if not as_json and (refused := approvals.refusals()):
-        echo(f"Refused {len(refused)} times; the last, on {refused[-1][0]}: {refused[-1][1]}", err=True)
+        times = "once" if len(refused) == 1 else f"{len(refused)} times"
+        echo(f"Refused {times}; the last, on {refused[-1][0]}: {refused[-1][1]}", err=True)
     if not as_json and not found:
         echo(f"Nothing: there is no approval in {approvals.path}.", err=True)
 
