@@ -56,17 +56,38 @@ def test_a_little_is_enough_against_the_sum_and_the_trimmed_mean_and_not_against
     assert max(plain, trimmed) < 0.15 < clipped < nearest and nearest > 0.75
 
 
+ATTACKS = [("alie", {"z": 10.0}), ("ipm", {"scale": 0.1}), ("dissensus", {"scale": 1.5})]
+
+
+def on_the_published_ring(
+    monkeypatch: pytest.MonkeyPatch, attack: tuple[str, dict[str, float]], which: str, **more: Any
+) -> float:
+    """A score of 5 honest and 11 attackers with tau = 0.1, after 870 rounds."""
+    data = {"source": "mnist", "partition": {"kind": "iid"}}
+    onto = {**attack_measures.TRAINING, "rounds": 870, "eval": {"every": 870}, "data": data, **more}
+    monkeypatch.setattr(attack_measures, "TRAINING", onto)
+    return attack_measures.score_on_malicious_ring(*attack, "clipped", {"tau": 0.1}, False, seeds=1, which=which)
+
+
 def test_the_published_radius_holds_on_the_published_ring_in_the_published_order(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """5 honest and 11 attackers, tau = 0.1, 870 rounds.  Published: 0.942, 0.915, 0.901.
+    """Published: 0.942, 0.915, 0.901.
 
     Measured: 0.868, 0.861 and 0.816, with a linear model where theirs is a convolutional one, and 8000 examples.
     """
-    data = {"source": "mnist", "partition": {"kind": "iid"}}
-    onto = {**attack_measures.TRAINING, "rounds": 870, "eval": {"every": 870}, "data": data}
-    monkeypatch.setattr(attack_measures, "TRAINING", onto)
-    attacks = [("alie", {"z": 10.0}), ("ipm", {"scale": 0.1}), ("dissensus", {"scale": 1.5})]
-    rule = "clipped", {"tau": 0.1}
-    found = [attack_measures.score_on_malicious_ring(*attack, *rule, False, seeds=1) for attack in attacks]
+    found = [on_the_published_ring(monkeypatch, attack, "mean_peer") for attack in ATTACKS]
     assert found == sorted(found, reverse=True) and found[-1] > 0.78
+
+
+@pytest.mark.parametrize(("attack", "least"), [(ATTACKS[0], 0.89), (ATTACKS[1], 0.9), (ATTACKS[2], 0.85)])
+def test_a_convolutional_model_comes_near_the_published_figures(
+    monkeypatch: pytest.MonkeyPatch, attack: tuple[str, dict[str, float]], least: float
+) -> None:
+    """Measured as published, of the honest's averaged model, on standardised inputs: 0.917, 0.930, 0.875.
+
+    Theirs has 32 and 64 channels where this has 8 and 16, and 3750 examples a peer where this has 500.
+    """
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    model = {"source": "standardised_net:small"}
+    assert on_the_published_ring(monkeypatch, attack, "averaged", model=model) > least

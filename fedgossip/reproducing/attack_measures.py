@@ -24,10 +24,10 @@ TRAINING: Mapping[str, Any] = {
 
 def score_on_malicious_ring(
     attack: str, options: Mapping[str, Any], rule: str, rule_options: Mapping[str, Any], honest_majority: bool,
-    seeds: int = 3,
+    seeds: int = 3, which: str = "mean_peer",
 ) -> float:  # fmt: skip
-    """Return the mean score of the honest: five in a ring, each with two neighbours that lie; one has three where no
-    honest majority is asked for."""
+    """Return the mean score of the honest, or another (`which`), of five in a ring, each with two neighbours that lie;
+    one has three where no honest majority is asked for."""
     mixing = _malicious_ring(honest_majority)
     content = dict(TRAINING) | {
         "algorithm": {"combine": rule, "combine_options": dict(rule_options)},
@@ -36,7 +36,7 @@ def score_on_malicious_ring(
         "topology": {"graph": "ring", "n": mixing.n},
     }  # fmt: skip
     scores = [simulate(content, engine="stacked", seed=seed, mixing=mixing).score for seed in range(1, seeds + 1)]
-    return float(np.mean([float(score["mean_peer"]) for score in scores]))
+    return float(np.mean([float(score[which]) for score in scores]))
 
 
 def _malicious_ring(honest_majority: bool) -> Mixing:
