@@ -62,6 +62,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/memory_slope.py --rounds 400
 	$(BIN)/python benchmarks/join.py 1
 	$(BIN)/python benchmarks/characters.py README.md 10
+	$(BIN)/python benchmarks/outer.py
 	$(BIN)/python benchmarks/startup.py --runs 1
 	$(BIN)/python benchmarks/board.py --runs 100
 	$(BIN)/python benchmarks/forecast.py --rounds 5
