@@ -110,7 +110,7 @@ def test_the_disagreement_that_lasts_is_that_of_dsgd() -> None:
     assert np.ptp(models, axis=0).max() > 0.1
 
 
-@pytest.mark.parametrize(("nesterov", "stable"), [(True, True), (False, False)])
+@pytest.mark.parametrize(("nesterov", "stable"), [(True, True), pytest.param(False, False, marks=pytest.mark.long)])
 def test_on_random_pairs_nesterovs_form_is_the_stable_one(nesterov: bool, stable: bool) -> None:
     run = simulate(quadratic(700, "random-matching", 16, nesterov=nesterov), engine="stacked")
     assert (np.abs(np.stack(run.vectors)).max() < 10) == stable
@@ -227,10 +227,10 @@ def test_a_late_mean_takes_no_time_where_training_takes_longer() -> None:
     assert soon == pytest.approx(20 * 1.6, rel=0.02) and late == pytest.approx(20 + 0.6, rel=0.02)
 
 
-@pytest.mark.parametrize("delay", [0, 1])
+@pytest.mark.parametrize("delay", [pytest.param(0, marks=pytest.mark.long), 1])
 def test_what_a_codec_left_out_survives_lost_packets_to_the_bit(delay: int) -> None:
     """A chunk that is lost goes again with the same bytes, and what was left out of it counts once."""
-    content = workers(15, outer={"delay": delay}, codec="top-k:0.3", deadline=1e5, least_deadline=1e5)
+    content = workers(6, outer={"delay": delay}, codec="top-k:0.3", deadline=1e5, least_deadline=1e5)
     lossy = {**content, "faults": [{"kind": "drop", "probability": 0.15}]}
     run = simulate(lossy)
     assert run.digest == simulate(content, engine="stacked").digest
