@@ -81,7 +81,7 @@ def test_what_workers_are_given_is_cast_and_what_servers_keep_is_not() -> None:
     assert 0 < np.abs(model - dense).max() < 2**-8 * np.abs(dense).max()
 
 
-@pytest.mark.parametrize("codec", ["sign", "top-k:0.1"])
+@pytest.mark.parametrize("codec", ["sign", pytest.param("top-k:0.1", marks=pytest.mark.long)])
 def test_what_is_left_out_comes_later_and_without_that_the_descent_ends_elsewhere(
     codec: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,7 +98,10 @@ def test_what_is_left_out_comes_later_and_without_that_the_descent_ends_elsewher
 # --- who dies, and what is lost ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("after", [{}, {"after": 0.05}, {"after": 0.8}])
+LATER = [pytest.param({"after": seconds}, marks=pytest.mark.long) for seconds in (0.05, 0.8)]
+
+
+@pytest.mark.parametrize("after", [{}, *LATER])
 def test_whenever_one_of_three_servers_dies_the_bits_are_those_of_an_undisturbed_run(after: dict[str, float]) -> None:
     server = {"replication": 2, "pull_codec": "int8:16"}
     experiment = coded("top-k:0.1", 3, parallel=COPIED["parallel"], server=server)
@@ -109,7 +112,7 @@ def test_whenever_one_of_three_servers_dies_the_bits_are_those_of_an_undisturbed
         assert run.digest == whole.digest, f"dies at {at}"
 
 
-@pytest.mark.parametrize("codec", ["top-k:0.1", "random-k:0.25", "sign"])
+@pytest.mark.parametrize("codec", ["top-k:0.1", pytest.param("random-k:0.25", marks=pytest.mark.long)])
 def test_lost_late_and_doubled_messages_change_no_bit(codec: str) -> None:
     faults = [
         {"kind": "drop", "probability": 0.15},
@@ -122,7 +125,7 @@ def test_lost_late_and_doubled_messages_change_no_bit(codec: str) -> None:
 
 def test_every_push_counts_once_under_seeds_of_faults() -> None:
     """Of gradients whose elements are all alike signs are exact, so a digit says how often a push counts."""
-    outcomes = [server_seeds.run(seed, codec="sign") for seed in range(8)]
+    outcomes = [server_seeds.run(seed, codec="sign") for seed in range(5)]
     assert not [(one.seed, one.verdict) for one in outcomes if one.verdict]
 
 

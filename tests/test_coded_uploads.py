@@ -83,7 +83,7 @@ def test_with_and_without_a_secure_sum_the_models_are_the_same_to_rounding() -> 
     np.testing.assert_allclose(ends[0], ends[1], atol=1e-5)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("codec", ["sign", "top-k:0.3"])
+@pytest.mark.parametrize("codec", ["sign", pytest.param("top-k:0.3", marks=pytest.mark.long)])
 def test_what_is_left_out_comes_later_and_without_that_the_end_is_elsewhere(
     codec: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
