@@ -49,6 +49,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/allreduce.py --processes 4 --megabytes 1 --rounds 3 --turns 1
 	$(BIN)/python benchmarks/parameter_server.py --workers 2 --servers 2 --megabytes 1 --rounds 3 --turns 1
 	$(BIN)/python benchmarks/fedavg_round.py --clients 4 --parameters 1000000 --rounds 3 --turns 1
+	$(BIN)/python benchmarks/convex.py --short
 	$(BIN)/python benchmarks/stacked.py --nodes 100 --rounds 3
 	$(BIN)/python benchmarks/growth.py --most 64
 	$(BIN)/python benchmarks/simulated_clients.py --turns 1 --clients 100 --cohort 10 --sides 8

@@ -33,6 +33,10 @@ class Score:
         """Return the worst of at least one value."""
         return (min if self.better == HIGHER else max)(values)
 
+    def figure(self, value: float) -> str:
+        """Return a value with four digits behind the point; of a small one its size."""
+        return f"{value:.1e}" if not self.share and 0 < abs(value) < 1e-2 else f"{value:.4f}"
+
     @property
     def heading(self) -> str:
         return self.title or self.name[:1].upper() + self.name[1:]

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from over_sockets import run_over_sockets
 from test_federated import Run
+from test_resume import resumed, stopped
 
 import fedgossip
 from fedgossip.algorithms.federated.cocoa import CERTIFICATE, CLIENTS, EXAMPLES, gap_of
 from fedgossip.algorithms.federated.names import make
+from fedgossip.drivers.simulate import simulate_plan
 from fedgossip.errors import ConfigError
 from fedgossip.experiment import load_experiment
 from fedgossip.learning.convex import ConvexTask
@@ -185,6 +188,16 @@ def test_a_client_that_comes_back_goes_on_with_its_dual_variables() -> None:
     assert run.summary["rounds"] < 200
     assert 0 <= x[-2] - x[-1] <= 1e-3
     assert x[-2] == pytest.approx(task.objective(x[:-CERTIFICATE]), abs=1e-9)
+
+
+@pytest.mark.parametrize("engine", ["sim", "stacked"])
+def test_a_run_that_was_stopped_goes_on_bit_for_bit(tmp_path: Path, engine: str) -> None:
+    what = load_experiment(experiment(options={"gap": 5e-3}))
+    whole = simulate_plan(compose.plan(what), engine=engine)
+    assert 5 < whole.summary["rounds"] < 60
+    assert stopped(tmp_path, what, engine, 4).summary["status"] == "interrupted"
+    again = resumed(tmp_path, what, engine)
+    assert again.digest == whole.digest is not None and again.rows == whole.rows
 
 
 # --- beside others ----------------------------------------------------------------------------------------------------

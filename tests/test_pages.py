@@ -15,7 +15,7 @@ from pages import MACHINES, ROOT, Reader, blocks, page
 import fedgossip
 
 FOLLOWED = ("experiments", "graphs", "faults", "machines", "parallel")
-FOLLOWED += ("sweeps", "topologies", "advise", "codecs", "outer")
+FOLLOWED += ("sweeps", "topologies", "advise", "codecs", "outer", "convex")
 ELSEWHERE = {
     "coordinator": "tests/test_pilot.py",
     "for-boards": "tests/test_pilot.py",
@@ -76,6 +76,14 @@ def test_what_the_page_on_outer_steps_shows_runs(reader: Reader) -> None:
     runs = [run for run in summaries(reader) if run["algorithm"] == "ring" and "codec" not in run]
     assert {run["driver"] for run in runs} == {"sim", "local", "stacked"}
     assert len({run["digest"] for run in runs}) == 2, "with a mean that comes late, and without"
+
+
+@pytest.mark.long
+def test_what_the_page_on_certified_models_shows_runs(reader: Reader) -> None:
+    reader.read(page("convex"))
+    runs = summaries(reader)
+    assert {run["driver"] for run in runs} == {"sim", "local", "stacked"} and len({run["digest"] for run in runs}) == 1
+    assert {run["rounds"] for run in runs} == {24}
 
 
 def test_what_the_page_on_faults_shows_runs(reader: Reader) -> None:

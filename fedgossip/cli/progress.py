@@ -151,6 +151,8 @@ def describe(row: NetworkRow, roles: Roles = PEERS, now: int | None = None, scor
 
 def _three(value: float | None) -> str:
     """Three digits behind the point of what is about one, three in all of what is larger."""
+    if value is not None and 0 < abs(value) < 1e-3:
+        return f"{value:.1e}"
     return "-" if value is None else f"{value:.3f}" if abs(value) < 10 else f"{value:.3g}"
 
 

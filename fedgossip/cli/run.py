@@ -246,10 +246,10 @@ def _reached(summary: dict[str, Any]) -> list[tuple[str, str]]:
     if scores["averaged"] is None:
         return [] if summary["test_loss"] is None else [("loss", f"{summary['test_loss']:.6g}")]
     if roles_in(summary).leader is not None:
-        return [(f"test {score.word}", f"{scores['averaged']:.4f}{score.note}")]
+        return [(f"test {score.word}", f"{score.figure(scores['averaged'])}{score.note}")]
     one = roles_in(summary).measured
     named = {"averaged": "averaged", "mean_peer": f"mean {one}", "worst_peer": f"worst {one}"}
-    each = ", ".join(f"{scores[key]:.4f} {name}" for key, name in named.items() if scores[key] is not None)
+    each = ", ".join(f"{score.figure(scores[key])} {name}" for key, name in named.items() if scores[key] is not None)
     return [(f"test {score.word}", f"{each}{score.note}")]
 
 

@@ -71,7 +71,7 @@ METRICS: Mapping[str, tuple[Score, tuple[str, ...]]] = {
     "mae": (Score("mae", LOWER, "mean absolute error, in the label's unit", title="MAE"), (REGRESSION,)),
     "r2": (Score("r2", unit="share of the variance explained, 1 at best", title="R²"), (REGRESSION,)),
     "loss": (Score("loss", LOWER, "what training makes smaller"), (*KINDS, CONVEX)),
-    "gap": (Score("gap", LOWER, "duality gap: at most so far above the best", title="duality gap"), (CONVEX,)),
+    "gap": (Score("gap", LOWER, "at most so far above the best", title="duality gap"), (CONVEX,)),
 }
 
 USUAL: Mapping[str, tuple[str, tuple[str, ...]]] = {
