@@ -19,6 +19,7 @@ FOLLOWED += ("sweeps", "topologies", "advise", "codecs", "outer", "convex")
 ELSEWHERE = {
     "coordinator": "tests/test_pilot.py",
     "for-boards": "tests/test_pilot.py",
+    "glm": "tests/test_glm.py",
     "journeys": "tests/test_journeys.py",
     "judging": "tests/test_evaluation.py",
     "paradigms": "tests/test_compare.py",

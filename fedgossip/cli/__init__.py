@@ -45,6 +45,7 @@ COMMANDS = {
     "predict": ("fedgossip.cli.predict", "Score the rows of a table with a model that a run has left."),
     "evaluate": ("fedgossip.cli.evaluate", "Measure a model on labelled examples: one's own, or those of all sites."),
     "release": ("fedgossip.cli.release", "A model with its card, privacy, lineage and logs in one signed file."),
+    "fit": ("fedgossip.cli.fit", "Fit a linear, logistic or Poisson model to all sites' tables, by secure sums."),
     "table": ("fedgossip.cli.table", "Show or write the trained rows of a run whose model is a table."),
     "replay": ("fedgossip.cli.replay", "Tell fresh machines what those of a run were told: the same bits?"),
     "compare": ("fedgossip.cli.compare", "Compare ways to train in parallel, from one file, on one page."),

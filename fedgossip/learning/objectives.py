@@ -37,7 +37,10 @@ STATISTICS = "statistics"
 EVALUATION = "evaluation"
 """The kind of a run in which sites judge a model together, and nothing is learned."""
 
-SUMS = (STATISTICS, EVALUATION)
+GLM = "glm"
+"""The kind of a run in which sites fit a generalised linear model to sums, and no gradient travels."""
+
+SUMS = (STATISTICS, EVALUATION, GLM)
 """Kinds whose vectors are sums of whole numbers."""
 
 CONVEX = "convex"

@@ -42,10 +42,11 @@ def _seen_line(run: FederatedRun) -> str:
 
 
 def _exact_line(run: FederatedRun, exact: ExactSums) -> str:
-    numbers = f"{run.name}: two sums of {len(exact.bounds)} whole numbers of {exact.ring_bits} bits"
+    sums = "two" if run.experiment.rounds == 2 else run.experiment.rounds
+    numbers = f"{run.name}: {sums} sums of {len(exact.bounds)} whole numbers of {exact.ring_bits} bits"
     if run.experiment.budget:
         return f"{numbers}, with noise on each site's"
-    return f"{numbers}, exact and without noise; agreed on twice they tell of who differed"
+    return f"{numbers}, exact and without noise; made twice they tell of who differed"
 
 
 def terms_of(run: FederatedRun, parameters: int, itemsize: int) -> JoiningTerms:

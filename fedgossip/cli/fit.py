@@ -1,0 +1,157 @@
+"""`fedgossip fit`: a generalised linear model of all sites' tables, as statisticians print it, by secure sums."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fedgossip.cli.data import EXPERIMENT, SET, OtherMachines, check_site, over_machines, with_others
+from fedgossip.cli.text import columns, echo
+
+if TYPE_CHECKING:
+    from fedgossip.learning.agreed import AgreedTable
+    from fedgossip.learning.glm_fit import Coefficient, GlmFit
+    from fedgossip.learning.glm_sums import GlmLayout
+    from fedgossip.plans.federation import FederationPlan
+
+RATIO = {"logistic": "odds ratio", "poisson": "rate ratio"}
+
+
+@click.command()
+@EXPERIMENT
+@over_machines
+@click.option("--to", type=click.Path(path_type=Path), help="Folder to make for the fit.  [default: fits/NAME]")
+@click.option("--json", "as_json", is_flag=True, help="JSON instead of a table.")
+@SET
+def fit(
+    experiment: Path,
+    endpoints: Path | None,
+    key: Path,
+    ledger: Path | None,
+    bind: str | None,
+    out: Path | None,
+    site: int | None,
+    to: Path | None,
+    as_json: bool,
+    overrides: tuple[str, ...],
+) -> int:
+    """Fit the generalised linear model that model.source names (glm:logistic, glm:linear, glm:poisson) to all sites'
+    tables, by secure sums: the estimates are those of all records in one place.
+
+    Writes fit.json, and model/ for `fedgossip predict`, into a new folder.  Without --endpoints all sites' files are on
+    this machine; with it this is one of them, or the coordinator.
+    """
+    from fedgossip.errors import ConfigError
+    from fedgossip.experiment import load_experiment
+    from fedgossip.plans.glm import glm_plan, glm_task
+
+    whole = load_experiment(experiment, overrides)
+    plan, layout, agreed = glm_plan(whole)
+    folder = to or Path("fits") / (whole.name or experiment.stem)
+    if folder.exists():
+        raise ConfigError(f"{folder}: is there already", "Name another folder, --to, or remove it.")
+    if endpoints is None and site is not None:
+        raise ConfigError("--id without --endpoints", "Name the file with everybody's keys; or leave --id out.")
+    if site is not None:
+        check_site(plan, site)
+    desk = endpoints is None
+    held = range(plan.learners) if desk else [] if site is None else [site]
+    plan, task, refused = glm_task(plan, layout, agreed, held)
+    ended = list[int]()
+
+    def write(vector: Any) -> None:
+        ended.append(_write(folder, plan, layout, agreed, vector, as_json=as_json))
+
+    if not desk:
+        known = OtherMachines(experiment, endpoints, key, ledger, bind, out, overrides)
+        who = plan.coordinator if site is None else site
+        code = with_others(plan, task, layout.design.digest, refused, who, known, write)
+        return code or max(ended, default=0)
+    from fedgossip.drivers.simulate import simulate_plan
+
+    for line in plan.banner:
+        echo(line, err=True)
+    write(simulate_plan(plan, task=task).vectors[plan.coordinator])
+    for node, error in refused.items():
+        echo(f"site {node} took no part: {error}  {error.advice}", err=True)
+    return 4 if refused else max(ended)
+
+
+def _write(
+    folder: Path, plan: FederationPlan, layout: GlmLayout, agreed: AgreedTable, vector: Any, *, as_json: bool
+) -> int:
+    """Write and show the fit; return the exit code."""
+    from fedgossip.learning.glm_fit import FIT, encoded
+    from fedgossip.learning.model_files import MODEL, write_model
+    from fedgossip.plans.glm import fitted_from, model_of
+    from fedgossip.rundir.run_directory import write_whole
+
+    found = fitted_from(plan, layout, vector)
+    folder.mkdir(parents=True, exist_ok=True)
+    text = encoded(found)
+    write_whole(folder / FIT, text)
+    model = model_of(found, agreed) if found.converged else None
+    if model is not None:
+        write_model(folder / MODEL, model, write_whole)
+    echo(text.decode() if as_json else "\n".join(said(found, plan.learners)))
+    told = f", and {folder / MODEL} for fedgossip predict" if model else ""
+    echo(f"Wrote {folder / FIT}{told}", err=True)
+    if found.converged:
+        return 0
+    echo(_why(found), err=True)
+    return 9
+
+
+def _why(found: GlmFit) -> str:
+    d = found.design
+    if d.family == "logistic" and found.null_deviance and found.deviance < 0.01 * found.null_deviance:
+        text = f"the columns tell nearly every {d.outcome} from the others, so the coefficients run away"
+        advice = "Leave out the column that says it (the largest estimates), or take softmax with weight_decay."
+        return f"error: {text}\n{advice}"
+    return f"error: not at the end after {d.steps} steps\nScale or leave out the columns with the largest estimates."
+
+
+def said(found: GlmFit, sites: int) -> list[str]:
+    """Return a fit for a person."""
+    d = found.design
+    of = f"{d.outcome} = {d.of}" if d.of else d.outcome
+    steps = "one step" if found.steps == 1 else f"{found.steps} steps"
+    at = f"at the end after {steps}" if found.converged else f"NOT at the end after {d.steps} steps"
+    lines = [f"{d.family} model of {of}: {found.records} records of {found.sites} of {sites} sites, {at}"]
+    ratio = RATIO.get(d.family)
+    statistic = "t" if d.family == "linear" else "z"
+    head = ["column", "estimate", "std. error", statistic, "p", "95 % from", "to"]
+    head += [ratio, "from", "to"] if ratio else []
+    lines += [columns([head, *(_line(one, ratio=bool(ratio)) for one in found.coefficients)])]
+    if d.against:
+        lines.append(f"compared with: {', '.join(d.against)}")
+    if d.constant:
+        lines.append(f"left out, for they have one value at every site: {', '.join(d.constant)}")
+    if found.silent:
+        text = "depend on each other, so their errors are not known and their estimates are one choice of many"
+        lines.append(f"{text}: {', '.join(found.silent)}")
+    null = "" if found.null_deviance is None else f" ({found.null_deviance:.6g} of the mean alone)"
+    if d.family == "linear":
+        share = None if not found.null_deviance else 1 - found.deviance / found.null_deviance
+        explained = "" if share is None else f", R² {share:.4f}"
+        squares = f"squares {found.deviance:.6g}{null}{explained}"
+        return [*lines, f"residual standard error {found.dispersion**0.5:.6g}, {squares}"]
+    return [*lines, f"deviance {found.deviance:.6g}{null}, AIC {found.aic:.6g}"]
+
+
+def _line(one: Coefficient, *, ratio: bool) -> list[str]:
+    numbers = [one.estimate, one.error, one.statistic]
+    row = [one.name, *map(_number, numbers), _chance(one.p), _number(one.low), _number(one.high)]
+    if not ratio:
+        return row
+    return [*row, *(["", "", ""] if one.name.startswith("(") else map(_number, one.ratio))]
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
+
+
+def _chance(p: float | None) -> str:
+    return "-" if p is None else "<1e-16" if p < 1e-16 else f"{p:.2g}"

@@ -1,0 +1,186 @@
+"""Generalised linear models with canonical links, fitted to sums alone: Newton's method, and what its result tells.
+
+    X   [m, 1 + p], the first column ones            eta = X b,   mu = h(eta),   w = h'(eta)
+    g   = X'(y - mu)        A = X' W X               b  <-  b + A^-1 g
+
+    linear    h = eta          logistic    h = 1 / (1 + exp(-eta))          poisson    h = exp(eta)
+
+g, A and the deviance are sums over records, so sums over sites give every step that all records in one place would.
+A step after which the deviance is larger is halved.  Where A is singular, in units of its diagonal, a ridge is added to
+it: the steps then end where g is zero, at one of the fits that are equally good.
+
+Source: McCullagh and Nelder, Generalized linear models, 2nd edition, 1989, chapters 2 and 4.  numpy alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from fedgossip.errors import TrainingError
+
+Values = npt.NDArray[np.float64]
+
+CONVERGED = 1e-16
+"""Newton's g' A^-1 g, which is twice what the deviance would still fall: a step of 1e-8 standard errors."""
+RIDGE, SINGULAR = 1e-6, 1e-11
+"""What is added to A, scaled to a diagonal of ones, where its smallest eigenvalue is below the other."""
+INVOLVED = 1e-3
+"""A column's part in a direction of which the records say nothing."""
+STEEPEST = 40.0
+"""Of eta: beyond it a mean is 0, 1 or 2e17, and a point so far out is never the end of a step that is taken."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """A distribution with its canonical link; all functions are of arrays."""
+
+    name: str
+    mean: Callable[[Values], Values]
+    weight: Callable[[Values], Values]
+    deviance: Callable[[Values, Values], Values]
+    """Of (y, eta), per record."""
+    least: Callable[[Values], Values]
+    """-2 log likelihood of the model that fits every record, per record: AIC = deviance + least + 2 parameters."""
+    link: Callable[[float], float]
+
+
+def _expit(eta: Values) -> Values:
+    return np.asarray(1 / (1 + np.exp(-eta)))
+
+
+def _log_factorials(y: Values) -> Values:
+    return np.array([math.lgamma(value + 1) for value in y])
+
+
+def _times_log(y: Values) -> Values:
+    return np.asarray(y * np.log(np.where(y > 0, y, 1)))
+
+
+FAMILIES: Mapping[str, Family] = {
+    one.name: one
+    for one in (
+        Family("linear", lambda eta: eta, np.ones_like, lambda y, eta: (y - eta) ** 2, np.zeros_like, float),
+        Family(
+            "logistic",
+            _expit,
+            lambda eta: _expit(eta) * _expit(-eta),
+            lambda y, eta: 2 * (np.logaddexp(0, eta) - y * eta),
+            np.zeros_like,
+            lambda mean: math.log(mean / (1 - mean)),
+        ),
+        Family(
+            "poisson",
+            np.exp,
+            np.exp,
+            lambda y, eta: 2 * (_times_log(y) - y * eta - y + np.exp(eta)),
+            lambda y: 2 * (y - _times_log(y) + _log_factorials(y)),
+            math.log,
+        ),
+    )
+}
+
+
+@dataclass(frozen=True, eq=False)
+class PointSums:
+    """What all sites together have found at one point: sums over their records."""
+
+    sites: int
+    records: int
+    deviance: float
+    least: float
+    gradient: Values
+    """g [p + 1]."""
+    information: Values
+    """A [p + 1, p + 1]."""
+
+
+def site_sums(family: Family, x: Values, y: Values, point: Values) -> PointSums:
+    """Return the sums of one site's records, x [m, p + 1] with its ones, y [m], at b = `point`."""
+    eta = np.clip(x @ point, -STEEPEST, STEEPEST) if family.name != "linear" else x @ point
+    weighted = x * family.weight(eta)[:, None]
+    return PointSums(
+        1,
+        len(y),
+        math.fsum(family.deviance(y, eta)),
+        math.fsum(family.least(y)),
+        x.T @ (y - family.mean(eta)),
+        x.T @ weighted,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Newton:
+    """Where the steps have come to: the last point that was an improvement, and the one to be asked about next."""
+
+    point: Values
+    best: Values
+    sums: PointSums | None = None
+    left: float = math.inf
+    """g' A^-1 g at `best`."""
+    steps: int = 0
+    """Until that was CONVERGED."""
+    first: PointSums | None = None
+    """At the start: the mean of all, and no column has a part."""
+    silent: tuple[int, ...] = ()
+    """The columns that take part in directions of which the records say nothing."""
+
+    @property
+    def converged(self) -> bool:
+        return self.left <= CONVERGED
+
+
+def start(family: Family, records: int, total: float, columns: int) -> Newton:
+    """Return the first point, of the mean alone.  Raises TrainingError for outcomes that are all alike."""
+    mean = total / records
+    if family.name != "linear" and (mean <= 0 or (family.name == "logistic" and mean >= 1)):
+        text = f"all {records} records have the same outcome"
+        raise TrainingError(text, "There is nothing to tell them apart by: look at the label.")
+    point = np.zeros(columns + 1)
+    point[0] = family.link(mean)
+    return Newton(point, point)
+
+
+def moved(state: Newton, sums: PointSums) -> Newton:
+    """Return where the steps have come to when the sums at `state.point` are there."""
+    before = state.sums
+    comparable = before is not None and before.records == sums.records  # else other sites: begun anew from here
+    if before is not None and comparable and not sums.deviance <= before.deviance * (1 + 1e-9) + 1e-9:
+        half = state.best + (state.point - state.best) / 2
+        return Newton(half, state.best, before, state.left, state.steps + 1, state.first, state.silent)
+    scale = 1 / np.sqrt(np.maximum(np.diag(sums.information), np.finfo(float).tiny))
+    scaled = sums.information * scale[:, None] * scale
+    values, directions = np.linalg.eigh(scaled)
+    dark = values < SINGULAR
+    silent = np.flatnonzero((np.abs(directions[:, dark]) > INVOLVED).any(axis=1)) if dark.any() else np.empty(0, int)
+    eased = values + RIDGE if dark.any() else values
+    step = scale * (directions @ (directions.T @ (scale * sums.gradient) / eased))
+    left = float(sums.gradient @ step)
+    steps = state.steps if state.converged and comparable else state.steps + (left > CONVERGED)
+    first = state.first or sums
+    return Newton(state.point + step, state.point, sums, left, steps, first, tuple(silent.tolist()))
+
+
+def covariance(state: Newton, dispersion: float) -> Values:
+    """Return the covariance of the estimates, [p + 1, p + 1]: dispersion A^-1; NaN for columns that are `silent`."""
+    assert state.sums is not None
+    information = state.sums.information
+    kept = np.setdiff1d(np.arange(len(information)), state.silent)
+    found = np.full(information.shape, math.nan)
+    part = np.ix_(kept, kept)
+    scale = 1 / np.sqrt(np.diag(information)[kept])
+    scaled = information[part] * scale[:, None] * scale
+    found[part] = dispersion * np.linalg.inv(scaled) * scale[:, None] * scale
+    return found
+
+
+def in_units(names: Sequence[str], mean: Values, deviation: Values) -> Values:
+    """Return T [p + 1, p + 1]: T b are coefficients of columns as they were read, b those of (x - mean) / deviation."""
+    turned = np.diag(np.concatenate([[1.0], 1 / deviation]))
+    turned[0, 1:] = -mean / deviation
+    assert len(turned) == len(names) + 1
+    return turned

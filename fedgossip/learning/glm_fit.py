@@ -1,0 +1,149 @@
+"""fit.json: a generalised linear model that sites have fitted together, as statisticians print it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from fedgossip.learning.glm import Values, covariance, in_units
+from fedgossip.learning.glm_sums import GlmDesign, GlmLayout
+from fedgossip.vectors import Vector
+
+FIT = "fit.json"
+FORMAT = 1
+INTERCEPT = "(intercept)"
+LEVEL = 0.95
+
+
+class Coefficient(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One coefficient, of the column as it was read; what cannot be told of it is None."""
+
+    name: str
+    estimate: float
+    error: float | None = None
+    """Standard error."""
+    statistic: float | None = None
+    """estimate / error: z, of a linear model t."""
+    p: float | None = None
+    """Probability of one so far from 0, or further, if it were 0."""
+    low: float | None = None
+    high: float | None = None
+    """Of the 95 % interval."""
+
+    @property
+    def ratio(self) -> tuple[float, float | None, float | None]:
+        """By what the odds, or the rate, are multiplied when the column grows by 1, with its interval."""
+        return tuple(None if one is None else _exp(one) for one in (self.estimate, self.low, self.high))  # type: ignore[return-value]
+
+
+class GlmFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The file."""
+
+    format: int = FORMAT
+    design: GlmDesign
+    sites: int
+    """In the last sums."""
+    least: int
+    """Sites that a sum has at least."""
+    records: int
+    steps: int
+    converged: bool
+    deviance: float
+    null_deviance: float | None
+    """Of the mean alone; None where other sites were there then."""
+    aic: float | None
+    """None of a linear model."""
+    dispersion: float
+    """Of a linear model the residual variance; else 1."""
+    coefficients: tuple[Coefficient, ...]
+    covariance: tuple[tuple[float | None, ...], ...]
+    """Of the estimates."""
+    silent: tuple[str, ...] = ()
+    """Columns that depend on each other: which of them an effect belongs to the records do not say."""
+    eta: tuple[float, ...] = ()
+    """Coefficients of scaled columns."""
+
+
+def fit_of(layout: GlmLayout, vector: Vector, least: int) -> GlmFit | None:
+    """Return what the sums say; None where too few rounds have come together."""
+    design, state = layout.design, layout.reached(vector, layout.rounds)
+    if state is None or state.sums is None:
+        return None
+    sums, width = state.sums, layout.width
+    free = sums.records - width + len(state.silent)
+    linear = design.family == "linear"
+    dispersion = (sums.deviance / free if free > 0 else math.nan) if linear else 1.0
+    turned = in_units(design.columns, np.array(design.mean), np.array(design.deviation))
+    best = state.point if state.converged else state.best
+    estimates, spread = turned @ best, covariance(state, dispersion)
+    spread = _turned(turned, spread)
+    names = (INTERCEPT, *design.columns)
+    errors = np.sqrt(np.diag(spread))
+    found = [_coefficient(*one, free if linear else None) for one in zip(names, estimates, errors, strict=True)]
+    first = state.first if state.first is not None and state.first.records == sums.records else None
+    return GlmFit(
+        design=design,
+        sites=sums.sites,
+        least=least,
+        records=sums.records,
+        steps=state.steps,
+        converged=state.converged,
+        deviance=sums.deviance,
+        null_deviance=None if first is None else first.deviance,
+        aic=None if linear else sums.deviance + sums.least + 2 * width,
+        dispersion=dispersion,
+        coefficients=tuple(found),
+        covariance=tuple(tuple(_told(value) for value in row) for row in spread.tolist()),
+        silent=tuple(names[place] for place in state.silent),
+        eta=tuple(best.tolist()),
+    )
+
+
+def _turned(turned: Values, spread: Values) -> Values:
+    """Return T S T' of what is known of S: the intercept's row is NaN where a column's that it is made of is."""
+    known = turned @ np.nan_to_num(spread) @ turned.T
+    unknown = (np.abs(turned) @ np.isnan(spread).astype(float) @ np.abs(turned).T) > 0
+    known[unknown] = math.nan
+    return np.asarray(known)
+
+
+def _told(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _exp(value: float) -> float:
+    return math.exp(min(value, 700.0))
+
+
+def _coefficient(name: str, estimate: float, error: float, free: int | None) -> Coefficient:
+    """`free`: degrees of freedom of Student's t; None of a normal distribution."""
+    from scipy import special
+
+    if not (math.isfinite(error) and error > 0):
+        return Coefficient(name=name, estimate=float(estimate))
+    statistic = float(estimate / error)
+    if free is None:
+        p, reach = math.erfc(abs(statistic) / math.sqrt(2)), float(special.ndtri((1 + LEVEL) / 2))
+    else:
+        p, reach = 2 * float(special.stdtr(free, -abs(statistic))), float(special.stdtrit(free, (1 + LEVEL) / 2))
+    low, high = float(estimate - reach * error), float(estimate + reach * error)
+    return Coefficient(
+        name=name, estimate=float(estimate), error=float(error), statistic=statistic, p=p, low=low, high=high
+    )
+
+
+def encoded(fit: GlmFit) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(fit), indent=1)
+
+
+def tensors_of(fit: GlmFit, features: int) -> dict[str, Any]:
+    """Return the fit as the linear layer of a softmax, or of a regression, over all `features` of the table."""
+    weights = np.zeros(features, np.float64)
+    weights[list(fit.design.places)] = fit.eta[1:]
+    rows, biases = (np.array(one)[None] for one in (weights, fit.eta[0]))
+    if fit.design.family == "logistic":  # the first class has none, so that the second's are log-odds
+        rows, biases = np.concatenate([0 * rows, rows]), np.concatenate([0 * biases, biases])
+    return {"layer1.weight": rows.astype(np.float32), "layer1.bias": biases.astype(np.float32)}

@@ -1,0 +1,187 @@
+"""Sites fit one generalised linear model together: a federated run whose rounds are Newton steps, of exact sums."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fedgossip.errors import ConfigError, TooFewPeersError, nearest
+from fedgossip.experiment import Experiment, FederatedExperiment
+from fedgossip.experiment.sections import EvalSection, ModelSection, TaskSection, TrackSection
+from fedgossip.learning.agreed import AgreedTable, read
+from fedgossip.learning.column_sums import SITES
+from fedgossip.learning.federated_tables import check_same, read_examples
+from fedgossip.learning.glm import FAMILIES
+from fedgossip.learning.glm_fit import GlmFit, fit_of, tensors_of
+from fedgossip.learning.glm_sums import GlmDesign, GlmLayout, SiteRecords, known_outcomes, scaled
+from fedgossip.learning.glm_task import GlmTask
+from fedgossip.learning.objectives import CLASSIFICATION, GLM, REGRESSION
+from fedgossip.learning.settings import TrainSettings
+from fedgossip.learning.table_schema import FEDERATED
+from fedgossip.machine import NodeId
+from fedgossip.plans import compose
+from fedgossip.plans.federation import FederationPlan
+from fedgossip.plans.tasks import schema_of_experiment, site_file
+from fedgossip.vectors import Vector
+from fedgossip.whole_model import WholeModel
+
+KIND_OF = {"logistic": CLASSIFICATION, "linear": REGRESSION, "poisson": REGRESSION}
+STEPS = 16
+"""Of Newton's method; five to eight are usual."""
+COLUMNS = 200
+RECORDS_EACH = 5
+"""Records that there must be for each coefficient, or sums of products would say much of single ones."""
+
+
+def glm_plan(experiment: Experiment) -> tuple[FederationPlan, GlmLayout, AgreedTable]:
+    """Return the plan of the run in which the sites of an experiment fit a model, its numbers, and its columns.
+
+    Raises ConfigError where there is no secure sum, beside a budget, where nothing is agreed on yet, and for a family
+    that does not fit the label.
+    """
+    if not isinstance(experiment, FederatedExperiment):
+        advice = "Give at least:  [coordinator]  clients = 5"
+        raise ConfigError("no [coordinator]: a fit is of sums over clients", advice)
+    c, d = experiment.coordinator, experiment.data
+    family = family_of(experiment)
+    if d.scale != FEDERATED:
+        text = f'data.scale is {d.scale!r}: a fit is of the columns that the sites have agreed on'
+        raise ConfigError(text, f'Set data.scale = "{FEDERATED}", then  fedgossip data agree EXPERIMENT.')
+    if not c.secure.on:
+        raise ConfigError("coordinator.secure.on = false: a fit is of secure sums", "Leave it out.")
+    if c.privacy.unit != "none":
+        text = f"coordinator.privacy.unit = {c.privacy.unit}: the sums of a fit are exact, beside a budget"
+        raise ConfigError(text, "If the sites allow that:  --set coordinator.privacy.unit=none")
+    agreed = read(Path(d.agreed))
+    check_same(agreed, schema_of_experiment(experiment), Path(d.agreed))
+    layout = GlmLayout(_design(family, agreed))
+    alone = msgspec.structs.replace(
+        experiment,
+        rounds=layout.rounds,
+        task=TaskSection(kind=GLM),
+        model=ModelSection(),
+        train=TrainSettings(device="cpu"),
+        eval=EvalSection(every=layout.rounds),
+        track=TrackSection(),
+        data=msgspec.structs.replace(d, local_test=0.0),
+        coordinator=msgspec.structs.replace(
+            c, algorithm="fedavg", options={}, participation=1.0, cohort=None, over_selection=1.0, sampling="uniform",
+            min_clients=max(SITES, c.min_clients or min(5, c.clients)),
+        ),
+    )  # fmt: skip
+    plan = compose.plan(alone)
+    assert isinstance(plan, FederationPlan), "it has a [coordinator]"
+    return replace(plan, exact=layout.exact), layout, agreed
+
+
+def family_of(experiment: Experiment) -> str:
+    """Return the family that model.source names.  Raises ConfigError, also where the task's labels are none of its."""
+    kind, _, family = experiment.model.source.partition(":")
+    if kind != "glm" or family not in FAMILIES:
+        advice = nearest(family, FAMILIES) if kind == "glm" else f'Set model.source = "glm:{next(iter(FAMILIES))}".'
+        raise ConfigError(f"model.source = {experiment.model.source!r}: not a generalised linear model", advice)
+    if experiment.objective.kind != KIND_OF[family]:
+        text = f"glm:{family} beside task.kind = {experiment.objective.kind!r}"
+        raise ConfigError(text, f'Set task.kind = "{KIND_OF[family]}".')
+    return family
+
+
+def _design(family: str, agreed: AgreedTable) -> GlmDesign:
+    labels = agreed.schema.labels
+    if len(labels) > 1:
+        raise ConfigError(f"glm:{family}: {len(labels)} label columns", "One model has one outcome: name one column.")
+    classes = labels[0].categories
+    if family == "logistic" and len(classes) != 2:
+        raise ConfigError(f"glm:logistic: {labels[0].name!r} has {len(classes)} classes", "It is of two: yes and no.")
+    _check_counted(agreed)
+    known = {one.name: one for one in agreed.columns}
+    columns, places, mean, deviation, against, constant = [], [], [], [], [], []
+    place = 0
+    for one in agreed.schema.features:
+        if one.categories:
+            there = [k for k, count in enumerate(known[one.name].counts) if count]
+            constant += [f"{one.name}={name}" for k, name in enumerate(one.categories) if k not in there]
+            against += [f"{one.name}={one.categories[k]}" for k in there[:1]]
+            columns += [f"{one.name}={one.categories[k]}" for k in there[1:]]
+            places += [place + k for k in there[1:]]
+            mean += [0.0] * len(there[1:])
+            deviation += [1.0] * len(there[1:])
+        elif not known[one.name].deviation:
+            constant.append(one.name)
+        else:
+            columns.append(one.name)
+            places.append(place)
+            mean.append(known[one.name].mean or 0.0)
+            deviation.append(known[one.name].deviation or 1.0)
+        place += len(one.categories) or 1
+    if not 0 < len(columns) <= COLUMNS:
+        advice = f"There are 1 to {COLUMNS}; leave some out: drop=A,B."
+        raise ConfigError(f"glm:{family} of {len(columns)} columns", advice)
+    if agreed.records < RECORDS_EACH * (len(columns) + 1):
+        given = f"{agreed.records} records for {len(columns) + 1} coefficients"
+        text = f"{given}: sums of products would tell of single ones"
+        raise ConfigError(text, f"Leave columns out, drop=A,B: {RECORDS_EACH} records for each coefficient are needed.")
+    return GlmDesign(
+        family=family, outcome=labels[0].name, of=classes[1] if classes else "", columns=tuple(columns),
+        places=tuple(places), mean=tuple(mean), deviation=tuple(deviation), against=tuple(against),
+        constant=tuple(constant), agreed=agreed.digest, steps=STEPS,
+    )  # fmt: skip
+
+
+def _check_counted(agreed: AgreedTable) -> None:
+    """Raise ConfigError for a category of so few records that a sum over them would tell of each."""
+    for one in agreed.columns:
+        if one.label:
+            continue
+        few = [name for name, count in zip(one.categories, one.counts, strict=False) if count is None]
+        if few:
+            text = f"column {one.name!r}: {', '.join(few[:5])} at too few sites, or of under {agreed.suppress} records"
+            raise ConfigError(text, f"A coefficient of it would tell of them: leave the column out, drop={one.name}.")
+
+
+def glm_task(
+    plan: FederationPlan, layout: GlmLayout, agreed: AgreedTable, held: Sequence[NodeId]
+) -> tuple[FederationPlan, GlmTask, Mapping[NodeId, ConfigError]]:
+    """Return the plan with those that abstain, the task of the sites that are `held`, and why some do not fit."""
+    sites, refused = {}, {}
+    for node in held:
+        try:
+            found = read_examples(site_file(plan.experiment, node), agreed, KIND_OF[layout.design.family])
+            if len(found) < agreed.suppress:
+                text = f"fewer than {agreed.suppress} records"
+                raise ConfigError(text, "A site with so few would be seen in the sums; it takes no part.")
+            y = known_outcomes(layout.design, found.y.reshape(len(found)).astype("f8"))
+            sites[node] = SiteRecords(scaled(layout.design, found.x), y)
+        except ConfigError as error:
+            refused[node] = error
+    return replace(plan, abstaining=frozenset(refused)), GlmTask(layout, sites), refused
+
+
+def fitted_from(plan: FederationPlan, layout: GlmLayout, vector: Vector | None) -> GlmFit:
+    """Return what the sums say.  Raises TooFewPeersError where the rounds have not come together."""
+    found = None if vector is None else fit_of(layout, vector, plan.least)
+    if found is None:
+        text = "too few sites came together for the sums of a fit"
+        raise TooFewPeersError(text, "Fit again when they are there: coordinator.min_clients are needed.")
+    return found
+
+
+def model_of(fit: GlmFit, agreed: AgreedTable) -> WholeModel | None:
+    """Return the fit as a model that `fedgossip predict` can use; None of a poisson model, whose link none has."""
+    if fit.design.family == "poisson":
+        return None
+    encoding, (mean, deviation) = agreed.encoding, agreed.scale
+    label = agreed.schema.labels[0]
+    logistic = fit.design.family == "logistic"
+    facts: dict[str, Any] = {
+        "source": "softmax", "kind": KIND_OF[fit.design.family], "loss": "cross-entropy" if logistic else "mse",
+        "metrics": ("accuracy",) if logistic else ("rmse",), "shape": (len(encoding.features),),
+        "outputs": 2 if logistic else 1, "classes": label.categories, "columns": encoding.features,
+        "encoding": encoding, "labels": (label.name,), "scale": {"mean": mean, "deviation": deviation},
+        "schema": fit.design.digest[:16], "versions": compose.versions(),
+    }  # fmt: skip
+    return WholeModel(tensors_of(fit, len(encoding.features)), facts)

@@ -1,0 +1,384 @@
+"""Sites fit a generalised linear model by secure sums: `fedgossip fit`, beside Newton's method in 50 digits on all."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import mpmath
+import numpy as np
+import pytest
+from commands import Said, typed
+from pages import blocks, page
+
+from fedgossip import ConfigError, load_experiment, load_model
+from fedgossip.drivers.simulate import simulate_plan
+from fedgossip.errors import TrainingError
+from fedgossip.learning.glm import FAMILIES, moved, site_sums, start
+from fedgossip.learning.glm_fit import GlmFit, fit_of
+from fedgossip.learning.glm_sums import GlmDesign, GlmLayout, SiteRecords
+from fedgossip.learning.glm_task import GlmTask
+from fedgossip.plans.glm import fitted_from, glm_plan, glm_task
+from fedgossip.secure.exact_sums import as_vector, integers_of, words_in, words_of
+from fedgossip.task import Job
+from fedgossip.vectors import Vector, frozen
+
+SITES = 5
+LABELS = {"logistic": "ill", "linear": "cost", "poisson": "days"}
+
+
+def toml(family: str, more: str = "") -> str:
+    label = LABELS[family]
+    others = ",".join(one for one in LABELS.values() if one != label)
+    query = f"label={label}&drop={others}{more}"
+    kind = "" if family == "logistic" else '[task]\nkind = "regression"\n'
+    return f"""
+name = "{family}"
+[data]
+source = "csv:site-{{peer}}.csv?{query}"
+test = "csv:test.csv?{query}"
+partition = {{ kind = "own" }}
+scale = "federated"
+categories = "agreed"
+agreed = "{family}.json"
+{kind}
+[model]
+source = "glm:{family}"
+[coordinator]
+clients = {SITES}
+min_clients = 3
+"""
+
+
+def patients(path: Path, seed: int, rows: int) -> None:
+    """Write records with outcomes of each family; two columns of numbers on scales of their own, and one of words."""
+    rng = np.random.default_rng(seed)
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["age", "salt [mg]", "ward", *LABELS.values()])
+        for _ in range(rows):
+            age, salt, ward = rng.integers(20, 90), rng.normal(9e5, 2e4), rng.choice(["north", "south", "east"])
+            odds = -4 + 0.06 * age + (ward == "south") * 0.8
+            ill = "yes" if rng.random() < 1 / (1 + math.exp(-odds)) else "no"
+            days = rng.poisson(math.exp(0.2 + 0.01 * age + 0.3 * (ward == "east")))
+            writer.writerow([age, f"{salt:.3f}", ward, ill, f"{100 + 3 * age + rng.normal(0, 20):.4f}", days])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("fits")
+    for site in range(SITES):
+        patients(found / f"site-{site}.csv", site, 22 + 4 * site)
+    patients(found / "test.csv", 99, 30)
+    for family in LABELS:
+        (found / f"{family}.toml").write_text(toml(family))
+        assert typed(["data", "agree", f"{family}.toml"], found).code == 0
+    return found
+
+
+def records(folder: Path, family: str, sites: Sequence[int] = range(SITES)) -> tuple[np.ndarray, np.ndarray]:
+    """Return all records in one place: ones, age, salt, ward = north, ward = south; and the outcomes."""
+    x, y = [], []
+    for site in sites:
+        with (folder / f"site-{site}.csv").open() as file:
+            for row in csv.DictReader(file):
+                wards = [float(row["ward"] == ward) for ward in ("north", "south")]
+                x.append([1.0, float(row["age"]), float(row["salt [mg]"]), *wards])
+                y.append(float(row["ill"] == "yes") if family == "logistic" else float(row[LABELS[family]]))
+    return np.array(x), np.array(y)
+
+
+def pooled(family: str, x: np.ndarray, y: np.ndarray) -> tuple[list[float], list[float], float]:
+    """Return estimates, standard errors and the deviance, by Newton's method in numbers of 50 digits."""
+    with mpmath.workdps(50):
+        rows, outcomes = mpmath.matrix(x.tolist()), [mpmath.mpf(one) for one in y.tolist()]
+        mean = mpmath.fsum(outcomes) / len(outcomes)
+        point = mpmath.zeros(x.shape[1], 1)
+        point[0] = {"linear": mean, "logistic": mpmath.log(mean / (1 - mean)), "poisson": mpmath.log(mean)}[family]
+        for _ in range(8):
+            eta = list(rows * point)
+            if family == "linear":
+                means, weights = eta, [mpmath.mpf(1)] * len(eta)
+            elif family == "logistic":
+                means = [1 / (1 + mpmath.exp(-one)) for one in eta]
+                weights = [one * (1 - one) for one in means]
+            else:
+                means = weights = [mpmath.exp(one) for one in eta]
+            gradient = rows.T * mpmath.matrix([a - b for a, b in zip(outcomes, means, strict=True)])
+            information = rows.T * mpmath.diag(weights) * rows
+            point += mpmath.lu_solve(information, gradient)
+        if family == "linear":
+            parts = [(a - b) ** 2 for a, b in zip(outcomes, means, strict=True)]
+        elif family == "logistic":
+            parts = [-2 * mpmath.log(b if a else 1 - b) for a, b in zip(outcomes, means, strict=True)]
+        else:
+            logs = [a * mpmath.log(a / b) if a else 0 for a, b in zip(outcomes, means, strict=True)]
+            parts = [2 * (one - (a - b)) for one, a, b in zip(logs, outcomes, means, strict=True)]
+        deviance = mpmath.fsum(parts)
+        dispersion = deviance / (len(y) - x.shape[1]) if family == "linear" else 1
+        spread = information**-1
+        errors = [float(mpmath.sqrt(dispersion * spread[k, k])) for k in range(x.shape[1])]
+        return [float(one) for one in point], errors, float(deviance)
+
+
+def fitted(folder: Path, family: str, engine: str = "sim") -> GlmFit:
+    plan, layout, agreed = glm_plan(load_experiment(folder / f"{family}.toml"))
+    plan, task, refused = glm_task(plan, layout, agreed, range(SITES))
+    assert not refused
+    return fitted_from(plan, layout, simulate_plan(plan, task=task, engine=engine).vectors[plan.coordinator])
+
+
+@pytest.mark.parametrize("family", LABELS)
+def test_the_fit_is_that_of_all_records_in_one_place(folder: Path, family: str) -> None:
+    """To 1e-10 of each number, though salt is 45 deviations from zero."""
+    found = fitted(folder, family)
+    estimates, errors, deviance = pooled(family, *records(folder, family))
+    assert [one.name for one in found.coefficients] == ["(intercept)", "age", "salt", "ward=north", "ward=south"]
+    assert found.design.against == ("ward=east",) and found.converged and found.records == 150
+    assert [one.estimate for one in found.coefficients] == pytest.approx(estimates, rel=1e-10)
+    assert [one.error for one in found.coefficients] == pytest.approx(errors, rel=1e-10)
+    assert found.deviance == pytest.approx(deviance, rel=1e-12)
+
+
+def test_all_engines_fit_the_same_bits(folder: Path) -> None:
+    assert fitted(folder, "logistic") == fitted(folder, "logistic", "stacked")
+
+
+def test_the_printed_numbers_are_those_of_the_textbook(folder: Path) -> None:
+    """z and its p, odds ratios with their interval, t with Student's p, the information criterion, R squared."""
+    found = fitted(folder, "logistic")
+    age = found.coefficients[1]
+    assert age.estimate is not None and age.error is not None and age.low is not None and age.high is not None
+    assert age.statistic == pytest.approx(age.estimate / age.error, rel=1e-15)
+    assert age.p == pytest.approx(math.erfc(abs(age.estimate / age.error) / math.sqrt(2)), rel=1e-12)
+    assert (age.low + age.high) / 2 == pytest.approx(age.estimate) and (
+        age.high - age.low
+    ) / age.error == pytest.approx(2 * 1.959963984540054)
+    assert age.ratio == pytest.approx((math.exp(age.estimate), math.exp(age.low), math.exp(age.high)))
+    assert found.aic == pytest.approx(found.deviance + 2 * 5)
+    counts = fitted(folder, "poisson")
+    _, y = records(folder, "poisson")
+    saturated = sum(2 * (one - (one * math.log(one) if one else 0) + math.lgamma(one + 1)) for one in y)
+    assert counts.aic == pytest.approx(counts.deviance + saturated + 2 * 5)
+    linear = fitted(folder, "linear")
+    _, y = records(folder, "linear")
+    assert linear.null_deviance == pytest.approx(((y - y.mean()) ** 2).sum(), rel=1e-12)
+    assert linear.coefficients[1].p is not None and linear.coefficients[1].p < 1e-16
+
+
+# --- from round to round ----------------------------------------------------------------------------------------------
+
+
+def layout_of(family: str, columns: int, steps: int = 16) -> GlmLayout:
+    names = tuple(f"c{k}" for k in range(columns))
+    places, zeros, ones = tuple(range(columns)), (0.0,) * columns, (1.0,) * columns
+    return GlmLayout(
+        GlmDesign(family=family, outcome="y", columns=names, places=places, mean=zeros, deviation=ones, steps=steps)
+    )
+
+
+def rounds(layout: GlmLayout, sites: Sequence[SiteRecords], absent: dict[int, set[int]] | None = None) -> Vector:
+    """Return the vector after all rounds, in each of which the sites `absent[round]` are not."""
+    task = GlmTask(layout, dict(enumerate(sites)))
+    total = task.initial(0)
+    for number in range(layout.rounds):
+        there = [k for k in range(len(sites)) if k not in (absent or {}).get(number, set())]
+        updates = [one.difference for one in task.train([Job(k, number, total) for k in there])]
+        values = [integers_of(words) for one in updates if one is not None and (words := words_in(one)) is not None]
+        sums = as_vector(words_of([sum(column) for column in zip(*values, strict=True)])) if values else 0 * total
+        total = frozen(total + sums)
+    return total
+
+
+def drawn(family: str, seed: int, rows: int = 60) -> SiteRecords:
+    rng = np.random.default_rng(seed)
+    x = np.concatenate([np.ones((rows, 1)), rng.normal(size=(rows, 2))], axis=1)
+    eta = x @ [0.3, 0.8, -0.5]
+    if family == "linear":
+        return SiteRecords(x, eta + rng.normal(size=rows))
+    y = rng.random(rows) < 1 / (1 + np.exp(-eta)) if family == "logistic" else rng.poisson(np.exp(eta))
+    return SiteRecords(x, y.astype(float))
+
+
+def estimates_of(sites: Sequence[SiteRecords], family: str) -> list[float]:
+    return pooled(family, np.concatenate([one.x for one in sites]), np.concatenate([one.y for one in sites]))[0]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_site_that_leaves_leaves_the_fit_of_the_others(family: str) -> None:
+    sites = [drawn(family, seed) for seed in range(4)]
+    layout = layout_of(family, 2)
+    gone = {number: {3} for number in range(3, layout.rounds)}
+    found = fit_of(layout, rounds(layout, sites, gone), 3)
+    assert found is not None and (found.sites, found.records, found.converged) == (3, 180, True)
+    assert [one.estimate for one in found.coefficients] == pytest.approx(estimates_of(sites[:3], family), rel=1e-10)
+    assert found.null_deviance is None, "all four were there when the mean alone was asked about"
+
+
+def test_rounds_that_do_not_come_together_are_asked_again() -> None:
+    sites = [drawn("logistic", seed) for seed in range(3)]
+    layout = layout_of("logistic", 2)
+    found = fit_of(layout, rounds(layout, sites, {2: {0, 1, 2}, 3: {0, 1, 2}, 7: {0, 1, 2}}), 3)
+    assert found is not None and found.converged
+    assert [one.estimate for one in found.coefficients] == pytest.approx(estimates_of(sites, "logistic"), rel=1e-10)
+
+
+def test_no_fit_without_the_first_round() -> None:
+    layout = layout_of("logistic", 2)
+    sites = [drawn("logistic", seed) for seed in range(3)]
+    with pytest.raises(TrainingError, match="have not come together"):
+        rounds(layout, sites, {0: {0, 1, 2}})
+    assert fit_of(layout, GlmTask(layout, {}).initial(0), 3) is None
+
+
+def test_a_step_that_makes_it_worse_is_halved() -> None:
+    """One record far out: the first steps of Newton's method alone go beyond all numbers."""
+    x = np.concatenate([np.ones((40, 1)), np.linspace(-1, 1, 40)[:, None]], axis=1)
+    x[-1, 1] = 30.0
+    y = np.where(np.arange(40) == 39, 400.0, 1.0)
+    family, asked = FAMILIES["poisson"], []
+    state = start(family, 40, float(y.sum()), 1)
+    for _ in range(40):
+        sums = site_sums(family, x, y, state.point)
+        asked.append(sums.deviance)
+        state = moved(state, sums)
+    assert max(asked) > asked[0] * 1.01, "some step was too long"
+    assert state.converged and state.point == pytest.approx(pooled_by_halves(x, y), rel=1e-9)
+
+
+def pooled_by_halves(x: np.ndarray, y: np.ndarray) -> list[float]:
+    """Return the estimates by Newton's method from near the end, where it needs no halving."""
+    from scipy.optimize import minimize
+
+    found = minimize(lambda b: (np.exp(x @ b) - y * (x @ b)).sum(), [0.0, 0.2], method="Nelder-Mead", tol=1e-14).x
+    for _ in range(10):
+        mean = np.exp(x @ found)
+        found = found + np.linalg.solve(x.T @ (x * mean[:, None]), x.T @ (y - mean))
+    return list(found)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_columns_that_depend_on_each_other_are_named_and_the_rest_is_as_without(family: str) -> None:
+    sites = [drawn(family, seed) for seed in range(3)]
+    twice = [SiteRecords(np.concatenate([one.x, 2 * one.x[:, 2:]], axis=1), one.y) for one in sites]
+    layout = layout_of(family, 3)
+    found = fit_of(layout, rounds(layout, twice), 3)
+    assert found is not None and found.silent == ("c1", "c2") and found.converged
+    alone = estimates_of(sites, family)
+    told = [one.estimate for one in found.coefficients]
+    assert told[:2] == pytest.approx(alone[:2], rel=1e-6) and told[2] + 2 * told[3] == pytest.approx(alone[2], rel=1e-6)
+    assert found.coefficients[2].error is None and found.coefficients[1].error is not None
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+def typed_in(folder: Path, *words: str) -> Said:
+    return typed(list(words), folder)
+
+
+def test_what_is_printed_reads_alone_and_the_model_predicts(folder: Path, tmp_path: Path) -> None:
+    said = typed_in(folder, "fit", "logistic.toml", "--to", str(tmp_path / "fit"))
+    assert said.code == 0, said
+    assert said.out.startswith("logistic model of ill = yes: 150 records of 5 of 5 sites, at the end after")
+    assert "odds ratio" in said.out and "compared with: ward=east" in said.out and "AIC" in said.out
+    assert (
+        "17 sums of" in said.err and "sums alone, each over at least 5 of 5" in said.err
+    ) or "at least 3" in said.err
+    fit = json.loads((tmp_path / "fit" / "fit.json").read_text())
+    x, _ = records(folder, "logistic")
+    shares = 1 / (1 + np.exp(-x @ [one["estimate"] for one in fit["coefficients"]]))
+    given = np.stack([x[:, 1], x[:, 2], 1 - x[:, 3] - x[:, 4], x[:, 3], x[:, 4]], axis=1)
+    model = load_model(tmp_path / "fit")
+    assert model.facts.columns == ("age", "salt", "ward=east", "ward=north", "ward=south")
+    np.testing.assert_allclose(model(given)[:, 1], shares, atol=1e-6)
+    again = typed_in(folder, "fit", "logistic.toml", "--to", str(tmp_path / "fit"))
+    assert again.code == 2 and "is there already" in again.err
+
+
+def test_a_linear_model_predicts_in_the_labels_unit(folder: Path, tmp_path: Path) -> None:
+    assert typed_in(folder, "fit", "linear.toml", "--to", str(tmp_path / "fit")).code == 0
+    fit = json.loads((tmp_path / "fit" / "fit.json").read_text())
+    x, _ = records(folder, "linear")
+    given = np.stack([x[:, 1], x[:, 2], 1 - x[:, 3] - x[:, 4], x[:, 3], x[:, 4]], axis=1)
+    told = x @ [one["estimate"] for one in fit["coefficients"]]
+    np.testing.assert_allclose(load_model(tmp_path / "fit")(given)[:, 0], told, rtol=1e-6)
+
+
+def test_coefficients_that_run_away_are_told_and_the_run_does_not_end_well(folder: Path, tmp_path: Path) -> None:
+    for site in [*(f"site-{k}" for k in range(SITES)), "test"]:
+        rows = (folder / f"{site}.csv").read_text().splitlines()
+        with (tmp_path / f"{site}.csv").open("w") as file:
+            file.write(rows[0] + ",tells\n")
+            for k, row in enumerate(rows[1:]):
+                file.write(f"{row},{(1 if row.split(',')[3] == 'yes' else -1) * (2 + k % 3)}\n")
+    (tmp_path / "e.toml").write_text(toml("logistic"))
+    assert typed_in(tmp_path, "data", "agree", "e.toml").code == 0
+    said = typed_in(tmp_path, "fit", "e.toml", "--to", "fit")
+    assert said.code == 9 and "NOT at the end" in said.out and "coefficients run away" in said.err, said
+    assert not (tmp_path / "fit" / "model").exists()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["model.source=glm:probit"], "not a generalised linear model"),
+        (["model.source=softmax"], "not a generalised linear model"),
+        (["model.source=glm:linear"], "beside task.kind = 'learning'|beside task.kind = 'classification'"),
+        (["data.scale=source", "data.categories=refuse", "data.agreed=agreed.json"], "the columns that the sites have"),
+        (["coordinator.secure.on=false"], "a fit is of secure sums"),
+        (["coordinator.privacy.unit=client", "coordinator.privacy.noise=1"], "exact, beside a budget"),
+        (["data.agreed=none.json"], "none.json"),
+    ],
+    ids=lambda one: str(one)[:40],
+)
+def test_what_cannot_be_fitted_is_refused(
+    folder: Path, overrides: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    with pytest.raises(ConfigError, match=message) as refused:
+        glm_plan(load_experiment(folder / "logistic.toml", overrides))
+    assert refused.value.advice
+
+
+def test_categories_of_few_records_and_too_many_columns_are_refused(folder: Path, tmp_path: Path) -> None:
+    """A coefficient of one record would tell that record."""
+    for site in [*(f"site-{k}" for k in range(SITES)), "test"]:
+        (tmp_path / f"{site}.csv").write_text((folder / f"{site}.csv").read_text())
+    with (tmp_path / "site-0.csv").open("a") as file:
+        file.write("55,900000,attic,yes,3,4\n")
+    rare = '[data.columns]\nward = { categories = ["east", "north", "south", "attic"] }\n'
+    (tmp_path / "e.toml").write_text(toml("logistic") + rare)
+    assert typed_in(tmp_path, "data", "agree", "e.toml").code == 0
+    said = typed_in(tmp_path, "fit", "e.toml")
+    assert said.code == 2 and "attic at too few sites" in said.err and "drop=ward" in said.err, said
+
+
+def test_a_site_whose_counts_are_none_takes_no_part(folder: Path, tmp_path: Path) -> None:
+    for site in [*(f"site-{k}" for k in range(SITES)), "test"]:
+        (tmp_path / f"{site}.csv").write_text((folder / f"{site}.csv").read_text())
+    with (tmp_path / "site-1.csv").open("a") as file:
+        file.write("55,900000,east,yes,3,2.5\n")
+    (tmp_path / "e.toml").write_text(toml("poisson"))
+    assert typed_in(tmp_path, "data", "agree", "e.toml").code == 0
+    said = typed_in(tmp_path, "fit", "e.toml")
+    assert said.code == 4 and "site 1 took no part: column 'days' holds numbers that are no counts" in said.err, said
+    assert "of 4 of 5 sites" in said.out
+
+
+def test_running_such_an_experiment_names_the_command(folder: Path) -> None:
+    said = typed_in(folder, "run", "logistic.toml", "--no-report")
+    assert said.code == 2 and "fedgossip fit" in said.err
+
+
+def test_what_the_page_shows_runs(tmp_path: Path) -> None:
+    for site in range(SITES):
+        patients(tmp_path / f"site-{site}.csv", site, 40)
+    patients(tmp_path / "test.csv", 99, 30)
+    file, commands = blocks(page("glm"))[:2]
+    (tmp_path / file.note.removeprefix("file: ")).write_text(file.text)
+    said = [typed(line.split("#")[0].split()[1:], tmp_path) for line in commands.text.splitlines()]
+    assert all(one.code == 0 for one in said), said
