@@ -36,7 +36,7 @@ STEEPEST = 40.0
 
 
 @dataclass(frozen=True)
-class Response:
+class ExponentialFamily:
     """A distribution with its canonical link; all functions are of arrays."""
 
     name: str
@@ -61,11 +61,11 @@ def _times_log(y: Values) -> Values:
     return np.asarray(y * np.log(np.where(y > 0, y, 1)))
 
 
-FAMILIES: Mapping[str, Response] = {
+FAMILIES: Mapping[str, ExponentialFamily] = {
     one.name: one
     for one in (
-        Response("linear", lambda eta: eta, np.ones_like, lambda y, eta: (y - eta) ** 2, np.zeros_like, float),
-        Response(
+        ExponentialFamily("linear", lambda eta: eta, np.ones_like, lambda y, eta: (y - eta) ** 2, np.zeros_like, float),
+        ExponentialFamily(
             "logistic",
             _expit,
             lambda eta: _expit(eta) * _expit(-eta),
@@ -73,7 +73,7 @@ FAMILIES: Mapping[str, Response] = {
             np.zeros_like,
             lambda mean: math.log(mean / (1 - mean)),
         ),
-        Response(
+        ExponentialFamily(
             "poisson",
             np.exp,
             np.exp,
@@ -99,7 +99,7 @@ class PointSums:
     """A [p + 1, p + 1]."""
 
 
-def site_sums(family: Response, x: Values, y: Values, point: Values) -> PointSums:
+def site_sums(family: ExponentialFamily, x: Values, y: Values, point: Values) -> PointSums:
     """Return the sums of one site's records, x [m, p + 1] with its ones, y [m], at b = `point`."""
     eta = np.clip(x @ point, -STEEPEST, STEEPEST) if family.name != "linear" else x @ point
     weighted = x * family.weight(eta)[:, None]
@@ -134,7 +134,7 @@ class Newton:
         return self.left <= CONVERGED
 
 
-def start(family: Response, records: int, total: float, columns: int) -> Newton:
+def start(family: ExponentialFamily, records: int, total: float, columns: int) -> Newton:
     """Return the first point, of the mean alone.  Raises TrainingError for outcomes that are all alike."""
     mean = total / records
     if family.name != "linear" and (mean <= 0 or (family.name == "logistic" and mean >= 1)):

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from fedgossip.errors import ConfigError
-from fedgossip.learning.glm import FAMILIES, Newton, PointSums, Response, Values, moved, site_sums, start
+from fedgossip.learning.glm import FAMILIES, ExponentialFamily, Newton, PointSums, Values, moved, site_sums, start
 from fedgossip.secure.exact_sums import ExactSums, as_vector, integers_of, words_in, words_of
 from fedgossip.vectors import Vector
 
@@ -57,7 +57,7 @@ class GlmDesign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         return hashlib.sha256(msgspec.json.encode(self)).hexdigest()
 
     @property
-    def of_family(self) -> Response:
+    def of_family(self) -> ExponentialFamily:
         return FAMILIES[self.family]
 
 
