@@ -106,13 +106,14 @@ def test_a_plan_is_the_same_at_all_sites_whatever_their_machines(tmp_path: Path)
     assert here.hash != stated(tmp_path / "pilot.toml", "seed=2").hash
 
 
-def test_no_byte_of_a_plan_can_be_changed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stride", [9, pytest.param(1, marks=pytest.mark.long)])
+def test_no_byte_of_a_plan_can_be_changed(tmp_path: Path, stride: int) -> None:
     (tmp_path / "pilot.toml").write_text(EXPERIMENT)
     written = stated(tmp_path / "pilot.toml")
     plan_statement.write(tmp_path / PLAN, written)
     content = (tmp_path / PLAN).read_bytes()
     assert plan_statement.read(tmp_path / PLAN) == written
-    for place, byte in enumerate(content):
+    for place, byte in list(enumerate(content))[::stride]:
         (tmp_path / PLAN).write_bytes(content[:place] + bytes([byte ^ 1]) + content[place + 1 :])
         try:
             assert plan_statement.read(tmp_path / PLAN).hash != written.hash, place
@@ -270,12 +271,13 @@ def test_the_approvals_of_another_key_are_refused(desk: Desk) -> None:
     assert "--key" in error.value.advice
 
 
-def test_anybody_can_check_the_approval_in_the_folder_of_a_run(desk: Desk) -> None:
+@pytest.mark.parametrize("stride", [9, pytest.param(1, marks=pytest.mark.long)])
+def test_anybody_can_check_the_approval_in_the_folder_of_a_run(desk: Desk, stride: int) -> None:
     made, request = desk.approvals().approve(desk.request(), days=30, rounds=4), desk.request()
     desk.approvals().begin(made, request, desk.folder)
     assert read_signed(desk.folder / APPROVAL) == [made]
     content = (desk.folder / APPROVAL).read_bytes()
-    for place, byte in enumerate(content[:-1]):
+    for place, byte in list(enumerate(content[:-1]))[::stride]:
         (desk.folder / APPROVAL).write_bytes(content[:place] + bytes([byte ^ 1]) + content[place + 1 :])
         with pytest.raises(AuditError):
             read_signed(desk.folder / APPROVAL)
