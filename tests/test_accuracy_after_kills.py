@@ -31,7 +31,7 @@ WAYS: dict[str, tuple[dict[str, Any], float, list[int]]] = {
 def accuracy(way: str, seed: int, *, killed: bool) -> float:
     parallel, rate, nodes = WAYS[way]
     kills = {"kind": "crash", "peers": nodes, "every": 5.0, "start": 5.0, "stop": 65.0, "after": 1.0}
-    train = {"lr": rate, "batch_size": 32}
+    train = {"lr": rate, "batch_size": 32, "device": "cpu"}
     faults = [kills] if killed else []
     more = {"parallel": parallel, "train": train, "simulation": TIMES, "faults": faults, "seed": seed}
     run = simulate({**DIGITS, **more})
