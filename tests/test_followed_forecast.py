@@ -148,7 +148,7 @@ def test_the_command_says_what_was_trained_and_what_it_holds(
     (tmp_path / "q.toml").write_text('rounds = 9\n[topology]\ngraph = "ring"\nn = 8\n[task]\nkind = "quadratic"\n')
     said = in_process(["forecast", "q.toml", "--level", "followed", "star"], tmp_path, monkeypatch, capsys)
     assert (said.code, "one round of three of each graph's peers" in said.out) == (0, True)
-    arrays = 8 + 4 * KEPT  # of 16 numbers in float64: 3 kB
+    arrays = 8 + 6 * KEPT  # of 16 numbers in float64: 3 kB
     with pytest.raises(ConfigError, match="a shadow run of 1 graph"):
         forecast_run(quadratic(rounds=3), "followed", memory_gb=arrays * 16 * 8 / 1e9 * 0.99)
     assert forecast_run(quadratic(rounds=3), "followed", memory_gb=arrays * 16 * 8 / 1e9 * 1.01)

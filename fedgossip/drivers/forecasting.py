@@ -212,7 +212,7 @@ def _check_memory(plans: Sequence[GossipPlan], task: LocalTask, memory_gb: float
     plan = plans[0]
     arrays = 2 * (1 + len(plan.algorithm.slots))
     if level == FORECAST_FOLLOWED:
-        arrays += arrays + 4 * KEPT  # as many recursions again, and what was measured: of two vectors each
+        arrays += arrays + 6 * KEPT  # as many recursions again, and what was measured: of three vectors each
     each = arrays * plan.n * task.length * task.dtype.itemsize
     if len(plans) * each <= memory_gb * 1e9:
         return

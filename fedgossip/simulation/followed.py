@@ -47,8 +47,8 @@ class MeasuredAnswer:
     @property
     def share(self) -> float:
         """How much of being away the answer takes back."""
-        square = float(np.einsum("id,id->", self.away, self.away, dtype=np.float64))
-        return -float(np.einsum("id,id->", self.away, self.answer, dtype=np.float64)) / square if square else 0.0
+        square = float(_products(self.away, self.away).sum())
+        return -float(_products(self.away, self.answer).sum()) / square if square else 0.0
 
 
 class SecantRecursion:
@@ -57,7 +57,8 @@ class SecantRecursion:
     def __init__(self, course: GossipCourse, start: Vector) -> None:
         self._run = Recursion(course, start)
         self._measured: list[MeasuredAnswer] = []
-        self._gram = np.zeros((len(start), 0, 0))
+        self._products = self._gram = np.zeros((len(start), 0, 0))
+        self._beyond: list[Vector] = []
         self._share = 0.0
 
     @property
@@ -68,10 +69,15 @@ class SecantRecursion:
     def take(self, one: MeasuredAnswer) -> None:
         """Take a measurement, for the rounds from this one on."""
         self._measured, self._share = [*self._measured, one][-KEPT:], one.share
-        gram = [[_products(a.away, b.away) for b in self._measured] for a in self._measured]
-        self._gram = np.moveaxis(np.array(gram), 2, 0)
-        lengths = np.trace(self._gram, axis1=1, axis2=2) / len(gram)
-        self._gram += (RIDGE * lengths + np.finfo(float).tiny)[:, None, None] * np.eye(len(gram))
+        many, kept = len(self._measured), len(self._measured) - 1
+        grown = np.empty((len(one.away), many, many))
+        grown[:, :kept, :kept] = self._products[:, len(self._products[0]) - kept :, len(self._products[0]) - kept :]
+        grown[:, kept] = grown[:, :, kept] = np.stack([_products(one.away, each.away) for each in self._measured], 1)
+        self._products = grown
+        lengths = np.trace(grown, axis1=1, axis2=2) / many
+        self._gram = grown + (RIDGE * lengths + np.finfo(float).tiny)[:, None, None] * np.eye(many)
+        share = one.away.dtype.type(one.share)
+        self._beyond = [each.answer + share * each.away for each in self._measured]
 
     def advance(self, updates: Vector | None, at: Vector, step: Step) -> None:
         """Do a round with `updates` at the mean `at` [d]."""
@@ -84,8 +90,8 @@ class SecantRecursion:
         shares = np.linalg.solve(self._gram, told[:, :, None])[:, :, 0].astype(away.dtype)
         share = away.dtype.type(self._share)
         answer = -share * away
-        for one, part in zip(self._measured, shares.T, strict=True):
-            answer += part[:, None] * (one.answer + share * one.away)
+        for beyond, part in zip(self._beyond, shares.T, strict=True):
+            answer += part[:, None] * beyond
         return frozen(answer)
 
 
@@ -129,4 +135,5 @@ class FollowedPeers:
 
 def _products(one: Vector, other: Vector) -> npt.NDArray[np.float64]:
     """Return the inner product of each row, float64 [n]."""
-    return np.asarray(np.einsum("id,id->i", one, other, dtype=np.float64))
+    # in the vectors' own type: in float64 this cost more than the trainings, and the ridge is far above its rounding
+    return np.asarray(np.einsum("id,id->i", one, other), np.float64)
