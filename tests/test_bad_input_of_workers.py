@@ -40,6 +40,11 @@ REFUSED: dict[str, tuple[str, str, str]] = {
         "[algorithm] is a section of other runs",
         "parallel.method",
     ),
+    "gradients that nothing clips": (
+        "[parallel]\nworkers = 4\n[train]\nclip_norm = 1.0\n",
+        "train.clip_norm is of local steps",
+        "dgc",
+    ),
     "staleness -1": (
         SERVED + "[parallel.server]\nstaleness = -1\n",
         "parallel.server.staleness = -1 is no number of rounds",

@@ -140,6 +140,9 @@ def check_parallel(e: ParallelExperiment, where: str) -> None:
         raise ConfigError(text, f"Write parallel.accumulate = {e.train.accumulate}.")
     _check_server(e, where)
     _check_mapreduce(e, where)
+    if e.train.clip_norm is not None and not (e.parallel.local or e.parallel.codec.startswith("dgc")):
+        text = f"{where}: train.clip_norm is of local steps, and workers of [parallel] send gradients as they are"
+        raise ConfigError(text, 'Leave it out; parallel.codec = "dgc:SHARE" clips each, parallel.outer trains locally.')
     if e.parallel.overlap and e.parallel.method not in COLLECTIVES:
         text = f"{where}: parallel.overlap beside parallel.method = {e.parallel.method!r}"
         raise ConfigError(text, 'Leave it out, or take a collective: parallel.method = "ring".')

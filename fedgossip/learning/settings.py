@@ -79,7 +79,8 @@ class TrainSettings:
     threads: Annotated[int, Within(1, 1024)] = 1
     """Threads of torch, per peer.  1: peers share the cores, and sums keep their order; more can change the bits."""
     clip_norm: Annotated[float | None, Within(ABOVE_0)] = None
-    """Scale a step's gradient down to this length where it is longer; none leaves it."""
+    """Scale a step's gradient down to this length where it is longer; none leaves it.  Of local steps, and of gradients
+    by dgc (docs/codecs.md)."""
     precision: Annotated[str, OneOf(PRECISIONS)] = "float32"
     """"bfloat16" or "float16": layers compute in it where torch's autocast says so, and use half the memory; weights,
     optimiser and what travels stay float32.  With float16 the loss is scaled, and a step that overflows is skipped; few
