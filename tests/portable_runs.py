@@ -90,8 +90,9 @@ def stepped(**how: Any) -> list[Tensor]:
     settings = TrainSettings(**how)
     weights, slots = numbers(1, 1003), [torch.zeros(1, 1003) for _ in settings.slots]
     factors = optimizers.rates(settings, [settings.lr], [0], 3)
+    wanted = ("rate", "root", "kept")
     for number in range(3):
-        now = {name: torch.tensor(one[min(number, len(one) - 1), 0]) for name, one in factors._asdict().items()}
+        now = {name: torch.tensor(one[min(number, len(one) - 1), 0]) for name, one in zip(wanted, factors, strict=False)}
         gradient = numbers(1, 1003, name=f"gradient {number}")
         optimizers.step(settings, weights, gradient, slots, **now)
     return [weights, *slots]

@@ -24,7 +24,7 @@ CONTENT = {
 
 def sets(*overrides: str) -> tuple[Dataset, Dataset]:
     """The examples that are learned from, and those that are measured on."""
-    found = tasks._examples(load_experiment(CONTENT, overrides), range(4), 4)
+    found = tasks.examples_of(load_experiment(CONTENT, overrides), range(4), 4)
     return found.train, found.test
 
 

@@ -33,7 +33,7 @@ class Transformer(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, width)
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
-        self.norm = nn.LayerNorm(width)
+        self.behind = nn.LayerNorm(width)
         self.layer = nn.Linear(width, vocabulary, bias=False)
         for name, weight in self.named_parameters():
             if weight.dim() > 1:
@@ -44,7 +44,7 @@ class Transformer(nn.Module):
         h = self.embedding(characters)
         for block in self.blocks:
             h = block(h)
-        logits: torch.Tensor = self.layer(self.norm(h))
+        logits: torch.Tensor = self.layer(self.behind(h))
         return logits
 
 

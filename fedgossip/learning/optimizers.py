@@ -172,7 +172,7 @@ def _lengths(tensors: Tensors) -> list[float]:
     if tensors[0].device.type == "cpu":
         return [math.hypot(*(norm(one[node].numpy()) for one in tensors)) for node in range(len(tensors[0]))]
     squares = [one.double().square().sum(dim=tuple(range(1, one.dim()))) for one in tensors]
-    return torch.stack(squares).sum(dim=0).sqrt().tolist()
+    return square_root(torch.stack(squares).sum(dim=0)).tolist()
 
 
 def square_root(tensor: torch.Tensor) -> torch.Tensor:

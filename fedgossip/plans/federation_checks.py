@@ -155,7 +155,8 @@ def _check_privacy(plan: FederatedRun) -> None:
         raise ConfigError(text, 'Put "accuracy" first in task.metrics, or leave test_noise out: nothing is told then.')
     trains = plan.experiment.learns and plan.experiment.task.kind != CONVEX
     if plan.unit == "record" and not trains and plan.experiment.task.kind != STATISTICS:
-        text = "coordinator.privacy.unit = record hides examples, and this task hides none"
+        what = "cannot hide them" if plan.experiment.task.kind == CONVEX else "has none"
+        text = f"coordinator.privacy.unit = record hides examples, and this task {what}"
         raise ConfigError(text, 'Set task.kind = "learning".')
     if plan.unit == "client" and not plan.secure:
         advice = "Leave coordinator.secure.on as it is: noise is added inside the sum, each client a part of it."
