@@ -92,7 +92,8 @@ def stepped(**how: Any) -> list[Tensor]:
     factors = optimizers.rates(settings, [settings.lr], [0], 3)
     wanted = ("rate", "root", "kept")
     for number in range(3):
-        now = {name: torch.tensor(one[min(number, len(one) - 1), 0]) for name, one in zip(wanted, factors, strict=False)}
+        found = {name: getattr(factors, name) for name in wanted}
+        now = {name: torch.tensor(one[min(number, len(one) - 1), 0]) for name, one in found.items()}
         gradient = numbers(1, 1003, name=f"gradient {number}")
         optimizers.step(settings, weights, gradient, slots, **now)
     return [weights, *slots]
