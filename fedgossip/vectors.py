@@ -34,8 +34,8 @@ WATCHED_BLOCK, COLUMNS = 1 << 17, 256
 LONG_ROW = 4096
 """From so many columns on, rows are mixed one by one."""
 
-SCALED_BLOCK, LEAST_SCALED = 1 << 25, 2048
-"""Numbers of rows that are scaled at a time, 128 MiB of float32; and how many columns at least, for calls cost too."""
+SCALED_MOST = 1 << 25
+"""Numbers of rows that are scaled at once, 128 MiB of float32; of more the blocks would be read from memory again."""
 
 BLOCK = 32_768  # elements; 128 KiB of float32: the running sum and the product stay in the second-level cache
 
@@ -265,8 +265,8 @@ def ordered_mix_rows(
     n, d = stacked.shape
     kind = stacked.dtype
     if d >= LONG_ROW:
-        scales = _one_scale_each(groups, n, kind)
-        if scales is not None and SCALED_BLOCK // n >= LEAST_SCALED:
+        scales = _one_scale_each(groups, n, kind) if stacked.size <= SCALED_MOST else None
+        if scales is not None:
             _mix_scaled_rows(groups, stacked, scales, out)
         else:
             _mix_row_by_row(groups, stacked, out)
@@ -304,21 +304,15 @@ def _mix_scaled_rows(
     out: npt.NDArray[np.floating],
 ) -> None:
     """As `_mix_row_by_row`; a row is scaled once, not once for each that hears it: the products are the same."""
-    n, d = stacked.shape
-    width = min(d, SCALED_BLOCK // n)
-    room = empty(n * width, stacked.dtype).reshape(n, width)
-    for start in range(0, d, width):
-        part = slice(start, min(start + width, d))
-        scaled = list(np.multiply(stacked[:, part], scales[:, None], out=room[:, : part.stop - start]))
-        for nodes, ids, _ in groups:
-            for node, (first, *rest) in zip(nodes.tolist(), ids.tolist(), strict=True):
-                total = out[node, part]
-                if not rest:
-                    total[:] = scaled[first]
-                    continue
-                np.add(scaled[first], scaled[rest[0]], total)
-                for source in rest[1:]:
-                    np.add(total, scaled[source], total)
+    scaled = list(np.multiply(stacked, scales[:, None], out=empty(stacked.size, stacked.dtype).reshape(stacked.shape)))
+    for nodes, ids, _ in groups:
+        for node, (first, *rest) in zip(nodes.tolist(), ids.tolist(), strict=True):
+            if not rest:
+                out[node] = scaled[first]
+                continue
+            total = np.add(scaled[first], scaled[rest[0]], out[node])
+            for source in rest[1:]:
+                np.add(total, scaled[source], total)
 
 
 def _mix_row_by_row(

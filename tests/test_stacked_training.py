@@ -116,13 +116,13 @@ def test_an_algorithm_that_changes_what_is_sent_is_given_the_updates() -> None:
     assert stacked._sends_models(DSGD()) and not stacked._sends_models(Halved())
 
 
-@pytest.mark.parametrize("block", [1 << 25, 6 * 2100])
+@pytest.mark.parametrize("most", [1 << 25, 6 * 4999])
 @pytest.mark.parametrize("kind", [np.float32, np.float64])
 def test_rows_that_all_weigh_alike_are_scaled_once_with_the_bits_of_each(
-    block: int, kind: Any, monkeypatch: pytest.MonkeyPatch
+    most: int, kind: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    random = np.random.default_rng(block)
-    monkeypatch.setattr(vectors, "SCALED_BLOCK", block)
+    random = np.random.default_rng(5)
+    monkeypatch.setattr(vectors, "SCALED_MOST", most)
     x, scales = random.standard_normal((6, 5000)).astype(kind), random.random(6)
     both = [
         (np.array([0, 2, 3]), np.array([[0, 1, 2], [1, 2, 4], [0, 3, 5]])),
