@@ -24,10 +24,11 @@ import fedgossip
 from fedgossip import ConfigError, load_experiment, load_model, simulate
 from fedgossip.drivers.proposals import shared
 from fedgossip.drivers.simulate import simulate_plan
-from fedgossip.learning.agreed import AgreedTable, encoded, suppressed
+from fedgossip.learning.agreed import AgreedTable, suppressed
 from fedgossip.learning.column_sums import BINS, SumLayout, first_sums, moments_of, second_sums, shift_of
 from fedgossip.learning.noisy_sums import GRAIN, hidden, length_of
 from fedgossip.learning.table_schema import SchemaColumn, SiteColumns, TableSchema
+from fedgossip.learning.told_files import encoded
 from fedgossip.plans.statistics import agreed_from, from_seed, statistics_plan, statistics_task
 from fedgossip.records import EventRow, Row
 from fedgossip.secure.aborts import Reason, RoundAbandoned

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
 import shutil
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import mpmath
+import msgspec
 import numpy as np
 import pytest
 from commands import Said, finish, free_ports, typed
@@ -20,9 +21,10 @@ from fedgossip import ConfigError, load_experiment, load_model
 from fedgossip.drivers.simulate import simulate_plan
 from fedgossip.errors import TrainingError
 from fedgossip.learning.glm import FAMILIES, moved, site_sums, start
-from fedgossip.learning.glm_fit import GlmFit, encoded, fit_of
+from fedgossip.learning.glm_fit import GlmFit, fit_of
 from fedgossip.learning.glm_sums import GlmDesign, GlmLayout, SiteRecords
 from fedgossip.learning.glm_task import GlmTask
+from fedgossip.learning.told_files import encoded
 from fedgossip.plans.glm import fitted_from, glm_plan, glm_task
 from fedgossip.secure.exact_sums import as_vector, integers_of, words_in, words_of
 from fedgossip.task import Job
@@ -110,7 +112,8 @@ def pooled(family: str, x: np.ndarray, y: np.ndarray) -> tuple[list[float], list
             else:
                 means = weights = [mpmath.exp(one) for one in eta]
             gradient = rows.T * mpmath.matrix([a - b for a, b in zip(outcomes, means, strict=True)])
-            information = rows.T * mpmath.diag(weights) * rows
+            weighted = mpmath.matrix([[w * one for one in row] for w, row in zip(weights, x.tolist(), strict=True)])
+            information = rows.T * weighted
             point += mpmath.lu_solve(information, gradient)
         if family == "linear":
             parts = [(a - b) ** 2 for a, b in zip(outcomes, means, strict=True)]
@@ -126,11 +129,15 @@ def pooled(family: str, x: np.ndarray, y: np.ndarray) -> tuple[list[float], list
         return [float(one) for one in point], errors, float(deviance)
 
 
-def fitted(folder: Path, family: str, engine: str = "sim") -> GlmFit:
-    plan, layout, agreed = glm_plan(load_experiment(folder / f"{family}.toml"))
-    plan, task, refused = glm_task(plan, layout, agreed, range(SITES))
-    assert not refused
-    return fitted_from(plan, layout, simulate_plan(plan, task=task, engine=engine).vectors[plan.coordinator])
+@cache
+def command(folder: Path, family: str) -> Said:
+    """Fit by the command, once for all tests that look at what it has written."""
+    return typed(["fit", f"{family}.toml"], folder)
+
+
+def fitted(folder: Path, family: str) -> GlmFit:
+    assert command(folder, family).code == 0
+    return msgspec.json.decode((folder / "fits" / family / "fit.json").read_bytes(), type=GlmFit)
 
 
 @pytest.mark.parametrize("family", LABELS)
@@ -146,7 +153,10 @@ def test_the_fit_is_that_of_all_records_in_one_place(folder: Path, family: str) 
 
 
 def test_all_engines_fit_the_same_bits(folder: Path) -> None:
-    assert fitted(folder, "logistic") == fitted(folder, "logistic", "stacked")
+    plan, layout, agreed = glm_plan(load_experiment(folder / "logistic.toml"))
+    plan, task, refused = glm_task(plan, layout, agreed, range(SITES))
+    vector = simulate_plan(plan, task=task, engine="stacked").vectors[plan.coordinator]
+    assert not refused and fitted(folder, "logistic") == fitted_from(plan, layout, vector)
 
 
 def test_the_printed_numbers_are_those_of_the_textbook(folder: Path) -> None:
@@ -282,32 +292,30 @@ def typed_in(folder: Path, *words: str) -> Said:
     return typed(list(words), folder)
 
 
-def test_what_is_printed_reads_alone_and_the_model_predicts(folder: Path, tmp_path: Path) -> None:
-    said = typed_in(folder, "fit", "logistic.toml", "--to", str(tmp_path / "fit"))
+def test_what_is_printed_reads_alone_and_the_model_predicts(folder: Path) -> None:
+    said, fit = command(folder, "logistic"), fitted(folder, "logistic")
     assert said.code == 0, said
     assert said.out.startswith("logistic model of ill = yes: 150 records of 5 of 5 sites, at the end after")
     assert "odds ratio" in said.out and "compared with: ward=east" in said.out and "AIC" in said.out
     assert (
         "17 sums of" in said.err and "sums alone, each over at least 5 of 5" in said.err
     ) or "at least 3" in said.err
-    fit = json.loads((tmp_path / "fit" / "fit.json").read_text())
     x, _ = records(folder, "logistic")
-    shares = 1 / (1 + np.exp(-x @ [one["estimate"] for one in fit["coefficients"]]))
+    shares = 1 / (1 + np.exp(-x @ [one.estimate for one in fit.coefficients]))
     given = np.stack([x[:, 1], x[:, 2], 1 - x[:, 3] - x[:, 4], x[:, 3], x[:, 4]], axis=1)
-    model = load_model(tmp_path / "fit")
+    model = load_model(folder / "fits" / "logistic")
     assert model.facts.columns == ("age", "salt", "ward=east", "ward=north", "ward=south")
     np.testing.assert_allclose(model(given)[:, 1], shares, atol=1e-6)
-    again = typed_in(folder, "fit", "logistic.toml", "--to", str(tmp_path / "fit"))
+    again = typed_in(folder, "fit", "logistic.toml")
     assert again.code == 2 and "is there already" in again.err
 
 
-def test_a_linear_model_predicts_in_the_labels_unit(folder: Path, tmp_path: Path) -> None:
-    assert typed_in(folder, "fit", "linear.toml", "--to", str(tmp_path / "fit")).code == 0
-    fit = json.loads((tmp_path / "fit" / "fit.json").read_text())
+def test_a_linear_model_predicts_in_the_labels_unit(folder: Path) -> None:
+    fit = fitted(folder, "linear")
     x, _ = records(folder, "linear")
     given = np.stack([x[:, 1], x[:, 2], 1 - x[:, 3] - x[:, 4], x[:, 3], x[:, 4]], axis=1)
-    told = x @ [one["estimate"] for one in fit["coefficients"]]
-    np.testing.assert_allclose(load_model(tmp_path / "fit")(given)[:, 0], told, rtol=1e-6)
+    told = x @ [one.estimate for one in fit.coefficients]
+    np.testing.assert_allclose(load_model(folder / "fits" / "linear")(given)[:, 0], told, rtol=1e-6)
 
 
 def test_coefficients_that_run_away_are_told_and_the_run_does_not_end_well(folder: Path, tmp_path: Path) -> None:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedgossip.cli.data import SET, OtherMachines, check_site, over_machines, with_others
 from fedgossip.cli.predict import MODEL, model_options
+from fedgossip.cli.sums import SET, OtherMachines, held_by, over_machines, summed
 from fedgossip.cli.text import columns, echo
 
 if TYPE_CHECKING:
-    from fedgossip.errors import ConfigError
     from fedgossip.learning.evaluated import Evaluation
     from fedgossip.learning.evaluation_task import EvaluationTask
     from fedgossip.learning.loaded_model import LoadedModel
@@ -102,41 +100,18 @@ def _together(model: Path, loaded: LoadedModel, known: OtherMachines, site: int 
     if path.exists():
         advice = "Remove it to judge again; two evaluations by almost the same sites tell of those that differ."
         raise ConfigError(f"{path}: judged already", advice)
-    if known.endpoints is None and site is not None:
-        raise ConfigError("--id without --endpoints", "Name the file with everybody's keys; or leave --id out.")
-    if site is not None:
-        check_site(plan, site)
-    desk = known.endpoints is None
-    held = range(plan.learners) if desk else [] if site is None else [site]
-    plan, task, refused = evaluation_task(plan, layout, experiment, loaded, held)
+    plan, task, refused = evaluation_task(plan, layout, experiment, loaded, held_by(plan, known, site))
 
     def write(vector: Any) -> None:
         _write(path, plan, task, vector, experiment.data.suppress, as_json=as_json)
 
-    if not desk:
-        return with_others(plan, task, layout.digest, refused, plan.coordinator if site is None else site, known, write)
-    write(_at_one_desk(plan, task))
-    _say_refused(refused)
-    return 4 if refused else 0
-
-
-def _at_one_desk(plan: FederationPlan, task: EvaluationTask) -> Any:
-    from fedgossip.drivers.simulate import simulate_plan
-
-    for line in plan.banner:
-        echo(line, err=True)
-    return simulate_plan(plan, task=task).vectors[plan.coordinator]
-
-
-def _say_refused(refused: Mapping[int, ConfigError]) -> None:
-    for site, error in refused.items():
-        echo(f"site {site} took no part: {error}  {error.advice}", err=True)
+    return summed(plan, task, layout.digest, refused, site, known, write)
 
 
 def _write(
     path: Path, plan: FederationPlan, task: EvaluationTask, vector: Any, suppress: int, *, as_json: bool
 ) -> None:
-    from fedgossip.learning.evaluated import encoded
+    from fedgossip.learning.told_files import encoded
     from fedgossip.plans.evaluation import evaluated_from
     from fedgossip.rundir.run_directory import write_whole
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedgossip.cli.data import EXPERIMENT, SET, OtherMachines, check_site, over_machines, with_others
+from fedgossip.cli.sums import EXPERIMENT, SET, OtherMachines, held_by, over_machines, summed
 from fedgossip.cli.text import columns, echo
 
 if TYPE_CHECKING:
@@ -52,39 +52,23 @@ def fit(
     folder = to or Path("fits") / (whole.name or experiment.stem)
     if folder.exists():
         raise ConfigError(f"{folder}: is there already", "Name another folder, --to, or remove it.")
-    if endpoints is None and site is not None:
-        raise ConfigError("--id without --endpoints", "Name the file with everybody's keys; or leave --id out.")
-    if site is not None:
-        check_site(plan, site)
-    desk = endpoints is None
-    held = range(plan.learners) if desk else [] if site is None else [site]
-    plan, task, refused = glm_task(plan, layout, agreed, held)
+    known = OtherMachines(experiment, endpoints, key, ledger, bind, out, overrides)
+    plan, task, refused = glm_task(plan, layout, agreed, held_by(plan, known, site))
     ended = list[int]()
 
     def write(vector: Any) -> None:
         ended.append(_write(folder, plan, layout, agreed, vector, as_json=as_json))
 
-    if not desk:
-        known = OtherMachines(experiment, endpoints, key, ledger, bind, out, overrides)
-        who = plan.coordinator if site is None else site
-        code = with_others(plan, task, layout.design.digest, refused, who, known, write)
-        return code or max(ended, default=0)
-    from fedgossip.drivers.simulate import simulate_plan
-
-    for line in plan.banner:
-        echo(line, err=True)
-    write(simulate_plan(plan, task=task).vectors[plan.coordinator])
-    for node, error in refused.items():
-        echo(f"site {node} took no part: {error}  {error.advice}", err=True)
-    return 4 if refused else max(ended)
+    return summed(plan, task, layout.design.digest, refused, site, known, write) or max(ended, default=0)
 
 
 def _write(
     folder: Path, plan: FederationPlan, layout: GlmLayout, agreed: AgreedTable, vector: Any, *, as_json: bool
 ) -> int:
     """Write and show the fit; return the exit code."""
-    from fedgossip.learning.glm_fit import FIT, encoded
+    from fedgossip.learning.glm_fit import FIT
     from fedgossip.learning.model_files import MODEL, write_model
+    from fedgossip.learning.told_files import encoded
     from fedgossip.plans.glm import fitted_from, model_of
     from fedgossip.rundir.run_directory import write_whole
 

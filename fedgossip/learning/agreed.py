@@ -13,11 +13,10 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from fedgossip.decoding import UnreadableError, from_json
-from fedgossip.errors import ConfigError
 from fedgossip.learning.column_sums import SITES, Numbers, edges_of, moments_of
 from fedgossip.learning.encodings import EncodedColumn, TableEncoding
 from fedgossip.learning.table_schema import MEAN, SchemaColumn, TableSchema
+from fedgossip.learning.told_files import encoded, read_told
 
 FORMAT = 1
 COUNTS = (("missing",), ("bin",), ("of",))
@@ -187,19 +186,7 @@ def suppressed(counts: Sequence[int], least: int, never: set[int] | None = None)
     return tuple(None if place in hidden else count for place, count in enumerate(counts))
 
 
-def encoded(table: AgreedTable) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(table), indent=1)
-
-
 def read(path: Path) -> AgreedTable:
     """Read the file.  Raises ConfigError where it is not there, or none."""
     advice = "The sites make it together: fedgossip data agree EXPERIMENT."
-    try:
-        table = from_json(msgspec.json.Decoder(AgreedTable), path.read_bytes())
-    except OSError as error:
-        raise ConfigError(f"{path}: no statistics agreed ({error.strerror})", advice) from None
-    except UnreadableError as error:
-        raise ConfigError(f"{path}: cannot be read: {error}", advice) from None
-    if table.format != FORMAT:
-        raise ConfigError(f"{path}: format {table.format}; this release knows {FORMAT}", advice)
-    return table
+    return read_told(AgreedTable, path, FORMAT, "statistics agreed", advice)

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import msgspec
 
-from fedgossip.decoding import UnreadableError, from_json
-from fedgossip.errors import ConfigError
 from fedgossip.learning.agreed import suppressed
 from fedgossip.learning.evaluation_sums import (
     BINS,
@@ -25,6 +23,7 @@ from fedgossip.learning.evaluation_sums import (
     score_of,
 )
 from fedgossip.learning.objectives import REGRESSION
+from fedgossip.learning.told_files import read_told
 
 EVALUATION = "evaluation.json"
 """In the folder of the model."""
@@ -253,19 +252,7 @@ def _calibration_error(numbers: Numbers, name: str) -> float:
     return total / records if records else 0.0
 
 
-def encoded(evaluation: Evaluation) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(evaluation), indent=1)
-
-
 def read(path: Path) -> Evaluation:
     """Read the file.  Raises ConfigError where it is not there, or none."""
     advice = "The sites make it together: fedgossip evaluate MODEL EXPERIMENT.toml."
-    try:
-        found = from_json(msgspec.json.Decoder(Evaluation), path.read_bytes())
-    except OSError as error:
-        raise ConfigError(f"{path}: no evaluation there ({error.strerror})", advice) from None
-    except UnreadableError as error:
-        raise ConfigError(f"{path}: cannot be read: {error}", advice) from None
-    if found.format != FORMAT:
-        raise ConfigError(f"{path}: format {found.format}", "Use the release of fedgossip that wrote it.")
-    return found
+    return read_told(Evaluation, path, FORMAT, "evaluation there", advice)

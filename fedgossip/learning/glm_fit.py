@@ -135,10 +135,6 @@ def _coefficient(name: str, estimate: float, error: float, free: int | None) -> 
     )
 
 
-def encoded(fit: GlmFit) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(fit), indent=1)
-
-
 def tensors_of(fit: GlmFit, features: int) -> dict[str, Any]:
     """Return the fit as the linear layer of a softmax, or of a regression, over all `features` of the table."""
     weights = np.zeros(features, np.float64)

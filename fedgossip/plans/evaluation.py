@@ -6,27 +6,23 @@ Each site asks the model about its own records: those that it keeps from its tra
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import msgspec
 import numpy as np
 
 from fedgossip.errors import ConfigError, TooFewPeersError
 from fedgossip.experiment import Experiment, FederatedExperiment
 from fedgossip.experiment.data_section import NAMED
-from fedgossip.experiment.sections import EvalSection, TaskSection, TrackSection
 from fedgossip.learning.evaluated import Evaluation, evaluation_of
-from fedgossip.learning.evaluation_sums import SITES, EvaluationLayout, SiteAnswers
+from fedgossip.learning.evaluation_sums import EvaluationLayout, SiteAnswers
 from fedgossip.learning.evaluation_task import ROUNDS, EvaluationTask
 from fedgossip.learning.objectives import EVALUATION
 from fedgossip.learning.per_peer import PLACE
 from fedgossip.learning.record_groups import group_rows, groups_of, path_of
 from fedgossip.learning.record_losses import losses_of, right_of
-from fedgossip.learning.settings import TrainSettings
 from fedgossip.machine import NodeId
-from fedgossip.plans import compose
 from fedgossip.plans.federation import FederationPlan
+from fedgossip.plans.sums import check_exact, plan_of_sums, sites_that_fit
 from fedgossip.plans.tasks import SharedExamples, examples_of
 from fedgossip.privacy.membership import LEAST, MembershipTest, membership_test
 from fedgossip.vectors import Vector
@@ -45,11 +41,7 @@ def evaluation_plan(experiment: Experiment, model: LoadedModel) -> tuple[Federat
         text = "no [coordinator]: sites judge a model by sums over clients"
         raise ConfigError(text, "Judge it on a file: fedgossip evaluate MODEL FILE.csv.")
     c, d = experiment.coordinator, experiment.data
-    if not c.secure.on:
-        raise ConfigError("coordinator.secure.on = false: an evaluation is of secure sums", "Leave it out.")
-    if c.privacy.unit != "none":
-        text = f"coordinator.privacy.unit = {c.privacy.unit}: what sites tell of a model is exact, beside a budget"
-        raise ConfigError(text, "If the sites allow that:  --set coordinator.privacy.unit=none")
+    check_exact(experiment, "an evaluation is", "what sites tell of a model is")
     layout = EvaluationLayout(
         model=model.facts.weights,
         kind=model.facts.kind,
@@ -60,22 +52,7 @@ def evaluation_plan(experiment: Experiment, model: LoadedModel) -> tuple[Federat
         kept=d.local_test > 0,
         named=c.clients if d.site_scores == NAMED else 0,
     )
-    alone = msgspec.structs.replace(
-        experiment,
-        rounds=ROUNDS,
-        task=TaskSection(kind=EVALUATION),
-        train=TrainSettings(device="cpu"),
-        eval=EvalSection(every=ROUNDS),
-        track=TrackSection(),
-        data=msgspec.structs.replace(d, local_test=0.0),
-        coordinator=msgspec.structs.replace(
-            c, algorithm="fedavg", options={}, participation=1.0, cohort=None, over_selection=1.0, sampling="uniform",
-            min_clients=max(SITES, c.min_clients or min(5, c.clients)),
-        ),
-    )  # fmt: skip
-    plan = compose.plan(alone)
-    assert isinstance(plan, FederationPlan), "it has a [coordinator]"
-    return replace(plan, exact=layout.exact), layout
+    return plan_of_sums(experiment, EVALUATION, ROUNDS, layout.exact), layout
 
 
 def _groups(experiment: FederatedExperiment) -> tuple[str, ...]:
@@ -92,17 +69,15 @@ def evaluation_task(
     plan: FederationPlan, layout: EvaluationLayout, experiment: Experiment, model: LoadedModel, held: Sequence[NodeId]
 ) -> tuple[FederationPlan, EvaluationTask, Mapping[NodeId, ConfigError]]:
     """Return the plan with those that abstain, the task of the sites that are `held`, and why some do not fit."""
-    sites, refused = {}, {}
     own = PLACE in experiment.data.source
     everybody = None if own else examples_of(experiment, range(plan.learners), plan.learners)
-    for node in held:
-        try:
-            examples = everybody or examples_of(experiment, [node], plan.learners)
-            sites[node] = _answers(layout, experiment, model, node, examples)
-        except ConfigError as error:
-            refused[node] = error
-    task = EvaluationTask(layout, sites, experiment.data.suppress)
-    return replace(plan, abstaining=frozenset(refused)), task, refused
+
+    def read(node: NodeId) -> SiteAnswers:
+        examples = everybody or examples_of(experiment, [node], plan.learners)
+        return _answers(layout, experiment, model, node, examples)
+
+    plan, sites, refused = sites_that_fit(plan, held, read)
+    return plan, EvaluationTask(layout, sites, experiment.data.suppress), refused
 
 
 def _answers(

@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from fedgossip.errors import ConfigError, TooFewPeersError, nearest
 from fedgossip.experiment import Experiment, FederatedExperiment
-from fedgossip.experiment.sections import EvalSection, ModelSection, TaskSection, TrackSection
+from fedgossip.experiment.sections import ModelSection
 from fedgossip.learning.agreed import AgreedTable, read
-from fedgossip.learning.column_sums import SITES
 from fedgossip.learning.federated_tables import check_same, read_examples
 from fedgossip.learning.glm import FAMILIES
 from fedgossip.learning.glm_fit import GlmFit, fit_of, tensors_of
 from fedgossip.learning.glm_sums import GlmDesign, GlmLayout, SiteRecords, known_outcomes, scaled
 from fedgossip.learning.glm_task import GlmTask
 from fedgossip.learning.objectives import CLASSIFICATION, GLM, REGRESSION
-from fedgossip.learning.settings import TrainSettings
 from fedgossip.learning.table_schema import FEDERATED
 from fedgossip.machine import NodeId
 from fedgossip.plans import compose
 from fedgossip.plans.federation import FederationPlan
+from fedgossip.plans.sums import check_exact, plan_of_sums, sites_that_fit
 from fedgossip.plans.tasks import schema_of_experiment, site_file
 from fedgossip.vectors import Vector
 from fedgossip.whole_model import WholeModel
@@ -46,36 +42,17 @@ def glm_plan(experiment: Experiment) -> tuple[FederationPlan, GlmLayout, AgreedT
     if not isinstance(experiment, FederatedExperiment):
         advice = "Give at least:  [coordinator]  clients = 5"
         raise ConfigError("no [coordinator]: a fit is of sums over clients", advice)
-    c, d = experiment.coordinator, experiment.data
+    d = experiment.data
     family = family_of(experiment)
     if d.scale != FEDERATED:
         text = f'data.scale is {d.scale!r}: a fit is of the columns that the sites have agreed on'
         raise ConfigError(text, f'Set data.scale = "{FEDERATED}", then  fedgossip data agree EXPERIMENT.')
-    if not c.secure.on:
-        raise ConfigError("coordinator.secure.on = false: a fit is of secure sums", "Leave it out.")
-    if c.privacy.unit != "none":
-        text = f"coordinator.privacy.unit = {c.privacy.unit}: the sums of a fit are exact, beside a budget"
-        raise ConfigError(text, "If the sites allow that:  --set coordinator.privacy.unit=none")
+    check_exact(experiment, "a fit is", "the sums of a fit are")
     agreed = read(Path(d.agreed))
     check_same(agreed, schema_of_experiment(experiment), Path(d.agreed))
     layout = GlmLayout(_design(family, agreed))
-    alone = msgspec.structs.replace(
-        experiment,
-        rounds=layout.rounds,
-        task=TaskSection(kind=GLM),
-        model=ModelSection(),
-        train=TrainSettings(device="cpu"),
-        eval=EvalSection(every=layout.rounds),
-        track=TrackSection(),
-        data=msgspec.structs.replace(d, local_test=0.0),
-        coordinator=msgspec.structs.replace(
-            c, algorithm="fedavg", options={}, participation=1.0, cohort=None, over_selection=1.0, sampling="uniform",
-            min_clients=max(SITES, c.min_clients or min(5, c.clients)),
-        ),
-    )  # fmt: skip
-    plan = compose.plan(alone)
-    assert isinstance(plan, FederationPlan), "it has a [coordinator]"
-    return replace(plan, exact=layout.exact), layout, agreed
+    plan = plan_of_sums(experiment, GLM, layout.rounds, layout.exact, model=ModelSection())
+    return plan, layout, agreed
 
 
 def family_of(experiment: Experiment) -> str:
@@ -147,18 +124,17 @@ def glm_task(
     plan: FederationPlan, layout: GlmLayout, agreed: AgreedTable, held: Sequence[NodeId]
 ) -> tuple[FederationPlan, GlmTask, Mapping[NodeId, ConfigError]]:
     """Return the plan with those that abstain, the task of the sites that are `held`, and why some do not fit."""
-    sites, refused = {}, {}
-    for node in held:
-        try:
-            found = read_examples(site_file(plan.experiment, node), agreed, KIND_OF[layout.design.family])
-            if len(found) < agreed.suppress:
-                text = f"fewer than {agreed.suppress} records"
-                raise ConfigError(text, "A site with so few would be seen in the sums; it takes no part.")
-            y = known_outcomes(layout.design, found.y.reshape(len(found)).astype("f8"))
-            sites[node] = SiteRecords(scaled(layout.design, found.x), y)
-        except ConfigError as error:
-            refused[node] = error
-    return replace(plan, abstaining=frozenset(refused)), GlmTask(layout, sites), refused
+
+    def records(node: NodeId) -> SiteRecords:
+        found = read_examples(site_file(plan.experiment, node), agreed, KIND_OF[layout.design.family])
+        if len(found) < agreed.suppress:
+            text = f"fewer than {agreed.suppress} records"
+            raise ConfigError(text, "A site with so few would be seen in the sums; it takes no part.")
+        y = known_outcomes(layout.design, found.y.reshape(len(found)).astype("f8"))
+        return SiteRecords(scaled(layout.design, found.x), y)
+
+    plan, sites, refused = sites_that_fit(plan, held, records)
+    return plan, GlmTask(layout, sites), refused
 
 
 def fitted_from(plan: FederationPlan, layout: GlmLayout, vector: Vector | None) -> GlmFit:

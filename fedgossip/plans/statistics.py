@@ -5,28 +5,23 @@ from __future__ import annotations
 import contextlib
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
-
-import msgspec
 
 from fedgossip.errors import BudgetError, ConfigError, TooFewPeersError
 from fedgossip.experiment import Experiment, FederatedExperiment, PrivacySection
-from fedgossip.experiment.sections import EvalSection, TaskSection, TrackSection
 from fedgossip.learning.agreed import AgreedTable, agreed_of
-from fedgossip.learning.column_sums import SITES, SumLayout
+from fedgossip.learning.column_sums import SumLayout
 from fedgossip.learning.noisy_sums import check_bounded
 from fedgossip.learning.objectives import STATISTICS
 from fedgossip.learning.per_peer import PLACE
 from fedgossip.learning.record_digests import source_digest
-from fedgossip.learning.settings import TrainSettings
 from fedgossip.learning.statistics_task import ROUNDS, Draw, StatisticsTask, from_system
 from fedgossip.learning.table_schema import FEDERATED, SiteColumns, TableSchema
 from fedgossip.machine import NodeId
-from fedgossip.plans import compose
 from fedgossip.plans.federation import FederationPlan
 from fedgossip.plans.ledger import SpentLedger, data_of
 from fedgossip.plans.privacy_budget import purse_of
+from fedgossip.plans.sums import plan_of_sums, sites_that_fit
 from fedgossip.plans.tasks import schema_of_experiment, site_file
 from fedgossip.seeds import stream
 from fedgossip.vectors import Vector
@@ -52,43 +47,27 @@ def statistics_plan(experiment: Experiment) -> tuple[FederationPlan, TableSchema
     schema = schema_of_experiment(experiment)
     if experiment.budget is not None:
         check_bounded(schema)
-    alone = msgspec.structs.replace(
-        experiment,
-        rounds=ROUNDS,
-        task=TaskSection(kind=STATISTICS),
-        train=TrainSettings(device="cpu"),
-        eval=EvalSection(every=ROUNDS),
-        track=TrackSection(),
-        data=msgspec.structs.replace(experiment.data, local_test=0.0),
-        coordinator=msgspec.structs.replace(
-            c, algorithm="fedavg", options={}, participation=1.0, cohort=None, over_selection=1.0, sampling="uniform",
-            min_clients=max(SITES, c.min_clients or min(5, c.clients)),
-            privacy=msgspec.structs.replace(c.privacy, test_noise=0.0),
-        ),
-    )  # fmt: skip
-    plan = compose.plan(alone)
-    assert isinstance(plan, FederationPlan), "it has a [coordinator]"
-    return replace(plan, exact=SumLayout(schema, noise_of(plan)).exact), schema
+    noise = _noise_of(experiment)
+    return plan_of_sums(experiment, STATISTICS, ROUNDS, SumLayout(schema, noise).exact), schema
 
 
-def noise_of(plan: FederationPlan) -> float:
+def _noise_of(experiment: Experiment) -> float:
     """Return the noise on each site's sums, in units of what one record can add; 0 without a budget."""
-    return 0.0 if plan.experiment.budget is None else plan.experiment.budget.noise
+    return 0.0 if experiment.budget is None else experiment.budget.noise
 
 
 def statistics_task(
     plan: FederationPlan, schema: TableSchema, held: Sequence[NodeId], draw: Draw = from_system
 ) -> tuple[FederationPlan, StatisticsTask, Mapping[NodeId, ConfigError]]:
     """Return the plan with those that abstain, the task of the sites that are `held`, and why some do not fit."""
-    sites, refused = {}, {}
-    for node in held:
-        try:
-            site = SiteColumns(site_file(plan.experiment, node), schema, plan.experiment.data.suppress)
-            StatisticsTask(schema, {node: site})
-            sites[node] = site
-        except ConfigError as error:
-            refused[node] = error
-    return replace(plan, abstaining=frozenset(refused)), StatisticsTask(schema, sites, noise_of(plan), draw), refused
+
+    def read(node: NodeId) -> SiteColumns:
+        site = SiteColumns(site_file(plan.experiment, node), schema, plan.experiment.data.suppress)
+        StatisticsTask(schema, {node: site})
+        return site
+
+    plan, sites, refused = sites_that_fit(plan, held, read)
+    return plan, StatisticsTask(schema, sites, _noise_of(plan.experiment), draw), refused
 
 
 def spend_at_one_desk(plan: FederationPlan, path: Path) -> list[str]:

@@ -15,6 +15,7 @@ from fedgossip.audit import entries, records
 from fedgossip.errors import ConfigError
 from fedgossip.learning import agreed, evaluated, model_files
 from fedgossip.learning.model_files import MODEL, ModelFacts
+from fedgossip.learning.told_files import encoded
 from fedgossip.plans import plan_statement
 from fedgossip.plans.approvals import APPROVAL, read_signed
 from fedgossip.plans.plan_statement import PLAN
@@ -79,7 +80,7 @@ def gathered(sources: ReleaseSources, signer: str, now: datetime | None = None) 
         contents[f"{MODEL}/{evaluated.EVALUATION}"] = evaluation_file
     contents[PLAN] = (sources.run / PLAN).read_bytes()
     if statistics:
-        contents[AGREED] = agreed.encoded(statistics)
+        contents[AGREED] = encoded(statistics)
     approvals = _approvals(sources, plan.hash, contents)
     contents |= _logs(sources)
     table = took.table() if took.followed else np.zeros((0, 0))

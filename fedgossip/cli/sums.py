@@ -1,0 +1,151 @@
+"""Commands that make sums over all sites: of files on one machine, or with others on theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fedgossip.cli.text import echo
+
+if TYPE_CHECKING:
+    from fedgossip.errors import ConfigError
+    from fedgossip.plans.federation import FederationPlan
+    from fedgossip.rundir.peer_files import PeerEnded
+    from fedgossip.rundir.run_directory import Run
+    from fedgossip.task import LocalTask
+
+EXPERIMENT = click.argument("experiment", type=click.Path(path_type=Path))
+SET = click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Replace a key of the file.")
+
+
+def check_site(plan: FederationPlan, node: int) -> None:
+    """Raise ConfigError for a site that there is not."""
+    from fedgossip.errors import ConfigError
+
+    if node >= plan.learners:
+        raise ConfigError(f"there is no site {node}", f"Sites are the clients 0 to {plan.learners - 1}.")
+
+
+def over_machines(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of one that makes sums with others on their own machines."""
+    for option in (
+        click.option("--out", type=click.Path(path_type=Path), help="Folder to make for the log.  [default: runs/...]"),
+        click.option("--bind", help="Where the coordinator listens, e.g. tcp://*:5700."),
+        click.option("--ledger", type=click.Path(path_type=Path),
+                     help="Where the site notes what its records have spent.  [default: beside the key]"),
+        click.option("--key", type=click.Path(path_type=Path), default=Path("peer.key"), show_default=True,
+                     help="One's own key pair, from `fedgossip keys new`."),
+        click.option("--endpoints", type=click.Path(path_type=Path),
+                     help="With others on their own machines: everybody's id, address and public key."),
+        click.option("--id", "site", type=click.IntRange(min=0),
+                     help="Which site this is; without it, and with --endpoints, the coordinator."),
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
+@dataclass(frozen=True)
+class OtherMachines:
+    """What the command line says of where one is among the others."""
+
+    experiment: Path
+    endpoints: Path | None
+    key: Path
+    ledger: Path | None
+    bind: str | None
+    out: Path | None
+    overrides: tuple[str, ...]
+
+
+def with_others(
+    plan: FederationPlan,
+    task: LocalTask,
+    digest: str,
+    refused: Mapping[int, ConfigError],
+    node: int,
+    known: OtherMachines,
+    write: Callable[[Any], None],
+) -> int:
+    """Take part in a run of sums with others on their own machines; `digest`: of what all must have alike.
+
+    `write` is called with the sums.  Raises ConfigError where this site does not fit.
+    """
+    from fedgossip.cli.participant import Participant
+    from fedgossip.net.endpoints import load_endpoints
+    from fedgossip.plans.tasks import DataShares
+    from fedgossip.rundir.collect import final_vector
+
+    def concluded(folder: Path, ended: PeerEnded) -> None:
+        if ended.status in ("finished", "partial") and node not in refused:
+            write(final_vector(folder))
+
+    assert known.endpoints is not None, "others are found by them"
+    leads = node == plan.coordinator
+    shares = DataShares(plan.experiment.data.source, digest=digest)
+    everybody = load_endpoints(known.endpoints, plan.n, plan.roles.listens)
+    code = Participant(
+        known.experiment,
+        plan,
+        node,
+        "coordinator" if leads else f"site {node}",
+        known.key,
+        known.endpoints,
+        everybody,
+        known.out,
+        resume=False,
+        bind=known.bind,
+        spent=known.ledger,
+        learning=(task, shares),
+        overrides=known.overrides,
+        concluded=concluded,
+    ).take_part("waiting for the sites" if leads else "calling the coordinator")
+    for error in refused.values():
+        raise error
+    return code
+
+
+def held_by(plan: FederationPlan, known: OtherMachines, site: int | None) -> Sequence[int]:
+    """Return the sites whose files are on this machine.  Raises ConfigError for a site that there is not."""
+    from fedgossip.errors import ConfigError
+
+    if known.endpoints is None and site is not None:
+        raise ConfigError("--id without --endpoints", "Name the file with everybody's keys; or leave --id out.")
+    if site is not None:
+        check_site(plan, site)
+        return [site]
+    return range(plan.learners) if known.endpoints is None else []
+
+
+def at_one_desk(plan: FederationPlan, task: LocalTask) -> Run:
+    """Make the sums of files that are all on this machine."""
+    from fedgossip.drivers.simulate import simulate_plan
+
+    for line in plan.banner:
+        echo(line, err=True)
+    return simulate_plan(plan, task=task)
+
+
+def say_refused(refused: Mapping[int, ConfigError]) -> None:
+    for site, error in refused.items():
+        echo(f"site {site} took no part: {error}  {error.advice}", err=True)
+
+
+def summed(
+    plan: FederationPlan,
+    task: LocalTask,
+    digest: str,
+    refused: Mapping[int, ConfigError],
+    site: int | None,
+    known: OtherMachines,
+    write: Callable[[Any], None],
+) -> int:
+    """Make the sums, here or with others, and call `write` with them; return the exit code."""
+    if known.endpoints is not None:
+        return with_others(plan, task, digest, refused, plan.coordinator if site is None else site, known, write)
+    write(at_one_desk(plan, task).vectors[plan.coordinator])
+    say_refused(refused)
+    return 4 if refused else 0
