@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import math
 import shutil
 from collections.abc import Sequence
@@ -316,6 +317,90 @@ def test_a_linear_model_predicts_in_the_labels_unit(folder: Path) -> None:
     given = np.stack([x[:, 1], x[:, 2], 1 - x[:, 3] - x[:, 4], x[:, 3], x[:, 4]], axis=1)
     told = x @ [one.estimate for one in fit.coefficients]
     np.testing.assert_allclose(load_model(folder / "fits" / "linear")(given)[:, 0], told, rtol=1e-6)
+
+
+# --- predictions and their intervals ----------------------------------------------------------------------------------
+
+
+def spread_of(family: str, x: np.ndarray, point: np.ndarray, dispersion: float) -> np.ndarray:
+    """Return the covariance of the estimates by the textbook, of records in one place."""
+    eta = x @ point
+    weights = {"linear": np.ones_like(eta), "poisson": np.exp(eta)}.get(family, 1 / (2 + np.exp(eta) + np.exp(-eta)))
+    q, r = np.linalg.qr(x * np.sqrt(weights)[:, None])
+    assert np.allclose(q.T @ q, np.eye(len(point)))
+    root = np.linalg.inv(r)
+    return np.asarray(dispersion * root @ root.T)
+
+
+@pytest.mark.parametrize("family", LABELS)
+def test_predictions_come_with_the_intervals_of_the_textbook(folder: Path, tmp_path: Path, family: str) -> None:
+    """eta -+ z s, through the link; of a linear model Student's t, and the interval of a single new record."""
+    fit = fitted(folder, family)
+    said = typed_in(folder, "predict", f"fits/{family}", "site-1.csv", "--out", str(tmp_path / "out.csv"))
+    assert said.code == 0, said
+    with (tmp_path / "out.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    every, _ = records(folder, family)
+    x, _ = records(folder, family, [1])
+    point = np.array([one.estimate for one in fit.coefficients])
+    errors = np.sqrt(np.einsum("mi,ij,mj->m", x, spread_of(family, every, point, fit.dispersion), x))
+    reach = 1.959963984540054 if family != "linear" else 1.976459563020206  # of t with 145 degrees of freedom
+    mean = {"linear": np.asarray, "poisson": np.exp}.get(family, lambda eta: 1 / (1 + np.exp(-eta)))
+    name = "probability of yes" if family == "logistic" else f"predicted {LABELS[family]}"
+    for side, column in zip((0, -1, 1), (name, f"{name}, 95 % from", f"{name}, 95 % to"), strict=True):
+        told = np.array([float(row[column]) for row in rows])
+        np.testing.assert_allclose(told, mean(x @ point + side * reach * errors), rtol=1e-7)
+    if family == "linear":
+        wide = np.sqrt(errors**2 + fit.dispersion)
+        told = np.array([float(row["cost of a record, 95 % to"]) for row in rows])
+        np.testing.assert_allclose(told, x @ point + reach * wide, rtol=1e-7)
+
+
+@pytest.mark.parametrize("family", LABELS)
+def test_a_fit_is_judged_on_a_table(folder: Path, family: str) -> None:
+    said = typed_in(folder, "evaluate", f"fits/{family}", "site-2.csv", "--json")
+    assert command(folder, family).code == said.code == 0, said
+    told = json.loads(said.out)
+    x, y = records(folder, family, [2])
+    mean = FAMILIES[family].mean(x @ [one.estimate for one in fitted(folder, family).coefficients])
+    assert told["examples"] == len(y) == 30
+    if family == "logistic":
+        assert told["Brier score"] == pytest.approx(((mean - y) ** 2).mean())
+        pairs = [(a > b) + (a == b) / 2 for a in mean[y == 1] for b in mean[y == 0]]
+        assert told["AUROC"] == pytest.approx(float(np.mean(pairs)))
+        assert told["log loss"] == pytest.approx(-np.log(np.where(y == 1, mean, 1 - mean)).mean())
+    else:
+        assert told["RMSE"] == pytest.approx(float(np.sqrt(((mean - y) ** 2).mean())))
+    if family == "poisson":
+        logs = [a * math.log(a / b) if a else 0.0 for a, b in zip(y, mean, strict=True)]
+        assert told["deviance of a record"] == pytest.approx(2 * float(np.mean(np.array(logs) - (y - mean))))
+        assert told["Pearson's X² of a record"] == pytest.approx(float(((y - mean) ** 2 / mean).mean()))
+
+
+def test_all_sites_judge_a_model_of_counts(folder: Path) -> None:
+    """By the torch module in model/, whose link is the exponential."""
+    fit = fitted(folder, "poisson")
+    said = typed_in(folder, "evaluate", "fits/poisson", "poisson.toml", "--json")
+    assert said.code == 0, said
+    x, y = records(folder, "poisson")
+    mean = np.exp(x @ [one.estimate for one in fit.coefficients])
+    (told,) = json.loads(said.out)["numbers"]
+    assert told["rmse"] == pytest.approx(float(np.sqrt(((mean - y) ** 2).mean())), rel=1e-5)
+
+
+def test_what_no_fit_can_say_is_refused_in_a_line(folder: Path, tmp_path: Path) -> None:
+    fitted(folder, "poisson")
+    (tmp_path / "counts.csv").write_text("age,salt [mg],ward,days\n50,900000,east,2.5\n")
+    said = typed_in(folder, "evaluate", "fits/poisson", str(tmp_path / "counts.csv"))
+    assert said.code == 2 and "line 2, column 'days': no count" in said.err
+    (tmp_path / "kg.csv").write_text("age,salt [kg],ward\n50,0.9,east\n")
+    said = typed_in(folder, "predict", "fits/poisson", str(tmp_path / "kg.csv"), "--out", str(tmp_path / "o.csv"))
+    assert said.code == 2 and "'salt' is in kg; expected mg" in said.err
+    whole = json.loads((folder / "fits" / "poisson" / "fit.json").read_text())
+    for change, message in (({"format": 1}, "format 1"), ({"converged": False}, "not at the end after 16 steps")):
+        (tmp_path / "fit.json").write_text(json.dumps(whole | change))
+        said = typed_in(folder, "predict", str(tmp_path), "test.csv", "--out", str(tmp_path / "o.csv"))
+        assert said.code == 2 and message in said.err, said
 
 
 def test_coefficients_that_run_away_are_told_and_the_run_does_not_end_well(folder: Path, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from fedgossip.cli.text import columns, echo
 if TYPE_CHECKING:
     from fedgossip.learning.evaluated import Evaluation
     from fedgossip.learning.evaluation_task import EvaluationTask
+    from fedgossip.learning.fit_files import Fit
     from fedgossip.learning.loaded_model import LoadedModel
     from fedgossip.learning.model_files import ModelFacts
     from fedgossip.plans.federation import FederationPlan
@@ -48,6 +49,7 @@ def evaluate(
     this is one of them, or the coordinator.
     """
     from fedgossip.errors import ConfigError
+    from fedgossip.learning.fit_files import fit_in
     from fedgossip.learning.loaded_model import load_model
 
     together = source.endswith(".toml")
@@ -56,6 +58,9 @@ def evaluate(
     if not together and (wrong := next((name for name, value in given.items() if value is not None), "")):
         advice = "Name the experiment, FILE.toml, whose sites judge the model."
         raise ConfigError(f"{wrong} is for sites that judge a model together, and {source} is no experiment", advice)
+    if not together and (fit := fit_in(model)) is not None:
+        _of_a_fit(fit, Path(source), as_json=as_json)
+        return 0
     loaded = load_model(model, node=node, run_code=run_code)
     if together:
         known = OtherMachines(Path(source), endpoints, key, ledger, bind, out, overrides)
@@ -74,6 +79,16 @@ def _on_a_file(loaded: LoadedModel, source: str, *, as_json: bool) -> None:
         return
     rows = [["examples", str(len(examples))], *([name, f"{value:.6g}"] for name, value in measured.items())]
     echo(columns([*rows, *_in_the_run(loaded.facts)]))
+
+
+def _of_a_fit(fit: Fit, path: Path, *, as_json: bool) -> None:
+    from fedgossip.learning.fitted_tables import judged
+
+    records, measured = judged(fit, path)
+    if as_json:
+        echo(json.dumps({"examples": records, **measured}))
+        return
+    echo(columns([["examples", str(records)], *([name, f"{value:.6g}"] for name, value in measured.items())]))
 
 
 def _in_the_run(facts: ModelFacts) -> list[list[str]]:

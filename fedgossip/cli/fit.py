@@ -76,11 +76,10 @@ def _write(
     folder.mkdir(parents=True, exist_ok=True)
     text = encoded(found)
     write_whole(folder / FIT, text)
-    model = model_of(found, agreed) if found.converged else None
-    if model is not None:
-        write_model(folder / MODEL, model, write_whole)
+    if found.converged:
+        write_model(folder / MODEL, model_of(found, agreed), write_whole)
     echo(text.decode() if as_json else "\n".join(said(found, plan.learners)))
-    told = f", and {folder / MODEL} for fedgossip predict" if model else ""
+    told = f", and {folder / MODEL}: fedgossip predict {folder} FILE.csv" if found.converged else ""
     echo(f"Wrote {folder / FIT}{told}", err=True)
     if found.converged:
         return 0

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from fedgossip.cli.text import echo
+
+if TYPE_CHECKING:
+    from fedgossip.learning.fit_files import Fit
 
 Command = Callable[..., Any]
 
@@ -30,20 +33,34 @@ def model_options(command: Command) -> Command:
               help="File to write; one that is there is not written over.")
 @model_options
 def predict(model: Path, file: Path, out: Path, node: int | None, run_code: bool) -> None:
-    """Write the rows of FILE, a CSV table, with what MODEL says of each: a run directory, or its folder model/.
+    """Write the rows of FILE, a CSV table, with what MODEL says of each: a run directory, its folder model/, or the
+    folder of a fit, which tells 95 % intervals, too.
 
     Columns are found by their names, in any order; what the model does not know is kept and not read.
     """
     from fedgossip.errors import ConfigError
-    from fedgossip.learning.loaded_model import load_model
-    from fedgossip.learning.scored_tables import scored
+    from fedgossip.learning.fit_files import fit_in
     from fedgossip.owner_files import opened
 
     if out.exists():
         raise ConfigError(f"{out}: there already", "Name another file with --out.")
-    text, unknown = scored(load_model(model, node=node, run_code=run_code), file)
+    fit = fit_in(model)
+    text, unknown = _of_a_model(model, file, node, run_code=run_code) if fit is None else _of_a_fit(fit, file)
     if unknown:
         echo(f"not read: {', '.join(unknown)}", err=True)
     with opened(out, "xb") as written:
         written.write(text.encode())
     echo(f"Wrote {out}: {text.count(chr(10)) - 1} rows", err=True)
+
+
+def _of_a_model(model: Path, file: Path, node: int | None, *, run_code: bool) -> tuple[str, Sequence[str]]:
+    from fedgossip.learning.loaded_model import load_model
+    from fedgossip.learning.scored_tables import scored
+
+    return scored(load_model(model, node=node, run_code=run_code), file)
+
+
+def _of_a_fit(fit: Fit, file: Path) -> tuple[str, Sequence[str]]:
+    from fedgossip.learning import fitted_tables
+
+    return fitted_tables.scored(fit, file)

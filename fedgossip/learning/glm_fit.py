@@ -13,7 +13,7 @@ from fedgossip.learning.glm_sums import GlmDesign, GlmLayout
 from fedgossip.vectors import Vector
 
 FIT = "fit.json"
-FORMAT = 1
+FORMAT = 2
 INTERCEPT = "(intercept)"
 LEVEL = 0.95
 
@@ -39,7 +39,7 @@ class Coefficient(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return tuple(None if one is None else _exp(one) for one in (self.estimate, self.low, self.high))  # type: ignore[return-value]
 
 
-class GlmFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class GlmFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="kind", tag="glm"):
     """The file."""
 
     format: int = FORMAT
@@ -65,6 +65,11 @@ class GlmFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """Columns that depend on each other: which of them an effect belongs to the records do not say."""
     eta: tuple[float, ...] = ()
     """Coefficients of scaled columns."""
+
+    @property
+    def free(self) -> int:
+        """Degrees of freedom that the records leave."""
+        return self.records - len(self.coefficients) + len(self.silent)
 
 
 def fit_of(layout: GlmLayout, vector: Vector, least: int) -> GlmFit | None:
@@ -136,7 +141,7 @@ def _coefficient(name: str, estimate: float, error: float, free: int | None) -> 
 
 
 def tensors_of(fit: GlmFit, features: int) -> dict[str, Any]:
-    """Return the fit as the linear layer of a softmax, or of a regression, over all `features` of the table."""
+    """Return the fit as the linear layer of a softmax, a regression or a rate, over all `features` of the table."""
     weights = np.zeros(features, np.float64)
     weights[list(fit.design.places)] = fit.eta[1:]
     rows, biases = (np.array(one)[None] for one in (weights, fit.eta[0]))

@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from fedgossip.errors import ConfigError
+from fedgossip.learning.encodings import TableEncoding
 from fedgossip.learning.glm import FAMILIES, ExponentialFamily, Newton, PointSums, Values, moved, site_sums, start
 from fedgossip.secure.exact_sums import ExactSums, as_vector, integers_of, words_in, words_of
 from fedgossip.vectors import Vector
@@ -35,8 +36,13 @@ class GlmDesign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     family: str
     outcome: str
     """The label column."""
+    unit: str = ""
     of: str = ""
     """Of a logistic model: the class whose probability it gives."""
+    classes: tuple[str, ...] = ()
+    """Of a logistic model: both, `of` the second."""
+    encoding: TableEncoding = TableEncoding(())
+    """How a table becomes the features of which `places` tells."""
     columns: tuple[str, ...]
     """Without the intercept, which comes before them."""
     places: tuple[int, ...]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from fedgossip.learning import data, models
 from fedgossip.learning.dataset import OF_COLUMNS, Dataset
 from fedgossip.learning.exporting import parts_of
 from fedgossip.learning.losses import Criterion, fitted
-from fedgossip.learning.model_files import CODE, ModelFacts, facts_of, found, tensors_of
+from fedgossip.learning.model_files import CODE, RATES, ModelFacts, facts_of, found, tensors_of
 from fedgossip.learning.objectives import LANGUAGE, MULTI_LABEL, REGRESSION, Objective
 from fedgossip.learning.scoring import Scoring
 from fedgossip.learning.sources import code_of
@@ -156,7 +157,10 @@ def load_model(path: Path | str, *, node: int | None = None, run_code: bool = Fa
     tensors = tensors_of(folder, facts, node)
     vocabulary = len(facts.vocabulary) if facts.vocabulary is not None else None
     with _modules_of(facts):
-        module = models.build(facts.source, facts.shape, facts.outputs, facts.seed, vocabulary, base=folder / CODE)
+        if facts.source == RATES:
+            module = models.rates(math.prod(facts.shape))
+        else:
+            module = models.build(facts.source, facts.shape, facts.outputs, facts.seed, vocabulary, base=folder / CODE)
     parts = parts_of(module)
     wanted = {name: tuple(tensor.shape) for name, tensor in parts.items()}
     if wanted != {name: tuple(tensor.shape) for name, tensor in tensors.items()}:

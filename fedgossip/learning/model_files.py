@@ -27,6 +27,8 @@ from fedgossip.whole_model import Tensors, WholeModel, named
 
 MODEL, FACTS, WEIGHTS, CODE, OWN = "model", "model.json", "weights.safetensors", "code", "own"
 FORMAT = 1
+RATES = "glm:poisson"
+"""The source of a linear layer and its exponential: rates and counts, fitted by sums and trained by nothing."""
 
 
 class ColumnScale(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

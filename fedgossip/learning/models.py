@@ -70,6 +70,20 @@ def _build(source: str, shape: tuple[int, ...], classes: int, vocabulary: int | 
     raise ConfigError(f"unknown model {source!r}", nearest(source, [*KINDS, "module:function"]))
 
 
+class Exponential(nn.Module):
+    """Of every number."""
+
+    def forward(self, eta: torch.Tensor) -> torch.Tensor:
+        return eta.exp()
+
+
+def rates(inputs: int) -> nn.Module:
+    """One linear layer, and the exponential of what it gives, [m, 1]: a model of counts that was fitted by sums."""
+    layers = dense(inputs, 1)
+    layers.add_module("exponential", Exponential())
+    return layers
+
+
 def dense(*sizes: int) -> nn.Module:
     """Linear layers from sizes[0] inputs to sizes[-1] classes, ReLU between them."""
     layers: OrderedDict[str, nn.Module] = OrderedDict(flatten=nn.Flatten())

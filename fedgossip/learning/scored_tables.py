@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,20 +37,25 @@ def scored(model: LoadedModel, path: Path) -> tuple[str, Sequence[str]]:
     table, f = CsvColumns(path), model.facts
     features = read_features(table, _encoding_of(model), f.labels)
     answers = model(features.reshape(len(features), *f.shape))
-    rows = [[table.cell(row, place) for place in range(len(table.header))] for row in range(len(features))]
     if f.kind == CLASSIFICATION:
-        added = [PREDICTED, *(f"probability of {name}" for name in f.classes)]
-        said = [[f.classes[int(one.argmax())], *map(_said, one)] for one in answers]
+        added = {PREDICTED: [f.classes[int(one.argmax())] for one in answers]}
+        names = [f"probability of {name}" for name in f.classes]
     else:
-        added = [f"{PREDICTED} {name}" for name in f.labels or map(str, range(f.outputs))]
-        said = [list(map(_said, one)) for one in answers]
+        added, names = {}, [f"{PREDICTED} {name}" for name in f.labels or map(str, range(f.outputs))]
+    added |= {name: list(map(_said, column)) for name, column in zip(names, answers.T, strict=True)}
+    return with_columns(table, added), _unknown(table, model)
+
+
+def with_columns(table: CsvColumns, added: Mapping[str, Sequence[str]]) -> str:
+    """Return a table as CSV with more columns behind its own.  Raises ConfigError for one that is there already."""
     if taken := [name for name in added if name in table.header]:
-        raise ConfigError(f"{path}: there is a column {taken[0]!r} already", "Give the file as it was before.")
+        raise ConfigError(f"{table.path}: there is a column {taken[0]!r} already", "Give the file as it was before.")
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([*table.header, *added])
-    writer.writerows([*row, *more] for row, more in zip(rows, said, strict=True))
-    return text.getvalue(), _unknown(table, model)
+    for row, more in enumerate(zip(*added.values(), strict=True)):
+        writer.writerow([*(table.cell(row, place) for place in range(len(table.header))), *more])
+    return text.getvalue()
 
 
 def _said(value: float) -> str:
@@ -92,7 +97,7 @@ def examples_of(model: LoadedModel, source: str, base: Path | None = None) -> Da
         y = np.array([[number_of(table, row, place) for place in places] for row in range(len(x))])
         y = y if model.facts.kind == REGRESSION else y.astype(np.float32)
     else:
-        y = np.array([_class_of(table, row, places[0], model.facts.classes) for row in range(len(x))], np.int64)
+        y = class_places(table, places[0], model.facts.classes)
     return Dataset(
         path.stem,
         x if like.mean else x.astype(np.float32),
@@ -103,6 +108,11 @@ def examples_of(model: LoadedModel, source: str, base: Path | None = None) -> Da
         kind=like.kind,
         label_names=like.label_names,
     )
+
+
+def class_places(table: CsvColumns, place: int, classes: Sequence[str]) -> npt.NDArray[np.int64]:
+    """Return the class of each row, [m], by its place.  Raises ConfigError for a label that is none of them."""
+    return np.array([_class_of(table, row, place, classes) for row in range(len(table.words(place)))], np.int64)
 
 
 def _class_of(table: CsvColumns, row: int, place: int, classes: Sequence[str]) -> int:

@@ -15,6 +15,7 @@ from fedgossip.learning.glm import FAMILIES
 from fedgossip.learning.glm_fit import GlmFit, fit_of, tensors_of
 from fedgossip.learning.glm_sums import GlmDesign, GlmLayout, SiteRecords, known_outcomes, scaled
 from fedgossip.learning.glm_task import GlmTask
+from fedgossip.learning.model_files import RATES
 from fedgossip.learning.objectives import CLASSIFICATION, GLM, REGRESSION
 from fedgossip.learning.table_schema import FEDERATED
 from fedgossip.machine import NodeId
@@ -26,6 +27,7 @@ from fedgossip.vectors import Vector
 from fedgossip.whole_model import WholeModel
 
 KIND_OF = {"logistic": CLASSIFICATION, "linear": REGRESSION, "poisson": REGRESSION}
+SOURCE_OF = {"logistic": "softmax", "linear": "softmax", "poisson": RATES}
 STEPS = 16
 """Of Newton's method; five to eight are usual."""
 COLUMNS = 200
@@ -103,7 +105,8 @@ def _design(family: str, agreed: AgreedTable) -> GlmDesign:
         text = f"{given}: sums of products would tell of single ones"
         raise ConfigError(text, f"Leave columns out, drop=A,B: {RECORDS_EACH} records for each coefficient are needed.")
     return GlmDesign(
-        family=family, outcome=labels[0].name, of=classes[1] if classes else "", columns=tuple(columns),
+        family=family, outcome=labels[0].name, unit=labels[0].unit, of=classes[1] if classes else "", classes=classes,
+        encoding=agreed.encoding, columns=tuple(columns),
         places=tuple(places), mean=tuple(mean), deviation=tuple(deviation), against=tuple(against),
         constant=tuple(constant), agreed=agreed.digest, steps=STEPS,
     )  # fmt: skip
@@ -146,16 +149,15 @@ def fitted_from(plan: FederationPlan, layout: GlmLayout, vector: Vector | None) 
     return found
 
 
-def model_of(fit: GlmFit, agreed: AgreedTable) -> WholeModel | None:
-    """Return the fit as a model that `fedgossip predict` can use; None of a poisson model, whose link none has."""
-    if fit.design.family == "poisson":
-        return None
+def model_of(fit: GlmFit, agreed: AgreedTable) -> WholeModel:
+    """Return the fit as a model that `fedgossip.load_model` can use."""
     encoding, (mean, deviation) = agreed.encoding, agreed.scale
     label = agreed.schema.labels[0]
     logistic = fit.design.family == "logistic"
     facts: dict[str, Any] = {
-        "source": "softmax", "kind": KIND_OF[fit.design.family], "loss": "cross-entropy" if logistic else "mse",
-        "metrics": ("accuracy",) if logistic else ("rmse",), "shape": (len(encoding.features),),
+        "source": SOURCE_OF[fit.design.family], "kind": KIND_OF[fit.design.family],
+        "loss": "cross-entropy" if logistic else "mse",
+        "metrics": ("accuracy",) if logistic else ("rmse", "mae"), "shape": (len(encoding.features),),
         "outputs": 2 if logistic else 1, "classes": label.categories, "columns": encoding.features,
         "encoding": encoding, "labels": (label.name,), "scale": {"mean": mean, "deviation": deviation},
         "schema": fit.design.digest[:16], "versions": compose.versions(),
