@@ -23,7 +23,7 @@ import numpy as np
 from fedgossip.decoding import UnreadableError
 from fedgossip.errors import PeerError
 from fedgossip.headers import VOCABULARY, Carries
-from fedgossip.messages import Account, AnyMessage, Carrier, CodedModel, Expected, Masked, Model
+from fedgossip.messages import Account, AnyMessage, Carrier, CodedModel, Expected, Masked, Model, RelaySum
 from fedgossip.vectors import Vector, empty
 
 CHUNK_BYTES = 256 * 1024
@@ -141,7 +141,7 @@ class Assembler:
     @property
     def coming(self) -> int | None:
         """The round of the synchronous model whose chunks are coming in, or None."""
-        return getattr(self._open, "round", None) if self._kind in (Model, CodedModel, Masked) else None
+        return getattr(self._open, "round", None) if self._kind in (Model, CodedModel, Masked, RelaySum) else None
 
     @property
     def under_way(self) -> bool:

@@ -99,6 +99,8 @@ ROUNDS: Mapping[str, dict[str, Any]] = {
     "decentlam": gossip("ring", 6, name="decentlam"),
     "choco by top-k": gossip("ring", 6, name="choco", options={"codec": "top-k:0.3", "gamma": 0.2}),
     "choco by signs": gossip("ring", 6, name="choco", options={"codec": "sign", "gamma": 0.3}),
+    "relaysgd": gossip("path", 6, name="relaysgd"),
+    "relaysgd on a star": gossip("star", 5, name="relaysgd", dtype="float64"),
     "two-tap": gossip("ring", 6, name="two-tap", options={"slem": 2 / 3}),
     "private": gossip("regular:4", 8, private=True),
     **{name: parallel(name) for name in COLLECTIVES},
@@ -146,6 +148,10 @@ EVENTS: Mapping[str, dict[str, Any]] = {
     "dsgd with losses and a crash": {**gossip("ring", 6, deadline=1.0, least_deadline=0.5), "faults": LOSSY},
     "choco with losses and a crash": {
         **gossip("ring", 6, name="choco", options={"codec": "sign", "gamma": 0.3}, deadline=1.0, least_deadline=0.5),
+        "faults": LOSSY,
+    },
+    "relaysgd with losses and a crash": {
+        **gossip("path", 6, name="relaysgd", deadline=1.0, least_deadline=0.5),
         "faults": LOSSY,
     },
     "push-sum with losses and a crash": {

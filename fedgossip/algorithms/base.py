@@ -83,6 +83,8 @@ class Needs:
     """Local steps are the learning rate times a gradient: no momentum, decay, clipping or Adam."""
     linear: bool = False
     """What is mixed is the weighted sum: what goes out is more than a model, or is a model only in the sum."""
+    weighs_alike: bool = False
+    """All models count alike, whatever the weights of the graph: an experiment must not name any."""
     lossless: bool = False
     """Every message of every round comes: no faults that lose one."""
 

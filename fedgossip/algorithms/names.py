@@ -28,6 +28,7 @@ from fedgossip.algorithms.push_diging import PushDIGing
 from fedgossip.algorithms.push_momentum import PushMomentum
 from fedgossip.algorithms.push_sum import PushSum
 from fedgossip.algorithms.quasi_global import QuasiGlobal
+from fedgossip.algorithms.relaysgd import RelaySGD
 from fedgossip.algorithms.slowmo import SlowMo
 from fedgossip.algorithms.two_tap import TwoTap
 from fedgossip.algorithms.window_doubling import WindowDoubling
@@ -107,6 +108,7 @@ METHODS: Mapping[str, Method] = table(
     ("slowmo", Method(slowmo)),
     ("choco", Method(Choco)),
     ("diloco", Method(DiLoCo)),
+    ("relaysgd", Method(RelaySGD)),
 )
 
 

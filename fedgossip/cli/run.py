@@ -306,7 +306,7 @@ def _gossiped(summary: dict[str, Any]) -> list[tuple[str, str]]:
         words = f"{promised:.4f} in the long run" if forecast["slem"] is None else f"at most {promised:.4f} forecast"
         if forecast.get("exact_after") and forecast["slem"] is None:
             words = f"without training exactly 0 after {forecast['exact_after']} rounds"
-        words = words if summary.get("summed", True) else "not forecast: no weighted sum of honest models"
+        words = words if summary.get("summed", True) else "not forecast: no sum of honest models by weights"
         measured = f"{summary['measured_contraction']:.4f} measured, {words}"
         told = {name for name in summary["events"] if kind_of(name).tells in ("missed", "gone", "ended")}
         if told or "skipped_mix" in summary["events"]:

@@ -110,6 +110,7 @@ def _with_realised(foretold: Foretold | None, plan: compose.Plan, task: LocalTas
     if foretold is None or not isinstance(plan, GossipPlan) or not plan.experiment.forecast.realised:
         return foretold
     tells = plan.how.stacked is not None and plan.how.in_step and not plan.experiment.algorithm.private
+    tells = tells and not plan.algorithm.needs.weighs_alike
     return replace(foretold, again=partial(realised_forecast, plan, task)) if tells else foretold
 
 
@@ -153,7 +154,8 @@ def _has_an_answer(plan: compose.Plan, task: LocalTask) -> bool:
     elements, rounds = plan.n * task.length, foreseen(plan)
     small = plan.n <= AUTO_LIMIT and elements <= AUTO_ELEMENTS
     short = rounds <= AUTO_ROUNDS and elements * rounds <= AUTO_SUMS
-    whole = not plan.experiment.learns and not plan.experiment.loops and not plan.experiment.faults
+    whole = not (plan.experiment.learns or plan.experiment.loops or plan.experiment.faults)
+    whole = whole and not plan.algorithm.needs.weighs_alike
     return small and short and whole and is_linear(_course(plan))
 
 
@@ -195,6 +197,10 @@ def forecasts_of(
             advice = "Sums of what it is given are not sums of what it gives: there is nothing to forecast it by."
             raise ConfigError(f"the forecast of {name} is not known: it is not linear", advice)
     if level == "probe":
+        if plans[0].algorithm.needs.weighs_alike:
+            name = plans[0].experiment.algorithm.name
+            text = f"the mean of {name} goes a way of its own, for models come late: a probe does not follow it"
+            raise ConfigError(text, "Take --level shadow.")
         return _probed(plans, courses, task)
     _check_memory(plans, task, memory_gb or plans[0].experiment.forecast.memory, level)
     return _shadowed(plans, courses, task, level, watch)
@@ -257,8 +263,10 @@ def _shadowed(
 
 
 def _moves_the_mean(plan: GossipPlan) -> bool:
-    """Whether the mean of the peers goes a way of its own on this graph: rows alone sum to one, or sums are mixed."""
-    return plan.schedule.stochastic == "rows" or plan.algorithm.needs.own_graph
+    """Whether the mean of the peers goes a way of its own on this graph: rows alone sum to one, sums are mixed, or
+    models come late."""
+    needs = plan.algorithm.needs
+    return plan.schedule.stochastic == "rows" or needs.own_graph or needs.weighs_alike
 
 
 def _scores(found: Shadowed) -> ScoreForecast | None:

@@ -98,7 +98,8 @@ class AlgorithmSection(msgspec.Struct, forbid_unknown_fields=True):
     (agrees on the optimum however unlike the data are, for two vectors a message); `d2` (so too, for one vector, with
     weights = "lazy" and no losses); `dsgdm`, `qg-dsgdm`, `decentlam` (momentum); `slowmo` (slow momentum
     round another); `diloco` (an outer step after long local work); `two-tap`; `push-diging` (gradient tracking on
-    directed graphs); `choco` (only what has changed, in fewer bytes); module:Class,
+    directed graphs); `choco` (only what has changed, in fewer bytes); `relaysgd` (on a tree: every model counts once in
+    every mean, however unlike the data are); module:Class,
     your own ([algorithms.md](algorithms.md))."""
     options: dict[str, Any] = msgspec.field(default_factory=dict)
     """The algorithm's own, as { order = "cta" } of dsgd, { beta = 0.9 } of dsgdm, { slem = 0.9 } of two-tap,

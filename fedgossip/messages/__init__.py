@@ -38,6 +38,7 @@ from fedgossip.messages.gossip import (
     Offer,
     Parcel,
     Query,
+    RelaySum,
     RunKey,
     RunKeys,
 )
@@ -131,7 +132,7 @@ from fedgossip.messages.tables import (
 )
 
 Pairwise = Offer | Answer | Decline | Query | Ack | Parcel | Accepted
-Gossip = Model | CodedModel | Masked | RunKeys | Leaving | Account | Pairwise
+Gossip = Model | CodedModel | Masked | RelaySum | RunKeys | Leaving | Account | Pairwise
 Membership = Ping | Pong | PingReq | IndirectAck | MembershipUpdate | Compare | Join
 Transfer = ModelQuery | ModelInfo | ChunkRequest | ModelChunk
 Federated = Invite | Contribution | CodedContribution | Final | Secured | MaskedInput | Refusal
@@ -149,7 +150,7 @@ Message = Gossip | Federated | Membership | Transfer | Invitations | Parallel | 
 AnyMessage = Message | Hello
 
 
-ModelCarrier = Model | Masked | Offer | Answer | Parcel | Invite | Contribution | Final
+ModelCarrier = Model | Masked | RelaySum | Offer | Answer | Parcel | Invite | Contribution | Final
 """Messages with vectors like the model, or words for it, and the round that they are of."""
 
 __all__ = [
@@ -251,6 +252,7 @@ __all__ = [
     "Query",
     "ReduceChunk",
     "Refusal",
+    "RelaySum",
     "Replicated",
     "Revocation",
     "RowCopy",

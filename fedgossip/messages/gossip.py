@@ -65,6 +65,17 @@ class CodedModel(Carrier):
 
 
 @declared
+@dataclass(frozen=True, slots=True, eq=False)
+class RelaySum(Carrier):
+    """The sum of `count` models: the sender's of `round`, and what others than the receiver told it before."""
+
+    round: Count
+    schema: str
+    vectors: tuple[Vector, ...]
+    count: Count
+
+
+@declared
 @dataclass(frozen=True, slots=True)
 class Leaving(Note):
     """The sender has no round to come; `round` rounds are behind it.  The account is that of `Model`.

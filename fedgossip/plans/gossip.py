@@ -29,6 +29,7 @@ from fedgossip.plans.gossip_words import (
     modes,
     outlook_of,
     pairwise_facts,
+    relayed_outlook,
     terms_of,
 )
 from fedgossip.plans.own_graphs import digest_of, is_own_graph, is_own_weights, named_schedule
@@ -208,7 +209,8 @@ class GossipPlan(PlanDefaults):
 
     def outlook(self, task: LocalTask) -> RunOutlook:
         pairs = (self.pairwise, self.experiment.algorithm.exchanges) if self.pairwise else None
-        return outlook_of(self.schedule, self.topology, self.forecast, task, self.vectors, pairs)
+        told = outlook_of(self.schedule, self.topology, self.forecast, task, self.vectors, pairs)
+        return relayed_outlook(told, self.topology) if self.algorithm.needs.weighs_alike else told
 
     def terms(self, parameters: int, itemsize: int) -> JoiningTerms:
         return terms_of(self.experiment, self.name, self.n, parameters * itemsize * self.vectors)
@@ -228,7 +230,7 @@ class GossipPlan(PlanDefaults):
             "modes": modes(self.spectrum),
             "links": links_of(self.forecast, self.topology),
             "band": band_of(self.schedule, rows) if plain and not described else None,
-            "summed": a.combine == "linear" and not e.adversary.peers,
+            "summed": a.combine == "linear" and not e.adversary.peers and not self.algorithm.needs.weighs_alike,
             **({"pairwise": pairwise_facts(self.pairwise, a.exchanges)} if self.pairwise else {}),
         }
 

@@ -35,6 +35,9 @@ def check_pair(
     _check_sums(name, needs, schedule)
     _check_made_for(name, needs, schedule)
     _check_graph(name, needs, schedule, found)
+    if needs.weighs_alike and (weights := experiment.topology.weights):
+        text = f"{name} counts all models alike, and topology.weights = {weights!r} says otherwise"
+        raise ConfigError(text, "Leave topology.weights out.")
     if needs.plain_sgd and experiment.learns and not experiment.train.plain:
         advice = "Leave train.optimizer, momentum, weight_decay and clip_norm out."
         raise ConfigError(f"{name} needs plain SGD: its steps are the learning rate times a gradient", advice)
@@ -129,7 +132,7 @@ def _check_tree(name: str, topology: Topology) -> None:
     if topology.directed or len(topology.edges) != topology.n - 1 or not topology.is_connected:
         loop = "" if topology.directed else _loop(topology)
         text = f"{name} needs a tree, and {topology.name!r} {f'has the cycle {loop}' if loop else 'is none'}"
-        raise ConfigError(text, "Take star, path or binary-tree.")
+        raise ConfigError(text, "Take star, path, tree or, out of a graph, spanning-tree:GRAPH.")
 
 
 def _loop(topology: Topology) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 from fedgossip.algorithms.base import GossipAlgorithm
 from fedgossip.algorithms.choco import Choco
 from fedgossip.algorithms.combine import Combination, combination
+from fedgossip.algorithms.relaysgd import RelaySGD
 from fedgossip.errors import ConfigError
 from fedgossip.experiment import AlgorithmSection, GossipExperiment
 from fedgossip.machine import Checkpoint
@@ -26,16 +27,19 @@ from fedgossip.protocols.peer_sampling import rule_of
 from fedgossip.protocols.private_gossip import PrivateGossip
 from fedgossip.protocols.push_peer import PushSettings
 from fedgossip.protocols.push_sum import SyncPushSum
+from fedgossip.protocols.relay_gossip import RelayGossip
 from fedgossip.protocols.replicas import ReplicaGossip
 from fedgossip.protocols.run_limits import AGAIN_NS, AGAIN_TIMES
 from fedgossip.protocols.sync_gossip import SyncGossip, SyncSettings
 from fedgossip.secure.neighbourhood import Grid
 from fedgossip.simulation.attackers import StackedAttackers
+from fedgossip.simulation.relayed import RelayExchange
 from fedgossip.simulation.stacked import PLAIN, SHARES, ChangeExchange, Private, RuledExchange, StackedExchange
 from fedgossip.topology import Schedule, Topology
 from fedgossip.vectors import Vector
 
-GossipPeer = SyncGossip[Any] | ReplicaGossip | AsyncGossip[Any] | SyncPushSum[Any] | AsyncPushSum[Any] | PrivateGossip
+ByRounds = SyncGossip[Any] | ReplicaGossip | RelayGossip | SyncPushSum[Any] | PrivateGossip
+GossipPeer = ByRounds | AsyncGossip[Any] | AsyncPushSum[Any]
 Algorithm = GossipAlgorithm[Any]
 
 
@@ -71,6 +75,12 @@ def _changes(run: GossipRun, seat: Seat) -> ReplicaGossip:
     assert isinstance(run.algorithm, Choco)
     fresh = seat.resumed is None and not seat.incarnation
     return ReplicaGossip(_sync(run, seat), run.algorithm, seat.initial, seat.schema, fresh=fresh)
+
+
+def _sums_without_one(run: GossipRun, seat: Seat) -> RelayGossip:
+    assert isinstance(run.algorithm, RelaySGD)
+    what = run.schedule, run.algorithm, seat.initial, seat.schema
+    return RelayGossip(seat.node, *what, _sync_settings(run.experiment), seat.resumed)
 
 
 def rule_of_models(experiment: GossipExperiment) -> Combination:
@@ -146,13 +156,19 @@ def _of_changes(_: GossipExperiment, algorithm: Algorithm) -> StackedExchange:
     return ChangeExchange(algorithm.codec)
 
 
-MODELS, CHANGES, SHARES_OF_MASS, SUMS = "models", "changes", "shares", "sums"
-"""What neighbours tell each other: what they have; what has changed of it, by a codec; parts of it, which they give
-away; or, in private, sums alone."""
+def _of_relays(_: GossipExperiment, algorithm: Algorithm) -> StackedExchange:
+    assert isinstance(algorithm, RelaySGD)
+    return RelayExchange(algorithm)
+
+
+MODELS, CHANGES, RELAYS, SHARES_OF_MASS, SUMS = "models", "changes", "relays", "shares", "sums"
+"""What neighbours tell each other: what they have; what has changed of it, by a codec; that, and what they were told by
+others; parts of it, which they give away; or, in private, sums alone."""
 
 MODES: Mapping[tuple[str, str], GossipMode] = {
     (MODELS, "sync"): GossipMode(_sync, sync_gossip.resume_point, _models, in_step=True),
     (CHANGES, "sync"): GossipMode(_changes, sync_gossip.resume_point, _of_changes, in_step=True),
+    (RELAYS, "sync"): GossipMode(_sums_without_one, sync_gossip.resume_point, _of_relays, in_step=True),
     (MODELS, "async"): GossipMode(_async, async_gossip.resume_point, None, in_step=False),
     (SHARES_OF_MASS, "sync"): GossipMode(_sync_push, push_peer.resume_point, lambda *_: SHARES, in_step=False),
     (SHARES_OF_MASS, "async"): GossipMode(_async_push, push_peer.resume_point, None, in_step=False),
@@ -169,6 +185,8 @@ def told(algorithm: Algorithm, *, private: bool) -> str:
         return SUMS
     if isinstance(algorithm, Choco):
         return CHANGES
+    if isinstance(algorithm, RelaySGD):
+        return RELAYS
     return SHARES_OF_MASS if algorithm.needs.sums == "columns" else MODELS
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from fedgossip.experiment import GossipExperiment
@@ -39,6 +40,29 @@ def outlook_of(
     if promised := _promised(forecast):
         lines.append(promised)
     return RunOutlook(int(size * forecast.messages * schedule.n), {"forecast": forecast.to_dict()}, lines)
+
+
+def relayed_outlook(told: RunOutlook, topology: Topology) -> RunOutlook:
+    """Return the outlook of RelaySGD on a tree, on which weights of the graph promise nothing."""
+    late = longest_way(topology)
+    said = f"each model counts once in every peer's mean, {_rounds(late).removeprefix('in ')} late at most"
+    return replace(told, lines=[told.lines[0], said])
+
+
+def longest_way(tree: Topology) -> int:
+    """Return the diameter of a tree, less one: how many rounds old a model is where it comes last."""
+    far = _steps_from(tree, 0)
+    return max(_steps_from(tree, max(far, key=far.__getitem__)).values()) - 1
+
+
+def _steps_from(tree: Topology, start: int) -> dict[int, int]:
+    steps, ring = {start: 0}, [start]
+    for node in ring:
+        for other in tree.neighbours(node):
+            if other not in steps:
+                steps[other] = steps[node] + 1
+                ring.append(other)
+    return steps
 
 
 def links_of(forecast: Forecast, topology: Topology) -> str:

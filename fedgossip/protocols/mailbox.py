@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from fedgossip.machine import NodeId
-from fedgossip.messages import Model
+from fedgossip.messages import Model, RelaySum
 from fedgossip.protocols.mixing_schedule import LEAD_ROUNDS
 
 FAR_ROUNDS, FAR_TIMES = 64, 3
@@ -22,7 +22,7 @@ class Mailbox:
 
     def __init__(self, leads: Mapping[NodeId, int]) -> None:
         self.leads = leads
-        self.kept: dict[NodeId, dict[int, Model]] = {}
+        self.kept: dict[NodeId, dict[int, Model | RelaySum]] = {}
         self.newest: dict[NodeId, int] = {}
         """The latest round that each was heard of in."""
         self._far: dict[NodeId, set[int]] = {}  # the rounds far ahead that each has spoken of
@@ -34,10 +34,10 @@ class Mailbox:
     def has(self, node: NodeId, round: int) -> bool:
         return round in self.kept.get(node, ())
 
-    def model(self, node: NodeId, round: int) -> Model:
+    def model(self, node: NodeId, round: int) -> Model | RelaySum:
         return self.kept[node][round]
 
-    def put(self, node: NodeId, model: Model, current: int) -> bool:
+    def put(self, node: NodeId, model: Model | RelaySum, current: int) -> bool:
         """Keep a model of round `current` or later; false for one that is here already."""
         kept = self.kept.setdefault(node, {})
         if model.round in kept:

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from fedgossip.algorithms.base import MODEL, GossipAlgorithm, State, Step, Vectors
 from fedgossip.algorithms.combine import LINEAR, Combination
@@ -250,7 +250,7 @@ class SyncGossip(Lifecycle[State]):
         for j in [j for j in row if j != self.node]:
             if j in self.open.sources.missing:
                 self.ledger.edge(j).missed(round, row[j], self.learner.outgoing)
-            elif j in self.open.one_way or self.ledger.counts(j, self.mailbox.model(j, round)):
+            elif j in self.open.one_way or self.ledger.counts(j, cast(Model, self.mailbox.model(j, round))):
                 self.carried.came(j)
                 continue
             row[self.node] += row.pop(j)

@@ -93,25 +93,29 @@ class RoundBytes(NamedTuple):
 class StackedExchange(Protocol):
     """The mixing of all nodes' vectors in a round, and what a peer would send for it."""
 
-    def mix(self, groups: RowGroups, vectors: Vector) -> Vector:
-        """Return the mixed vectors, [n, d], frozen."""
+    def mix_all(self, groups: RowGroups, outgoing: Vectors) -> Vectors:
+        """Return what becomes of what went out, [n, d] each, frozen."""
         ...
 
-    def carried(self, edges: Edges, round: int, schema: str, vectors: tuple[Vector, ...]) -> RoundBytes:
-        """Return what each peer would send and receive in `round`, where nothing is lost; `vectors` are one peer's."""
+    def carried(self, edges: Edges, round: int, schema: str, outgoing: Vectors) -> RoundBytes:
+        """Return what each peer would send and receive in `round`, where nothing is lost."""
         ...
 
 
 class ModelExchange:
     """Models in clear."""
 
+    def mix_all(self, groups: RowGroups, outgoing: Vectors) -> Vectors:
+        return tuple(self.mix(groups, vectors) for vectors in outgoing)
+
     def mix(self, groups: RowGroups, vectors: Vector) -> Vector:
         out = empty(vectors.size, vectors.dtype).reshape(vectors.shape)
         ordered_mix_rows(groups, vectors, out)
         return frozen(out)
 
-    def carried(self, edges: Edges, round: int, schema: str, vectors: tuple[Vector, ...]) -> RoundBytes:
-        return _priced_both(edges.mixed_before(round), lambda used: Model(round, schema, vectors, used))
+    def carried(self, edges: Edges, round: int, schema: str, outgoing: Vectors) -> RoundBytes:
+        vectors = _one_peers(outgoing)
+        return priced_both(edges.mixed_before(round), lambda used: Model(round, schema, vectors, used))
 
 
 @dataclass(frozen=True)
@@ -132,27 +136,27 @@ class ChangeExchange(ModelExchange):
 
     codec: Codec
 
-    def carried(self, edges: Edges, round: int, schema: str, vectors: tuple[Vector, ...]) -> RoundBytes:
-        payload = cast(Vector, np.empty(self.codec.size(VectorLayout.of(vectors[0]), round), np.uint8))
+    def carried(self, edges: Edges, round: int, schema: str, outgoing: Vectors) -> RoundBytes:
+        payload = cast(Vector, np.empty(self.codec.size(VectorLayout.of(outgoing[0][0]), round), np.uint8))
         said = round, round - 1, payload.size, schema, (payload,)
-        return _priced_both(edges.mixed_before(round), lambda used: CodedModel(*said, used))
+        return priced_both(edges.mixed_before(round), lambda used: CodedModel(*said, used))
 
 
 class MassExchange(ModelExchange):
     """Shares of vectors and of their weight: each is accepted."""
 
-    def carried(self, edges: Edges, round: int, schema: str, vectors: tuple[Vector, ...]) -> RoundBytes:
-        *like_the_model, weight = vectors
+    def carried(self, edges: Edges, round: int, schema: str, outgoing: Vectors) -> RoundBytes:
+        *like_the_model, weight = _one_peers(outgoing)
         shares = tuple(like_the_model)
         given, taken = edges.used_before(round)
-        parcels = _priced_both((given, taken), lambda number: Parcel(number, round, schema, shares, float(weight[0])))
-        answers = _priced_both((taken, given), Accepted)
+        parcels = priced_both((given, taken), lambda number: Parcel(number, round, schema, shares, float(weight[0])))
+        answers = priced_both((taken, given), Accepted)
         sides = zip(parcels, answers, strict=True)
         return RoundBytes(*((one[0] + other[0], one[1] + other[1]) for one, other in sides))
 
 
 @dataclass(frozen=True)
-class Private:
+class Private(ModelExchange):
     """Models as the integers that remain of them under the masks of private gossip."""
 
     grid: Grid
@@ -165,10 +169,10 @@ class Private:
         self.grid.moved_rows(groups, vectors, out)
         return frozen(out)
 
-    def carried(self, edges: Edges, round: int, schema: str, vectors: tuple[Vector, ...]) -> RoundBytes:
-        words = np.empty(vectors[0].size + CHECK_WORDS, np.uint32)
+    def carried(self, edges: Edges, round: int, schema: str, outgoing: Vectors) -> RoundBytes:
+        words = np.empty(outgoing[0].shape[1] + CHECK_WORDS, np.uint32)
         masked = Masked(round, schema, (cast(Vector, words),))
-        return _priced_both(edges.mixed_before(round), lambda _: masked)
+        return priced_both(edges.mixed_before(round), lambda _: masked)
 
 
 PLAIN, SHARES = ModelExchange(), MassExchange()
@@ -202,9 +206,8 @@ def run_stacked(
         before = algorithm.model(stack.state)
         state, outgoing, losses = train(stack.state, number)
         seen = algorithm.seen(state, outgoing)
-        first = tuple(vectors[0] for vectors in outgoing)
-        traffic = exchange.carried(edges, number, task.schema, first)
-        mixed = mix_all(outgoing, mixing.rows_by_degree(), exchange)
+        traffic = exchange.carried(edges, number, task.schema, outgoing)
+        mixed = exchange.mix_all(mixing.rows_by_degree(), outgoing)
         if attackers:
             mixed = (attackers.mixed(mixing, number, *outgoing, *mixed),)
         stack.round, stack.state = number + 1, algorithm.mixed(state, mixed)
@@ -270,12 +273,12 @@ def combined(
     algorithm: GossipAlgorithm[State], state: State, outgoing: Vectors, groups: RowGroups, exchange: StackedExchange
 ) -> State:
     """Return the state of all nodes when what went out, [n, d] each, is mixed."""
-    return algorithm.mixed(state, mix_all(outgoing, groups, exchange))
+    return algorithm.mixed(state, exchange.mix_all(groups, outgoing))
 
 
-def mix_all(outgoing: Vectors, groups: RowGroups, exchange: StackedExchange) -> Vectors:
-    """Return what becomes of each vector that went out, [n, d]."""
-    return tuple(exchange.mix(groups, vectors) for vectors in outgoing)
+def _one_peers(outgoing: Vectors) -> Vectors:
+    """Return the first peer's of what went out: all are as long."""
+    return tuple(vectors[0] for vectors in outgoing)
 
 
 class Numbered(NamedTuple):
@@ -291,7 +294,7 @@ class Edges:
     """The numbers that messages of a round have for their edges, where nothing is lost."""
 
     def __init__(self, schedule: Schedule) -> None:
-        self._schedule, self._nodes = schedule, range(schedule.n)
+        self.schedule, self._nodes = schedule, range(schedule.n)
         self._mixed: dict[tuple[NodeId, NodeId], int] = {}
         self._used: Counter[tuple[NodeId, NodeId]] = Counter()
         self._followed = 0
@@ -308,7 +311,7 @@ class Edges:
 
         -1: none.
         """
-        if self._schedule.period == 1:
+        if self.schedule.period == 1:
             both = self._both if round else np.zeros_like(self._both)
             return _in_two(round - 1, both, self._given), _in_two(round - 1, both, self._taken)
         self._follow(round)
@@ -318,7 +321,7 @@ class Edges:
 
     def used_before(self, round: int) -> tuple[Numbered, Numbered]:
         """Return for each target, and for each source, in how many earlier rounds the arc was used."""
-        if self._schedule.period == 1:
+        if self.schedule.period == 1:
             return _in_two(round, self._given, self._given), _in_two(round, self._taken, self._taken)
         self._follow(round)
         given = [self._used[i, j] for i in self._nodes for j in self._targets[i]]
@@ -334,7 +337,7 @@ class Edges:
                     if to in self._sources[i]:
                         self._mixed[i, to] = self._followed
             self._followed += 1
-            mixing = self._schedule.mixing(self._followed)
+            mixing = self.schedule.mixing(self._followed)
             self._targets = [mixing.targets(node) for node in self._nodes]
             self._sources = [mixing.row(node).keys() - {node} for node in self._nodes]
 
@@ -351,7 +354,7 @@ def _in_two(last: int, two: Sizes, all: Sizes) -> Numbered:
     return Numbered(n, np.tile(np.arange(n), 2), np.repeat([last, -1], n), np.concatenate([two, all - two]))
 
 
-def _priced_both(numbered: tuple[Numbered, Numbered], message: Callable[[int], Message]) -> RoundBytes:
+def priced_both(numbered: tuple[Numbered, Numbered], message: Callable[[int], Message]) -> RoundBytes:
     """Return the sizes of what each node sends and receives, from which of both have which number."""
     return RoundBytes(*(_priced(one, message) for one in numbered))
 
