@@ -11,8 +11,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 
 from fedgossip.errors import ConfigError
 from fedgossip.secure.aborts import Reason, RoundAbandoned
@@ -23,6 +25,9 @@ from fedgossip.vectors import Vector, frozen
 
 WIDE = 256
 """Bits of a number: a sum of squares of doubles within 2^40, to 2^-128, of 2^31 records of each of 1000 clients."""
+
+LONG = 64
+"""Bits of numbers that are many: a histogram's."""
 
 
 @dataclass(frozen=True)
@@ -58,16 +63,33 @@ class ExactSums:
     def words(self) -> int:
         return self.length + self.width
 
-    @property
+    @cached_property
     def schema(self) -> bytes:
         return digest("exact", self.layout, self.ring_bits, *map(str, self.bounds), "count")
+
+    @cached_property
+    def _most(self) -> int:
+        return max(self.bounds)
+
+    @cached_property
+    def _long_bounds(self) -> npt.NDArray[np.int64]:
+        return np.array(self.bounds, np.int64)
+
+    def _beyond(self, words: Words, clients: int) -> int | None:
+        """Return the place of the first number that is beyond the bounds of so many clients; None where none is."""
+        if self.ring_bits == LONG and clients * self._most < 1 << (LONG - 1):  # many numbers: as one array
+            numbers = long_numbers(words)
+            wrong = (numbers < -clients * self._long_bounds) | (numbers > clients * self._long_bounds)
+            return int(np.argmax(wrong)) if wrong.any() else None
+        numbers_and_bounds = zip(integers_of(words, self.ring_bits), self.bounds, strict=True)
+        return next((k for k, (number, bound) in enumerate(numbers_and_bounds) if abs(number) > clients * bound), None)
 
     def clipped_at(self, clip: float) -> ExactSums:  # noqa: ARG002
         return self
 
     def check_sum(self, n: int, sigma: float = 0.0) -> None:
         """Raise RoundAbandoned (OVERFLOW) where the sum of `n` clients could wrap around; there is no noise in it."""
-        if sigma or not n * max(1, *self.bounds) < 1 << (self.ring_bits - 1):
+        if sigma or not n * max(1, self._most) < 1 << (self.ring_bits - 1):
             text = f"the sum of {n} exact numbers may not fit in {self.ring_bits} bits"
             raise RoundAbandoned(Reason.OVERFLOW, text)
 
@@ -82,8 +104,7 @@ class ExactSums:
         values = words_in(update)
         if values is None:
             raise RoundAbandoned(Reason.SCHEMA, "numbers that are no words")
-        numbers = integers_of(values, self.ring_bits)
-        if any(abs(number) > bound for number, bound in zip(numbers, self.bounds, strict=True)):
+        if self._beyond(values, 1) is not None:
             raise RoundAbandoned(Reason.OVERFLOW, "a number beyond its bound")
         whole = np.concatenate([values, words_of([1], self.ring_bits)])
         return Quantised(whole, hashlib.blake2b(whole.tobytes(), digest_size=16).digest())
@@ -96,13 +117,12 @@ class ExactSums:
         """
         if total.shape != (self.words,):
             raise RoundAbandoned(Reason.SCHEMA, f"a sum of {total.size} words; {self.words} were agreed")
-        *numbers, count = integers_of(total, self.ring_bits)
+        (count,) = integers_of(total[self.length :], self.ring_bits)
         if count != clients:
             raise RoundAbandoned(Reason.OVERFLOW, f"a sum that says {count} clients, of which there are {clients}")
-        for place, (number, bound) in enumerate(zip(numbers, self.bounds, strict=True)):
-            if abs(number) > clients * bound:
-                text = f"number {place} is beyond its bound; some client has not kept to what was agreed"
-                raise RoundAbandoned(Reason.BOUND, text)
+        if (place := self._beyond(total[: self.length], clients)) is not None:
+            text = f"number {place} is beyond its bound; some client has not kept to what was agreed"
+            raise RoundAbandoned(Reason.BOUND, text)
         return DecodedSum(as_vector(total[: self.length]), float(clients), clients, 0, {})
 
 
@@ -116,6 +136,16 @@ def integers_of(words: Words, bits: int = WIDE) -> list[int]:
     """Return the signed integers that `words_of` has taken apart."""
     packed, size = np.ascontiguousarray(words, "<u4").tobytes(), bits // 8
     return [int.from_bytes(packed[at : at + size], "little", signed=True) for at in range(0, len(packed), size)]
+
+
+def long_words(numbers: npt.NDArray[np.int64]) -> Words:
+    """Return whole numbers in the ring of 2^64, as `words_of` does one by one."""
+    return np.ascontiguousarray(numbers, "<i8").view("<u4").astype(np.uint32)
+
+
+def long_numbers(words: Words) -> npt.NDArray[np.int64]:
+    """Return the whole numbers that `long_words` has taken apart."""
+    return np.ascontiguousarray(words, "<u4").view("<i8").astype(np.int64)
 
 
 def as_vector(words: Words) -> Vector:

@@ -6,6 +6,7 @@ Words that were summed each for itself would tell more than the sum of the numbe
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import islice
@@ -23,6 +24,9 @@ BLOCK = 32_768
 
 STREAMS = 64
 """Number of streams that are added to a block before the next block: the sum passes through memory once for them."""
+
+LONG = 2
+"""Number of words that are one number of the processor."""
 
 CHUNK_BYTES = 256 * 1024
 
@@ -75,7 +79,14 @@ def _operations(width: int) -> tuple[Operation, Operation]:
     assert BLOCK % width == 0, "a number lies in one block"
     if width == 1:
         return np.add, np.subtract
+    if width == LONG and sys.byteorder == "little":
+        return partial(_long, operation=np.add), partial(_long, operation=np.subtract)
     return partial(_carried, width=width), partial(_borrowed, width=width)
+
+
+def _long(total: Words, words: Words, *, out: Words, operation: Operation) -> None:
+    """Two words at a time, as the processor has them."""
+    operation(total.view(np.uint64), words.view(np.uint64), out=out.view(np.uint64))
 
 
 def _carried(total: Words, words: Words, *, out: Words, width: int) -> None:

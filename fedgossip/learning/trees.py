@@ -1,0 +1,293 @@
+"""Boosted trees, grown from sums alone: histograms of gradients over bins of columns, summed over all records.
+
+    a tree       g = dloss/dF,  h = d2loss/dF2  at F, the margins so far
+    a level      of each open node, column and bin: sums of 1, g, h
+    a split      the bin of the largest gain  1/2 [ GL^2/(HL + l2) + GR^2/(HR + l2) - G^2/(H + l2) ]
+    a leaf       F <- F - learning_rate G / (H + l2)
+
+g and h of a record are whole multiples of 2^-30, so sums over sites are those over all records, to the bit, in any
+order, and so are the trees.  Cells that hold nothing have a bin of their own, which a split sends to the side that gains
+more.  A tree of several classes is one of each class, grown side by side.
+
+Source: Chen and Guestrin, XGBoost, KDD 2016, sections 2.1, 2.2 and 3.4.  numpy alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Whole = npt.NDArray[np.int64]
+
+SHIFT = 30
+"""Bits behind the point of a gradient."""
+UNIT = float(1 << SHIFT)
+
+LOGISTIC, SOFTMAX, SQUARES = "logistic", "softmax", "squares"
+
+
+class TreesDesign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What is grown on what; all sites have the same."""
+
+    loss: str
+    """logistic (two classes), softmax (more), squares (a number)."""
+    outcome: str
+    """The label column."""
+    classes: tuple[str, ...] = ()
+    trees: int
+    depth: int
+    learning_rate: float
+    l2: float
+    min_child_weight: float
+    """Least sum of h on each side of a split."""
+    min_records: int
+    """Least number of records on each side of a split."""
+    columns: tuple[str, ...]
+    places: tuple[int, ...]
+    """Of each among the features of a table as the sites agreed on it."""
+    cuts: tuple[tuple[float, ...], ...]
+    """Of each column, in its unit, ascending: between two of them lies a bin."""
+    mean: tuple[float, ...]
+    deviation: tuple[float, ...]
+    """By which each is scaled, in float32, before it is compared."""
+    missing: bool = False
+    """Whether a cell may hold nothing."""
+    constant: tuple[str, ...] = ()
+    """Columns that are left out, for they have one value at every site."""
+    records: int
+    """That the sites had when they agreed on the columns."""
+    suppress: int
+    """Sums over fewer records are counted as small."""
+    agreed: str = ""
+    """The hash of what the sites have agreed on."""
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(msgspec.json.encode(self)).hexdigest()
+
+    @property
+    def outputs(self) -> int:
+        """Trees that are grown side by side."""
+        return len(self.classes) if self.loss == SOFTMAX else 1
+
+
+def scaled_cuts(cuts: Sequence[float], mean: float, deviation: float) -> npt.NDArray[np.float32]:
+    """Return cuts as scaled cells are compared with: what is rounded is rounded alike."""
+    return ((np.array(cuts, np.float64) - mean) / deviation).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class TreeBins:
+    """The bins of all columns, one behind the other."""
+
+    design: TreesDesign
+
+    @cached_property
+    def sizes(self) -> Whole:
+        """Number of bins of each column, with that of empty cells behind them."""
+        return np.array([len(cuts) + 1 + self.design.missing for cuts in self.design.cuts], np.int64)
+
+    @cached_property
+    def starts(self) -> Whole:
+        return np.concatenate([[0], np.cumsum(self.sizes)[:-1]]).astype(np.int64)
+
+    @property
+    def count(self) -> int:
+        return int(self.sizes.sum())
+
+    @cached_property
+    def column(self) -> Whole:
+        """The column of each bin."""
+        return np.repeat(np.arange(len(self.sizes)), self.sizes)
+
+    @cached_property
+    def splits(self) -> npt.NDArray[np.bool_]:
+        """Whether a bin has another of its column behind it, so that a split can be there."""
+        last = 1 + self.design.missing
+        there = np.ones(self.count, bool)
+        for size, start in zip(self.sizes.tolist(), self.starts.tolist(), strict=True):
+            there[start + size - last : start + size] = False
+        return there
+
+    def of(self, x: npt.NDArray[np.float32]) -> Whole:
+        """Return the bin of each cell, [m, columns], counted from its column's first; x [m, features], scaled."""
+        d = self.design
+        found = np.empty((len(x), len(d.columns)), np.int64)
+        for k, (place, cuts) in enumerate(zip(d.places, d.cuts, strict=True)):
+            cells = x[:, place]
+            edges = scaled_cuts(cuts, d.mean[k], d.deviation[k])
+            found[:, k] = np.searchsorted(edges, cells, side="right")
+            found[np.isnan(cells), k] = self.sizes[k] - 1
+        return found
+
+
+# --- one tree ---------------------------------------------------------------------------------------------------------
+
+UNUSED, OPEN, LEAF, SPLIT = 0, 1, 2, 3
+_BINS, _CODES = 256, 1 << 20
+MOST_BINS, MOST_COLUMNS = 256, 1000
+
+
+@dataclass(frozen=True, eq=False)
+class TreeNodes:
+    """The nodes of one tree, in the order in which they were made: two of them for each split, in the order of splits.
+
+    `info` holds what a node is, and its records; `value` a leaf's, an open node's if it becomes one, a split's gain.
+    """
+
+    info: Whole
+    value: Floats
+
+    @property
+    def code(self) -> Whole:
+        return self.info % _CODES
+
+    @property
+    def records(self) -> Whole:
+        return self.info // _CODES
+
+    @property
+    def is_split(self) -> npt.NDArray[np.bool_]:
+        return self.code >= SPLIT
+
+    @property
+    def open(self) -> Whole:
+        return np.flatnonzero(self.code == OPEN)
+
+    @property
+    def size(self) -> int:
+        return int(np.count_nonzero(self.info))
+
+    @property
+    def column(self) -> Whole:
+        return np.maximum(self.code - SPLIT, 0) // (2 * _BINS)
+
+    @property
+    def bin(self) -> Whole:
+        """The last bin that goes to the left."""
+        return np.maximum(self.code - SPLIT, 0) // 2 % _BINS
+
+    @property
+    def missing_left(self) -> npt.NDArray[np.bool_]:
+        return np.maximum(self.code - SPLIT, 0) % 2 == 1
+
+    @property
+    def left(self) -> Whole:
+        """The left child of each split; the right one follows it."""
+        return 2 * np.cumsum(self.is_split) - 1
+
+    def reached(self, bins: Whole, sizes: Whole, depth: int, *, missing: bool) -> Whole:
+        """Return the node at which each record stands, [m]; bins [m, columns]."""
+        split, left, column, last, default = self.is_split, self.left, self.column, self.bin, self.missing_left
+        rows, at = np.arange(len(bins)), np.zeros(len(bins), np.int64)
+        for _ in range(depth):
+            cell = bins[rows, column[at]]
+            goes_left = cell <= last[at]
+            if missing:
+                goes_left = np.where(cell == sizes[column[at]] - 1, default[at], goes_left)
+            at = np.where(split[at], left[at] + ~goes_left, at)
+        return at
+
+
+def info_of(code: int, records: int) -> int:
+    return records * _CODES + code
+
+
+def split_code(column: int, bin: int, *, missing_left: bool) -> int:
+    return SPLIT + (column * _BINS + bin) * 2 + missing_left
+
+
+# --- a level ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class FoundSplit:
+    """The best split of a node; sums (records, g, h) of both sides."""
+
+    column: int
+    bin: int
+    missing_left: bool
+    gain: float
+    left: Whole
+    right: Whole
+
+
+def leaf_value(design: TreesDesign, sums: Whole) -> float:
+    _, g, h = (float(one) for one in sums)
+    least = h / UNIT + design.l2
+    return -design.learning_rate * (g / UNIT) / least if least > 0 else 0.0
+
+
+def best_split(bins: TreeBins, sums: Whole) -> FoundSplit | None:
+    """Return the split that gains most, of sums [bins, 3] over the records of a node; None where none gains."""
+    d = bins.design
+    total = sums[: int(bins.sizes[0])].sum(axis=0)
+    running = np.cumsum(sums, axis=0)
+    before = (running - sums)[bins.starts]
+    left = running - before[bins.column]
+    empty = sums[bins.starts + bins.sizes - 1][bins.column] if d.missing else None
+    sides = [left] if empty is None else [left, left + empty]
+    gains = np.stack([_gains(d, side, total - side) for side in sides])
+    gains[:, ~bins.splits] = 0.0
+    best = int(np.argmax(gains))
+    way, at = divmod(best, bins.count)
+    if not gains[way, at] > 0:
+        return None
+    column, side = int(bins.column[at]), sides[way][at]
+    return FoundSplit(
+        column, at - int(bins.starts[column]), bool(way), float(gains[way, at]), side, total - side
+    )
+
+
+def _gains(d: TreesDesign, left: Whole, right: Whole) -> Floats:
+    """Return what each split gains; 0 where a side is too small."""
+    fits = np.minimum(left[:, 0], right[:, 0]) >= d.min_records
+    fits &= np.minimum(left[:, 2], right[:, 2]) >= max(1.0, d.min_child_weight * UNIT)
+    whole = (left[0] + right[0])[None]
+    gain = 0.5 * (_score(d, left) + _score(d, right) - _score(d, whole))
+    return np.where(fits, gain, 0.0)
+
+
+def _score(d: TreesDesign, sums: Whole) -> Floats:
+    g, h = sums[:, 1] / UNIT, sums[:, 2] / UNIT
+    return np.asarray(g * g / np.maximum(h + d.l2, 1 / UNIT))
+
+
+# --- losses -----------------------------------------------------------------------------------------------------------
+
+
+def base_margins(design: TreesDesign, records: int, totals: Sequence[float]) -> Floats:
+    """Return the margins of no tree at all, [outputs]: log odds of the shares, or the mean; of sums over records."""
+    if design.loss == SQUARES:
+        return np.array([totals[0] / records])
+    shares = np.maximum(totals, 0.5) / records  # a class without records: far down, not at minus infinity
+    return np.log(shares[1:] / shares[0]) if design.loss == LOGISTIC else np.log(shares)
+
+
+def gradients(design: TreesDesign, margins: Floats, y: Floats) -> tuple[Whole, Whole, Floats]:
+    """Return g and h, [m, outputs], in units of 2^-30, and the loss, [m]; y [m] numbers, or places of classes."""
+    if design.loss == SQUARES:
+        off = margins[:, 0] - y
+        return whole_of(off[:, None]), np.full((len(y), 1), 1 << SHIFT, np.int64), off * off / 2
+    if design.loss == LOGISTIC:
+        eta = margins[:, 0]
+        share = (1 / (1 + np.exp(-np.clip(eta, -700, 700))))[:, None]
+        loss = np.logaddexp(0, eta) - y * eta
+        return whole_of(share - y[:, None]), whole_of(share * (1 - share)), loss
+    shifted = margins - margins.max(axis=1, keepdims=True)
+    parts = np.exp(shifted)
+    whole = parts.sum(axis=1, keepdims=True)
+    share, is_it = parts / whole, np.arange(design.outputs) == y[:, None]
+    loss = np.log(whole[:, 0]) - shifted[is_it]
+    return whole_of(share - is_it), whole_of(share * (1 - share)), loss
+
+
+def whole_of(values: Floats, shift: int = SHIFT) -> Whole:
+    return np.rint(np.ldexp(values, shift)).astype(np.int64)
