@@ -17,7 +17,8 @@ class WholeModel:
 
     `facts`: what the tensors are for, as plain data (`fedgossip.learning.model_files` says which).  `code`: the user's
     own modules, each by its path below one folder.  `lacks`: names of tensors that are as before the training, because
-    they stay at their nodes; `own`: those of each node that is known here.
+    they stay at their nodes; `own`: those of each node that is known here.  `document`: the file
+    that the model is, by its name, where it is no tensors.
     """
 
     tensors: Tensors
@@ -25,6 +26,7 @@ class WholeModel:
     code: Mapping[str, bytes] = field(default_factory=dict)
     lacks: tuple[str, ...] = ()
     own: Mapping[int, Tensors] = field(default_factory=dict)
+    document: tuple[str, bytes] | None = None
 
 
 def named(tensors: Tensors) -> dict[str, npt.NDArray[Any]]:

@@ -1,4 +1,4 @@
-"""`fedgossip fit`: a generalised linear model of all sites' tables, as statisticians print it, by secure sums."""
+"""`fedgossip fit`: a model of all sites' tables by secure sums; a generalised linear one as statisticians print it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fedgossip.cli.fit_trees import fit_trees
 from fedgossip.cli.sums import EXPERIMENT, SET, OtherMachines, held_by, over_machines, summed
 from fedgossip.cli.text import columns, echo
 
 if TYPE_CHECKING:
+    from fedgossip.experiment import Experiment
     from fedgossip.learning.agreed import AgreedTable
     from fedgossip.learning.glm_fit import Coefficient, GlmFit
     from fedgossip.learning.glm_sums import GlmLayout
@@ -37,19 +39,23 @@ def fit(
     as_json: bool,
     overrides: tuple[str, ...],
 ) -> int:
-    """Fit the generalised linear model that model.source names (glm:logistic, glm:linear, glm:poisson) to all sites'
-    tables, by secure sums: the estimates are those of all records in one place.
+    """Fit the model that model.source names to all sites' tables, by secure sums: it is that of all records in one
+    place.  A generalised linear one (glm:logistic, glm:linear, glm:poisson), or boosted trees (trees:100x6).
 
-    Writes fit.json, and model/ for `fedgossip predict`, into a new folder.  Without --endpoints all sites' files are on
-    this machine; with it this is one of them, or the coordinator.
+    Writes fit.json (of trees trees-fit.json), and model/ for `fedgossip predict`, into a new folder.  Without
+    --endpoints all sites' files are on this machine; with it this is one of them, or the coordinator.
     """
     from fedgossip.errors import ConfigError
     from fedgossip.experiment import load_experiment
+    from fedgossip.learning.tree_options import is_trees
     from fedgossip.plans.glm import glm_plan, glm_task
 
     whole = load_experiment(experiment, overrides)
+    if is_trees(whole.model.source):
+        known = OtherMachines(experiment, endpoints, key, ledger, bind, out, overrides)
+        return fit_trees(whole, to or _folder(whole, experiment), known, site, as_json=as_json)
     plan, layout, agreed = glm_plan(whole)
-    folder = to or Path("fits") / (whole.name or experiment.stem)
+    folder = to or _folder(whole, experiment)
     if folder.exists():
         raise ConfigError(f"{folder}: is there already", "Name another folder, --to, or remove it.")
     known = OtherMachines(experiment, endpoints, key, ledger, bind, out, overrides)
@@ -60,6 +66,10 @@ def fit(
         ended.append(_write(folder, plan, layout, agreed, vector, as_json=as_json))
 
     return summed(plan, task, layout.design.digest, refused, site, known, write) or max(ended, default=0)
+
+
+def _folder(whole: Experiment, experiment: Path) -> Path:
+    return Path("fits") / (whole.name or experiment.stem)
 
 
 def _write(

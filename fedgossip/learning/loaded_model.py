@@ -19,10 +19,11 @@ from fedgossip.learning import data, models
 from fedgossip.learning.dataset import OF_COLUMNS, Dataset
 from fedgossip.learning.exporting import parts_of
 from fedgossip.learning.losses import Criterion, fitted
-from fedgossip.learning.model_files import CODE, RATES, ModelFacts, facts_of, found, tensors_of
+from fedgossip.learning.model_files import CODE, RATES, TREES_FILE, ModelFacts, content_of, facts_of, found, tensors_of
 from fedgossip.learning.objectives import LANGUAGE, MULTI_LABEL, REGRESSION, Objective
 from fedgossip.learning.scoring import Scoring
 from fedgossip.learning.sources import code_of
+from fedgossip.learning.tree_file import TreeMargins, decoded_trees
 
 ROWS = 512
 """Examples at a time."""
@@ -154,6 +155,8 @@ def load_model(path: Path | str, *, node: int | None = None, run_code: bool = Fa
         advice = "Load weights.safetensors into the module that you trained: safetensors.torch.load_file."
         raise ConfigError(f"{folder}: tensors of a task that does not say how its model is made", advice)
     _check_code(folder, facts, run_code)
+    if facts.document:
+        return LoadedModel(facts, _trees(folder, facts), folder)
     tensors = tensors_of(folder, facts, node)
     vocabulary = len(facts.vocabulary) if facts.vocabulary is not None else None
     with _modules_of(facts):
@@ -170,6 +173,23 @@ def load_model(path: Path | str, *, node: int | None = None, run_code: bool = Fa
         for name, tensor in tensors.items():
             parts[name].copy_(torch.from_numpy(tensor))
     return LoadedModel(facts, module, folder)
+
+
+def _trees(folder: Path, facts: ModelFacts) -> nn.Module:
+    file = decoded_trees(content_of(folder, facts), str(folder / TREES_FILE))
+    return TreesModule(TreeMargins(file, facts.columns), two=len(facts.classes) == 2)
+
+
+class TreesModule(nn.Module):
+    """Boosted trees as a module: it gives logits, or numbers in deviations of the label, of scaled examples."""
+
+    def __init__(self, margins: TreeMargins, *, two: bool) -> None:
+        super().__init__()
+        self.margins, self._two = margins, two
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = torch.from_numpy(self.margins(x.numpy()))
+        return torch.cat([torch.zeros_like(found), found], dim=1) if self._two else found  # the first class's are zero
 
 
 def _check_code(folder: Path, facts: ModelFacts, run_code: bool) -> None:

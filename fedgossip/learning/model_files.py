@@ -2,6 +2,7 @@
 
     model.json             what it is: source, layout, classes, columns, scaling, score, versions
     weights.safetensors    every tensor, trained, frozen and what stays at a node
+    trees.json             boosted trees, in place of weights.safetensors
     own/003.safetensors    tensors that stay at node 3, of a run that was simulated
     code/                  a copy of the user's own modules that it is made with
 
@@ -29,6 +30,8 @@ MODEL, FACTS, WEIGHTS, CODE, OWN = "model", "model.json", "weights.safetensors",
 FORMAT = 1
 RATES = "glm:poisson"
 """The source of a linear layer and its exponential: rates and counts, fitted by sums and trained by nothing."""
+TREES_FILE = "trees.json"
+"""The model itself where it is boosted trees, which are read and no tensors."""
 
 
 class ColumnScale(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -79,7 +82,9 @@ class ModelFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     modules: tuple[str, ...] = ()
     """Their files below code/."""
     weights: str = ""
-    """sha256 of weights.safetensors."""
+    """sha256 of weights.safetensors, or of `document`."""
+    document: str = ""
+    """The file that the model is, where it is no tensors."""
     score: Mapping[str, Any] = {}
     """What the run measured: the metric's name, its value, and of what."""
     versions: Mapping[str, str] = {}
@@ -92,10 +97,13 @@ def write_model(
     from safetensors.numpy import save
 
     facts = {**model.facts, **about}
-    content = save(named(model.tensors), metadata={"schema": str(facts.get("schema", ""))})
+    if model.document is None:
+        facts["document"], content = "", save(named(model.tensors), metadata={"schema": str(facts.get("schema", ""))})
+    else:
+        facts["document"], content = model.document
     made(folder)
     (folder / FACTS).unlink(missing_ok=True)
-    write(folder / WEIGHTS, content)
+    write(folder / (facts["document"] or WEIGHTS), content)
     for name, text in model.code.items():
         made((folder / CODE / name).parent)
         write(folder / CODE / name, text)
@@ -132,10 +140,26 @@ def facts_of(folder: Path) -> ModelFacts:
         raise ConfigError(f"{path}: {error.strerror}", f"A model is a folder with {FACTS} and {WEIGHTS}.") from None
     except UnreadableError as error:
         raise ConfigError(f"{path}: cannot be read: {error}", "Copy the folder again.") from None
+    advice = "Use the release of fedgossip that wrote it."
     if facts.format != FORMAT:
-        advice = "Use the release of fedgossip that wrote it."
         raise ConfigError(f"{path}: format {facts.format}; this is fedgossip for format {FORMAT}", advice)
+    if facts.document not in ("", TREES_FILE):  # a name that would be opened
+        raise ConfigError(f"{path}: a model in {facts.document!r}, which this release does not know", advice)
     return facts
+
+
+def weights_file(facts: ModelFacts) -> str:
+    """Return the name of the file that the model is, beside model.json."""
+    return facts.document or WEIGHTS
+
+
+def content_of(folder: Path, facts: ModelFacts) -> bytes:
+    """Read the file that the model is.  Raises ConfigError for one that is not the one that was written."""
+    path = folder / weights_file(facts)
+    content = _bytes(path)
+    if hashlib.sha256(content).hexdigest() != facts.weights:
+        raise ConfigError(f"{path}: not the weights that {FACTS} tells of", "Copy the folder again.")
+    return content
 
 
 def tensors_of(folder: Path, facts: ModelFacts, node: int | None = None) -> Tensors:
@@ -143,10 +167,7 @@ def tensors_of(folder: Path, facts: ModelFacts, node: int | None = None) -> Tens
 
     Raises ConfigError for a file that is not the one that was written, and where the node's own are not there.
     """
-    path = folder / WEIGHTS
-    content = _bytes(path)
-    if hashlib.sha256(content).hexdigest() != facts.weights:
-        raise ConfigError(f"{path}: not the weights that {FACTS} tells of", "Copy the folder again.")
+    path, content = folder / WEIGHTS, content_of(folder, facts)
     own = _own(folder, facts, node) if facts.lacks else {}
     tensors = {**_unpacked(path, content), **own}
     if [(name, tuple(tensors[name].shape)) for name, _ in facts.layout if name in tensors] != list(facts.layout):

@@ -47,7 +47,7 @@ def build(
 
 def _build(source: str, shape: tuple[int, ...], classes: int, vocabulary: int | None, base: Path | None) -> nn.Module:
     kind, _, rest = source.partition(":")
-    if kind == "glm":
+    if kind in ("glm", "trees"):
         raise ConfigError(f"{source!r} is fitted by sums, without gradients", "Fit it by  fedgossip fit EXPERIMENT.")
     if kind == "chars":
         return Characters(_text_size(source, vocabulary), _hidden(source, rest))

@@ -40,7 +40,10 @@ EVALUATION = "evaluation"
 GLM = "glm"
 """The kind of a run in which sites fit a generalised linear model to sums, and no gradient travels."""
 
-SUMS = (STATISTICS, EVALUATION, GLM)
+TREES = "trees"
+"""The kind of a run in which sites grow boosted trees from sums, a level in each round."""
+
+SUMS = (STATISTICS, EVALUATION, GLM, TREES)
 """Kinds whose vectors are sums of whole numbers."""
 
 CONVEX = "convex"

@@ -142,7 +142,7 @@ class GrowingTrees:
 
     @property
     def begun(self) -> bool:
-        return self.x[_BEGUN] > 0
+        return bool(self.x[_BEGUN])
 
     @property
     def done(self) -> int:
@@ -151,7 +151,7 @@ class GrowingTrees:
 
     @property
     def over(self) -> bool:
-        return self.done >= self.layout.design.trees or self.x[_ENDED] > 0
+        return self.done >= self.layout.design.trees or bool(self.x[_ENDED])
 
     @property
     def sites(self) -> int:

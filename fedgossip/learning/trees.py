@@ -6,8 +6,8 @@
     a leaf       F <- F - learning_rate G / (H + l2)
 
 g and h of a record are whole multiples of 2^-30, so sums over sites are those over all records, to the bit, in any
-order, and so are the trees.  Cells that hold nothing have a bin of their own, which a split sends to the side that gains
-more.  A tree of several classes is one of each class, grown side by side.
+order, and so are the trees.  Empty cells have a bin of their own, which a split sends to the side that gains more.  A
+tree of several classes is one of each class, grown side by side.
 
 Source: Chen and Guestrin, XGBoost, KDD 2016, sections 2.1, 2.2 and 3.4.  numpy alone.
 """
@@ -155,7 +155,7 @@ class TreeNodes:
 
     @property
     def is_split(self) -> npt.NDArray[np.bool_]:
-        return self.code >= SPLIT
+        return np.asarray(self.code >= SPLIT)
 
     @property
     def open(self) -> Whole:
@@ -176,7 +176,7 @@ class TreeNodes:
 
     @property
     def missing_left(self) -> npt.NDArray[np.bool_]:
-        return np.maximum(self.code - SPLIT, 0) % 2 == 1
+        return np.asarray(np.maximum(self.code - SPLIT, 0) % 2 == 1)
 
     @property
     def left(self) -> Whole:

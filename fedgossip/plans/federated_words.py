@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedgossip import kernels
+from fedgossip.algorithms.federated.base import EndingRule
 from fedgossip.plans.federated_run import FederatedRun
 from fedgossip.plans.plan import NO_BUDGET, JoiningTerms, RunOutlook
 from fedgossip.plans.privacy_outlook import outlook
@@ -43,7 +44,8 @@ def _seen_line(run: FederatedRun) -> str:
 
 def _exact_line(run: FederatedRun, exact: ExactSums) -> str:
     sums = "two" if run.experiment.rounds == 2 else run.experiment.rounds
-    numbers = f"{run.name}: {sums} sums of {len(exact.bounds)} whole numbers of {exact.ring_bits} bits"
+    sums = f"at most {sums}" if isinstance(run.federated.server, EndingRule) else sums
+    numbers = f"{run.name}: {sums} sums of {len(exact.bounds):,} whole numbers of {exact.ring_bits} bits"
     if run.experiment.budget:
         return f"{numbers}, with noise on each site's"
     return f"{numbers}, exact and without noise; made twice they tell of who differed"

@@ -16,7 +16,7 @@ from fedgossip.experiment import Experiment, GossipExperiment
 from fedgossip.experiment.sections import VALIDATION
 from fedgossip.learning.analytic import Averaging, Quadratic
 from fedgossip.learning.dataset import Dataset, Indices
-from fedgossip.learning.objectives import CLASSIFICATION, CONVEX, EVALUATION, GLM, LANGUAGE, SPARSE, STATISTICS
+from fedgossip.learning.objectives import CLASSIFICATION, CONVEX, EVALUATION, GLM, LANGUAGE, SPARSE, STATISTICS, TREES
 from fedgossip.learning.per_peer import PLACE
 from fedgossip.learning.sparse_logistic import SparseLogistic
 from fedgossip.learning.table_schema import FEDERATED, TableSchema, options_of, schema_of
@@ -32,6 +32,7 @@ MADE_BY = {
     STATISTICS: "fedgossip data agree EXPERIMENT",
     EVALUATION: "fedgossip evaluate MODEL EXPERIMENT",
     GLM: "fedgossip fit EXPERIMENT",
+    TREES: "fedgossip fit EXPERIMENT",
 }
 """The commands that make a run of sums of an experiment."""
 

@@ -151,7 +151,7 @@ def _model(folder: Path) -> Contents:
     for path in sorted(folder.rglob("*")):
         if path.is_file() and path.name != evaluated.EVALUATION and not path.name.endswith(".pyc"):
             found[f"{MODEL}/{path.relative_to(folder).as_posix()}"] = path
-    if _sha256(found[f"{MODEL}/{model_files.WEIGHTS}"]) != facts.weights:
+    if _sha256(found[f"{MODEL}/{model_files.weights_file(facts)}"]) != facts.weights:
         raise ConfigError(f"{folder}: not the weights that {model_files.FACTS} tells of", "Copy the folder again.")
     return found
 
