@@ -29,6 +29,8 @@ def fit_trees(whole: Experiment, folder: Path, known: OtherMachines, site: int |
     if folder.exists():
         raise ConfigError(f"{folder}: is there already", "Name another folder, --to, or remove it.")
     plan, task, refused = trees_task(plan, layout, agreed, held_by(plan, known, site))
+    up, down = 4 * layout.exact.words, 8 * layout.length
+    echo(f"each level: {up:,} bytes up and {down:,} down for a site, beside the keys of its sum", err=True)
     ended = list[int]()
 
     def write(vector: Any) -> None:

@@ -54,7 +54,7 @@ def trees_plan(experiment: Experiment) -> tuple[FederationPlan, TreesLayout, Agr
     if d.scale != FEDERATED:
         text = f"data.scale is {d.scale!r}: trees split the columns that the sites have agreed on"
         raise ConfigError(text, f'Set data.scale = "{FEDERATED}", then  fedgossip data agree EXPERIMENT.')
-    check_exact(experiment, "trees are grown of", "the sums that trees are grown of are")
+    check_exact(experiment, "trees are grown", "the sums that trees are grown of are")
     if experiment.coordinator.clients > CLIENTS:
         raise ConfigError(f"{experiment.coordinator.clients} clients", f"Trees are grown by at most {CLIENTS}.")
     agreed = read(Path(d.agreed))

@@ -6,7 +6,6 @@ Words that were summed each for itself would tell more than the sum of the numbe
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import islice
@@ -79,7 +78,7 @@ def _operations(width: int) -> tuple[Operation, Operation]:
     assert BLOCK % width == 0, "a number lies in one block"
     if width == 1:
         return np.add, np.subtract
-    if width == LONG and sys.byteorder == "little":
+    if width == LONG and np.dtype("<u4").isnative:
         return partial(_long, operation=np.add), partial(_long, operation=np.subtract)
     return partial(_carried, width=width), partial(_borrowed, width=width)
 

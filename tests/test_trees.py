@@ -1,0 +1,338 @@
+"""Sites grow boosted trees by secure sums: the same trees, to the byte, as of all records in one place."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from commands import Said, finish, free_ports, typed
+from commands import start as begun
+from pages import blocks, page
+
+from fedgossip import ConfigError, load_experiment, load_model
+from fedgossip.drivers.simulate import simulate_plan
+from fedgossip.errors import TooFewPeersError
+from fedgossip.learning.tree_file import TreeMargins, decoded_trees, encoded_trees, trees_file
+from fedgossip.learning.tree_options import tree_options
+from fedgossip.learning.tree_sums import (
+    GrowingTrees,
+    SiteMargins,
+    SiteTable,
+    TreesLayout,
+    TreesServer,
+    grown_alone,
+    stepped,
+)
+from fedgossip.learning.trees import LOGISTIC, SOFTMAX, SQUARES, TreesDesign
+from fedgossip.plans.trees import grown_from, table_of, trees_plan, trees_task
+from fedgossip.secure.exact_sums import as_vector, long_numbers, long_words, words_in
+from fedgossip.vectors import Vector
+
+SITES = 5
+CLASSES = {LOGISTIC: ("no", "yes"), SOFTMAX: ("a", "b", "c"), SQUARES: ()}
+
+
+def patients(path: Path, seed: int, rows: int) -> None:
+    rng = np.random.default_rng(seed)
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["age", "salt [mg]", "ward", "ill", "cost", "days", "still"])
+        for _ in range(rows):
+            age, salt, ward = rng.integers(20, 90), rng.normal(9e5, 2e4), rng.choice(["north", "south", "east"])
+            odds = 4 * ((age > 50) != (ward == "south")) - 2
+            ill = "yes" if rng.random() < 1 / (1 + np.exp(-odds)) else "no"
+            cost, days = f"{3 * age + rng.normal():.3f}", rng.poisson(3)
+            writer.writerow([age, f"{salt:.3f}", ward, ill, cost, days, 7])
+
+
+def toml(source: str = "trees:4x3", label: str = "ill", more: str = "") -> str:
+    others = ",".join(one for one in ("ill", "cost", "days") if one != label)
+    query = f"label={label}&drop={others}"
+    return f"""
+name = "trees"
+[data]
+source = "csv:site-{{peer}}.csv?{query}"
+test = "csv:test.csv?{query}"
+partition = {{ kind = "own" }}
+scale = "federated"
+categories = "agreed"
+agreed = "{label}.json"
+{more}
+[model]
+source = "{source}"
+[coordinator]
+clients = {SITES}
+min_clients = 3
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("trees")
+    for site in range(SITES):
+        patients(found / f"site-{site}.csv", site, 30 + 5 * site)
+    patients(found / "test.csv", 99, 40)
+    rows = [(found / f"site-{site}.csv").read_text().splitlines() for site in range(SITES)]
+    (found / "all.csv").write_text("\n".join([rows[0][0], *(row for one in rows for row in one[1:])]) + "\n")
+    (found / "ill.toml").write_text(toml())
+    (found / "cost.toml").write_text(toml("trees:3x2", "cost", '[task]\nkind = "regression"'))
+    for name in ("ill", "cost"):
+        assert typed(["data", "agree", f"{name}.toml"], found).code == 0
+    return found
+
+
+@pytest.mark.parametrize("name", ["ill", "cost"])
+def test_the_trees_are_those_of_all_records_in_one_place_to_the_byte(folder: Path, name: str) -> None:
+    plan, layout, agreed = trees_plan(load_experiment(folder / f"{name}.toml"))
+    plan, task, refused = trees_task(plan, layout, agreed, range(SITES))
+    assert not refused
+    found = []
+    for engine in ("sim", "stacked"):
+        vector = simulate_plan(plan, task=task, engine=engine).vectors[plan.coordinator]
+        found.append(encoded_trees(trees_file(grown_from(plan, layout, vector)[1])))
+    pooled = grown_alone(layout, table_of(layout, agreed, folder / "all.csv"))
+    assert {*found} == {encoded_trees(trees_file(GrowingTrees(layout, pooled)))}
+    assert b'"column": "age"' in found[0] and layout.design.constant == ("still",)
+
+
+# --- the learner ------------------------------------------------------------------------------------------------------
+
+
+def layout_of(loss: str, rows: int, *, trees: int = 5, depth: int = 3, missing: bool = False) -> TreesLayout:
+    cuts = tuple(np.linspace(-2, 2, 9).tolist())
+    return TreesLayout(
+        TreesDesign(
+            loss=loss, outcome="y", classes=CLASSES[loss], trees=trees, depth=depth, learning_rate=0.3, l2=1.0,
+            min_child_weight=0.1, min_records=5, columns=("c0", "c1"), places=(0, 1), cuts=(cuts, cuts),
+            mean=(0.0, 0.0), deviation=(1.0, 1.0), missing=missing, records=rows, suppress=5,
+        )
+    )  # fmt: skip
+
+
+def drawn(loss: str, rows: int, *, empty: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
+    """Return x, whose first column is empty where the outcome is large, as often as `empty` says; and y."""
+    rng = np.random.default_rng(7)
+    x = rng.normal(size=(rows, 2)).astype(np.float32)
+    score = x[:, 0] * np.sign(x[:, 1]) + 0.2 * rng.normal(size=rows)
+    x[(score > 0.5) & (rng.random(rows) < empty), 0] = np.nan
+    if loss == SQUARES:
+        return x, score / score.std()
+    edges = [0.0] if loss == LOGISTIC else [-0.5, 0.5]
+    return x, np.digitize(score, edges).astype(float)
+
+
+def grown(layout: TreesLayout, tables: Sequence[SiteTable], absent: Mapping[int, set[int]] | None = None) -> Vector:
+    """Return the ensemble of several sites, of which those in `absent[round]` are not there."""
+    sites, x, server = [SiteMargins(layout, one) for one in tables], layout.initial(), TreesServer(layout)
+    for number in range(layout.rounds):
+        if server.over(x):
+            break
+        there = [one for k, one in enumerate(sites) if k not in (absent or {}).get(number, set())]
+        if there:
+            told = [words for one in there if (words := words_in(one.numbers(x))) is not None]
+            total = np.sum([long_numbers(one) for one in told], axis=0)
+            x = stepped(layout, x, as_vector(long_words(total)), len(there))
+    return x
+
+
+def parted(layout: TreesLayout, x: np.ndarray, y: np.ndarray) -> list[SiteTable]:
+    bins = layout.bins.of(x)
+    return [SiteTable(bins[rows], y[rows]) for rows in np.array_split(np.arange(len(y)), 3)]
+
+
+@pytest.mark.parametrize("loss", CLASSES)
+def test_trees_tell_apart_what_no_line_does_and_are_the_same_however_the_records_are_divided(loss: str) -> None:
+    """Of x0 times the sign of x1, of which a linear model knows nothing."""
+    x, y = drawn(loss, 600)
+    layout = layout_of(loss, 600, trees=20)
+    whole = grown(layout, [SiteTable(layout.bins.of(x), y)])
+    growing = GrowingTrees(layout, whole)
+    parts = GrowingTrees(layout, grown(layout, parted(layout, x, y)))
+    assert encoded_trees(trees_file(parts)) == encoded_trees(trees_file(growing))
+    margins = TreeMargins(trees_file(growing), ("c0", "c1"))(x)
+    assert growing.losses[growing.done - 1] < 0.5 * growing.losses[0]
+    if loss == SQUARES:
+        assert np.mean((margins[:, 0] - y) ** 2) < 0.4
+    else:
+        said = margins[:, 0] > 0 if loss == LOGISTIC else margins.argmax(axis=1)
+        assert (said == y).mean() > 0.85
+
+
+def test_a_leaf_is_the_newton_step_of_its_records() -> None:
+    """-learning_rate G / (H + l2), the gain that of its two sides; of one tree of one split, by hand."""
+    x, y = drawn(LOGISTIC, 200)
+    layout = layout_of(LOGISTIC, 200, trees=1, depth=1)
+    growing = GrowingTrees(layout, grown_alone(layout, SiteTable(layout.bins.of(x), y)))
+    root = trees_file(growing).trees[0].root
+    assert root.yes is not None and root.no is not None and root.below is not None
+    share = y.mean()
+    goes = x[:, int(root.column[1])] < root.below
+    score = []
+    for side, node in ((goes, root.yes), (~goes, root.no)):
+        g, h = (share - y[side]).sum(), side.sum() * share * (1 - share)
+        assert node.records == side.sum() and node.value == pytest.approx(-0.3 * g / (h + 1.0), abs=1e-6)
+        score.append(g * g / (h + 1.0))
+    assert root.gain == pytest.approx(sum(score) / 2, rel=1e-6), "the whole has no gradient at its own mean"
+
+
+def test_empty_cells_go_where_more_is_gained() -> None:
+    x, y = drawn(LOGISTIC, 600, empty=0.8)
+    layout = layout_of(LOGISTIC, 600, missing=True)
+    file = trees_file(GrowingTrees(layout, grown(layout, parted(layout, x, y))))
+    margins = TreeMargins(file, ("c0", "c1"))(x)[:, 0]
+    table = SiteMargins(layout, SiteTable(layout.bins.of(x), y))
+    growing = GrowingTrees(layout, grown_alone(layout, table.table))
+    np.testing.assert_array_equal(margins, table.margins(growing)[:, 0])
+    assert (margins[np.isnan(x[:, 0])] > 0).mean() > 0.95, "an empty cell is a sign of the second class"
+
+
+def test_a_site_that_leaves_in_the_middle_of_a_tree_and_rounds_that_fail_do_not_end_it() -> None:
+    x, y = drawn(LOGISTIC, 600)
+    layout = layout_of(LOGISTIC, 600)
+    parts = parted(layout, x, y)
+    everybody = {0, 1, 2}
+    failed = GrowingTrees(layout, grown(layout, parts, {0: everybody, 2: everybody, 6: everybody}))
+    assert encoded_trees(trees_file(failed)) == encoded_trees(trees_file(GrowingTrees(layout, grown(layout, parts))))
+    left = GrowingTrees(layout, grown(layout, parts, {number: {2} for number in range(3, layout.rounds)}))
+    assert left.over and (left.least, left.sites, left.records) == (2, 2, 400)
+
+
+def test_no_leaf_and_no_open_node_is_smaller_than_was_agreed() -> None:
+    x, y = drawn(SOFTMAX, 300)
+    layout = layout_of(SOFTMAX, 300, depth=6)
+    growing = GrowingTrees(layout, grown(layout, parted(layout, x, y)))
+    for number in range(growing.done):
+        for output in range(3):
+            tree = growing.tree(number, output)
+            assert tree.records[: tree.size].min() >= 5
+            assert tree.records[: tree.size][tree.is_split[: tree.size]].min() >= 10
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+def typed_in(folder: Path, *words: str) -> Said:
+    return typed(list(words), folder)
+
+
+def test_what_is_printed_reads_alone_and_the_model_predicts(folder: Path, tmp_path: Path) -> None:
+    said = typed_in(folder, "fit", "ill.toml", "--to", str(tmp_path / "fit"))
+    assert said.code == 0, said
+    assert said.out.startswith("boosted trees of ill = yes: 200 records of 5 of 5 sites, 4 trees, ")
+    assert "still" in said.out and "of them over 1 to 4 records; a leaf has at least 10" in said.out
+    assert "bytes up and" in said.err and "at most 24 sums of" in said.err
+    model = load_model(tmp_path / "fit")
+    file = decoded_trees((tmp_path / "fit" / "model" / "trees.json").read_bytes(), "trees.json")
+    given = np.array([[30.0, 9e5, 0, 0, 1, 7], [80.0, 9e5, 0, 0, 1, 7], [80.0, 9e5, 1, 0, 0, 7]])
+    wards = [name for name in model.facts.columns if name.startswith("ward")]
+    assert wards == ["ward=east", "ward=north", "ward=south"] and file.outcome == "ill"
+    shares = model(given)[:, 1]
+    odds = shares / (1 - shares)
+    assert odds[0] > 1.3 * odds[1] and odds[2] > 1.3 * odds[1], "the young in the south, and the old elsewhere, are ill"
+    assert typed_in(folder, "evaluate", str(tmp_path / "fit"), "test.csv").code == 0
+    scored = ["predict", str(tmp_path / "fit"), "test.csv", "--out", str(tmp_path / "scored.csv")]
+    assert typed_in(folder, *scored).code == 0
+    changed = tmp_path / "fit" / "model" / "trees.json"
+    changed.write_bytes(changed.read_bytes().replace(b"yes", b"Yes", 1))
+    assert "not the weights" in typed_in(folder, *scored[:3], "--out", str(tmp_path / "again.csv")).err
+
+
+def test_a_regression_predicts_in_the_labels_unit(folder: Path, tmp_path: Path) -> None:
+    assert typed_in(folder, "fit", "cost.toml", "--to", str(tmp_path / "fit")).code == 0
+    low, high = load_model(tmp_path / "fit")(np.array([[25.0, 9e5, 0, 1, 0, 7], [85.0, 9e5, 0, 1, 0, 7]]))[:, 0]
+    assert 75 < low < 165 < high < 255
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["model.source=trees:100"], "how many trees, and how deep"),
+        (["model.source=trees:10x0"], "depth = 0"),
+        (["model.source=trees:10x11"], "depth = 11"),
+        (["model.source=trees:10x3?learning_rat=1"], "'learning_rat' is not known"),
+        (["model.source=trees:10x3?max_bins=many"], "not a whole number"),
+        (["model.source=trees:10x3?min_records=2"], "a leaf of so few would tell of each"),
+        (["model.source=trees:10x3?min_records=150"], "200 records, and 150 on each side"),
+        (["data.scale=source", "data.categories=refuse", "data.agreed=agreed.json"], "the columns that the sites have"),
+        (["coordinator.secure.on=false"], "trees are grown of secure sums"),
+        (["coordinator.privacy.unit=client", "coordinator.privacy.noise=1"], "exact, beside a budget"),
+        (["data.agreed=none.json"], "none.json"),
+        (["data.columns.age={low=0,high=150}"], "agreed on for other columns"),
+    ],
+    ids=lambda one: str(one)[:40],
+)
+def test_what_cannot_be_grown_is_refused(
+    folder: Path, overrides: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    with pytest.raises(ConfigError, match=message) as refused:
+        trees_plan(load_experiment(folder / "ill.toml", overrides))
+    assert refused.value.advice
+
+
+def test_sums_that_would_be_too_large_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedgossip.plans.trees.NUMBERS", 100)
+    with pytest.raises(ConfigError, match="there are at most 100"):
+        trees_plan(load_experiment(folder / "ill.toml"))
+
+
+def test_one_class_only_is_refused_before_anything_is_summed(folder: Path, tmp_path: Path) -> None:
+    for site in [*(f"site-{k}" for k in range(SITES)), "test"]:
+        text = (folder / f"{site}.csv").read_text()
+        (tmp_path / f"{site}.csv").write_text(text if site == "test" else text.replace(",yes,", ",no,"))
+    (tmp_path / "ill.toml").write_text(toml())
+    assert typed_in(tmp_path, "data", "agree", "ill.toml").code == 0
+    said = typed_in(tmp_path, "fit", "ill.toml")
+    assert said.code == 2 and "all 200 records are no" in said.err, said
+
+
+def test_nothing_is_told_where_no_level_has_come_together(folder: Path) -> None:
+    plan, layout, _ = trees_plan(load_experiment(folder / "ill.toml"))
+    with pytest.raises(TooFewPeersError):
+        grown_from(plan, layout, layout.initial())
+    assert tree_options("trees:100x6").learning_rate == 0.1
+
+
+def test_running_such_an_experiment_names_the_command(folder: Path) -> None:
+    said = typed_in(folder, "run", "ill.toml", "--no-report")
+    assert said.code == 2 and "fedgossip fit" in said.err
+
+
+@pytest.mark.long
+def test_what_the_page_shows_runs(tmp_path: Path) -> None:
+    for site in range(SITES):
+        patients(tmp_path / f"site-{site}.csv", site, 40)
+    patients(tmp_path / "test.csv", 99, 30)
+    file, commands = blocks(page("trees"))[:2]
+    (tmp_path / file.note.removeprefix("file: ")).write_text(file.text)
+    said = [typed(line.split("#")[0].split()[1:], tmp_path) for line in commands.text.splitlines()]
+    assert all(one.code == 0 for one in said), said
+
+
+@pytest.mark.long  # 6 processes; the same plan as of other fits
+@pytest.mark.sockets
+@pytest.mark.timeout(300)
+def test_over_encrypted_links_all_write_the_trees_of_the_simulation(folder: Path, tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    machines, keys = [tmp_path / f"machine{node}" for node in range(SITES + 1)], []
+    for node, machine in enumerate(machines):
+        machine.mkdir()
+        for name in ("ill.toml", "test.csv", "ill.json", *([f"site-{node}.csv"] if node < SITES else [])):
+            shutil.copy(folder / name, machine)
+        where = ["--client"] if node < SITES else ["--address", f"tcp://127.0.0.1:{port}"]
+        keys.append(typed(["keys", "new", "--id", str(node), *where], machine).out)
+    running = []
+    for node, machine in enumerate(machines):
+        (machine / "endpoints.toml").write_text("\n".join(keys))
+        command = ["fit", "ill.toml", "--endpoints", "endpoints.toml", "--out", "log", "--to", "fit"]
+        running.append(begun([*command, *(["--id", str(node)] if node < SITES else [])], machine))
+    said = [finish(one) for one in running]
+    assert [one.code for one in said] == [0] * (SITES + 1), said
+    _, layout, agreed = trees_plan(load_experiment(folder / "ill.toml"))
+    pooled = GrowingTrees(layout, grown_alone(layout, table_of(layout, agreed, folder / "all.csv")))
+    written = {(machine / "fit" / "model" / "trees.json").read_bytes() for machine in machines}
+    assert written == {encoded_trees(trees_file(pooled))}
