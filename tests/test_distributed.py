@@ -23,10 +23,11 @@ from torch import nn
 from fedgossip.errors import ConfigError, TrainingError
 from fedgossip.learning import devices
 from fedgossip.learning.batches import BatchPlan
-from fedgossip.learning.ddp import engine
-from fedgossip.learning.ddp.engine import DistributedLoop, Group
+from fedgossip.learning.ddp import processes
+from fedgossip.learning.ddp.engine import DistributedLoop
 from fedgossip.learning.ddp.group import Team
 from fedgossip.learning.ddp.ipc import Alive, Channel
+from fedgossip.learning.ddp.processes import Group
 from fedgossip.learning.ddp.shared_memory import SharedArrays
 from fedgossip.learning.sharing import OutOfMemory
 from fedgossip.learning.task import TorchTask, TrainSettings
@@ -75,8 +76,8 @@ def task_of(model: str = "test_distributed:partly", **how: Any) -> TorchTask:
 
 
 def group_of(task: TorchTask) -> Group:
-    assert isinstance(task._engine, DistributedLoop) and task._engine._group
-    return task._engine._group
+    assert isinstance(task._engine, DistributedLoop) and task._engine.standing.group
+    return task._engine.standing.group
 
 
 @contextmanager
@@ -86,8 +87,8 @@ def ended(task: TorchTask) -> Iterator[TorchTask]:
         yield task
     finally:
         assert isinstance(task._engine, DistributedLoop)
-        if task._engine._group:
-            task._engine._group.close()
+        if task._engine.standing.group:
+            task._engine.standing.group.close()
 
 
 STEP = {"momentum": 0.9, "nesterov": True, "weight_decay": 0.01, "clip_norm": 1.0}
@@ -259,7 +260,7 @@ def test_an_error_in_one_process_is_a_training_error_here_and_the_next_job_has_a
 def test_a_process_without_a_task_to_listen_to_ends_by_itself() -> None:
     ours, theirs = socket.socketpair()
     words = [sys.executable, "-m", "fedgossip.learning.ddp.worker", str(theirs.fileno())]
-    with subprocess.Popen(words, pass_fds=[theirs.fileno()], env=engine._environment(1)) as process:
+    with subprocess.Popen(words, pass_fds=[theirs.fileno()], env=processes._environment(1)) as process:
         theirs.close()
         ours.close()
         assert process.wait(60) == 0
@@ -271,8 +272,8 @@ def test_a_process_that_stands_still_is_an_error_in_bounded_time(monkeypatch: py
         task.evaluate([task.initial(0)])
         running = group_of(task)._processes
         running[0].send_signal(signal.SIGSTOP)
-        monkeypatch.setattr(engine, "SILENT_SECONDS", 0.5)
-        monkeypatch.setattr(engine, "STOP_SECONDS", 0.1)
+        monkeypatch.setattr(processes, "SILENT_SECONDS", 0.5)
+        monkeypatch.setattr(processes, "STOP_SECONDS", 0.1)
         with pytest.raises(TrainingError, match=r"within 0\.5 s"):
             task.train([Job(0, 0, task.initial(0))])
         assert all(process.returncode is not None for process in running)
@@ -331,7 +332,7 @@ def test_no_process_is_left_when_the_peer_is_gone(how: str) -> None:
 def test_whatever_interrupts_a_job_ends_the_group() -> None:
     task, closed = task_of("softmax", processes=2), []
     assert isinstance(task._engine, DistributedLoop)
-    assert task._engine._group is None  # nothing is started before the first job
+    assert task._engine.standing.group is None  # nothing is started before the first job
 
     class Interrupted:
         given = found = SharedArrays.new()
@@ -342,10 +343,10 @@ def test_whatever_interrupts_a_job_ends_the_group() -> None:
         def close(self) -> None:
             closed.append(self)
 
-    task._engine._group = Interrupted()  # type: ignore[assignment]
+    task._engine.standing.group = Interrupted()  # type: ignore[assignment]
     with pytest.raises(KeyboardInterrupt):
         task.evaluate([task.initial(0)])
-    assert len(closed) == 1 and task._engine._group is None
+    assert len(closed) == 1 and task._engine.standing.group is None
     os.close(Interrupted.given.descriptor)
 
 

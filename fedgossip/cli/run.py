@@ -193,7 +193,10 @@ def facts(summary: dict[str, Any], record: Sequence[Row] = ()) -> list[tuple[str
         whole = "" if summary["wall_seconds"] is None else f", {summary['wall_seconds']:.1f} s in all"
         rows.append(("time", f"{summary['seconds']:.2f} {kind}{whole}"))
     rows += _events(summary)
-    rows.append(("digest", summary["digest"] or "none: it did not come to its end"))
+    if "lost_updates" in summary:
+        rows.append(("lost updates", f"{100 * summary['lost_updates']:.2g} % of the elements that the processes wrote"))
+    alone = "" if summary.get("identical", True) else "  (of this run alone: processes raced)"
+    rows.append(("digest", f"{summary['digest']}{alone}" if summary["digest"] else "none: it did not come to its end"))
     return rows
 
 

@@ -34,6 +34,7 @@ from fedgossip.experiment.sections import (
 from fedgossip.learning.custom import is_function
 from fedgossip.learning.objectives import CONVEX, KINDS, objective_of
 from fedgossip.learning.per_peer import PLACE
+from fedgossip.learning.settings import HOGWILD
 from fedgossip.learning.table_schema import FEDERATED, options_of
 from fedgossip.limits import MOST, Limit, Within, limits_of
 from fedgossip.messages import WORKERS_MAX
@@ -148,6 +149,9 @@ def check_parallel(e: ParallelExperiment, where: str) -> None:
         raise ConfigError(text, 'Leave it out, or take a collective: parallel.method = "ring".')
     _check_codec(e, where)
     _check_outer(e, where)
+    if e.train.parallel == HOGWILD and not e.parallel.local:
+        text = f'{where}: train.parallel = "{HOGWILD}": its processes take steps, and [parallel] wants a gradient'
+        raise ConfigError(text, 'Set parallel.outer = { lr = 0.7 }, so that workers train; or train.parallel = "ddp".')
     if e.task.kind == "averaging":
         raise ConfigError(f"{where}: averaging has no gradient", 'Take task.kind = "quadratic", or learn from data.')
     if e.train.personal or e.train.buffers == "local":

@@ -364,7 +364,7 @@ class TaskSection(msgspec.Struct, forbid_unknown_fields=True):
 
 SINCE: dict[str, dict[str, Any]] = {
     "task": {"loss": "", "metrics": [], "examples": 1000, "nonzeros": 20, "lam": 1e-3, "positive": ""},
-    "train": {"accumulate": 1, "scaling": "none", "base_batch": 256},
+    "train": {"accumulate": 1, "scaling": "none", "base_batch": 256, "count_lost": False},
 }
 """Keys that are left out where they are as usual, for they came later than others."""
 

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from fedgossip.errors import ConfigError
 from fedgossip.learning import channels
-from fedgossip.learning.settings import TrainSettings
+from fedgossip.learning.settings import HOGWILD, TrainSettings
 
 COMPILERS = ("c++", "g++", "clang++")
 """What torch.compile writes for the CPU is C++; for CUDA it is Triton."""
@@ -55,8 +55,10 @@ def check(settings: TrainSettings, device: torch.device, module: nn.Module) -> N
         channels.check(module)
     if settings.processes > 1:
         _check_processes(settings.processes, device)
-        if settings.parallel == "fsdp":
-            _check_shards(module)
+    if settings.parallel == "fsdp":
+        _check_shards(module)
+    if settings.parallel == HOGWILD:
+        _check_buffers(module)
     if settings.processes == 1 or device.type == "cpu":  # of several GPUs each is tried by its own process
         check_precision(settings.precision, device)
     if settings.compile and device.type == "cpu" and not _compiler():
@@ -84,6 +86,13 @@ def _check_shards(module: nn.Module) -> None:
         if not parameter.dim():
             advice = "Give it the shape (1,), or use ddp."
             raise ConfigError(f'parallel = "fsdp": {name} is one number, which cannot be divided', advice)
+
+
+def _check_buffers(module: nn.Module) -> None:
+    for name, buffer in module.named_buffers():
+        if buffer.is_floating_point():
+            advice = 'Take a model without BatchNorm, cnn:small say; or parallel = "ddp".'
+            raise ConfigError(f'parallel = "{HOGWILD}": {name} is a buffer, which every process would change', advice)
 
 
 def check_precision(precision: str, device: torch.device) -> None:

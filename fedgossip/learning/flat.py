@@ -119,9 +119,14 @@ class Layout:
         """Make the module's tensors views of `flat` [length], so that one copy loads or reads the whole model."""
         tensors = self._tensors(module)
         for name, where, shape in self.places():
-            view = flat[where].view(shape)
-            view.copy_(tensors[name].detach())
-            tensors[name].data = view
+            flat[where].view(shape).copy_(tensors[name].detach())
+        self.place(module, flat)
+
+    def place(self, module: nn.Module, flat: torch.Tensor) -> None:
+        """The same, with what stands in `flat` already."""
+        tensors = self._tensors(module)
+        for name, where, shape in self.places():
+            tensors[name].data = flat[where].view(shape)
 
     def _tensors(self, module: nn.Module) -> dict[str, torch.Tensor]:
         return dict(module.named_parameters()) | dict(module.named_buffers())

@@ -50,6 +50,8 @@ class Spread:
     team: Team
     held: Held
     forward: nn.Module
+    testers: Team | None = None
+    """All processes, where they divide evaluations alone and each steps by itself."""
 
 
 class Sums(NamedTuple):
@@ -112,6 +114,7 @@ class ModuleLoop:
         self._sharing = sharing or GpuSharing()
         spread = spread or _alone(module, layout, settings, device)
         self._team, self._held, self._forward = spread.team, spread.held, spread.forward
+        self._testers = spread.testers or spread.team
         if settings.channels_last:
             channels.innermost(module)
         self._norms = [part for part in module.modules() if isinstance(part, TeamNorm)]
@@ -147,7 +150,7 @@ class ModuleLoop:
         scale = LossScale(state.get(LOSS_SCALE)) if self._settings.precision == "float16" else None
         taken = int(state[STEPS]) if STEPS in state else 0
         factors = optimizers.rates(self._settings, [job.lr], [taken], len(job.plan.counts))
-        pulls, losses, done = self._pulls_of(job.terms), [], 0
+        pulls, losses, done = self._pulls_of(job), [], 0
         with self._seeded(job.name), closing(self._gradients_of(job.plan, scale)) as gradients:
             for loss in gradients:
                 losses.append(loss)
@@ -255,17 +258,19 @@ class ModuleLoop:
             gradient.mul_(1 / scale.value)
         return scale.take(self._held.finite())
 
-    def _pulls_of(self, terms: Terms | None) -> list[tuple[int, optimizers.Pull]]:
+    def _pulls_of(self, job: Assignment) -> list[tuple[int, optimizers.Pull]]:
         """Return the terms for each value, and from which element on they hold: not for what is personal."""
+        terms = job.terms
         if terms is None or not terms.active:
             return []
         correction = np.zeros(self._layout.length, np.float32) if terms.correction is None else terms.correction
         mu, pulls = torch.tensor(terms.pull, device=self._device), []
-        for place, value in zip(self._held.places, self._held.values, strict=True):
+        for place in self._held.places:
             begin = max(0, self._p - place.start)
             shared = slice(max(0, place.start - self._p), max(0, place.stop - self._p))
             (towards,) = weights.scattered(correction, [shared], self._device)
-            pulls.append((begin, optimizers.Pull(mu, value[:, begin:].clone(), towards)))
+            (anchor,) = weights.scattered(job.vector, [shared], self._device)
+            pulls.append((begin, optimizers.Pull(mu, anchor, towards)))
         return pulls
 
     def _optimise(
@@ -298,7 +303,7 @@ class ModuleLoop:
     def _seeded(self, name: tuple[int, int]) -> Iterator[None]:
         """Let torch draw what follows from the job's name, and afterwards go on as it would have."""
         with torch.random.fork_rng(devices=[self._device] if self._device.type == "cuda" else []):
-            ids = (*name, self._team.rank) if self._team.rank else name
+            ids = (*name, self._testers.rank) if self._testers.rank else name
             root = seeds.integer(self._seed, "dropout", *ids)
             torch.default_generator.manual_seed(root)
             if self._device.type == "cuda":
@@ -357,7 +362,7 @@ class ModuleLoop:
         total, predicted = 0.0, 0
         tallies: list[Tally] = []
         for x, y in self._test.chunks(max(1, TEST_ROWS // self._sharing.pieces)):
-            mine, counts = self._team.part_of(len(x))
+            mine, counts = self._testers.part_of(len(x))
             self._say_copies(len(x))
             outputs, labels = self._module(x[mine]), y[mine]
             self._team.progressed()

@@ -26,7 +26,8 @@ SCALINGS = ("none", "linear", "sqrt")
 DEVICES = ("auto", "cpu", "cuda", "mps")
 BUFFERS = ("average", "local")
 PRECISIONS = ("float32", "bfloat16", "float16")
-PARALLEL = ("ddp", "fsdp")
+HOGWILD = "hogwild"
+PARALLEL = ("ddp", "fsdp", HOGWILD)
 OF_THE_MACHINE = ("device", "threads", "channels_last", "compile", "prefetch", "processes", "parallel")
 """What each peer chooses for its own machine: it moves where a sum is rounded, not what is learned."""
 
@@ -95,7 +96,10 @@ class TrainSettings:
     processes: Annotated[int, Within(1, MOST_PROCESSES)] = 1
     """Processes that train one client together, each its part of every batch: one per GPU, or all on the CPU."""
     parallel: Annotated[str, OneOf(PARALLEL)] = "ddp"
-    """Of several processes: "ddp", each holds the whole model; "fsdp", each holds a part of it (FSDP2)."""
+    """Of several processes: "ddp", each holds the whole model; "fsdp", each holds a part of it (FSDP2); "hogwild", all
+    step on one model in shared memory without waiting, each on batches of its own (docs/parallel.md)."""
+    count_lost: bool = False
+    """hogwild: count the updates that processes take from each other by writing at once; the record has their share."""
     portable: bool = False
     """The same bits on unlike x86-64 processors: kernels that all of them have, on the CPU, one thread.  Training takes
     longer by what the others have more: up to 3 times with AVX-512 (docs/numerics.md)."""
@@ -132,6 +136,12 @@ class TrainSettings:
 
     def _check_processes(self) -> None:
         """Raise ConfigError for what several processes cannot do together, or one alone."""
+        if self.parallel == HOGWILD:
+            self._check_hogwild()
+            return
+        if self.count_lost:
+            text = f"count_lost with parallel = {self.parallel!r}, which loses no update"
+            raise ConfigError(text, f'Leave it out, or set parallel = "{HOGWILD}".')
         if self.processes == 1:
             if self.parallel == "fsdp":
                 raise ConfigError('parallel = "fsdp" with one process', "Give processes = 2 or more, one per GPU.")
@@ -147,6 +157,23 @@ class TrainSettings:
             raise ConfigError(text, 'Use parallel = "ddp", or another optimizer.')
         if self.compile and self.parallel == "fsdp":
             raise ConfigError('compile with parallel = "fsdp"', 'Leave compile out, or use parallel = "ddp".')
+
+    def _check_hogwild(self) -> None:
+        """Raise ConfigError for what processes that do not wait for each other cannot do."""
+        where = f'parallel = "{HOGWILD}"'
+        if self.slots:
+            what = f"{self.optimizer} with momentum" if self.optimizer == "sgd" else self.optimizer
+            text = f"{what} with {where}: what it remembers would be a mixture of all processes' steps"
+            raise ConfigError(text, 'Use optimizer = "sgd" without momentum, or parallel = "ddp".')
+        if self.device not in ("auto", "cpu"):
+            advice = 'Use device = "cpu"; or parallel = "ddp", a GPU for each process.'
+            raise ConfigError(f"device = {self.device!r} with {where}, whose model lies in shared memory", advice)
+        for name, usual in (("precision", "float32"), ("compile", False)):
+            if getattr(self, name) != usual:
+                raise ConfigError(f"{name} = {getattr(self, name)!r} with {where}", f"Leave {name} out.")
+        if self.local_steps is not None and self.local_steps < self.processes:
+            text = f"local_steps = {self.local_steps} for {self.processes} processes, which take a batch each"
+            raise ConfigError(f"{text} with {where}", f"Set local_steps to {self.processes} or more.")
 
     def _check_portable(self) -> None:
         """Raise ConfigError for what would round otherwise on another machine."""

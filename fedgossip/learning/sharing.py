@@ -24,7 +24,7 @@ from torch import nn
 from fedgossip.errors import TrainingError
 from fedgossip.learning import devices, portable
 from fedgossip.learning.gpu_semaphore import Slots, ours, take_emptiest, user
-from fedgossip.learning.settings import TrainSettings
+from fedgossip.learning.settings import HOGWILD, TrainSettings
 
 Result = TypeVar("Result")
 
@@ -105,7 +105,7 @@ def settle(settings: TrainSettings, module: nn.Module, schema: str) -> tuple[tor
     """
     if settings.portable:
         portable.settle()
-    device = devices.device_for("cpu" if settings.portable else settings.device)
+    device = devices.device_for("cpu" if settings.portable or settings.parallel == HOGWILD else settings.device)
     devices.check(settings, device, module)
     if device.type != "cuda":
         return device, GpuSharing((), settings.examples_per_step)

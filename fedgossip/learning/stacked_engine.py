@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -58,6 +59,8 @@ class Outcome(NamedTuple):
     finite: bool
     skipped: int = 0
     """Steps that were not taken, because a 16-bit gradient overflowed."""
+    logged: Mapping[str, float] = MappingProxyType({})
+    """What else the record is to have of it."""
 
 
 class LayerStack:

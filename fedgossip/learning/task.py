@@ -18,7 +18,8 @@ from fedgossip.errors import ConfigError, FedgossipError, TrainingError
 from fedgossip.learning import exporting, loading, models, probing, sharing
 from fedgossip.learning.batches import Batches, BatchPlan, Indices
 from fedgossip.learning.dataset import OF_COLUMNS, Dataset
-from fedgossip.learning.ddp.engine import DistributedLoop, Source
+from fedgossip.learning.ddp.engine import DistributedLoop, ProcessesLoop, Source
+from fedgossip.learning.ddp.hogwild import HogwildLoop
 from fedgossip.learning.devices import with_float64
 from fedgossip.learning.flat import Layout
 from fedgossip.learning.holdout import LocalTests
@@ -27,7 +28,7 @@ from fedgossip.learning.module_engine import Assignment, ModuleLoop
 from fedgossip.learning.objectives import Objective, objective_of
 from fedgossip.learning.private import PoissonBatches, PrivateGradients, RecordPrivacy
 from fedgossip.learning.scoring import Scoring, check_together
-from fedgossip.learning.settings import TrainSettings
+from fedgossip.learning.settings import HOGWILD, TrainSettings
 from fedgossip.learning.shapes import Shape, shape_of
 from fedgossip.learning.stacked_engine import LayerStack, Outcome, State
 from fedgossip.learning.stretches import GradientStretches
@@ -101,17 +102,17 @@ class TorchTask:
         common = (module, self.layout, train, test, settings)
         how: Any = {"seed": seed, "criterion": criterion, "scoring": scoring, "sharing": self._sharing}
         self._privacy = privacy
-        self._engine: LayerStack | ModuleLoop | DistributedLoop
+        self._engine: LayerStack | ModuleLoop | ProcessesLoop
         self._batches: Batches | PoissonBatches
         if privacy is not None:
             _check_private(settings)
             private = PrivateGradients(module, privacy, settings, owned, seed, criterion)
             device = with_float64(device)
             self._engine = ModuleLoop(*common, **how, device=device, private=private)
-        elif settings.processes > 1:
+        elif settings.processes > 1 or settings.parallel == HOGWILD:
             source = Source(model_source, base, seed, objective)
             about: Any = {"source": source, "device": device, "scoring": scoring, "sharing": self._sharing}
-            self._engine = DistributedLoop(*common, **about)
+            self._engine = (HogwildLoop if settings.parallel == HOGWILD else DistributedLoop)(*common, **about)
         elif shape is not None and _batched(shape, train, test, settings, device, objective):
             self._engine = LayerStack(shape, train, test, settings, device, objective, scoring)
         else:
@@ -162,7 +163,12 @@ class TorchTask:
             if not (outcome.finite and math.isfinite(outcome.loss)):
                 raise _not_finite(job, self.objective.loss, outcome.loss, lr)
         return [
-            Update(outcome.difference, len(self._shares[job.node]), {**self._metrics(outcome, plan, lr), **found})
+            Update(
+                outcome.difference,
+                len(self._shares[job.node]),
+                {**self._metrics(outcome, plan, lr), **found},
+                outcome.logged,
+            )
             for job, outcome, plan, lr, found in zip(jobs, outcomes, plans, lrs, tested, strict=True)
         ]
 
@@ -197,7 +203,7 @@ class TorchTask:
 
     def gradient_in_stretches(self, job: Job, tell: Callable[[Produced], None]) -> Update:
         """See `StretchTask`.  Nothing is told of private gradients, and of those that several processes compute."""
-        knows = self._privacy is None and not isinstance(self._engine, DistributedLoop)
+        knows = self._privacy is None and not isinstance(self._engine, ProcessesLoop)
         (update,) = self._mean_gradients([job], tell if knows else None)
         return update
 
@@ -253,7 +259,7 @@ class TorchTask:
         found = []
         for job, plan, state in zip(jobs, plans, states, strict=True):
             with _named(job):
-                how = () if watched is None or isinstance(engine, DistributedLoop) else (watched,)
+                how = () if watched is None or isinstance(engine, ProcessesLoop) else (watched,)
                 found.append(engine.gradient_one(_assigned(job, plan, 0.0, state), *how))
         return found
 
@@ -386,7 +392,8 @@ def _check_kind(objective: Objective, train: Dataset, test: Dataset) -> None:
 
 def _check_private(settings: TrainSettings) -> None:
     """Raise ConfigError for settings under which examples' gradients are not taken one by one."""
-    for name, usual in (("processes", 1), ("precision", "float32"), ("compile", False), ("accumulate", 1)):
+    usual_ones = {"processes": 1, "parallel": "ddp", "precision": "float32", "compile": False, "accumulate": 1}
+    for name, usual in usual_ones.items():
         if getattr(settings, name) != usual:
             raise ConfigError(
                 f"{name} = {getattr(settings, name)!r} where single records are private", f"Leave {name} out."

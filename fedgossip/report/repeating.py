@@ -99,6 +99,8 @@ def _reasons(run: RecordedRun, e: Mapping[str, Any]) -> Iterator[str]:
         yield "the digest may be another, for torch was imported before fedgossip and took its kernels as they come"
     if str(_at(e, "train", "device")).startswith("cuda"):
         yield "the digest may be another, for a GPU rounds in ways of its own"
+    if _at(e, "train", "parallel") == "hogwild":
+        yield "the digest is another, for processes stepped on one model without waiting for each other"
     for name in ("threads", "processes"):
         count = _at(e, "train", name)
         if isinstance(count, int) and count > 1:

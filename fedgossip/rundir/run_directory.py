@@ -50,6 +50,7 @@ from fedgossip.report.reading import LAUNCHED
 from fedgossip.roles import ROLES
 from fedgossip.rundir.busiest import busiest
 from fedgossip.rundir.foretold import Foretold
+from fedgossip.rundir.races import race_facts
 from fedgossip.rundir.tracking import Tracking
 from fedgossip.rundir.trained_table import TrainedTable
 from fedgossip.scores import Score
@@ -374,6 +375,7 @@ def summarize(
         "cores": os.cpu_count(),
         "processor": kernels.processor(),
         "kernels": kernels.used(),
+        **race_facts(experiment, keeper.rows),
         **plan.facts(keeper.rows),
         **keeper.held_against_the_forecast(networks, experiment.score, whole=ended.status in (*WHOLE, PARTIAL)),
     }

@@ -13,6 +13,12 @@ from fedgossip.learning.ddp.shared_memory import ArrayPlace
 STATE = "state/"
 """Before the names of what a node remembers, among the arrays of a job."""
 
+LINE = "line"
+"""The array that the processes of a Hogwild client step on."""
+
+COUNTER = "counter"
+"""The array in which they count their writes of each element, as racily as they write."""
+
 LENGTH = struct.Struct("<I")
 
 
@@ -37,6 +43,32 @@ class Setup(msgspec.Struct, tag=True, frozen=True):
     examples: list[ArrayPlace]
     silence: float
     """Seconds after which a process that waits for another gives up."""
+
+    @property
+    def threads(self) -> int:
+        return int(self.settings["threads"])
+
+
+class RowSetup(msgspec.Struct, tag=True, frozen=True):
+    """Be process `rank` of `size`, of a table of clicks with these sizes (`sparse_logistic`); answered by Ready."""
+
+    rank: int
+    size: int
+    store: str
+    threads: int
+    sizes: tuple[int, ...]
+    count_lost: bool
+    examples: list[ArrayPlace]
+
+
+class RowOrder(msgspec.Struct, tag=True, frozen=True):
+    """Take steps `first`, `first` + size, ... before `last` of a node's, on the table that is `found`."""
+
+    node: int
+    first: int
+    last: int
+    lr: float
+    found: list[ArrayPlace]
 
 
 class TrainOrder(msgspec.Struct, tag=True, frozen=True):
@@ -73,6 +105,9 @@ class Alive(msgspec.Struct, tag=True, frozen=True):
 class TrainReply(msgspec.Struct, tag=True, frozen=True):
     loss: float
     skipped: int
+    steps: int = 0
+    written: int = 0
+    """Of a process that steps by itself: its steps, and the elements that it wrote."""
 
 
 class Evaluated(msgspec.Struct, tag=True, frozen=True):
@@ -92,7 +127,7 @@ class Failed(msgspec.Struct, tag=True, frozen=True):
     advice: str
 
 
-Message = Setup | TrainOrder | EvaluateOrder | Ready | Alive | TrainReply | Evaluated | Failed
+Message = Setup | RowSetup | TrainOrder | RowOrder | EvaluateOrder | Ready | Alive | TrainReply | Evaluated | Failed
 
 _DECODER = msgspec.msgpack.Decoder(Message)
 

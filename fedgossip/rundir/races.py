@@ -1,0 +1,19 @@
+"""What a summary tells of a run whose processes did not wait for each other (Hogwild!)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fedgossip.experiment import Experiment
+from fedgossip.learning.ddp.lost_updates import LOST
+from fedgossip.learning.settings import HOGWILD
+from fedgossip.records import PeerRow, Row
+
+
+def race_facts(experiment: Experiment, rows: Sequence[Row]) -> dict[str, Any]:
+    """Return that no other run has its bits, and the share of updates that were lost, where they were counted."""
+    if experiment.train.parallel != HOGWILD:
+        return {}
+    counted = [row.logged[LOST] for row in rows if isinstance(row, PeerRow) and row.logged and LOST in row.logged]
+    return {"identical": False, **({LOST: sum(counted) / len(counted)} if counted else {})}
