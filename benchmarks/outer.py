@@ -4,7 +4,9 @@ A transformer of characters, gpt:2-64-4, AdamW with a cosine schedule, the same 
 loss on a twentieth of the plays, at equal numbers of characters, and how many times fewer bytes are sent; then what
 share of the time processors work over simulated links of 50 Mbit/s and 30 ms, where a step takes 10 ms.
 
-    python benchmarks/outer.py [TEXT [STEPS]]       about 7 minutes of processor time for 2000 steps
+    python benchmarks/outer.py [TEXT [STEPS]]       about 20 minutes of processor time for 2000 steps
+
+    python benchmarks/outer.py --kills              workers that are killed every 30 s, on digits
 
 Without TEXT 50 steps on its own source, as a play of four.
 """
@@ -26,10 +28,21 @@ MILD = {"lr": 1.0, "beta": 0.5}
 
 WAYS: dict[str, tuple[int, dict[str, Any]]] = {
     "every step": (1, {}),
+    "H = 27, qsgd:7": (27, {"outer": MILD, "codec": "qsgd:7"}),
     "H = 50, 0.7 and 0.9": (50, {"outer": {"lr": 0.7, "beta": 0.9}}),
     "H = 50": (50, {"outer": MILD}),
     "H = 50, top-k:0.02": (50, {"outer": {"lr": 1.0, "beta": 0.0}, "codec": "top-k:0.02"}),
+    "H = 50, top-k:0.02, 0.7 and 0.9": (50, {"outer": {"lr": 0.7, "beta": 0.9}, "codec": "top-k:0.02"}),
+    "H = 50, int8:256": (50, {"outer": MILD, "codec": "int8:256"}),
+    "H = 27": (27, {"outer": MILD}),
+    "H = 27, qsgd:7, 0.7 and 0.9": (27, {"outer": {"lr": 0.7, "beta": 0.9}, "codec": "qsgd:7"}),
+    "H = 27, top-k:0.08": (27, {"outer": MILD, "codec": "top-k:0.08"}),
+    "H = 20, qsgd:3": (20, {"outer": MILD, "codec": "qsgd:3"}),
+    "H = 10": (10, {"outer": MILD}),
+    "H = 10, sign": (10, {"outer": {"lr": 1.0, "beta": 0.0}, "codec": "sign"}),
 }
+SHORT = 5
+"""The first so many are in the short form, on the benchmark's own source."""
 """(local steps, more of [parallel])"""
 
 
@@ -77,19 +90,43 @@ def own_play(folder: str) -> str:
     return str(place)
 
 
-def table(text: str, steps: int) -> None:
+def kills() -> None:
+    """Print what workers killed every 30 s of virtual time cost: losses on digits, and seconds, without and with."""
+    print("one of four killed every 30 s, back 3 s later: test loss, seconds; undisturbed and with kills")
+    crash = {"kind": "crash", "every": 30.0, "after": 3.0}
+    for codec in ("", "top-k:0.1"):
+        for delay in (0, 1):
+            content = {
+                "rounds": 80,
+                "model": {"source": "mlp:64-32-10"},
+                "train": {"device": "cpu", "lr": 0.05, "local_steps": 25},
+                "parallel": {"workers": WORKERS, "method": "ring", "codec": codec, "outer": {**MILD, "delay": delay}},
+                "simulation": {"training": 2.5},
+                "eval": {"every": 80},
+            }
+            runs = [fedgossip.simulate({**content, "faults": faults}).summary for faults in ([], [crash])]
+            told = "  ".join(f"{one['test_loss']:.4f} {one['seconds']:.1f}" for one in runs)
+            print(f"{codec or 'whole':10} delay = {delay}  {told}", flush=True)
+
+
+def table(text: str, steps: int, ways: dict[str, tuple[int, dict[str, Any]]]) -> None:
     """Print a line for each way."""
     least = None
     print(f"{steps} steps: nats per character, to every step's; times fewer bytes; share computing, with delay = 1")
-    for name, (local, more) in WAYS.items():
+    for name, (local, more) in ways.items():
         loss, sent = learned(text, steps, local, more)
         least = least or (loss, sent)
         shares = [share_computing(local, one) for one in (more, late(more))]
         times = f"{loss:.4f} {loss / least[0]:.3f}  {least[1] / sent:6.1f}"
-        print(f"{name:22} {times}  {shares[0]:.2f} {shares[1]:.2f}", flush=True)
+        print(f"{name:32} {times}  {shares[0]:.2f} {shares[1]:.2f}", flush=True)
 
 
 if __name__ == "__main__":
+    if "--kills" in sys.argv[1:]:
+        kills()
+        sys.exit()
     with TemporaryDirectory() as folder:
-        given = len(sys.argv) > 1
-        table(sys.argv[1] if given else own_play(folder), int((*sys.argv, 2000)[2]) if given else 50)
+        if len(sys.argv) > 1:
+            table(sys.argv[1], int((*sys.argv, 2000)[2]), WAYS)
+        else:
+            table(own_play(folder), 50, dict(list(WAYS.items())[:SHORT]))
