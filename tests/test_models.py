@@ -8,6 +8,7 @@ import torch
 
 from fedgossip.errors import ConfigError
 from fedgossip.learning import models
+from fedgossip.learning.architectures import architecture
 from fedgossip.learning.flat import Layout
 
 SOURCES = [
@@ -41,6 +42,14 @@ def test_first_weights_are_a_function_of_the_seed(source, shape, vocabulary, out
     layout = Layout.from_module(first)
     assert np.array_equal(layout.read(first), layout.read(again))
     assert not np.array_equal(layout.read(first), layout.read(other))
+
+
+@pytest.mark.parametrize("buffers", ["average", "local"])
+@pytest.mark.parametrize(("source", "shape", "vocabulary", "out"), SOURCES)
+def test_sizes_alone_give_the_layout_of_the_module(source, shape, vocabulary, out, buffers):
+    sized = architecture(source, shape, 10, vocabulary)
+    layout = Layout.from_module(models.build(source, shape, 10, 0, vocabulary), buffers)
+    assert Layout.of(sized.parameters, sized.buffers, buffers) == layout
 
 
 @pytest.mark.parametrize(

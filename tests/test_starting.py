@@ -4,33 +4,65 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 from sklearn import datasets
 
+from fedgossip.cli import cli
 from fedgossip.errors import ConfigError
-from fedgossip.learning import bundled
+from fedgossip.learning import bundled, untrained
 
-LOADED = """
+SMALL = """
+rounds = 2
+topology = { graph = "regular:3", n = 8 }
+data = { source = "digits" }
+model = { source = "cnn:small-bn" }
+"""
+
+AVERAGING = """
+rounds = 2
+topology = { graph = "ring", n = 4 }
+task = { kind = "averaging" }
+"""
+
+WITHOUT_TORCH = [
+    "doctor",
+    "topology list",
+    "topology show ring --n 8",
+    "topology audit ring --n 8",
+    "explain train.lr",
+    "explain run",
+    "forecast small.toml --level graph",
+    "run small.toml --dry-run",
+    "run averaging.toml --no-report --out new",
+    "runs .",
+    "report new",
+    "watch new --once",
+]
+"""Commands that compute no model.  One process types them all, for what one has loaded stays."""
+
+TYPED = """
 import sys
-from fedgossip.cli import main
-try:
-    main()
-except SystemExit as end:
-    print(end.code, *sorted({"torch", "sklearn", "scipy.stats", "matplotlib"} & set(sys.modules)))
+from fedgossip.cli import cli
+for words in sys.argv[1:]:
+    code = cli(words.split(), standalone_mode=False)
+    print("typed", code or 0, words, *sorted({"torch", "sklearn", "scipy.stats"} & set(sys.modules)))
 """
 
 
 @pytest.mark.sockets
-@pytest.mark.parametrize("words", [["doctor"], ["topology", "show", "ring", "--n", "8"]])
-def test_a_command_that_computes_no_model_loads_no_torch(words: list[str]) -> None:
+def test_commands_that_compute_no_model_load_no_torch(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
-    if torch.version.cuda or torch.version.hip:
-        pytest.skip("a torch for GPUs is asked for them")
-    command = [sys.executable, "-c", LOADED, *words]
-    said = subprocess.run(command, check=False, capture_output=True, text=True, timeout=100)
-    assert said.stdout.splitlines()[-1] == "0", said.stdout + said.stderr
+    gpu = bool(torch.version.cuda or torch.version.hip)
+    wanted = [words for words in WITHOUT_TORCH if not (gpu and words == "doctor")]  # a torch for GPUs is asked for them
+    (tmp_path / "small.toml").write_text(SMALL)
+    (tmp_path / "averaging.toml").write_text(AVERAGING)
+    command = [sys.executable, "-c", TYPED, *wanted]
+    said = subprocess.run(command, check=False, capture_output=True, text=True, timeout=300, cwd=tmp_path)
+    typed = [line for line in said.stdout.splitlines() if line.startswith("typed ")]
+    assert typed == [f"typed 0 {words}" for words in wanted], said.stdout[-2000:] + said.stderr[-2000:]
 
 
 def test_bundled_data_are_those_of_the_library() -> None:
@@ -50,3 +82,29 @@ def test_data_that_are_not_there_are_named_with_what_to_install(monkeypatch: pyt
     with pytest.raises(ConfigError, match=r"digits\.csv\.gz") as refused:
         bundled.digits()
     assert "pip install" in refused.value.advice
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        'topology = { graph = "ring", n = 4 }',
+        "coordinator = { clients = 4 }",
+        'parallel = { method = "ring", workers = 4, codec = "powersgd:2" }',
+    ],
+)
+def test_a_dry_run_says_without_torch_what_it_says_with_it(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "e.toml").write_text(f"""
+rounds = 2
+{kind}
+data = {{ source = "digits" }}
+model = {{ source = "mlp:64-32-10" }}
+train = {{ device = "cpu" }}
+""")
+    said = []
+    for _ in range(2):
+        assert not cli(["run", str(tmp_path / "e.toml"), "--dry-run", "--json"], standalone_mode=False)
+        said.append(capsys.readouterr().out)
+        monkeypatch.setattr(untrained, "untrained", lambda *_: None)  # as for a model that only its module knows
+    assert said[0] == said[1]

@@ -17,7 +17,7 @@ def show_plan(plan: Plan, *, as_json: bool) -> None:
     from fedgossip.plans import compose
 
     with talk_to_stderr() if as_json else contextlib.nullcontext():
-        task, shares = compose.task_of(plan.experiment, plan.learners)
+        task, shares = compose.task_of_dry_run(plan.experiment, plan.learners)
         plan = plan.with_shares(shares)
         last = plan.n - 1
         plan.machine(last, task.initial(last), task.schema, own=plan.simulated(last))

@@ -234,7 +234,7 @@ def stated(experiment: Path, overrides: Sequence[str], seed: int | None) -> tupl
     made = compose.plan(load_experiment(experiment, overrides, seed=seed))
     if not isinstance(made, FederationPlan):
         raise ConfigError(f"{experiment} has no [coordinator]", "Plans are approved by the clients of a coordinator.")
-    task, _ = compose.task_of(made.experiment, made.learners, [])
+    task, _ = compose.task_of_dry_run(made.experiment, made.learners, [])
     return made, statement_of(made, task)
 
 

@@ -87,11 +87,12 @@ def run(
     as_json: bool,
 ) -> int:
     """Run the experiment in the file EXPERIMENT."""
-    from fedgossip.drivers import resume
     from fedgossip.experiment import load_experiment
     from fedgossip.plans import compose
 
     if stopped:
+        from fedgossip.drivers import resume
+
         on = resume.engine_of(stopped)
         source = experiment or resume.experiment_in(stopped)
     else:
@@ -122,6 +123,8 @@ def run(
     else:
         show(finished, report=report)
     if exit_code(finished) == 130 and finished.directory:
+        from fedgossip.drivers import resume
+
         echo(f"To go on: {resume.line(finished.directory)}", err=True)
     return exit_code(finished)
 

@@ -227,15 +227,19 @@ _OPTIONS: Mapping[str, tuple[str, ...]] = {
 def _read(
     kind: str, path: Path | None, options: Mapping[str, str], class_names: tuple[str, ...], task: str
 ) -> Dataset:
-    from fedgossip.learning import arrow, bundled, cifar, idx, images, leaf, tables, text
+    if kind in BUNDLED:
+        from fedgossip.learning import bundled
+
+        return {"digits": bundled.digits, "breast-cancer": bundled.breast_cancer, "diabetes": bundled.diabetes}[kind]()
+    return _read_file(kind, path, options, class_names, task)
+
+
+def _read_file(
+    kind: str, path: Path | None, options: Mapping[str, str], class_names: tuple[str, ...], task: str
+) -> Dataset:
+    from fedgossip.learning import arrow, cifar, idx, images, leaf, tables, text
 
     match kind:
-        case "digits":
-            return bundled.digits()
-        case "breast-cancer":
-            return bundled.breast_cancer()
-        case "diabetes":
-            return bundled.diabetes()
         case "csv":
             return tables.read_csv(_there(path), options, class_names, task)
         case "npz":

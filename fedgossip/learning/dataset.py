@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,7 +14,8 @@ import numpy.typing as npt
 
 from fedgossip.errors import ConfigError
 from fedgossip.learning.encodings import TableEncoding
-from fedgossip.learning.objectives import CLASSIFICATION, LANGUAGE, MULTI_LABEL, REGRESSION
+from fedgossip.learning.objectives import CLASSIFICATION, LANGUAGE, MULTI_LABEL, REGRESSION, Objective
+from fedgossip.machine import NodeId
 
 Indices = npt.NDArray[np.int64]
 
@@ -222,6 +224,26 @@ def check_classes(where: str, labels: npt.NDArray[Any]) -> None:
             f"{where}: the labels are {len(different)} different numbers in {len(labels)} examples: that is regression",
             'Set task.kind = "regression", or make classes of the numbers (low, middle, high).',
         )
+
+
+def check_kind(objective: Objective, train: Dataset, test: Dataset) -> None:
+    """Raise ConfigError where the labels are not of the kind that is to be learned."""
+    for data in (train, test):
+        if data.kind != objective.kind:
+            advice = f'Set task.kind = "{data.kind}", or take other labels.'
+            text = f"{data.name}: its labels are for {data.kind}, and the task is {objective.kind}"
+            raise ConfigError(text, advice)
+
+
+def check_shares(shares: Mapping[NodeId, Indices], examples: int) -> None:
+    """Raise ConfigError for a node without examples, or with places that are none of the set."""
+    for node, share in shares.items():
+        if len(share) == 0:
+            raise ConfigError(f"node {node} has no training example", "Use fewer peers or another partition.")
+        if int(np.min(share)) < 0 or int(np.max(share)) >= examples:
+            raise ConfigError(
+                f"node {node}: example {int(np.max(share))} of {examples}", "Were the shares drawn from another set?"
+            )
 
 
 def group_ids(names: npt.NDArray[Any]) -> tuple[Indices, tuple[str, ...]]:

@@ -9,14 +9,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import nn
 
 from fedgossip.errors import ConfigError
 from fedgossip.task import Segment
 from fedgossip.vectors import Vector, empty, frozen
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+Shapes = Sequence[tuple[str, tuple[int, ...]]]
+"""Names and shapes."""
 
 
 @dataclass(frozen=True)
@@ -42,13 +48,17 @@ class Layout:
 
         Raises ConfigError where nothing is trained and shared.
         """
-        trained = [one for one in _trained(module) if not _matches(one[0], personal)]
-        kept = [(name, tuple(b.shape)) for name, b in module.named_buffers() if b.is_floating_point()]
-        if not trained:
+        return cls.of(_trained(module), _floating(module), buffers, personal)
+
+    @classmethod
+    def of(cls, trained: Shapes, floating: Shapes, buffers: str = "average", personal: Sequence[str] = ()) -> Layout:
+        """`from_module` of a module with these trained parameters and floating buffers."""
+        shared = [one for one in trained if not _matches(one[0], personal)]
+        if not shared:
             advice = "Is requires_grad off everywhere, or every layer personal?"
             raise ConfigError("the model has no parameter to train and to share", advice)
-        both = trained + (kept if buffers == "average" else [])
-        parameters = sum(math.prod(shape) for _, shape in trained)
+        both = [*shared, *(floating if buffers == "average" else [])]
+        parameters = sum(math.prod(shape) for _, shape in shared)
         return cls(tuple(name for name, _ in both), tuple(shape for _, shape in both), parameters)
 
     @classmethod
@@ -109,6 +119,8 @@ class Layout:
             raise ConfigError(
                 f"a vector of {vector.size} elements for a model of {self.length}", "Is it another model's?"
             )
+        import torch  # here alone: a dry run makes layouts, and loads none
+
         tensors = self._tensors(module)
         with torch.no_grad():
             for name, where, shape in self.places():
@@ -134,6 +146,10 @@ class Layout:
 
 def _trained(module: nn.Module) -> list[tuple[str, tuple[int, ...]]]:
     return [(name, tuple(p.shape)) for name, p in module.named_parameters() if p.requires_grad]
+
+
+def _floating(module: nn.Module) -> list[tuple[str, tuple[int, ...]]]:
+    return [(name, tuple(b.shape)) for name, b in module.named_buffers() if b.is_floating_point()]
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:

@@ -17,7 +17,7 @@ import torch
 from fedgossip.errors import ConfigError, FedgossipError, TrainingError
 from fedgossip.learning import exporting, loading, models, probing, sharing
 from fedgossip.learning.batches import Batches, BatchPlan, Indices
-from fedgossip.learning.dataset import OF_COLUMNS, Dataset
+from fedgossip.learning.dataset import OF_COLUMNS, Dataset, check_kind, check_shares
 from fedgossip.learning.ddp.engine import DistributedLoop, ProcessesLoop, Source
 from fedgossip.learning.ddp.hogwild import HogwildLoop
 from fedgossip.learning.devices import with_float64
@@ -76,9 +76,9 @@ class TorchTask:
         objective: Objective | None = None,
     ) -> None:
         objective = objective or objective_of(train.kind, "", ())
-        _check_kind(objective, train, test)
+        check_kind(objective, train, test)
         owned = shares if isinstance(shares, Mapping) else dict(enumerate(shares))
-        _check_shares(owned, len(train))
+        check_shares(owned, len(train))
         torch.set_num_threads(settings.threads)
         vocabulary = len(train.vocabulary) if train.vocabulary is not None else None
         module = models.build(model_source, train.shape, train.outputs, seed, vocabulary, base=base)
@@ -381,15 +381,6 @@ def _named(job: Job) -> Iterator[None]:
         ) from error
 
 
-def _check_kind(objective: Objective, train: Dataset, test: Dataset) -> None:
-    """Raise ConfigError where the labels are not of the kind that is to be learned."""
-    for data in (train, test):
-        if data.kind != objective.kind:
-            advice = f'Set task.kind = "{data.kind}", or take other labels.'
-            text = f"{data.name}: its labels are for {data.kind}, and the task is {objective.kind}"
-            raise ConfigError(text, advice)
-
-
 def _check_private(settings: TrainSettings) -> None:
     """Raise ConfigError for settings under which examples' gradients are not taken one by one."""
     usual_ones = {"processes": 1, "parallel": "ddp", "precision": "float32", "compile": False, "accumulate": 1}
@@ -397,16 +388,6 @@ def _check_private(settings: TrainSettings) -> None:
         if getattr(settings, name) != usual:
             raise ConfigError(
                 f"{name} = {getattr(settings, name)!r} where single records are private", f"Leave {name} out."
-            )
-
-
-def _check_shares(shares: Mapping[NodeId, Indices], examples: int) -> None:
-    for node, share in shares.items():
-        if len(share) == 0:
-            raise ConfigError(f"node {node} has no training example", "Use fewer peers or another partition.")
-        if int(np.min(share)) < 0 or int(np.max(share)) >= examples:
-            raise ConfigError(
-                f"node {node}: example {int(np.max(share))} of {examples}", "Were the shares drawn from another set?"
             )
 
 

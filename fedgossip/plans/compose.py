@@ -16,7 +16,7 @@ from fedgossip.learning.settings import OF_THE_MACHINE
 from fedgossip.likeness import NOT_SAID, Likeness
 from fedgossip.messages import Hello
 from fedgossip.plans.plan import Plan, hash_of, without_folders
-from fedgossip.plans.tasks import DataShares, centralised, task_of
+from fedgossip.plans.tasks import DataShares, centralised, task_of, task_of_dry_run
 from fedgossip.task import LocalTask, checked_task, model_likeness, require_gradients, table_of
 from fedgossip.version import __version__
 
@@ -30,6 +30,7 @@ __all__ = [
     "plan",
     "processor_of",
     "task_of",
+    "task_of_dry_run",
     "versions",
 ]
 

@@ -89,6 +89,28 @@ def task_of(
     return _learning(experiment, range(n) if held is None else held, n, entropy)
 
 
+def task_of_dry_run(
+    experiment: Experiment, n: int, held: Sequence[NodeId] | None = None
+) -> tuple[LocalTask, DataShares]:
+    """Make the task of a run that is looked at and not begun: its layout, its examples, no weights.
+
+    `held` as in `task_of`.  Torch is imported where the name of a model does not say its layout, or settings are to be
+    tried.  Raises ConfigError as `task_of`.
+    """
+    e = experiment
+    private = e.budget is not None and e.budget.unit == "record"
+    if not e.learns or e.task.kind == CONVEX or word_table(e.model.source) or e.data.local_test or private:
+        return task_of(e, n, held)
+    from fedgossip.learning.untrained import untrained
+
+    found, described = _read(e, range(n) if held is None else held, n)
+    objective = replace(e.objective, kind=found.train.kind)
+    outlined = untrained(found.train, found.test, found.shares, e.model.source, e.train, objective)
+    if outlined is None:
+        return _by_torch(e, found, described, None)
+    return outlined, replace(described, trained_on={node: len(share) for node, share in found.shares.items()})
+
+
 def centralised(experiment: Experiment, n: int) -> dict[str, float]:
     """Train one model on all peers' data with as many steps, of as many examples, as all peers took together.
 
@@ -205,18 +227,8 @@ def _learning(
     experiment: Experiment, held: Sequence[NodeId], n: int, entropy: Entropy | None
 ) -> tuple[LocalTask, DataShares]:
     e = experiment
-    found = examples_of(e, held, n)
+    found, described = _read(e, held, n)
     train, shares = found.train, found.shares
-    tested = _test_set(e, len(found.test))
-    described = DataShares(e.data.source, train.classes or None, test=tested, digest=found.digest)
-    if len(shares) == n:
-        described = replace(described, sizes=[len(shares[node]) for node in range(n)])
-    if len(shares) == n and train.kind in (CLASSIFICATION, LANGUAGE):
-        labels = train.labels
-        counts = [np.bincount(labels[shares[node]], minlength=train.classes).tolist() for node in range(n)]
-        described = replace(described, counts=counts)
-
-    train = _flipped(e, train, shares)
     if e.task.kind == CONVEX:
         from fedgossip.learning.convex import ConvexTask
 
@@ -227,24 +239,43 @@ def _learning(
         from fedgossip.learning.words import WordsTask
 
         return WordsTask(train, found.test, shares, sizes, e.train, e.seed), described
+    return _by_torch(e, found, described, entropy)
 
+
+def _read(e: Experiment, held: Sequence[NodeId], n: int) -> tuple[SharedExamples, DataShares]:
+    """Return the examples as they are learned from, and what there is to say of them."""
+    found = examples_of(e, held, n)
+    train, shares = found.train, found.shares
+    tested = _test_set(e, len(found.test))
+    described = DataShares(e.data.source, train.classes or None, test=tested, digest=found.digest)
+    if len(shares) == n:
+        described = replace(described, sizes=[len(shares[node]) for node in range(n)])
+    if len(shares) == n and train.kind in (CLASSIFICATION, LANGUAGE):
+        labels = train.labels
+        counts = [np.bincount(labels[shares[node]], minlength=train.classes).tolist() for node in range(n)]
+        described = replace(described, counts=counts)
+    return replace(found, train=_flipped(e, train, shares)), described
+
+
+def _by_torch(
+    e: Experiment, found: SharedExamples, described: DataShares, entropy: Entropy | None
+) -> tuple[LocalTask, DataShares]:
     from fedgossip.learning.holdout import kept_apart
     from fedgossip.learning.task import TorchTask
 
     share = e.data.local_test
-    shares, kept = kept_apart(shares, share, e.seed) if share else (shares, None)
-    privacy = _record_privacy(e, entropy)
-    settings = e.model.source, e.train
+    shares, kept = kept_apart(found.shares, share, e.seed) if share else (found.shares, None)
     task = TorchTask(
-        train,
+        found.train,
         found.test,
         shares,
-        *settings,
+        e.model.source,
+        e.train,
         seed=e.seed,
         rounds=e.rounds,
         kept=kept,
-        privacy=privacy,
-        objective=replace(e.objective, kind=train.kind),
+        privacy=_record_privacy(e, entropy),
+        objective=replace(e.objective, kind=found.train.kind),
     )
     return task, replace(described, trained_on={node: len(share) for node, share in shares.items()})
 

@@ -289,6 +289,10 @@ def _positions(n: int, positions: npt.ArrayLike | None, name: str) -> FloatArray
     return array
 
 
+FEW_ENTRIES = 1 << 16
+"""As many are in order after some milliseconds; scipy.sparse takes 70 to be there."""
+
+
 def _csr(n: int, rows: IntArray, columns: IntArray) -> Csr:
     starts, ids, _ = in_rows(n, rows, columns, np.empty(len(rows), np.int8))
     ids.flags.writeable = starts.flags.writeable = False
@@ -296,10 +300,15 @@ def _csr(n: int, rows: IntArray, columns: IntArray) -> Csr:
 
 
 def in_rows(n: int, rows: IntArray, columns: IntArray, values: npt.NDArray[Any]) -> tuple[IntArray, IntArray, Any]:
-    """Return entries by rows, columns ascending in each: (starts [n + 1], columns, values).
+    """Return entries by rows, columns ascending in each: (starts [n + 1], columns, values); each entry comes once.
 
-    By counting, which takes one pass where the columns of a row already come in their order; else they are sorted.
+    By counting, which takes one pass where the columns of a row already come in their order; else they are sorted, as
+    are few: a library that counts takes longer to load than they take.
     """
+    if len(rows) <= FEW_ENTRIES:
+        order = np.lexsort((columns, rows))
+        starts = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=n))])
+        return starts.astype(np.int64), columns[order].astype(np.int64), values[order]
     from scipy.sparse import coo_array
 
     found = coo_array((values, (rows, columns)), shape=(n, n)).tocsr()

@@ -1,0 +1,87 @@
+"""The task of a run that is looked at and not begun: its layout, without torch, and without weights.
+
+`fedgossip run --dry-run` wants sizes, names and a schema.  Models that have a name say them by `architectures`; where
+settings, a device or code of the user's own are to be tried, `untrained` gives None, and TorchTask finds out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
+
+import numpy as np
+
+from fedgossip.learning.architectures import architecture
+from fedgossip.learning.dataset import Dataset, Indices, check_kind, check_shares
+from fedgossip.learning.flat import Layout
+from fedgossip.learning.objectives import Objective
+from fedgossip.learning.settings import TrainSettings
+from fedgossip.machine import NodeId
+from fedgossip.task import Job, Segment, Update
+from fedgossip.vectors import Vector, frozen
+
+
+class Untrained:
+    """A LocalTask with the layout of a model, whose every node begins with zeros, and which trains nothing."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self._zeros = frozen(np.zeros(layout.length, layout.dtype))
+
+    @property
+    def length(self) -> int:
+        return self.layout.length
+
+    @property
+    def dtype(self) -> np.dtype[np.floating]:
+        return self.layout.dtype
+
+    @property
+    def schema(self) -> str:
+        return self.layout.schema
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        return self.layout.segments
+
+    def initial(self, node: NodeId) -> Vector:  # noqa: ARG002
+        return self._zeros
+
+    def train(self, jobs: Sequence[Job]) -> Sequence[Update]:  # noqa: ARG002
+        _nothing()
+
+    def evaluate(self, vectors: Sequence[Vector]) -> Sequence[Mapping[str, float]]:  # noqa: ARG002
+        _nothing()
+
+
+def _nothing() -> NoReturn:
+    raise AssertionError("a dry run trains and measures nothing")
+
+
+def untrained(
+    train: Dataset,
+    test: Dataset,
+    shares: Mapping[NodeId, Indices],
+    source: str,
+    settings: TrainSettings,
+    objective: Objective,
+) -> Untrained | None:
+    """Return the task of these examples as a dry run needs it; None where torch has to be asked.
+
+    Raises ConfigError as TorchTask does.
+    """
+    if not _usual(settings) or objective.functions:
+        return None
+    check_kind(objective, train, test)
+    check_shares(shares, len(train))
+    vocabulary = len(train.vocabulary) if train.vocabulary is not None else None
+    sized = architecture(source, train.shape, train.outputs, vocabulary)
+    if sized is None:
+        return None
+    return Untrained(Layout.of(sized.parameters, sized.buffers, settings.buffers))
+
+
+def _usual(settings: TrainSettings) -> bool:
+    """Whether nothing is asked of the machine or of the model that may not be there."""
+    plain = settings.device in ("auto", "cpu") and not settings.as_modules and not settings.portable
+    return plain and settings.parallel == "ddp" and not settings.stays
