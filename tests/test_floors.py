@@ -28,7 +28,7 @@ FLOORS = [
     {"plans"},
     {"rundir"},
     {"drivers", "watching"},
-    {"sweeping", "advising", "releasing"},
+    {"sweeping", "advising", "releasing", "edge"},
     {"loops", "board", "paradigms", "reproducing"},
     {"cli"},
 ]
@@ -38,7 +38,10 @@ PURE = {"abc", "numpy", "dataclasses", "functools", "typing", "collections", "__
 """All that a protocol may import beside fedgossip: no zmq, torch, time, threading, asyncio, random, logging, os."""
 
 HOMES = {
-    "torch": {"learning"},
+    "torch": {"learning", "edge"},
+    "onnx": {"edge"},
+    "onnxruntime": {"edge"},
+    "onnxscript": {"edge"},
     "sklearn": {"learning"},
     "zmq": {"net", "cli"},
     "cryptography": {"net", "secure"},

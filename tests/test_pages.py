@@ -18,6 +18,7 @@ FOLLOWED = ("experiments", "graphs", "faults", "machines", "parallel")
 FOLLOWED += ("sweeps", "topologies", "advise", "codecs", "outer", "convex")
 ELSEWHERE = {
     "coordinator": "tests/test_pilot.py",
+    "edge": "tests/test_edge.py",
     "for-boards": "tests/test_pilot.py",
     "glm": "tests/test_glm.py",
     "journeys": "tests/test_journeys.py",

@@ -43,6 +43,7 @@ COMMANDS = {
     "collect": ("fedgossip.cli.runs", "Put the folders of a run's peers together into one run."),
     "data": ("fedgossip.cli.data", "Agree on columns and statistics with other sites, as secure sums."),
     "predict": ("fedgossip.cli.predict", "Score the rows of a table with a model that a run has left."),
+    "model": ("fedgossip.cli.model", "A trained model for small machines: as an ONNX file, and measured."),
     "evaluate": ("fedgossip.cli.evaluate", "Measure a model on labelled examples: one's own, or those of all sites."),
     "release": ("fedgossip.cli.release", "A model with its card, privacy, lineage and logs in one signed file."),
     "fit": ("fedgossip.cli.fit", "Fit a linear, logistic or Poisson model to all sites' tables, by secure sums."),

@@ -15,18 +15,15 @@ import torch
 from torch import nn
 
 from fedgossip.errors import ConfigError, FedgossipError, TrainingError
-from fedgossip.learning import data, models
+from fedgossip.learning import models
 from fedgossip.learning.dataset import OF_COLUMNS, Dataset
 from fedgossip.learning.exporting import parts_of
-from fedgossip.learning.losses import Criterion, fitted
+from fedgossip.learning.losses import fitted
+from fedgossip.learning.measuring import ROWS, Measuring, as_learned, like_of
 from fedgossip.learning.model_files import CODE, RATES, TREES_FILE, ModelFacts, content_of, facts_of, found, tensors_of
-from fedgossip.learning.objectives import LANGUAGE, MULTI_LABEL, REGRESSION, Objective
-from fedgossip.learning.scoring import Scoring
+from fedgossip.learning.objectives import MULTI_LABEL, REGRESSION, Objective
 from fedgossip.learning.sources import code_of
 from fedgossip.learning.tree_file import TreeMargins, decoded_trees
-
-ROWS = 512
-"""Examples at a time."""
 
 
 class LoadedModel:
@@ -65,46 +62,17 @@ class LoadedModel:
     @property
     def like(self) -> Dataset:
         """One example of nothing, with the columns, classes and scales of what the model learned from."""
-        f = self.facts
-        text, columns = f.kind == LANGUAGE or f.vocabulary is not None, f.kind in OF_COLUMNS
-        y = np.zeros((1, *f.shape) if f.kind == LANGUAGE else (1,), np.int64)
-        return Dataset(
-            "the model",
-            np.zeros((1, *f.shape), np.int64 if text else np.float32),
-            np.zeros((1, f.outputs), np.float32) if columns else y,
-            0 if columns else f.outputs,
-            vocabulary=f.vocabulary,
-            columns=f.columns,
-            class_names=f.classes if f.labels and not columns else (),
-            kind=f.kind,
-            label_names=f.labels,
-            encoding=f.encoding,
-            mean=f.scale.mean if f.scale else (),
-            deviation=f.scale.deviation if f.scale else (),
-            label_mean=f.label_scale.mean if f.label_scale else (),
-            label_deviation=f.label_scale.deviation if f.label_scale else (),
-        )
+        return like_of(self.facts)
 
     def evaluate(self, examples: Dataset) -> dict[str, float]:
         """Return "loss" and the metrics of the run, on examples as they were read: not scaled.
 
         Raises ConfigError where they are of another shape or kind.
         """
-        if examples.kind != self.facts.kind:
-            text = f"{examples.name}: its labels are for {examples.kind}, and the model is for {self.facts.kind}"
-            raise ConfigError(text, "Name examples of what the model learned.")
-        scaled = data.standardised(examples, self.like)
-        objective = Objective(self.facts.kind, self.facts.loss, self.facts.metrics)
+        scaled = as_learned(examples, self.facts)
         with _modules_of(self.facts):
-            criterion, scoring = Criterion(objective, self._base), Scoring(objective, scaled, self._base)
-        tallies, loss, counted = [], 0.0, 0
-        for start in range(0, len(scaled), ROWS):
-            outputs = self._outputs(self._checked(scaled.x[start : start + ROWS]))
-            labels = torch.from_numpy(np.array(scaled.y[start : start + ROWS]))
-            loss += float(criterion.mean(outputs, labels)) * labels.numel()
-            tallies += scoring.tallies(outputs.unsqueeze(0), labels)
-            counted += labels.numel()
-        return {"loss": loss / counted, **scoring.values(tallies)}
+            measuring = Measuring(self.facts, scaled, self._base)
+        return measuring.of(lambda rows: self._outputs(self._checked(scaled.x[rows])))
 
     @property
     def _base(self) -> Path:

@@ -17,6 +17,7 @@ from fedgossip.learning.data import load
 from fedgossip.learning.dataset import OF_COLUMNS, Dataset
 from fedgossip.learning.encoded_tables import found_columns, number_of, read_features
 from fedgossip.learning.encodings import EncodedColumn, TableEncoding, plain
+from fedgossip.learning.measuring import DescribedModel
 from fedgossip.learning.objectives import CLASSIFICATION, REGRESSION
 from fedgossip.learning.tables import CsvColumns
 
@@ -62,7 +63,7 @@ def _said(value: float) -> str:
     return f"{value:.9g}"
 
 
-def _encoding_of(model: LoadedModel) -> TableEncoding:
+def _encoding_of(model: DescribedModel) -> TableEncoding:
     """Return how the model's table is read.  Raises ConfigError for a model that did not learn from a table."""
     f = model.facts
     if f.encoding is None and not f.columns:
@@ -71,12 +72,12 @@ def _encoding_of(model: LoadedModel) -> TableEncoding:
     return f.encoding or plain(f.columns)
 
 
-def _unknown(table: CsvColumns, model: LoadedModel) -> Sequence[str]:
+def _unknown(table: CsvColumns, model: DescribedModel) -> Sequence[str]:
     known = set(found_columns(table, _encoding_of(model).columns).values())
     return [name for place, name in enumerate(table.header) if place not in known and name not in model.facts.labels]
 
 
-def examples_of(model: LoadedModel, source: str, base: Path | None = None) -> Dataset:
+def examples_of(model: DescribedModel, source: str, base: Path | None = None) -> Dataset:
     """Return the examples that `source` names, as they were read: a CSV file by its path, or as `data.source` says it.
 
     Of a CSV file columns are found by their names, in any order.  Raises ConfigError for other columns or labels.

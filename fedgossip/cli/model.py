@@ -1,0 +1,148 @@
+"""`fedgossip model`: a trained model as a file for machines without torch, made smaller, and measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fedgossip.cli.predict import MODEL, model_options
+from fedgossip.cli.text import columns, echo, print_json
+
+if TYPE_CHECKING:
+    from fedgossip.edge.bench import Benchable
+    from fedgossip.edge.run_examples import NamedExamples
+
+DATA = click.option(
+    "--data", metavar="SOURCE", help="A CSV file, what data.source can name, or FILE.toml: its test set."
+)
+
+
+@click.group()
+def model() -> None:
+    """A trained model for small machines: one ONNX file, made smaller, and measured beside torch."""
+
+
+@model.command()
+@MODEL
+@click.option("--to", type=click.Path(path_type=Path), default=Path("model.onnx"), show_default=True,
+              help="File to write; one that is there is not written over.")
+@model_options
+def export(model: Path, to: Path, node: int | None, run_code: bool) -> None:
+    """Write MODEL, a run directory or its folder model/, as one ONNX file.
+
+    It takes examples as they are read, not scaled, and gives what `fedgossip predict` says: probabilities, or numbers
+    in the labels' units.  Its answers are held to torch's before it is there.
+    """
+    from fedgossip.edge.export import check_free, graph_of, write
+    from fedgossip.learning.loaded_model import load_model
+
+    check_free(to)
+    loaded = load_model(model, node=node, run_code=run_code)
+    written = write(graph_of(loaded), loaded, to)
+    echo(columns([*_file(loaded.facts, to), ["differs", f"from torch by at most {written.difference:.1g}"]]))
+    echo(f"Measure it:  fedgossip model bench {to}", err=True)
+
+
+def _file(facts: Any, to: Path) -> list[list[str]]:
+    """Say what was written, what it takes and what it gives."""
+    from fedgossip.edge.export import OPSET, output_of
+    from fedgossip.report.numbers import data_size
+
+    text = facts.vocabulary is not None
+    shape = ", ".join(["batch", *(["time"] if text else map(str, facts.shape))])
+    given = f"int64 [{shape}], places in the vocabulary" if text else f"float32 [{shape}], as they are read"
+    given += f": {_some(facts.columns)}" if facts.columns else ""
+    answers = ", ".join(["batch", *(["time"] if facts.kind == "language" else []), str(facts.outputs)])
+    of = _some(facts.labels if facts.kind in ("regression", "multi-label") else () if text else facts.classes)
+    return [
+        ["file", f"{to}, {data_size(to.stat().st_size)}, ONNX of opset {OPSET}"],
+        ["model", f"{facts.source}, {facts.kind}"],
+        ["takes", f"examples {given}"],
+        ["gives", f"{output_of(facts)} float32 [{answers}]" + (f": {of}" if of else "")],
+    ]
+
+
+def _some(names: Any) -> str:
+    return ", ".join(names[:6]) + (f", ... {len(names)} in all" if len(names) > 6 else "")
+
+
+@model.command()
+@click.argument("models", nargs=-1, required=True, type=click.Path(path_type=Path))
+@DATA
+@click.option("--calls", type=click.IntRange(10, 100_000), default=300, show_default=True, help="Calls of each.")
+@click.option("--threads", type=click.IntRange(1, 256), default=1, show_default=True, help="Threads of each.")
+@click.option("--json", "as_json", is_flag=True, help="JSON instead of a table.")
+@model_options
+def bench(
+    models: tuple[Path, ...],
+    data: str | None,
+    calls: int,
+    threads: int,
+    as_json: bool,
+    node: int | None,
+    run_code: bool,
+) -> None:
+    """Measure MODELS side by side: ONNX files, and runs in torch.
+
+    The run that a file was made from is measured beside it, where its directory is in the same folder; without --data
+    its test set is what all are judged on.
+    """
+    from dataclasses import asdict
+
+    from fedgossip.edge.bench import measured
+
+    opened = _opened(models, node, run_code=run_code)
+    examples = _examples(opened, data)
+    found = measured(opened, examples.examples, calls=calls, threads=threads)
+    score = opened[0][2].facts.metrics[0].partition("?")[0]
+    if as_json:
+        print_json({"examples": len(examples.examples), "score": score, "calls": calls, "threads": threads,
+                    "models": [asdict(one) for one in found]})  # fmt: skip
+        return
+    echo(f"On {examples.words}; one example at a time, {calls} calls in turn, {_plural(threads, 'thread')}")
+    echo()
+    echo(columns([["model", "runtime", "numbers", "size", "p50", "p99", score], *map(_row, found)]))
+
+
+def _row(one: Any) -> list[str]:
+    from fedgossip.report.numbers import data_size, duration
+
+    times = [duration(one.p50), duration(one.p99)]
+    return [one.name, one.runtime, one.how, data_size(one.size), *times, f"{one.score:.4g}"]
+
+
+def _plural(count: int, word: str) -> str:
+    return f"{count} {word}" + ("" if count == 1 else "s")
+
+
+def _opened(
+    paths: tuple[Path, ...], node: int | None, *, run_code: bool
+) -> list[tuple[str, Path, Benchable]]:
+    """Open all models; where no run is named and that of the first file lies beside it, it comes first."""
+    from fedgossip.edge.onnx_model import open_onnx
+    from fedgossip.edge.run_examples import origin_of
+    from fedgossip.learning.loaded_model import load_model
+
+    found: list[tuple[str, Path, Benchable]] = []
+    for path in paths:
+        one = load_model(path, node=node, run_code=run_code) if path.is_dir() else open_onnx(path)
+        found.append((str(path), path, one))
+    if not any(path.is_dir() for path in paths):
+        origin = origin_of(paths[0], found[0][2].facts)
+        if origin is None:
+            echo("Its run is in no folder beside it: name it too to see torch beside.", err=True)
+        else:
+            found.insert(0, (str(origin), origin, load_model(origin, node=node, run_code=run_code)))
+    return found
+
+
+def _examples(opened: list[tuple[str, Path, Benchable]], data: str | None) -> NamedExamples:
+    from fedgossip.edge.run_examples import named, needed_experiment, tested_on
+
+    first = opened[0][2]
+    if data is not None:
+        return named(first, data)
+    run = next((path for _, path, _ in opened if path.is_dir()), opened[0][1])
+    return tested_on(needed_experiment(run), first.facts.node)

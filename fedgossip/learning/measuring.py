@@ -1,0 +1,96 @@
+"""What a model in a folder, or in a file of another format, is worth on labelled examples: as its run measured it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from fedgossip.errors import ConfigError
+from fedgossip.learning import data
+from fedgossip.learning.dataset import OF_COLUMNS, Dataset
+from fedgossip.learning.losses import Criterion
+from fedgossip.learning.model_files import ModelFacts
+from fedgossip.learning.objectives import LANGUAGE, Objective
+from fedgossip.learning.scoring import Scoring
+
+ROWS = 512
+"""Examples at a time."""
+
+
+class DescribedModel(Protocol):
+    """A model of which it is known what it learned from."""
+
+    @property
+    def facts(self) -> ModelFacts: ...
+
+    @property
+    def like(self) -> Dataset: ...
+
+
+def like_of(facts: ModelFacts) -> Dataset:
+    """Return one example of nothing, with the columns, classes and scales of what a model learned from."""
+    f = facts
+    text, columns = f.kind == LANGUAGE or f.vocabulary is not None, f.kind in OF_COLUMNS
+    y = np.zeros((1, *f.shape) if f.kind == LANGUAGE else (1,), np.int64)
+    return Dataset(
+        "the model",
+        np.zeros((1, *f.shape), np.int64 if text else np.float32),
+        np.zeros((1, f.outputs), np.float32) if columns else y,
+        0 if columns else f.outputs,
+        vocabulary=f.vocabulary,
+        columns=f.columns,
+        class_names=f.classes if f.labels and not columns else (),
+        kind=f.kind,
+        label_names=f.labels,
+        encoding=f.encoding,
+        mean=f.scale.mean if f.scale else (),
+        deviation=f.scale.deviation if f.scale else (),
+        label_mean=f.label_scale.mean if f.label_scale else (),
+        label_deviation=f.label_scale.deviation if f.label_scale else (),
+    )
+
+
+def as_learned(examples: Dataset, facts: ModelFacts) -> Dataset:
+    """Return examples, as they were read, on the scale that the model learned from.
+
+    Raises ConfigError where their labels are for another kind of task.
+    """
+    if examples.kind != facts.kind:
+        text = f"{examples.name}: its labels are for {examples.kind}, and the model is for {facts.kind}"
+        raise ConfigError(text, "Name examples of what the model learned.")
+    return data.standardised(examples, like_of(facts))
+
+
+def as_read(examples: Dataset) -> Dataset:
+    """Return scaled examples as they were read, float64: `data.standardised` turned round, to rounding."""
+    if not examples.mean:
+        return examples
+    mean, deviation = (np.array(one).reshape(examples.shape) for one in (examples.mean, examples.deviation))
+    y = examples.in_units(examples.y) if examples.label_mean else examples.y
+    x = examples.x.astype(np.float64) * deviation + mean
+    return replace(examples, x=x, y=y, mean=(), deviation=(), label_mean=(), label_deviation=())
+
+
+class Measuring:
+    """The loss and the metrics of a model's run, on scaled examples; `base`: where functions of its own are found."""
+
+    def __init__(self, facts: ModelFacts, scaled: Dataset, base: Path | None = None) -> None:
+        objective = Objective(facts.kind, facts.loss, facts.metrics)
+        self._criterion, self._scoring = Criterion(objective, base), Scoring(objective, scaled, base)
+        self._scaled = scaled
+
+    def of(self, outputs_of: Callable[[slice], torch.Tensor]) -> dict[str, float]:
+        """Return "loss" and the metrics of what the model gives for rows of the examples, before any softmax."""
+        tallies, loss, counted = [], 0.0, 0
+        for start in range(0, len(self._scaled), ROWS):
+            rows = slice(start, start + ROWS)
+            outputs, labels = outputs_of(rows), torch.from_numpy(np.array(self._scaled.y[rows]))
+            loss += float(self._criterion.mean(outputs, labels)) * labels.numel()
+            tallies += self._scoring.tallies(outputs.unsqueeze(0), labels)
+            counted += labels.numel()
+        return {"loss": loss / counted, **self._scoring.values(tallies)}

@@ -1,0 +1,205 @@
+"""A model as an ONNX file: what it answers, what it says of itself, and how it is measured."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from commands import Said, in_process
+from pages import Reader, page
+from test_used_models import OWN_MODEL, TEXT, experiment, held_out, table, trained
+
+from fedgossip import ConfigError, load_model
+from fedgossip.edge import bench, export
+from fedgossip.edge.onnx_model import OnnxModel, open_onnx
+from fedgossip.errors import TrainingError
+
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxscript")
+
+
+@pytest.fixture
+def type_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    def typed(line: str) -> Said:
+        return in_process(["model", *line.split()], tmp_path, monkeypatch, capsys)
+
+    return typed
+
+
+def exported(tmp_path: Path, content: dict[str, Any], **how: Any) -> OnnxModel:
+    trained(tmp_path, content)
+    model = load_model(tmp_path / "run", **how)
+    export.write(export.graph_of(model), model, tmp_path / "model.onnx")
+    return open_onnx(tmp_path / "model.onnx")
+
+
+LONG = pytest.mark.long
+
+
+@pytest.mark.parametrize(
+    "kind", ["regression", pytest.param("classification", marks=LONG), pytest.param("multi-label", marks=LONG)]
+)
+def test_a_file_answers_as_read_what_the_model_does(tmp_path: Path, kind: str) -> None:
+    labels = {"classification": "kind", "regression": "cost", "multi-label": "a,b"}[kind]
+    source = f"csv:{table(tmp_path / 'rows.csv', kind)}?label={labels}&scale=standard"
+    content = experiment(source, task={"kind": kind})
+    file, model = exported(tmp_path, content), load_model(tmp_path / "run")
+    x = np.random.default_rng(3).normal(3, 2, (7, 2))
+    assert np.abs(file(x) - model(x)).max() <= 1e-5 * max(1, np.abs(model(x)).max())
+    test = held_out(content)
+    ours, theirs = file.evaluate(test), model.evaluate(test)
+    assert ours.keys() == theirs.keys()
+    assert ours == pytest.approx(theirs, abs=1e-4, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("model", "layers"),
+    [("mlp:64-32-10", {"Gemm", "Relu"}), pytest.param("cnn:small-bn", {"Conv", "MaxPool"}, marks=LONG)],
+)
+def test_a_file_is_sound_and_says_what_it_is(tmp_path: Path, model: str, layers: set[str]) -> None:
+    file = exported(tmp_path, experiment(model=model))
+    graph = onnx.load(file.path)
+    onnx.checker.check_model(graph, full_check=True)
+    assert [one.version for one in graph.opset_import if not one.domain] == [export.OPSET]
+    assert layers <= {node.op_type for node in graph.graph.node}
+    assert file.facts.source == model and file.facts.classes == tuple("0123456789")
+    assert b"site-packages" not in file.path.read_bytes() and str(tmp_path).encode() not in file.path.read_bytes()
+    for batch in (1, 3):
+        assert file(np.zeros((batch, 64))).shape == (batch, 10)
+
+
+@pytest.mark.long
+def test_a_mean_far_from_zero_costs_no_digits(tmp_path: Path) -> None:
+    rng = np.random.default_rng(4)
+    (tmp_path / "far.csv").write_text(
+        "year,kind\n" + "".join(f"{2000 + x / 100:.4f},{'new' if x > 0 else 'old'}\n" for x in rng.normal(size=80))
+    )
+    content = experiment(f"csv:{tmp_path / 'far.csv'}?label=kind&scale=standard")
+    file, model = exported(tmp_path, content), load_model(tmp_path / "run")
+    x = np.float32(2000 + rng.normal(size=(50, 1)) / 100)
+    assert np.abs(file(x) - model(x)).max() < 1e-5
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("model", ["chars:16", "gpt:1-16-2"])
+def test_texts_of_any_length_are_answered(tmp_path: Path, model: str) -> None:
+    (tmp_path / "plays.txt").write_text(TEXT)
+    content = experiment(f"text:{tmp_path / 'plays.txt'}?context=8&min_chars=40", model)
+    file, ours = exported(tmp_path, content), load_model(tmp_path / "run")
+    x = np.random.default_rng(1).integers(0, ours.facts.outputs, (3, 5))
+    import torch
+
+    with torch.no_grad():
+        wanted = ours.module(torch.from_numpy(x)).softmax(-1).numpy()
+    assert np.abs(file.answer(x) - wanted).max() < 1e-5
+
+
+@pytest.mark.long
+def test_a_module_of_ones_own_is_exported_and_its_own_loss_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(OWN_MODEL)
+    (tmp_path / "mine_layers.py").write_text("WIDTH = 5\n")
+    content = experiment(model="mine:model", task={"loss": "mine:loss"})
+    file = exported(tmp_path, content, run_code=True)
+    assert file.facts.loss == "cross-entropy" and not file.facts.code
+    assert file(np.zeros((2, 64))).shape == (2, 10)
+
+
+@pytest.mark.long
+def test_a_forward_pass_without_a_graph_is_refused_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "branching.py").write_text(
+        "import torch\n\nclass Branching(torch.nn.Linear):\n    def forward(self, x):\n"
+        "        return super().forward(x if x.sum() > 0 else -x)\n\n"
+        "def model(shape, outputs):\n    return Branching(shape[0], outputs)\n"
+    )
+    with pytest.raises(ConfigError, match="cannot put it down as a graph"):
+        exported(tmp_path, experiment(model="branching:model"), run_code=True)
+
+
+def test_a_file_that_answers_otherwise_than_torch_is_not_written(tmp_path: Path) -> None:
+    trained(tmp_path, experiment(model="mlp:64-8-10"))
+    model = load_model(tmp_path / "run")
+    graph = export.graph_of(model)
+    weight = next(one for one in graph.graph.initializer if len(one.dims) == 2)
+    values = onnx.numpy_helper.to_array(weight) + np.float32(0.01)
+    weight.CopyFrom(onnx.numpy_helper.from_array(values, weight.name))
+    with pytest.raises(TrainingError, match="differ from torch's by"):
+        export.write(graph, model, tmp_path / "model.onnx")
+    assert not [*tmp_path.glob("model.onnx*")]
+
+
+def test_export_and_bench_as_they_are_typed(tmp_path: Path, type_in: Any) -> None:
+    trained(tmp_path, experiment(model="mlp:64-32-10"))
+    said = type_in("export run --to model.onnx")
+    assert said.code == 0 and "examples float32 [batch, 64]" in said.out and "from torch by at most" in said.out
+    assert not said.err.replace("Measure it:  fedgossip model bench model.onnx\n", "")
+    said = type_in("bench model.onnx --calls 10")
+    assert said.code == 0 and "the test set of run" in said.out
+    assert [line.split()[:3] for line in said.out.splitlines()[-2:]] == [
+        ["run", "torch", "float32"],
+        ["model.onnx", "onnx", "float32"],
+    ]
+    (tmp_path / "alone").mkdir()
+    shutil.move(tmp_path / "model.onnx", tmp_path / "alone")
+    said = type_in("bench alone/model.onnx --calls 10 --data digits --json")
+    found = json.loads(said.out)
+    assert found["examples"] == 1797 and "name it too" in said.err
+    (one,) = found["models"]
+    assert one["size"] == (tmp_path / "alone" / "model.onnx").stat().st_size and 0 < one["p50"] <= one["p99"]
+
+
+@pytest.mark.parametrize(
+    ("line", "wanted"),
+    [
+        ("export run --to there.txt", "there already"),
+        ("export run --to no/model.onnx", "there is no folder no"),
+        ("export nothing", "no model there"),
+        ("bench there.txt", "onnxruntime cannot read it"),
+        ("bench missing.onnx", "there is no such file"),
+        ("bench strange.onnx", "fedgossip has not made"),
+        ("bench torn.onnx", "cannot be read"),
+        ("bench run --data breast-cancer", "examples of shape (30,)"),
+        ("bench run --data diabetes", "its labels are for regression"),
+    ],
+)
+def test_bad_input_gets_a_line_and_advice(tmp_path: Path, type_in: Any, line: str, wanted: str) -> None:
+    trained(tmp_path, experiment())
+    (tmp_path / "there.txt").write_text("words")
+    for name, said in {"strange": "", "torn": "{"}.items():
+        value = onnx.helper.make_tensor_value_info("examples", onnx.TensorProto.FLOAT, [1])
+        out = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [1])
+        graph = onnx.helper.make_graph([onnx.helper.make_node("Relu", ["examples"], ["y"])], name, [value], [out])
+        opset = [onnx.helper.make_opsetid("", 18)]
+        made = onnx.helper.make_model(graph, ir_version=9, opset_imports=opset)
+        if said:
+            export.say(made, "fedgossip", said)
+        (tmp_path / f"{name}.onnx").write_bytes(made.SerializeToString())
+    found = type_in(line)
+    assert found.code == 2 and wanted in found.err and len(found.err.splitlines()) <= 3
+
+
+def test_models_of_other_tasks_are_not_put_side_by_side(tmp_path: Path) -> None:
+    trained(tmp_path, experiment())
+    one = load_model(tmp_path / "run")
+    shutil.rmtree(tmp_path / "run")
+    trained(tmp_path, experiment("breast-cancer"))
+    other = load_model(tmp_path / "run")
+    with pytest.raises(ConfigError, match="answers another question"):
+        bench.measured([("one", tmp_path, one), ("other", tmp_path, other)], one.like, calls=10, threads=1)
+
+
+@pytest.mark.long
+@pytest.mark.sockets
+@pytest.mark.anywhere
+def test_what_the_page_shows_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Reader(tmp_path).read(page("edge"))
+    assert (tmp_path / "model.onnx").is_file()
