@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from fedgossip.algorithms.federated.base import is_over
+from fedgossip.algorithms.federated.base import EndingRule, is_over
 from fedgossip.algorithms.federated.coded import UploadCodec
 from fedgossip.errors import ConfigError
 from fedgossip.machine import Machine, NodeId
@@ -26,7 +26,7 @@ from fedgossip.plans.tasks import DataShares
 from fedgossip.protocols import client_round
 from fedgossip.protocols.abstaining import Abstaining
 from fedgossip.protocols.buffered import Buffered, BufferedSettings
-from fedgossip.protocols.client import Answering, Client, Plainly, Securely
+from fedgossip.protocols.client import Answering, Client, Plainly, Securely, never
 from fedgossip.protocols.client_round import Chances
 from fedgossip.protocols.coordinator import Coordinator, CoordinatorSettings
 from fedgossip.protocols.secure_round import SecureSumming, SessionTerms
@@ -182,7 +182,9 @@ class FederationPlan(FederatedRun):
         rule = self.client_rule(self.coding(seat.initial.size, seat.initial.dtype))
         purse = self._purse(seat.node, who)
         about = seat.node, self.coordinator, rule, seat.initial, seat.schema, self.client_settings
-        return Client(*about, seat.resumed, answering, purse, self.telling)
+        server = self.federated.server
+        whole = server.over if isinstance(server, EndingRule) else never
+        return Client(*about, seat.resumed, answering, purse, self.telling, whole)
 
     def _securely(self, seat: Seat, who: Credentials) -> Answering:
         policy = who.policy or self.policy(who.roster.identity(self.coordinator), seat.initial.size, seat.schema)

@@ -108,6 +108,11 @@ class ClientSettings:
         return self.test_every > 0 and ((round + 1) % self.test_every == 0 or round + 1 == self.rounds)
 
 
+def never(_model: Vector) -> bool:
+    """Return False: a run goes on to its last round."""
+    return False
+
+
 class Client:
     """One client.  `resumed`: go on from there; what was trained and not answered before is trained again."""
 
@@ -125,10 +130,12 @@ class Client:
         answering: Answering | None = None,
         purse: Purse | None = None,
         telling: Telling = EVERYTHING,
+        whole: Callable[[Vector], bool] = never,
     ) -> None:
+        """`whole`: whether a model is one with which a run ends before its last round."""
         self.node, self.coordinator, self.rule, self.settings = node, coordinator, rule, settings
         self.answering: Answering = answering or Plainly()
-        self.purse, self.telling = purse, telling
+        self.purse, self.telling, self.whole = purse, telling, whole
         self.model = resumed.vectors["x"] if resumed else initial
         self.layout = Invite(0, schema, (initial,) * rule.vectors)
         self.memory = _several(resumed, "memory")
@@ -319,7 +326,8 @@ class Client:
     def _final(self, final: Final) -> list[Effect]:
         self.phase, self.model = "finished", final.vectors[0]
         goodbye, facts = Leaving(final.round, done=True), {"rounds": final.round, "of": self.settings.rounds}
-        early = [Report("ended_early", facts, final.round)] if final.round < self.settings.rounds else []
+        left = final.round < self.settings.rounds and not self.whole(self.model)
+        early = [Report("ended_early", facts, final.round)] if left else []
         return [*self._let_go(), *early, Send(self.coordinator, goodbye), Finish(self.model)]
 
 
