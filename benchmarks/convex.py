@@ -64,7 +64,8 @@ def main() -> None:
     sources = ("breast-cancer",) if short else ("breast-cancer", "digits")
     rates, decays, batches = (RATES, DECAYS, (8, 32, WHOLE)) if not short else ((1.0,), (0.0,), (WHOLE,))
     print("logistic, lam = 0.01, 4 clients; rounds to 1e-3 above the best\n")
-    print("| | CoCoA | proven by its gap | SGD, 8 a client | 32 a client | all |")
+    sizes = " | ".join("all" if b == WHOLE else f"{b} a client" for b in batches)
+    print(f"| | CoCoA | proven by its gap | SGD: {sizes} |")
     for source in sources:
         how: dict[str, Any] = {"source": source, "lam": 0.01, "clients": 4}
         task, _ = task_of(load_experiment(experiment(rounds=1, **how)), 4)

@@ -63,6 +63,8 @@ MODELS = {
     "momentum": ["train.momentum=0.9", "train.nesterov=true"],
     "adam": ["train.optimizer=adam", "train.lr=0.01", "train.schedule=cosine"],
     "private": ["task.kind=averaging", "task.dim=9", "algorithm.private=true", "topology.graph=complete"],
+    "diloco": ["task.kind=averaging", "task.dim=9", "algorithm.name=diloco"],
+    "relaysgd": ["task.kind=averaging", "task.dim=9", "algorithm.name=relaysgd", "topology.graph=tree"],
     "norm": ["model.source=cnn:small-bn", "train.buffers=local", "train.local_steps=1", "train.batch_size=4"],
 }
 
@@ -81,6 +83,23 @@ def test_a_simulation_goes_on_bit_for_bit(tmp_path: Path, engine: str, model: st
     assert again.rows == whole.rows == read_rows(tmp_path / "run" / "metrics.jsonl")
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == (tmp_path / "whole" / "metrics.jsonl").read_bytes()
     assert not (tmp_path / "run" / "INCOMPLETE").exists() and not list((tmp_path / "run").glob("checkpoint*"))
+
+
+@pytest.mark.parametrize("engine", ["sim", "stacked"])
+@pytest.mark.parametrize("delay", [pytest.param(0, marks=pytest.mark.long), 1])
+def test_outer_steps_of_workers_go_on_bit_for_bit(tmp_path: Path, engine: str, delay: int) -> None:
+    """With the outer momentum, what a codec left out, AdamW's moments, and a mean that is on its way."""
+    what = load_experiment(
+        {
+            "rounds": ROUNDS,
+            "train": {"optimizer": "adamw", "lr": 0.003, "local_steps": 2, "device": "cpu"},
+            "parallel": {"workers": 3, "codec": "top-k:0.1", "outer": {"lr": 0.7, "beta": 0.9, "delay": delay}},
+            "eval": {"every": 3},
+        }
+    )
+    whole = simulate_plan(compose.plan(what), engine=engine)
+    assert stopped(tmp_path, what, engine, 3).summary["status"] == "interrupted"
+    assert resumed(tmp_path, what, engine).digest == whole.digest is not None
 
 
 @pytest.mark.parametrize("engine", ["sim", "stacked"])
