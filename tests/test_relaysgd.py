@@ -131,7 +131,7 @@ def _distances(tree: Topology) -> np.ndarray:
     return found
 
 
-@pytest.mark.parametrize("graph", ["path", "tree"])
+@pytest.mark.parametrize("graph", [pytest.param("path", marks=pytest.mark.long), "tree"])
 def test_peers_agree_on_the_optimum_however_unlike_their_data_are(graph: str) -> None:
     """Quadratics with their optima apart: D-PSGD with a constant rate stays apart, this does not."""
     task = {"kind": "quadratic", "dim": 2, "placement": "random", "dtype": "float64", "eta": 0.1}
@@ -218,16 +218,16 @@ def check_seeds(seeds: range) -> None:
 
 
 def test_every_seed_of_the_fault_simulation_ends() -> None:
-    check_seeds(range(40))
+    check_seeds(range(20))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("block", range(20))
 def test_two_thousand_seeds(block: int) -> None:
-    check_seeds(range(40 + 100 * block, 140 + 100 * block))
+    check_seeds(range(20 + 100 * block, 120 + 100 * block))
 
 
-@pytest.mark.parametrize("node", range(7))
+@pytest.mark.parametrize("node", [0, 1, *(pytest.param(node, marks=pytest.mark.long) for node in range(2, 7))])
 def test_no_fault_makes_a_model_count_twice(node: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Peer `node` dies and comes back while a fifth of all is lost: no more models than there are, ever."""
     from fedgossip.protocols.relay_gossip import RelayGossip
